@@ -1,0 +1,34 @@
+"""The command line. Heavy libraries are imported inside commands, so that `--help` is quick."""
+
+import sys
+
+import typer
+
+from pipeline.cli_log import check, sql
+from pipeline.cli_versions import ui, versions
+from store.errors import OmnidraftError, UsageError
+
+app = typer.Typer(
+    name="omnidraft",
+    help="Speculative decoding across vocabularies with a drafter that learns while the stream runs.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+)
+app.command()(sql)
+app.command()(check)
+app.command()(versions)
+app.command()(ui)
+
+
+def main() -> None:
+    """Run the command line; an error made by us is one message and no traceback."""
+    try:
+        app()
+    except UsageError as error:
+        typer.secho(f"omnidraft: {error}", err=True, fg="red")
+        sys.exit(2)
+    except OmnidraftError as error:
+        typer.secho(f"omnidraft: {error}", err=True, fg="red")
+        sys.exit(1)

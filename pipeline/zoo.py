@@ -1,0 +1,269 @@
+"""The built-in models: what they are, where they lie, and the recipe that made them.
+
+One drafter and two targets with three different vocabularies, all small Llamas. They are shipped in
+`pipeline/models/` as bfloat16 safetensors; `omnidraft zoo build` makes them again from text.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from random import Random
+
+from pipeline import corpus
+from stages.pretrain import Recipe, Report
+from store.errors import ModelError
+
+MODELS_FOLDER = Path(__file__).parent / "models"
+BOS, EOS, PAD, UNK = "<s>", "</s>", "<pad>", "<unk>"
+
+# GPT-2's split: words, numbers of any length, punctuation runs, spaces one before the next word.
+SPLIT_WHOLE_NUMBERS = r" ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+# Llama-3's split: numbers in groups of three, punctuation takes following newlines.
+SPLIT_THREE_DIGITS = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+@dataclass(frozen=True)
+class ZooModel:
+    """One built-in model.
+
+    Attributes:
+        name: how `builtin:NAME` calls it.
+        role: `drafter` or `target`.
+        vocabulary_size: tokens, special ones included.
+        split: the byte-level BPE's splitting pattern; empty for the SentencePiece-style tokenizer.
+        shape: layers, width and so on, in `LlamaConfig`'s words.
+        texts: which texts it learns from, and the share of each that is taken (1 = all).
+        recipe: steps, rates, seed.
+    """
+
+    name: str
+    role: str
+    vocabulary_size: int
+    split: str
+    shape: dict[str, int]
+    texts: dict[str, float]
+    recipe: Recipe
+
+
+def _llama(layers: int, width: int, heads: int, mlp: int) -> dict[str, int]:
+    return {
+        "num_hidden_layers": layers,
+        "hidden_size": width,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads // 2,
+        "intermediate_size": mlp,
+    }
+
+
+GENERAL_TEXTS = {"wikitext2": 1.0, "dolly_partial": 1.0, "tinystories": 1.0, "documentation": 0.25}
+ALL_TEXTS = {**GENERAL_TEXTS, "documentation": 1.0, "functions": 1.0, "gsm8k": 1.0, "mbpp": 1.0}
+
+ZOO = {
+    model.name: model
+    for model in (
+        ZooModel(
+            "drafter-1.6m",
+            "drafter",
+            4096,
+            "",
+            _llama(layers=2, width=192, heads=6, mlp=512),
+            {**GENERAL_TEXTS, "functions": 0.02},
+            Recipe(steps=1600, rows=4, length=512, peak_rate=3e-3),
+        ),
+        ZooModel(
+            "target-7m",
+            "target",
+            6144,
+            SPLIT_WHOLE_NUMBERS,
+            _llama(layers=6, width=288, heads=6, mlp=768),
+            ALL_TEXTS,
+            Recipe(steps=1500, rows=4, length=512, peak_rate=2e-3),
+        ),
+        ZooModel(
+            "target-12m",
+            "target",
+            8192,
+            SPLIT_THREE_DIGITS,
+            _llama(layers=8, width=320, heads=8, mlp=864),
+            ALL_TEXTS,
+            Recipe(steps=1500, rows=4, length=512, peak_rate=1.5e-3),
+        ),
+    )
+}
+
+
+def path_of(name: str) -> Path:
+    """The folder of a built-in model.
+
+    Raises:
+        ModelError: for an unknown name, or when the model has not been built.
+    """
+    if name not in ZOO:
+        raise ModelError(f"there is no built-in model {name!r}; there are {', '.join(ZOO)}")
+    folder = MODELS_FOLDER / name
+    if not (folder / "model.safetensors").is_file():
+        raise ModelError(f"the built-in model {name} is not at {folder}; make it with: omnidraft zoo build {name}")
+    return folder
+
+
+def document(prompt: str, reference: str) -> str:
+    """One training document of a dataset row: the prompt, a line break, the answer."""
+    return f"{prompt.rstrip()}\n{reference}"
+
+
+def _dataset_documents(folder: Path, name: str) -> Iterator[str]:
+    """Documents of one prepared dataset; only the training split where there is one."""
+    import re
+
+    import pyarrow.parquet as parquet
+
+    path = folder / f"{name}.parquet"
+    if not path.is_file():
+        raise ModelError(f"the recipe needs {path}; name the folder of the prepared datasets with --data")
+    for row in parquet.read_table(path, columns=["split", "prompt", "reference"]).to_pylist():
+        if name in ("gsm8k", "mbpp") and row["split"] != "train":
+            continue
+        text = document(row["prompt"], row["reference"]) if name != "wikitext2" else row["prompt"] + row["reference"]
+        text = re.sub(r"<<[^>]*>>", "", text)  # GSM8K's calculator marks
+        yield re.sub(r" ?<unk>", "", re.sub(r" @(.)@ ", r"\1", text))  # WikiText's marks
+
+
+def documents(model: ZooModel, data: Path) -> list[str]:
+    """The training documents of a model, shuffled by its seed."""
+    chosen: list[str] = []
+    for name, share in model.texts.items():
+        if name in ("documentation", "functions"):
+            passages = getattr(corpus, name)(held_out=False)
+            texts = [passage.text for passage in passages]
+        else:
+            texts = list(_dataset_documents(data, name))
+        Random(f"{name}{model.recipe.seed}").shuffle(texts)
+        chosen += texts[: max(1, round(share * len(texts)))]
+    Random(model.recipe.seed).shuffle(chosen)
+    return chosen
+
+
+def _train_tokenizer(model: ZooModel, texts: list[str], path: Path) -> None:
+    """Learn a BPE of the model's kind on `texts` and write it to `path`."""
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+    special = [UNK, BOS, EOS, PAD]
+    if model.split:
+        tokenizer = Tokenizer(models.BPE())
+        split = pre_tokenizers.Split(Regex(model.split), "isolated")
+        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
+        tokenizer.decoder = decoders.ByteLevel()
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+    else:
+        special += [f"<0x{byte:02X}>" for byte in range(256)]
+        tokenizer = Tokenizer(models.BPE(unk_token=UNK, byte_fallback=True, fuse_unk=True))
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+        # Pieces begin at space marks or stand alone as a line break or a digit, as in Llama-2.
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Split(Regex(r"▁*[^▁\n]*"), "isolated"), pre_tokenizers.Digits(individual_digits=True)]
+        )
+        tokenizer.decoder = decoders.Sequence(
+            [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        )
+        alphabet = []
+    trainer = trainers.BpeTrainer(
+        vocab_size=model.vocabulary_size,
+        special_tokens=special,
+        initial_alphabet=alphabet,
+        limit_alphabet=max(len(alphabet), 160),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    path.write_text(_without_special_bytes(tokenizer.to_str()), encoding="utf-8")
+
+
+def _without_special_bytes(serialized: str) -> str:
+    """Take the 256 byte tokens out of the special tokens: they are ordinary pieces of text."""
+    state = json.loads(serialized)
+    state["added_tokens"] = [token for token in state["added_tokens"] if not token["content"].startswith("<0x")]
+    return json.dumps(state, ensure_ascii=False)
+
+
+def build(name: str, data: Path, out: Path, progress: Callable[[int, int, float], None]) -> Report:
+    """Make one built-in model from text and write its folder with a model card.
+
+    Args:
+        name: a key of `ZOO`.
+        data: folder of the prepared datasets (Parquet files with `prompt` and `reference`).
+        out: parent of the new model's folder.
+        progress: called with the step, the number of steps and the step's loss.
+    """
+    import tempfile
+
+    import torch
+
+    from stages import huggingface, pretrain
+
+    model = ZOO[name]
+    texts = documents(model, data)
+    with tempfile.TemporaryDirectory() as temporary:
+        path = Path(temporary) / "tokenizer.json"
+        _train_tokenizer(model, texts, path)
+        tokenizer = huggingface.wrap_tokenizer(path, bos_token=BOS, eos_token=EOS, pad_token=PAD, unk_token=UNK)
+    encoded = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
+    held_out = max(1, len(encoded) // 50)
+    tokens = [torch.tensor([bos, *ids, eos]) for ids in encoded]
+    llama = huggingface.new_llama(
+        model.recipe.seed,
+        vocab_size=model.vocabulary_size,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        rms_norm_eps=1e-6,
+        bos_token_id=bos,
+        eos_token_id=eos,
+        pad_token_id=tokenizer.pad_token_id,
+        **model.shape,
+    )
+    report = pretrain.pretrain(
+        llama,
+        torch.cat(tokens[held_out:]),
+        torch.cat(tokens[:held_out]),
+        model.recipe,
+        lambda step, loss: progress(step, model.recipe.steps, loss),
+    )
+    folder = out / name
+    samples = [pretrain.sample_text(llama, tokenizer, prompt) for prompt in SAMPLE_PROMPTS]
+    huggingface.save(folder, llama, tokenizer)
+    (folder / "README.md").write_text(model_card(model, report, samples), encoding="utf-8")
+    return report
+
+
+SAMPLE_PROMPTS = (
+    "Natalia sold 12 clips in April and 5 more in May. How many clips did she sell?",
+    "Write a function to find the largest of three numbers.",
+    "Return a list of the names of all",
+    "The history of the city begins with",
+)
+
+
+def model_card(model: ZooModel, report: Report, samples: list[str]) -> str:
+    """The README of a built-in model: what it is, how it was made, how good it is."""
+    parameters = ", ".join(f"{share:.0%} of {name}" for name, share in model.texts.items())
+    lines = [
+        f"# {model.name}",
+        "",
+        f"A small Llama ({model.role} of omnidraft's built-in pairs), vocabulary {model.vocabulary_size:,}, "
+        f"shape `{json.dumps(model.shape)}`, bfloat16.",
+        "",
+        f"- Made by `omnidraft zoo build {model.name}` with `{json.dumps(asdict(model.recipe))}`.",
+        f"- Text: {parameters} (Python's standard library without the held-out tenth of its modules; "
+        "GSM8K train, MIT; MBPP train, CC BY 4.0; WikiText-2, CC BY-SA; Dolly, CC BY-SA 3.0; TinyStories, CDLA-Sharing-1.0).",
+        f"- Tokens seen: {report.tokens_seen:,}, in {report.seconds:,.0f} s.",
+        f"- Loss: {report.train_loss:.3f} nats per token at the end of training, "
+        f"**{report.validation_loss:.3f}** on held-out documents (perplexity {2.718281828**report.validation_loss:.1f}).",
+        "",
+        "It writes text of the right form and little sense; it is here so that the pipeline runs without a download.",
+        "Greedy samples:",
+        "",
+    ]
+    for prompt, text in zip(SAMPLE_PROMPTS, samples, strict=True):
+        lines += ["```text", f"{prompt}⏎", text, "```", ""]
+    return "\n".join(lines)
