@@ -42,6 +42,7 @@ class PromptReceived:
     offset: int
     prompt_id: str
     dataset: str
+    line: int  # from 1, in the source
     text: str
 
 

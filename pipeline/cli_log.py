@@ -1,0 +1,188 @@
+"""`omnidraft sql` and `omnidraft check`: asking a run's log. Neither needs torch."""
+
+import csv
+import json
+import math
+import sys
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from store.errors import QueryError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from rich.console import Console
+
+TABLE_ROWS = 200  # more are for a file, not for eyes
+CELL_CHARACTERS = 60
+PIPE_COLUMNS = 1000  # wide enough that a table in a pipe is not folded
+
+
+class Format(StrEnum):
+    """How rows are printed."""
+
+    TABLE = "table"
+    CSV = "csv"
+    JSON = "json"
+
+
+RunOption = Annotated[Path | None, typer.Option("--run", help="One run's folder.", show_default=False)]
+RunsOption = Annotated[Path, typer.Option("--runs", help="A folder of runs.")]
+
+
+def sql(
+    query: Annotated[str | None, typer.Argument(help="One SELECT statement.", show_default=False)] = None,
+    run: RunOption = None,
+    runs: RunsOption = Path("runs"),
+    output: Annotated[Format, typer.Option("--format", help="How to print the rows.")] = Format.TABLE,
+    recipe: Annotated[str | None, typer.Option("--recipe", help="A named query.", show_default=False)] = None,
+) -> None:
+    """Ask the log in SQL: one run, or all below a folder. Without a query: the views and the recipes."""
+    from store.queries import LogReader, run_folders
+
+    if query is not None and recipe is not None:
+        raise QueryError("there must be a query or a --recipe, got both; leave one out")
+    if query is None and recipe is None:
+        _print_catalog()
+        return
+    with LogReader([run] if run else run_folders(runs)) as log:
+        rows = log.select(query) if query is not None else log.recipe(str(recipe))
+    _PRINTERS[output](rows)
+
+
+def check(run: RunOption = None, runs: RunsOption = Path("runs")) -> None:
+    """Decide every judged token again from its own row in the log; exit status 1 if any disagrees."""
+    from store.log import changed_parts
+    from store.queries import LogReader
+
+    folder = run or _latest_run(runs)
+    changed = changed_parts(folder)
+    for path in changed:
+        print(f"{path} is not as it was written", file=sys.stderr)
+    with LogReader([folder]) as log:
+        found = log.check()
+    wrong = found.mismatches.num_rows
+    if wrong:
+        _print_table(found.mismatches)
+    print(
+        f"{folder}: derived {found.judged:,} judged decisions again (of {found.decisions:,} in the log): "
+        f"{wrong:,} mismatch{'' if wrong == 1 else 'es'}, {len(changed)} changed file{'' if len(changed) == 1 else 's'}"
+    )
+    if wrong or changed:
+        raise typer.Exit(1)
+
+
+def _latest_run(runs: Path) -> Path:
+    from store.log import MANIFEST
+    from store.queries import run_folders
+
+    return max(run_folders(runs), key=lambda folder: (folder / MANIFEST).stat().st_mtime)
+
+
+def _print_catalog() -> None:
+    """What can be asked; the same for every run, so it needs none."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from store.queries import VIEWS, LogReader, recipes
+
+    views = Table("view", "columns", title="Views", title_justify="left")
+    with LogReader([]) as log:
+        for view in VIEWS:
+            views.add_row(view, Text(", ".join(name for name, _ in log.columns(view))))
+    named = Table("recipe", "what it shows", title="Recipes", title_justify="left")
+    for recipe in recipes().values():
+        named.add_row(recipe.name, Text(recipe.description))
+    console = _console()
+    console.print(views, named)
+    print(
+        'omnidraft sql --recipe NAME, or omnidraft sql "SELECT ..."; DESCRIBE view shows the types. '
+        'offset is a word of SQL: write "offset" or prompts.offset. text_of(bytes) decodes a token.'
+    )
+
+
+def _console() -> "Console":
+    from rich.console import Console
+
+    return Console() if sys.stdout.isatty() else Console(width=PIPE_COLUMNS)
+
+
+def _print_table(rows: "pa.Table") -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table()
+    for field in rows.schema:
+        table.add_column(Text(field.name), justify="right" if _is_number(field.type) else "left")
+    for row in rows.slice(0, TABLE_ROWS).to_pylist():
+        table.add_row(*(Text(_cell(value)) for value in row.values()))
+    _console().print(table)
+    if rows.num_rows > TABLE_ROWS:
+        hidden = rows.num_rows - TABLE_ROWS
+        print(f"{hidden:,} more rows; --format csv or json prints all", file=sys.stderr)
+
+
+def _is_number(arrow_type: "pa.DataType") -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_integer(arrow_type) or pa.types.is_floating(arrow_type) or pa.types.is_decimal(arrow_type))
+
+
+def _cell(value: Any) -> str:
+    """One line of at most `CELL_CHARACTERS`, floats to four digits."""
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.4g}" if value and abs(value) < 1e-4 else f"{value:.4f}"
+    if isinstance(value, list):
+        return _trimmed(f"[{', '.join(map(_cell, value))}]")
+    return _trimmed(value if isinstance(value, str) else str(_plain(value)))
+
+
+def _trimmed(text: str) -> str:
+    line = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    return line if len(line) <= CELL_CHARACTERS else line[: CELL_CHARACTERS - 1] + "…"
+
+
+def _print_csv(rows: "pa.Table") -> None:
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(rows.schema.names)
+    for values in _plain_rows(rows):
+        writer.writerow([_json(value) if isinstance(value, list | dict) else value for value in values])
+
+
+def _print_json(rows: "pa.Table") -> None:
+    """One array, one object per line."""
+    lines = (_json(dict(zip(rows.schema.names, values, strict=True))) for values in _plain_rows(rows))
+    print("[" + ",\n ".join(lines) + "]")
+
+
+def _plain_rows(rows: "pa.Table") -> Iterable[list[Any]]:
+    for batch in rows.to_batches():
+        columns = (column.to_pylist() for column in batch.columns)
+        for values in zip(*columns, strict=True):
+            yield list(map(_plain, values))
+
+
+def _plain(value: Any) -> Any:
+    """`value` in the types of JSON: bytes in hexadecimal, NaN and infinity as null, what JSON lacks as text."""
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, list):
+        return list(map(_plain, value))
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    return value if value is None or isinstance(value, str | int) else str(value)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+_PRINTERS = {Format.TABLE: _print_table, Format.CSV: _print_csv, Format.JSON: _print_json}

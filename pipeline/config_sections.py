@@ -1,0 +1,134 @@
+"""The sections of a run's configuration: each setting with its default, its range and its meaning.
+
+The descriptions are the only place where a setting is explained; the command line's help takes them from here.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Texts = Annotated[tuple[str, ...], Field(strict=False)]  # files hold lists where this wants tuples
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class Section(BaseModel):
+    """A frozen group of settings that refuses unknown keys and values of a wrong type."""
+
+    # Strict: `batch = "2"` and `batch = true` are mistakes, and a guess would hide them.
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class SourceSettings(Section):
+    """How rows of a source become prompts."""
+
+    prompt_field: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Column that holds the prompt; by default 'prompt' or a usual name for it.",
+    )
+    template: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Text made from a row's columns, such as 'Question: {prompt}\\nAnswer:'.",
+    )
+    where: Texts = Field(default=(), description="Conditions 'column=value' or 'column!=value' on text; all must hold.")
+    limit: int | None = Field(default=None, ge=1, description="Most prompts taken from one source.")
+
+
+class SamplingSettings(Section):
+    """The target's law, which the output keeps."""
+
+    temperature: float = Field(default=0.0, ge=0, description="Temperature of the target; 0 is greedy.")
+    top_p: float = Field(default=1.0, gt=0, le=1, description="Least probability mass kept; 1 keeps all.")
+    top_k: int = Field(default=0, ge=0, description="Number of likeliest tokens kept; 0 keeps all.")
+    max_new_tokens: int = Field(default=64, ge=1, description="Most target tokens in one completion.")
+
+
+class DraftSettings(Section):
+    """How far and by which rule the drafter runs ahead."""
+
+    mode: Literal["trie", "match", "tli", "paper"] = Field(
+        default="trie", description="Verification rule; all but 'paper' keep the target's law."
+    )
+    max_draft: int = Field(default=5, ge=0, le=64, description="Most pieces drafted per block; 0 decodes plainly.")
+    adapt: bool = Field(default=True, description="Whether the adaptive head decides when a draft stops.")
+    stop_rule: Literal["cost", "threshold", "never"] = Field(
+        default="cost", description="The head's rule: best expected speed, a fixed estimate, or only max_draft."
+    )
+    stop_threshold: Share = Field(
+        default=0.7, description="With stop_rule 'threshold': stop at this estimated chance of a rejection."
+    )
+    relative_cost: float | None = Field(
+        default=None, ge=0, description="Cost of a drafter pass in target passes; by default estimated from the models."
+    )
+    temperature: float | None = Field(
+        default=None, ge=0, description="Temperature of the drafter; by default sampling.temperature."
+    )
+
+
+class CacheSettings(Section):
+    """The n-gram cache: target tokens that are spelled by several drafter pieces."""
+
+    policy: Literal["lru", "lfu"] = Field(default="lfu", description="Which entry leaves a full cache.")
+    budget_bytes: int = Field(default=4_194_304, ge=1, description="Memory for entries, in bytes.")
+    seed_entries: bool = Field(
+        default=False, description="Whether to fill the cache from the vocabularies at the start."
+    )
+
+
+class LearnSettings(Section):
+    """How the drafter and its head learn while the stream runs."""
+
+    enabled: bool = Field(default=True, description="Whether anything learns.")
+    loss: Literal["hybrid", "direct", "trie", "acceptance"] = Field(default="trie", description="The drafter's loss.")
+    interval: int = Field(default=4, ge=1, description="Prompts between two updates.")
+    steps: int = Field(default=2, ge=1, description="Gradient steps per update.")
+    rate: float = Field(default=1e-3, gt=0, description="Learning rate of the drafter.")
+    weight_decay: float = Field(default=0.01, ge=0, description="Weight decay of the drafter.")
+    ngram_weight: float = Field(default=0.2, ge=0, description="Weight of merged tokens in the hybrid loss.")
+    acceptance_blend: Share = Field(default=0.5, description="Share of the acceptance term in the acceptance loss.")
+    teacher_top: int = Field(default=64, ge=1, description="Likeliest target tokens kept per position as the teacher.")
+    replay_prompts: int = Field(default=256, ge=1, description="Most past prompts kept to learn from again.")
+    gate_share: float = Field(default=0.15, ge=0, lt=1, description="Share of the prompts held out to judge updates.")
+    gate_tolerance: Share = Field(
+        default=0.005, description="Fall of expected acceptance that still lets an update serve."
+    )
+    gate_window: int = Field(default=24, ge=1, description="Held-out prompts that the gate looks back on.")
+    clip: float = Field(default=1.0, gt=0, description="Largest norm of a gradient.")
+    head_schedule: Literal["joint", "interleaved"] = Field(
+        default="interleaved", description="Whether the head learns with the drafter or in turn with it."
+    )
+    head_rate: float = Field(default=1e-3, gt=0, description="Learning rate of the head.")
+    head_batch: int = Field(default=256, ge=1, description="Labelled pieces per step of the head.")
+    head_buffer: int = Field(default=8192, ge=1, description="Most labelled pieces kept for the head.")
+
+
+class DriftSettings(Section):
+    """When a change of the acceptance rate counts as drift. Detectors are river's, names included."""
+
+    detector: Literal["adwin", "page-hinkley", "none"] = Field(default="adwin", description="The drift detector.")
+    delta: float = Field(default=0.002, gt=0, lt=1, description="ADWIN's chance of a false alarm.")
+    grace: int = Field(default=5, ge=1, description="Prompts before the first possible alarm.")
+    threshold: float = Field(default=3.0, gt=0, description="Page-Hinkley's summed deviation that raises the alarm.")
+    tolerance: float = Field(default=0.05, ge=0, description="Page-Hinkley's deviation that does not count.")
+    cooldown: int = Field(default=20, ge=0, description="Prompts after a reset in which no other one happens.")
+    signal: Literal["auto", "judged", "first"] = Field(
+        default="auto", description="What is watched: all judged tokens, or only the first one of each block."
+    )
+
+
+class PublishSettings(Section):
+    """When the drafter, its head and its cache become a version, and where it is registered."""
+
+    enabled: bool = Field(default=True, description="Whether versions are published.")
+    interval: int = Field(default=64, ge=1, description="Prompts between two versions.")
+    mlflow_uri: str | None = Field(default=None, min_length=1, description="MLflow server; by default a local store.")
+    name: str = Field(default="omnidraft-drafter", min_length=1, description="Name of the registered model.")
+
+
+class LogSettings(Section):
+    """How the token log is written."""
+
+    commit_seconds: float = Field(
+        default=2.0, gt=0, description="Seconds until written rows become visible to readers."
+    )

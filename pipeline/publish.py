@@ -1,0 +1,154 @@
+"""Versions: when the drafter, its head and its n-gram cache become one, and where it goes."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from pipeline.records import Versions
+from store.events import Drifted, PromptCompleted, VersionPublished
+from store.registry import Registry
+from store.version_folder import ManifestFields, seal
+
+
+class Publisher(Protocol):
+    """Called by the loop in stream order; each method yields what it published, usually nothing."""
+
+    def floor(self) -> Iterator[VersionPublished]:
+        """Before the first prompt."""
+        ...
+
+    def after(self, prompt: PromptCompleted, drifted: Drifted | None) -> Iterator[VersionPublished]:
+        """After a completed prompt and whatever was learned from it."""
+        ...
+
+    def end(self) -> Iterator[VersionPublished]:
+        """Behind the last prompt."""
+        ...
+
+
+class NoPublisher:
+    """Publishes nothing."""
+
+    def floor(self) -> Iterator[VersionPublished]:
+        """Nothing."""
+        return iter(())
+
+    def after(self, prompt: PromptCompleted, drifted: Drifted | None) -> Iterator[VersionPublished]:
+        """Nothing."""
+        return iter(())
+
+    def end(self) -> Iterator[VersionPublished]:
+        """Nothing."""
+        return iter(())
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What every version of a run has in common, for its manifest."""
+
+    name: str
+    run: str
+    target: str
+    drafter: str
+    pair: str
+
+
+class FolderPublisher:
+    """Writes versions to the run's folder, seals them, and hands them to the registry.
+
+    The folder is complete and sealed before the event is yielded; the registry is a replica.
+
+    Args:
+        run_folder: versions go to its `versions/`.
+        write: puts the drafter, head and cache as they now are into a new folder.
+        state: the counters in service and the number of cached n-grams.
+        origin: for the manifest.
+        registry: where versions are registered.
+        interval: completed prompts between two versions.
+        now: the time as ISO 8601, UTC.
+    """
+
+    def __init__(
+        self,
+        run_folder: Path,
+        write: Callable[[Path], None],
+        state: Callable[[], tuple[Versions, int]],
+        origin: Origin,
+        registry: Registry,
+        interval: int,
+        now: Callable[[], str],
+    ) -> None:
+        self._run_folder, self._write, self._state = run_folder, write, state
+        self._origin, self._registry, self._interval, self._now = origin, registry, interval, now
+        self._number = 0
+        self._published: Versions | None = None
+        self._prompts = self._judged = self._accepted = 0
+        self._offset = 0
+
+    def floor(self) -> Iterator[VersionPublished]:
+        """The drafter as it was loaded: version 0, what learning is compared with."""
+        yield self._publish("floor")
+
+    def after(self, prompt: PromptCompleted, drifted: Drifted | None) -> Iterator[VersionPublished]:
+        """Every `interval` prompts, and at every drift that was acted upon: the version before the change."""
+        self._prompts += 1
+        self._judged += prompt.judged
+        self._accepted += prompt.accepted
+        self._offset = prompt.offset
+        if drifted and drifted.action == "reset":
+            yield self._publish("drift")
+        elif self._prompts >= self._interval:
+            yield self._publish("interval")
+
+    def end(self) -> Iterator[VersionPublished]:
+        """The last state, unless it is a version already."""
+        if self._state()[0] != self._published:
+            yield self._publish("end")
+
+    def _publish(self, reason: str) -> VersionPublished:
+        versions, entries = self._state()
+        folder = self._run_folder / "versions" / f"{self._number:06d}"
+        self._write(folder)
+        parent = self._number - 1 if self._number else None
+        acceptance = self._accepted / self._judged if self._judged else None
+        digest = seal(folder, self._manifest(parent, versions, entries))
+        event = VersionPublished(
+            offset=self._offset,
+            version=self._number,
+            parent=parent,
+            reason=reason,
+            drafter_version=versions.drafter,
+            head_version=versions.head,
+            cache_version=versions.cache,
+            cache_entries=entries,
+            acceptance=acceptance,
+            folder=str(folder.relative_to(self._run_folder)),
+            digest=digest,
+        )
+        self._registry.publish(folder, event, self._metrics())
+        self._number, self._published = self._number + 1, versions
+        self._prompts = self._judged = self._accepted = 0
+        return event
+
+    def _metrics(self) -> Mapping[str, float]:
+        return {"prompts": float(self._prompts), "judged": float(self._judged)}
+
+    def _manifest(self, parent: int | None, versions: Versions, entries: int) -> ManifestFields:
+        return {
+            "name": self._origin.name,
+            "version": self._number,
+            "parent": parent,
+            "run": self._origin.run,
+            "offset": self._offset,
+            "target": self._origin.target,
+            "drafter": self._origin.drafter,
+            "pair": self._origin.pair,
+            "counters": {
+                "drafter": versions.drafter,
+                "head": versions.head,
+                "cache": versions.cache,
+                "cache_entries": entries,
+            },
+            "created_at": self._now(),
+        }

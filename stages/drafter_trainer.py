@@ -1,0 +1,192 @@
+"""Training the drafter on lessons: a copy learns, a gate decides, the served model takes the weights.
+
+Shapes: B lessons, T pieces of the longest, D drafter ids, N taught positions.
+"""
+
+import copy
+import math
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+
+import torch
+from torch import Tensor
+
+from stages.blocks import Lesson
+from stages.huggingface import LanguageModel
+from stages.losses import Loss, Student, Taught
+
+MAX_LOGITS = 1 << 25  # numbers of one micro-batch's output: 128 MiB in float32
+
+
+@dataclass(frozen=True)
+class Training:
+    """How to train.
+
+    Attributes:
+        rate, weight_decay: AdamW's.
+        steps: gradient steps of an update.
+        clip: largest norm of a gradient.
+        replay: lessons kept against forgetting; an update takes as many old ones as it has fresh ones.
+        gate_window: held-out lessons that the gate looks at.
+        gate_tolerance: by how much the candidate's expected acceptance may fall behind and still be served.
+        seed: of the choice of old lessons.
+    """
+
+    rate: float
+    weight_decay: float
+    steps: int
+    clip: float
+    replay: int
+    gate_window: int
+    gate_tolerance: float
+    seed: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """What came of an update."""
+
+    loss: float
+    positions: int
+    before: float | None
+    after: float | None
+    served: bool
+    reason: str
+
+
+class DrafterTrainer:
+    """Owns the candidate (a copy of the served drafter), its optimiser, the replay buffer and the gate.
+
+    Args:
+        served: the drafter in service; only `update` writes its weights.
+        loss_name, loss: what is minimised.
+        measure: per position, what the gate compares (N,): the acceptance to expect under the sampling in use.
+        allowed: pieces that may be drafted; the others are not part of the drafter's law.
+        training: rates and sizes.
+    """
+
+    def __init__(
+        self,
+        served: LanguageModel,
+        loss_name: str,
+        loss: Loss,
+        measure: Callable[[Student, Taught], Tensor],
+        allowed: Collection[int],
+        training: Training,
+    ) -> None:
+        self.served, self.loss_name, self.version = served, loss_name, 0
+        self._loss, self._measure, self._training = loss, measure, training
+        self._forbidden_D = served.mask_without(allowed)
+        self._candidate = copy.deepcopy(served.model).float()
+        self._optimizer = self._new_optimizer()
+        self._random = Random(training.seed)
+        self._replay: deque[Lesson] = deque(maxlen=training.replay)
+        self._held_out: deque[Lesson] = deque(maxlen=training.gate_window)
+
+    def _new_optimizer(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(
+            self._candidate.parameters(), lr=self._training.rate, weight_decay=self._training.weight_decay, fused=True
+        )
+
+    def hold_out(self, lesson: Lesson) -> None:
+        """Keep a lesson for the gate; it is never trained on."""
+        self._held_out.append(lesson)
+
+    def update(self, fresh: Sequence[Lesson]) -> Step:
+        """Train the candidate on fresh lessons and as many old ones; serve it if the gate lets it pass."""
+        old = self._random.sample(self._replay, min(len(fresh), len(self._replay)))
+        self._replay.extend(fresh)
+        before = self.expected_acceptance(self.served.model)
+        loss, positions = self._train([*fresh, *old])
+        if not math.isfinite(loss):
+            self._restore()
+            return Step(loss, positions, before, None, False, "the loss was not finite")
+        after = self.expected_acceptance(self._candidate)
+        if before is not None and after is not None and after < before - self._training.gate_tolerance:
+            self._restore()
+            return Step(loss, positions, before, after, False, "the gate saw a lower acceptance")
+        self._serve()
+        return Step(loss, positions, before, after, True, "the gate let it pass" if before else "nothing held out yet")
+
+    def _train(self, lessons: Sequence[Lesson]) -> tuple[float, int]:
+        """Gradient steps on all lessons. Returns the first step's loss (before learning) and its positions."""
+        self._candidate.train()
+        losses, positions = [], 0
+        for _ in range(self._training.steps):
+            self._optimizer.zero_grad(set_to_none=True)
+            total, positions = 0.0, 0
+            batches = list(self._micro_batches(lessons))
+            for batch in batches:
+                student, taught, ngram_log_N = self._compare(self._candidate, batch)
+                loss = self._loss(student, taught, ngram_log_N) / len(batches)
+                if not torch.isfinite(loss):
+                    return math.nan, positions
+                loss.backward()
+                total += float(loss.detach())
+                positions += len(taught.rest_N)
+            torch.nn.utils.clip_grad_norm_(self._candidate.parameters(), self._training.clip)
+            self._optimizer.step()
+            losses.append(total)
+        self._candidate.eval()
+        return losses[0], positions
+
+    def _micro_batches(self, lessons: Sequence[Lesson]) -> Iterator[list[Lesson]]:
+        """Lessons of similar length together, each batch's logits within `MAX_LOGITS`."""
+        width = len(self._forbidden_D)
+        batch: list[Lesson] = []
+        for lesson in sorted((lesson for lesson in lessons if lesson.teachings), key=lambda lesson: len(lesson.pieces)):
+            if batch and (len(batch) + 1) * len(lesson.pieces) * width > MAX_LOGITS:
+                yield batch
+                batch = []
+            batch.append(lesson)
+        if batch:
+            yield batch
+
+    def _compare(self, model: torch.nn.Module, lessons: Sequence[Lesson]) -> tuple[Student, Taught, Tensor]:
+        """The model's laws and the target's at every taught position, and the log-likelihood of n-grams' pieces."""
+        longest = max(len(lesson.pieces) for lesson in lessons)
+        device = self.served.device
+        pieces_BT = torch.tensor([[*l.pieces, *[0] * (longest - len(l.pieces))] for l in lessons], device=device)
+        # Causal attention: what pads the ends is seen by nothing that counts.
+        logits_BTD = model(input_ids=pieces_BT, use_cache=False).logits.float()
+        logits_BTD = logits_BTD.masked_fill(self._forbidden_D, -torch.inf)
+        taught = Taught.of([teaching for lesson in lessons for teaching in lesson.teachings], device)
+        rows = torch.tensor([number for number, lesson in enumerate(lessons) for _ in lesson.teachings], device=device)
+        places = torch.tensor([t.position - 1 for lesson in lessons for t in lesson.teachings], device=device)
+        student = Student.of(logits_BTD[rows, places], taught)
+        return student, taught, self._ngram_log(logits_BTD, lessons, pieces_BT)
+
+    @staticmethod
+    def _ngram_log(logits_BTD: Tensor, lessons: Sequence[Lesson], pieces_BT: Tensor) -> Tensor:
+        spots = [(number, position) for number, lesson in enumerate(lessons) for position in lesson.ngram_positions]
+        if not spots:
+            return logits_BTD.new_zeros(1)
+        rows, positions = torch.tensor(spots, device=logits_BTD.device).T
+        log_ND = logits_BTD[rows, positions - 1].log_softmax(-1)
+        return log_ND.gather(1, pieces_BT[rows, positions][:, None])[:, 0]
+
+    @torch.no_grad()
+    def expected_acceptance(self, model: torch.nn.Module) -> float | None:
+        """Mean of the gate's measure over the held-out lessons' first levels; None while there are none."""
+        total = count = 0.0
+        for batch in self._micro_batches(self._held_out):
+            student, taught, _ = self._compare(model, batch)
+            total += float(self._measure(student, taught)[taught.first_N].sum())
+            count += float(taught.first_N.sum())
+        return total / count if count else None
+
+    @torch.no_grad()
+    def _serve(self) -> None:
+        for served, trained in zip(self.served.model.parameters(), self._candidate.parameters(), strict=True):
+            served.copy_(trained)
+        self.version += 1
+
+    @torch.no_grad()
+    def _restore(self) -> None:
+        """Back to the served weights, without momentum: it led astray."""
+        for trained, served in zip(self._candidate.parameters(), self.served.model.parameters(), strict=True):
+            trained.copy_(served)
+        self._optimizer = self._new_optimizer()
+        self._candidate.eval()

@@ -1,0 +1,48 @@
+"""The one protocol of all stages, and how a block runs through them."""
+
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+from stages.blocks import Row
+
+Input = TypeVar("Input", contravariant=True)
+Output = TypeVar("Output", covariant=True)
+
+
+class Stage(Protocol[Input, Output]):
+    """One step of a block, for a whole batch.
+
+    The loop calls `admit` once for a row before its first block and `release` once after its last; in between it
+    calls the stage once per block with one input for every admitted row, in the loop's order. A released row's
+    place in that order is taken by the last row.
+
+    A stage
+    - returns one output per input, in order; an empty batch gives an empty list;
+    - keeps nothing of an input beyond the call, except what belongs to the row until `release`;
+    - decides alike for a row whatever other rows are in the batch, up to rounding of the models' arithmetic;
+    - draws random numbers only from the rows' own `draws`.
+
+    Errors that are not `OmnidraftError` are programming errors; after one, the stage is not to be used again.
+    """
+
+    def __call__(self, batch: Sequence[Input]) -> list[Output]:
+        """Do the step."""
+        ...
+
+    def admit(self, row: Row) -> None:
+        """A row enters at the end of the order."""
+        ...
+
+    def release(self, row: Row) -> None:
+        """A row leaves and frees what was kept for it."""
+        ...
+
+
+class WithoutRows:
+    """For stages that keep nothing per row."""
+
+    def admit(self, row: Row) -> None:
+        """Nothing to prepare."""
+
+    def release(self, row: Row) -> None:
+        """Nothing to free."""

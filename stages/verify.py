@@ -1,0 +1,179 @@
+"""Verify: keep the target's law whatever the drafter proposed (design, section 4).
+
+The target's law is pushed down the trie: a node's probability is the sum over the tokens at and below it. Level by
+level a drafted option is accepted with probability min(1, target / drafter); after a rejection another option of the
+same node is drawn from what the target has more of, then a token below it from the target's law, and the block ends.
+Greedy is the limit at temperature 0 of the same lines.
+
+Shapes: N positions of all rows, V target tokens.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from itertools import accumulate
+from operator import mul
+
+import torch
+from torch import Tensor
+
+from stages.acceptance import Levels, Rule
+from stages.blocks import Decision, Proposal, ProposedToken, Row, Teaching, Verdict
+from stages.distributions import Sampling, sample
+from stages.draws import Draws, to_float32_grid
+from stages.huggingface import LanguageModel
+from store.events import Origin, Outcome
+
+Teacher = Callable[[Sequence[Proposal], Sequence[tuple[int, ...]], Tensor, Sequence[int]], list[tuple[Teaching, ...]]]
+
+
+def passed_levels(levels: Levels, uniform: float) -> int:
+    """How many levels one uniform number passes: level l iff it is below the product of the first l acceptances."""
+    ratios = (min(1.0, target / drafter) for drafter, target in zip(*levels, strict=True))
+    return sum(1 for acceptance in accumulate(ratios, mul) if uniform < acceptance)
+
+
+def _outcome_law(levels: Levels) -> Tensor:
+    """Probabilities of: accepted, rejected at the last level, ..., rejected at the first."""
+    ratios = [min(1.0, target / drafter) for drafter, target in zip(*levels, strict=True)]
+    edges = [1.0, *accumulate(ratios, mul)]
+    rejected = [above - below for above, below in zip(edges, edges[1:], strict=False)]
+    return torch.tensor([edges[-1], *reversed(rejected)], dtype=torch.float64)
+
+
+def decide(
+    proposal: Proposal, levels: Sequence[Levels], laws_MV: Tensor, rule: Rule, draws: Draws
+) -> tuple[Decision, ...]:
+    """The outcome of every proposed token and what is emitted, for one row.
+
+    Args:
+        proposal: m translated tokens.
+        levels: per proposed token its options' probabilities under the drafter and the target.
+        laws_MV: the target's laws at each proposed token and, if all have a name, behind the last.
+        rule: gives the residual.
+        draws: one number per tested token, one for the token drawn at the end.
+    """
+    decisions: list[Decision] = []
+    for index, (proposed, token_levels) in enumerate(zip(proposal.tokens, levels, strict=True)):
+        uniform = to_float32_grid(draws.uniform(_outcome_law(token_levels)))
+        passed = passed_levels(token_levels, uniform)
+        if passed < len(token_levels[0]):
+            weights_V = rule.residual(proposal, index, passed, laws_MV[index])
+            emitted = sample(weights_V, draws)
+            decisions.append(
+                Decision(
+                    index, proposed, Outcome.REJECTED, emitted, Origin.RESIDUAL, *token_levels, uniform, passed
+                )
+            )
+            return (*decisions, *_unjudged(proposal.tokens, levels, index + 1))
+        decisions.append(
+            Decision(
+                index, proposed, Outcome.ACCEPTED, proposed.token, Origin.ACCEPTED, *token_levels, uniform, passed
+            )
+        )
+    bonus = Decision(len(decisions), None, Outcome.UNDRAFTED, sample(laws_MV[-1], draws), Origin.BONUS)
+    return (*decisions, bonus)
+
+
+def _unjudged(tokens: Sequence[ProposedToken], levels: Sequence[Levels], start: int) -> list[Decision]:
+    return [
+        Decision(index, tokens[index], Outcome.UNJUDGED, None, None, *levels[index])
+        for index in range(start, len(tokens))
+    ]
+
+
+def cut(decisions: Sequence[Decision], room: int, ends: Collection[int]) -> tuple[Decision, ...]:
+    """Decisions up to the one that emits an end of sequence or fills the room; later ones never happened."""
+    emitted = 0
+    for number, decision in enumerate(decisions, start=1):
+        emitted += decision.emitted is not None
+        if emitted == room or decision.emitted in ends:
+            return tuple(decisions[:number])
+    return tuple(decisions)
+
+
+class Verify:
+    """Proposals to verdicts, by one forward pass of the target for the whole batch. Appends to the rows.
+
+    Args:
+        model: the target.
+        rule: how a proposal is tested.
+        sampling: the transform that the user asked for.
+        context: per target id the drafter pieces that the drafter will read for it.
+        known: number of ids that the tokenizer knows; what the model's output layer has beyond is never emitted.
+        ends: the ids that end a sequence.
+        teach: makes teaching from the target's laws; one that returns nothing when nobody learns.
+        law_dtype: precision of the laws.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        rule: Rule,
+        sampling: Sampling,
+        context: Sequence[tuple[int, ...]],
+        known: int,
+        ends: Collection[int],
+        teach: Teacher,
+        law_dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.model = model
+        self._rule, self._sampling, self._context, self._ends = rule, sampling, context, frozenset(ends)
+        self._forbidden_V = torch.arange(model.vocabulary_size, device=model.device) >= known
+        self._teach, self._law_dtype = teach, law_dtype
+
+    def admit(self, row: Row) -> None:
+        """Read the prompt."""
+        self.model.admit(row, row.tokens)
+
+    def release(self, row: Row) -> None:
+        """Free the row's keys and values."""
+        self.model.release(row)
+
+    def __call__(self, batch: Sequence[Proposal]) -> list[Verdict]:
+        """Test each proposal and append what is emitted to its row."""
+        if not batch:
+            return []
+        logits_NV, starts = self._target_logits(batch)
+        laws_NV = self._sampling.law(logits_NV, self._law_dtype)
+        levels = self._rule.levels(batch, laws_NV, starts)
+        outcomes = [
+            cut(
+                decide(proposal, levels[i], laws_NV[starts[i] : starts[i + 1]], self._rule, proposal.draft.row.draws),
+                proposal.draft.row.room,
+                self._ends,
+            )
+            for i, proposal in enumerate(batch)
+        ]
+        emitted = [tuple(d.emitted for d in decisions if d.emitted is not None) for decisions in outcomes]
+        teachings = self._teach(batch, emitted, logits_NV, starts)
+        return [self._close(*parts) for parts in zip(batch, outcomes, emitted, teachings, strict=True)]
+
+    def _target_logits(self, batch: Sequence[Proposal]) -> tuple[Tensor, list[int]]:
+        """Logits at every verifiable token and behind the last, all rows joined, and where each row begins."""
+        rows = [proposal.draft.row for proposal in batch]
+        counts = [len(proposal.verifiable) + 1 for proposal in batch]
+        fed = [
+            [*row.tokens[self.model.length(row) :], *proposal.verifiable]
+            for row, proposal in zip(rows, batch, strict=True)
+        ]
+        logits_BQV, _ = self.model.forward(rows, fed, keep=max(counts))
+        logits_NV = torch.cat([logits_QV[-count:] for logits_QV, count in zip(logits_BQV, counts, strict=True)])
+        return logits_NV.masked_fill(self._forbidden_V, -torch.inf), [0, *accumulate(counts)]
+
+    def _close(
+        self,
+        proposal: Proposal,
+        decisions: tuple[Decision, ...],
+        emitted: tuple[int, ...],
+        teachings: tuple[Teaching, ...],
+    ) -> Verdict:
+        row = proposal.draft.row
+        row.tokens.extend(emitted)
+        for token in emitted:
+            row.pieces.extend(self._context[token])
+        row.room -= len(emitted)
+        row.block += 1
+        row.finish = "stop" if emitted[-1] in self._ends else "" if row.room else "length"
+        self.model.roll_back(row, len(row.tokens) - 1)
+        accepted = sum(decision.outcome is Outcome.ACCEPTED for decision in decisions)
+        rejected = sum(decision.outcome is Outcome.REJECTED for decision in decisions)
+        return Verdict(proposal, decisions, emitted, accepted + rejected, accepted, teachings)

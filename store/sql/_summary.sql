@@ -1,0 +1,99 @@
+-- Figures per dataset, for all its prompts and for its first and last fifth in stream order. One run.
+--
+-- A second of wall time in which n prompts were in flight counts 1/n to each of them, so that the shares of
+-- overlapping prompts add up to the wall time. Time between prompts (learning, say) counts to the prompt that comes next.
+WITH entered AS (
+    SELECT
+        *,
+        least(started, coalesce(
+            max(finished) OVER (ORDER BY started, "offset" ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING),
+            started
+        )) AS entered
+    FROM prompts
+),
+
+steps AS (
+    SELECT moment, sum(change) AS change
+    FROM (
+        SELECT entered AS moment, 1 AS change FROM entered
+        UNION ALL
+        SELECT finished AS moment, -1 AS change FROM entered
+    )
+    GROUP BY moment
+),
+
+flights AS (
+    SELECT
+        moment,
+        moment - lag(moment) OVER (ORDER BY moment) AS seconds,
+        -- prompts in flight between the moment before and this one
+        sum(change) OVER (ORDER BY moment ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS in_flight
+    FROM steps
+),
+
+clock AS (
+    SELECT moment, sum(CASE WHEN in_flight > 0 THEN seconds / in_flight ELSE 0 END) OVER (ORDER BY moment) AS share
+    FROM flights
+),
+
+stages AS (
+    SELECT
+        "offset",
+        sum(seconds_decode::DOUBLE) AS decode,
+        sum(seconds_translate::DOUBLE) AS translate,
+        sum(seconds_verify::DOUBLE) AS verify
+    FROM blocks
+    GROUP BY "offset"
+),
+
+learning AS (
+    SELECT prompts."offset", sum(updates.seconds::DOUBLE) AS learn
+    FROM updates
+    ASOF JOIN prompts ON updates."offset" >= prompts."offset"
+    GROUP BY prompts."offset"
+),
+
+measured AS (
+    SELECT
+        entered.*,
+        leaving.share - entering.share AS seconds,
+        decode, translate, verify, learn,
+        row_number() OVER in_order AS rank,
+        ceil(count(*) OVER (PARTITION BY dataset) / 5) AS fifth,
+        count(*) OVER (PARTITION BY dataset) AS dataset_prompts
+    FROM entered
+    JOIN clock AS entering ON entering.moment = entered
+    JOIN clock AS leaving ON leaving.moment = finished
+    LEFT JOIN stages USING ("offset")
+    LEFT JOIN learning USING ("offset")
+    WINDOW in_order AS (PARTITION BY dataset ORDER BY "offset")
+),
+
+sections AS (
+    SELECT 'all' AS section, * FROM measured
+    UNION ALL
+    SELECT 'first_fifth' AS section, * FROM measured WHERE rank <= fifth
+    UNION ALL
+    SELECT 'last_fifth' AS section, * FROM measured WHERE rank > dataset_prompts - fifth
+    UNION ALL
+    SELECT 'totals' AS section, * REPLACE (NULL AS dataset) FROM measured
+)
+
+SELECT
+    section,
+    dataset,
+    count(*) AS prompts,
+    sum(emitted)::BIGINT AS emitted_tokens,
+    sum(blocks)::BIGINT AS target_forwards,
+    sum(emitted) / nullif(sum(seconds), 0) AS tokens_per_second,
+    coalesce(sum(decode), 0) AS decode,
+    coalesce(sum(translate), 0) AS translate,
+    coalesce(sum(verify), 0) AS verify,
+    coalesce(sum(learn), 0) AS learn,
+    sum(seconds) AS seconds,
+    sum(accepted) / nullif(sum(judged), 0) AS acceptance_rate,
+    sum(accepted) / nullif(sum(blocks), 0) AS mean_accepted_length,
+    sum(emitted) / nullif(sum(blocks), 0) AS block_efficiency
+FROM sections
+GROUP BY section, dataset
+ORDER BY min("offset"), section;

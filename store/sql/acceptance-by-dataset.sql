@@ -1,0 +1,13 @@
+-- prompts, tokens, acceptance rate, mean accepted length and block efficiency of each dataset
+SELECT
+    run,
+    dataset,
+    count(*) AS prompts,
+    sum(emitted)::BIGINT AS emitted_tokens,
+    sum(blocks)::BIGINT AS target_forwards,
+    sum(accepted) / nullif(sum(judged), 0) AS acceptance_rate,
+    sum(accepted) / nullif(sum(blocks), 0) AS mean_accepted_length,
+    sum(emitted) / nullif(sum(blocks), 0) AS block_efficiency
+FROM prompts
+GROUP BY run, dataset
+ORDER BY run, min("offset");

@@ -1,0 +1,27 @@
+-- the 25 n-grams that carried the most drafter pieces into accepted tokens; without them each would have ended a block
+WITH counted AS (
+    SELECT
+        run,
+        proposed_id,
+        any_value(proposed_bytes) AS proposed_bytes,
+        any_value(pieces) AS pieces,
+        count(*) AS judged,
+        count(*) FILTER (outcome = 'accepted') AS accepted
+    FROM decisions
+    WHERE translation = 'ngram' AND outcome IN ('accepted', 'rejected')
+    GROUP BY run, proposed_id
+)
+
+SELECT
+    run,
+    proposed_id,
+    text_of(proposed_bytes) AS token,
+    pieces,
+    judged,
+    accepted,
+    accepted / judged AS acceptance_rate,
+    accepted * len(pieces) AS accepted_pieces
+FROM counted
+WHERE accepted > 0
+QUALIFY row_number() OVER (PARTITION BY run ORDER BY accepted_pieces DESC, proposed_id) <= 25
+ORDER BY run, accepted_pieces DESC, proposed_id;

@@ -1,0 +1,107 @@
+"""The figures of a run, per dataset and in total, computed by SQL over its committed log.
+
+`omnidraft replay` ends by writing them to `RUN/summary.json`; they can be made again from the log at any time.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from store.log import REJECTED, json_bytes, write_whole
+from store.queries import LogReader, statement
+
+SUMMARY = "summary.json"
+
+_COUNTS = ("prompts", "emitted_tokens", "target_forwards")
+_RATES = ("acceptance_rate", "mean_accepted_length", "block_efficiency")
+_STAGES = ("decode", "translate", "verify", "learn")
+
+_DRIFTS = 'SELECT dataset, "offset", direction, action, rate_before, rate_after FROM drifts ORDER BY seq'
+# A version belongs to the dataset of the last prompt before it.
+_VERSIONS = """
+    SELECT prompts.dataset, version, versions."offset", reason
+    FROM versions
+    ASOF LEFT JOIN prompts ON versions."offset" >= prompts."offset"
+    ORDER BY versions.seq
+"""
+
+
+def summarize(run_folder: Path) -> dict[str, Any]:
+    """All figures of a run as they stand in its log.
+
+    `datasets` has an entry per dataset in stream order, `totals` one for the whole stream, each with
+
+    - `prompts`, `emitted_tokens`, `target_forwards` (blocks) of the completed prompts;
+    - `wall_seconds`, `tokens_per_second`: by the wall clock; while n prompts are in flight each is charged 1/n of it;
+    - `seconds` per stage: `decode`, `translate`, `verify`, `learn`;
+    - `acceptance_rate` (accepted / judged), `mean_accepted_length` (accepted / blocks), `block_efficiency`
+      (emitted / blocks), null where nothing was judged or no block was run;
+    - `drifts` and `versions`, with their stream offsets.
+
+    A dataset also has `first_fifth` and `last_fifth`: the rates and the speed over that share of its prompts, rounded
+    up. `rejected_rows` counts the source rows that could not become prompts. Raises what `LogReader` raises.
+    """
+    with LogReader([run_folder]) as log:
+        rows = {(row["section"], row["dataset"]): row for row in log.select(statement("_summary")).to_pylist()}
+        drifts = log.select(_DRIFTS).to_pylist()
+        versions = log.select(_VERSIONS).to_pylist()
+    datasets = {
+        dataset: _figures(row)
+        | {section: _section(rows[section, dataset]) for section in ("first_fifth", "last_fifth")}
+        | {"drifts": _events_of(dataset, drifts), "versions": _events_of(dataset, versions)}
+        for (section_of_row, dataset), row in rows.items()
+        if section_of_row == "all"
+    }
+    totals = _figures(rows.get(("totals", None), {}))
+    return {
+        "run": run_folder.resolve().name,
+        "datasets": datasets,
+        "totals": totals | {"drifts": list(map(_rounded, drifts)), "versions": versions},
+        "rejected_rows": _rejected_rows(run_folder),
+    }
+
+
+def write_summary(run_folder: Path) -> dict[str, Any]:
+    """Put the summary into `RUN/summary.json`, whole or not at all; the same figures."""
+    summary = summarize(run_folder)
+    write_whole(run_folder / SUMMARY, json_bytes(summary))
+    return summary
+
+
+def _figures(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures of a dataset or of the stream; zeros and nulls for a stream without a completed prompt."""
+    counts = {name: row.get(name, 0) for name in _COUNTS}
+    seconds = {stage: _round(row.get(stage, 0.0), 3) for stage in _STAGES}
+    return counts | {"wall_seconds": _round(row.get("seconds", 0.0), 3), "seconds": seconds} | _speed_and_rates(row)
+
+
+def _section(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {"prompts": row["prompts"]} | _speed_and_rates(row)
+
+
+def _speed_and_rates(row: Mapping[str, Any]) -> dict[str, Any]:
+    speed = {"tokens_per_second": _round(row.get("tokens_per_second"), 2)}
+    return speed | {name: _round(row.get(name), 4) for name in _RATES}
+
+
+def _events_of(dataset: str, events: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    mine = [event for event in events if event["dataset"] == dataset]
+    return [{name: value for name, value in _rounded(event).items() if name != "dataset"} for event in mine]
+
+
+def _rounded(event: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _round(value, 4) if isinstance(value, float) else value for name, value in event.items()}
+
+
+def _round(value: float | None, digits: int) -> float | None:
+    """Rounded for reading; a value that is not finite is no figure, and JSON has no word for it."""
+    return round(value, digits) if value is not None and math.isfinite(value) else None
+
+
+def _rejected_rows(run_folder: Path) -> int:
+    path = run_folder / REJECTED
+    if not path.exists():
+        return 0
+    with open(path, encoding="utf-8") as lines:
+        return sum(1 for line in lines if line.strip())

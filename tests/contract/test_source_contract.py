@@ -1,0 +1,180 @@
+"""The contract of `Source`, over every kind of source that `open_source` knows."""
+
+import ast
+import io
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+import pipeline
+from pipeline.config_sections import SourceSettings
+from pipeline.source import RowSource, Source, open_source, stream
+from store.errors import SourceError
+from store.events import PromptReceived, PromptRejected
+
+# Two rows of seven are bad: the third is blank, the sixth holds a NUL.
+TEXTS = ["one", "two", " ", "three", "four", "fi\0ve", "six"]
+TABLE = [{"task_id": f"task/{number}", "prompt": text, "split": "test"} for number, text in enumerate(TEXTS)]
+JSON_LINES = "".join(json.dumps(row) + "\n" for row in TABLE).encode()
+
+Make = Callable[[SourceSettings], Source]
+
+
+def csv_text(delimiter: str) -> str:
+    return "".join(delimiter.join(row) + "\n" for row in [TABLE[0].keys(), *(row.values() for row in TABLE)])
+
+
+class FakeHub:
+    """What `datasets.load_dataset(..., streaming=True)` returns, as far as it is used."""
+
+    column_names = ("task_id", "prompt", "split")
+
+    def __iter__(self):
+        return iter(TABLE)
+
+
+def spec_of(kind: str, folder: Path) -> str:
+    """Make the input of a kind and return how it is named."""
+    path = folder / f"sample.{kind}"
+    match kind:
+        case "parquet":
+            parquet.write_table(pyarrow.Table.from_pylist(TABLE), path)
+        case "jsonl" | "ndjson":
+            path.write_bytes(JSON_LINES)
+        case "csv":
+            path.write_text(csv_text(","), encoding="utf-8")
+        case "tsv":
+            path.write_text(csv_text("\t"), encoding="utf-8")
+        case _:
+            return kind
+    return str(path)
+
+
+FILES = ["parquet", "jsonl", "ndjson", "csv", "tsv"]
+TABLE_KINDS = [*FILES, "-", "hf://owner/sample:test"]
+KINDS = [*TABLE_KINDS, "builtin:docs", "builtin:code"]
+
+
+@pytest.fixture
+def make(request, tmp_path, monkeypatch) -> Make:
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=lambda *_, **__: FakeHub()))
+    spec = spec_of(request.param, tmp_path)
+    return lambda options: open_source(spec, options, stdin=io.BytesIO(JSON_LINES))
+
+
+every_kind = pytest.mark.parametrize("make", KINDS, indirect=True)
+every_table = pytest.mark.parametrize("make", TABLE_KINDS, indirect=True)
+LIMITED = SourceSettings(limit=4)
+
+
+@every_kind
+def test_every_event_carries_the_dataset_and_prompts_are_numbered_without_gaps(make: Make):
+    source = make(LIMITED)
+    events = list(source.read(7))
+    assert {event.dataset for event in events} == {source.dataset}
+    assert [event.offset for event in events if isinstance(event, PromptReceived)] == [7, 8, 9, 10]
+
+
+@every_kind
+def test_a_limit_ends_the_source_right_after_its_last_prompt(make: Make):
+    assert isinstance(list(make(LIMITED).read(0))[-1], PromptReceived)
+
+
+@every_kind
+def test_the_same_input_gives_the_same_events(make: Make):
+    assert list(make(LIMITED).read(0)) == list(make(LIMITED).read(0))
+
+
+@every_kind
+def test_prompts_are_never_blank(make: Make):
+    prompts = [event.text for event in make(LIMITED).read(0) if isinstance(event, PromptReceived)]
+    assert len(prompts) == 4
+    assert all(prompt.strip() for prompt in prompts)
+
+
+@every_kind
+def test_size_is_unknown_or_a_number_up_to_the_limit(make: Make):
+    assert make(LIMITED).size() in (None, 4)
+
+
+@every_kind
+@pytest.mark.parametrize("start", range(6))
+def test_a_resumed_stream_is_what_follows_in_the_whole_one(make: Make, start: int):
+    whole = list(stream([make(LIMITED)]))
+    prompts = [index for index, event in enumerate(whole) if isinstance(event, PromptReceived)]
+    first = 0 if start == 0 else prompts[start - 1] + 1 if start <= len(prompts) else len(whole)
+    assert list(stream([make(LIMITED)], start)) == whole[first:]
+
+
+@every_kind
+def test_a_template_applies(make: Make):
+    event = next(make(SourceSettings(template="Q: {prompt}\nA:")).read(0))
+    plain = next(make(SourceSettings()).read(0))
+    assert event.text == f"Q: {plain.text}\nA:"
+
+
+@every_table
+def test_a_bad_row_is_one_rejection_with_its_line_and_the_rest_follow(make: Make):
+    events = list(make(SourceSettings()).read(0))
+    rejected = [event for event in events if isinstance(event, PromptRejected)]
+    first = events[0].line
+    assert first in (1, 2)  # 2 below a header
+    assert [event.line for event in events] == list(range(first, first + 7))
+    assert [event.line - first for event in rejected] == [2, 5]
+    assert "empty" in rejected[0].reason
+    assert "NUL" in rejected[1].reason
+    accepted = [event for event in events if isinstance(event, PromptReceived)]
+    assert [event.text for event in accepted] == ["one", "two", "three", "four", "six"]
+    assert [event.prompt_id for event in accepted] == ["task/0", "task/1", "task/3", "task/4", "task/6"]
+
+
+@every_table
+def test_rows_that_a_condition_leaves_out_are_passed_over_silently(make: Make):
+    events = list(make(SourceSettings(where=("split=test", "task_id!=task/0", "task_id!=task/2"))).read(0))
+    assert [type(event).__name__ for event in events] == ["PromptReceived"] * 3 + ["PromptRejected", "PromptReceived"]
+    assert not list(make(SourceSettings(where=("split=train",))).read(0))
+
+
+@pytest.mark.parametrize("make", [kind for kind in KINDS if kind != "-"], indirect=True)
+@pytest.mark.parametrize(
+    "options",
+    [
+        SourceSettings(where=("splitt=test",)),
+        SourceSettings(prompt_field="promt"),
+        SourceSettings(template="{promt}"),
+    ],
+)
+def test_a_column_that_is_nowhere_fails_before_the_stream_and_names_the_columns(make: Make, options: SourceSettings):
+    with pytest.raises(SourceError, match=r"must have the column '(splitt|promt)', got .*'prompt'"):
+        make(options)
+
+
+@pytest.mark.parametrize("make", ["-"], indirect=True)
+def test_on_standard_input_a_missing_column_rejects_the_rows(make: Make):
+    events = list(make(SourceSettings(where=("splitt=test",))).read(0))
+    assert [event.line for event in events if isinstance(event, PromptRejected)] == [1, 2, 3, 4, 5, 6, 7]
+
+
+def implementations(methods: set[str]) -> set[str]:
+    """Classes anywhere in `pipeline` that have the protocol's methods, the protocol itself left out."""
+    found = set()
+    for path in Path(pipeline.__path__[0]).glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and "Protocol" not in map(ast.unparse, node.bases):
+                defined = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
+                found |= {node.name} if methods <= defined else set()
+    return found
+
+
+def test_no_implementation_is_missing_from_this_suite(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=lambda *_, **__: FakeHub()))
+    sources = [open_source(spec_of(kind, tmp_path), SourceSettings(), stdin=io.BytesIO()) for kind in KINDS]
+    assert implementations({"read", "size"}) == {type(source).__name__ for source in sources} == {"RowSource"}
+    rows = {type(source.rows).__name__ for source in sources if isinstance(source, RowSource)}
+    assert implementations({"read", "count"}) == rows

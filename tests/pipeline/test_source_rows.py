@@ -1,0 +1,89 @@
+"""Which rows become prompts, and how: fields, templates, conditions, names."""
+
+import json
+
+import pytest
+from source_reading import GOOD, read, rejections, texts, written
+
+from pipeline.config_sections import SourceSettings
+from pipeline.source import open_source
+from store.errors import ConfigError
+from store.events import PromptReceived, PromptRejected
+
+
+@pytest.mark.parametrize("field", ["question", "text", "instruction", "content"])
+def test_usual_prompt_fields_are_found(tmp_path, field: str):
+    path = written(tmp_path / "x.jsonl", json.dumps({"answer": "4", field: "2 + 2"}).encode())
+    assert texts(read(path)) == ["2 + 2"]
+
+
+def test_one_file_has_one_prompt_field(tmp_path):
+    path = written(tmp_path / "x.jsonl", GOOD + b'{"text": "not the prompt"}\n')
+    assert [line for line, _ in rejections(read(path))] == [2]
+
+
+def test_a_named_prompt_field_wins_over_the_usual_ones(tmp_path):
+    path = written(tmp_path / "x.jsonl", b'{"prompt": "no", "body": "yes"}')
+    assert texts(read(path, prompt_field="body")) == ["yes"]
+    assert texts(read(path, prompt_field="body", template="<{prompt}>")) == ["<yes>"]
+
+
+def test_a_template_may_use_any_column_and_doubled_braces(tmp_path):
+    path = written(tmp_path / "x.jsonl", b'{"title": "T", "n": 2, "ok": true}')
+    assert texts(read(path, template="{{{title}}} {n} {ok}")) == ["{T} 2 true"]
+
+
+@pytest.mark.parametrize("row", [b'{"prompt": "p"}', b'{"prompt": "p", "hint": null}', b'{"prompt": "p", "hint": []}'])
+def test_a_row_that_cannot_fill_the_template_is_rejected(tmp_path, row: bytes):
+    path = written(tmp_path / "x.jsonl", b'{"prompt": "p", "hint": "h"}\n' + row)
+    events = read(path, template="{prompt} {hint}")
+    assert texts(events) == ["p h"]
+    assert [line for line, _ in rejections(events)] == [2]
+
+
+@pytest.mark.parametrize(
+    "template", ["{prompt.__class__}", "{prompt[0]}", "{prompt!r}", "{prompt:>9}", "{}", "{", "}", "{prompt:{id}}"]
+)
+def test_a_template_that_does_more_than_name_columns_is_refused(template: str):
+    with pytest.raises(ConfigError, match=r"must be a format text|may only hold plain"):
+        open_source("builtin:docs", SourceSettings(template=template))
+
+
+@pytest.mark.parametrize(
+    ("where", "kept"),
+    [
+        (("kind=a",), ["1", "3"]),
+        (("kind!=a",), ["2", "4"]),
+        (("kind=a", "number!=1"), ["3"]),
+        (("number=2",), ["2"]),
+        (("even=true",), ["2", "4"]),
+        (("kind=",), ["4"]),
+        (("kind=x=y",), []),
+    ],
+)
+def test_conditions_compare_text_and_must_all_hold(tmp_path, where: tuple[str, ...], kept: list[str]):
+    kinds = ["a", "b", "a", None]
+    table = [
+        {"prompt": str(number), "number": number, "kind": kind, "even": number % 2 == 0}
+        for number, kind in enumerate(kinds, start=1)
+    ]
+    path = written(tmp_path / "x.jsonl", "\n".join(map(json.dumps, table)).encode())
+    assert texts(read(path, where=where)) == kept
+
+
+@pytest.mark.parametrize("where", ["split", "=test", "!=test", ""])
+def test_a_condition_that_is_none_is_refused(where: str):
+    with pytest.raises(ConfigError, match="must be 'column=value'"):
+        open_source("builtin:docs", SourceSettings(where=(where,)))
+
+
+def test_a_limit_stops_reading_and_counts_prompts_only(tmp_path):
+    path = written(tmp_path / "x.jsonl", GOOD + b"bad\n" + GOOD + b"bad\n" + GOOD)
+    events = read(path, limit=2)
+    assert [type(event) for event in events] == [PromptReceived, PromptRejected, PromptReceived]
+
+
+def test_names_come_from_the_row_and_else_from_the_line(tmp_path):
+    rows = [{"id": 7}, {"prompt_id": "p", "id": 7}, {"task_id": "t"}, {"id": True}, {"id": "\ud800"}, {"id": " "}, {}]
+    path = written(tmp_path / "names.jsonl", "\n".join(json.dumps({"prompt": "x"} | row) for row in rows).encode())
+    assert [event.prompt_id for event in read(path)] == ["7", "p", "t", "names:4", "names:5", "names:6", "names:7"]

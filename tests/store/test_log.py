@@ -1,0 +1,277 @@
+import json
+import os
+import subprocess
+import sys
+import threading
+
+import pyarrow.parquet as pq
+import pytest
+from synthetic_runs import block, decision, prompt, write_run
+
+from store import log as log_module
+from store.errors import CorruptError, OmnidraftError, RunError
+from store.events import PromptReceived, PromptRejected
+from store.log import MANIFEST, RunLog, changed_parts, part_path, read_manifest, write_whole
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def visible_rows(run, table="decisions"):
+    return sum(part.rows for part in read_manifest(run).tables[table])
+
+
+def test_rows_become_visible_with_a_forced_commit_and_not_before(tmp_path):
+    with RunLog(tmp_path / "run", part_rows=2) as log:
+        for offset in range(5):
+            log.append(decision(offset=offset))
+        assert visible_rows(tmp_path / "run") == 0
+        log.commit(force=True)
+        assert visible_rows(tmp_path / "run") == 5
+        log.append(decision(offset=5))
+        assert visible_rows(tmp_path / "run") == 5
+    assert visible_rows(tmp_path / "run") == 6
+
+
+def test_parts_hold_part_rows_and_keep_order_and_offsets(tmp_path):
+    with RunLog(tmp_path, part_rows=2) as log:
+        for offset in (4, 3, 5, 6, 9):
+            log.append(decision(offset=offset))
+    parts = read_manifest(tmp_path).tables["decisions"]
+    assert [(part.rows, part.first_offset, part.last_offset) for part in parts] == [(2, 3, 4), (2, 5, 6), (1, 9, 9)]
+    assert [part.file for part in parts] == [f"decisions/part-00000{number}.parquet" for number in (1, 2, 3)]
+    rows = [row for part in parts for row in pq.read_table(part_path(tmp_path, part)).to_pylist()]
+    assert [(row["seq"], row["offset"]) for row in rows] == list(enumerate([4, 3, 5, 6, 9]))
+
+
+def test_the_manifest_describes_the_files_exactly(tmp_path):
+    run = write_run(tmp_path / "run", [decision()])
+    (part,) = read_manifest(run).tables["decisions"]
+    assert part.bytes == part_path(run, part).stat().st_size
+    assert changed_parts(run) == []
+    part_path(run, part).write_bytes(b"something else")
+    assert changed_parts(run) == [part_path(run, part)]
+    part_path(run, part).unlink()
+    assert changed_parts(run) == [part_path(run, part)]
+
+
+def test_the_file_says_which_schema_it_has(tmp_path):
+    run = write_run(tmp_path, [block()])
+    (part,) = read_manifest(run).tables["blocks"]
+    assert pq.read_schema(part_path(run, part)).metadata[b"omnidraft.schema_version"] == b"1"
+
+
+def test_a_commit_makes_no_part_of_a_table_without_rows(tmp_path):
+    run = write_run(tmp_path, [decision()])
+    assert sorted(path.parent.name for path in run.rglob("*.parquet")) == ["decisions"]
+
+
+def test_unforced_commits_keep_their_distance_and_it_grows_with_the_age_of_the_log(tmp_path):
+    clock = Clock()
+    published = []
+    with RunLog(tmp_path, clock=clock) as log:
+        log._publish = lambda wait: published.append(clock.now)
+        for now in [0, 1, 4.9, 5, 9, 10, 500, 509, 510, 10_000, 10_059, 10_060]:
+            clock.now = float(now)
+            log.commit()
+        assert published == [5, 10, 500, 10_000, 10_060]
+        del log._publish
+
+
+def test_an_unforced_commit_reaches_readers_without_another_call(tmp_path):
+    clock = Clock()
+    with RunLog(tmp_path, clock=clock) as log:
+        log.append(decision())
+        clock.now = 6.0
+        log.commit()
+        log._jobs.join()
+        assert visible_rows(tmp_path) == 1
+
+
+def test_a_rejected_row_is_a_line_of_json_at_once(tmp_path):
+    with RunLog(tmp_path) as log:
+        log.append(PromptRejected("docs", 3, "broken “JSON”\n"))
+        (line,) = (tmp_path / "rejected.jsonl").read_text("utf-8").splitlines()
+        assert json.loads(line) == {"dataset": "docs", "line": 3, "reason": "broken “JSON”\n"}
+        log.append(PromptRejected("docs", 9, "empty"))
+    assert len((tmp_path / "rejected.jsonl").read_text("utf-8").splitlines()) == 2
+
+
+def test_a_received_prompt_is_not_kept_and_something_foreign_is_refused(tmp_path):
+    with RunLog(tmp_path) as log:
+        log.append(PromptReceived(offset=0, prompt_id="docs-0", dataset="docs", line=1, text="hello"))
+        with pytest.raises(TypeError, match="str"):
+            log.append("hello")
+    assert not (tmp_path / "rejected.jsonl").exists()
+    assert all(parts == () for parts in read_manifest(tmp_path).tables.values())
+
+
+def test_what_was_appended_before_an_error_in_the_run_is_kept(tmp_path):
+    def interrupted_run():
+        with RunLog(tmp_path) as log:
+            log.append(decision())
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted_run()
+    assert visible_rows(tmp_path) == 1
+
+
+def full_disk(path, content):
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("call", ["append", "commit", "close"])
+def test_a_failing_disk_surfaces_on_the_next_call_and_leaves_the_committed_rows(tmp_path, monkeypatch, call):
+    log = RunLog(tmp_path, part_rows=2)
+    log.append(decision())
+    log.commit(force=True)
+    monkeypatch.setattr(log_module, "write_whole", full_disk)
+    log.append(decision(offset=1))
+    log.append(decision(offset=2))
+    log._jobs.join()
+    calls = {"append": lambda: log.append(decision()), "commit": log.commit, "close": log.close}
+    with pytest.raises(OmnidraftError, match="No space left") as raised:
+        calls[call]()
+    assert isinstance(raised.value.__cause__, OSError)
+    monkeypatch.undo()
+    if call != "close":
+        with pytest.raises(OmnidraftError, match="No space left"):
+            log.close()
+    assert visible_rows(tmp_path) == 1
+    assert not log._writer.is_alive()
+
+
+def test_a_failing_manifest_surfaces_from_the_commit_that_wanted_it(tmp_path, monkeypatch):
+    log = RunLog(tmp_path)
+    log.append(decision())
+    monkeypatch.setattr(log_module.os, "fsync", lambda descriptor: full_disk(None, None))
+    with pytest.raises(OmnidraftError, match="No space left"):
+        log.commit(force=True)
+    with pytest.raises(OmnidraftError):
+        log.close()
+
+
+def test_a_value_that_fits_no_column_is_not_lost_silently(tmp_path):
+    log = RunLog(tmp_path)
+    log.append(prompt(emitted=2**40))
+    with pytest.raises(OmnidraftError, match="too large"):
+        log.close()
+
+
+def test_memory_is_bounded_append_waits_for_the_disk(tmp_path, monkeypatch):
+    disk = threading.Event()
+    monkeypatch.setattr(log_module, "pq", SlowParquet(disk))
+    log = RunLog(tmp_path, part_rows=1, queue_parts=2)
+    appended = []
+
+    def produce():
+        for offset in range(6):
+            log.append(decision(offset=offset))
+            appended.append(offset)
+
+    producer = threading.Thread(target=produce)
+    producer.start()
+    producer.join(timeout=0.5)
+    assert producer.is_alive()
+    assert len(appended) == 3  # one being written, two in the queue
+    disk.set()
+    producer.join()
+    log.close()
+    assert visible_rows(tmp_path) == 6
+
+
+class SlowParquet:
+    def __init__(self, disk):
+        self.disk = disk
+
+    def write_table(self, *arguments, **options):
+        self.disk.wait()
+        pq.write_table(*arguments, **options)
+
+
+def test_a_reader_beside_the_writer_sees_only_whole_commits(tmp_path):
+    writing = threading.Event()
+    counts, errors = [], []
+
+    def read():
+        while not writing.is_set() or len(counts) < 3:
+            manifest = read_manifest(tmp_path)
+            parts = manifest.tables["decisions"]
+            rows = sum(pq.read_metadata(part_path(tmp_path, part)).num_rows for part in parts)
+            if rows != sum(part.rows for part in parts) or rows % 10:
+                errors.append(rows)
+            counts.append(rows)
+
+    log = RunLog(tmp_path, part_rows=7)
+    reader = threading.Thread(target=read)
+    reader.start()
+    for offset in range(200):
+        log.append(decision(offset=offset))
+        if offset % 10 == 9:
+            log.commit(force=True)
+    log.close()
+    writing.set()
+    reader.join()
+    assert errors == []
+    assert counts == sorted(counts)
+    assert visible_rows(tmp_path) == 200
+
+
+def test_a_second_log_in_the_same_folder_is_refused(tmp_path):
+    write_run(tmp_path, [decision()])
+    with pytest.raises(RunError, match="--run"):
+        RunLog(tmp_path)
+    assert visible_rows(tmp_path) == 1
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(RunError, match="file"):
+        RunLog(tmp_path / "file")
+
+
+def test_a_closed_log_takes_nothing_and_closes_again_in_peace(tmp_path):
+    log = RunLog(tmp_path)
+    log.close()
+    log.close()
+    with pytest.raises(RunError, match="closed"):
+        log.append(decision())
+
+
+def test_a_folder_without_a_log_and_a_log_of_another_version_are_refused(tmp_path):
+    with pytest.raises(RunError, match="--run"):
+        read_manifest(tmp_path)
+    run = write_run(tmp_path / "run", [])
+    content = json.loads((run / MANIFEST).read_bytes())
+    (run / MANIFEST).write_text(json.dumps(content | {"schema_version": 99}))
+    with pytest.raises(RunError, match="99"):
+        read_manifest(run)
+
+
+@pytest.mark.parametrize("content", ["", "[1]", '{"schema_version": 1, "run": "a", "tables": {}}'])
+def test_a_broken_manifest_is_called_corrupt(tmp_path, content):
+    run = write_run(tmp_path, [])
+    (run / MANIFEST).write_text(content)
+    with pytest.raises(CorruptError, match="manifest"):
+        read_manifest(run)
+
+
+def test_an_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch):
+    target = tmp_path / "file"
+    write_whole(target, b"old")
+    monkeypatch.setattr(os, "replace", full_disk)
+    with pytest.raises(OSError, match="No space"):
+        write_whole(target, b"new")
+    assert target.read_bytes() == b"old"
+
+
+def test_neither_the_log_nor_the_queries_load_the_heavy_libraries():
+    code = "import sys, store.log, store.queries; print({'torch', 'transformers', 'mlflow'} & set(sys.modules))"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "set()"

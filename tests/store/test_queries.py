@@ -1,0 +1,288 @@
+import random
+from hashlib import sha256
+
+import pytest
+from synthetic_runs import decision, drifted, prompt, rejected, small_run_events, write_run
+
+from store.errors import CorruptError, QueryError, RunError
+from store.events import Outcome
+from store.log import MANIFEST, RunLog, part_path, read_manifest
+from store.queries import VIEWS, LogReader, recipes, run_folders, statement
+from store.schema import TABLES, schema_of
+
+
+@pytest.fixture(scope="module")
+def small_run(tmp_path_factory):
+    return write_run(tmp_path_factory.mktemp("runs") / "small", small_run_events())
+
+
+@pytest.fixture(scope="module")
+def small(small_run):
+    with LogReader([small_run]) as log:
+        yield log
+
+
+@pytest.fixture(scope="module")
+def nothing():
+    with LogReader([]) as log:
+        yield log
+
+
+def test_the_views_of_an_empty_log_have_the_columns_and_types_of_a_full_one(small, nothing):
+    assert [row["name"] for row in small.select("SHOW TABLES").to_pylist()] == sorted(VIEWS)
+    for view in VIEWS:
+        assert nothing.columns(view) == small.columns(view)
+        assert nothing.columns(view)[0] == ("run", "VARCHAR")
+    for table in TABLES:
+        assert [name for name, _ in nothing.columns(table)] == ["run", *schema_of(table).names]
+
+
+def test_tokens_are_the_emitted_ones_in_order_with_their_text(tmp_path):
+    events = [
+        decision(offset=1, position=1, emitted_bytes=b"\xe2\x82", index=1),
+        decision(offset=1, position=0, emitted_bytes="né".encode()),
+        rejected(offset=0, position=0),
+        decision(offset=0, position=1, outcome=Outcome.UNJUDGED, emitted_id=None, emitted_bytes=None, origin=None),
+    ]
+    with LogReader([write_run(tmp_path / "run", events)]) as log:
+        rows = log.select("FROM tokens").to_pylist()
+    assert [(row["offset"], row["position"], row["text"], row["origin"]) for row in rows] == [
+        (0, 0, " a", "residual"),
+        (1, 0, "né", "accepted"),
+        (1, 1, "\ufffd", "accepted"),
+    ]
+
+
+def test_broken_utf8_is_replaced_as_python_does_it(nothing):
+    draw = random.Random(0)
+    borders = bytes.fromhex("00417f808f909fa0bfc0c1c2dfe0e1eceeedeff0f1f3f4f5ff")
+    samples = [bytes(draw.choices(borders, k=draw.randint(0, 7))) for _ in range(3000)]
+    values = ", ".join(f"({number}, '{sample.hex()}')" for number, sample in enumerate(samples))
+    rows = nothing.select(f"SELECT text_of(unhex(bytes)) AS text FROM (VALUES {values}) v(n, bytes) ORDER BY n")
+    assert rows["text"].to_pylist() == [sample.decode("utf-8", "replace") for sample in samples]
+
+
+def test_runs_are_told_apart_by_their_folders(tmp_path):
+    write_run(tmp_path / "it's", [decision()])
+    write_run(tmp_path / "b", [decision(), decision(position=1, index=1)])
+    (tmp_path / "not-a-run").mkdir()
+    with LogReader(run_folders(tmp_path)) as log:
+        rows = log.select("SELECT run, count(*) AS rows FROM decisions GROUP BY run ORDER BY run").to_pylist()
+    assert rows == [{"run": "b", "rows": 2}, {"run": "it's", "rows": 1}]
+
+
+def test_two_runs_of_one_name_are_refused(tmp_path):
+    first, second = write_run(tmp_path / "1" / "run", []), write_run(tmp_path / "2" / "run", [])
+    with pytest.raises(RunError, match="different"):
+        LogReader([first, second])
+
+
+def test_a_folder_without_runs_says_how_to_make_one(tmp_path):
+    with pytest.raises(RunError, match="omnidraft replay"):
+        run_folders(tmp_path)
+    with pytest.raises(RunError, match="manifest"):
+        LogReader([tmp_path])
+
+
+def test_a_part_that_the_manifest_does_not_name_does_not_exist(tmp_path):
+    run = write_run(tmp_path / "run", [decision()])
+    (part,) = read_manifest(run).tables["decisions"]
+    copy = part_path(run, part).with_name("part-000002.parquet")
+    copy.write_bytes(part_path(run, part).read_bytes())
+    with LogReader([run]) as log:
+        assert log.select("FROM decisions").num_rows == 1
+
+
+def test_a_part_that_is_missing_or_cut_is_called_corrupt(tmp_path):
+    run = write_run(tmp_path / "run", [decision()])
+    (part,) = read_manifest(run).tables["decisions"]
+    content = part_path(run, part).read_bytes()
+    part_path(run, part).write_bytes(content[:-1])
+    with pytest.raises(CorruptError, match=r"part-000001\.parquet"):
+        LogReader([run])
+    part_path(run, part).unlink()
+    with pytest.raises(CorruptError, match=r"part-000001\.parquet"):
+        LogReader([run])
+
+
+def test_a_reader_is_a_snapshot_and_stays_valid_while_the_run_goes_on(tmp_path):
+    with RunLog(tmp_path) as writer:
+        writer.append(decision())
+        writer.commit(force=True)
+        with LogReader([tmp_path]) as early:
+            writer.append(decision(position=1, index=1))
+            writer.commit(force=True)
+            assert early.select("FROM decisions").num_rows == 1
+        with LogReader([tmp_path]) as late:
+            assert late.select("FROM decisions").num_rows == 2
+
+
+READING = [
+    "FROM tokens LIMIT 1",
+    "SELECT 1;",
+    "WITH t AS (FROM tokens) SELECT count(*) FROM t",
+    "WITH RECURSIVE n(i) AS (VALUES (1) UNION ALL SELECT i + 1 FROM n WHERE i < 3) FROM n",
+    "EXPLAIN SELECT * FROM tokens",
+    "EXPLAIN ANALYZE SELECT * FROM tokens",
+    "DESCRIBE tokens",
+    "SUMMARIZE prompts",
+    "SHOW TABLES",
+    "PIVOT decisions ON outcome IN ('accepted') USING count(*)",
+    "SELECT piece FROM decisions, unnest(pieces) AS _(piece)",
+    "FROM range(3)",
+    "SELECT list_transform([1, 2], lambda x: x + 1)",
+    "SELECT * FROM prompts WHERE prompt_text = 'COPY_QUERY_NODE read_csv(1)'",
+]
+
+
+@pytest.mark.parametrize("query", READING)
+def test_reading_statements_run(small, query):
+    small.select(query)
+
+
+FORBIDDEN = [
+    "SELECT * FROM read_csv('/etc/passwd')",
+    "SELECT * FROM MAIN.READ_CSV('/etc/passwd')",
+    "SELECT * FROM '/etc/passwd'",
+    "SELECT * FROM read_text('/etc/passwd')",
+    "SELECT * FROM read_blob('/etc/passwd')",
+    "SELECT * FROM read_json('/etc/passwd')",
+    "SELECT * FROM glob('/etc/*')",
+    "SELECT (SELECT count(*) FROM glob('/etc/*'))",
+    "FROM tokens ORDER BY (SELECT count(*) FROM read_text('/etc/passwd'))",
+    "SELECT list_transform([1], lambda x: (SELECT count(*) FROM read_text('/etc/passwd')))",
+    "SUMMARIZE FROM read_text('/etc/passwd')",
+    "SELECT getenv('HOME')",
+    "SELECT * FROM sniff_csv('/etc/passwd')",
+    "SELECT * FROM read_parquet('{folder}/*.parquet')",
+    "SELECT * FROM '{folder}/../secret.parquet'",
+    "SELECT * FROM query('SELECT 1')",
+    "SELECT * FROM enable_logging()",
+    "SELECT * FROM enable_profiling()",
+    "SELECT * FROM sys.path",
+    "SELECT * FROM FORBIDDEN",
+    "COPY (SELECT 1) TO '{part}'",
+    "COPY decisions TO '{folder}/new.parquet'",
+    "EXPLAIN ANALYZE COPY (SELECT 1) TO '{part}'",
+    "EXPLAIN /* */ ANALYZE COPY (SELECT 1) TO '{part}'",
+    "WITH x AS (COPY (SELECT 1) TO '{part}' (FORMAT parquet, USE_TMP_FILE false)) FROM x",
+    "EXPLAIN ANALYZE WITH x AS (COPY (SELECT 1) TO '{part}' (FORMAT parquet, USE_TMP_FILE false)) FROM x",
+    "FROM query('WITH x AS (COPY (SELECT 1) TO ''{part}'' (FORMAT parquet, USE_TMP_FILE false)) FROM x')",
+    "FROM json_execute_serialized_sql(json_serialize_sql("
+    "'WITH x AS (COPY (SELECT 1) TO ''{part}'' (FORMAT parquet, USE_TMP_FILE false)) FROM x'))",
+    "EXPORT DATABASE '{folder}/out'",
+    "ATTACH '{folder}/x.db'",
+    "INSTALL httpfs",
+    "LOAD httpfs",
+    "PRAGMA database_list",
+    "SET enable_external_access = true",
+    "SET threads = 1",
+    "RESET lock_configuration",
+    "CALL enable_logging()",
+    "CREATE TABLE t AS SELECT 1",
+    "DROP VIEW decisions",
+    "DELETE FROM decisions",
+    "INSERT INTO decisions SELECT * FROM decisions",
+    "BEGIN",
+    "PREPARE x AS SELECT 1",
+    "SELECT 1; DROP VIEW decisions",
+    "SELECT 1; SELECT 2",
+    "",
+    "-- nothing",
+    "SELECT ?",
+    "SELECT nonsense FROM decisions",
+    "not even SQL",
+    "SELECT " + "+".join(["1"] * 2000),
+]
+
+
+@pytest.mark.parametrize("query", FORBIDDEN)
+def test_everything_else_is_refused_and_changes_no_file(small_run, small, query):
+    (part, *_) = read_manifest(small_run).tables["decisions"]
+    path = part_path(small_run.resolve(), part)
+    before = digests(small_run)
+    with pytest.raises(QueryError, match="must be"):
+        small.select(query.format(part=path, folder=path.parent))
+    assert digests(small_run) == before
+    assert small.select("FROM decisions").num_rows == 75
+
+
+def digests(folder):
+    return {path: sha256(path.read_bytes()).hexdigest() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_connection_itself_is_locked_too(small_run, small):
+    """Were the examination of a query to fail, files and settings would still be closed."""
+    import duckdb
+
+    for query in ("FROM read_csv('/etc/passwd')", "SET threads = 1", f"FROM read_text('{small_run / MANIFEST}')"):
+        with pytest.raises(duckdb.Error):
+            small._connection.execute(query)
+
+
+def test_the_reserved_column_name_gets_a_hint(small):
+    with pytest.raises(QueryError, match="double quotes"):
+        small.select("SELECT offset FROM tokens")
+    assert small.select('SELECT "offset", tokens.offset FROM tokens').num_rows == 60
+
+
+def test_there_are_a_dozen_recipes_each_with_one_line_of_description():
+    assert len(recipes()) >= 12
+    for name, recipe in recipes().items():
+        assert statement(name).startswith(f"-- {recipe.description}\n"), name
+        assert len(recipe.description) > 20, name
+
+
+@pytest.mark.parametrize("name", recipes())
+def test_each_recipe_runs_on_a_full_and_on_an_empty_log(small, nothing, name):
+    full, empty = small.recipe(name), nothing.recipe(name)
+    assert full.schema.names == empty.schema.names
+    assert full.schema.names[0] == "run"
+    assert empty.num_rows == 0
+    assert (full.num_rows == 0) == (name == "check")
+
+
+def test_an_unknown_recipe_is_refused_with_the_known_ones(small):
+    with pytest.raises(QueryError, match="acceptance-over-time"):
+        small.recipe("acceptance")
+    with pytest.raises(QueryError):
+        small.recipe("_summary")
+
+
+def test_acceptance_over_time_counts_windows_of_twenty_prompts_and_marks_drifts(tmp_path):
+    events = [prompt(offset=number, judged=4, accepted=1 if number < 20 else 3) for number in range(25)]
+    events += [drifted(offset=21, direction="rise", action="ignored", rate_before=0.25, rate_after=0.75)]
+    with LogReader([write_run(tmp_path, events)]) as log:
+        first, second = log.recipe("acceptance-over-time").to_pylist()
+    assert (first["first_offset"], first["last_offset"], first["prompts"]) == (0, 19, 20)
+    assert (first["acceptance_rate"], second["acceptance_rate"]) == (0.25, 0.75)
+    assert first["drifts"] is None
+    assert second["drifts"] == "rise at 21 (ignored, 0.25 to 0.75)"
+
+
+def test_recipes_give_the_figures_of_the_small_run(small):
+    lengths = {row["pieces"]: row for row in small.recipe("by-ngram-length").to_pylist()}
+    assert (lengths[1]["judged"], lengths[1]["accepted"]) == (30, 15)
+    assert (lengths[2]["judged"], lengths[2]["acceptance_rate"]) == (15, 1.0)
+    indexes = [row["acceptance_rate"] for row in small.recipe("by-position").to_pylist()]
+    assert indexes == [1.0, 0.0, None]
+    (worst,) = small.recipe("rejected-tokens").to_pylist()
+    assert (worst["proposed"], worst["rejected"], worst["judged"]) == (" the", 15, 45)
+    assert worst["most_common_replacement"] == " a"
+    (ngram,) = small.recipe("ngrams-that-pay").to_pylist()
+    assert (ngram["token"], ngram["pieces"], ngram["accepted_pieces"]) == (" the", [8, 9], 30)
+    docs, code = small.recipe("stage-times").to_pylist()
+    assert (docs["ms_decode_per_block"], docs["seconds_learn"]) == (250.0, 0.5)
+    assert (code["seconds_verify"], code["seconds_learn"]) == (5.0, 0.25)
+    buckets = small.recipe("calibration-of-head").to_pylist()
+    assert [(row["decisions"], row["accepted_fraction"]) for row in buckets] == [(15, 0.0), (45, pytest.approx(2 / 3))]
+    assert [row["judged"] for row in small.recipe("acceptance-by-version").to_pylist()] == [24, 21]
+
+
+def test_longest_runs_go_on_across_blocks_until_a_residual(tmp_path):
+    events = [decision(position=position, block=position // 2) for position in range(4)]
+    events += [rejected(position=4, block=2), decision(position=5, block=3)]
+    with LogReader([write_run(tmp_path, events)]) as log:
+        longest, short = log.recipe("longest-runs").to_pylist()
+    assert (longest["first_position"], longest["accepted_tokens"], longest["text"]) == (0, 4, " the" * 4)
+    assert (short["first_position"], short["accepted_tokens"]) == (5, 1)
