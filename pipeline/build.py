@@ -1,6 +1,8 @@
 """From a configuration to a pipeline that runs: the only place that constructs stages."""
 
 import math
+import re
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -54,17 +56,19 @@ class Models:
     pair: Pair
 
 
-def locate(name: str, uri: str, into: Path) -> str:
+def locate(name: str, uri: str, fetched: Path) -> str:
     """The hub name or folder behind a model's name: `builtin:NAME`, `models:/NAME/VERSION`, or what was given."""
     if name.startswith("builtin:"):
         return str(zoo.path_of(name.removeprefix("builtin:")))
     if name.startswith("models:/"):
-        return str(fetch_version(name, uri, into))
+        folder = fetched / re.sub(r"[^\w.-]+", "_", name.removeprefix("models:/"))
+        shutil.rmtree(folder, ignore_errors=True)  # an alias may have moved
+        return str(fetch_version(name, uri, folder))
     return name
 
 
-def load_models(config: Config, uri: str, run_folder: Path) -> Models:
-    """Load both models and pair their vocabularies.
+def load_models(config: Config, uri: str, fetched: Path) -> Models:
+    """Load both models and pair their vocabularies. What comes from the registry is copied below `fetched`.
 
     Raises:
         ModelError, VocabularyError: see there.
@@ -72,8 +76,7 @@ def load_models(config: Config, uri: str, run_folder: Path) -> Models:
     if config.threads:
         set_threads(config.threads)
     device = pick_device(config.device)
-    target_source = locate(config.target, uri, run_folder / "target")
-    drafter_source = locate(config.drafter, uri, run_folder / "drafter")
+    target_source, drafter_source = (locate(name, uri, fetched) for name in (config.target, config.drafter))
     target_tokenizer, drafter_tokenizer = load_tokenizer(target_source), load_tokenizer(drafter_source)
     target_words = Vocabulary(target_tokenizer, config.target)
     drafter_words = Vocabulary(drafter_tokenizer, config.drafter)

@@ -5,7 +5,9 @@ import sys
 import typer
 
 from pipeline.cli_log import check, sql
+from pipeline.cli_replay import replay
 from pipeline.cli_versions import ui, versions
+from pipeline.cli_zoo import zoo
 from store.errors import OmnidraftError, UsageError
 
 app = typer.Typer(
@@ -16,10 +18,12 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
+app.command()(replay)
 app.command()(sql)
 app.command()(check)
 app.command()(versions)
 app.command()(ui)
+app.add_typer(zoo, name="zoo")
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ import json
 import math
 import sys
 from collections.abc import Iterable, Mapping
+from decimal import Decimal
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -174,6 +175,8 @@ def _plain(value: Any) -> Any:
         return value.hex()
     if isinstance(value, float):
         return value if math.isfinite(value) else None
+    if isinstance(value, Decimal):  # DuckDB's type of a sum of integers and of a literal such as 1.5
+        return int(value) if value == value.to_integral_value() else float(value)
     if isinstance(value, list):
         return list(map(_plain, value))
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""`omnidraft versions` and `omnidraft ui`: what MLflow holds, in the terminal and in the browser. Neither needs torch."""
+"""`omnidraft versions` and `omnidraft ui`: what MLflow holds, in the terminal and in the browser; without torch."""
 
 import json
 import os
@@ -6,7 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from enum import StrEnum
@@ -80,12 +80,19 @@ def ui(
     experiment = experiment_id(uri)
     _must_be_free(port)
     with _server(_command(uri, runs, port)) as server:
-        print(f"MLflow's pages over {runs} open here in some seconds; Ctrl-C ends them.")
-        for title, page in (("runs", f"experiments/{experiment}/runs"), ("versions", f"models/{name}")):
-            # without this type of workflow MLflow opens in another mode, which hides registered models
-            print(f"  {title:<9} http://{HOST}:{port}/#/{page}?workflowType=machine_learning", flush=True)
+        print(f"MLflow's pages over {runs} open here in some seconds; Ctrl-C ends them:")
+        for title, page in _pages(experiment, name).items():
+            print(f"  {title:<9} http://{HOST}:{port}/#/{page}", flush=True)
         status = server.wait()
     raise UsageError(f"MLflow's server must stay up until Ctrl-C, but ended with status {status}; see what it printed")
+
+
+def _pages(experiment: str, name: str) -> dict[str, str]:
+    """Without this type of workflow MLflow opens in another mode, which hides registered models."""
+    return {
+        "runs": f"experiments/{experiment}/runs?compareRunsMode=CHART&workflowType=machine_learning",
+        "versions": f"models/{name}?workflowType=machine_learning",
+    }
 
 
 def _command(uri: str, runs: Path, port: int) -> list[str]:
@@ -107,7 +114,11 @@ def _must_be_free(port: int) -> None:
 @contextmanager
 def _server(command: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
     """The running server; Ctrl-C and SIGTERM end the block without an error, and all of the server's processes."""
-    quiet = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    quiet = {
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # processes that only the other mode's pages need
+        "PYTHONWARNINGS": "ignore",  # about the server's own libraries
+    }
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     server = subprocess.Popen(
         command, env=os.environ | quiet, start_new_session=True, stdout=subprocess.DEVNULL
@@ -155,7 +166,8 @@ def _print_details(details: "VersionDetails", name: str, output: Format) -> None
     files = {file: f"sha256 {digest[:16]}…" for file, digest in manifest["files"].items()}
     plain = {key: value for key, value in manifest.items() if key not in ("files", "counters")}
     for title, values in (
-        ("manifest", {**plain, **manifest["counters"]}),
+        ("manifest", plain),
+        ("counters", manifest["counters"]),
         ("files", files),
         ("metrics", details.metrics),
         ("settings", details.params),

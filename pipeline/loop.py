@@ -107,6 +107,10 @@ class Loop:
                 yield self._recorder.block(verdict, len(verdicts), seconds)
             for row in [row for row in self._rows if row.finish]:
                 yield from self._finish(row)
+        yield from self.end()
+
+    def end(self) -> Iterator[Event]:
+        """What `run` would have yielded at the end of the stream, for a run that was broken off between two events."""
         yield from self._publisher.end()
 
     def _admit(self, prompts: Iterator[PromptReceived | PromptRejected]) -> Iterator[Event]:

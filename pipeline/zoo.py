@@ -5,8 +5,8 @@ One drafter and two targets with three different vocabularies, all small Llamas.
 """
 
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
 
@@ -69,7 +69,7 @@ ZOO = {
             "",
             _llama(layers=2, width=192, heads=6, mlp=512),
             {**GENERAL_TEXTS, "functions": 0.02},
-            Recipe(steps=1600, rows=4, length=512, peak_rate=3e-3),
+            Recipe(steps=1000, rows=4, length=512, peak_rate=5e-3),
         ),
         ZooModel(
             "target-7m",
@@ -78,7 +78,7 @@ ZOO = {
             SPLIT_WHOLE_NUMBERS,
             _llama(layers=6, width=288, heads=6, mlp=768),
             ALL_TEXTS,
-            Recipe(steps=1500, rows=4, length=512, peak_rate=2e-3),
+            Recipe(steps=1100, rows=4, length=512, peak_rate=5e-3),
         ),
         ZooModel(
             "target-12m",
@@ -87,10 +87,16 @@ ZOO = {
             SPLIT_THREE_DIGITS,
             _llama(layers=8, width=320, heads=8, mlp=864),
             ALL_TEXTS,
-            Recipe(steps=1500, rows=4, length=512, peak_rate=1.5e-3),
+            Recipe(steps=900, rows=4, length=512, peak_rate=4e-3),
         ),
     )
 }
+
+
+def _known(name: str) -> ZooModel:
+    if name not in ZOO:
+        raise ModelError(f"there is no built-in model {name!r}; there are {', '.join(ZOO)}")
+    return ZOO[name]
 
 
 def path_of(name: str) -> Path:
@@ -99,9 +105,7 @@ def path_of(name: str) -> Path:
     Raises:
         ModelError: for an unknown name, or when the model has not been built.
     """
-    if name not in ZOO:
-        raise ModelError(f"there is no built-in model {name!r}; there are {', '.join(ZOO)}")
-    folder = MODELS_FOLDER / name
+    folder = MODELS_FOLDER / _known(name).name
     if not (folder / "model.safetensors").is_file():
         raise ModelError(f"the built-in model {name} is not at {folder}; make it with: omnidraft zoo build {name}")
     return folder
@@ -146,7 +150,7 @@ def documents(model: ZooModel, data: Path) -> list[str]:
 
 def _train_tokenizer(model: ZooModel, texts: list[str], path: Path) -> None:
     """Learn a BPE of the model's kind on `texts` and write it to `path`."""
-    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
     special = [UNK, BOS, EOS, PAD]
     if model.split:
@@ -176,6 +180,9 @@ def _train_tokenizer(model: ZooModel, texts: list[str], path: Path) -> None:
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(  # texts begin with BOS, as they did in training
+        single=f"{BOS} $A", special_tokens=[(BOS, tokenizer.token_to_id(BOS))]
+    )
     path.write_text(_without_special_bytes(tokenizer.to_str()), encoding="utf-8")
 
 
@@ -186,14 +193,24 @@ def _without_special_bytes(serialized: str) -> str:
     return json.dumps(state, ensure_ascii=False)
 
 
-def build(name: str, data: Path, out: Path, progress: Callable[[int, int, float], None]) -> Report:
+def chosen(names: Sequence[str], steps: int | None) -> list[ZooModel]:
+    """The named models, with another number of steps if one is given.
+
+    Raises:
+        ModelError: for an unknown name.
+    """
+    models = [_known(name.removeprefix("builtin:")) for name in names]
+    return [replace(model, recipe=replace(model.recipe, steps=steps or model.recipe.steps)) for model in models]
+
+
+def build(model: ZooModel, data: Path, out: Path, progress: Callable[[int, float], None]) -> Report:
     """Make one built-in model from text and write its folder with a model card.
 
     Args:
-        name: a key of `ZOO`.
+        model: what to make.
         data: folder of the prepared datasets (Parquet files with `prompt` and `reference`).
         out: parent of the new model's folder.
-        progress: called with the step, the number of steps and the step's loss.
+        progress: called with the number of steps done and the last one's loss.
     """
     import tempfile
 
@@ -201,7 +218,6 @@ def build(name: str, data: Path, out: Path, progress: Callable[[int, int, float]
 
     from stages import huggingface, pretrain
 
-    model = ZOO[name]
     texts = documents(model, data)
     with tempfile.TemporaryDirectory() as temporary:
         path = Path(temporary) / "tokenizer.json"
@@ -223,13 +239,9 @@ def build(name: str, data: Path, out: Path, progress: Callable[[int, int, float]
         **model.shape,
     )
     report = pretrain.pretrain(
-        llama,
-        torch.cat(tokens[held_out:]),
-        torch.cat(tokens[:held_out]),
-        model.recipe,
-        lambda step, loss: progress(step, model.recipe.steps, loss),
+        llama, torch.cat(tokens[held_out:]), torch.cat(tokens[:held_out]), model.recipe, progress
     )
-    folder = out / name
+    folder = out / model.name
     samples = [pretrain.sample_text(llama, tokenizer, prompt) for prompt in SAMPLE_PROMPTS]
     huggingface.save(folder, llama, tokenizer)
     (folder / "README.md").write_text(model_card(model, report, samples), encoding="utf-8")

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +18,9 @@ from stages.blocks import Lesson
 from stages.huggingface import LanguageModel
 from stages.losses import Loss, Student, Taught
 
+# The share of the configured rate that is used: small for the optimiser's first steps, which have no second moments
+# to speak of, and after an update that the gate refused; growing while updates pass.
+FIRST_TRUST, SHRINK, GROW = 0.2, 0.5, 1.25
 MAX_LOGITS = 1 << 25  # numbers of one micro-batch's output: 128 MiB in float32
 
 
@@ -80,15 +84,13 @@ class DrafterTrainer:
         self._loss, self._measure, self._training = loss, measure, training
         self._forbidden_D = served.mask_without(allowed)
         self._candidate = copy.deepcopy(served.model).float()
-        self._optimizer = self._new_optimizer()
+        self._optimizer = torch.optim.AdamW(
+            self._candidate.parameters(), lr=training.rate, weight_decay=training.weight_decay, fused=True
+        )
+        self._trust = FIRST_TRUST
         self._random = Random(training.seed)
         self._replay: deque[Lesson] = deque(maxlen=training.replay)
         self._held_out: deque[Lesson] = deque(maxlen=training.gate_window)
-
-    def _new_optimizer(self) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(
-            self._candidate.parameters(), lr=self._training.rate, weight_decay=self._training.weight_decay, fused=True
-        )
 
     def hold_out(self, lesson: Lesson) -> None:
         """Keep a lesson for the gate; it is never trained on."""
@@ -99,13 +101,14 @@ class DrafterTrainer:
         old = self._random.sample(self._replay, min(len(fresh), len(self._replay)))
         self._replay.extend(fresh)
         before = self.expected_acceptance(self.served.model)
+        moments = copy.deepcopy(self._optimizer.state_dict())
         loss, positions = self._train([*fresh, *old])
         if not math.isfinite(loss):
-            self._restore()
+            self._restore(moments)
             return Step(loss, positions, before, None, False, "the loss was not finite")
         after = self.expected_acceptance(self._candidate)
         if before is not None and after is not None and after < before - self._training.gate_tolerance:
-            self._restore()
+            self._restore(moments)
             return Step(loss, positions, before, after, False, "the gate saw a lower acceptance")
         self._serve()
         return Step(loss, positions, before, after, True, "the gate let it pass" if before else "nothing held out yet")
@@ -113,6 +116,8 @@ class DrafterTrainer:
     def _train(self, lessons: Sequence[Lesson]) -> tuple[float, int]:
         """Gradient steps on all lessons. Returns the first step's loss (before learning) and its positions."""
         self._candidate.train()
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._training.rate * self._trust
         losses, positions = [], 0
         for _ in range(self._training.steps):
             self._optimizer.zero_grad(set_to_none=True)
@@ -182,11 +187,13 @@ class DrafterTrainer:
         for served, trained in zip(self.served.model.parameters(), self._candidate.parameters(), strict=True):
             served.copy_(trained)
         self.version += 1
+        self._trust = min(1.0, self._trust * GROW)
 
     @torch.no_grad()
-    def _restore(self) -> None:
-        """Back to the served weights, without momentum: it led astray."""
+    def _restore(self, moments: dict[str, Any]) -> None:
+        """As if the update had never been tried, but for a smaller rate."""
         for trained, served in zip(self._candidate.parameters(), self.served.model.parameters(), strict=True):
             trained.copy_(served)
-        self._optimizer = self._new_optimizer()
+        self._optimizer.load_state_dict(moments)
+        self._trust *= SHRINK
         self._candidate.eval()

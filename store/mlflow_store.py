@@ -13,11 +13,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from store.errors import UsageError
+from store.errors import CorruptError, UsageError
 from store.events import VersionPublished
 from store.outbox import Body
 from store.version_folder import open_version
-from store.versions import tags_of
+from store.versions import MODEL_NOTE, run_note, tags_of, version_note
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -32,13 +32,10 @@ _ENVIRONMENT = {  # read by mlflow when it is imported
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",  # the terminal belongs to the run's own display
     "MLFLOW_LOGGING_LEVEL": "ERROR",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
 # Okabe and Ito's colours, told apart by colour-blind readers too; MLflow's own choice may give two runs the same.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-_MODEL_NOTE = (
-    "Drafters that omnidraft taught while a stream of prompts ran: weights, tokenizer, adaptive head and n-gram cache.\n\n"
-    "`omnidraft versions` lists them; `omnidraft replay --drafter models:/NAME/NUMBER` goes on from one."
-)
 
 
 def connect(uri: str) -> "MlflowClient":
@@ -71,14 +68,18 @@ def local_database(uri: str) -> Path | None:
 
 
 def download(client: "MlflowClient", version: "ModelVersion", into: Path, file: str = "") -> Path:
-    """Copy a version's artifacts, or the one named, into a folder; the path of the copy. Nothing is checked yet."""
+    """Copy a version's artifacts, or the one named, into a folder; the path of the copy. Nothing is checked yet.
+
+    Raises CorruptError when the registry's version has lost its files.
+    """
     from mlflow.artifacts import download_artifacts
 
-    source = client.get_logged_model(_model_id(version)).artifact_location
-    copied = download_artifacts(
-        artifact_uri=f"{source}/{file}" if file else source, dst_path=str(into), tracking_uri=client.tracking_uri
-    )
-    return Path(copied)
+    folder = client.get_logged_model(_model_id(version)).artifact_location
+    source = f"{folder}/{file}" if file else folder
+    try:
+        return Path(download_artifacts(artifact_uri=source, dst_path=str(into), tracking_uri=client.tracking_uri))
+    except FileNotFoundError as error:
+        raise CorruptError(f"version {version.version} must have its files at {source}, but: {error}") from error
 
 
 class Sender:
@@ -91,10 +92,12 @@ class Sender:
     def __init__(self, uri: str, experiment: str, model: str, results: Sequence[Body]):
         self._uri, self._experiment, self._model = uri, experiment, model
         self._known: Body = {}
+        self._begun: str | None = None  # a run whose start failed half-way, to go on with
         for result in results:
             self._known.update(result)
 
     def deliver(self, kind: str, bodies: list[Body]) -> Body:
+        """See Outbox. Raises whatever MLflow raises, and CorruptError for a folder that is not as it was sealed."""
         client = connect(self._uri)
         if kind == "start":
             result = self._known if "run_id" in self._known else self._start(client, **bodies[0])
@@ -110,16 +113,18 @@ class Sender:
         return result
 
     def _start(self, client: "MlflowClient", name: str, params: Body, tags: Body, datasets: list[list[str]]) -> Body:
-        from mlflow.entities import Param, RunTag
+        from mlflow.entities import Param
 
         experiment = _experiment_id(client, self._experiment, self._uri)
         color = _free_color(client, experiment)
-        own = {"mlflow.runColor": color, "kind": "replay", "mlflow.note.content": _run_note(name, datasets)}
-        run = client.create_run(experiment, run_name=name, tags={**own, **tags})
-        client.log_batch(run.info.run_id, params=[Param(key, value) for key, value in params.items()])
-        client.log_inputs(run.info.run_id, datasets=_inputs([_dataset(*pair) for pair in datasets]))
+        if self._begun is None:
+            notes = {"kind": "replay", "mlflow.runColor": color, "mlflow.note.content": run_note(name, datasets)}
+            tags = {"mlflow.source.name": "omnidraft replay", "mlflow.source.type": "LOCAL", **notes, **tags}
+            self._begun = client.create_run(experiment, run_name=name, tags=tags).info.run_id
+        client.log_batch(self._begun, params=[Param(key, value) for key, value in params.items()])
+        client.log_inputs(self._begun, datasets=_inputs([_dataset(*pair) for pair in datasets]))
         return {
-            "run_id": run.info.run_id,
+            "run_id": self._begun,
             "experiment_id": experiment,
             "name": name,
             "color": color,
@@ -132,9 +137,11 @@ class Sender:
 
         metrics = [Metric(key, value, milliseconds, step) for key, value, step, milliseconds in points]
         client.log_batch(self._known["run_id"], metrics=metrics)
-        return {"last": points[-1][2:]}
+        return {"last": points[-1][3]}
 
     def _publish(self, client: "MlflowClient", folder: str, event: Body, metrics: Body) -> Body:
+        from mlflow.entities import LoggedModelOutput
+
         made, manifest = VersionPublished(**event), open_version(Path(folder))
         number, model_id = self._found(client, made.version)
         if number is None:
@@ -142,6 +149,7 @@ class Sender:
             model_id = self._logged_model(client, run_id, Path(folder), made)
             self._log_metrics(client, run_id, model_id, made.offset, metrics, manifest["created_at"])
             number = self._register(client, run_id, model_id, made)
+            client.log_outputs(self._known["run_id"], [LoggedModelOutput(model_id, made.offset)])  # shown in its row
             client.set_terminated(run_id)
         if made.version == max([made.version, *self._versions()]):  # a late one must not displace a newer
             client.set_registered_model_alias(self._model, ALIAS, str(number))
@@ -151,12 +159,12 @@ class Sender:
         return [int(key[1:]) for key in self._known if key[0] == "v"]
 
     def _found(self, client: "MlflowClient", version: int) -> tuple[int | None, str]:
-        """Number and model of a version that was registered by an attempt that failed later; removes what is half made."""
+        """Number and model of a version that an earlier, failed attempt had registered; removes what is half made."""
         mine = f"tags.`mlflow.parentRunId` = '{self._known['run_id']}' and params.version = '{version}'"
         for run in client.search_runs([self._known["experiment_id"]], mine):
             for found in client.search_model_versions(f"name = '{self._model}' and run_id = '{run.info.run_id}'"):
                 return int(found.version), _model_id(found)
-            for output in run.outputs.model_outputs:
+            for output in run.outputs.model_outputs if run.outputs else ():
                 client.delete_logged_model(output.model_id)
             client.delete_run(run.info.run_id)
         return None, ""
@@ -166,7 +174,7 @@ class Sender:
 
         known = self._known
         tags = {"mlflow.parentRunId": known["run_id"], "mlflow.runColor": known["color"], "kind": "version"}
-        tags["mlflow.note.content"] = _version_note(made, known["name"])
+        tags["mlflow.note.content"] = version_note(made, known["name"])
         run = client.create_run(known["experiment_id"], run_name=f"{known['name']} v{made.version}", tags=tags)
         params = {**known["params"], "version": made.version, "offset": made.offset, "reason": made.reason}
         client.log_batch(run.info.run_id, params=[Param(key, str(value)) for key, value in params.items()])
@@ -181,7 +189,9 @@ class Sender:
     def _stream(self) -> "Dataset":
         """The run's sources as one dataset: versions of runs over the same sources share their metric columns."""
         datasets = self._known["datasets"]
-        return _dataset(" + ".join(name for name, _ in datasets) or "stream", ", ".join(source for _, source in datasets))
+        return _dataset(
+            " + ".join(name for name, _ in datasets) or "stream", ", ".join(source for _, source in datasets)
+        )
 
     def _logged_model(self, client: "MlflowClient", run_id: str, folder: Path, made: VersionPublished) -> str:
         from mlflow.entities import LoggedModelOutput
@@ -208,29 +218,36 @@ class Sender:
         client.log_batch(
             run_id,
             metrics=[
-                Metric(key, value, when, step, model_id, stream.name, stream.digest, run_id) for key, value in metrics.items()
+                Metric(key, value, when, step, model_id, stream.name, stream.digest, run_id)
+                for key, value in metrics.items()
             ],
         )
 
     def _register(self, client: "MlflowClient", run_id: str, model_id: str, made: VersionPublished) -> int:
+        import mlflow
+
+        mlflow.set_tracking_uri(self._uri)  # its SQLite registry looks the logged model up there, not in this client
         if not client.search_registered_models(f"name = '{self._model}'"):
-            client.create_registered_model(self._model, description=_MODEL_NOTE)
+            client.create_registered_model(self._model, description=MODEL_NOTE)
         parent = self._known.get(f"v{made.parent}", {}).get("number")
         version = client.create_model_version(
             self._model,
             f"models:/{model_id}",
             run_id,
             tags=tags_of(made, self._known["name"], parent),
-            description=_version_note(made, self._known["name"]),
+            description=version_note(made, self._known["name"]),
             model_id=model_id,
         )
+        link = json.dumps([{"name": self._model, "version": version.version}])
+        client.set_logged_model_tags(model_id, {"mlflow.modelVersions": link})  # the models table reads it
         return int(version.version)
 
     def _finish(self, client: "MlflowClient", summary: Body, artifacts: list[str]) -> Body:
         from mlflow.entities import Metric
 
-        run_id, (step, when) = self._known["run_id"], self._known.get("last", (0, 0))
-        client.log_batch(run_id, metrics=[Metric(key, value, when, step) for key, value in summary.items()])
+        run_id, when = self._known["run_id"], self._known.get("last", 0)
+        # "final/" gives them a section of their own among the charts, step 0 a bar each instead of a lone dot
+        client.log_batch(run_id, metrics=[Metric(f"final/{key}", value, when, 0) for key, value in summary.items()])
         for path in artifacts:
             client.log_artifact(run_id, path)
         client.set_terminated(run_id)
@@ -243,10 +260,12 @@ def _model_id(version: "ModelVersion") -> str:
 
 
 def _experiment_id(client: "MlflowClient", name: str, uri: str) -> str:
+    path = local_database(uri)
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
     found = client.get_experiment_by_name(name)
     if found is not None:
         return str(found.experiment_id)
-    path = local_database(uri)
     return str(client.create_experiment(name, (path.parent / "mlartifacts").as_uri() if path else None))
 
 
@@ -269,16 +288,3 @@ def _inputs(datasets: Sequence["Dataset"]) -> list["DatasetInput"]:
     from mlflow.entities import DatasetInput, InputTag
 
     return [DatasetInput(dataset, [InputTag("mlflow.data.context", "stream")]) for dataset in datasets]
-
-
-def _run_note(name: str, datasets: list[list[str]]) -> str:
-    sources = "\n".join(f"- {dataset}: `{source}`" for dataset, source in datasets)
-    return (
-        f"**{name}**: one replay of a stream of prompts, in this order:\n\n{sources}\n\n"
-        "Curves are over the *stream offset*, the number of the prompt. The nested runs are the published drafters."
-    )
-
-
-def _version_note(made: VersionPublished, run: str) -> str:
-    taught = "the drafter as it was loaded" if made.parent is None else f"taught by the stream up to prompt {made.offset}"
-    return f"Version {made.version} of **{run}** ({made.reason}): {taught}, with {made.cache_entries} cached n-grams."

@@ -5,10 +5,7 @@ registered model. MLflow is a replica: the run's folder holds everything, and wh
 a spool file. Importing this file does not import mlflow; `store.mlflow_store` does so when it is first used.
 """
 
-import json
-import json
 import math
-import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -19,7 +16,7 @@ from store.errors import CorruptError, ModelError, UsageError
 from store.events import VersionPublished
 from store.mlflow_store import Sender, download, reading
 from store.outbox import Ledger, Outbox, Patience
-from store.version_folder import MANIFEST, open_version
+from store.version_folder import MANIFEST, open_version, read_manifest
 from store.versions import Reference, RegisteredVersion, VersionDetails, from_tags
 
 if TYPE_CHECKING:
@@ -172,11 +169,14 @@ def list_versions(uri: str, name: str = MODEL) -> list[RegisteredVersion]:
 
 
 def show_version(uri: str, name: str, number: int) -> VersionDetails:
-    """All about one version. Raises ModelError when there is none of that number, UsageError without a store."""
+    """All about one version, of which only the manifest is fetched.
+
+    Raises ModelError when there is none of that number, CorruptError for a broken manifest, UsageError without a store.
+    """
     with reading(uri) as client, tempfile.TemporaryDirectory() as folder:
         version = _resolve(client, Reference(name, number, None))
         run = client.get_run(str(version.run_id))
-        manifest = json.loads(download(client, version, Path(folder), MANIFEST).read_bytes())
+        manifest = read_manifest(download(client, version, Path(folder), MANIFEST).parent)
         return VersionDetails(
             _summary(version, _aliases(client, name)), manifest, run.data.metrics, run.data.params, dict(version.tags)
         )
@@ -213,87 +213,7 @@ def _resolve(client: "MlflowClient", reference: Reference) -> "ModelVersion":
     if number not in known:
         raise ModelError(
             f"{reference.name!r} must have a version {reference.alias or number}, but has"
-            f" {', '.join(map(str, sorted(known))) or 'none'}; `omnidraft versions` lists them"
-        )
-    return known[number]
-
-
-def _aliased(client: "MlflowClient", reference: Reference) -> int | None:
-    found = [number for number, aliases in _aliases(client, reference.name).items() if reference.alias in aliases]
-    return found[0] if found else None
-
-
-def _aliases(client: "MlflowClient", name: str) -> dict[int, list[str]]:
-    """Aliases by version number; listing versions does not bring them."""
-    aliases: dict[int, list[str]] = {}
-    if client.search_registered_models(f"name = '{name}'"):
-        for alias, number in client.get_registered_model(name).aliases.items():
-            aliases.setdefault(int(number), []).append(alias)
-    return aliases
-
-
-def _summary(version: "ModelVersion", aliases: Mapping[int, Sequence[str]]) -> RegisteredVersion:
-    number = int(version.version)
-    return from_tags(number, version.tags, aliases.get(number, ()), version.creation_timestamp)
-
-
-def _finite(numbers: Mapping[str, float | None]) -> dict[str, float]:
-    return {key: value for key, value in numbers.items() if value is not None and math.isfinite(value)}
-
-
-def list_versions(uri: str, name: str = MODEL) -> list[RegisteredVersion]:
-    """Every registered version, newest first; none when the model is not known. Raises UsageError without a store."""
-    with reading(uri) as client:
-        aliases = _aliases(client, name)
-        found = client.search_model_versions(f"name = '{name}'", order_by=["version_number DESC"])
-        return [_summary(version, aliases) for version in found]
-
-
-def show_version(uri: str, name: str, number: int) -> VersionDetails:
-    """All about one version. Raises ModelError when there is none of that number, UsageError without a store."""
-    with reading(uri) as client, tempfile.TemporaryDirectory() as folder:
-        version = _resolve(client, Reference(name, number, None))
-        run = client.get_run(version.run_id)
-        manifest = json.loads(download(client, version, Path(folder), MANIFEST).read_bytes())
-        return VersionDetails(
-            _summary(version, _aliases(client, name)), manifest, run.data.metrics, run.data.params, dict(version.tags)
-        )
-
-
-def fetch_version(reference: str, uri: str, into: Path) -> Path:
-    """Copy `models:/NAME/NUMBER` or `models:/NAME@ALIAS` into the folder `into`, check every digest, return the folder.
-
-    `into` must be absent or empty. Raises ModelError for a version that does not exist, CorruptError (and removes
-    the copy) for one that is not what was published, UsageError without a store.
-    """
-    parsed = Reference.parse(reference)
-    if into.exists() and any(into.iterdir()):
-        raise UsageError(f"a version must be fetched into a new or empty folder, but {into} holds files; name another")
-    with reading(uri) as client:
-        version = _resolve(client, parsed)
-        download(client, version, into)
-    try:
-        _check_fetched(into, version.tags.get("digest"))
-    except CorruptError:
-        shutil.rmtree(into)
-        raise
-    return into
-
-
-def _check_fetched(folder: Path, digest: str | None) -> None:
-    """The manifest travels with the files; the registry's own tag is what tells that both were replaced together."""
-    found = open_version(folder)["digest"]
-    if digest is not None and found != digest:
-        raise CorruptError(f"the version must have the registered digest {digest}, got {found}; publish it again")
-
-
-def _resolve(client: "MlflowClient", reference: Reference) -> "ModelVersion":
-    known = {int(version.version): version for version in client.search_model_versions(f"name = '{reference.name}'")}
-    number = reference.number if reference.alias is None else _aliased(client, reference)
-    if number not in known:
-        raise ModelError(
-            f"{reference.name!r} must have a version {reference.alias or number}, but has"
-            f" {', '.join(map(str, sorted(known))) or 'none'}; `omnidraft versions` lists them"
+            f" {f'1 to {max(known)}' if known else 'none'}; `omnidraft versions` lists them"
         )
     return known[number]
 

@@ -68,7 +68,7 @@ def open_version(folder: Path) -> Manifest:
     Raises CorruptError naming the file: missing, unlisted, changed, a link, of a kind that may hold a pickle, or
     listed under a path that leaves the folder. Reads every byte once.
     """
-    manifest = _read_manifest(folder)
+    manifest = read_manifest(folder)
     files = manifest["files"]
     for name in files:
         _refuse_path(folder, name)
@@ -86,7 +86,8 @@ def digest_of(files: Mapping[str, str]) -> str:
     return hashlib.sha256("".join(f"{files[name]} {name}\n" for name in sorted(files)).encode()).hexdigest()
 
 
-def _read_manifest(folder: Path) -> Manifest:
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest alone; whether the files are as it says, only `open_version` tells. Raises CorruptError."""
     path = folder / MANIFEST
     if path.is_symlink() or not path.is_file():
         raise CorruptError(f"a version must hold {MANIFEST}, but {folder} has none: it is no version, or was cut short")

@@ -1,15 +1,21 @@
-"""A registered version in plain values, and the tags that carry them through the registry."""
+"""A registered version in plain values, with the tags and the notes that stand for it in the registry."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import TypeVar
 
 from store.errors import ModelError
 from store.events import VersionPublished
 from store.version_folder import Manifest
 
+Number = TypeVar("Number", int, float)
 _REFERENCE = re.compile(r"models:/(?P<name>[^/@:]+)(?:/(?P<number>[0-9]+)|@(?P<alias>[\w.-]+))")
+MODEL_NOTE = (
+    "Drafters taught by omnidraft while a stream of prompts ran: weights, tokenizer, head and n-gram cache.\n\n"
+    "`omnidraft versions` lists them; `omnidraft replay --drafter models:/NAME/NUMBER` goes on from one."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,24 +68,28 @@ class Reference:
 
 
 def from_tags(number: int, tags: Mapping[str, str], aliases: Sequence[str], created_ms: int) -> RegisteredVersion:
-    """The version that the tags of `tags_of` describe; raises ValueError for tags that only look like ours."""
-
-    def integer(key: str) -> int | None:
-        return int(tags[key]) if key in tags else None
-
+    """The version that the tags of `tags_of` describe. `created_ms`: milliseconds since the epoch."""
     return RegisteredVersion(
         number=number,
         run=tags.get("run"),
-        version=integer("version"),
-        parent=integer("parent"),
-        offset=integer("offset"),
+        version=_number(tags, "version", int),
+        parent=_number(tags, "parent", int),
+        offset=_number(tags, "offset", int),
         reason=tags.get("reason"),
-        acceptance=float(tags["acceptance"]) if "acceptance" in tags else None,
-        cache_entries=integer("cache_entries"),
+        acceptance=_number(tags, "acceptance", float),
+        cache_entries=_number(tags, "cache_entries", int),
         digest=tags.get("digest"),
         aliases=tuple(sorted(aliases)),
         created_at=datetime.fromtimestamp(created_ms / 1000, tz=UTC),
     )
+
+
+def _number(tags: Mapping[str, str], key: str, kind: Callable[[str], Number]) -> Number | None:
+    """None too for what is no number: anyone may edit tags in MLflow's pages."""
+    try:
+        return kind(tags[key])
+    except (KeyError, ValueError):
+        return None
 
 
 def tags_of(event: VersionPublished, run: str, parent: int | None) -> dict[str, str]:
@@ -95,3 +105,21 @@ def tags_of(event: VersionPublished, run: str, parent: int | None) -> dict[str, 
         "digest": event.digest,
     }
     return {key: str(value) for key, value in tags.items() if value is not None}
+
+
+def run_note(name: str, datasets: Sequence[Sequence[str]]) -> str:
+    """Markdown for the page of a run over these (name, source) pairs."""
+    sources = "\n".join(f"- {dataset}: `{source}`" for dataset, source in datasets)
+    return (
+        f"**{name}**: one replay of a stream of prompts, in this order:\n\n{sources}\n\n"
+        "Curves are over the *stream offset*, the number of the prompt. The nested runs are the published drafters."
+    )
+
+
+def version_note(made: VersionPublished, run: str) -> str:
+    """Plain text that begins with what tells versions apart: tables show some twenty characters of it."""
+    taught = "the drafter as it was loaded" if made.parent is None else "taught by the stream until then"
+    return (
+        f"{made.reason} at prompt {made.offset}: version {made.version} of {run}, {taught},"
+        f" with {made.cache_entries} cached n-grams."
+    )

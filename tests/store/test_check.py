@@ -69,6 +69,7 @@ def test_outcomes_agree_with_python_on_the_float32_values(tmp_path):
 def test_a_target_of_zero_is_never_accepted_and_a_certain_token_always(tmp_path):
     assert problems(tmp_path / "a", [rejected(target_levels=(0.0,), uniform=0.0)]) == []
     assert len(problems(tmp_path / "b", [decision(target_levels=(0.0,), uniform=0.0)])) == 1
+    assert problems(tmp_path / "d", [rejected(target_levels=(0.0,), drafter_levels=(0.0,), uniform=0.0)]) == []
     assert problems(tmp_path / "c", [decision(target_levels=(0.5,), drafter_levels=(0.0,), uniform=0.9)]) == []
 
 

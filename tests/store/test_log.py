@@ -147,6 +147,25 @@ def test_a_failing_disk_surfaces_on_the_next_call_and_leaves_the_committed_rows(
     assert not log._writer.is_alive()
 
 
+def test_nothing_is_published_after_a_part_was_lost(tmp_path, monkeypatch):
+    failures = [OSError("one bad moment")]
+
+    def fail_once(path, content):
+        if failures:
+            raise failures.pop()
+        write_whole(path, content)
+
+    log = RunLog(tmp_path, part_rows=1)
+    monkeypatch.setattr(log_module, "write_whole", fail_once)
+    log._jobs.put(lambda: log._parts.write("decisions", [decision()]))
+    log._jobs.put(lambda: log._parts.write("decisions", [decision(offset=1)]))
+    with pytest.raises(OmnidraftError, match="one bad moment"):
+        log.close()
+    assert not failures
+    assert visible_rows(tmp_path) == 0
+    assert list(tmp_path.rglob("*.parquet")) == []
+
+
 def test_a_failing_manifest_surfaces_from_the_commit_that_wanted_it(tmp_path, monkeypatch):
     log = RunLog(tmp_path)
     log.append(decision())

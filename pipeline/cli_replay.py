@@ -1,0 +1,134 @@
+"""`omnidraft replay`: the main job."""
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pipeline.config import Config, load
+
+# The command's options and the settings that they override.
+_OPTIONS = {
+    "target": "target",
+    "drafter": "drafter",
+    "batch": "batch",
+    "seed": "seed",
+    "device": "device",
+    "dtype": "dtype",
+    "threads": "threads",
+    "prompt_field": "source.prompt_field",
+    "template": "source.template",
+    "limit": "source.limit",
+    "mode": "draft.mode",
+    "max_draft": "draft.max_draft",
+    "temperature": "sampling.temperature",
+    "top_p": "sampling.top_p",
+    "top_k": "sampling.top_k",
+    "max_new_tokens": "sampling.max_new_tokens",
+    "loss": "learn.loss",
+    "interval": "learn.interval",
+    "mlflow_uri": "publish.mlflow_uri",
+}
+
+
+def _option(key: str) -> Any:
+    """A typer option with the setting's own description and default as its help."""
+    from pipeline.config import settings
+
+    field = settings()[key]
+    default = "" if field.default is None else f" [default: {field.default}]"
+    return typer.Option(help=f"{field.description}{default}", show_default=False)
+
+
+def replay(
+    sources: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Parquet, JSONL or CSV files, - for JSONL on standard input, hf://owner/dataset[/config]:split, "
+            "builtin:docs, builtin:code. [default: builtin:docs builtin:code]",
+            show_default=False,
+        ),
+    ] = None,
+    target: Annotated[str | None, _option("target")] = None,
+    drafter: Annotated[str | None, _option("drafter")] = None,
+    run: Annotated[Path | None, _option("run")] = None,
+    mode: Annotated[str | None, _option("draft.mode")] = None,
+    temperature: Annotated[float | None, _option("sampling.temperature")] = None,
+    top_p: Annotated[float | None, _option("sampling.top_p")] = None,
+    top_k: Annotated[int | None, _option("sampling.top_k")] = None,
+    max_new_tokens: Annotated[int | None, _option("sampling.max_new_tokens")] = None,
+    max_draft: Annotated[int | None, _option("draft.max_draft")] = None,
+    batch: Annotated[int | None, _option("batch")] = None,
+    loss: Annotated[str | None, _option("learn.loss")] = None,
+    interval: Annotated[int | None, _option("learn.interval")] = None,
+    no_learn: Annotated[bool, typer.Option("--no-learn", help="Freeze the drafter and the head.")] = False,
+    no_adapt: Annotated[bool, typer.Option("--no-adapt", help="Always draft --max-draft pieces.")] = False,
+    no_publish: Annotated[bool, typer.Option("--no-publish", help="No versions and no MLflow.")] = False,
+    seed: Annotated[int | None, _option("seed")] = None,
+    device: Annotated[str | None, _option("device")] = None,
+    dtype: Annotated[str | None, _option("dtype")] = None,
+    threads: Annotated[int | None, _option("threads")] = None,
+    prompt_field: Annotated[str | None, _option("source.prompt_field")] = None,
+    template: Annotated[str | None, _option("source.template")] = None,
+    where: Annotated[list[str] | None, _option("source.where")] = None,
+    limit: Annotated[int | None, _option("source.limit")] = None,
+    mlflow_uri: Annotated[str | None, _option("publish.mlflow_uri")] = None,
+    config: Annotated[Path | None, typer.Option(help="A TOML file with any of the settings.")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Any other setting, such as learn.rate=0.002; may be repeated.", metavar="KEY=VALUE"),
+    ] = None,
+) -> None:
+    """Replay prompt sources, one after another, as one stream.
+
+    The drafter proposes, the target verifies, the drafter learns; every token decision is logged under the run's
+    folder and every drafter version goes to MLflow.
+    """
+    given = {key: value for key, value in locals().items() if key in _OPTIONS and value is not None}
+    overrides: dict[str, object] = {_OPTIONS[key]: value for key, value in given.items()}
+    overrides |= {"sources": tuple(sources)} if sources else {}
+    overrides |= {"source.where": tuple(where)} if where else {}
+    overrides |= {"learn.enabled": False} if no_learn else {}
+    overrides |= {"draft.adapt": False} if no_adapt else {}
+    overrides |= {"publish.enabled": False} if no_publish else {}
+    overrides |= {"run": run} if run else {}
+    start = load(config) if config else Config()
+    _run(start.with_overrides(_parsed(settings or []) | overrides))
+
+
+def _parsed(settings: list[str]) -> dict[str, object]:
+    """`key=value` texts; a value is read as TOML where it is TOML, else taken as text."""
+    import tomllib
+
+    from store.errors import ConfigError
+
+    found: dict[str, object] = {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals:
+            raise ConfigError(f"--set needs KEY=VALUE, got {setting!r}")
+        try:
+            found[key] = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            found[key] = value
+    return found
+
+
+def _run(config: Config) -> None:
+    from rich.console import Console
+
+    from pipeline.progress import make_display
+    from pipeline.replay import Replay, new_run_folder
+    from pipeline.tables import summary_table
+
+    console = Console(stderr=True)
+    run_folder = config.run or new_run_folder(Path("runs"), time.gmtime())
+    with console.status("loading models"):
+        prepared = Replay(config, run_folder, config.publish.mlflow_uri, lambda text: console.print(text))
+    with make_display(console, time.perf_counter, prepared.total()) as display:
+        summary = prepared.run(display)
+    Console().print(summary_table(summary))
+    console.print(f"run: {run_folder}", highlight=False)
+    if summary["stopped"]:
+        raise typer.Exit(130)

@@ -1,0 +1,310 @@
+"""The contract of `Stage`, over every implementation: what `stages/stage.py` promises."""
+
+import gc
+import importlib
+import inspect
+import pkgutil
+import random
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from doubles import TableModel, row_of
+from torch import Tensor
+
+import stages
+from stages.acceptance import TrieRule
+from stages.blocks import Draft, Label, Lesson, Proposal, Row, Teaching, Verdict
+from stages.decode import Decode
+from stages.distill import Distill, NoDistill, Schedule
+from stages.distributions import Sampling
+from stages.drafter_trainer import DrafterTrainer, Training
+from stages.head import EXTRA_FEATURES, AcceptanceHead, ThresholdStop
+from stages.head_trainer import HeadTrainer
+from stages.huggingface import LanguageModel, new_llama
+from stages.losses import expected_acceptance, trie_loss
+from stages.ngram_cache import LeastFrequentlyUsed, NgramCache
+from stages.stage import Stage
+from stages.teach import teach_nothing
+from stages.translate import Translate, parse
+from stages.trie import Trie
+from stages.verify import Verify
+
+SPELLING = ((0,), (1,), (0, 1), (2,), None, (2, 0, 1), (3,))
+PIECES = 4
+SAMPLING = Sampling(temperature=1.0)
+SHAPE = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+
+
+def table_logits(seed: int, size: int, history: tuple[int, ...]) -> Tensor:
+    return torch.from_numpy(np.random.default_rng([seed, *history]).normal(0, 1.5, size))
+
+
+def table(size: int) -> TableModel:
+    return TableModel(partial(table_logits, size, size), size)
+
+
+def llama(size: int) -> LanguageModel:
+    model = new_llama(size, vocab_size=size, num_key_value_heads=1, **SHAPE)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(4)  # laws that differ from position to position
+    return LanguageModel(model, "tiny")
+
+
+def new_trie() -> Trie:
+    trie = Trie(len(SPELLING), PIECES)
+    trie.insert_all((pieces, token) for token, pieces in enumerate(SPELLING) if pieces)
+    return trie
+
+
+def new_row(offset: int) -> Row:
+    prompt = [offset % 4, 1, 0, offset % 3][: 1 + offset % 4]
+    return row_of(prompt, offset=offset)
+
+
+def draft_of(row: Row, block: int) -> Draft:
+    """A draft that depends on the row and the block alone."""
+    generator = np.random.default_rng([row.offset, block])
+    laws_KD = torch.from_numpy(generator.dirichlet(np.ones(PIECES), size=int(generator.integers(1, 5)))).float()
+    pieces = tuple(int(generator.integers(PIECES)) for _ in laws_KD)
+    return Draft(row, pieces, laws_KD, tuple(0.0 for _ in pieces), None, ())
+
+
+def proposal_of(row: Row, block: int) -> Proposal:
+    draft = draft_of(row, block)
+    return Proposal(draft, parse(new_trie(), draft.pieces))
+
+
+def lesson_of(row: Row, block: int) -> Lesson:
+    teachings = tuple(Teaching(position, 0, (0, 2), (0.7, 0.2), (0.7, 0.2), 0.1) for position in (1, 2, 3))
+    labels = tuple(Label(torch.full((16 + EXTRA_FEATURES,), n / 20), float(n % 2)) for n in range(20))
+    return Lesson(row.offset, (0, 1, 2, row.offset % 4), teachings, labels, (2, 3))
+
+
+def new_decode(model: Callable[[int], Any]) -> Decode:
+    drafter = model(PIECES)
+    head = AcceptanceHead(drafter.hidden_size, 0)
+    return Decode(drafter, head, ThresholdStop(0.5), SAMPLING, range(PIECES), max_draft=4, end=3)
+
+
+def new_verify(model: Callable[[int], Any]) -> Verify:
+    context = [pieces or () for pieces in SPELLING]
+    return Verify(model(len(SPELLING)), _RuleOfProposal(), SAMPLING, context, len(SPELLING), {6}, teach_nothing)
+
+
+class _RuleOfProposal(TrieRule):
+    """The trie rule over proposals that were parsed with tries of their own, equal to one another."""
+
+    def __init__(self) -> None:
+        super().__init__(new_trie())
+
+    def levels(self, batch, laws_NV, starts):
+        return super().levels([self._here(proposal) for proposal in batch], laws_NV, starts)
+
+    def residual(self, proposal, index, level, law_V):
+        return super().residual(self._here(proposal), index, level, law_V)
+
+    def _here(self, proposal: Proposal) -> Proposal:
+        return replace(proposal, tokens=parse(self._trie, proposal.draft.pieces))
+
+
+def new_translate() -> Translate:
+    trie = new_trie()
+    return Translate(trie, NgramCache(trie, 0, LeastFrequentlyUsed()), SPELLING)
+
+
+def new_distill() -> Distill:
+    served = llama(PIECES)
+    training = Training(1e-3, 0.0, steps=1, clip=1.0, replay=8, gate_window=4, gate_tolerance=1.0, seed=0)
+    trainer = DrafterTrainer(served, "trie", trie_loss, expected_acceptance, range(PIECES), training)
+    head = HeadTrainer(AcceptanceHead(16, 0), seed=0, rate=1e-3, batch=32, buffer=64)
+    return Distill(trainer, head, Schedule(interval=2, interleaved=True, gate_every=3))
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What was decided, and numbers that rounding may change."""
+
+    decided: tuple
+    numbers: tuple[float, ...] = ()
+
+    def __eq__(self, other: object) -> bool:
+        alike = isinstance(other, Seen) and self.decided == other.decided
+        return alike and self.numbers == pytest.approx(other.numbers, abs=1e-5)
+
+
+def see_draft(draft: Draft) -> Seen:
+    return Seen((draft.row.offset, draft.pieces, len(draft.survival)), tuple(draft.laws_KD.flatten().tolist()))
+
+
+def see_proposal(proposal: Proposal) -> Seen:
+    spans = [(token.token, token.start, token.stop, len(token.tests)) for token in proposal.tokens]
+    return Seen((proposal.draft.row.offset, spans))
+
+
+def see_verdict(verdict: Verdict) -> Seen:
+    outcomes = [(d.index, d.outcome, d.emitted, d.origin, d.uniform) for d in verdict.decisions]
+    levels = tuple(level for decision in verdict.decisions for level in decision.target_levels)
+    return Seen((verdict.proposal.draft.row.offset, outcomes, verdict.emitted), levels)
+
+
+def see_updates(updates: Sequence[Any]) -> Seen:
+    return Seen(tuple(replace(update, seconds=0.0) for update in updates))
+
+
+def read_on(row: Row) -> None:
+    """What `Verify` would have done to a row that was only drafted after."""
+    row.pieces.append((row.offset + len(row.pieces)) % PIECES)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """How a stage is made, fed and looked at."""
+
+    make: Callable[[], Stage]
+    feed: Callable[[Row, int], Any]
+    see: Callable[[Any], Any]
+    after: Callable[[Row], None] = lambda row: None
+
+
+BLOCK_STAGES = {
+    "Decode, table": Bench(partial(new_decode, table), lambda row, block: row, see_draft, read_on),
+    "Decode, model": Bench(partial(new_decode, llama), lambda row, block: row, see_draft, read_on),
+    "Translate": Bench(new_translate, draft_of, see_proposal),
+    "Verify, table": Bench(partial(new_verify, table), proposal_of, see_verdict),
+    "Verify, model": Bench(partial(new_verify, llama), proposal_of, see_verdict),
+}
+LEARNERS = {
+    "Distill": Bench(new_distill, lesson_of, see_updates),
+    "NoDistill": Bench(NoDistill, lesson_of, see_updates),
+}
+ALL = BLOCK_STAGES | LEARNERS
+every_stage = pytest.mark.parametrize("bench", ALL.values(), ids=list(ALL))
+every_block_stage = pytest.mark.parametrize("bench", BLOCK_STAGES.values(), ids=list(BLOCK_STAGES))
+every_learner = pytest.mark.parametrize("bench", LEARNERS.values(), ids=list(LEARNERS))
+
+
+def remove(rows: list[Row], row: Row) -> None:
+    """The loop's order: a released row's place is taken by the last row."""
+    last = rows.pop()
+    if last is not row:
+        rows[rows.index(row)] = last
+
+
+def lives(bench: Bench, spans: dict[int, tuple[int, int]]) -> dict[int, list]:
+    """What the stage decides for rows that are there from one block to another (their offset: the two blocks)."""
+    stage, rows, seen = bench.make(), [], {offset: [] for offset in spans}
+    for block in range(max(end for _, end in spans.values())):
+        for row in [row for row in rows if spans[row.offset][1] == block]:
+            remove(rows, row)
+            stage.release(row)
+        for row in [new_row(offset) for offset, (begin, _) in spans.items() if begin == block]:
+            rows.append(row)
+            stage.admit(row)
+        inputs = [bench.feed(row, block - spans[row.offset][0]) for row in rows]
+        for row, output in zip(rows, stage(inputs), strict=True):
+            seen[row.offset].append(bench.see(output))
+            bench.after(row)
+    return seen
+
+
+@every_stage
+def test_an_empty_batch_gives_an_empty_list(bench: Bench):
+    assert bench.make()([]) == []
+
+
+@every_block_stage
+def test_there_is_one_output_per_input_in_order(bench: Bench):
+    seen = lives(bench, dict.fromkeys((5, 2, 9), (0, 1)))
+    assert [outputs[0].decided[0] for outputs in seen.values()] == [5, 2, 9]
+
+
+@every_block_stage
+def test_a_row_is_decided_alike_whatever_rows_are_beside_it_enter_and_leave(bench: Bench):
+    spans = {0: (0, 2), 1: (0, 5), 2: (0, 1), 3: (1, 5), 7: (2, 4), 6: (0, 3), 9: (3, 5)}
+    together = lives(bench, spans)
+    for offset, (begin, end) in spans.items():
+        assert together[offset] == lives(bench, {offset: (0, end - begin)})[offset], f"row {offset}"
+
+
+@every_stage
+def test_numbers_are_drawn_from_the_rows_alone(bench: Bench):
+    stage, rows = bench.make(), [new_row(offset) for offset in (3, 4)]
+    before = torch.random.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+    for row in rows:
+        stage.admit(row)
+    stage([bench.feed(row, 0) for row in rows])
+    assert torch.equal(torch.random.get_rng_state(), before[0])
+    assert np.random.get_state()[1].tolist() == before[1]
+    assert random.getstate() == before[2]
+
+
+@every_block_stage
+def test_nothing_of_an_input_is_kept_beyond_the_call(bench: Bench):
+    stage, row = bench.make(), new_row(3)
+    stage.admit(row)
+    given = bench.feed(row, 0)
+    gone = [weakref.ref(given)] if given is not row else []
+    stage([given])
+    del given
+    gc.collect()
+    assert [reference() for reference in gone] == [None] * len(gone)
+
+
+@every_stage
+def test_nothing_of_a_row_is_kept_after_its_release(bench: Bench):
+    stage, row, other = bench.make(), new_row(3), new_row(6)
+    for each in (row, other):
+        stage.admit(each)
+    stage([bench.feed(each, 0) for each in (row, other)])
+    stage.release(row)
+    gone = weakref.ref(row)
+    del row, each
+    gc.collect()
+    assert gone() is None
+
+
+@every_learner
+def test_a_batch_of_lessons_is_learned_like_one_after_another(bench: Bench):
+    lessons = [lesson_of(new_row(offset), 0) for offset in range(7)]
+    together, single = bench.make(), bench.make()
+    at_once = together(lessons)
+    assert len(at_once) == len(lessons)
+    assert [bench.see(updates) for updates in at_once] == [bench.see(single([lesson])[0]) for lesson in lessons]
+    assert together.drafter_version == single.drafter_version
+
+
+@every_learner
+def test_resetting_the_head_is_always_possible(bench: Bench):
+    stage = bench.make()
+    stage.reset_head()
+    stage([lesson_of(new_row(offset), 0) for offset in range(3)])
+    stage.reset_head()
+    assert len(stage([lesson_of(new_row(4), 0)])) == 1
+
+
+def implementations() -> set[str]:
+    """Classes anywhere in `stages` that have the protocol's three methods, the protocol itself left out."""
+    modules = [importlib.import_module(f"stages.{found.name}") for found in pkgutil.iter_modules(stages.__path__)]
+    classes = {
+        cls
+        for module in modules
+        for _, cls in inspect.getmembers(module, inspect.isclass)
+        if cls.__module__ == module.__name__
+    }
+    methods = {"__call__", "admit", "release"}
+    return {cls.__name__ for cls in classes if cls is not Stage and all(callable_in(cls, name) for name in methods)}
+
+
+def callable_in(cls: type, name: str) -> bool:
+    return any(name in vars(base) for base in cls.__mro__)
+
+
+def test_no_implementation_is_missing_from_this_suite():
+    assert implementations() == {name.split(",")[0] for name in ALL}

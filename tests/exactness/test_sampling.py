@@ -1,0 +1,161 @@
+"""The sampling transform against references written the long way, and drawing by inversion."""
+
+import math
+
+import pytest
+import torch
+from enumeration import EnumeratingDraws
+from hypothesis import example, given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from stages.distributions import Sampling, entropy, sample, sample_rows
+from stages.draws import UNIFORM_BITS, SeededDraws, to_float32_grid
+
+# Sixteenths: sums and comparisons are exact, so that a reference cannot differ by rounding at a threshold.
+logits_lists = st.lists(st.integers(-64, 64).map(lambda n: n / 16), min_size=1, max_size=9)
+
+
+def reference(logits: list[float], temperature: float, top_k: int, top_p: float) -> list[float]:
+    """The transform token by token: scale, keep the k likeliest, keep the nucleus, normalise."""
+    if temperature == 0:
+        return [float(place == logits.index(max(logits))) for place in range(len(logits))]
+    kth = sorted(logits, reverse=True)[min(top_k or len(logits), len(logits)) - 1]
+    weights = [math.exp((x - max(logits)) / temperature) if x >= kth else 0.0 for x in logits]
+    law = [weight / sum(weights) for weight in weights]
+    mass, kept = 0.0, set()
+    for place in sorted(range(len(law)), key=lambda place: -law[place]):
+        if mass < top_p:
+            kept.add(place)
+        mass += law[place]
+    total = sum(law[place] for place in kept)
+    return [law[place] / total if place in kept else 0.0 for place in range(len(law))]
+
+
+def law_of(logits: list[float], *settings: float) -> Tensor:
+    return Sampling(*settings).law(torch.tensor([logits], dtype=torch.float64), torch.float64)[0]
+
+
+@given(
+    logits_lists, st.sampled_from([0.0, 0.3, 1.0, 2.5]), st.integers(0, 10), st.sampled_from([0.11, 0.53, 0.97, 1.0])
+)
+@example([1.0, 1.0, 1.0], 1.0, 2, 1.0)  # tokens as likely as the k-th stay
+@example([0.0, 0.0], 0.0, 0, 1.0)  # the first of equals
+def test_the_law_is_what_the_reference_says(logits: list[float], temperature: float, top_k: int, top_p: float):
+    got = law_of(logits, temperature, top_k, top_p).tolist()
+    want = reference(logits, temperature, top_k, top_p)
+    if top_p < 1:  # which of equally likely tokens the nucleus takes is not promised
+        got, want = sorted(got), sorted(want)
+    assert got == pytest.approx(want, abs=1e-12)
+
+
+@given(logits_lists, st.floats(0.05, 5), st.integers(0, 10), st.floats(0.01, 1))
+def test_a_law_sums_to_1_and_never_loses_its_likeliest_token(logits, temperature, top_k, top_p):
+    law = law_of(logits, temperature, top_k, top_p)
+    assert float(law.sum()) == pytest.approx(1, abs=1e-12)
+    assert law[logits.index(max(logits))] == law.max() > 0
+
+
+@given(logits_lists)
+def test_temperature_0_is_the_limit(logits: list[float]):
+    logits = [value + (place == 0) * 8 for place, value in enumerate(logits)]  # no ties
+    assert torch.allclose(law_of(logits, 1e-3), law_of(logits, 0.0), atol=1e-12)
+
+
+def test_a_nucleus_ends_with_the_token_that_reaches_its_mass():
+    logits = torch.tensor([0.5, 0.25, 0.125, 0.125], dtype=torch.float64).log().tolist()
+    assert law_of(logits, 1.0, 0, 0.5).tolist() == pytest.approx([1, 0, 0, 0])
+    assert law_of(logits, 1.0, 0, 0.51).tolist() == pytest.approx([2 / 3, 1 / 3, 0, 0])
+    assert law_of(logits, 1.0, 0, 0.76)[2:].max() > 0
+
+
+def test_forbidden_tokens_have_no_mass_even_when_all_are_kept():
+    logits = [0.0, -math.inf, 1.0]
+    for temperature in (0.0, 0.7):
+        assert law_of(logits, temperature, 3, 1.0)[1] == 0
+
+
+def test_rows_are_transformed_independently():
+    logits_NV = torch.randn(5, 7, generator=torch.Generator().manual_seed(0))
+    together = Sampling(0.8, 4, 0.9).law(logits_NV)
+    for logits_V, law_V in zip(logits_NV, together, strict=True):
+        assert torch.equal(Sampling(0.8, 4, 0.9).law(logits_V[None])[0], law_V)
+
+
+class Given:
+    """Draws that were decided beforehand."""
+
+    def __init__(self, number: float) -> None:
+        self.number = number
+
+    def uniform(self, law: Tensor) -> float:
+        return self.number
+
+
+weights_lists = st.lists(st.integers(0, 5), min_size=1, max_size=8).filter(any)
+
+
+@given(weights_lists)
+def test_inversion_gives_every_outcome_its_share(weights: list[int]):
+    law = torch.tensor(weights, dtype=torch.float64)
+    possible = [place for place, weight in enumerate(weights) if weight]
+    drawn = {place: EnumeratingDraws((place,)) for place in possible}
+    for place, draws in drawn.items():
+        assert sample(law, draws) == place
+        assert draws.weight == pytest.approx(weights[place] / sum(weights))
+
+
+@given(weights_lists, st.floats(0, 1, exclude_max=True))
+@example([0, 1, 0], 0.0)
+@example([0, 3, 0], 1 - 2**-53)
+def test_what_has_no_weight_is_never_drawn(weights: list[int], number: float):
+    for scale in (1.0, 1 / 3, 1e-30):
+        place = sample(torch.tensor(weights, dtype=torch.float64) * scale, Given(number))
+        assert weights[place] > 0
+        assert sum(weights[:place]) <= number * sum(weights) * (1 + 1e-12)
+
+
+def test_an_outcome_begins_where_the_one_before_it_ends():
+    law = torch.tensor([0.25, 0.5, 0.25])
+    assert [sample(law, Given(number)) for number in (0.0, 0.2499, 0.25, 0.7499, 0.75, 1 - 2**-53)] == [
+        0,
+        0,
+        1,
+        1,
+        2,
+        2,
+    ]
+
+
+def test_every_row_is_drawn_by_its_own_number_in_order():
+    law = torch.tensor([[0.5, 0.5], [0.5, 0.5], [0.9, 0.1]])
+    assert sample_rows(law, [Given(0.2), Given(0.7), Given(0.7)]).tolist() == [0, 1, 0]
+
+
+def test_a_float32_law_is_summed_in_double_precision():
+    law = torch.full((100_000,), 1e-5)
+    assert sample(law, Given(0.99999 + 5e-6)) == 99_999
+
+
+@given(weights_lists)
+def test_entropy_is_that_of_the_law(weights: list[int]):
+    law = torch.tensor([weights], dtype=torch.float64) / sum(weights)
+    want = -sum(p * math.log(p) for p in law[0].tolist() if p)
+    assert float(entropy(law)[0]) == pytest.approx(want, abs=1e-12)
+
+
+@given(st.floats(0, 1, exclude_max=True))
+def test_the_logged_number_is_a_float32_just_below_the_drawn_one(number: float):
+    rounded = to_float32_grid(number)
+    assert rounded <= number < rounded + 2**-UNIFORM_BITS
+    assert float(torch.tensor(rounded, dtype=torch.float32)) == rounded
+
+
+def test_seeded_draws_depend_on_the_seed_and_the_offset_alone():
+    def first(seed: int, offset: int) -> list[float]:
+        draws = SeededDraws(seed, offset)
+        return [draws.uniform(torch.ones(2)) for _ in range(5)]
+
+    assert first(1, 2) == first(1, 2)
+    assert len({*first(1, 2), *first(2, 1), *first(1, 3), *first(0, 2)}) == 20
+    assert all(0 <= number < 1 for number in first(3, 4))

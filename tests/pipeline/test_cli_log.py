@@ -1,0 +1,204 @@
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from pipeline.cli_log import CELL_CHARACTERS, TABLE_ROWS, check, sql
+from store.errors import QueryError, RunError
+from store.events import Origin, Outcome, TokenDecision, Translation
+from store.log import MANIFEST, RunLog, part_path, read_manifest
+
+ACCEPTED = TokenDecision(
+    offset=0,
+    prompt_id="docs-0",
+    dataset="docs",
+    target="big",
+    block=0,
+    position=0,
+    index=0,
+    pieces=(7, 8),
+    translation=Translation.NGRAM,
+    proposed_id=70,
+    proposed_bytes=b" the",
+    outcome=Outcome.ACCEPTED,
+    emitted_id=70,
+    emitted_bytes=b" the",
+    origin=Origin.ACCEPTED,
+    drafter_levels=(0.5, 0.5),
+    target_levels=(0.25, 1.0),
+    uniform=0.25,
+    head_estimate=None,
+    entropy=1.5,
+    drafter_version=0,
+    head_version=0,
+    cache_version=0,
+)
+
+app = typer.Typer()
+app.command()(sql)
+app.command()(check)
+
+
+def call(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def write(folder, *decisions):
+    with RunLog(folder) as log:
+        for decision in decisions:
+            log.append(decision)
+    return folder
+
+
+@pytest.fixture
+def runs(tmp_path):
+    write(tmp_path / "runs" / "one", ACCEPTED, replace(ACCEPTED, position=1, index=1))
+    return tmp_path / "runs"
+
+
+def test_without_a_query_the_views_their_columns_and_the_recipes_are_listed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    answer = call("sql")
+    assert answer.exit_code == 0
+    for words in (
+        "decisions",
+        "tokens",
+        "token_id",
+        "head_estimate",
+        "acceptance-over-time",
+        "per window of 20 prompts",
+    ):
+        assert words in answer.stdout
+
+
+def test_all_runs_below_the_folder_are_asked_unless_one_is_named(runs):
+    write(runs / "two", ACCEPTED)
+    query = "SELECT run, count(*) AS n FROM tokens GROUP BY run ORDER BY run"
+    assert call("sql", query, "--runs", runs, "--format", "csv").stdout == "run,n\none,2\ntwo,1\n"
+    assert call("sql", query, "--run", runs / "two", "--format", "csv").stdout == "run,n\ntwo,1\n"
+
+
+def test_runs_is_the_default_folder(runs, monkeypatch):
+    monkeypatch.chdir(runs.parent)
+    assert call("sql", "SELECT count(*) AS n FROM tokens", "--format", "csv").stdout == "n\n2\n"
+
+
+def test_csv_and_json_are_clean_and_lossless(runs):
+    query = """
+        SELECT pieces, emitted_bytes, head_estimate, uniform, 'a,"b"' || chr(10) AS text, 'nan'::FLOAT AS nan
+        FROM decisions LIMIT 1
+    """
+    (row,) = csv.DictReader(io.StringIO(call("sql", query, "--runs", runs, "--format", "csv").stdout))
+    plain = {"emitted_bytes": "20746865", "head_estimate": "", "uniform": "0.25", "text": 'a,"b"\n', "nan": ""}
+    assert row == {"pieces": "[7, 8]", **plain}
+    (row,) = json.loads(call("sql", query, "--runs", runs, "--format", "json").stdout)
+    plain = {"emitted_bytes": "20746865", "head_estimate": None, "uniform": 0.25, "text": 'a,"b"\n', "nan": None}
+    assert row == {"pieces": [7, 8], **plain}
+
+
+@pytest.mark.parametrize(("output", "expected"), [("csv", "run\n"), ("json", "[]\n")])
+def test_no_rows_are_still_well_formed(runs, output, expected):
+    assert call("sql", "SELECT run FROM tokens WHERE false", "--runs", runs, "--format", output).stdout == expected
+
+
+def test_dates_and_structs_have_a_form_in_json(runs):
+    query = "SELECT DATE '2026-01-02' AS day, {'a': [1.5]} AS nested, sum(position) AS total FROM decisions"
+    (row,) = json.loads(call("sql", query, "--runs", runs, "--format", "json").stdout)
+    assert row["day"] == "2026-01-02"
+    assert row["nested"] == {"a": [1.5]}
+    assert row["total"] == 1
+
+
+def test_a_table_rounds_floats_trims_long_cells_and_keeps_to_a_line_each(runs):
+    query = "SELECT 2 / 3 AS ratio, repeat('x', 99) AS long, 'a' || chr(10) || '[red]b' AS text, 1e-9 AS tiny"
+    answer = call("sql", query, "--runs", runs).stdout
+    assert "0.6667 " in answer
+    assert "x" * (CELL_CHARACTERS - 1) + "…" in answer
+    assert "x" * CELL_CHARACTERS not in answer
+    assert r"a\n[red]b" in answer
+    assert "1e-09" in answer
+    assert len(answer.splitlines()) == 5
+
+
+def test_a_long_table_is_cut_and_says_so_beside_the_output(runs):
+    answer = call("sql", f"SELECT i FROM range({TABLE_ROWS + 7}) t(i)", "--runs", runs)
+    assert "7 more rows" in answer.stderr
+    assert "7 more rows" not in answer.stdout
+
+
+def test_a_recipe_runs_by_name(runs):
+    answer = call("sql", "--recipe", "by-ngram-length", "--runs", runs, "--format", "json")
+    (row,) = json.loads(answer.stdout)
+    assert (row["pieces"], row["judged"], row["acceptance_rate"]) == (2, 2, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        (["SELECT 1", "--recipe", "drifts"], QueryError, "both"),
+        (["--recipe", "nonsense"], QueryError, "acceptance-over-time"),
+        (["DROP VIEW tokens"], QueryError, "SELECT"),
+        (["FROM read_csv('/etc/passwd')"], QueryError, "read_csv"),
+    ],
+)
+def test_impossible_requests_are_errors_of_ours(runs, arguments, error, words):
+    answer = call("sql", *arguments, "--runs", runs)
+    assert isinstance(answer.exception, error)
+    assert words in str(answer.exception)
+    assert answer.stdout == ""
+
+
+@pytest.mark.parametrize("arguments", [["sql", "SELECT 1"], ["check"], ["sql", "--recipe", "drifts"]])
+def test_no_runs_are_an_error_that_says_how_to_make_one(tmp_path, arguments):
+    answer = call(*arguments, "--runs", tmp_path / "nowhere")
+    assert isinstance(answer.exception, RunError)
+    assert "omnidraft replay" in str(answer.exception)
+
+
+def test_check_derives_the_latest_run_again(runs):
+    write(runs / "older", ACCEPTED)
+    os.utime(runs / "older" / MANIFEST, (1, 1))
+    answer = call("check", "--runs", runs)
+    assert answer.exit_code == 0
+    assert f"{runs / 'one'}: derived 2 judged decisions again (of 2 in the log): 0 mismatches" in answer.stdout
+
+
+def test_check_fails_on_a_mismatch_and_shows_it(tmp_path):
+    run = write(tmp_path / "run", ACCEPTED, replace(ACCEPTED, position=1, index=1, uniform=0.75))
+    answer = call("check", "--run", run)
+    assert answer.exit_code == 1
+    assert "derived 2 judged decisions again (of 2 in the log): 1 mismatch," in answer.stdout
+    assert "0.7500" in answer.stdout
+
+
+def test_check_fails_on_a_file_that_was_changed(tmp_path):
+    run = write(tmp_path / "run", ACCEPTED)
+    (part,) = read_manifest(run).tables["decisions"]
+    path = part_path(run, part)
+    content = bytearray(path.read_bytes())
+    key = content.index(b"omnidraft.table")
+    content[key] = ord("O")
+    path.write_bytes(content)
+    answer = call("check", "--run", run)
+    assert answer.exit_code == 1
+    assert str(path) in answer.stderr
+    assert "0 mismatches, 1 changed file" in answer.stdout
+
+
+def test_the_commands_load_the_heavy_libraries_late_or_never(runs):
+    code = (
+        "import sys; from pipeline.cli_log import sql; heavy = {'torch', 'transformers', 'mlflow'}; "
+        "print(sorted((heavy | {'duckdb', 'pyarrow', 'rich.table'}) & set(sys.modules))); "
+        f"from pathlib import Path; sql('SELECT 1 AS one', runs=Path({str(runs)!r})); "
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout.splitlines()[0] == "[]"
+    assert answer.stdout.splitlines()[-1] == "[]"

@@ -1,0 +1,201 @@
+"""`omnidraft versions` and `omnidraft ui`, as a person types them."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from pipeline.cli_versions import HOST, ui, versions
+from store.errors import ModelError, UsageError
+from store.events import VersionPublished
+from store.outbox import Patience
+from store.registry import MlflowRegistry, default_uri
+from store.version_folder import seal
+
+# Two commands, as in the real application: with one alone typer would drop its name.
+app = typer.Typer(pretty_exceptions_enable=False)
+app.command()(versions)
+app.command()(ui)
+
+
+def publish(registry: MlflowRegistry, folder: Path, version: int) -> None:
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(bytes([version]))
+    parent = version - 1 if version else None
+    digest = seal(
+        folder,
+        {
+            "name": "omnidraft-drafter",
+            "version": version,
+            "parent": parent,
+            "run": "tuesday",
+            "offset": 50 * version,
+            "target": "builtin:target",
+            "drafter": "builtin:drafter",
+            "pair": "ab" * 32,
+            "counters": {"drafter_version": version},
+            "created_at": "2026-01-02T03:04:05+00:00",
+        },
+    )
+    rate = 0.5 + version / 8 if version else None
+    reason = "drift" if version else "floor"
+    event = VersionPublished(50 * version, version, parent, reason, version, 0, 0, 9, rate, folder.name, digest)
+    registry.publish(folder, event, {"mean_accepted_length": 2.5})
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    registry = MlflowRegistry(default_uri(folder), folder / "tuesday/q.jsonl", patience=Patience(linger=0.01))
+    registry.start_run("tuesday", {"mode": "trie"}, {}, [("docs", "builtin:docs")])
+    for version in range(2):
+        publish(registry, folder / "tuesday" / str(version), version)
+    assert registry.close(120) == 0, registry.trouble
+    return folder
+
+
+def output_of(*arguments: str) -> str:
+    result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.stdout
+
+
+def test_the_list_is_a_table_with_the_newest_first(runs: Path):
+    head, *rows, _ = output_of("versions", "--runs", str(runs)).splitlines()
+    assert head.split() == [
+        "number",
+        "run",
+        "offset",
+        "reason",
+        "parent",
+        "acceptance",
+        "cache",
+        "aliases",
+        "published",
+        "(UTC)",
+    ]
+    assert rows[0].split()[:8] == ["2", "tuesday", "50", "drift", "1", "0.625", "9", "candidate"]
+    assert rows[1].split()[:5] == ["1", "tuesday", "0", "floor", "9"]
+
+
+def test_the_list_is_for_programs_too(runs: Path):
+    newest, floor = json.loads(output_of("versions", "list", "--runs", str(runs), "--format", "json"))
+    assert (newest["number"], newest["parent"], newest["acceptance"], newest["aliases"]) == (2, 1, 0.625, ["candidate"])
+    assert (floor["number"], floor["parent"], floor["acceptance"], floor["aliases"]) == (1, None, None, [])
+
+
+def test_show_prints_the_manifest_the_figures_and_how_to_use_it(runs: Path):
+    printed = output_of("versions", "show", "2", "--runs", str(runs))
+    for line in (
+        "target      builtin:target",
+        "drafter_version  1",
+        "mean_accepted_length  2.5",
+        "reason         drift",
+    ):
+        assert line in printed
+    assert printed.endswith("use it: omnidraft replay --drafter models:/omnidraft-drafter/2\n")
+
+
+def test_show_is_for_programs_too(runs: Path):
+    details = json.loads(output_of("versions", "show", "2", "--runs", str(runs), "--format", "json"))
+    assert details["manifest"]["digest"] == details["tags"]["digest"]
+    assert details["metrics"]["mean_accepted_length"] == 2.5
+
+
+def test_a_model_that_nobody_published_has_none(runs: Path):
+    assert "no version yet" in output_of("versions", "--runs", str(runs), "--name", "other")
+    assert json.loads(output_of("versions", "--runs", str(runs), "--name", "other", "--format", "json")) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (["versions", "show"], UsageError, "show 1"),
+        (["versions", "list", "3"], UsageError, "show 3"),
+        (["versions", "show", "7"], ModelError, "must have a version 7, but has 1 to 2"),
+    ],
+)
+def test_a_mistake_says_what_to_try(runs: Path, arguments: list[str], error: type[Exception], message: str):
+    with pytest.raises(error, match=message):
+        output_of(*arguments, "--runs", str(runs))
+
+
+@pytest.mark.parametrize("command", ["versions", "ui"])
+def test_without_a_store_both_say_how_to_make_one(tmp_path: Path, command: str):
+    with pytest.raises(UsageError, match="`omnidraft replay` makes one"):
+        output_of(command, "--runs", str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_port_in_use_is_said_before_anything_starts(runs: Path):
+    with socket.socket() as taken:
+        taken.bind((HOST, 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(UsageError, match=f"port {port} must be free.*--port {port + 1}"):
+            output_of("ui", "--runs", str(runs), "--port", str(port))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_pages_are_served_on_loopback_and_end_cleanly(runs: Path, number: signal.Signals):
+    port = free_port()
+    code = "import typer, pipeline.cli_versions as c; typer.run(c.ui)"
+    command = [sys.executable, "-c", code, "--runs", str(runs), "--port", str(port)]
+    served = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        wait_until_up(f"http://{HOST}:{port}/health")
+        assert listening_addresses(port) == {"0100007F"}
+    finally:
+        served.send_signal(number)
+        printed, _ = served.communicate(timeout=30)
+    assert served.returncode == 0
+    assert f"http://{HOST}:{port}/#/experiments/1/runs?compareRunsMode=CHART&workflowType=machine_learning" in printed
+    assert f"http://{HOST}:{port}/#/models/omnidraft-drafter?workflowType=machine_learning" in printed
+    assert listening_addresses(port) == set(), "a server process was left behind"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_until_up(url: str, seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            with urllib.request.urlopen(url, timeout=5) as answer:
+                assert answer.status == 200
+                return
+        except OSError:
+            assert time.monotonic() < end, f"{url} did not answer"
+            time.sleep(0.2)
+
+
+def listening_addresses(port: int) -> set[str]:
+    """Hexadecimal local addresses that listen on the port; 0100007F is 127.0.0.1. Linux only."""
+    if not os.path.exists("/proc/net/tcp"):
+        pytest.skip("needs /proc/net/tcp")
+    found = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        if os.path.exists(table):
+            for line in Path(table).read_text().splitlines()[1:]:
+                address, state = line.split()[1], line.split()[3]
+                if state == "0A" and int(address.split(":")[1], 16) == port:
+                    found.add(address.split(":")[0])
+    return found
+
+
+def test_the_module_loads_nothing_heavy():
+    code = "import sys, pipeline.cli_versions; print({'mlflow', 'torch', 'rich.table', 'pyarrow'} & sys.modules.keys())"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert printed.stdout.strip() == "set()"
