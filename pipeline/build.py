@@ -102,8 +102,10 @@ def relative_cost(config: Config, models: Models) -> float:
     return sizes[0] / sizes[1] + VERIFY_SHARE
 
 
-def _stop_rule(config: Config, models: Models) -> StopRule:
-    if not config.draft.adapt or config.draft.stop_rule == "never":
+def _stop_rule(config: Config, models: Models, head_is_trained: bool) -> StopRule:
+    """The configured rule. A head that neither has learned nor will learn decides nothing."""
+    usable = head_is_trained or config.learn.enabled
+    if not config.draft.adapt or config.draft.stop_rule == "never" or not usable:
         return FixedLength()
     if config.draft.stop_rule == "threshold":
         return ThresholdStop(config.draft.stop_threshold)
@@ -184,8 +186,10 @@ def _distill(config: Config, models: Models, head: AcceptanceHead) -> Distill | 
 def build_stages(config: Config, models: Models, notice: Callable[[str], None]) -> tuple[Stages, NgramCache, AcceptanceHead]:
     """All four stages over loaded models. `notice` is told what the user should know."""
     head = AcceptanceHead(models.drafter.hidden_size, config.seed).to(models.drafter.device)
-    if models.drafter_folder and (models.drafter_folder / HEAD_FILE).is_file():
-        load_head(head, models.drafter_folder / HEAD_FILE)
+    saved_head = models.drafter_folder / HEAD_FILE if models.drafter_folder else None
+    head_is_trained = saved_head is not None and saved_head.is_file()
+    if saved_head and head_is_trained:
+        load_head(head, saved_head)
     settings, trie = config.sampling, _trie(models)
     cache = _cache(config, models, trie, notice)
     sampling = Sampling(settings.temperature, settings.top_k, settings.top_p)
@@ -193,7 +197,7 @@ def build_stages(config: Config, models: Models, notice: Callable[[str], None]) 
     decode = Decode(
         models.drafter,
         head,
-        _stop_rule(config, models),
+        _stop_rule(config, models, head_is_trained),
         Sampling(warmth, settings.top_k, settings.top_p),
         draftable(config, models.pair),
         config.draft.max_draft,

@@ -4,6 +4,7 @@ import sys
 
 import typer
 
+from pipeline.cli_bench import bench
 from pipeline.cli_log import check, sql
 from pipeline.cli_replay import replay
 from pipeline.cli_versions import ui, versions
@@ -19,6 +20,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(replay)
+app.command()(bench)
 app.command()(sql)
 app.command()(check)
 app.command()(versions)

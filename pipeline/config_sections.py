@@ -93,7 +93,7 @@ class LearnSettings(Section):
     gate_tolerance: Share = Field(
         default=0.005, description="Fall of expected acceptance that still lets an update serve."
     )
-    gate_window: int = Field(default=24, ge=1, description="Held-out prompts that the gate looks back on.")
+    gate_window: int = Field(default=12, ge=1, description="Held-out prompts that the gate looks back on.")
     clip: float = Field(default=1.0, gt=0, description="Largest norm of a gradient.")
     head_schedule: Literal["joint", "interleaved"] = Field(
         default="interleaved", description="Whether the head learns with the drafter or in turn with it."

@@ -16,8 +16,8 @@ from pathlib import Path
 from random import Random
 
 SKIPPED_FOLDERS = frozenset(
-    "test tests idlelib site-packages dist-packages lib2to3 turtledemo ensurepip encodings "
-    "msilib tkinter pydoc_data __pycache__".split()
+    {"test", "tests", "idlelib", "site-packages", "dist-packages", "lib2to3", "turtledemo", "ensurepip"}
+    | {"encodings", "msilib", "tkinter", "pydoc_data", "__pycache__"}
 )
 MAX_FUNCTION_CHARACTERS = 1200
 MIN_DOCSTRING_CHARACTERS = 80

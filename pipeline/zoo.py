@@ -5,6 +5,8 @@ One drafter and two targets with three different vocabularies, all small Llamas.
 """
 
 import json
+import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -118,8 +120,6 @@ def document(prompt: str, reference: str) -> str:
 
 def _dataset_documents(folder: Path, name: str) -> Iterator[str]:
     """Documents of one prepared dataset; only the training split where there is one."""
-    import re
-
     import pyarrow.parquet as parquet
 
     path = folder / f"{name}.parquet"
@@ -267,10 +267,12 @@ def model_card(model: ZooModel, report: Report, samples: list[str]) -> str:
         "",
         f"- Made by `omnidraft zoo build {model.name}` with `{json.dumps(asdict(model.recipe))}`.",
         f"- Text: {parameters} (Python's standard library without the held-out tenth of its modules; "
-        "GSM8K train, MIT; MBPP train, CC BY 4.0; WikiText-2, CC BY-SA; Dolly, CC BY-SA 3.0; TinyStories, CDLA-Sharing-1.0).",
+        "GSM8K train, MIT; MBPP train, CC BY 4.0; WikiText-2, CC BY-SA; Dolly, CC BY-SA 3.0; "
+        "TinyStories, CDLA-Sharing-1.0).",
         f"- Tokens seen: {report.tokens_seen:,}, in {report.seconds:,.0f} s.",
         f"- Loss: {report.train_loss:.3f} nats per token at the end of training, "
-        f"**{report.validation_loss:.3f}** on held-out documents (perplexity {2.718281828**report.validation_loss:.1f}).",
+        f"**{report.validation_loss:.3f}** on held-out documents "
+        f"(perplexity {math.exp(report.validation_loss):.1f}).",
         "",
         "It writes text of the right form and little sense; it is here so that the pipeline runs without a download.",
         "Greedy samples:",

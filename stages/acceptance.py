@@ -184,7 +184,8 @@ def _node_residual(test: Test, laws_KD: Tensor, law_V: Tensor) -> Tensor:
     children = torch.tensor(list(node.children), device=law_V.device)
     drafter = laws_KD.new_zeros(len(children)) if test.law is None else laws_KD[test.law][children]
     options: list[tuple[Sequence[int], float]] = [
-        (child.members, probability) for child, probability in zip(node.children.values(), drafter.tolist(), strict=True)
+        (child.members, probability)
+        for child, probability in zip(node.children.values(), drafter.tolist(), strict=True)
     ]
     if node.token is not None:
         options.append(((node.token,), 1 - sum(probability for _, probability in options)))

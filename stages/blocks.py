@@ -181,7 +181,7 @@ class Label:
     acceptance: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Lesson:
     """A finished prompt as the learner sees it.
 

@@ -5,7 +5,7 @@ Shapes: B rows, D drafter ids, W hidden width, F head features.
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from os.path import commonprefix
+from itertools import takewhile
 
 import torch
 from torch import Tensor
@@ -14,6 +14,9 @@ from stages.blocks import Draft, Row
 from stages.distributions import Sampling, entropy, sample_rows
 from stages.head import AcceptanceHead, StopRule, piece_features
 from stages.huggingface import LanguageModel
+
+
+LOOK_BACK = 64  # what was read and may have been rejected: the longest draft that settings allow
 
 
 @dataclass
@@ -101,8 +104,9 @@ class Decode:
     def _unread(self, row: Row) -> list[int]:
         """Roll the model back to what is still true of a row and return what it has not read: one piece or more."""
         read = self._read[row]
-        same = len(commonprefix([read[-64:], row.pieces[max(0, len(read) - 64) : len(read)]]))
-        known = min(max(0, len(read) - 64) + same, len(row.pieces) - 1)
+        start = max(0, len(read) - LOOK_BACK)
+        same = takewhile(lambda pair: pair[0] == pair[1], zip(read[start:], row.pieces[start:], strict=False))
+        known = min(start + sum(1 for _ in same), len(row.pieces) - 1)
         self.model.roll_back(row, known)
         del read[known:]
         return row.pieces[known:]
@@ -110,7 +114,7 @@ class Decode:
     def _forward(self, batch: Sequence[Row], fed: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
         for row, pieces in zip(batch, fed, strict=True):
             self._read[row].extend(pieces)
-        return self.model.forward(batch, fed, keep=1)
+        return self.model.forward(batch, fed, keep=1, hidden=True)
 
     def _extend(
         self, batch: Sequence[Row], growing: Sequence[_Growing], index: int, logits_BD: Tensor, hidden_BW: Tensor

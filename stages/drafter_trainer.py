@@ -60,6 +60,18 @@ class Step:
     reason: str
 
 
+Score = tuple[float, int]  # sum of the gate's measure over a lesson's positions, and their number
+
+
+def _mean(scores: Sequence[Score]) -> float | None:
+    count = sum(number for _, number in scores)
+    return sum(total for total, _ in scores) / count if count else None
+
+
+def _padded(pieces: Sequence[int], length: int) -> list[int]:
+    return [*pieces, *[0] * (length - len(pieces))]
+
+
 class DrafterTrainer:
     """Owns the candidate (a copy of the served drafter), its optimiser, the replay buffer and the gate.
 
@@ -88,6 +100,7 @@ class DrafterTrainer:
             self._candidate.parameters(), lr=training.rate, weight_decay=training.weight_decay, fused=True
         )
         self._trust = FIRST_TRUST
+        self._served_scores: dict[Lesson, Score] = {}
         self._random = Random(training.seed)
         self._replay: deque[Lesson] = deque(maxlen=training.replay)
         self._held_out: deque[Lesson] = deque(maxlen=training.gate_window)
@@ -100,17 +113,18 @@ class DrafterTrainer:
         """Train the candidate on fresh lessons and as many old ones; serve it if the gate lets it pass."""
         old = self._random.sample(self._replay, min(len(fresh), len(self._replay)))
         self._replay.extend(fresh)
-        before = self.expected_acceptance(self.served.model)
+        before = _mean(self._scores(self.served.model, self._served_scores))
         moments = copy.deepcopy(self._optimizer.state_dict())
         loss, positions = self._train([*fresh, *old])
         if not math.isfinite(loss):
             self._restore(moments)
             return Step(loss, positions, before, None, False, "the loss was not finite")
-        after = self.expected_acceptance(self._candidate)
+        scores: dict[Lesson, Score] = {}
+        after = _mean(self._scores(self._candidate, scores))
         if before is not None and after is not None and after < before - self._training.gate_tolerance:
             self._restore(moments)
             return Step(loss, positions, before, after, False, "the gate saw a lower acceptance")
-        self._serve()
+        self._serve(scores)
         return Step(loss, positions, before, after, True, "the gate let it pass" if before else "nothing held out yet")
 
     def _train(self, lessons: Sequence[Lesson]) -> tuple[float, int]:
@@ -153,7 +167,7 @@ class DrafterTrainer:
         """The model's laws and the target's at every taught position, and the log-likelihood of n-grams' pieces."""
         longest = max(len(lesson.pieces) for lesson in lessons)
         device = self.served.device
-        pieces_BT = torch.tensor([[*l.pieces, *[0] * (longest - len(l.pieces))] for l in lessons], device=device)
+        pieces_BT = torch.tensor([_padded(lesson.pieces, longest) for lesson in lessons], device=device)
         # Causal attention: what pads the ends is seen by nothing that counts.
         logits_BTD = model(input_ids=pieces_BT, use_cache=False).logits.float()
         logits_BTD = logits_BTD.masked_fill(self._forbidden_D, -torch.inf)
@@ -173,17 +187,21 @@ class DrafterTrainer:
         return log_ND.gather(1, pieces_BT[rows, positions][:, None])[:, 0]
 
     @torch.no_grad()
-    def expected_acceptance(self, model: torch.nn.Module) -> float | None:
-        """Mean of the gate's measure over the held-out lessons' first levels; None while there are none."""
-        total = count = 0.0
-        for batch in self._micro_batches(self._held_out):
+    def _scores(self, model: torch.nn.Module, known: dict[Lesson, Score]) -> list[Score]:
+        """The gate's measure over the held-out lessons' first levels; fills `known`, which is of this model."""
+        missing = [lesson for lesson in self._held_out if lesson not in known]
+        for batch in self._micro_batches(missing):
             student, taught, _ = self._compare(model, batch)
-            total += float(self._measure(student, taught)[taught.first_N].sum())
-            count += float(taught.first_N.sum())
-        return total / count if count else None
+            measured = iter((self._measure(student, taught) * taught.first_N).tolist())
+            for lesson in batch:
+                total = sum(next(measured) for _ in lesson.teachings)
+                known[lesson] = (total, sum(teaching.depth == 0 for teaching in lesson.teachings))
+        return [known[lesson] for lesson in self._held_out if lesson in known]
 
     @torch.no_grad()
-    def _serve(self) -> None:
+    def _serve(self, scores: dict[Lesson, Score]) -> None:
+        """Copy the candidate's weights into the served model; its scores are now the served model's."""
+        self._served_scores = scores
         for served, trained in zip(self.served.model.parameters(), self._candidate.parameters(), strict=True):
             served.copy_(trained)
         self.version += 1

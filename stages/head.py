@@ -36,7 +36,8 @@ class AcceptanceHead(nn.Module):
             self.enter = nn.Linear(width + EXTRA_FEATURES, INNER_WIDTH)
             self.inner = nn.ModuleList(nn.Linear(INNER_WIDTH, INNER_WIDTH) for _ in range(2))
             self.leave = nn.Linear(INNER_WIDTH, 1)
-            nn.init.constant_(self.leave.bias, 1.5)  # hopeful until it has seen labels: what is never drafted teaches nothing
+            # Hopeful until it has seen labels: what is never drafted teaches nothing.
+            nn.init.constant_(self.leave.bias, 1.5)
 
     def forward(self, features_BF: Tensor) -> Tensor:
         """Logits (B,)."""

@@ -16,7 +16,7 @@ from store.errors import ModelError
 
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
-from transformers import (  # noqa: E402  (the variable above must be set first)
+from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     Cache,
@@ -24,7 +24,7 @@ from transformers import (  # noqa: E402  (the variable above must be set first)
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
 )
-from transformers.utils import logging as transformers_logging  # noqa: E402
+from transformers.utils import logging as transformers_logging
 
 transformers_logging.set_verbosity_error()
 transformers_logging.disable_progress_bar()
@@ -76,7 +76,9 @@ class RowCache(Cache):
         """The place for what padding writes."""
         return self._capacity
 
-    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, ...]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
         """Called by the model's attention: store BHQE, return BHKE."""
         while layer_idx >= len(self._keys):
             self._keys.append(self._allocate(key_states))
@@ -145,21 +147,24 @@ class LanguageModel:
         """Forget a row's tokens behind the first `length`."""
         self._lengths[row] = min(length, self._lengths[row])
 
-    def forward(self, rows: Sequence[Row], tokens: Sequence[Sequence[int]], keep: int) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, rows: Sequence[Row], tokens: Sequence[Sequence[int]], keep: int, *, hidden: bool = False
+    ) -> tuple[Tensor, Tensor]:
         """Read new tokens of every admitted row, in order of admission.
 
         Args:
             rows: all admitted rows.
             tokens: new tokens per row; none for a row that rests.
             keep: at how many of the last positions the logits are wanted, at most the longest row's tokens.
+            hidden: whether the last hidden states are wanted too.
 
         Returns:
             logits (B, keep, V), the last position of each row at the end, and the hidden states behind them
-            (B, keep, W). What stands before a shorter row's first token is meaningless.
+            (B, keep, W), or the logits again. What stands before a shorter row's first token is meaningless.
         """
         if list(rows) != self._order:
             raise ValueError("rows must be all admitted rows in the order of admission")
-        return self._forward(0, rows, tokens, keep, hidden=True)
+        return self._forward(0, rows, tokens, keep, hidden=hidden)
 
     @torch.inference_mode()
     def _forward(
@@ -192,7 +197,6 @@ class LanguageModel:
             self._lengths[row] += len(new)
         last_hidden = output.hidden_states[-1][:, -keep:] if hidden else output.logits
         return output.logits, last_hidden
-
 
     @property
     def ends(self) -> frozenset[int]:
@@ -228,7 +232,7 @@ def load_model(source: str, dtype: str, device: str) -> LanguageModel:
         ModelError: if there is none there, or the hub cannot be reached.
     """
     try:
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=DTYPES[dtype], attn_implementation="sdpa")
+        model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=DTYPES[dtype], attn_implementation="sdpa")
     except (OSError, ValueError) as error:
         raise ModelError(_not_loaded("model", source, error)) from error
     return LanguageModel(model.to(device), source)

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -61,12 +62,13 @@ def _windows(tokens_N: Tensor, rows: int, length: int, generator: torch.Generato
     return torch.stack([tokens_N[start : start + length] for start in starts_B.tolist()])
 
 
-def _optimizers(model: torch.nn.Module, rate: float) -> list[torch.optim.Optimizer]:
+def _optimizers(model: Any, rate: float) -> list[torch.optim.Optimizer]:
     """Muon for the layers' matrices, AdamW for embeddings and norms.
 
     After 160 steps of 1,024 tokens Muon's loss was 5.9 nats where AdamW's was 6.6 (docs/experiments.md).
     """
-    matrices, others = [], []
+    matrices: list[torch.nn.Parameter] = []
+    others: list[torch.nn.Parameter] = []
     embeddings = {id(parameter) for parameter in model.get_input_embeddings().parameters()}
     for parameter in model.parameters():
         (matrices if parameter.dim() == 2 and id(parameter) not in embeddings else others).append(parameter)
@@ -91,7 +93,7 @@ def validation_loss(model: torch.nn.Module, tokens_N: Tensor, length: int, rows:
 
 
 def pretrain(
-    model: torch.nn.Module,
+    model: Any,
     train_N: Tensor,
     held_out_N: Tensor,
     recipe: Recipe,
@@ -131,7 +133,7 @@ def pretrain(
 
 
 @torch.no_grad()
-def sample_text(model: torch.nn.Module, tokenizer, prompt: str, max_new_tokens: int = 60) -> str:
+def sample_text(model: torch.nn.Module, tokenizer: Any, prompt: str, max_new_tokens: int = 60) -> str:
     """Greedy continuation of `prompt` and a line break, for a model card."""
     ids = [tokenizer.bos_token_id, *tokenizer(prompt + "\n", add_special_tokens=False)["input_ids"]]
     for _ in range(max_new_tokens):

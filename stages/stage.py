@@ -6,7 +6,7 @@ from typing import Protocol, TypeVar
 from stages.blocks import Row
 
 Input = TypeVar("Input", contravariant=True)
-Output = TypeVar("Output", covariant=True)
+Output = TypeVar("Output")
 
 
 class Stage(Protocol[Input, Output]):

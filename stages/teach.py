@@ -58,7 +58,9 @@ class PushDown:
         self._pair, self._kept, self._index = pair, kept, PieceIndex(pair)
         first = [pieces[0] if pieces else pair.drafter_size for pieces in pair.pieces]
         self._first_piece_V = torch.tensor(first, device=device)
-        self._is_direct_V = torch.tensor([bool(pieces) and len(pieces) == 1 for pieces in pair.pieces], device=device)
+        self._is_direct_V = torch.tensor(
+            [pieces is not None and len(pieces) == 1 for pieces in pair.pieces], device=device
+        )
 
     @torch.inference_mode()
     def __call__(
@@ -80,7 +82,9 @@ class PushDown:
             taught.append(tuple(of_row))
         return taught
 
-    def _first_level(self, laws_NV: Tensor) -> list[tuple[tuple[int, ...], tuple[float, ...], tuple[float, ...], float]]:
+    def _first_level(
+        self, laws_NV: Tensor
+    ) -> list[tuple[tuple[int, ...], tuple[float, ...], tuple[float, ...], float]]:
         """(ids, group, direct, rest) of each law."""
         zeros_ND = laws_NV.new_zeros(len(laws_NV), self._pair.drafter_size + 1)
         index_NV = self._first_piece_V.expand_as(laws_NV)
@@ -92,10 +96,7 @@ class PushDown:
 
     def _deeper_levels(self, position: int, token: int, law_V: Tensor) -> list[Teaching]:
         pieces = self._pair.pieces[token] or ()
-        return [
-            self._conditional(position + depth, pieces[:depth], law_V)
-            for depth in range(1, len(pieces))
-        ]
+        return [self._conditional(position + depth, pieces[:depth], law_V) for depth in range(1, len(pieces))]
 
     def _conditional(self, position: int, prefix: tuple[int, ...], law_V: Tensor) -> Teaching:
         """The target's law over the next piece of a token that begins with `prefix`; `rest` is that it ends there."""

@@ -46,20 +46,23 @@ def parse(trie: Trie, pieces: Sequence[int]) -> tuple[ProposedToken, ...]:
     return tuple(proposed)
 
 
+def _longest(trie: Trie, pieces: Sequence[int], start: int) -> tuple[int | None, int]:
+    """The token of the longest span from `start` that is one, and where the span ends."""
+    best: tuple[int | None, int] = (None, start + 1)
+    node: Node | None = trie.root
+    for stop in range(start, len(pieces)):
+        node = node.children.get(pieces[stop]) if node else None
+        if node is not None and node.token is not None:
+            best = (node.token, stop + 1)
+    return best
+
+
 def parse_longest(trie: Trie, pieces: Sequence[int]) -> tuple[ProposedToken, ...]:
     """The paper's way (its eq. 1): merge the longest span that is an active token, else a single direct piece."""
     proposed: list[ProposedToken] = []
     position = 0
     while position < len(pieces):
-        best: tuple[int, int] | None = None
-        node: Node | None = trie.root
-        for stop in range(position, len(pieces)):
-            node = node.children.get(pieces[stop])
-            if node is None:
-                break
-            if node.token is not None:
-                best = (node.token, stop + 1)
-        token, stop = best or (None, position + 1)
+        token, stop = _longest(trie, pieces, position)
         proposed.append(ProposedToken(token, position, stop, (Test(trie.root, pieces[position], position),)))
         if token is None:
             break

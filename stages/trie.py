@@ -60,6 +60,12 @@ class Trie:
             nodes.append(nodes[-1].children.setdefault(piece, Node()))
         return nodes
 
+    def _leads_to_token(self, pieces: tuple[int, ...]) -> bool:
+        node: Node | None = self.root
+        for piece in pieces:
+            node = node.children.get(piece) if node else None
+        return node is not None and node.token is not None
+
     def insert(self, pieces: tuple[int, ...], token: int) -> None:
         """Make `token` reachable by `pieces` (one or more). The pieces must not already lead to another token."""
         self.insert_all([(pieces, token)])
@@ -72,7 +78,7 @@ class Trie:
             if nodes[-1].token not in (None, token):
                 raise ValueError(f"pieces {pieces} already lead to token {nodes[-1].token}, not {token}")
             nodes[-1].token = token
-            for node in nodes[1:]:
+            for node in nodes:
                 node.forget_members()
             tokens.append(token)
             groups.append(pieces[0])
@@ -80,11 +86,12 @@ class Trie:
 
     def remove(self, pieces: tuple[int, ...]) -> None:
         """Take a complete token out, and the prefixes that only it needed."""
+        if not self._leads_to_token(pieces):
+            raise ValueError(f"pieces {pieces} lead to no token")
         nodes = self._path(pieces)
         token, nodes[-1].token = nodes[-1].token, None
-        if token is None:
-            raise ValueError(f"pieces {pieces} lead to no token")
         for parent, piece, node in reversed(list(zip(nodes, pieces, nodes[1:], strict=False))):
+            parent.forget_members()
             node.forget_members()
             if node.token is None and not node.children:
                 del parent.children[piece]

@@ -9,7 +9,7 @@ Shapes: N positions of all rows, V target tokens.
 """
 
 from collections.abc import Callable, Collection, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from operator import mul
 
 import torch
@@ -35,7 +35,7 @@ def _outcome_law(levels: Levels) -> Tensor:
     """Probabilities of: accepted, rejected at the last level, ..., rejected at the first."""
     ratios = [min(1.0, target / drafter) for drafter, target in zip(*levels, strict=True)]
     edges = [1.0, *accumulate(ratios, mul)]
-    rejected = [above - below for above, below in zip(edges, edges[1:], strict=False)]
+    rejected = [above - below for above, below in pairwise(edges)]
     return torch.tensor([edges[-1], *reversed(rejected)], dtype=torch.float64)
 
 
@@ -59,15 +59,11 @@ def decide(
             weights_V = rule.residual(proposal, index, passed, laws_MV[index])
             emitted = sample(weights_V, draws)
             decisions.append(
-                Decision(
-                    index, proposed, Outcome.REJECTED, emitted, Origin.RESIDUAL, *token_levels, uniform, passed
-                )
+                Decision(index, proposed, Outcome.REJECTED, emitted, Origin.RESIDUAL, *token_levels, uniform, passed)
             )
             return (*decisions, *_unjudged(proposal.tokens, levels, index + 1))
         decisions.append(
-            Decision(
-                index, proposed, Outcome.ACCEPTED, proposed.token, Origin.ACCEPTED, *token_levels, uniform, passed
-            )
+            Decision(index, proposed, Outcome.ACCEPTED, proposed.token, Origin.ACCEPTED, *token_levels, uniform, passed)
         )
     bonus = Decision(len(decisions), None, Outcome.UNDRAFTED, sample(laws_MV[-1], draws), Origin.BONUS)
     return (*decisions, bonus)

@@ -79,7 +79,7 @@ class Vocabulary:
         self._byte_level = "ByteLevel" in kinds
         if not self._byte_level and not kinds & {"ByteFallback", "Metaspace", "Replace"}:
             raise VocabularyError(
-                f"the tokenizer of {name} must be byte-level or mark spaces with {SPACE_MARK!r} (as SentencePiece does); "
+                f"the tokenizer of {name} must be byte-level or mark spaces with {SPACE_MARK!r} (SentencePiece); "
                 f"its decoder is {state.get('decoder')}"
             )
         self.token_bytes = self._read_token_bytes(state)
@@ -199,8 +199,8 @@ def pair(target: Vocabulary, drafter: Vocabulary) -> Pair:
         pieces.append(cut if cut and (index in preferred or index == target.eos) else None)
     if unspelt > len(pieces) // 100:
         raise VocabularyError(
-            f"the drafter {drafter.name} must be able to spell the target's bytes, but has no pieces for {unspelt:,} of "
-            f"{len(pieces):,} tokens of {target.name}; use a drafter with a byte-level or byte-fallback tokenizer"
+            f"the drafter {drafter.name} must be able to spell the target's bytes, but has no pieces for {unspelt:,} "
+            f"of {len(pieces):,} tokens of {target.name}; use a drafter with a byte-level or byte-fallback tokenizer"
         )
     digest = hashlib.sha256((target.digest + drafter.digest).encode()).hexdigest()
     return Pair(tuple(pieces), tuple(context), drafter.size, digest, unspelt)

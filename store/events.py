@@ -181,12 +181,5 @@ class VersionPublished:
 
 
 Event = (
-    PromptReceived
-    | PromptRejected
-    | TokenDecision
-    | BlockDone
-    | PromptCompleted
-    | Updated
-    | Drifted
-    | VersionPublished
+    PromptReceived | PromptRejected | TokenDecision | BlockDone | PromptCompleted | Updated | Drifted | VersionPublished
 )

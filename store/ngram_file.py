@@ -35,7 +35,7 @@ def read_ngrams(path: Path, pair: str) -> list[SavedNgram]:
         raise CorruptError(f"{path} must be a saved n-gram cache, but it cannot be read: {error}") from error
     if found != pair:
         raise VocabularyError(
-            f"{path} must have been made for this pair of vocabularies ({pair[:12]}), but was for {found[:12] or 'none'}; "
-            "start with an empty cache, or use the target and drafter that it belongs to"
+            f"{path} must have been made for this pair of vocabularies ({pair[:12]}), but was for "
+            f"{found[:12] or 'none'}; start with an empty cache, or use the target and drafter that it belongs to"
         )
     return rows

@@ -48,7 +48,9 @@ class TableModel:
     def mask_without(self, allowed: Collection[int]) -> Tensor:
         return torch.tensor([number not in allowed for number in range(self.vocabulary_size)])
 
-    def forward(self, rows: Sequence[Row], tokens: Sequence[Sequence[int]], keep: int) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, rows: Sequence[Row], tokens: Sequence[Sequence[int]], keep: int, *, hidden: bool = False
+    ) -> tuple[Tensor, Tensor]:
         assert list(rows) == self._order, "all admitted rows, in order, a released row's place taken by the last"
         assert 1 <= keep <= max(map(len, tokens)), "no more positions can be wanted than the longest row has"
         logits_BQV = torch.full((len(rows), keep, self.vocabulary_size), torch.nan, dtype=torch.float64)
@@ -59,7 +61,7 @@ class TableModel:
                 history = tuple(self._read[row][: len(self._read[row]) - back + 1])
                 logits_BQV[number, -back] = self._logits(history)
                 hidden_BQW[number, -back] = _hidden(history, self.hidden_size)
-        return logits_BQV, hidden_BQW
+        return logits_BQV, hidden_BQW if hidden else logits_BQV
 
 
 def _hidden(history: tuple[int, ...], width: int) -> Tensor:

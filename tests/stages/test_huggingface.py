@@ -55,7 +55,7 @@ class Reader:
     def forward(self, counts: list[int]) -> None:
         fed = [self.tokens(count) for count in counts]
         keep = self.random.randint(1, max(counts))
-        logits_BQV, hidden_BQW = self.model.forward(self.rows, fed, keep)
+        logits_BQV, hidden_BQW = self.model.forward(self.rows, fed, keep, hidden=True)
         assert logits_BQV.shape == (len(fed), keep, VOCABULARY)
         for row, new, logits_QV, hidden_QW in zip(self.rows, fed, logits_BQV, hidden_BQW, strict=True):
             self.read[row] += new
@@ -131,6 +131,16 @@ def test_rows_that_grew_can_be_released_in_any_order(model: LanguageModel):
     reader.forward([1, 90, 1])
     reader.release(reader.rows[0])
     reader.forward([2, 1])
+
+
+def test_logits_are_the_same_whether_hidden_states_are_wanted_or_not(model: LanguageModel):
+    found = []
+    for hidden in (True, False):
+        reader = Reader(model, 6)
+        reader.admit(4)
+        found.append(model.forward(reader.rows, [[1, 2, 3]], 2, hidden=hidden)[0])
+        reader.release(reader.rows[0])
+    assert torch.equal(*found)
 
 
 def test_rows_out_of_order_are_refused(model: LanguageModel):

@@ -1,0 +1,109 @@
+"""What a block teaches the head: one label per judged piece, and where the accepted n-grams lie."""
+
+import pytest
+import torch
+from doubles import row_of
+
+from stages.blocks import Decision, Draft, Proposal, Row, Teaching, Verdict
+from stages.lessons import Notebook, labels_of
+from stages.translate import parse
+from stages.trie import Trie
+from store.events import Origin, Outcome
+
+SPELLING = ((0,), (1,), (0, 1), (0, 1, 2), (2,))
+Levels = tuple[tuple[float, ...], tuple[float, ...]]
+
+
+def proposal_of(pieces: tuple[int, ...], row: Row | None = None, *, features: bool = True) -> Proposal:
+    trie = Trie(len(SPELLING), 4)
+    trie.insert_all((spelt, token) for token, spelt in enumerate(SPELLING))
+    features_KF = torch.arange(len(pieces)).float()[:, None] if features and pieces else None
+    draft = Draft(row or row_of([0]), pieces, torch.zeros(len(pieces), 4), (), features_KF, ())
+    return Proposal(draft, parse(trie, pieces))
+
+
+def accepted(proposal: Proposal, index: int, levels: Levels) -> Decision:
+    proposed = proposal.tokens[index]
+    return Decision(
+        index, proposed, Outcome.ACCEPTED, proposed.token, Origin.ACCEPTED, *levels, 0.0, len(proposed.tests)
+    )
+
+
+def rejected(proposal: Proposal, index: int, levels: Levels, passed: int) -> Decision:
+    return Decision(index, proposal.tokens[index], Outcome.REJECTED, 4, Origin.RESIDUAL, *levels, 0.9, passed)
+
+
+def bonus(index: int) -> Decision:
+    return Decision(index, None, Outcome.UNDRAFTED, 1, Origin.BONUS)
+
+
+def verdict_of(proposal: Proposal, *decisions: Decision, teachings: tuple[Teaching, ...] = ()) -> Verdict:
+    return Verdict(proposal, decisions, (), 0, 0, teachings)
+
+
+def labels(verdict: Verdict) -> dict[int, float]:
+    return {int(label.features_F[0]): pytest.approx(label.acceptance) for label in labels_of(verdict)}
+
+
+def test_a_piece_is_labelled_with_the_chance_of_the_tests_that_it_decided():
+    """Pieces 0 1 then 1: the n-gram (0, 1) is stopped at by the third piece, which then begins its own token."""
+    proposal = proposal_of((0, 1, 1))
+    first = accepted(proposal, 0, ((0.5, 0.8, 0.5), (0.4, 0.9, 0.25)))
+    second = accepted(proposal, 1, ((0.5,), (0.3,)))
+    assert labels(verdict_of(proposal, first, second, bonus(2))) == {0: 0.8, 1: 1.0, 2: 0.5 * 0.6}
+
+
+def test_the_end_of_the_pieces_counts_for_the_tokens_last_piece():
+    proposal = proposal_of((0, 1))
+    decision = accepted(proposal, 0, ((0.5, 0.8, 1.0), (0.5, 0.4, 0.3)))
+    assert labels(verdict_of(proposal, decision, bonus(1))) == {0: 1.0, 1: 0.5 * 0.3}
+
+
+def test_only_judged_tests_count():
+    proposal = proposal_of((0, 1, 1, 0))
+    unjudged = Decision(1, proposal.tokens[1], Outcome.UNJUDGED, None, None, (0.1,), (0.1,))
+    levels = ((0.5, 0.8, 0.5), (0.4, 0.2, 0.5))
+    assert labels(verdict_of(proposal, rejected(proposal, 0, levels, passed=0), unjudged)) == {0: 0.8}
+    assert labels(verdict_of(proposal, rejected(proposal, 0, levels, passed=1), unjudged)) == {0: 0.8, 1: 0.25}
+
+
+def test_what_the_target_cannot_say_is_labelled_0():
+    proposal = proposal_of((3, 0))
+    assert labels(verdict_of(proposal, rejected(proposal, 0, ((0.7,), (0.0,)), passed=0))) == {0: 0.0}
+
+
+def test_blocks_without_a_head_or_without_pieces_have_no_labels():
+    bare = proposal_of((0,), features=False)
+    assert labels_of(verdict_of(bare, accepted(bare, 0, ((0.5, 1.0), (0.5, 1.0))))) == []
+    assert labels_of(verdict_of(proposal_of(()), bonus(0))) == []
+
+
+def teachings_at(*places: tuple[int, int]) -> tuple[Teaching, ...]:
+    return tuple(Teaching(position, depth, (0,), (0.9,), (0.9,), 0.1) for position, depth in places)
+
+
+def test_a_notebook_gathers_blocks_into_a_lesson():
+    row = row_of([0, 1], [0, 1, 0], offset=7)
+    notes = Notebook()
+    first = proposal_of((0, 1, 1), row)
+    one = ((0.5, 0.8, 0.5), (0.5, 0.8, 0.5))
+    teachings = teachings_at((3, 0), (4, 1), (5, 0), (6, 0))
+    decisions = accepted(first, 0, one), accepted(first, 1, ((0.5,), (0.5,))), bonus(2)
+    notes.note(verdict_of(first, *decisions, teachings=teachings))
+    row.pieces += [0, 1, 1, 1]
+    second = proposal_of((0,), row)
+    later = teachings_at((7, 0))
+    notes.note(verdict_of(second, rejected(second, 0, ((0.5, 1.0), (0.1, 1.0)), 0), teachings=later))
+    lesson = notes.lesson(row)
+    assert (lesson.offset, lesson.pieces) == (7, (0, 1, 0, 0, 1, 1, 1))
+    assert lesson.teachings == teachings + later
+    assert len(lesson.labels) == 4
+    assert tuple(lesson.ngram_positions) == (3, 4), "the pieces of the accepted n-gram"
+
+
+def test_a_rejected_ngram_is_no_accepted_one():
+    proposal = proposal_of((0, 1))
+    notes = Notebook()
+    decision = rejected(proposal, 0, ((0.5, 0.8, 1.0), (0.5, 0.4, 0.3)), passed=2)
+    notes.note(verdict_of(proposal, decision, teachings=teachings_at((1, 0))))
+    assert tuple(notes.lesson(row_of([0])).ngram_positions) == ()
