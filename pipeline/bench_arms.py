@@ -13,7 +13,8 @@ from pipeline.config import Config
 from pipeline.loop import Loop
 from stages.baselines import AssistedDrafter, Request, assisted, plain, settle
 from stages.distributions import Sampling
-from stages.huggingface import LanguageModel, load_model, load_tokenizer
+from stages.huggingface import load_tokenizer
+from stages.language_model import LanguageModel, load_model
 from store.errors import SourceError
 from store.events import PromptCompleted, PromptReceived, TokenDecision, Updated
 from store.registry import NoRegistry, default_uri

@@ -25,8 +25,17 @@ from stages.drafter_trainer import DrafterTrainer, Training
 from stages.draws import SeededDraws
 from stages.head import AcceptanceHead, CostStop, FixedLength, StopRule, ThresholdStop, load_head, save_head
 from stages.head_trainer import HeadTrainer
-from stages.huggingface import LanguageModel, load_model, load_tokenizer, pick_device, set_threads
-from stages.losses import Loss, acceptance_loss, direct_loss, expected_acceptance, greedy_agreement, hybrid_loss, trie_loss
+from stages.huggingface import load_tokenizer, pick_device, set_threads
+from stages.language_model import LanguageModel, load_model
+from stages.losses import (
+    Loss,
+    acceptance_loss,
+    direct_loss,
+    expected_acceptance,
+    greedy_agreement,
+    hybrid_loss,
+    trie_loss,
+)
 from stages.ngram_cache import EVICTIONS, Entry, NgramCache
 from stages.teach import PushDown, teach_nothing
 from stages.translate import Translate

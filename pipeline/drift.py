@@ -2,6 +2,10 @@
 
 The detector sees one mean per prompt, because tokens inside a prompt are not independent; a prompt with nothing judged
 is skipped, because one NaN disables ADWIN for good. ADWIN also alarms on improvements, which call for nothing.
+
+An alarm says that something changed, not where: ADWIN's own window still holds most of what came before. The place is
+taken to be the split of the rates since the last change that tells its two sides apart best, and a fresh detector goes
+on from there.
 """
 
 from collections import deque
@@ -15,13 +19,16 @@ from river.drift import ADWIN, NoDrift, PageHinkley
 from pipeline.config_sections import DriftSettings
 from store.events import Drifted, PromptCompleted
 
-RECENT = 8  # prompts whose mean is "after", for detectors that keep no window
+MEMORY = 4096  # prompts since the last change that are looked at
 
 
 class Detector(Protocol):
     """river's interface, as far as it is used."""
 
-    drift_detected: bool
+    @property
+    def drift_detected(self) -> bool:
+        """Whether the last value raised the alarm."""
+        ...
 
     def update(self, x: float) -> None:
         """Add one value."""
@@ -67,7 +74,7 @@ class DriftWatch:
     def __init__(self, settings: DriftSettings, rates: Rates) -> None:
         self._settings, self._rates = settings, rates
         self._detector = make_detector(settings)
-        self._since_alarm: deque[float] = deque(maxlen=4096)
+        self._since_change: deque[float] = deque(maxlen=MEMORY)
         self._quiet = 0  # prompts for which a fall is not acted upon
 
     def observe(self, prompt: PromptCompleted) -> Drifted | None:
@@ -76,18 +83,22 @@ class DriftWatch:
         rate = self._rates.of(prompt)
         if rate is None:
             return None
-        self._since_alarm.append(rate)
-        self._detector.update(rate)
+        self._add(rate)
         return self._alarm(prompt) if self._detector.drift_detected else None
 
+    def _add(self, rate: float) -> None:
+        self._since_change.append(rate)
+        self._detector.update(rate)
+
     def _alarm(self, prompt: PromptCompleted) -> Drifted:
-        before, after = self._split(list(self._since_alarm))
+        rates = list(self._since_change)
+        change = change_point(rates)
+        before, after = fmean(rates[:change]), fmean(rates[change:])
         direction = "fall" if after < before else "rise"
         action = "ignored" if direction == "rise" else "cooldown" if self._quiet else "reset"
         if action == "reset":
             self._quiet = self._settings.cooldown
-        for _ in range(len(self._since_alarm) - min(len(self._since_alarm), self._window())):
-            self._since_alarm.popleft()
+        self._begin_anew(rates[change:])
         return Drifted(
             offset=prompt.offset,
             dataset=prompt.dataset,
@@ -98,10 +109,26 @@ class DriftWatch:
             action=action,
         )
 
-    def _window(self) -> int:
-        """How many of the last values the detector takes for the present."""
-        return max(1, int(getattr(self._detector, "width", RECENT)))
+    def _begin_anew(self, rates: Sequence[float]) -> None:
+        """A fresh detector that knows only these rates."""
+        self._detector = make_detector(self._settings)
+        self._since_change.clear()
+        for rate in rates:
+            self._add(rate)
 
-    def _split(self, rates: Sequence[float]) -> tuple[float, float]:
-        recent = min(self._window(), len(rates) - 1) or 1
-        return fmean(rates[:-recent] or rates), fmean(rates[-recent:])
+
+def change_point(rates: Sequence[float]) -> int:
+    """Where two or more rates fall apart best: both sides' squared distances from their own means are least together.
+
+    >>> change_point([0.8, 0.9, 0.8, 0.3, 0.2])
+    3
+    """
+    total, left = sum(rates), 0.0
+    best, place = -1.0, 1
+    for number, rate in enumerate(rates[:-1], 1):
+        left += rate
+        distance = left / number - (total - left) / (len(rates) - number)
+        explained = number * (len(rates) - number) * distance**2
+        if explained > best:
+            best, place = explained, number
+    return place

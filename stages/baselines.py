@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from stages.distributions import Sampling
-from stages.huggingface import LanguageModel
+from stages.language_model import LanguageModel
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ from torch import Tensor
 from stages.blocks import Draft, Row
 from stages.distributions import Sampling, entropy, sample_rows
 from stages.head import AcceptanceHead, StopRule, piece_features
-from stages.huggingface import LanguageModel
-
+from stages.language_model import LanguageModel
 
 LOOK_BACK = 64  # what was read and may have been rejected: the longest draft that settings allow
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from stages.blocks import Lesson
-from stages.huggingface import LanguageModel
+from stages.language_model import LanguageModel
 from stages.losses import Loss, Student, Taught
 
 # The share of the configured rate that is used: small for the optimiser's first steps, which have no second moments

@@ -1,21 +1,24 @@
-"""The only file that imports `transformers`: loading, saving, and running models over rows of unequal length.
+"""The only file that imports `transformers`: loading and making models and tokenizers, and the row cache they write to.
 
-Shapes: B rows, Q new tokens of the longest row, K keys, H key-value heads, E of a head, V vocabulary, W hidden width.
+Shapes: B rows, Q new tokens of the longest row, K keys, H key-value heads, E of a head.
 """
 
 import os
-from collections.abc import Collection, Sequence
+import socket
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import torch
 from torch import Tensor
 
-from stages.blocks import Row
 from store.errors import ModelError
 
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
+from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.constants import ENDPOINT
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -96,120 +99,6 @@ class RowCache(Cache):
         return self._seen
 
 
-class LanguageModel:
-    """A causal language model over rows of unequal length, with its own key-value cache.
-
-    Args:
-        model: any Hugging Face causal language model whose attention takes a boolean mask (`sdpa`).
-        name: for messages.
-    """
-
-    def __init__(self, model: Any, name: str) -> None:
-        self.model, self.name = model.eval(), name
-        self.device: torch.device = next(model.parameters()).device
-        self.vocabulary_size: int = model.get_output_embeddings().weight.shape[0]
-        self.hidden_size: int = model.config.get_text_config().hidden_size
-        self.max_length: int = getattr(model.config.get_text_config(), "max_position_embeddings", 1 << 30)
-        self.parameters = sum(parameter.numel() for parameter in model.parameters())
-        self.layers: int = model.config.get_text_config().num_hidden_layers
-        self._cache = RowCache()
-        self._order: list[Row] = []
-        self._lengths: dict[Row, int] = {}
-
-    def admit(self, row: Row, tokens: Sequence[int]) -> None:
-        """Take a row in and read all of its tokens but the last."""
-        self._order.append(row)
-        self._lengths[row] = 0
-        self._cache.reserve(len(self._order), len(tokens) + row.room + 72)
-        if len(tokens) > 1:
-            self._forward(len(self._order) - 1, [row], [tokens[:-1]], keep=1, hidden=False)
-
-    def release(self, row: Row) -> None:
-        """Let a row go; the last row takes its place."""
-        place = self._order.index(row)
-        last = self._order.pop()
-        if last is not row:
-            self._cache.move(len(self._order), place)
-            self._order[place] = last
-        del self._lengths[row]
-
-    def mask_without(self, allowed: Collection[int]) -> Tensor:
-        """True for every output of the model that is not among the allowed ids (V,)."""
-        forbidden_V = torch.ones(self.vocabulary_size, dtype=torch.bool, device=self.device)
-        forbidden_V[torch.tensor(sorted(allowed), dtype=torch.long, device=self.device)] = False
-        return forbidden_V
-
-    def length(self, row: Row) -> int:
-        """How many tokens of the row are in the cache."""
-        return self._lengths[row]
-
-    def roll_back(self, row: Row, length: int) -> None:
-        """Forget a row's tokens behind the first `length`."""
-        self._lengths[row] = min(length, self._lengths[row])
-
-    def forward(
-        self, rows: Sequence[Row], tokens: Sequence[Sequence[int]], keep: int, *, hidden: bool = False
-    ) -> tuple[Tensor, Tensor]:
-        """Read new tokens of every admitted row, in order of admission.
-
-        Args:
-            rows: all admitted rows.
-            tokens: new tokens per row; none for a row that rests.
-            keep: at how many of the last positions the logits are wanted, at most the longest row's tokens.
-            hidden: whether the last hidden states are wanted too.
-
-        Returns:
-            logits (B, keep, V), the last position of each row at the end, and the hidden states behind them
-            (B, keep, W), or the logits again. What stands before a shorter row's first token is meaningless.
-        """
-        if list(rows) != self._order:
-            raise ValueError("rows must be all admitted rows in the order of admission")
-        return self._forward(0, rows, tokens, keep, hidden=hidden)
-
-    @torch.inference_mode()
-    def _forward(
-        self, first: int, rows: Sequence[Row], tokens: Sequence[Sequence[int]], keep: int, *, hidden: bool
-    ) -> tuple[Tensor, Tensor]:
-        width = max(len(new) for new in tokens)
-        lengths = [self._lengths[row] for row in rows]
-        self._cache.reserve(len(self._order), max(map(sum, zip(lengths, map(len, tokens), strict=True))))
-        # Rows are aligned at their ends; what pads their beginnings is written to the trash.
-        ids = [[0] * (width - len(new)) + list(new) for new in tokens]
-        places = [
-            [self._cache.trash] * (width - len(new)) + list(range(start, start + len(new)))
-            for start, new in zip(lengths, tokens, strict=True)
-        ]
-        ids_BQ, places_BQ = torch.tensor([ids, places], device=self.device)
-        seen = max(start + len(new) for start, new in zip(lengths, tokens, strict=True))
-        self._cache.place(first, places_BQ, seen)
-        positions_BQ = places_BQ.where(places_BQ != self._cache.trash, 0)
-        mask_B1QK = (torch.arange(seen, device=self.device) <= positions_BQ[..., None])[:, None]
-        output = self.model(
-            input_ids=ids_BQ,
-            attention_mask=mask_B1QK,
-            position_ids=positions_BQ,
-            past_key_values=self._cache,
-            use_cache=True,
-            logits_to_keep=keep,
-            output_hidden_states=hidden,
-        )
-        for row, new in zip(rows, tokens, strict=True):
-            self._lengths[row] += len(new)
-        last_hidden = output.hidden_states[-1][:, -keep:] if hidden else output.logits
-        return output.logits, last_hidden
-
-    @property
-    def ends(self) -> frozenset[int]:
-        """The ids that end a sequence by the model's generation settings; empty if it names none."""
-        ids = getattr(self.model.generation_config, "eos_token_id", None)
-        return frozenset([ids] if isinstance(ids, int) else ids or [])
-
-    def save(self, folder: Path, tokenizer: Any) -> None:
-        """Write a Hugging Face folder of the model as it now is."""
-        self.model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-
-
 def pick_device(name: str) -> str:
     """`auto` is the first CUDA device where there is one, else the CPU."""
     if name != "auto":
@@ -225,17 +114,18 @@ def set_threads(number: int) -> None:
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "auto": "auto"}
 
 
-def load_model(source: str, dtype: str, device: str) -> LanguageModel:
-    """Load a causal language model from a hub name or folder.
+def load_causal_model(source: str, dtype: str, device: str) -> Any:
+    """A causal language model from a hub name or folder, on its device.
 
     Raises:
         ModelError: if there is none there, or the hub cannot be reached.
     """
+    _require_reachable(source)
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=DTYPES[dtype], attn_implementation="sdpa")
-    except (OSError, ValueError) as error:
+        return model.to(device)
+    except (OSError, ValueError, RuntimeError) as error:
         raise ModelError(_not_loaded("model", source, error)) from error
-    return LanguageModel(model.to(device), source)
 
 
 def load_tokenizer(source: str) -> Any:
@@ -244,10 +134,25 @@ def load_tokenizer(source: str) -> Any:
     Raises:
         ModelError: if there is none there, or the hub cannot be reached.
     """
+    _require_reachable(source)
     try:
         return AutoTokenizer.from_pretrained(source, use_fast=True)
     except Exception as error:  # tokenizers raises bare exceptions for broken files
         raise ModelError(_not_loaded("tokenizer", source, error)) from error
+
+
+def _require_reachable(source: str) -> None:
+    """Fail at once where the hub's own client would retry for half a minute.
+
+    Raises:
+        ModelError: for what is neither a folder nor cached when the hub does not answer.
+    """
+    try:
+        if Path(source).exists() or try_to_load_from_cache(source, "config.json") or getproxies():
+            return
+        socket.create_connection((urlsplit(ENDPOINT).hostname, 443), timeout=5).close()
+    except (OSError, ValueError) as error:
+        raise ModelError(_not_loaded("model", source, error)) from error
 
 
 def _not_loaded(what: str, source: str, error: Exception) -> str:

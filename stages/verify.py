@@ -19,7 +19,7 @@ from stages.acceptance import Levels, Rule
 from stages.blocks import Decision, Proposal, ProposedToken, Row, Teaching, Verdict
 from stages.distributions import Sampling, sample
 from stages.draws import Draws, to_float32_grid
-from stages.huggingface import LanguageModel
+from stages.language_model import LanguageModel
 from store.events import Origin, Outcome
 
 Teacher = Callable[[Sequence[Proposal], Sequence[tuple[int, ...]], Tensor, Sequence[int]], list[tuple[Teaching, ...]]]

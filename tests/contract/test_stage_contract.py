@@ -26,7 +26,8 @@ from stages.distributions import Sampling
 from stages.drafter_trainer import DrafterTrainer, Training
 from stages.head import EXTRA_FEATURES, AcceptanceHead, ThresholdStop
 from stages.head_trainer import HeadTrainer
-from stages.huggingface import LanguageModel, new_llama
+from stages.huggingface import new_llama
+from stages.language_model import LanguageModel
 from stages.losses import expected_acceptance, trie_loss
 from stages.ngram_cache import LeastFrequentlyUsed, NgramCache
 from stages.stage import Stage

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from stages.blocks import Lesson, Teaching
 from stages.drafter_trainer import DrafterTrainer, Training
-from stages.huggingface import LanguageModel, new_llama
+from stages.huggingface import new_llama
+from stages.language_model import LanguageModel
 from stages.losses import acceptance_loss, direct_loss, expected_acceptance, greedy_agreement, hybrid_loss, trie_loss
 
 VOCABULARY = 8

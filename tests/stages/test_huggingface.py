@@ -7,7 +7,8 @@ import torch
 from doubles import row_of
 
 from stages.blocks import Row
-from stages.huggingface import LanguageModel, load_model, load_tokenizer, new_llama, pick_device
+from stages.huggingface import load_tokenizer, new_llama, pick_device
+from stages.language_model import LanguageModel, load_model
 from store.errors import ModelError
 
 VOCABULARY = 11

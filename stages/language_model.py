@@ -1,0 +1,171 @@
+"""A causal language model over rows of unequal length, with its own key-value cache.
+
+Shapes: B rows, Q new tokens of the longest row, K keys, V vocabulary, W hidden width.
+"""
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stages.blocks import Row
+from stages.draws import SeededDraws
+from stages.huggingface import RowCache, load_causal_model
+from store.errors import ModelError
+
+
+def _max_length(config: Any) -> int:
+    """Longest text of a model, in tokens. Our masks are causal without a window, so a sliding one ends the text."""
+    longest: int = getattr(config, "max_position_embeddings", None) or 1 << 30
+    window: int | None = getattr(config, "sliding_window", None)
+    slides = getattr(config, "use_sliding_window", True) and window
+    return min(longest, window) if slides and window else longest
+
+
+class LanguageModel:
+    """A causal language model over rows of unequal length, with its own key-value cache.
+
+    Args:
+        model: any Hugging Face causal language model whose attention takes a boolean mask (`sdpa`).
+        name: for messages.
+    """
+
+    def __init__(self, model: Any, name: str) -> None:
+        self.model, self.name = model.eval(), name
+        self.device: torch.device = next(model.parameters()).device
+        self.vocabulary_size: int = model.get_output_embeddings().weight.shape[0]
+        self.hidden_size: int = model.config.get_text_config().hidden_size
+        self.max_length: int = _max_length(model.config.get_text_config())
+        self.parameters = sum(parameter.numel() for parameter in model.parameters())
+        self.layers: int = model.config.get_text_config().num_hidden_layers
+        self._cache = RowCache()
+        self._order: list[Row] = []
+        self._lengths: dict[Row, int] = {}
+
+    def admit(self, row: Row, tokens: Sequence[int]) -> None:
+        """Take a row in and read all of its tokens but the last."""
+        self._order.append(row)
+        self._lengths[row] = 0
+        self._cache.reserve(len(self._order), len(tokens) + row.room + 72)
+        if len(tokens) > 1:
+            self._forward(len(self._order) - 1, [row], [tokens[:-1]], keep=1, hidden=False)
+
+    @torch.inference_mode()  # the cache's tensors are made in it
+    def release(self, row: Row) -> None:
+        """Let a row go; the last row takes its place."""
+        place = self._order.index(row)
+        last = self._order.pop()
+        if last is not row:
+            self._cache.move(len(self._order), place)
+            self._order[place] = last
+        del self._lengths[row]
+
+    def mask_without(self, allowed: Collection[int]) -> Tensor:
+        """True for every output of the model that is not among the allowed ids (V,)."""
+        forbidden_V = torch.ones(self.vocabulary_size, dtype=torch.bool, device=self.device)
+        forbidden_V[torch.tensor(sorted(allowed), dtype=torch.long, device=self.device)] = False
+        return forbidden_V
+
+    def require_rows(self) -> None:
+        """Check that the model reads through our cache and mask what it reads from a whole text.
+
+        Raises:
+            ModelError: if it does not (models with recurrent state, or an attention of their own).
+        """
+        tokens = [3 + 5 * place % max(1, self.vocabulary_size - 3) for place in range(8)]
+        row = Row(0, "", "", "", tokens, len(tokens), [], SeededDraws(0, 0), 0)
+        with torch.inference_mode():
+            whole_V = self.model(input_ids=torch.tensor([tokens], device=self.device)).logits[0, -1].float()
+        self.admit(row, tokens[:4])
+        self.forward([row], [[*tokens[3:5], tokens[0]]], keep=1)  # the last is taken back
+        self.roll_back(row, 5)
+        by_rows_V = self.forward([row], [tokens[5:]], keep=1)[0][0, -1].float()
+        self.release(row)
+        if float((whole_V - by_rows_V).abs().max()) > 0.1 * float(whole_V.std()) + 1e-3:
+            raise ModelError(
+                f"{self.name} must give the same logits for a text read at once and in parts, but does not: it keeps "
+                "state that the row cache cannot hold; use a model with plain causal attention"
+            )
+
+    def length(self, row: Row) -> int:
+        """How many tokens of the row are in the cache."""
+        return self._lengths[row]
+
+    def roll_back(self, row: Row, length: int) -> None:
+        """Forget a row's tokens behind the first `length`."""
+        self._lengths[row] = min(length, self._lengths[row])
+
+    def forward(
+        self, rows: Sequence[Row], tokens: Sequence[Sequence[int]], keep: int, *, hidden: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Read new tokens of every admitted row, in order of admission.
+
+        Args:
+            rows: all admitted rows.
+            tokens: new tokens per row; none for a row that rests.
+            keep: at how many of the last positions the logits are wanted, at most the longest row's tokens.
+            hidden: whether the last hidden states are wanted too.
+
+        Returns:
+            logits (B, keep, V), the last position of each row at the end, and the hidden states behind them
+            (B, keep, W), or the logits again. What stands before a shorter row's first token is meaningless.
+        """
+        if list(rows) != self._order:
+            raise ValueError("rows must be all admitted rows in the order of admission")
+        return self._forward(0, rows, tokens, keep, hidden=hidden)
+
+    @torch.inference_mode()
+    def _forward(
+        self, first: int, rows: Sequence[Row], tokens: Sequence[Sequence[int]], keep: int, *, hidden: bool
+    ) -> tuple[Tensor, Tensor]:
+        width = max(len(new) for new in tokens)
+        lengths = [self._lengths[row] for row in rows]
+        self._cache.reserve(len(self._order), max(map(sum, zip(lengths, map(len, tokens), strict=True))))
+        # Rows are aligned at their ends; what pads their beginnings is written to the trash.
+        ids = [[0] * (width - len(new)) + list(new) for new in tokens]
+        places = [
+            [self._cache.trash] * (width - len(new)) + list(range(start, start + len(new)))
+            for start, new in zip(lengths, tokens, strict=True)
+        ]
+        ids_BQ, places_BQ = torch.tensor([ids, places], device=self.device)
+        seen = max(start + len(new) for start, new in zip(lengths, tokens, strict=True))
+        self._cache.place(first, places_BQ, seen)
+        positions_BQ = places_BQ.where(places_BQ != self._cache.trash, 0)
+        mask_B1QK = (torch.arange(seen, device=self.device) <= positions_BQ[..., None])[:, None]
+        output = self.model(
+            input_ids=ids_BQ,
+            attention_mask=mask_B1QK,
+            position_ids=positions_BQ,
+            past_key_values=self._cache,
+            use_cache=True,
+            logits_to_keep=keep,
+            output_hidden_states=hidden,
+        )
+        for row, new in zip(rows, tokens, strict=True):
+            self._lengths[row] += len(new)
+        last_hidden = output.hidden_states[-1][:, -keep:] if hidden else output.logits
+        return output.logits, last_hidden
+
+    @property
+    def ends(self) -> frozenset[int]:
+        """The ids that end a sequence by the model's generation settings; empty if it names none."""
+        ids = getattr(self.model.generation_config, "eos_token_id", None)
+        return frozenset([ids] if isinstance(ids, int) else ids or [])
+
+    def save(self, folder: Path, tokenizer: Any) -> None:
+        """Write a Hugging Face folder of the model as it now is."""
+        self.model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+
+def load_model(source: str, dtype: str, device: str) -> LanguageModel:
+    """Load a causal language model from a hub name or folder and check that it can be run in rows.
+
+    Raises:
+        ModelError: if there is none there, the hub cannot be reached, or the model cannot be run in rows.
+    """
+    model = LanguageModel(load_causal_model(source, dtype, device), source)
+    model.require_rows()
+    return model

@@ -1,0 +1,120 @@
+"""Curves: which points an event contributes, at which step, and that none is lost or sent alone."""
+
+from collections.abc import Sequence
+
+import pytest
+from event_making import completed
+
+from pipeline.curves import FLUSH, WINDOW, Curves
+from store.events import BlockDone, Drifted, Updated, VersionPublished
+from store.registry import NoRegistry, Point
+
+RATES = {
+    "stream/acceptance_rate",
+    "stream/mean_accepted_length",
+    "stream/block_efficiency",
+    "stream/drafted_pieces",
+    "stream/tokens_per_second",
+}
+
+
+class Received(NoRegistry):
+    def __init__(self) -> None:
+        self.batches: list[list[Point]] = []
+
+    def log_points(self, points: Sequence[Point]) -> None:
+        self.batches.append(list(points))
+
+    @property
+    def points(self) -> list[Point]:
+        return [point for batch in self.batches for point in batch]
+
+    def values(self, step: int) -> dict[str, float]:
+        return {key: value for key, value, at, _ in self.points if at == step}
+
+
+@pytest.fixture
+def received() -> Received:
+    return Received()
+
+
+@pytest.fixture
+def curves(received: Received) -> Curves:
+    return Curves(received, lambda: 1_700_000_000_000)
+
+
+def update(part: str, after: float | None = 0.6) -> Updated:
+    before = None if after is None else 0.5
+    return Updated(9, part, "trie", 1.25, 40, before, after, False, "the gate saw a lower acceptance", 0.1, 1, 1)
+
+
+def test_a_prompt_gives_the_rates_at_its_offset(curves: Curves, received: Received):
+    curves.add(completed(3, judged=20, accepted=10))  # ten blocks, twenty tokens, one second
+    curves.flush()
+    assert received.values(3) == {
+        "stream/acceptance_rate": 0.5,
+        "stream/mean_accepted_length": 1.0,
+        "stream/block_efficiency": 2.0,
+        "stream/drafted_pieces": 2.5,
+        "stream/tokens_per_second": 20.0,
+    }
+    assert {point[3] for point in received.points} == {1_700_000_000_000}
+
+
+def test_a_rate_looks_back_on_a_window_and_no_further(curves: Curves, received: Received):
+    curves.add(completed(0, judged=1000, accepted=1000))
+    for offset in range(1, WINDOW + 1):
+        curves.add(completed(offset, judged=20, accepted=5))
+    curves.flush()
+    assert received.values(WINDOW)["stream/acceptance_rate"] == 0.25
+    assert received.values(WINDOW - 1)["stream/acceptance_rate"] > 0.9
+
+
+def test_tokens_per_second_counts_overlapping_prompts_once(curves: Curves, received: Received):
+    for offset in range(4):
+        curves.add(completed(offset, started=10.0, finished=12.0))
+    curves.flush()
+    assert received.values(3)["stream/tokens_per_second"] == 4 * 20 / 2.0
+
+
+def test_nothing_judged_gives_no_acceptance_rate(curves: Curves, received: Received):
+    curves.add(completed(0, judged=0, accepted=0))
+    curves.flush()
+    assert set(received.values(0)) == RATES - {"stream/acceptance_rate"}
+
+
+def test_an_update_of_the_drafter_gives_its_loss_and_its_fate(curves: Curves, received: Received):
+    curves.add(update("drafter"))
+    curves.flush()
+    assert received.values(9) == {"learn/loss": 1.25, "learn/served": 0.0, "learn/expected_acceptance": 0.6}
+
+
+def test_an_update_that_no_gate_saw_has_no_expectation(curves: Curves, received: Received):
+    curves.add(update("drafter", after=None))
+    curves.flush()
+    assert set(received.values(9)) == {"learn/loss", "learn/served"}
+
+
+def test_drifts_and_versions_are_points(curves: Curves, received: Received):
+    curves.add(Drifted(4, "docs", "adwin", "fall", 0.8, 0.25, "reset"))
+    curves.add(VersionPublished(5, 2, 1, "drift", 3, 4, 5, 60, 0.7, "versions/000002", "ab"))
+    curves.flush()
+    assert received.values(4) == {"drift/rate_before": 0.8, "drift/rate_after": 0.25}
+    assert received.values(5) == {"version/number": 2, "version/cache_entries": 60}
+
+
+def test_other_events_give_nothing(curves: Curves, received: Received):
+    curves.add(update("head"))
+    curves.add(BlockDone(0, "docs", 0, 1, 5, 3, 2, 1, 2, 0.1, 0.1, 0.1))
+    curves.flush()
+    assert received.batches == []
+
+
+def test_points_are_sent_together_and_none_is_lost(curves: Curves, received: Received):
+    for offset in range(40):
+        curves.add(completed(offset))
+    curves.flush()
+    curves.flush()
+    assert len(received.points) == 40 * len(RATES)
+    assert sorted({point[2] for point in received.points}) == list(range(40))
+    assert all(len(batch) >= FLUSH for batch in received.batches[:-1])

@@ -1,0 +1,144 @@
+"""Drafting: every recorded law is the drafter's after the row as it now is, and drafts end where they must."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from doubles import TableModel, row_of
+from torch import Tensor
+
+from stages.blocks import Draft, Row
+from stages.decode import Decode
+from stages.distributions import Sampling
+from stages.head import AcceptanceHead, FixedLength, StopRule
+
+PIECES = 6
+END = 5
+ALLOWED = {0, 1, 2, 4, END}
+
+
+def logits(history: tuple[int, ...]) -> Tensor:
+    return torch.from_numpy(np.random.default_rng([3, *history]).normal(0, 1.5, PIECES))
+
+
+def new_decode(*, stop_rule: StopRule | None = None, max_draft: int = 4, end: int | None = None, **sampling) -> Decode:
+    model = TableModel(logits, PIECES)
+    head = AcceptanceHead(model.hidden_size, 0)
+    chosen = Sampling(**sampling or {"temperature": 1.0})
+    return Decode(model, head, stop_rule or FixedLength(), chosen, ALLOWED, max_draft, end, torch.float64)
+
+
+def law_after(pieces: list[int], sampling: Sampling) -> Tensor:
+    allowed = logits(tuple(pieces))
+    allowed[3] = -torch.inf
+    return sampling.law(allowed[None], torch.float64)[0]
+
+
+def assert_laws_are_the_drafters(row: Row, draft: Draft, sampling: Sampling) -> None:
+    for place, (piece, law_D) in enumerate(zip(draft.pieces, draft.laws_KD, strict=True)):
+        want_D = law_after([*row.pieces, *draft.pieces[:place]], sampling)
+        torch.testing.assert_close(law_D, want_D)
+        assert law_D[piece] > 0
+        assert draft.entropies[place] == pytest.approx(float(torch.special.entr(want_D).sum()))
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": 1.0}, {"temperature": 0.0}, {"temperature": 0.7, "top_k": 2}])
+def test_laws_are_the_drafters_whatever_became_of_the_draft_before(sampling: dict):
+    decode, rows = (
+        new_decode(**sampling),
+        [row_of([0, 1], offset=0), row_of([2, 2, 2], offset=1), row_of([4], offset=2)],
+    )
+    for row in rows:
+        decode.admit(row)
+    fates = np.random.default_rng(0)
+    for _ in range(6):
+        for row, draft in zip(rows, decode(rows), strict=True):
+            assert draft.row is row
+            assert_laws_are_the_drafters(row, draft, Sampling(**sampling))
+            kept = int(fates.integers(0, len(draft.pieces) + 1))
+            row.pieces += [*draft.pieces[:kept], *fates.integers(0, PIECES, fates.integers(0, 3)).tolist()]
+
+
+def test_a_long_draft_that_is_rejected_at_once_is_forgotten():
+    decode, row = new_decode(max_draft=64), row_of([0, 1])
+    decode.admit(row)
+    for piece in (2, 4):
+        (draft,) = decode([row])
+        assert len(draft.pieces) == 64
+        assert_laws_are_the_drafters(row, draft, Sampling(1.0))
+        row.pieces.append(piece)
+
+
+def test_a_text_that_did_not_change_is_read_on_from_its_last_piece():
+    """A token without pieces was emitted."""
+    decode, row = new_decode(max_draft=1), row_of([0, 1])
+    decode.admit(row)
+    for _ in range(2):
+        (draft,) = decode([row])
+        assert_laws_are_the_drafters(row, draft, Sampling(1.0))
+
+
+def test_what_spells_no_target_token_is_never_drafted():
+    decode, rows = new_decode(max_draft=8), [row_of([0], offset=offset) for offset in range(20)]
+    for row in rows:
+        decode.admit(row)
+    drafted = {piece for draft in decode(rows) for piece in draft.pieces}
+    assert drafted == ALLOWED
+
+
+@pytest.mark.parametrize(("max_draft", "rooms", "lengths"), [(4, (9, 2, 1), [4, 2, 1]), (0, (9, 2, 1), [0, 0, 0])])
+def test_a_draft_is_no_longer_than_the_limit_and_the_rows_room(max_draft: int, rooms: tuple, lengths: list[int]):
+    decode = new_decode(max_draft=max_draft)
+    rows = [row_of([0, 1], offset=offset, room=room) for offset, room in enumerate(rooms)]
+    for row in rows:
+        decode.admit(row)
+    drafts = decode(rows)
+    assert [len(draft.pieces) for draft in drafts] == lengths
+    assert [tuple(draft.laws_KD.shape) for draft in drafts] == [(length, PIECES) for length in lengths]
+
+
+def test_nothing_is_drafted_behind_the_drafters_end():
+    decode = new_decode(max_draft=8, end=END)
+    rows = [row_of([0], offset=offset) for offset in range(20)]
+    for row in rows:
+        decode.admit(row)
+    drafts = decode(rows)
+    ended = [draft for draft in drafts if END in draft.pieces]
+    assert ended
+    assert all(draft.pieces.index(END) == len(draft.pieces) - 1 for draft in ended)
+    assert all(len(draft.pieces) == 8 for draft in drafts if draft not in ended)
+
+
+class StopAt:
+    """Stops at given lengths in turn, and notes what it is asked."""
+
+    def __init__(self, length: int) -> None:
+        self.length, self.asked = length, []
+
+    def goes_on(self, survival: tuple[float, ...]) -> bool:
+        self.asked.append(survival)
+        return len(survival) < self.length
+
+
+def test_the_stop_rule_is_asked_after_every_piece_for_the_chance_that_all_are_accepted():
+    rule = StopAt(3)
+    decode, row = new_decode(stop_rule=rule), row_of([0, 1])
+    decode.admit(row)
+    (draft,) = decode([row])
+    assert [len(survival) for survival in rule.asked] == [1, 2, 3]
+    assert rule.asked[-1] == draft.survival
+    chances = decode.head(draft.features_KF).sigmoid().cumprod(0).tolist()
+    assert draft.survival == pytest.approx(chances)
+
+
+def test_a_row_that_rests_draws_nothing():
+    def drafts_with(room_of_other: int) -> tuple[Draft, float]:
+        decode = new_decode()
+        rows = [row_of([0, 1], offset=0, room=2), row_of([1], offset=1, room=room_of_other)]
+        for row in rows:
+            decode.admit(row)
+        return decode(rows)[0], rows[0].draws.uniform(torch.ones(1))
+
+    (short, after_short), (long, after_long) = map(partial(drafts_with), (1, 9))
+    assert (short.pieces, after_short) == (long.pieces, after_long)

@@ -1,0 +1,130 @@
+"""Verification of a block: what is appended to the row, what is counted, and where it ends."""
+
+import pytest
+import torch
+from doubles import TableModel, row_of
+from torch import Tensor
+
+from stages.acceptance import TrieRule
+from stages.blocks import Draft, Proposal, Row, Verdict
+from stages.distributions import Sampling
+from stages.teach import teach_nothing
+from stages.translate import parse
+from stages.trie import Trie
+from stages.verify import Verify, cut, passed_levels
+from store.events import Origin, Outcome
+
+SPELLING = ((0,), (1,), (0, 1), (2,), None, (3,))
+END = 5
+CONTEXT = tuple(pieces or () for pieces in SPELLING)
+
+
+def counts_up(history: tuple[int, ...]) -> Tensor:
+    """Greedy, the target says the number after the last one; of ids beyond the tokenizer it would say more."""
+    logits = torch.zeros(8)
+    logits[(history[-1] + 1) % 6] = 5.0
+    logits[6:] = 99.0
+    return logits
+
+
+def verify_block(row: Row, pieces: tuple[int, ...], *, teach=teach_nothing) -> tuple[Verdict, TableModel]:
+    trie = Trie(8, 4)
+    trie.insert_all((spelt, token) for token, spelt in enumerate(SPELLING) if spelt)
+    model = TableModel(counts_up, 8)
+    verify = Verify(model, TrieRule(trie), Sampling(), CONTEXT, 6, {END}, teach)
+    laws_KD = torch.eye(4)[list(pieces)] if pieces else torch.zeros(0, 4)
+    verify.admit(row)
+    (verdict,) = verify([Proposal(Draft(row, pieces, laws_KD, (), None, ()), parse(trie, pieces))])
+    return verdict, model
+
+
+def outcomes(verdict: Verdict) -> list[tuple]:
+    return [(decision.outcome, decision.emitted, decision.origin) for decision in verdict.decisions]
+
+
+def test_what_the_target_would_have_said_is_accepted_and_one_more_is_added():
+    row = row_of([4, 0], [2, 0])
+    verdict, model = verify_block(row, (1, 0, 1))
+    assert outcomes(verdict) == [
+        (Outcome.ACCEPTED, 1, Origin.ACCEPTED), (Outcome.ACCEPTED, 2, Origin.ACCEPTED), (Outcome.UNDRAFTED, 3, Origin.BONUS),
+    ]  # fmt: skip
+    assert (verdict.emitted, verdict.judged, verdict.accepted) == ((1, 2, 3), 2, 2)
+    assert row.tokens == [4, 0, 1, 2, 3]
+    assert row.pieces == [2, 0, 1, 0, 1, 2], "the pieces of what was emitted"
+    assert (row.room, row.block, row.finish, row.emitted) == (96, 1, "", 3)
+    assert model.length(row) == 4, "the last token is read with the next block"
+
+
+def test_the_first_difference_is_corrected_and_what_follows_is_not_judged():
+    row = row_of([0])
+    verdict, model = verify_block(row, (1, 0, 1, 2, 1))  # tokens 1, 2, 3, 1: the target says 1, 2, 3, 4
+    assert [outcome for outcome, *_ in outcomes(verdict)] == ["accepted", "accepted", "accepted", "rejected"]
+    assert verdict.emitted == (1, 2, 3, 4)
+    assert row.pieces == [0, 1, 0, 1, 2], "token 4 has no pieces"
+    again = row_of([0])
+    verdict, model = verify_block(again, (2, 1, 0))
+    assert [outcome for outcome, *_ in outcomes(verdict)] == ["rejected", "unjudged", "unjudged"]
+    assert (verdict.emitted, verdict.judged, verdict.accepted) == ((1,), 1, 0)
+    assert model.length(again) == 1
+
+
+def test_without_pieces_the_block_is_plain_decoding():
+    row = row_of([0])
+    verdict, _ = verify_block(row, ())
+    assert outcomes(verdict) == [(Outcome.UNDRAFTED, 1, Origin.BONUS)]
+    assert (verdict.judged, verdict.accepted, row.tokens) == (0, 0, [0, 1])
+
+
+def test_an_end_of_sequence_stops_the_row_and_nothing_follows_it():
+    row = row_of([4])
+    verdict, _ = verify_block(row, (3, 0))
+    assert verdict.emitted == (END,)
+    assert len(verdict.decisions) == 1
+    assert (row.finish, row.tokens) == ("stop", [4, END])
+
+
+def test_the_room_is_never_exceeded():
+    row = row_of([0], room=2)
+    verdict, _ = verify_block(row, (1, 0, 1))
+    assert (verdict.emitted, row.room, row.finish) == ((1, 2), 0, "length")
+    assert (verdict.judged, verdict.accepted) == (2, 2)
+
+
+def test_an_end_that_fills_the_room_is_a_stop():
+    row = row_of([4], room=1)
+    verify_block(row, ())
+    assert row.finish == "stop"
+
+
+def test_teaching_is_made_before_the_row_grows():
+    seen = []
+
+    def teach(batch, emitted, logits_NV, starts):
+        seen.append((len(batch[0].draft.row.tokens), emitted, tuple(logits_NV.shape), starts))
+        return [("taught",)]
+
+    verdict, _ = verify_block(row_of([0]), (1, 0, 1), teach=teach)
+    assert seen == [(1, [(1, 2, 3)], (3, 8), [0, 3])]
+    assert verdict.teachings == ("taught",)
+
+
+@pytest.mark.parametrize(
+    ("uniform", "passed"), [(0.0, 3), (0.0999, 3), (0.1, 2), (0.2, 1), (0.4999, 1), (0.5, 0), (0.999, 0)]
+)
+def test_one_number_passes_as_many_levels_as_the_products_allow(uniform: float, passed: int):
+    assert passed_levels(((0.5, 0.5, 0.5), (0.25, 0.2, 0.25)), uniform) == passed  # products 0.5, 0.2, 0.1
+
+
+def test_a_level_that_the_target_likes_better_than_the_drafter_is_always_passed():
+    assert passed_levels(((0.2, 0.5), (0.9, 0.6)), 1 - 2**-24) == 2
+
+
+def test_a_level_that_is_impossible_is_never_passed():
+    assert passed_levels(((0.2,), (0.0,)), 0.0) == 0
+
+
+def test_decisions_that_emit_nothing_do_not_fill_the_room():
+    verdict, _ = verify_block(row_of([0], room=1), (2, 1, 0))
+    assert [decision.emitted for decision in verdict.decisions] == [1]
+    whole, _ = verify_block(row_of([0]), (2, 1, 0))
+    assert cut(whole.decisions, 2, ()) == whole.decisions
