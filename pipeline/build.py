@@ -13,7 +13,7 @@ from typing import Any
 from pipeline import zoo
 from pipeline.config import Config
 from pipeline.drift import DriftWatch, Rates
-from pipeline.loop import Loop, Rejected, Stages
+from pipeline.loop import Loop, Stages, UnfitPromptError
 from pipeline.publish import FolderPublisher, NoPublisher, Origin, Publisher
 from pipeline.records import Recorder, Versions
 from stages.acceptance import PaperRule, Rule, TrieRule, as_certain, as_drawn
@@ -192,7 +192,9 @@ def _distill(config: Config, models: Models, head: AcceptanceHead) -> Distill | 
     return Distill(drafter, trained_head, Schedule(learn.interval, learn.head_schedule == "interleaved", gate_every))
 
 
-def build_stages(config: Config, models: Models, notice: Callable[[str], None]) -> tuple[Stages, NgramCache, AcceptanceHead]:
+def build_stages(
+    config: Config, models: Models, notice: Callable[[str], None]
+) -> tuple[Stages, NgramCache, AcceptanceHead]:
     """All four stages over loaded models. `notice` is told what the user should know."""
     head = AcceptanceHead(models.drafter.hidden_size, config.seed).to(models.drafter.device)
     saved_head = models.drafter_folder / HEAD_FILE if models.drafter_folder else None
@@ -219,7 +221,7 @@ def build_stages(config: Config, models: Models, notice: Callable[[str], None]) 
         sampling,
         models.pair.context,
         models.target_words.size,
-        models.target.ends or {models.target_words.eos},
+        models.target.ends or {token for token in (models.target_words.eos,) if token is not None},
         teach if config.learn.enabled else teach_nothing,
     )
     translate = Translate(trie, cache, models.pair.pieces, longest=config.draft.mode == "paper")
@@ -234,7 +236,7 @@ def _prepare(config: Config, models: Models) -> Callable[[PromptReceived], Row]:
         tokens, pieces = models.target_words.encode(prompt.text), models.drafter_words.encode(prompt.text)
         longest = max(len(tokens), len(pieces) + config.sampling.max_new_tokens)
         if longest > limit:
-            raise Rejected(f"the prompt must have at most {limit} tokens beside its completion, got {longest}")
+            raise UnfitPromptError(f"the prompt must have at most {limit} tokens beside its completion, got {longest}")
         draws = SeededDraws(config.seed, prompt.offset)
         room = config.sampling.max_new_tokens
         return Row(

@@ -1,8 +1,9 @@
 """`omnidraft replay`: the main job."""
 
 import time
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
@@ -33,12 +34,13 @@ _OPTIONS = {
 
 
 def _option(key: str) -> Any:
-    """A typer option with the setting's own description and default as its help."""
+    """A typer option with the setting's own description, default and choices as its help."""
     from pipeline.config import settings
 
     field = settings()[key]
-    default = "" if field.default is None else f" [default: {field.default}]"
-    return typer.Option(help=f"{field.description}{default}", show_default=False)
+    choices = f" One of {', '.join(get_args(field.annotation))}." if get_origin(field.annotation) is Literal else ""
+    default = "" if field.default in (None, ()) else f" [default: {field.default}]"
+    return typer.Option(help=f"{field.description}{choices}{default}", show_default=False)
 
 
 def replay(
@@ -77,7 +79,9 @@ def replay(
     config: Annotated[Path | None, typer.Option(help="A TOML file with any of the settings.")] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Any other setting, such as learn.rate=0.002; may be repeated.", metavar="KEY=VALUE"),
+        typer.Option(
+            "--set", help="Any other setting, such as learn.rate=0.002; may be repeated.", metavar="KEY=VALUE"
+        ),
     ] = None,
 ) -> None:
     """Replay prompt sources, one after another, as one stream.
@@ -123,12 +127,13 @@ def _run(config: Config) -> None:
     from pipeline.tables import summary_table
 
     console = Console(stderr=True)
+    notice = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     run_folder = config.run or new_run_folder(Path("runs"), time.gmtime())
     with console.status("loading models"):
-        prepared = Replay(config, run_folder, config.publish.mlflow_uri, lambda text: console.print(text))
+        prepared = Replay(config, run_folder, config.publish.mlflow_uri, notice)
     with make_display(console, time.perf_counter, prepared.total()) as display:
         summary = prepared.run(display)
     Console().print(summary_table(summary))
-    console.print(f"run: {run_folder}", highlight=False)
+    notice(f"run: {run_folder}")
     if summary["stopped"]:
         raise typer.Exit(130)

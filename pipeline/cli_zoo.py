@@ -1,9 +1,14 @@
 """`omnidraft zoo`: the built-in models."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 zoo = typer.Typer(help="The built-in models: list them, find them, make them again.", no_args_is_help=True)
 
@@ -16,13 +21,13 @@ def list_models() -> None:
 
     from pipeline.zoo import MODELS_FOLDER, ZOO
 
-    table = Table("name", "role", "vocabulary", "layers x width", "MB", "folder")
+    table = Table("name", "role", "vocabulary", "shape", "MB", "", caption="shape: layers x width")
     for model in ZOO.values():
         folder = MODELS_FOLDER / model.name
         size = sum(path.stat().st_size for path in folder.glob("*")) / 1e6 if folder.is_dir() else 0.0
         shape = f"{model.shape['num_hidden_layers']} x {model.shape['hidden_size']}"
-        where = str(folder) if size else "not built"
-        table.add_row(f"builtin:{model.name}", model.role, f"{model.vocabulary_size:,}", shape, f"{size:.1f}", where)
+        state = "" if size else "not built"
+        table.add_row(f"builtin:{model.name}", model.role, f"{model.vocabulary_size:,}", shape, f"{size:.1f}", state)
     Console().print(table)
 
 
@@ -37,23 +42,30 @@ def path(name: Annotated[str, typer.Argument(help="A built-in model, such as dra
 @zoo.command("build")
 def build(
     names: Annotated[list[str] | None, typer.Argument(help="Which models. [default: all]", show_default=False)] = None,
-    data: Annotated[Path, typer.Option(help="Folder of the prepared datasets.")] = Path("../shared/data"),
+    data: Annotated[Path, typer.Option(help="Folder of the datasets, as Parquet files.")] = Path("data"),
     out: Annotated[Path | None, typer.Option(help="Where to put the models. [default: in the package]")] = None,
     steps: Annotated[int | None, typer.Option(help="Fewer or more steps than the recipe's.", min=1)] = None,
 ) -> None:
     """Make built-in models from text by the recorded recipe. Minutes to an hour each on a CPU."""
     from rich.console import Console
-    from rich.progress import Progress, TextColumn, TimeRemainingColumn
 
     from pipeline.zoo import MODELS_FOLDER, ZOO, chosen
     from pipeline.zoo import build as build_model
 
     console = Console(stderr=True)
     for model in chosen(names or list(ZOO), steps):
-        with Progress(*Progress.get_default_columns()[:2], TextColumn("loss {task.fields[loss]:.3f}"),
-                      TimeRemainingColumn(), console=console) as bar:  # fmt: skip
-            task = bar.add_task(model.name, total=model.recipe.steps, loss=0.0)
-            report = build_model(
-                model, data, out or MODELS_FOLDER, lambda step, loss: bar.update(task, completed=step, loss=loss)
-            )
+        with _bar(console, model.name, model.recipe.steps) as show:
+            report = build_model(model, data, out or MODELS_FOLDER, show)
         console.print(f"{model.name}: validation loss {report.validation_loss:.3f} nats per token")
+
+
+@contextmanager
+def _bar(console: "Console", name: str, steps: int) -> Iterator[Callable[[int, float], None]]:
+    """A progress bar with the loss beside it; what it yields is to be called after each step."""
+    from rich.progress import Progress, TextColumn, TimeRemainingColumn
+
+    loss_column = TextColumn("loss {task.fields[loss]:.3f}")
+    columns = (*Progress.get_default_columns()[:2], loss_column, TimeRemainingColumn())
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task(name, total=steps, loss=0.0)
+        yield lambda step, loss: bar.update(task, completed=step, loss=loss)

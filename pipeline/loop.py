@@ -7,6 +7,7 @@ Everything that happens comes out as an event, and every decision comes out befo
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Protocol
 
 from pipeline.drift import DriftWatch
@@ -21,7 +22,10 @@ from store.events import Event, PromptReceived, PromptRejected, Updated
 class Translating(Stage[Draft, Proposal], Protocol):
     """Translation that remembers which n-grams the target emitted."""
 
-    cache_version: int
+    @property
+    def cache_version(self) -> int:
+        """Changes of the n-gram cache so far."""
+        ...
 
     def observe(self, verdicts: list[Verdict]) -> None:
         """Called once per block, after verification."""
@@ -31,15 +35,22 @@ class Translating(Stage[Draft, Proposal], Protocol):
 class Learning(Stage[Lesson, tuple[Updated, ...]], Protocol):
     """Distillation whose head can be begun anew."""
 
-    drafter_version: int
-    head_version: int
+    @property
+    def drafter_version(self) -> int:
+        """Drafter updates served so far."""
+        ...
+
+    @property
+    def head_version(self) -> int:
+        """Steps and resets of the head so far."""
+        ...
 
     def reset_head(self) -> None:
         """Called after a drift."""
         ...
 
 
-class Rejected(Exception):
+class UnfitPromptError(Exception):
     """Raised by admission for a prompt that the models cannot take; the message is the reason."""
 
 
@@ -70,7 +81,7 @@ class Loop:
 
     Args:
         stages: decode, translate, verify, distill.
-        prepare: makes a row of a prompt, or raises `Rejected`.
+        prepare: makes a row of a prompt, or raises `UnfitPromptError`.
         recorder: makes events.
         drift: watches the acceptance rate.
         publisher: writes versions.
@@ -120,7 +131,7 @@ class Loop:
                 continue
             try:
                 row = self._prepare(event)
-            except Rejected as reason:
+            except UnfitPromptError as reason:
                 yield PromptRejected(event.dataset, event.line, str(reason))
                 continue
             self._flights[row] = _Flight(Tally(self._now()))
@@ -142,7 +153,7 @@ class Loop:
             flight = self._flights[verdict.proposal.draft.row]
             flight.tally.add(verdict)
             flight.notes.note(verdict)
-        shares = [(end - begin) / len(verdicts) for begin, end in zip(times, times[1:], strict=False)]
+        shares = [(end - begin) / len(verdicts) for begin, end in pairwise(times)]
         return verdicts, versions, Seconds(*shares)
 
     def _finish(self, row: Row) -> Iterator[Event]:

@@ -1,7 +1,7 @@
 """What a run shows while it goes on: a live panel in a terminal, plain lines elsewhere."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol, Self
 
 from rich.console import Console, Group
@@ -99,7 +99,8 @@ class Tally:
         return self.emitted / spent if spent > 0 else 0.0
 
 
-def _acceptance(prompts: "list[PromptCompleted] | deque[PromptCompleted]") -> float:
+def _acceptance(changing: Iterable[PromptCompleted]) -> float:
+    prompts = list(changing)  # at once: the display's own thread calls this while prompts complete
     judged = sum(prompt.judged for prompt in prompts)
     return sum(prompt.accepted for prompt in prompts) / judged if judged else 0.0
 
@@ -117,8 +118,8 @@ class PlainDisplay:
         return None
 
     def note(self, text: str) -> None:
-        """One line."""
-        self._console.print(text, highlight=False)
+        """One line, however long."""
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def show(self, event: Event) -> None:
         """A line every so often, and for every drift and version."""
@@ -176,14 +177,14 @@ class LiveDisplay:
 
     def note(self, text: str) -> None:
         """Above the panel."""
-        self._console.print(text, highlight=False)
+        self._console.print(text, markup=False, highlight=False)
 
     def show(self, event: Event) -> None:
         """Take note; drawing happens on the display's own thread."""
         self._tally.add(event)
         match event:
             case TokenDecision() if event.emitted_id is not None and event.origin is not None:
-                self._text.append(((event.emitted_bytes or b"").decode(errors="replace"), STYLES[event.origin]))
+                self._text.append((_printable(event.emitted_bytes or b""), STYLES[event.origin]))
             case PromptCompleted():
                 self._text.append(("\n", ""))
                 self._bar.update(self._task, completed=self._tally.prompts, dataset=event.dataset)
@@ -192,7 +193,7 @@ class LiveDisplay:
 
     def _panel(self) -> Panel:
         lines: list[Text] = [Text(_status(self._tally)), self._curve()]
-        lines += [Text(f"▼ {mark}", style="red") for mark in self._marks]
+        lines += [Text(f"▼ {mark}", style="red") for mark in list(self._marks)]
         return Panel(Group(self._bar, *lines, self._tail()), title="omnidraft replay", border_style="dim")
 
     def _curve(self) -> Text:
@@ -210,6 +211,12 @@ class LiveDisplay:
             text.append(part, style)
         wrapped = text.wrap(self._console, max(20, self._console.width - 4))
         return Text("\n").join([*wrapped[-4:], *[Text("")] * max(0, 4 - len(wrapped))])
+
+
+def _printable(token: bytes) -> str:
+    """A token's text without what would steer the terminal."""
+    text = token.decode(errors="replace").replace("\t", " ")
+    return "".join(character if character.isprintable() or character == "\n" else "·" for character in text)
 
 
 def make_display(console: Console, clock: Callable[[], float], total: int | None) -> Display:

@@ -1,8 +1,9 @@
 """The table at the end of a run."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich import box
 from rich.table import Table
 
 
@@ -12,14 +13,25 @@ def _number(value: float | None, digits: int) -> str:
 
 def _change(figures: Mapping[str, Any], key: str, digits: int) -> str:
     """First fifth -> last fifth."""
-    return f"{_number(figures['first_fifth'][key], digits)} → {_number(figures['last_fifth'][key], digits)}"
+    return f"{_number(figures['first_fifth'][key], digits)}→{_number(figures['last_fifth'][key], digits)}"
+
+
+def _span(numbers: Sequence[int]) -> str:
+    """`3`, `3-7`, `3, 5`, or `-` for none."""
+    if len(numbers) > 1 and list(numbers) == list(range(numbers[0], numbers[-1] + 1)):
+        return f"{numbers[0]}-{numbers[-1]}"
+    return ", ".join(map(str, numbers)) or "-"
 
 
 def summary_table(summary: Mapping[str, Any]) -> Table:
-    """A run's summary, one row per dataset; rates as first fifth → last fifth of its prompts."""
-    table = Table(title=f"run {summary['run']}", caption="rates: first fifth → last fifth of the dataset's prompts")
+    """A run's summary, one row per dataset, 80 columns wide; rates as first fifth→last fifth of its prompts."""
+    caption = "acceptance and tokens/forward: first fifth→last fifth of the dataset's prompts"
+    if summary["rejected_rows"]:
+        caption += f"\nsource rows that were no prompts: {summary['rejected_rows']:,}, see rejected.jsonl"
+    title = f"run {summary['run']}"
+    table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     table.add_column("dataset", overflow="fold")
-    for column in ("prompts", "tokens", "tokens/s", "acceptance", "tokens/forward"):
+    for column in ("prompts", "tokens", "tokens/s", "acceptance", "tokens/\nforward"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("drifts at")
     table.add_column("versions")
@@ -32,9 +44,6 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
             _change(figures, "acceptance_rate", 3),
             _change(figures, "block_efficiency", 2),
             ", ".join(str(drift["offset"]) for drift in figures["drifts"] if drift["action"] == "reset") or "-",
-            ", ".join(str(version["version"]) for version in figures["versions"]) or "-",
+            _span([version["version"] for version in figures["versions"]]),
         )
-    if summary["rejected_rows"]:
-        table.add_section()
-        table.add_row("rejected rows", str(summary["rejected_rows"]))
     return table

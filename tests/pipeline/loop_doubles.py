@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from pipeline.loop import Loop, Rejected, Stages
+from pipeline.loop import Loop, Stages, UnfitPromptError
 from pipeline.records import Recorder
 from stages.blocks import Decision, Draft, Lesson, Proposal, ProposedToken, Row, Verdict
 from stages.draws import SeededDraws
@@ -152,7 +152,7 @@ class Clock:
 def prepare(prompt: PromptReceived) -> Row:
     """A row that takes as many blocks as its text has characters."""
     if prompt.text == OVERLONG:
-        raise Rejected("it is too long")
+        raise UnfitPromptError("it is too long")
     draws = SeededDraws(0, prompt.offset)
     return Row(prompt.offset, prompt.prompt_id, prompt.dataset, prompt.text, [1], 1, [1], draws, len(prompt.text))
 

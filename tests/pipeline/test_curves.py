@@ -67,7 +67,7 @@ def test_a_rate_looks_back_on_a_window_and_no_further(curves: Curves, received: 
         curves.add(completed(offset, judged=20, accepted=5))
     curves.flush()
     assert received.values(WINDOW)["stream/acceptance_rate"] == 0.25
-    assert received.values(WINDOW - 1)["stream/acceptance_rate"] > 0.9
+    assert received.values(WINDOW - 1)["stream/acceptance_rate"] > 0.8
 
 
 def test_tokens_per_second_counts_overlapping_prompts_once(curves: Curves, received: Received):

@@ -126,9 +126,7 @@ def test_the_end_is_published_only_if_something_changed(publisher: FolderPublish
     assert list(publisher.end()) == []
 
 
-def test_the_folder_is_sealed_and_says_where_it_came_from(
-    publisher: FolderPublisher, drafter: Drafter, tmp_path: Path
-):
+def test_the_folder_is_sealed_and_says_where_it_came_from(publisher: FolderPublisher, drafter: Drafter, tmp_path: Path):
     list(publisher.floor())
     drafter.learn()
     event = only(publisher.after(completed(41), drift("reset")))

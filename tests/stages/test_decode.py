@@ -1,7 +1,5 @@
 """Drafting: every recorded law is the drafter's after the row as it now is, and drafts end where they must."""
 
-from functools import partial
-
 import numpy as np
 import pytest
 import torch
@@ -128,7 +126,8 @@ def test_the_stop_rule_is_asked_after_every_piece_for_the_chance_that_all_are_ac
     (draft,) = decode([row])
     assert [len(survival) for survival in rule.asked] == [1, 2, 3]
     assert rule.asked[-1] == draft.survival
-    chances = decode.head(draft.features_KF).sigmoid().cumprod(0).tolist()
+    with torch.inference_mode():
+        chances = decode.head(draft.features_KF).sigmoid().cumprod(0).tolist()
     assert draft.survival == pytest.approx(chances)
 
 
@@ -140,5 +139,5 @@ def test_a_row_that_rests_draws_nothing():
             decode.admit(row)
         return decode(rows)[0], rows[0].draws.uniform(torch.ones(1))
 
-    (short, after_short), (long, after_long) = map(partial(drafts_with), (1, 9))
+    (short, after_short), (long, after_long) = drafts_with(1), drafts_with(9)
     assert (short.pieces, after_short) == (long.pieces, after_long)

@@ -46,8 +46,10 @@ def test_what_the_target_would_have_said_is_accepted_and_one_more_is_added():
     row = row_of([4, 0], [2, 0])
     verdict, model = verify_block(row, (1, 0, 1))
     assert outcomes(verdict) == [
-        (Outcome.ACCEPTED, 1, Origin.ACCEPTED), (Outcome.ACCEPTED, 2, Origin.ACCEPTED), (Outcome.UNDRAFTED, 3, Origin.BONUS),
-    ]  # fmt: skip
+        (Outcome.ACCEPTED, 1, Origin.ACCEPTED),
+        (Outcome.ACCEPTED, 2, Origin.ACCEPTED),
+        (Outcome.UNDRAFTED, 3, Origin.BONUS),
+    ]
     assert (verdict.emitted, verdict.judged, verdict.accepted) == ((1, 2, 3), 2, 2)
     assert row.tokens == [4, 0, 1, 2, 3]
     assert row.pieces == [2, 0, 1, 0, 1, 2], "the pieces of what was emitted"

@@ -1,0 +1,49 @@
+"""The acceptance curve of a synthetic run."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from dashboards.curve import Curve, draw, read_curve
+from store.events import Drifted, PromptCompleted
+from store.log import RunLog
+
+
+def prompt(offset: int, dataset: str, judged: int, accepted: int) -> PromptCompleted:
+    return PromptCompleted(
+        offset, f"p{offset}", dataset, "target", "in", "out", "length", 3, 12, 6, 10, judged, accepted, 6, 3,
+        float(offset), offset + 1.0, 0,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    with RunLog(tmp_path / "run") as log:
+        for offset in range(5):
+            log.append(prompt(offset, "docs", judged=10, accepted=offset))
+        log.append(Drifted(4, "docs", "adwin", "fall", 0.5, 0.2, "reset"))
+        log.append(Drifted(4, "docs", "adwin", "rise", 0.2, 0.5, "ignored"))
+        log.append(prompt(5, "code", judged=0, accepted=0))
+    return tmp_path / "run"
+
+
+def test_windows_are_of_one_dataset_and_weigh_by_what_was_judged(run: Path):
+    curve = read_curve(run, window=2)
+    assert list(curve.offsets) == [1, 3, 4, 5]
+    assert list(curve.acceptance[:3]) == [1 / 20, 5 / 20, 4 / 10]
+    assert math.isnan(curve.acceptance[3])
+    assert list(curve.efficiency) == [2.0] * 4
+
+
+def test_marks_are_the_datasets_and_the_falls_that_were_acted_upon(run: Path):
+    curve = read_curve(run)
+    assert curve.datasets == [("docs", 0), ("code", 5)]
+    assert list(curve.drifts) == [4]
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_a_picture_is_written(tmp_path: Path, suffix: str):
+    picture = tmp_path / f"curve.{suffix}"
+    draw(Curve([1, 3], [0.2, 0.4], [1.1, 1.5], [("docs", 0)], [2], [(0, 0), (3, 1)]), picture, "a run")
+    assert picture.stat().st_size > 1000

@@ -1,0 +1,75 @@
+"""A pair of tiny models with two different vocabularies, trained for a second or two on one family of sentences."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from pipeline import zoo
+from stages.pretrain import Recipe
+
+NAMES = ("Ann", "Tom", "Ida", "Carlos")
+THINGS = ("apples", "pencils", "stones", "blue marbles", "Brötchen")
+
+
+def sentences(begin: int, end: int) -> list[str]:
+    """Sums in words; the numbers of the range decide everything."""
+    return [
+        f"{NAMES[n % 4]} has {n} {THINGS[n % 5]} and finds {n % 7} more. In the end {NAMES[n % 4]} has {n + n % 7} "
+        f"{THINGS[n % 5]}, and gives {n % 3} of the {THINGS[n % 5]} to {NAMES[(n + 1) % 4]}."
+        for n in range(begin, end)
+    ]
+
+
+def shape(layers: int, width: int) -> dict[str, int]:
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    return {"num_hidden_layers": layers, "hidden_size": width, "intermediate_size": 2 * width, **heads}
+
+
+def tiny_model(name: str, steps: int = 40) -> zoo.ZooModel:
+    """A built-in model's tokenizer kind in a size that is trained at once."""
+    recipe = Recipe(steps=steps, rows=4, length=64, peak_rate=1e-2)
+    if name == "drafter":
+        return replace(zoo.ZOO["drafter-1.6m"], name=name, vocabulary_size=360, shape=shape(1, 32), recipe=recipe)
+    return replace(zoo.ZOO["target-7m"], name=name, vocabulary_size=420, shape=shape(2, 48), recipe=recipe)
+
+
+@dataclass(frozen=True)
+class TinyPair:
+    """Folders of the two models, and a file of prompts of two datasets each."""
+
+    target: Path
+    drafter: Path
+    sums: Path
+    more: Path
+
+    @property
+    def options(self) -> list[str]:
+        """For the command line."""
+        return ["--target", str(self.target), "--drafter", str(self.drafter)]
+
+
+def write_prompts(path: Path, texts: Sequence[str]) -> Path:
+    """JSONL; each prompt is the beginning of its text."""
+    rows = (json.dumps({"prompt": text[:30], "id": number}, ensure_ascii=False) for number, text in enumerate(texts))
+    path.write_text("\n".join(rows) + "\n", encoding="utf-8")
+    return path
+
+
+def build_models(folder: Path, names: Sequence[str] = ("target", "drafter")) -> None:
+    """Build tiny models as `omnidraft zoo build` builds the large ones; only the text is another."""
+    with patch.object(zoo, "documents", lambda model, data: sentences(0, 250)):
+        for name in names:
+            zoo.build(tiny_model(name), Path(), folder, lambda step, loss: None)
+
+
+@pytest.fixture(scope="session")
+def tiny_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinyPair]:
+    folder = tmp_path_factory.mktemp("tiny-pair")
+    build_models(folder)
+    sums = write_prompts(folder / "sums.jsonl", sentences(300, 310))
+    more = write_prompts(folder / "more.jsonl", sentences(400, 410))
+    yield TinyPair(folder / "target", folder / "drafter", sums, more)
