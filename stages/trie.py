@@ -60,11 +60,12 @@ class Trie:
             nodes.append(nodes[-1].children.setdefault(piece, Node()))
         return nodes
 
-    def _leads_to_token(self, pieces: tuple[int, ...]) -> bool:
+    def token_at(self, pieces: tuple[int, ...]) -> int | None:
+        """The token that exactly these pieces lead to, or None."""
         node: Node | None = self.root
         for piece in pieces:
             node = node.children.get(piece) if node else None
-        return node is not None and node.token is not None
+        return node.token if node else None
 
     def insert(self, pieces: tuple[int, ...], token: int) -> None:
         """Make `token` reachable by `pieces` (one or more). The pieces must not already lead to another token."""
@@ -86,10 +87,11 @@ class Trie:
 
     def remove(self, pieces: tuple[int, ...]) -> None:
         """Take a complete token out, and the prefixes that only it needed."""
-        if not self._leads_to_token(pieces):
+        token = self.token_at(pieces)
+        if token is None:
             raise ValueError(f"pieces {pieces} lead to no token")
         nodes = self._path(pieces)
-        token, nodes[-1].token = nodes[-1].token, None
+        nodes[-1].token = None
         for parent, piece, node in reversed(list(zip(nodes, pieces, nodes[1:], strict=False))):
             parent.forget_members()
             node.forget_members()

@@ -248,3 +248,18 @@ def test_equal_seeds_give_equal_updates():
     for lesson in (COUNTING, LATER, BACKWARD, COUNTING):
         assert first.update([lesson]) == second.update([lesson])
     assert same(weights(first.served.model), weights(second.served.model))
+
+
+def _nan_gradient(*laws: Any) -> Tensor:
+    """Finite, but its gradient is not: the root of 0 has an infinite slope."""
+    return trie_loss(*laws) + (laws[0].log_kept_NT * 0).sum().sqrt()
+
+
+@pytest.mark.parametrize("held_out", [False, True])
+def test_a_gradient_that_is_not_finite_drops_the_update(held_out: bool):
+    trainer = new_trainer(_nan_gradient, steps=1)
+    if held_out:
+        trainer.hold_out(LATER)
+    before = weights(trainer.served.model)
+    assert not trainer.update([COUNTING]).served
+    assert same(weights(trainer.served.model), before)
