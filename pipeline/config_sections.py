@@ -91,7 +91,7 @@ class LearnSettings(Section):
     replay_prompts: int = Field(default=256, ge=1, description="Most past prompts kept to learn from again.")
     gate_share: float = Field(default=0.15, ge=0, lt=1, description="Share of the prompts held out to judge updates.")
     gate_tolerance: Share = Field(
-        default=0.005, description="Fall of expected acceptance that still lets an update serve."
+        default=0.01, description="Fall of expected acceptance that still lets an update serve."
     )
     gate_window: int = Field(default=12, ge=1, description="Held-out prompts that the gate looks back on.")
     clip: float = Field(default=1.0, gt=0, description="Largest norm of a gradient.")

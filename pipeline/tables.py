@@ -33,7 +33,7 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
     table.add_column("dataset", overflow="fold")
     for column in ("prompts", "tokens", "tokens/s", "acceptance", "tokens/\nforward"):
         table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("drifts at")
+    table.add_column("drifts")
     table.add_column("versions")
     for name, figures in summary["datasets"].items():
         table.add_row(

@@ -121,11 +121,11 @@ class DrafterTrainer:
             return Step(loss, positions, before, None, False, "the loss was not finite")
         scores: dict[Lesson, Score] = {}
         after = _mean(self._scores(self._candidate, scores))
-        if before is not None and after is not None and after < before - self._training.gate_tolerance:
+        if before is not None and after is not None and not after >= before - self._training.gate_tolerance:
             self._restore(moments)
             return Step(loss, positions, before, after, False, "the gate saw a lower acceptance")
         self._serve(scores)
-        return Step(loss, positions, before, after, True, "the gate let it pass" if before else "nothing held out yet")
+        return Step(loss, positions, before, after, True, "the gate let it pass" if before is not None else "nothing held out yet")
 
     def _train(self, lessons: Sequence[Lesson]) -> tuple[float, int]:
         """Gradient steps on all lessons. Returns the first step's loss (before learning) and its positions."""
@@ -145,7 +145,9 @@ class DrafterTrainer:
                 loss.backward()
                 total += float(loss.detach())
                 positions += len(taught.rest_N)
-            torch.nn.utils.clip_grad_norm_(self._candidate.parameters(), self._training.clip)
+            norm = torch.nn.utils.clip_grad_norm_(self._candidate.parameters(), self._training.clip)
+            if not torch.isfinite(norm):
+                return math.nan, positions
             self._optimizer.step()
             losses.append(total)
         self._candidate.eval()
@@ -189,6 +191,8 @@ class DrafterTrainer:
     @torch.no_grad()
     def _scores(self, model: torch.nn.Module, known: dict[Lesson, Score]) -> list[Score]:
         """The gate's measure over the held-out lessons' first levels; fills `known`, which is of this model."""
+        for gone in known.keys() - set(self._held_out):
+            del known[gone]
         missing = [lesson for lesson in self._held_out if lesson not in known]
         for batch in self._micro_batches(missing):
             student, taught, _ = self._compare(model, batch)

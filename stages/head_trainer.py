@@ -21,7 +21,6 @@ class HeadTrainer:
 
     Args:
         head: served and trained.
-        fresh_head: makes a head with first weights.
         rate: AdamW's learning rate.
         batch: labels of a step.
         buffer: labels kept; the oldest leave.

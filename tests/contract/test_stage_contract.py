@@ -64,6 +64,9 @@ def new_trie() -> Trie:
     return trie
 
 
+TRIE = new_trie()  # that proposals are parsed with and verified by; nothing changes it
+
+
 def new_row(offset: int) -> Row:
     prompt = [offset % 4, 1, 0, offset % 3][: 1 + offset % 4]
     return row_of(prompt, offset=offset)
@@ -79,7 +82,7 @@ def draft_of(row: Row, block: int) -> Draft:
 
 def proposal_of(row: Row, block: int) -> Proposal:
     draft = draft_of(row, block)
-    return Proposal(draft, parse(new_trie(), draft.pieces))
+    return Proposal(draft, parse(TRIE, draft.pieces))
 
 
 def lesson_of(row: Row, block: int) -> Lesson:
@@ -96,23 +99,7 @@ def new_decode(model: Callable[[int], Any]) -> Decode:
 
 def new_verify(model: Callable[[int], Any]) -> Verify:
     context = [pieces or () for pieces in SPELLING]
-    return Verify(model(len(SPELLING)), _RuleOfProposal(), SAMPLING, context, len(SPELLING), {6}, teach_nothing)
-
-
-class _RuleOfProposal(TrieRule):
-    """The trie rule over proposals that were parsed with tries of their own, equal to one another."""
-
-    def __init__(self) -> None:
-        super().__init__(new_trie())
-
-    def levels(self, batch, laws_NV, starts):
-        return super().levels([self._here(proposal) for proposal in batch], laws_NV, starts)
-
-    def residual(self, proposal, index, level, law_V):
-        return super().residual(self._here(proposal), index, level, law_V)
-
-    def _here(self, proposal: Proposal) -> Proposal:
-        return replace(proposal, tokens=parse(self._trie, proposal.draft.pieces))
+    return Verify(model(len(SPELLING)), TrieRule(TRIE), SAMPLING, context, len(SPELLING), {6}, teach_nothing)
 
 
 def new_translate() -> Translate:
@@ -300,11 +287,9 @@ def implementations() -> set[str]:
         if cls.__module__ == module.__name__
     }
     methods = {"__call__", "admit", "release"}
-    return {cls.__name__ for cls in classes if cls is not Stage and all(callable_in(cls, name) for name in methods)}
-
-
-def callable_in(cls: type, name: str) -> bool:
-    return any(name in vars(base) for base in cls.__mro__)
+    return {
+        cls.__name__ for cls in classes - {Stage} if methods <= {name for base in cls.__mro__ for name in vars(base)}
+    }
 
 
 def test_no_implementation_is_missing_from_this_suite():

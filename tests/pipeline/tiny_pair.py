@@ -1,8 +1,9 @@
 """A pair of tiny models with two different vocabularies, trained for a second or two on one family of sentences."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from unittest.mock import patch
 
@@ -66,10 +67,16 @@ def build_models(folder: Path, names: Sequence[str] = ("target", "drafter")) -> 
             zoo.build(tiny_model(name), Path(), folder, lambda step, loss: None)
 
 
-@pytest.fixture(scope="session")
-def tiny_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinyPair]:
-    folder = tmp_path_factory.mktemp("tiny-pair")
+@cache
+def _made(folder: Path) -> TinyPair:
+    folder.mkdir()
     build_models(folder)
     sums = write_prompts(folder / "sums.jsonl", sentences(300, 310))
     more = write_prompts(folder / "more.jsonl", sentences(400, 410))
-    yield TinyPair(folder / "target", folder / "drafter", sums, more)
+    return TinyPair(folder / "target", folder / "drafter", sums, more)
+
+
+@pytest.fixture(scope="session")
+def tiny_pair(tmp_path_factory: pytest.TempPathFactory) -> TinyPair:
+    """The pair, made once even where several test files import this."""
+    return _made(tmp_path_factory.getbasetemp() / "tiny-pair")
