@@ -25,7 +25,7 @@ def _span(numbers: Sequence[int]) -> str:
 
 def summary_table(summary: Mapping[str, Any]) -> Table:
     """A run's summary, one row per dataset, 80 columns wide; rates as first fifth→last fifth of its prompts."""
-    caption = "acceptance and tokens/forward: first fifth→last fifth of the dataset's prompts"
+    caption = "acceptance, tokens/forward: first fifth→last fifth of the prompts"
     if summary["rejected_rows"]:
         caption += f"\nsource rows that were no prompts: {summary['rejected_rows']:,}, see rejected.jsonl"
     title = f"run {summary['run']}"

@@ -125,7 +125,8 @@ class DrafterTrainer:
             self._restore(moments)
             return Step(loss, positions, before, after, False, "the gate saw a lower acceptance")
         self._serve(scores)
-        return Step(loss, positions, before, after, True, "the gate let it pass" if before is not None else "nothing held out yet")
+        reason = "nothing held out yet" if before is None else "the gate let it pass"
+        return Step(loss, positions, before, after, True, reason)
 
     def _train(self, lessons: Sequence[Lesson]) -> tuple[float, int]:
         """Gradient steps on all lessons. Returns the first step's loss (before learning) and its positions."""

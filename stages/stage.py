@@ -18,8 +18,8 @@ class Stage(Protocol[Input, Output]):
 
     A stage
     - returns one output per input, in order; an empty batch gives an empty list;
-    - keeps nothing of an input beyond the call, except what belongs to the row until `release` (`Distill` keeps lessons,
-      which belong to no row, in buffers of bounded size);
+    - keeps nothing of an input beyond the call, except what belongs to the row until `release` (`Distill` keeps
+      lessons, which belong to no row, in buffers of bounded size);
     - decides alike for a row whatever other rows are in the batch, up to rounding of the models' arithmetic;
     - draws random numbers only from the rows' own `draws`.
 
