@@ -230,15 +230,16 @@ def build_stages(
 
 def _prepare(config: Config, models: Models) -> Callable[[PromptReceived], Row]:
     """Makes rows of prompts; rejects those that leave no room in a model's context."""
-    limit = min(models.target.max_length, models.drafter.max_length) - config.sampling.max_new_tokens - 1
+    room = config.sampling.max_new_tokens
+    limits = {"target": models.target.max_length - room - 1, "drafter": models.drafter.max_length - 1}
 
     def prepare(prompt: PromptReceived) -> Row:
         tokens, pieces = models.target_words.encode(prompt.text), models.drafter_words.encode(prompt.text)
-        longest = max(len(tokens), len(pieces) + config.sampling.max_new_tokens)
-        if longest > limit:
-            raise UnfitPromptError(f"the prompt must have at most {limit} tokens beside its completion, got {longest}")
+        for model, length in (("target", len(tokens)), ("drafter", len(pieces))):
+            if not 0 < length <= limits[model]:
+                allowed = f"1 to {limits[model]} of the {model}'s tokens"
+                raise UnfitPromptError(f"the prompt {prompt.prompt_id} must have {allowed}, got {length}")
         draws = SeededDraws(config.seed, prompt.offset)
-        room = config.sampling.max_new_tokens
         return Row(
             prompt.offset, prompt.prompt_id, prompt.dataset, prompt.text, tokens, len(tokens), pieces, draws, room
         )

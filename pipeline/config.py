@@ -26,7 +26,6 @@ from pipeline.config_sections import (
     DraftSettings,
     DriftSettings,
     LearnSettings,
-    LogSettings,
     PublishSettings,
     SamplingSettings,
     Section,
@@ -71,7 +70,6 @@ class Config(Section):
     learn: LearnSettings = LearnSettings()
     drift: DriftSettings = DriftSettings()
     publish: PublishSettings = PublishSettings()
-    log: LogSettings = LogSettings()
 
     @classmethod
     def of(cls, values: Mapping[str, object]) -> Self:

@@ -106,7 +106,9 @@ class LearnSettings(Section):
 class DriftSettings(Section):
     """When a change of the acceptance rate counts as drift. Detectors are river's, names included."""
 
-    detector: Literal["adwin", "page-hinkley", "none"] = Field(default="adwin", description="The drift detector.")
+    detector: Literal["adwin", "page-hinkley", "none"] = Field(
+        default="page-hinkley", description="The drift detector."
+    )
     delta: float = Field(default=0.002, gt=0, lt=1, description="ADWIN's chance of a false alarm.")
     grace: int = Field(default=5, ge=1, description="Prompts before the first possible alarm.")
     threshold: float = Field(default=3.0, gt=0, description="Page-Hinkley's summed deviation that raises the alarm.")
@@ -124,11 +126,3 @@ class PublishSettings(Section):
     interval: int = Field(default=64, ge=1, description="Prompts between two versions.")
     mlflow_uri: str | None = Field(default=None, min_length=1, description="MLflow server; by default a local store.")
     name: str = Field(default="omnidraft-drafter", min_length=1, description="Name of the registered model.")
-
-
-class LogSettings(Section):
-    """How the token log is written."""
-
-    commit_seconds: float = Field(
-        default=2.0, gt=0, description="Seconds until written rows become visible to readers."
-    )

@@ -4,8 +4,8 @@ The detector sees one mean per prompt, because tokens inside a prompt are not in
 is skipped, because one NaN disables ADWIN for good. ADWIN also alarms on improvements, which call for nothing.
 
 An alarm says that something changed, not where: ADWIN's own window still holds most of what came before. The place is
-taken to be the split of the rates since the last change that tells its two sides apart best, and a fresh detector goes
-on from there.
+taken to be the split of the recent rates that tells its two sides apart best, and a fresh detector goes on from there.
+(The best split of *all* rates since the last change misled: while the drafter learns, it is the slow rise long ago.)
 """
 
 from collections import deque
@@ -20,6 +20,7 @@ from pipeline.config_sections import DriftSettings
 from store.events import Drifted, PromptCompleted
 
 MEMORY = 4096  # prompts since the last change that are looked at
+RECENT = 64  # of them, those among which the change is looked for
 
 
 class Detector(Protocol):
@@ -92,7 +93,7 @@ class DriftWatch:
 
     def _alarm(self, prompt: PromptCompleted) -> Drifted:
         rates = list(self._since_change)
-        change = change_point(rates)
+        change = max(0, len(rates) - RECENT) + change_point(rates[-RECENT:])
         before, after = fmean(rates[:change]), fmean(rates[change:])
         direction = "fall" if after < before else "rise"
         action = "ignored" if direction == "rise" else "cooldown" if self._quiet else "reset"
@@ -118,7 +119,7 @@ class DriftWatch:
 
 
 def change_point(rates: Sequence[float]) -> int:
-    """Where two or more rates fall apart best: both sides' squared distances from their own means are least together.
+    """Where rates fall apart best: both sides' squared distances from their own means are least together.
 
     >>> change_point([0.8, 0.9, 0.8, 0.3, 0.2])
     3

@@ -95,7 +95,7 @@ class FolderPublisher:
         self._prompts += 1
         self._judged += prompt.judged
         self._accepted += prompt.accepted
-        self._offset = prompt.offset
+        self._offset = max(self._offset, prompt.offset)
         if drifted and drifted.action == "reset":
             yield self._publish("drift")
         elif self._prompts >= self._interval:

@@ -85,11 +85,11 @@ class Decode:
     @torch.inference_mode()
     def __call__(self, batch: Sequence[Row]) -> list[Draft]:
         """Draft after each row until its stop rule, its room or `max_draft` says stop."""
-        growing = [_Growing() for _ in batch]
+        growing = [_Growing(resting=self._is_full(row)) for row in batch]
         limit = max((min(self.max_draft, row.room) for row in batch), default=0)
-        if limit == 0:
+        if limit == 0 or all(draft.resting for draft in growing):
             return [draft.freeze(row, len(self._forbidden_D)) for draft, row in zip(growing, batch, strict=True)]
-        fed = [self._unread(row) for row in batch]
+        fed = [[] if draft.resting else self._unread(row) for draft, row in zip(growing, batch, strict=True)]
         for index in range(limit):
             logits_B1D, hidden_B1W = self._forward(batch, fed)
             self._extend(batch, growing, index, logits_B1D[:, -1], hidden_B1W[:, -1])
@@ -99,6 +99,10 @@ class Decode:
                 break
             fed = [[] if draft.resting else draft.pieces[-1:] for draft in growing]
         return [draft.freeze(row, len(self._forbidden_D)) for draft, row in zip(growing, batch, strict=True)]
+
+    def _is_full(self, row: Row) -> bool:
+        """Whether a whole draft might not fit into the drafter's context any more: then the target goes on alone."""
+        return len(row.pieces) + self.max_draft > self.model.max_length
 
     def _unread(self, row: Row) -> list[int]:
         """Roll the model back to what is still true of a row and return what it has not read: one piece or more."""

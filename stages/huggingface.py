@@ -100,10 +100,18 @@ class RowCache(Cache):
 
 
 def pick_device(name: str) -> str:
-    """`auto` is the first CUDA device where there is one, else the CPU."""
-    if name != "auto":
-        return name
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    """`auto` is the first CUDA device where there is one, else the CPU.
+
+    Raises:
+        ModelError: for a device that is not there.
+    """
+    chosen = name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=chosen)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ModelError(f"the device {name!r} must be one that torch can use here: {reason}; try cpu") from error
+    return chosen
 
 
 def set_threads(number: int) -> None:
@@ -158,6 +166,8 @@ def _require_reachable(source: str) -> None:
 def _not_loaded(what: str, source: str, error: Exception) -> str:
     kind = "the folder" if Path(source).is_dir() else "no folder of that name, and the hub"
     reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+    if what == "tokenizer" and Path(source).is_dir() and not (Path(source) / "tokenizer.json").exists():
+        reason = "it has no tokenizer.json"
     return (
         f"a {what} must load from {source!r}: {kind} did not give one ({reason}); "
         "name a folder that save_pretrained wrote, a hub model that this machine can reach, or builtin:NAME"

@@ -24,7 +24,7 @@ def test_defaults_are_those_of_the_main_job():
     assert config.sources == ("builtin:docs", "builtin:code")
     assert (config.target, config.drafter, config.run) == ("builtin:target-12m", "builtin:drafter-1.6m", None)
     assert (config.sampling.temperature, config.draft.mode, config.learn.loss) == (0.0, "trie", "trie")
-    assert (config.drift.detector, config.cache.policy, config.log.commit_seconds) == ("adwin", "lfu", 2.0)
+    assert (config.drift.detector, config.cache.policy, config.learn.interval) == ("page-hinkley", "lfu", 4)
 
 
 def test_every_setting_has_a_default_and_a_description_of_one_sentence():
@@ -66,12 +66,14 @@ def test_an_unknown_setting_names_the_nearest_one(key: str, value: object, meant
 
 
 def test_an_unknown_setting_like_no_other_lists_what_there_is():
-    assert refusal({"log.zzzzzz": 1}) == "Unknown setting 'log.zzzzzz'. There are: log.commit_seconds."
+    refused = refusal({"drift.qqqqqqqqqq": 1})
+    assert refused.startswith("Unknown setting 'drift.qqqqqqqqqq'. There are: drift.detector, drift.delta, ")
     assert refusal({"zzzzzz": 1}).startswith("Unknown setting 'zzzzzz'. There are: sources, target, drafter, run, seed")
 
 
 def test_a_section_is_no_setting():
-    assert refusal({"log": 3}) == "'log' is a section, not a setting. Name one of its settings: commit_seconds."
+    refused = refusal({"publish": 3})
+    assert refused.startswith("'publish' is a section, not a setting. Name one of its settings: enabled, ")
 
 
 @pytest.mark.parametrize(
@@ -90,7 +92,7 @@ def test_a_section_is_no_setting():
         ("draft.mode", "tree", "must be 'trie', 'match', 'tli' or 'paper', got 'tree'."),
         ("learn.enabled", "no", "must be true or false, got 'no'."),
         ("learn.gate_share", 1.0, "must be less than 1, got 1.0."),
-        ("log.commit_seconds", "soon", "must be a number, got 'soon'."),
+        ("drift.delta", "soon", "must be a number, got 'soon'."),
         ("sources", [], "must have at least 1 entry, got []."),
         ("sources", "x.jsonl", "must be a list, got 'x.jsonl'."),
         ("target", "", "must have at least 1 character, got ''."),

@@ -50,7 +50,7 @@ def test_page_hinkley_s_rates_lie_on_their_sides():
 
 
 def test_a_rise_is_told_and_ignored():
-    (alarm,) = alarms(watch_of(), noisy([0.3] * BEFORE + [0.8] * AFTER))
+    (alarm,) = alarms(watch_of(detector="adwin"), noisy([0.3] * BEFORE + [0.8] * AFTER))
     assert (alarm.direction, alarm.action) == ("rise", "ignored")
     assert alarm.rate_before < alarm.rate_after
 
@@ -73,7 +73,7 @@ def test_a_second_fall_after_the_cooldown_resets_again():
 
 def test_an_ignored_rise_starts_no_cooldown():
     accepted = noisy([0.3] * BEFORE + [0.9] * AFTER + [0.3] * AFTER)
-    found = alarms(watch_of(cooldown=300), accepted)
+    found = alarms(watch_of(detector="adwin", cooldown=300), accepted)
     assert [event.action for event in found] == ["ignored", "reset"]
     assert found[1].rate_before == pytest.approx(0.9, abs=0.1), "what came before the rise is forgotten"
 
@@ -154,10 +154,18 @@ def test_the_change_is_where_the_sides_differ_most(rates: list[float], place: in
     assert change_point(rates) == place
 
 
+def test_a_fall_after_a_long_rise_is_a_fall():
+    """While the drafter learns the rate climbs for hundreds of prompts; the last of them decide, not the first."""
+    climbing = [0.2 + 0.3 * number / 300 for number in range(300)]
+    found = alarms(watch_of(), noisy([*climbing, *[0.15] * 20]))
+    assert [event.action for event in found] == ["reset"]
+    assert 300 <= found[0].offset < 320
+
+
 def test_one_alarm_per_change():
     """What came before a change is forgotten with it, so that it cannot raise the alarm again."""
     levels = [0.9, 0.5, 0.9, 0.5]
-    found = alarms(watch_of(cooldown=0), noisy(level for level in levels for _ in range(100)))
+    found = alarms(watch_of(detector="adwin", cooldown=0), noisy(level for level in levels for _ in range(100)))
     assert [event.direction for event in found] == ["fall", "rise", "fall"]
     for event, before, after in zip(found, levels[:-1], levels[1:], strict=True):
         assert (event.rate_before, event.rate_after) == (pytest.approx(before, abs=0.06), pytest.approx(after, abs=0.1))

@@ -183,6 +183,12 @@ def test_a_saved_model_loads_again(model: LanguageModel, tmp_path):
     assert torch.equal(alone(loaded, [1, 2, 3])[0], alone(model, [1, 2, 3])[0])
 
 
+@pytest.mark.parametrize("name", ["banana", "cuda:77"])
+def test_a_device_that_is_not_there_is_refused(name: str):
+    with pytest.raises(ModelError, match=name):
+        pick_device(name)
+
+
 def test_a_device_that_is_named_is_taken():
-    assert pick_device("cuda:1") == "cuda:1"
+    assert pick_device("cpu") == "cpu"
     assert pick_device("auto") == ("cuda" if torch.cuda.is_available() else "cpu")
