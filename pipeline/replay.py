@@ -95,9 +95,10 @@ class Replay:
     """A run that is ready to start: sources are open, models are loaded, nothing has been written yet.
 
     Args:
-        config: all settings; `config.run` names the run's folder.
-        display: shows the events.
-        uri: of the MLflow store, for `models:/` names and for publishing.
+        config: all settings.
+        run_folder: where everything goes; new or empty.
+        uri: of the MLflow store, for `models:/` names and for publishing; None is the local one beside the run.
+        notice: is told what the user should know before the stream begins.
 
     Raises:
         UsageError: for anything that cannot work.
