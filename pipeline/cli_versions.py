@@ -119,7 +119,8 @@ def _server(command: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # processes that only the other mode's pages need
         "PYTHONWARNINGS": "ignore",  # about the server's own libraries
     }
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM):  # the first is ignored where a shell started us in the background
+        signal.signal(number, signal.default_int_handler)
     server = subprocess.Popen(
         command, env=os.environ | quiet, start_new_session=True, stdout=subprocess.DEVNULL
     )  # a session of its own: the terminal's Ctrl-C reaches us alone, and we end its processes in order

@@ -172,7 +172,7 @@ BAD_ROWS = [
     ('{"prompt": "Ann has', "JSON"),
     ('{"prompt": "  "}', "empty"),
     ('{"question": "Ann has 3 apples"}', "column"),
-    (json.dumps({"prompt": "Ann has 3 apples. " * 400}), "at most"),
+    (json.dumps({"prompt": "Ann has 3 apples. " * 400}), "target's tokens, got"),
     (b'{"prompt": "Ann \xff has"}', "UTF-8"),
     ('{"prompt": "Tom has 4 pencils"}', None),
 ]
