@@ -1,4 +1,7 @@
-"""The curves that MLflow draws: a few series of a run, with the stream offset as their step."""
+"""The curves that MLflow draws: a few series of a run, with the stream offset as their step.
+
+MLflow's chart page orders sections by the part of a name before the slash: `curve/` comes first of ours.
+"""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -59,9 +62,9 @@ def _rates(window: Sequence[PromptCompleted]) -> dict[str, float]:
     emitted = sum(prompt.emitted for prompt in window)
     spent = window[-1].finished - min(prompt.started for prompt in window)
     found = {
-        "stream/mean_accepted_length": accepted / blocks,
-        "stream/block_efficiency": emitted / blocks,
-        "stream/drafted_pieces": sum(prompt.drafted for prompt in window) / blocks,
-        "stream/tokens_per_second": emitted / spent if spent > 0 else 0.0,
+        "curve/mean_accepted_length": accepted / blocks,
+        "curve/block_efficiency": emitted / blocks,
+        "curve/drafted_pieces": sum(prompt.drafted for prompt in window) / blocks,
+        "curve/tokens_per_second": emitted / spent if spent > 0 else 0.0,
     }
-    return found | ({"stream/acceptance_rate": accepted / judged} if judged else {})
+    return found | ({"curve/acceptance_rate": accepted / judged} if judged else {})

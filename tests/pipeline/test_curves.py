@@ -10,11 +10,11 @@ from store.events import BlockDone, Drifted, Updated, VersionPublished
 from store.registry import NoRegistry, Point
 
 RATES = {
-    "stream/acceptance_rate",
-    "stream/mean_accepted_length",
-    "stream/block_efficiency",
-    "stream/drafted_pieces",
-    "stream/tokens_per_second",
+    "curve/acceptance_rate",
+    "curve/mean_accepted_length",
+    "curve/block_efficiency",
+    "curve/drafted_pieces",
+    "curve/tokens_per_second",
 }
 
 
@@ -52,11 +52,11 @@ def test_a_prompt_gives_the_rates_at_its_offset(curves: Curves, received: Receiv
     curves.add(completed(3, judged=20, accepted=10))  # ten blocks, twenty tokens, one second
     curves.flush()
     assert received.values(3) == {
-        "stream/acceptance_rate": 0.5,
-        "stream/mean_accepted_length": 1.0,
-        "stream/block_efficiency": 2.0,
-        "stream/drafted_pieces": 2.5,
-        "stream/tokens_per_second": 20.0,
+        "curve/acceptance_rate": 0.5,
+        "curve/mean_accepted_length": 1.0,
+        "curve/block_efficiency": 2.0,
+        "curve/drafted_pieces": 2.5,
+        "curve/tokens_per_second": 20.0,
     }
     assert {point[3] for point in received.points} == {1_700_000_000_000}
 
@@ -66,21 +66,21 @@ def test_a_rate_looks_back_on_a_window_and_no_further(curves: Curves, received: 
     for offset in range(1, WINDOW + 1):
         curves.add(completed(offset, judged=20, accepted=5))
     curves.flush()
-    assert received.values(WINDOW)["stream/acceptance_rate"] == 0.25
-    assert received.values(WINDOW - 1)["stream/acceptance_rate"] > 0.8
+    assert received.values(WINDOW)["curve/acceptance_rate"] == 0.25
+    assert received.values(WINDOW - 1)["curve/acceptance_rate"] > 0.8
 
 
 def test_tokens_per_second_counts_overlapping_prompts_once(curves: Curves, received: Received):
     for offset in range(4):
         curves.add(completed(offset, started=10.0, finished=12.0))
     curves.flush()
-    assert received.values(3)["stream/tokens_per_second"] == 4 * 20 / 2.0
+    assert received.values(3)["curve/tokens_per_second"] == 4 * 20 / 2.0
 
 
 def test_nothing_judged_gives_no_acceptance_rate(curves: Curves, received: Received):
     curves.add(completed(0, judged=0, accepted=0))
     curves.flush()
-    assert set(received.values(0)) == RATES - {"stream/acceptance_rate"}
+    assert set(received.values(0)) == RATES - {"curve/acceptance_rate"}
 
 
 def test_an_update_of_the_drafter_gives_its_loss_and_its_fate(curves: Curves, received: Received):
