@@ -130,7 +130,7 @@ def _trie(models: Models) -> Trie:
 
 
 def _cache(config: Config, models: Models, trie: Trie, notice: Callable[[str], None]) -> NgramCache:
-    """An n-gram cache, filled as configured. `tli` and `direct` maps only: one without any budget."""
+    """An n-gram cache, filled as configured. In `tli` mode one without any budget: direct maps only."""
     budget = 0 if config.draft.mode == "tli" else config.cache.budget_bytes
     cache = NgramCache(trie, budget, EVICTIONS[config.cache.policy]())
     if config.cache.seed_entries:
@@ -247,6 +247,10 @@ def _prepare(config: Config, models: Models) -> Callable[[PromptReceived], Row]:
     return prepare
 
 
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
 def build_loop(
     config: Config, models: Models, registry: Registry, run_folder: Path, notice: Callable[[str], None]
 ) -> Loop:
@@ -266,8 +270,7 @@ def build_loop(
     publisher: Publisher = NoPublisher()
     if config.publish.enabled:
         origin = Origin(config.publish.name, run_folder.name, config.target, config.drafter, models.pair.digest)
-        now = lambda: datetime.now(UTC).isoformat(timespec="seconds")  # noqa: E731
-        publisher = FolderPublisher(run_folder, write, state, origin, registry, config.publish.interval, now)
+        publisher = FolderPublisher(run_folder, write, state, origin, registry, config.publish.interval, _now)
     first_only = config.drift.signal == "first" or (
         config.drift.signal == "auto" and config.draft.adapt and config.learn.enabled
     )

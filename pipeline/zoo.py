@@ -248,6 +248,15 @@ def build(model: ZooModel, data: Path, out: Path, progress: Callable[[int, float
     return report
 
 
+LICENCES = {
+    "documentation": "Python's standard library without the held-out tenth of its modules, PSF",
+    "functions": "Python's standard library without the held-out tenth of its modules, PSF",
+    "gsm8k": "GSM8K train, MIT",
+    "mbpp": "MBPP train, CC BY 4.0",
+    "wikitext2": "WikiText-2, CC BY-SA",
+    "dolly_partial": "Dolly, CC BY-SA 3.0",
+    "tinystories": "TinyStories, CDLA-Sharing-1.0",
+}
 SAMPLE_PROMPTS = (
     "Natalia sold 12 clips in April and 5 more in May. How many clips did she sell?",
     "Write a function to find the largest of three numbers.",
@@ -266,9 +275,8 @@ def model_card(model: ZooModel, report: Report, samples: list[str]) -> str:
         f"shape `{json.dumps(model.shape)}`, bfloat16.",
         "",
         f"- Made by `omnidraft zoo build {model.name}` with `{json.dumps(asdict(model.recipe))}`.",
-        f"- Text: {parameters} (Python's standard library without the held-out tenth of its modules; "
-        "GSM8K train, MIT; MBPP train, CC BY 4.0; WikiText-2, CC BY-SA; Dolly, CC BY-SA 3.0; "
-        "TinyStories, CDLA-Sharing-1.0).",
+        f"- Text: {parameters}.",
+        f"- Licences of the text: {'; '.join(sorted({LICENCES[name] for name in model.texts}))}.",
         f"- Tokens seen: {report.tokens_seen:,}, in {report.seconds:,.0f} s.",
         f"- Loss: {report.train_loss:.3f} nats per token at the end of training, "
         f"**{report.validation_loss:.3f}** on held-out documents "

@@ -155,10 +155,11 @@ class DrafterTrainer:
         return losses[0], positions
 
     def _micro_batches(self, lessons: Sequence[Lesson]) -> Iterator[list[Lesson]]:
-        """Lessons of similar length together, each batch's logits within `MAX_LOGITS`."""
+        """Lessons of similar length together, each batch's logits within `MAX_LOGITS`; no text beyond the context."""
         width = len(self._forbidden_D)
         batch: list[Lesson] = []
-        for lesson in sorted((lesson for lesson in lessons if lesson.teachings), key=lambda lesson: len(lesson.pieces)):
+        usable = [one for one in lessons if one.teachings and len(one.pieces) <= self.served.max_length]
+        for lesson in sorted(usable, key=lambda lesson: len(lesson.pieces)):
             if batch and (len(batch) + 1) * len(lesson.pieces) * width > MAX_LOGITS:
                 yield batch
                 batch = []
