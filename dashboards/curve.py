@@ -28,7 +28,7 @@ class Curve:
         acceptance: accepted / judged in each window.
         efficiency: emitted target tokens per target forward in each window.
         datasets: name and first offset of each dataset.
-        drifts: offsets at which the head was reset.
+        drifts: offsets of the alarms that were acted upon.
         versions: offset and number of each published version.
     """
 
@@ -49,13 +49,15 @@ _WINDOWS = """
     FROM numbered GROUP BY dataset, part ORDER BY last
 """
 
+_DRIFTS = """SELECT "offset" AS at FROM drifts WHERE action IN ('reset', 'recall') ORDER BY 1"""
+
 
 def read_curve(run_folder: Path, window: int = WINDOW) -> Curve:
     """The curve of a run's committed log, windows of `window` prompts of one dataset."""
     with LogReader([run_folder]) as log:
         windows = log.select(_WINDOWS.format(window=window)).to_pydict()
         datasets = log.select('SELECT dataset, min("offset") AS first FROM prompts GROUP BY 1 ORDER BY 2').to_pylist()
-        drifts = log.select("SELECT \"offset\" AS at FROM drifts WHERE action = 'reset' ORDER BY 1").to_pydict()
+        drifts = log.select(_DRIFTS).to_pydict()
         versions = log.select('SELECT "offset" AS at, version FROM versions ORDER BY seq').to_pylist()
     return Curve(
         windows["last"],
@@ -93,7 +95,7 @@ def _mark(axes: "Axes", curve: Curve) -> None:
         axes.axvline(first, color=GREY, linewidth=0.8)
         axes.text(first, 0.97, f" {name}", color=GREY, va="top")
     for number, at in enumerate(curve.drifts):
-        axes.plot(at, 0.04, marker="v", color=ORANGE, markersize=9, label="drift, head reset" if not number else None)
+        axes.plot(at, 0.04, marker="v", color=ORANGE, markersize=9, label="drift, acted upon" if not number else None)
     for number, (at, version) in enumerate(curve.versions):
         axes.plot(at, 0.02, marker="^", color="black", markersize=4, label="version" if not number else None)
         axes.annotate(str(version), (at, 0.05), ha="center", fontsize=7)

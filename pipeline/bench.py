@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from pipeline.bench_arms import Arm, ArmName, Completion, build_arms
-from pipeline.build import Models
+from pipeline.build_models import Models
 from pipeline.config import Config
 from pipeline.source import Source, open_sources, stream
 from stages.baselines import device_name, surprisal, threads

@@ -8,7 +8,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Protocol
 
-from pipeline.build import Models, build_loop, load_models, locate
+from pipeline.build import build_loop
+from pipeline.build_models import Models, load_models, locate
 from pipeline.config import Config
 from pipeline.loop import Loop
 from stages.baselines import AssistedDrafter, Request, assisted, plain, settle
@@ -92,7 +93,7 @@ class PipelineArm:
     """The pipeline's own loop, without log and versions."""
 
     def __init__(self, models: Models, config: Config, scratch: Path) -> None:
-        self._loop: Loop = build_loop(config, models, NoRegistry(), scratch, lambda notice: None)
+        self._loop: Loop = build_loop(config, [models], NoRegistry(), scratch, lambda notice: None)
         self._device = models.target.device
 
     def complete(self, prompt: PromptReceived) -> Completion:
@@ -121,14 +122,14 @@ def build_arms(config: Config, names: Sequence[ArmName], scratch: Path) -> tuple
         ModelError, VocabularyError: as `load_models`.
     """
     uri = config.publish.mlflow_uri or default_uri(Path("runs"))
-    models = load_models(config, uri, scratch)
+    (models,) = load_models(config, uri, scratch)
     drafter_source = str(models.drafter_folder or config.drafter)
-    target_source = locate(config.target, uri, scratch / "tokenizer")
+    target_source = locate(models.name, uri, scratch / "tokenizer")
 
     def own() -> Models:
         """The shared target behind a cache of its own, and a drafter from its file."""
         drafter = load_model(drafter_source, config.dtype, str(models.drafter.device))
-        return replace(models, target=LanguageModel(models.target.model, config.target), drafter=drafter)
+        return replace(models, target=LanguageModel(models.target.model, models.name), drafter=drafter)
 
     def assisted_arm(length: int | None) -> Arm:
         mine = own()

@@ -7,7 +7,9 @@ import typer
 from pipeline.cli_bench import bench
 from pipeline.cli_log import check, sql
 from pipeline.cli_replay import replay
+from pipeline.cli_study import study
 from pipeline.cli_versions import ui, versions
+from pipeline.cli_vocab import bench_translate, vocab
 from pipeline.cli_zoo import zoo
 from store.errors import OmnidraftError, UsageError
 
@@ -21,6 +23,9 @@ app = typer.Typer(
 )
 app.command()(replay)
 app.command()(bench)
+app.command()(study)
+app.command()(vocab)
+app.command()(bench_translate)
 app.command()(sql)
 app.command()(check)
 app.command()(versions)

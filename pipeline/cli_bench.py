@@ -60,7 +60,7 @@ def bench(
         "seed": seed,
         "source.template": template,
     }
-    given = {"sources": sources, "target": target, "drafter": drafter, "source.where": where}
+    given = {"sources": sources, "targets": (target,) if target else None, "drafter": drafter, "source.where": where}
     report = _run(overrides | {key: value for key, value in given.items() if value}, prompts, warm_up, chosen)
     _print(report)
     if json_file is not None:
@@ -126,7 +126,7 @@ def _print_header(console: "Console", report: "Report") -> None:
     console.print(
         f"{machine['device']}, {machine['cores']} cores, {machine['threads']} threads, load {machine['load']}; "
         f"torch {machine['torch']}, transformers {machine['transformers']}, Python {machine['python']}",
-        f"target {settings['target']} ({machine['target_parameters'] / 1e6:.1f} M), "
+        f"target {settings['targets'][0]} ({machine['target_parameters'] / 1e6:.1f} M), "
         f"drafter {settings['drafter']} ({machine['drafter_parameters'] / 1e6:.1f} M), {settings['dtype']}",
         f"{settings['prompts']} prompts of {', '.join(settings['sources'])} after {settings['warm_up']} to warm up, "
         f"up to {sampling['max_new_tokens']} tokens each, temperature {sampling['temperature']:g}, batch 1",

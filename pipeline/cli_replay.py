@@ -11,7 +11,6 @@ from pipeline.config import Config, load
 
 # The command's options and the settings that they override.
 _OPTIONS = {
-    "target": "target",
     "drafter": "drafter",
     "batch": "batch",
     "seed": "seed",
@@ -30,6 +29,15 @@ _OPTIONS = {
     "loss": "learn.loss",
     "interval": "learn.interval",
     "mlflow_uri": "publish.mlflow_uri",
+    "run": "run",
+}
+_LISTS = {"sources": "sources", "target": "targets", "swap": "swaps", "where": "source.where"}
+_FLAGS = {
+    "no_learn": ("learn.enabled", False),
+    "no_adapt": ("draft.adapt", False),
+    "no_publish": ("publish.enabled", False),
+    "lora": ("learn.lora", True),
+    "chat": ("source.chat", True),
 }
 
 
@@ -39,7 +47,8 @@ def _option(key: str) -> Any:
 
     field = settings()[key]
     choices = f" One of {', '.join(get_args(field.annotation))}." if get_origin(field.annotation) is Literal else ""
-    default = "" if field.default in (None, ()) else f" [default: {field.default}]"
+    shown = " ".join(field.default) if isinstance(field.default, tuple) else field.default
+    default = "" if shown in (None, "") else f" [default: {shown}]"
     return typer.Option(help=f"{field.description}{choices}{default}", show_default=False)
 
 
@@ -52,8 +61,9 @@ def replay(
             show_default=False,
         ),
     ] = None,
-    target: Annotated[str | None, _option("target")] = None,
+    target: Annotated[list[str] | None, _option("targets")] = None,
     drafter: Annotated[str | None, _option("drafter")] = None,
+    swap: Annotated[list[str] | None, _option("swaps")] = None,
     run: Annotated[Path | None, _option("run")] = None,
     mode: Annotated[str | None, _option("draft.mode")] = None,
     temperature: Annotated[float | None, _option("sampling.temperature")] = None,
@@ -64,6 +74,7 @@ def replay(
     batch: Annotated[int | None, _option("batch")] = None,
     loss: Annotated[str | None, _option("learn.loss")] = None,
     interval: Annotated[int | None, _option("learn.interval")] = None,
+    lora: Annotated[bool, typer.Option("--lora", help="One adapter per target over one frozen drafter.")] = False,
     no_learn: Annotated[bool, typer.Option("--no-learn", help="Freeze the drafter and the head.")] = False,
     no_adapt: Annotated[bool, typer.Option("--no-adapt", help="Always draft --max-draft pieces.")] = False,
     no_publish: Annotated[bool, typer.Option("--no-publish", help="No versions and no MLflow.")] = False,
@@ -73,6 +84,7 @@ def replay(
     threads: Annotated[int | None, _option("threads")] = None,
     prompt_field: Annotated[str | None, _option("source.prompt_field")] = None,
     template: Annotated[str | None, _option("source.template")] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Put prompts into the target's chat template.")] = False,
     where: Annotated[list[str] | None, _option("source.where")] = None,
     limit: Annotated[int | None, _option("source.limit")] = None,
     mlflow_uri: Annotated[str | None, _option("publish.mlflow_uri")] = None,
@@ -89,14 +101,10 @@ def replay(
     The drafter proposes, the target verifies, the drafter learns; every token decision is logged under the run's
     folder and every drafter version goes to MLflow.
     """
-    given = {key: value for key, value in locals().items() if key in _OPTIONS and value is not None}
-    overrides: dict[str, object] = {_OPTIONS[key]: value for key, value in given.items()}
-    overrides |= {"sources": tuple(sources)} if sources else {}
-    overrides |= {"source.where": tuple(where)} if where else {}
-    overrides |= {"learn.enabled": False} if no_learn else {}
-    overrides |= {"draft.adapt": False} if no_adapt else {}
-    overrides |= {"publish.enabled": False} if no_publish else {}
-    overrides |= {"run": run} if run else {}
+    given = dict(locals())
+    overrides: dict[str, object] = {key: given[name] for name, key in _OPTIONS.items() if given[name] is not None}
+    overrides |= {key: tuple(given[name]) for name, key in _LISTS.items() if given[name]}
+    overrides |= {key: value for name, (key, value) in _FLAGS.items() if given[name]}
     start = load(config) if config else Config()
     _run(start.with_overrides(_parsed(settings or []) | overrides))
 

@@ -31,6 +31,7 @@ from pipeline.config_sections import (
     Section,
     SourceSettings,
     Texts,
+    VocabularySettings,
 )
 from store.errors import ConfigError
 
@@ -43,8 +44,13 @@ class Config(Section):
         min_length=1,
         description="Prompt sources, replayed one after another.",
     )
-    target: str = Field(
-        default="builtin:target-12m", min_length=1, description="Target model: hub name, folder or builtin."
+    targets: Texts = Field(
+        default=("builtin:target-12m",),
+        min_length=1,
+        description="Target models, each a hub name, a folder or a builtin. Prompts name theirs or are dealt in turn.",
+    )
+    swaps: Texts = Field(
+        default=(), description="Changes of the target mid-stream, each 'OFFSET=TARGET': from that prompt on."
     )
     drafter: str = Field(
         default="builtin:drafter-1.6m",
@@ -66,6 +72,7 @@ class Config(Section):
     source: SourceSettings = SourceSettings()
     sampling: SamplingSettings = SamplingSettings()
     draft: DraftSettings = DraftSettings()
+    vocabulary: VocabularySettings = VocabularySettings()
     cache: CacheSettings = CacheSettings()
     learn: LearnSettings = LearnSettings()
     drift: DriftSettings = DriftSettings()

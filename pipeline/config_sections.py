@@ -3,6 +3,7 @@
 The descriptions are the only place where a setting is explained; the command line's help takes them from here.
 """
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -33,6 +34,15 @@ class SourceSettings(Section):
     )
     where: Texts = Field(default=(), description="Conditions 'column=value' or 'column!=value' on text; all must hold.")
     limit: int | None = Field(default=None, ge=1, description="Most prompts taken from one source.")
+    target_field: str = Field(
+        default="target",
+        min_length=1,
+        description="With several targets: the column that names a row's target, where there is one.",
+    )
+    chat: bool = Field(default=False, description="Whether prompts are put into the target's chat template.")
+    chat_template: Annotated[Path, Field(strict=False)] | None = Field(
+        default=None, description="A Jinja file to use instead of the target's own chat template."
+    )
 
 
 class SamplingSettings(Section):
@@ -66,13 +76,32 @@ class DraftSettings(Section):
     )
 
 
+class VocabularySettings(Section):
+    """What special tokens of the target mean to the drafter. BOS, EOS, PAD and equal names match by themselves."""
+
+    special: Literal["spell", "block"] = Field(
+        default="block",
+        description="The target's other special tokens: spelt out in the drafter's pieces, or never drafted.",
+    )
+    special_names: Texts = Field(
+        default=(),
+        description="Exceptions 'TARGET=DRAFTER', such as '<|eot_id|>=</s>'; DRAFTER may be 'spell' or 'block'.",
+    )
+
+
 class CacheSettings(Section):
     """The n-gram cache: target tokens that are spelled by several drafter pieces."""
 
-    policy: Literal["lru", "lfu"] = Field(default="lfu", description="Which entry leaves a full cache.")
+    policy: Literal["lru", "lfu", "unbounded", "off"] = Field(
+        default="lfu", description="Which entry leaves a full cache; 'unbounded' never evicts, 'off' keeps no n-grams."
+    )
     budget_bytes: int = Field(default=4_194_304, ge=1, description="Memory for entries, in bytes.")
-    seed_entries: bool = Field(
-        default=False, description="Whether to fill the cache from the vocabularies at the start."
+    seed: Literal["none", "vocabulary", "text"] = Field(
+        default="none",
+        description="What fills the cache at the start: nothing, every n-gram of the vocabularies, or those of a text.",
+    )
+    seed_text: Annotated[Path, Field(strict=False)] | None = Field(
+        default=None, description="With seed 'text': a file of text whose commonest n-grams fill the cache."
     )
 
 
@@ -81,14 +110,40 @@ class LearnSettings(Section):
 
     enabled: bool = Field(default=True, description="Whether anything learns.")
     loss: Literal["hybrid", "direct", "trie", "acceptance"] = Field(default="trie", description="The drafter's loss.")
-    interval: int = Field(default=4, ge=1, description="Prompts between two updates.")
+    interval: int = Field(default=4, ge=1, description="Prompts between two updates; the fewest with spacing 'paying'.")
+    spacing: Literal["fixed", "paying"] = Field(
+        default="fixed", description="Whether updates wait longer while they do not repay themselves."
+    )
+    longest_interval: int = Field(default=64, ge=1, description="Most prompts between two updates with 'paying'.")
+    horizon: int = Field(
+        default=1000, ge=1, description="Prompts for which an update is taken to be worth something, with 'paying'."
+    )
+    piece_cost: float | None = Field(
+        default=None,
+        ge=0,
+        description="Cost of training on one piece once, in target passes; by default estimated from the models.",
+    )
     steps: int = Field(default=2, ge=1, description="Gradient steps per update.")
     rate: float = Field(default=1e-3, gt=0, description="Learning rate of the drafter.")
     weight_decay: float = Field(default=0.01, ge=0, description="Weight decay of the drafter.")
     ngram_weight: float = Field(default=0.2, ge=0, description="Weight of merged tokens in the hybrid loss.")
     acceptance_blend: Share = Field(default=0.5, description="Share of the acceptance term in the acceptance loss.")
     teacher_top: int = Field(default=64, ge=1, description="Likeliest target tokens kept per position as the teacher.")
-    replay_prompts: int = Field(default=256, ge=1, description="Most past prompts kept to learn from again.")
+    off_policy: bool = Field(
+        default=False, description="Whether drafted positions behind the first rejection teach as well."
+    )
+    lora: bool = Field(
+        default=False, description="Whether each target trains an adapter of its own over one frozen drafter."
+    )
+    lora_rank: int = Field(default=32, ge=1, description="Rank of the adapters.")
+    teacher_temperature: float | None = Field(
+        default=None,
+        gt=0,
+        description="Temperature of the laws that teach; by default that of the sampling, but 0.5 at least.",
+    )
+    replay_prompts: int = Field(
+        default=256, ge=0, description="Past prompts kept to learn from again, an even sample of all; 0 keeps none."
+    )
     gate_share: float = Field(default=0.15, ge=0, lt=1, description="Share of the prompts held out to judge updates.")
     gate_tolerance: Share = Field(
         default=0.01, description="Fall of expected acceptance that still lets an update serve."
@@ -113,6 +168,14 @@ class DriftSettings(Section):
     grace: int = Field(default=5, ge=1, description="Prompts before the first possible alarm.")
     threshold: float = Field(default=3.0, gt=0, description="Page-Hinkley's summed deviation that raises the alarm.")
     tolerance: float = Field(default=0.05, ge=0, description="Page-Hinkley's deviation that does not count.")
+    answer: Literal["reset", "recall", "none"] = Field(
+        default="recall",
+        description="After a fall: begin the head anew, take back an earlier version that does better too, or nothing.",
+    )
+    recall_margin: Share = Field(
+        default=0.02, description="By how much an earlier version must beat the present one to be taken back."
+    )
+    recall_versions: int = Field(default=12, ge=1, description="Most earlier versions that are scored.")
     cooldown: int = Field(default=20, ge=0, description="Prompts after a reset in which no other one happens.")
     signal: Literal["auto", "judged", "first"] = Field(
         default="auto", description="What is watched: all judged tokens, or only the first one of each block."

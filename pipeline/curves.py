@@ -1,8 +1,10 @@
 """The curves that MLflow draws: a few series of a run, with the stream offset as their step.
 
-MLflow's chart page orders sections by the part of a name before the slash: `curve/` comes first of ours.
+MLflow's chart page orders sections by the part of a name before the slash: `curve/` comes first of ours. With several
+targets the rates of each follow those of the whole, such as `curve/acceptance_rate.llama-8b`.
 """
 
+import re
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -11,6 +13,7 @@ from store.registry import Point, Registry
 
 WINDOW = 16  # prompts that a point of a rate looks back on
 FLUSH = 32  # points sent together
+OF_EACH_TARGET = ("curve/acceptance_rate", "curve/block_efficiency")
 
 
 class Curves:
@@ -19,10 +22,13 @@ class Curves:
     Args:
         registry: where points go.
         now: milliseconds since the epoch.
+        targets: of the run.
     """
 
-    def __init__(self, registry: Registry, now: Callable[[], int]) -> None:
+    def __init__(self, registry: Registry, now: Callable[[], int], targets: Sequence[str] = ()) -> None:
         self._registry, self._now = registry, now
+        several = targets if len(targets) > 1 else ()
+        self._windows: dict[str, deque[PromptCompleted]] = {target: deque(maxlen=WINDOW) for target in several}
         self._window: deque[PromptCompleted] = deque(maxlen=WINDOW)
         self._points: list[Point] = []
 
@@ -31,7 +37,7 @@ class Curves:
         match event:
             case PromptCompleted():
                 self._window.append(event)
-                self._put(event.offset, _rates(self._window))
+                self._put(event.offset, _rates(self._window) | self._rates_of_its_target(event))
             case Updated(part="drafter"):
                 found = {"learn/loss": event.loss, "learn/served": float(event.served)}
                 if event.acceptance_after is not None:
@@ -41,6 +47,14 @@ class Curves:
                 self._put(event.offset, {"drift/rate_before": event.rate_before, "drift/rate_after": event.rate_after})
             case VersionPublished():
                 self._put(event.offset, {"version/number": event.version, "version/cache_entries": event.cache_entries})
+
+    def _rates_of_its_target(self, prompt: PromptCompleted) -> dict[str, float]:
+        if prompt.target not in self._windows:
+            return {}
+        window = self._windows[prompt.target]
+        window.append(prompt)
+        rates, name = _rates(window), re.sub(r"[^\w.-]+", "_", prompt.target)  # what MLflow takes everywhere
+        return {f"{rate}.{name}": rates[rate] for rate in OF_EACH_TARGET if rate in rates}
 
     def _put(self, step: int, values: dict[str, float]) -> None:
         now = self._now()

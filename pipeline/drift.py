@@ -75,7 +75,7 @@ class DriftWatch:
     def __init__(self, settings: DriftSettings, rates: Rates) -> None:
         self._settings, self._rates = settings, rates
         self._detector = make_detector(settings)
-        self._since_change: deque[float] = deque(maxlen=MEMORY)
+        self._since_change: deque[tuple[int, float]] = deque(maxlen=MEMORY)  # offset and rate
         self._quiet = 0  # prompts for which a fall is not acted upon
 
     def observe(self, prompt: PromptCompleted) -> Drifted | None:
@@ -84,38 +84,41 @@ class DriftWatch:
         rate = self._rates.of(prompt)
         if rate is None:
             return None
-        self._add(rate)
+        self._add(prompt.offset, rate)
         return self._alarm(prompt) if self._detector.drift_detected else None
 
-    def _add(self, rate: float) -> None:
-        self._since_change.append(rate)
+    def _add(self, offset: int, rate: float) -> None:
+        self._since_change.append((offset, rate))
         self._detector.update(rate)
 
     def _alarm(self, prompt: PromptCompleted) -> Drifted:
-        rates = list(self._since_change)
+        rates = [rate for _, rate in self._since_change]
         change = max(0, len(rates) - RECENT) + change_point(rates[-RECENT:])
         before, after = fmean(rates[:change]), fmean(rates[change:])
         direction = "fall" if after < before else "rise"
-        action = "ignored" if direction == "rise" else "cooldown" if self._quiet else "reset"
-        if action == "reset":
+        action = "ignored" if direction == "rise" else "cooldown" if self._quiet else self._settings.answer
+        if action == self._settings.answer:
             self._quiet = self._settings.cooldown
-        self._begin_anew(rates[change:])
+        since = list(self._since_change)[change:]
+        self._begin_anew(since)
         return Drifted(
             offset=prompt.offset,
+            target=prompt.target,
             dataset=prompt.dataset,
             detector=self._settings.detector,
             direction=direction,
+            changed_at=min(offset for offset, _ in since),
             rate_before=before,
             rate_after=after,
             action=action,
         )
 
-    def _begin_anew(self, rates: Sequence[float]) -> None:
-        """A fresh detector that knows only these rates."""
+    def _begin_anew(self, rates: Sequence[tuple[int, float]]) -> None:
+        """A fresh detector that knows only these prompts' rates."""
         self._detector = make_detector(self._settings)
         self._since_change.clear()
-        for rate in rates:
-            self._add(rate)
+        for offset, rate in rates:
+            self._add(offset, rate)
 
 
 def change_point(rates: Sequence[float]) -> int:

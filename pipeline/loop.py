@@ -3,13 +3,16 @@
     source -> admit -> [ decode -> translate -> verify ]* -> completed -> drift? -> distill -> version?
 
 Everything that happens comes out as an event, and every decision comes out before anything learns from it.
+A *lane* is one target's way: its stages, the rows in flight there, its drift watch and its versions. The loop deals
+prompts to lanes; with one target there is one lane.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Protocol
 
+from pipeline.answer import Answer
 from pipeline.drift import DriftWatch
 from pipeline.publish import Publisher
 from pipeline.records import Recorder, Seconds, Tally, Versions
@@ -33,7 +36,7 @@ class Translating(Stage[Draft, Proposal], Protocol):
 
 
 class Learning(Stage[Lesson, tuple[Updated, ...]], Protocol):
-    """Distillation whose head can be begun anew."""
+    """Distillation whose progress is counted."""
 
     @property
     def drafter_version(self) -> int:
@@ -43,10 +46,6 @@ class Learning(Stage[Lesson, tuple[Updated, ...]], Protocol):
     @property
     def head_version(self) -> int:
         """Steps and resets of the head so far."""
-        ...
-
-    def reset_head(self) -> None:
-        """Called after a drift."""
         ...
 
 
@@ -76,71 +75,64 @@ class _Flight:
     notes: Notebook = field(default_factory=Notebook)
 
 
-class Loop:
-    """Runs prompts through the stages, up to `batch` at a time; as one finishes the next enters.
+class Lane:
+    """One target's way through the stages. The loop calls its methods and nothing else.
 
     Args:
+        target: the target's name, which its lessons carry.
         stages: decode, translate, verify, distill.
         prepare: makes a row of a prompt, or raises `UnfitPromptError`.
         recorder: makes events.
         drift: watches the acceptance rate.
+        answer: what is done about a drift.
         publisher: writes versions.
-        batch: most prompts in flight.
-        clock: seconds; only durations are used.
+        clock: seconds since the run began.
     """
 
     def __init__(
         self,
+        target: str,
         stages: Stages,
         prepare: Callable[[PromptReceived], Row],
         recorder: Recorder,
         drift: DriftWatch,
+        answer: Answer,
         publisher: Publisher,
-        batch: int,
         clock: Callable[[], float],
     ) -> None:
-        self._stages, self._prepare, self._recorder = stages, prepare, recorder
-        self._drift, self._publisher, self._batch = drift, publisher, batch
-        self._clock, self._began = clock, clock()
+        self.publisher = publisher
+        self._target, self._stages, self._prepare, self._recorder = target, stages, prepare, recorder
+        self._drift, self._answer, self._clock = drift, answer, clock
         self._rows: list[Row] = []
         self._flights: dict[Row, _Flight] = {}
 
-    def run(self, prompts: Iterator[PromptReceived | PromptRejected]) -> Iterator[Event]:
-        """All events of the stream, in order. Closing the iterator between two events ends the run cleanly."""
-        yield from self._publisher.floor()
-        while True:
-            yield from self._admit(prompts)
-            if not self._rows:
-                break
-            verdicts, versions, seconds = self._block()
-            for verdict in verdicts:
-                yield from self._recorder.decisions(verdict, versions)
-                yield self._recorder.block(verdict, len(verdicts), seconds)
-            for row in [row for row in self._rows if row.finish]:
-                yield from self._finish(row)
-        yield from self.end()
+    def __len__(self) -> int:
+        """Prompts in flight."""
+        return len(self._rows)
 
-    def end(self) -> Iterator[Event]:
-        """What `run` would have yielded at the end of the stream, for a run that was broken off between two events."""
-        yield from self._publisher.end()
+    def admit(self, prompt: PromptReceived) -> Iterator[Event]:
+        """Take a prompt in; one that does not fit the models is an event and no more."""
+        try:
+            row = self._prepare(prompt)
+        except UnfitPromptError as reason:
+            yield PromptRejected(prompt.dataset, prompt.line, str(reason))
+            return
+        self._flights[row] = _Flight(Tally(self._clock()))
+        self._rows.append(row)
+        for stage in self._stages.all():
+            stage.admit(row)
 
-    def _admit(self, prompts: Iterator[PromptReceived | PromptRejected]) -> Iterator[Event]:
-        while len(self._rows) < self._batch and (event := next(prompts, None)) is not None:
-            yield event
-            if isinstance(event, PromptRejected):
-                continue
-            try:
-                row = self._prepare(event)
-            except UnfitPromptError as reason:
-                yield PromptRejected(event.dataset, event.line, str(reason))
-                continue
-            self._flights[row] = _Flight(Tally(self._now()))
-            self._rows.append(row)
-            for stage in self._stages.all():
-                stage.admit(row)
+    def step(self) -> Iterator[Event]:
+        """One block of all rows in flight, and the end of those that it completes."""
+        verdicts, versions, seconds = self._block()
+        for verdict in verdicts:
+            yield from self._recorder.decisions(verdict, versions)
+            yield self._recorder.block(verdict, len(verdicts), seconds)
+        for row in [row for row in self._rows if row.finish]:
+            yield from self._finish(row)
 
     def _block(self) -> tuple[list[Verdict], Versions, Seconds]:
-        """One draft-verify round of all rows in flight."""
+        """One draft-verify round."""
         versions, times = self._versions(), [self._clock()]
         drafts = self._stages.decode(self._rows)
         times.append(self._clock())
@@ -164,20 +156,60 @@ class Loop:
             self._rows[self._rows.index(row)] = last
         for stage in self._stages.all():
             stage.release(row)
-        completed = self._recorder.completed(row, flight.tally, self._now(), self._versions())
+        completed = self._recorder.completed(row, flight.tally, self._clock(), self._versions())
         yield completed
+        lesson = flight.notes.lesson(row, self._target)
+        self._answer.note(lesson)
         drifted = self._drift.observe(completed)
         if drifted:
             yield drifted
-            if drifted.action == "reset":
-                self._stages.distill.reset_head()
-        for updates in self._stages.distill([flight.notes.lesson(row)]):
+            if drifted.acted_upon:
+                yield from self.publisher.at(drifted)
+                yield from self._answer.to(drifted)
+        for updates in self._stages.distill([lesson]):
             yield from updates
-        yield from self._publisher.after(completed, drifted)
+        yield from self.publisher.after(completed)
 
     def _versions(self) -> Versions:
         distill = self._stages.distill
         return Versions(distill.drafter_version, distill.head_version, self._stages.translate.cache_version)
 
-    def _now(self) -> float:
-        return self._clock() - self._began
+
+class Loop:
+    """Runs prompts through their lanes, up to `batch` at a time in all; as one finishes the next enters.
+
+    Args:
+        lanes: by target.
+        deal: the target of a prompt that does not name one, by its offset.
+        batch: most prompts in flight.
+    """
+
+    def __init__(self, lanes: Mapping[str, Lane], deal: Callable[[int], str], batch: int) -> None:
+        self._lanes, self._deal, self._batch = lanes, deal, batch
+
+    def run(self, prompts: Iterator[PromptReceived | PromptRejected]) -> Iterator[Event]:
+        """All events of the stream, in order. Closing the iterator between two events ends the run cleanly."""
+        for lane in self._lanes.values():
+            yield from lane.publisher.floor()
+        while True:
+            yield from self._admit(prompts)
+            busy = [lane for lane in self._lanes.values() if len(lane)]
+            if not busy:
+                break
+            for lane in busy:
+                yield from lane.step()
+        yield from self.end()
+
+    def end(self) -> Iterator[Event]:
+        """What `run` would have yielded at the end of the stream, for a run that was broken off between two events."""
+        for lane in self._lanes.values():
+            yield from lane.publisher.end()
+
+    def _admit(self, prompts: Iterator[PromptReceived | PromptRejected]) -> Iterator[Event]:
+        while sum(map(len, self._lanes.values())) < self._batch and (event := next(prompts, None)) is not None:
+            yield event
+            if isinstance(event, PromptReceived):
+                yield from self._lane(event).admit(event)
+
+    def _lane(self, prompt: PromptReceived) -> Lane:
+        return self._lanes[prompt.target or self._deal(prompt.offset)]

@@ -10,7 +10,17 @@ from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from store.events import Drifted, Event, Origin, PromptCompleted, PromptRejected, TokenDecision, VersionPublished
+from stages.text_stream import TextStream
+from store.events import (
+    Drifted,
+    Event,
+    Origin,
+    PromptCompleted,
+    PromptRejected,
+    Recalled,
+    TokenDecision,
+    VersionPublished,
+)
 
 BARS = "▁▂▃▄▅▆▇█"
 BUCKET = 5  # prompts of one bar of the curve
@@ -62,7 +72,7 @@ class Tally:
         match event:
             case PromptCompleted():
                 self._complete(event)
-            case Drifted(action="reset"):
+            case Drifted() if event.acted_upon:
                 self.drifts += 1
                 self._drifted = True
             case VersionPublished():
@@ -122,13 +132,15 @@ class PlainDisplay:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def show(self, event: Event) -> None:
-        """A line every so often, and for every drift and version."""
+        """A line every so often, and for every drift, recall and version."""
         self._tally.add(event)
         match event:
             case PromptCompleted() if self._tally.prompts % LINE_EVERY == 0:
                 self.note(_status(self._tally))
             case Drifted():
                 self.note(_drift_line(event))
+            case Recalled():
+                self.note(_recall_line(event))
             case VersionPublished():
                 self.note(f"prompt {event.offset}: version {event.version} ({event.reason})")
 
@@ -149,8 +161,16 @@ def _drift_line(event: Drifted) -> str:
     )
 
 
+def _recall_line(event: Recalled) -> str:
+    rates = f"expected acceptance {event.acceptance_present:.3f}, best of {event.candidates} earlier ones "
+    found = "the present drafter stays" if event.version is None else f"version {event.version} is taken back"
+    return f"prompt {event.offset}: {rates}{event.acceptance_best:.3f}, {found}"
+
+
 class LiveDisplay:
     """A panel that is drawn anew a few times a second: progress, figures, the acceptance curve, the text.
+
+    The text is that of one prompt at a time: of several in a batch the one that began first after the last was done.
 
     Args:
         console: a terminal.
@@ -165,6 +185,8 @@ class LiveDisplay:
         )
         self._task = self._bar.add_task("", total=total, dataset="")
         self._text: deque[tuple[str, str]] = deque(maxlen=120)
+        self._stream: TextStream[TokenDecision] = TextStream(lambda decision: decision.emitted_bytes)
+        self._followed: int | None = None  # offset of the prompt whose text is shown
         self._marks: deque[str] = deque(maxlen=3)
         self._live = Live(console=console, refresh_per_second=6, get_renderable=self._panel)
 
@@ -183,13 +205,23 @@ class LiveDisplay:
         """Take note; drawing happens on the display's own thread."""
         self._tally.add(event)
         match event:
-            case TokenDecision() if event.emitted_id is not None and event.origin is not None:
-                self._text.append((_printable(event.emitted_bytes or b""), STYLES[event.origin]))
+            case TokenDecision() if event.origin is not None:
+                self._write(event, event.origin)
             case PromptCompleted():
-                self._text.append(("\n", ""))
+                if event.offset == self._followed:
+                    self._text.append((self._stream.close() + "\n", ""))
+                    self._followed = None
                 self._bar.update(self._task, completed=self._tally.prompts, dataset=event.dataset)
             case Drifted():
                 self._marks.append(_drift_line(event))
+            case Recalled():
+                self._marks.append(_recall_line(event))
+
+    def _write(self, decision: TokenDecision, origin: Origin) -> None:
+        if self._followed is None and decision.position == 0:
+            self._followed = decision.offset
+        if decision.offset == self._followed:
+            self._text.append((_printable(self._stream.push([decision])), STYLES[origin]))
 
     def _panel(self) -> Panel:
         lines: list[Text] = [Text(_status(self._tally)), self._curve()]
@@ -213,10 +245,10 @@ class LiveDisplay:
         return Text("\n").join([*wrapped[-4:], *[Text("")] * max(0, 4 - len(wrapped))])
 
 
-def _printable(token: bytes) -> str:
-    """A token's text without what would steer the terminal."""
-    text = token.decode(errors="replace").replace("\t", " ")
-    return "".join(character if character.isprintable() or character == "\n" else "·" for character in text)
+def _printable(text: str) -> str:
+    """The text without what would steer the terminal."""
+    plain = text.replace("\t", " ")
+    return "".join(character if character.isprintable() or character == "\n" else "·" for character in plain)
 
 
 def make_display(console: Console, clock: Callable[[], float], total: int | None) -> Display:

@@ -1,6 +1,6 @@
 """Versions: when the drafter, its head and its n-gram cache become one, and where it goes."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -18,7 +18,11 @@ class Publisher(Protocol):
         """Before the first prompt."""
         ...
 
-    def after(self, prompt: PromptCompleted, drifted: Drifted | None) -> Iterator[VersionPublished]:
+    def at(self, drifted: Drifted) -> Iterator[VersionPublished]:
+        """At a drift, before anything is done about it."""
+        ...
+
+    def after(self, prompt: PromptCompleted) -> Iterator[VersionPublished]:
         """After a completed prompt and whatever was learned from it."""
         ...
 
@@ -34,7 +38,11 @@ class NoPublisher:
         """Nothing."""
         return iter(())
 
-    def after(self, prompt: PromptCompleted, drifted: Drifted | None) -> Iterator[VersionPublished]:
+    def at(self, drifted: Drifted) -> Iterator[VersionPublished]:
+        """Nothing."""
+        return iter(())
+
+    def after(self, prompt: PromptCompleted) -> Iterator[VersionPublished]:
         """Nothing."""
         return iter(())
 
@@ -45,7 +53,7 @@ class NoPublisher:
 
 @dataclass(frozen=True)
 class Origin:
-    """What every version of a run has in common, for its manifest."""
+    """What every version of a lane has in common, for its manifest."""
 
     name: str
     run: str
@@ -66,6 +74,7 @@ class FolderPublisher:
         origin: for the manifest.
         registry: where versions are registered.
         interval: completed prompts between two versions.
+        numbers: gives the next version its number; publishers of one run share it.
         now: the time as ISO 8601, UTC.
     """
 
@@ -77,11 +86,13 @@ class FolderPublisher:
         origin: Origin,
         registry: Registry,
         interval: int,
+        numbers: Iterator[int],
         now: Callable[[], str],
     ) -> None:
         self._run_folder, self._write, self._state = run_folder, write, state
         self._origin, self._registry, self._interval, self._now = origin, registry, interval, now
-        self._number = 0
+        self._numbers = numbers
+        self._folders: list[tuple[int, Path]] = []
         self._published: Versions | None = None
         self._prompts = self._judged = self._accepted = 0
         self._offset = 0
@@ -90,16 +101,24 @@ class FolderPublisher:
         """The drafter as it was loaded: version 0, what learning is compared with."""
         yield self._publish("floor")
 
-    def after(self, prompt: PromptCompleted, drifted: Drifted | None) -> Iterator[VersionPublished]:
-        """Every `interval` prompts, and at every drift that was acted upon: the version before the change."""
+    def at(self, drifted: Drifted) -> Iterator[VersionPublished]:
+        """What was in service when the drift was noticed, unless it is a version already."""
+        if self._state()[0] != self._published:
+            yield self._publish("drift")
+
+    def after(self, prompt: PromptCompleted) -> Iterator[VersionPublished]:
+        """Every `interval` prompts."""
         self._prompts += 1
         self._judged += prompt.judged
         self._accepted += prompt.accepted
         self._offset = max(self._offset, prompt.offset)
-        if drifted and drifted.action == "reset":
-            yield self._publish("drift")
-        elif self._prompts >= self._interval:
+        if self._prompts >= self._interval:
             yield self._publish("interval")
+
+    @property
+    def folders(self) -> Sequence[tuple[int, Path]]:
+        """Number and folder of the versions so far, oldest first."""
+        return tuple(self._folders)
 
     def end(self) -> Iterator[VersionPublished]:
         """The last state, unless it is a version already."""
@@ -108,14 +127,15 @@ class FolderPublisher:
 
     def _publish(self, reason: str) -> VersionPublished:
         versions, entries = self._state()
-        folder = self._run_folder / "versions" / f"{self._number:06d}"
+        number, parent = next(self._numbers), self._folders[-1][0] if self._folders else None
+        folder = self._run_folder / "versions" / f"{number:06d}"
         self._write(folder)
-        parent = self._number - 1 if self._number else None
         acceptance = self._accepted / self._judged if self._judged else None
-        digest = seal(folder, self._manifest(parent, versions, entries))
+        digest = seal(folder, self._manifest(number, parent, versions, entries))
         event = VersionPublished(
             offset=self._offset,
-            version=self._number,
+            version=number,
+            target=self._origin.target,
             parent=parent,
             reason=reason,
             drafter_version=versions.drafter,
@@ -127,17 +147,18 @@ class FolderPublisher:
             digest=digest,
         )
         self._registry.publish(folder, event, self._metrics())
-        self._number, self._published = self._number + 1, versions
+        self._folders.append((number, folder))
+        self._published = versions
         self._prompts = self._judged = self._accepted = 0
         return event
 
     def _metrics(self) -> Mapping[str, float]:
         return {"prompts": float(self._prompts), "judged": float(self._judged)}
 
-    def _manifest(self, parent: int | None, versions: Versions, entries: int) -> ManifestFields:
+    def _manifest(self, number: int, parent: int | None, versions: Versions, entries: int) -> ManifestFields:
         return {
             "name": self._origin.name,
-            "version": self._number,
+            "version": number,
             "parent": parent,
             "run": self._origin.run,
             "offset": self._offset,

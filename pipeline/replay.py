@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from pipeline.config import Config
 from pipeline.curves import Curves
+from pipeline.dealing import Dealing
 from pipeline.progress import Display
 from pipeline.source import Source, open_sources, stream
 from store.errors import RunError, SourceError
@@ -105,13 +106,15 @@ class Replay:
     """
 
     def __init__(self, config: Config, run_folder: Path, uri: str | None, notice: Callable[[str], None]) -> None:
-        from pipeline.build import load_models  # torch: only when a run really starts
+        from pipeline.build_models import load_models  # torch: only when a run really starts
 
         require_new(run_folder)
         self.config, self.run_folder, self._notice = config, run_folder, notice
         self._uri = uri or default_uri(run_folder.parent)
         self._spool = run_folder / "registry-queue.jsonl"
-        self.sources: list[Source] = open_sources(config.sources, config.source, seed=config.seed)
+        self.sources: list[Source] = open_sources(
+            config.sources, config.source, seed=config.seed, targets=Dealing.of(config).targets
+        )
         self._models = load_models(config, self._uri, run_folder.parent / ".fetched")
 
     def total(self) -> int | None:
@@ -131,7 +134,7 @@ class Replay:
 
         self._make_folder()
         registry = self._registry()
-        curves = Curves(registry, lambda: time.time_ns() // 1_000_000)
+        curves = Curves(registry, lambda: time.time_ns() // 1_000_000, Dealing.of(self.config).targets)
         loop = build_loop(self.config, self._models, registry, self.run_folder, self._notice)
         broken: SourceError | None = None
         with RunLog(self.run_folder) as log, stop_on_signals() as stop:
@@ -196,7 +199,7 @@ class Replay:
 def _params(config: Config) -> dict[str, object]:
     """The few settings by which runs are told apart in MLflow's pages."""
     return {
-        "target": config.target,
+        "target": ", ".join(Dealing.of(config).targets),
         "drafter": config.drafter,
         "mode": config.draft.mode,
         "loss": config.learn.loss if config.learn.enabled else "none",
@@ -210,8 +213,10 @@ def _params(config: Config) -> dict[str, object]:
 
 
 def _numbers(summary: dict[str, Any]) -> dict[str, float]:
-    """The totals and the last fifth of each dataset, flat."""
-    found = {key: float(value) for key, value in summary["totals"].items() if isinstance(value, int | float)}
+    """The totals, the ledger and the last fifth of each dataset, flat."""
+    totals, ledger = summary["totals"], summary["totals"]["ledger"]
+    numbers = totals | {f"ledger/{key}": value for key, value in ledger.items()}
+    found = {key: float(value) for key, value in numbers.items() if isinstance(value, int | float)}
     for dataset, figures in summary["datasets"].items():
         for part in ("first_fifth", "last_fifth"):
             rate = figures[part]["acceptance_rate"]

@@ -10,7 +10,7 @@ from typing import BinaryIO, Protocol
 from pipeline.config_sections import SourceSettings
 from pipeline.source_feeds import BUILTIN_STREAMS, BuiltinRows, HubRows
 from pipeline.source_files import SUFFIXES, StandardInputRows, open_file
-from pipeline.source_rows import Fault, PromptRule, Row, Rows, prompt_id
+from pipeline.source_rows import Fault, PromptRule, Row, Rows, prompt_id, short
 from store.errors import SourceError
 from store.events import PromptReceived, PromptRejected
 
@@ -46,12 +46,16 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class RowSource:
-    """A source over rows: the rule makes prompts of them, up to the limit."""
+    """A source over rows: the rule makes prompts of them, up to the limit.
+
+    With several targets a row may name its own in the rule's target column.
+    """
 
     dataset: str
     rows: Rows
     rule: PromptRule
     limit: int | None
+    targets: tuple[str, ...] = ()
 
     def size(self) -> int | None:
         """The rows' number as far as known, at most the limit; with conditions only the limit is known."""
@@ -81,8 +85,20 @@ class RowSource:
                 return PromptRejected(self.dataset, row.line, reason)
             case str() as text:
                 name = prompt_id(row.values, otherwise=f"{self.dataset}:{row.line}")
-                return PromptReceived(offset, name, self.dataset, row.line, text)
+                target = self._target(row)
+                if target not in (None, *self.targets):
+                    return PromptRejected(self.dataset, row.line, self._unknown_target(str(target)))
+                return PromptReceived(offset, name, self.dataset, row.line, text, target)
         return None
+
+    def _target(self, row: Row) -> str | None:
+        """The target that the row names, if there is a choice."""
+        asked = None if isinstance(row.values, Fault) else row.values.get(self.rule.target_column)
+        return None if asked in (None, "") or len(self.targets) < 2 else str(asked)
+
+    def _unknown_target(self, target: str) -> str:
+        known = ", ".join(self.targets)
+        return f"the column '{self.rule.target_column}' must name one of the targets {known}, got {short(target)}"
 
 
 def stream(sources: Iterable[Source], start: int = 0) -> Iterator[PromptReceived | PromptRejected]:
@@ -105,15 +121,27 @@ def stream(sources: Iterable[Source], start: int = 0) -> Iterator[PromptReceived
 
 
 def open_sources(
-    specs: Sequence[str], options: SourceSettings, *, seed: int = 0, stdin: BinaryIO | None = None
+    specs: Sequence[str],
+    options: SourceSettings,
+    *,
+    seed: int = 0,
+    stdin: BinaryIO | None = None,
+    targets: Sequence[str] = (),
 ) -> list[Source]:
     """Open all sources of a stream before the first is read; arguments and errors as `open_source`."""
     if specs.count(STANDARD_INPUT) > 1:
         raise SourceError(f"Standard input can be read once, got '{STANDARD_INPUT}' {specs.count('-')} times.")
-    return [open_source(spec, options, seed=seed, stdin=stdin) for spec in specs]
+    return [open_source(spec, options, seed=seed, stdin=stdin, targets=targets) for spec in specs]
 
 
-def open_source(spec: str, options: SourceSettings, *, seed: int = 0, stdin: BinaryIO | None = None) -> Source:
+def open_source(
+    spec: str,
+    options: SourceSettings,
+    *,
+    seed: int = 0,
+    stdin: BinaryIO | None = None,
+    targets: Sequence[str] = (),
+) -> Source:
     """Open what `spec` names: a file, `-`, `hf://owner/dataset[/config]:split` or `builtin:NAME`.
 
     Args:
@@ -121,6 +149,7 @@ def open_source(spec: str, options: SourceSettings, *, seed: int = 0, stdin: Bin
         options: how rows become prompts. Columns are checked here wherever they are known before reading.
         seed: shuffles the built-in streams.
         stdin: what `-` reads; by default the process's standard input.
+        targets: the run's targets; where there are several, a row may name its own.
 
     Raises:
         SourceError: there is no such source, it cannot be read, or it lacks a column that is asked for.
@@ -131,7 +160,7 @@ def open_source(spec: str, options: SourceSettings, *, seed: int = 0, stdin: Bin
     if rows.columns is not None:
         rule = rule.narrowed(rows.columns, f"'{spec}'")
     limit = options.limit or (BUILTIN_LIMIT if isinstance(rows, BuiltinRows) else None)
-    return RowSource(dataset, rows, rule, limit)
+    return RowSource(dataset, rows, rule, limit, tuple(targets))
 
 
 def _open_rows(spec: str, seed: int, stdin: BinaryIO | None) -> tuple[str, Rows]:

@@ -91,11 +91,13 @@ class PromptRule:
         fields: columns that may hold the prompt; the first one that a row has does.
         template: literal texts, each with the column that follows it; `prompt` stands for the prompt field.
         where: conditions that must all hold.
+        target_column: the column that may name a row's target.
     """
 
     fields: tuple[str, ...]
     template: tuple[tuple[str, str | None], ...]
     where: tuple[Condition, ...]
+    target_column: str
 
     @classmethod
     def of(cls, options: SourceSettings) -> Self:
@@ -106,12 +108,12 @@ class PromptRule:
         """
         fields = (options.prompt_field,) if options.prompt_field else USUAL_FIELDS
         template = (("", PROMPT),) if options.template is None else _parsed(options.template)
-        return cls(fields, template, tuple(Condition.of(text) for text in options.where))
+        return cls(fields, template, tuple(Condition.of(text) for text in options.where), options.target_field)
 
     @property
     def columns(self) -> set[str]:
         """Every column that the rule or a prompt's name may need."""
-        return {*self.fields, *self._other_columns(), *ID_COLUMNS}
+        return {*self.fields, *self._other_columns(), *ID_COLUMNS, self.target_column}
 
     def narrowed(self, columns: Collection[str], place: str) -> Self:
         """The rule for rows of `place` that have these columns: one prompt field for all of them.

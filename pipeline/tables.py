@@ -1,10 +1,12 @@
-"""The table at the end of a run."""
+"""The tables at the end of a run."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich import box
+from rich.console import Group
 from rich.table import Table
+from rich.text import Text
 
 
 def _number(value: float | None, digits: int) -> str:
@@ -23,19 +25,24 @@ def _span(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers)) or "-"
 
 
-def summary_table(summary: Mapping[str, Any]) -> Table:
-    """A run's summary, one row per dataset, 80 columns wide; rates as first fifth→last fifth of its prompts."""
-    caption = "acceptance, tokens/forward: first fifth→last fifth of the prompts"
-    if summary["rejected_rows"]:
-        caption += f"\nsource rows that were no prompts: {summary['rejected_rows']:,}, see rejected.jsonl"
-    title = f"run {summary['run']}"
-    table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    table.add_column("dataset", overflow="fold")
+def summary_table(summary: Mapping[str, Any]) -> Group:
+    """A run's summary in 80 columns: one row per dataset, then one per target if there are several, then the ledger."""
+    parts: list[Table | Text] = [_table(f"run {summary['run']}", "dataset", summary["datasets"])]
+    if len(summary["targets"]) > 1:
+        parts.append(_table("by target", "target", summary["targets"]))
+    return Group(*parts, *_notes(summary))
+
+
+def _table(title: str, of: str, groups: Mapping[str, Any]) -> Table:
+    """Figures of datasets or targets; rates as first fifth→last fifth of their prompts."""
+    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    table.add_column(of, overflow="fold")
     for column in ("prompts", "tokens", "tokens/s", "acceptance", "tokens/\nforward"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("drifts")
     table.add_column("versions")
-    for name, figures in summary["datasets"].items():
+    for name, figures in groups.items():
+        acted_upon = [drift for drift in figures["drifts"] if drift["action"] in ("reset", "recall")]
         table.add_row(
             name,
             f"{figures['prompts']:,}",
@@ -43,7 +50,19 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
             _number(figures["tokens_per_second"], 1),
             _change(figures, "acceptance_rate", 3),
             _change(figures, "block_efficiency", 2),
-            ", ".join(str(drift["offset"]) for drift in figures["drifts"] if drift["action"] == "reset") or "-",
+            ", ".join(str(drift["offset"]) for drift in acted_upon) or "-",
             _span([version["version"] for version in figures["versions"]]),
         )
     return table
+
+
+def _notes(summary: Mapping[str, Any]) -> Iterator[Text]:
+    yield Text("acceptance, tokens/forward: first fifth→last fifth of the prompts", "italic")
+    ledger = summary["totals"]["ledger"]
+    if ledger["update_seconds"]:
+        spent, gained = _number(ledger["update_seconds"], 1), _number(ledger["tokens_gained"], 0)
+        saved = _number(ledger["seconds_saved"], 1)
+        yield Text(f"learning: {spent} s spent, {gained} tokens gained over the floor, worth {saved} s", "italic")
+    if summary["rejected_rows"]:
+        told = f"source rows that were no prompts: {summary['rejected_rows']:,}, see rejected.jsonl"
+        yield Text(told, "italic")

@@ -162,6 +162,21 @@ class Teaching:
 
 
 @dataclass(frozen=True)
+class Branch:
+    """What the target's law says along drafted pieces that were never emitted: behind the first rejection.
+
+    Attributes:
+        start: index in the row's pieces where the rejected token would have begun.
+        pieces: the draft from there on, as far as the target read it.
+        teachings: about places behind the rejected token, positions counted from the row's beginning.
+    """
+
+    start: int
+    pieces: tuple[int, ...]
+    teachings: tuple[Teaching, ...]
+
+
+@dataclass(frozen=True)
 class Verdict:
     """What became of a proposal. `emitted` is what was appended to the row, cut at its end."""
 
@@ -171,6 +186,7 @@ class Verdict:
     judged: int
     accepted: int
     teachings: tuple[Teaching, ...] = field(default=(), repr=False)
+    branch: Branch | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -187,14 +203,20 @@ class Lesson:
 
     Attributes:
         offset: of the prompt in the stream.
+        target: whose laws it tells.
         pieces: the whole text in drafter ids.
         teachings: one or more per emitted token, in order.
         labels: one per judged piece.
         ngram_positions: indices of the pieces that belong to accepted n-grams (for the `hybrid` loss).
+        judged: proposed tokens that were judged.
+        branches: what was taught behind first rejections; empty unless asked for.
     """
 
     offset: int
+    target: str
     pieces: tuple[int, ...]
     teachings: tuple[Teaching, ...]
     labels: tuple[Label, ...]
     ngram_positions: Sequence[int]
+    judged: int = 0
+    branches: tuple[Branch, ...] = ()

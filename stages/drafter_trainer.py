@@ -1,13 +1,16 @@
 """Training the drafter on lessons: a copy learns, a gate decides, the served model takes the weights.
 
-Shapes: B lessons, T pieces of the longest, D drafter ids, N taught positions.
+One trainer may teach weights that several targets share: a lesson is in its target's laws, and the gate lets an update
+pass only if no target loses by it.
+
+Shapes: B lessons, T pieces of the longest with its branches, D drafter ids, N taught positions.
 """
 
 import copy
 import math
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
@@ -17,6 +20,8 @@ from torch import Tensor
 from stages.blocks import Lesson
 from stages.language_model import LanguageModel
 from stages.losses import Loss, Student, Taught
+from stages.packing import Packed, length_of, pack
+from stages.reservoir import Reservoir
 
 # The share of the configured rate that is used: small for the optimiser's first steps, which have no second moments
 # to speak of, and after an update that the gate refused; growing while updates pass.
@@ -50,36 +55,53 @@ class Training:
 
 @dataclass(frozen=True)
 class Step:
-    """What came of an update."""
+    """What came of an update.
+
+    Attributes:
+        loss: of the first gradient step, before learning.
+        positions: taught positions of one gradient step.
+        pieces: read per gradient step.
+        before, after, floor: what the gate measured of the served drafter, of the candidate and of the drafter as
+            loaded, over all targets' held-out lessons; None where nothing is held out, or nothing was measured.
+        served: whether the candidate's weights are now in service.
+        reason: why, or why not.
+    """
 
     loss: float
     positions: int
+    pieces: int
     before: float | None
     after: float | None
+    floor: float | None
     served: bool
     reason: str
 
 
 Score = tuple[float, int]  # sum of the gate's measure over a lesson's positions, and their number
+Scores = dict[Lesson, Score]
+Weights = list[Tensor]
 
 
-def _mean(scores: Sequence[Score]) -> float | None:
-    count = sum(number for _, number in scores)
-    return sum(total for total, _ in scores) / count if count else None
+def _mean(scores: Iterable[Score]) -> float | None:
+    known = list(scores)
+    count = sum(number for _, number in known)
+    return sum(total for total, _ in known) / count if count else None
 
 
-def _padded(pieces: Sequence[int], length: int) -> list[int]:
-    return [*pieces, *[0] * (length - len(pieces))]
+def _means_by_target(scores: Scores) -> dict[str, float]:
+    targets = {lesson.target for lesson in scores}
+    means = {name: _mean(score for lesson, score in scores.items() if lesson.target == name) for name in targets}
+    return {name: mean for name, mean in means.items() if mean is not None}
 
 
 class DrafterTrainer:
-    """Owns the candidate (a copy of the served drafter), its optimiser, the replay buffer and the gate.
+    """Owns the candidate (a copy of what learns of the served drafter), its optimiser, the replay buffer and the gate.
 
     Args:
-        served: the drafter in service; only `update` writes its weights.
+        served: the drafter in service; only `update` and `adopt` write its weights.
         loss_name, loss: what is minimised.
         measure: per position, what the gate compares (N,): the acceptance to expect under the sampling in use.
-        allowed: pieces that may be drafted; the others are not part of the drafter's law.
+        allowed: per target the pieces that may be drafted; the others are not part of the drafter's law there.
         training: rates and sizes.
     """
 
@@ -89,97 +111,112 @@ class DrafterTrainer:
         loss_name: str,
         loss: Loss,
         measure: Callable[[Student, Taught], Tensor],
-        allowed: Collection[int],
+        allowed: Mapping[str, Collection[int]],
         training: Training,
     ) -> None:
         self.served, self.loss_name, self.version = served, loss_name, 0
         self._loss, self._measure, self._training = loss, measure, training
-        self._forbidden_D = served.mask_without(allowed)
-        self._candidate = copy.deepcopy(served.model).float()
-        self._optimizer = torch.optim.AdamW(
-            self._candidate.parameters(), lr=training.rate, weight_decay=training.weight_decay, fused=True
-        )
+        self._forbidden_D = {target: served.mask_without(pieces) for target, pieces in allowed.items()}
+        self._candidate, self._floor = served.copy_to_train(), served.copy_to_train()
+        self._optimizer = self._new_optimizer()
         self._trust = FIRST_TRUST
-        self._served_scores: dict[Lesson, Score] = {}
-        self._random = Random(training.seed)
-        self._replay: deque[Lesson] = deque(maxlen=training.replay)
-        self._held_out: deque[Lesson] = deque(maxlen=training.gate_window)
+        self._served_scores: Scores = {}
+        self._floor_scores: Scores = {}
+        self._replay = Reservoir(training.replay, Random(training.seed))
+        self._held_out: dict[str, deque[Lesson]] = {
+            target: deque(maxlen=training.gate_window) for target in self._forbidden_D
+        }
+
+    def _new_optimizer(self) -> torch.optim.Optimizer:
+        training = self._training
+        return torch.optim.AdamW(
+            self._candidate.learning, lr=training.rate, weight_decay=training.weight_decay, fused=True
+        )
 
     def hold_out(self, lesson: Lesson) -> None:
         """Keep a lesson for the gate; it is never trained on."""
-        self._held_out.append(lesson)
+        self._held_out[lesson.target].append(lesson)
 
     def update(self, fresh: Sequence[Lesson]) -> Step:
         """Train the candidate on fresh lessons and as many old ones; serve it if the gate lets it pass."""
-        old = self._random.sample(self._replay, min(len(fresh), len(self._replay)))
-        self._replay.extend(fresh)
-        before = _mean(self._scores(self.served.model, self._served_scores))
+        old = self._replay.draw(len(fresh))
+        for lesson in fresh:
+            self._replay.add(lesson)
+        before = self._scores(self.served, self._served_scores)
+        floor = self._scores(self._floor, self._floor_scores)
         moments = copy.deepcopy(self._optimizer.state_dict())
-        loss, positions = self._train([*fresh, *old])
+        loss, positions, pieces = self._train([*fresh, *old])
+        step = Step(
+            loss, positions, pieces, _mean(before.values()), None, _mean(floor.values()), False, "the loss was not finite"
+        )
         if not math.isfinite(loss):
             self._restore(moments)
-            return Step(loss, positions, before, None, False, "the loss was not finite")
-        scores: dict[Lesson, Score] = {}
-        after = _mean(self._scores(self._candidate, scores))
-        if before is not None and after is not None and not after >= before - self._training.gate_tolerance:
+            return step
+        after = self._scores(self._candidate, {})
+        step, losers = replace(step, after=_mean(after.values())), self._losers(before, after)
+        if losers:
             self._restore(moments)
-            return Step(loss, positions, before, after, False, "the gate saw a lower acceptance")
-        self._serve(scores)
-        reason = "nothing held out yet" if before is None else "the gate let it pass"
-        return Step(loss, positions, before, after, True, reason)
+            return replace(step, reason=f"the gate saw a lower acceptance for {', '.join(losers)}")
+        self._serve(after)
+        return replace(step, served=True, reason="the gate let it pass" if before else "nothing held out yet")
 
-    def _train(self, lessons: Sequence[Lesson]) -> tuple[float, int]:
-        """Gradient steps on all lessons. Returns the first step's loss (before learning) and its positions."""
-        self._candidate.train()
+    def _losers(self, before: Scores, after: Scores) -> list[str]:
+        """Targets whose expected acceptance would fall by more than the tolerance."""
+        now, then = _means_by_target(after), _means_by_target(before)
+        floor_of = {target: rate - self._training.gate_tolerance for target, rate in then.items()}
+        return sorted(target for target, least in floor_of.items() if not now[target] >= least)
+
+    def _train(self, lessons: Sequence[Lesson]) -> tuple[float, int, int]:
+        """Gradient steps on all lessons. Returns the first step's loss, its positions and the pieces that it read."""
+        self._candidate.model.train()
         for group in self._optimizer.param_groups:
             group["lr"] = self._training.rate * self._trust
-        losses, positions = [], 0
+        losses, positions, pieces = [], 0, 0
         for _ in range(self._training.steps):
             self._optimizer.zero_grad(set_to_none=True)
-            total, positions = 0.0, 0
+            total, positions, pieces = 0.0, 0, 0
             batches = list(self._micro_batches(lessons))
             for batch in batches:
-                student, taught, ngram_log_N = self._compare(self._candidate, batch)
+                packed = pack(batch, self.served.device)
+                student, taught, ngram_log_N = self._compare(self._candidate, batch, packed)
                 loss = self._loss(student, taught, ngram_log_N) / len(batches)
                 if not torch.isfinite(loss):
-                    return math.nan, positions
+                    return math.nan, positions, pieces
                 loss.backward()
                 total += float(loss.detach())
                 positions += len(taught.rest_N)
-            norm = torch.nn.utils.clip_grad_norm_(self._candidate.parameters(), self._training.clip)
+                pieces += packed.pieces_BT.numel()
+            norm = torch.nn.utils.clip_grad_norm_(self._candidate.learning, self._training.clip)
             if not torch.isfinite(norm):
-                return math.nan, positions
+                return math.nan, positions, pieces
             self._optimizer.step()
             losses.append(total)
-        self._candidate.eval()
-        return losses[0], positions
+        self._candidate.model.eval()
+        return losses[0], positions, pieces
 
     def _micro_batches(self, lessons: Sequence[Lesson]) -> Iterator[list[Lesson]]:
         """Lessons of similar length together, each batch's logits within `MAX_LOGITS`; no text beyond the context."""
-        width = len(self._forbidden_D)
+        width = self.served.vocabulary_size
         batch: list[Lesson] = []
         usable = [one for one in lessons if one.teachings and len(one.pieces) <= self.served.max_length]
-        for lesson in sorted(usable, key=lambda lesson: len(lesson.pieces)):
-            if batch and (len(batch) + 1) * len(lesson.pieces) * width > MAX_LOGITS:
+        for lesson in sorted(usable, key=length_of):
+            if batch and (len(batch) + 1) * length_of(lesson) * width > MAX_LOGITS:
                 yield batch
                 batch = []
             batch.append(lesson)
         if batch:
             yield batch
 
-    def _compare(self, model: torch.nn.Module, lessons: Sequence[Lesson]) -> tuple[Student, Taught, Tensor]:
+    def _compare(
+        self, model: LanguageModel, lessons: Sequence[Lesson], packed: Packed
+    ) -> tuple[Student, Taught, Tensor]:
         """The model's laws and the target's at every taught position, and the log-likelihood of n-grams' pieces."""
-        longest = max(len(lesson.pieces) for lesson in lessons)
-        device = self.served.device
-        pieces_BT = torch.tensor([_padded(lesson.pieces, longest) for lesson in lessons], device=device)
-        # Causal attention: what pads the ends is seen by nothing that counts.
-        logits_BTD = model(input_ids=pieces_BT, use_cache=False).logits.float()
-        logits_BTD = logits_BTD.masked_fill(self._forbidden_D, -torch.inf)
-        taught = Taught.of([teaching for lesson in lessons for teaching in lesson.teachings], device)
-        rows = torch.tensor([number for number, lesson in enumerate(lessons) for _ in lesson.teachings], device=device)
-        places = torch.tensor([t.position - 1 for lesson in lessons for t in lesson.teachings], device=device)
-        student = Student.of(logits_BTD[rows, places], taught)
-        return student, taught, self._ngram_log(logits_BTD, lessons, pieces_BT)
+        logits_BTD = model.read(packed.pieces_BT, packed.positions_BT, packed.mask_B1TT)
+        forbidden_B1D = torch.stack([self._forbidden_D[lesson.target] for lesson in lessons])[:, None]
+        logits_BTD = logits_BTD.masked_fill(forbidden_B1D, -torch.inf)
+        taught = Taught.of(packed.teachings, packed.emitted_N)
+        student = Student.of(logits_BTD[packed.rows_N, packed.places_N], taught)
+        return student, taught, self._ngram_log(logits_BTD, lessons, packed.pieces_BT)
 
     @staticmethod
     def _ngram_log(logits_BTD: Tensor, lessons: Sequence[Lesson], pieces_BT: Tensor) -> Tensor:
@@ -190,34 +227,63 @@ class DrafterTrainer:
         log_ND = logits_BTD[rows, positions - 1].log_softmax(-1)
         return log_ND.gather(1, pieces_BT[rows, positions][:, None])[:, 0]
 
-    @torch.no_grad()
-    def _scores(self, model: torch.nn.Module, known: dict[Lesson, Score]) -> list[Score]:
-        """The gate's measure over the held-out lessons' first levels; fills `known`, which is of this model."""
-        for gone in known.keys() - set(self._held_out):
+    def _scores(self, model: LanguageModel, known: Scores) -> Scores:
+        """The gate's measure over the held-out lessons; keeps `known`, which is of this model, up to date."""
+        held_out = [lesson for window in self._held_out.values() for lesson in window]
+        for gone in known.keys() - set(held_out):
             del known[gone]
-        missing = [lesson for lesson in self._held_out if lesson not in known]
-        for batch in self._micro_batches(missing):
-            student, taught, _ = self._compare(model, batch)
+        known.update(self._scored(model, [lesson for lesson in held_out if lesson not in known]))
+        return known
+
+    @torch.no_grad()
+    def _scored(self, model: LanguageModel, lessons: Sequence[Lesson]) -> Scores:
+        """The gate's measure over the first levels of lessons."""
+        found: Scores = {}
+        for batch in self._micro_batches(lessons):
+            packed = pack(batch, self.served.device, branches=False)
+            student, taught, _ = self._compare(model, batch, packed)
             measured = iter((self._measure(student, taught) * taught.first_N).tolist())
             for lesson in batch:
                 total = sum(next(measured) for _ in lesson.teachings)
-                known[lesson] = (total, sum(teaching.depth == 0 for teaching in lesson.teachings))
-        return [known[lesson] for lesson in self._held_out if lesson in known]
+                found[lesson] = (total, sum(teaching.depth == 0 for teaching in lesson.teachings))
+        return found
 
     @torch.no_grad()
-    def _serve(self, scores: dict[Lesson, Score]) -> None:
+    def _serve(self, scores: Scores) -> None:
         """Copy the candidate's weights into the served model; its scores are now the served model's."""
         self._served_scores = scores
-        for served, trained in zip(self.served.model.parameters(), self._candidate.parameters(), strict=True):
-            served.copy_(trained)
+        _copy(self._candidate.learning, self.served.learning)
         self.version += 1
         self._trust = min(1.0, self._trust * GROW)
 
     @torch.no_grad()
     def _restore(self, moments: dict[str, Any]) -> None:
         """As if the update had never been tried, but for a smaller rate."""
-        for trained, served in zip(self._candidate.parameters(), self.served.model.parameters(), strict=True):
-            trained.copy_(served)
+        _copy(self.served.learning, self._candidate.learning)
         self._optimizer.load_state_dict(moments)
         self._trust *= SHRINK
-        self._candidate.eval()
+        self._candidate.model.eval()
+
+    @torch.no_grad()
+    def expected(self, weights: Weights | None, lessons: Sequence[Lesson]) -> float | None:
+        """What the gate measures of other weights, or of the served ones, on these lessons; None if nothing counts."""
+        if weights is None:
+            return _mean(self._scored(self.served, lessons).values())
+        _copy(weights, self._candidate.learning)
+        found = _mean(self._scored(self._candidate, lessons).values())
+        _copy(self.served.learning, self._candidate.learning)
+        return found
+
+    @torch.no_grad()
+    def adopt(self, weights: Weights) -> None:
+        """Take other weights into service; the optimiser begins anew."""
+        _copy(weights, self._candidate.learning)
+        _copy(weights, self.served.learning)
+        self._served_scores = {}
+        self._optimizer, self._trust = self._new_optimizer(), FIRST_TRUST
+        self.version += 1
+
+
+def _copy(source: Sequence[Tensor], destination: Sequence[Tensor]) -> None:
+    for taken, given in zip(destination, source, strict=True):
+        taken.copy_(given)

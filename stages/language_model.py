@@ -3,6 +3,7 @@
 Shapes: B rows, Q new tokens of the longest row, K keys, V vocabulary, W hidden width.
 """
 
+import copy
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stages.adapters import ADAPTER_FOLDER, activate, is_of, read_adapter, save_adapter, without_adapters
 from stages.blocks import Row
 from stages.draws import SeededDraws
 from stages.huggingface import RowCache, load_causal_model
@@ -27,13 +29,16 @@ def _max_length(config: Any) -> int:
 class LanguageModel:
     """A causal language model over rows of unequal length, with its own key-value cache.
 
+    Several may stand on the same modules, each with rows and, if it has one, an adapter of its own.
+
     Args:
         model: any Hugging Face causal language model whose attention takes a boolean mask (`sdpa`).
         name: for messages.
+        adapter: name of the injected adapter to compute with.
     """
 
-    def __init__(self, model: Any, name: str) -> None:
-        self.model, self.name = model.eval(), name
+    def __init__(self, model: Any, name: str, adapter: str | None = None) -> None:
+        self.model, self.name, self.adapter = model.eval(), name, adapter
         self.device: torch.device = next(model.parameters()).device
         self.vocabulary_size: int = model.get_output_embeddings().weight.shape[0]
         self.hidden_size: int = model.config.get_text_config().hidden_size
@@ -120,6 +125,7 @@ class LanguageModel:
     def _forward(
         self, first: int, rows: Sequence[Row], tokens: Sequence[Sequence[int]], keep: int, *, hidden: bool
     ) -> tuple[Tensor, Tensor]:
+        self._activate()
         width = max(len(new) for new in tokens)
         lengths = [self._lengths[row] for row in rows]
         self._cache.reserve(len(self._order), max(map(sum, zip(lengths, map(len, tokens), strict=True))))
@@ -149,15 +155,47 @@ class LanguageModel:
         return output.logits, last_hidden
 
     @property
+    def learning(self) -> list[Tensor]:
+        """The weights that learning changes, always in the same order: the adapter's if there is one, else all."""
+        return [weight for name, weight in self.model.named_parameters() if self._learns(name)]
+
+    def _learns(self, weight: str) -> bool:
+        return self.adapter is None or is_of(weight, self.adapter)
+
+    def copy_to_train(self) -> "LanguageModel":
+        """A model beside this one whose learning weights are its own, in float32; the others are shared."""
+        fixed = [weight for name, weight in self.model.named_parameters() if not self._learns(name)]
+        model = copy.deepcopy(self.model, {id(tensor): tensor for tensor in (*fixed, *self.model.buffers())})
+        copied = LanguageModel(model, self.name, self.adapter)
+        for weight in copied.learning:
+            weight.data = weight.data.float()
+            weight.requires_grad_()
+        return copied
+
+    def read(self, ids_BT: Tensor, positions_BT: Tensor, mask_B1TT: Tensor | None) -> Tensor:
+        """Logits of whole texts in float32 (B, T, V), without rows; gradients flow where they are enabled."""
+        self._activate()
+        output = self.model(input_ids=ids_BT, attention_mask=mask_B1TT, position_ids=positions_BT, use_cache=False)
+        logits_BTV: Tensor = output.logits.float()
+        return logits_BTV
+
+    def _activate(self) -> None:
+        if self.adapter:
+            activate(self.model, self.adapter)
+
+    @property
     def ends(self) -> frozenset[int]:
         """The ids that end a sequence by the model's generation settings; empty if it names none."""
         ids = getattr(self.model.generation_config, "eos_token_id", None)
         return frozenset([ids] if isinstance(ids, int) else ids or [])
 
     def save(self, folder: Path, tokenizer: Any) -> None:
-        """Write a Hugging Face folder of the model as it now is."""
-        self.model.save_pretrained(folder)
+        """Write a Hugging Face folder of the model as it now is; the adapter goes beside it, not merged."""
+        bare = without_adapters(self.model) if self.adapter else self.model
+        bare.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+        if self.adapter:
+            save_adapter(self.model, self.adapter, folder / ADAPTER_FOLDER)
 
 
 def load_model(source: str, dtype: str, device: str) -> LanguageModel:
@@ -169,3 +207,15 @@ def load_model(source: str, dtype: str, device: str) -> LanguageModel:
     model = LanguageModel(load_causal_model(source, dtype, device), source)
     model.require_rows()
     return model
+
+
+def read_learning(folder: Path, model: LanguageModel) -> list[Tensor]:
+    """What `model.learning` was when `model.save` wrote this folder.
+
+    Raises:
+        ModelError: if the folder holds no such model.
+    """
+    if model.adapter:
+        return read_adapter(model.model, model.adapter, folder / ADAPTER_FOLDER)
+    dtype = str(model.model.dtype).removeprefix("torch.")
+    return list(load_causal_model(str(folder), dtype, str(model.device)).parameters())

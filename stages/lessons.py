@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from math import prod
 
-from stages.blocks import STOP, Decision, Label, Lesson, Row, Teaching, Verdict
+from stages.blocks import STOP, Branch, Decision, Label, Lesson, Row, Teaching, Verdict
 from store.events import Outcome, Translation
 
 
@@ -54,15 +54,27 @@ class Notebook:
     teachings: list[Teaching] = field(default_factory=list)
     labels: list[Label] = field(default_factory=list)
     ngram_positions: list[int] = field(default_factory=list)
+    judged: int = 0
+    branches: list[Branch] = field(default_factory=list)
 
     def note(self, verdict: Verdict) -> None:
         """Add a block's teaching and labels."""
         self.teachings += verdict.teachings
         self.labels += labels_of(verdict)
         self.ngram_positions += _ngram_positions(verdict)
+        self.judged += verdict.judged
+        if verdict.branch:
+            self.branches.append(verdict.branch)
 
-    def lesson(self, row: Row) -> Lesson:
-        """The whole prompt as a lesson."""
+    def lesson(self, row: Row, target: str) -> Lesson:
+        """The whole prompt as a lesson in that target's laws."""
         return Lesson(
-            row.offset, tuple(row.pieces), tuple(self.teachings), tuple(self.labels), tuple(self.ngram_positions)
+            row.offset,
+            target,
+            tuple(row.pieces),
+            tuple(self.teachings),
+            tuple(self.labels),
+            tuple(self.ngram_positions),
+            self.judged,
+            tuple(self.branches),
         )

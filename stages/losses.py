@@ -27,6 +27,7 @@ class Taught:
         group_NT, direct_NT: the target's probabilities (see `Teaching`).
         rest_N: the remaining probability.
         first_N: True at the beginning of a token.
+        emitted_N: the piece that the text has there; -1 where the token is not spelt.
     """
 
     ids_NT: Tensor
@@ -35,10 +36,12 @@ class Taught:
     direct_NT: Tensor
     rest_N: Tensor
     first_N: Tensor
+    emitted_N: Tensor
 
     @staticmethod
-    def of(teachings: Sequence[Teaching], device: torch.device) -> "Taught":
-        """Stack teachings, padded to the longest."""
+    def of(teachings: Sequence[Teaching], emitted_N: Tensor) -> "Taught":
+        """Stack teachings, padded to the longest, on the device of `emitted_N`."""
+        device = emitted_N.device
         width = max(1, *(len(teaching.ids) for teaching in teachings))
 
         def padded(rows: list[tuple[float, ...]], dtype: torch.dtype = torch.float32) -> Tensor:
@@ -51,6 +54,7 @@ class Taught:
             padded([t.direct for t in teachings]),
             torch.tensor([t.rest for t in teachings], device=device),
             torch.tensor([t.depth == 0 for t in teachings], device=device),
+            emitted_N,
         )
 
 
@@ -60,13 +64,14 @@ class Student:
 
     log_kept_NT: Tensor  # log probabilities; meaningless at padding
     rest_N: Tensor
+    likeliest_N: Tensor  # the piece of the highest probability, kept or not
 
     @staticmethod
     def of(logits_ND: Tensor, taught: Taught) -> "Student":
         """Normalise logits (forbidden pieces at -inf) and pick the teacher's pieces."""
         log_kept_NT = logits_ND.log_softmax(-1).gather(1, taught.ids_NT).clamp(min=-40)
         kept_N = log_kept_NT.exp().masked_fill(~taught.kept_NT, 0).sum(-1)
-        return Student(log_kept_NT, (1 - kept_N).clamp(min=TINY))
+        return Student(log_kept_NT, (1 - kept_N).clamp(min=TINY), logits_ND.argmax(-1))
 
 
 def trie_divergence(student: Student, taught: Taught) -> Tensor:
@@ -82,10 +87,8 @@ def expected_acceptance(student: Student, taught: Taught) -> Tensor:
 
 
 def greedy_agreement(student: Student, taught: Taught) -> Tensor:
-    """1 where the likeliest piece is the same, its acceptance at temperature 0 (N,)."""
-    likeliest_N = student.log_kept_NT.masked_fill(~taught.kept_NT, -torch.inf).argmax(-1)
-    wins_N = student.log_kept_NT.exp().gather(1, likeliest_N[:, None])[:, 0] >= student.rest_N
-    return (wins_N & (likeliest_N == taught.group_NT.argmax(-1))).float()
+    """1 where the drafter's likeliest piece is the one emitted: the acceptance at temperature 0 (N,)."""
+    return (student.likeliest_N == taught.emitted_N).float()
 
 
 def direct_divergence(student: Student, taught: Taught) -> Tensor:

@@ -1,103 +1,28 @@
 """The n-gram cache: which target tokens of several pieces are now active, within a byte budget.
 
-Paper: section on the n-gram cache and appendix D.5 (LRU and LFU). The cache owns the trie's n-grams: what is inserted
-here can be drafted, what is evicted cannot.
+Paper: section on the n-gram cache and appendix D.5. The cache owns the trie's n-grams: what is inserted here can be
+drafted, what is evicted cannot.
 """
 
-import heapq
-import sys
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Protocol
 
-from stages.trie import Node, Trie
+from stages.eviction import EVICTIONS, RECORD_BYTES, Eviction, LeastFrequentlyUsed, LeastRecentlyUsed, Pieces, Record
+from stages.trie import Trie
 
-Pieces = tuple[int, ...]
-
-
-class Eviction(Protocol):
-    """The order in which entries leave. Called by the cache only, once per event, in stream order."""
-
-    def touch(self, pieces: Pieces, times: int = 1) -> None:
-        """The entry was inserted or emitted again, `times` times."""
-        ...
-
-    def victim(self) -> Pieces:
-        """Choose an entry, forget it and return it. Raises KeyError when there is none."""
-        ...
-
-    def count(self, pieces: Pieces) -> int:
-        """How often the entry was touched, where the order keeps that; at least 1."""
-        ...
-
-
-class LeastRecentlyUsed:
-    """Evict what was touched longest ago."""
-
-    def __init__(self) -> None:
-        self._touches: dict[Pieces, int] = {}
-
-    def touch(self, pieces: Pieces, times: int = 1) -> None:
-        """Move to the young end."""
-        self._touches[pieces] = self._touches.pop(pieces, 0) + times
-
-    def victim(self) -> Pieces:
-        """The entry at the old end."""
-        pieces = next(iter(self._touches), None)
-        if pieces is None:
-            raise KeyError("nothing to evict")
-        del self._touches[pieces]
-        return pieces
-
-    def count(self, pieces: Pieces) -> int:
-        """Touches since it was inserted."""
-        return self._touches[pieces]
-
-
-class LeastFrequentlyUsed:
-    """Evict what was touched least often; of equals, what was touched longest ago."""
-
-    def __init__(self) -> None:
-        self._state: dict[Pieces, tuple[int, int]] = {}  # touches, time of the last
-        self._heap: list[tuple[int, int, Pieces]] = []  # may hold outdated states
-        self._clock = 0
-
-    def touch(self, pieces: Pieces, times: int = 1) -> None:
-        """Count it."""
-        self._clock += 1
-        self._state[pieces] = (self._state.get(pieces, (0, 0))[0] + times, self._clock)
-        heapq.heappush(self._heap, (*self._state[pieces], pieces))
-        if len(self._heap) > 8 * len(self._state) + 64:
-            self._heap = [(*state, entry) for entry, state in self._state.items()]
-            heapq.heapify(self._heap)
-
-    def victim(self) -> Pieces:
-        """The entry with the fewest touches."""
-        while self._heap:
-            touches, time, pieces = heapq.heappop(self._heap)
-            if self._state.get(pieces) == (touches, time):
-                del self._state[pieces]
-                return pieces
-        raise KeyError("nothing to evict")
-
-    def count(self, pieces: Pieces) -> int:
-        """Touches since it was inserted."""
-        return self._state[pieces][0]
-
-
-EVICTIONS: dict[str, Callable[[], Eviction]] = {"lru": LeastRecentlyUsed, "lfu": LeastFrequentlyUsed}
-
-
-def entry_bytes(pieces: Pieces) -> int:
-    """Memory that one entry takes: its key, its dictionary slots, its state and its trie nodes, in bytes.
-
-    Upper bound: nodes shared with other entries are counted for each.
-    """
-    node = Node()
-    per_node = sys.getsizeof(node) + sys.getsizeof({0: None})
-    key = sys.getsizeof(pieces) + 32 * len(pieces)
-    state = sys.getsizeof((0, 0)) + 2 * 32 + sys.getsizeof((0, 0, pieces))
-    return key + state + per_node * len(pieces) + 2 * 104  # two dictionary slots at their usual fill
+__all__ = [
+    "EVICTIONS",
+    "Cache",
+    "Entry",
+    "LeastFrequentlyUsed",
+    "LeastRecentlyUsed",
+    "NgramCache",
+    "NoCache",
+    "entry_bytes",
+]
 
 
 @dataclass(frozen=True)
@@ -109,49 +34,158 @@ class Entry:
     count: int
 
 
-class NgramCache:
-    """Keeps the n-grams of a trie within a byte budget.
+class Cache(Protocol):
+    """The n-grams that are now active.
 
-    Entries change only through `observe` and `load`, which are called between blocks, so that no draft in flight
-    ever points to an evicted n-gram.
+    Entries change only through `observe`, `fill` and `load`. They are called between blocks, so that no draft in
+    flight ever points to an evicted n-gram; after each call `bytes` is within the budget.
     """
 
-    def __init__(self, trie: Trie, budget_bytes: int, eviction: Eviction) -> None:
-        self._trie, self._budget, self._eviction = trie, budget_bytes, eviction
-        self._tokens: dict[Pieces, int] = {}
-        self.bytes = 0
-        self.version = 0  # number of insertions and evictions so far
+    @property
+    def bytes(self) -> int:
+        """Memory of all entries."""
+        ...
+
+    @property
+    def version(self) -> int:
+        """Number of insertions and removals so far."""
+        ...
 
     def __len__(self) -> int:
-        return len(self._tokens)
+        """Number of entries."""
+        ...
 
     def observe(self, pieces: Pieces, token: int, times: int = 1) -> None:
-        """The target emitted a token of several pieces: insert or touch it, and evict down to the budget."""
-        size = entry_bytes(pieces)
-        if size > self._budget:
-            return
-        if pieces not in self._tokens:
-            while self.bytes + size > self._budget:
-                self._evict()
-            self._tokens[pieces] = token
-            self._trie.insert(pieces, token)
-            self.bytes += size
-            self.version += 1
-        self._eviction.touch(pieces, times)
+        """The target emitted a token of several pieces: insert or touch it, and evict down to the budget.
 
-    def _evict(self) -> None:
-        pieces = self._eviction.victim()
-        del self._tokens[pieces]
-        self._trie.remove(pieces)
-        self.bytes -= entry_bytes(pieces)
-        self.version += 1
+        An entry that alone takes more than the budget is not inserted.
+        """
+        ...
+
+    def fill(self, entries: Iterable[Entry]) -> None:
+        """Insert entries with their counts, those that matter most first, until the next does not fit.
+
+        Nothing is evicted; what is there already stays as it is.
+        """
+        ...
+
+    def load(self, entries: Iterable[Entry]) -> None:
+        """Fill with saved entries, in any order: the most often touched are kept."""
+        ...
 
     def entries(self) -> list[Entry]:
         """All entries, most often touched first."""
-        found = [Entry(pieces, token, self._eviction.count(pieces)) for pieces, token in self._tokens.items()]
-        return sorted(found, key=lambda entry: (-entry.count, entry.pieces))
+        ...
+
+
+class NgramCache:
+    """The cache of one trie within a budget in bytes; see `Cache`.
+
+    `bytes` is the measured size of the objects that entries have made and that are still there: in the trie (see
+    `Trie.bytes`), one record each, and what their order of leaving takes. Prefixes that entries share count once.
+    """
+
+    def __init__(self, trie: Trie, budget_bytes: float, eviction: Eviction) -> None:
+        self._trie, self._budget, self._eviction = trie, budget_bytes, eviction
+        self._others_bytes = trie.bytes  # direct maps
+        self._count = 0
+        self.version = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def bytes(self) -> int:
+        """See `Cache`."""
+        return self._trie.bytes - self._others_bytes + self._count * RECORD_BYTES + self._eviction.bytes
+
+    def observe(self, pieces: Pieces, token: int, times: int = 1) -> None:
+        """See `Cache`."""
+        node = self._trie.node_at(pieces)
+        record = (node.record if node else None) or self._admit(pieces, token)
+        if record is not None:
+            self._eviction.touch(record, times)
+            self._evict()  # a count that nobody had before may take memory too
+
+    def _admit(self, pieces: Pieces, token: int) -> Record | None:
+        """Insert an entry and make room for it; None if that cannot be."""
+        before = self.bytes
+        record = self._insert(pieces, token)
+        if self.bytes - before <= self._budget:
+            self._evict()
+        if self.bytes <= self._budget:
+            return record
+        self._remove(record)
+        return None
+
+    def _evict(self) -> None:
+        while self.bytes > self._budget and (record := self._eviction.victim()):
+            self._eviction.forget(record)
+            self._remove(record)
+
+    def _insert(self, pieces: Pieces, token: int) -> Record:
+        record = Record(pieces)
+        self._trie.insert(pieces, token).record = record
+        self._count += 1
+        self.version += 1
+        return record
+
+    def _remove(self, record: Record) -> None:
+        self._trie.remove(record.pieces)
+        self._count -= 1
+        self.version += 1
+
+    def fill(self, entries: Iterable[Entry]) -> None:
+        """See `Cache`."""
+        added: list[Record] = []
+        for entry in entries:
+            if self._trie.token_at(entry.pieces) is not None:
+                continue
+            record = self._insert(entry.pieces, entry.token)
+            self._eviction.touch(record, entry.count)
+            if self.bytes > self._budget:
+                self._eviction.forget(record)
+                self._remove(record)
+                break
+            added.append(record)
+        for record in reversed(added):
+            self._eviction.touch(record, 0)  # what matters most becomes the youngest
 
     def load(self, entries: Iterable[Entry]) -> None:
-        """Insert saved entries, the least often touched first, so that those that matter most are evicted last."""
-        for entry in sorted(entries, key=lambda entry: entry.count):
-            self.observe(entry.pieces, entry.token, entry.count)
+        """See `Cache`."""
+        self.fill(sorted(entries, key=attrgetter("count"), reverse=True))
+
+    def entries(self) -> list[Entry]:
+        """See `Cache`."""
+        found = [Entry(record.pieces, token, record.count) for record, token in self._trie.records()]
+        return sorted(found, key=lambda entry: (-entry.count, entry.pieces))
+
+
+class NoCache:
+    """No n-grams: direct maps only. See `Cache`."""
+
+    bytes = 0
+    version = 0
+
+    def __len__(self) -> int:
+        return 0
+
+    def observe(self, pieces: Pieces, token: int, times: int = 1) -> None:
+        """Nothing is kept."""
+
+    def fill(self, entries: Iterable[Entry]) -> None:
+        """Nothing is kept."""
+
+    def load(self, entries: Iterable[Entry]) -> None:
+        """Nothing is kept."""
+
+    def entries(self) -> list[Entry]:
+        """None."""
+        return []
+
+
+def entry_bytes(pieces: Pieces) -> int:
+    """What one entry takes that shares no prefix with another, in bytes."""
+    cache = NgramCache(Trie(1, max(pieces) + 1), math.inf, LeastFrequentlyUsed())
+    cache.observe(pieces, 0)
+    return cache.bytes

@@ -1,11 +1,12 @@
-"""Teaching: the target's law, pushed down to drafter pieces, at every emitted token.
+"""Teaching: the target's law, pushed down to drafter pieces, at every emitted token and, if wanted, behind rejections.
 
 Every target token lands on its first piece, so at the beginning of a token the target's law is a complete
 distribution over the drafter's vocabulary: nothing has to be aligned. Along a token of several pieces the law goes on
 as conditionals. Only the likeliest pieces are kept; the rest is one number.
 
-Laws are taken at temperature 1 whatever the sampling: at low temperatures they say nothing about what is nearly right
-(the paper does not state its choice).
+The teacher has a temperature of its own. At that of greedy decoding a law says nothing about what is nearly right; at 1
+it says too little about what is right, and a token with many relatives outweighs a likelier one. docs/experiments.md has
+the measurements (the paper does not state its choice).
 
 Shapes: N positions, V target tokens, D drafter ids, T kept pieces.
 """
@@ -13,12 +14,42 @@ Shapes: N positions, V target tokens, D drafter ids, T kept pieces.
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import groupby
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from stages.blocks import Proposal, Teaching
-from stages.vocabulary import Pair
+from stages.blocks import Branch, Decision, Proposal, Teaching
+from stages.pair import Pair
+from store.events import Outcome
+
+
+class Told(NamedTuple):
+    """What one block teaches about one row."""
+
+    teachings: tuple[Teaching, ...] = ()  # at every emitted token, in order
+    branch: Branch | None = None
+
+
+class Teacher(Protocol):
+    """Makes teaching of the target's logits. Called once per block, before the rows are extended; pure."""
+
+    def __call__(
+        self,
+        batch: Sequence[Proposal],
+        outcomes: Sequence[tuple[Decision, ...]],
+        logits_NV: Tensor,
+        starts: Sequence[int],
+    ) -> list[Told]:
+        """What each row is taught.
+
+        Args:
+            batch: the proposals.
+            outcomes: per row the decisions that happened.
+            logits_NV: the target's, rows joined; row i has those from `starts[i]`, one per verifiable token and one
+                behind the last.
+        """
+        ...
 
 
 class PieceIndex:
@@ -52,10 +83,15 @@ class PushDown:
         pair: the two vocabularies.
         kept: T, pieces kept of each law.
         device: of the target's logits.
+        temperature: of the laws that are taught, above 0.
+        off_policy: whether to teach behind the first rejection too: the target computed its laws there all the same.
     """
 
-    def __init__(self, pair: Pair, kept: int, device: torch.device) -> None:
-        self._pair, self._kept, self._index = pair, kept, PieceIndex(pair)
+    def __init__(
+        self, pair: Pair, kept: int, device: torch.device, *, temperature: float = 1.0, off_policy: bool = False
+    ) -> None:
+        self._temperature = temperature
+        self._pair, self._kept, self._index, self._off_policy = pair, kept, PieceIndex(pair), off_policy
         first = [pieces[0] if pieces else pair.drafter_size for pieces in pair.pieces]
         self._first_piece_V = torch.tensor(first, device=device)
         self._is_direct_V = torch.tensor(
@@ -64,23 +100,72 @@ class PushDown:
 
     @torch.inference_mode()
     def __call__(
-        self, batch: Sequence[Proposal], emitted: Sequence[tuple[int, ...]], logits_NV: Tensor, starts: Sequence[int]
+        self,
+        batch: Sequence[Proposal],
+        outcomes: Sequence[tuple[Decision, ...]],
+        logits_NV: Tensor,
+        starts: Sequence[int],
+    ) -> list[Told]:
+        """See `Teacher`."""
+        emitted = [tuple(d.emitted for d in decisions if d.emitted is not None) for decisions in outcomes]
+        begins = [len(proposal.draft.row.pieces) for proposal in batch]
+        told = self._along(begins, emitted, logits_NV, starts)
+        branches: list[Branch | None] = [None] * len(batch)
+        if self._off_policy:
+            branches = self._branches(batch, outcomes, logits_NV, starts)
+        return [Told(teachings, branch) for teachings, branch in zip(told, branches, strict=True)]
+
+    def _along(
+        self, begins: Sequence[int], paths: Sequence[Sequence[int]], logits_NV: Tensor, starts: Sequence[int]
     ) -> list[tuple[Teaching, ...]]:
-        """Teaching for every emitted token of every row, in order; call before the rows are extended."""
-        places = [start + i for start, tokens in zip(starts, emitted, strict=False) for i in range(len(tokens))]
-        laws_NV = logits_NV[places].float().softmax(-1)[:, : len(self._pair.pieces)]
-        firsts = iter(self._first_level(laws_NV))
-        laws = iter(laws_NV)
+        """Teaching at each token of a path per row: its first piece, then what follows in the token.
+
+        Args:
+            begins: per row the position of the path's first piece.
+            paths: target tokens per row; the law at the i-th is `logits_NV[starts[row] + i]`.
+        """
+        places = [start + i for start, path in zip(starts, paths, strict=False) for i in range(len(path))]
+        laws_NV = (logits_NV[places].float() / self._temperature).softmax(-1)[:, : len(self._pair.pieces)]
+        firsts, laws = iter(self._first_level(laws_NV)), iter(laws_NV)
         taught = []
-        for proposal, tokens in zip(batch, emitted, strict=True):
-            position = len(proposal.draft.row.pieces)
+        for position, path in zip(begins, paths, strict=True):
             of_row: list[Teaching] = []
-            for token in tokens:
+            for token in path:
                 of_row.append(Teaching(position, 0, *next(firsts)))
                 of_row += self._deeper_levels(position, token, next(laws))
                 position += len(self._pair.context[token])
             taught.append(tuple(of_row))
         return taught
+
+    def _branches(
+        self,
+        batch: Sequence[Proposal],
+        outcomes: Sequence[tuple[Decision, ...]],
+        logits_NV: Tensor,
+        starts: Sequence[int],
+    ) -> list[Branch | None]:
+        """Per row the branch from its rejected token on, if the target read anything there."""
+        rejected = [_rejected(proposal, decisions) for proposal, decisions in zip(batch, outcomes, strict=True)]
+        cut = [
+            (0, ()) if index is None else (proposal.tokens[index].start, proposal.verifiable[index + 1 :])
+            for proposal, index in zip(batch, rejected, strict=True)
+        ]
+        begins = [
+            0 if index is None else len(proposal.draft.row.pieces) + proposal.tokens[index].stop
+            for proposal, index in zip(batch, rejected, strict=True)
+        ]
+        behind = [start + (index or 0) + 1 for start, index in zip(starts, rejected, strict=False)]
+        taught = self._along(begins, [path for _, path in cut], logits_NV, behind)
+        return [
+            Branch(
+                len(proposal.draft.row.pieces) + start,
+                proposal.draft.pieces[start : proposal.tokens[len(proposal.verifiable) - 1].stop],
+                teachings,
+            )
+            if teachings
+            else None
+            for proposal, (start, _), teachings in zip(batch, cut, taught, strict=True)
+        ]
 
     def _first_level(
         self, laws_NV: Tensor
@@ -113,8 +198,14 @@ class PushDown:
         return Teaching(position, len(prefix), ids, group, (0.0,) * len(ids), max(0.0, 1 - sum(group)))
 
 
+def _rejected(proposal: Proposal, decisions: Sequence[Decision]) -> int | None:
+    """Index of the rejected token, if it has a name: then the target read it."""
+    found = next((one.index for one in decisions if one.outcome is Outcome.REJECTED), None)
+    return found if found is not None and found < len(proposal.verifiable) else None
+
+
 def teach_nothing(
-    batch: Sequence[Proposal], emitted: Sequence[tuple[int, ...]], logits_NV: Tensor, starts: Sequence[int]
-) -> list[tuple[Teaching, ...]]:
+    batch: Sequence[Proposal], outcomes: Sequence[tuple[Decision, ...]], logits_NV: Tensor, starts: Sequence[int]
+) -> list[Told]:
     """For streams that nobody learns from."""
-    return [() for _ in batch]
+    return [Told() for _ in batch]

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from stages.blocks import STOP, Draft, Proposal, ProposedToken, Test, Verdict
-from stages.ngram_cache import NgramCache
+from stages.ngram_cache import Cache
 from stages.stage import WithoutRows
 from stages.trie import Node, Trie
 
@@ -81,7 +81,7 @@ class Translate(WithoutRows):
     """
 
     def __init__(
-        self, trie: Trie, cache: NgramCache, pieces: Sequence[tuple[int, ...] | None], *, longest: bool = False
+        self, trie: Trie, cache: Cache, pieces: Sequence[tuple[int, ...] | None], *, longest: bool = False
     ) -> None:
         self.cache = cache
         self._trie, self._pieces, self._parse = trie, pieces, parse_longest if longest else parse

@@ -8,7 +8,7 @@ Greedy is the limit at temperature 0 of the same lines.
 Shapes: N positions of all rows, V target tokens.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from itertools import accumulate, pairwise
 from operator import mul
 
@@ -16,13 +16,12 @@ import torch
 from torch import Tensor
 
 from stages.acceptance import Levels, Rule
-from stages.blocks import Decision, Proposal, ProposedToken, Row, Teaching, Verdict
+from stages.blocks import Decision, Proposal, ProposedToken, Row, Verdict
 from stages.distributions import Sampling, sample
 from stages.draws import Draws, to_float32_grid
 from stages.language_model import LanguageModel
+from stages.teach import Teacher, Told
 from store.events import Origin, Outcome
-
-Teacher = Callable[[Sequence[Proposal], Sequence[tuple[int, ...]], Tensor, Sequence[int]], list[tuple[Teaching, ...]]]
 
 
 def passed_levels(levels: Levels, uniform: float) -> int:
@@ -139,9 +138,8 @@ class Verify:
             )
             for i, proposal in enumerate(batch)
         ]
-        emitted = [tuple(d.emitted for d in decisions if d.emitted is not None) for decisions in outcomes]
-        teachings = self._teach(batch, emitted, logits_NV, starts)
-        return [self._close(*parts) for parts in zip(batch, outcomes, emitted, teachings, strict=True)]
+        told = self._teach(batch, outcomes, logits_NV, starts)
+        return [self._close(*parts) for parts in zip(batch, outcomes, told, strict=True)]
 
     def _target_logits(self, batch: Sequence[Proposal]) -> tuple[Tensor, list[int]]:
         """Logits at every verifiable token and behind the last, all rows joined, and where each row begins."""
@@ -155,14 +153,9 @@ class Verify:
         logits_NV = torch.cat([logits_QV[-count:] for logits_QV, count in zip(logits_BQV, counts, strict=True)])
         return logits_NV.masked_fill(self._forbidden_V, -torch.inf), [0, *accumulate(counts)]
 
-    def _close(
-        self,
-        proposal: Proposal,
-        decisions: tuple[Decision, ...],
-        emitted: tuple[int, ...],
-        teachings: tuple[Teaching, ...],
-    ) -> Verdict:
+    def _close(self, proposal: Proposal, decisions: tuple[Decision, ...], told: Told) -> Verdict:
         row = proposal.draft.row
+        emitted = tuple(decision.emitted for decision in decisions if decision.emitted is not None)
         row.tokens.extend(emitted)
         for token in emitted:
             row.pieces.extend(self._context[token])
@@ -172,4 +165,4 @@ class Verify:
         self.model.roll_back(row, len(row.tokens) - 1)
         accepted = sum(decision.outcome is Outcome.ACCEPTED for decision in decisions)
         rejected = sum(decision.outcome is Outcome.REJECTED for decision in decisions)
-        return Verdict(proposal, decisions, emitted, accepted + rejected, accepted, teachings)
+        return Verdict(proposal, decisions, emitted, accepted + rejected, accepted, told.teachings, told.branch)

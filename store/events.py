@@ -44,6 +44,7 @@ class PromptReceived:
     dataset: str
     line: int  # from 1, in the source
     text: str
+    target: str | None = None  # the target that the row asks for; None where it is dealt
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,15 +135,23 @@ class PromptCompleted:
 
 @dataclass(frozen=True, slots=True)
 class Updated:
-    """One learning step of the drafter or of the head, served or dropped."""
+    """One learning step of the drafter or of the head, served or dropped.
+
+    The ledger: `seconds` were spent; since the update before, the drafter then in service brought `tokens_gained`
+    more accepted tokens than the drafter as loaded (the *floor*) would have: the difference of the two acceptances
+    expected on the gate's window, times the tokens judged since.
+    """
 
     offset: int  # of the last prompt it learned from
+    target: str  # whose head or adapter; for weights that several targets share, the last prompt's
     part: str  # "drafter" or "head"
     loss_name: str
     loss: float
     positions: int
     acceptance_before: float | None  # expected, on the gate's held-out window; None for the head
     acceptance_after: float | None
+    acceptance_floor: float | None  # of the drafter as loaded, on the same window
+    tokens_gained: float | None  # None for the head and while nothing is held out
     served: bool
     reason: str  # why it was served or dropped
     seconds: float
@@ -155,12 +164,33 @@ class Drifted:
     """The detector saw the acceptance rate change."""
 
     offset: int
+    target: str
     dataset: str
     detector: str
     direction: str  # "fall" or "rise"
+    changed_at: int  # offset of the prompt from which on the rate is another, found afterwards
     rate_before: float
     rate_after: float
-    action: str  # "reset", "ignored" (a rise) or "cooldown"
+    action: str  # "reset", "recall" or "none" as configured, "ignored" (a rise) or "cooldown"
+
+    @property
+    def acted_upon(self) -> bool:
+        """Whether something was begun anew."""
+        return self.action in ("reset", "recall")
+
+
+@dataclass(frozen=True, slots=True)
+class Recalled:
+    """After a drift earlier versions were scored on the prompts since the change; the best may have been taken back."""
+
+    offset: int
+    target: str
+    version: int | None  # the one now in service again; None when the present drafter stays
+    candidates: int  # versions scored
+    prompts: int  # that they were scored on
+    acceptance_present: float  # expected, of the drafter in service
+    acceptance_best: float  # of the best earlier version
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,18 +198,27 @@ class VersionPublished:
     """A drafter with its head and n-gram cache was written to the run's folder as one version."""
 
     offset: int
-    version: int  # from 0 (the floor: the drafter as loaded), within the run
-    parent: int | None
+    version: int  # within the run, from 0; the first of each target is its floor: the drafter as loaded
+    target: str
+    parent: int | None  # the version before of the same target
     reason: str  # "floor", "interval", "drift" or "end"
     drafter_version: int
     head_version: int
     cache_version: int
     cache_entries: int
-    acceptance: float | None  # accepted / judged since the version before
+    acceptance: float | None  # accepted / judged of the target's prompts since the version before
     folder: str  # relative to the run's folder
     digest: str  # sha256 over the folder's files
 
 
 Event = (
-    PromptReceived | PromptRejected | TokenDecision | BlockDone | PromptCompleted | Updated | Drifted | VersionPublished
+    PromptReceived
+    | PromptRejected
+    | TokenDecision
+    | BlockDone
+    | PromptCompleted
+    | Updated
+    | Drifted
+    | Recalled
+    | VersionPublished
 )

@@ -30,9 +30,13 @@ def read_ngrams(path: Path, pair: str) -> list[SavedNgram]:
     try:
         table = parquet.read_table(path)
         found = (table.schema.metadata or {}).get(_PAIR, b"").decode()
+        table = table.select(_SCHEMA.names).cast(_SCHEMA)
         rows = [(tuple(row["pieces"]), row["token"], row["count"]) for row in table.to_pylist()]
-    except (pa.ArrowException, KeyError, OSError) as error:
-        raise CorruptError(f"{path} must be a saved n-gram cache, but it cannot be read: {error}") from error
+    except (pa.ArrowException, KeyError, OSError, TypeError, ValueError) as error:
+        raise CorruptError(
+            f"{path} must be a saved n-gram cache, but it cannot be read: {error}; "
+            "delete it to start with an empty cache"
+        ) from error
     if found != pair:
         raise VocabularyError(
             f"{path} must have been made for this pair of vocabularies ({pair[:12]}), but was for "

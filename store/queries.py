@@ -21,7 +21,7 @@ from store.errors import CorruptError, QueryError, RunError
 from store.log import MANIFEST, Part, part_path, read_manifest
 from store.schema import TABLES, schema_of
 
-VIEWS = ("decisions", "tokens", "blocks", "prompts", "updates", "drifts", "versions")
+VIEWS = ("decisions", "tokens", "blocks", "prompts", "updates", "drifts", "recalls", "versions")
 
 # A statement that starts so explains another; the rest must then stand as a SELECT by itself.
 _EXPLAIN = re.compile(r"\s*explain\s+(?:analyze\s+)?(?P<explained>.*)", re.IGNORECASE | re.DOTALL)

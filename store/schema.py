@@ -13,9 +13,9 @@ from typing import Any, Protocol, get_args, get_origin, get_type_hints
 import pyarrow as pa
 
 from store.errors import OmnidraftError
-from store.events import BlockDone, Drifted, PromptCompleted, TokenDecision, Updated, VersionPublished
+from store.events import BlockDone, Drifted, PromptCompleted, Recalled, TokenDecision, Updated, VersionPublished
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 TABLES: Mapping[str, type] = MappingProxyType(
     {
@@ -24,6 +24,7 @@ TABLES: Mapping[str, type] = MappingProxyType(
         "prompts": PromptCompleted,
         "updates": Updated,
         "drifts": Drifted,
+        "recalls": Recalled,
         "versions": VersionPublished,
     }
 )

@@ -4,7 +4,7 @@
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,17 @@ from store.queries import LogReader, statement
 
 SUMMARY = "summary.json"
 
+Rows = Mapping[tuple[str, str, str], Mapping[str, Any]]  # by kind, name and section
+Events = Sequence[Mapping[str, Any]]
+
 _COUNTS = ("prompts", "emitted_tokens", "target_forwards")
 _RATES = ("acceptance_rate", "mean_accepted_length", "block_efficiency")
 _STAGES = ("decode", "translate", "verify", "learn")
 
-_DRIFTS = 'SELECT dataset, "offset", direction, action, rate_before, rate_after FROM drifts ORDER BY seq'
+_DRIFTS = 'SELECT dataset, target, "offset", direction, action, rate_before, rate_after FROM drifts ORDER BY seq'
 # A version belongs to the dataset of the last prompt before it.
 _VERSIONS = """
-    SELECT prompts.dataset, version, versions."offset", reason
+    SELECT prompts.dataset, versions.target, version, versions."offset", reason
     FROM versions
     ASOF LEFT JOIN prompts ON versions."offset" >= prompts."offset"
     ORDER BY versions.seq
@@ -30,7 +33,7 @@ _VERSIONS = """
 def summarize(run_folder: Path) -> dict[str, Any]:
     """All figures of a run as they stand in its log.
 
-    `datasets` has an entry per dataset in stream order, `totals` one for the whole stream, each with
+    `datasets` has an entry per dataset and `targets` one per target, in stream order, `totals` is of the whole stream:
 
     - `prompts`, `emitted_tokens`, `target_forwards` (blocks) of the completed prompts;
     - `wall_seconds`, `tokens_per_second`: by the wall clock; while n prompts are in flight each is charged 1/n of it;
@@ -39,25 +42,26 @@ def summarize(run_folder: Path) -> dict[str, Any]:
       (emitted / blocks), null where nothing was judged or no block was run;
     - `drifts` and `versions`, with their stream offsets.
 
-    A dataset also has `first_fifth` and `last_fifth`: the rates and the speed over that share of its prompts, rounded
-    up. `rejected_rows` counts the source rows that could not become prompts. Raises what `LogReader` raises.
+    Datasets and targets also have `first_fifth` and `last_fifth`: the rates and the speed over that share of their
+    prompts, rounded up. The totals have the `ledger` of learning: `update_seconds` were spent; `tokens_gained` more
+    tokens were accepted than the drafter as loaded would have brought; each saves its row's share of a target forward
+    (`seconds_per_target_forward`), together `seconds_saved`; `net_seconds` is what remains.
+
+    `rejected_rows` counts the source rows that could not become prompts. Raises what `LogReader` raises.
     """
     with LogReader([run_folder]) as log:
-        rows = {(row["section"], row["dataset"]): row for row in log.select(statement("_summary")).to_pylist()}
+        found = log.select(statement("_summary")).to_pylist()
+        (ledger,) = log.select(statement("_ledger")).to_pylist()
         drifts = log.select(_DRIFTS).to_pylist()
         versions = log.select(_VERSIONS).to_pylist()
-    datasets = {
-        dataset: _figures(row)
-        | {section: _section(rows[section, dataset]) for section in ("first_fifth", "last_fifth")}
-        | {"drifts": _events_of(dataset, drifts), "versions": _events_of(dataset, versions)}
-        for (section_of_row, dataset), row in rows.items()
-        if section_of_row == "all"
-    }
-    totals = _figures(rows.get(("totals", None), {}))
+    rows = {(row["kind"], row["name"], row["section"]): row for row in found}
+    totals = _figures(rows.get(("totals", None, "all"), {}))
+    ledger = {name: _round(value, 6 if name == "seconds_per_target_forward" else 3) for name, value in ledger.items()}
     return {
         "run": run_folder.resolve().name,
-        "datasets": datasets,
-        "totals": totals | {"drifts": list(map(_rounded, drifts)), "versions": versions},
+        "datasets": _groups("dataset", rows, drifts, versions),
+        "targets": _groups("target", rows, drifts, versions),
+        "totals": totals | {"drifts": list(map(_rounded, drifts)), "versions": versions, "ledger": ledger},
         "rejected_rows": _rejected_rows(run_folder),
     }
 
@@ -67,6 +71,17 @@ def write_summary(run_folder: Path) -> dict[str, Any]:
     summary = summarize(run_folder)
     write_whole(run_folder / SUMMARY, json_bytes(summary))
     return summary
+
+
+def _groups(kind: str, rows: Rows, drifts: Events, versions: Events) -> dict[str, Any]:
+    """The figures of every dataset, or of every target."""
+    return {
+        name: _figures(row)
+        | {section: _section(rows[kind, name, section]) for section in ("first_fifth", "last_fifth")}
+        | {"drifts": _events_of(kind, name, drifts), "versions": _events_of(kind, name, versions)}
+        for (kind_of_row, name, section), row in rows.items()
+        if (kind_of_row, section) == (kind, "all")
+    }
 
 
 def _figures(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -85,9 +100,9 @@ def _speed_and_rates(row: Mapping[str, Any]) -> dict[str, Any]:
     return speed | {name: _round(row.get(name), 4) for name in _RATES}
 
 
-def _events_of(dataset: str, events: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    mine = [event for event in events if event["dataset"] == dataset]
-    return [{name: value for name, value in _rounded(event).items() if name != "dataset"} for event in mine]
+def _events_of(kind: str, name: str, events: Events) -> list[dict[str, Any]]:
+    mine = [event for event in events if event[kind] == name]
+    return [{key: value for key, value in _rounded(event).items() if key != kind} for event in mine]
 
 
 def _rounded(event: Mapping[str, Any]) -> dict[str, Any]:

@@ -29,6 +29,7 @@ LIVES_IN = {
     "pyarrow": ("store/*",),
     "duckdb": ("store/queries.py",),
     "mlflow": (),
+    "peft": (),
     "river": ("pipeline/drift.py",),
     "datasets": (),
     "ray": ("pipeline/scale.py",),
@@ -37,6 +38,7 @@ LIVES_INSIDE = {
     "torch": ("pipeline/zoo.py",),
     "pyarrow": ("pipeline/source_files.py", "pipeline/zoo.py", "pipeline/cli_log.py"),
     "mlflow": ("store/mlflow_store.py",),
+    "peft": ("stages/adapters.py",),
     "datasets": ("pipeline/source_feeds.py",),
 }
 BANNED = ("manager", "helper", "utils", "speculator", "assistant")
@@ -177,7 +179,7 @@ def test_the_store_is_read_without_torch_and_mlflow():
     modules = [path.removesuffix(".py").replace("/", ".") for path in MODULES if path.startswith("store/")]
     loaded = loaded_by("\n".join(f"import {module}" for module in modules))
     assert {"store", "pyarrow", "duckdb"} <= loaded
-    assert loaded & {"torch", "transformers", "mlflow", "river", "stages", "pipeline"} == set()
+    assert loaded & {"torch", "transformers", "peft", "mlflow", "river", "stages", "pipeline"} == set()
 
 
 def test_the_bare_store_loads_nothing_heavy():
@@ -198,4 +200,5 @@ except SystemExit as end:
 """
     loaded = loaded_by(program)
     assert {"pipeline", "typer"} <= loaded
-    assert loaded & {"torch", "transformers", "mlflow", "pyarrow", "duckdb", "river", "numpy", "stages"} == set()
+    heavy = {"torch", "transformers", "peft", "mlflow", "pyarrow", "duckdb", "river", "numpy", "stages"}
+    assert loaded & heavy == set()

@@ -1,4 +1,5 @@
--- Figures per dataset, for all its prompts and for its first and last fifth in stream order. One run.
+-- Figures per dataset, per target and of the whole, for all prompts and for the first and last fifth in stream order.
+-- One run.
 --
 -- A second of wall time in which n prompts were in flight counts 1/n to each of them, so that the shares of
 -- overlapping prompts add up to the wall time. Time between prompts (learning, say) counts to the prompt that comes next.
@@ -54,34 +55,43 @@ learning AS (
 ),
 
 measured AS (
-    SELECT
-        entered.*,
-        leaving.share - entering.share AS seconds,
-        decode, translate, verify, learn,
-        row_number() OVER in_order AS rank,
-        ceil(count(*) OVER (PARTITION BY dataset) / 5) AS fifth,
-        count(*) OVER (PARTITION BY dataset) AS dataset_prompts
+    SELECT entered.*, leaving.share - entering.share AS seconds, decode, translate, verify, learn
     FROM entered
     JOIN clock AS entering ON entering.moment = entered
     JOIN clock AS leaving ON leaving.moment = finished
     LEFT JOIN stages USING ("offset")
     LEFT JOIN learning USING ("offset")
-    WINDOW in_order AS (PARTITION BY dataset ORDER BY "offset")
+),
+
+groups AS (
+    SELECT 'dataset' AS kind, dataset AS name, * FROM measured
+    UNION ALL
+    SELECT 'target' AS kind, target AS name, * FROM measured
+    UNION ALL
+    SELECT 'totals' AS kind, NULL AS name, * FROM measured
+),
+
+ranked AS (
+    SELECT
+        *,
+        row_number() OVER (PARTITION BY kind, name ORDER BY "offset") AS rank,
+        count(*) OVER (PARTITION BY kind, name) AS members,
+        ceil(members / 5) AS fifth
+    FROM groups
 ),
 
 sections AS (
-    SELECT 'all' AS section, * FROM measured
+    SELECT 'all' AS section, * FROM ranked
     UNION ALL
-    SELECT 'first_fifth' AS section, * FROM measured WHERE rank <= fifth
+    SELECT 'first_fifth' AS section, * FROM ranked WHERE rank <= fifth
     UNION ALL
-    SELECT 'last_fifth' AS section, * FROM measured WHERE rank > dataset_prompts - fifth
-    UNION ALL
-    SELECT 'totals' AS section, * REPLACE (NULL AS dataset) FROM measured
+    SELECT 'last_fifth' AS section, * FROM ranked WHERE rank > members - fifth
 )
 
 SELECT
+    kind,
+    name,
     section,
-    dataset,
     count(*) AS prompts,
     sum(emitted)::BIGINT AS emitted_tokens,
     sum(blocks)::BIGINT AS target_forwards,
@@ -95,5 +105,5 @@ SELECT
     sum(accepted) / nullif(sum(blocks), 0) AS mean_accepted_length,
     sum(emitted) / nullif(sum(blocks), 0) AS block_efficiency
 FROM sections
-GROUP BY section, dataset
+GROUP BY kind, name, section
 ORDER BY min("offset"), section;

@@ -1,7 +1,8 @@
--- every learning step: what it cost, what the gate saw, and whether it was served
+-- every learning step: what it cost, what the gate saw, whether it was served, and the tokens gained against the floor
 SELECT
     run,
     "offset",
+    target,
     part,
     loss_name,
     loss,
@@ -9,11 +10,15 @@ SELECT
     acceptance_before,
     acceptance_after,
     acceptance_after - acceptance_before AS expected_gain,
+    acceptance_floor,
+    tokens_gained,
     served,
     reason,
     seconds,
-    sum(seconds::DOUBLE) OVER (PARTITION BY run ORDER BY seq) AS seconds_so_far,
+    sum(seconds::DOUBLE) OVER so_far AS seconds_so_far,
+    coalesce(sum(tokens_gained) OVER so_far, 0) AS tokens_gained_so_far,
     drafter_version,
     head_version
 FROM updates
+WINDOW so_far AS (PARTITION BY run ORDER BY seq)
 ORDER BY run, seq;

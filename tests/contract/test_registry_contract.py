@@ -47,7 +47,7 @@ def version(folder: Path) -> tuple[Path, VersionPublished]:
             "created_at": "2026-01-02T03:04:05+00:00",
         },
     )
-    return folder, VersionPublished(0, 0, None, "floor", 0, 0, 0, 0, None, "v", digest)
+    return folder, VersionPublished(0, 0, "big", None, "floor", 0, 0, 0, 0, None, "v", digest)
 
 
 def use(registry: Registry, folder: Path) -> None:

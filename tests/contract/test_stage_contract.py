@@ -21,13 +21,14 @@ import stages
 from stages.acceptance import TrieRule
 from stages.blocks import Draft, Label, Lesson, Proposal, Row, Teaching, Verdict
 from stages.decode import Decode
-from stages.distill import Distill, NoDistill, Schedule
+from stages.distill import Distill, NoDistill
 from stages.distributions import Sampling
 from stages.drafter_trainer import DrafterTrainer, Training
 from stages.head import EXTRA_FEATURES, AcceptanceHead, ThresholdStop
 from stages.head_trainer import HeadTrainer
 from stages.huggingface import new_llama
 from stages.language_model import LanguageModel
+from stages.learner import DrafterLearner, FixedSpacing
 from stages.losses import expected_acceptance, trie_loss
 from stages.ngram_cache import LeastFrequentlyUsed, NgramCache
 from stages.stage import Stage
@@ -88,7 +89,7 @@ def proposal_of(row: Row, block: int) -> Proposal:
 def lesson_of(row: Row, block: int) -> Lesson:
     teachings = tuple(Teaching(position, 0, (0, 2), (0.7, 0.2), (0.7, 0.2), 0.1) for position in (1, 2, 3))
     labels = tuple(Label(torch.full((16 + EXTRA_FEATURES,), n / 20), float(n % 2)) for n in range(20))
-    return Lesson(row.offset, (0, 1, 2, row.offset % 4), teachings, labels, (2, 3))
+    return Lesson(row.offset, "big", (0, 1, 2, row.offset % 4), teachings, labels, (2, 3))
 
 
 def new_decode(model: Callable[[int], Any]) -> Decode:
@@ -110,9 +111,9 @@ def new_translate() -> Translate:
 def new_distill() -> Distill:
     served = llama(PIECES)
     training = Training(1e-3, 0.0, steps=1, clip=1.0, replay=8, gate_window=4, gate_tolerance=1.0, seed=0)
-    trainer = DrafterTrainer(served, "trie", trie_loss, expected_acceptance, range(PIECES), training)
+    trainer = DrafterTrainer(served, "trie", trie_loss, expected_acceptance, {"big": range(PIECES)}, training)
     head = HeadTrainer(AcceptanceHead(16, 0), seed=0, rate=1e-3, batch=32, buffer=64)
-    return Distill(trainer, head, Schedule(interval=2, interleaved=True, gate_every=3))
+    return Distill(DrafterLearner(trainer, FixedSpacing(2), gate_every=3), head, interleaved=True)
 
 
 @dataclass(frozen=True)
@@ -269,11 +270,11 @@ def test_a_batch_of_lessons_is_learned_like_one_after_another(bench: Bench):
 
 
 @every_learner
-def test_resetting_the_head_is_always_possible(bench: Bench):
+def test_beginning_anew_is_always_possible(bench: Bench):
     stage = bench.make()
-    stage.reset_head()
+    stage.restart()
     stage([lesson_of(new_row(offset), 0) for offset in range(3)])
-    stage.reset_head()
+    stage.restart()
     assert len(stage([lesson_of(new_row(4), 0)])) == 1
 
 

@@ -22,8 +22,8 @@ def run(tmp_path: Path) -> Path:
     with RunLog(tmp_path / "run") as log:
         for offset in range(5):
             log.append(prompt(offset, "docs", judged=10, accepted=offset))
-        log.append(Drifted(4, "docs", "adwin", "fall", 0.5, 0.2, "reset"))
-        log.append(Drifted(4, "docs", "adwin", "rise", 0.2, 0.5, "ignored"))
+        for offset, action in enumerate(("recall", "ignored", "cooldown", "none", "reset")):
+            log.append(Drifted(offset, "target", "docs", "adwin", "fall", offset, 0.5, 0.2, action))
         log.append(prompt(5, "code", judged=0, accepted=0))
     return tmp_path / "run"
 
@@ -39,7 +39,7 @@ def test_windows_are_of_one_dataset_and_weigh_by_what_was_judged(run: Path):
 def test_marks_are_the_datasets_and_the_falls_that_were_acted_upon(run: Path):
     curve = read_curve(run)
     assert curve.datasets == [("docs", 0), ("code", 5)]
-    assert list(curve.drifts) == [4]
+    assert list(curve.drifts) == [0, 4]
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg"])

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from pipeline import corpus
-from pipeline.build import Models, build_loop, load_models
+from pipeline.build import build_loop
+from pipeline.build_models import Models, load_models
 from pipeline.config import Config
 from pipeline.zoo import MODELS_FOLDER
 from store.events import Event, PromptReceived, TokenDecision, Updated
@@ -34,7 +35,7 @@ def config_of(**changes: Any) -> Config:
     """Settings of a test run; `section__key` stands for `section.key`."""
     return Config().with_overrides(
         {
-            "target": _first_that_exists(MODELS_FOLDER / "target-7m", STARTERS / "target-16m"),
+            "targets": (_first_that_exists(MODELS_FOLDER / "target-7m", STARTERS / "target-16m"),),
             "drafter": _first_that_exists(MODELS_FOLDER / "drafter-1.6m", STARTERS / "drafter-1.6m"),
             "device": "cpu",
             "publish.enabled": False,
@@ -53,7 +54,7 @@ def prompts() -> list[PromptReceived]:
 @pytest.fixture(scope="module")
 def plain(prompts: list[PromptReceived]) -> dict[int, list[int]]:
     """What `generate` gives for each prompt."""
-    models = load_models(config_of(), "", Path())
+    (models,) = load_models(config_of(), "", Path())
 
     def generated(text: str) -> list[int]:
         tokens = models.target_words.encode(text)
@@ -68,9 +69,9 @@ def plain(prompts: list[PromptReceived]) -> dict[int, list[int]]:
 
 def run(config: Config, prompts: Sequence[PromptReceived], folder: Path) -> tuple[list[Event], Models]:
     """All events of a run over freshly loaded models."""
-    models = load_models(config, "", folder)
-    loop = build_loop(config, models, None, folder, lambda told: None)  # the registry is for versions: there are none
-    return list(loop.run(iter(prompts))), models
+    fleet = load_models(config, "", folder)
+    loop = build_loop(config, fleet, None, folder, lambda told: None)  # the registry is for versions: there are none
+    return list(loop.run(iter(prompts))), fleet[0]
 
 
 def completions(events: Sequence[Event]) -> dict[int, list[int]]:
@@ -104,7 +105,7 @@ def test_greedy_is_plain_decoding_while_the_drafter_learns(batch: int, prompts, 
         {"draft__max_draft": 0},
         {"draft__max_draft": 12, "draft__adapt": False},
         {"draft__temperature": 1.0},
-        {"cache__seed_entries": True, "cache__budget_bytes": 20_000},
+        {"cache__seed": "vocabulary", "cache__budget_bytes": 20_000},
     ],
     ids=lambda changes: ",".join(f"{key}={value}" for key, value in changes.items()),
 )

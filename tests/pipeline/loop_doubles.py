@@ -1,21 +1,25 @@
-"""Stages, a drift watch and a publisher that do nothing but keep the loop's contract with them in sight."""
+"""Stages, a drift watch, an answer and a publisher that do nothing but keep the loop's contract in sight."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from event_making import drifted, published, updated
 
-from pipeline.loop import Loop, Stages, UnfitPromptError
+from pipeline.loop import Lane, Loop, Stages, UnfitPromptError
+from pipeline.publish import Publisher
 from pipeline.records import Recorder
 from stages.blocks import Decision, Draft, Lesson, Proposal, ProposedToken, Row, Verdict
 from stages.draws import SeededDraws
 from store.events import (
     Drifted,
+    Event,
     Origin,
     Outcome,
     PromptCompleted,
     PromptReceived,
     PromptRejected,
+    Recalled,
     Updated,
     VersionPublished,
 )
@@ -92,22 +96,17 @@ class StubDistill(StubStage):
     def __init__(self) -> None:
         super().__init__()
         self.drafter_version = self.head_version = 0
-        self.resets: list[int] = []  # the drafter's version at each
 
     def __call__(self, batch: Sequence[Lesson]) -> list[tuple[Updated, ...]]:
         updates = []
         for lesson in batch:
             self.drafter_version += 1
-            updates.append((self._update(lesson.offset),))
+            updates.append((self._update(lesson),))
         return updates
 
-    def reset_head(self) -> None:
-        self.head_version += 1
-        self.resets.append(self.drafter_version)
-
-    def _update(self, offset: int) -> Updated:
+    def _update(self, lesson: Lesson) -> Updated:
         versions = {"drafter_version": self.drafter_version, "head_version": self.head_version}
-        return Updated(offset, "drafter", "trie", 1.0, 3, None, None, True, "as asked", 0.0, **versions)
+        return updated(offset=lesson.offset, target=lesson.target, **versions)
 
 
 class StubDrift:
@@ -118,24 +117,46 @@ class StubDrift:
 
     def observe(self, prompt: PromptCompleted) -> Drifted | None:
         action = self._actions.get(prompt.offset)
-        return Drifted(prompt.offset, prompt.dataset, "stub", "fall", 0.8, 0.2, action) if action else None
+        return drifted(offset=prompt.offset, target=prompt.target, action=action) if action else None
+
+
+class StubAnswer:
+    """A recall that takes nothing back. Knows how often the drafter had learned when it was called."""
+
+    def __init__(self, distill: StubDistill) -> None:
+        self.noted: list[tuple[int, int]] = []  # offset of the lesson, drafter's version
+        self.given: list[tuple[int, int]] = []
+        self._distill = distill
+
+    def note(self, lesson: Lesson) -> None:
+        self.noted.append((lesson.offset, self._distill.drafter_version))
+
+    def to(self, drifted: Drifted) -> Iterator[Event]:
+        self.given.append((drifted.offset, self._distill.drafter_version))
+        self._distill.head_version += 1
+        yield Recalled(drifted.offset, drifted.target, None, 3, 2, 0.5, 0.4, 0.0)
 
 
 class StubPublisher:
-    """A floor, a version after every prompt, and an end."""
+    """A floor, a version after every prompt and at every drift, and an end."""
+
+    def __init__(self, target: str = "big") -> None:
+        self._target = target
 
     def floor(self) -> Iterator[VersionPublished]:
         yield self._version(0, "floor")
 
-    def after(self, prompt: PromptCompleted, drifted: Drifted | None) -> Iterator[VersionPublished]:
-        yield self._version(prompt.offset, "drift" if drifted else "interval")
+    def at(self, drifted: Drifted) -> Iterator[VersionPublished]:
+        yield self._version(drifted.offset, "drift")
+
+    def after(self, prompt: PromptCompleted) -> Iterator[VersionPublished]:
+        yield self._version(prompt.offset, "interval")
 
     def end(self) -> Iterator[VersionPublished]:
         yield self._version(99, "end")
 
-    @staticmethod
-    def _version(offset: int, reason: str) -> VersionPublished:
-        return VersionPublished(offset, 0, None, reason, 0, 0, 0, 0, None, "versions/0", "")
+    def _version(self, offset: int, reason: str) -> VersionPublished:
+        return published(offset=offset, target=self._target, reason=reason)
 
 
 class Clock:
@@ -157,25 +178,40 @@ def prepare(prompt: PromptReceived) -> Row:
     return Row(prompt.offset, prompt.prompt_id, prompt.dataset, prompt.text, [1], 1, [1], draws, len(prompt.text))
 
 
-def stub_loop(batch: int = 1, drifts: dict[int, str] | None = None, **parts: Any) -> Loop:
-    """A loop over stubs; `parts` replace some of its arguments."""
-    arguments: dict[str, Any] = {
-        "stages": Stages(StubDecode(), StubTranslate(), StubVerify(), StubDistill()),
-        "prepare": prepare,
-        "recorder": Recorder("big", lambda token: bytes([token]), lambda tokens: f"{len(tokens)} tokens"),
-        "drift": StubDrift(drifts or {}),
-        "publisher": StubPublisher(),
-        "clock": Clock(),
-    }
-    return Loop(**{**arguments, **parts}, batch=batch)
+def stub_lane(clock: Callable[[], float], name: str = "big", drifts: dict[int, str] | None = None) -> Lane:
+    """A lane over stubs."""
+    distill = StubDistill()
+    return Lane(
+        name,
+        Stages(StubDecode(), StubTranslate(), StubVerify(), distill),
+        prepare,
+        Recorder(name, lambda token: bytes([token]), lambda tokens: f"{len(tokens)} tokens"),
+        StubDrift(drifts or {}),
+        StubAnswer(distill),
+        StubPublisher(name),
+        clock,
+    )
 
 
-def prompts_of(*texts: str | None) -> Iterator[PromptReceived | PromptRejected]:
+def stub_loop(batch: int = 1, drifts: dict[int, str] | None = None, publisher: Publisher | None = None) -> Loop:
+    """A loop of one lane over stubs."""
+    lane = stub_lane(Clock(), drifts=drifts)
+    if publisher:
+        lane.publisher = publisher
+    return Loop({"big": lane}, lambda offset: "big", batch)
+
+
+def lane_of(loop: Loop, name: str = "big") -> Any:
+    """A lane of the loop, its stubs within reach."""
+    return loop._lanes[name]
+
+
+def prompts_of(*texts: str | None, target: str | None = None) -> Iterator[PromptReceived | PromptRejected]:
     """Prompts of these texts; None stands for a row of the source that was no prompt."""
     offset = 0
     for line, text in enumerate(texts, 1):
         if text is None:
             yield PromptRejected("lengths", line, "no text")
         else:
-            yield PromptReceived(offset, f"lengths:{line}", "lengths", line, text)
+            yield PromptReceived(offset, f"lengths:{line}", "lengths", line, text, target)
             offset += 1

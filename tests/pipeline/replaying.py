@@ -23,7 +23,7 @@ QUICK = {"sampling.max_new_tokens": 16, "learn.interval": 2, "learn.rate": 5e-3}
 
 def config_of(pair: TinyPair, **changes: Any) -> Config:
     """Settings of a quick run over both prompt files; `section__key` stands for `section.key`."""
-    models = {"target": str(pair.target), "drafter": str(pair.drafter), "sources": (str(pair.sums), str(pair.more))}
+    models = {"targets": (str(pair.target),), "drafter": str(pair.drafter), "sources": (str(pair.sums), str(pair.more))}
     fixed = {**models, **QUICK, "publish.enabled": False, "device": "cpu"}
     return Config().with_overrides({**fixed, **{key.replace("__", "."): value for key, value in changes.items()}})
 

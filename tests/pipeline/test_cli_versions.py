@@ -48,7 +48,7 @@ def publish(registry: MlflowRegistry, folder: Path, version: int) -> None:
     )
     rate = 0.5 + version / 8 if version else None
     reason = "drift" if version else "floor"
-    event = VersionPublished(50 * version, version, parent, reason, version, 0, 0, 9, rate, folder.name, digest)
+    event = VersionPublished(50 * version, version, "big", parent, reason, version, 0, 0, 9, rate, folder.name, digest)
     registry.publish(folder, event, {"mean_accepted_length": 2.5})
 
 

@@ -22,7 +22,7 @@ def refusal(overrides: dict[str, object]) -> str:
 def test_defaults_are_those_of_the_main_job():
     config = Config()
     assert config.sources == ("builtin:docs", "builtin:code")
-    assert (config.target, config.drafter, config.run) == ("builtin:target-12m", "builtin:drafter-1.6m", None)
+    assert (config.targets, config.drafter, config.run) == (("builtin:target-12m",), "builtin:drafter-1.6m", None)
     assert (config.sampling.temperature, config.draft.mode, config.learn.loss) == (0.0, "trie", "trie")
     assert (config.drift.detector, config.cache.policy, config.learn.interval) == ("page-hinkley", "lfu", 4)
 
@@ -68,7 +68,8 @@ def test_an_unknown_setting_names_the_nearest_one(key: str, value: object, meant
 def test_an_unknown_setting_like_no_other_lists_what_there_is():
     refused = refusal({"drift.qqqqqqqqqq": 1})
     assert refused.startswith("Unknown setting 'drift.qqqqqqqqqq'. There are: drift.detector, drift.delta, ")
-    assert refusal({"zzzzzz": 1}).startswith("Unknown setting 'zzzzzz'. There are: sources, target, drafter, run, seed")
+    unknown = refusal({"zzzzzz": 1})
+    assert unknown.startswith("Unknown setting 'zzzzzz'. There are: sources, targets, swaps, drafter, run, seed")
 
 
 def test_a_section_is_no_setting():
@@ -95,7 +96,7 @@ def test_a_section_is_no_setting():
         ("drift.delta", "soon", "must be a number, got 'soon'."),
         ("sources", [], "must have at least 1 entry, got []."),
         ("sources", "x.jsonl", "must be a list, got 'x.jsonl'."),
-        ("target", "", "must have at least 1 character, got ''."),
+        ("targets", [], "must have at least 1 entry, got []."),
         ("run", 3, "must be a path, got 3."),
     ],
 )

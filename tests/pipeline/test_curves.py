@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 import pytest
-from event_making import completed
+from event_making import completed, drifted, published, updated
 
 from pipeline.curves import FLUSH, WINDOW, Curves
-from store.events import BlockDone, Drifted, Updated, VersionPublished
+from store.events import BlockDone, Updated
 from store.registry import NoRegistry, Point
 
 RATES = {
@@ -45,7 +45,7 @@ def curves(received: Received) -> Curves:
 
 def update(part: str, after: float | None = 0.6) -> Updated:
     before = None if after is None else 0.5
-    return Updated(9, part, "trie", 1.25, 40, before, after, False, "the gate saw a lower acceptance", 0.1, 1, 1)
+    return updated(offset=9, part=part, acceptance_before=before, acceptance_after=after, served=False)
 
 
 def test_a_prompt_gives_the_rates_at_its_offset(curves: Curves, received: Received):
@@ -96,8 +96,8 @@ def test_an_update_that_no_gate_saw_has_no_expectation(curves: Curves, received:
 
 
 def test_drifts_and_versions_are_points(curves: Curves, received: Received):
-    curves.add(Drifted(4, "docs", "adwin", "fall", 0.8, 0.25, "reset"))
-    curves.add(VersionPublished(5, 2, 1, "drift", 3, 4, 5, 60, 0.7, "versions/000002", "ab"))
+    curves.add(drifted(offset=4))
+    curves.add(published(offset=5, version=2, cache_entries=60))
     curves.flush()
     assert received.values(4) == {"drift/rate_before": 0.8, "drift/rate_after": 0.25}
     assert received.values(5) == {"version/number": 2, "version/cache_entries": 60}
@@ -118,3 +118,37 @@ def test_points_are_sent_together_and_none_is_lost(curves: Curves, received: Rec
     assert len(received.points) == 40 * len(RATES)
     assert sorted({point[2] for point in received.points}) == list(range(40))
     assert all(len(batch) >= FLUSH for batch in received.batches[:-1])
+
+
+def test_each_of_several_targets_has_rates_of_its_own_beside_those_of_the_whole(received: Received):
+    curves = Curves(received, lambda: 0, ("builtin:big", "/models/small one"))
+    curves.add(completed(0, target="builtin:big", judged=20, accepted=10))
+    curves.add(completed(1, target="/models/small one", judged=20, accepted=20))
+    curves.add(completed(2, target="builtin:big", judged=20, accepted=0))
+    curves.flush()
+    rates = [{key: value for key, value in received.values(step).items() if "acceptance" in key} for step in range(3)]
+    assert rates == [
+        {"curve/acceptance_rate": 0.5, "curve/acceptance_rate.builtin_big": 0.5},
+        {"curve/acceptance_rate": 0.75, "curve/acceptance_rate._models_small_one": 1.0},
+        {"curve/acceptance_rate": 0.5, "curve/acceptance_rate.builtin_big": 0.25},
+    ]
+    assert received.values(1)["curve/block_efficiency._models_small_one"] == 3.0
+
+
+def test_mlflow_takes_the_names_of_the_curves_of_any_target(received: Received):
+    from mlflow.utils.validation import _validate_metric_name
+
+    targets = ("../models/a", "hf.co/org/name:8b", "C:\\models\\b", "größe")
+    curves = Curves(received, lambda: 0, targets)
+    for offset, target in enumerate(targets):
+        curves.add(completed(offset, target=target))
+    curves.flush()
+    for key in {point[0] for point in received.points}:
+        _validate_metric_name(key)
+
+
+def test_one_target_has_no_curve_beside_the_whole(received: Received):
+    curves = Curves(received, lambda: 0, ("big",))
+    curves.add(completed(0))
+    curves.flush()
+    assert set(received.values(0)) == RATES

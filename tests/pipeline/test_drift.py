@@ -30,10 +30,41 @@ def alarms(watch: DriftWatch, accepted: Sequence[int], begin: int = 0) -> list[D
     return [event for event in map(watch.observe, prompts) if event]
 
 
+@pytest.mark.parametrize(("answer", "acted_upon"), [("recall", True), ("reset", True), ("none", False)])
+def test_a_fall_is_answered_as_configured(answer: str, acted_upon: bool):
+    (alarm,) = alarms(watch_of(answer=answer), noisy([0.8] * BEFORE + [0.3] * AFTER))
+    assert (alarm.action, alarm.acted_upon) == (answer, acted_upon)
+
+
+def test_a_cooldown_and_a_rise_are_not_acted_upon():
+    found = alarms(watch_of(cooldown=150), noisy([0.9] * BEFORE + [0.5] * AFTER + [0.1] * AFTER))
+    assert [event.acted_upon for event in found] == [True, False]
+    (rise,) = alarms(watch_of(detector="adwin"), noisy([0.3] * BEFORE + [0.8] * AFTER))
+    assert not rise.acted_upon
+
+
+def test_the_change_is_placed_at_the_prompt_with_which_it_began():
+    """Far enough in that the alarm comes later; prompts with nothing judged have no rate, and offsets may have gaps."""
+    watch, accepted = watch_of(), noisy([0.8] * BEFORE + [0.3] * AFTER)
+    prompts = [completed(3 * n, judged=JUDGED, accepted=one, target="small") for n, one in enumerate(accepted)]
+    prompts.insert(BEFORE, completed(3 * BEFORE - 1, judged=0, accepted=0))
+    (alarm,) = [event for event in map(watch.observe, prompts) if event]
+    assert alarm.changed_at == 3 * BEFORE < alarm.offset
+    assert alarm.target == "small"
+
+
+def test_the_change_among_prompts_that_finish_out_of_order_is_the_lowest_offset_behind_it():
+    watch, accepted = watch_of(), noisy([0.9] * BEFORE + [0.2] * AFTER)
+    offsets = [*range(BEFORE), *(n ^ 1 for n in range(BEFORE, BEFORE + AFTER))]  # in pairs, the later one first
+    prompts = [completed(offset, judged=JUDGED, accepted=one) for offset, one in zip(offsets, accepted, strict=True)]
+    (alarm,) = [event for event in map(watch.observe, prompts) if event]
+    assert alarm.changed_at == BEFORE
+
+
 @pytest.mark.parametrize("detector", ["adwin", "page-hinkley"])
-def test_a_fall_resets_soon_after_it_happened(detector: str):
+def test_a_fall_is_acted_upon_soon_after_it_happened(detector: str):
     (alarm,) = alarms(watch_of(detector=detector), noisy([0.8] * BEFORE + [0.3] * AFTER))
-    assert (alarm.direction, alarm.action, alarm.detector, alarm.dataset) == ("fall", "reset", detector, "docs")
+    assert (alarm.direction, alarm.action, alarm.detector, alarm.dataset) == ("fall", "recall", detector, "docs")
     assert BEFORE <= alarm.offset < BEFORE + 45
 
 
@@ -62,19 +93,19 @@ def test_page_hinkley_does_not_see_a_rise():
 def test_a_second_fall_within_the_cooldown_is_not_acted_upon():
     accepted = noisy([0.9] * BEFORE + [0.5] * AFTER + [0.1] * AFTER)
     first, *others = alarms(watch_of(cooldown=150), accepted)
-    assert first.action == "reset"
+    assert first.action == "recall"
     assert [event.action for event in others] == ["cooldown"]
 
 
-def test_a_second_fall_after_the_cooldown_resets_again():
+def test_a_second_fall_after_the_cooldown_is_acted_upon_again():
     accepted = noisy([0.9] * BEFORE + [0.5] * AFTER + [0.1] * AFTER)
-    assert [event.action for event in alarms(watch_of(cooldown=10), accepted)] == ["reset", "reset"]
+    assert [event.action for event in alarms(watch_of(cooldown=10), accepted)] == ["recall", "recall"]
 
 
 def test_an_ignored_rise_starts_no_cooldown():
     accepted = noisy([0.3] * BEFORE + [0.9] * AFTER + [0.3] * AFTER)
     found = alarms(watch_of(detector="adwin", cooldown=300), accepted)
-    assert [event.action for event in found] == ["ignored", "reset"]
+    assert [event.action for event in found] == ["ignored", "recall"]
     assert found[1].rate_before == pytest.approx(0.9, abs=0.1), "what came before the rise is forgotten"
 
 
@@ -85,7 +116,7 @@ def test_prompts_with_nothing_judged_are_skipped_and_do_no_harm():
     assert all(watch.observe(completed(BEFORE + number, judged=0, accepted=0)) is None for number in range(50))
     assert alarms(watch, noisy([0.8] * 30, seed=1), begin=BEFORE + 50) == []
     (alarm,) = alarms(watch, noisy([0.3] * AFTER, seed=2), begin=BEFORE + 80)
-    assert (alarm.direction, alarm.action) == ("fall", "reset")
+    assert (alarm.direction, alarm.action) == ("fall", "recall")
 
 
 def test_the_first_position_alone_can_be_watched():
@@ -102,7 +133,7 @@ def test_the_first_position_alone_can_be_watched():
         for number in range(BEFORE + AFTER)
     ]
     assert [event for event in map(watch_of(first_only=True).observe, prompts) if event] == []
-    assert [event.action for event in map(watch_of().observe, prompts) if event] == ["reset"]
+    assert [event.action for event in map(watch_of().observe, prompts) if event] == ["recall"]
 
 
 def test_the_first_position_is_skipped_where_it_was_never_judged():
@@ -158,7 +189,7 @@ def test_a_fall_after_a_long_rise_is_a_fall():
     """While the drafter learns the rate climbs for hundreds of prompts; the last of them decide, not the first."""
     climbing = [0.2 + 0.3 * number / 300 for number in range(300)]
     found = alarms(watch_of(), noisy([*climbing, *[0.15] * 20]))
-    assert [event.action for event in found] == ["reset"]
+    assert [event.action for event in found] == ["recall"]
     assert 300 <= found[0].offset < 320
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
-from loop_doubles import OVERLONG, StubPublisher, prompts_of, stub_loop
+from loop_doubles import OVERLONG, Clock, lane_of, prompts_of, stub_lane, stub_loop
 
 from pipeline.loop import Loop
 from pipeline.publish import NoPublisher
@@ -14,6 +14,7 @@ from store.events import (
     PromptCompleted,
     PromptReceived,
     PromptRejected,
+    Recalled,
     TokenDecision,
     Updated,
     VersionPublished,
@@ -28,12 +29,12 @@ def of_kind(events: Iterable[Event], kind: type) -> list[Any]:
     return [event for event in events if isinstance(event, kind)]
 
 
-def stages_of(loop: Loop) -> Any:
-    return loop._stages
+def stages_of(loop: Loop, name: str = "big") -> Any:
+    return lane_of(loop, name)._stages
 
 
 def test_the_path_of_a_prompt():
-    events = list(stub_loop(drifts={0: "reset"}).run(prompts_of("ab")))
+    events = list(stub_loop(drifts={0: "recall"}).run(prompts_of("ab")))
     assert kinds(events) == [
         "VersionPublished",
         "PromptReceived",
@@ -43,11 +44,13 @@ def test_the_path_of_a_prompt():
         "BlockDone",
         "PromptCompleted",
         "Drifted",
+        "VersionPublished",
+        "Recalled",
         "Updated",
         "VersionPublished",
         "VersionPublished",
     ]
-    assert [event.reason for event in of_kind(events, VersionPublished)] == ["floor", "drift", "end"]
+    assert [event.reason for event in of_kind(events, VersionPublished)] == ["floor", "drift", "interval", "end"]
 
 
 def test_an_empty_stream_is_a_floor_and_an_end():
@@ -117,12 +120,17 @@ def test_rows_of_one_block_share_its_versions_and_its_time():
     assert {decision.cache_version for decision in of_kind(events, TokenDecision)} == {0}
 
 
-@pytest.mark.parametrize(("action", "resets"), [("reset", [1]), ("ignored", []), ("cooldown", [])])
-def test_only_a_reset_resets_the_head_and_does_so_before_learning(action: str, resets: list[int]):
+@pytest.mark.parametrize(
+    ("action", "answered"), [("reset", 1), ("recall", 1), ("none", 0), ("ignored", 0), ("cooldown", 0)]
+)
+def test_a_fall_that_is_acted_upon_is_answered_before_anything_learns_from_its_prompt(action: str, answered: int):
     loop = stub_loop(drifts={1: action})
     events = list(loop.run(prompts_of("a", "a", "a")))
-    assert stages_of(loop).distill.resets == resets, "the drafter had learned from prompt 0 alone"
-    assert [event.head_version for event in of_kind(events, Updated)] == [0, len(resets), len(resets)]
+    answer = lane_of(loop)._answer
+    assert answer.given == [(1, 1)] * answered, "the drafter had learned from prompt 0 alone"
+    assert answer.noted == [(0, 0), (1, 1), (2, 2)], "every prompt, before it is learned from"
+    assert [event.head_version for event in of_kind(events, Updated)] == [0, answered, answered]
+    assert [event.reason for event in of_kind(events, VersionPublished)].count("drift") == answered
 
 
 def test_prompts_that_cannot_be_taken_pass_by():
@@ -157,10 +165,10 @@ def test_what_happened_is_told_before_anything_learns_from_it():
     loop = stub_loop(drifts={0: "reset"})
     events = loop.run(prompts_of("a"))
     next(event for event in events if isinstance(event, PromptCompleted))
-    distill = stages_of(loop).distill
-    assert (distill.drafter_version, distill.resets) == (0, [])
-    assert kinds([next(events)]) == ["Drifted"]
-    assert (distill.drafter_version, distill.resets) == (0, [])
+    distill, answer = stages_of(loop).distill, lane_of(loop)._answer
+    assert (distill.drafter_version, answer.noted, answer.given) == (0, [], [])
+    assert kinds([next(events), next(events)]) == ["Drifted", "VersionPublished"]
+    assert (distill.drafter_version, answer.given) == (0, []), "the version is of what was in service before"
 
 
 @pytest.mark.parametrize("stop", range(1, 12))
@@ -177,6 +185,66 @@ def test_a_run_broken_off_anywhere_can_still_publish_its_end(stop: int):
     assert {*stages_of(loop).verify.released} == completed
 
 
-def test_times_count_from_the_loop_s_making():
-    (completed,) = of_kind(stub_loop(publisher=StubPublisher()).run(prompts_of("a")), PromptCompleted)
-    assert 0 < completed.started < completed.finished < 20  # the clock began at a hundred
+def test_a_prompt_s_time_is_from_its_admission_to_its_end():
+    """The clock ticks at every look: at admission, before a block, behind each of its stages, and at the end."""
+    (completed,) = of_kind(stub_loop().run(prompts_of("a")), PromptCompleted)
+    assert (completed.started, completed.finished) == (101.0, 101.0 + 4 + 1)
+
+
+def two_lanes(batch: int, drifts: dict[str, dict[int, str]] | None = None) -> Loop:
+    """Two targets, dealt to in turn."""
+    clock = Clock()
+    lanes = {name: stub_lane(clock, name, (drifts or {}).get(name)) for name in ("big", "small")}
+    return Loop(lanes, lambda offset: ("big", "small")[offset % 2], batch)
+
+
+def test_prompts_that_name_no_target_are_dealt_and_the_others_go_where_they_say():
+    loop = two_lanes(batch=3)
+    prompts = [*prompts_of("a", "ab", "abc", "ab"), PromptReceived(4, "last", "lengths", 9, "a", "small")]
+    events = list(loop.run(iter(prompts)))
+    assert stages_of(loop, "big").decode.admitted == [0, 2]
+    assert stages_of(loop, "small").decode.admitted == [1, 3, 4]
+    targets = {event.offset: event.target for event in of_kind(events, PromptCompleted)}
+    assert targets == {0: "big", 1: "small", 2: "big", 3: "small", 4: "small"}
+    assert {(event.offset, event.target) for event in of_kind(events, TokenDecision)} == set(targets.items())
+    assert {(event.offset, event.target) for event in of_kind(events, Updated)} == set(targets.items())
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3, 7])
+def test_the_batch_bounds_the_prompts_in_flight_of_all_lanes_together(batch: int):
+    lengths = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
+    loop = two_lanes(batch)
+    in_flight: set[int] = set()
+    for event in loop.run(prompts_of(*("x" * length for length in lengths))):
+        if isinstance(event, PromptReceived):
+            in_flight.add(event.offset)
+        if isinstance(event, PromptCompleted):
+            in_flight.remove(event.offset)
+        assert len(in_flight) <= batch
+    for place, name in enumerate(("big", "small")):  # whose stages compared every call's rows with their own
+        assert stages_of(loop, name).decode.admitted == list(range(place, len(lengths), 2))
+        assert stages_of(loop, name).verify.order == []
+
+
+def test_each_lane_has_a_floor_first_and_an_end_last_and_its_own_versions_between():
+    events = list(two_lanes(batch=1).run(prompts_of("a", "a", "a")))
+    versions = [(event.target, event.reason) for event in of_kind(events, VersionPublished)]
+    assert versions[:2] == [("big", "floor"), ("small", "floor")]
+    assert versions[2:5] == [("big", "interval"), ("small", "interval"), ("big", "interval")]
+    assert versions[5:] == [("big", "end"), ("small", "end")]
+    assert kinds(events)[:3] == ["VersionPublished", "VersionPublished", "PromptReceived"]
+
+
+def test_a_drift_of_one_target_is_answered_there_alone():
+    loop = two_lanes(batch=1, drifts={"small": {1: "recall"}})
+    events = list(loop.run(prompts_of("a", "a", "a", "a")))
+    assert lane_of(loop, "big")._answer.given == []
+    assert lane_of(loop, "small")._answer.given == [(1, 0)]
+    assert [event.target for event in of_kind(events, Recalled)] == ["small"]
+
+
+def test_a_lane_without_prompts_is_never_called():
+    loop = two_lanes(batch=2)
+    list(loop.run(prompts_of("ab", "a", "abc", target="big")))
+    assert stages_of(loop, "small").decode.calls == []
+    assert stages_of(loop, "big").decode.calls == [(0, 1), (0, 2), (2,), (2,)]

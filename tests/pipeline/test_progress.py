@@ -14,13 +14,47 @@ from store.events import (
     Origin,
     Outcome,
     PromptRejected,
+    Recalled,
     TokenDecision,
     Translation,
     VersionPublished,
 )
 
-DRIFT = Drifted(30, "code", "adwin", "fall", 0.75, 0.25, "reset")
-VERSION = VersionPublished(31, 2, 1, "drift", 3, 4, 5, 60, 0.7, "versions/000002", "ab")
+DRIFT = Drifted(
+    offset=30,
+    target="big",
+    dataset="code",
+    detector="adwin",
+    direction="fall",
+    changed_at=27,
+    rate_before=0.75,
+    rate_after=0.25,
+    action="reset",
+)
+RECALL = Recalled(
+    offset=30,
+    target="big",
+    version=1,
+    candidates=3,
+    prompts=4,
+    acceptance_present=0.3,
+    acceptance_best=0.6,
+    seconds=0.5,
+)
+VERSION = VersionPublished(
+    offset=31,
+    version=2,
+    target="big",
+    parent=1,
+    reason="drift",
+    drafter_version=3,
+    head_version=4,
+    cache_version=5,
+    cache_entries=60,
+    acceptance=0.7,
+    folder="versions/000002",
+    digest="ab",
+)
 DECISION = TokenDecision(
     offset=0,
     prompt_id="p0",
@@ -110,6 +144,13 @@ def test_drifts_and_versions_have_lines_of_their_own_and_are_counted():
     assert lines[3].endswith("version 2, drifts 1"), "a rise that was ignored is none"
 
 
+def test_a_recall_says_what_was_taken_back_and_why():
+    taken, stayed = lines_of(RECALL, replace(RECALL, version=None, acceptance_best=0.2))
+    assert taken == "prompt 30: expected acceptance 0.300, best of 3 earlier ones 0.600, version 1 is taken back"
+    assert stayed.endswith("best of 3 earlier ones 0.200, the present drafter stays")
+    assert "version 1 is taken back" in panel_of(RECALL)
+
+
 def test_rejected_rows_are_told_once_there_are_any():
     lines = lines_of(PromptRejected("docs", 3, "empty"), *prompts(LINE_EVERY))
     assert lines[-1].endswith("rejected rows 1")
@@ -161,6 +202,36 @@ def test_what_a_model_writes_cannot_steer_the_terminal():
     panel = panel_of(replace(DECISION, emitted_bytes=b"a\x1b[2Jb\tc\xff"))
     assert "\x1b" not in panel
     assert "a·[2Jb c\N{REPLACEMENT CHARACTER}" in panel
+
+
+def test_a_character_that_is_split_over_tokens_is_shown_whole():
+    parts = [b"caf\xc3", b"\xa9 \xf0\x9f", b"\x98\x80!", b"\xe2"]
+    events = [replace(DECISION, emitted_bytes=part, position=place) for place, part in enumerate(parts)]
+    assert "café 😀!" in panel_of(*events)
+    assert "\N{REPLACEMENT CHARACTER}" not in panel_of(*events)
+    assert "café 😀!\N{REPLACEMENT CHARACTER}" in panel_of(*events, completed(0))
+
+
+def test_of_a_batch_one_text_after_the_other_is_shown():
+    def token(offset: int, position: int, text: bytes) -> TokenDecision:
+        return replace(DECISION, offset=offset, position=position, emitted_bytes=text)
+
+    begun = [token(0, 0, b"one"), token(1, 0, b"two"), token(0, 1, b"-three"), token(1, 1, b"-four")]
+    later = [completed(0), token(1, 2, b"-five"), token(2, 0, b"six"), token(1, 3, b"-seven"), token(2, 1, b"-eight")]
+    panel = panel_of(*begun, *later)
+    assert "one-three" in panel
+    assert "six-eight" in panel
+    assert "four" not in panel
+    assert "seven" not in panel
+
+
+def test_the_drafter_s_tokens_are_marked_apart_from_the_target_s_own():
+    display = LiveDisplay(console_of(terminal=True), Clock(), total=None)
+    display.show(DECISION)
+    display.show(replace(DECISION, position=1, emitted_bytes=b" upon", origin=Origin.RESIDUAL))
+    tail = display._tail()
+    styles = {tail.plain[span.start : span.end].strip(): span.style for span in tail.spans}
+    assert styles == {"once": "green", "upon": "yellow"}
 
 
 def test_the_live_display_draws_while_it_is_open():

@@ -1,14 +1,17 @@
 """Publishing: when a version is made, what it says of itself, and that its folder can be trusted."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import pytest
 from event_making import completed
+from event_making import drifted as drift
 
 from pipeline.publish import FolderPublisher, NoPublisher, Origin
 from pipeline.records import Versions
-from store.events import Drifted, VersionPublished
+from store.events import VersionPublished
 from store.registry import NoRegistry
 from store.version_folder import open_version
 
@@ -57,16 +60,12 @@ def registry() -> Registered:
 @pytest.fixture
 def publisher(drafter: Drafter, registry: Registered, tmp_path: Path) -> FolderPublisher:
     now = iter(f"2026-01-02T03:04:{second:02}+00:00" for second in range(60))
-    return FolderPublisher(tmp_path, drafter.write, drafter.state, ORIGIN, registry, 3, lambda: next(now))
+    return FolderPublisher(tmp_path, drafter.write, drafter.state, ORIGIN, registry, 3, count(), lambda: next(now))
 
 
 def only(events: Iterator[VersionPublished]) -> VersionPublished:
     (event,) = events
     return event
-
-
-def drift(action: str) -> Drifted:
-    return Drifted(0, "docs", "adwin", "fall", 0.8, 0.3, action)
 
 
 def test_the_floor_is_version_zero_without_a_parent(publisher: FolderPublisher):
@@ -80,7 +79,7 @@ def test_a_version_every_interval(publisher: FolderPublisher, drafter: Drafter):
     found = []
     for offset in range(7):
         drafter.learn()
-        found += publisher.after(completed(offset), None)
+        found += publisher.after(completed(offset))
     assert [(event.offset, event.version, event.parent, event.reason) for event in found] == [
         (2, 1, 0, "interval"),
         (5, 2, 1, "interval"),
@@ -89,30 +88,36 @@ def test_a_version_every_interval(publisher: FolderPublisher, drafter: Drafter):
     assert (found[0].head_version, found[0].cache_version, found[0].cache_entries) == (6, 9, 15)
 
 
-def test_a_drift_that_is_acted_upon_makes_a_version_and_begins_the_interval_anew(publisher: FolderPublisher):
+def test_a_drift_makes_a_version_of_what_was_in_service_and_begins_the_interval_anew(
+    publisher: FolderPublisher, drafter: Drafter
+):
     list(publisher.floor())
-    assert only(publisher.after(completed(0), drift("reset"))).reason == "drift"
-    assert [list(publisher.after(completed(offset), None)) for offset in (1, 2)] == [[], []]
-    assert only(publisher.after(completed(3), None)).reason == "interval"
+    drafter.learn()
+    version = only(publisher.at(drift()))
+    assert (version.reason, version.drafter_version) == ("drift", 1)
+    assert [list(publisher.after(completed(offset))) for offset in (0, 1)] == [[], []]
+    assert only(publisher.after(completed(2))).reason == "interval"
 
 
-@pytest.mark.parametrize("action", ["ignored", "cooldown"])
-def test_other_alarms_make_no_version(publisher: FolderPublisher, action: str):
+def test_a_drift_while_the_newest_version_is_in_service_makes_no_other(publisher: FolderPublisher, drafter: Drafter):
     list(publisher.floor())
-    assert list(publisher.after(completed(0), drift(action))) == []
+    assert list(publisher.at(drift())) == []
+    drafter.learn()
+    list(publisher.at(drift()))
+    assert list(publisher.at(drift())) == []
 
 
 def test_the_acceptance_is_that_since_the_version_before(publisher: FolderPublisher, registry: Registered):
     list(publisher.floor())
     for offset, accepted in enumerate((5, 10, 15, 1, 2, 3)):
-        list(publisher.after(completed(offset, judged=20, accepted=accepted), None))
+        list(publisher.after(completed(offset, judged=20, accepted=accepted)))
     assert [event.acceptance for event, _ in registry.published] == [None, 30 / 60, 6 / 60]
     assert [metrics for _, metrics in registry.published][1:] == [{"prompts": 3.0, "judged": 60.0}] * 2
 
 
 def test_a_stream_with_nothing_judged_has_no_acceptance(publisher: FolderPublisher):
     list(publisher.floor())
-    events = [event for offset in range(3) for event in publisher.after(completed(offset, judged=0, accepted=0), None)]
+    events = [event for offset in range(3) for event in publisher.after(completed(offset, judged=0, accepted=0))]
     assert only(iter(events)).acceptance is None
 
 
@@ -120,7 +125,7 @@ def test_the_end_is_published_only_if_something_changed(publisher: FolderPublish
     list(publisher.floor())
     assert list(publisher.end()) == []
     drafter.learn()
-    list(publisher.after(completed(0), None))
+    list(publisher.after(completed(0)))
     end = only(publisher.end())
     assert (end.reason, end.version, end.parent, end.offset) == ("end", 1, 0, 0)
     assert list(publisher.end()) == []
@@ -129,7 +134,8 @@ def test_the_end_is_published_only_if_something_changed(publisher: FolderPublish
 def test_the_folder_is_sealed_and_says_where_it_came_from(publisher: FolderPublisher, drafter: Drafter, tmp_path: Path):
     list(publisher.floor())
     drafter.learn()
-    event = only(publisher.after(completed(41), drift("reset")))
+    list(publisher.after(completed(41)))
+    event = only(publisher.end())
     manifest = open_version(tmp_path / event.folder)
     assert manifest["digest"] == event.digest
     assert list(manifest["files"]) == ["model.safetensors"]
@@ -150,7 +156,7 @@ def test_earlier_versions_stay_as_they_are(publisher: FolderPublisher, drafter: 
 def test_the_registry_gets_every_version_in_order(publisher: FolderPublisher, drafter: Drafter, registry: Registered):
     made = list(publisher.floor())
     drafter.learn()
-    made += publisher.after(completed(0), drift("reset"))
+    made += publisher.at(drift())
     drafter.learn()
     made += publisher.end()
     assert [event for event, _ in registry.published] == made
@@ -158,4 +164,37 @@ def test_the_registry_gets_every_version_in_order(publisher: FolderPublisher, dr
 
 def test_no_publisher_publishes_nothing():
     nothing = NoPublisher()
-    assert [*nothing.floor(), *nothing.after(completed(0), drift("reset")), *nothing.end()] == []
+    assert [*nothing.floor(), *nothing.at(drift()), *nothing.after(completed(0)), *nothing.end()] == []
+
+
+def test_versions_of_several_targets_share_their_numbers_but_not_their_parents(tmp_path: Path, registry: Registered):
+    """Each target's first version is its floor."""
+    numbers, drafters, publishers = count(), {}, {}
+    for name in ("big", "small"):
+        drafters[name] = drafter = Drafter()
+        origin = replace(ORIGIN, target=name)
+        publishers[name] = FolderPublisher(
+            tmp_path, drafter.write, drafter.state, origin, registry, 1, numbers, lambda: "2026-01-02T03:04:05+00:00"
+        )
+    found = [only(publishers[name].floor()) for name in publishers]
+    for offset, name in enumerate(("small", "big", "small")):
+        drafters[name].learn()
+        found.append(only(publishers[name].after(completed(offset, target=name))))
+    assert [(event.target, event.version, event.parent) for event in found] == [
+        ("big", 0, None),
+        ("small", 1, None),
+        ("small", 2, 1),
+        ("big", 3, 0),
+        ("small", 4, 2),
+    ]
+    assert len({event.folder for event in found}) == 5
+    folders = [(event.version, tmp_path / event.folder) for event in found if event.target == "small"]
+    assert list(publishers["small"].folders) == folders, "oldest first"
+
+
+def test_the_folders_are_those_of_the_versions_so_far(publisher: FolderPublisher, drafter: Drafter, tmp_path: Path):
+    assert list(publisher.folders) == []
+    floor = only(publisher.floor())
+    drafter.learn()
+    end = only(publisher.end())
+    assert list(publisher.folders) == [(0, tmp_path / floor.folder), (1, tmp_path / end.folder)]

@@ -16,7 +16,7 @@ from store.events import Outcome
 from store.summary import summarize
 
 PROMPTS = 10  # of each dataset
-SETTINGS = {"batch": 2, "sampling__temperature": 1.0, "cache__seed_entries": True}
+SETTINGS = {"batch": 2, "sampling__temperature": 1.0, "cache__seed": "vocabulary"}
 
 
 @pytest.fixture(scope="module")

@@ -185,7 +185,7 @@ def runs(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("published") / "runs"
     done = typed_in_a_process(
         [str(tiny_pair.sums), str(tiny_pair.more), *tiny_pair.options, *QUICK, "--run", str(folder / "first")],
-        ["--interval", "2", "--set", "publish.interval=8", "--set", "cache.seed_entries=true"],
+        ["--interval", "2", "--set", "publish.interval=8", "--set", "cache.seed=vocabulary"],
     )
     output, errors = done.communicate(timeout=240)
     assert done.returncode == 0, errors

@@ -1,9 +1,12 @@
 """Which rows become prompts, and how: fields, templates, conditions, names."""
 
 import json
+from pathlib import Path
 
+import pyarrow
 import pytest
-from source_reading import GOOD, read, rejections, texts, written
+from pyarrow import parquet
+from source_reading import GOOD, PLAIN, read, rejections, texts, written
 
 from pipeline.config_sections import SourceSettings
 from pipeline.source import open_source
@@ -87,3 +90,49 @@ def test_names_come_from_the_row_and_else_from_the_line(tmp_path):
     rows = [{"id": 7}, {"prompt_id": "p", "id": 7}, {"task_id": "t"}, {"id": True}, {"id": "\ud800"}, {"id": " "}, {}]
     path = written(tmp_path / "names.jsonl", "\n".join(json.dumps({"prompt": "x"} | row) for row in rows).encode())
     assert [event.prompt_id for event in read(path)] == ["7", "p", "t", "names:4", "names:5", "names:6", "names:7"]
+
+
+TARGET_ROWS = b"""{"prompt": "a", "target": "small"}
+{"prompt": "b"}
+{"prompt": "c", "target": null}
+{"prompt": "d", "target": "tiny"}
+{"prompt": "e", "target": "big"}
+{"prompt": "f", "target": ""}
+{"prompt": "g", "target": 7}
+"""
+
+
+def targets_of(path: Path, *targets: str, **options: str) -> list[str | None]:
+    events = open_source(str(path), SourceSettings(**options), targets=targets).read(0)
+    return [event.target for event in events if isinstance(event, PromptReceived)]
+
+
+def test_a_row_may_name_its_target_and_one_that_does_not_is_dealt(tmp_path):
+    path = written(tmp_path / "x.jsonl", TARGET_ROWS)
+    assert targets_of(path, "big", "small") == ["small", None, None, "big", None]
+
+
+def test_a_row_with_an_unknown_target_is_rejected_with_the_known_ones_and_takes_no_offset(tmp_path):
+    path = written(tmp_path / "x.jsonl", TARGET_ROWS)
+    events = list(open_source(str(path), PLAIN, targets=("big", "small")).read(0))
+    reason = "the column 'target' must name one of the targets big, small, got "
+    assert rejections(events) == [(4, reason + "'tiny'"), (7, reason + "'7'")]
+    assert [event.offset for event in events if isinstance(event, PromptReceived)] == [0, 1, 2, 3, 4]
+
+
+def test_with_one_target_the_column_means_nothing(tmp_path):
+    path = written(tmp_path / "x.jsonl", TARGET_ROWS)
+    assert targets_of(path, "big") == targets_of(path) == [None] * 7
+
+
+def test_the_column_of_the_target_can_have_another_name(tmp_path):
+    path = written(tmp_path / "x.jsonl", b'{"prompt": "a", "target": "tiny", "model": "small"}')
+    assert targets_of(path, "big", "small", target_field="model") == ["small"]
+
+
+def test_a_table_with_a_column_of_targets_is_read_alike(tmp_path):
+    csv = written(tmp_path / "x.csv", b"prompt,target\na,small\nb,\nc,big\n")
+    assert targets_of(csv, "big", "small") == ["small", None, "big"]
+    table = pyarrow.table({"prompt": ["a", "b"], "target": ["small", None], "unused": [1, 2]})
+    parquet.write_table(table, tmp_path / "x.parquet")
+    assert targets_of(tmp_path / "x.parquet", "big", "small") == ["small", None]

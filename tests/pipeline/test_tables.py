@@ -3,6 +3,7 @@
 from io import StringIO
 from typing import Any
 
+import pytest
 from rich.console import Console
 
 from pipeline.tables import summary_table
@@ -22,9 +23,18 @@ def figures(**others: Any) -> dict[str, Any]:
     }
 
 
-def printed(datasets: dict[str, Any], rejected: int = 0) -> list[str]:
+NO_LEDGER = {"update_seconds": 0.0, "tokens_gained": 0.0, "seconds_saved": None}
+
+
+def printed(
+    datasets: dict[str, Any],
+    rejected: int = 0,
+    targets: dict[str, Any] | None = None,
+    ledger: dict[str, Any] = NO_LEDGER,
+) -> list[str]:
     console = Console(file=StringIO(), width=80, record=True)
-    console.print(summary_table({"run": "tuesday", "datasets": datasets, "rejected_rows": rejected}))
+    told = {"datasets": datasets, "targets": targets or {"big": figures()}, "totals": {"ledger": ledger}}
+    console.print(summary_table({"run": "tuesday", "rejected_rows": rejected, **told}))
     return console.export_text().splitlines()
 
 
@@ -34,8 +44,9 @@ def row_of(lines: list[str], dataset: str) -> list[str]:
 
 def test_every_figure_is_whole_in_80_columns():
     drifts = [
-        {"offset": 612, "action": "reset"},
+        {"offset": 612, "action": "recall"},
         {"offset": 640, "action": "cooldown"},
+        {"offset": 660, "action": "none"},
         {"offset": 700, "action": "ignored"},
     ]
     versions = [{"version": number} for number in range(10, 28)]
@@ -63,3 +74,24 @@ def test_versions_that_do_not_follow_each_other_are_listed():
 def test_rejected_rows_are_told_with_where_they_are():
     assert "rejected.jsonl" not in "".join(printed({"docs": figures()}))
     assert "1,234, see rejected.jsonl" in "".join(printed({"docs": figures()}, rejected=1234))
+
+
+@pytest.mark.parametrize("action", ["reset", "recall", "none", "ignored", "cooldown"])
+def test_a_drift_is_listed_if_it_was_acted_upon(action: str):
+    lines = printed({"docs": figures(prompts=9, emitted_tokens=1, drifts=[{"offset": 612, "action": action}])})
+    assert row_of(lines, "docs")[6] == ("612" if action in ("reset", "recall") else "-")
+
+
+def test_several_targets_have_a_table_of_their_own_and_one_has_none():
+    few = figures(prompts=7)
+    lines = printed({"docs": figures()}, targets={"big": few, "small": figures(prompts=9)})
+    assert row_of(lines, "big")[1:4] == ["7", "128,000", "1,234.6"]
+    assert row_of(lines, "small")[1] == "9"
+    assert "by target" not in "".join(printed({"docs": figures()}, targets={"big": few}))
+
+
+def test_the_ledger_is_one_line_and_only_where_something_learned():
+    ledger = {"update_seconds": 12.34, "tokens_gained": 4567.8, "seconds_saved": 78.91}
+    lines = [line.strip() for line in printed({"docs": figures()}, ledger=ledger)]
+    assert "learning: 12.3 s spent, 4,568 tokens gained over the floor, worth 78.9 s" in lines
+    assert "learning:" not in "".join(printed({"docs": figures()}))

@@ -11,8 +11,9 @@ from tiny_pair import sentences, tiny_model
 
 from pipeline import zoo
 from stages.huggingface import load_tokenizer
+from stages.pair import pair
 from stages.pretrain import Report
-from stages.vocabulary import Vocabulary, pair
+from stages.vocabulary import Vocabulary
 from store.errors import ModelError
 
 MEGABYTES_TOGETHER = 48

@@ -1,4 +1,4 @@
-"""A pair of tiny models with two different vocabularies, trained for a second or two on one family of sentences."""
+"""A pair and a trio of tiny models with different vocabularies, trained for a moment on one family of sentences."""
 
 import json
 from collections.abc import Sequence
@@ -35,6 +35,8 @@ def tiny_model(name: str, steps: int = 40) -> zoo.ZooModel:
     recipe = Recipe(steps=steps, rows=4, length=64, peak_rate=1e-2)
     if name == "drafter":
         return replace(zoo.ZOO["drafter-1.6m"], name=name, vocabulary_size=360, shape=shape(1, 32), recipe=recipe)
+    if name == "other":
+        return replace(zoo.ZOO["target-12m"], name=name, vocabulary_size=480, shape=shape(1, 48), recipe=recipe)
     return replace(zoo.ZOO["target-7m"], name=name, vocabulary_size=420, shape=shape(2, 48), recipe=recipe)
 
 
@@ -80,3 +82,29 @@ def _made(folder: Path) -> TinyPair:
 def tiny_pair(tmp_path_factory: pytest.TempPathFactory) -> TinyPair:
     """The pair, made once even where several test files import this."""
     return _made(tmp_path_factory.getbasetemp() / "tiny-pair")
+
+
+@dataclass(frozen=True)
+class TinyTrio:
+    """A pair, and a second target whose vocabulary is a third one."""
+
+    pair: TinyPair
+    other: Path
+
+    @property
+    def targets(self) -> tuple[str, str]:
+        """Both, as they are named in settings."""
+        return str(self.pair.target), str(self.other)
+
+
+@cache
+def _made_trio(folder: Path) -> TinyTrio:
+    pair = _made(folder)
+    build_models(folder, ("other",))
+    return TinyTrio(pair, folder / "other")
+
+
+@pytest.fixture(scope="session")
+def tiny_trio(tmp_path_factory: pytest.TempPathFactory) -> TinyTrio:
+    """The trio, made once."""
+    return _made_trio(tmp_path_factory.getbasetemp() / "tiny-pair")

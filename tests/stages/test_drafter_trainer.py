@@ -2,17 +2,28 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from stages.blocks import Lesson, Teaching
+from stages.blocks import Branch, Lesson, Teaching
 from stages.drafter_trainer import DrafterTrainer, Training
 from stages.huggingface import new_llama
 from stages.language_model import LanguageModel
-from stages.losses import acceptance_loss, direct_loss, expected_acceptance, greedy_agreement, hybrid_loss, trie_loss
+from stages.losses import (
+    Student,
+    Taught,
+    acceptance_loss,
+    direct_loss,
+    expected_acceptance,
+    greedy_agreement,
+    hybrid_loss,
+    trie_loss,
+)
+from stages.packing import pack
 
 VOCABULARY = 8
 SHAPE = {
@@ -37,10 +48,11 @@ def new_trainer(loss: Callable = trie_loss, measure: Callable = expected_accepta
         "gate_tolerance": 0.01, "seed": 0,
     }  # fmt: skip
     served = LanguageModel(new_llama(1, vocab_size=VOCABULARY, **SHAPE), "tiny")
-    return DrafterTrainer(served, "trie", loss, measure, ALLOWED, Training(**settings | changes))
+    training = Training(**settings | changes)
+    return DrafterTrainer(served, "trie", loss, measure, {"one": ALLOWED, "other": ALLOWED}, training)
 
 
-def lesson_of(pieces: tuple[int, ...], offset: int = 0, right: int = 1) -> Lesson:
+def lesson_of(pieces: tuple[int, ...], offset: int = 0, right: int = 1, target: str = "one") -> Lesson:
     """The target says after each piece the piece behind it plus `right`, nine times in ten."""
     teachings = []
     for position in range(1, len(pieces)):
@@ -48,7 +60,7 @@ def lesson_of(pieces: tuple[int, ...], offset: int = 0, right: int = 1) -> Lesso
         teachings.append(Teaching(position, 0, (said, (said + 1) % 7), (0.9, 0.05), (0.7, 0.05), 0.05))
         if position % 3 == 0:
             teachings.append(Teaching(position, 1, (said,), (0.8,), (0.0,), 0.2))
-    return Lesson(offset, pieces, tuple(teachings), (), (1, 2))
+    return Lesson(offset, target, pieces, tuple(teachings), (), (1, 2))
 
 
 COUNTING = lesson_of(tuple(number % 7 for number in range(20)))
@@ -107,7 +119,7 @@ def test_an_update_that_harms_the_held_out_lessons_is_dropped():
     while steps[-1].served and len(steps) < 20:
         before, version = weights(trainer.served.model), trainer.version
         steps.append(trainer.update([BACKWARD]))
-    assert (steps[-1].served, steps[-1].reason) == (False, "the gate saw a lower acceptance")
+    assert (steps[-1].served, steps[-1].reason) == (False, "the gate saw a lower acceptance for one")
     assert steps[-1].after < steps[-1].before - 0.01
     assert same(weights(trainer.served.model), before)
     assert trainer.version == version
@@ -119,16 +131,16 @@ def test_a_dropped_update_leaves_no_trace_in_the_next():
     trainer.hold_out(LATER)
     served = weights(trainer.served.model)
 
-    def ruin(lessons: list[Lesson]) -> tuple[float, int]:
+    def ruin(lessons: list[Lesson]) -> tuple[float, int, int]:
         with torch.no_grad():
-            for weight in trainer._candidate.parameters():
+            for weight in trainer._candidate.learning:
                 weight.zero_()
-        return 1.0, 1
+        return 1.0, 1, 1
 
     learn, trainer._train = trainer._train, ruin
     measure, trainer._measure = trainer._measure, _falls_after_the_first_call(trainer._measure)
     assert not trainer.update([COUNTING]).served
-    assert same(weights(trainer._candidate), served)
+    assert same(weights(trainer._candidate.model), served)
     trainer._train, trainer._measure = learn, measure
     assert trainer.update([COUNTING]).served
     assert not same(weights(trainer.served.model), served)
@@ -167,8 +179,8 @@ def test_a_loss_that_is_not_finite_drops_the_update(when: int):
     assert (step.served, step.reason, step.after) == (False, "the loss was not finite", None)
     assert math.isnan(step.loss)
     assert same(weights(trainer.served.model), before)
-    assert same(weights(trainer._candidate), before)
-    assert not trainer._candidate.training
+    assert same(weights(trainer._candidate.model), before)
+    assert not trainer._candidate.model.training
     assert trainer.update([COUNTING]).served, "the next update goes well"
 
 
@@ -194,10 +206,14 @@ def test_the_gate_looks_at_recent_lessons_alone():
     assert trainer.update([LATER]).before == only.update([LATER]).before
 
 
+def compared(trainer: DrafterTrainer, lessons: list[Lesson]) -> tuple[Student, Taught, Tensor]:
+    return trainer._compare(trainer.served, lessons, pack(lessons, torch.device("cpu")))
+
+
 def test_lessons_are_compared_alike_alone_and_beside_longer_ones():
     trainer = new_trainer()
-    alone = [trainer._compare(trainer.served.model, [lesson]) for lesson in (COUNTING, LATER)]
-    student, taught, log_N = trainer._compare(trainer.served.model, [COUNTING, LATER])
+    alone = [compared(trainer, [lesson]) for lesson in (COUNTING, LATER)]
+    student, taught, log_N = compared(trainer, [COUNTING, LATER])
     together = expected_acceptance(student, taught)
     parts = [expected_acceptance(student, taught) for student, taught, _ in alone]
     torch.testing.assert_close(together, torch.cat(parts))
@@ -207,8 +223,8 @@ def test_lessons_are_compared_alike_alone_and_beside_longer_ones():
 @torch.no_grad()
 def test_laws_are_those_before_the_taught_piece_without_forbidden_pieces():
     trainer = new_trainer()
-    lesson = Lesson(0, (1, 2, 3), (Teaching(2, 0, (4, 5), (0.5, 0.5), (0.5, 0.5), 0.0),), (), (1,))
-    student, _, log_N = trainer._compare(trainer.served.model, [lesson])
+    lesson = Lesson(0, "one", (1, 2, 3), (Teaching(2, 0, (4, 5), (0.5, 0.5), (0.5, 0.5), 0.0),), (), (1,))
+    student, _, log_N = compared(trainer, [lesson])
     logits_TD = trainer.served.model(torch.tensor([[1, 2, 3]])).logits[0]
     law_TD = logits_TD[:, :-1].softmax(-1)
     torch.testing.assert_close(student.log_kept_NT.exp()[0], law_TD[1, [4, 5]])
@@ -230,7 +246,7 @@ def test_many_lessons_are_learned_in_batches_with_the_same_result(monkeypatch):
 def test_lessons_without_teaching_change_nothing():
     trainer = new_trainer()
     before = weights(trainer.served.model)
-    step = trainer.update([Lesson(0, (1, 2), (), (), ())])
+    step = trainer.update([Lesson(0, "one", (1, 2), (), (), ())])
     assert (step.loss, step.positions) == (0, 0)
     assert same(weights(trainer.served.model), before)
 
@@ -263,3 +279,131 @@ def test_a_gradient_that_is_not_finite_drops_the_update(held_out: bool):
     before = weights(trainer.served.model)
     assert not trainer.update([COUNTING]).served
     assert same(weights(trainer.served.model), before)
+
+
+def test_an_update_that_helps_one_target_and_harms_another_is_dropped():
+    """The targets want opposite things of the same weights; on average the update would be a gain."""
+    trainer = new_trainer(rate=5e-2)
+    for _ in range(10):
+        trainer.update([COUNTING])
+    for held_out in (BACKWARD, lesson_of(BACKWARD.pieces, 4, -1), lesson_of(LATER.pieces, 5, target="other")):
+        trainer.hold_out(held_out)
+    before, version = weights(trainer.served.model), trainer.version
+    steps = [trainer.update([BACKWARD])]
+    while steps[-1].served and len(steps) < 20:
+        before, version = weights(trainer.served.model), trainer.version
+        steps.append(trainer.update([BACKWARD]))
+    assert (steps[-1].served, steps[-1].reason) == (False, "the gate saw a lower acceptance for other")
+    assert steps[-1].after > steps[-1].before, "the whole is better"
+    assert same(weights(trainer.served.model), before)
+    assert trainer.version == version
+
+
+def test_a_target_with_nothing_held_out_has_no_say():
+    trainer = new_trainer()
+    trainer.hold_out(lesson_of(LATER.pieces, 5, target="other"))
+    assert trainer.update([COUNTING]).reason == "the gate let it pass"
+
+
+def test_each_target_holds_out_lessons_of_its_own():
+    trainer = new_trainer(gate_window=1, rate=1e-9)
+    mine, others = LATER, lesson_of(BACKWARD.pieces, 7, -1, target="other")
+    for lesson in (COUNTING, mine, others):
+        trainer.hold_out(lesson)
+    positions = [sum(teaching.depth == 0 for teaching in lesson.teachings) for lesson in (mine, others)]
+    rates = [trainer.expected(None, [lesson]) for lesson in (mine, others)]
+    want = sum(rate * number for rate, number in zip(rates, positions, strict=True)) / sum(positions)
+    assert trainer.update([COUNTING]).before == pytest.approx(want)
+
+
+def test_a_lesson_is_compared_under_the_pieces_of_its_own_target():
+    served = LanguageModel(new_llama(1, vocab_size=VOCABULARY, **SHAPE), "tiny")
+    training = new_trainer()._training
+    allowed = {"one": range(4), "other": range(VOCABULARY)}
+    trainer = DrafterTrainer(served, "trie", trie_loss, expected_acceptance, allowed, training)
+    lessons = [lesson_of((1, 2, 3, 1), target=target) for target in ("one", "other")]
+    with torch.no_grad():
+        student, taught, _ = compared(trainer, lessons)
+        logits_TD = served.model(torch.tensor([[1, 2, 3, 1]])).logits[0]
+    half = len(taught.rest_N) // 2
+    first = int(taught.ids_NT[0, 0])
+    assert float(student.log_kept_NT[0, 0].exp()) == pytest.approx(float(logits_TD[0, :4].softmax(-1)[first]), abs=1e-5)
+    assert float(student.log_kept_NT[half, 0].exp()) == pytest.approx(float(logits_TD[0].softmax(-1)[first]), abs=1e-5)
+
+
+def test_the_floor_is_the_drafter_as_loaded_measured_on_the_present_window():
+    trainer = new_trainer(gate_window=1)
+    loaded = {lesson.offset: trainer.expected(None, [lesson]) for lesson in (LATER, BACKWARD)}
+    trainer.hold_out(LATER)
+    steps = [trainer.update([COUNTING]) for _ in range(10)]
+    assert [step.floor for step in steps] == [pytest.approx(loaded[1])] * 10
+    assert steps[-1].before > steps[-1].floor + 0.1
+    trainer.hold_out(BACKWARD)
+    assert trainer.update([COUNTING]).floor == pytest.approx(loaded[2])
+
+
+def test_pieces_are_counted_with_their_branches():
+    lesson = replace(COUNTING, branches=(Branch(5, (1, 2), (Teaching(6, 0, (4,), (1.0,), (1.0,), 0.0),)),))
+    step = new_trainer().update([lesson])
+    assert (step.pieces, step.positions) == (22, len(COUNTING.teachings) + 1)
+
+
+def test_what_is_taught_behind_rejections_is_learned():
+    """The text never says 5 behind (0, 1, 2), the branch does."""
+    branch = Branch(3, (6, 5), (Teaching(4, 0, (5,), (1.0,), (1.0,), 0.0),))
+    text = Lesson(0, "one", (0, 1, 2, 3), COUNTING.teachings[:3], (), (), 3, (branch,))
+    behind = Lesson(1, "one", (0, 1, 2, 6), (Teaching(4, 0, (5,), (1.0,), (1.0,), 0.0),), (), ())
+    behind = replace(behind, pieces=(0, 1, 2, 6, 5))
+    trainer, without = new_trainer(), new_trainer()
+    for _ in range(10):
+        trainer.update([text])
+        without.update([replace(text, branches=())])
+    assert trainer.expected(None, [behind]) > without.expected(None, [behind]) + 0.3
+
+
+def test_branches_do_not_count_for_the_gate():
+    branch = Branch(5, (1, 2), (Teaching(6, 0, (4,), (1.0,), (1.0,), 0.0),))
+    plain, branched = new_trainer(), new_trainer()
+    plain.hold_out(LATER)
+    branched.hold_out(replace(LATER, branches=(branch,)))
+    assert branched.update([COUNTING]) == plain.update([COUNTING])
+
+
+def test_other_weights_are_scored_without_a_trace():
+    trainer, other = new_trainer(), new_trainer()
+    trainer.hold_out(LATER)
+    for _ in range(5):
+        other.update([COUNTING])
+    before = weights(trainer.served.model)
+    found = trainer.expected(other.served.learning, [LATER])
+    assert found == pytest.approx(other.expected(None, [LATER]))
+    assert found > trainer.expected(None, [LATER]) + 0.05
+    assert same(weights(trainer.served.model), before)
+    assert same(weights(trainer._candidate.model), before)
+    assert trainer.update([COUNTING]) == new_trainer_with(LATER).update([COUNTING])
+
+
+def new_trainer_with(held_out: Lesson) -> DrafterTrainer:
+    trainer = new_trainer()
+    trainer.hold_out(held_out)
+    return trainer
+
+
+def test_nothing_to_score_on_is_no_score():
+    assert new_trainer().expected(None, [Lesson(0, "one", (1, 2), (), (), ())]) is None
+
+
+def test_adopted_weights_are_served_as_they_are_and_learned_from():
+    trainer = new_trainer_with(LATER)
+    given = weights(trainer.served.model)
+    for _ in range(5):
+        trainer.update([COUNTING])
+    version, rate = trainer.version, trainer.expected(given, [LATER])
+    trainer.adopt(given)
+    assert same(weights(trainer.served.model), given)
+    assert same(weights(trainer._candidate.model), given)
+    assert trainer.version == version + 1
+    trainer._replay.clear()  # what was learned from stays known
+    step = trainer.update([COUNTING])
+    assert step.before == pytest.approx(rate), "what was known of the weights before is forgotten"
+    assert step == new_trainer_with(LATER).update([COUNTING]), "as if it were the first update"

@@ -4,7 +4,7 @@ import pytest
 import torch
 from doubles import row_of
 
-from stages.blocks import Decision, Draft, Proposal, Row, Teaching, Verdict
+from stages.blocks import Branch, Decision, Draft, Proposal, Row, Teaching, Verdict
 from stages.lessons import Notebook, labels_of
 from stages.translate import parse
 from stages.trie import Trie
@@ -37,8 +37,11 @@ def bonus(index: int) -> Decision:
     return Decision(index, None, Outcome.UNDRAFTED, 1, Origin.BONUS)
 
 
-def verdict_of(proposal: Proposal, *decisions: Decision, teachings: tuple[Teaching, ...] = ()) -> Verdict:
-    return Verdict(proposal, decisions, (), 0, 0, teachings)
+def verdict_of(
+    proposal: Proposal, *decisions: Decision, teachings: tuple[Teaching, ...] = (), branch: Branch | None = None
+) -> Verdict:
+    judged = sum(decision.outcome in (Outcome.ACCEPTED, Outcome.REJECTED) for decision in decisions)
+    return Verdict(proposal, decisions, (), judged, 0, teachings, branch)
 
 
 def labels(verdict: Verdict) -> dict[int, float]:
@@ -93,9 +96,12 @@ def test_a_notebook_gathers_blocks_into_a_lesson():
     row.pieces += [0, 1, 1, 1]
     second = proposal_of((0,), row)
     later = teachings_at((7, 0))
-    notes.note(verdict_of(second, rejected(second, 0, ((0.5, 1.0), (0.1, 1.0)), 0), teachings=later))
-    lesson = notes.lesson(row)
-    assert (lesson.offset, lesson.pieces) == (7, (0, 1, 0, 0, 1, 1, 1))
+    behind = Branch(7, (0, 2), teachings_at((8, 0)))
+    refused = rejected(second, 0, ((0.5, 1.0), (0.1, 1.0)), 0)
+    notes.note(verdict_of(second, refused, teachings=later, branch=behind))
+    lesson = notes.lesson(row, "big")
+    assert (lesson.offset, lesson.target, lesson.pieces) == (7, "big", (0, 1, 0, 0, 1, 1, 1))
+    assert (lesson.judged, lesson.branches) == (3, (behind,)), "blocks without a branch add none"
     assert lesson.teachings == teachings + later
     assert len(lesson.labels) == 4
     assert tuple(lesson.ngram_positions) == (3, 4), "the pieces of the accepted n-gram"
@@ -106,4 +112,4 @@ def test_a_rejected_ngram_is_no_accepted_one():
     notes = Notebook()
     decision = rejected(proposal, 0, ((0.5, 0.8, 1.0), (0.5, 0.4, 0.3)), passed=2)
     notes.note(verdict_of(proposal, decision, teachings=teachings_at((1, 0))))
-    assert tuple(notes.lesson(row_of([0])).ngram_positions) == ()
+    assert tuple(notes.lesson(row_of([0]), "big").ngram_positions) == ()

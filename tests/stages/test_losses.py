@@ -141,6 +141,14 @@ def test_greedy_agreement_is_whether_the_likeliest_piece_is_the_same():
     assert found.tolist() == [1, 0]
 
 
+def test_greedy_agreement_asks_for_the_likeliest_piece_itself_and_not_for_more_than_all_the_rest():
+    """One other piece may be likelier than the kept ones, or none, with the same sum of the others."""
+    target_D = torch.tensor([0.1, 0.6, 0.1, 0.1, 0.1])
+    drafters = torch.tensor([[0.16, 0.4, 0.15, 0.15, 0.14], [0.0, 0.4, 0.6, 0.0, 0.0]])
+    kept_alone = teaching(target_D, kept=1)
+    assert greedy_agreement(*both(drafters.log(), kept_alone, kept_alone)).tolist() == [1, 0]
+
+
 def test_greedy_agreement_is_no_where_another_piece_than_the_kept_ones_must_be_likeliest():
     target_D = torch.tensor([0.1, 0.6, 0.1, 0.1, 0.1])
     drafter_D = torch.tensor([0.02, 0.03, 0.9, 0.02, 0.03])

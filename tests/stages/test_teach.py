@@ -7,9 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from stages.blocks import Draft, Proposal, Teaching
-from stages.teach import PieceIndex, PushDown, teach_nothing
-from stages.vocabulary import Pair
+from stages.blocks import Branch, Decision, Draft, Proposal, Teaching
+from stages.pair import Pair
+from stages.teach import PieceIndex, PushDown, Told, teach_nothing
+from stages.translate import parse
+from stages.trie import Trie
+from store.events import Origin, Outcome
 
 PIECES = 4
 EXTRA = 2  # outputs of the target beyond its tokenizer: at -inf, as `Verify` leaves them
@@ -29,6 +32,10 @@ def logits_of(spelling: tuple, count: int, seed: int = 0) -> Tensor:
     return logits_NV
 
 
+def accepted(index: int, token: int) -> Decision:
+    return Decision(index, None, Outcome.ACCEPTED, token, Origin.ACCEPTED)
+
+
 def taught(
     spelling: tuple, emitted: list[tuple[int, ...]], logits_NV: Tensor, kept: int = 99
 ) -> list[tuple[Teaching, ...]]:
@@ -36,7 +43,10 @@ def taught(
     starts = torch.tensor([0, *(len(tokens) + 1 for tokens in emitted)]).cumsum(0).tolist()
     rows = [row_of([0], [0] * (5 + number)) for number in range(len(emitted))]
     batch = [Proposal(Draft(row, (), torch.zeros(0, PIECES), (), None, ()), ()) for row in rows]
-    return PushDown(pair_of(spelling), kept, torch.device("cpu"))(batch, emitted, logits_NV, starts)
+    outcomes = [tuple(accepted(place, token) for place, token in enumerate(tokens)) for tokens in emitted]
+    told = PushDown(pair_of(spelling), kept, torch.device("cpu"))(batch, outcomes, logits_NV, starts)
+    assert [one.branch for one in told] == [None] * len(batch), "nobody asked for them"
+    return [one.teachings for one in told]
 
 
 def first_level(spelling: tuple, law: list[float]) -> dict[int, tuple[float, float]]:
@@ -140,4 +150,103 @@ def test_tokens_below_a_prefix_are_one_range():
 
 
 def test_who_does_not_learn_is_taught_nothing():
-    assert teach_nothing([None, None], [(1,), (2,)], torch.zeros(2, 3), [0, 1, 2]) == [(), ()]
+    assert teach_nothing([None, None], [(), ()], torch.zeros(2, 3), [0, 1, 2]) == [Told(), Told()] == [((), None)] * 2
+
+
+def proposal_of(pieces: tuple[int, ...], read: int) -> Proposal:
+    """A draft of these pieces behind a row of `read` pieces."""
+    trie = Trie(len(SPELLING) + EXTRA, PIECES)
+    trie.insert_all((spelt, token) for token, spelt in enumerate(SPELLING) if spelt)
+    draft = Draft(row_of([0], [0] * read), pieces, torch.zeros(len(pieces), PIECES), (), None, ())
+    return Proposal(draft, parse(trie, pieces))
+
+
+def outcome_of(proposal: Proposal, rejected: int | None) -> tuple[Decision, ...]:
+    """All accepted up to the rejected one, which is replaced by token 0; or all and a bonus."""
+    taken = proposal.verifiable[:rejected]
+    decisions = [accepted(index, token) for index, token in enumerate(taken)]
+    if rejected is None:
+        return (*decisions, Decision(len(taken), None, Outcome.UNDRAFTED, 0, Origin.BONUS))
+    unjudged = [
+        Decision(index, proposal.tokens[index], Outcome.UNJUDGED, None, None)
+        for index in range(rejected + 1, len(proposal.tokens))
+    ]
+    refused = Decision(rejected, proposal.tokens[rejected], Outcome.REJECTED, 0, Origin.RESIDUAL)
+    return (*decisions, refused, *unjudged)
+
+
+def branches(
+    batch: list[Proposal], rejected: list[int | None]
+) -> tuple[list[Branch | None], list[Told], Tensor, list[int]]:
+    """Branches of a batch, the whole teaching, and the laws behind it."""
+    starts = torch.tensor([0, *(len(one.verifiable) + 1 for one in batch)]).cumsum(0).tolist()
+    logits_NV = logits_of(SPELLING, starts[-1], seed=3)
+    outcomes = [outcome_of(*parts) for parts in zip(batch, rejected, strict=True)]
+    told = PushDown(pair_of(SPELLING), 99, torch.device("cpu"), off_policy=True)(batch, outcomes, logits_NV, starts)
+    return [one.branch for one in told], told, logits_NV, starts
+
+
+LONG = (0, 1, 1, 2, 2)  # tokens 2 (two pieces), 1, and 6 (two pieces)
+
+
+def assert_first_law(teaching: Teaching, logits_V: Tensor) -> None:
+    want, got = first_level(SPELLING, logits_V.softmax(-1).tolist()), as_dict(teaching)
+    assert got == {piece: (pytest.approx(g, abs=1e-6), pytest.approx(d, abs=1e-6)) for piece, (g, d) in want.items()}
+
+
+def test_behind_a_rejection_the_draft_is_taught_on_with_the_laws_that_the_target_computed_there():
+    proposal = proposal_of(LONG, read=5)
+    assert proposal.verifiable == (2, 1, 6)
+    (branch,), _, logits_NV, _ = branches([proposal], [0])
+    assert (branch.start, branch.pieces) == (5, LONG)
+    places = [(teaching.position, teaching.depth) for teaching in branch.teachings]
+    assert places == [(7, 0), (8, 0), (9, 1)], "the rejected token itself is taught in the text"
+    assert_first_law(branch.teachings[0], logits_NV[1])
+    assert_first_law(branch.teachings[1], logits_NV[2])
+    law = logits_NV[2].softmax(-1)
+    assert as_dict(branch.teachings[2]) == {2: (1.0, 0.0)}, "below piece 2 there is token 6 alone"
+    assert law[6] > 0
+
+
+def test_a_branch_begins_where_the_rejected_token_would_have_begun():
+    (branch,), _, logits_NV, _ = branches([proposal_of(LONG, read=5)], [1])
+    assert (branch.start, branch.pieces) == (7, (1, 2, 2))
+    assert [(teaching.position, teaching.depth) for teaching in branch.teachings] == [(8, 0), (9, 1)]
+    assert_first_law(branch.teachings[0], logits_NV[2])
+
+
+@pytest.mark.parametrize(
+    ("pieces", "rejected"),
+    [(LONG, 2), (LONG, None), ((1,), 0), ((), None), ((1, 0, 2), 2), ((3,), 0)],
+    ids=["last", "none", "only", "nothing drafted", "a gap", "no token begins so"],
+)
+def test_where_the_target_read_nothing_behind_a_rejection_there_is_no_branch(pieces, rejected):
+    assert branches([proposal_of(pieces, read=4)], [rejected])[0] == [None]
+
+
+def test_what_the_target_did_not_read_is_no_part_of_a_branch():
+    """The draft ends in a gap: piece 2 alone names no token."""
+    proposal = proposal_of((1, 0, 2), read=4)
+    assert proposal.tokens[-1].token is None
+    (branch,), _, logits_NV, _ = branches([proposal], [0])
+    assert (branch.start, branch.pieces) == (4, (1, 0))
+    assert [(teaching.position, teaching.depth) for teaching in branch.teachings] == [(5, 0)]
+    assert_first_law(branch.teachings[0], logits_NV[1])
+
+
+def test_branches_of_a_batch_are_told_apart():
+    batch = [proposal_of(LONG, 5), proposal_of((1, 1), 3), proposal_of((), 2), proposal_of((1, 0, 1, 1), 6)]
+    found, _, logits_NV, starts = branches(batch, [1, None, None, 0])
+    assert [branch is None for branch in found] == [False, True, True, False]
+    assert_first_law(found[0].teachings[0], logits_NV[2])
+    assert (found[3].start, found[3].pieces) == (6, (1, 0, 1, 1))
+    assert_first_law(found[3].teachings[0], logits_NV[starts[3] + 1])
+    assert_first_law(found[3].teachings[-1], logits_NV[starts[3] + 2])
+
+
+def test_teaching_behind_rejections_changes_nothing_of_the_text_s_own():
+    batch = [proposal_of(LONG, 5), proposal_of((1, 1), 3)]
+    _, told, logits_NV, starts = branches(batch, [1, 0])
+    outcomes = [outcome_of(batch[0], 1), outcome_of(batch[1], 0)]
+    plain = PushDown(pair_of(SPELLING), 99, torch.device("cpu"))(batch, outcomes, logits_NV, starts)
+    assert [one.teachings for one in told] == [one.teachings for one in plain]

@@ -1,7 +1,10 @@
 """The active trie against a plain dictionary of what is in it."""
 
+from sys import getsizeof
+
 import pytest
 import torch
+from cache_measuring import nodes_below, trie_bytes
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -48,6 +51,7 @@ def test_entries_come_and_go_like_members_of_a_set(toggled: list[tuple[int, ...]
             trie.insert(pieces, TOKEN_OF[pieces])
         held ^= {pieces}
         assert_holds(trie, held)
+        assert trie.bytes == trie_bytes(trie)
     assert trie.version == len(toggled)
 
 
@@ -62,7 +66,70 @@ def test_inserting_the_same_again_changes_nothing():
     trie = Trie(TARGET_SIZE, DRAFTER_SIZE)
     for _ in range(2):
         trie.insert((0, 1), TOKEN_OF[0, 1])
+        assert trie.bytes == trie_bytes(trie)
     assert_holds(trie, {(0, 1)})
+
+
+WIDE = {(0, *rest): 1000 + number for number, rest in enumerate([(), *((n,) for n in range(200))])}
+
+
+@given(st.lists(st.sampled_from(sorted(WIDE)), max_size=400))
+def test_bytes_are_those_of_the_objects_also_where_tables_grow_and_shrink(toggled: list[tuple[int, ...]]):
+    trie, held = Trie(2000, 200), set()
+    for pieces in toggled:
+        if pieces in held:
+            trie.remove(pieces)
+        else:
+            trie.insert(pieces, WIDE[pieces])
+        held ^= {pieces}
+        assert trie.bytes == trie_bytes(trie)
+
+
+def test_a_table_takes_no_more_after_many_changes_than_when_filled_at_once():
+    trie = Trie(2000, 200)
+    for pieces in sorted(WIDE) * 2:
+        trie.insert(pieces, WIDE[pieces])
+        if len(pieces) == 2 and pieces[1] >= 5:
+            trie.remove((0, pieces[1] - 3))
+            trie.insert((0, pieces[1] - 3), WIDE[0, pieces[1] - 3])
+    fresh = Trie(2000, 200)
+    fresh.insert_all(WIDE.items())
+    assert trie.bytes == fresh.bytes
+
+
+def test_an_empty_trie_has_taken_nothing_whatever_was_in_it():
+    trie = Trie(2000, 200)
+    for change in (trie.insert, lambda pieces, _: trie.remove(pieces)):
+        for pieces, token in WIDE.items():
+            change(pieces, token)
+    assert (trie.bytes, list(trie.root.children), trie.root.members) == (0, [], ())
+
+
+def test_leaves_hold_no_table_and_no_list_of_members():
+    trie = Trie(2000, 200)
+    trie.insert_all(WIDE.items())
+    inner, *leaves = nodes_below(trie.root)
+    assert len({id(leaf.children) for leaf in leaves}) == 1
+    assert trie.bytes - sum(getsizeof(n) for n in WIDE.values()) < 201 * getsizeof(inner) + 20_000
+
+
+def test_the_table_of_groups_keeps_its_size_and_its_order():
+    groups = Trie(TARGET_SIZE, DRAFTER_SIZE).root.children
+    before = getsizeof(groups)
+    for piece in (2, 0, 0):
+        groups[piece] = Node()
+    assert (list(groups), len(groups), bool(groups), groups.get(1)) == ([0, 2], 2, True, None)
+    for piece in (0, 2, 2):
+        del groups[piece]
+    assert (list(groups), len(groups), bool(groups), getsizeof(groups)) == ([], 0, False, before)
+
+
+def test_tokens_in_one_trie_are_not_in_another():
+    first, second = (Trie(TARGET_SIZE, DRAFTER_SIZE) for _ in range(2))
+    first.insert((0,), TOKEN_OF[0,])
+    second.insert((0,), TOKEN_OF[0,])
+    first.insert((0, 1), TOKEN_OF[0, 1])
+    assert_holds(second, {(0,)})
 
 
 def test_pieces_lead_to_one_token():

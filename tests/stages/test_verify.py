@@ -6,9 +6,9 @@ from doubles import TableModel, row_of
 from torch import Tensor
 
 from stages.acceptance import TrieRule
-from stages.blocks import Draft, Proposal, Row, Verdict
+from stages.blocks import Branch, Draft, Proposal, Row, Verdict
 from stages.distributions import Sampling
-from stages.teach import teach_nothing
+from stages.teach import Told, teach_nothing
 from stages.translate import parse
 from stages.trie import Trie
 from stages.verify import Verify, cut, passed_levels
@@ -16,6 +16,7 @@ from store.events import Origin, Outcome
 
 SPELLING = ((0,), (1,), (0, 1), (2,), None, (3,))
 END = 5
+BRANCH = Branch(0, (1,), ())
 CONTEXT = tuple(pieces or () for pieces in SPELLING)
 
 
@@ -101,13 +102,14 @@ def test_an_end_that_fills_the_room_is_a_stop():
 def test_teaching_is_made_before_the_row_grows():
     seen = []
 
-    def teach(batch, emitted, logits_NV, starts):
+    def teach(batch, outcomes, logits_NV, starts):
+        emitted = [tuple(decision.emitted for decision in decisions) for decisions in outcomes]
         seen.append((len(batch[0].draft.row.tokens), emitted, tuple(logits_NV.shape), starts))
-        return [("taught",)]
+        return [Told(("taught",), BRANCH)]
 
     verdict, _ = verify_block(row_of([0]), (1, 0, 1), teach=teach)
     assert seen == [(1, [(1, 2, 3)], (3, 8), [0, 3])]
-    assert verdict.teachings == ("taught",)
+    assert (verdict.teachings, verdict.branch) == (("taught",), BRANCH)
 
 
 @pytest.mark.parametrize(

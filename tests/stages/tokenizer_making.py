@@ -6,34 +6,40 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from stages.vocabulary import BYTE_TO_CHARACTER, SPACE_MARK
+from stages.token_bytes import BYTE_TO_CHARACTER, SPACE_MARK
 
-ROLES = {"bos_token": "<s>", "eos_token": "</s>"}
+ROLES = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
 
 
-def _wrap(tokenizer: Tokenizer, specials: Sequence[str]) -> PreTrainedTokenizerFast:
+def _wrap(tokenizer: Tokenizer, specials: Sequence[str], texts: Sequence[str] = ()) -> PreTrainedTokenizerFast:
     tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in specials])
+    tokenizer.add_tokens([AddedToken(text, special=False) for text in texts])
     roles = {role: name for role, name in ROLES.items() if name in specials}
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **roles)
 
 
-def _byte_level_model(merges: Sequence[tuple[bytes, bytes]]) -> models.BPE:
+def _byte_level_model(merges: Sequence[tuple[bytes, bytes]], without: bytes) -> models.BPE:
     def spelt(text: bytes) -> str:
         return "".join(BYTE_TO_CHARACTER[byte] for byte in text)
 
     pairs = [(spelt(left), spelt(right)) for left, right in merges]
-    contents = [*(BYTE_TO_CHARACTER[byte] for byte in range(256)), *(left + right for left, right in pairs)]
+    known = [BYTE_TO_CHARACTER[byte] for byte in range(256) if byte not in without]
+    contents = [*known, *(left + right for left, right in pairs)]
     return models.BPE(vocab={content: index for index, content in enumerate(contents)}, merges=pairs)
 
 
 def byte_level(
-    merges: Sequence[tuple[bytes, bytes]], specials: Sequence[str] = ("<s>", "</s>")
-) -> PreTrainedTokenizerFast:
-    """A byte-level BPE: ids 0..255 are the bytes, then one per merge, then the special tokens."""
-    tokenizer = Tokenizer(_byte_level_model(merges))
+    merges: Sequence[tuple[bytes, bytes]], specials: Sequence[str] = ("<s>", "</s>"), *, texts: Sequence[str] = (),
+    without: bytes = b"",
+) -> PreTrainedTokenizerFast:  # fmt: skip
+    """A byte-level BPE: ids 0..255 are the bytes, then one per merge, the special tokens, added text.
+
+    Bytes `without` a token shift what follows.
+    """
+    tokenizer = Tokenizer(_byte_level_model(merges, without))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    return _wrap(tokenizer, specials)
+    return _wrap(tokenizer, specials, texts)
 
 
 def space_mark(

@@ -11,6 +11,7 @@ from store.events import (
     Outcome,
     PromptCompleted,
     PromptRejected,
+    Recalled,
     TokenDecision,
     Translation,
     Updated,
@@ -141,12 +142,15 @@ def prompt(**changes: Any) -> PromptCompleted:
 def updated(**changes: Any) -> Updated:
     fields: dict[str, Any] = {
         "offset": 0,
+        "target": "big",
         "part": "drafter",
         "loss_name": "trie",
         "loss": 1.25,
         "positions": 64,
         "acceptance_before": 0.5,
         "acceptance_after": 0.625,
+        "acceptance_floor": 0.25,
+        "tokens_gained": 6.0,
         "served": True,
         "reason": "better on the window",
         "seconds": 0.5,
@@ -159,9 +163,11 @@ def updated(**changes: Any) -> Updated:
 def drifted(**changes: Any) -> Drifted:
     fields: dict[str, Any] = {
         "offset": 0,
+        "target": "big",
         "dataset": "docs",
         "detector": "adwin",
         "direction": "fall",
+        "changed_at": 0,
         "rate_before": 0.75,
         "rate_after": 0.25,
         "action": "reset",
@@ -169,10 +175,25 @@ def drifted(**changes: Any) -> Drifted:
     return Drifted(**(fields | changes))
 
 
+def recalled(**changes: Any) -> Recalled:
+    fields: dict[str, Any] = {
+        "offset": 0,
+        "target": "big",
+        "version": 1,
+        "candidates": 3,
+        "prompts": 5,
+        "acceptance_present": 0.25,
+        "acceptance_best": 0.5,
+        "seconds": 0.5,
+    }
+    return Recalled(**(fields | changes))
+
+
 def published(**changes: Any) -> VersionPublished:
     fields: dict[str, Any] = {
         "offset": 0,
         "version": 0,
+        "target": "big",
         "parent": None,
         "reason": "floor",
         "drafter_version": 0,
@@ -227,8 +248,9 @@ def small_run_events() -> list[Event]:
         events.append(prompt(**place, **times, prompt_id=f"{dataset}-{offset}", accepted=accepted))
     events.insert(-1, updated(offset=7, seconds=0.5))
     events += [
-        updated(offset=13, served=False, reason="no better", seconds=0.25, acceptance_after=0.5),
-        drifted(offset=12, dataset="code"),
+        updated(offset=13, served=False, reason="no better", seconds=0.25, acceptance_after=0.5, tokens_gained=-2.5),
+        drifted(offset=12, dataset="code", changed_at=10),
+        recalled(offset=12),
         published(offset=7, version=1, parent=0, reason="interval", drafter_version=1),
         published(offset=12, version=2, parent=1, reason="drift", drafter_version=1, acceptance=0.5),
     ]

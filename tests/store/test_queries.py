@@ -2,7 +2,7 @@ import random
 from hashlib import sha256
 
 import pytest
-from synthetic_runs import decision, drifted, prompt, rejected, small_run_events, write_run
+from synthetic_runs import decision, drifted, prompt, recalled, rejected, small_run_events, updated, write_run
 
 from store.errors import CorruptError, QueryError, RunError
 from store.events import Outcome
@@ -286,3 +286,29 @@ def test_longest_runs_go_on_across_blocks_until_a_residual(tmp_path):
         longest, short = log.recipe("longest-runs").to_pylist()
     assert (longest["first_position"], longest["accepted_tokens"], longest["text"]) == (0, 4, " the" * 4)
     assert (short["first_position"], short["accepted_tokens"]) == (5, 1)
+
+
+def test_the_ledger_adds_up_step_by_step_and_skips_what_is_unknown(tmp_path):
+    steps = [(0.5, 6.0), (0.25, None), (1.0, -2.5)]
+    events = [updated(seconds=seconds, tokens_gained=gained) for seconds, gained in steps]
+    with LogReader([write_run(tmp_path, events)]) as log:
+        rows = log.recipe("updates-ledger").to_pylist()
+    assert [row["seconds_so_far"] for row in rows] == [0.5, 0.75, 1.75]
+    assert [row["tokens_gained_so_far"] for row in rows] == [6.0, 6.0, 3.5]
+    assert [row["acceptance_floor"] for row in rows] == [0.25] * 3
+
+
+def test_drifts_tell_which_were_acted_upon(tmp_path):
+    actions = ("reset", "recall", "none", "ignored", "cooldown")
+    with LogReader([write_run(tmp_path, [drifted(action=action) for action in actions])]) as log:
+        rows = log.recipe("drifts").to_pylist()
+    assert [row["action"] for row in rows] == list(actions)
+    assert [row["acted_upon"] for row in rows] == [drifted(action=action).acted_upon for action in actions]
+    assert [row["acted_upon"] for row in rows] == [True, True, False, False, False]
+
+
+def test_recalls_tell_by_how_much_the_best_version_led(tmp_path):
+    events = [recalled(), recalled(version=None, acceptance_best=0.125)]
+    with LogReader([write_run(tmp_path, events)]) as log:
+        rows = log.recipe("recalls").to_pylist()
+    assert [(row["version"], row["lead"]) for row in rows] == [(1, 0.25), (None, -0.125)]

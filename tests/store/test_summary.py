@@ -2,7 +2,7 @@ import json
 import os
 
 import pytest
-from synthetic_runs import block, prompt, published, small_run_events, updated, write_run
+from synthetic_runs import block, drifted, prompt, published, small_run_events, updated, write_run
 
 from store import log as log_module
 from store.errors import RunError
@@ -47,10 +47,17 @@ def test_drifts_and_versions_go_to_their_dataset_and_to_the_totals(small):
     docs, code = small["datasets"]["docs"], small["datasets"]["code"]
     assert docs["drifts"] == []
     assert code["drifts"] == [
-        {"offset": 12, "direction": "fall", "action": "reset", "rate_before": 0.75, "rate_after": 0.25}
+        {
+            "target": "big",
+            "offset": 12,
+            "direction": "fall",
+            "action": "reset",
+            "rate_before": 0.75,
+            "rate_after": 0.25,
+        }
     ]
     assert [version["version"] for version in docs["versions"]] == [0, 1]
-    assert code["versions"] == [{"version": 2, "offset": 12, "reason": "drift"}]
+    assert code["versions"] == [{"target": "big", "version": 2, "offset": 12, "reason": "drift"}]
     assert [drift["dataset"] for drift in small["totals"]["drifts"]] == ["code"]
     assert len(small["totals"]["versions"]) == 3
 
@@ -62,6 +69,59 @@ def test_totals_add_up(small):
     assert totals["seconds"]["learn"] == 0.75
     assert small["rejected_rows"] == 1
     assert small["run"] == "small"
+
+
+def test_the_ledger_is_what_learning_cost_and_what_its_tokens_saved(small):
+    """Two updates of 0.5 + 0.25 s; 6 - 2.5 tokens gained; every target forward took half a second."""
+    assert small["totals"]["ledger"] == {
+        "update_seconds": 0.75,
+        "tokens_gained": 3.5,
+        "seconds_per_target_forward": 0.5,
+        "seconds_saved": 1.75,
+        "net_seconds": 1.0,
+    }
+
+
+def test_a_target_forward_in_the_ledger_is_a_row_s_share_of_it(tmp_path):
+    events = [block(block=0, rows=4, seconds_verify=0.25), block(block=1, seconds_verify=0.75), prompt()]
+    events += [updated(seconds=2.0, tokens_gained=3.0), updated(part="head", seconds=1.0, tokens_gained=None)]
+    ledger = summarize(write_run(tmp_path, events))["totals"]["ledger"]
+    assert (ledger["update_seconds"], ledger["seconds_per_target_forward"]) == (3.0, 0.5)
+    assert (ledger["seconds_saved"], ledger["net_seconds"]) == (1.5, -1.5)
+
+
+def test_the_ledger_of_a_run_that_did_nothing_has_no_price_of_a_forward(tmp_path):
+    ledger = summarize(write_run(tmp_path, [published()]))["totals"]["ledger"]
+    assert (ledger["update_seconds"], ledger["tokens_gained"]) == (0.0, 0.0)
+    assert ledger["seconds_per_target_forward"] is ledger["seconds_saved"] is ledger["net_seconds"] is None
+
+
+def test_every_target_has_figures_of_its_own(tmp_path):
+    """Dealt in turn; the second target's acceptance rises, the first one's stays."""
+    events = [published(target="big"), published(target="small", version=1)]
+    for number in range(12):
+        target = ("big", "small")[number % 2]
+        place = {"offset": number, "started": float(number), "finished": number + 1.0}
+        events.append(prompt(**place, target=target, accepted=1 if target == "big" else number // 4))
+    events += [
+        drifted(offset=7, target="small", dataset="docs"),
+        published(offset=7, target="small", version=2, parent=1, reason="drift"),
+    ]
+    targets = summarize(write_run(tmp_path, events))["targets"]
+    assert list(targets) == ["big", "small"]
+    assert [targets[name]["prompts"] for name in targets] == [6, 6]
+    assert (targets["big"]["acceptance_rate"], targets["small"]["acceptance_rate"]) == (0.3333, round(6 / 18, 4))
+    fifths = [targets["small"][part]["acceptance_rate"] for part in ("first_fifth", "last_fifth")]
+    assert fifths == [0.0, round(2 / 3, 4)], "of two prompts each"
+    assert targets["small"]["block_efficiency"] == 2.0
+    assert (targets["big"]["drifts"], [drift["offset"] for drift in targets["small"]["drifts"]]) == ([], [7])
+    assert [[version["version"] for version in targets[name]["versions"]] for name in targets] == [[0], [1, 2]]
+
+
+def test_one_target_has_the_figures_of_the_whole(small):
+    (target,) = small["targets"].values()
+    for name in ("prompts", "emitted_tokens", "acceptance_rate", "wall_seconds", "tokens_per_second"):
+        assert target[name] == small["totals"][name]
 
 
 def test_overlapping_prompts_share_the_clock(tmp_path):

@@ -39,6 +39,7 @@ def publication(root: Path, version: int, run: str = "run-a") -> tuple[Path, Ver
     event = VersionPublished(
         offset=100 * version,
         version=version,
+        target="builtin:target",
         parent=version - 1 if version else None,
         reason="interval" if version else "floor",
         drafter_version=version,

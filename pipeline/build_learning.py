@@ -1,0 +1,89 @@
+"""What learns: the drafter's trainer, each target's head, and their schedules, as configured."""
+
+from collections.abc import Sequence
+
+from pipeline.build_models import Models
+from pipeline.build_stages import LAYER_OVERHEAD, draftable
+from pipeline.config import Config
+from stages.distill import Distill, NoDistill
+from stages.drafter_trainer import DrafterTrainer, Training
+from stages.head import AcceptanceHead
+from stages.head_trainer import HeadTrainer
+from stages.learner import DrafterLearner, FixedSpacing, PayingSpacing, Spacing
+from stages.losses import (
+    Loss,
+    acceptance_loss,
+    direct_loss,
+    expected_acceptance,
+    greedy_agreement,
+    hybrid_loss,
+    trie_loss,
+)
+
+# What one piece of one gradient step costs per weight of the drafter, in weights read by a target pass: forward and
+# backward are 6 operations where a pass reads 4 bytes; at 60 GFLOP/s and 26 GB/s per core.
+TRAIN_SHARE = 0.65
+
+
+def _loss(config: Config) -> Loss:
+    losses: dict[str, Loss] = {
+        "trie": trie_loss,
+        "direct": direct_loss,
+        "hybrid": hybrid_loss(config.learn.ngram_weight),
+        "acceptance": acceptance_loss(config.learn.acceptance_blend),
+    }
+    return losses[config.learn.loss]
+
+
+def make_distills(
+    config: Config, fleet: Sequence[Models], heads: Sequence[AcceptanceHead]
+) -> Sequence[Distill | NoDistill]:
+    """One per target. Targets that share the drafter's weights share their learner."""
+    if not config.learn.enabled:
+        return [NoDistill() for _ in fleet]
+    if config.learn.lora:
+        learners = [_learner(config, [models]) for models in fleet]
+    else:
+        learners = [_learner(config, fleet)] * len(fleet)
+    return [_distill(config, learner, head) for learner, head in zip(learners, heads, strict=True)]
+
+
+def _distill(config: Config, learner: DrafterLearner, head: AcceptanceHead) -> Distill:
+    learn = config.learn
+    trained_head = HeadTrainer(head, config.seed, learn.head_rate, learn.head_batch, learn.head_buffer)
+    return Distill(learner, trained_head, interleaved=learn.head_schedule == "interleaved")
+
+
+def _learner(config: Config, fleet: Sequence[Models]) -> DrafterLearner:
+    learn = config.learn
+    training = Training(
+        rate=learn.rate,
+        weight_decay=learn.weight_decay,
+        steps=learn.steps,
+        clip=learn.clip,
+        replay=learn.replay_prompts,
+        gate_window=learn.gate_window,
+        gate_tolerance=learn.gate_tolerance,
+        seed=config.seed,
+    )
+    measure = greedy_agreement if config.sampling.temperature == 0 else expected_acceptance
+    allowed = {models.name: draftable(config, models.pair) for models in fleet}
+    trainer = DrafterTrainer(fleet[0].drafter, learn.loss, _loss(config), measure, allowed, training)
+    gate_every = round(1 / learn.gate_share) if learn.gate_share else 1 << 62
+    return DrafterLearner(trainer, _spacing(config, fleet), gate_every)
+
+
+def _spacing(config: Config, fleet: Sequence[Models]) -> Spacing:
+    learn = config.learn
+    if learn.spacing == "fixed":
+        return FixedSpacing(learn.interval)
+    longest = max(learn.interval, learn.longest_interval)
+    return PayingSpacing(learn.interval, longest, piece_cost(config, fleet), learn.steps, learn.horizon, config.batch)
+
+
+def piece_cost(config: Config, fleet: Sequence[Models]) -> float:
+    """What one piece costs in one gradient step, in target passes: as configured, or estimated from sizes."""
+    if config.learn.piece_cost is not None:
+        return config.learn.piece_cost
+    passes = [models.target.parameters + LAYER_OVERHEAD * models.target.layers for models in fleet]
+    return TRAIN_SHARE * fleet[0].drafter.parameters / min(passes)

@@ -1,0 +1,100 @@
+"""Loading: models and tokenizers by name, and each target's vocabulary paired with the drafter's."""
+
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline import zoo
+from pipeline.config import Config
+from pipeline.dealing import Dealing
+from stages.adapters import ADAPTER_FOLDER, adapter_name, add_adapter, load_adapter, merge_saved_adapter
+from stages.huggingface import load_tokenizer, pick_device, set_threads
+from stages.language_model import LanguageModel, load_model
+from stages.pair import Pair, SpecialRule, pair
+from stages.vocabulary import Vocabulary
+from store.registry import fetch_version
+
+
+@dataclass(frozen=True)
+class Models:
+    """One target with the drafter: models and vocabularies, as loaded. Several targets share the drafter's modules."""
+
+    name: str  # the target's, as configured
+    target: LanguageModel
+    drafter: LanguageModel
+    target_words: Vocabulary
+    drafter_words: Vocabulary
+    drafter_tokenizer: Any
+    drafter_folder: Path | None  # where the drafter's head and n-grams may lie
+    pair: Pair
+
+
+def locate(name: str, uri: str, fetched: Path) -> str:
+    """The hub name or folder behind a model's name: `builtin:NAME`, `models:/NAME/VERSION`, or what was given."""
+    if name.startswith("builtin:"):
+        return str(zoo.path_of(name.removeprefix("builtin:")))
+    if name.startswith("models:/"):
+        folder = fetched / re.sub(r"[^\w.-]+", "_", name.removeprefix("models:/"))
+        shutil.rmtree(folder, ignore_errors=True)  # an alias may have moved
+        return str(fetch_version(name, uri, folder))
+    return name
+
+
+def load_models(config: Config, uri: str, fetched: Path) -> tuple[Models, ...]:
+    """Load the drafter and every target once, in the order in which they are named, swapped-in ones included.
+
+    Args:
+        config: names and types.
+        uri: of the registry for `models:/` names.
+        fetched: what comes from the registry is copied below it.
+
+    Raises:
+        ModelError, VocabularyError: see there.
+        ConfigError: a swap or an exception for a special token cannot be read.
+    """
+    if config.threads:
+        set_threads(config.threads)
+    device = pick_device(config.device)
+    source = locate(config.drafter, uri, fetched)
+    tokenizer = load_tokenizer(source)
+    drafter, words = load_model(source, config.dtype, device), Vocabulary(tokenizer, config.drafter)
+    folder = Path(source) if Path(source).is_dir() else None
+    if folder and (folder / ADAPTER_FOLDER).is_dir() and not config.learn.lora:
+        merge_saved_adapter(drafter.model, folder / ADAPTER_FOLDER)
+    return tuple(
+        _with_target(config, name, locate(name, uri, fetched), (drafter, words, tokenizer, folder))
+        for name in Dealing.of(config).targets
+    )
+
+
+Drafter = tuple[LanguageModel, Vocabulary, Any, Path | None]
+
+
+def _with_target(config: Config, name: str, source: str, drafter: Drafter) -> Models:
+    """One target beside the shared drafter, whose rows there are its own and, with `--lora`, its adapter too."""
+    model, words, tokenizer, folder = drafter
+    target_words = Vocabulary(load_tokenizer(source), name)
+    rule = SpecialRule.of(config.vocabulary.special, config.vocabulary.special_names)
+    return Models(
+        name=name,
+        target=load_model(source, config.dtype, str(model.device)),
+        drafter=LanguageModel(model.model, model.name, _adapter(config, model, name, folder)),
+        target_words=target_words,
+        drafter_words=words,
+        drafter_tokenizer=tokenizer,
+        drafter_folder=folder,
+        pair=pair(target_words, words, rule),
+    )
+
+
+def _adapter(config: Config, drafter: LanguageModel, target: str, folder: Path | None) -> str | None:
+    """Inject the target's adapter if it is to have one, with the weights that the drafter came with."""
+    if not config.learn.lora:
+        return None
+    name = adapter_name(target)
+    add_adapter(drafter.model, name, config.learn.lora_rank, config.seed)
+    if folder and (folder / ADAPTER_FOLDER).is_dir():
+        load_adapter(drafter.model, name, folder / ADAPTER_FOLDER)
+    return name

@@ -1,0 +1,214 @@
+"""One vocabulary spelt in the pieces of another: what is translated, drafted and read.
+
+Ordinary tokens are spelt byte for byte. Control tokens are mapped by a rule that can be read off the result.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from enum import StrEnum
+from typing import Literal
+
+import numpy as np
+
+from stages.spelling import Pieces
+from stages.vocabulary import Vocabulary
+from stages.vocabulary_cache import Arrays, digest_of, keep, recall
+from store.errors import VocabularyError
+
+
+class How(StrEnum):
+    """How a control token of the target came to its pieces."""
+
+    ROLE = "role"  # both begin a text, end it, or fill it up
+    NAME = "name"  # the same name, or one given by the rule
+    SPELT = "spelt"  # its name as text
+    BLOCKED = "blocked"  # it has none
+
+
+@dataclass(frozen=True)
+class SpecialMapping:
+    """A control token of the target in the drafter's pieces; no pieces where it is blocked."""
+
+    token: int
+    name: str
+    how: How
+    pieces: Pieces
+
+
+@dataclass(frozen=True)
+class SpecialRule:
+    """What becomes of the target's control tokens.
+
+    First `names` counts; then the roles EOS, BOS and PAD; then the drafter's control token of the same name; then
+    `otherwise`. Tokens that have bytes (see `Vocabulary.specials`) are shown as text, so they are spelt, not blocked.
+
+    Attributes:
+        otherwise: "spell" is the text of the token's name; "block" is no pieces: it is neither proposed nor read.
+        names: a target's name to a drafter's name, "spell" or "block".
+    """
+
+    otherwise: Literal["spell", "block"] = "block"
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, otherwise: Literal["spell", "block"], entries: Sequence[str]) -> "SpecialRule":
+        """Read `TARGET=DRAFTER` entries.
+
+        A name may hold `=`. An entry is divided at its last `=` that leaves text on both sides with every `<` and
+        `[` closed; if there is none, at its last `=` with text on both sides.
+
+        Raises:
+            VocabularyError: for an entry that cannot be divided, and for a target's name that comes twice.
+        """
+        names: dict[str, str] = {}
+        for entry in entries:
+            target, drafter = _divided(entry)
+            if target in names:
+                raise VocabularyError(f"a special token is mapped once, but {target!r} is given twice; leave one out")
+            names[target] = drafter
+        return cls(otherwise, names)
+
+
+def _divided(entry: str) -> tuple[str, str]:
+    places = [place for place in range(1, len(entry) - 1) if entry[place] == "="]
+    halves = [(entry[:place], entry[place + 1 :]) for place in places]
+    closed = [pair for pair in halves if all(_is_closed(half) for half in pair)]
+    if not halves:
+        raise VocabularyError(
+            f"a special token's mapping must be TARGET=DRAFTER, TARGET=spell or TARGET=block, not {entry!r}"
+        )
+    return (closed or halves)[-1]
+
+
+def _is_closed(text: str) -> bool:
+    return text.count("<") == text.count(">") and text.count("[") == text.count("]")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A target's vocabulary in a drafter's pieces.
+
+    Attributes:
+        pieces: per target id the drafter pieces that propose it; None where there are none: blocked control tokens,
+            unused ids, and tokens whose pieces another token owns.
+        context: per target id what the drafter reads when the token was emitted; empty where it reads nothing.
+        drafter_size: number of the drafter's ids.
+        digest: sha256 of the two vocabularies' digests and the rule.
+        unspelt: target tokens with bytes that the drafter cannot spell.
+        specials: the target's control tokens, in id order.
+    """
+
+    pieces: tuple[Pieces | None, ...]
+    context: tuple[Pieces, ...]
+    drafter_size: int
+    digest: str
+    unspelt: int
+    specials: tuple[SpecialMapping, ...] = ()
+
+    @property
+    def direct(self) -> int:
+        """Number of target tokens that are one piece."""
+        return sum(1 for pieces in self.pieces if pieces and len(pieces) == 1)
+
+
+def pair(target: Vocabulary, drafter: Vocabulary, rule: SpecialRule | None = None) -> Pair:
+    """Spell every target token in the drafter's pieces; by default control tokens without a counterpart are blocked.
+
+    Pieces are proposed as one target token only. Of ordinary tokens with the same bytes it is the one that the target's
+    tokenizer prefers; before control tokens come ordinary ones; of control tokens EOS is first, then the lower id.
+
+    Raises:
+        VocabularyError: if more than one target token in a hundred cannot be spelt, or the rule names an unknown token.
+    """
+    rule = rule or SpecialRule()
+    _check_names(target, drafter, rule)
+    digest = digest_of(target.digest, drafter.digest, rule.otherwise, dict(rule.names))
+    found: Pair | None = recall("pair", digest, lambda arrays: _restored(arrays, target, drafter, digest))
+    if found is None:
+        found = _spelt(target, drafter, rule, digest)
+        keep("pair", digest, _arrays_of(found))
+    if found.unspelt > target.size // 100:
+        raise VocabularyError(
+            f"the drafter {drafter.name} must be able to spell the target's bytes, but has no pieces for "
+            f"{found.unspelt:,} of {target.size:,} tokens of {target.name}; "
+            "use a drafter with a byte-level or byte-fallback tokenizer"
+        )
+    return found
+
+
+def _check_names(target: Vocabulary, drafter: Vocabulary, rule: SpecialRule) -> None:
+    for name, counterpart in rule.names.items():
+        _check_name(name, target, "target")
+        if counterpart not in ("spell", "block"):
+            _check_name(counterpart, drafter, "drafter")
+
+
+def _check_name(name: str, words: Vocabulary, side: str) -> None:
+    if name in words.specials:
+        return
+    nearest = get_close_matches(name, words.specials, n=1, cutoff=0.0)
+    hint = f"the nearest is {nearest[0]!r}" if nearest else "it has none"
+    raise VocabularyError(f"{name!r} must be a special token of the {side} {words.name}; {hint}")
+
+
+def _spelt(target: Vocabulary, drafter: Vocabulary, rule: SpecialRule, digest: str) -> Pair:
+    cuts = drafter.spell_each([spelt or b"" for spelt in target.token_bytes])
+    specials = _specials(target, drafter, rule)
+    context = [cut or () for cut in cuts]
+    for special in specials:
+        context[special.token] = special.pieces
+    ordinary = set(target.id_of_bytes.values())
+    pieces = [cut if cut and index in ordinary else None for index, cut in enumerate(context)]
+    owned = set(pieces)
+    for special in sorted(specials, key=lambda special: special.token != target.eos):
+        if special.pieces not in owned:
+            pieces[special.token] = special.pieces or None
+            owned.add(special.pieces)
+    return Pair(tuple(pieces), tuple(context), drafter.size, digest, cuts.count(None), specials)
+
+
+def _specials(target: Vocabulary, drafter: Vocabulary, rule: SpecialRule) -> tuple[SpecialMapping, ...]:
+    found = []
+    for name, token in target.specials.items():
+        how, pieces = _mapped(name, token, target, drafter, rule)
+        found.append(SpecialMapping(token, name, how, pieces))
+    return tuple(found)
+
+
+def _mapped(name: str, token: int, target: Vocabulary, drafter: Vocabulary, rule: SpecialRule) -> tuple[How, Pieces]:
+    given = rule.names.get(name)
+    if given is None:
+        for ours, theirs in ((target.eos, drafter.eos), (target.bos, drafter.bos), (target.pad, drafter.pad)):
+            if ours == token and theirs is not None:
+                return How.ROLE, (theirs,)
+        shown = target.bytes_of(token) is not None
+        given = name if name in drafter.specials else "spell" if shown else rule.otherwise
+    if given == "spell":
+        pieces = drafter.spell(name.encode())
+        return (How.SPELT, pieces) if pieces else (How.BLOCKED, ())
+    return (How.BLOCKED, ()) if given == "block" else (How.NAME, (drafter.specials[given],))
+
+
+def _arrays_of(found: Pair) -> Arrays:
+    flat = [piece for pieces in found.context for piece in pieces]
+    return {
+        "lengths": np.array([len(pieces) for pieces in found.context], dtype=np.int32),
+        "flat": np.array(flat, dtype=np.int32),
+        "drafted": np.array([pieces is not None for pieces in found.pieces], dtype=bool),
+        "how": np.array([list(How).index(special.how) for special in found.specials], dtype=np.uint8),
+        "unspelt": np.array(found.unspelt),
+    }
+
+
+def _restored(arrays: Arrays, target: Vocabulary, drafter: Vocabulary, digest: str) -> Pair:
+    flat, ends = tuple(arrays["flat"].tolist()), arrays["lengths"].cumsum().tolist()
+    context = tuple(flat[end - length : end] for length, end in zip(arrays["lengths"].tolist(), ends, strict=True))
+    drafted = arrays["drafted"].tolist()
+    pieces = tuple(cut if own else None for cut, own in zip(context, drafted, strict=True))
+    hows = [list(How)[how] for how in arrays["how"].tolist()]
+    specials = tuple(
+        SpecialMapping(token, name, how, context[token])
+        for (name, token), how in zip(target.specials.items(), hows, strict=True)
+    )
+    return Pair(pieces, context, drafter.size, digest, int(arrays["unspelt"]), specials)

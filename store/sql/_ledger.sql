@@ -1,0 +1,19 @@
+-- What learning cost and what it brought, in seconds. One run.
+--
+-- A token more that is accepted saves a target forward of its row: its share of the batch's.
+WITH learning AS (
+    SELECT
+        coalesce(sum(seconds::DOUBLE), 0) AS update_seconds,
+        coalesce(sum(tokens_gained), 0) AS tokens_gained
+    FROM updates
+),
+
+forwards AS (
+    SELECT sum(seconds_verify::DOUBLE) / nullif(count(*), 0) AS seconds_per_target_forward FROM blocks
+)
+
+SELECT
+    *,
+    tokens_gained * seconds_per_target_forward AS seconds_saved,
+    seconds_saved - update_seconds AS net_seconds
+FROM learning, forwards;

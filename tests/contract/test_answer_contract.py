@@ -1,0 +1,116 @@
+"""The contracts of `Answer` and `Publisher`, over every implementation: what the lane may rely on."""
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from event_making import completed, drifted
+from test_stage_contract import llama, new_distill
+
+from pipeline import answer as answer_module
+from pipeline import publish as publish_module
+from pipeline.answer import Answer, NoAnswer, Recall, Restart, Shelf
+from pipeline.publish import FolderPublisher, NoPublisher, Origin, Publisher
+from pipeline.records import Versions
+from stages.blocks import Lesson, Teaching
+from store.events import Recalled, VersionPublished
+from store.registry import NoRegistry
+
+
+def lesson_of(offset: int) -> Lesson:
+    teachings = tuple(Teaching(position, 0, (0, 2), (0.7, 0.2), (0.7, 0.2), 0.1) for position in (1, 2, 3))
+    return Lesson(offset, "big", (0, 1, 2, offset % 4), teachings, (), (), 3)
+
+
+def recall(folder: Path) -> Recall:
+    weights = [weight.detach().clone() for weight in llama(4).learning]
+    shelf = Shelf(lambda: [(0, folder)], lambda folder: weights, lambda folder: None)
+    return Recall(new_distill(), shelf, margin=0.02, most=3)
+
+
+ANSWERS: dict[str, Callable[[Path], Answer]] = {
+    "NoAnswer": lambda folder: NoAnswer(),
+    "Restart": lambda folder: Restart(new_distill().restart),
+    "Recall": recall,
+}
+every_answer = pytest.mark.parametrize("make", ANSWERS.values(), ids=list(ANSWERS))
+
+
+@every_answer
+def test_a_drift_is_answered_whether_or_not_anything_was_noted(make: Callable[[Path], Answer], tmp_path: Path):
+    answer = make(tmp_path)
+    assert list(answer.to(drifted(offset=0))) == []
+    for offset in range(5):
+        answer.note(lesson_of(offset))
+    for event in answer.to(drifted(offset=4, changed_at=2, target="big")):
+        assert isinstance(event, Recalled)
+        assert (event.offset, event.target) == (4, "big")
+    list(answer.to(drifted(offset=4, changed_at=2)))  # a second time as well
+
+
+@every_answer
+def test_noting_decides_nothing_and_draws_nothing(make: Callable[[Path], Answer], tmp_path: Path):
+    answer, before = make(tmp_path), torch.random.get_rng_state()
+    assert answer.note(lesson_of(0)) is None
+    list(answer.to(drifted(offset=0)))
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def folder_publisher(folder: Path) -> FolderPublisher:
+    learned = count()
+
+    def write(version: Path) -> None:
+        version.mkdir(parents=True)
+        (version / "model.safetensors").write_bytes(b"weights")
+
+    origin = Origin("omnidraft-drafter", "tuesday", "big", "drafter", "ab" * 32)
+    versions: Callable[[], Any] = lambda: (Versions(next(learned), 0, 0), 0)  # noqa: E731  (always something new)
+    return FolderPublisher(folder, write, versions, origin, NoRegistry(), 2, count(), lambda: "2026-01-02T03:04:05Z")
+
+
+PUBLISHERS: dict[str, Callable[[Path], Publisher]] = {
+    "NoPublisher": lambda folder: NoPublisher(),
+    "FolderPublisher": folder_publisher,
+}
+every_publisher = pytest.mark.parametrize("make", PUBLISHERS.values(), ids=list(PUBLISHERS))
+
+
+@every_publisher
+def test_whatever_is_published_has_a_folder_of_its_own_and_follows_the_version_before(
+    make: Callable[[Path], Publisher], tmp_path: Path
+):
+    publisher = make(tmp_path)
+    events: list[VersionPublished] = [*publisher.floor()]
+    for offset in range(5):
+        events += publisher.after(completed(offset))
+        events += publisher.at(drifted(offset=offset)) if offset == 3 else ()
+    events += publisher.end()
+    assert [event.version for event in events] == list(range(len(events)))
+    assert [event.parent for event in events] == [None, *range(len(events) - 1)][: len(events)]
+    assert {event.target for event in events} <= {"big"}
+    assert all((tmp_path / event.folder / "model.safetensors").is_file() for event in events)
+    assert len({event.folder for event in events}) == len(events)
+
+
+@every_publisher
+def test_nothing_happens_before_it_is_asked_for(make: Callable[[Path], Publisher], tmp_path: Path):
+    publisher = make(tmp_path)
+    started: Sequence[Iterator[VersionPublished]] = [publisher.floor(), publisher.at(drifted()), publisher.end()]
+    assert len(started) == 3
+    assert list(tmp_path.iterdir()) == [], "a version is written as its event is taken"
+
+
+def implementations(module: Any, protocol: type) -> set[str]:
+    """Classes of a module that have all of the protocol's methods."""
+    methods = {name for name, value in vars(protocol).items() if inspect.isfunction(value) and name[0] != "_"}
+    classes = [cls for _, cls in inspect.getmembers(module, inspect.isclass) if cls.__module__ == module.__name__]
+    return {cls.__name__ for cls in classes if cls is not protocol and methods <= set(dir(cls))}
+
+
+def test_no_implementation_is_missing_from_this_suite():
+    assert implementations(answer_module, Answer) == set(ANSWERS)
+    assert implementations(publish_module, Publisher) == set(PUBLISHERS)

@@ -1,0 +1,145 @@
+"""What is done about a drift, and which earlier version comes back."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from event_making import drifted
+
+from pipeline.answer import RECENT, Recall, Restart, Shelf
+from stages.blocks import Lesson
+from store.events import Recalled
+
+
+class Trainer:
+    """Weights are one number: the acceptance that they bring on every lesson."""
+
+    def __init__(self, present: float) -> None:
+        self.weights = torch.tensor([present])
+        self.scored: list[list[int]] = []
+
+    def expected(self, weights: list[torch.Tensor] | None, lessons: Sequence[Lesson]) -> float | None:
+        self.scored.append([lesson.offset for lesson in lessons])
+        return float(self.weights if weights is None else weights[0])
+
+    def adopt(self, weights: list[torch.Tensor]) -> None:
+        self.weights = weights[0]
+
+
+class Distill:
+    """Stands for the lane's, as far as an answer uses it."""
+
+    def __init__(self, present: float) -> None:
+        self.drafter = self
+        self.trainer = Trainer(present)
+        self.calls: list[str] = []
+
+    def restart(self) -> None:
+        self.calls.append("restart")
+
+
+class Folders:
+    """Versions whose acceptance stands in a file, and the heads that were read."""
+
+    def __init__(self, root: Path, rates: Sequence[float], distill: Distill) -> None:
+        self.folders = []
+        self._distill = distill
+        for number, rate in enumerate(rates):
+            folder = root / f"{number:06d}"
+            folder.mkdir()
+            (folder / "rate").write_text(str(rate))
+            self.folders.append((number, folder))
+        self.read_folders: list[str] = []
+
+    def read(self, folder: Path) -> list[torch.Tensor]:
+        self.read_folders.append(folder.name)
+        return [torch.tensor([float((folder / "rate").read_text())])]
+
+    def read_head(self, folder: Path) -> None:
+        self._distill.calls.append(f"head {folder.name}")
+
+
+def recall_of(
+    tmp_path: Path, present: float, rates: Sequence[float], margin: float = 0.02, most: int = 12
+) -> tuple[Recall, Distill, Folders]:
+    distill = Distill(present)
+    shelf = Folders(tmp_path, rates, distill)
+    answer = Recall(distill, Shelf(lambda: shelf.folders, shelf.read, shelf.read_head), margin, most)  # type: ignore[arg-type]
+    for offset in range(10):
+        answer.note(Lesson(offset, "big", (1, 2), (), (), ()))
+    return answer, distill, shelf
+
+
+def answered(answer: Recall, changed_at: int = 6) -> Recalled:
+    (event,) = answer.to(drifted(offset=9, changed_at=changed_at))
+    assert isinstance(event, Recalled)
+    return event
+
+
+def test_the_best_earlier_version_comes_back_with_its_head_after_the_restart(tmp_path: Path):
+    answer, distill, _ = recall_of(tmp_path, 0.3, [0.1, 0.7, 0.5])
+    event = answered(answer)
+    assert (event.offset, event.target, event.version) == (9, "big", 1)
+    assert (event.candidates, event.prompts) == (3, 4)
+    assert (event.acceptance_present, event.acceptance_best) == (pytest.approx(0.3), pytest.approx(0.7))
+    assert float(distill.trainer.weights) == pytest.approx(0.7)
+    assert distill.calls == ["restart", "head 000001"]
+
+
+@pytest.mark.parametrize("rates", [[0.1, 0.2], [0.31, 0.315], [0.3]])
+def test_the_present_stays_where_no_version_wins_by_the_margin(tmp_path: Path, rates: list[float]):
+    answer, distill, _ = recall_of(tmp_path, 0.3, rates)
+    event = answered(answer)
+    assert event.version is None
+    assert event.acceptance_best == pytest.approx(max(rates))
+    assert float(distill.trainer.weights) == pytest.approx(0.3)
+    assert distill.calls == ["restart"], "its head begins anew all the same"
+
+
+def test_of_equals_the_newest_comes_back(tmp_path: Path):
+    assert answered(recall_of(tmp_path, 0.1, [0.5, 0.6, 0.6, 0.2])[0]).version == 2
+
+
+def test_versions_are_scored_on_the_prompts_since_the_change_alone(tmp_path: Path):
+    answer, distill, _ = recall_of(tmp_path, 0.3, [0.1])
+    answered(answer, changed_at=7)
+    assert distill.trainer.scored == [[7, 8, 9], [7, 8, 9]]
+
+
+def test_of_many_versions_the_floor_and_the_newest_are_scored(tmp_path: Path):
+    answer, _, shelf = recall_of(tmp_path, 0.3, [0.4, 0.9, 0.9, 0.5, 0.6], most=3)
+    event = answered(answer)
+    assert (event.candidates, event.version) == (3, 4)
+    assert set(shelf.read_folders) == {"000000", "000003", "000004"}
+
+
+def test_with_room_for_one_it_is_the_floor(tmp_path: Path):
+    answer, _, shelf = recall_of(tmp_path, 0.3, [0.4, 0.9], most=1)
+    assert (answered(answer).version, set(shelf.read_folders)) == (0, {"000000"})
+
+
+def test_no_more_lessons_are_kept_than_are_recent(tmp_path: Path):
+    answer, distill, _ = recall_of(tmp_path, 0.3, [0.1])
+    for offset in range(10, 100):
+        answer.note(Lesson(offset, "big", (1, 2), (), (), ()))
+    (event,) = answer.to(drifted(offset=99, changed_at=0))
+    assert event.prompts == RECENT
+    assert distill.trainer.scored[0] == list(range(100 - RECENT, 100))
+
+
+def test_without_versions_or_prompts_to_score_on_it_is_a_restart(tmp_path: Path):
+    answer, distill, _ = recall_of(tmp_path, 0.3, [])
+    assert list(answer.to(drifted(offset=9, changed_at=6))) == []
+    assert distill.calls == ["restart"]
+    (tmp_path / "other").mkdir()
+    answer, distill, _ = recall_of(tmp_path / "other", 0.3, [0.9])
+    assert list(answer.to(drifted(offset=99, changed_at=50))) == []
+    assert (distill.calls, float(distill.trainer.weights)) == (["restart"], pytest.approx(0.3))
+
+
+def test_a_restart_restarts_and_says_nothing_more():
+    calls: list[int] = []
+    answer = Restart(lambda: calls.append(1))
+    assert list(answer.to(drifted())) == []
+    assert calls == [1]

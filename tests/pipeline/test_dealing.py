@@ -1,0 +1,50 @@
+"""Dealing prompts to targets: in turn, and by swaps."""
+
+import pytest
+
+from pipeline.config import Config
+from pipeline.dealing import Dealing
+from store.errors import ConfigError
+
+
+def dealt(dealing: Dealing, count: int) -> str:
+    return "".join(dealing(offset) for offset in range(count))
+
+
+def dealing_of(targets: tuple[str, ...], *swaps: str) -> Dealing:
+    return Dealing.of(Config().with_overrides({"targets": targets, "swaps": swaps}))
+
+
+def test_one_target_gets_everything():
+    assert dealt(dealing_of(("a",)), 5) == "aaaaa"
+
+
+def test_several_targets_are_dealt_to_in_turn_by_offset():
+    assert dealt(dealing_of(("a", "b", "c")), 8) == "abcabcab"
+
+
+def test_from_a_swap_on_its_target_gets_everything_until_the_next():
+    dealing = dealing_of(("a", "b"), "3=c", "5=a", "7=b")
+    assert dealt(dealing, 9) == "abaccaabb"
+    assert dealing.targets == ("a", "b", "c"), "each once, although two come back"
+
+
+def test_a_target_may_hold_an_equals_sign():
+    assert dealing_of(("a",), "2=models/x=1").targets == ("a", "models/x=1")
+
+
+@pytest.mark.parametrize("swap", ["3", "=b", "3=", "x=b", "-1=b", "0=b", "1.5=b", ""])
+def test_what_is_no_swap_is_refused_with_an_example(swap: str):
+    with pytest.raises(ConfigError, match=r"OFFSET=TARGET with an offset from 1 on, such as 300=.*, got"):
+        dealing_of(("a",), swap)
+
+
+@pytest.mark.parametrize("swaps", [("5=b", "3=c"), ("3=b", "3=c")])
+def test_swaps_must_come_in_order(swaps: tuple[str, ...]):
+    with pytest.raises(ConfigError, match="in order of their offsets"):
+        dealing_of(("a",), *swaps)
+
+
+def test_a_target_named_twice_is_refused():
+    with pytest.raises(ConfigError, match="every target may be named once, got a, b, a"):
+        dealing_of(("a", "b", "a"))

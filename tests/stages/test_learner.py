@@ -1,0 +1,220 @@
+"""When the drafter is updated: intervals, what an update is told of, and what the ledger says."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from stages.blocks import Lesson
+from stages.drafter_trainer import Step
+from stages.learner import DrafterLearner, FixedSpacing, PayingSpacing
+
+
+def step_of(before: float | None = 0.5, after: float | None = 0.6, *, served: bool = True, pieces: int = 100) -> Step:
+    return Step(1.5, 40, pieces, before, after, 0.4, served, "as asked")
+
+
+class Trainer:
+    """Keeps what it was given."""
+
+    loss_name = "trie"
+
+    def __init__(self, step: Step) -> None:
+        self.version = 0
+        self.held_out: list[int] = []
+        self.updates: list[list[int]] = []
+        self._step = step
+
+    def hold_out(self, lesson: Lesson) -> None:
+        self.held_out.append(lesson.offset)
+
+    def update(self, fresh: Sequence[Lesson]) -> Step:
+        self.updates.append([lesson.offset for lesson in fresh])
+        self.version += self._step.served
+        return self._step
+
+
+class Spacing:
+    """A fixed interval that keeps what it was told."""
+
+    def __init__(self, interval: int) -> None:
+        self.interval = interval
+        self.told: list[tuple[int, int]] = []
+        self.restarts = 0
+
+    def after(self, step: Step, judged: int, prompts: int) -> None:
+        self.told.append((judged, prompts))
+
+    def restart(self) -> None:
+        self.restarts += 1
+
+
+def lesson_of(offset: int, judged: int = 10, target: str = "big") -> Lesson:
+    return Lesson(offset, target, (1, 2), (), (), (), judged)
+
+
+def learner_of(
+    interval: int, gate_every: int = 99, step: Step | None = None
+) -> tuple[DrafterLearner, Trainer, Spacing]:
+    trainer, spacing = Trainer(step or step_of()), Spacing(interval)
+    return DrafterLearner(trainer, spacing, gate_every), trainer, spacing  # type: ignore[arg-type]
+
+
+def test_the_lesson_that_completes_the_interval_brings_the_update():
+    learner, trainer, spacing = learner_of(3)
+    updated = [learner.learn(lesson_of(offset)) for offset in range(7)]
+    assert [update.offset for update in updated if update] == [2, 5]
+    assert trainer.updates == [[0, 1, 2], [3, 4, 5]]
+    assert spacing.told == [(30, 3), (30, 3)]
+
+
+def test_an_update_tells_what_came_of_it_and_the_ledger():
+    """Thirty tokens were judged since the update before, each a tenth likelier to be accepted than by the floor."""
+    learner, _, _ = learner_of(3, step=Step(1.5, 40, 100, 0.5, 0.6, 0.4, True, "as asked"))
+    update, second = [told for offset in range(6) if (told := learner.learn(lesson_of(offset)))]
+    assert (update.part, update.loss_name, update.loss, update.positions) == ("drafter", "trie", 1.5, 40)
+    assert (update.acceptance_before, update.acceptance_after, update.acceptance_floor) == (0.5, 0.6, 0.4)
+    assert update.tokens_gained == pytest.approx((0.5 - 0.4) * 30)
+    assert (update.served, update.reason, update.target, update.drafter_version) == (True, "as asked", "big", 1)
+    assert update.seconds >= 0
+    assert second.drafter_version == 2
+
+
+def test_the_tokens_gained_are_those_of_the_drafter_that_drafted_them():
+    """Not of the candidate: it had drafted nothing yet. All lessons count, held-out ones too."""
+    learner, trainer, _ = learner_of(4, gate_every=2, step=Step(1.0, 1, 1, 0.7, 0.1, 0.45, False, "dropped"))
+    update = [learner.learn(lesson_of(offset, judged=4 + offset)) for offset in range(4)][-1]
+    assert trainer.updates == [[0, 2]]
+    assert update.tokens_gained == pytest.approx((0.7 - 0.45) * (4 + 5 + 6 + 7))
+    assert update.served is False
+
+
+def test_a_drafter_that_fell_below_its_floor_has_lost_tokens():
+    learner, _, _ = learner_of(1, step=Step(1.0, 1, 1, 0.3, 0.35, 0.4, True, ""))
+    assert learner.learn(lesson_of(0, judged=20)).tokens_gained == pytest.approx(-2.0)
+
+
+def test_while_nothing_is_held_out_nothing_is_known_of_gains():
+    learner, _, _ = learner_of(1, step=Step(1.0, 1, 1, None, None, None, True, ""))
+    assert learner.learn(lesson_of(0)).tokens_gained is None
+
+
+def test_some_lessons_are_held_out_and_never_learned():
+    learner, trainer, _ = learner_of(4, gate_every=3)
+    for offset in range(12):
+        learner.learn(lesson_of(offset))
+    assert trainer.held_out == [2, 5, 8, 11]
+    assert trainer.updates == [[0, 1, 3], [4, 6, 7], [9, 10]]
+
+
+def test_each_target_has_its_share_of_held_out_lessons():
+    """Dealt in turn, every fourth lesson is always the same target's."""
+    learner, trainer, _ = learner_of(4, gate_every=4)
+    for offset in range(16):
+        learner.learn(lesson_of(offset, target="ab"[offset % 2]))
+    assert trainer.held_out == [6, 7, 14, 15]
+
+
+def test_an_interval_with_held_out_lessons_alone_waits_for_one_to_learn():
+    learner, trainer, spacing = learner_of(1, gate_every=2)
+    updated = [learner.learn(lesson_of(offset)) for offset in range(4)]
+    assert [update is not None for update in updated] == [True, False, True, False]
+    assert trainer.updates == [[0], [2]]
+    assert spacing.told == [(10, 1), (20, 2)]
+
+
+def test_the_update_of_several_targets_bears_the_last_lesson_s_name():
+    learner, _, _ = learner_of(2)
+    learner.learn(lesson_of(0, target="one"))
+    assert learner.learn(lesson_of(1, target="other")).target == "other"
+
+
+def test_a_restart_reaches_the_spacing():
+    learner, _, spacing = learner_of(2)
+    learner.restart()
+    assert spacing.restarts == 1
+
+
+def paying(**changes: float) -> PayingSpacing:
+    """An update of 100 pieces costs 100 x 2 x 0.1 = 20 target passes."""
+    settings = {"shortest": 4, "longest": 32, "piece_cost": 0.1, "steps": 2, "horizon": 100, "batch": 1}
+    return PayingSpacing(**settings | changes)  # type: ignore[arg-type]
+
+
+def test_a_fixed_spacing_stays():
+    spacing = FixedSpacing(4)
+    spacing.after(step_of(0.5, 0.5), 100, 4)
+    spacing.restart()
+    assert spacing.interval == 4
+
+
+def test_updates_that_do_not_repay_themselves_are_spaced_twice_as_far_up_to_the_longest():
+    """Each is worth 0.01 x 100 x 40 / 4 = 10 passes and costs 20."""
+    spacing = paying()
+    intervals = []
+    for _ in range(5):
+        spacing.after(step_of(0.5, 0.51), 40, 4)
+        intervals.append(spacing.interval)
+    assert intervals == [8, 16, 32, 32, 32]
+
+
+def test_updates_that_repay_themselves_are_spaced_half_as_far_down_to_the_shortest():
+    """Each is worth 0.03 x 100 x 10 = 30 passes."""
+    spacing = paying()
+    spacing.interval = 32
+    intervals = []
+    for _ in range(4):
+        spacing.after(step_of(0.5, 0.53), 40, 4)
+        intervals.append(spacing.interval)
+    assert intervals == [16, 8, 4, 4]
+
+
+@pytest.mark.parametrize(
+    ("gain", "judged", "prompts", "pieces", "changes", "pays"),
+    [
+        (0.021, 40, 4, 100, {}, True),  # 21 > 20
+        (0.019, 40, 4, 100, {}, False),
+        (0.03, 40, 4, 100, {"batch": 2}, False),  # two prompts share a pass: 15
+        (0.03, 40, 4, 100, {"batch": 1}, True),
+        (0.03, 80, 4, 200, {}, True),  # 60 > 40
+        (0.03, 40, 8, 100, {}, False),  # 5 judged per prompt: 15
+        (0.01, 40, 4, 100, {"horizon": 300}, True),  # 30
+        (0.03, 40, 4, 100, {"piece_cost": 0.2}, False),  # 40
+        (0.03, 40, 4, 100, {"steps": 4}, False),  # 40
+    ],
+)
+def test_whether_an_update_pays(gain, judged, prompts, pieces, changes, pays):
+    spacing = paying(shortest=1, **changes)
+    spacing.interval = 8
+    spacing.after(step_of(0.5, 0.5 + gain, pieces=pieces), judged, prompts)
+    assert spacing.interval == (4 if pays else 16)
+
+
+def test_gains_are_smoothed_by_halves_and_a_dropped_update_gained_nothing():
+    """Worth 10 passes per hundredth: 60, then (60 + 0) / 2 = 30, then 15; the cost is 20."""
+    spacing = paying(shortest=1)
+    spacing.interval = 16
+    intervals = []
+    for step in (step_of(0.5, 0.56), step_of(0.5, 0.4, served=False), step_of(0.5, 0.4, served=False)):
+        spacing.after(step, 40, 4)
+        intervals.append(spacing.interval)
+    assert intervals == [8, 4, 8]
+
+
+@pytest.mark.parametrize("step", [step_of(None, None), step_of(0.5, None, served=False)])
+def test_without_a_measured_gain_nothing_changes(step: Step):
+    spacing = paying()
+    spacing.interval = 16
+    spacing.after(step, 40, 4)
+    assert spacing.interval == 16
+
+
+def test_after_a_drift_the_shortest_interval_is_back_and_gains_are_forgotten():
+    spacing = paying(shortest=2)
+    for _ in range(3):
+        spacing.after(step_of(0.5, 0.5), 40, 4)
+    assert spacing.interval == 16
+    spacing.restart()
+    assert spacing.interval == 2
+    spacing.interval = 8
+    spacing.after(step_of(0.5, 0.53), 40, 4)
+    assert spacing.interval == 4, "with the zeros before, the gain would be halved and not pay"
