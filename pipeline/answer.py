@@ -107,11 +107,7 @@ class Recall:
         present = trainer.expected(None, since) or 0.0
         scores = [(trainer.expected(self._shelf.read(folder), since) or 0.0, number) for number, folder in folders]
         best, number = max(scores)  # of equals the newest
-        taken = best > present + self._margin
-        if taken:
-            folder = dict(folders)[number]
-            trainer.adopt(self._shelf.read(folder))
-            self._shelf.read_head(folder)
+        taken = best > present + self._margin and self._take(dict(folders)[number], drifted.target)
         return Recalled(
             offset=drifted.offset,
             target=drifted.target,
@@ -122,3 +118,12 @@ class Recall:
             acceptance_best=best,
             seconds=perf_counter() - started,
         )
+
+    def _take(self, folder: Path, target: str) -> bool:
+        """Put a version into service, unless other targets that share the weights would lose by it."""
+        trainer, weights = self._distill.drafter.trainer, self._shelf.read(folder)
+        if trainer.losers(weights, target):
+            return False
+        trainer.adopt(weights)
+        self._shelf.read_head(folder)
+        return True

@@ -16,6 +16,10 @@ from stages.pair import Pair, SpecialRule, pair
 from stages.vocabulary import Vocabulary
 from store.registry import fetch_version
 
+# Matrices of smaller targets do not divide: one thread is as fast in quiet, several times faster beside other work,
+# and equal seeds then give equal decisions whatever the load.
+ONE_THREAD_BELOW = 50_000_000
+
 
 @dataclass(frozen=True)
 class Models:
@@ -54,8 +58,6 @@ def load_models(config: Config, uri: str, fetched: Path) -> tuple[Models, ...]:
         ModelError, VocabularyError: see there.
         ConfigError: a swap or an exception for a special token cannot be read.
     """
-    if config.threads:
-        set_threads(config.threads)
     device = pick_device(config.device)
     source = locate(config.drafter, uri, fetched)
     tokenizer = load_tokenizer(source)
@@ -63,10 +65,14 @@ def load_models(config: Config, uri: str, fetched: Path) -> tuple[Models, ...]:
     folder = Path(source) if Path(source).is_dir() else None
     if folder and (folder / ADAPTER_FOLDER).is_dir() and not config.learn.lora:
         merge_saved_adapter(drafter.model, folder / ADAPTER_FOLDER)
-    return tuple(
+    fleet = tuple(
         _with_target(config, name, locate(name, uri, fetched), (drafter, words, tokenizer, folder))
         for name in Dealing.of(config).targets
     )
+    largest = max(models.target.parameters for models in fleet)
+    if config.threads or largest < ONE_THREAD_BELOW:
+        set_threads(config.threads or 1)
+    return fleet
 
 
 Drafter = tuple[LanguageModel, Vocabulary, Any, Path | None]

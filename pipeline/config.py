@@ -68,7 +68,9 @@ class Config(Section):
         default="float32", description="Type of the weights."
     )
     batch: int = Field(default=1, ge=1, description="Prompts decoded at the same time.")
-    threads: int | None = Field(default=None, ge=1, description="CPU threads for tensors; by default torch's choice.")
+    threads: int | None = Field(
+        default=None, ge=1, description="CPU threads; by default 1 for small targets, else torch's choice."
+    )
     source: SourceSettings = SourceSettings()
     sampling: SamplingSettings = SamplingSettings()
     draft: DraftSettings = DraftSettings()

@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Texts = Annotated[tuple[str, ...], Field(strict=False)]  # files hold lists where this wants tuples
+Text = Annotated[str, Field(min_length=1)]
+Texts = Annotated[tuple[Text, ...], Field(strict=False)]  # files hold lists where this wants tuples
 Share = Annotated[float, Field(ge=0, le=1)]
 
 

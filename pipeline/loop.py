@@ -18,6 +18,7 @@ from pipeline.publish import Publisher
 from pipeline.records import Recorder, Seconds, Tally, Versions
 from stages.blocks import Draft, Lesson, Proposal, Row, Verdict
 from stages.lessons import Notebook
+from stages.ngram_cache import Cache
 from stages.stage import Stage
 from store.events import Event, PromptReceived, PromptRejected, Updated
 
@@ -28,6 +29,11 @@ class Translating(Stage[Draft, Proposal], Protocol):
     @property
     def cache_version(self) -> int:
         """Changes of the n-gram cache so far."""
+        ...
+
+    @property
+    def cache(self) -> Cache:
+        """The n-grams that are now active."""
         ...
 
     def observe(self, verdicts: list[Verdict]) -> None:
@@ -101,7 +107,8 @@ class Lane:
         clock: Callable[[], float],
     ) -> None:
         self.publisher = publisher
-        self._target, self._stages, self._prepare, self._recorder = target, stages, prepare, recorder
+        self.stages = stages
+        self._target, self._prepare, self._recorder = target, prepare, recorder
         self._drift, self._answer, self._clock = drift, answer, clock
         self._rows: list[Row] = []
         self._flights: dict[Row, _Flight] = {}
@@ -119,7 +126,7 @@ class Lane:
             return
         self._flights[row] = _Flight(Tally(self._clock()))
         self._rows.append(row)
-        for stage in self._stages.all():
+        for stage in self.stages.all():
             stage.admit(row)
 
     def step(self) -> Iterator[Event]:
@@ -134,13 +141,13 @@ class Lane:
     def _block(self) -> tuple[list[Verdict], Versions, Seconds]:
         """One draft-verify round."""
         versions, times = self._versions(), [self._clock()]
-        drafts = self._stages.decode(self._rows)
+        drafts = self.stages.decode(self._rows)
         times.append(self._clock())
-        proposals = self._stages.translate(drafts)
+        proposals = self.stages.translate(drafts)
         times.append(self._clock())
-        verdicts = self._stages.verify(proposals)
+        verdicts = self.stages.verify(proposals)
         times.append(self._clock())
-        self._stages.translate.observe(verdicts)
+        self.stages.translate.observe(verdicts)
         for verdict in verdicts:
             flight = self._flights[verdict.proposal.draft.row]
             flight.tally.add(verdict)
@@ -154,7 +161,7 @@ class Lane:
         last = self._rows.pop()
         if last is not row:  # the last row takes the free place, as in every stage
             self._rows[self._rows.index(row)] = last
-        for stage in self._stages.all():
+        for stage in self.stages.all():
             stage.release(row)
         completed = self._recorder.completed(row, flight.tally, self._clock(), self._versions())
         yield completed
@@ -166,13 +173,13 @@ class Lane:
             if drifted.acted_upon:
                 yield from self.publisher.at(drifted)
                 yield from self._answer.to(drifted)
-        for updates in self._stages.distill([lesson]):
+        for updates in self.stages.distill([lesson]):
             yield from updates
         yield from self.publisher.after(completed)
 
     def _versions(self) -> Versions:
-        distill = self._stages.distill
-        return Versions(distill.drafter_version, distill.head_version, self._stages.translate.cache_version)
+        distill = self.stages.distill
+        return Versions(distill.drafter_version, distill.head_version, self.stages.translate.cache_version)
 
 
 class Loop:
@@ -185,15 +192,16 @@ class Loop:
     """
 
     def __init__(self, lanes: Mapping[str, Lane], deal: Callable[[int], str], batch: int) -> None:
-        self._lanes, self._deal, self._batch = lanes, deal, batch
+        self.lanes = lanes
+        self._deal, self._batch = deal, batch
 
     def run(self, prompts: Iterator[PromptReceived | PromptRejected]) -> Iterator[Event]:
         """All events of the stream, in order. Closing the iterator between two events ends the run cleanly."""
-        for lane in self._lanes.values():
+        for lane in self.lanes.values():
             yield from lane.publisher.floor()
         while True:
             yield from self._admit(prompts)
-            busy = [lane for lane in self._lanes.values() if len(lane)]
+            busy = [lane for lane in self.lanes.values() if len(lane)]
             if not busy:
                 break
             for lane in busy:
@@ -202,14 +210,14 @@ class Loop:
 
     def end(self) -> Iterator[Event]:
         """What `run` would have yielded at the end of the stream, for a run that was broken off between two events."""
-        for lane in self._lanes.values():
+        for lane in self.lanes.values():
             yield from lane.publisher.end()
 
     def _admit(self, prompts: Iterator[PromptReceived | PromptRejected]) -> Iterator[Event]:
-        while sum(map(len, self._lanes.values())) < self._batch and (event := next(prompts, None)) is not None:
+        while sum(map(len, self.lanes.values())) < self._batch and (event := next(prompts, None)) is not None:
             yield event
             if isinstance(event, PromptReceived):
                 yield from self._lane(event).admit(event)
 
     def _lane(self, prompt: PromptReceived) -> Lane:
-        return self._lanes[prompt.target or self._deal(prompt.offset)]
+        return self.lanes[prompt.target or self._deal(prompt.offset)]

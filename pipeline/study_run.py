@@ -200,8 +200,8 @@ def _open(config: Config, scratch: Path, notice: Callable[[str], None]) -> tuple
 
 def _cache_size(loop: Loop) -> tuple[int, int]:
     """Bytes and entries of the n-gram cache."""
-    (lane,) = loop._lanes.values()
-    cache = lane._stages.translate.cache  # type: ignore[attr-defined]
+    (lane,) = loop.lanes.values()
+    cache = lane.stages.translate.cache
     return cache.bytes, len(cache)
 
 

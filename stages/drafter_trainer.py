@@ -8,8 +8,7 @@ Shapes: B lessons, T pieces of the longest with its branches, D drafter ids, N t
 
 import copy
 import math
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor
 
 from stages.blocks import Lesson
+from stages.gate import Gate, Scores, mean
 from stages.language_model import LanguageModel
 from stages.losses import Loss, Student, Taught
 from stages.packing import Packed, length_of, pack
@@ -25,7 +25,7 @@ from stages.reservoir import Reservoir
 
 # The share of the configured rate that is used: small for the optimiser's first steps, which have no second moments
 # to speak of, and after an update that the gate refused; growing while updates pass.
-FIRST_TRUST, SHRINK, GROW = 0.2, 0.5, 1.25
+FIRST_TRUST, SHRINK, GROW = 0.5, 0.5, 1.25
 MAX_LOGITS = 1 << 25  # numbers of one micro-batch's output: 128 MiB in float32
 
 
@@ -77,21 +77,7 @@ class Step:
     reason: str
 
 
-Score = tuple[float, int]  # sum of the gate's measure over a lesson's positions, and their number
-Scores = dict[Lesson, Score]
 Weights = list[Tensor]
-
-
-def _mean(scores: Iterable[Score]) -> float | None:
-    known = list(scores)
-    count = sum(number for _, number in known)
-    return sum(total for total, _ in known) / count if count else None
-
-
-def _means_by_target(scores: Scores) -> dict[str, float]:
-    targets = {lesson.target for lesson in scores}
-    means = {name: _mean(score for lesson, score in scores.items() if lesson.target == name) for name in targets}
-    return {name: mean for name, mean in means.items() if mean is not None}
 
 
 class DrafterTrainer:
@@ -123,9 +109,7 @@ class DrafterTrainer:
         self._served_scores: Scores = {}
         self._floor_scores: Scores = {}
         self._replay = Reservoir(training.replay, Random(training.seed))
-        self._held_out: dict[str, deque[Lesson]] = {
-            target: deque(maxlen=training.gate_window) for target in self._forbidden_D
-        }
+        self._gate = Gate(self._forbidden_D, training.gate_window, training.gate_tolerance, self._scored)
 
     def _new_optimizer(self) -> torch.optim.Optimizer:
         training = self._training
@@ -135,36 +119,29 @@ class DrafterTrainer:
 
     def hold_out(self, lesson: Lesson) -> None:
         """Keep a lesson for the gate; it is never trained on."""
-        self._held_out[lesson.target].append(lesson)
+        self._gate.hold_out(lesson)
 
     def update(self, fresh: Sequence[Lesson]) -> Step:
         """Train the candidate on fresh lessons and as many old ones; serve it if the gate lets it pass."""
         old = self._replay.draw(len(fresh))
         for lesson in fresh:
             self._replay.add(lesson)
-        before = self._scores(self.served, self._served_scores)
-        floor = self._scores(self._floor, self._floor_scores)
+        before = self._gate.scores(self.served, self._served_scores)
+        floor = self._gate.scores(self._floor, self._floor_scores)
         moments = copy.deepcopy(self._optimizer.state_dict())
         loss, positions, pieces = self._train([*fresh, *old])
-        step = Step(
-            loss, positions, pieces, _mean(before.values()), None, _mean(floor.values()), False, "the loss was not finite"
-        )
+        known = mean(before.values()), None, mean(floor.values())
+        step = Step(loss, positions, pieces, *known, False, "the loss was not finite")
         if not math.isfinite(loss):
             self._restore(moments)
             return step
-        after = self._scores(self._candidate, {})
-        step, losers = replace(step, after=_mean(after.values())), self._losers(before, after)
+        after = self._gate.scores(self._candidate, {})
+        step, losers = replace(step, after=mean(after.values())), self._gate.losers(before, after)
         if losers:
             self._restore(moments)
             return replace(step, reason=f"the gate saw a lower acceptance for {', '.join(losers)}")
         self._serve(after)
         return replace(step, served=True, reason="the gate let it pass" if before else "nothing held out yet")
-
-    def _losers(self, before: Scores, after: Scores) -> list[str]:
-        """Targets whose expected acceptance would fall by more than the tolerance."""
-        now, then = _means_by_target(after), _means_by_target(before)
-        floor_of = {target: rate - self._training.gate_tolerance for target, rate in then.items()}
-        return sorted(target for target, least in floor_of.items() if not now[target] >= least)
 
     def _train(self, lessons: Sequence[Lesson]) -> tuple[float, int, int]:
         """Gradient steps on all lessons. Returns the first step's loss, its positions and the pieces that it read."""
@@ -227,14 +204,6 @@ class DrafterTrainer:
         log_ND = logits_BTD[rows, positions - 1].log_softmax(-1)
         return log_ND.gather(1, pieces_BT[rows, positions][:, None])[:, 0]
 
-    def _scores(self, model: LanguageModel, known: Scores) -> Scores:
-        """The gate's measure over the held-out lessons; keeps `known`, which is of this model, up to date."""
-        held_out = [lesson for window in self._held_out.values() for lesson in window]
-        for gone in known.keys() - set(held_out):
-            del known[gone]
-        known.update(self._scored(model, [lesson for lesson in held_out if lesson not in known]))
-        return known
-
     @torch.no_grad()
     def _scored(self, model: LanguageModel, lessons: Sequence[Lesson]) -> Scores:
         """The gate's measure over the first levels of lessons."""
@@ -268,11 +237,20 @@ class DrafterTrainer:
     def expected(self, weights: Weights | None, lessons: Sequence[Lesson]) -> float | None:
         """What the gate measures of other weights, or of the served ones, on these lessons; None if nothing counts."""
         if weights is None:
-            return _mean(self._scored(self.served, lessons).values())
+            return mean(self._scored(self.served, lessons).values())
         _copy(weights, self._candidate.learning)
-        found = _mean(self._scored(self._candidate, lessons).values())
+        found = mean(self._scored(self._candidate, lessons).values())
         _copy(self.served.learning, self._candidate.learning)
         return found
+
+    @torch.no_grad()
+    def losers(self, weights: Weights, gaining: str) -> list[str]:
+        """Targets beside the gaining one that would lose by other weights, as the gate sees it."""
+        _copy(weights, self._candidate.learning)
+        after = self._gate.scores(self._candidate, {})
+        _copy(self.served.learning, self._candidate.learning)
+        before = self._gate.scores(self.served, self._served_scores)
+        return [target for target in self._gate.losers(before, after) if target != gaining]
 
     @torch.no_grad()
     def adopt(self, weights: Weights) -> None:

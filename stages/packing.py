@@ -49,20 +49,19 @@ def pack(lessons: Sequence[Lesson], device: torch.device, *, branches: bool = Tr
     )
     pieces = [_padded(_all_pieces(lesson, own), longest) for lesson, own in zip(lessons, taken, strict=True)]
     positions = [_padded(_all_positions(lesson, own), longest) for lesson, own in zip(lessons, taken, strict=True)]
-    pieces_BT = torch.tensor(pieces, device=device)
     told = [list(_placed(lesson, own)) for lesson, own in zip(lessons, taken, strict=True)]
     rows_N = torch.tensor([row for row, of_row in enumerate(told) for _ in of_row], device=device)
     places_N = torch.tensor([place for of_row in told for _, place in of_row], device=device)
-    behind_BT = torch.cat([pieces_BT[:, 1:], pieces_BT.new_full((len(lessons), 1), -1)], dim=1)
+    behind = [_padded(_all_behind(lesson, own), longest) for lesson, own in zip(lessons, taken, strict=True)]
     # Causal attention: what pads the ends is seen by nothing that counts.
     return Packed(
-        pieces_BT,
+        torch.tensor(pieces, device=device),
         torch.tensor(positions, device=device),
         _mask(lessons, taken, longest).to(device) if any(taken) else None,
         tuple(teaching for of_row in told for teaching, _ in of_row),
         rows_N,
         places_N,
-        behind_BT[rows_N, places_N],
+        torch.tensor(behind, device=device)[rows_N, places_N],
     )
 
 
@@ -72,6 +71,12 @@ def _padded(values: Sequence[int], length: int) -> list[int]:
 
 def _all_pieces(lesson: Lesson, branches: Sequence[Branch]) -> list[int]:
     return [*lesson.pieces, *(piece for branch in branches for piece in branch.pieces)]
+
+
+def _all_behind(lesson: Lesson, branches: Sequence[Branch]) -> list[int]:
+    """What follows each piece in its own text; -1 behind the last."""
+    texts = (lesson.pieces, *(branch.pieces for branch in branches))
+    return [piece for text in texts for piece in (*text[1:], -1)]
 
 
 def _all_positions(lesson: Lesson, branches: Sequence[Branch]) -> list[int]:

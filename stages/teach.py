@@ -5,8 +5,8 @@ distribution over the drafter's vocabulary: nothing has to be aligned. Along a t
 as conditionals. Only the likeliest pieces are kept; the rest is one number.
 
 The teacher has a temperature of its own. At that of greedy decoding a law says nothing about what is nearly right; at 1
-it says too little about what is right, and a token with many relatives outweighs a likelier one. docs/experiments.md has
-the measurements (the paper does not state its choice).
+it says too little about what is right, and a token with many relatives outweighs a likelier one (measurements in
+docs/experiments.md; the paper does not state its choice).
 
 Shapes: N positions, V target tokens, D drafter ids, T kept pieces.
 """

@@ -203,7 +203,7 @@ def stub_loop(batch: int = 1, drifts: dict[int, str] | None = None, publisher: P
 
 def lane_of(loop: Loop, name: str = "big") -> Any:
     """A lane of the loop, its stubs within reach."""
-    return loop._lanes[name]
+    return loop.lanes[name]
 
 
 def prompts_of(*texts: str | None, target: str | None = None) -> Iterator[PromptReceived | PromptRejected]:

@@ -18,7 +18,12 @@ from pipeline.progress import PlainDisplay
 from pipeline.replay import Replay
 from store.log import part_path, read_manifest
 
-QUICK = {"sampling.max_new_tokens": 16, "learn.interval": 2, "learn.rate": 5e-3}
+QUICK = {
+    "sampling.max_new_tokens": 16,
+    "learn.interval": 2,
+    "learn.rate": 5e-3,
+    "draft.relative_cost": 0.1,  # by its size the tiny drafter is dear, and drafts would be a piece long
+}
 
 
 def config_of(pair: TinyPair, **changes: Any) -> Config:

@@ -18,6 +18,10 @@ class Trainer:
     def __init__(self, present: float) -> None:
         self.weights = torch.tensor([present])
         self.scored: list[list[int]] = []
+        self.others_that_lose: list[str] = []
+
+    def losers(self, weights: list[torch.Tensor], gaining: str) -> list[str]:
+        return self.others_that_lose
 
     def expected(self, weights: list[torch.Tensor] | None, lessons: Sequence[Lesson]) -> float | None:
         self.scored.append([lesson.offset for lesson in lessons])
@@ -143,3 +147,12 @@ def test_a_restart_restarts_and_says_nothing_more():
     answer = Restart(lambda: calls.append(1))
     assert list(answer.to(drifted())) == []
     assert calls == [1]
+
+
+def test_a_version_under_which_another_target_would_lose_is_not_taken(tmp_path: Path):
+    answer, distill, _ = recall_of(tmp_path, 0.3, [0.8])
+    distill.trainer.others_that_lose = ["small"]
+    event = answered(answer)
+    assert (event.version, event.acceptance_best) == (None, pytest.approx(0.8))
+    assert float(distill.trainer.weights) == pytest.approx(0.3)
+    assert distill.calls == ["restart"]

@@ -30,7 +30,7 @@ def of_kind(events: Iterable[Event], kind: type) -> list[Any]:
 
 
 def stages_of(loop: Loop, name: str = "big") -> Any:
-    return lane_of(loop, name)._stages
+    return lane_of(loop, name).stages
 
 
 def test_the_path_of_a_prompt():

@@ -58,7 +58,7 @@ class Run:
         loop = build_loop(self.config, (self.models,), NoRegistry(), folder, lambda told: None)
         lane, self.folder = lane_of(loop, self.models.name), folder
         lane._drift = OneFall()
-        self.distill = lane._stages.distill
+        self.distill = lane.stages.distill
         self.versions: list[VersionPublished] = []
         self.later: list[PromptCompleted] = []
         for event in loop.run(prompts()):
@@ -74,7 +74,7 @@ class Run:
                 self.later.append(event)
             case Recalled():
                 self.recalled, self.served = event, copied(trainer.served.learning)
-                self.head = copied(self.distill.head.head.parameters())
+                self.head = copied(self.distill.head.served.parameters())
             case VersionPublished():
                 self.versions.append(event)
 
@@ -106,7 +106,6 @@ def test_the_better_earlier_version_comes_back_bit_for_bit(
     by_reason = {event.version: event.reason for event in run.versions}
     assert by_reason[told.version] != "drift", "not what was in service when the drift was noticed"
     assert (told.prompts, told.offset) == (AT - SINCE + 1, AT)
-    assert {event.drafter_version for event in run.later} > {0}
     assert len(run.later) == 3, "and the stream goes on"
 
 
@@ -133,8 +132,7 @@ def test_no_more_versions_are_scored_than_asked_for(
     most: int,
 ):
     run = Run(tiny_pair, tmp_path, spoilt, drift__recall_versions=most)
-    earlier = [event for event in run.versions if event.version <= max(one.version for one in run.versions)]
-    before = [event for event in earlier if event.reason in ("floor", "drift") or event.offset < AT]
+    before = [event for event in run.versions if event.reason in ("floor", "drift") or event.offset < AT]
     assert run.recalled.candidates == min(most, len(before))
     if most == 1:
         assert run.recalled.version == 0

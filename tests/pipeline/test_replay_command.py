@@ -138,7 +138,7 @@ def test_settings_come_from_the_file_and_the_command_line_goes_before(
 ):
     (here / "run.toml").write_text(
         f"""
-        target = "{tiny_pair.target}"
+        targets = ["{tiny_pair.target}"]
         drafter = "{tiny_pair.drafter}"
         sources = ["{tiny_pair.more}"]
         run = "one"

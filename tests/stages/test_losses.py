@@ -1,5 +1,7 @@
 """Every loss against what it is on whole vocabularies, and the direction in which it pulls."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from hypothesis import given
@@ -21,7 +23,6 @@ from stages.losses import (
 )
 
 D = 5
-CPU = torch.device("cpu")
 NO_NGRAMS = torch.zeros(1)
 
 
@@ -37,8 +38,10 @@ def teaching(target_D: Tensor, kept: int = D, depth: int = 0, share: float = 0.5
     return Teaching(1, depth, ids, group, direct, max(0.0, 1 - sum(group)))
 
 
-def both(logits_ND: Tensor, *teachings: Teaching) -> tuple[Student, Taught]:
-    taught = Taught.of(teachings, CPU)
+def both(logits_ND: Tensor, *teachings: Teaching, emitted: Sequence[int] | None = None) -> tuple[Student, Taught]:
+    """The pieces emitted are the teachers' likeliest, as in greedy decoding, unless given."""
+    pieces = [one.ids[one.group.index(max(one.group))] for one in teachings] if emitted is None else list(emitted)
+    taught = Taught.of(teachings, torch.tensor(pieces))
     return Student.of(logits_ND, taught), taught
 
 
@@ -147,6 +150,16 @@ def test_greedy_agreement_asks_for_the_likeliest_piece_itself_and_not_for_more_t
     drafters = torch.tensor([[0.16, 0.4, 0.15, 0.15, 0.14], [0.0, 0.4, 0.6, 0.0, 0.0]])
     kept_alone = teaching(target_D, kept=1)
     assert greedy_agreement(*both(drafters.log(), kept_alone, kept_alone)).tolist() == [1, 0]
+
+
+def test_greedy_agreement_is_with_what_was_emitted_and_not_with_the_largest_group():
+    """The tokens below one piece may be likelier together than the likeliest token, which is below another."""
+    target_D = torch.tensor([0.5, 0.3, 0.1, 0.05, 0.05])
+    drafters = torch.tensor([[0.2, 0.5, 0.1, 0.1, 0.1], [0.5, 0.2, 0.1, 0.1, 0.1]])
+    found = greedy_agreement(*both(drafters.log(), teaching(target_D), teaching(target_D), emitted=[1, 1]))
+    assert found.tolist() == [1, 0]
+    behind_the_end = both(drafters.log(), teaching(target_D), teaching(target_D), emitted=[-1, -1])
+    assert greedy_agreement(*behind_the_end).tolist() == [0, 0]
 
 
 def test_greedy_agreement_is_no_where_another_piece_than_the_kept_ones_must_be_likeliest():

@@ -1,5 +1,7 @@
 """Lessons side by side: every taught place is read as if its text stood alone."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -89,8 +91,17 @@ def test_teachings_come_lesson_by_lesson_and_branches_behind_their_text():
     assert packed.teachings == (*MIDDLE.teachings, *MIDDLE.branches[0].teachings, *SHORT.teachings)
     assert packed.rows_N.tolist() == [0, 0, 0, 0, 1]
     assert packed.places_N.tolist() == [1, 2, 4, 5, 1]
+    assert packed.emitted_N.tolist() == [7, 1, 3, -1, 3], "what follows in the text, or in the branch; -1 at its end"
     assert packed.pieces_BT.tolist() == [[2, 2, 7, 1, 10, 3], [5, 4, 3, 0, 0, 0]]
     assert packed.positions_BT.tolist() == [[0, 1, 2, 3, 2, 3], [0, 1, 2, 0, 0, 0]]
+
+
+def test_behind_the_last_piece_of_a_text_nothing_follows_whatever_stands_there_in_the_input():
+    """A text may end with a token that has no pieces. Behind it there are branches, padding, or nothing."""
+    ended = replace(SHORT, teachings=(*SHORT.teachings, taught(3)))
+    branched = replace(ended, branches=(branch(1, 9, 8), branch(2, 7)))
+    packed = pack([ended, branched], CPU)
+    assert packed.emitted_N.tolist() == [3, -1, 3, -1, 8, -1, -1]
 
 
 def test_texts_alone_need_no_mask_and_have_no_branches(model: LanguageModel):

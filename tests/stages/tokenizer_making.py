@@ -18,25 +18,27 @@ def _wrap(tokenizer: Tokenizer, specials: Sequence[str], texts: Sequence[str] = 
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **roles)
 
 
-def _byte_level_model(merges: Sequence[tuple[bytes, bytes]], without: bytes) -> models.BPE:
+def _byte_level_model(merges: Sequence[tuple[bytes, bytes]], without: bytes, words: Sequence[str]) -> models.BPE:
     def spelt(text: bytes) -> str:
         return "".join(BYTE_TO_CHARACTER[byte] for byte in text)
 
     pairs = [(spelt(left), spelt(right)) for left, right in merges]
     known = [BYTE_TO_CHARACTER[byte] for byte in range(256) if byte not in without]
-    contents = [*known, *(left + right for left, right in pairs)]
-    return models.BPE(vocab={content: index for index, content in enumerate(contents)}, merges=pairs)
+    contents = [*known, *(left + right for left, right in pairs), *words]
+    return models.BPE(
+        vocab={content: index for index, content in enumerate(contents)}, merges=pairs, ignore_merges=bool(words)
+    )
 
 
 def byte_level(
     merges: Sequence[tuple[bytes, bytes]], specials: Sequence[str] = ("<s>", "</s>"), *, texts: Sequence[str] = (),
-    without: bytes = b"",
+    without: bytes = b"", words: Sequence[str] = (),
 ) -> PreTrainedTokenizerFast:  # fmt: skip
     """A byte-level BPE: ids 0..255 are the bytes, then one per merge, the special tokens, added text.
 
-    Bytes `without` a token shift what follows.
+    Bytes `without` a token shift what follows; `words` come behind the merges, and the model looks them up first.
     """
-    tokenizer = Tokenizer(_byte_level_model(merges, without))
+    tokenizer = Tokenizer(_byte_level_model(merges, without, words))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     return _wrap(tokenizer, specials, texts)
