@@ -289,10 +289,10 @@ def test_a_gradient_that_is_not_finite_drops_the_update(held_out: bool):
 
 def test_an_update_that_helps_one_target_and_harms_another_is_dropped():
     """The targets want opposite things of the same weights; on average the update would be a gain."""
-    trainer = new_trainer(rate=5e-2)
+    trainer = new_trainer(rate=5e-2, gate_window=12)
     for _ in range(10):
         trainer.update([COUNTING])
-    for lesson in (BACKWARD, lesson_of(LATER.pieces, 5, target="other")):
+    for lesson in (BACKWARD, BACKWARD, BACKWARD, BACKWARD, lesson_of(LATER.pieces, 5, target="other")):
         hold_out_enough(trainer, lesson)
     before, version = weights(trainer.served.model), trainer.version
     steps = [trainer.update([BACKWARD])]
