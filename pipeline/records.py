@@ -142,14 +142,15 @@ class Recorder:
         }
 
     def completed(self, row: Row, tally: Tally, now: float, versions: Versions) -> PromptCompleted:
-        """The prompt's summary."""
+        """The prompt's summary. The token that ended the sequence is no text, even where its name has bytes."""
+        text_end = len(row.tokens) - (row.finish == "stop")
         return PromptCompleted(
             offset=row.offset,
             prompt_id=row.prompt_id,
             dataset=row.dataset,
             target=self._target,
             prompt_text=row.text,
-            completion_text=self._decode(row.tokens[row.prompt_length :]),
+            completion_text=self._decode(row.tokens[row.prompt_length : text_end]),
             finish=row.finish,
             prompt_tokens=row.prompt_length,
             emitted=row.emitted,

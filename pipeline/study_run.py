@@ -1,25 +1,21 @@
 """One run of a study: the prompts of a seed through the pipeline's own loop, without a log."""
 
-import os
-import platform
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from importlib.metadata import version
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 from time import perf_counter, process_time
-from typing import Any
 
-from pipeline.bench import cpu_name
+from pipeline.bench import machine_of
 from pipeline.build import build_loop
 from pipeline.build_models import Models, load_models
 from pipeline.config import Config
 from pipeline.loop import Loop
 from pipeline.source import BUILTIN_LIMIT, Source, open_sources
 from pipeline.study_records import Alarm, Key, Passed, Record
-from stages.baselines import device_name, settle, threads
+from stages.baselines import settle
 from store.errors import SourceError
 from store.events import Drifted, Event, PromptCompleted, PromptReceived, PromptRejected, Recalled, Updated
 from store.registry import NoRegistry, default_uri
@@ -186,7 +182,7 @@ def run_task(task: Task, passed: Callable[[], None] = lambda: None) -> Record:
         rejected=prompts.rejected + collector.rejected,
         prompts=prompts.digest,
         same_vocabulary=_same_vocabulary(models),
-        machine=_machine(models),
+        machine=machine_of(models),
         notices=tuple(notices),
     )
 
@@ -208,15 +204,3 @@ def _cache_size(loop: Loop) -> tuple[int, int]:
 def _same_vocabulary(models: Models) -> bool:
     """Whether every token that is spelt at all is spelt by the piece of the same number."""
     return all(pieces in (None, (token,)) for token, pieces in enumerate(models.pair.pieces))
-
-
-def _machine(models: Models) -> dict[str, Any]:
-    """`load`: processes that wanted a core in the last minute."""
-    return {
-        "device": device_name(models.target.device) or cpu_name(),
-        "cores": os.cpu_count(),
-        "threads": threads(),
-        "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
-        "python": platform.python_version(),
-        **{name: version(name) for name in ("torch", "transformers")},
-    }

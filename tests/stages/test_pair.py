@@ -3,25 +3,11 @@
 from collections.abc import Sequence
 
 import pytest
-from tokenizer_making import byte_level, space_mark
+from tokenizer_making import LETTERS, MERGES, byte_level, space_mark
 
 from stages.pair import How, Pair, SpecialRule, pair
 from stages.vocabulary import Vocabulary
 from store.errors import VocabularyError
-
-MERGES = [(b"a", b"b"), (b"ab", b"c"), (b"\xc3", b"\xa9"), (b" ", b"a"), (b"\xe2", b"\x82")]
-LETTERS = ["▁", "a", "b", "c", "é", "."]
-LETTER_MERGES = [("a", "b"), ("▁", "a"), ("▁a", "b")]
-
-
-@pytest.fixture(scope="module")
-def bytes_words() -> Vocabulary:
-    return Vocabulary(byte_level(MERGES), "bytes")
-
-
-@pytest.fixture(scope="module")
-def marked_words() -> Vocabulary:
-    return Vocabulary(space_mark(LETTERS, LETTER_MERGES), "marked")
 
 
 def special(*names: str, texts: Sequence[str] = ()) -> Vocabulary:

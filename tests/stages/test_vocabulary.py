@@ -5,27 +5,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizer_making import byte_level, space_mark, word_level
+from tokenizer_making import LETTER_MERGES, LETTERS, MERGES, byte_level, space_mark, word_level
 from tokenizers import Regex, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 
 from stages.token_bytes import BYTE_TO_CHARACTER, CHARACTER_TO_BYTE
 from stages.vocabulary import Vocabulary
 from store.errors import VocabularyError
-
-MERGES = [(b"a", b"b"), (b"ab", b"c"), (b"\xc3", b"\xa9"), (b" ", b"a"), (b"\xe2", b"\x82")]
-LETTERS = ["▁", "a", "b", "c", "é", "."]
-LETTER_MERGES = [("a", "b"), ("▁", "a"), ("▁a", "b")]
-
-
-@pytest.fixture(scope="module")
-def bytes_words() -> Vocabulary:
-    return Vocabulary(byte_level(MERGES), "bytes")
-
-
-@pytest.fixture(scope="module")
-def marked_words() -> Vocabulary:
-    return Vocabulary(space_mark(LETTERS, LETTER_MERGES), "marked")
 
 
 @pytest.fixture(scope="module", params=["bytes_words", "marked_words"])

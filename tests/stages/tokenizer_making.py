@@ -8,6 +8,11 @@ from transformers import PreTrainedTokenizerFast
 
 from stages.token_bytes import BYTE_TO_CHARACTER, SPACE_MARK
 
+# A few merges of bytes, and a few pieces with the space mark: enough to be cut in more than one way.
+MERGES = [(b"a", b"b"), (b"ab", b"c"), (b"\xc3", b"\xa9"), (b" ", b"a"), (b"\xe2", b"\x82")]
+LETTERS = ["▁", "a", "b", "c", "é", "."]
+LETTER_MERGES = [("a", "b"), ("▁", "a"), ("▁a", "b")]
+
 ROLES = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
 
 

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from event_making import published
+
 from store.events import (
     BlockDone,
     Drifted,
@@ -15,7 +17,6 @@ from store.events import (
     TokenDecision,
     Translation,
     Updated,
-    VersionPublished,
 )
 from store.log import RunLog
 
@@ -187,24 +188,6 @@ def recalled(**changes: Any) -> Recalled:
         "seconds": 0.5,
     }
     return Recalled(**(fields | changes))
-
-
-def published(**changes: Any) -> VersionPublished:
-    fields: dict[str, Any] = {
-        "offset": 0,
-        "version": 0,
-        "target": "big",
-        "parent": None,
-        "reason": "floor",
-        "drafter_version": 0,
-        "head_version": 0,
-        "cache_version": 0,
-        "cache_entries": 0,
-        "acceptance": None,
-        "folder": "versions/0",
-        "digest": "0" * 64,
-    }
-    return VersionPublished(**(fields | changes))
 
 
 def two_blocks(offset: int, dataset: str, drafter_version: int = 0) -> list[TokenDecision]:

@@ -2,7 +2,8 @@ import json
 import os
 
 import pytest
-from synthetic_runs import block, drifted, prompt, published, small_run_events, updated, write_run
+from event_making import published
+from synthetic_runs import block, drifted, prompt, small_run_events, updated, write_run
 
 from store import log as log_module
 from store.errors import RunError
