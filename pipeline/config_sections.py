@@ -154,7 +154,7 @@ class LearnSettings(Section):
     head_schedule: Literal["joint", "interleaved"] = Field(
         default="interleaved", description="Whether the head learns with the drafter or in turn with it."
     )
-    head_rate: float = Field(default=1e-3, gt=0, description="Learning rate of the head.")
+    head_rate: float = Field(default=5e-3, gt=0, description="Learning rate of the head.")
     head_batch: int = Field(default=256, ge=1, description="Labelled pieces per step of the head.")
     head_buffer: int = Field(default=8192, ge=1, description="Most labelled pieces kept for the head.")
 
