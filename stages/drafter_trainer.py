@@ -121,6 +121,10 @@ class DrafterTrainer:
         """Keep a lesson for the gate; it is never trained on."""
         self._gate.hold_out(lesson)
 
+    def keep(self, lesson: Lesson) -> None:
+        """Let a lesson that no update was made of enter the sample of old ones."""
+        self._replay.add(lesson)
+
     def update(self, fresh: Sequence[Lesson]) -> Step:
         """Train the candidate on fresh lessons and as many old ones; serve it if the gate lets it pass."""
         old = self._replay.draw(len(fresh))

@@ -99,10 +99,12 @@ class DrafterLearner:
         trainer: trains and serves the weights.
         spacing: when.
         gate_every: each such lesson of a target is held out for the gate.
+        most: fresh lessons of an update, the newest; those before them only enter the sample that is kept against
+            forgetting. So an update after a longer interval costs no more.
     """
 
-    def __init__(self, trainer: DrafterTrainer, spacing: Spacing, gate_every: int) -> None:
-        self.trainer, self._spacing, self._gate_every = trainer, spacing, gate_every
+    def __init__(self, trainer: DrafterTrainer, spacing: Spacing, gate_every: int, most: int) -> None:
+        self.trainer, self._spacing, self._gate_every, self._most = trainer, spacing, gate_every, most
         self._fresh: list[Lesson] = []
         self._seen: Counter[str] = Counter()  # by target: of prompts dealt in turn, every so many belong to one
         self._prompts = self._judged = 0
@@ -127,7 +129,9 @@ class DrafterLearner:
 
     def _update(self, fresh: Sequence[Lesson]) -> Updated:
         started = perf_counter()
-        step = self.trainer.update(fresh)
+        for passed_over in fresh[: -self._most]:
+            self.trainer.keep(passed_over)
+        step = self.trainer.update(fresh[-self._most :])
         last, judged, prompts = fresh[-1], self._judged, self._prompts
         self._fresh, self._prompts, self._judged = [], 0, 0
         self._spacing.after(step, judged, prompts)

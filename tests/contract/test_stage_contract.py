@@ -113,7 +113,7 @@ def new_distill() -> Distill:
     training = Training(1e-3, 0.0, steps=1, clip=1.0, replay=8, gate_window=4, gate_tolerance=1.0, seed=0)
     trainer = DrafterTrainer(served, "trie", trie_loss, expected_acceptance, {"big": range(PIECES)}, training)
     head = HeadTrainer(AcceptanceHead(16, 0), seed=0, rate=1e-3, batch=32, buffer=64)
-    return Distill(DrafterLearner(trainer, FixedSpacing(2), gate_every=3), head, interleaved=True)
+    return Distill(DrafterLearner(trainer, FixedSpacing(2), gate_every=3, most=2), head, interleaved=True)
 
 
 @dataclass(frozen=True)

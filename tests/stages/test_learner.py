@@ -21,8 +21,12 @@ class Trainer:
     def __init__(self, step: Step) -> None:
         self.version = 0
         self.held_out: list[int] = []
+        self.kept: list[int] = []
         self.updates: list[list[int]] = []
         self._step = step
+
+    def keep(self, lesson: Lesson) -> None:
+        self.kept.append(lesson.offset)
 
     def hold_out(self, lesson: Lesson) -> None:
         self.held_out.append(lesson.offset)
@@ -53,10 +57,10 @@ def lesson_of(offset: int, judged: int = 10, target: str = "big") -> Lesson:
 
 
 def learner_of(
-    interval: int, gate_every: int = 99, step: Step | None = None
+    interval: int, gate_every: int = 99, step: Step | None = None, most: int = 99
 ) -> tuple[DrafterLearner, Trainer, Spacing]:
     trainer, spacing = Trainer(step or step_of()), Spacing(interval)
-    return DrafterLearner(trainer, spacing, gate_every), trainer, spacing  # type: ignore[arg-type]
+    return DrafterLearner(trainer, spacing, gate_every, most), trainer, spacing  # type: ignore[arg-type]
 
 
 def test_the_lesson_that_completes_the_interval_brings_the_update():
@@ -65,6 +69,14 @@ def test_the_lesson_that_completes_the_interval_brings_the_update():
     assert [update.offset for update in updated if update] == [2, 5]
     assert trainer.updates == [[0, 1, 2], [3, 4, 5]]
     assert spacing.told == [(30, 3), (30, 3)]
+
+
+def test_a_long_interval_s_update_learns_from_the_newest_lessons_and_keeps_the_others():
+    learner, trainer, _ = learner_of(6, most=2)
+    for offset in range(12):
+        learner.learn(lesson_of(offset))
+    assert trainer.updates == [[4, 5], [10, 11]]
+    assert trainer.kept == [0, 1, 2, 3, 6, 7, 8, 9]
 
 
 def test_an_update_tells_what_came_of_it_and_the_ledger():
