@@ -48,7 +48,7 @@ def test_every_prompt_is_completed_once_with_its_text(run: Path):
     texts = {prompt["offset"]: prompt["prompt_text"] for prompt in prompts}
     assert texts[0] == sentences(300, 301)[0][:30]
     assert texts[PROMPTS] == sentences(400, 401)[0][:30]
-    assert {prompt["dataset"] for prompt in prompts[:PROMPTS]} == {"sums"}
+    assert {prompt["dataset"] for prompt in prompts if prompt["offset"] < PROMPTS} == {"sums"}
 
 
 def test_a_prompt_s_decisions_are_its_completion(run: Path):
