@@ -8,8 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Text = Annotated[str, Field(min_length=1)]
-Texts = Annotated[tuple[Text, ...], Field(strict=False)]  # files hold lists where this wants tuples
+Texts = Annotated[tuple[str, ...], Field(strict=False)]  # files hold lists where this wants tuples
 Share = Annotated[float, Field(ge=0, le=1)]
 
 

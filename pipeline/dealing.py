@@ -27,8 +27,10 @@ class Dealing:
         """As configured.
 
         Raises:
-            ConfigError: a target is named twice, or a swap is not 'OFFSET=TARGET' with rising offsets.
+            ConfigError: a target has no name or is named twice, or a swap is not 'OFFSET=TARGET' with rising offsets.
         """
+        if not all(config.targets):
+            raise ConfigError("every target must have a name, got an empty text; see --target")
         if len(set(config.targets)) < len(config.targets):
             raise ConfigError(f"every target may be named once, got {', '.join(config.targets)}")
         swaps = tuple(_parsed(swap) for swap in config.swaps)

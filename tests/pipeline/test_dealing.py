@@ -33,7 +33,7 @@ def test_a_target_may_hold_an_equals_sign():
     assert dealing_of(("a",), "2=models/x=1").targets == ("a", "models/x=1")
 
 
-@pytest.mark.parametrize("swap", ["3", "=b", "3=", "x=b", "-1=b", "0=b", "1.5=b"])
+@pytest.mark.parametrize("swap", ["3", "=b", "3=", "x=b", "-1=b", "0=b", "1.5=b", ""])
 def test_what_is_no_swap_is_refused_with_an_example(swap: str):
     with pytest.raises(ConfigError, match=r"OFFSET=TARGET with an offset from 1 on, such as 300=.*, got"):
         dealing_of(("a",), swap)
@@ -48,3 +48,8 @@ def test_swaps_must_come_in_order(swaps: tuple[str, ...]):
 def test_a_target_named_twice_is_refused():
     with pytest.raises(ConfigError, match="every target may be named once, got a, b, a"):
         dealing_of(("a", "b", "a"))
+
+
+def test_a_target_without_a_name_is_refused():
+    with pytest.raises(ConfigError, match="every target must have a name"):
+        dealing_of(("a", ""))
