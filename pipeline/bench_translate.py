@@ -11,7 +11,7 @@ from pipeline.config_sections import CacheSettings
 from stages.ngram_cache import EVICTIONS, NgramCache
 from stages.pair import Pair
 from stages.retokenize import RetokenizingTranslation, TextBlock, TrieTranslation, random_laws, text_blocks
-from stages.vocab_statistics import direct_trie
+from stages.trie import trie_of_direct_maps
 from stages.vocabulary import Vocabulary
 from store.errors import SourceError
 
@@ -78,7 +78,7 @@ def translations(
 ) -> tuple[TrieTranslation, RetokenizingTranslation]:
     """Both ways, with empty caches; the pipeline's has the default budget and policy."""
     settings = CacheSettings()
-    trie = direct_trie(target, pair)
+    trie = trie_of_direct_maps(pair.pieces, target.size, pair.drafter_size)
     cache = NgramCache(trie, settings.budget_bytes, EVICTIONS[settings.policy]())
     return TrieTranslation(pair, trie, cache), RetokenizingTranslation(target, drafter, pair)
 

@@ -15,7 +15,7 @@ from stages.ngram_cache import Cache
 from stages.pair import Pair
 from stages.teach import PushDown, teach_nothing
 from stages.translate import Translate
-from stages.trie import Trie
+from stages.trie import Trie, trie_of_direct_maps
 from stages.verify import Verify
 
 HEAD_FILE = "head.safetensors"
@@ -61,14 +61,6 @@ def _stop_rule(config: Config, models: Models, head_is_trained: bool) -> StopRul
     return CostStop(relative_cost(config, models))
 
 
-def _trie(models: Models) -> Trie:
-    """The direct maps."""
-    trie = Trie(models.target.vocabulary_size, models.drafter.vocabulary_size, models.target.device)
-    entries = ((pieces, token) for token, pieces in enumerate(models.pair.pieces) if pieces and len(pieces) == 1)
-    trie.insert_all(entries)
-    return trie
-
-
 def _rule(config: Config, models: Models, trie: Trie) -> Rule:
     if config.draft.mode == "paper":
         spelt = [*models.pair.pieces, *[None] * (models.target.vocabulary_size - len(models.pair.pieces))]
@@ -96,7 +88,9 @@ def make_drafting(
         kin: the stages of a target with the same vocabulary, whose n-grams this one goes on with.
     """
     head, head_is_trained = _head(config, models)
-    settings, trie = config.sampling, kin.trie if kin else _trie(models)
+    learn, settings, device = config.learn, config.sampling, models.target.device
+    sizes = models.target.vocabulary_size, models.drafter.vocabulary_size
+    trie = kin.trie if kin else trie_of_direct_maps(models.pair.pieces, *sizes, device)
     cache = kin.cache if kin else make_cache(config, models, trie, notice)
     warmth = settings.temperature if config.draft.temperature is None else config.draft.temperature
     decode = Decode(
@@ -108,7 +102,6 @@ def make_drafting(
         config.draft.max_draft,
         models.drafter_words.eos,
     )
-    learn, device = config.learn, models.target.device
     teach = PushDown(
         models.pair,
         learn.teacher_top,

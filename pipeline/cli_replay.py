@@ -3,10 +3,11 @@
 import time
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated
 
 import typer
 
+from pipeline.cli_options import option, parsed
 from pipeline.config import Config, load
 
 # The command's options and the settings that they override.
@@ -41,17 +42,6 @@ _FLAGS = {
 }
 
 
-def _option(key: str) -> Any:
-    """A typer option with the setting's own description, default and choices as its help."""
-    from pipeline.config import settings
-
-    field = settings()[key]
-    choices = f" One of {', '.join(get_args(field.annotation))}." if get_origin(field.annotation) is Literal else ""
-    shown = " ".join(field.default) if isinstance(field.default, tuple) else field.default
-    default = "" if shown in (None, "") else f" [default: {shown}]"
-    return typer.Option(help=f"{field.description}{choices}{default}", show_default=False)
-
-
 def replay(
     sources: Annotated[
         list[str] | None,
@@ -61,33 +51,33 @@ def replay(
             show_default=False,
         ),
     ] = None,
-    target: Annotated[list[str] | None, _option("targets")] = None,
-    drafter: Annotated[str | None, _option("drafter")] = None,
-    swap: Annotated[list[str] | None, _option("swaps")] = None,
-    run: Annotated[Path | None, _option("run")] = None,
-    mode: Annotated[str | None, _option("draft.mode")] = None,
-    temperature: Annotated[float | None, _option("sampling.temperature")] = None,
-    top_p: Annotated[float | None, _option("sampling.top_p")] = None,
-    top_k: Annotated[int | None, _option("sampling.top_k")] = None,
-    max_new_tokens: Annotated[int | None, _option("sampling.max_new_tokens")] = None,
-    max_draft: Annotated[int | None, _option("draft.max_draft")] = None,
-    batch: Annotated[int | None, _option("batch")] = None,
-    loss: Annotated[str | None, _option("learn.loss")] = None,
-    interval: Annotated[int | None, _option("learn.interval")] = None,
+    target: Annotated[list[str] | None, option("targets")] = None,
+    drafter: Annotated[str | None, option("drafter")] = None,
+    swap: Annotated[list[str] | None, option("swaps")] = None,
+    run: Annotated[Path | None, option("run")] = None,
+    mode: Annotated[str | None, option("draft.mode")] = None,
+    temperature: Annotated[float | None, option("sampling.temperature")] = None,
+    top_p: Annotated[float | None, option("sampling.top_p")] = None,
+    top_k: Annotated[int | None, option("sampling.top_k")] = None,
+    max_new_tokens: Annotated[int | None, option("sampling.max_new_tokens")] = None,
+    max_draft: Annotated[int | None, option("draft.max_draft")] = None,
+    batch: Annotated[int | None, option("batch")] = None,
+    loss: Annotated[str | None, option("learn.loss")] = None,
+    interval: Annotated[int | None, option("learn.interval")] = None,
     lora: Annotated[bool, typer.Option("--lora", help="One adapter per target over one frozen drafter.")] = False,
     no_learn: Annotated[bool, typer.Option("--no-learn", help="Freeze the drafter and the head.")] = False,
     no_adapt: Annotated[bool, typer.Option("--no-adapt", help="Always draft --max-draft pieces.")] = False,
     no_publish: Annotated[bool, typer.Option("--no-publish", help="No versions and no MLflow.")] = False,
-    seed: Annotated[int | None, _option("seed")] = None,
-    device: Annotated[str | None, _option("device")] = None,
-    dtype: Annotated[str | None, _option("dtype")] = None,
-    threads: Annotated[int | None, _option("threads")] = None,
-    prompt_field: Annotated[str | None, _option("source.prompt_field")] = None,
-    template: Annotated[str | None, _option("source.template")] = None,
+    seed: Annotated[int | None, option("seed")] = None,
+    device: Annotated[str | None, option("device")] = None,
+    dtype: Annotated[str | None, option("dtype")] = None,
+    threads: Annotated[int | None, option("threads")] = None,
+    prompt_field: Annotated[str | None, option("source.prompt_field")] = None,
+    template: Annotated[str | None, option("source.template")] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Put prompts into the target's chat template.")] = False,
-    where: Annotated[list[str] | None, _option("source.where")] = None,
-    limit: Annotated[int | None, _option("source.limit")] = None,
-    mlflow_uri: Annotated[str | None, _option("publish.mlflow_uri")] = None,
+    where: Annotated[list[str] | None, option("source.where")] = None,
+    limit: Annotated[int | None, option("source.limit")] = None,
+    mlflow_uri: Annotated[str | None, option("publish.mlflow_uri")] = None,
     config: Annotated[Path | None, typer.Option(help="A TOML file with any of the settings.")] = None,
     settings: Annotated[
         list[str] | None,
@@ -106,25 +96,7 @@ def replay(
     overrides |= {key: tuple(given[name]) for name, key in _LISTS.items() if given[name]}
     overrides |= {key: value for name, (key, value) in _FLAGS.items() if given[name]}
     start = load(config) if config else Config()
-    _run(start.with_overrides(_parsed(settings or []) | overrides))
-
-
-def _parsed(settings: list[str]) -> dict[str, object]:
-    """`key=value` texts; a value is read as TOML where it is TOML, else taken as text."""
-    import tomllib
-
-    from store.errors import ConfigError
-
-    found: dict[str, object] = {}
-    for setting in settings:
-        key, equals, value = setting.partition("=")
-        if not equals:
-            raise ConfigError(f"--set needs KEY=VALUE, got {setting!r}")
-        try:
-            found[key] = tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError:
-            found[key] = value
-    return found
+    _run(start.with_overrides(parsed(settings or []) | overrides))
 
 
 def _run(config: Config) -> None:

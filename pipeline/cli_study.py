@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipeline.cli_replay import _option, _parsed
+from pipeline.cli_options import option, parsed
 from pipeline.study_arms import STUDIES, Arm, Study, StudyName
 from store.errors import UsageError
 
@@ -61,23 +61,23 @@ def study(
     name: Annotated[StudyName, typer.Argument(help="What is compared.", metavar="STUDY")],
     sources: Sources = None,
     targets: Annotated[list[str] | None, _given("Target model; may be repeated: a table for each.", "--target")] = None,
-    drafter: Annotated[str | None, _option("drafter")] = None,
+    drafter: Annotated[str | None, option("drafter")] = None,
     seeds: Annotated[int | None, _given("Seeds per arm. [default: 3]", min=1)] = None,
     arms: Annotated[str | None, _given("Only these arms, with semicolons between.")] = None,
     alternate: Annotated[int | None, _given("drift: segments A B A B of so many prompts.", min=5)] = None,
     quick: Annotated[bool, typer.Option("--quick", help="One seed, few and short prompts: a trial.")] = False,
     batch: Annotated[int | None, _given("Prompts decoded at the same time. [default: 8]", min=1)] = None,
     max_new_tokens: Annotated[int | None, _given("Most target tokens in one completion. [default: 48]")] = None,
-    temperature: Annotated[float | None, _option("sampling.temperature")] = None,
-    limit: Annotated[int | None, _option("source.limit")] = None,
-    where: Annotated[list[str] | None, _option("source.where")] = None,
+    temperature: Annotated[float | None, option("sampling.temperature")] = None,
+    limit: Annotated[int | None, option("source.limit")] = None,
+    where: Annotated[list[str] | None, option("source.where")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help=SET, metavar="KEY=VALUE")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at the same time, each in a process of its own.")] = 1,
     threads: Annotated[int | None, _given("CPU threads of each run. [default: 1]", min=1)] = None,
     out: Annotated[Path | None, _given("Kept runs, to go on with. [default: runs/study-STUDY.json]")] = None,
     markdown: Annotated[Path | None, _given("Write the tables there as well.")] = None,
     no_publish: Annotated[bool, typer.Option("--no-publish", help="No runs in MLflow.")] = False,
-    mlflow_uri: Annotated[str | None, _option("publish.mlflow_uri")] = None,
+    mlflow_uri: Annotated[str | None, option("publish.mlflow_uri")] = None,
 ) -> None:
     """Compare ways to learn, to stop drafting, to answer drift, or to bound the n-gram cache.
 
@@ -88,7 +88,7 @@ def study(
     same command goes on with what is missing. Beside our figures stand the paper's, as ratios between arms.
     """
     given = {key: value for key, value in locals().items() if key in _OPTIONS and value is not None}
-    overrides: dict[str, Any] = {**USUAL, **(QUICK if quick else {}), **_parsed(settings or [])}
+    overrides: dict[str, Any] = {**USUAL, **(QUICK if quick else {}), **parsed(settings or [])}
     overrides |= {_OPTIONS[key]: value for key, value in given.items()}
     overrides |= {"sources": tuple(sources)} if sources else {}
     overrides |= {"source.where": tuple(where)} if where else {}

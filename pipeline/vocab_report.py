@@ -12,13 +12,13 @@ from pipeline.source import open_sources, stream
 from stages.huggingface import load_tokenizer
 from stages.ngram_cache import EVICTIONS, NgramCache
 from stages.pair import How, Pair, SpecialMapping, SpecialRule, pair
+from stages.trie import trie_of_direct_maps
 from stages.vocab_statistics import (
     CacheCoverage,
     Coverage,
     cache_coverage,
     commonest_ngrams,
     coverage,
-    direct_trie,
     ngrams_by_length,
     silent,
 )
@@ -181,7 +181,7 @@ def _text_coverage(
     config: Config, target: Vocabulary, drafter: Vocabulary, words: Pair, texts: Sequence[str]
 ) -> TextCoverage:
     tokens = [token for text in texts for token in target.encode_text(text)]
-    trie = direct_trie(target, words)
+    trie = trie_of_direct_maps(words.pieces, target.size, words.drafter_size)
     cache = NgramCache(trie, config.cache.budget_bytes, EVICTIONS[config.cache.policy]())
     commonest = [
         CommonNgram(

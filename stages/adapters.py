@@ -65,11 +65,17 @@ def without_adapters(model: Any) -> Any:
     """The bare model beside this one, on the same weights."""
     fixed = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     bare = copy.deepcopy(model, fixed)
-    for path, module in _adapted(bare).items():
-        parent, _, attribute = path.rpartition(".")
-        setattr(bare.get_submodule(parent), attribute, module.get_base_layer())
-    _forget(bare)
+    _strip(bare)
     return bare
+
+
+def _strip(model: Any) -> None:
+    """Put every adapted layer back in its place as it was, and forget the adapters."""
+    for path, module in _adapted(model).items():
+        parent, _, attribute = path.rpartition(".")
+        setattr(model.get_submodule(parent), attribute, module.get_base_layer())
+    for left in ("peft_config", "active_omnidraft_adapter"):
+        model.__dict__.pop(left, None)
 
 
 def save_adapter(model: Any, name: str, folder: Path) -> None:
@@ -116,14 +122,6 @@ def merge_saved_adapter(model: Any, folder: Path) -> None:
     rank = PeftConfig.from_pretrained(str(folder)).r
     add_adapter(model, "saved", rank, 0)
     load_adapter(model, "saved", folder)
-    for path, module in _adapted(model).items():
-        parent, _, attribute = path.rpartition(".")
-        layer = module.get_base_layer()
-        layer.weight.data += module.get_delta_weight("saved")
-        setattr(model.get_submodule(parent), attribute, layer)
-    _forget(model)
-
-
-def _forget(model: Any) -> None:
-    for left in ("peft_config", "active_omnidraft_adapter"):
-        model.__dict__.pop(left, None)
+    for module in _adapted(model).values():
+        module.get_base_layer().weight.data += module.get_delta_weight("saved")
+    _strip(model)

@@ -38,16 +38,15 @@ class Packed:
 
 def length_of(lesson: Lesson) -> int:
     """Pieces of a lesson with its branches."""
-    return len(lesson.pieces) + sum(len(branch.pieces) for branch in lesson.branches)
+    return len(_all_pieces(lesson, lesson.branches))
 
 
 def pack(lessons: Sequence[Lesson], device: torch.device, *, branches: bool = True) -> Packed:
     """Put lessons into one input, padded at their ends; without `branches` their texts alone."""
     taken = [lesson.branches if branches else () for lesson in lessons]
-    longest = max(
-        len(lesson.pieces) + sum(len(one.pieces) for one in own) for lesson, own in zip(lessons, taken, strict=True)
-    )
-    pieces = [_padded(_all_pieces(lesson, own), longest) for lesson, own in zip(lessons, taken, strict=True)]
+    texts = [_all_pieces(lesson, own) for lesson, own in zip(lessons, taken, strict=True)]
+    longest = max(map(len, texts))
+    pieces = [_padded(text, longest) for text in texts]
     positions = [_padded(_all_positions(lesson, own), longest) for lesson, own in zip(lessons, taken, strict=True)]
     told = [list(_placed(lesson, own)) for lesson, own in zip(lessons, taken, strict=True)]
     rows_N = torch.tensor([row for row, of_row in enumerate(told) for _ in of_row], device=device)

@@ -4,7 +4,7 @@ A node may be a complete target token, have children, or both. A node that has c
 there names no token. The root stands for "the next token begins here".
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from sys import getsizeof
 
 import torch
@@ -228,3 +228,18 @@ class Trie:
         if isinstance(parent.children, dict):  # a new one has no room for what has left
             parent.children = dict(parent.children.items()) or _NO_CHILDREN
         self.bytes += self._inner_bytes(parent) - before - _NODE_BYTES
+
+
+def trie_of_direct_maps(
+    pieces: Sequence[Pieces | None], target_size: int, drafter_size: int, device: torch.device | str = "cpu"
+) -> Trie:
+    """A trie of the target tokens that are one piece.
+
+    Args:
+        pieces: per target id its pieces, or None (`Pair.pieces`).
+        target_size, drafter_size: of the models' output layers, or of the tokenizers where there are no models.
+        device: of the target's laws.
+    """
+    trie = Trie(target_size, drafter_size, device)
+    trie.insert_all((cut, token) for token, cut in enumerate(pieces) if cut and len(cut) == 1)
+    return trie

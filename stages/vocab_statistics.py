@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from stages.ngram_cache import NgramCache
 from stages.pair import Pair
 from stages.trie import Trie
-from stages.vocabulary import Vocabulary
 
 BANDS = {"2": (2, 2), "3": (3, 3), "4": (4, 4), "5-8": (5, 8), "9+": (9, None)}
 
@@ -15,13 +14,6 @@ BANDS = {"2": (2, 2), "3": (3, 3), "4": (4, 4), "5-8": (5, 8), "9+": (9, None)}
 def band_of(length: int) -> str:
     """The band of a number of pieces, 2 or more."""
     return next(name for name, (_, last) in BANDS.items() if last is None or length <= last)
-
-
-def direct_trie(target: Vocabulary, pair: Pair) -> Trie:
-    """A trie of the direct maps, for tokenizers without models."""
-    trie = Trie(target.size, pair.drafter_size)
-    trie.insert_all((pieces, token) for token, pieces in enumerate(pair.pieces) if pieces and len(pieces) == 1)
-    return trie
 
 
 def ngrams_by_length(pair: Pair) -> dict[str, int]:

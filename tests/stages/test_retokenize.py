@@ -8,7 +8,7 @@ from tokenizer_making import byte_level, space_mark
 from stages.ngram_cache import EVICTIONS, NgramCache
 from stages.pair import Pair, pair
 from stages.retokenize import RetokenizingTranslation, TextBlock, TrieTranslation, random_laws, text_blocks
-from stages.vocab_statistics import direct_trie
+from stages.trie import trie_of_direct_maps
 from stages.vocabulary import Vocabulary
 
 MERGES = [(b"a", b"b"), (b"ab", b"c"), (b" ", b"abc"), (b"\xe2\x82", b"\xac"), (b"\xe2", b"\x82")]
@@ -32,7 +32,7 @@ def words(target: Vocabulary, drafter: Vocabulary) -> Pair:
 
 
 def both(target: Vocabulary, drafter: Vocabulary, words: Pair):
-    trie = direct_trie(target, words)
+    trie = trie_of_direct_maps(words.pieces, target.size, words.drafter_size)
     cache = NgramCache(trie, 1e6, EVICTIONS["lfu"]())
     return TrieTranslation(words, trie, cache), RetokenizingTranslation(target, drafter, words), cache
 

@@ -5,13 +5,13 @@ from tokenizer_making import byte_level, space_mark
 
 from stages.ngram_cache import EVICTIONS, NgramCache
 from stages.pair import Pair, pair
+from stages.trie import trie_of_direct_maps
 from stages.vocab_statistics import (
     BANDS,
     band_of,
     cache_coverage,
     commonest_ngrams,
     coverage,
-    direct_trie,
     ngrams_by_length,
     silent,
 )
@@ -74,7 +74,7 @@ def test_no_text_is_covered_by_nothing(words: Pair):
 
 
 def cached(target: Vocabulary, words: Pair, tokens: list[int], budget: float = 1e6):
-    trie = direct_trie(target, words)
+    trie = trie_of_direct_maps(words.pieces, target.size, words.drafter_size)
     return cache_coverage(words, trie, NgramCache(trie, budget, EVICTIONS["lfu"]()), tokens)
 
 
@@ -96,7 +96,7 @@ def test_a_cache_without_room_knows_nothing(target: Vocabulary, words: Pair):
 
 
 def test_the_direct_maps_alone_are_in_the_first_trie(target: Vocabulary, words: Pair):
-    trie = direct_trie(target, words)
+    trie = trie_of_direct_maps(words.pieces, target.size, words.drafter_size)
     assert trie.token_at(words.pieces[AB]) == AB
     assert trie.token_at(words.pieces[ABC]) is None
 
