@@ -1,7 +1,7 @@
 """What is done about a drift: begin the head anew, take back an earlier version, or nothing."""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -41,19 +41,18 @@ class Restart:
     """Begin the head anew and let learning start at its shortest interval again.
 
     Args:
-        restart: does it.
+        restart: does it, and returns an update that was under way and is dropped.
     """
 
-    def __init__(self, restart: Callable[[], None]) -> None:
+    def __init__(self, restart: Callable[[], Iterable[Event]]) -> None:
         self._restart = restart
 
     def note(self, lesson: Lesson) -> None:
         """Nothing to keep."""
 
     def to(self, drifted: Drifted) -> Iterator[Event]:
-        """No event beside the drift's own."""
-        self._restart()
-        return iter(())
+        """No event beside the drift's own, but for a dropped update."""
+        yield from self._restart()
 
 
 @dataclass(frozen=True)
@@ -92,8 +91,8 @@ class Recall:
         self._recent.append(lesson)
 
     def to(self, drifted: Drifted) -> Iterator[Event]:
-        """Restart, then compare."""
-        self._distill.restart()
+        """Restart, then compare. No update is under way then, so that the trainer is free to score."""
+        yield from self._distill.restart()
         since = [lesson for lesson in self._recent if lesson.offset >= drifted.changed_at]
         folders = list(self._shelf.folders())
         if len(folders) > self._most:

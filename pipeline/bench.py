@@ -1,259 +1,149 @@
 """The benchmark: the same prompts, target and sampling through `transformers` and through this pipeline, side by side.
 
-All arms run in one process, prompt by prompt in rotating order, so that noise from outside hits them alike; an arm is
-timed only while it works. Every figure comes from paired measurements of the same prompt.
+`bench_arms.py` says what an arm is, `bench_rounds.py` how they take turns, `bench_limit.py` what the forward passes
+alone would cost, `bench_figures.py` what is made of the measurements; this file runs them.
 """
 
 import os
 import platform
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from importlib.metadata import version
-from itertools import islice
-from math import hypot
 from pathlib import Path
-from statistics import fmean, median, quantiles, stdev
+from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from pipeline.bench_arms import Arm, ArmName, Completion, build_arms
+from pipeline.bench_arms import Arm, ArmName, Engines, Round, chunks
+from pipeline.bench_build import Workshop
+from pipeline.bench_figures import Figures, differing, figures
+from pipeline.bench_limit import SWEEPS, CostMeter, Costs
+from pipeline.bench_pipeline import PipelineArm
+from pipeline.bench_report import Memory, Report
+from pipeline.bench_rounds import Plan, Progress, choose_prompts, measure
 from pipeline.build_models import Models
 from pipeline.config import Config
-from pipeline.source import Source, open_sources, stream
-from stages.baselines import device_name, surprisal, threads
-from store.errors import SourceError
-from store.events import PromptReceived, PromptRejected
-
-LAW_ERRORS = 4.0  # standard errors between two means that no chance explains
-REHEARSALS = 2  # untimed prompts of the arms that do not learn: enough for allocations and caches
+from pipeline.source import open_sources
+from stages.baselines import device_name, preference, surprisal, threads
+from stages.vocabulary import Vocabulary
+from store.events import PromptReceived
 
 
-@dataclass(frozen=True)
-class Plan:
-    """How much is measured.
-
-    Attributes:
-        prompts: timed prompts.
-        warm_up: untimed prompts of the same stream before them, from which the learning arm learns.
-        arms: which arms run.
-    """
-
-    prompts: int = 20
-    warm_up: int = 40
-    arms: tuple[ArmName, ...] = tuple(ArmName)
-
-
-def choose_prompts(sources: Sequence[Source], config: Config, models: Models, number: int) -> list[PromptReceived]:
-    """The stream's first prompts that every arm can complete.
-
-    Raises:
-        SourceError: there are fewer.
-    """
-
-    def fits(event: PromptReceived | PromptRejected) -> bool:
-        if isinstance(event, PromptRejected):
-            return False
-        longest = max(len(words.encode(event.text)) for words in (models.target_words, models.drafter_words))
-        return longest + 2 * config.sampling.max_new_tokens < min(models.target.max_length, models.drafter.max_length)
-
-    chosen = [event for event in islice(filter(fits, stream(sources)), number) if isinstance(event, PromptReceived)]
-    if len(chosen) < number:
-        named = ", ".join(config.sources)
-        hint = "Name more sources, or ask for fewer prompts or a shorter warm-up."
-        raise SourceError(f"The benchmark needs {number} prompts, {named} has {len(chosen)} that fit. {hint}")
-    return chosen
-
-
-Progress = Callable[[str, int, int], None]
-
-
-def measure(
-    arms: Mapping[ArmName, Arm], prompts: Sequence[PromptReceived], warm_up: int, progress: Progress
-) -> dict[ArmName, list[Completion]]:
-    """Warm the arms up on the first `warm_up` prompts, then run all of them on every other prompt, in rotating order.
-
-    Args:
-        progress: called with what goes on, steps done and steps in all.
-    """
-    done, rounds = 0, prompts[warm_up:]
-    learning = ArmName.LEARNING in arms
-    steps = warm_up * learning + min(REHEARSALS, warm_up) * (len(arms) - learning) + len(rounds) * len(arms)
-    for name, arm in arms.items():
-        first = 0 if name is ArmName.LEARNING else max(0, warm_up - REHEARSALS)
-        for prompt in prompts[first:warm_up]:
-            arm.complete(prompt)
-            progress(f"warming up: {name}", done := done + 1, steps)
-    completions: dict[ArmName, list[Completion]] = {name: [] for name in arms}
-    for number, prompt in enumerate(rounds):
-        for name in _rotated(list(arms), number):
-            completions[name].append(arms[name].complete(prompt))
-            progress(f"prompt {number + 1} of {len(rounds)}", done := done + 1, steps)
-    return completions
-
-
-def _rotated(names: list[ArmName], number: int) -> list[ArmName]:
-    first = number % len(names)
-    return names[first:] + names[:first]
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Of one figure per prompt: the median, the quartiles, and the figure over all prompts together.
-
-    The median leaves out what few prompts pay for, such as updates; `overall` does not.
-    """
-
-    median: float
-    lower: float
-    upper: float
-    overall: float
-
-
-@dataclass(frozen=True)
-class Mean:
-    """A mean over prompts and its standard error; None when it is of one prompt."""
-
-    value: float
-    error: float | None
-
-
-@dataclass(frozen=True)
-class Figures:
-    """What one arm showed.
-
-    Attributes:
-        tokens, seconds: emitted, over all timed prompts.
-        tokens_per_second: per prompt.
-        ratio: the reference's seconds per token over this arm's, per prompt; above 1 is faster.
-        differing: prompts whose tokens are not the reference's; None when sampling, where they may differ.
-        acceptance_rate: accepted / judged; None for arms that are not ours.
-        block_efficiency: tokens per target forward; None for arms that are not ours.
-        learning_share: share of the seconds that went into updates; None for arms that are not ours.
-        nats_per_token: surprisal under the target's law, None when greedy. Arms that keep the law agree within errors.
-    """
-
-    tokens: int
-    seconds: float
-    tokens_per_second: Spread
-    ratio: Spread
-    differing: int | None
-    acceptance_rate: float | None
-    block_efficiency: float | None
-    learning_share: float | None
-    nats_per_token: Mean | None
-
-
-def spread(values: Sequence[float], overall: float) -> Spread:
-    """Median and quartiles of one value or more."""
-    lower, _, upper = quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3
-    return Spread(median(values), lower, upper, overall)
-
-
-def mean(values: Sequence[float]) -> Mean:
-    """Mean and standard error of one value or more."""
-    return Mean(fmean(values), stdev(values) / len(values) ** 0.5 if len(values) > 1 else None)
-
-
-def same_law(one: Mean | None, other: Mean | None) -> bool:
-    """Whether two mean surprisals may come from one law; True where that was not measured."""
-    if one is None or other is None or one.error is None or other.error is None:
-        return True
-    return abs(one.value - other.value) <= LAW_ERRORS * hypot(one.error, other.error)
-
-
-def figures(own: Sequence[Completion], reference: Sequence[Completion], *, greedy: bool) -> Figures:
-    """Compare an arm with the reference arm, prompt by prompt. Both have the same prompts in the same order."""
-    pace, reference_pace = [_pace(one) for one in own], [_pace(one) for one in reference]
-    tokens, seconds = sum(len(one.tokens) for one in own), sum(one.seconds for one in own)
-    reference_tokens = sum(len(one.tokens) for one in reference)
-    overall_ratio = sum(one.seconds for one in reference) / reference_tokens * tokens / seconds
-    nats = [one.nats / len(one.tokens) for one in own if one.nats is not None]
-    blocks, judged = sum(one.blocks for one in own), sum(one.judged for one in own)
-    return Figures(
-        tokens=tokens,
-        seconds=seconds,
-        tokens_per_second=spread([1 / one for one in pace], tokens / seconds),
-        ratio=spread([theirs / ours for ours, theirs in zip(pace, reference_pace, strict=True)], overall_ratio),
-        differing=sum(a.tokens != b.tokens for a, b in zip(own, reference, strict=True)) if greedy else None,
-        acceptance_rate=sum(one.accepted for one in own) / judged if judged else None,
-        block_efficiency=tokens / blocks if blocks else None,
-        learning_share=sum(one.learning for one in own) / seconds if blocks else None,
-        nats_per_token=mean(nats) if nats else None,
-    )
-
-
-def _pace(completion: Completion) -> float:
-    """Seconds per token. A completion has at least one token: the end of the sequence is one."""
-    return completion.seconds / len(completion.tokens)
-
-
-@dataclass(frozen=True)
-class Report:
-    """A finished benchmark: on what, of what, and the figures of every arm against the reference arm."""
-
-    machine: Mapping[str, Any]
-    settings: Mapping[str, Any]
-    reference: ArmName
-    figures: Mapping[ArmName, Figures]
-    completions: Mapping[ArmName, Sequence[Completion]]
-
-    def off_law(self) -> list[ArmName]:
-        """Arms that do not draw from the law that the reference draws from: their speed is that of another task."""
-        law = self.figures[self.reference].nats_per_token
-        return [name for name, found in self.figures.items() if not same_law(found.nats_per_token, law)]
-
-    def to_json(self) -> dict[str, Any]:
-        """Everything as JSON values; of the completions their numbers of tokens and seconds."""
-        samples = {
-            name: [{"tokens": len(one.tokens), "seconds": one.seconds} for one in completions]
-            for name, completions in self.completions.items()
-        }
-        return {
-            "machine": dict(self.machine),
-            "settings": dict(self.settings),
-            "reference": self.reference,
-            "off_law": self.off_law(),
-            "arms": {name: asdict(figures) | {"prompts": samples[name]} for name, figures in self.figures.items()},
-        }
-
-
-def run(config: Config, plan: Plan, progress: Progress) -> Report:
+def run(config: Config, plan: Plan, engines: Engines, progress: Progress) -> Report:
     """Load, choose prompts, measure, compare. The reference is `plain`, or the first arm if that is left out.
 
     Args:
-        config: models, sources and sampling. Prompts run one at a time and nothing is published, whatever it says.
-        plan: how much is measured.
+        config: models, sources, sampling and batch. Where versions are published and kept is the arms' matter.
+        plan: how much is measured. Its arms are usable at this batch.
+        engines: others that run on this machine.
         progress: see `measure`.
 
     Raises:
-        ModelError, VocabularyError, SourceError: as `build_arms` and `choose_prompts`.
+        ModelError, VocabularyError: as `load_models`.
+        SourceError: as `choose_prompts`.
     """
-    config = config.with_overrides({"batch": 1, "publish.enabled": False})
-    temperature = config.sampling.temperature
-    greedy = temperature == 0
     sources = open_sources(config.sources, config.source, seed=config.seed)
-    with TemporaryDirectory() as scratch:
-        arms, models = build_arms(config, plan.arms, Path(scratch))
-        prompts = choose_prompts(sources, config, models, plan.warm_up + plan.prompts)
-        machine = machine_of(models)
-        completions = measure(arms, prompts, plan.warm_up, progress)
-        if not greedy:
-            rounds = prompts[plan.warm_up :]
-            completions = {name: with_nats(own, rounds, models, temperature) for name, own in completions.items()}
-    reference = ArmName.PLAIN if ArmName.PLAIN in arms else plan.arms[0]
-    compared = {name: figures(own, completions[reference], greedy=greedy) for name, own in completions.items()}
-    return Report(machine, settings_of(config, plan), reference, compared, completions)
+    with TemporaryDirectory() as scratch, ExitStack() as open_arms:
+        workshop = Workshop(config, Path(scratch))
+        prompts = choose_prompts(sources, config, workshop.models, plan.warm_up + plan.prompts)
+        longest = max(len(workshop.models.target_words.encode(prompt.text)) for prompt in prompts)
+        arms: dict[str, Arm] = {}
+        for name in plan.arms:
+            arms[name] = workshop.make(name, longest + config.sampling.max_new_tokens, engines)
+            open_arms.callback(arms[name].close)
+        machine = machine_of(workshop.models)
+        meter = meter_of(config, workshop.models, prompts[plan.warm_up :])
+        rounds = measure(arms, prompts, plan, progress, lambda number: _sweep(meter, number, plan.rounds))
+        caches = {name: arm.cache_bytes for name, arm in arms.items() if isinstance(arm, PipelineArm)}
+        memory = Memory(peak_bytes(), caches)
+        costs, timed = meter.costs(), chunks(prompts[plan.warm_up :], plan.round_prompts)
+        compared = compare(rounds, timed, costs, workshop, config.sampling.temperature)
+    labels = {name: engines.label(name) for name in plan.arms if name not in tuple(ArmName)}
+    return Report(machine, settings_of(config, plan), labels, reference_of(plan.arms), compared, rounds, costs, memory)
 
 
-def with_nats(
-    completions: Sequence[Completion], prompts: Sequence[PromptReceived], models: Models, temperature: float
-) -> list[Completion]:
-    """The completions of these prompts with their surprisal under the target."""
-    encoded = (models.target_words.encode(prompt.text) for prompt in prompts)
+def reference_of(arms: Sequence[str]) -> str:
+    """The arm that others are compared with."""
+    return ArmName.PLAIN if ArmName.PLAIN in arms else arms[0]
+
+
+def _sweep(meter: CostMeter, number: int, rounds: int) -> None:
+    """All sweeps are spread evenly over the rounds, at the beginning of each share."""
+    for _ in range(SWEEPS * number // rounds, SWEEPS * (number + 1) // rounds):
+        meter.sweep()
+
+
+def meter_of(config: Config, models: Models, prompts: Sequence[PromptReceived]) -> CostMeter:
+    """A meter at the mean length of these prompts, half of a longest completion behind them."""
+    encoded = [_of_mean_length([words.encode(prompt.text) for prompt in prompts]) for words in _vocabularies(models)]
+    context = len(encoded[0]) + config.sampling.max_new_tokens // 2
+    return CostMeter(models, config.batch, config.draft.max_draft + 1, (encoded[0], encoded[1]), context)
+
+
+def _vocabularies(models: Models) -> tuple[Vocabulary, Vocabulary]:
+    return models.target_words, models.drafter_words
+
+
+def _of_mean_length(texts: Sequence[list[int]]) -> list[int]:
+    """The text whose length is nearest to the mean."""
+    wanted = fmean(map(len, texts))
+    return min(texts, key=lambda text: abs(len(text) - wanted))
+
+
+def compare(
+    rounds: Mapping[str, list[Round]],
+    prompts: Sequence[Sequence[PromptReceived]],
+    costs: Costs,
+    workshop: Workshop,
+    temperature: float,
+) -> dict[str, Figures]:
+    """Every arm's figures against the reference's. Surprisal, or where greedy texts part, is looked up in the target.
+
+    Args:
+        rounds: of every arm, as measured.
+        prompts: of every round.
+        costs: of bare forward passes.
+        workshop: has the target.
+        temperature: 0 is greedy.
+    """
+    encode, reference = workshop.models.target_words.encode, rounds[reference_of(tuple(rounds))]
+    encoded = [[encode(prompt.text) for prompt in chunk] for chunk in prompts]
+    if temperature > 0:
+        scored = {name: _with_nats(own, encoded, workshop.target, temperature) for name, own in rounds.items()}
+        return {name: figures(own, reference, costs, greedy=False) for name, own in scored.items()}
+    return {
+        name: figures(
+            own, reference, costs, greedy=True, widest_difference=_widest(own, reference, encoded, workshop.target)
+        )
+        for name, own in rounds.items()
+    }
+
+
+def _with_nats(
+    rounds: Sequence[Round], encoded: Sequence[Sequence[Sequence[int]]], target: Any, temperature: float
+) -> list[Round]:
+    """The rounds with the surprisal of every completion under the target."""
     return [
-        replace(one, nats=surprisal(models.target, ids, one.tokens, temperature))
-        for one, ids in zip(completions, encoded, strict=True)
+        replace(one, nats=tuple(surprisal(target, *pair, temperature) for pair in zip(ids, one.tokens, strict=True)))
+        for one, ids in zip(rounds, encoded, strict=True)
     ]
+
+
+def _widest(
+    own: Sequence[Round], reference: Sequence[Round], encoded: Sequence[Sequence[Sequence[int]]], target: Any
+) -> float | None:
+    """The target's largest preference for one of the two tokens where texts part; texts of which one begins the other
+    do not part."""
+    found = []
+    for number, place in differing(own, reference):
+        ours, theirs = own[number].tokens[place], reference[number].tokens[place]
+        same = next((at for at, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), None)
+        if same is not None:
+            text = [*encoded[number][place], *ours[:same]]
+            found.append(abs(preference(target, text, ours[same], theirs[same])))
+    return max(found, default=None)
 
 
 def machine_of(models: Models) -> dict[str, Any]:
@@ -265,6 +155,8 @@ def machine_of(models: Models) -> dict[str, Any]:
         "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         "target_parameters": models.target.parameters,
         "drafter_parameters": models.drafter.parameters,
+        "target_forward": models.target.forward_pass.name,
+        "drafter_forward": models.drafter.forward_pass.name,
         "python": platform.python_version(),
         **{name: version(name) for name in ("torch", "transformers", "tokenizers")},
     }
@@ -278,6 +170,17 @@ def cpu_name() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
+def peak_bytes() -> int | None:
+    """Most memory that this process ever held, all arms together; None where the system does not tell."""
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak
+
+
 def settings_of(config: Config, plan: Plan) -> dict[str, Any]:
     """All that is needed to run it again."""
-    return config.model_dump(mode="json") | {"prompts": plan.prompts, "warm_up": plan.warm_up}
+    sizes = {"prompts": plan.prompts, "warm_up": plan.warm_up, "round_prompts": plan.round_prompts}
+    return config.model_dump(mode="json") | sizes

@@ -1,147 +1,147 @@
-"""The benchmark's arms: ways to complete a prompt, by `transformers` alone and by this pipeline, on one target."""
+"""What the benchmark compares: the names of its arms, and what each of them does in one round.
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+A *round* is a short list of prompts that every arm completes in turn. With a batch of one it is one prompt.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
-from time import perf_counter
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from pipeline.build import build_loop
-from pipeline.build_models import Models, load_models, locate
-from pipeline.config import Config
-from pipeline.loop import Loop
-from stages.baselines import AssistedDrafter, Request, assisted, plain, settle
-from stages.distributions import Sampling
-from stages.huggingface import load_tokenizer
-from stages.language_model import LanguageModel, load_model
-from store.errors import SourceError
-from store.events import PromptCompleted, PromptReceived, TokenDecision, Updated
-from store.registry import NoRegistry, default_uri
+from store.events import PromptReceived
+
+if TYPE_CHECKING:
+    from pipeline.build_models import Models
+    from pipeline.config import Config
 
 
 class ArmName(StrEnum):
-    """What is compared."""
+    """The arms that need nothing but this project; engines add names of their own."""
 
-    PLAIN = "plain"
-    ASSISTED = "assisted"
+    PLAIN = "plain"  # transformers' generate; static batches, padded on the left
+    ASSISTED = "assisted"  # its assisted generation across tokenizers: UAG when greedy, TLI when sampling
     ASSISTED_DEFAULTS = "assisted-defaults"
+    PROMPT_LOOKUP = "prompt-lookup"
+    CONTINUOUS = "continuous"  # its continuous batching
+    OWN_PLAIN = "own-plain"  # this pipeline without drafting
     FROZEN = "frozen"
     LEARNING = "learning"
+    LOGGED = "logged"  # learning with the token log, the curves and the versions that `replay` writes
+
+
+BATCH_ONE = frozenset({ArmName.ASSISTED, ArmName.ASSISTED_DEFAULTS, ArmName.PROMPT_LOOKUP})
+OURS = (ArmName.OWN_PLAIN, ArmName.FROZEN, ArmName.LEARNING, ArmName.LOGGED)
+LEARNERS = frozenset({ArmName.LEARNING, ArmName.LOGGED})
 
 
 @dataclass(frozen=True)
-class Completion:
-    """What one arm made of one prompt.
+class Step:
+    """One block of all rows in flight.
 
     Attributes:
-        tokens: emitted target ids.
-        seconds: wall time from the prompt's text to the completion's, learning from it included.
-        blocks, judged, accepted: counts of the pipeline's arms.
-        learning: seconds of these that went into updates.
-        nats: surprisal of the tokens under the target's law; None when it was not asked for.
+        drafted: pieces per row that the drafter model drew; it ran as often as the longest has pieces.
+        proposed: target tokens per row; the target read one more of each row.
     """
 
-    tokens: tuple[int, ...]
+    drafted: tuple[int, ...]
+    proposed: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the pipeline tells of a round from the inside. Seconds are parts of the round's.
+
+    Attributes:
+        steps: in order.
+        judged, accepted: target tokens.
+        prompt_tokens: target tokens of the round's prompts.
+        decode, translate, verify: seconds of the stages.
+        learning: seconds for which decoding stood still for updates.
+        learning_beside: seconds of computing them meanwhile; no part of the round's.
+        log, versions, drift: seconds of keeping the log and its curves, of publishing, and of watching for drift.
+        log_beside: processor seconds of writing the log meanwhile; no part of the round's.
+    """
+
+    steps: tuple[Step, ...]
+    judged: int
+    accepted: int
+    prompt_tokens: int
+    decode: float
+    translate: float
+    verify: float
+    learning: float
+    learning_beside: float = 0.0
+    log: float = 0.0
+    log_beside: float = 0.0
+    versions: float = 0.0
+    drift: float = 0.0
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of single rows."""
+        return sum(len(step.drafted) for step in self.steps)
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one arm made of one round of prompts.
+
+    Attributes:
+        tokens: per prompt, in the order of the prompts, the emitted target ids; the one that ended it included.
+        seconds: wall time from the prompts' texts to all completions' texts, learning from them included.
+        work: what happened inside, of this pipeline's arms.
+        nats: per prompt the surprisal of its tokens under the target's law; empty when it was not asked for.
+        judged, accepted: drafted tokens that an engine beside this pipeline tested and took, where it tells.
+    """
+
+    tokens: tuple[tuple[int, ...], ...]
     seconds: float
-    blocks: int = 0
-    judged: int = 0
-    accepted: int = 0
-    learning: float = 0.0
-    nats: float | None = None
+    work: Work | None = None
+    nats: tuple[float, ...] = field(default=())
+    judged: int | None = None
+    accepted: int | None = None
+
+    @property
+    def emitted(self) -> int:
+        """Target tokens of all prompts."""
+        return sum(map(len, self.tokens))
 
 
 class Arm(Protocol):
-    """One way to complete prompts. Called for one prompt at a time, in stream order; keeps its caches and, if it
-    learns, what it has learned."""
+    """One way to complete prompts. Called for one round at a time, in stream order; keeps its caches between rounds
+    and, if it learns, what it has learned."""
 
-    def complete(self, prompt: PromptReceived) -> Completion:
-        """Complete a prompt and time it."""
+    def complete(self, prompts: Sequence[PromptReceived]) -> Round:
+        """Complete the prompts, up to the configured batch at a time, and time that. All of them fit the models."""
+        ...
+
+    def close(self) -> None:
+        """Called once, after the last round: stop threads and processes, close files."""
         ...
 
 
-class TransformersArm:
-    """A method of `transformers`, from text to text as in the pipeline.
+class Engines(Protocol):
+    """Arms of other engines on the same weights, which the command finds by its flags."""
 
-    Args:
-        models: the target and its vocabulary.
-        config: sampling and seed.
-        method: completes target ids.
-    """
+    def names(self, batch: int, temperature: float) -> Sequence[str]:
+        """The arms that can run so, in the order of the table; nothing is loaded for that."""
+        ...
 
-    def __init__(
-        self, models: Models, config: Config, method: Callable[[LanguageModel, Sequence[int], Request], list[int]]
-    ) -> None:
-        self._target, self._words, self._method = models.target, models.target_words, method
-        settings = config.sampling
-        sampling = Sampling(settings.temperature, settings.top_k, settings.top_p)
-        eos = self._words.eos
-        ends = self._target.ends or frozenset(() if eos is None else (eos,))
-        self._request = Request(sampling, settings.max_new_tokens, ends, config.seed)
+    def label(self, name: str) -> str:
+        """An arm's name in the table, with version and precision, such as `llama.cpp f32, k=5`."""
+        ...
 
-    def complete(self, prompt: PromptReceived) -> Completion:
-        """As `Arm.complete`."""
-        started = perf_counter()
-        request = replace(self._request, seed=self._request.seed + prompt.offset)
-        tokens = self._method(self._target, self._words.encode(prompt.text), request)
-        self._words.decode(tokens)
-        return Completion(tuple(tokens), perf_counter() - started)
+    def build(self, name: str, config: "Config", models: "Models", scratch: Path) -> Arm:
+        """Load and convert what one arm needs. Sampling, lengths, batch, threads and seed are in `config`; `models`
+        has the names and vocabularies of target and drafter. Converted weights may go below `scratch`.
+
+        Raises:
+            UsageError: the engine cannot run this.
+        """
+        ...
 
 
-class PipelineArm:
-    """The pipeline's own loop, without log and versions."""
-
-    def __init__(self, models: Models, config: Config, scratch: Path) -> None:
-        self._loop: Loop = build_loop(config, [models], NoRegistry(), scratch, lambda notice: None)
-        self._device = models.target.device
-
-    def complete(self, prompt: PromptReceived) -> Completion:
-        """As `Arm.complete`. A run over one prompt ends when all that follows from the prompt is done."""
-        started = perf_counter()
-        events = list(self._loop.run(iter([prompt])))
-        settle(self._device)
-        seconds = perf_counter() - started
-        tokens = [e.emitted_id for e in events if isinstance(e, TokenDecision) and e.emitted_id is not None]
-        learning = sum(event.seconds for event in events if isinstance(event, Updated))
-        for event in events:
-            if isinstance(event, PromptCompleted):
-                return Completion(tuple(tokens), seconds, event.blocks, event.judged, event.accepted, learning)
-        raise SourceError(f"Prompt {prompt.prompt_id!r} must fit the models: {events[-1]}")
-
-
-def build_arms(config: Config, names: Sequence[ArmName], scratch: Path) -> tuple[dict[ArmName, Arm], Models]:
-    """Load the models and build the arms. They share the target's weights and nothing else.
-
-    Args:
-        config: models, sampling and settings of the pipeline's arms; its batch is 1 and nothing is published.
-        names: which arms.
-        scratch: an empty folder for models that have to be fetched.
-
-    Raises:
-        ModelError, VocabularyError: as `load_models`.
-    """
-    uri = config.publish.mlflow_uri or default_uri(Path("runs"))
-    (models,) = load_models(config, uri, scratch)
-    drafter_source = str(models.drafter_folder or config.drafter)
-    target_source = locate(models.name, uri, scratch / "tokenizer")
-
-    def own() -> Models:
-        """The shared target behind a cache of its own, and a drafter from its file."""
-        drafter = load_model(drafter_source, config.dtype, str(models.drafter.device))
-        return replace(models, target=LanguageModel(models.target.model, models.name), drafter=drafter)
-
-    def assisted_arm(length: int | None) -> Arm:
-        mine = own()
-        tokenizers = load_tokenizer(drafter_source), load_tokenizer(target_source)
-        drafter = AssistedDrafter.of(mine.drafter, *tokenizers, length)
-        return TransformersArm(mine, config, partial(assisted, drafter=drafter))
-
-    make: dict[ArmName, Callable[[], Arm]] = {
-        ArmName.PLAIN: lambda: TransformersArm(models, config, plain),
-        ArmName.ASSISTED: lambda: assisted_arm(config.draft.max_draft),
-        ArmName.ASSISTED_DEFAULTS: lambda: assisted_arm(None),
-        ArmName.FROZEN: lambda: PipelineArm(own(), config.with_overrides({"learn.enabled": False}), scratch),
-        ArmName.LEARNING: lambda: PipelineArm(own(), config, scratch),
-    }
-    return {name: make[name]() for name in names}, models
+def chunks(prompts: Sequence[PromptReceived], size: int) -> list[Sequence[PromptReceived]]:
+    """The prompts in runs of `size`; the last may be shorter."""
+    return [prompts[start : start + size] for start in range(0, len(prompts), size)]

@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
+from pipeline.build_costs import LAYER_OVERHEAD
 from pipeline.build_models import Models
-from pipeline.build_stages import LAYER_OVERHEAD, draftable
+from pipeline.build_stages import draftable
 from pipeline.config import Config
 from stages.distill import Distill, NoDistill
 from stages.drafter_trainer import DrafterTrainer, Training
@@ -19,6 +20,7 @@ from stages.losses import (
     hybrid_loss,
     trie_loss,
 )
+from stages.worker import CallingThread, OwnThread
 
 # What one piece of one gradient step costs per weight of the drafter, in weights read by a target pass: measured on
 # a CPU with both built-in targets, the gate's share included.
@@ -70,7 +72,9 @@ def _learner(config: Config, fleet: Sequence[Models]) -> DrafterLearner:
     allowed = {models.name: draftable(config, models.pair) for models in fleet}
     trainer = DrafterTrainer(fleet[0].drafter, learn.loss, _loss(config), measure, allowed, training)
     gate_every = round(1 / learn.gate_share) if learn.gate_share else 1 << 62
-    return DrafterLearner(trainer, _spacing(config, fleet), gate_every, learn.interval)
+    lag = 0 if learn.lora else learn.lag
+    worker = OwnThread() if lag else CallingThread()
+    return DrafterLearner(trainer, _spacing(config, fleet), gate_every, learn.interval, lag, worker)
 
 
 def _spacing(config: Config, fleet: Sequence[Models]) -> Spacing:

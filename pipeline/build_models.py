@@ -60,39 +60,27 @@ def load_models(config: Config, uri: str, fetched: Path) -> tuple[Models, ...]:
     """
     device = pick_device(config.device)
     source = locate(config.drafter, uri, fetched)
-    tokenizer = load_tokenizer(source)
-    drafter, words = load_model(source, config.dtype, device), Vocabulary(tokenizer, config.drafter)
     folder = Path(source) if Path(source).is_dir() else None
-    if folder and (folder / ADAPTER_FOLDER).is_dir() and not config.learn.lora:
-        merge_saved_adapter(drafter.model, folder / ADAPTER_FOLDER)
-    fleet = tuple(
-        _with_target(config, name, locate(name, uri, fetched), (drafter, words, tokenizer, folder))
-        for name in Dealing.of(config).targets
-    )
-    largest = max(models.target.parameters for models in fleet)
+    drafter = load_model(source, config.dtype, device, config.draft.weights)
+    sources = {name: locate(name, uri, fetched) for name in Dealing.of(config).targets}
+    targets = {name: load_model(found, config.dtype, device, config.weights) for name, found in sources.items()}
+    largest = max(target.parameters for target in targets.values())
     if config.threads or largest < ONE_THREAD_BELOW:
         set_threads(config.threads or 1)
-    return fleet
+    if folder and (folder / ADAPTER_FOLDER).is_dir() and not config.learn.lora:
+        merge_saved_adapter(drafter.model, folder / ADAPTER_FOLDER)
+    for model in (drafter, *targets.values()):
+        model.require_rows()  # and, with the threads of the run, see which kernels are fast
+    tokenizer, rule = load_tokenizer(source), SpecialRule.of(config.vocabulary.special, config.vocabulary.special_names)
+    words = Vocabulary(tokenizer, config.drafter)
 
+    def with_target(name: str, target: LanguageModel) -> Models:
+        """One target beside the shared drafter, whose rows there are its own and, with `--lora`, its adapter too."""
+        target_words = Vocabulary(load_tokenizer(sources[name]), name)
+        own = drafter.beside(_adapter(config, drafter, name, folder))
+        return Models(name, target, own, target_words, words, tokenizer, folder, pair(target_words, words, rule))
 
-Drafter = tuple[LanguageModel, Vocabulary, Any, Path | None]
-
-
-def _with_target(config: Config, name: str, source: str, drafter: Drafter) -> Models:
-    """One target beside the shared drafter, whose rows there are its own and, with `--lora`, its adapter too."""
-    model, words, tokenizer, folder = drafter
-    target_words = Vocabulary(load_tokenizer(source), name)
-    rule = SpecialRule.of(config.vocabulary.special, config.vocabulary.special_names)
-    return Models(
-        name=name,
-        target=load_model(source, config.dtype, str(model.device)),
-        drafter=LanguageModel(model.model, model.name, _adapter(config, model, name, folder)),
-        target_words=target_words,
-        drafter_words=words,
-        drafter_tokenizer=tokenizer,
-        drafter_folder=folder,
-        pair=pair(target_words, words, rule),
-    )
+    return tuple(with_target(name, target) for name, target in targets.items())
 
 
 def _adapter(config: Config, drafter: LanguageModel, target: str, folder: Path | None) -> str | None:

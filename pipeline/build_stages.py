@@ -5,60 +5,38 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pipeline.build_cache import make_cache
+from pipeline.build_costs import costs_of, describe, make_paying, make_stop_rule
 from pipeline.build_models import Models
 from pipeline.config import Config
 from stages.acceptance import PaperRule, Rule, TrieRule, as_certain, as_drawn
+from stages.costs import Costs
 from stages.decode import Decode
 from stages.distributions import Sampling
-from stages.head import AcceptanceHead, CostStop, FixedLength, StopRule, ThresholdStop, load_head
+from stages.head import AcceptanceHead, load_head
+from stages.lookup import DecodeOrLookup, Payoff
 from stages.ngram_cache import Cache
 from stages.pair import Pair
+from stages.stopping import AlwaysDraft, FixedLength, Paying, StopRule
 from stages.teach import PushDown, teach_nothing
 from stages.translate import Translate
 from stages.trie import Trie, trie_of_direct_maps
 from stages.verify import Verify
 
 HEAD_FILE = "head.safetensors"
-LAYER_OVERHEAD = 2e5  # what entering one layer costs beside its weights, in parameters
+PROBE_DRAFT = 4  # pieces of the drafts that are timed
 SHARPEST_TEACHER = 0.5  # temperature of the laws that teach greedy drafting
-VERIFY_SHARE = 0.05  # what one more verified token adds to a target pass where memory is the bound
-# On a CPU arithmetic soon is the bound: measured on two built-in pairs at batch 1 and 8.
-CPU_VERIFY_SHARE, CPU_VERIFY_SHARE_PER_ROW = 0.06, 0.027
 
 
 @dataclass(frozen=True)
 class Drafting:
     """The three stages of a block, and what of them is saved with a version."""
 
-    decode: Decode
+    decode: Decode | DecodeOrLookup
     translate: Translate
     verify: Verify
     trie: Trie
     cache: Cache
     head: AcceptanceHead
-
-
-def relative_cost(config: Config, models: Models) -> float:
-    """Cost of drafting and verifying one more piece, in target passes.
-
-    Estimated from sizes, not measured, so that equal seeds make equal decisions; `draft.relative_cost` overrides it.
-    """
-    if config.draft.relative_cost is not None:
-        return config.draft.relative_cost
-    sizes = [model.parameters + LAYER_OVERHEAD * model.layers for model in (models.drafter, models.target)]
-    on_cpu = models.target.device.type == "cpu"
-    verify = CPU_VERIFY_SHARE + CPU_VERIFY_SHARE_PER_ROW * (config.batch - 1) if on_cpu else VERIFY_SHARE
-    return sizes[0] / sizes[1] + verify
-
-
-def _stop_rule(config: Config, models: Models, head_is_trained: bool) -> StopRule:
-    """The configured rule. A head that neither has learned nor will learn decides nothing."""
-    usable = head_is_trained or config.learn.enabled
-    if not config.draft.adapt or config.draft.stop_rule == "never" or not usable:
-        return FixedLength()
-    if config.draft.stop_rule == "threshold":
-        return ThresholdStop(config.draft.stop_threshold)
-    return CostStop(relative_cost(config, models))
 
 
 def _rule(config: Config, models: Models, trie: Trie) -> Rule:
@@ -93,15 +71,16 @@ def make_drafting(
     trie = kin.trie if kin else trie_of_direct_maps(models.pair.pieces, *sizes, device)
     cache = kin.cache if kin else make_cache(config, models, trie, notice)
     warmth = settings.temperature if config.draft.temperature is None else config.draft.temperature
-    decode = Decode(
-        models.drafter,
-        head,
-        _stop_rule(config, models, head_is_trained),
-        Sampling(warmth, settings.top_k, settings.top_p),
-        draftable(config, models.pair),
-        config.draft.max_draft,
-        models.drafter_words.eos,
-    )
+
+    def drafting(stop_rule: StopRule, max_draft: int, paying: Paying) -> Decode:
+        transform = Sampling(warmth, settings.top_k, settings.top_p)
+        allowed, end = draftable(config, models.pair), models.drafter_words.eos
+        return Decode(models.drafter, head, stop_rule, transform, allowed, max_draft, end, paying=paying)
+
+    costs = costs_of(config, models, lambda: drafting(FixedLength(), PROBE_DRAFT, AlwaysDraft()))
+    notice(describe(models, costs, config.batch))
+    rule = make_stop_rule(config, costs, usable=head_is_trained or learn.enabled)
+    decode = drafting(rule, config.draft.max_draft, make_paying(config, costs))
     teach = PushDown(
         models.pair,
         learn.teacher_top,
@@ -119,7 +98,15 @@ def make_drafting(
         teach if learn.enabled else teach_nothing,
     )
     translate = Translate(trie, cache, models.pair.pieces, longest=config.draft.mode == "paper")
-    return Drafting(decode, translate, verify, trie, cache, head)
+    return Drafting(_with_lookup(config, models, decode, costs), translate, verify, trie, cache, head)
+
+
+def _with_lookup(config: Config, models: Models, decode: Decode, costs: Costs) -> Decode | DecodeOrLookup:
+    """Lookup beside the model, where drafts are wanted and the rule is exact."""
+    if not config.draft.lookup or not config.draft.max_draft or config.draft.mode == "paper":
+        return decode
+    allowed, size = draftable(config, models.pair), models.drafter.vocabulary_size
+    return DecodeOrLookup(decode, Payoff(costs, config.batch), allowed, size, config.draft.max_lookup)
 
 
 def _head(config: Config, models: Models) -> tuple[AcceptanceHead, bool]:

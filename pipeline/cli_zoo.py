@@ -1,4 +1,4 @@
-"""`omnidraft zoo`: the built-in models."""
+"""`omnidraft zoo`: the built-in models. `omnidraft pad`: larger ones of the same outputs."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from store.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -57,6 +59,32 @@ def build(
         with _bar(console, model.name, model.recipe.steps) as show:
             report = build_model(model, data, out or MODELS_FOLDER, show)
         console.print(f"{model.name}: validation loss {report.validation_loss:.3f} nats per token")
+
+
+def pad(
+    source: Annotated[str, typer.Argument(help="builtin:NAME, or the folder of a small Llama.")],
+    folder: Annotated[Path, typer.Argument(help="Where to write the padded model.")],
+    parameters: Annotated[str, typer.Option(help="About how many, such as 100M.")] = "100M",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    seed: Annotated[int, typer.Option(help="Of the weights that change nothing.")] = 0,
+) -> None:
+    """Pad a small Llama with weights that change nothing: its outputs at a larger model's cost, to measure speed."""
+    from pipeline.zoo import path_of
+    from stages.padding import write_padded
+
+    place = str(path_of(source.removeprefix("builtin:"))) if source.startswith("builtin:") else source
+    found = write_padded(place, folder, _number(parameters), dtype, seed)
+    shape = f"{found.widths.layers} layers x {found.widths.hidden}, MLP {found.widths.mlp}"
+    typer.echo(f"{folder}: {found.parameters:,} parameters ({shape}), {dtype}")
+    typer.echo(f"largest difference of logits to {source}: {found.difference:.2e} of the largest logit")
+
+
+def _number(text: str) -> int:
+    """`100M` is 100,000,000."""
+    try:
+        return round(float(text[:-1]) * 1e6) if text[-1:] in ("m", "M") else int(text)
+    except ValueError as error:
+        raise UsageError(f"--parameters must be a number such as 100M or 12000000, got {text!r}") from error
 
 
 @contextmanager

@@ -68,6 +68,10 @@ class Config(Section):
         default="float32", description="Type of the weights."
     )
     batch: int = Field(default=1, ge=1, description="Prompts decoded at the same time.")
+    weights: Literal["fastest", "int8"] = Field(
+        default="fastest",
+        description="Layout of the targets' weights: the fastest of equal ones, or eight bits: another target.",
+    )
     threads: int | None = Field(
         default=None, ge=1, description="CPU threads; by default 1 for small targets, else torch's choice."
     )

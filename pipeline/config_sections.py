@@ -68,12 +68,28 @@ class DraftSettings(Section):
     stop_threshold: Share = Field(
         default=0.7, description="With stop_rule 'threshold': stop at this estimated chance of a rejection."
     )
+    costs: Literal["measured", "estimated"] = Field(
+        default="measured",
+        description="Whether draft lengths follow costs measured on this machine, once, or estimated from model sizes.",
+    )
     relative_cost: float | None = Field(
-        default=None, ge=0, description="Cost of a drafter pass in target passes; by default estimated from the models."
+        default=None, ge=0, description="Cost of one more drafted piece in target passes, instead of costs."
+    )
+    only_where_paying: bool = Field(
+        default=True, description="Whether drafting rests while plain decoding would be faster."
+    )
+    weights: Literal["fastest", "int8"] = Field(
+        default="fastest",
+        description="Layout of the drafter's weights: the fastest of equal ones, or eight bits, a little worse and on "
+        "most machines faster from tens of millions of parameters.",
     )
     temperature: float | None = Field(
         default=None, ge=0, description="Temperature of the drafter; by default sampling.temperature."
     )
+    lookup: bool = Field(
+        default=True, description="Whether text that repeats itself is drafted by copying it, where that pays better."
+    )
+    max_lookup: int = Field(default=10, ge=1, le=64, description="Most pieces copied per block.")
 
 
 class VocabularySettings(Section):
@@ -122,6 +138,12 @@ class LearnSettings(Section):
         default=None,
         ge=0,
         description="Cost of training on one piece once, in target passes; by default estimated from the models.",
+    )
+    lag: int = Field(
+        default=1,
+        ge=0,
+        description="Prompts between handing an update in and adopting it, while a thread of its own computes it; 0 "
+        "computes it in place. Adapters (lora) always take 0.",
     )
     steps: int = Field(default=2, ge=1, description="Gradient steps per update.")
     rate: float = Field(default=1e-3, gt=0, description="Learning rate of the drafter.")

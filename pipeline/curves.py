@@ -70,15 +70,20 @@ class Curves:
 
 
 def _rates(window: Sequence[PromptCompleted]) -> dict[str, float]:
+    """Acceptance, its length and the drafts' are those of the model; the rest is of all blocks."""
     judged = sum(prompt.judged for prompt in window)
     accepted = sum(prompt.accepted for prompt in window)
     blocks = sum(prompt.blocks for prompt in window)
+    by_model = blocks - sum(prompt.lookup_blocks for prompt in window)
     emitted = sum(prompt.emitted for prompt in window)
     spent = window[-1].finished - min(prompt.started for prompt in window)
     found = {
-        "curve/mean_accepted_length": accepted / blocks,
         "curve/block_efficiency": emitted / blocks,
-        "curve/drafted_pieces": sum(prompt.drafted for prompt in window) / blocks,
         "curve/tokens_per_second": emitted / spent if spent > 0 else 0.0,
     }
+    if by_model < blocks:
+        found["curve/lookup_share"] = 1 - by_model / blocks
+    if by_model:
+        drafted = sum(prompt.drafted for prompt in window)
+        found |= {"curve/mean_accepted_length": accepted / by_model, "curve/drafted_pieces": drafted / by_model}
     return found | ({"curve/acceptance_rate": accepted / judged} if judged else {})

@@ -23,6 +23,14 @@ from stages.stage import Stage
 from store.events import Event, PromptReceived, PromptRejected, Updated
 
 
+class Decoding(Stage[Row, Draft], Protocol):
+    """Drafting that is told what became of its drafts."""
+
+    def observe(self, verdicts: list[Verdict]) -> None:
+        """Called once per block, after verification."""
+        ...
+
+
 class Translating(Stage[Draft, Proposal], Protocol):
     """Translation that remembers which n-grams the target emitted."""
 
@@ -54,6 +62,10 @@ class Learning(Stage[Lesson, tuple[Updated, ...]], Protocol):
         """Steps and resets of the head so far."""
         ...
 
+    def end(self) -> tuple[Updated, ...]:
+        """Behind the last lesson: wait for an update that is under way and adopt it. May be called again."""
+        ...
+
 
 class UnfitPromptError(Exception):
     """Raised by admission for a prompt that the models cannot take; the message is the reason."""
@@ -63,7 +75,7 @@ class UnfitPromptError(Exception):
 class Stages:
     """The four stages of one target."""
 
-    decode: Stage[Row, Draft]
+    decode: Decoding
     translate: Translating
     verify: Stage[Proposal, Verdict]
     distill: Learning
@@ -147,6 +159,7 @@ class Lane:
         times.append(self._clock())
         verdicts = self.stages.verify(proposals)
         times.append(self._clock())
+        self.stages.decode.observe(verdicts)
         self.stages.translate.observe(verdicts)
         for verdict in verdicts:
             flight = self._flights[verdict.proposal.draft.row]
@@ -211,6 +224,7 @@ class Loop:
     def end(self) -> Iterator[Event]:
         """What `run` would have yielded at the end of the stream, for a run that was broken off between two events."""
         for lane in self.lanes.values():
+            yield from lane.stages.distill.end()
             yield from lane.publisher.end()
 
     def _admit(self, prompts: Iterator[PromptReceived | PromptRejected]) -> Iterator[Event]:

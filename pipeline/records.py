@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from stages.blocks import Decision, Draft, Row, Verdict
-from store.events import BlockDone, Outcome, PromptCompleted, TokenDecision, Translation
+from stages.lookup import LookupDraft
+from store.events import BlockDone, Drafter, Outcome, PromptCompleted, TokenDecision, Translation
 
 
 @dataclass(frozen=True)
@@ -36,15 +37,32 @@ class Tally:
     accepted: int = 0
     first_judged: int = 0
     first_accepted: int = 0
+    lookup_blocks: int = 0
+    lookup_drafted: int = 0
+    lookup_judged: int = 0
+    lookup_accepted: int = 0
 
     def add(self, verdict: Verdict) -> None:
-        """Count one block."""
+        """Count one block. What was looked up says nothing about the model: it is counted apart."""
         self.blocks += 1
+        if _drafter(verdict.proposal.draft) is Drafter.LOOKUP:
+            self._add_lookup(verdict)
+            return
         self.drafted += len(verdict.proposal.draft.pieces)
         self.judged += verdict.judged
         self.accepted += verdict.accepted
         self.first_judged += verdict.judged > 0
         self.first_accepted += verdict.accepted > 0
+
+    def _add_lookup(self, verdict: Verdict) -> None:
+        self.lookup_blocks += 1
+        self.lookup_drafted += len(verdict.proposal.draft.pieces)
+        self.lookup_judged += verdict.judged
+        self.lookup_accepted += verdict.accepted
+
+
+def _drafter(draft: Draft) -> Drafter:
+    return Drafter.LOOKUP if isinstance(draft, LookupDraft) else Drafter.MODEL
 
 
 class Recorder:
@@ -77,6 +95,7 @@ class Recorder:
             seconds_decode=seconds.decode,
             seconds_translate=seconds.translate,
             seconds_verify=seconds.verify,
+            drafter=_drafter(verdict.proposal.draft),
         )
 
     def decisions(self, verdict: Verdict, versions: Versions) -> Iterator[TokenDecision]:
@@ -93,7 +112,7 @@ class Recorder:
         proposed = decision.proposed
         token = proposed.token if proposed else None
         return TokenDecision(
-            **self._place(draft.row, begin, decision.index, versions),
+            **self._place(draft, begin, decision.index, versions),
             pieces=draft.pieces[proposed.start : proposed.stop] if proposed else (),
             translation=proposed.translation if proposed else Translation.NONE,
             proposed_id=token,
@@ -111,7 +130,7 @@ class Recorder:
 
     def _dropped(self, draft: Draft, start: int, index: int, begin: int, versions: Versions) -> TokenDecision:
         return TokenDecision(
-            **self._place(draft.row, begin, index, versions),
+            **self._place(draft, begin, index, versions),
             pieces=draft.pieces[start:],
             translation=Translation.NONE,
             proposed_id=None,
@@ -127,7 +146,8 @@ class Recorder:
             entropy=draft.entropies[start],
         )
 
-    def _place(self, row: Row, begin: int, index: int, versions: Versions) -> dict:
+    def _place(self, draft: Draft, begin: int, index: int, versions: Versions) -> dict:
+        row = draft.row
         return {
             "offset": row.offset,
             "prompt_id": row.prompt_id,
@@ -139,6 +159,7 @@ class Recorder:
             "drafter_version": versions.drafter,
             "head_version": versions.head,
             "cache_version": versions.cache,
+            "drafter": _drafter(draft),
         }
 
     def completed(self, row: Row, tally: Tally, now: float, versions: Versions) -> PromptCompleted:
@@ -163,4 +184,8 @@ class Recorder:
             started=tally.started,
             finished=now,
             drafter_version=versions.drafter,
+            lookup_blocks=tally.lookup_blocks,
+            lookup_drafted=tally.lookup_drafted,
+            lookup_judged=tally.lookup_judged,
+            lookup_accepted=tally.lookup_accepted,
         )

@@ -63,6 +63,9 @@ def _notes(summary: Mapping[str, Any]) -> Iterator[Text]:
         spent, gained = _number(ledger["update_seconds"], 1), _number(ledger["tokens_gained"], 0)
         saved = _number(ledger["seconds_saved"], 1)
         yield Text(f"learning: {spent} s spent, {gained} tokens gained over the floor, worth {saved} s", "italic")
+    if share := summary["totals"].get("lookup_share"):
+        rate = _number(summary["totals"]["lookup_acceptance_rate"], 3)
+        yield Text(f"lookup: {share:.1%} of the target forwards, acceptance {rate}", "italic")
     if summary["rejected_rows"]:
         told = f"source rows that were no prompts: {summary['rejected_rows']:,}, see rejected.jsonl"
         yield Text(told, "italic")

@@ -3,43 +3,57 @@
 Shapes: B rows, D drafter ids, W hidden width, F head features.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import chain
 
 import torch
 from torch import Tensor
 
-from stages.blocks import Draft, Row
+from stages.blocks import Draft, Row, Verdict
 from stages.distributions import Sampling, entropy, sample_rows
-from stages.head import AcceptanceHead, StopRule, piece_features
+from stages.head import AcceptanceHead, piece_features
 from stages.language_model import LanguageModel
-
-LOOK_BACK = 64  # what was read and may have been rejected: the longest draft that settings allow
+from stages.stopping import AlwaysDraft, Paying, StopRule
 
 
 @dataclass
 class _Growing:
-    """A draft while it grows."""
+    """The drafts of a batch while they grow, as lists per row; tensors are kept as they come, one per pass.
 
-    pieces: list[int] = field(default_factory=list)
-    laws: list[Tensor] = field(default_factory=list)
-    entropies: list[float] = field(default_factory=list)
-    features: list[Tensor] = field(default_factory=list)
-    survival: list[float] = field(default_factory=list)
-    resting: bool = False
+    Attributes:
+        rows: whose drafts these are.
+        pieces, entropies, survival: per row, per piece.
+        going: per pass the numbers of the rows that drafted in it.
+        laws_BD, features_BF: per pass, one line for each of these rows.
+    """
 
-    def add(self, piece: int, law_D: Tensor, entropy: float, features_F: Tensor, estimate: float) -> None:
-        self.pieces.append(piece)
-        self.laws.append(law_D)
-        self.entropies.append(entropy)
-        self.features.append(features_F)
-        self.survival.append(estimate * (self.survival[-1] if self.survival else 1.0))
+    rows: Sequence[Row]
+    pieces: list[list[int]]
+    entropies: list[list[float]]
+    survival: list[list[float]]
+    going: list[Sequence[int]] = field(default_factory=list)
+    laws_BD: list[Tensor] = field(default_factory=list)
+    features_BF: list[Tensor] = field(default_factory=list)
 
-    def freeze(self, row: Row, drafter_size: int) -> Draft:
-        laws_KD = torch.stack(self.laws) if self.laws else torch.zeros(0, drafter_size)
-        features_KF = torch.stack(self.features) if self.features else None
-        return Draft(row, tuple(self.pieces), laws_KD, tuple(self.entropies), features_KF, tuple(self.survival))
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> "_Growing":
+        return cls(rows, [[] for _ in rows], [[] for _ in rows], [[] for _ in rows])
+
+    def freeze(self, drafter_size: int) -> list[Draft]:
+        """Drafts, in the order of the rows: the tensors' lines sorted by row, each row's pieces in order."""
+        if not self.going:
+            return [Draft(row, (), torch.zeros(0, drafter_size), (), None, ()) for row in self.rows]
+        owners = list(chain(*self.going))
+        order = torch.tensor(sorted(range(len(owners)), key=owners.__getitem__), device=self.laws_BD[0].device)
+        lengths = list(map(len, self.pieces))
+        laws_KD = torch.cat(self.laws_BD)[order].split(lengths)
+        features_KF = torch.cat(self.features_BF)[order].split(lengths)
+        columns = zip(self.rows, self.pieces, laws_KD, self.entropies, features_KF, self.survival, strict=True)
+        return [
+            Draft(row, tuple(pieces), laws, tuple(entropies), features, tuple(survival))
+            for row, pieces, laws, entropies, features, survival in columns
+        ]
 
 
 class Decode:
@@ -54,6 +68,7 @@ class Decode:
         max_draft: most pieces of a draft; 0 never drafts.
         end: the drafter's end of sequence, after which nothing is drafted, or None.
         law_dtype: precision of the laws.
+        paying: decides whether a block drafts at all; by default it always does.
     """
 
     def __init__(
@@ -66,78 +81,89 @@ class Decode:
         max_draft: int,
         end: int | None,
         law_dtype: torch.dtype = torch.float32,
+        paying: Paying | None = None,
     ) -> None:
         self.model, self.head, self.max_draft = model, head, max_draft
         self._stop_rule, self._sampling, self._end, self._law_dtype = stop_rule, sampling, end, law_dtype
+        self._paying = paying or AlwaysDraft()
         self._forbidden_D = model.mask_without(allowed)
         self._read: dict[Row, list[int]] = {}
+        self._agreed: dict[Row, int] = {}  # how much of it is part of the row for good
 
     def admit(self, row: Row) -> None:
-        """Read the prompt."""
-        self.model.admit(row, row.pieces)
+        """Read the prompt, if anything will be drafted."""
+        self.model.admit(row, row.pieces if self.max_draft else row.pieces[:1])
         self._read[row] = row.pieces[: self.model.length(row)]
+        self._agreed[row] = len(self._read[row])
 
     def release(self, row: Row) -> None:
         """Free the row's keys and values."""
         self.model.release(row)
-        del self._read[row]
+        del self._read[row], self._agreed[row]
+
+    def observe(self, verdicts: Sequence[Verdict]) -> None:
+        """What became of the block: it decides whether drafting goes on paying."""
+        lengths = [len(verdict.proposal.draft.pieces) for verdict in verdicts]
+        self._paying.observe(lengths, sum(len(verdict.emitted) for verdict in verdicts))
 
     @torch.inference_mode()
-    def __call__(self, batch: Sequence[Row]) -> list[Draft]:
-        """Draft after each row until its stop rule, its room or `max_draft` says stop."""
-        growing = [_Growing(resting=self._is_full(row)) for row in batch]
-        limit = max((min(self.max_draft, row.room) for row in batch), default=0)
-        if limit == 0 or all(draft.resting for draft in growing):
-            return [draft.freeze(row, len(self._forbidden_D)) for draft, row in zip(growing, batch, strict=True)]
-        fed = [[] if draft.resting else self._unread(row) for draft, row in zip(growing, batch, strict=True)]
-        for index in range(limit):
-            logits_B1D, hidden_B1W = self._forward(batch, fed)
-            self._extend(batch, growing, index, logits_B1D[:, -1], hidden_B1W[:, -1])
-            for draft, row in zip(growing, batch, strict=True):
-                draft.resting = draft.resting or self._rests(draft, row)
-            if all(draft.resting for draft in growing):
-                break
-            fed = [[] if draft.resting else draft.pieces[-1:] for draft in growing]
-        return [draft.freeze(row, len(self._forbidden_D)) for draft, row in zip(growing, batch, strict=True)]
+    def __call__(self, batch: Sequence[Row], resting: Collection[Row] = ()) -> list[Draft]:
+        """Draft after each row until its stop rule, its room or `max_draft` says stop; nothing where that does not pay.
 
-    def _is_full(self, row: Row) -> bool:
-        """Whether a whole draft might not fit into the drafter's context any more: then the target goes on alone."""
-        return len(row.pieces) + self.max_draft > self.model.max_length
+        Args:
+            batch: all admitted rows.
+            resting: those that are not to be read: their drafts are empty.
+        """
+        growing = _Growing.of(batch)
+        rests = not self._paying.drafts()
+        going = [] if rests else [n for n, row in enumerate(batch) if row not in resting and self._may_draft(row)]
+        fed = {number: self._unread(batch[number]) for number in going}
+        while going:
+            self._extend(growing, going, *self._forward(batch, fed))
+            open_rows = [number for number in going if self._has_room(growing.pieces[number], batch[number])]
+            going = sorted(self._stop_rule.going_on(growing.survival, open_rows))
+            fed = {number: growing.pieces[number][-1:] for number in going}
+        return growing.freeze(len(self._forbidden_D))
+
+    def _may_draft(self, row: Row) -> bool:
+        """Whether there is anything to draft for, and a whole draft fits into the drafter's context for sure."""
+        return min(self.max_draft, row.room) > 0 and len(row.pieces) + self.max_draft <= self.model.max_length
+
+    def _has_room(self, pieces: Sequence[int], row: Row) -> bool:
+        return len(pieces) < min(self.max_draft, row.room) and pieces[-1] != self._end
 
     def _unread(self, row: Row) -> list[int]:
         """Roll the model back to what is still true of a row and return what it has not read: one piece or more."""
-        read = self._read[row]
-        start = max(0, len(read) - LOOK_BACK)
-        same = takewhile(lambda pair: pair[0] == pair[1], zip(read[start:], row.pieces[start:], strict=False))
-        known = min(start + sum(1 for _ in same), len(row.pieces) - 1)
+        read, known = self._read[row], self._agreed[row]
+        while known < len(read) and known < len(row.pieces) - 1 and read[known] == row.pieces[known]:
+            known += 1
         self.model.roll_back(row, known)
         del read[known:]
+        self._agreed[row] = known
         return row.pieces[known:]
 
-    def _forward(self, batch: Sequence[Row], fed: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-        for row, pieces in zip(batch, fed, strict=True):
-            self._read[row].extend(pieces)
-        return self.model.forward(batch, fed, keep=1, hidden=True)
+    def _forward(self, batch: Sequence[Row], fed: Mapping[int, Sequence[int]]) -> tuple[Tensor, Tensor]:
+        """Logits and hidden states behind what is fed, of the fed rows alone."""
+        for number, pieces in fed.items():
+            self._read[batch[number]].extend(pieces)
+        given = [fed.get(number, ()) for number in range(len(batch))]
+        return self.model.forward(batch, given, [int(bool(pieces)) for pieces in given], hidden=True)
 
-    def _extend(
-        self, batch: Sequence[Row], growing: Sequence[_Growing], index: int, logits_BD: Tensor, hidden_BW: Tensor
-    ) -> None:
-        """Draw one piece for every row that does not rest."""
-        active = [number for number, draft in enumerate(growing) if not draft.resting]
-        if len(active) < len(growing):
-            logits_BD, hidden_BW = logits_BD[active], hidden_BW[active]
+    def _extend(self, growing: _Growing, going: Sequence[int], logits_BD: Tensor, hidden_BW: Tensor) -> None:
+        """Draw one piece for every row that goes on."""
+        index = len(growing.going)
         laws_BD = self._sampling.law(logits_BD.masked_fill(self._forbidden_D, -torch.inf), self._law_dtype)
-        pieces_B = sample_rows(laws_BD, [batch[number].draws for number in active])
+        pieces_B = sample_rows(laws_BD, [growing.rows[number].draws for number in going])
         entropies_B = entropy(laws_BD)
         probability_B = laws_BD.gather(1, pieces_B[:, None])[:, 0]
         features_BF = piece_features(hidden_BW.float(), probability_B.float(), entropies_B.float(), index)
         estimates_B = self.head(features_BF).sigmoid()
-        values = torch.stack([pieces_B.double(), entropies_B.double(), estimates_B.double()]).tolist()
-        for place, number in enumerate(active):
-            piece, spread, estimate = (column[place] for column in values)
-            growing[number].add(int(piece), laws_BD[place], spread, features_BF[place], estimate)
-
-    def _rests(self, draft: _Growing, row: Row) -> bool:
-        if len(draft.pieces) >= min(self.max_draft, row.room) or draft.pieces[-1] == self._end:
-            return True
-        return not self._stop_rule.goes_on(tuple(draft.survival))
+        values = torch.stack([pieces_B.double(), entropies_B.double(), estimates_B.double()])
+        for number, piece, spread, estimate in zip(going, *values.tolist(), strict=True):
+            growing.pieces[number].append(int(piece))
+            growing.entropies[number].append(spread)
+            survival = growing.survival[number]
+            survival.append(estimate * (survival[-1] if survival else 1.0))
+        growing.going.append(going)
+        growing.laws_BD.append(laws_BD)
+        growing.features_BF.append(features_BF)

@@ -16,7 +16,8 @@ from store.events import Updated
 
 
 class Distill(WithoutRows):
-    """Lessons to updates. The lesson that completes an interval carries the update.
+    """Lessons to updates. A lesson carries the update that is adopted with it: the one that completes an interval, or
+    a fixed number of lessons later.
 
     Args:
         drafter: learns the drafter's weights, possibly from lessons of other targets as well.
@@ -44,11 +45,11 @@ class Distill(WithoutRows):
 
     def _learn(self, lesson: Lesson) -> tuple[Updated, ...]:
         self.head.observe(lesson.labels)
-        updated = self.drafter.learn(lesson)
-        if updated:
-            updated = replace(updated, head_version=self.head.version)
-            return (updated, *self._head_step(lesson))
-        return self._head_step(lesson) if self._interleaved else ()
+        updated = self._beside_head(self.drafter.learn(replace(lesson, labels=())))  # the rest holds no tensors
+        return (*updated, *self._head_step(lesson)) if updated or self._interleaved else ()
+
+    def _beside_head(self, updated: Updated | None) -> tuple[Updated, ...]:
+        return (replace(updated, head_version=self.head.version),) if updated else ()
 
     def _head_step(self, lesson: Lesson) -> tuple[Updated, ...]:
         started = perf_counter()
@@ -68,16 +69,25 @@ class Distill(WithoutRows):
             tokens_gained=None,
             served=True,
             reason="trained",
-            seconds=perf_counter() - started,
+            seconds=(seconds := perf_counter() - started),
+            waited=seconds,
             drafter_version=self.drafter.version,
             head_version=self.head.version,
         )
         return (step,)
 
-    def restart(self) -> None:
-        """After a drift: begin the head anew, forget its labels, and learn at the shortest interval again."""
+    def restart(self) -> tuple[Updated, ...]:
+        """After a drift: begin the head anew, forget its labels, and learn at the shortest interval again.
+
+        Returns an update that was under way and is dropped.
+        """
+        dropped = self._beside_head(self.drafter.restart())
         self.head.reset()
-        self.drafter.restart()
+        return dropped
+
+    def end(self) -> tuple[Updated, ...]:
+        """Behind the last lesson: wait for an update that is under way and adopt it. May be called again."""
+        return self._beside_head(self.drafter.finish())
 
 
 class NoDistill(WithoutRows):
@@ -90,5 +100,10 @@ class NoDistill(WithoutRows):
         """No update for any lesson."""
         return [() for _ in batch]
 
-    def restart(self) -> None:
+    def restart(self) -> tuple[Updated, ...]:
         """There is nothing that adapts."""
+        return ()
+
+    def end(self) -> tuple[Updated, ...]:
+        """There is nothing under way."""
+        return ()

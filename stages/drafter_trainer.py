@@ -1,14 +1,17 @@
 """Training the drafter on lessons: a copy learns, a gate decides, the served model takes the weights.
 
+An update comes in three parts, so that the long one can be computed while decoding goes on: `assign` gathers what it
+learns from, `attempt` computes, `settle` puts the outcome into service (or `drop` takes it back). One update is under
+way at a time. Between `assign` and `settle` the computing thread owns all that is here but the served weights and the
+buffers of lessons; those belong to the thread that decodes.
+
 One trainer may teach weights that several targets share: a lesson is in its target's laws, and the gate lets an update
 pass only if no target loses by it.
-
-Shapes: B lessons, T pieces of the longest with its branches, D drafter ids, N taught positions.
 """
 
 import copy
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
@@ -20,13 +23,12 @@ from stages.blocks import Lesson
 from stages.gate import Gate, Scores, mean
 from stages.language_model import LanguageModel
 from stages.losses import Loss, Student, Taught
-from stages.packing import Packed, length_of, pack
+from stages.reading import Batch, Reader
 from stages.reservoir import Reservoir
 
 # The share of the configured rate that is used: small for the optimiser's first steps, which have no second moments
 # to speak of, and after an update that the gate refused; growing while updates pass.
 FIRST_TRUST, SHRINK, GROW = 0.5, 0.5, 1.25
-MAX_LOGITS = 1 << 25  # numbers of one micro-batch's output: 128 MiB in float32
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,29 @@ class Step:
     reason: str
 
 
+@dataclass(frozen=True)
+class Assignment:
+    """What one update learns from and is judged by. Holds no tensors."""
+
+    lessons: tuple[Lesson, ...]
+    held_out: tuple[Lesson, ...]
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What was computed of an update.
+
+    Attributes:
+        step: what would come of it; `served` if the gate lets it pass. If not, the candidate is as before.
+        scores: the candidate's, by held-out lesson.
+        moments: the optimiser's state before.
+    """
+
+    step: Step
+    scores: Scores
+    moments: dict[str, Any]
+
+
 Weights = list[Tensor]
 
 
@@ -84,7 +109,7 @@ class DrafterTrainer:
     """Owns the candidate (a copy of what learns of the served drafter), its optimiser, the replay buffer and the gate.
 
     Args:
-        served: the drafter in service; only `update` and `adopt` write its weights.
+        served: the drafter in service; only `settle` and `adopt` write its weights.
         loss_name, loss: what is minimised.
         measure: per position, what the gate compares (N,): the acceptance to expect under the sampling in use.
         allowed: per target the pieces that may be drafted; the others are not part of the drafter's law there.
@@ -102,14 +127,14 @@ class DrafterTrainer:
     ) -> None:
         self.served, self.loss_name, self.version = served, loss_name, 0
         self._loss, self._measure, self._training = loss, measure, training
-        self._forbidden_D = {target: served.mask_without(pieces) for target, pieces in allowed.items()}
+        self._reader = Reader(served, allowed)
         self._candidate, self._floor = served.copy_to_train(), served.copy_to_train()
         self._optimizer = self._new_optimizer()
         self._trust = FIRST_TRUST
         self._served_scores: Scores = {}
         self._floor_scores: Scores = {}
         self._replay = Reservoir(training.replay, Random(training.seed))
-        self._gate = Gate(self._forbidden_D, training.gate_window, training.gate_tolerance, self._scored)
+        self._gate = Gate(allowed, training.gate_window, training.gate_tolerance, self._scored)
 
     def _new_optimizer(self) -> torch.optim.Optimizer:
         training = self._training
@@ -125,116 +150,98 @@ class DrafterTrainer:
         """Let a lesson that no update was made of enter the sample of old ones."""
         self._replay.add(lesson)
 
-    def update(self, fresh: Sequence[Lesson]) -> Step:
-        """Train the candidate on fresh lessons and as many old ones; serve it if the gate lets it pass."""
+    def assign(self, fresh: Sequence[Lesson]) -> Assignment:
+        """Fresh lessons and as many old ones, and what is held out now."""
         old = self._replay.draw(len(fresh))
         for lesson in fresh:
             self._replay.add(lesson)
-        before = self._gate.scores(self.served, self._served_scores)
-        floor = self._gate.scores(self._floor, self._floor_scores)
+        return Assignment((*fresh, *old), self._gate.held_out)
+
+    def attempt(self, assignment: Assignment) -> Attempt:
+        """Train the candidate and put it to the gate.
+
+        Before, its weights are those in service, in float32: it is what the gate knows as the served drafter.
+        """
+        before = self._gate.scores(self._candidate, self._served_scores, assignment.held_out)
+        floor = self._gate.scores(self._floor, self._floor_scores, assignment.held_out)
         moments = copy.deepcopy(self._optimizer.state_dict())
-        loss, positions, pieces = self._train([*fresh, *old])
+        loss, positions, pieces = self._train(assignment.lessons)
         known = mean(before.values()), None, mean(floor.values())
         step = Step(loss, positions, pieces, *known, False, "the loss was not finite")
         if not math.isfinite(loss):
             self._restore(moments)
-            return step
-        after = self._gate.scores(self._candidate, {})
+            return Attempt(step, {}, moments)
+        after = self._gate.scores(self._candidate, {}, assignment.held_out)
         step, losers = replace(step, after=mean(after.values())), self._gate.losers(before, after)
         if losers:
             self._restore(moments)
-            return replace(step, reason=f"the gate saw a lower acceptance for {', '.join(losers)}")
-        self._serve(after)
-        return replace(step, served=True, reason="the gate let it pass" if before else "nothing held out yet")
+            step = replace(step, reason=f"the gate saw a lower acceptance for {', '.join(losers)}")
+            return Attempt(step, after, moments)
+        reason = "the gate let it pass" if before else "nothing held out yet"
+        return Attempt(replace(step, served=True, reason=reason), after, moments)
+
+    @torch.no_grad()
+    def settle(self, attempt: Attempt) -> Step:
+        """Serve the candidate if the gate let it pass, and trust the next update more, or else less."""
+        if not attempt.step.served:
+            self._trust *= SHRINK
+            return attempt.step
+        self.served.serve(self._candidate.learning)
+        self._served_scores = attempt.scores
+        self.version += 1
+        self._trust = min(1.0, self._trust * GROW)
+        return attempt.step
+
+    def drop(self, attempt: Attempt, reason: str) -> Step:
+        """As if the update had never been tried, whatever came of it."""
+        if attempt.step.served:
+            self._restore(attempt.moments)
+        return replace(attempt.step, served=False, reason=reason)
 
     def _train(self, lessons: Sequence[Lesson]) -> tuple[float, int, int]:
         """Gradient steps on all lessons. Returns the first step's loss, its positions and the pieces that it read."""
         self._candidate.model.train()
         for group in self._optimizer.param_groups:
             group["lr"] = self._training.rate * self._trust
-        losses, positions, pieces = [], 0, 0
+        batches = list(self._reader.batches(lessons))
+        positions = sum(len(batch.taught.rest_N) for batch in batches)
+        pieces = sum(batch.packed.pieces_BT.numel() for batch in batches)
+        losses = []
         for _ in range(self._training.steps):
             self._optimizer.zero_grad(set_to_none=True)
-            total, positions, pieces = 0.0, 0, 0
-            batches = list(self._micro_batches(lessons))
-            for batch in batches:
-                packed = pack(batch, self.served.device)
-                student, taught, ngram_log_N = self._compare(self._candidate, batch, packed)
-                loss = self._loss(student, taught, ngram_log_N) / len(batches)
-                if not torch.isfinite(loss):
-                    return math.nan, positions, pieces
-                loss.backward()
-                total += float(loss.detach())
-                positions += len(taught.rest_N)
-                pieces += packed.pieces_BT.numel()
+            losses.append(sum((self._backward(batch, positions) for batch in batches), 0.0))
             norm = torch.nn.utils.clip_grad_norm_(self._candidate.learning, self._training.clip)
-            if not torch.isfinite(norm):
+            if not (math.isfinite(losses[-1]) and torch.isfinite(norm)):
                 return math.nan, positions, pieces
             self._optimizer.step()
-            losses.append(total)
         self._candidate.model.eval()
         return losses[0], positions, pieces
 
-    def _micro_batches(self, lessons: Sequence[Lesson]) -> Iterator[list[Lesson]]:
-        """Lessons of similar length together, each batch's logits within `MAX_LOGITS`; no text beyond the context."""
-        width = self.served.vocabulary_size
-        batch: list[Lesson] = []
-        usable = [one for one in lessons if one.teachings and len(one.pieces) <= self.served.max_length]
-        for lesson in sorted(usable, key=length_of):
-            if batch and (len(batch) + 1) * length_of(lesson) * width > MAX_LOGITS:
-                yield batch
-                batch = []
-            batch.append(lesson)
-        if batch:
-            yield batch
-
-    def _compare(
-        self, model: LanguageModel, lessons: Sequence[Lesson], packed: Packed
-    ) -> tuple[Student, Taught, Tensor]:
-        """The model's laws and the target's at every taught position, and the log-likelihood of n-grams' pieces."""
-        logits_BTD = model.read(packed.pieces_BT, packed.positions_BT, packed.mask_B1TT)
-        forbidden_B1D = torch.stack([self._forbidden_D[lesson.target] for lesson in lessons])[:, None]
-        logits_BTD = logits_BTD.masked_fill(forbidden_B1D, -torch.inf)
-        taught = Taught.of(packed.teachings, packed.emitted_N)
-        student = Student.of(logits_BTD[packed.rows_N, packed.places_N], taught)
-        return student, taught, self._ngram_log(logits_BTD, lessons, packed.pieces_BT)
-
-    @staticmethod
-    def _ngram_log(logits_BTD: Tensor, lessons: Sequence[Lesson], pieces_BT: Tensor) -> Tensor:
-        spots = [(number, position) for number, lesson in enumerate(lessons) for position in lesson.ngram_positions]
-        if not spots:
-            return logits_BTD.new_zeros(1)
-        rows, positions = torch.tensor(spots, device=logits_BTD.device).T
-        log_ND = logits_BTD[rows, positions - 1].log_softmax(-1)
-        return log_ND.gather(1, pieces_BT[rows, positions][:, None])[:, 0]
+    def _backward(self, batch: Batch, positions: int) -> float:
+        """Add a batch's gradient, weighted by its share of all taught positions. Returns its part of the loss."""
+        student, ngram_log_M = self._reader.laws(self._candidate, batch)
+        share = len(batch.taught.rest_N) / positions
+        loss = self._loss(student, batch.taught, ngram_log_M) * share
+        loss.backward()
+        return float(loss.detach())
 
     @torch.no_grad()
     def _scored(self, model: LanguageModel, lessons: Sequence[Lesson]) -> Scores:
         """The gate's measure over the first levels of lessons."""
         found: Scores = {}
-        for batch in self._micro_batches(lessons):
-            packed = pack(batch, self.served.device, branches=False)
-            student, taught, _ = self._compare(model, batch, packed)
-            measured = iter((self._measure(student, taught) * taught.first_N).tolist())
-            for lesson in batch:
+        for batch in self._reader.batches(lessons, branches=False):
+            student, _ = self._reader.laws(model, batch)
+            measured = iter((self._measure(student, batch.taught) * batch.taught.first_N).tolist())
+            for lesson in batch.lessons:
                 total = sum(next(measured) for _ in lesson.teachings)
                 found[lesson] = (total, sum(teaching.depth == 0 for teaching in lesson.teachings))
         return found
 
     @torch.no_grad()
-    def _serve(self, scores: Scores) -> None:
-        """Copy the candidate's weights into the served model; its scores are now the served model's."""
-        self._served_scores = scores
-        _copy(self._candidate.learning, self.served.learning)
-        self.version += 1
-        self._trust = min(1.0, self._trust * GROW)
-
-    @torch.no_grad()
     def _restore(self, moments: dict[str, Any]) -> None:
-        """As if the update had never been tried, but for a smaller rate."""
+        """The candidate and its optimiser as they were."""
         _copy(self.served.learning, self._candidate.learning)
         self._optimizer.load_state_dict(moments)
-        self._trust *= SHRINK
         self._candidate.model.eval()
 
     @torch.no_grad()
@@ -251,16 +258,16 @@ class DrafterTrainer:
     def losers(self, weights: Weights, gaining: str) -> list[str]:
         """Targets beside the gaining one that would lose by other weights, as the gate sees it."""
         _copy(weights, self._candidate.learning)
-        after = self._gate.scores(self._candidate, {})
+        after = self._gate.scores(self._candidate, {}, self._gate.held_out)
         _copy(self.served.learning, self._candidate.learning)
-        before = self._gate.scores(self.served, self._served_scores)
+        before = self._gate.scores(self._candidate, self._served_scores, self._gate.held_out)
         return [target for target in self._gate.losers(before, after) if target != gaining]
 
     @torch.no_grad()
     def adopt(self, weights: Weights) -> None:
         """Take other weights into service; the optimiser begins anew."""
         _copy(weights, self._candidate.learning)
-        _copy(weights, self.served.learning)
+        self.served.serve(weights)
         self._served_scores = {}
         self._optimizer, self._trust = self._new_optimizer(), FIRST_TRUST
         self.version += 1

@@ -61,9 +61,13 @@ class Gate:
         """Keep a lesson; it is never trained on."""
         self._held_out[lesson.target].append(lesson)
 
-    def scores(self, model: LanguageModel, known: Scores) -> Scores:
-        """Scores of all held-out lessons; `known` are the model's own from before, and are kept up to date."""
-        held_out = [lesson for window in self._held_out.values() for lesson in window]
+    @property
+    def held_out(self) -> tuple[Lesson, ...]:
+        """All that is kept now."""
+        return tuple(lesson for window in self._held_out.values() for lesson in window)
+
+    def scores(self, model: LanguageModel, known: Scores, held_out: Sequence[Lesson]) -> Scores:
+        """Scores of held-out lessons; `known` are the model's own from before, and are kept up to date."""
         for gone in known.keys() - set(held_out):
             del known[gone]
         known.update(self._measure(model, [lesson for lesson in held_out if lesson not in known]))

@@ -1,4 +1,4 @@
-"""The adaptive head: how likely is a drafted piece to be accepted, and is one more worth drafting?
+"""The adaptive head: how likely is a drafted piece to be accepted?
 
 Paper: equations 5 to 7; the head's form follows SpecDec++ (residual blocks over the drafter's last hidden state). Ours
 reads the state *before* the piece, which is there already, with the piece's probability, the law's entropy and the
@@ -8,7 +8,6 @@ Shapes: B rows, W width of the drafter, F features.
 """
 
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -52,54 +51,6 @@ def piece_features(hidden_BW: Tensor, probability_B: Tensor, entropy_B: Tensor, 
     """What the head sees of one drafted piece per row (B, F)."""
     place_B = torch.full_like(entropy_B, index / 8)
     return torch.cat([hidden_BW, torch.stack([probability_B.log().clamp(min=-10), entropy_B, place_B], dim=-1)], dim=-1)
-
-
-class StopRule(Protocol):
-    """Whether to draft one more piece. Asked after each piece with at least one drafted; pure."""
-
-    def goes_on(self, survival: tuple[float, ...]) -> bool:
-        """`survival[i]`: the estimated probability that pieces 0..i are all accepted."""
-        ...
-
-
-class FixedLength:
-    """Draft to the limit."""
-
-    def goes_on(self, survival: tuple[float, ...]) -> bool:
-        """Always."""
-        return True
-
-
-class ThresholdStop:
-    """The paper's rule (equation 7): stop when the chance of a rejection exceeds `threshold`."""
-
-    def __init__(self, threshold: float) -> None:
-        self._threshold = threshold
-
-    def goes_on(self, survival: tuple[float, ...]) -> bool:
-        """While 1 - prod a_i is at most the threshold."""
-        return 1 - survival[-1] <= self._threshold
-
-
-class CostStop:
-    """Go on while one more piece is expected to raise the tokens emitted per unit of time.
-
-    A block of k pieces emits about 1 + sum of survivals and costs 1 + k * relative_cost target passes. The next
-    piece's own chance is not known yet; the last one's stands in for it.
-
-    Args:
-        relative_cost: cost of drafting and verifying one more piece, in target passes.
-    """
-
-    def __init__(self, relative_cost: float) -> None:
-        self._cost = relative_cost
-
-    def goes_on(self, survival: tuple[float, ...]) -> bool:
-        """While the marginal rate of the next piece exceeds the average rate of the block so far."""
-        last = survival[-1] / survival[-2] if len(survival) > 1 and survival[-2] > 0 else survival[-1]
-        gain = survival[-1] * last
-        emitted, spent = 1 + sum(survival), 1 + len(survival) * self._cost
-        return gain * spent > emitted * self._cost
 
 
 def save_head(head: AcceptanceHead, path: Path) -> None:

@@ -75,6 +75,11 @@ class RowCache(Cache):
                 layer[destination] = layer[source]
 
     @property
+    def bytes(self) -> int:
+        """Memory of all keys and values."""
+        return sum(layer.numel() * layer.element_size() for layer in (*self._keys, *self._values))
+
+    @property
     def trash(self) -> int:
         """The place for what padding writes."""
         return self._capacity

@@ -5,6 +5,7 @@ Shapes: B rows, Q new tokens of the longest row, K keys, V vocabulary, W hidden 
 
 import copy
 from collections.abc import Collection, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,10 @@ from torch import Tensor
 from stages.adapters import ADAPTER_FOLDER, activate, is_of, read_adapter, save_adapter, without_adapters
 from stages.blocks import Row
 from stages.draws import SeededDraws
-from stages.huggingface import RowCache, load_causal_model
+from stages.forward import Forward, ModuleForward
+from stages.huggingface import load_causal_model
+from stages.lean import LeanForward
+from stages.lean_weights import LeanWeights, is_lean
 from store.errors import ModelError
 
 
@@ -35,9 +39,19 @@ class LanguageModel:
         model: any Hugging Face causal language model whose attention takes a boolean mask (`sdpa`).
         name: for messages.
         adapter: name of the injected adapter to compute with.
+        weights: how the lean forward lays out its weights, see `LeanWeights`.
+        lean: such weights of this model that are there already.
     """
 
-    def __init__(self, model: Any, name: str, adapter: str | None = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        name: str,
+        adapter: str | None = None,
+        *,
+        weights: str = "fastest",
+        lean: LeanWeights | None = None,
+    ) -> None:
         self.model, self.name, self.adapter = model.eval(), name, adapter
         self.device: torch.device = next(model.parameters()).device
         self.vocabulary_size: int = model.get_output_embeddings().weight.shape[0]
@@ -45,17 +59,31 @@ class LanguageModel:
         self.max_length: int = _max_length(model.config.get_text_config())
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         self.layers: int = model.config.get_text_config().num_hidden_layers
-        self._cache = RowCache()
+        self._weights, self._lean = weights, lean
         self._order: list[Row] = []
         self._lengths: dict[Row, int] = {}
+
+    @cached_property
+    def forward_pass(self) -> Forward:
+        """How it reads: by the lean forward where that is written for the architecture and computes the same."""
+        if self.adapter or not is_lean(self.model):
+            return ModuleForward(self.model)
+        if self._lean is None:
+            self._lean = LeanWeights(self.model, self._weights)
+        return LeanForward(self._lean)
+
+    def beside(self, adapter: str | None = None) -> "LanguageModel":
+        """Another one over the same weights, with rows of its own."""
+        lean = self._lean if isinstance(self.forward_pass, LeanForward) else None
+        return LanguageModel(self.model, self.name, adapter or self.adapter, weights=self._weights, lean=lean)
 
     def admit(self, row: Row, tokens: Sequence[int]) -> None:
         """Take a row in and read all of its tokens but the last."""
         self._order.append(row)
         self._lengths[row] = 0
-        self._cache.reserve(len(self._order), len(tokens) + row.room + 72)
+        self.forward_pass.reserve(len(self._order), len(tokens) + row.room + 72)
         if len(tokens) > 1:
-            self._forward(len(self._order) - 1, [row], [tokens[:-1]], keep=1, hidden=False)
+            self._read(len(self._order) - 1, [row], [tokens[:-1]], [0], hidden=False)
 
     @torch.inference_mode()  # the cache's tensors are made in it
     def release(self, row: Row) -> None:
@@ -63,7 +91,7 @@ class LanguageModel:
         place = self._order.index(row)
         last = self._order.pop()
         if last is not row:
-            self._cache.move(len(self._order), place)
+            self.forward_pass.move(len(self._order), place)
             self._order[place] = last
         del self._lengths[row]
 
@@ -74,25 +102,34 @@ class LanguageModel:
         return forbidden_V
 
     def require_rows(self) -> None:
-        """Check that the model reads through our cache and mask what it reads from a whole text.
+        """Check that reading through our cache gives what the model gives for a whole text.
+
+        Where the lean forward does not, the model's own modules are used.
 
         Raises:
-            ModelError: if it does not (models with recurrent state, or an attention of their own).
+            ModelError: if these do not either (models with recurrent state, or an attention of their own).
         """
+        exact = self.model.dtype in (torch.float32, torch.float64) and self._weights != "int8"
+        if isinstance(self.forward_pass, LeanForward) and self._deviation() > (1e-3 if exact else 0.3):
+            self.forward_pass = ModuleForward(self.model)
+        if isinstance(self.forward_pass, ModuleForward) and self._deviation() > 0.1:
+            raise ModelError(
+                f"{self.name} must give the same logits for a text read at once and in parts, but does not: it keeps "
+                "state that the row cache cannot hold; use a model with plain causal attention"
+            )
+
+    def _deviation(self) -> float:
+        """Largest difference between the logits of a text read at once and in parts, in their standard deviations."""
         tokens = [3 + 5 * place % max(1, self.vocabulary_size - 3) for place in range(8)]
         row = Row(0, "", "", "", tokens, len(tokens), [], SeededDraws(0, 0), 0)
         with torch.inference_mode():
             whole_V = self.model(input_ids=torch.tensor([tokens], device=self.device)).logits[0, -1].float()
         self.admit(row, tokens[:4])
-        self.forward([row], [[*tokens[3:5], tokens[0]]], keep=1)  # the last is taken back
+        self.forward([row], [[*tokens[3:5], tokens[0]]], [1])  # the last is taken back
         self.roll_back(row, 5)
-        by_rows_V = self.forward([row], [tokens[5:]], keep=1)[0][0, -1].float()
+        by_rows_V = self.forward([row], [tokens[5:]], [1])[0][0].float()
         self.release(row)
-        if float((whole_V - by_rows_V).abs().max()) > 0.1 * float(whole_V.std()) + 1e-3:
-            raise ModelError(
-                f"{self.name} must give the same logits for a text read at once and in parts, but does not: it keeps "
-                "state that the row cache cannot hold; use a model with plain causal attention"
-            )
+        return float((whole_V - by_rows_V).abs().max() / whole_V.std().clamp(min=1e-6))
 
     def length(self, row: Row) -> int:
         """How many tokens of the row are in the cache."""
@@ -103,56 +140,41 @@ class LanguageModel:
         self._lengths[row] = min(length, self._lengths[row])
 
     def forward(
-        self, rows: Sequence[Row], tokens: Sequence[Sequence[int]], keep: int, *, hidden: bool = False
+        self, rows: Sequence[Row], tokens: Sequence[Sequence[int]], wanted: Sequence[int], *, hidden: bool = False
     ) -> tuple[Tensor, Tensor]:
         """Read new tokens of every admitted row, in order of admission.
 
         Args:
             rows: all admitted rows.
             tokens: new tokens per row; none for a row that rests.
-            keep: at how many of the last positions the logits are wanted, at most the longest row's tokens.
+            wanted: at how many of each row's last new tokens the logits are wanted.
             hidden: whether the last hidden states are wanted too.
 
         Returns:
-            logits (B, keep, V), the last position of each row at the end, and the hidden states behind them
-            (B, keep, W), or the logits again. What stands before a shorter row's first token is meaningless.
+            logits (N, V) at the wanted places, rows joined, and the hidden states behind them (N, W), or the logits
+            again.
         """
         if list(rows) != self._order:
             raise ValueError("rows must be all admitted rows in the order of admission")
-        return self._forward(0, rows, tokens, keep, hidden=hidden)
+        return self._read(0, rows, tokens, wanted, hidden=hidden)
 
     @torch.inference_mode()
-    def _forward(
-        self, first: int, rows: Sequence[Row], tokens: Sequence[Sequence[int]], keep: int, *, hidden: bool
+    def _read(
+        self, first: int, rows: Sequence[Row], tokens: Sequence[Sequence[int]], wanted: Sequence[int], *, hidden: bool
     ) -> tuple[Tensor, Tensor]:
         self._activate()
-        width = max(len(new) for new in tokens)
-        lengths = [self._lengths[row] for row in rows]
-        self._cache.reserve(len(self._order), max(map(sum, zip(lengths, map(len, tokens), strict=True))))
-        # Rows are aligned at their ends; what pads their beginnings is written to the trash.
-        ids = [[0] * (width - len(new)) + list(new) for new in tokens]
-        places = [
-            [self._cache.trash] * (width - len(new)) + list(range(start, start + len(new)))
-            for start, new in zip(lengths, tokens, strict=True)
-        ]
-        ids_BQ, places_BQ = torch.tensor([ids, places], device=self.device)
-        seen = max(start + len(new) for start, new in zip(lengths, tokens, strict=True))
-        self._cache.place(first, places_BQ, seen)
-        positions_BQ = places_BQ.where(places_BQ != self._cache.trash, 0)
-        mask_B1QK = (torch.arange(seen, device=self.device) <= positions_BQ[..., None])[:, None]
-        output = self.model(
-            input_ids=ids_BQ,
-            attention_mask=mask_B1QK,
-            position_ids=positions_BQ,
-            past_key_values=self._cache,
-            use_cache=True,
-            logits_to_keep=keep,
-            output_hidden_states=hidden,
-        )
+        starts = [self._lengths[row] for row in rows]
         for row, new in zip(rows, tokens, strict=True):
             self._lengths[row] += len(new)
-        last_hidden = output.hidden_states[-1][:, -keep:] if hidden else output.logits
-        return output.logits, last_hidden
+        self.forward_pass.reserve(len(self._order), max(self._lengths[row] for row in rows))
+        return self.forward_pass(first, tokens, starts, wanted, hidden=hidden)
+
+    @torch.no_grad()
+    def serve(self, weights: Sequence[Tensor]) -> None:
+        """Take these as the learning weights, from the next pass on."""
+        for own, new in zip(self.learning, weights, strict=True):
+            own.copy_(new)
+        self.forward_pass.refresh()
 
     @property
     def learning(self) -> list[Tensor]:
@@ -198,15 +220,19 @@ class LanguageModel:
             save_adapter(self.model, self.adapter, folder / ADAPTER_FOLDER)
 
 
-def load_model(source: str, dtype: str, device: str) -> LanguageModel:
-    """Load a causal language model from a hub name or folder and check that it can be run in rows.
+def load_model(source: str, dtype: str, device: str, weights: str = "fastest") -> LanguageModel:
+    """Load a causal language model from a hub name or folder. `require_rows` says whether it can be used.
+
+    Args:
+        source: where it is.
+        dtype, device: what it is computed in, and where.
+        weights: how the lean forward keeps its weights: `fastest` is what is measured to be so among equal ones, `int8`
+            is another, smaller model.
 
     Raises:
-        ModelError: if there is none there, the hub cannot be reached, or the model cannot be run in rows.
+        ModelError: if there is none there, or the hub cannot be reached.
     """
-    model = LanguageModel(load_causal_model(source, dtype, device), source)
-    model.require_rows()
-    return model
+    return LanguageModel(load_causal_model(source, dtype, device), source, weights=weights)
 
 
 def read_learning(folder: Path, model: LanguageModel) -> list[Tensor]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from math import prod
 
 from stages.blocks import STOP, Branch, Decision, Label, Lesson, Row, Teaching, Verdict
+from stages.lookup import LookupDraft
 from store.events import Outcome, Translation
 
 
@@ -62,7 +63,8 @@ class Notebook:
         self.teachings += verdict.teachings
         self.labels += labels_of(verdict)
         self.ngram_positions += _ngram_positions(verdict)
-        self.judged += verdict.judged
+        if not isinstance(verdict.proposal.draft, LookupDraft):  # what the drafter gained shows in its own drafts
+            self.judged += verdict.judged
         if verdict.branch:
             self.branches.append(verdict.branch)
 

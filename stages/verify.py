@@ -149,8 +149,7 @@ class Verify:
             [*row.tokens[self.model.length(row) :], *proposal.verifiable]
             for row, proposal in zip(rows, batch, strict=True)
         ]
-        logits_BQV, _ = self.model.forward(rows, fed, keep=max(counts))
-        logits_NV = torch.cat([logits_QV[-count:] for logits_QV, count in zip(logits_BQV, counts, strict=True)])
+        logits_NV, _ = self.model.forward(rows, fed, counts)
         return logits_NV.masked_fill(self._forbidden_V, -torch.inf), [0, *accumulate(counts)]
 
     def _close(self, proposal: Proposal, decisions: tuple[Decision, ...], told: Told) -> Verdict:

@@ -27,6 +27,13 @@ class Outcome(StrEnum):
     UNDRAFTED = "undrafted"  # nothing was proposed here: the bonus token of a block
 
 
+class Drafter(StrEnum):
+    """Who drafted a block."""
+
+    MODEL = "model"
+    LOOKUP = "lookup"  # copied from the row's own text: every piece with probability 1
+
+
 class Origin(StrEnum):
     """Where an emitted token came from."""
 
@@ -89,6 +96,7 @@ class TokenDecision:
     drafter_version: int
     head_version: int
     cache_version: int
+    drafter: Drafter = Drafter.MODEL  # of the block
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +115,15 @@ class BlockDone:
     seconds_decode: float
     seconds_translate: float
     seconds_verify: float
+    drafter: Drafter = Drafter.MODEL
 
 
 @dataclass(frozen=True, slots=True)
 class PromptCompleted:
-    """A completion is whole. `started` and `finished` are seconds since the run began."""
+    """A completion is whole. `started` and `finished` are seconds since the run began.
+
+    What lookups drafted is counted apart, so that acceptance stays that of the drafter model.
+    """
 
     offset: int
     prompt_id: str
@@ -123,7 +135,7 @@ class PromptCompleted:
     prompt_tokens: int
     emitted: int
     blocks: int  # target forwards
-    drafted: int
+    drafted: int  # pieces, by the model, as all counts to `first_accepted`
     judged: int
     accepted: int
     first_judged: int  # blocks whose first proposed token was judged
@@ -131,6 +143,10 @@ class PromptCompleted:
     started: float
     finished: float
     drafter_version: int
+    lookup_blocks: int = 0  # of `blocks`, those drafted by lookup
+    lookup_drafted: int = 0
+    lookup_judged: int = 0
+    lookup_accepted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +170,8 @@ class Updated:
     tokens_gained: float | None  # None for the head and while nothing is held out
     served: bool
     reason: str  # why it was served or dropped
-    seconds: float
+    seconds: float  # of computing
+    waited: float  # seconds of them for which decoding stood still
     drafter_version: int  # after this step
     head_version: int
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 from store.errors import OmnidraftError
 from store.events import BlockDone, Drifted, PromptCompleted, Recalled, TokenDecision, Updated, VersionPublished
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 TABLES: Mapping[str, type] = MappingProxyType(
     {
@@ -41,6 +41,7 @@ FLOAT32_FIELDS = frozenset(
         "seconds_translate",
         "seconds_verify",
         "seconds",
+        "waited",
     }
 )
 # Strings that hardly ever repeat gain nothing from a dictionary.

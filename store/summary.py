@@ -17,7 +17,13 @@ Rows = Mapping[tuple[str, str, str], Mapping[str, Any]]  # by kind, name and sec
 Events = Sequence[Mapping[str, Any]]
 
 _COUNTS = ("prompts", "emitted_tokens", "target_forwards")
-_RATES = ("acceptance_rate", "mean_accepted_length", "block_efficiency")
+_RATES = (
+    "acceptance_rate",
+    "mean_accepted_length",
+    "block_efficiency",
+    "lookup_share",
+    "lookup_acceptance_rate",
+)
 _STAGES = ("decode", "translate", "verify", "learn")
 
 _DRIFTS = 'SELECT dataset, target, "offset", direction, action, rate_before, rate_after FROM drifts ORDER BY seq'
@@ -38,8 +44,9 @@ def summarize(run_folder: Path) -> dict[str, Any]:
     - `prompts`, `emitted_tokens`, `target_forwards` (blocks) of the completed prompts;
     - `wall_seconds`, `tokens_per_second`: by the wall clock; while n prompts are in flight each is charged 1/n of it;
     - `seconds` per stage: `decode`, `translate`, `verify`, `learn`;
-    - `acceptance_rate` (accepted / judged), `mean_accepted_length` (accepted / blocks), `block_efficiency`
-      (emitted / blocks), null where nothing was judged or no block was run;
+    - `acceptance_rate` (accepted / judged) and `mean_accepted_length` (accepted / blocks) of what the model drafted;
+      `block_efficiency` (emitted / blocks) of all; `lookup_share`, the share of blocks that were drafted by lookup, and
+      `lookup_acceptance_rate`; null where nothing was judged or no block was run;
     - `drifts` and `versions`, with their stream offsets.
 
     Datasets and targets also have `first_fifth` and `last_fifth`: the rates and the speed over that share of their

@@ -12,8 +12,6 @@ from stages.draws import Draws, SeededDraws
 class TableModel:
     """`LanguageModel` with logits that are a function of all tokens read. It keeps what it was fed, and nothing else.
 
-    Places of the output that mean nothing hold NaN, so that whoever uses one is found out.
-
     Args:
         logits: of the next token, given all tokens so far (V,).
         vocabulary_size: V.
@@ -49,19 +47,19 @@ class TableModel:
         return torch.tensor([number not in allowed for number in range(self.vocabulary_size)])
 
     def forward(
-        self, rows: Sequence[Row], tokens: Sequence[Sequence[int]], keep: int, *, hidden: bool = False
+        self, rows: Sequence[Row], tokens: Sequence[Sequence[int]], wanted: Sequence[int], *, hidden: bool = False
     ) -> tuple[Tensor, Tensor]:
         assert list(rows) == self._order, "all admitted rows, in order, a released row's place taken by the last"
-        assert 1 <= keep <= max(map(len, tokens)), "no more positions can be wanted than the longest row has"
-        logits_BQV = torch.full((len(rows), keep, self.vocabulary_size), torch.nan, dtype=torch.float64)
-        hidden_BQW = torch.full((len(rows), keep, self.hidden_size), torch.nan)
-        for number, (row, new) in enumerate(zip(rows, tokens, strict=True)):
+        histories: list[tuple[int, ...]] = []
+        for row, new, number in zip(rows, tokens, wanted, strict=True):
+            assert number <= len(new), "no more positions can be wanted than the row has new tokens"
             self._read[row] += new
-            for back in range(1, min(keep, len(new)) + 1):
-                history = tuple(self._read[row][: len(self._read[row]) - back + 1])
-                logits_BQV[number, -back] = self._logits(history)
-                hidden_BQW[number, -back] = _hidden(history, self.hidden_size)
-        return logits_BQV, hidden_BQW if hidden else logits_BQV
+            read = self._read[row]
+            histories += [tuple(read[: len(read) - back]) for back in reversed(range(number))]
+        logits_NV = torch.stack([self._logits(history) for history in histories]).double()
+        if not hidden:
+            return logits_NV, logits_NV
+        return logits_NV, torch.stack([_hidden(history, self.hidden_size) for history in histories])
 
 
 def _hidden(history: tuple[int, ...], width: int) -> Tensor:

@@ -62,6 +62,7 @@ def updated(**others: Any) -> Updated:
         "served": True,
         "reason": "as asked",
         "seconds": 0.0,
+        "waited": 0.0,
         "drafter_version": 1,
         "head_version": 0,
     }

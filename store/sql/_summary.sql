@@ -102,8 +102,10 @@ SELECT
     coalesce(sum(learn), 0) AS learn,
     sum(seconds) AS seconds,
     sum(accepted) / nullif(sum(judged), 0) AS acceptance_rate,
-    sum(accepted) / nullif(sum(blocks), 0) AS mean_accepted_length,
-    sum(emitted) / nullif(sum(blocks), 0) AS block_efficiency
+    sum(accepted) / nullif(sum(blocks - lookup_blocks), 0) AS mean_accepted_length,
+    sum(emitted) / nullif(sum(blocks), 0) AS block_efficiency,
+    sum(lookup_blocks) / nullif(sum(blocks), 0) AS lookup_share,
+    sum(lookup_accepted) / nullif(sum(lookup_judged), 0) AS lookup_acceptance_rate
 FROM sections
 GROUP BY kind, name, section
 ORDER BY min("offset"), section;

@@ -1,4 +1,4 @@
--- prompts, tokens, acceptance rate, mean accepted length and block efficiency of each dataset
+-- prompts, tokens, block efficiency of each dataset; acceptance rate and mean accepted length of what the model drafted
 SELECT
     run,
     dataset,
@@ -6,7 +6,7 @@ SELECT
     sum(emitted)::BIGINT AS emitted_tokens,
     sum(blocks)::BIGINT AS target_forwards,
     sum(accepted) / nullif(sum(judged), 0) AS acceptance_rate,
-    sum(accepted) / nullif(sum(blocks), 0) AS mean_accepted_length,
+    sum(accepted) / nullif(sum(blocks - lookup_blocks), 0) AS mean_accepted_length,
     sum(emitted) / nullif(sum(blocks), 0) AS block_efficiency
 FROM prompts
 GROUP BY run, dataset

@@ -8,5 +8,6 @@ SELECT
     count(*) FILTER (outcome = 'accepted') AS accepted,
     accepted / nullif(judged, 0) AS acceptance_rate
 FROM decisions
+WHERE drafter = 'model'
 GROUP BY run, drafter_version
 ORDER BY run, drafter_version;

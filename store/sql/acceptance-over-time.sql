@@ -13,7 +13,7 @@ windows AS (
         max("offset") AS last_offset,
         count(*) AS prompts,
         sum(accepted) / nullif(sum(judged), 0) AS acceptance_rate,
-        sum(accepted) / nullif(sum(blocks), 0) AS mean_accepted_length,
+        sum(accepted) / nullif(sum(blocks - lookup_blocks), 0) AS mean_accepted_length,
         sum(emitted) / nullif(sum(blocks), 0) AS block_efficiency
     FROM numbered
     GROUP BY ALL

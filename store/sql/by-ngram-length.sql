@@ -8,6 +8,6 @@ SELECT
     avg(target_levels[1]::DOUBLE) AS mean_target_probability,
     avg(drafter_levels[1]::DOUBLE) AS mean_drafter_probability
 FROM decisions
-WHERE outcome IN ('accepted', 'rejected')
+WHERE outcome IN ('accepted', 'rejected') AND drafter = 'model'
 GROUP BY run, len(pieces)
 ORDER BY run, pieces;

@@ -53,6 +53,8 @@ problems AS (
                 THEN 'an unjudged or untranslatable token must emit nothing' END,
             CASE WHEN outcome = 'undrafted' AND (emitted_id IS NULL OR origin IS DISTINCT FROM 'bonus')
                 THEN 'a token that nobody drafted must be emitted with origin bonus' END,
+            CASE WHEN drafter = 'lookup' AND len(list_filter(drafter_levels, lambda level: level <> 1)) > 0
+                THEN 'what was copied from the text must have had probability 1' END,
             CASE WHEN behind_rejection AND (judged OR origin = 'bonus')
                 THEN 'nothing may be judged or added after a rejection in the same block' END
         ], lambda problem: problem IS NOT NULL)) AS problem

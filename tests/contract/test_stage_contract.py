@@ -20,22 +20,26 @@ from torch import Tensor
 import stages
 from stages.acceptance import TrieRule
 from stages.blocks import Draft, Label, Lesson, Proposal, Row, Teaching, Verdict
+from stages.costs import Costs
 from stages.decode import Decode
 from stages.distill import Distill, NoDistill
 from stages.distributions import Sampling
 from stages.drafter_trainer import DrafterTrainer, Training
-from stages.head import EXTRA_FEATURES, AcceptanceHead, ThresholdStop
+from stages.head import EXTRA_FEATURES, AcceptanceHead
 from stages.head_trainer import HeadTrainer
 from stages.huggingface import new_llama
 from stages.language_model import LanguageModel
 from stages.learner import DrafterLearner, FixedSpacing
+from stages.lookup import DecodeOrLookup, Payoff
 from stages.losses import expected_acceptance, trie_loss
 from stages.ngram_cache import LeastFrequentlyUsed, NgramCache
 from stages.stage import Stage
+from stages.stopping import ThresholdStop
 from stages.teach import teach_nothing
 from stages.translate import Translate, parse
 from stages.trie import Trie
 from stages.verify import Verify
+from stages.worker import CallingThread, OwnThread, Worker
 
 SPELLING = ((0,), (1,), (0, 1), (2,), None, (2, 0, 1), (3,))
 PIECES = 4
@@ -98,6 +102,14 @@ def new_decode(model: Callable[[int], Any]) -> Decode:
     return Decode(drafter, head, ThresholdStop(0.5), SAMPLING, range(PIECES), max_draft=4, end=3)
 
 
+def new_lookup(model: Callable[[int], Any]) -> DecodeOrLookup:
+    payoff = Payoff(Costs(((1, 1.0), (2, 1.06)), ((1, 0.24),)))
+    for match in range(3, 40):  # pairs are left to the model
+        for _ in range(30):
+            payoff.note_copy(match, [0], [0])
+    return DecodeOrLookup(new_decode(model), payoff, range(PIECES), PIECES, max_draft=6)
+
+
 def new_verify(model: Callable[[int], Any]) -> Verify:
     context = [pieces or () for pieces in SPELLING]
     return Verify(model(len(SPELLING)), TrieRule(TRIE), SAMPLING, context, len(SPELLING), {6}, teach_nothing)
@@ -108,12 +120,13 @@ def new_translate() -> Translate:
     return Translate(trie, NgramCache(trie, 0, LeastFrequentlyUsed()), SPELLING)
 
 
-def new_distill() -> Distill:
+def new_distill(lag: int = 0, worker: Callable[[], Worker] = CallingThread) -> Distill:
     served = llama(PIECES)
     training = Training(1e-3, 0.0, steps=1, clip=1.0, replay=8, gate_window=4, gate_tolerance=1.0, seed=0)
     trainer = DrafterTrainer(served, "trie", trie_loss, expected_acceptance, {"big": range(PIECES)}, training)
     head = HeadTrainer(AcceptanceHead(16, 0), seed=0, rate=1e-3, batch=32, buffer=64)
-    return Distill(DrafterLearner(trainer, FixedSpacing(2), gate_every=3, most=2), head, interleaved=True)
+    learner = DrafterLearner(trainer, FixedSpacing(2), gate_every=3, most=2, lag=lag, worker=worker())
+    return Distill(learner, head, interleaved=True)
 
 
 @dataclass(frozen=True)
@@ -144,7 +157,7 @@ def see_verdict(verdict: Verdict) -> Seen:
 
 
 def see_updates(updates: Sequence[Any]) -> Seen:
-    return Seen(tuple(replace(update, seconds=0.0) for update in updates))
+    return Seen(tuple(replace(update, seconds=0.0, waited=0.0) for update in updates))
 
 
 def read_on(row: Row) -> None:
@@ -165,12 +178,15 @@ class Bench:
 BLOCK_STAGES = {
     "Decode, table": Bench(partial(new_decode, table), lambda row, block: row, see_draft, read_on),
     "Decode, model": Bench(partial(new_decode, llama), lambda row, block: row, see_draft, read_on),
+    "DecodeOrLookup, table": Bench(partial(new_lookup, table), lambda row, block: row, see_draft, read_on),
+    "DecodeOrLookup, model": Bench(partial(new_lookup, llama), lambda row, block: row, see_draft, read_on),
     "Translate": Bench(new_translate, draft_of, see_proposal),
     "Verify, table": Bench(partial(new_verify, table), proposal_of, see_verdict),
     "Verify, model": Bench(partial(new_verify, llama), proposal_of, see_verdict),
 }
 LEARNERS = {
     "Distill": Bench(new_distill, lesson_of, see_updates),
+    "Distill, on a thread": Bench(partial(new_distill, 1, OwnThread), lesson_of, see_updates),
     "NoDistill": Bench(NoDistill, lesson_of, see_updates),
 }
 ALL = BLOCK_STAGES | LEARNERS
@@ -276,6 +292,15 @@ def test_beginning_anew_is_always_possible(bench: Bench):
     stage([lesson_of(new_row(offset), 0) for offset in range(3)])
     stage.restart()
     assert len(stage([lesson_of(new_row(4), 0)])) == 1
+
+
+@every_learner
+def test_an_end_may_come_at_any_time_and_again(bench: Bench):
+    stage = bench.make()
+    assert stage.end() == ()
+    told = sum(stage([lesson_of(new_row(offset), 0) for offset in range(5)]), ()) + stage.end()
+    assert stage.end() == ()
+    assert [update.offset for update in told if update.part == "drafter"] in ([], [1, 3])
 
 
 def implementations() -> set[str]:

@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 STARTERS = ROOT.parent / "shared" / "models"  # lies beside the repository while the built-in models are being made
 PROMPTS, NEW_TOKENS = 100, 32
 LEARNING = {"learn__enabled": True, "learn__interval": 10, "learn__steps": 1, "learn__rate": 2e-4}
+ALWAYS = {"draft__only_where_paying": False, "draft__costs": "estimated"}  # the same on every machine
 
 
 def _first_that_exists(*folders: Path) -> str:
@@ -40,7 +41,7 @@ def config_of(**changes: Any) -> Config:
             "device": "cpu",
             "publish.enabled": False,
             "sampling.max_new_tokens": NEW_TOKENS,
-            **{name.replace("__", "."): value for name, value in changes.items()},
+            **{name.replace("__", "."): value for name, value in (ALWAYS | changes).items()},
         }
     )
 

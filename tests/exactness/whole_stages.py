@@ -12,7 +12,8 @@ from stages.blocks import Row
 from stages.decode import Decode
 from stages.distributions import Sampling
 from stages.draws import Draws
-from stages.head import AcceptanceHead, ThresholdStop
+from stages.head import AcceptanceHead
+from stages.stopping import ThresholdStop
 from stages.teach import teach_nothing
 from stages.translate import Translate
 from stages.verify import Verify

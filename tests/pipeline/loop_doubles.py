@@ -58,6 +58,9 @@ class StubDecode(StubStage):
         self.called_with(batch)
         return [Draft(row, (5,), torch.ones(1, 1), (0.5,), None, (0.9,)) for row in batch]
 
+    def observe(self, verdicts: list[Verdict]) -> None:
+        assert tuple(verdict.proposal.draft.row.offset for verdict in verdicts) == self.calls[-1]
+
 
 class StubTranslate(StubStage):
     """The n-gram cache gets a new entry in every block."""
@@ -103,6 +106,9 @@ class StubDistill(StubStage):
             self.drafter_version += 1
             updates.append((self._update(lesson),))
         return updates
+
+    def end(self) -> tuple[Updated, ...]:
+        return ()
 
     def _update(self, lesson: Lesson) -> Updated:
         versions = {"drafter_version": self.drafter_version, "head_version": self.head_version}

@@ -22,6 +22,7 @@ QUICK = {
     "sampling.max_new_tokens": 16,
     "learn.interval": 2,
     "learn.rate": 5e-3,
+    "draft.only_where_paying": False,  # every block shows what drafting does
     "draft.relative_cost": 0.1,  # by its size the tiny drafter is dear, and drafts would be a piece long
 }
 

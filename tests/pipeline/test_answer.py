@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from event_making import drifted
+from event_making import drifted, updated
 
 from pipeline.answer import RECENT, Recall, Restart, Shelf
 from stages.blocks import Lesson
-from store.events import Recalled
+from store.events import Recalled, Updated
 
 
 class Trainer:
@@ -39,8 +39,10 @@ class Distill:
         self.trainer = Trainer(present)
         self.calls: list[str] = []
 
-    def restart(self) -> None:
+    def restart(self) -> tuple[Updated, ...]:
+        """An update was under way."""
         self.calls.append("restart")
+        return (updated(offset=8, served=False),)
 
 
 class Folders:
@@ -76,7 +78,8 @@ def recall_of(
 
 
 def answered(answer: Recall, changed_at: int = 6) -> Recalled:
-    (event,) = answer.to(drifted(offset=9, changed_at=changed_at))
+    dropped, event = answer.to(drifted(offset=9, changed_at=changed_at))
+    assert isinstance(dropped, Updated)
     assert isinstance(event, Recalled)
     return event
 
@@ -127,26 +130,25 @@ def test_no_more_lessons_are_kept_than_are_recent(tmp_path: Path):
     answer, distill, _ = recall_of(tmp_path, 0.3, [0.1])
     for offset in range(10, 100):
         answer.note(Lesson(offset, "big", (1, 2), (), (), ()))
-    (event,) = answer.to(drifted(offset=99, changed_at=0))
+    *_, event = answer.to(drifted(offset=99, changed_at=0))
     assert event.prompts == RECENT
     assert distill.trainer.scored[0] == list(range(100 - RECENT, 100))
 
 
 def test_without_versions_or_prompts_to_score_on_it_is_a_restart(tmp_path: Path):
     answer, distill, _ = recall_of(tmp_path, 0.3, [])
-    assert list(answer.to(drifted(offset=9, changed_at=6))) == []
+    assert [event.offset for event in answer.to(drifted(offset=9, changed_at=6))] == [8]
     assert distill.calls == ["restart"]
     (tmp_path / "other").mkdir()
     answer, distill, _ = recall_of(tmp_path / "other", 0.3, [0.9])
-    assert list(answer.to(drifted(offset=99, changed_at=50))) == []
+    assert [event.offset for event in answer.to(drifted(offset=99, changed_at=50))] == [8]
     assert (distill.calls, float(distill.trainer.weights)) == (["restart"], pytest.approx(0.3))
 
 
-def test_a_restart_restarts_and_says_nothing_more():
-    calls: list[int] = []
-    answer = Restart(lambda: calls.append(1))
-    assert list(answer.to(drifted())) == []
-    assert calls == [1]
+def test_a_restart_restarts_and_tells_of_an_update_that_it_dropped():
+    distill = Distill(0.3)
+    (dropped,) = Restart(distill.restart).to(drifted())
+    assert (dropped.offset, dropped.served, distill.calls) == (8, False, ["restart"])
 
 
 def test_a_version_under_which_another_target_would_lose_is_not_taken(tmp_path: Path):

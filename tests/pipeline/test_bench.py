@@ -1,8 +1,8 @@
 """`omnidraft bench` over tiny random models: what it runs, compares and reports. Not how fast anything is."""
 
 import json
-from collections.abc import Iterator
-from dataclasses import replace
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +10,10 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from pipeline import zoo
-from pipeline.bench import Mean, Spread, figures, mean, measure, same_law, spread
-from pipeline.bench_arms import ArmName, Completion
-from pipeline.cli_bench import ALL_ARMS, bench
+from pipeline import cli_bench, zoo
+from pipeline.bench_arms import BATCH_ONE, OURS, Arm, ArmName, Round
+from pipeline.build_models import Models
+from pipeline.config import Config
 from stages import huggingface
 from stages.pretrain import Recipe
 from store.errors import ConfigError, SourceError, UsageError
@@ -25,7 +25,8 @@ TEXTS = [
     for size in ("big", "old")
 ]
 SHAPE = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
-PROMPTS, WARM_UP, NEW_TOKENS = 3, 4, 12
+PROMPTS, WARM_UP, NEW_TOKENS, ROUND = 4, 5, 12, 2
+AT_BATCH_THREE = [name for name in ArmName if name not in BATCH_ONE]
 
 
 @pytest.fixture(scope="module")
@@ -63,69 +64,125 @@ def make_model(folder: Path, split: str, words: int, width: int, seed: int) -> N
 
 def run(folder: Path, *more: str) -> Result:
     app = typer.Typer()
-    app.command()(bench)
+    app.command()(cli_bench.bench)
     options = ["--target", folder / "target", "--drafter", folder / "drafter", "--device", "cpu", "--threads", 1]
-    sizes = ["--prompts", PROMPTS, "--warm-up", WARM_UP, "--max-new-tokens", NEW_TOKENS]
+    sizes = ["--prompts", PROMPTS, "--warm-up", WARM_UP, "--max-new-tokens", NEW_TOKENS, "--round-prompts", ROUND]
     arguments = [folder / "prompts.jsonl", *options, *sizes, *more]
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 @pytest.fixture(scope="module")
-def greedy(folder: Path) -> tuple[dict, str]:
-    result = run(folder, "--json", str(folder / "greedy.json"))
+def greedy(folder: Path) -> tuple[list[dict], str]:
+    """The reports at batch 1 and 3, and what was printed."""
+    # Every prompt brings an update, so that arms learn within so few; and all draft, though that cannot pay here.
+    settings = ("learn.interval=1", "publish.interval=2", "draft.only_where_paying=false", "draft.costs=estimated")
+    more = [word for setting in settings for word in ("--set", setting)]
+    result = run(folder, "--json", str(folder / "greedy.json"), "--batch", "1,3", *more)
     assert result.exit_code == 0, result.output
-    return json.loads((folder / "greedy.json").read_text()), result.output
+    return json.loads((folder / "greedy.json").read_text())["runs"], result.output
 
 
-def test_every_arm_is_reported_with_medians_and_ratios(greedy: tuple[dict, str]) -> None:
-    report, _ = greedy
-    assert list(report["arms"]) == ALL_ARMS.split(",")
-    for arm in report["arms"].values():
-        for figure in (arm["tokens_per_second"], arm["ratio"]):
-            assert 0 < figure["lower"] <= figure["median"] <= figure["upper"]
-            assert figure["overall"] > 0
-        assert len(arm["prompts"]) == PROMPTS
-    assert report["arms"]["plain"]["ratio"] == {"median": 1.0, "lower": 1.0, "upper": 1.0, "overall": 1.0}
+def test_all_arms_run_that_can_at_the_batch(greedy: tuple[list[dict], str]) -> None:
+    (one, three), _ = greedy
+    assert list(one["arms"]) == list(ArmName)
+    assert list(three["arms"]) == AT_BATCH_THREE
+    assert [report["settings"]["batch"] for report in (one, three)] == [1, 3]
 
 
-def test_all_arms_emit_the_same_greedy_tokens(greedy: tuple[dict, str]) -> None:
-    report, _ = greedy
-    assert {name: arm["differing"] for name, arm in report["arms"].items()} == dict.fromkeys(ALL_ARMS.split(","), 0)
-    assert {arm["tokens"] for arm in report["arms"].values()} == {report["arms"]["plain"]["tokens"]}
+def test_every_arm_is_reported_with_medians_and_ratios(greedy: tuple[list[dict], str]) -> None:
+    for report in greedy[0]:
+        for arm in report["arms"].values():
+            for figure in (arm["tokens_per_second"], arm["ratio"]):
+                assert 0 < figure["lower"] <= figure["median"] <= figure["upper"]
+                assert figure["overall"] > 0
+            assert len(arm["rounds"]) == PROMPTS // ROUND
+            assert [len(one["tokens"]) for one in arm["rounds"]] == [ROUND] * (PROMPTS // ROUND)
+        assert report["arms"]["plain"]["ratio"] == {"median": 1.0, "lower": 1.0, "upper": 1.0, "overall": 1.0}
 
 
-def test_acceptance_is_reported_for_our_arms_alone(greedy: tuple[dict, str]) -> None:
-    report, _ = greedy
-    for name, arm in report["arms"].items():
-        ours = name in ("frozen", "learning")
-        assert (arm["block_efficiency"] is not None) == ours
-        assert (arm["acceptance_rate"] is not None) == ours
-    assert report["arms"]["frozen"]["learning_share"] == 0
-    assert 0 < report["arms"]["learning"]["learning_share"] < 1
+def test_ours_are_compared_with_every_other_arm(greedy: tuple[list[dict], str]) -> None:
+    for report in greedy[0]:
+        assert {name: set(ratios) for name, ratios in report["ratios"].items()} == {
+            name: set(report["arms"]) - {name} for name in OURS
+        }
+        seconds = {name: [one["seconds"] for one in arm["rounds"]] for name, arm in report["arms"].items()}
+        learning_to_logged = [a / b for a, b in zip(seconds["learning"], seconds["logged"], strict=True)]
+        ratio = report["ratios"]["logged"]["learning"]
+        assert ratio["median"] == pytest.approx(sum(learning_to_logged) / 2)  # of two rounds with the same tokens
+        assert ratio["overall"] == pytest.approx(sum(seconds["learning"]) / sum(seconds["logged"]))
 
 
-def test_the_table_names_arms_machine_and_settings(greedy: tuple[dict, str]) -> None:
-    report, output = greedy
-    for words in ("transformers generate", "assisted, k=5", "defaults", "omnidraft frozen", "omnidraft learning"):
+def test_all_arms_emit_the_same_greedy_tokens(greedy: tuple[list[dict], str]) -> None:
+    for report in greedy[0]:
+        assert {name: arm["differing"] for name, arm in report["arms"].items()} == dict.fromkeys(report["arms"], 0)
+        assert {arm["tokens"] for arm in report["arms"].values()} == {report["arms"]["plain"]["tokens"]}
+        assert {arm["widest_difference"] for arm in report["arms"].values()} == {None}
+
+
+def test_the_limit_and_the_breakdown_are_of_our_arms_alone(greedy: tuple[list[dict], str]) -> None:
+    for report in greedy[0]:
+        for name, arm in report["arms"].items():
+            ours = name in OURS
+            assert (arm["block_efficiency"] is not None) == ours
+            assert (arm["efficiency"] is not None) == ours
+            assert (arm["breakdown"] is not None) == ours
+        assert sorted(map(int, report["costs"]["target"])) == ([1] if report["settings"]["batch"] == 1 else [1, 2, 3])
+        assert report["costs"]["context"] > report["costs"]["prompt_tokens"] > 0
+
+
+def test_each_arm_of_ours_does_what_its_name_says(greedy: tuple[list[dict], str]) -> None:
+    for report in greedy[0]:
+        arms = {name: report["arms"][name] for name in OURS}
+        assert arms["own-plain"]["block_efficiency"] == 1
+        assert arms["own-plain"]["acceptance_rate"] is None
+        assert arms["own-plain"]["efficiency"]["drafting"] == 0 < arms["frozen"]["efficiency"]["drafting"]
+        learning = {name: arm["breakdown"]["learning"] > 0 for name, arm in arms.items()}
+        assert learning == {"own-plain": False, "frozen": False, "learning": True, "logged": True}
+        for part in ("log", "versions", "drift"):
+            kept = {name for name, arm in arms.items() if arm["breakdown"][part] > 0}
+            assert kept == {"logged"}
+
+
+def test_the_shares_of_a_breakdown_make_a_whole(greedy: tuple[list[dict], str]) -> None:
+    for report in greedy[0]:
+        for name in OURS:
+            shares = dict(report["arms"][name]["breakdown"])
+            for beside in ("translation_per_target_step", "learning_beside", "log_beside"):
+                assert shares.pop(beside) >= 0
+            assert sum(shares.values()) == pytest.approx(1)
+            assert min(shares.values()) >= 0
+
+
+def test_the_tables_name_arms_machine_and_settings(greedy: tuple[list[dict], str]) -> None:
+    (report, _), output = greedy
+    for words in ("transformers generate", "assisted, k=5", "prompt lookup", "omnidraft frozen", "learning, logged"):
         assert words in output
     for words in (report["machine"]["device"], f"torch {report['machine']['torch']}", "1 threads", "float32"):
         assert words in output
+    for words in ("Batch 1,", "Batch 3,", "efficiency", "target at 6"):
+        assert words in output
 
 
-def test_sampling_reports_surprisal_in_place_of_differences(folder: Path) -> None:
+def test_sampling_reports_surprisal_in_place_of_differences_as_markdown(folder: Path) -> None:
     path = folder / "sampled.json"
-    result = run(folder, "--temperature", "1", "--json", str(path), "--arms", "plain,assisted,assisted-defaults,frozen")
+    arms = "plain,assisted,prompt-lookup,continuous,frozen"
+    result = run(folder, "--temperature", "1", "--json", str(path), "--arms", arms, "--markdown")
     assert result.exit_code == 0, result.output
-    for arm in json.loads(path.read_text())["arms"].values():
+    (report,) = json.loads(path.read_text())["runs"]
+    for arm in report["arms"].values():
         assert arm["differing"] is None
+        assert math.isfinite(arm["nats_per_token"]["value"])
         assert arm["nats_per_token"]["value"] > 0
-    assert "nats/token" in result.output
+    table = [line.split("|")[1:-1] for line in result.output.splitlines() if line.startswith("| ")]
+    assert table[0][-1].strip() == "nats/token"
+    assert set(table[1][1:]) == {" ---: "}
+    assert [row[0].strip() for row in table[2:4]] == ["transformers generate", "transformers assisted, k=5"]
 
 
 def test_without_plain_the_first_arm_is_the_reference(folder: Path) -> None:
     result = run(folder, "--arms", "learning,frozen", "--json", str(folder / "two.json"))
     assert result.exit_code == 0, result.output
-    report = json.loads((folder / "two.json").read_text())
+    (report,) = json.loads((folder / "two.json").read_text())["runs"]
     assert report["reference"] == "learning"
     assert report["arms"]["learning"]["ratio"]["median"] == 1
 
@@ -133,6 +190,12 @@ def test_without_plain_the_first_arm_is_the_reference(folder: Path) -> None:
 def test_bad_requests_are_refused_before_any_model_is_loaded(folder: Path) -> None:
     for more, kind, words in (
         (("--arms", "plain,frosen"), UsageError, "did you mean 'frozen'"),
+        (
+            ("--arms", "plain,assisted", "--batch", "1,2"),
+            UsageError,
+            "run at batch 2 and temperature 0, but 'assisted'",
+        ),
+        (("--batch", "0"), UsageError, "--batch must be numbers from 1"),
         (("--json", str(folder / "no" / "file.json")), UsageError, "folder that exists"),
         (("--temperature", "-1"), ConfigError, "sampling.temperature"),
         ((str(folder / "promts.jsonl"),), SourceError, "Did you mean"),
@@ -145,96 +208,47 @@ def test_bad_requests_are_refused_before_any_model_is_loaded(folder: Path) -> No
 def test_too_few_prompts_are_refused(folder: Path) -> None:
     error = run(folder, "--prompts", "50").exception
     assert isinstance(error, SourceError)
-    assert "54 prompts" in str(error)
+    assert "55 prompts" in str(error)
     assert f"has {PROMPTS + WARM_UP} that fit" in str(error)
 
 
-# The figures, on numbers made by hand
+class Parrot:
+    """An engine that answers every prompt with one token, and counts."""
+
+    label_text = "parrot 1.0"
+
+    def __init__(self) -> None:
+        self.rounds = self.closed = 0
+
+    def names(self, batch: int, temperature: float) -> Sequence[str]:
+        return ("parrot",) if batch < 3 else ()
+
+    def label(self, name: str) -> str:
+        return self.label_text
+
+    def build(self, name: str, config: Config, models: Models, scratch: Path) -> Arm:
+        return self
+
+    def complete(self, prompts: Sequence[PromptReceived]) -> Round:
+        self.rounds += 1
+        return Round(((7,),) * len(prompts), 1.0, judged=10, accepted=4)
+
+    def close(self) -> None:
+        self.closed += 1
 
 
-def completion(tokens: str, seconds: float, **counts: Any) -> Completion:
-    return replace(Completion(tuple(map(ord, tokens)), seconds), **counts)
-
-
-PLAIN = [completion("abcd", 4.0), completion("abcdefgh", 4.0), completion("ab", 1.0)]
-
-
-def test_spread_of_values_and_of_one() -> None:
-    assert spread([1.0, 2.0, 3.0, 4.0, 5.0], 2.5) == Spread(median=3.0, lower=2.0, upper=4.0, overall=2.5)
-    assert spread([7.0], 7.0) == Spread(7.0, 7.0, 7.0, 7.0)
-
-
-def test_mean_has_the_standard_error() -> None:
-    assert mean([1.0, 3.0]) == Mean(2.0, 1.0)
-    assert mean([1.0]) == Mean(1.0, None)
-
-
-def test_another_law_is_told_by_four_errors() -> None:
-    assert same_law(Mean(3.0, 0.3), Mean(5.0, 0.4))
-    assert not same_law(Mean(3.0, 0.3), Mean(5.1, 0.4))
-    assert same_law(Mean(3.0, None), Mean(9.0, 0.1))
-    assert same_law(None, None)
-
-
-def test_ratios_are_paired_by_prompt_and_the_overall_one_is_of_totals() -> None:
-    # Twice as fast on the first two prompts, and an update's ten seconds on the third.
-    own = [completion("abcd", 2.0), completion("abcdefgh", 2.0), completion("ab", 10.5)]
-    found = figures(own, PLAIN, greedy=True)
-    assert (found.ratio.median, found.ratio.upper, found.ratio.overall) == (2.0, 2.0, 9 / 14.5)
-    assert found.ratio.lower == pytest.approx((1 / 10.5 + 2.0) / 2)
-    assert found.tokens_per_second.median == 2.0
-    assert found.tokens_per_second.overall == 14 / 14.5
-
-
-def test_an_arm_that_emits_more_tokens_is_compared_per_token() -> None:
-    own = [completion("abcdefgh", 8.0), completion("abcd", 2.0), completion("a", 0.5)]
-    found = figures(own, PLAIN, greedy=False)
-    assert (found.ratio.lower, found.ratio.median, found.ratio.upper) == (1.0, 1.0, 1.0)
-    assert found.differing is None
-
-
-def test_differing_prompts_are_counted() -> None:
-    own = [PLAIN[0], completion("abcdefgX", 4.0), completion("abc", 1.0)]
-    assert figures(own, PLAIN, greedy=True).differing == 2
-
-
-def test_acceptance_and_efficiency_come_from_sums() -> None:
-    own = [
-        completion("abcd", 1.0, blocks=2, judged=4, accepted=2, learning=0.0),
-        completion("abcdefgh", 2.0, blocks=2, judged=6, accepted=6, learning=0.5),
-        completion("ab", 1.0, blocks=3, judged=0, accepted=0, learning=0.5),
-    ]
-    found = figures(own, PLAIN, greedy=True)
-    assert (found.acceptance_rate, found.block_efficiency, found.learning_share) == (0.8, 2.0, 0.25)
-    assert figures(PLAIN, PLAIN, greedy=True).acceptance_rate is None
-
-
-# The order in which arms run
-
-
-class NotingArm:
-    """Writes down which prompts it was given."""
-
-    def __init__(self, name: str, notes: list[tuple[str, int]]) -> None:
-        self._name, self._notes = name, notes
-
-    def complete(self, prompt: PromptReceived) -> Completion:
-        self._notes.append((self._name, prompt.offset))
-        return completion("a", 1.0)
-
-
-def rotation() -> Iterator[tuple[str, int]]:
-    arms = [ArmName.PLAIN, ArmName.FROZEN, ArmName.LEARNING]
-    for number in range(3):
-        yield from ((arms[(number + place) % 3], 4 + number) for place in range(3))
-
-
-def test_every_arm_takes_its_turn_at_every_place_and_only_the_learning_one_sees_the_whole_warm_up() -> None:
-    notes: list[tuple[str, int]] = []
-    steps: list[tuple[int, int]] = []
-    arms = {name: NotingArm(name, notes) for name in (ArmName.PLAIN, ArmName.FROZEN, ArmName.LEARNING)}
-    prompts = [PromptReceived(offset, str(offset), "tiny", offset + 1, "text") for offset in range(7)]
-    measure(arms, prompts, 4, lambda what, done, all_steps: steps.append((done, all_steps)))
-    warm_up = [("plain", 2), ("plain", 3), ("frozen", 2), ("frozen", 3), *(("learning", offset) for offset in range(4))]
-    assert notes == [*warm_up, *rotation()]
-    assert steps == [(done, 17) for done in range(1, 18)]
+def test_an_engine_takes_part_where_it_can_and_its_other_text_is_told(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parrot = Parrot()
+    monkeypatch.setattr(cli_bench, "_engines", lambda *flags: parrot)
+    result = run(folder, "--arms", "plain,parrot", "--json", str(folder / "parrot.json"))
+    assert result.exit_code == 0, result.output
+    (report,) = json.loads((folder / "parrot.json").read_text())["runs"]
+    arm: dict[str, Any] = report["arms"]["parrot"]
+    assert (arm["differing"], arm["acceptance_rate"]) == (PROMPTS, 0.4)
+    assert arm["widest_difference"] > 0
+    assert "parrot 1.0" in result.output
+    assert "Some greedy completions are not those of plain" in result.output
+    assert (parrot.rounds, parrot.closed) == (2 + PROMPTS // ROUND, 1)
+    assert "'parrot' does not" in str(run(folder, "--arms", "parrot", "--batch", "3").exception)

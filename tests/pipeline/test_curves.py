@@ -152,3 +152,17 @@ def test_one_target_has_no_curve_beside_the_whole(received: Received):
     curves.add(completed(0))
     curves.flush()
     assert set(received.values(0)) == RATES
+
+
+def test_lookups_have_a_curve_and_leave_those_of_the_model_alone(curves: Curves, received: Received):
+    curves.add(completed(0, blocks=20, lookup_blocks=5, lookup_judged=50, lookup_accepted=50, emitted=75))
+    curves.add(completed(1, blocks=10, lookup_blocks=10, judged=0, accepted=0, drafted=0, emitted=15))
+    curves.flush()
+    first, second = received.values(0), received.values(1)
+    assert (first["curve/acceptance_rate"], first["curve/mean_accepted_length"]) == (0.5, 10 / 15)
+    assert (first["curve/lookup_share"], second["curve/lookup_share"]) == (0.25, 0.5)
+    assert second["curve/block_efficiency"] == 3.0
+    alone = Curves(received, lambda: 0)
+    alone.add(completed(2, blocks=10, lookup_blocks=10, judged=0, accepted=0, drafted=0))
+    alone.flush()
+    assert set(received.values(2)) == {"curve/lookup_share", "curve/block_efficiency", "curve/tokens_per_second"}

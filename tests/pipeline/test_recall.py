@@ -18,7 +18,7 @@ from pipeline.config import Config
 from stages.drafter_trainer import DrafterTrainer
 from stages.head import AcceptanceHead, load_head
 from stages.language_model import read_learning
-from store.events import Drifted, PromptCompleted, PromptReceived, Recalled, VersionPublished
+from store.events import Drifted, PromptCompleted, PromptReceived, Recalled, Updated, VersionPublished
 from store.registry import NoRegistry
 
 AT, SINCE = 8, 5  # a fall is noticed at the one prompt, and is found to have begun at the other
@@ -52,7 +52,7 @@ class Run:
     """A run with a made drift. What was in service is looked at as soon as the recall is told."""
 
     def __init__(self, pair: TinyPair, folder: Path, harm: Callable[[DrafterTrainer], None], **changes: Any) -> None:
-        settings = {"publish__enabled": True, "publish__interval": 2, "learn__lora_rank": 4, **changes}
+        settings = {"publish__enabled": True, "publish__interval": 2, "learn__lora_rank": 4, "learn__lag": 0, **changes}
         self.config = config_of(pair, **settings)
         (self.models,) = load_models(self.config, "", folder)
         loop = build_loop(self.config, (self.models,), NoRegistry(), folder, lambda told: None)
@@ -61,6 +61,7 @@ class Run:
         self.distill = lane.stages.distill
         self.versions: list[VersionPublished] = []
         self.later: list[PromptCompleted] = []
+        self.dropped: list[Updated] = []
         for event in loop.run(prompts()):
             self.see(event, harm)
 
@@ -72,6 +73,8 @@ class Run:
                 self.before = copied(trainer.served.learning)
             case PromptCompleted(offset=offset) if offset > AT:
                 self.later.append(event)
+            case Updated(served=False, reason=reason) if "drift" in reason:
+                self.dropped.append(event)
             case Recalled():
                 self.recalled, self.served = event, copied(trainer.served.learning)
                 self.head = copied(self.distill.head.served.parameters())
@@ -123,6 +126,14 @@ def test_the_present_drafter_stays_where_it_is_no_worse(tiny_pair: TinyPair, tmp
     assert told.version is None
     assert told.acceptance_best <= told.acceptance_present + 0.3
     assert same(run.served, run.before)
+
+
+def test_an_update_that_is_under_way_is_dropped(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
+    """Two prompts to an update: the one handed in with the prompt before the drift."""
+    run = Run(tiny_pair, tmp_path, unharmed, learn__lag=1)
+    assert [update.offset for update in run.dropped] == [AT - 1]
+    in_place = Run(tiny_pair, tmp_path / "in place", unharmed)
+    assert in_place.dropped == []
 
 
 @pytest.mark.parametrize("most", [1, 2, 12])

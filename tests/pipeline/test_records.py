@@ -6,7 +6,8 @@ import torch
 from pipeline.records import Recorder, Seconds, Tally, Versions
 from stages.blocks import Decision, Draft, Proposal, ProposedToken, Row, Verdict
 from stages.draws import SeededDraws
-from store.events import BlockDone, Origin, Outcome, TokenDecision, Translation
+from stages.lookup import LookupDraft
+from store.events import BlockDone, Drafter, Origin, Outcome, TokenDecision, Translation
 
 WORDS = {10: b"to", 11: b"day", 12: b"\xe2\x82", 13: None}
 VERSIONS = Versions(drafter=4, head=5, cache=6)
@@ -163,3 +164,28 @@ def test_the_first_position_of_a_block_is_counted_apart():
         tally.add(verdict)
     assert (tally.first_judged, tally.first_accepted) == (3, 2)
     assert (tally.judged, tally.accepted, tally.blocks) == (6, 4, 4)
+
+
+def copied_verdict() -> Verdict:
+    """The rejected verdict, had its draft been copied from the text."""
+    verdict = rejected_verdict()
+    drafted = verdict.proposal.draft
+    copied = LookupDraft(drafted.row, drafted.pieces, drafted.laws_KD, (0.0,) * 4, None, ())
+    return Verdict(Proposal(copied, verdict.proposal.tokens), verdict.decisions, verdict.emitted, 2, 1)
+
+
+def test_every_row_tells_who_drafted_its_block():
+    assert {decision.drafter for decision in decisions_of(rejected_verdict())} == {Drafter.MODEL}
+    assert {decision.drafter for decision in decisions_of(copied_verdict())} == {Drafter.LOOKUP}
+    assert RECORDER.block(copied_verdict(), 3, Seconds(0.1, 0.2, 0.3)).drafter is Drafter.LOOKUP
+    assert {decision.head_estimate for decision in decisions_of(copied_verdict())} == {None}
+
+
+def test_what_was_looked_up_is_counted_apart():
+    tally, verdict = Tally(started=1.0), rejected_verdict()
+    for each in (verdict, copied_verdict(), copied_verdict()):
+        tally.add(each)
+    event = RECORDER.completed(verdict.proposal.draft.row, tally, 2.0, VERSIONS)
+    assert event.blocks == 3
+    assert (event.drafted, event.judged, event.accepted, event.first_judged, event.first_accepted) == (4, 2, 1, 1, 1)
+    assert (event.lookup_blocks, event.lookup_drafted, event.lookup_judged, event.lookup_accepted) == (2, 8, 4, 2)

@@ -60,8 +60,10 @@ def test_a_prompt_s_decisions_are_its_completion(run: Path):
         text = b"".join(row["emitted_bytes"] or b"" for row in emitted).decode(errors="replace")
         assert text == prompt["completion_text"]
         judged = [row for row in mine if row["outcome"] in (Outcome.ACCEPTED, Outcome.REJECTED)]
-        assert len(judged) == prompt["judged"]
-        assert sum(row["outcome"] == Outcome.ACCEPTED for row in mine) == prompt["accepted"]
+        assert len(judged) == prompt["judged"] + prompt["lookup_judged"]
+        assert sum(row["drafter"] == "lookup" for row in judged) == prompt["lookup_judged"]
+        accepted = sum(row["outcome"] == Outcome.ACCEPTED for row in mine)
+        assert accepted == prompt["accepted"] + prompt["lookup_accepted"]
         assert len({row["block"] for row in mine}) == prompt["blocks"]
 
 
@@ -75,10 +77,13 @@ def test_something_was_drafted_learned_and_merged(run: Path):
 
 
 def rates(prompts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    total = {key: sum(prompt[key] for prompt in prompts) for key in ("accepted", "judged", "blocks", "emitted")}
+    total = {
+        key: sum(prompt[key] for prompt in prompts)
+        for key in ("accepted", "judged", "blocks", "emitted", "lookup_blocks")
+    }
     return {
         "acceptance_rate": round(total["accepted"] / total["judged"], 4),
-        "mean_accepted_length": round(total["accepted"] / total["blocks"], 4),
+        "mean_accepted_length": round(total["accepted"] / (total["blocks"] - total["lookup_blocks"]), 4),
         "block_efficiency": round(total["emitted"] / total["blocks"], 4),
     }
 
@@ -113,8 +118,11 @@ def test_blocks_add_up_to_their_prompts(run: Path):
     for prompt in rows_of(run, "prompts"):
         mine = [block for block in blocks if block["offset"] == prompt["offset"]]
         assert [block["block"] for block in mine] == list(range(prompt["blocks"]))
-        for count in ("drafted", "judged", "accepted", "emitted"):
-            assert sum(block[count] for block in mine) == prompt[count]
+        assert sum(block["emitted"] for block in mine) == prompt["emitted"]
+        for drafter, prefix in (("model", ""), ("lookup", "lookup_")):
+            for count in ("drafted", "judged", "accepted"):
+                found = sum(block[count] for block in mine if block["drafter"] == drafter)
+                assert found == prompt[prefix + count]
     assert 2 in {block["rows"] for block in blocks} <= {1, 2}
 
 
@@ -228,5 +236,6 @@ def test_the_n_gram_cache_of_another_pair_is_left_out_with_a_word(
     write_ngrams(tmp_path / "drafter" / "ngrams.parquet", [((300, 301), 400, 2)], "ab" * 32)
     notes: list[str] = []
     replayed(config_of(tiny_pair, drafter=str(tmp_path / "drafter")), tmp_path / "run", notes)
+    notes = [note for note in notes if "n-gram cache" in note]
     assert len(notes) == 1
     assert "n-gram cache" in notes[0]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_drafter_trainer import BACKWARD, COUNTING, SHAPE, VOCABULARY, weights
+from test_drafter_trainer import BACKWARD, COUNTING, SHAPE, VOCABULARY, update, weights
 from tokenizer_making import byte_level
 from torch import Tensor
 
@@ -68,7 +68,7 @@ def trained() -> tuple[LanguageModel, LanguageModel, LanguageModel]:
     bare, one, other = two_on_one()
     trainer = trainer_of(one)
     for _ in range(8):
-        assert trainer.update([COUNTING]).served
+        assert update(trainer, [COUNTING]).served
     return bare, one, other
 
 
@@ -90,7 +90,7 @@ def test_training_one_adapter_leaves_the_other_and_the_base_as_they_were():
     base, others, before = base_of(one), copies(other), copies(one)
     trainer = trainer_of(one)
     for _ in range(5):
-        assert trainer.update([COUNTING]).served
+        assert update(trainer, [COUNTING]).served
     assert not same(copies(one), before)
     assert same(copies(other), others)
     assert same(base_of(one), base)
@@ -104,12 +104,12 @@ def test_adapters_learn_at_the_same_time_each_its_own_lesson():
     trainers = [trainer_of(one), trainer_of(other)]
     for _ in range(4):
         for trainer, lesson in zip(trainers, (COUNTING, BACKWARD), strict=True):
-            trainer.update([lesson])
+            update(trainer, [lesson])
     for place, lesson in ((1, COUNTING), (2, BACKWARD)):
         alone = two_on_one()[place]
         trainer = trainer_of(alone)
         for _ in range(4):
-            trainer.update([lesson])
+            update(trainer, [lesson])
         assert same(copies((one, other)[place - 1]), copies(alone))
     assert not torch.allclose(read(one), read(other), atol=1e-2)
 
@@ -131,7 +131,7 @@ def test_rows_are_read_with_the_adapter_of_their_model(trained):
         row = row_of(TEXT[0].tolist())
         model.admit(row, row.tokens)
         (other if model is one else one).read(TEXT, torch.arange(TEXT.shape[1])[None], None)
-        logits_BQV, _ = model.forward([row], [row.tokens[-1:]], keep=1)
+        logits_BQV, _ = model.forward([row], [row.tokens[-1:]], [1])
         torch.testing.assert_close(logits_BQV[0, -1], read(model)[0, -1], atol=1e-5, rtol=1e-5)
 
 
@@ -184,7 +184,7 @@ def test_a_saved_adapter_can_be_merged_into_the_drafter(trained, saved: Path):
     assert [name for name, _ in merged.model.named_parameters()] == [n for n, _ in trained[0].model.named_parameters()]
     assert not hasattr(merged.model, "peft_config")
     learner = trainer_of(LanguageModel(merged.model, "merged"))
-    assert learner.update([BACKWARD]).served, "and all of it learns on"
+    assert update(learner, [BACKWARD]).served, "and all of it learns on"
 
 
 def test_an_adapter_of_another_rank_is_refused_with_what_to_set(saved: Path):

@@ -1,5 +1,7 @@
 """Drafting: every recorded law is the drafter's after the row as it now is, and drafts end where they must."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,8 @@ from torch import Tensor
 from stages.blocks import Draft, Row
 from stages.decode import Decode
 from stages.distributions import Sampling
-from stages.head import AcceptanceHead, FixedLength, StopRule
+from stages.head import AcceptanceHead
+from stages.stopping import FixedLength, StopRule
 
 PIECES = 6
 END = 5
@@ -109,14 +112,16 @@ def test_nothing_is_drafted_behind_the_drafters_end():
 
 
 class StopAt:
-    """Stops at given lengths in turn, and notes what it is asked."""
+    """Stops at a given length, and notes what it is asked."""
+
+    needs_estimates = True
 
     def __init__(self, length: int) -> None:
         self.length, self.asked = length, []
 
-    def goes_on(self, survival: tuple[float, ...]) -> bool:
-        self.asked.append(survival)
-        return len(survival) < self.length
+    def going_on(self, survivals: Sequence[tuple[float, ...]], open_rows: Sequence[int]) -> list[int]:
+        self.asked.extend(tuple(survivals[row]) for row in open_rows)
+        return [row for row in open_rows if len(survivals[row]) < self.length]
 
 
 def test_the_stop_rule_is_asked_after_every_piece_for_the_chance_that_all_are_accepted():

@@ -1,7 +1,7 @@
 """Training the drafter: it learns, and what would harm is never served."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from stages.blocks import Branch, Lesson, Teaching
-from stages.drafter_trainer import DrafterTrainer, Training
+from stages.drafter_trainer import DrafterTrainer, Step, Training
 from stages.huggingface import new_llama
 from stages.language_model import LanguageModel
 from stages.losses import (
@@ -23,7 +23,6 @@ from stages.losses import (
     hybrid_loss,
     trie_loss,
 )
-from stages.packing import pack
 
 VOCABULARY = 8
 SHAPE = {
@@ -50,6 +49,11 @@ def new_trainer(loss: Callable = trie_loss, measure: Callable = expected_accepta
     served = LanguageModel(new_llama(1, vocab_size=VOCABULARY, **SHAPE), "tiny")
     training = Training(**settings | changes)
     return DrafterTrainer(served, "trie", loss, measure, {"one": ALLOWED, "other": ALLOWED}, training)
+
+
+def update(trainer: DrafterTrainer, fresh: Sequence[Lesson]) -> Step:
+    """A whole update in one go."""
+    return trainer.settle(trainer.attempt(trainer.assign(fresh)))
 
 
 def lesson_of(pieces: tuple[int, ...], offset: int = 0, right: int = 1, target: str = "one") -> Lesson:
@@ -85,7 +89,7 @@ def same(left: list[Tensor], right: list[Tensor]) -> bool:
 @pytest.mark.parametrize("name", LOSSES)
 def test_the_loss_falls_on_a_lesson_that_comes_again_and_again(name: str):
     trainer = new_trainer(LOSSES[name])
-    losses = [trainer.update([COUNTING]).loss for _ in range(25)]
+    losses = [update(trainer, [COUNTING]).loss for _ in range(25)]
     assert losses[-1] < losses[0] - 0.2
     assert trainer.version == 25
 
@@ -93,7 +97,7 @@ def test_the_loss_falls_on_a_lesson_that_comes_again_and_again(name: str):
 def test_learning_raises_the_acceptance_of_lessons_that_were_held_out():
     trainer = new_trainer()
     trainer.hold_out(LATER)
-    steps = [trainer.update([COUNTING]) for _ in range(25)]
+    steps = [update(trainer, [COUNTING]) for _ in range(25)]
     assert steps[-1].after > steps[0].before + 0.3
     assert all(step.positions >= len(COUNTING.teachings) for step in steps)
 
@@ -101,7 +105,7 @@ def test_learning_raises_the_acceptance_of_lessons_that_were_held_out():
 def test_the_served_model_has_the_weights_that_the_gate_let_pass():
     trainer = new_trainer()
     before = weights(trainer.served.model)
-    step = trainer.update([COUNTING])
+    step = update(trainer, [COUNTING])
     assert (step.served, step.reason, trainer.version) == (True, "nothing held out yet", 1)
     assert (step.before, step.after) == (None, None)
     assert not same(weights(trainer.served.model), before)
@@ -118,13 +122,13 @@ def test_without_a_step_nothing_is_touched():
 def test_an_update_that_harms_the_held_out_lessons_is_dropped():
     trainer = new_trainer(rate=5e-2)
     for _ in range(10):
-        trainer.update([COUNTING])
+        update(trainer, [COUNTING])
     hold_out_enough(trainer, LATER)
     before, version = weights(trainer.served.model), trainer.version
-    steps = [trainer.update([BACKWARD])]
+    steps = [update(trainer, [BACKWARD])]
     while steps[-1].served and len(steps) < 20:
         before, version = weights(trainer.served.model), trainer.version
-        steps.append(trainer.update([BACKWARD]))
+        steps.append(update(trainer, [BACKWARD]))
     assert (steps[-1].served, steps[-1].reason) == (False, "the gate saw a lower acceptance for one")
     assert steps[-1].after < steps[-1].before - 0.01
     assert same(weights(trainer.served.model), before)
@@ -145,10 +149,10 @@ def test_a_dropped_update_leaves_no_trace_in_the_next():
 
     learn, trainer._train = trainer._train, ruin
     measure, trainer._measure = trainer._measure, _falls_after_the_first_call(trainer._measure)
-    assert not trainer.update([COUNTING]).served
+    assert not update(trainer, [COUNTING]).served
     assert same(weights(trainer._candidate.model), served)
     trainer._train, trainer._measure = learn, measure
-    assert trainer.update([COUNTING]).served
+    assert update(trainer, [COUNTING]).served
     assert not same(weights(trainer.served.model), served)
 
 
@@ -167,7 +171,7 @@ def test_a_fall_within_the_tolerance_is_served():
         trainer = new_trainer(rate=1e-9, gate_tolerance=tolerance)
         hold_out_enough(trainer, LATER)
         trainer._measure = _falls_after_the_first_call(trainer._measure)  # by 1
-        assert trainer.update([COUNTING]).served is served
+        assert update(trainer, [COUNTING]).served is served
 
 
 @pytest.mark.parametrize("when", [1, 2])
@@ -181,13 +185,13 @@ def test_a_loss_that_is_not_finite_drops_the_update(when: int):
     trainer = new_trainer(loss)
     trainer.hold_out(LATER)
     before = weights(trainer.served.model)
-    step = trainer.update([COUNTING])
+    step = update(trainer, [COUNTING])
     assert (step.served, step.reason, step.after) == (False, "the loss was not finite", None)
     assert math.isnan(step.loss)
     assert same(weights(trainer.served.model), before)
     assert same(weights(trainer._candidate.model), before)
     assert not trainer._candidate.model.training
-    assert trainer.update([COUNTING]).served, "the next update goes well"
+    assert update(trainer, [COUNTING]).served, "the next update goes well"
 
 
 def test_old_lessons_are_learned_again_beside_fresh_ones():
@@ -196,7 +200,7 @@ def test_old_lessons_are_learned_again_beside_fresh_ones():
     learn = trainer._train
     trainer._train = lambda lessons: (seen.append([lesson.offset for lesson in lessons]), learn(lessons))[1]
     for lesson in (COUNTING, LATER, BACKWARD):
-        trainer.update([lesson])
+        update(trainer, [lesson])
     assert seen[0] == [0]
     assert seen[1] == [1, 0]
     assert seen[2][0] == 2
@@ -209,16 +213,18 @@ def test_the_gate_looks_at_recent_lessons_alone():
     trainer.hold_out(BACKWARD)
     only = new_trainer(gate_window=1)
     only.hold_out(BACKWARD)
-    assert trainer.update([LATER]).before == only.update([LATER]).before
+    assert update(trainer, [LATER]).before == update(only, [LATER]).before
 
 
 def compared(trainer: DrafterTrainer, lessons: list[Lesson]) -> tuple[Student, Taught, Tensor]:
-    return trainer._compare(trainer.served, lessons, pack(lessons, torch.device("cpu")))
+    (batch,) = trainer._reader.batches(lessons)
+    student, log_M = trainer._reader.laws(trainer.served, batch)
+    return student, batch.taught, log_M
 
 
 def test_lessons_are_compared_alike_alone_and_beside_longer_ones():
     trainer = new_trainer()
-    alone = [compared(trainer, [lesson]) for lesson in (COUNTING, LATER)]
+    alone = [compared(trainer, [lesson]) for lesson in (LATER, COUNTING)]
     student, taught, log_N = compared(trainer, [COUNTING, LATER])
     together = expected_acceptance(student, taught)
     parts = [expected_acceptance(student, taught) for student, taught, _ in alone]
@@ -240,10 +246,10 @@ def test_laws_are_those_before_the_taught_piece_without_forbidden_pieces():
 def test_many_lessons_are_learned_in_batches_with_the_same_result(monkeypatch):
     lessons = [lesson_of(tuple((number * step) % 7 for number in range(12)), step) for step in range(1, 5)]
     whole, parts = new_trainer(steps=1), new_trainer(steps=1)
-    first = whole.update(lessons)
-    monkeypatch.setattr("stages.drafter_trainer.MAX_LOGITS", 2 * 12 * VOCABULARY)
-    assert [len(batch) for batch in parts._micro_batches(lessons)] == [2, 2]
-    second = parts.update(lessons)
+    first = update(whole, lessons)
+    monkeypatch.setattr("stages.reading.MAX_LOGITS", 2 * 12 * VOCABULARY)
+    assert [len(batch.lessons) for batch in parts._reader.batches(lessons)] == [2, 2]
+    second = update(parts, lessons)
     assert (second.positions, second.loss) == (first.positions, pytest.approx(first.loss, rel=1e-5))
     for one, other in zip(weights(whole.served.model), weights(parts.served.model), strict=True):
         torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-3)
@@ -252,7 +258,7 @@ def test_many_lessons_are_learned_in_batches_with_the_same_result(monkeypatch):
 def test_lessons_without_teaching_change_nothing():
     trainer = new_trainer()
     before = weights(trainer.served.model)
-    step = trainer.update([Lesson(0, "one", (1, 2), (), (), ())])
+    step = update(trainer, [Lesson(0, "one", (1, 2), (), (), ())])
     assert (step.loss, step.positions) == (0, 0)
     assert same(weights(trainer.served.model), before)
 
@@ -260,7 +266,7 @@ def test_lessons_without_teaching_change_nothing():
 def test_the_gate_can_measure_greedy_agreement():
     trainer = new_trainer(measure=greedy_agreement)
     trainer.hold_out(LATER)
-    step = trainer.update([COUNTING])
+    step = update(trainer, [COUNTING])
     count = sum(teaching.depth == 0 for teaching in LATER.teachings)
     assert step.before * count == pytest.approx(round(step.before * count))
 
@@ -268,7 +274,7 @@ def test_the_gate_can_measure_greedy_agreement():
 def test_equal_seeds_give_equal_updates():
     first, second = new_trainer(), new_trainer()
     for lesson in (COUNTING, LATER, BACKWARD, COUNTING):
-        assert first.update([lesson]) == second.update([lesson])
+        assert update(first, [lesson]) == update(second, [lesson])
     assert same(weights(first.served.model), weights(second.served.model))
 
 
@@ -283,7 +289,7 @@ def test_a_gradient_that_is_not_finite_drops_the_update(held_out: bool):
     if held_out:
         trainer.hold_out(LATER)
     before = weights(trainer.served.model)
-    assert not trainer.update([COUNTING]).served
+    assert not update(trainer, [COUNTING]).served
     assert same(weights(trainer.served.model), before)
 
 
@@ -291,14 +297,14 @@ def test_an_update_that_helps_one_target_and_harms_another_is_dropped():
     """The targets want opposite things of the same weights; on average the update would be a gain."""
     trainer = new_trainer(rate=5e-2, gate_window=12)
     for _ in range(10):
-        trainer.update([COUNTING])
+        update(trainer, [COUNTING])
     for lesson in (BACKWARD, BACKWARD, BACKWARD, BACKWARD, lesson_of(LATER.pieces, 5, target="other")):
         hold_out_enough(trainer, lesson)
     before, version = weights(trainer.served.model), trainer.version
-    steps = [trainer.update([BACKWARD])]
+    steps = [update(trainer, [BACKWARD])]
     while steps[-1].served and len(steps) < 20:
         before, version = weights(trainer.served.model), trainer.version
-        steps.append(trainer.update([BACKWARD]))
+        steps.append(update(trainer, [BACKWARD]))
     assert (steps[-1].served, steps[-1].reason) == (False, "the gate saw a lower acceptance for other")
     assert steps[-1].after > steps[-1].before, "the whole is better"
     assert same(weights(trainer.served.model), before)
@@ -308,7 +314,7 @@ def test_an_update_that_helps_one_target_and_harms_another_is_dropped():
 def test_a_target_with_nothing_held_out_has_no_say():
     trainer = new_trainer()
     trainer.hold_out(lesson_of(LATER.pieces, 5, target="other"))
-    assert trainer.update([COUNTING]).reason == "the gate let it pass"
+    assert update(trainer, [COUNTING]).reason == "the gate let it pass"
 
 
 def test_each_target_holds_out_lessons_of_its_own():
@@ -319,7 +325,7 @@ def test_each_target_holds_out_lessons_of_its_own():
     positions = [sum(teaching.depth == 0 for teaching in lesson.teachings) for lesson in (mine, others)]
     rates = [trainer.expected(None, [lesson]) for lesson in (mine, others)]
     want = sum(rate * number for rate, number in zip(rates, positions, strict=True)) / sum(positions)
-    assert trainer.update([COUNTING]).before == pytest.approx(want)
+    assert update(trainer, [COUNTING]).before == pytest.approx(want)
 
 
 def test_a_lesson_is_compared_under_the_pieces_of_its_own_target():
@@ -341,16 +347,16 @@ def test_the_floor_is_the_drafter_as_loaded_measured_on_the_present_window():
     trainer = new_trainer(gate_window=1)
     loaded = {lesson.offset: trainer.expected(None, [lesson]) for lesson in (LATER, BACKWARD)}
     trainer.hold_out(LATER)
-    steps = [trainer.update([COUNTING]) for _ in range(10)]
+    steps = [update(trainer, [COUNTING]) for _ in range(10)]
     assert [step.floor for step in steps] == [pytest.approx(loaded[1])] * 10
     assert steps[-1].before > steps[-1].floor + 0.1
     trainer.hold_out(BACKWARD)
-    assert trainer.update([COUNTING]).floor == pytest.approx(loaded[2])
+    assert update(trainer, [COUNTING]).floor == pytest.approx(loaded[2])
 
 
 def test_pieces_are_counted_with_their_branches():
     lesson = replace(COUNTING, branches=(Branch(5, (1, 2), (Teaching(6, 0, (4,), (1.0,), (1.0,), 0.0),)),))
-    step = new_trainer().update([lesson])
+    step = update(new_trainer(), [lesson])
     assert (step.pieces, step.positions) == (22, len(COUNTING.teachings) + 1)
 
 
@@ -362,8 +368,8 @@ def test_what_is_taught_behind_rejections_is_learned():
     behind = replace(behind, pieces=(0, 1, 2, 6, 5))
     trainer, without = new_trainer(), new_trainer()
     for _ in range(10):
-        trainer.update([text])
-        without.update([replace(text, branches=())])
+        update(trainer, [text])
+        update(without, [replace(text, branches=())])
     assert trainer.expected(None, [behind]) > without.expected(None, [behind]) + 0.3
 
 
@@ -372,21 +378,21 @@ def test_branches_do_not_count_for_the_gate():
     plain, branched = new_trainer(), new_trainer()
     plain.hold_out(LATER)
     branched.hold_out(replace(LATER, branches=(branch,)))
-    assert branched.update([COUNTING]) == plain.update([COUNTING])
+    assert update(branched, [COUNTING]) == update(plain, [COUNTING])
 
 
 def test_other_weights_are_scored_without_a_trace():
     trainer, other = new_trainer(), new_trainer()
     trainer.hold_out(LATER)
     for _ in range(5):
-        other.update([COUNTING])
+        update(other, [COUNTING])
     before = weights(trainer.served.model)
     found = trainer.expected(other.served.learning, [LATER])
     assert found == pytest.approx(other.expected(None, [LATER]))
     assert found > trainer.expected(None, [LATER]) + 0.05
     assert same(weights(trainer.served.model), before)
     assert same(weights(trainer._candidate.model), before)
-    assert trainer.update([COUNTING]) == new_trainer_with(LATER).update([COUNTING])
+    assert update(trainer, [COUNTING]) == update(new_trainer_with(LATER), [COUNTING])
 
 
 def new_trainer_with(held_out: Lesson) -> DrafterTrainer:
@@ -403,13 +409,13 @@ def test_adopted_weights_are_served_as_they_are_and_learned_from():
     trainer = new_trainer_with(LATER)
     given = weights(trainer.served.model)
     for _ in range(5):
-        trainer.update([COUNTING])
+        update(trainer, [COUNTING])
     version, rate = trainer.version, trainer.expected(given, [LATER])
     trainer.adopt(given)
     assert same(weights(trainer.served.model), given)
     assert same(weights(trainer._candidate.model), given)
     assert trainer.version == version + 1
     trainer._replay = new_trainer()._replay  # what was learned from stays known
-    step = trainer.update([COUNTING])
+    step = update(trainer, [COUNTING])
     assert step.before == pytest.approx(rate), "what was known of the weights before is forgotten"
-    assert step == new_trainer_with(LATER).update([COUNTING]), "as if it were the first update"
+    assert step == update(new_trainer_with(LATER), [COUNTING]), "as if it were the first update"

@@ -59,7 +59,7 @@ def test_scores_are_made_once_and_forgotten_with_their_lesson():
     known: Scores = {}
     for offset in range(3):
         gate.hold_out(lesson_of(offset))
-        gate.scores(None, known)  # type: ignore[arg-type]
+        gate.scores(None, known, gate.held_out)  # type: ignore[arg-type]
     assert asked == [[0], [1], [2]]
     assert [lesson.offset for lesson in known] == [1, 2]
 

@@ -7,6 +7,7 @@ import torch
 from doubles import row_of
 
 from stages.blocks import Row
+from stages.forward import ModuleForward
 from stages.huggingface import load_tokenizer, new_llama, pick_device
 from stages.language_model import LanguageModel, load_model
 from store.errors import ModelError
@@ -31,9 +32,13 @@ def llama():
     return model
 
 
-@pytest.fixture
-def model(llama) -> LanguageModel:
-    return LanguageModel(llama, "tiny")
+@pytest.fixture(params=["modules", "plain", "packed", "fastest"])
+def model(llama, request) -> LanguageModel:
+    if request.param == "modules":
+        made = LanguageModel(llama, "tiny")
+        made.forward_pass = ModuleForward(llama)
+        return made
+    return LanguageModel(llama, "tiny", weights=request.param)
 
 
 class Reader:
@@ -55,16 +60,17 @@ class Reader:
 
     def forward(self, counts: list[int]) -> None:
         fed = [self.tokens(count) for count in counts]
-        keep = self.random.randint(1, max(counts))
-        logits_BQV, hidden_BQW = self.model.forward(self.rows, fed, keep, hidden=True)
-        assert logits_BQV.shape == (len(fed), keep, VOCABULARY)
-        for row, new, logits_QV, hidden_QW in zip(self.rows, fed, logits_BQV, hidden_BQW, strict=True):
+        wanted = [self.random.randint(0, len(new)) for new in fed]
+        logits_NV, hidden_NW = self.model.forward(self.rows, fed, wanted, hidden=True)
+        if sum(wanted):
+            assert logits_NV.shape == (sum(wanted), VOCABULARY)
+        for row, new, number in zip(self.rows, fed, wanted, strict=True):
             self.read[row] += new
-            count = min(keep, len(new))
-            if count:
+            if number:
+                (own_QV, logits_NV), (own_QW, hidden_NW) = split(logits_NV, number), split(hidden_NW, number)
                 want_TV, want_TW = alone(self.model, self.read[row])
-                torch.testing.assert_close(logits_QV[-count:], want_TV[-count:], atol=1e-4, rtol=1e-4)
-                torch.testing.assert_close(hidden_QW[-count:], want_TW[-count:], atol=1e-4, rtol=1e-4)
+                torch.testing.assert_close(own_QV, want_TV[-number:], atol=1e-4, rtol=1e-4)
+                torch.testing.assert_close(own_QW, want_TW[-number:], atol=1e-4, rtol=1e-4)
 
     def roll_back(self, row: Row) -> None:
         length = self.random.randint(0, len(self.read[row]) + 1)
@@ -79,6 +85,10 @@ class Reader:
 
     def check_lengths(self) -> None:
         assert [self.model.length(row) for row in self.rows] == [len(self.read[row]) for row in self.rows]
+
+
+def split(values: torch.Tensor, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return values[:number], values[number:]
 
 
 @torch.no_grad()
@@ -139,7 +149,7 @@ def test_logits_are_the_same_whether_hidden_states_are_wanted_or_not(model: Lang
     for hidden in (True, False):
         reader = Reader(model, 6)
         reader.admit(4)
-        found.append(model.forward(reader.rows, [[1, 2, 3]], 2, hidden=hidden)[0])
+        found.append(model.forward(reader.rows, [[1, 2, 3]], [2], hidden=hidden)[0])
         reader.release(reader.rows[0])
     assert torch.equal(*found)
 
@@ -149,9 +159,9 @@ def test_rows_out_of_order_are_refused(model: LanguageModel):
     for length in (2, 3):
         reader.admit(length)
     with pytest.raises(ValueError, match="in the order of admission"):
-        model.forward(reader.rows[::-1], [[1], [1]], 1)
+        model.forward(reader.rows[::-1], [[1], [1]], [1, 1])
     with pytest.raises(ValueError, match="all admitted rows"):
-        model.forward(reader.rows[:1], [[1]], 1)
+        model.forward(reader.rows[:1], [[1]], [1])
 
 
 def test_a_mask_leaves_only_what_is_allowed(model: LanguageModel):
@@ -179,6 +189,7 @@ def test_what_cannot_be_loaded_says_where_it_was_looked_for(tmp_path):
 def test_a_saved_model_loads_again(model: LanguageModel, tmp_path):
     model.model.save_pretrained(tmp_path)
     loaded = load_model(str(tmp_path), "float32", "cpu")
+    loaded.require_rows()
     assert (loaded.vocabulary_size, loaded.hidden_size, loaded.layers) == (VOCABULARY, 16, 2)
     assert torch.equal(alone(loaded, [1, 2, 3])[0], alone(model, [1, 2, 3])[0])
 

@@ -1,12 +1,17 @@
 """When the drafter is updated: intervals, what an update is told of, and what the ledger says."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from threading import Event
 
 import pytest
 
 from stages.blocks import Lesson
-from stages.drafter_trainer import Step
+from stages.drafter_trainer import Assignment, Attempt, Step
 from stages.learner import DrafterLearner, FixedSpacing, PayingSpacing
+from stages.worker import CallingThread, OwnThread
+from store.events import Updated
 
 
 def step_of(before: float | None = 0.5, after: float | None = 0.6, *, served: bool = True, pieces: int = 100) -> Step:
@@ -23,6 +28,7 @@ class Trainer:
         self.held_out: list[int] = []
         self.kept: list[int] = []
         self.updates: list[list[int]] = []
+        self.dropped: list[str] = []
         self._step = step
 
     def keep(self, lesson: Lesson) -> None:
@@ -31,10 +37,20 @@ class Trainer:
     def hold_out(self, lesson: Lesson) -> None:
         self.held_out.append(lesson.offset)
 
-    def update(self, fresh: Sequence[Lesson]) -> Step:
+    def assign(self, fresh: Sequence[Lesson]) -> Assignment:
         self.updates.append([lesson.offset for lesson in fresh])
-        self.version += self._step.served
-        return self._step
+        return Assignment(tuple(fresh), ())
+
+    def attempt(self, assignment: Assignment) -> Attempt:
+        return Attempt(self._step, {}, {})
+
+    def settle(self, attempt: Attempt) -> Step:
+        self.version += attempt.step.served
+        return attempt.step
+
+    def drop(self, attempt: Attempt, reason: str) -> Step:
+        self.dropped.append(reason)
+        return replace(attempt.step, served=False, reason=reason)
 
 
 class Spacing:
@@ -57,10 +73,11 @@ def lesson_of(offset: int, judged: int = 10, target: str = "big") -> Lesson:
 
 
 def learner_of(
-    interval: int, gate_every: int = 99, step: Step | None = None, most: int = 99
+    interval: int, gate_every: int = 99, step: Step | None = None, most: int = 99, lag: int = 0
 ) -> tuple[DrafterLearner, Trainer, Spacing]:
     trainer, spacing = Trainer(step or step_of()), Spacing(interval)
-    return DrafterLearner(trainer, spacing, gate_every, most), trainer, spacing  # type: ignore[arg-type]
+    worker = OwnThread() if lag else CallingThread()
+    return DrafterLearner(trainer, spacing, gate_every, most, lag, worker), trainer, spacing  # type: ignore[arg-type]
 
 
 def test_the_lesson_that_completes_the_interval_brings_the_update():
@@ -144,6 +161,103 @@ def test_a_restart_reaches_the_spacing():
     learner, _, spacing = learner_of(2)
     learner.restart()
     assert spacing.restarts == 1
+
+
+def told_of(learner: DrafterLearner, lessons: int) -> list[tuple[int, Updated]]:
+    """With which lesson each update was told."""
+    updates = [(offset, learner.learn(lesson_of(offset))) for offset in range(lessons)]
+    return [(offset, update) for offset, update in updates if update]
+
+
+@pytest.mark.parametrize(
+    ("lag", "adopted", "learned"),
+    [
+        (0, [(2, 2), (5, 5), (8, 8)], [2, 5, 8]),
+        (1, [(3, 2), (6, 5), (9, 8)], [2, 5, 8]),
+        (3, [(5, 2), (8, 5)], [2, 5, 8]),  # the third is under way when the stream ends
+        (4, [(6, 2)], [2, 6]),  # one at a time: the next waits until the one before is adopted
+    ],
+)
+def test_an_update_is_adopted_a_fixed_number_of_lessons_later(
+    lag: int, adopted: list[tuple[int, int]], learned: list[int]
+):
+    learner, trainer, spacing = learner_of(3, lag=lag)
+    updates = told_of(learner, 10)
+    assert [(at, update.offset) for at, update in updates] == adopted
+    assert [offsets[-1] for offsets in trainer.updates] == learned
+    assert [offset for offsets in trainer.updates for offset in offsets] == list(range(learned[-1] + 1))
+    assert [update.drafter_version for _, update in updates] == list(range(1, len(adopted) + 1))
+    assert len(spacing.told) == len(adopted)
+
+
+def test_at_the_end_an_update_that_is_under_way_is_waited_for_and_adopted():
+    learner, trainer, spacing = learner_of(2, lag=2)
+    assert told_of(learner, 3) == []
+    update = learner.finish()
+    assert (update.offset, update.served, update.drafter_version, trainer.version) == (1, True, 1, 1)
+    assert spacing.told == [(20, 2)]
+    assert learner.finish() is None
+
+
+def slowed(trainer: Trainer, until: Callable[[], object]) -> None:
+    attempt = trainer.attempt
+    trainer.attempt = lambda assignment: (until(), attempt(assignment))[1]
+
+
+def test_a_slow_worker_changes_nothing_but_what_was_waited():
+    quick, slow = learner_of(3, lag=2), learner_of(3, lag=2)
+    slowed(slow[1], lambda: time.sleep(0.2))
+    one, other = told_of(quick[0], 8), told_of(slow[0], 8)
+    untimed = [[(at, replace(update, seconds=0.0, waited=0.0)) for at, update in told] for told in (one, other)]
+    assert len(one) == 2
+    assert untimed[0] == untimed[1]
+    assert min(update.waited for _, update in other) > 0.1 > max(update.waited for _, update in one)
+
+
+def test_an_update_in_place_is_waited_for_as_long_as_it_takes():
+    learner, trainer, _ = learner_of(1)
+    slowed(trainer, lambda: time.sleep(0.05))
+    update = learner.learn(lesson_of(0))
+    assert update.waited >= 0.05
+    assert update.seconds == pytest.approx(update.waited, abs=0.04)
+
+
+def test_lessons_come_in_while_an_update_is_under_way():
+    learner, trainer, _ = learner_of(2, gate_every=3, lag=2)
+    go_on = Event()
+    slowed(trainer, lambda: go_on.wait(60))
+    learner.learn(lesson_of(0))
+    learner.learn(lesson_of(1))
+    assert learner.learn(lesson_of(2)) is None
+    assert (trainer.held_out, trainer.version) == ([2], 0)
+    go_on.set()
+    assert learner.learn(lesson_of(3)).served
+
+
+def test_a_restart_drops_an_update_that_is_under_way_and_tells_of_it():
+    learner, trainer, spacing = learner_of(2, lag=2)
+    told_of(learner, 2)
+    dropped = learner.restart()
+    assert (dropped.offset, dropped.served, dropped.drafter_version) == (1, False, 0)
+    assert trainer.dropped == [dropped.reason] == ["a drift was noticed while it was under way"]
+    assert (spacing.told, spacing.restarts) == ([], 1)
+    assert learner.restart() is None
+    assert [at for at, _ in told_of(learner, 4)] == [3], "and learning goes on"
+
+
+def test_what_the_worker_raises_is_raised_where_the_update_would_have_been_adopted():
+    learner, trainer, _ = learner_of(1, lag=2)
+
+    def fail() -> None:
+        raise ArithmeticError("of the worker")
+
+    slowed(trainer, fail)
+    learner.learn(lesson_of(0))
+    assert learner.learn(lesson_of(1)) is None
+    with pytest.raises(ArithmeticError, match="of the worker") as raised:
+        learner.learn(lesson_of(2))
+    assert "fail" in [entry.name for entry in raised.traceback]
+    assert learner.finish() is None, "it is raised once"
 
 
 def paying(**changes: float) -> PayingSpacing:

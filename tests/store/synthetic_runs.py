@@ -155,6 +155,7 @@ def updated(**changes: Any) -> Updated:
         "served": True,
         "reason": "better on the window",
         "seconds": 0.5,
+        "waited": 0.25,
         "drafter_version": 1,
         "head_version": 0,
     }

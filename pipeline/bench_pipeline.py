@@ -1,0 +1,269 @@
+"""The benchmark's arms that are this pipeline: without drafting, frozen, learning, and learning with records kept."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Protocol, TypeVar
+
+from pipeline.bench_arms import Round, Step, Work
+from pipeline.build import build_loop, drift_settings
+from pipeline.build_models import Models
+from pipeline.config import Config
+from pipeline.curves import Curves
+from pipeline.drift import DriftWatch, Rates
+from pipeline.loop import Loop
+from pipeline.publish import Publisher
+from stages.baselines import settle
+from store.errors import SourceError
+from store.events import (
+    BlockDone,
+    Drafter,
+    Drifted,
+    Event,
+    PromptCompleted,
+    PromptReceived,
+    PromptRejected,
+    TokenDecision,
+    Updated,
+    VersionPublished,
+)
+from store.log import RunLog
+from store.registry import NoRegistry
+
+T = TypeVar("T")
+ROUND_IS_DONE = PromptRejected("", 0, "the round is done")
+
+
+class Stopwatch:
+    """Adds up the seconds of calls."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def time(self, call: Callable[[], T]) -> T:
+        """Call and return what it returns."""
+        started = perf_counter()
+        result = call()
+        self.seconds += perf_counter() - started
+        return result
+
+
+class Records(Protocol):
+    """What is kept of the events of an arm."""
+
+    def take(self, event: Event) -> None:
+        """Called for every event, in order."""
+        ...
+
+    def seconds(self) -> Mapping[str, float]:
+        """Spent so far, by the names of `Work`: log, log_beside, versions, drift."""
+        ...
+
+    def close(self) -> None:
+        """Called once, after the last event."""
+        ...
+
+
+class NoRecords:
+    """Keeps nothing."""
+
+    def take(self, event: Event) -> None:
+        """Nothing."""
+
+    def seconds(self) -> Mapping[str, float]:
+        """Nothing."""
+        return {}
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+class TimedPublisher:
+    """Another publisher, timed."""
+
+    def __init__(self, publisher: Publisher, watch: Stopwatch) -> None:
+        self._publisher, self._watch = publisher, watch
+
+    def floor(self) -> Iterator[VersionPublished]:
+        """As the other's."""
+        yield from self._watch.time(lambda: list(self._publisher.floor()))
+
+    def at(self, drifted: Drifted) -> Iterator[VersionPublished]:
+        """As the other's."""
+        yield from self._watch.time(lambda: list(self._publisher.at(drifted)))
+
+    def after(self, prompt: PromptCompleted) -> Iterator[VersionPublished]:
+        """As the other's."""
+        yield from self._watch.time(lambda: list(self._publisher.after(prompt)))
+
+    def end(self) -> Iterator[VersionPublished]:
+        """As the other's."""
+        yield from self._watch.time(lambda: list(self._publisher.end()))
+
+
+class ReplayRecords:
+    """The log and the curves as `replay` keeps them, and versions as folders; all timed.
+
+    MLflow is left out: it takes versions and curves from a background thread, which would run beside other arms too.
+    Of the log's writer thread the processor time is told. Drift is timed on a second watch that sees the same prompts.
+    """
+
+    def __init__(self, folder: Path, config: Config, loop: Loop) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        others = set(threading.enumerate())
+        self._log, self._curves = RunLog(folder), Curves(NoRegistry(), lambda: 0)
+        self._writers = set(threading.enumerate()) - others
+        self._watches = {"log": Stopwatch(), "versions": Stopwatch(), "drift": Stopwatch()}
+        self._drift = DriftWatch(drift_settings(config), Rates(first_only=False))
+        for lane in loop.lanes.values():
+            lane.publisher = TimedPublisher(lane.publisher, self._watches["versions"])
+
+    def take(self, event: Event) -> None:
+        """Keep an event, as `Replay` does."""
+        self._watches["log"].time(lambda: self._keep(event))
+        if isinstance(event, PromptCompleted):
+            self._watches["drift"].time(lambda: self._drift.observe(event))
+
+    def _keep(self, event: Event) -> None:
+        self._log.append(event)
+        self._log.commit()
+        self._curves.add(event)
+
+    def seconds(self) -> Mapping[str, float]:
+        """As `Records.seconds`."""
+        writing = sum(processor_seconds(thread) for thread in self._writers)
+        return {name: watch.seconds for name, watch in self._watches.items()} | {"log_beside": writing}
+
+    def close(self) -> None:
+        """Write what is waiting."""
+        self._log.close()
+
+
+def processor_seconds(thread: threading.Thread) -> float:
+    """What a running thread has used so far; 0 where the system does not tell."""
+    if thread.ident is None or not hasattr(time, "pthread_getcpuclockid"):
+        return 0.0
+    return time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
+
+
+class _Feed:
+    """The prompts of one round after another, for a loop that goes on.
+
+    It pauses while prompts of the round are in flight, and says that the round is done when none is. The loop hands
+    that on as an event, behind everything that followed from the round's prompts.
+    """
+
+    def __init__(self) -> None:
+        self.waiting: list[PromptReceived] = []
+        self.in_flight = 0
+
+    def __iter__(self) -> "_Feed":
+        return self
+
+    def __next__(self) -> PromptReceived | PromptRejected:
+        if self.waiting:
+            return self.waiting.pop(0)
+        if self.in_flight:
+            raise StopIteration  # the loop asks again after its next step
+        return ROUND_IS_DONE
+
+
+class PipelineArm:
+    """The pipeline's own loop, kept running between rounds.
+
+    Args:
+        models: used by nothing else while a round runs.
+        config: settings.
+        folder: for versions, if they are published.
+        keep: makes what keeps records of the loop.
+    """
+
+    def __init__(
+        self, models: Models, config: Config, folder: Path, keep: Callable[[Loop], Records] = lambda loop: NoRecords()
+    ) -> None:
+        self.models = models
+        self._loop = build_loop(config, [models], NoRegistry(), folder, lambda notice: None)
+        self._records = keep(self._loop)
+        self._feed = _Feed()
+        self._events = self._loop.run(self._feed)
+
+    def complete(self, prompts: Sequence[PromptReceived]) -> Round:
+        """As `Arm.complete`. A round ends when all that follows from its prompts is done, an update on its own thread
+        included: it must neither run beside another arm nor be had for nothing."""
+        before, events = self._records.seconds(), []
+        self._feed.waiting, self._feed.in_flight = list(prompts), len(prompts)
+        started = perf_counter()
+        for event in self._events:
+            if event is ROUND_IS_DONE:
+                break
+            self._feed.in_flight -= isinstance(event, PromptCompleted | PromptRejected)
+            self._records.take(event)
+            events.append(event)
+        events += self._await_learning()
+        settle(self.models.target.device)
+        seconds = perf_counter() - started
+        records = {name: spent - before[name] for name, spent in self._records.seconds().items()}
+        return Round(_tokens(prompts, events), seconds, work_of(events, records))
+
+    @property
+    def cache_bytes(self) -> int:
+        """Memory of the keys and values of both models."""
+        return sum(one.forward_pass.cache_bytes for one in (self.models.target, self.models.drafter))
+
+    def _await_learning(self) -> list[Event]:
+        """Adopt updates that are under way, as the end of a stream would."""
+        events: list[Event] = [event for lane in self._loop.lanes.values() for event in lane.stages.distill.end()]
+        for event in events:
+            self._records.take(event)
+        return events
+
+    def close(self) -> None:
+        """End the loop's run and its records."""
+        for event in self._loop.end():
+            self._records.take(event)
+        self._records.close()
+
+
+def _tokens(prompts: Sequence[PromptReceived], events: Sequence[Event]) -> tuple[tuple[int, ...], ...]:
+    """Per prompt what was emitted.
+
+    Raises:
+        SourceError: a prompt does not fit the models.
+    """
+    emitted: dict[int, list[int]] = {prompt.offset: [] for prompt in prompts}
+    for event in events:
+        if isinstance(event, PromptRejected):
+            raise SourceError(f"Every prompt must fit the models, but line {event.line} does not: {event.reason}")
+        if isinstance(event, TokenDecision) and event.emitted_id is not None:
+            emitted[event.offset].append(event.emitted_id)
+    return tuple(tuple(emitted[prompt.offset]) for prompt in prompts)
+
+
+def work_of(events: Sequence[Event], records: Mapping[str, float]) -> Work:
+    """What the events of a round tell."""
+    blocks = [event for event in events if isinstance(event, BlockDone)]
+    updates = [event for event in events if isinstance(event, Updated)]
+    return Work(
+        steps=tuple(_steps(blocks)),
+        judged=sum(block.judged for block in blocks),
+        accepted=sum(block.accepted for block in blocks),
+        prompt_tokens=sum(event.prompt_tokens for event in events if isinstance(event, PromptCompleted)),
+        decode=sum(block.seconds_decode for block in blocks),
+        translate=sum(block.seconds_translate for block in blocks),
+        verify=sum(block.seconds_verify for block in blocks),
+        learning=sum(update.waited for update in updates),
+        learning_beside=sum(max(0.0, update.seconds - update.waited) for update in updates),
+        **records,
+    )
+
+
+def _steps(blocks: Sequence[BlockDone]) -> Iterator[Step]:
+    """Blocks of rows that were stepped together follow each other, and each names their number."""
+    start = 0
+    while start < len(blocks):
+        rows = blocks[start : start + blocks[start].rows]
+        drawn = tuple(row.drafted if row.drafter is Drafter.MODEL else 0 for row in rows)
+        yield Step(drawn, tuple(row.proposed for row in rows))
+        start += len(rows)

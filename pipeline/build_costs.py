@@ -1,0 +1,80 @@
+"""What a block costs, measured or estimated, and the rules that decide by it."""
+
+from collections.abc import Callable
+
+from pipeline.build_models import Models
+from pipeline.config import Config
+from stages.cost_probe import measure
+from stages.costs import Costs
+from stages.decode import Decode
+from stages.language_model import LanguageModel
+from stages.measured import remembered
+from stages.stopping import AlwaysDraft, CostStop, DraftWherePaying, FixedLength, Paying, StopRule, ThresholdStop
+
+LAYER_OVERHEAD = 2e5  # what entering one layer costs beside its weights, in parameters
+VERIFY_SHARE = 0.05  # what one more verified token adds to a target pass where memory is the bound
+# On a CPU arithmetic soon is the bound: measured on two built-in pairs at batch 1 and 8.
+CPU_VERIFY_SHARE, CPU_VERIFY_SHARE_PER_ROW = 0.06, 0.027
+
+
+def costs_of(config: Config, models: Models, decode: Callable[[], Decode]) -> Costs:
+    """Costs of target passes and of drafting: as configured, measured on this machine, or estimated from sizes.
+
+    A measurement is kept on disk, so that the same run on the same machine decides alike again.
+
+    Args:
+        config: all settings.
+        models: one target with the drafter, no rows admitted.
+        decode: makes the stage that is timed.
+    """
+    batch = config.batch
+    if config.draft.relative_cost is not None:
+        return Costs(((batch, 1.0), (2 * batch, 1.0)), ((1, config.draft.relative_cost),))
+    if config.draft.costs == "estimated" or config.draft.max_draft == 0:
+        return estimated(models, batch)
+    key = [_signature(models.target), _signature(models.drafter), batch, config.sampling.temperature == 0]
+
+    def run() -> list[list[list[float]]]:
+        found = measure(models.target, decode(), batch)
+        return [[list(point) for point in found.target], [list(point) for point in found.drafter]]
+
+    target, drafter = remembered("costs", key, run)
+    return Costs(*(tuple((int(place), float(cost)) for place, cost in curve) for curve in (target, drafter)))
+
+
+def _signature(model: LanguageModel) -> list[object]:
+    """What the cost of a model depends on."""
+    sizes = [model.parameters, model.layers, model.hidden_size, model.vocabulary_size]
+    return [*sizes, model.forward_pass.name, str(model.device)]
+
+
+def estimated(models: Models, batch: int) -> Costs:
+    """From sizes, in target passes: the same on every machine."""
+    sizes = [model.parameters + LAYER_OVERHEAD * model.layers for model in (models.drafter, models.target)]
+    on_cpu = models.target.device.type == "cpu"
+    share = CPU_VERIFY_SHARE + CPU_VERIFY_SHARE_PER_ROW * (batch - 1) if on_cpu else VERIFY_SHARE
+    return Costs(((batch, 1.0), (2 * batch, 1.0 + share)), ((1, sizes[0] / sizes[1]),))
+
+
+def make_stop_rule(config: Config, costs: Costs, *, usable: bool) -> StopRule:
+    """The configured rule. A head that neither has learned nor will learn (not `usable`) decides nothing."""
+    if not config.draft.adapt or config.draft.stop_rule == "never" or not usable:
+        return FixedLength()
+    if config.draft.stop_rule == "threshold":
+        return ThresholdStop(config.draft.stop_threshold)
+    return CostStop(costs)
+
+
+def make_paying(config: Config, costs: Costs) -> Paying:
+    """Whether blocks draft."""
+    return DraftWherePaying(costs) if config.draft.only_where_paying else AlwaysDraft()
+
+
+def describe(models: Models, costs: Costs, batch: int) -> str:
+    """What was chosen at the start and by which figures, for people."""
+    plain, four = costs.verifying(batch), costs.verifying(5 * batch)
+    return (
+        f"target {models.name}: {models.target.forward_pass.name}; drafter: {models.drafter.forward_pass.name}; "
+        f"in plain target passes, verifying 4 tokens more per row costs {four / plain - 1:.2f}, "
+        f"drafting one for every row {costs.drafting(batch) / plain:.2f}"
+    )

@@ -1,0 +1,202 @@
+"""Pad a small Llama to a larger one with the same outputs, to measure speed at the cost of a model that is not there.
+
+The residual stream is widened by dimensions that nothing writes to; new heads, new MLP units and whole new layers
+compute on random weights of the usual scale, and what they write is lost in the rounding of what is there. The
+arithmetic is that of a dense model of the new shape; the text is the small model's.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stages.huggingface import DTYPES, load_causal_model, load_tokenizer, new_llama
+from store.errors import ModelError
+
+MULTIPLE = 64  # widths of MLPs that kernels like
+# Not zero: engines keep equal matrices once, and a quantisation scale of zero divides by zero. Not denormal either.
+SILENT = 1e-10
+SHAPE = ("hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads", "num_key_value_heads")
+ANEW = (*SHAPE, "head_dim", "rms_norm_eps", "dtype", "architectures", "transformers_version")
+
+
+@dataclass(frozen=True)
+class Widths:
+    """The shape to pad to: width of the residual stream, layers, units of an MLP."""
+
+    hidden: int
+    layers: int
+    mlp: int
+
+
+def widths_for(parameters: int, config: Any) -> Widths:
+    """A usual shape of about that many parameters: layers and width by size, the MLP fills the rest.
+
+    Args:
+        parameters: of the padded model.
+        config: the small model's `LlamaConfig`.
+
+    Raises:
+        ModelError: if the small model is of another kind or does not fit in.
+    """
+    _require_llama(config)
+    usual, layers = (768, 12) if parameters < 200_000_000 else (1024, 24)
+    step = _step(config)
+    hidden = round(usual / step) * step
+    keys = hidden // step * config.head_dim  # width of all keys
+    attention = 2 * hidden * (hidden + keys)
+    embeddings = config.vocab_size * hidden * (1 if config.tie_word_embeddings else 2)
+    units = ((parameters - embeddings) / layers - attention) / (3 * hidden)
+    widths = Widths(hidden, layers, max(0, round(units / MULTIPLE)) * MULTIPLE)
+    _require_room(config, widths)
+    return widths
+
+
+def padded(model: Any, widths: Widths, seed: int) -> Any:
+    """A `LlamaForCausalLM` of another shape with the outputs of `model`, up to the rounding of sums.
+
+    Args:
+        model: a `LlamaForCausalLM` without biases; it is left as it is.
+        widths: at least those of `model`. The width of a head and the query heads per key-value head stay, and
+            `hidden` is a multiple of their product.
+        seed: of the random weights.
+
+    Raises:
+        ModelError: if `model` is of another kind or does not fit in.
+    """
+    config = model.config
+    _require_llama(config)
+    _require_room(config, widths)
+    kept = {name: value for name, value in config.to_dict().items() if name not in ANEW}
+    large = new_llama(
+        seed,
+        **kept,
+        hidden_size=widths.hidden,
+        num_hidden_layers=widths.layers,
+        intermediate_size=widths.mlp,
+        num_attention_heads=widths.hidden // config.head_dim,
+        num_key_value_heads=widths.hidden // _step(config),
+        head_dim=config.head_dim,
+        rms_norm_eps=config.rms_norm_eps * config.hidden_size / widths.hidden,
+    )
+    large.generation_config = model.generation_config
+    with torch.no_grad():
+        _fill(large, model)
+    return large.eval()
+
+
+def _step(config: Any) -> int:
+    """What a width must be a multiple of: all query heads of one key-value head."""
+    return int(config.head_dim * config.num_attention_heads // config.num_key_value_heads)
+
+
+def _require_llama(config: Any) -> None:
+    if config.model_type != "llama" or config.attention_bias or config.mlp_bias:
+        raise ModelError(f"a padded model must be a Llama without biases, this is {config.model_type}; try another")
+
+
+def _require_room(config: Any, widths: Widths) -> None:
+    old = Widths(config.hidden_size, config.num_hidden_layers, config.intermediate_size)
+    if old.hidden > widths.hidden or old.layers > widths.layers or old.mlp > widths.mlp:
+        raise ModelError(f"a padded model must be larger, {old} does not fit in {widths}; ask for more parameters")
+    if widths.hidden % _step(config):
+        raise ModelError(f"the padded width must be a multiple of {_step(config)}, got {widths.hidden}")
+
+
+def _fill(large: Any, small: Any) -> None:
+    """Write the small model's weights into the large one's corner; the rest of what writes is silenced."""
+    _embed(large.model.embed_tokens, small.model.embed_tokens)
+    if not small.config.tie_word_embeddings:
+        large.lm_head.weight[:, : small.config.hidden_size] = small.lm_head.weight
+    _norm(large.model.norm, small.model.norm)
+    places = _spread(len(small.model.layers), len(large.model.layers))
+    for place, layer in enumerate(large.model.layers):
+        layer.self_attn.o_proj.weight.mul_(SILENT)
+        layer.mlp.down_proj.weight.mul_(SILENT)
+        if place in places:
+            _layer(layer, small.model.layers[places.index(place)])
+
+
+def _spread(some: int, among: int) -> Sequence[int]:
+    """Places of `some` layers, evenly among `among`."""
+    return [number * among // some for number in range(some)]
+
+
+def _embed(large: nn.Embedding, small: nn.Embedding) -> None:
+    large.weight.zero_()
+    large.weight[:, : small.weight.shape[1]] = small.weight
+
+
+def _norm(large: Any, small: Any) -> None:
+    """The mean square is taken over more dimensions: the weight makes up for it, and epsilon in the configuration."""
+    old, new = small.weight.shape[0], large.weight.shape[0]
+    large.weight[:old] = small.weight * (old / new) ** 0.5
+
+
+def _layer(large: Any, small: Any) -> None:
+    _norm(large.input_layernorm, small.input_layernorm)
+    _norm(large.post_attention_layernorm, small.post_attention_layernorm)
+    for block in ("self_attn", "mlp"):
+        old = dict(getattr(small, block).named_parameters())
+        for name, weight in getattr(large, block).named_parameters():
+            _corner(weight, old[name])
+
+
+def _corner(large: Tensor, small: Tensor) -> None:
+    large[: small.shape[0], : small.shape[1]] = small
+
+
+@dataclass(frozen=True)
+class Padding:
+    """A padded model that was written: its shape, its parameters (tied ones once), and the largest difference of its
+    logits to the small model's on a text, relative to the largest logit."""
+
+    widths: Widths
+    parameters: int
+    difference: float
+
+
+TEXT = (
+    "Natalia sold 12 clips in April and 5 more in May. How many clips did she sell?\ndef total(clips):\n    return sum("
+)
+
+
+def write_padded(source: str, folder: Path, parameters: int, dtype: str, seed: int) -> Padding:
+    """Pad a model and write it as a Hugging Face folder with its tokenizer and generation configuration.
+
+    Args:
+        source: hub name or folder of the small model.
+        folder: where to.
+        parameters: about how many.
+        dtype: of the written weights, in the words of `stages.huggingface.DTYPES`.
+        seed: of the random weights.
+
+    Raises:
+        ModelError: if the model does not load, is of another kind, or is too large; or the type has no such name.
+    """
+    kinds = {name: kind for name, kind in DTYPES.items() if isinstance(kind, torch.dtype)}
+    if dtype not in kinds:
+        raise ModelError(f"the type of the weights must be one of {', '.join(kinds)}, got {dtype!r}")
+    small, tokenizer = load_causal_model(source, "float32", "cpu"), load_tokenizer(source)
+    widths = widths_for(parameters, small.config)
+    large = padded(small, widths, seed).to(kinds[dtype])
+    large.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    number = sum(weight.numel() for weight in large.parameters())
+    return Padding(widths, number, largest_difference(small, large, tokenizer(TEXT)["input_ids"]))
+
+
+def largest_difference(one: Any, other: Any, ids: Sequence[int]) -> float:
+    """The largest difference of two models' logits on a text, relative to the largest logit of the first.
+
+    Args:
+        one, other: of one vocabulary, in any types.
+        ids: the text's ids.
+    """
+    ids_1N = torch.tensor([list(ids)])
+    with torch.inference_mode():
+        logits, others = (model(ids_1N).logits.float() for model in (one, other))
+    return ((logits - others).abs().max() / logits.abs().max()).item()

@@ -1,0 +1,116 @@
+"""Rounds: how large they are, and the order in which arms run."""
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import pytest
+
+from pipeline.bench_arms import ArmName, Round, chunks
+from pipeline.bench_build import NoEngines, arms_at, require_usable
+from pipeline.bench_pipeline import processor_seconds, work_of
+from pipeline.bench_rounds import Plan, measure
+from store.errors import UsageError
+from store.events import BlockDone, Drafter, PromptReceived, Updated
+
+
+def test_a_plan_has_whole_rounds() -> None:
+    assert Plan.of(["plain"], 1, None, None, 5) == Plan(("plain",), round_prompts=4, rounds=10, warm_up=5)
+    assert Plan.of(["plain"], 8, None, None, 5) == Plan(("plain",), round_prompts=16, rounds=10, warm_up=5)
+    made = Plan.of(["plain"], 8, 33, None, 0)
+    assert (made.rounds, made.prompts) == (3, 48)
+    assert Plan.of(["plain"], 8, 33, 11, 0).prompts == 33
+
+
+def test_assisted_arms_run_at_batch_one_only() -> None:
+    assert arms_at(1, 0.0, NoEngines()) == tuple(ArmName)
+    assert {"assisted", "assisted-defaults", "prompt-lookup"} == set(ArmName) - set(arms_at(2, 0.0, NoEngines()))
+    with pytest.raises(UsageError, match="run at batch 2 and temperature 0, but 'prompt-lookup' does not; there are"):
+        require_usable(["plain", "prompt-lookup"], 2, 0.0, NoEngines())
+
+
+class NotingArm:
+    """Writes down which prompts it was given."""
+
+    def __init__(self, name: str, notes: list[tuple[str, tuple[int, ...]]]) -> None:
+        self._name, self._notes = name, notes
+
+    def complete(self, prompts: Sequence[PromptReceived]) -> Round:
+        self._notes.append((self._name, tuple(prompt.offset for prompt in prompts)))
+        return Round(((1,),) * len(prompts), 1.0)
+
+    def close(self) -> None:
+        raise AssertionError("whoever made the arm closes it")
+
+
+def rotation() -> Iterator[tuple[str, tuple[int, ...]]]:
+    arms = [ArmName.PLAIN, ArmName.FROZEN, ArmName.LEARNING]
+    for number in range(3):
+        offsets = 7 + 2 * number, 8 + 2 * number
+        yield from ((arms[(number + place) % 3], offsets) for place in range(3))
+
+
+def test_every_arm_takes_its_turn_at_every_place_and_only_the_learning_one_sees_the_whole_warm_up() -> None:
+    notes: list[tuple[str, tuple[int, ...]]] = []
+    steps: list[tuple[int, int]] = []
+    between: list[tuple[int, int]] = []
+    arms = {name: NotingArm(name, notes) for name in (ArmName.PLAIN, ArmName.FROZEN, ArmName.LEARNING)}
+    prompts = [PromptReceived(offset, str(offset), "tiny", offset + 1, "text") for offset in range(13)]
+    found = measure(
+        arms,
+        prompts,
+        Plan(tuple(arms), round_prompts=2, rounds=3, warm_up=7),
+        lambda what, done, all_steps: steps.append((done, all_steps)),
+        lambda number: between.append((number, len(notes))),
+    )
+    rehearsals = [(name, offsets) for name in ("plain", "frozen") for offsets in ((4, 5), (6,))]
+    learned = [("learning", offsets) for offsets in ((0, 1), (2, 3), (4, 5), (6,))]
+    assert notes == [*rehearsals, *learned, *rotation()]
+    assert steps == [(done, 17) for done in range(1, 18)]
+    assert between == [(0, 8), (1, 11), (2, 14)]
+    assert {name: len(rounds) for name, rounds in found.items()} == dict.fromkeys(arms, 3)
+
+
+def test_chunks_keep_the_order_and_the_rest() -> None:
+    prompts = [PromptReceived(offset, "", "", 1, "") for offset in range(5)]
+    assert [[prompt.offset for prompt in chunk] for chunk in chunks(prompts, 2)] == [[0, 1], [2, 3], [4]]
+
+
+def test_the_processor_time_of_another_thread_grows_with_its_work() -> None:
+    go_on, done, end = threading.Event(), threading.Event(), threading.Event()
+
+    def work() -> None:
+        go_on.wait()
+        sum(range(300_000))
+        done.set()
+        end.wait()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    before = processor_seconds(thread)
+    go_on.set()
+    done.wait()
+    assert processor_seconds(thread) > before or not hasattr(time, "pthread_getcpuclockid")
+    end.set()
+    thread.join()
+    assert processor_seconds(threading.Thread()) == 0
+
+
+def block(offset: int, rows: int, drafted: int, proposed: int, drafter: Drafter = Drafter.MODEL) -> BlockDone:
+    return BlockDone(offset, "tiny", 0, rows, drafted, proposed, proposed, 1, 2, 0.25, 0.5, 1.0, drafter)
+
+
+def test_blocks_of_rows_that_were_stepped_together_make_a_step() -> None:
+    update = Updated(
+        offset=0, target="t", part="drafter", loss_name="trie", loss=1.0, positions=1, acceptance_before=None,
+        acceptance_after=None, acceptance_floor=None, tokens_gained=None, served=True, reason="", seconds=3.0,
+        waited=1.0, drafter_version=1, head_version=0,
+    )  # fmt: skip
+    looked_up = block(1, 1, 9, 8, Drafter.LOOKUP)
+    in_place = replace(update, seconds=1.0, waited=1.5)  # handing in takes a little, too
+    found = work_of([block(0, 2, 3, 2), block(1, 2, 1, 1), update, in_place, looked_up], {"log": 0.125})
+    assert [(step.drafted, step.proposed) for step in found.steps] == [((3, 1), (2, 1)), ((0,), (8,))]
+    assert (found.blocks, found.judged, found.accepted) == (3, 11, 3)
+    assert (found.decode, found.translate, found.verify) == (0.75, 1.5, 3.0)
+    assert (found.learning, found.learning_beside, found.log) == (2.5, 2.0, 0.125)

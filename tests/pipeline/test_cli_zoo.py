@@ -1,0 +1,42 @@
+"""`omnidraft pad` from the command line."""
+
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from pipeline import zoo
+from pipeline.cli_zoo import pad
+from stages.huggingface import load_causal_model
+from store.errors import ModelError, UsageError
+
+app = typer.Typer()
+app.command()(pad)
+SMALL = zoo.MODELS_FOLDER / "target-7m"
+
+
+def call(*arguments: object):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.mark.skipif(not SMALL.is_dir(), reason="the built-in models are not built")
+@pytest.mark.parametrize("source", ["builtin:target-7m", SMALL])
+def test_pad_writes_a_folder_and_tells_its_size(source: object, tmp_path: Path):
+    done = call(source, tmp_path / "large", "--parameters", "60M", "--dtype", "bfloat16")
+    assert done.exit_code == 0, done.output
+    model = load_causal_model(str(tmp_path / "large"), "auto", "cpu")
+    assert f"{sum(weight.numel() for weight in model.parameters()):,} parameters (12 layers x 768" in done.output
+    assert "largest difference of logits" in done.output
+
+
+def test_a_size_in_words_is_refused(tmp_path: Path):
+    done = call("builtin:target-7m", tmp_path, "--parameters", "large")
+    assert isinstance(done.exception, UsageError)
+    assert "--parameters must be a number such as 100M" in str(done.exception)
+
+
+def test_an_unknown_built_in_model_is_refused(tmp_path: Path):
+    done = call("builtin:target", tmp_path, "--parameters", 60_000_000)
+    assert isinstance(done.exception, ModelError)
+    assert not list(tmp_path.iterdir())
