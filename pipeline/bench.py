@@ -28,6 +28,7 @@ from pipeline.config import Config
 from pipeline.source import open_sources
 from stages.baselines import device_name, preference, surprisal, threads
 from stages.vocabulary import Vocabulary
+from store.errors import UsageError
 from store.events import PromptReceived
 
 
@@ -50,9 +51,15 @@ def run(config: Config, plan: Plan, engines: Engines, progress: Progress) -> Rep
         prompts = choose_prompts(sources, config, workshop.models, plan.warm_up + plan.prompts)
         longest = max(len(workshop.models.target_words.encode(prompt.text)) for prompt in prompts)
         arms: dict[str, Arm] = {}
+        refused: dict[str, str] = {}
         for name in plan.arms:
-            arms[name] = workshop.make(name, longest + config.sampling.max_new_tokens, engines)
-            open_arms.callback(arms[name].close)
+            try:
+                arms[name] = workshop.make(name, longest + config.sampling.max_new_tokens, engines)
+                open_arms.callback(arms[name].close)
+            except UsageError as error:  # an engine that cannot do this pair: that is its outcome
+                if name in tuple(ArmName):
+                    raise
+                refused[name] = str(error)
         machine = machine_of(workshop.models)
         meter = meter_of(config, workshop.models, prompts[plan.warm_up :])
         rounds = measure(arms, prompts, plan, progress, lambda number: _sweep(meter, number, plan.rounds))
@@ -61,7 +68,8 @@ def run(config: Config, plan: Plan, engines: Engines, progress: Progress) -> Rep
         costs, timed = meter.costs(), chunks(prompts[plan.warm_up :], plan.round_prompts)
         compared = compare(rounds, timed, costs, workshop, config.sampling.temperature)
     labels = {name: engines.label(name) for name in plan.arms if name not in tuple(ArmName)}
-    return Report(machine, settings_of(config, plan), labels, reference_of(plan.arms), compared, rounds, costs, memory)
+    settings, reference = settings_of(config, plan), reference_of(list(arms))
+    return Report(machine, settings, labels, reference, compared, rounds, costs, memory, refused)
 
 
 def reference_of(arms: Sequence[str]) -> str:

@@ -1,7 +1,7 @@
 """A finished benchmark, as values and as JSON."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from pipeline.bench_arms import OURS, Round
@@ -33,6 +33,7 @@ class Report:
         figures, rounds: by arm.
         costs: of bare forward passes.
         memory: at the end of the run.
+        refused: arms of other engines that do not run this pair of models, and what they say.
     """
 
     machine: Mapping[str, Any]
@@ -43,6 +44,7 @@ class Report:
     rounds: Mapping[str, Sequence[Round]]
     costs: Costs
     memory: Memory
+    refused: Mapping[str, str] = field(default_factory=dict)
 
     def off_law(self) -> list[str]:
         """Arms that do not draw from the law that the reference draws from: their speed is that of another task."""
@@ -74,5 +76,6 @@ class Report:
             },
             "costs": asdict(self.costs),
             "memory": asdict(self.memory),
+            "refused": dict(self.refused),
             "arms": {name: asdict(found) | {"rounds": samples[name]} for name, found in self.figures.items()},
         }

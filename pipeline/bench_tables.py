@@ -176,6 +176,7 @@ def notes(report: Report) -> list[str]:
     told = [f"{label(name, report)} {size / 1e6:.1f} MB" for name, size in report.memory.caches.items() if size]
     if told:
         lines.append(f"Keys and values, target and drafter: {', '.join(told)}.")
+    lines += [f"{label(name, report)} does not run this pair: {reason}" for name, reason in report.refused.items()]
     if report.settings["sampling"]["temperature"] > 0:
         lines.append("nats/token: surprisal under the target's law; arms that keep the law agree within errors.")
     return lines

@@ -10,7 +10,7 @@ from pipeline.cli_replay import replay
 from pipeline.cli_study import study
 from pipeline.cli_versions import ui, versions
 from pipeline.cli_vocab import bench_translate, vocab
-from pipeline.cli_zoo import zoo
+from pipeline.cli_zoo import pad, zoo
 from store.errors import OmnidraftError, UsageError
 
 app = typer.Typer(
@@ -30,6 +30,7 @@ app.command()(sql)
 app.command()(check)
 app.command()(versions)
 app.command()(ui)
+app.command()(pad)
 app.add_typer(zoo, name="zoo")
 
 

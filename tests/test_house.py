@@ -33,6 +33,10 @@ LIVES_IN = {
     "river": ("pipeline/drift.py",),
     "datasets": (),
     "ray": ("pipeline/scale.py",),
+    "openvino": (),
+    "openvino_genai": (),
+    "openvino_tokenizers": (),
+    "gguf": (),
 }
 LIVES_INSIDE = {
     "torch": ("pipeline/zoo.py",),
@@ -40,6 +44,10 @@ LIVES_INSIDE = {
     "mlflow": ("store/mlflow_store.py",),
     "peft": ("stages/adapters.py",),
     "datasets": ("pipeline/source_feeds.py",),
+    "openvino": ("pipeline/bench_engine_*.py",),
+    "openvino_genai": ("pipeline/bench_engine_*.py",),
+    "openvino_tokenizers": ("pipeline/bench_engine_*.py",),
+    "gguf": ("pipeline/bench_engine_*.py",),
 }
 BANNED = ("manager", "helper", "utils", "speculator", "assistant")
 MAY_SAY_ASSISTANT = ("stages/baselines.py", "pipeline/bench*.py")  # the name of transformers' own option
