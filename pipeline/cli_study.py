@@ -25,7 +25,18 @@ if TYPE_CHECKING:
     from pipeline.study_records import Record, StudyFile
 
 PIPE_COLUMNS = 160  # wide enough that a table in a pipe is not folded
-USUAL = {"batch": 8, "threads": 1, "sampling.max_new_tokens": 48, "sampling.temperature": 0.0}
+# What is compared is what the drafter learns: by itself, at fixed places, and with the same decisions on every machine.
+USUAL = {
+    "batch": 8,
+    "threads": 1,
+    "sampling.max_new_tokens": 48,
+    "sampling.temperature": 0.0,
+    "draft.lookup": False,
+    "draft.only_where_paying": False,
+    "draft.costs": "estimated",
+    "learn.spacing": "fixed",
+    "learn.lag": 0,
+}
 QUICK = {"source.limit": 16, "sampling.max_new_tokens": 24}
 # The command's options and the settings that they override.
 _OPTIONS = {

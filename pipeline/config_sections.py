@@ -128,7 +128,7 @@ class LearnSettings(Section):
     loss: Literal["hybrid", "direct", "trie", "acceptance"] = Field(default="trie", description="The drafter's loss.")
     interval: int = Field(default=4, ge=1, description="Prompts between two updates; the fewest with spacing 'paying'.")
     spacing: Literal["fixed", "paying"] = Field(
-        default="fixed", description="Whether updates wait longer while they do not repay themselves."
+        default="paying", description="Whether updates wait longer while they do not repay themselves."
     )
     longest_interval: int = Field(default=64, ge=1, description="Most prompts between two updates with 'paying'.")
     horizon: int = Field(
@@ -140,7 +140,7 @@ class LearnSettings(Section):
         description="Cost of training on one piece once, in target passes; by default estimated from the models.",
     )
     lag: int = Field(
-        default=1,
+        default=4,
         ge=0,
         description="Prompts between handing an update in and adopting it, while a thread of its own computes it; 0 "
         "computes it in place. Adapters (lora) always take 0.",

@@ -62,7 +62,9 @@ def _notes(summary: Mapping[str, Any]) -> Iterator[Text]:
     if ledger["update_seconds"]:
         spent, gained = _number(ledger["update_seconds"], 1), _number(ledger["tokens_gained"], 0)
         saved = _number(ledger["seconds_saved"], 1)
-        yield Text(f"learning: {spent} s spent, {gained} tokens gained over the floor, worth {saved} s", "italic")
+        waited = _number(ledger["waited_seconds"], 1)
+        told = f"learning: {spent} s spent beside decoding, which waited {waited} s; "
+        yield Text(f"{told}{gained} tokens gained over the floor, worth {saved} s", "italic")
     if share := summary["totals"].get("lookup_share"):
         rate = _number(summary["totals"]["lookup_acceptance_rate"], 3)
         yield Text(f"lookup: {share:.1%} of the target forwards, acceptance {rate}", "italic")

@@ -1,9 +1,11 @@
 -- What learning cost and what it brought, in seconds. One run.
 --
--- A token more that is accepted saves a target forward of its row: its share of the batch's.
+-- A token more that is accepted saves a target forward of its row: its share of the batch's. `update_seconds` were spent on
+-- the learner's own thread; decoding stood still for `waited_seconds` of them.
 WITH learning AS (
     SELECT
         coalesce(sum(seconds::DOUBLE), 0) AS update_seconds,
+        coalesce(sum(waited::DOUBLE), 0) AS waited_seconds,
         coalesce(sum(tokens_gained), 0) AS tokens_gained
     FROM updates
 ),

@@ -23,7 +23,7 @@ def figures(**others: Any) -> dict[str, Any]:
     }
 
 
-NO_LEDGER = {"update_seconds": 0.0, "tokens_gained": 0.0, "seconds_saved": None}
+NO_LEDGER = {"update_seconds": 0.0, "waited_seconds": 0.0, "tokens_gained": 0.0, "seconds_saved": None}
 
 
 def printed(
@@ -91,7 +91,8 @@ def test_several_targets_have_a_table_of_their_own_and_one_has_none():
 
 
 def test_the_ledger_is_one_line_and_only_where_something_learned():
-    ledger = {"update_seconds": 12.34, "tokens_gained": 4567.8, "seconds_saved": 78.91}
+    ledger = {"update_seconds": 12.34, "waited_seconds": 1.23, "tokens_gained": 4567.8, "seconds_saved": 78.91}
     lines = [line.strip() for line in printed({"docs": figures()}, ledger=ledger)]
-    assert "learning: 12.3 s spent, 4,568 tokens gained over the floor, worth 78.9 s" in lines
+    told = "learning: 12.3 s spent beside decoding, which waited 1.2 s; 4,568 tokens gained over the floor, worth 78.9 s"
+    assert told in lines
     assert "learning:" not in "".join(printed({"docs": figures()}))

@@ -76,6 +76,7 @@ def test_the_ledger_is_what_learning_cost_and_what_its_tokens_saved(small):
     """Two updates of 0.5 + 0.25 s; 6 - 2.5 tokens gained; every target forward took half a second."""
     assert small["totals"]["ledger"] == {
         "update_seconds": 0.75,
+        "waited_seconds": 0.5,
         "tokens_gained": 3.5,
         "seconds_per_target_forward": 0.5,
         "seconds_saved": 1.75,
