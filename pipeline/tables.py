@@ -63,8 +63,7 @@ def _notes(summary: Mapping[str, Any]) -> Iterator[Text]:
         spent, gained = _number(ledger["update_seconds"], 1), _number(ledger["tokens_gained"], 0)
         saved = _number(ledger["seconds_saved"], 1)
         waited = _number(ledger["waited_seconds"], 1)
-        told = f"learning: {spent} s spent beside decoding, which waited {waited} s; "
-        yield Text(f"{told}{gained} tokens gained over the floor, worth {saved} s", "italic")
+        yield Text(f"learning: {spent} s ({waited} s waited for), {gained} tokens gained, worth {saved} s", "italic")
     if share := summary["totals"].get("lookup_share"):
         rate = _number(summary["totals"]["lookup_acceptance_rate"], 3)
         yield Text(f"lookup: {share:.1%} of the target forwards, acceptance {rate}", "italic")

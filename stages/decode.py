@@ -87,6 +87,7 @@ class Decode:
         self._stop_rule, self._sampling, self._end, self._law_dtype = stop_rule, sampling, end, law_dtype
         self._paying = paying or AlwaysDraft()
         self._forbidden_D = model.mask_without(allowed)
+        model.restrict(allowed)
         self._read: dict[Row, list[int]] = {}
         self._agreed: dict[Row, int] = {}  # how much of it is part of the row for good
 

@@ -21,6 +21,8 @@ from stages.lean import LeanForward
 from stages.lean_weights import LeanWeights, is_lean
 from store.errors import ModelError
 
+PRUNE_BELOW = 0.75  # share of the output layer's lines: computing fewer saves more than putting them in their places
+
 
 def _max_length(config: Any) -> int:
     """Longest text of a model, in tokens. Our masks are causal without a window, so a sliding one ends the text."""
@@ -130,6 +132,11 @@ class LanguageModel:
         by_rows_V = self.forward([row], [tokens[5:]], [1])[0][0].float()
         self.release(row)
         return float((whole_V - by_rows_V).abs().max() / whole_V.std().clamp(min=1e-6))
+
+    def restrict(self, ids: Collection[int]) -> None:
+        """Only the logits of these ids will be looked at; the others are not computed where leaving them out pays."""
+        if isinstance(self.forward_pass, LeanForward) and len(ids) < PRUNE_BELOW * self.vocabulary_size:
+            self.forward_pass.restrict(sorted(ids))
 
     def length(self, row: Row) -> int:
         """How many tokens of the row are in the cache."""

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from stages.lean_weights import Layer, LeanWeights
+from stages.linear import Kernel
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,8 @@ class LeanForward:
         self.weights = weights
         self._caches_SX: list[Tensor] = []  # per layer and slot: keys of all heads, then values
         self._rows = self._capacity = 0
+        self._ids: Tensor | None = None
+        self._pruned: tuple[Kernel, Kernel] | None = None  # the whole output layer, and what is left of it
 
     @property
     def name(self) -> str:
@@ -95,7 +98,7 @@ class LeanForward:
         line = torch.tensor([list(chain(*tokens)), list(chain(*places)), slots], device=device)
         ids_N, positions_N, slots_N = line
         layout = self._layout(first, tokens, starts)
-        turns_N1E = weights.turns_PE[positions_N][:, None]
+        turns_N1E = weights.turns(positions_N, self._capacity)[:, None]
         state_NW = functional.embedding(ids_N, weights.embedding_VW)
         for layer, cache_SX in zip(weights.layers, self._caches_SX, strict=True):
             state_NW = self._read(layer, cache_SX, state_NW, turns_N1E, slots_N, layout)
@@ -103,8 +106,21 @@ class LeanForward:
         if len(kept) < len(slots):
             state_NW = state_NW[torch.tensor(kept, dtype=torch.long, device=device)]
         state_NW = functional.rms_norm(state_NW, state_NW.shape[-1:], weights.norm_W, weights.eps)
-        logits_NV = weights.logits(state_NW) if kept else state_NW
+        logits_NV = self._logits(state_NW) if kept else state_NW
         return logits_NV, state_NW if hidden else logits_NV
+
+    def restrict(self, ids: Sequence[int]) -> None:
+        """From now on compute the logits of these ids alone; all others are minus infinity."""
+        self._ids = torch.tensor(sorted(ids), device=self.weights.device)
+
+    def _logits(self, state_NW: Tensor) -> Tensor:
+        whole = self.weights.logits
+        if self._ids is None:
+            return whole(state_NW)
+        if self._pruned is None or self._pruned[0] is not whole:  # the weights were laid out anew
+            self._pruned = whole, self.weights.logits_of(self._ids)
+        shape = len(state_NW), self.weights.embedding_VW.shape[0]
+        return state_NW.new_full(shape, -torch.inf).index_copy_(1, self._ids, self._pruned[1](state_NW))
 
     def _read(
         self, layer: Layer, cache_SX: Tensor, state_NW: Tensor, turns_N1E: Tensor, slots_N: Tensor, layout: _Layout

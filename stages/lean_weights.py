@@ -7,7 +7,6 @@ Shapes: P positions, E of a head, W width, V vocabulary, I inputs, O outputs.
 """
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -61,6 +60,7 @@ class LeanWeights:
         self.eps: float = model.model.norm.variance_epsilon
         self.dtype, self.device = model.dtype, model.device
         self.longest: int = model.config.max_position_embeddings
+        self._turns_PE = torch.empty(0, self.head_size // 2, dtype=torch.complex64, device=self.device)
         self._kinds: dict[tuple[int, ...], tuple[str, str]] = {}
         self.refresh()
 
@@ -73,10 +73,24 @@ class LeanWeights:
         self.norm_W: Tensor = core.norm.weight
         self.logits: Kernel = self._kernel(self.model.lm_head.weight, self.model.lm_head.bias)
 
-    @cached_property
-    def turns_PE(self) -> Tensor:  # noqa: N802, the shape is part of the name
-        """Per position the complex numbers that rotate neighbouring pairs, (positions, half a head)."""
-        positions = torch.arange(self.longest, device=self.device)[None]
+    def logits_of(self, ids: Tensor) -> Kernel:
+        """The output layer's lines of these ids alone."""
+        head = self.model.lm_head
+        return self._kernel(head.weight[ids], None if head.bias is None else head.bias[ids])
+
+    def turns(self, positions_N: Tensor, longest: int) -> Tensor:
+        """Per position the complex numbers that rotate neighbouring pairs (N, half a head).
+
+        Args:
+            positions_N: below `longest`.
+            longest: positions that there is room for.
+        """
+        if len(self._turns_PE) < longest:
+            self._turns_PE = self._make_turns(longest)
+        return self._turns_PE[positions_N]
+
+    def _make_turns(self, longest: int) -> Tensor:
+        positions = torch.arange(longest, device=self.device)[None]
         probe = torch.zeros(1, device=self.device)
         cos_1PE, sin_1PE = self.model.model.rotary_emb(probe, positions)
         half = self.head_size // 2

@@ -43,6 +43,9 @@ class TableModel:
     def roll_back(self, row: Row, length: int) -> None:
         del self._read[row][length:]
 
+    def restrict(self, ids: Collection[int]) -> None:
+        """What is left out is never looked at: the table goes on telling it."""
+
     def mask_without(self, allowed: Collection[int]) -> Tensor:
         return torch.tensor([number not in allowed for number in range(self.vocabulary_size)])
 

@@ -10,6 +10,7 @@ from stages.blocks import Row
 from stages.forward import ModuleForward
 from stages.huggingface import load_tokenizer, new_llama, pick_device
 from stages.language_model import LanguageModel, load_model
+from stages.lean import LeanForward
 from store.errors import ModelError
 
 VOCABULARY = 11
@@ -152,6 +153,29 @@ def test_logits_are_the_same_whether_hidden_states_are_wanted_or_not(model: Lang
         found.append(model.forward(reader.rows, [[1, 2, 3]], [2], hidden=hidden)[0])
         reader.release(reader.rows[0])
     assert torch.equal(*found)
+
+
+def test_logits_may_be_computed_for_some_ids_alone_and_follow_the_weights(llama):
+    ids, before = range(0, VOCABULARY, 3), [weight.detach().clone() for weight in llama.parameters()]
+    model = LanguageModel(llama, "tiny")
+    model.restrict(ids)
+    assert isinstance(model.forward_pass, LeanForward)
+    try:
+        for factor in (1.0, 1.1):
+            model.serve([factor * weight for weight in before])
+            reader = Reader(model, 7)
+            reader.admit(4)
+            logits_NV = model.forward(reader.rows, [[1, 2]], [2])[0]
+            want_TV = alone(model, [*reader.read[reader.rows[0]], 1, 2])[0]
+            torch.testing.assert_close(logits_NV[:, ids], want_TV[-2:, ids], atol=1e-4, rtol=1e-4)
+            assert (logits_NV[:, 1] == -torch.inf).all()
+            reader.release(reader.rows[0])
+    finally:
+        model.serve(before)
+    whole = LanguageModel(llama, "tiny")
+    whole.restrict(range(VOCABULARY - 1))
+    whole.admit(row := row_of([1, 2, 3]), row.tokens)
+    assert torch.isfinite(whole.forward([row], [[3]], [1])[0]).all(), "leaving out one of many is not worth it"
 
 
 def test_rows_out_of_order_are_refused(model: LanguageModel):
