@@ -60,6 +60,8 @@ def run(config: Config, plan: Plan, engines: Engines, progress: Progress) -> Rep
                 if name in tuple(ArmName):
                     raise
                 refused[name] = str(error)
+        if not arms:
+            raise UsageError("At least one arm must run this pair: " + "; ".join(refused.values()))
         machine = machine_of(workshop.models)
         meter = meter_of(config, workshop.models, prompts[plan.warm_up :])
         rounds = measure(arms, prompts, plan, progress, lambda number: _sweep(meter, number, plan.rounds))
@@ -87,7 +89,8 @@ def meter_of(config: Config, models: Models, prompts: Sequence[PromptReceived]) 
     """A meter at the mean length of these prompts, half of a longest completion behind them."""
     encoded = [_of_mean_length([words.encode(prompt.text) for prompt in prompts]) for words in _vocabularies(models)]
     context = len(encoded[0]) + config.sampling.max_new_tokens // 2
-    return CostMeter(models, config.batch, config.draft.max_draft + 1, (encoded[0], encoded[1]), context)
+    longest = max(config.draft.max_draft, config.draft.max_lookup if config.draft.lookup else 0)
+    return CostMeter(models, config.batch, longest + 1, (encoded[0], encoded[1]), context)
 
 
 def _vocabularies(models: Models) -> tuple[Vocabulary, Vocabulary]:

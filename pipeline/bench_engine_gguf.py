@@ -26,13 +26,14 @@ NORMAL, UNKNOWN, CONTROL, UNUSED, BYTE = 1, 2, 3, 5, 6  # gguf.TokenType
 THREE_DIGITS = r"\p{N}{1,3}"  # Llama-3's way to split numbers
 
 
-def save_gguf(llama: Llama, path: Path, dtype: str) -> None:
+def save_gguf(llama: Llama, path: Path, dtype: str, end: int | None) -> None:
     """Write a GGUF file.
 
     Args:
         llama: shape, weights, tokenizer.
         path: where to.
         dtype: of matrices: float32, bfloat16 or float16. Norms stay float32.
+        end: the id that ends a text; None leaves it to llama.cpp.
 
     Raises:
         ModelError: llama.cpp has no such tokenizer.
@@ -41,7 +42,7 @@ def save_gguf(llama: Llama, path: Path, dtype: str) -> None:
 
     writer = gguf.GGUFWriter(path, "llama")
     _write_shape(writer, llama)
-    _write_tokenizer(writer, llama.tokenizer, llama.vocabulary)
+    _write_tokenizer(writer, llama.tokenizer, llama.vocabulary, end)
     kind = gguf.GGMLQuantizationType[TYPES[dtype]]
     for name, weight in _tensors(llama):
         if weight.ndim == 1 or dtype == "float32":
@@ -89,7 +90,7 @@ def _paired(weight: Array, heads: int) -> Array:
     return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(weight.shape))
 
 
-def _write_tokenizer(writer: Any, tokenizer: Any, size: int) -> None:
+def _write_tokenizer(writer: Any, tokenizer: Any, size: int, end: int | None) -> None:
     state = json.loads(tokenizer.backend_tokenizer.to_str())
     model = state["model"]
     if model["type"] != "BPE":
@@ -107,8 +108,8 @@ def _write_tokenizer(writer: Any, tokenizer: Any, size: int) -> None:
     kinds = [_kind(piece, special, tokenizer.unk_token) for piece in pieces]
     writer.add_token_types([kind if index in texts else UNUSED for index, kind in enumerate(kinds)])
     writer.add_add_bos_token(False)  # ids come with their BOS
-    for name in ("bos", "eos", "unk", "pad"):
-        index = getattr(tokenizer, f"{name}_token_id")
+    named = {name: getattr(tokenizer, f"{name}_token_id") for name in ("bos", "unk", "pad")}
+    for name, index in (named | {"eos": end}).items():
         if index is not None:
             getattr(writer, f"add_{name}_token_id")(index)
 

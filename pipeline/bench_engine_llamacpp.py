@@ -13,16 +13,16 @@ from pathlib import Path
 from time import monotonic, perf_counter, sleep
 from typing import Any
 
-from pipeline.bench_arms import Round, chunks
+from pipeline.bench_arms import Round
 from pipeline.bench_engine_gguf import save_gguf
-from pipeline.bench_engine_weights import Llama, Request, load_llama
+from pipeline.bench_engine_weights import PRECISIONS, Llama, Request, load_llama
 from stages.vocabulary import Vocabulary
 from store.errors import UsageError
 from store.events import PromptReceived
 
 SERVER = "llama-server"
 PLACES = (".", "bin", "build/bin")  # where a build puts it
-CACHE_TYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
+VERSION_SECONDS = 60
 LOADING_SECONDS = 300
 ANSWER_SECONDS = 600
 
@@ -39,7 +39,7 @@ def find_llama_cpp(folder: Path) -> LlamaCpp:
     """llama.cpp in the folder that it was built in.
 
     Raises:
-        UsageError: it is not there, or the `gguf` package is not installed.
+        UsageError: it is not there or does not run, or the `gguf` package is not installed.
     """
     places = [folder / place / SERVER for place in PLACES]
     found = [place for place in places if place.is_file()]
@@ -47,9 +47,19 @@ def find_llama_cpp(folder: Path) -> LlamaCpp:
         raise UsageError(f"--llama-cpp must name the folder that llama.cpp was built in, no {SERVER} is in '{folder}'")
     if find_spec("gguf") is None:
         raise UsageError("--llama-cpp needs the package that converts weights: pip install gguf")
-    done = subprocess.run([found[0], "--version"], capture_output=True, text=True, timeout=60)
-    named = re.search(r"version: (.+)", done.stdout + done.stderr)
+    named = re.search(r"version: (.+)", _version(found[0]))
     return LlamaCpp(found[0].resolve(), named[1] if named else "of unknown version")
+
+
+def _version(server: Path) -> str:
+    """What it says of its version."""
+    try:
+        done = subprocess.run(
+            [server, "--version"], capture_output=True, text=True, errors="replace", timeout=VERSION_SECONDS
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UsageError(f"'{server}' must tell its version, but: {error}; build it for this machine") from error
+    return done.stdout + done.stderr
 
 
 class LlamaCppArm:
@@ -57,7 +67,8 @@ class LlamaCppArm:
     speculative decoding, which translates between vocabularies by way of the text where the version does that.
 
     It drafts up to `max_draft` pieces and stops at its own least probability. Its server counts a whole block before
-    it looks at the limit, so that a speculative completion of full length can be some tokens short.
+    it looks at the limit, so that a speculative completion of full length can be some tokens short. It tells how
+    much it drafted, not how much of that it judged, so that it has no acceptance rate here.
 
     Args:
         found: the server.
@@ -76,10 +87,14 @@ class LlamaCppArm:
         self._request, self._words = request, words
         folder.mkdir(parents=True, exist_ok=True)
         target = load_llama(request.target)
-        arguments = _arguments(request, converted(target, folder / "target.gguf", request.dtype), target.longest)
+        path = converted(target, folder / "target.gguf", request.dtype, _require_end(request))
+        arguments = _arguments(request, path, target.longest)
         if speculative:
-            drafter = converted(load_llama(request.drafter), folder / "drafter.gguf", request.dtype)
-            arguments += _draft_arguments(request, drafter)
+            drafter = load_llama(request.drafter)
+            shared = drafter.tokenizer.get_vocab() == target.tokenizer.get_vocab()
+            end = request.end if shared else drafter.tokenizer.eos_token_id
+            path = converted(drafter, folder / "drafter.gguf", request.dtype, end)
+            arguments += _draft_arguments(request, path)
         log = folder / f"server{'-speculative' if speculative else ''}.log"
         self._server = Server([str(found.server), *arguments], log)
         self._pool = ThreadPoolExecutor(request.batch)
@@ -87,25 +102,19 @@ class LlamaCppArm:
     def complete(self, prompts: Sequence[PromptReceived]) -> Round:
         """As `Arm.complete`."""
         started = perf_counter()
-        answers: list[dict[str, Any]] = []
-        for chunk in chunks(prompts, self._request.batch):
-            questions = [self._question(prompt) for prompt in chunk]
-            answers += self._pool.map(self._server.ask, questions)
-        for answer in answers:
-            self._words.decode(answer["tokens"])
-        seconds = perf_counter() - started
+        questions = map(self._question, prompts)
+        answers = list(self._pool.map(self._server.ask, questions))  # a slot that is free takes the next
         tokens = tuple(tuple(answer["tokens"]) for answer in answers)
-        judged, accepted = (
-            [answer["timings"][name] for answer in answers if name in answer["timings"]]
-            for name in ("draft_n", "draft_n_accepted")
-        )
-        return Round(tokens, seconds, judged=sum(judged) or None, accepted=sum(accepted) if judged else None)
+        for one in tokens:
+            self._words.decode(one)
+        return Round(tokens, perf_counter() - started)
 
     def _question(self, prompt: PromptReceived) -> dict[str, Any]:
         request = self._request
         greedy = request.temperature == 0
         return {
             "prompt": self._words.encode(prompt.text),
+            "cache_prompt": False,  # the other arms read every prompt anew
             "n_predict": request.max_new_tokens,
             "samplers": ["top_k"] if greedy else ["top_k", "top_p", "temperature"],
             "top_k": 1 if greedy else request.top_k,
@@ -113,24 +122,30 @@ class LlamaCppArm:
             "temperature": request.temperature,
             "seed": request.seed + prompt.offset,
             "return_tokens": True,
-            "response_fields": ["tokens", "timings"],
+            "response_fields": ["tokens"],
         }
 
     def close(self) -> None:
-        """Stop the server."""
-        self._pool.shutdown()
+        """Stop the server; questions that are under way break off."""
         self._server.close()
+        self._pool.shutdown(cancel_futures=True)
 
 
-def converted(llama: Llama, path: Path, dtype: str) -> Path:
-    """Write a GGUF file; one that is there stays."""
+def converted(llama: Llama, path: Path, dtype: str, end: int | None) -> Path:
+    """Write a GGUF file whose texts end at `end`; one that is there stays."""
     if not path.is_file():
-        save_gguf(llama, path, dtype)
+        save_gguf(llama, path, dtype, end)
     return path
 
 
+def _require_end(request: Request) -> int:
+    if request.end is None:  # llama.cpp would take an id of its own for the end
+        raise UsageError(f"llama.cpp ends texts at an id, {request.target} has none; leave it out")
+    return request.end
+
+
 def _arguments(request: Request, target: Path, longest: int) -> list[str]:
-    cache = CACHE_TYPES[request.dtype]
+    cache = PRECISIONS[request.dtype]
     named = {
         "--model": target,
         "--ctx-size": request.batch * longest,
@@ -143,7 +158,7 @@ def _arguments(request: Request, target: Path, longest: int) -> list[str]:
 
 
 def _draft_arguments(request: Request, drafter: Path) -> list[str]:
-    cache = CACHE_TYPES[request.dtype]
+    cache = PRECISIONS[request.dtype]
     named = {
         "--model-draft": drafter,
         "--draft-max": request.max_draft,
@@ -161,7 +176,7 @@ class Server:
         log: where its output goes.
 
     Raises:
-        UsageError: it ends, or is not ready in time.
+        UsageError: it does not start, ends, or is not ready in time.
     """
 
     def __init__(self, command: Sequence[str], log: Path) -> None:
@@ -169,11 +184,14 @@ class Server:
             self._port = probe.getsockname()[1]
         self._log = log
         address = ["--host", "127.0.0.1", "--port", str(self._port)]
-        with log.open("wb") as output:
-            self._process = subprocess.Popen([*command, *address], stdout=output, stderr=subprocess.STDOUT)
+        try:
+            with log.open("wb") as output:
+                self._process = subprocess.Popen([*command, *address], stdout=output, stderr=subprocess.STDOUT)
+        except OSError as error:
+            raise UsageError(f"llama.cpp's server must start, but: {error}; build it for this machine") from error
         try:
             self._await_ready()
-        except UsageError:
+        except BaseException:  # an interrupt too must not leave it running
             self.close()
             raise
 

@@ -9,14 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.bench_arms import Round, chunks
+from pipeline.bench_arms import Round
 from pipeline.bench_engine_graph import save_graph
-from pipeline.bench_engine_weights import Llama, Request, load_llama
+from pipeline.bench_engine_weights import PRECISIONS, Llama, Request, load_llama
 from stages.vocabulary import Vocabulary
 from store.errors import UsageError
 from store.events import PromptReceived
-
-TYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 
 
 def require_openvino() -> str:
@@ -32,6 +30,8 @@ def require_openvino() -> str:
 
 class OpenVINOArm:
     """Continuous batching of OpenVINO GenAI; with a draft model, its speculative decoding.
+
+    It tells how much it drafted, not how much of that it judged, so that it has no acceptance rate here.
 
     Args:
         request: what is asked.
@@ -55,20 +55,14 @@ class OpenVINOArm:
 
     def complete(self, prompts: Sequence[PromptReceived]) -> Round:
         """As `Arm.complete`."""
-        started, results, judged, accepted = perf_counter(), [], 0, 0
-        for chunk in chunks(prompts, self._request.batch):
-            settings = [_settings(self._request, prompt.offset, self._draft) for prompt in chunk]
-            encoded = [self._words.encode(prompt.text) for prompt in chunk]
-            found = self._pipeline.generate([_tensor(ids) for ids in encoded], settings)
-            results += found
-            if self._draft:  # every result has the figures of the whole call
-                judged += found[0].extended_perf_metrics.get_num_draft_tokens()
-                accepted += found[0].extended_perf_metrics.get_num_accepted_tokens()
+        started = perf_counter()
+        settings = [_settings(self._request, prompt.offset, self._draft) for prompt in prompts]
+        encoded = [_tensor(self._words.encode(prompt.text)) for prompt in prompts]
+        results = self._pipeline.generate(encoded, settings)  # its scheduler fills what an ended text leaves
         tokens = tuple(tuple(map(int, result.m_generation_ids[0])) for result in results)
         for one in tokens:
             self._words.decode(one)
-        seconds = perf_counter() - started
-        return Round(tokens, seconds, judged=judged, accepted=accepted) if self._draft else Round(tokens, seconds)
+        return Round(tokens, perf_counter() - started)
 
     def close(self) -> None:
         """Let the models go."""
@@ -101,8 +95,8 @@ def _pipeline(request: Request, target: Path, drafter: Path | None) -> Any:
     import openvino_genai
 
     properties = {
-        "INFERENCE_PRECISION_HINT": TYPES[request.dtype],
-        "KV_CACHE_PRECISION": TYPES[request.dtype],
+        "INFERENCE_PRECISION_HINT": PRECISIONS[request.dtype],
+        "KV_CACHE_PRECISION": PRECISIONS[request.dtype],
         "INFERENCE_NUM_THREADS": request.threads,
     }
     draft = {"draft_model": openvino_genai.draft_model(drafter, "CPU", **properties)} if drafter else {}

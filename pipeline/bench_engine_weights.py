@@ -13,6 +13,7 @@ from stages.huggingface import load_causal_model, load_tokenizer
 from store.errors import ModelError
 
 Array = np.ndarray[Any, Any]
+PRECISIONS = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # in the words of both engines
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ class Request:
         end: the id that ends a text, if there is one.
         batch: most prompts at a time.
         threads: of the processor.
-        dtype: of weights and cache: float32, bfloat16 or float16.
+        dtype: of weights and cache, the drafter's too: that in which the target runs in our arms, see `PRECISIONS`.
     """
 
     target: str
@@ -107,11 +108,14 @@ def request_of(config: Config, models: Models, uri: str, fetched: Any) -> Reques
     """The request that a configuration describes.
 
     Raises:
-        ModelError: the target has several ids that end a text.
+        ModelError: the target has several ids that end a text, or runs in a type that other engines do not have.
     """
     ends = models.target.ends or frozenset(() if models.target_words.eos is None else (models.target_words.eos,))
     if len(ends) > 1:
         raise ModelError(f"other engines end texts at one id, {models.name} has {sorted(ends)}; leave them out")
+    dtype = str(models.target.model.dtype).removeprefix("torch.")
+    if dtype not in PRECISIONS:
+        raise ModelError(f"other engines compute in {', '.join(PRECISIONS)}, {models.name} is {dtype}; set the dtype")
     sampling = config.sampling
     return Request(
         target=locate(models.name, uri, fetched),
@@ -125,5 +129,5 @@ def request_of(config: Config, models: Models, uri: str, fetched: Any) -> Reques
         end=next(iter(ends), None),
         batch=config.batch,
         threads=threads(),
-        dtype="float32" if config.dtype == "auto" else config.dtype,
+        dtype=dtype,
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 from pipeline.bench_arms import Arm
 from pipeline.bench_engine_llamacpp import LlamaCpp, LlamaCppArm, find_llama_cpp
 from pipeline.bench_engine_openvino import OpenVINOArm, require_openvino
-from pipeline.bench_engine_weights import request_of
+from pipeline.bench_engine_weights import PRECISIONS, Request, request_of
 from pipeline.build_models import Models
 from pipeline.config import Config
 from store.errors import UsageError
@@ -26,6 +26,7 @@ class OtherEngines:
     def __init__(self, openvino: str | None, llama_cpp: LlamaCpp | None) -> None:
         self._llama_cpp = llama_cpp
         self._labels: dict[str, str] = {}
+        self._requests: dict[str, Request] = {}  # of the arms that were built
         if openvino is not None:
             self._labels["openvino"] = f"OpenVINO GenAI {openvino}"
         if llama_cpp is not None:
@@ -36,14 +37,18 @@ class OtherEngines:
         return [f"{engine}{kind}" for engine in self._labels for kind in ("", SPECULATIVE)]
 
     def label(self, name: str) -> str:
-        """As `Engines.label`."""
-        engine = name.removesuffix(SPECULATIVE)
-        return f"{self._labels[engine]}, speculative" if name != engine else self._labels[engine]
+        """As `Engines.label`; precision and k once the arm was asked for."""
+        engine, request = name.removesuffix(SPECULATIVE), self._requests.get(name)
+        named = f"{self._labels[engine]} {PRECISIONS[request.dtype]}" if request else self._labels[engine]
+        if name == engine:
+            return named
+        return f"{named}, speculative, k={request.max_draft}" if request else f"{named}, speculative"
 
     def build(self, name: str, config: Config, models: Models, scratch: Path) -> Arm:
         """As `Engines.build`."""
         engine = name.removesuffix(SPECULATIVE)
-        request = request_of(
+        self._requests.pop(name, None)  # what an earlier configuration asked
+        request = self._requests[name] = request_of(
             config, models, config.publish.mlflow_uri or default_uri(Path("runs")), scratch / "fetched"
         )
         speculative, folder = name != engine, scratch / engine

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Protocol, TypeVar
@@ -22,10 +22,12 @@ from store.events import (
     Drafter,
     Drifted,
     Event,
+    Outcome,
     PromptCompleted,
     PromptReceived,
     PromptRejected,
     TokenDecision,
+    Translation,
     Updated,
     VersionPublished,
 )
@@ -110,10 +112,10 @@ class ReplayRecords:
     Of the log's writer thread the processor time is told. Drift is timed on a second watch that sees the same prompts.
     """
 
-    def __init__(self, folder: Path, config: Config, loop: Loop) -> None:
+    def __init__(self, folder: Path, config: Config, loop: Loop, clock: Callable[[], float]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         others = set(threading.enumerate())
-        self._log, self._curves = RunLog(folder), Curves(NoRegistry(), lambda: 0)
+        self._log, self._curves = RunLog(folder, clock=clock), Curves(NoRegistry(), lambda: 0)
         self._writers = set(threading.enumerate()) - others
         self._watches = {"log": Stopwatch(), "versions": Stopwatch(), "drift": Stopwatch()}
         self._drift = DriftWatch(drift_settings(config), Rates(first_only=False))
@@ -170,6 +172,28 @@ class _Feed:
         return ROUND_IS_DONE
 
 
+class RoundClock:
+    """Seconds that pass while a round runs; between rounds it stands still."""
+
+    def __init__(self) -> None:
+        self._passed, self._began = 0.0, 0.0
+        self._goes = False
+
+    def __call__(self) -> float:
+        """Now."""
+        return self._passed + (perf_counter() - self._began if self._goes else 0.0)
+
+    def go(self) -> float:
+        """A round begins. Returns now."""
+        self._goes, self._began = True, perf_counter()
+        return self._passed
+
+    def stop(self) -> float:
+        """The round ends. Returns now."""
+        self._passed, self._goes = self(), False
+        return self._passed
+
+
 class PipelineArm:
     """The pipeline's own loop, kept running between rounds.
 
@@ -177,47 +201,47 @@ class PipelineArm:
         models: used by nothing else while a round runs.
         config: settings.
         folder: for versions, if they are published.
-        keep: makes what keeps records of the loop.
+        keep: makes what keeps records of the loop; is given a clock that goes while a round runs.
     """
 
     def __init__(
-        self, models: Models, config: Config, folder: Path, keep: Callable[[Loop], Records] = lambda loop: NoRecords()
+        self,
+        models: Models,
+        config: Config,
+        folder: Path,
+        keep: Callable[[Loop, Callable[[], float]], Records] = lambda loop, clock: NoRecords(),
     ) -> None:
         self.models = models
         self._loop = build_loop(config, [models], NoRegistry(), folder, lambda notice: None)
-        self._records = keep(self._loop)
+        self._clock = RoundClock()
+        self._records = keep(self._loop, self._clock)
         self._feed = _Feed()
         self._events = self._loop.run(self._feed)
 
     def complete(self, prompts: Sequence[PromptReceived]) -> Round:
-        """As `Arm.complete`. A round ends when all that follows from its prompts is done, an update on its own thread
-        included: it must neither run beside another arm nor be had for nothing."""
+        """As `Arm.complete`. A round ends when an update on its own thread is computed too: it must neither run beside
+        another arm nor be had for nothing. It is adopted where it is due, as in a stream."""
         before, events = self._records.seconds(), []
         self._feed.waiting, self._feed.in_flight = list(prompts), len(prompts)
-        started = perf_counter()
+        started = self._clock.go()
         for event in self._events:
             if event is ROUND_IS_DONE:
                 break
             self._feed.in_flight -= isinstance(event, PromptCompleted | PromptRejected)
             self._records.take(event)
             events.append(event)
-        events += self._await_learning()
         settle(self.models.target.device)
-        seconds = perf_counter() - started
+        decoded = self._clock()
+        waits = [lane.stages.distill.wait() for lane in self._loop.lanes.values()]
+        ended = self._clock.stop()
+        seconds, waited = ended - started, (ended - decoded) * any(waits)
         records = {name: spent - before[name] for name, spent in self._records.seconds().items()}
-        return Round(_tokens(prompts, events), seconds, work_of(events, records))
+        return Round(_tokens(prompts, events), seconds, work_of(events, records, waited))
 
     @property
     def cache_bytes(self) -> int:
         """Memory of the keys and values of both models."""
         return sum(one.forward_pass.cache_bytes for one in (self.models.target, self.models.drafter))
-
-    def _await_learning(self) -> list[Event]:
-        """Adopt updates that are under way, as the end of a stream would."""
-        events: list[Event] = [event for lane in self._loop.lanes.values() for event in lane.stages.distill.end()]
-        for event in events:
-            self._records.take(event)
-        return events
 
     def close(self) -> None:
         """End the loop's run and its records."""
@@ -241,29 +265,35 @@ def _tokens(prompts: Sequence[PromptReceived], events: Sequence[Event]) -> tuple
     return tuple(tuple(emitted[prompt.offset]) for prompt in prompts)
 
 
-def work_of(events: Sequence[Event], records: Mapping[str, float]) -> Work:
-    """What the events of a round tell."""
+def work_of(events: Sequence[Event], records: Mapping[str, float], waited: float) -> Work:
+    """What the events of a round tell, and how long its end waited for an update."""
     blocks = [event for event in events if isinstance(event, BlockDone)]
     updates = [event for event in events if isinstance(event, Updated)]
     return Work(
-        steps=tuple(_steps(blocks)),
-        judged=sum(block.judged for block in blocks),
-        accepted=sum(block.accepted for block in blocks),
+        steps=tuple(_steps(blocks, _nameless(events))),
+        judged=sum(block.judged for block in blocks if block.drafter is Drafter.MODEL),
+        accepted=sum(block.accepted for block in blocks if block.drafter is Drafter.MODEL),
         prompt_tokens=sum(event.prompt_tokens for event in events if isinstance(event, PromptCompleted)),
         decode=sum(block.seconds_decode for block in blocks),
         translate=sum(block.seconds_translate for block in blocks),
         verify=sum(block.seconds_verify for block in blocks),
-        learning=sum(update.waited for update in updates),
-        learning_beside=sum(max(0.0, update.seconds - update.waited) for update in updates),
+        learning=waited + sum(update.waited for update in updates),
+        learning_beside=max(0.0, sum(update.seconds - update.waited for update in updates) - waited),
         **records,
     )
 
 
-def _steps(blocks: Sequence[BlockDone]) -> Iterator[Step]:
+def _nameless(events: Sequence[Event]) -> set[tuple[int, int]]:
+    """Offset and number of the blocks whose last proposed token has no name: the target did not read it."""
+    told = (event for event in events if isinstance(event, TokenDecision) and event.outcome != Outcome.UNDRAFTED)
+    return {(event.offset, event.block) for event in told if event.translation == Translation.NONE}
+
+
+def _steps(blocks: Sequence[BlockDone], nameless: Container[tuple[int, int]]) -> Iterator[Step]:
     """Blocks of rows that were stepped together follow each other, and each names their number."""
     start = 0
     while start < len(blocks):
         rows = blocks[start : start + blocks[start].rows]
         drawn = tuple(row.drafted if row.drafter is Drafter.MODEL else 0 for row in rows)
-        yield Step(drawn, tuple(row.proposed for row in rows))
+        yield Step(drawn, tuple(row.proposed - ((row.offset, row.block) in nameless) for row in rows))
         start += len(rows)

@@ -4,24 +4,25 @@ All arms run in one process, round by round in rotating order, so that noise fro
 timed only while it works. Every figure comes from paired measurements of the same prompts. At the end of a round the
 batch runs empty, which wastes part of a batched forward pass; that hits all arms alike, and less in longer rounds.
 
-A round should hold at least one update of the drafter, or medians over rounds leave the cost of learning out. What is
-learned on a thread of its own is waited for at the end of a round. In a stream it would go on beside the next prompts;
-so the learning arms are charged a little more than it costs, and nothing where updates are adopted within the round.
+Where updates of the drafter are rarer than rounds, medians over rounds leave the cost of learning out: the overall
+figures do not. What is learned on a thread of its own is waited for at the end of a round. In a stream it would go on
+beside the next prompts; so the learning arms are charged more than it costs.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from pipeline.bench_arms import LEARNERS, Arm, Round, chunks
+from pipeline.bench_arms import LEARNERS, OURS, Arm, Round, chunks
 from pipeline.build_models import Models
 from pipeline.config import Config
 from pipeline.source import Source, stream
 from store.errors import SourceError
 from store.events import PromptReceived, PromptRejected
 
-REHEARSALS = 2  # untimed rounds of the arms that do not learn: enough for allocations and caches
-FEWEST_ROUNDS, FEWEST_IN_ROUND = 10, 4
+REHEARSALS = 2  # untimed rounds of arms that keep nothing from prompt to prompt: enough for allocations
+REHEARSED = 48  # untimed prompts, at most, of arms of ours that do not learn: their n-grams and estimates must settle
+FEWEST_ROUNDS, FEWEST_IN_ROUND = 10, 8
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Plan:
     def of(
         cls, arms: Sequence[str], batch: int, prompts: int | None, round_prompts: int | None, warm_up: int
     ) -> "Plan":
-        """The plan with its defaults: rounds of four prompts at batch 1, else of twice the batch; 10 rounds or more.
+        """The plan with its defaults: rounds of eight prompts at batch 1, else of twice the batch; 10 rounds or more.
 
         Args:
             arms: names.
@@ -104,7 +105,8 @@ def measure(
         between: called with its number before each timed round, while no arm runs.
     """
     rehearsed, timed = (chunks(part, plan.round_prompts) for part in (prompts[: plan.warm_up], prompts[plan.warm_up :]))
-    before = {name: rehearsed if name in LEARNERS else rehearsed[-REHEARSALS:] for name in arms}
+    few = {name: -(-REHEARSED // plan.round_prompts) if name in OURS else REHEARSALS for name in arms}
+    before = {name: rehearsed if name in LEARNERS else rehearsed[-few[name] :] for name in arms}
     done, all_rounds = 0, sum(map(len, before.values())) + len(timed) * len(arms)
     for name, arm in arms.items():
         for chunk in before[name]:

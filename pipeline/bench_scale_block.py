@@ -40,8 +40,8 @@ DRAFTER_SIZE = 32_000
 LONGEST_NGRAM = 6
 TEXTS = 64  # drafts over which one measurement of microseconds goes
 BLOCKS = 4  # blocks over which one measurement of a whole block's work goes
-# How much commoner the first tokens are as beginnings of others: so an n-gram's group has 162 members of 10,000 n-grams,
-# and 1,335 of 100,000, on average. Llama-3 in Llama-2's pieces has 318 and 1,108.
+# How much commoner the first tokens are as beginnings of others. So the group of an average n-gram has 162 members
+# among 10,000 n-grams and 1,335 among 100,000; Llama-3 in Llama-2's pieces has 318 and 1,108.
 SKEW = 5
 WIDTH = 256  # of the hidden states that the acceptance head reads
 TEMPERATURES = (1.0, 0.0)
@@ -263,10 +263,10 @@ def vocabulary_curve(sizes: Sequence[int], effort: Effort, progress: Progress, d
         for size in sizes:
             progress(f"preparing a target vocabulary of {size:,}")
             side = TargetSide(synthetic_pair(size, DRAFTER_SIZE), temperature, device)
-            work[f"target side, temperature {temperature:g}", size] = side.block
+            work[f"target, temperature {temperature:g}", size] = side.block
     for temperature in TEMPERATURES:
         for size in sizes:
-            work[f"drafter side, temperature {temperature:g}", size] = DrafterSide(
+            work[f"drafter, temperature {temperature:g}", size] = DrafterSide(
                 size, range(size), temperature, device
             ).draft
     samplers = {

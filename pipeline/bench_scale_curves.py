@@ -11,6 +11,11 @@ Clock = Callable[[], float]
 Progress = Callable[[str], None]
 
 
+def figure(value: float) -> str:
+    """A measurement for people: three places that count, none behind the point from a thousand on."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
 @dataclass(frozen=True)
 class Effort:
     """How often every point of a curve is measured.
@@ -76,7 +81,8 @@ class Curve:
     def _ends(self, line: Line) -> str:
         first, last = line.points[0], line.points[-1]
         growth = f", {last.median / first.median:.2f} times as much" if first.median else ""
-        return f"{first.median:,.3g} {self.unit} at {first.size:,}, {last.median:,.3g} at {last.size:,}{growth}"
+        begin, end = figure(first.median), figure(last.median)
+        return f"{begin} {self.unit} at {first.size:,}, {end} at {last.size:,}{growth}"
 
     def to_json(self) -> dict[str, Any]:
         """Everything as JSON values; the sizes of `also` become texts."""

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from pipeline.build_models import Models
 from pipeline.config import Config
+from stages.baselines import device_name
 from stages.cost_probe import measure
 from stages.costs import Costs
 from stages.decode import Decode
@@ -11,13 +12,14 @@ from stages.language_model import LanguageModel
 from stages.measured import remembered
 from stages.stopping import AlwaysDraft, CostStop, DraftWherePaying, FixedLength, Paying, StopRule, ThresholdStop
 
+FORMAT = 1  # of what is remembered: goes up when costs change without their key
 LAYER_OVERHEAD = 2e5  # what entering one layer costs beside its weights, in parameters
 VERIFY_SHARE = 0.05  # what one more verified token adds to a target pass where memory is the bound
 # On a CPU arithmetic soon is the bound: measured on two built-in pairs at batch 1 and 8.
 CPU_VERIFY_SHARE, CPU_VERIFY_SHARE_PER_ROW = 0.06, 0.027
 
 
-def costs_of(config: Config, models: Models, decode: Callable[[], Decode]) -> Costs:
+def costs_of(config: Config, models: Models, allowed: int, decode: Callable[[], Decode]) -> Costs:
     """Costs of target passes and of drafting: as configured, measured on this machine, or estimated from sizes.
 
     A measurement is kept on disk, so that the same run on the same machine decides alike again.
@@ -25,6 +27,7 @@ def costs_of(config: Config, models: Models, decode: Callable[[], Decode]) -> Co
     Args:
         config: all settings.
         models: one target with the drafter, no rows admitted.
+        allowed: pieces that may be drafted.
         decode: makes the stage that is timed.
     """
     batch = config.batch
@@ -32,7 +35,9 @@ def costs_of(config: Config, models: Models, decode: Callable[[], Decode]) -> Co
         return Costs(((batch, 1.0), (2 * batch, 1.0)), ((1, config.draft.relative_cost),))
     if config.draft.costs == "estimated" or config.draft.max_draft == 0:
         return estimated(models, batch)
-    key = [_signature(models.target), _signature(models.drafter), batch, config.sampling.temperature == 0]
+    sampling = config.sampling.model_dump(mode="json", include={"temperature", "top_k", "top_p"})
+    key = [FORMAT, _signature(models.target), _signature(models.drafter), batch, allowed, sampling]
+    key += [config.draft.temperature]
 
     def run() -> list[list[list[float]]]:
         found = measure(models.target, decode(), batch)
@@ -45,7 +50,9 @@ def costs_of(config: Config, models: Models, decode: Callable[[], Decode]) -> Co
 def _signature(model: LanguageModel) -> list[object]:
     """What the cost of a model depends on."""
     sizes = [model.parameters, model.layers, model.hidden_size, model.vocabulary_size]
-    return [*sizes, model.forward_pass.name, str(model.device)]
+    dtype = str(model.model.dtype)
+    way = model.forward_pass.name.partition(",")[0], model.weights
+    return [*sizes, dtype, model.adapter, *way, device_name(model.device)]
 
 
 def estimated(models: Models, batch: int) -> Costs:

@@ -72,15 +72,16 @@ def make_drafting(
     cache = kin.cache if kin else make_cache(config, models, trie, notice)
     warmth = settings.temperature if config.draft.temperature is None else config.draft.temperature
 
-    def drafting(stop_rule: StopRule, max_draft: int, paying: Paying) -> Decode:
+    allowed = draftable(config, models.pair)
+
+    def drafting(stop_rule: StopRule, max_draft: int, paying: Paying, end: int | None) -> Decode:
         transform = Sampling(warmth, settings.top_k, settings.top_p)
-        allowed, end = draftable(config, models.pair), models.drafter_words.eos
         return Decode(models.drafter, head, stop_rule, transform, allowed, max_draft, end, paying=paying)
 
-    costs = costs_of(config, models, lambda: drafting(FixedLength(), PROBE_DRAFT, AlwaysDraft()))
+    costs = costs_of(config, models, len(allowed), lambda: drafting(FixedLength(), PROBE_DRAFT, AlwaysDraft(), None))
     notice(describe(models, costs, config.batch))
     rule = make_stop_rule(config, costs, usable=head_is_trained or learn.enabled)
-    decode = drafting(rule, config.draft.max_draft, make_paying(config, costs))
+    decode = drafting(rule, config.draft.max_draft, make_paying(config, costs), models.drafter_words.eos)
     teach = PushDown(
         models.pair,
         learn.teacher_top,
@@ -98,14 +99,14 @@ def make_drafting(
         teach if learn.enabled else teach_nothing,
     )
     translate = Translate(trie, cache, models.pair.pieces, longest=config.draft.mode == "paper")
-    return Drafting(_with_lookup(config, models, decode, costs), translate, verify, trie, cache, head)
+    return Drafting(_with_lookup(config, decode, costs, allowed), translate, verify, trie, cache, head)
 
 
-def _with_lookup(config: Config, models: Models, decode: Decode, costs: Costs) -> Decode | DecodeOrLookup:
+def _with_lookup(config: Config, decode: Decode, costs: Costs, allowed: set[int]) -> Decode | DecodeOrLookup:
     """Lookup beside the model, where drafts are wanted and the rule is exact."""
     if not config.draft.lookup or not config.draft.max_draft or config.draft.mode == "paper":
         return decode
-    allowed, size = draftable(config, models.pair), models.drafter.vocabulary_size
+    size = decode.model.vocabulary_size
     return DecodeOrLookup(decode, Payoff(costs, config.batch), allowed, size, config.draft.max_lookup)
 
 

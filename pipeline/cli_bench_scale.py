@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from pipeline.bench_scale import Report
-    from pipeline.bench_scale_curves import Curve
+    from pipeline.bench_scale_curves import Curve, Point
 
 CURVES = ("batch", "context", "cache", "vocabulary")
 PIPE_COLUMNS = 120  # a table in a pipe is not folded to a terminal that is not there
@@ -153,6 +153,12 @@ def _table(curve: "Curve") -> "Table":
     found = {(line.name, point.size): point for line in curve.lines for point in line.points}
     for size in sorted({size for _, size in found}):
         points = [found.get((line.name, size)) for line in curve.lines]
-        cells = [f"{p.median:,.4g} ({p.low:,.4g}-{p.high:,.4g})" if p else "-" for p in points]
+        cells = [_cell(point) if point else "-" for point in points]
         table.add_row(f"{size:,}", *cells, *(f"{sizes[size]:,}" for sizes in curve.also.values()))
     return table
+
+
+def _cell(point: "Point") -> str:
+    from pipeline.bench_scale_curves import figure
+
+    return f"{figure(point.median)} ({figure(point.low)}-{figure(point.high)})"

@@ -63,15 +63,16 @@ def build(
 
 def pad(
     source: Annotated[str, typer.Argument(help="builtin:NAME, or the folder of a small Llama.")],
-    folder: Annotated[Path, typer.Argument(help="Where to write the padded model.")],
+    folder: Annotated[Path, typer.Argument(help="Where to write the padded model: a new or empty folder.")],
     parameters: Annotated[str, typer.Option(help="About how many, such as 100M.")] = "100M",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
     seed: Annotated[int, typer.Option(help="Of the weights that change nothing.")] = 0,
 ) -> None:
     """Pad a small Llama with weights that change nothing: its outputs at a larger model's cost, to measure speed."""
     from pipeline.zoo import path_of
     from stages.padding import write_padded
 
+    _require_empty(folder)
     place = str(path_of(source.removeprefix("builtin:"))) if source.startswith("builtin:") else source
     found = write_padded(place, folder, _number(parameters), dtype, seed)
     shape = f"{found.widths.layers} layers x {found.widths.hidden}, MLP {found.widths.mlp}"
@@ -79,12 +80,20 @@ def pad(
     typer.echo(f"largest difference of logits to {source}: {found.difference:.2e} of the largest logit")
 
 
+def _require_empty(folder: Path) -> None:
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise UsageError(f"a padded model must go to a new or empty folder, '{folder}' is neither; name another")
+
+
 def _number(text: str) -> int:
     """`100M` is 100,000,000."""
     try:
-        return round(float(text[:-1]) * 1e6) if text[-1:] in ("m", "M") else int(text)
-    except ValueError as error:
-        raise UsageError(f"--parameters must be a number such as 100M or 12000000, got {text!r}") from error
+        number = round(float(text[:-1]) * 1e6) if text[-1:] in ("m", "M") else int(text)
+    except (ValueError, OverflowError):  # not a number, infinite
+        number = 0
+    if number <= 0:
+        raise UsageError(f"--parameters must be a positive number such as 100M or 12000000, got {text!r}")
+    return number
 
 
 @contextmanager

@@ -62,6 +62,11 @@ class Learning(Stage[Lesson, tuple[Updated, ...]], Protocol):
         """Steps and resets of the head so far."""
         ...
 
+    def wait(self) -> bool:
+        """Wait until nothing is computed beside decoding, for who must have the machine alone, and say whether anything
+        was. Nothing is adopted."""
+        ...
+
     def end(self) -> tuple[Updated, ...]:
         """Behind the last lesson: wait for an update that is under way and adopt it. May be called again."""
         ...

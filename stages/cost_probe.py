@@ -19,7 +19,7 @@ def measure(target: LanguageModel, decode: Decode, batch: int) -> Costs:
 
     Args:
         target: no rows may be admitted.
-        decode: drafts to its limit, at least one piece; no rows may be admitted.
+        decode: drafts to its limit, at least one piece, whatever it draws; no rows may be admitted.
         batch: most rows in flight.
     """
     some = sorted({1, max(1, batch // 2), batch})
@@ -30,14 +30,14 @@ def measure(target: LanguageModel, decode: Decode, batch: int) -> Costs:
 
 
 def _target_curve(target: LanguageModel, batch: int) -> list[tuple[int, float]]:
-    rows = [_probe(number, target.vocabulary_size) for number in range(batch)]
+    rows = [_probe(number, target, max(COUNTS)) for number in range(batch)]
     for row in rows:
         target.admit(row, row.tokens)
 
     def read(count: int) -> None:
         target.forward(rows, [[3] * count] * batch, [count] * batch)
         for row in rows:
-            target.roll_back(row, CONTEXT - 1)
+            target.roll_back(row, len(row.tokens) - 1)
 
     curve = [(batch * count, _seconds(lambda count=count: read(count))) for count in COUNTS]  # type: ignore[misc]
     for row in rows:
@@ -46,7 +46,7 @@ def _target_curve(target: LanguageModel, batch: int) -> list[tuple[int, float]]:
 
 
 def _draft_seconds(decode: Decode, batch: int) -> float:
-    rows = [_probe(number, decode.model.vocabulary_size) for number in range(batch)]
+    rows = [_probe(number, decode.model, decode.max_draft) for number in range(batch)]
     for row in rows:
         decode.admit(row)
     seconds = _seconds(lambda: decode(rows))
@@ -55,9 +55,11 @@ def _draft_seconds(decode: Decode, batch: int) -> float:
     return seconds / decode.max_draft
 
 
-def _probe(number: int, vocabulary: int) -> Row:
-    ids = [3 + (7 * place + number) % max(1, vocabulary - 3) for place in range(CONTEXT)]
-    return Row(number, "", "", "", ids, CONTEXT, list(ids), SeededDraws(0, number), CONTEXT)
+def _probe(number: int, model: LanguageModel, room: int) -> Row:
+    """A row of nonsense that leaves the model so much room."""
+    length = max(2, min(CONTEXT, model.max_length - room))
+    ids = [3 + (7 * place + number) % max(1, model.vocabulary_size - 3) for place in range(length)]
+    return Row(number, "", "", "", ids, length, list(ids), SeededDraws(0, number), CONTEXT)
 
 
 def _seconds(run: Callable[[], object]) -> float:

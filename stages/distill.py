@@ -85,6 +85,10 @@ class Distill(WithoutRows):
         self.head.reset()
         return dropped
 
+    def wait(self) -> bool:
+        """Wait until nothing is computed beside decoding, and say whether anything was. Nothing is adopted."""
+        return self.drafter.wait()
+
     def end(self) -> tuple[Updated, ...]:
         """Behind the last lesson: wait for an update that is under way and adopt it. May be called again."""
         return self._beside_head(self.drafter.finish())
@@ -103,6 +107,10 @@ class NoDistill(WithoutRows):
     def restart(self) -> tuple[Updated, ...]:
         """There is nothing that adapts."""
         return ()
+
+    def wait(self) -> bool:
+        """There is nothing under way."""
+        return False
 
     def end(self) -> tuple[Updated, ...]:
         """There is nothing under way."""

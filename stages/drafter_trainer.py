@@ -129,6 +129,8 @@ class DrafterTrainer:
         self._loss, self._measure, self._training = loss, measure, training
         self._reader = Reader(served, allowed)
         self._candidate, self._floor = served.copy_to_train(), served.copy_to_train()
+        self._masters: Weights | None = None
+        self._remember()
         self._optimizer = self._new_optimizer()
         self._trust = FIRST_TRUST
         self._served_scores: Scores = {}
@@ -187,6 +189,7 @@ class DrafterTrainer:
             self._trust *= SHRINK
             return attempt.step
         self.served.serve(self._candidate.learning)
+        self._remember()
         self._served_scores = attempt.scores
         self.version += 1
         self._trust = min(1.0, self._trust * GROW)
@@ -238,9 +241,20 @@ class DrafterTrainer:
         return found
 
     @torch.no_grad()
+    def _remember(self) -> None:
+        """Keep what now serves as the candidate has it, where the served weights are a rounded copy."""
+        rounded = any(weight.dtype != torch.float32 for weight in self.served.learning)
+        self._masters = [weight.clone() for weight in self._candidate.learning] if rounded else None
+
+    @property
+    def _present(self) -> Weights:
+        """The weights in service, in float32."""
+        return self._masters or self.served.learning
+
+    @torch.no_grad()
     def _restore(self, moments: dict[str, Any]) -> None:
         """The candidate and its optimiser as they were."""
-        _copy(self.served.learning, self._candidate.learning)
+        _copy(self._present, self._candidate.learning)
         self._optimizer.load_state_dict(moments)
         self._candidate.model.eval()
 
@@ -251,7 +265,7 @@ class DrafterTrainer:
             return mean(self._scored(self.served, lessons).values())
         _copy(weights, self._candidate.learning)
         found = mean(self._scored(self._candidate, lessons).values())
-        _copy(self.served.learning, self._candidate.learning)
+        _copy(self._present, self._candidate.learning)
         return found
 
     @torch.no_grad()
@@ -259,7 +273,7 @@ class DrafterTrainer:
         """Targets beside the gaining one that would lose by other weights, as the gate sees it."""
         _copy(weights, self._candidate.learning)
         after = self._gate.scores(self._candidate, {}, self._gate.held_out)
-        _copy(self.served.learning, self._candidate.learning)
+        _copy(self._present, self._candidate.learning)
         before = self._gate.scores(self._candidate, self._served_scores, self._gate.held_out)
         return [target for target in self._gate.losers(before, after) if target != gaining]
 
@@ -268,6 +282,7 @@ class DrafterTrainer:
         """Take other weights into service; the optimiser begins anew."""
         _copy(weights, self._candidate.learning)
         self.served.serve(weights)
+        self._remember()
         self._served_scores = {}
         self._optimizer, self._trust = self._new_optimizer(), FIRST_TRUST
         self.version += 1

@@ -61,7 +61,7 @@ class LanguageModel:
         self.max_length: int = _max_length(model.config.get_text_config())
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         self.layers: int = model.config.get_text_config().num_hidden_layers
-        self._weights, self._lean = weights, lean
+        self.weights, self._lean = weights, lean
         self._order: list[Row] = []
         self._lengths: dict[Row, int] = {}
 
@@ -71,13 +71,16 @@ class LanguageModel:
         if self.adapter or not is_lean(self.model):
             return ModuleForward(self.model)
         if self._lean is None:
-            self._lean = LeanWeights(self.model, self._weights)
+            self._lean = LeanWeights(self.model, self.weights)
         return LeanForward(self._lean)
 
     def beside(self, adapter: str | None = None) -> "LanguageModel":
         """Another one over the same weights, with rows of its own."""
-        lean = self._lean if isinstance(self.forward_pass, LeanForward) else None
-        return LanguageModel(self.model, self.name, adapter or self.adapter, weights=self._weights, lean=lean)
+        lean = None if adapter else self._lean
+        made = LanguageModel(self.model, self.name, adapter or self.adapter, weights=self.weights, lean=lean)
+        if isinstance(self.forward_pass, ModuleForward):
+            made.forward_pass = ModuleForward(self.model)
+        return made
 
     def admit(self, row: Row, tokens: Sequence[int]) -> None:
         """Take a row in and read all of its tokens but the last."""
@@ -111,7 +114,7 @@ class LanguageModel:
         Raises:
             ModelError: if these do not either (models with recurrent state, or an attention of their own).
         """
-        exact = self.model.dtype in (torch.float32, torch.float64) and self._weights != "int8"
+        exact = self.model.dtype in (torch.float32, torch.float64) and self.weights != "int8"
         if isinstance(self.forward_pass, LeanForward) and self._deviation() > (1e-3 if exact else 0.3):
             self.forward_pass = ModuleForward(self.model)
         if isinstance(self.forward_pass, ModuleForward) and self._deviation() > 0.1:
@@ -127,16 +130,20 @@ class LanguageModel:
         with torch.inference_mode():
             whole_V = self.model(input_ids=torch.tensor([tokens], device=self.device)).logits[0, -1].float()
         self.admit(row, tokens[:4])
-        self.forward([row], [[*tokens[3:5], tokens[0]]], [1])  # the last is taken back
-        self.roll_back(row, 5)
-        by_rows_V = self.forward([row], [tokens[5:]], [1])[0][0].float()
+        other = Row(1, "", "", "", tokens[:3], 3, [], SeededDraws(0, 0), 0)
+        self.admit(other, other.tokens)
+        self.forward([row, other], [[*tokens[3:5], tokens[0]], tokens[2:3]], [1, 0])  # rows of unequal length
+        self.roll_back(row, 5)  # the last is taken back
+        self.release(other)
+        self.forward([row], [tokens[5:7]], [0])
+        by_rows_V = self.forward([row], [tokens[7:]], [1])[0][0].float()  # one token alone has kernels of its own
         self.release(row)
         return float((whole_V - by_rows_V).abs().max() / whole_V.std().clamp(min=1e-6))
 
     def restrict(self, ids: Collection[int]) -> None:
         """Only the logits of these ids will be looked at; the others are not computed where leaving them out pays."""
-        if isinstance(self.forward_pass, LeanForward) and len(ids) < PRUNE_BELOW * self.vocabulary_size:
-            self.forward_pass.restrict(sorted(ids))
+        if isinstance(self.forward_pass, LeanForward):
+            self.forward_pass.restrict(sorted(ids) if len(ids) < PRUNE_BELOW * self.vocabulary_size else None)
 
     def length(self, row: Row) -> int:
         """How many tokens of the row are in the cache."""

@@ -20,6 +20,8 @@ from torch.nn import functional
 from stages.lean_weights import Layer, LeanWeights
 from stages.linear import Kernel
 
+SHARED_QUERIES = 64  # beyond, the mask that sharing repeats costs more memory than larger products save time
+
 
 @dataclass(frozen=True)
 class _Layout:
@@ -51,7 +53,7 @@ class LeanForward:
         self._caches_SX: list[Tensor] = []  # per layer and slot: keys of all heads, then values
         self._rows = self._capacity = 0
         self._ids: Tensor | None = None
-        self._pruned: tuple[Kernel, Kernel] | None = None  # the whole output layer, and what is left of it
+        self._output: tuple[int, Kernel] | None = None  # the output layer as of a version of the weights
 
     @property
     def name(self) -> str:
@@ -68,7 +70,7 @@ class LeanForward:
         return sum(cache.numel() * cache.element_size() for cache in self._caches_SX)
 
     def reserve(self, rows: int, capacity: int) -> None:
-        """See `Forward`. Grows by doubling, to the model's longest text at most."""
+        """See `Forward`. Rows as needed; tokens by doubling, to the model's longest text at most."""
         if rows <= self._rows and capacity <= self._capacity:
             return
         old_rows, old_capacity = self._rows, self._capacity
@@ -106,21 +108,21 @@ class LeanForward:
         if len(kept) < len(slots):
             state_NW = state_NW[torch.tensor(kept, dtype=torch.long, device=device)]
         state_NW = functional.rms_norm(state_NW, state_NW.shape[-1:], weights.norm_W, weights.eps)
-        logits_NV = self._logits(state_NW) if kept else state_NW
+        logits_NV = self._logits(state_NW) if kept else state_NW.new_empty(0, weights.outputs)
         return logits_NV, state_NW if hidden else logits_NV
 
-    def restrict(self, ids: Sequence[int]) -> None:
-        """From now on compute the logits of these ids alone; all others are minus infinity."""
-        self._ids = torch.tensor(sorted(ids), device=self.weights.device)
+    def restrict(self, ids: Sequence[int] | None) -> None:
+        """From now on compute the logits of these ids alone, all others are minus infinity; None for all."""
+        self._ids = None if ids is None else torch.tensor(ids, dtype=torch.long, device=self.weights.device)
+        self._output = None
 
     def _logits(self, state_NW: Tensor) -> Tensor:
-        whole = self.weights.logits
+        if self._output is None or self._output[0] != self.weights.version:
+            self._output = self.weights.version, self.weights.logits_of(self._ids)
+        logits_NV = self._output[1](state_NW)
         if self._ids is None:
-            return whole(state_NW)
-        if self._pruned is None or self._pruned[0] is not whole:  # the weights were laid out anew
-            self._pruned = whole, self.weights.logits_of(self._ids)
-        shape = len(state_NW), self.weights.embedding_VW.shape[0]
-        return state_NW.new_full(shape, -torch.inf).index_copy_(1, self._ids, self._pruned[1](state_NW))
+            return logits_NV
+        return state_NW.new_full((len(state_NW), self.weights.outputs), -torch.inf).index_copy_(1, self._ids, logits_NV)
 
     def _read(
         self, layer: Layer, cache_SX: Tensor, state_NW: Tensor, turns_N1E: Tensor, slots_N: Tensor, layout: _Layout
@@ -191,7 +193,7 @@ class LeanForward:
 
         mask_BQK = torch.zeros(len(counts), width, seen, dtype=self.weights.dtype, device=device)
         mask_BQK.masked_fill_(torch.arange(seen, device=device) > by_row(starts)[..., None], -torch.inf)
-        share = self.weights.heads // self.weights.key_heads if width > 1 else 1
+        share = self.weights.heads // self.weights.key_heads if 1 < width <= SHARED_QUERIES else 1
         mask_B1QK = mask_BQK.repeat_interleave(share, 1)[:, None]
         if min(counts) == width:
             return _Layout(rows, seen, mask_B1QK, share)

@@ -23,6 +23,7 @@ def is_lean(model: Any) -> bool:
     config = model.config
     return (
         config.model_type in ARCHITECTURES
+        and getattr(config, "quantization_config", None) is None
         and config.hidden_act == "silu"
         and getattr(model.model.rotary_emb, "rope_type", None) in FIXED_ROTARY
         and model.model.rotary_emb.inv_freq.shape[0] * 2 == model.model.layers[0].self_attn.head_dim
@@ -61,6 +62,8 @@ class LeanWeights:
         self.dtype, self.device = model.dtype, model.device
         self.longest: int = model.config.max_position_embeddings
         self._turns_PE = torch.empty(0, self.head_size // 2, dtype=torch.complex64, device=self.device)
+        self.outputs: int = model.lm_head.weight.shape[0]
+        self.version = 0  # how often the weights have been laid out
         self._kinds: dict[tuple[int, ...], tuple[str, str]] = {}
         self.refresh()
 
@@ -71,12 +74,15 @@ class LeanWeights:
         self.embedding_VW: Tensor = core.embed_tokens.weight
         self.layers = [self._layer(layer) for layer in core.layers]
         self.norm_W: Tensor = core.norm.weight
-        self.logits: Kernel = self._kernel(self.model.lm_head.weight, self.model.lm_head.bias)
+        self.version += 1
 
-    def logits_of(self, ids: Tensor) -> Kernel:
-        """The output layer's lines of these ids alone."""
-        head = self.model.lm_head
-        return self._kernel(head.weight[ids], None if head.bias is None else head.bias[ids])
+    @torch.inference_mode()
+    def logits_of(self, ids: Tensor | None) -> Kernel:
+        """The output layer, or its lines of these ids alone. Made when wanted: whoever prunes it needs no whole one."""
+        weight_VW, bias_V = self.model.lm_head.weight, self.model.lm_head.bias
+        if ids is None:
+            return self._kernel(weight_VW, bias_V)
+        return self._kernel(weight_VW[ids], None if bias_V is None else bias_V[ids])
 
     def turns(self, positions_N: Tensor, longest: int) -> Tensor:
         """Per position the complex numbers that rotate neighbouring pairs (N, half a head).
@@ -108,9 +114,10 @@ class LeanWeights:
 
     def _kernel(self, weight_OI: Tensor, bias_O: Tensor | None) -> Kernel:
         shape = tuple(weight_OI.shape)
-        if shape not in self._kinds:
-            measured = fastest(weight_OI, 1), fastest(weight_OI, MANY_ROWS)
-            self._kinds[shape] = measured if self._weights == "fastest" else (self._weights, self._weights)
+        if shape not in self._kinds and self._weights != "fastest":
+            self._kinds[shape] = self._weights, self._weights
+        elif shape not in self._kinds:
+            self._kinds[shape] = fastest(weight_OI, 1), fastest(weight_OI, MANY_ROWS)
         return make_kernel(weight_OI.detach(), None if bias_O is None else bias_O.detach(), *self._kinds[shape])
 
     def _layer(self, layer: Any) -> Layer:

@@ -10,7 +10,7 @@ One learner belongs to one set of weights: targets that share the drafter's weig
 """
 
 from collections import Counter
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Protocol
@@ -182,6 +182,12 @@ class DrafterLearner:
         waited = perf_counter() - started
         self._pending = _Pending(result, fresh[-1], self._judged, self._prompts, self._lag, waited)
         self._fresh, self._prompts, self._judged = [], 0, 0
+
+    def wait(self) -> bool:
+        """Wait until nothing is under way, and leave it to be adopted where it is due. Says whether anything was."""
+        if self._pending:
+            wait([self._pending.result])
+        return self._pending is not None
 
     def finish(self) -> Updated | None:
         """Wait for an update that is under way and adopt it. None if there is none. Raises as `learn`."""

@@ -90,10 +90,12 @@ KINDS: dict[str, type[Plain | Packed | Int8]] = {"plain": Plain, "packed": Packe
 
 def can_pack(weight: Tensor) -> bool:
     """Whether oneDNN can pack these weights here."""
-    return weight.device.type == "cpu" and torch.backends.mkldnn.is_available() and weight.dtype in _PACKABLE
-
-
-_PACKABLE = {torch.float32, torch.bfloat16}
+    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
+    if weight.dtype == torch.bfloat16:  # oneDNN computes in it from AVX-512 on
+        supported: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        return supported
+    return weight.dtype == torch.float32
 
 
 def make_kernel(weight_OI: Tensor, bias_O: Tensor | None, single: str, several: str) -> Kernel:
@@ -104,7 +106,7 @@ def make_kernel(weight_OI: Tensor, bias_O: Tensor | None, single: str, several: 
 
 def fastest(weight_OI: Tensor, rows: int) -> str:
     """Which of `plain` and `packed` is faster for that many rows of these weights on this machine."""
-    if not can_pack(weight_OI):
+    if not can_pack(weight_OI) or not weight_OI.numel():
         return "plain"
     key = [list(weight_OI.shape), str(weight_OI.dtype), rows]
     kind: str = remembered("kernel", key, lambda: _measure(weight_OI, rows))
@@ -114,7 +116,7 @@ def fastest(weight_OI: Tensor, rows: int) -> str:
 def _measure(weight_OI: Tensor, rows: int) -> str:
     """The kind with the fastest of many runs in turn, over copies that do not fit the cache together."""
     copies = max(1, min(8, CACHED_BYTES // (weight_OI.numel() * weight_OI.element_size())))
-    x_NI = torch.randn(rows, weight_OI.shape[1], dtype=weight_OI.dtype)
+    x_NI = torch.ones(rows, weight_OI.shape[1], dtype=weight_OI.dtype)  # drawing them would be a draw of the run's
     kernels = {kind: [KINDS[kind](weight_OI.clone(), None) for _ in range(copies)] for kind in ("plain", "packed")}
     seconds = dict.fromkeys(kernels, float("inf"))
     for _ in range(REPEATS):

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stages.huggingface import DTYPES, load_causal_model, load_tokenizer, new_llama
+from stages.huggingface import load_causal_model, load_tokenizer, new_llama
 from store.errors import ModelError
 
 MULTIPLE = 64  # widths of MLPs that kernels like
+TYPES = ("float32", "bfloat16")  # float16 would round what is silent to zero
 # Not zero: engines keep equal matrices once, and a quantisation scale of zero divides by zero. Not denormal either.
 SILENT = 1e-10
 SHAPE = ("hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads", "num_key_value_heads")
@@ -104,6 +105,12 @@ def _require_room(config: Any, widths: Widths) -> None:
         raise ModelError(f"a padded model must be larger, {old} does not fit in {widths}; ask for more parameters")
     if widths.hidden % _step(config):
         raise ModelError(f"the padded width must be a multiple of {_step(config)}, got {widths.hidden}")
+    heads = widths.hidden // config.head_dim
+    if heads < config.num_attention_heads:
+        raise ModelError(
+            f"a padded model must have room for {config.num_attention_heads} heads of {config.head_dim}, a width of "
+            f"{widths.hidden} has {heads}; ask for more parameters"
+        )
 
 
 def _fill(large: Any, small: Any) -> None:
@@ -171,18 +178,20 @@ def write_padded(source: str, folder: Path, parameters: int, dtype: str, seed: i
         source: hub name or folder of the small model.
         folder: where to.
         parameters: about how many.
-        dtype: of the written weights, in the words of `stages.huggingface.DTYPES`.
+        dtype: of the written weights: float32 or bfloat16. In float16 the weights that change nothing would be zero.
         seed: of the random weights.
 
     Raises:
-        ModelError: if the model does not load, is of another kind, or is too large; or the type has no such name.
+        ModelError: if the model does not load, is of another kind, or is too large; or the type is another.
     """
-    kinds = {name: kind for name, kind in DTYPES.items() if isinstance(kind, torch.dtype)}
-    if dtype not in kinds:
-        raise ModelError(f"the type of the weights must be one of {', '.join(kinds)}, got {dtype!r}")
+    if dtype not in TYPES:
+        raise ModelError(
+            f"padded weights must be float32 or bfloat16, got {dtype!r}; those that change nothing are below float16's "
+            "range and would become zero"
+        )
     small, tokenizer = load_causal_model(source, "float32", "cpu"), load_tokenizer(source)
     widths = widths_for(parameters, small.config)
-    large = padded(small, widths, seed).to(kinds[dtype])
+    large = padded(small, widths, seed).to(getattr(torch, dtype))
     large.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     number = sum(weight.numel() for weight in large.parameters())

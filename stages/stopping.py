@@ -9,13 +9,7 @@ Survival = Sequence[float]  # per drafted piece the estimated probability that i
 
 
 class StopRule(Protocol):
-    """Which rows draft one more piece. Pure.
-
-    Attributes:
-        needs_estimates: whether it looks at survivals at all; if not, the head need not be asked.
-    """
-
-    needs_estimates: bool
+    """Which rows draft one more piece. Pure."""
 
     def going_on(self, survivals: Sequence[Survival], open_rows: Sequence[int]) -> Sequence[int]:
         """Asked after every pass of a block.
@@ -33,8 +27,6 @@ class StopRule(Protocol):
 class FixedLength:
     """Draft to the limit."""
 
-    needs_estimates = False
-
     def going_on(self, survivals: Sequence[Survival], open_rows: Sequence[int]) -> Sequence[int]:
         """All."""
         return open_rows
@@ -42,8 +34,6 @@ class FixedLength:
 
 class ThresholdStop:
     """The paper's rule (equation 7): stop when the chance of a rejection exceeds `threshold`."""
-
-    needs_estimates = True
 
     def __init__(self, threshold: float) -> None:
         self._threshold = threshold
@@ -59,8 +49,6 @@ class CostStop:
     A block of drafts emits about the number of rows plus all survivals. The next piece's own chance is not known yet;
     the last one's stands in for it. A drafter pass is shared: the rows with the best hopes draft on, as many as pay.
     """
-
-    needs_estimates = True
 
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
@@ -122,6 +110,7 @@ class DraftWherePaying:
     """
 
     MEMORY = 0.95  # what each block leaves of the ones before it
+    FADED = 0.1  # what a rest leaves of all evidence
     EVIDENCE = 16  # blocks before the first judgement
     TRIAL, SHORTEST, LONGEST = 4, 32, 256  # blocks tried; blocks of rest
 
@@ -150,6 +139,8 @@ class DraftWherePaying:
             return
         if self._emitted < self._plain:
             self._off, self._on = self._rest, self.TRIAL
+            self._emitted *= self.FADED  # the trial after the rest shall decide, not what was before it
+            self._plain *= self.FADED
             self._rest = min(self.LONGEST, 2 * self._rest)
         else:
             self._rest = self.SHORTEST

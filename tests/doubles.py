@@ -26,6 +26,7 @@ class TableModel:
         self._logits = logits
         self._order: list[Row] = []
         self._read: dict[Row, list[int]] = {}
+        self._ids = set(range(vocabulary_size))
 
     def admit(self, row: Row, tokens: Sequence[int]) -> None:
         self._order.append(row)
@@ -44,7 +45,7 @@ class TableModel:
         del self._read[row][length:]
 
     def restrict(self, ids: Collection[int]) -> None:
-        """What is left out is never looked at: the table goes on telling it."""
+        self._ids = set(ids)
 
     def mask_without(self, allowed: Collection[int]) -> Tensor:
         return torch.tensor([number not in allowed for number in range(self.vocabulary_size)])
@@ -60,6 +61,7 @@ class TableModel:
             read = self._read[row]
             histories += [tuple(read[: len(read) - back]) for back in reversed(range(number))]
         logits_NV = torch.stack([self._logits(history) for history in histories]).double()
+        logits_NV[:, [number not in self._ids for number in range(self.vocabulary_size)]] = -torch.inf
         if not hidden:
             return logits_NV, logits_NV
         return logits_NV, torch.stack([_hidden(history, self.hidden_size) for history in histories])

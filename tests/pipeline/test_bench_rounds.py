@@ -16,7 +16,7 @@ from store.events import BlockDone, Drafter, PromptReceived, Updated
 
 
 def test_a_plan_has_whole_rounds() -> None:
-    assert Plan.of(["plain"], 1, None, None, 5) == Plan(("plain",), round_prompts=4, rounds=10, warm_up=5)
+    assert Plan.of(["plain"], 1, None, None, 5) == Plan(("plain",), round_prompts=8, rounds=10, warm_up=5)
     assert Plan.of(["plain"], 8, None, None, 5) == Plan(("plain",), round_prompts=16, rounds=10, warm_up=5)
     made = Plan.of(["plain"], 8, 33, None, 0)
     assert (made.rounds, made.prompts) == (3, 48)
@@ -51,7 +51,7 @@ def rotation() -> Iterator[tuple[str, tuple[int, ...]]]:
         yield from ((arms[(number + place) % 3], offsets) for place in range(3))
 
 
-def test_every_arm_takes_its_turn_at_every_place_and_only_the_learning_one_sees_the_whole_warm_up() -> None:
+def test_every_arm_takes_its_turn_at_every_place_and_those_of_ours_warm_up_longer() -> None:
     notes: list[tuple[str, tuple[int, ...]]] = []
     steps: list[tuple[int, int]] = []
     between: list[tuple[int, int]] = []
@@ -64,11 +64,11 @@ def test_every_arm_takes_its_turn_at_every_place_and_only_the_learning_one_sees_
         lambda what, done, all_steps: steps.append((done, all_steps)),
         lambda number: between.append((number, len(notes))),
     )
-    rehearsals = [(name, offsets) for name in ("plain", "frozen") for offsets in ((4, 5), (6,))]
-    learned = [("learning", offsets) for offsets in ((0, 1), (2, 3), (4, 5), (6,))]
-    assert notes == [*rehearsals, *learned, *rotation()]
-    assert steps == [(done, 17) for done in range(1, 18)]
-    assert between == [(0, 8), (1, 11), (2, 14)]
+    rehearsals = [("plain", offsets) for offsets in ((4, 5), (6,))]
+    whole = [(name, offsets) for name in ("frozen", "learning") for offsets in ((0, 1), (2, 3), (4, 5), (6,))]
+    assert notes == [*rehearsals, *whole, *rotation()]
+    assert steps == [(done, 19) for done in range(1, 20)]
+    assert between == [(0, 10), (1, 13), (2, 16)]
     assert {name: len(rounds) for name, rounds in found.items()} == dict.fromkeys(arms, 3)
 
 
@@ -109,8 +109,8 @@ def test_blocks_of_rows_that_were_stepped_together_make_a_step() -> None:
     )  # fmt: skip
     looked_up = block(1, 1, 9, 8, Drafter.LOOKUP)
     in_place = replace(update, seconds=1.0, waited=1.5)  # handing in takes a little, too
-    found = work_of([block(0, 2, 3, 2), block(1, 2, 1, 1), update, in_place, looked_up], {"log": 0.125})
+    found = work_of([block(0, 2, 3, 2), block(1, 2, 1, 1), update, in_place, looked_up], {"log": 0.125}, 0.5)
     assert [(step.drafted, step.proposed) for step in found.steps] == [((3, 1), (2, 1)), ((0,), (8,))]
-    assert (found.blocks, found.judged, found.accepted) == (3, 11, 3)
+    assert (found.blocks, found.judged, found.accepted) == (3, 3, 2)
     assert (found.decode, found.translate, found.verify) == (0.75, 1.5, 3.0)
-    assert (found.learning, found.learning_beside, found.log) == (2.5, 2.0, 0.125)
+    assert (found.learning, found.learning_beside, found.log) == (3.0, 1.0, 0.125)

@@ -25,7 +25,7 @@ from pipeline.bench_scale_block import (
     synthetic_pieces,
     vocabulary_curve,
 )
-from pipeline.bench_scale_curves import Curve, Effort, Line, Point, measured
+from pipeline.bench_scale_curves import Curve, Effort, Line, Point, figure, measured
 from pipeline.bench_scale_models import FEWEST_PROMPTS, context_curve, lengthened, prompts_needed
 from pipeline.build_models import Models, load_models
 from pipeline.cli_bench_scale import CURVES, bench_scale
@@ -84,6 +84,13 @@ def test_a_curve_says_what_became_of_its_lines():
     assert found["also"] == {"bytes": {"1": 5, "8": 9}}
 
 
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.01234, "0.0123"), (4.0, "4"), (12.35, "12.3"), (999.4, "999"), (12345.6, "12,346")]
+)
+def test_figures_have_three_places_that_count(value: float, text: str):
+    assert figure(value) == text
+
+
 def test_a_made_up_vocabulary_spells_every_token_once():
     pieces = synthetic_pieces(50, 400)
     assert len(set(pieces)) == len(pieces) == 450
@@ -135,7 +142,7 @@ def test_a_block_is_translated_verified_and_taught(temperature: float):
 def test_the_curve_over_vocabularies_has_both_sides_at_both_temperatures():
     curve = vocabulary_curve((400, 900), ONCE, silent)
     assert [line.name for line in curve.lines] == [
-        f"{side} side, temperature {temperature}" for side in ("target", "drafter") for temperature in (1, 0)
+        f"{side}, temperature {temperature}" for side in ("target", "drafter") for temperature in (1, 0)
     ]
     assert all([point.size for point in line.points] == [400, 900] for line in curve.lines)
     assert all(point.median > 0 for line in curve.lines for point in line.points)

@@ -30,10 +30,20 @@ def test_pad_writes_a_folder_and_tells_its_size(source: object, tmp_path: Path):
     assert "largest difference of logits" in done.output
 
 
-def test_a_size_in_words_is_refused(tmp_path: Path):
-    done = call("builtin:target-7m", tmp_path, "--parameters", "large")
+@pytest.mark.parametrize("size", ["large", "", "infM", "nanM", "-60M", "-5", "0M"])
+def test_what_is_no_size_is_refused(size: str, tmp_path: Path):
+    done = call("nowhere", tmp_path, f"--parameters={size}")
     assert isinstance(done.exception, UsageError)
-    assert "--parameters must be a number such as 100M" in str(done.exception)
+    assert "--parameters must be a positive number such as 100M" in str(done.exception)
+
+
+def test_a_folder_with_something_in_it_is_refused(tmp_path: Path):
+    (tmp_path / "kept").write_text("here", encoding="utf-8")
+    for place in (tmp_path, tmp_path / "kept"):
+        done = call("nowhere", place)
+        assert isinstance(done.exception, UsageError)
+        assert "must go to a new or empty folder" in str(done.exception)
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
 
 
 def test_an_unknown_built_in_model_is_refused(tmp_path: Path):

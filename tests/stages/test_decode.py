@@ -114,8 +114,6 @@ def test_nothing_is_drafted_behind_the_drafters_end():
 class StopAt:
     """Stops at a given length, and notes what it is asked."""
 
-    needs_estimates = True
-
     def __init__(self, length: int) -> None:
         self.length, self.asked = length, []
 

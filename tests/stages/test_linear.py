@@ -77,5 +77,19 @@ def test_what_is_fastest_is_measured_once(tmp_path, monkeypatch: pytest.MonkeyPa
 
 
 @packs
-def test_measuring_names_a_kind():
-    assert linear._measure(weights()[0], 1) in KINDS
+def test_measuring_names_the_faster_kind(monkeypatch: pytest.MonkeyPatch):
+    """By a clock that goes only while a kernel computes."""
+    now = [0.0]
+
+    def lasting(kind: type, seconds: float) -> type:
+        class Lasting(kind):  # type: ignore[misc, valid-type]
+            def __call__(self, x_NI: torch.Tensor) -> torch.Tensor:
+                now[0] += seconds
+                return super().__call__(x_NI)
+
+        return Lasting
+
+    monkeypatch.setattr(linear, "perf_counter", lambda: now[0])
+    for slower, faster in (("plain", "packed"), ("packed", "plain")):
+        monkeypatch.setattr(linear, "KINDS", {slower: lasting(KINDS[slower], 2), faster: lasting(KINDS[faster], 1)})
+        assert linear._measure(weights()[0], 3) == faster

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from stages.measured import processor, remembered
+from stages.measured import remembered
 
 
 @pytest.fixture
@@ -48,7 +48,3 @@ def test_a_folder_that_cannot_be_written_is_no_obstacle(monkeypatch: pytest.Monk
     monkeypatch.setenv("OMNIDRAFT_CACHE", "/dev/null/none")
     values = [1, 2]
     assert [remembered("x", [], counted(values)) for _ in range(2)] == [1, 2]
-
-
-def test_the_processor_has_a_name():
-    assert processor()

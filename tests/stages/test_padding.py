@@ -140,6 +140,21 @@ def test_half_the_bytes_differ_by_their_rounding(source: str, tmp_path: Path):
     assert load_causal_model(str(tmp_path), "auto", "cpu").dtype == torch.bfloat16
 
 
-def test_an_unknown_type_is_refused(tmp_path: Path):
-    with pytest.raises(ModelError, match="float32, bfloat16, float16, got 'auto'"):
-        write_padded("nowhere", tmp_path, 1, "auto", seed=0)
+@pytest.mark.parametrize("dtype", ["auto", "float16"])
+def test_a_type_without_room_for_silent_weights_is_refused(dtype: str, tmp_path: Path):
+    with pytest.raises(ModelError, match=f"must be float32 or bfloat16, got '{dtype}'"):
+        write_padded("nowhere", tmp_path, 1, dtype, seed=0)
+    assert not list(tmp_path.iterdir())
+
+
+def test_silent_weights_are_not_zero_in_the_narrow_type():
+    large = padded(small_llama(tied=True), WIDTHS, seed=1).to(torch.bfloat16)
+    silent = large.model.layers[1].mlp.down_proj.weight
+    assert silent.abs().max() < 1e-9
+    assert (silent != 0).float().mean() > 0.99
+
+
+def test_heads_wider_than_the_model_need_their_room():
+    model = new_llama(0, **{**SHAPE, "head_dim": 12})
+    with pytest.raises(ModelError, match="room for 4 heads of 12, a width of 24 has 2"):
+        padded(model, replace(WIDTHS, hidden=24), seed=1)

@@ -107,11 +107,13 @@ def test_drafting_goes_on_where_it_pays_and_rests_where_it_does_not():
     assert AlwaysDraft().drafts()
 
 
-def test_drafting_comes_back_soon_after_it_begins_to_pay():
-    paying = DraftWherePaying(flat(0.1))
+@pytest.mark.parametrize(("cost", "better"), [(0.1, 2), (0.4, 2)], ids=["by far", "by a ninth"])
+def test_drafting_comes_back_soon_after_it_begins_to_pay(cost: float, better: int):
+    """Two pieces a block: it pays from 1 + 2 * cost tokens on."""
+    paying = DraftWherePaying(flat(cost))
     drafted(paying, 2000, emitted=1)
-    drafted(paying, DraftWherePaying.LONGEST + 120, emitted=3)
-    assert drafted(paying, 100, emitted=3) == 100
+    drafted(paying, DraftWherePaying.LONGEST + 2 * DraftWherePaying.TRIAL, emitted=better)
+    assert drafted(paying, 100, emitted=better) == 100
 
 
 def test_a_few_bad_blocks_do_not_stop_what_pays():
