@@ -5,6 +5,7 @@ import sys
 import typer
 
 from pipeline.cli_bench import bench
+from pipeline.cli_bench_scale import bench_scale
 from pipeline.cli_log import check, sql
 from pipeline.cli_replay import replay
 from pipeline.cli_study import study
@@ -26,6 +27,7 @@ app.command()(bench)
 app.command()(study)
 app.command()(vocab)
 app.command()(bench_translate)
+app.command()(bench_scale)
 app.command()(sql)
 app.command()(check)
 app.command()(versions)

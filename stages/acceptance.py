@@ -180,24 +180,24 @@ def _drafter_level(test: Test, piece: float, children: float) -> float:
 
 
 def _node_residual(test: Test, laws_KD: Tensor, law_V: Tensor) -> Tensor:
-    node = test.node
-    children = torch.tensor(list(node.children), device=law_V.device)
-    drafter = laws_KD.new_zeros(len(children)) if test.law is None else laws_KD[test.law][children]
-    options: list[tuple[Sequence[int], float]] = [
-        (child.members, probability)
-        for child, probability in zip(node.children.values(), drafter.tolist(), strict=True)
-    ]
+    """As at the root, over the members M of the options O of an inner node: its children, and STOP if it is a token."""
+    node, device = test.node, law_V.device
+    options: list[Sequence[int]] = [child.members for child in node.children.values()]
+    options += [] if node.token is None else [(node.token,)]
+    members_M = torch.tensor([token for tokens in options for token in tokens], device=device)
+    option_M = torch.arange(len(options), device=device).repeat_interleave(
+        torch.tensor(list(map(len, options)), device=device)
+    )
+    drafter_O = law_V.new_zeros(len(options))
+    if test.law is not None:
+        children = torch.tensor(list(node.children), dtype=torch.long, device=device)
+        drafter_O[: len(children)] = laws_KD[test.law][children].to(law_V.dtype)
     if node.token is not None:
-        options.append(((node.token,), 1 - sum(probability for _, probability in options)))
-    members = torch.tensor([token for tokens, _ in options for token in tokens], device=law_V.device)
-    node_mass = law_V[members].sum()
-    weights_V = torch.zeros_like(law_V)
-    for tokens, probability in options:
-        index = torch.tensor(list(tokens), device=law_V.device)
-        mass = law_V[index].sum()
-        if mass > 0:
-            weights_V[index] = law_V[index] * (1 - probability * node_mass / mass).clamp(min=0)
-    return weights_V
+        drafter_O[-1] = 1 - drafter_O[:-1].sum()
+    law_M = law_V[members_M]
+    mass_O = law_V.new_zeros(len(options)).index_add_(0, option_M, law_M)
+    kept_O = (1 - drafter_O * law_M.sum() / mass_O).nan_to_num(nan=0.0).clamp(min=0)
+    return torch.zeros_like(law_V).index_copy_(0, members_M, law_M * kept_O[option_M])
 
 
 class PaperRule:

@@ -33,6 +33,9 @@ transformers_logging.set_verbosity_error()
 transformers_logging.disable_progress_bar()
 
 
+GROWTH = 16  # a cache that is too short grows by a sixteenth at least: little memory to spare, few copies
+
+
 class RowCache(Cache):
     """Keys and values of many rows, preallocated; a row's length is a number, so that rollback copies nothing.
 
@@ -51,11 +54,12 @@ class RowCache(Cache):
         self._seen = 0
 
     def reserve(self, rows: int, capacity: int) -> None:
-        """Make room for that many rows of that many tokens, doubling what is there; kept content stays."""
+        """Make room for that many rows of that many tokens, a sixteenth more at least; kept content stays."""
         if rows <= self._rows and capacity <= self._capacity:
             return
         self._rows = max(rows, self._rows)
-        self._capacity = max(capacity, 2 * self._capacity if capacity > self._capacity else self._capacity)
+        if capacity > self._capacity:
+            self._capacity = max(capacity, self._capacity + self._capacity // GROWTH)
         for tensors in (self._keys, self._values):
             for layer, old in enumerate(tensors):
                 tensors[layer] = self._allocate(old)

@@ -86,7 +86,7 @@ class LanguageModel:
         """Take a row in and read all of its tokens but the last."""
         self._order.append(row)
         self._lengths[row] = 0
-        self.forward_pass.reserve(len(self._order), len(tokens) + row.room + 72)
+        self.forward_pass.reserve(len(self._order), len(tokens) + row.room)
         if len(tokens) > 1:
             self._read(len(self._order) - 1, [row], [tokens[:-1]], [0], hidden=False)
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from stages.huggingface import GROWTH
 from stages.lean_weights import Layer, LeanWeights
 from stages.linear import Kernel
 
@@ -70,12 +71,12 @@ class LeanForward:
         return sum(cache.numel() * cache.element_size() for cache in self._caches_SX)
 
     def reserve(self, rows: int, capacity: int) -> None:
-        """See `Forward`. Rows as needed; tokens by doubling, to the model's longest text at most."""
+        """See `Forward`. Rows as needed; tokens by a sixteenth at least, to the model's longest text at most."""
         if rows <= self._rows and capacity <= self._capacity:
             return
         old_rows, old_capacity = self._rows, self._capacity
         if capacity > old_capacity:
-            self._capacity = max(capacity, min(2 * old_capacity, self.weights.longest))
+            self._capacity = max(capacity, min(old_capacity + old_capacity // GROWTH, self.weights.longest))
         self._rows = max(rows, old_rows)
         width = 2 * self.weights.key_heads * self.weights.head_size
         shape = self._rows, self._capacity, width
