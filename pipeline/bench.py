@@ -27,6 +27,7 @@ from pipeline.build_models import Models
 from pipeline.config import Config
 from pipeline.source import open_sources
 from stages.baselines import device_name, preference, surprisal, threads
+from stages.measured import processor
 from stages.vocabulary import Vocabulary
 from store.errors import UsageError
 from store.events import PromptReceived
@@ -160,7 +161,7 @@ def _widest(
 def machine_of(models: Models) -> dict[str, Any]:
     """What the figures depend on beside the settings. `load`: processes that wanted a core in the last minute."""
     return {
-        "device": device_name(models.target.device) or cpu_name(),
+        "device": device_name(models.target.device) or processor(),
         "cores": os.cpu_count(),
         "threads": threads(),
         "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
@@ -171,14 +172,6 @@ def machine_of(models: Models) -> dict[str, Any]:
         "python": platform.python_version(),
         **{name: version(name) for name in ("torch", "transformers", "tokenizers")},
     }
-
-
-def cpu_name() -> str:
-    """What the processor calls itself, as far as the system tells."""
-    information = Path("/proc/cpuinfo")  # Linux; elsewhere Python knows
-    lines = information.read_text(encoding="utf-8").splitlines() if information.is_file() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def peak_bytes() -> int | None:

@@ -1,5 +1,6 @@
 """The benchmark's arms that are OpenVINO GenAI, plain and speculative, on the same weights."""
 
+from collections import deque
 from collections.abc import Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -56,13 +57,24 @@ class OpenVINOArm:
     def complete(self, prompts: Sequence[PromptReceived]) -> Round:
         """As `Arm.complete`."""
         started = perf_counter()
-        settings = [_settings(self._request, prompt.offset, self._draft) for prompt in prompts]
-        encoded = [_tensor(self._words.encode(prompt.text)) for prompt in prompts]
-        results = self._pipeline.generate(encoded, settings)  # its scheduler fills what an ended text leaves
-        tokens = tuple(tuple(map(int, result.m_generation_ids[0])) for result in results)
+        tokens = self._generate(prompts)
         for one in tokens:
             self._words.decode(one)
         return Round(tokens, perf_counter() - started)
+
+    def _generate(self, prompts: Sequence[PromptReceived]) -> tuple[tuple[int, ...], ...]:
+        """All completions, one entering as another ends: the scheduler itself would take all prompts at once."""
+        waiting, running = deque(enumerate(prompts)), dict[int, Any]()
+        tokens: dict[int, tuple[int, ...]] = {}
+        while waiting or running:
+            while waiting and len(running) < self._request.batch:
+                place, prompt = waiting.popleft()
+                settings = _settings(self._request, prompt.offset, self._draft)
+                running[place] = self._pipeline.add_request(place, _tensor(self._words.encode(prompt.text)), settings)
+            self._pipeline.step()
+            for place in [place for place, handle in running.items() if handle.get_status().name != "RUNNING"]:
+                tokens[place] = tuple(map(int, running.pop(place).read_all()[0].generated_ids))
+        return tuple(tokens[place] for place in range(len(prompts)))
 
     def close(self) -> None:
         """Let the models go."""
@@ -100,8 +112,7 @@ def _pipeline(request: Request, target: Path, drafter: Path | None) -> Any:
         "INFERENCE_NUM_THREADS": request.threads,
     }
     draft = {"draft_model": openvino_genai.draft_model(drafter, "CPU", **properties)} if drafter else {}
-    scheduler = openvino_genai.SchedulerConfig()
-    scheduler.max_num_seqs = request.batch
+    scheduler = openvino_genai.SchedulerConfig()  # whose max_num_seqs bounds only its other, slower way to schedule
     tokenizer = openvino_genai.Tokenizer(target)
     return openvino_genai.ContinuousBatchingPipeline(target, tokenizer, scheduler, "CPU", **properties, **draft)
 

@@ -77,5 +77,6 @@ class Report:
             "costs": asdict(self.costs),
             "memory": asdict(self.memory),
             "refused": dict(self.refused),
+            "labels": dict(self.labels),
             "arms": {name: asdict(found) | {"rounds": samples[name]} for name, found in self.figures.items()},
         }

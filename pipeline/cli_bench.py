@@ -68,7 +68,7 @@ def bench(
 ) -> None:
     """Measure tokens per second, round by round in turn in one process: `transformers` plain, assisted, by prompt
     lookup and in continuous batches, other engines, and this pipeline plain, frozen, learning and with its log."""
-    if json_file is not None and not json_file.absolute().parent.is_dir():
+    if json_file is not None and (json_file.is_dir() or not json_file.absolute().parent.is_dir()):
         raise UsageError(f"--json must name a file in a folder that exists, got '{json_file}'")
     overrides: dict[str, Any] = {
         "sampling.max_new_tokens": max_new_tokens,
@@ -105,7 +105,7 @@ def _batches(text: str) -> list[int]:
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) for part in parts):
         raise UsageError(f"--batch must be numbers from 1 with commas between, such as 1,4,8, got '{text}'")
-    return [int(part) for part in parts]
+    return [int(part) for part in dict.fromkeys(parts)]
 
 
 def _engines(openvino: bool, llama_cpp: Path | None) -> Engines:
@@ -134,6 +134,8 @@ def _plans(
     plans, (prompts, round_prompts, warm_up) = [], sizes
     for batch in batches:
         config = Config().with_overrides(overrides | {"batch": batch})
+        if len(config.targets) > 1 or config.swaps:
+            raise UsageError(f"The benchmark is of one target, got {', '.join(config.targets)}; run it for each")
         temperature = config.sampling.temperature
         names = _names(arms, engines.names(1, temperature)) if arms else arms_at(batch, temperature, engines)
         require_usable(names, batch, temperature, engines)

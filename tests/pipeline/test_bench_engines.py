@@ -172,28 +172,41 @@ def test_a_further_prompt_is_asked_before_the_slowest_is_answered(tiny_pair: Tin
         arm.close()
 
 
-def test_openvino_gets_a_whole_round_at_once(
+class Steps:
+    """In the place of OpenVINO's pipeline: the first text ends after five steps, every other after one."""
+
+    def __init__(self) -> None:
+        self.running: dict[int, int] = {}
+        self.seen: list[tuple[int, ...]] = []
+
+    def add_request(self, place: int, ids: list[int], offset: int) -> SimpleNamespace:
+        self.running[place] = 5 if place == 0 else 1
+        result = [SimpleNamespace(generated_ids=[offset, len(ids)])]
+        return SimpleNamespace(get_status=lambda: self._status(place), read_all=lambda: result)
+
+    def _status(self, place: int) -> SimpleNamespace:
+        return SimpleNamespace(name="RUNNING" if self.running[place] else "FINISHED")
+
+    def step(self) -> None:
+        self.seen.append(tuple(place for place, left in self.running.items() if left))
+        self.running = {place: max(0, left - 1) for place, left in self.running.items()}
+
+
+def test_openvino_gets_a_further_prompt_whenever_a_text_ends(
     tiny_pair: TinyPair,  # noqa: F811
     models: Models,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ):
-    asked: list[int] = []
-
-    def generate(encoded: list[list[int]], offsets: list[int]) -> list[SimpleNamespace]:
-        asked.append(len(encoded))
-        return [SimpleNamespace(m_generation_ids=[[offset, 5]]) for offset in offsets]
-
+    steps = Steps()
     monkeypatch.setattr(bench_engine_openvino, "converted", lambda llama, folder: folder)
     monkeypatch.setattr(bench_engine_openvino, "_tensor", lambda ids: ids)
     monkeypatch.setattr(bench_engine_openvino, "_settings", lambda request, offset, draft: offset)
-    monkeypatch.setattr(bench_engine_openvino, "_pipeline", lambda *_: SimpleNamespace(generate=generate))
-    arm = OpenVINOArm(
-        request_of(settings(tiny_pair), models, "", tmp_path), models.target_words, tmp_path, speculative=False
-    )
-    made = arm.complete(prompts())
-    assert asked == [len(TEXTS)]
-    assert made.tokens == tuple((number, 5) for number in range(len(TEXTS)))
+    monkeypatch.setattr(bench_engine_openvino, "_pipeline", lambda *_: steps)
+    request = request_of(settings(tiny_pair, batch=2), models, "", tmp_path)
+    made = OpenVINOArm(request, models.target_words, tmp_path, speculative=False).complete(prompts())
+    assert steps.seen == [(0, 1), (0, 2), (0, 3), (0, 4), (0, 5)]
+    assert made.tokens == tuple((place, len(models.target_words.encode(text))) for place, text in enumerate(TEXTS))
     assert (made.judged, made.accepted) == (None, None), "drafted is not judged"
 
 
