@@ -92,15 +92,12 @@ class Round:
         seconds: wall time from the prompts' texts to all completions' texts, learning from them included.
         work: what happened inside, of this pipeline's arms.
         nats: per prompt the surprisal of its tokens under the target's law; empty when it was not asked for.
-        judged, accepted: drafted tokens that an engine beside this pipeline tested and took, where it tells.
     """
 
     tokens: tuple[tuple[int, ...], ...]
     seconds: float
     work: Work | None = None
     nats: tuple[float, ...] = field(default=())
-    judged: int | None = None
-    accepted: int | None = None
 
     @property
     def emitted(self) -> int:

@@ -183,9 +183,9 @@ def _pace(one: Round) -> float:
 
 
 def _acceptance(rounds: Sequence[Round]) -> float | None:
-    told = [one.work or one for one in rounds]
-    judged = sum(one.judged or 0 for one in told)
-    return sum(one.accepted or 0 for one in told) / judged if judged else None
+    works = [one.work for one in rounds if one.work]
+    judged = sum(work.judged for work in works)
+    return sum(work.accepted for work in works) / judged if judged else None
 
 
 def _efficiency(own: Sequence[Round], works: Sequence[Work], costs: Costs) -> Efficiency:

@@ -207,7 +207,6 @@ def test_openvino_gets_a_further_prompt_whenever_a_text_ends(
     made = OpenVINOArm(request, models.target_words, tmp_path, speculative=False).complete(prompts())
     assert steps.seen == [(0, 1), (0, 2), (0, 3), (0, 4), (0, 5)]
     assert made.tokens == tuple((place, len(models.target_words.encode(text))) for place, text in enumerate(TEXTS))
-    assert (made.judged, made.accepted) == (None, None), "drafted is not judged"
 
 
 @pytest.mark.usefixtures("without_conversion")

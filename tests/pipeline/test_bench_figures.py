@@ -85,10 +85,9 @@ def test_acceptance_and_efficiency_come_from_sums() -> None:
     assert found.breakdown.translation_per_target_step == 1.5 / 6
 
 
-def test_engines_tell_their_acceptance_themselves() -> None:
-    own = [replace(one, judged=10, accepted=4) for one in PLAIN]
-    found = figures(own, PLAIN, COSTS, greedy=True)
-    assert found.acceptance_rate == 0.4
+def test_other_engines_have_neither_acceptance_nor_a_limit() -> None:
+    found = figures(PLAIN, PLAIN, COSTS, greedy=True)
+    assert found.acceptance_rate is None
     assert found.efficiency is None
 
 
