@@ -14,6 +14,7 @@ from stages.huggingface import load_tokenizer, pick_device, set_threads
 from stages.language_model import LanguageModel, load_model
 from stages.pair import Pair, SpecialRule, pair
 from stages.vocabulary import Vocabulary
+from store.errors import ConfigError
 from store.registry import fetch_version
 
 # Matrices of smaller targets do not divide: one thread is as fast in quiet, several times faster beside other work,
@@ -56,9 +57,12 @@ def load_models(config: Config, uri: str, fetched: Path) -> tuple[Models, ...]:
 
     Raises:
         ModelError, VocabularyError: see there.
-        ConfigError: a swap or an exception for a special token cannot be read.
+        ConfigError: a swap or an exception for a special token cannot be read, or int8 weights are wanted of a device
+            that does not multiply them row by row.
     """
     device = pick_device(config.device)
+    if device != "cpu" and "int8" in (config.weights, config.draft.weights):
+        raise ConfigError(f"weights in int8 are for the CPU alone, but the device is {device}; try dtype = 'bfloat16'")
     source = locate(config.drafter, uri, fetched)
     folder = Path(source) if Path(source).is_dir() else None
     drafter = load_model(source, config.dtype, device, config.draft.weights)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from time import perf_counter
 
+from stages.baselines import settle
 from stages.blocks import Row
 from stages.costs import Costs, rising
 from stages.decode import Decode
@@ -36,6 +37,7 @@ def _target_curve(target: LanguageModel, batch: int) -> list[tuple[int, float]]:
 
     def read(count: int) -> None:
         target.forward(rows, [[3] * count] * batch, [count] * batch)
+        settle(target.device)
         for row in rows:
             target.roll_back(row, len(row.tokens) - 1)
 

@@ -40,12 +40,13 @@ class _Growing:
     def of(cls, rows: Sequence[Row]) -> "_Growing":
         return cls(rows, [[] for _ in rows], [[] for _ in rows], [[] for _ in rows])
 
-    def freeze(self, drafter_size: int) -> list[Draft]:
+    def freeze(self, drafter_size: int, device: torch.device) -> list[Draft]:
         """Drafts, in the order of the rows: the tensors' lines sorted by row, each row's pieces in order."""
         if not self.going:
-            return [Draft(row, (), torch.zeros(0, drafter_size), (), None, ()) for row in self.rows]
+            nothing_KD = torch.zeros(0, drafter_size, device=device)
+            return [Draft(row, (), nothing_KD, (), None, ()) for row in self.rows]
         owners = list(chain(*self.going))
-        order = torch.tensor(sorted(range(len(owners)), key=owners.__getitem__), device=self.laws_BD[0].device)
+        order = torch.tensor(sorted(range(len(owners)), key=owners.__getitem__), device=device)
         lengths = list(map(len, self.pieces))
         laws_KD = torch.cat(self.laws_BD)[order].split(lengths)
         features_KF = torch.cat(self.features_BF)[order].split(lengths)
@@ -124,7 +125,7 @@ class Decode:
             open_rows = [number for number in going if self._has_room(growing.pieces[number], batch[number])]
             going = sorted(self._stop_rule.going_on(growing.survival, open_rows))
             fed = {number: growing.pieces[number][-1:] for number in going}
-        return growing.freeze(len(self._forbidden_D))
+        return growing.freeze(len(self._forbidden_D), self.model.device)
 
     def _may_draft(self, row: Row) -> bool:
         """Whether there is anything to draft for, and a whole draft fits into the drafter's context for sure."""
