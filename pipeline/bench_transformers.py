@@ -71,7 +71,8 @@ class GenerateArm:
 
 
 class ContinuousArm:
-    """Continuous batching, one call per round; its thread and cache stay between rounds.
+    """Continuous batching, one call per round. It is started before a round's clock and stopped behind it, for its
+    threads slow down other arms.
 
     Args:
         task: what is asked; the target is this arm's alone.
@@ -84,12 +85,15 @@ class ContinuousArm:
 
     def complete(self, prompts: Sequence[PromptReceived]) -> Round:
         """As `Arm.complete`."""
-        started = perf_counter()
-        completions = self._batching.complete([self._words.encode(prompt.text) for prompt in prompts])
-        for tokens in completions:
-            self._words.decode(tokens)
-        return Round(tuple(map(tuple, completions)), perf_counter() - started)
+        self._batching.start()
+        try:
+            started = perf_counter()
+            completions = self._batching.complete([self._words.encode(prompt.text) for prompt in prompts])
+            for tokens in completions:
+                self._words.decode(tokens)
+            return Round(tuple(map(tuple, completions)), perf_counter() - started)
+        finally:
+            self._batching.stop()
 
     def close(self) -> None:
-        """Stop the thread."""
-        self._batching.close()
+        """There is nothing left to stop."""
