@@ -21,6 +21,7 @@ from stages.huggingface import GROWTH
 from stages.lean_weights import Layer, LeanWeights
 from stages.linear import Kernel
 
+PADDING_WASTE = 1.6  # places over tokens: beyond, a row by itself is faster than all padded to the longest
 SHARED_QUERIES = 64  # beyond, the mask that sharing repeats costs more memory than larger products save time
 
 
@@ -36,6 +37,7 @@ class _Layout:
             faster from two queries on.
         gather_BQ: per row and place the token in the line, or None if all rows have equally many.
         scatter_N: per token its place among (B, Q), when there is a gather.
+        parts: stretches of the line that are looked at one after the other, each with a layout of its own.
     """
 
     rows: slice
@@ -44,6 +46,7 @@ class _Layout:
     share: int = 1
     gather_BQ: Tensor | None = None
     scatter_N: Tensor | None = None
+    parts: "tuple[tuple[slice, _Layout], ...]" = ()
 
 
 class LeanForward:
@@ -155,6 +158,8 @@ class LeanForward:
 
     def _attend(self, queries_NHE: Tensor, cache_SX: Tensor, layout: _Layout) -> Tensor:
         """Attention of the new tokens over what their rows have read (N, H x E)."""
+        if layout.parts:
+            return torch.cat([self._attend(queries_NHE[line], cache_SX, part) for line, part in layout.parts])
         weights = self.weights
         by_row = cache_SX.view(self._rows, self._capacity, 2, weights.key_heads, weights.head_size)
         keys_BGKE, values_BGKE = by_row[layout.rows, : layout.seen].permute(2, 0, 3, 1, 4)
@@ -183,6 +188,8 @@ class LeanForward:
         rows, width = slice(first, first + len(tokens)), max(counts)
         if width == 1 and min(starts) == seen - 1 and min(counts) == 1:
             return _Layout(rows, seen, None)
+        if len(counts) * width > PADDING_WASTE * sum(counts):
+            return _Layout(rows, seen, None, parts=self._alone(first, tokens, starts))
 
         def by_row(begins: Iterable[int]) -> Tensor:
             """A rising line of numbers per row; what stands where a row has no token is dropped after attention."""
@@ -201,6 +208,17 @@ class LeanForward:
         scatter = [row * width + place for row, count in enumerate(counts) for place in range(count)]
         gather_BQ = by_row([0, *accumulate(counts)])
         return _Layout(rows, seen, mask_B1QK, share, gather_BQ, torch.tensor(scatter, device=device))
+
+    def _alone(
+        self, first: int, tokens: Sequence[Sequence[int]], starts: Sequence[int]
+    ) -> tuple[tuple[slice, _Layout], ...]:
+        """Every row that reads anything by itself."""
+        ends = list(accumulate(map(len, tokens)))
+        return tuple(
+            (slice(end - len(new), end), self._layout(first + row, [new], [start]))
+            for row, (new, start, end) in enumerate(zip(tokens, starts, ends, strict=True))
+            if new
+        )
 
 
 def _wanted(tokens: Sequence[Sequence[int]], wanted: Sequence[int]) -> list[int]:
