@@ -111,13 +111,13 @@ class DraftWherePaying:
 
     MEMORY = 0.95  # what each block leaves of the ones before it
     FADED = 0.1  # what a rest leaves of all evidence
-    EVIDENCE = 16  # blocks before the first judgement
-    TRIAL, SHORTEST, LONGEST = 4, 32, 256  # blocks tried; blocks of rest
+    EVIDENCE = 16  # rows' blocks before the first judgement
+    TRIAL, SHORTEST, LONGEST = 4, 32, 256  # rows' blocks tried; blocks of rest
 
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
         self._emitted = self._plain = 0.0  # recent tokens, and what plain decoding would have emitted in the same time
-        self._on = self.EVIDENCE  # blocks still to draft before a judgement
+        self._on = self.EVIDENCE  # rows' blocks still to draft before a judgement
         self._off = 0  # blocks still to rest
         self._rest = self.SHORTEST
 
@@ -134,7 +134,7 @@ class DraftWherePaying:
         plain = rows * self._costs.block(lengths) / self._costs.verifying(rows)
         self._emitted = self._emitted * self.MEMORY + emitted
         self._plain = self._plain * self.MEMORY + plain
-        self._on = max(0, self._on - 1)
+        self._on = max(0, self._on - rows)
         if self._on:
             return
         if self._emitted < self._plain:
