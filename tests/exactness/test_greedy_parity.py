@@ -21,7 +21,13 @@ from store.events import Event, PromptReceived, TokenDecision, Updated
 ROOT = Path(__file__).resolve().parents[2]
 STARTERS = ROOT.parent / "shared" / "models"  # lies beside the repository while the built-in models are being made
 PROMPTS, NEW_TOKENS = 100, 32
-LEARNING = {"learn__enabled": True, "learn__interval": 10, "learn__steps": 1, "learn__rate": 2e-4}
+LEARNING = {
+    "learn__enabled": True,
+    "learn__spacing": "fixed",
+    "learn__interval": 10,
+    "learn__steps": 1,
+    "learn__rate": 2e-4,
+}
 ALWAYS = {"draft__only_where_paying": False, "draft__costs": "estimated"}  # the same on every machine
 
 

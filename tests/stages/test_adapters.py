@@ -131,8 +131,8 @@ def test_rows_are_read_with_the_adapter_of_their_model(trained):
         row = row_of(TEXT[0].tolist())
         model.admit(row, row.tokens)
         (other if model is one else one).read(TEXT, torch.arange(TEXT.shape[1])[None], None)
-        logits_BQV, _ = model.forward([row], [row.tokens[-1:]], [1])
-        torch.testing.assert_close(logits_BQV[0, -1], read(model)[0, -1], atol=1e-5, rtol=1e-5)
+        logits_NV, _ = model.forward([row], [row.tokens[-1:]], [1])
+        torch.testing.assert_close(logits_NV[-1], read(model)[0, -1], atol=1e-5, rtol=1e-5)
 
 
 def test_the_bare_model_beside_it_shares_the_weights_and_has_no_trace_of_adapters(trained):
