@@ -1,6 +1,6 @@
 """What the benchmark compares: the names of its arms, and what each of them does in one round.
 
-A *round* is a short list of prompts that every arm completes in turn. With a batch of one it is one prompt.
+A *round* is a short list of prompts that every arm completes in turn.
 """
 
 from collections.abc import Sequence

@@ -17,22 +17,6 @@ from store.errors import UsageError
 from store.registry import default_uri
 
 
-class NoEngines:
-    """No engine but `transformers` and this pipeline."""
-
-    def names(self, batch: int, temperature: float) -> Sequence[str]:
-        """None."""
-        return ()
-
-    def label(self, name: str) -> str:
-        """The name."""
-        return name
-
-    def build(self, name: str, config: Config, models: Models, scratch: Path) -> Arm:
-        """Never called, for there are no names."""
-        raise UsageError(f"there is no engine {name!r}")
-
-
 def arms_at(batch: int, temperature: float, engines: Engines) -> tuple[str, ...]:
     """All arms that can run, in the order of the table: `transformers`, other engines, this pipeline."""
     ours = [name for name in ArmName if batch == 1 or name not in BATCH_ONE]

@@ -23,7 +23,7 @@ from stages.losses import (
 from stages.worker import CallingThread, OwnThread
 
 # What one piece of one gradient step costs per weight of the drafter, in weights read by a target pass: measured on
-# two CPU cores with targets of 12M (.36) and 100M (.6), the gate's share included.
+# two CPU cores with targets of 12M (.45) and 100M (.76), the gate's share included.
 TRAIN_SHARE = 0.45
 
 

@@ -110,10 +110,6 @@ def _batches(text: str) -> list[int]:
 
 def _engines(openvino: bool, llama_cpp: Path | None) -> Engines:
     """The engines that flags name."""
-    from pipeline.bench_build import NoEngines
-
-    if not openvino and llama_cpp is None:
-        return NoEngines()
     from pipeline.bench_engines import find_engines
 
     return find_engines(openvino=openvino, llama_cpp=llama_cpp)

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from pipeline.bench_arms import ArmName, Round, chunks
-from pipeline.bench_build import NoEngines, arms_at, require_usable
+from pipeline.bench_build import arms_at, require_usable
+from pipeline.bench_engines import OtherEngines
 from pipeline.bench_pipeline import processor_seconds, work_of
 from pipeline.bench_rounds import Plan, measure
 from store.errors import UsageError
@@ -24,10 +25,11 @@ def test_a_plan_has_whole_rounds() -> None:
 
 
 def test_assisted_arms_run_at_batch_one_only() -> None:
-    assert arms_at(1, 0.0, NoEngines()) == tuple(ArmName)
-    assert {"assisted", "assisted-defaults", "prompt-lookup"} == set(ArmName) - set(arms_at(2, 0.0, NoEngines()))
+    none = OtherEngines(None, None)
+    assert arms_at(1, 0.0, none) == tuple(ArmName)
+    assert {"assisted", "assisted-defaults", "prompt-lookup"} == set(ArmName) - set(arms_at(2, 0.0, none))
     with pytest.raises(UsageError, match="run at batch 2 and temperature 0, but 'prompt-lookup' does not; there are"):
-        require_usable(["plain", "prompt-lookup"], 2, 0.0, NoEngines())
+        require_usable(["plain", "prompt-lookup"], 2, 0.0, none)
 
 
 class NotingArm:
