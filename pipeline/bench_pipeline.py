@@ -115,7 +115,7 @@ class ReplayRecords:
     def __init__(self, folder: Path, config: Config, loop: Loop, clock: Callable[[], float]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         others = set(threading.enumerate())
-        self._log, self._curves = RunLog(folder, clock=clock), Curves(NoRegistry(), lambda: 0)
+        self._log, self._curves = RunLog(folder), Curves(NoRegistry(), lambda: 0)
         self._writers = set(threading.enumerate()) - others
         self._watches = {"log": Stopwatch(), "versions": Stopwatch(), "drift": Stopwatch()}
         self._drift = DriftWatch(drift_settings(config), Rates(first_only=False))
@@ -130,7 +130,6 @@ class ReplayRecords:
 
     def _keep(self, event: Event) -> None:
         self._log.append(event)
-        self._log.commit()
         self._curves.add(event)
 
     def seconds(self) -> Mapping[str, float]:

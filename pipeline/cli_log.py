@@ -57,7 +57,7 @@ def sql(
 
 def check(run: RunOption = None, runs: RunsOption = Path("runs")) -> None:
     """Decide every judged token again from its own row in the log; exit status 1 if any disagrees."""
-    from store.log import changed_parts
+    from store.manifest import changed_parts
     from store.queries import LogReader
 
     folder = run or _latest_run(runs)
@@ -78,7 +78,7 @@ def check(run: RunOption = None, runs: RunsOption = Path("runs")) -> None:
 
 
 def _latest_run(runs: Path) -> Path:
-    from store.log import MANIFEST
+    from store.manifest import MANIFEST
     from store.queries import run_folders
 
     return max(run_folders(runs), key=lambda folder: (folder / MANIFEST).stat().st_mtime)

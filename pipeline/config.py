@@ -23,9 +23,11 @@ from pydantic_core import ErrorDetails
 
 from pipeline.config_sections import (
     CacheSettings,
+    CommitSettings,
     DraftSettings,
     DriftSettings,
     LearnSettings,
+    LogSettings,
     PublishSettings,
     SamplingSettings,
     Section,
@@ -83,6 +85,8 @@ class Config(Section):
     learn: LearnSettings = LearnSettings()
     drift: DriftSettings = DriftSettings()
     publish: PublishSettings = PublishSettings()
+    log: LogSettings = LogSettings()
+    commit: CommitSettings = CommitSettings()
 
     @classmethod
     def of(cls, values: Mapping[str, object]) -> Self:

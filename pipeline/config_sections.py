@@ -211,3 +211,24 @@ class PublishSettings(Section):
     interval: int = Field(default=64, ge=1, description="Prompts between two versions.")
     mlflow_uri: str | None = Field(default=None, min_length=1, description="MLflow server; by default a local store.")
     name: str = Field(default="omnidraft-drafter", min_length=1, description="Name of the registered model.")
+
+
+class LogSettings(Section):
+    """What the token log keeps."""
+
+    text: bool = Field(
+        default=True, description="Whether the log keeps prompts, texts and tokens' bytes; ids are kept in any case."
+    )
+
+
+class CommitSettings(Section):
+    """When what happened is committed, with a checkpoint to go on from. The first that is due counts."""
+
+    prompts: int = Field(default=256, ge=1, description="Prompts after which a commit is due.")
+    seconds: float = Field(default=10.0, gt=0, description="Seconds after which a commit is due.")
+    share: float = Field(
+        default=0.02,
+        gt=0,
+        le=1,
+        description="Most of a run's time that commits may take: where one takes long, the next waits longer.",
+    )

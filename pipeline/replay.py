@@ -16,7 +16,8 @@ from pipeline.progress import Display
 from pipeline.source import Source, open_sources, stream
 from store.errors import RunError, SourceError
 from store.events import Event, TokenDecision
-from store.log import RunLog, write_whole
+from store.files import write_whole
+from store.log import RunLog
 from store.registry import MlflowRegistry, NoRegistry, Registry, default_uri
 from store.summary import write_summary
 
@@ -178,7 +179,6 @@ class Replay:
     @staticmethod
     def _take(event: Event, log: RunLog, curves: Curves, display: Display) -> None:
         log.append(event)
-        log.commit()
         curves.add(event)
         display.show(event)
 

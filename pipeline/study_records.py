@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from store.errors import CorruptError, RunError
-from store.log import write_whole
+from store.files import write_whole
 
 FORMAT = 1
 

@@ -18,7 +18,7 @@ import duckdb
 import pyarrow as pa
 
 from store.errors import CorruptError, QueryError, RunError
-from store.log import MANIFEST, Part, part_path, read_manifest
+from store.manifest import MANIFEST, Part, part_path, read_manifest
 from store.schema import TABLES, schema_of
 
 VIEWS = ("decisions", "tokens", "blocks", "prompts", "updates", "drifts", "recalls", "versions")

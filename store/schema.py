@@ -15,7 +15,7 @@ import pyarrow as pa
 from store.errors import OmnidraftError
 from store.events import BlockDone, Drifted, PromptCompleted, Recalled, TokenDecision, Updated, VersionPublished
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 TABLES: Mapping[str, type] = MappingProxyType(
     {

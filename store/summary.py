@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from store.log import REJECTED, json_bytes, write_whole
+from store.files import json_bytes, write_whole
+from store.log import REJECTED
 from store.queries import LogReader, statement
 
 SUMMARY = "summary.json"

@@ -16,7 +16,7 @@ from pipeline.cli import main
 from pipeline.config import Config
 from pipeline.progress import PlainDisplay
 from pipeline.replay import Replay
-from store.log import part_path, read_manifest
+from store.manifest import part_path, read_manifest
 
 QUICK = {
     "sampling.max_new_tokens": 16,

@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 from pipeline.cli_log import CELL_CHARACTERS, TABLE_ROWS, check, sql
 from store.errors import QueryError, RunError
 from store.events import Origin, Outcome, TokenDecision, Translation
-from store.log import MANIFEST, RunLog, part_path, read_manifest
+from store.log import RunLog
+from store.manifest import MANIFEST, part_path, read_manifest
 
 ACCEPTED = TokenDecision(
     offset=0,

@@ -10,7 +10,7 @@ import pytest
 from synthetic_runs import bonus, decision, rejected, small_run_events, two_blocks, unjudged, write_run
 
 from store.events import Origin, Outcome, Translation
-from store.log import part_path, read_manifest
+from store.manifest import part_path, read_manifest
 from store.queries import LogReader
 
 

@@ -8,18 +8,13 @@ import pyarrow.parquet as pq
 import pytest
 from synthetic_runs import block, decision, prompt, write_run
 
-from store import log as log_module
+from store import files as files_module
+from store import parts as parts_module
 from store.errors import CorruptError, OmnidraftError, RunError
 from store.events import PromptReceived, PromptRejected
-from store.log import MANIFEST, RunLog, changed_parts, part_path, read_manifest, write_whole
-
-
-class Clock:
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self):
-        return self.now
+from store.files import write_whole
+from store.log import Commit, RunLog
+from store.manifest import MANIFEST, changed_parts, part_path, read_manifest
 
 
 def visible_rows(run, table="decisions"):
@@ -31,7 +26,7 @@ def test_rows_become_visible_with_a_forced_commit_and_not_before(tmp_path):
         for offset in range(5):
             log.append(decision(offset=offset))
         assert visible_rows(tmp_path / "run") == 0
-        log.commit(force=True)
+        log.commit(Commit({}), wait=True)
         assert visible_rows(tmp_path / "run") == 5
         log.append(decision(offset=5))
         assert visible_rows(tmp_path / "run") == 5
@@ -63,7 +58,7 @@ def test_the_manifest_describes_the_files_exactly(tmp_path):
 def test_the_file_says_which_schema_it_has(tmp_path):
     run = write_run(tmp_path, [block()])
     (part,) = read_manifest(run).tables["blocks"]
-    assert pq.read_schema(part_path(run, part)).metadata[b"omnidraft.schema_version"] == b"3"
+    assert pq.read_schema(part_path(run, part)).metadata[b"omnidraft.schema_version"] == b"4"
 
 
 def test_a_commit_makes_no_part_of_a_table_without_rows(tmp_path):
@@ -71,26 +66,13 @@ def test_a_commit_makes_no_part_of_a_table_without_rows(tmp_path):
     assert sorted(path.parent.name for path in run.rglob("*.parquet")) == ["decisions"]
 
 
-def test_unforced_commits_keep_their_distance_and_it_grows_with_the_age_of_the_log(tmp_path):
-    clock = Clock()
-    published = []
-    with RunLog(tmp_path, clock=clock) as log:
-        log._publish = lambda wait: published.append(clock.now)
-        for now in [0, 1, 4.9, 5, 9, 10, 500, 509, 510, 10_000, 10_059, 10_060]:
-            clock.now = float(now)
-            log.commit()
-        assert published == [5, 10, 500, 10_000, 10_060]
-        del log._publish
-
-
-def test_an_unforced_commit_reaches_readers_without_another_call(tmp_path):
-    clock = Clock()
-    with RunLog(tmp_path, clock=clock) as log:
+def test_a_commit_that_nobody_waits_for_reaches_readers_too(tmp_path):
+    with RunLog(tmp_path) as log:
         log.append(decision())
-        clock.now = 6.0
-        log.commit()
+        log.commit(Commit({}))
         log._jobs.join()
         assert visible_rows(tmp_path) == 1
+        assert not log.committing
 
 
 def test_a_rejected_row_is_a_line_of_json_at_once(tmp_path):
@@ -111,38 +93,58 @@ def test_a_received_prompt_is_not_kept_and_something_foreign_is_refused(tmp_path
     assert all(parts == () for parts in read_manifest(tmp_path).tables.values())
 
 
-def test_what_was_appended_before_an_error_in_the_run_is_kept(tmp_path):
+def test_what_no_commit_covers_never_happened(tmp_path):
     def interrupted_run():
-        with RunLog(tmp_path) as log:
+        with RunLog(tmp_path, part_rows=1) as log:
             log.append(decision())
+            log.append(PromptRejected("docs", 3, "empty"))
+            log.commit(Commit({"state.json": b"{}"}), wait=True)
+            log.append(decision(offset=1))
+            log.append(PromptRejected("docs", 4, "empty"))
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         interrupted_run()
     assert visible_rows(tmp_path) == 1
+    assert len(list(tmp_path.rglob("*.parquet"))) == 2
+    with RunLog(tmp_path) as log:
+        assert len(list(tmp_path.rglob("*.parquet"))) == 1
+        assert len((tmp_path / "rejected.jsonl").read_text().splitlines()) == 1
+        log.append(decision(offset=1))
+    parts = read_manifest(tmp_path).tables["decisions"]
+    rows = [row for part in parts for row in pq.read_table(part_path(tmp_path, part)).to_pylist()]
+    assert [(row["seq"], row["offset"]) for row in rows] == [(0, 0), (1, 1)]
+
+
+def test_the_end_of_the_stream_leaves_no_checkpoint(tmp_path):
+    with RunLog(tmp_path) as log:
+        log.commit(Commit({"state.json": b"{}"}), wait=True)
+        checkpoint = read_manifest(tmp_path).checkpoint
+        assert (tmp_path / checkpoint.folder / "state.json").read_bytes() == b"{}"
+    manifest = read_manifest(tmp_path)
+    assert (manifest.finished, manifest.checkpoint) == (True, None)
+    assert list((tmp_path / "checkpoint").iterdir()) == []
 
 
 def full_disk(path, content):
     raise OSError(28, "No space left on device")
 
 
-@pytest.mark.parametrize("call", ["append", "commit", "close"])
+@pytest.mark.parametrize("call", ["append", "commit", "finish"])
 def test_a_failing_disk_surfaces_on_the_next_call_and_leaves_the_committed_rows(tmp_path, monkeypatch, call):
     log = RunLog(tmp_path, part_rows=2)
     log.append(decision())
-    log.commit(force=True)
-    monkeypatch.setattr(log_module, "write_whole", full_disk)
+    log.commit(Commit({}), wait=True)
+    monkeypatch.setattr(parts_module, "write_whole", full_disk)
     log.append(decision(offset=1))
     log.append(decision(offset=2))
     log._jobs.join()
-    calls = {"append": lambda: log.append(decision()), "commit": log.commit, "close": log.close}
+    calls = {"append": lambda: log.append(decision()), "commit": lambda: log.commit(Commit({})), "finish": log.finish}
     with pytest.raises(OmnidraftError, match="No space left") as raised:
         calls[call]()
     assert isinstance(raised.value.__cause__, OSError)
     monkeypatch.undo()
-    if call != "close":
-        with pytest.raises(OmnidraftError, match="No space left"):
-            log.close()
+    log.close()
     assert visible_rows(tmp_path) == 1
     assert not log._writer.is_alive()
 
@@ -156,11 +158,11 @@ def test_nothing_is_published_after_a_part_was_lost(tmp_path, monkeypatch):
         write_whole(path, content)
 
     log = RunLog(tmp_path, part_rows=1)
-    monkeypatch.setattr(log_module, "write_whole", fail_once)
-    log._jobs.put(lambda: log._parts.write("decisions", [decision()]))
-    log._jobs.put(lambda: log._parts.write("decisions", [decision(offset=1)]))
+    monkeypatch.setattr(parts_module, "write_whole", fail_once)
+    log._jobs.put(lambda: log._files.write("decisions", [decision()]))
+    log._jobs.put(lambda: log._files.write("decisions", [decision(offset=1)]))
     with pytest.raises(OmnidraftError, match="one bad moment"):
-        log.close()
+        log.finish()
     assert not failures
     assert visible_rows(tmp_path) == 0
     assert list(tmp_path.rglob("*.parquet")) == []
@@ -169,23 +171,22 @@ def test_nothing_is_published_after_a_part_was_lost(tmp_path, monkeypatch):
 def test_a_failing_manifest_surfaces_from_the_commit_that_wanted_it(tmp_path, monkeypatch):
     log = RunLog(tmp_path)
     log.append(decision())
-    monkeypatch.setattr(log_module.os, "fsync", lambda descriptor: full_disk(None, None))
+    monkeypatch.setattr(files_module.os, "fsync", lambda descriptor: full_disk(None, None))
     with pytest.raises(OmnidraftError, match="No space left"):
-        log.commit(force=True)
-    with pytest.raises(OmnidraftError):
-        log.close()
+        log.commit(Commit({}), wait=True)
+    log.close()
 
 
 def test_a_value_that_fits_no_column_is_not_lost_silently(tmp_path):
     log = RunLog(tmp_path)
     log.append(prompt(emitted=2**40))
     with pytest.raises(OmnidraftError, match="too large"):
-        log.close()
+        log.finish()
 
 
 def test_memory_is_bounded_append_waits_for_the_disk(tmp_path, monkeypatch):
     disk = threading.Event()
-    monkeypatch.setattr(log_module, "pq", SlowParquet(disk))
+    monkeypatch.setattr(parts_module, "pq", SlowParquet(disk))
     log = RunLog(tmp_path, part_rows=1, queue_parts=2)
     appended = []
 
@@ -201,7 +202,7 @@ def test_memory_is_bounded_append_waits_for_the_disk(tmp_path, monkeypatch):
     assert len(appended) == 3  # one being written, two in the queue
     disk.set()
     producer.join()
-    log.close()
+    log.finish()
     assert visible_rows(tmp_path) == 6
 
 
@@ -233,8 +234,8 @@ def test_a_reader_beside_the_writer_sees_only_whole_commits(tmp_path):
     for offset in range(200):
         log.append(decision(offset=offset))
         if offset % 10 == 9:
-            log.commit(force=True)
-    log.close()
+            log.commit(Commit({}), wait=True)
+    log.finish()
     writing.set()
     reader.join()
     assert errors == []
@@ -273,7 +274,7 @@ def test_a_folder_without_a_log_and_a_log_of_another_version_are_refused(tmp_pat
         read_manifest(run)
 
 
-@pytest.mark.parametrize("content", ["", "[1]", '{"schema_version": 3, "run": "a", "tables": {}}'])
+@pytest.mark.parametrize("content", ["", "[1]", '{"schema_version": 4, "run": "a", "tables": {}}'])
 def test_a_broken_manifest_is_called_corrupt(tmp_path, content):
     run = write_run(tmp_path, [])
     (run / MANIFEST).write_text(content)

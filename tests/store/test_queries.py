@@ -6,7 +6,8 @@ from synthetic_runs import decision, drifted, prompt, recalled, rejected, small_
 
 from store.errors import CorruptError, QueryError, RunError
 from store.events import Outcome
-from store.log import MANIFEST, RunLog, part_path, read_manifest
+from store.log import Commit, RunLog
+from store.manifest import MANIFEST, part_path, read_manifest
 from store.queries import VIEWS, LogReader, recipes, run_folders, statement
 from store.schema import TABLES, schema_of
 
@@ -108,10 +109,10 @@ def test_a_part_that_is_missing_or_cut_is_called_corrupt(tmp_path):
 def test_a_reader_is_a_snapshot_and_stays_valid_while_the_run_goes_on(tmp_path):
     with RunLog(tmp_path) as writer:
         writer.append(decision())
-        writer.commit(force=True)
+        writer.commit(Commit({}), wait=True)
         with LogReader([tmp_path]) as early:
             writer.append(decision(position=1, index=1))
-            writer.commit(force=True)
+            writer.commit(Commit({}), wait=True)
             assert early.select("FROM decisions").num_rows == 1
         with LogReader([tmp_path]) as late:
             assert late.select("FROM decisions").num_rows == 2

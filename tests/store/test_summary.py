@@ -5,7 +5,7 @@ import pytest
 from event_making import published
 from synthetic_runs import block, drifted, prompt, small_run_events, updated, write_run
 
-from store import log as log_module
+from store import files as files_module
 from store.errors import RunError
 from store.events import PromptRejected
 from store.summary import summarize, write_summary
@@ -181,7 +181,7 @@ def test_the_file_holds_the_same_figures_and_is_replaced_whole(tmp_path, monkeyp
     def fail(*arguments):
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(log_module.os, "replace", fail)
+    monkeypatch.setattr(files_module.os, "replace", fail)
     with pytest.raises(OSError, match="No space"):
         write_summary(run)
     assert (run / "summary.json").read_bytes() == before

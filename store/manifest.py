@@ -1,0 +1,135 @@
+"""What a run has committed: the one file whose replacement makes parts of the log and a checkpoint count.
+
+    RUN/log/manifest.json                   names the committed parts and the checkpoint that belongs to them
+    RUN/log/<table>/part-000001.parquet     whole, checksummed, never changed
+    RUN/checkpoint/000001/...               what the run goes on from; see store/checkpoint.py
+
+What the manifest does not name does not exist for a reader. It is only ever changed by `edit_manifest`, under a lock
+that is held for one reading and one replacement: so the run that writes and a compaction do not undo each other.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+
+from filelock import FileLock
+
+from store.errors import CorruptError, RunError
+from store.files import digest_of, json_bytes, write_whole
+from store.schema import SCHEMA_VERSION, TABLES
+
+MANIFEST = Path("log", "manifest.json")
+_LOCK = Path("log", ".manifest.lock")
+LOCK_SECONDS = 60.0  # that an edit waits for another
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One committed Parquet file. Offsets are the lowest and highest stream offset in it, both included."""
+
+    file: str  # relative to the log's folder
+    rows: int
+    bytes: int
+    sha256: str
+    first_offset: int
+    last_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A committed checkpoint. The digests are sha256, by the names of its files."""
+
+    folder: str  # relative to the run's folder
+    files: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a run has committed: per table, its parts in the order of writing, and where it goes on.
+
+    Attributes:
+        run: its name.
+        tables: parts by table.
+        checkpoint: None before the first and behind the end of the stream.
+        finished: the whole stream is in the log.
+        messages: to the registry, of those that were posted: what comes behind them never happened.
+        rejected_bytes: of the file of rejected rows, alike.
+    """
+
+    run: str
+    tables: Mapping[str, tuple[Part, ...]]
+    checkpoint: Checkpoint | None = None
+    finished: bool = False
+    messages: int = 0
+    rejected_bytes: int = 0
+
+    @classmethod
+    def empty(cls, run: str) -> "Manifest":
+        """Of a run that has begun."""
+        return cls(run, MappingProxyType({table: () for table in TABLES}))
+
+    def to_json(self) -> bytes:
+        """The manifest's file."""
+        tables = {table: [asdict(part) for part in parts] for table, parts in self.tables.items()}
+        checkpoint = asdict(self.checkpoint) if self.checkpoint else None
+        return json_bytes(
+            {
+                "schema_version": SCHEMA_VERSION,
+                "run": self.run,
+                "finished": self.finished,
+                "messages": self.messages,
+                "rejected_bytes": self.rejected_bytes,
+                "checkpoint": checkpoint,
+                "tables": tables,
+            }
+        )
+
+
+def read_manifest(run_folder: Path) -> Manifest:
+    """The committed state of a run, now or while it is being written.
+
+    Raises `RunError` when the folder holds no log or one of another schema version, `CorruptError` when the
+    manifest cannot be understood.
+    """
+    path = run_folder / MANIFEST
+    try:
+        content = json.loads(path.read_bytes())
+        version = content["schema_version"]
+        if version != SCHEMA_VERSION:
+            raise RunError(
+                f"{path} must have schema version {SCHEMA_VERSION}, got {version}; use the release that wrote it"
+            )
+        tables = {table: tuple(Part(**part) for part in content["tables"][table]) for table in TABLES}
+        checkpoint = Checkpoint(**content["checkpoint"]) if content["checkpoint"] else None
+        rest = {key: content[key] for key in ("finished", "messages", "rejected_bytes")}
+        return Manifest(content["run"], MappingProxyType(tables), checkpoint, **rest)
+    except (FileNotFoundError, NotADirectoryError):
+        raise RunError(
+            f"{run_folder} must be a run's folder, but {path} does not exist; see --run and --runs"
+        ) from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptError(f"{path} must be the manifest of a log, but it cannot be read: {error!r}") from error
+
+
+def edit_manifest(run_folder: Path, edit: Callable[[Manifest], Manifest]) -> Manifest:
+    """Replace the manifest by what `edit` makes of it, and return that; no other edit comes in between.
+
+    Raises what `read_manifest` raises, and OSError where the folder cannot be written; the manifest is then as before.
+    """
+    with FileLock(run_folder / _LOCK, timeout=LOCK_SECONDS):
+        manifest = edit(read_manifest(run_folder))
+        write_whole(run_folder / MANIFEST, manifest.to_json())
+    return manifest
+
+
+def part_path(run_folder: Path, part: Part) -> Path:
+    """Where a part lies."""
+    return run_folder / MANIFEST.parent / part.file
+
+
+def changed_parts(run_folder: Path) -> list[Path]:
+    """Committed parts that are missing or whose bytes are not those that were written. Reads every part once."""
+    parts = [part for parts in read_manifest(run_folder).tables.values() for part in parts]
+    return [path for part in parts if digest_of(path := part_path(run_folder, part)) != part.sha256]
