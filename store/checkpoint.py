@@ -53,8 +53,8 @@ def _checked(path: Path, digest: str) -> bytes:
         raise CorruptError(f"{path} must be there to go on from, but: {error.strerror or error}; restore it") from error
     if hashlib.sha256(content).hexdigest() != digest:
         raise CorruptError(
-            f"{path} must have the digest {digest[:12]}... that was committed, but it was changed or cut short; restore "
-            "it from a copy. The log up to the last commit can still be read"
+            f"{path} must have the digest {digest[:12]}... that was committed, but it was changed or cut short; "
+            "restore it from a copy. The log up to the last commit can still be read"
         )
     return content
 

@@ -10,7 +10,7 @@ that is held for one reading and one replacement: so the run that writes and a c
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
 
@@ -68,7 +68,7 @@ class Manifest:
     @classmethod
     def empty(cls, run: str) -> "Manifest":
         """Of a run that has begun."""
-        return cls(run, MappingProxyType({table: () for table in TABLES}))
+        return cls(run, MappingProxyType(dict.fromkeys(TABLES, ())))
 
     def to_json(self) -> bytes:
         """The manifest's file."""
