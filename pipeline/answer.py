@@ -2,13 +2,14 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Protocol
 
 from stages.blocks import Lesson
 from stages.distill import Distill
+from stages.snapshot import Json, SnapshotReader, SnapshotWriter
 from store.events import Drifted, Event, Recalled
 
 RECENT = 32  # lessons kept to score versions on
@@ -25,8 +26,27 @@ class Answer(Protocol):
         """A fall was noticed and is to be acted upon."""
         ...
 
+    def save(self, keep: SnapshotWriter) -> Json:
+        """See `stages.snapshot`."""
+        ...
 
-class NoAnswer:
+    def restore(self, saved: Json, kept: SnapshotReader) -> None:
+        """See `stages.snapshot`."""
+        ...
+
+
+class _WithoutState:
+    """For answers that keep nothing."""
+
+    def save(self, keep: SnapshotWriter) -> Json:
+        """Nothing to keep."""
+        return None
+
+    def restore(self, saved: Json, kept: SnapshotReader) -> None:
+        """Nothing was kept."""
+
+
+class NoAnswer(_WithoutState):
     """Let the drift be: the drafter goes on learning as before."""
 
     def note(self, lesson: Lesson) -> None:
@@ -37,7 +57,7 @@ class NoAnswer:
         return iter(())
 
 
-class Restart:
+class Restart(_WithoutState):
     """Begin the head anew and let learning start at its shortest interval again.
 
     Args:
@@ -88,7 +108,15 @@ class Recall:
 
     def note(self, lesson: Lesson) -> None:
         """Keep it for scoring."""
-        self._recent.append(lesson)
+        self._recent.append(replace(lesson, labels=()))  # the rest holds no tensors
+
+    def save(self, keep: SnapshotWriter) -> Json:
+        """See `stages.snapshot`."""
+        return [keep.lesson(lesson) for lesson in self._recent]
+
+    def restore(self, saved: Json, kept: SnapshotReader) -> None:
+        """See `stages.snapshot`."""
+        self._recent.extend(kept.lesson(number) for number in saved)
 
     def to(self, drifted: Drifted) -> Iterator[Event]:
         """Restart, then compare. No update is under way then, so that the trainer is free to score."""

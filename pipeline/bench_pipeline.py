@@ -8,19 +8,18 @@ from time import perf_counter
 from typing import Protocol, TypeVar
 
 from pipeline.bench_arms import Round, Step, Work
+from pipeline.bench_timed import Stopwatch, TimedPublisher
 from pipeline.build import build_loop, drift_settings
 from pipeline.build_models import Models
 from pipeline.config import Config
 from pipeline.curves import Curves
 from pipeline.drift import DriftWatch, Rates
 from pipeline.loop import Loop
-from pipeline.publish import Publisher
 from stages.baselines import settle
 from store.errors import SourceError
 from store.events import (
     BlockDone,
     Drafter,
-    Drifted,
     Event,
     Outcome,
     PromptCompleted,
@@ -29,27 +28,12 @@ from store.events import (
     TokenDecision,
     Translation,
     Updated,
-    VersionPublished,
 )
 from store.log import RunLog
 from store.registry import NoRegistry
 
 T = TypeVar("T")
 ROUND_IS_DONE = PromptRejected("", 0, "the round is done")
-
-
-class Stopwatch:
-    """Adds up the seconds of calls."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def time(self, call: Callable[[], T]) -> T:
-        """Call and return what it returns."""
-        started = perf_counter()
-        result = call()
-        self.seconds += perf_counter() - started
-        return result
 
 
 class Records(Protocol):
@@ -80,29 +64,6 @@ class NoRecords:
 
     def close(self) -> None:
         """Nothing."""
-
-
-class TimedPublisher:
-    """Another publisher, timed."""
-
-    def __init__(self, publisher: Publisher, watch: Stopwatch) -> None:
-        self._publisher, self._watch = publisher, watch
-
-    def floor(self) -> Iterator[VersionPublished]:
-        """As the other's."""
-        yield from self._watch.time(lambda: list(self._publisher.floor()))
-
-    def at(self, drifted: Drifted) -> Iterator[VersionPublished]:
-        """As the other's."""
-        yield from self._watch.time(lambda: list(self._publisher.at(drifted)))
-
-    def after(self, prompt: PromptCompleted) -> Iterator[VersionPublished]:
-        """As the other's."""
-        yield from self._watch.time(lambda: list(self._publisher.after(prompt)))
-
-    def end(self) -> Iterator[VersionPublished]:
-        """As the other's."""
-        yield from self._watch.time(lambda: list(self._publisher.end()))
 
 
 class ReplayRecords:

@@ -4,9 +4,8 @@
 here they become lanes of one loop.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from itertools import count
 from pathlib import Path
 from time import perf_counter
 
@@ -16,12 +15,14 @@ from pipeline.build_cache import NGRAM_FILE
 from pipeline.build_learning import make_distills
 from pipeline.build_models import Models
 from pipeline.build_stages import HEAD_FILE, Drafting, make_drafting
+from pipeline.clock import Clock
 from pipeline.config import Config
 from pipeline.config_sections import DriftSettings
 from pipeline.dealing import Dealing
 from pipeline.drift import DriftWatch, Rates
-from pipeline.loop import Lane, Loop, Stages
-from pipeline.publish import FolderPublisher, NoPublisher, Origin
+from pipeline.lane_stages import Stages
+from pipeline.loop import Lane, Loop
+from pipeline.publish import FolderPublisher, NoPublisher, Numbers, Origin
 from pipeline.records import Recorder, Versions
 from stages.distill import Distill, NoDistill
 from stages.head import load_head, save_head
@@ -41,12 +42,7 @@ def build_loop(
     dealing = Dealing.of(config)
     drafting = _drafting(config, fleet, dealing, notice)
     distills = make_distills(config, fleet, [one.head for one in drafting])
-    numbers, began = count(), perf_counter()
-
-    def clock() -> float:
-        return perf_counter() - began
-
-    lanes = {}
+    numbers, clock, lanes = Numbers(), Clock(perf_counter), {}
     for models, stages, distill in zip(fleet, drafting, distills, strict=True):
         publisher = _publisher(config, models, stages, distill, registry, run_folder, numbers)
         lanes[models.name] = Lane(
@@ -59,7 +55,7 @@ def build_loop(
             publisher,
             clock,
         )
-    return Loop(lanes, dealing, config.batch)
+    return Loop(lanes, dealing, config.batch, clock)
 
 
 def _drafting(
@@ -118,7 +114,7 @@ def _publisher(
     distill: Distill | NoDistill,
     registry: Registry,
     run_folder: Path,
-    numbers: Iterator[int],
+    numbers: Numbers,
 ) -> FolderPublisher | NoPublisher:
     if not config.publish.enabled:
         return NoPublisher()

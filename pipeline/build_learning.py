@@ -7,10 +7,10 @@ from pipeline.build_models import Models
 from pipeline.build_stages import draftable
 from pipeline.config import Config
 from stages.distill import Distill, NoDistill
-from stages.drafter_trainer import DrafterTrainer, Training
+from stages.drafter_trainer import DrafterTrainer
 from stages.head import AcceptanceHead
 from stages.head_trainer import HeadTrainer
-from stages.learner import DrafterLearner, FixedSpacing, PayingSpacing, Spacing
+from stages.learner import DrafterLearner
 from stages.losses import (
     Loss,
     acceptance_loss,
@@ -20,6 +20,8 @@ from stages.losses import (
     hybrid_loss,
     trie_loss,
 )
+from stages.spacing import FixedSpacing, PayingSpacing, Spacing
+from stages.training import Training
 from stages.worker import CallingThread, OwnThread
 
 # What one piece of one gradient step costs per weight of the drafter, in weights read by a target pass: measured on

@@ -1,14 +1,17 @@
 """`omnidraft replay`: the main job."""
 
+import sys
 import time
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from pipeline.cli_options import option, parsed
 from pipeline.config import Config, load
+from store.errors import ConfigError
 
 # The command's options and the settings that they override.
 _OPTIONS = {
@@ -41,6 +44,11 @@ _FLAGS = {
     "chat": ("source.chat", True),
 }
 
+_RESUME_HELP = "Go on with the unfinished run in this folder, from its last commit and with its settings."
+_Resumed = Annotated[Path | None, typer.Option(metavar="DIR", help=_RESUME_HELP, show_default=False)]
+_SET_HELP = "Any other setting, such as learn.rate=0.002; may be repeated."
+_Settings = Annotated[list[str] | None, typer.Option("--set", help=_SET_HELP, metavar="KEY=VALUE")]
+
 
 def replay(
     sources: Annotated[
@@ -55,6 +63,7 @@ def replay(
     drafter: Annotated[str | None, option("drafter")] = None,
     swap: Annotated[list[str] | None, option("swaps")] = None,
     run: Annotated[Path | None, option("run")] = None,
+    resume: _Resumed = None,
     mode: Annotated[str | None, option("draft.mode")] = None,
     temperature: Annotated[float | None, option("sampling.temperature")] = None,
     top_p: Annotated[float | None, option("sampling.top_p")] = None,
@@ -79,12 +88,7 @@ def replay(
     limit: Annotated[int | None, option("source.limit")] = None,
     mlflow_uri: Annotated[str | None, option("publish.mlflow_uri")] = None,
     config: Annotated[Path | None, typer.Option(help="A TOML file with any of the settings.")] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", help="Any other setting, such as learn.rate=0.002; may be repeated.", metavar="KEY=VALUE"
-        ),
-    ] = None,
+    settings: _Settings = None,
 ) -> None:
     """Replay prompt sources, one after another, as one stream.
 
@@ -95,25 +99,62 @@ def replay(
     overrides: dict[str, object] = {key: given[name] for name, key in _OPTIONS.items() if given[name] is not None}
     overrides |= {key: tuple(given[name]) for name, key in _LISTS.items() if given[name]}
     overrides |= {key: value for name, (key, value) in _FLAGS.items() if given[name]}
-    start = load(config) if config else Config()
-    _run(start.with_overrides(parsed(settings or []) | overrides))
+    if resume:
+        _resume(resume, overrides | {"--config": config, "--set": settings})
+    else:
+        _begin((load(config) if config else Config()).with_overrides(parsed(settings or []) | overrides))
 
 
-def _run(config: Config) -> None:
+def _begin(config: Config) -> None:
+    from pipeline.run_folder import is_unfinished, new_run_folder
+
+    run_folder = config.run or new_run_folder(Path("runs"), time.gmtime())
+    question = f"{run_folder} holds a run that is not finished. Go on with it, with its own settings?"
+    if is_unfinished(run_folder) and sys.stdin.isatty() and typer.confirm(question, default=True):
+        _resume(run_folder, {})
+    else:
+        _run(config, run_folder, resume=False)
+
+
+def _resume(run_folder: Path, overrides: Mapping[str, object]) -> None:
+    """Go on with the settings of the run; only where MLflow is may have changed."""
+    from pipeline.run_folder import CONFIG, require_unfinished
+
+    given = {key: value for key, value in overrides.items() if value}
+    foreign = ", ".join(given.keys() - {"publish.mlflow_uri"})
+    if foreign:
+        raise ConfigError(
+            f"a run goes on with the settings that it began with, so --resume takes no other: got {foreign}"
+        )
+    require_unfinished(run_folder)
+    _run(load(run_folder / CONFIG).with_overrides(given), run_folder, resume=True)
+
+
+def _run(config: Config, run_folder: Path, *, resume: bool) -> None:
     from rich.console import Console
 
     from pipeline.progress import make_display
-    from pipeline.replay import Replay, new_run_folder
+    from pipeline.replay import Replay
     from pipeline.tables import summary_table
 
     console = Console(stderr=True)
     notice = partial(console.print, markup=False, highlight=False, soft_wrap=True)
-    run_folder = config.run or new_run_folder(Path("runs"), time.gmtime())
     with console.status("loading models"):
-        prepared = Replay(config, run_folder, config.publish.mlflow_uri, notice)
+        prepared = Replay(config, run_folder, config.publish.mlflow_uri, notice, resume=resume)
     with make_display(console, time.perf_counter, prepared.total()) as display:
         summary = prepared.run(display)
     Console().print(summary_table(summary))
+    notice(_commits_line(summary))
     notice(f"run: {run_folder}")
     if summary["stopped"]:
+        notice(f"go on with: omnidraft replay --resume {run_folder}")
         raise typer.Exit(130)
+
+
+def _commits_line(summary: Mapping[str, Any]) -> str:
+    costs, wall = summary["commits"], summary["totals"]["wall_seconds"]
+    share = f" ({costs['seconds'] / wall:.1%} of the time)" if wall else ""
+    return (
+        f"commits: {costs['commits']}, for which the stream stood still for {costs['seconds']:.2f} s{share}; beside it "
+        f"{costs['seconds_beside']:.2f} s"
+    )

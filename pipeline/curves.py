@@ -32,6 +32,12 @@ class Curves:
         self._window: deque[PromptCompleted] = deque(maxlen=WINDOW)
         self._points: list[Point] = []
 
+    def remember(self, prompt: PromptCompleted) -> None:
+        """A prompt whose points were sent before the run was gone on with."""
+        self._window.append(prompt)
+        if prompt.target in self._windows:
+            self._windows[prompt.target].append(prompt)
+
     def add(self, event: Event) -> None:
         """Add what an event contributes."""
         match event:

@@ -1,6 +1,6 @@
 """The path of a prompt, as one loop:
 
-    source -> admit -> [ decode -> translate -> verify ]* -> completed -> drift? -> distill -> version?
+    source -> admit -> [ decode -> translate -> verify ]* -> completed -> drift? -> distill -> version?     (pause?)
 
 Everything that happens comes out as an event, and every decision comes out before anything learns from it.
 A *lane* is one target's way: its stages, the rows in flight there, its drift watch and its versions. The loop deals
@@ -8,86 +8,23 @@ prompts to lanes; with one target there is one lane.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
-from typing import Protocol
 
 from pipeline.answer import Answer
+from pipeline.clock import Clock
 from pipeline.drift import DriftWatch
+from pipeline.lane_stages import Stages
 from pipeline.publish import Publisher
 from pipeline.records import Recorder, Seconds, Tally, Versions
-from stages.blocks import Draft, Lesson, Proposal, Row, Verdict
+from stages.blocks import Row, Verdict
 from stages.lessons import Notebook
-from stages.ngram_cache import Cache
-from stages.stage import Stage
-from store.events import Event, PromptReceived, PromptRejected, Updated
-
-
-class Decoding(Stage[Row, Draft], Protocol):
-    """Drafting that is told what became of its drafts."""
-
-    def observe(self, verdicts: list[Verdict]) -> None:
-        """Called once per block, after verification."""
-        ...
-
-
-class Translating(Stage[Draft, Proposal], Protocol):
-    """Translation that remembers which n-grams the target emitted."""
-
-    @property
-    def cache_version(self) -> int:
-        """Changes of the n-gram cache so far."""
-        ...
-
-    @property
-    def cache(self) -> Cache:
-        """The n-grams that are now active."""
-        ...
-
-    def observe(self, verdicts: list[Verdict]) -> None:
-        """Called once per block, after verification."""
-        ...
-
-
-class Learning(Stage[Lesson, tuple[Updated, ...]], Protocol):
-    """Distillation whose progress is counted."""
-
-    @property
-    def drafter_version(self) -> int:
-        """Drafter updates served so far."""
-        ...
-
-    @property
-    def head_version(self) -> int:
-        """Steps and resets of the head so far."""
-        ...
-
-    def wait(self) -> bool:
-        """Wait until nothing is computed beside decoding, for who must have the machine alone, and say whether anything
-        was. Nothing is adopted."""
-        ...
-
-    def end(self) -> tuple[Updated, ...]:
-        """Behind the last lesson: wait for an update that is under way and adopt it. May be called again."""
-        ...
+from stages.snapshot import Json, SnapshotReader, SnapshotWriter
+from store.events import Event, PromptCompleted, PromptReceived, PromptRejected
 
 
 class UnfitPromptError(Exception):
     """Raised by admission for a prompt that the models cannot take; the message is the reason."""
-
-
-@dataclass(frozen=True)
-class Stages:
-    """The four stages of one target."""
-
-    decode: Decoding
-    translate: Translating
-    verify: Stage[Proposal, Verdict]
-    distill: Learning
-
-    def all(self) -> tuple[Stage, ...]:
-        """In the order of a block."""
-        return (self.decode, self.translate, self.verify, self.distill)
 
 
 @dataclass
@@ -96,6 +33,13 @@ class _Flight:
 
     tally: Tally
     notes: Notebook = field(default_factory=Notebook)
+
+    def save(self, row: Row, keep: SnapshotWriter) -> Json:
+        return {"row": keep.row(row), "tally": asdict(self.tally), "notes": self.notes.save(row, keep)}
+
+    @classmethod
+    def restored(cls, saved: Json, kept: SnapshotReader) -> tuple[Row, "_Flight"]:
+        return kept.row(saved["row"]), cls(Tally(**saved["tally"]), Notebook.restored(saved["notes"], kept))
 
 
 class Lane:
@@ -121,7 +65,7 @@ class Lane:
         drift: DriftWatch,
         answer: Answer,
         publisher: Publisher,
-        clock: Callable[[], float],
+        clock: Clock,
     ) -> None:
         self.publisher = publisher
         self.stages = stages
@@ -199,6 +143,32 @@ class Lane:
         distill = self.stages.distill
         return Versions(distill.drafter_version, distill.head_version, self.stages.translate.cache_version)
 
+    def save(self, keep: SnapshotWriter) -> Json:
+        """See `stages.snapshot`. What the drift watch knows is in the log."""
+        return {
+            "flights": [self._flights[row].save(row, keep) for row in self._rows],
+            "stages": [stage.save(keep) for stage in self.stages.all()],
+            "answer": self._answer.save(keep),
+            "publisher": self.publisher.save(),
+        }
+
+    def restore(self, saved: Json, kept: SnapshotReader) -> None:
+        """See `stages.snapshot`."""
+        self._flights = dict(_Flight.restored(flight, kept) for flight in saved["flights"])
+        self._rows = list(self._flights)
+        for stage, value in zip(self.stages.all(), saved["stages"], strict=True):
+            stage.restore(value, kept)
+        self._answer.restore(saved["answer"], kept)
+        self.publisher.restore(saved["publisher"])
+
+    def watch_again(self, completed: PromptCompleted) -> None:
+        """A prompt of the log, for the drift watch to know again what it knew; what it says was said then."""
+        self._drift.observe(completed)
+
+
+def _go_on() -> bool:
+    return False
+
 
 class Loop:
     """Runs prompts through their lanes, up to `batch` at a time in all; as one finishes the next enters.
@@ -207,18 +177,31 @@ class Loop:
         lanes: by target.
         deal: the target of a prompt that does not name one, by its offset.
         batch: most prompts in flight.
+        clock: of the lanes.
     """
 
-    def __init__(self, lanes: Mapping[str, Lane], deal: Callable[[int], str], batch: int) -> None:
-        self.lanes = lanes
-        self._deal, self._batch = deal, batch
+    def __init__(self, lanes: Mapping[str, Lane], deal: Callable[[int], str], batch: int, clock: Clock) -> None:
+        self.lanes, self.clock = lanes, clock
+        self._deal, self._batch, self._begun = deal, batch, False
 
-    def run(self, prompts: Iterator[PromptReceived | PromptRejected]) -> Iterator[Event]:
-        """All events of the stream, in order. Closing the iterator between two events ends the run cleanly."""
-        for lane in self.lanes.values():
-            yield from lane.publisher.floor()
+    def run(
+        self, prompts: Iterator[PromptReceived | PromptRejected], pause: Callable[[], bool] = _go_on
+    ) -> Iterator[Event]:
+        """All events of the stream, in order.
+
+        Args:
+            prompts: the stream, or what is left of it for a loop that was restored.
+            pause: called between two blocks, when all events so far were taken and no stage is in the middle of
+                anything: the place to `save`. If it is true the loop ends there, as if it were only interrupted.
+        """
+        if not self._begun:
+            self._begun = True
+            for lane in self.lanes.values():
+                yield from lane.publisher.floor()
         while True:
             yield from self._admit(prompts)
+            if pause():
+                return
             busy = [lane for lane in self.lanes.values() if len(lane)]
             if not busy:
                 break
@@ -227,10 +210,26 @@ class Loop:
         yield from self.end()
 
     def end(self) -> Iterator[Event]:
-        """What `run` would have yielded at the end of the stream, for a run that was broken off between two events."""
+        """Behind the last prompt: what `run` yields at the end of the stream."""
         for lane in self.lanes.values():
             yield from lane.stages.distill.end()
             yield from lane.publisher.end()
+
+    @property
+    def learning(self) -> bool:
+        """Whether something is being computed beside decoding, which a snapshot would have to wait for."""
+        return any(lane.stages.distill.busy for lane in self.lanes.values())
+
+    def save(self, keep: SnapshotWriter) -> Json:
+        """See `stages.snapshot`."""
+        return {"seconds": self.clock(), "lanes": {name: lane.save(keep) for name, lane in self.lanes.items()}}
+
+    def restore(self, saved: Json, kept: SnapshotReader) -> None:
+        """See `stages.snapshot`."""
+        self._begun = True
+        self.clock.go_on(saved["seconds"])
+        for name, lane in self.lanes.items():
+            lane.restore(saved["lanes"][name], kept)
 
     def _admit(self, prompts: Iterator[PromptReceived | PromptRejected]) -> Iterator[Event]:
         while sum(map(len, self.lanes.values())) < self._batch and (event := next(prompts, None)) is not None:

@@ -35,6 +35,10 @@ class Display(Protocol):
         """Take note of an event."""
         ...
 
+    def remember(self, prompt: PromptCompleted) -> None:
+        """A prompt that was completed before the run was gone on with."""
+        ...
+
     def note(self, text: str) -> None:
         """Tell the user something that is no event."""
         ...
@@ -79,6 +83,11 @@ class Tally:
                 self.version = event.version
             case PromptRejected():
                 self.rejected += 1
+
+    def remember(self, prompt: PromptCompleted) -> None:
+        """Count a prompt of before, but not as tokens of this process's time."""
+        self._complete(prompt)
+        self.emitted -= prompt.emitted
 
     def _complete(self, prompt: PromptCompleted) -> None:
         self.prompts += 1
@@ -126,6 +135,10 @@ class PlainDisplay:
 
     def __exit__(self, *_: object) -> None:
         return None
+
+    def remember(self, prompt: PromptCompleted) -> None:
+        """Without a line."""
+        self._tally.remember(prompt)
 
     def note(self, text: str) -> None:
         """One line, however long."""
@@ -196,6 +209,11 @@ class LiveDisplay:
 
     def __exit__(self, *error: object) -> None:
         self._live.__exit__(None, None, None)
+
+    def remember(self, prompt: PromptCompleted) -> None:
+        """Without a line."""
+        self._tally.remember(prompt)
+        self._bar.update(self._task, completed=self._tally.prompts, dataset=prompt.dataset)
 
     def note(self, text: str) -> None:
         """Above the panel."""

@@ -1,14 +1,18 @@
 """Versions: when the drafter, its head and its n-gram cache become one, and where it goes."""
 
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 
 from pipeline.records import Versions
+from stages.snapshot import Json
 from store.events import Drifted, PromptCompleted, VersionPublished
 from store.registry import Registry
 from store.version_folder import ManifestFields, seal
+
+VERSIONS = "versions"  # below the run's folder
 
 
 class Publisher(Protocol):
@@ -30,6 +34,14 @@ class Publisher(Protocol):
         """Behind the last prompt."""
         ...
 
+    def save(self) -> Json:
+        """See `stages.snapshot`."""
+        ...
+
+    def restore(self, saved: Json) -> None:
+        """See `stages.snapshot`."""
+        ...
+
 
 class NoPublisher:
     """Publishes nothing."""
@@ -49,6 +61,25 @@ class NoPublisher:
     def end(self) -> Iterator[VersionPublished]:
         """Nothing."""
         return iter(())
+
+    def save(self) -> Json:
+        """Nothing to keep."""
+        return None
+
+    def restore(self, saved: Json) -> None:
+        """Nothing was kept."""
+
+
+class Numbers:
+    """Counts the versions of a run, which its publishers share."""
+
+    def __init__(self) -> None:
+        self.next = 0
+
+    def take(self) -> int:
+        """The next number."""
+        self.next += 1
+        return self.next - 1
 
 
 @dataclass(frozen=True)
@@ -86,7 +117,7 @@ class FolderPublisher:
         origin: Origin,
         registry: Registry,
         interval: int,
-        numbers: Iterator[int],
+        numbers: Numbers,
         now: Callable[[], str],
     ) -> None:
         self._run_folder, self._write, self._state = run_folder, write, state
@@ -125,10 +156,27 @@ class FolderPublisher:
         if self._state()[0] != self._published:
             yield self._publish("end")
 
+    def save(self) -> Json:
+        """See `stages.snapshot`."""
+        return {
+            "numbers": self._numbers.next,
+            "folders": [[number, folder.name] for number, folder in self._folders],
+            "published": self._published and asdict(self._published),
+            "counts": [self._prompts, self._judged, self._accepted, self._offset],
+        }
+
+    def restore(self, saved: Json) -> None:
+        """See `stages.snapshot`."""
+        self._numbers.next = saved["numbers"]
+        self._folders = [(number, self._run_folder / VERSIONS / name) for number, name in saved["folders"]]
+        self._published = Versions(**saved["published"]) if saved["published"] else None
+        self._prompts, self._judged, self._accepted, self._offset = saved["counts"]
+
     def _publish(self, reason: str) -> VersionPublished:
         versions, entries = self._state()
-        number, parent = next(self._numbers), self._folders[-1][0] if self._folders else None
-        folder = self._run_folder / "versions" / f"{number:06d}"
+        number, parent = self._numbers.take(), self._folders[-1][0] if self._folders else None
+        folder = self._run_folder / VERSIONS / f"{number:06d}"
+        shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed before it could commit
         self._write(folder)
         acceptance = self._accepted / self._judged if self._judged else None
         digest = seal(folder, self._manifest(number, parent, versions, entries))

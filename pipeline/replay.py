@@ -1,122 +1,82 @@
 """One replay from configuration to summary: a run's folder, its log, its versions, its curves."""
 
-import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
-from types import FrameType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
+from pipeline.committing import Committer
 from pipeline.config import Config
 from pipeline.curves import Curves
 from pipeline.dealing import Dealing
 from pipeline.progress import Display
+from pipeline.run_folder import CONFIG, require_new, require_unfinished
 from pipeline.source import Source, open_sources, stream
-from store.errors import RunError, SourceError
-from store.events import Event, TokenDecision
+from pipeline.stop import stop_on_signals
+from pipeline.tape import Tape
+from store.checkpoint import read_checkpoint
+from store.committed import completed_prompts
+from store.errors import OmnidraftError, RunError, SourceError
+from store.events import Event, PromptCompleted
 from store.files import write_whole
+from store.lock import RunLock
 from store.log import RunLog
+from store.manifest import MANIFEST, read_manifest
 from store.registry import MlflowRegistry, NoRegistry, Registry, default_uri
 from store.summary import write_summary
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from pipeline.loop import Loop
+    from stages.snapshot import SnapshotReader
+
 UNSENT_TIMEOUT = 60.0  # seconds that a finished run waits for MLflow
 
 
-def new_run_folder(runs: Path, now: time.struct_time) -> Path:
-    """A name for a run that starts now; counted up if it is taken."""
-    name = time.strftime("%Y%m%d-%H%M%S", now)
-    folder, number = runs / name, 1
-    while folder.exists():
-        number += 1
-        folder = runs / f"{name}-{number}"
-    return folder
-
-
-def require_new(run_folder: Path) -> None:
-    """Refuse a folder that already holds something, or cannot be one.
-
-    Raises:
-        RunError: if so.
-    """
-    taken = [path for path in (run_folder, *run_folder.parents) if path.exists() and not path.is_dir()]
-    if taken:
-        raise RunError(f"a run needs a folder, but {taken[0]} is a file; name another with --run")
-    if run_folder.exists() and any(run_folder.iterdir()):
-        raise RunError(f"a run needs a new or empty folder, but {run_folder} holds files; name another with --run")
-
-
-@dataclass
-class Stop:
-    """Whether the user wants the run to end.
-
-    Attributes:
-        asked: the first signal came; the run ends as soon as what is under way is told.
-        waiting: the run waits for its source, so that a signal may interrupt at once.
-    """
-
-    asked: bool = False
-    waiting: bool = False
-
-    def ask(self, number: int, frame: FrameType | None) -> None:
-        """A signal's handler. The second signal interrupts whatever goes on."""
-        again, self.asked = self.asked, True
-        if again or self.waiting:
-            raise KeyboardInterrupt
-
-    def until(self, events: Iterator[T]) -> Iterator[T]:
-        """The events of a source that may keep us waiting, up to the signal."""
-        while True:
-            try:
-                self.waiting = True
-                event = next(events, None)
-                self.waiting = False
-            except KeyboardInterrupt:
-                self.waiting = False
-                return
-            if event is None:
-                return
-            yield event
-
-
-@contextmanager
-def stop_on_signals() -> Iterator[Stop]:
-    """Ctrl-C and SIGTERM ask the stream to end; a second one interrupts at once."""
-    stop = Stop()
-    before = {number: signal.signal(number, stop.ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 class Replay:
-    """A run that is ready to start: sources are open, models are loaded, nothing has been written yet.
+    """A run that is ready to start, or to go on: sources are open, models are loaded, nothing has been written yet.
 
     Args:
-        config: all settings.
-        run_folder: where everything goes; new or empty.
+        config: all settings; of a run that goes on, those that it began with.
+        run_folder: where everything goes; new or empty, or that of an unfinished run.
         uri: of the MLflow store, for `models:/` names and for publishing; None is the local one beside the run.
         notice: is told what the user should know before the stream begins.
+        resume: go on with the run in the folder from its last commit.
 
     Raises:
         UsageError: for anything that cannot work.
+        CorruptError: the checkpoint to go on from is not what was committed.
     """
 
-    def __init__(self, config: Config, run_folder: Path, uri: str | None, notice: Callable[[str], None]) -> None:
+    def __init__(
+        self, config: Config, run_folder: Path, uri: str | None, notice: Callable[[str], None], *, resume: bool = False
+    ) -> None:
         from pipeline.build_models import load_models  # torch: only when a run really starts
+        from stages.measured import note_in
 
-        require_new(run_folder)
-        self.config, self.run_folder, self._notice = config, run_folder, notice
+        (require_unfinished if resume else require_new)(run_folder)
+        self._lock = RunLock(run_folder)
+        if resume:
+            self._lock.take()  # before anything of it is read
+        self.config, self.run_folder, self._notice, self._resume = config, run_folder, notice, resume
         self._uri = uri or default_uri(run_folder.parent)
         self._spool = run_folder / "registry-queue.jsonl"
+        self._kept = self._read_checkpoint() if resume else None
+        self._measured: dict[str, Any] = self._kept.state["constants"]["measured"] if self._kept else {}
+        note_in(self._measured)
         self.sources: list[Source] = open_sources(
             config.sources, config.source, seed=config.seed, targets=Dealing.of(config).targets
         )
         self._models = load_models(config, self._uri, run_folder.parent / ".fetched")
+
+    def _read_checkpoint(self) -> "SnapshotReader | None":
+        """The last commit's snapshot; None for a run that was killed before its first."""
+        from stages.snapshot import SnapshotReader
+
+        if not (self.run_folder / MANIFEST).exists():
+            return None
+        checkpoint = read_manifest(self.run_folder).checkpoint
+        return SnapshotReader(read_checkpoint(self.run_folder, checkpoint)) if checkpoint else None
 
     def total(self) -> int | None:
         """Prompts to expect, None if a source does not know."""
@@ -125,69 +85,121 @@ class Replay:
         return sum(known) if len(known) == len(sizes) else None
 
     def run(self, display: Display) -> dict[str, Any]:
-        """Replay the stream to its end, or until a signal. Returns the summary, which is also in the run's folder.
+        """Replay the stream from where it stands to its end, or until a signal.
+
+        Returns:
+            the summary, which is also in the run's folder, with `stopped`: whether the run can be gone on with, and
+            `commits`: what they cost.
 
         Raises:
-            SourceError: a source broke off; what was done until then is kept as after a signal.
-            RunError: the run's folder cannot be made.
+            SourceError: a source broke off, or is not the one that the run began with; what was done is committed.
+            OmnidraftError: the folder cannot be written any more; the last commit stands.
         """
+        try:
+            with self._lock:
+                return self._run(display)
+        except OSError as error:
+            raise OmnidraftError(
+                f"the run's folder {self.run_folder} must be writable to the end, but: {error.strerror or error}. The "
+                f"last commit stands: make room and go on with `omnidraft replay --resume {self.run_folder}`"
+            ) from error
+
+    def _run(self, display: Display) -> dict[str, Any]:
         from pipeline.build import build_loop
 
         self._make_folder()
-        registry = self._registry()
-        curves = Curves(registry, lambda: time.time_ns() // 1_000_000, Dealing.of(self.config).targets)
-        loop = build_loop(self.config, self._models, registry, self.run_folder, self._notice)
-        broken: SourceError | None = None
         with RunLog(self.run_folder) as log, stop_on_signals() as stop:
+            registry = self._registry()
+            curves = Curves(registry, lambda: time.time_ns() // 1_000_000, Dealing.of(self.config).targets)
+            loop = build_loop(self.config, self._models, registry, self.run_folder, self._notice)
+            tape = Tape(stream(self.sources))
+            if self._kept:
+                self._go_on(self._kept, loop, tape, curves, display)
+            committer = Committer(self.config.commit, loop, tape, log, registry, self._constants)
+
+            def pause() -> bool:
+                if not stop.asked and committer.is_due():
+                    curves.flush()
+                    committer.commit()
+                return stop.asked
+
+            broken: SourceError | None = None
             try:
-                for event in self._until(loop.run(stop.until(stream(self.sources))), stop):
-                    self._take(event, log, curves, display)
+                for event in loop.run(stop.until(tape), pause):
+                    self._take(event, log, curves, display, committer)
             except SourceError as error:
                 broken = error
-            if stop.asked or broken:
-                display.note("stopping: writing what was done")
-                for event in loop.end():
-                    self._take(event, log, curves, display)
-        summary = self._conclude(registry, curves, display)
+            stopped = stop.asked or broken is not None
+            if stopped:
+                display.note("stopping: committing what was done")
+                registry.pause()
+            curves.flush()
+            committer.commit(wait=True)
+            summary = write_summary(self.run_folder)
+            if not stopped:
+                self._finish(summary, log, registry)
+            log.close()
+        self._close(registry, display)
         if broken:
             raise broken
-        return {**summary, "stopped": stop.asked}
+        return {**summary, "stopped": stopped, "commits": asdict(committer.costs)}
+
+    def _go_on(self, kept: "SnapshotReader", loop: "Loop", tape: Tape, curves: Curves, display: Display) -> None:
+        """Everything as it was at the last commit."""
+        then, now = kept.state["constants"]["models"], self._fingerprint()
+        if then != now:
+            raise RunError(
+                f"the run in {self.run_folder} must go on with the models that it began with, but they were {then} and "
+                f"are {now}; begin a new run"
+            )
+        loop.restore(kept.state["loop"], kept)
+        for prompt in completed_prompts(self.run_folder):
+            loop.lanes[prompt.target].watch_again(prompt)
+            curves.remember(prompt)
+            display.remember(prompt)
+        tape.skip(kept.state["tape"])
+        self._kept = None  # what it held is elsewhere now
+
+    def _constants(self) -> dict[str, Any]:
+        return {"models": self._fingerprint(), "measured": dict(self._measured)}
+
+    def _fingerprint(self) -> list[list[Any]]:
+        """Tells other models behind the same names, as far as their shapes and vocabularies differ."""
+        return [
+            [one.name, one.target.parameters, one.drafter.parameters, one.pair.digest, str(one.target.model.dtype)]
+            for one in self._models
+        ]
 
     def _make_folder(self) -> None:
-        try:
-            self.run_folder.mkdir(parents=True, exist_ok=True)
-            write_whole(self.run_folder / "config.json", self.config.to_json().encode())
-        except OSError as error:
-            reason = error.strerror or error
-            raise RunError(f"the run's folder {self.run_folder} must be writable: {reason}; see --run") from error
+        if self._resume:
+            return
+        require_new(self.run_folder)  # still: another process may have been quicker
+        write_whole(self.run_folder / CONFIG, self.config.to_json().encode())
 
     @staticmethod
-    def _until(events: Iterator[Event], stop: Stop) -> Iterator[Event]:
-        """Up to the signal, but with all decisions of a block if there is one of them."""
-        for event in events:
-            yield event
-            if stop.asked and not isinstance(event, TokenDecision):
-                return
-
-    def _conclude(self, registry: Registry, curves: Curves, display: Display) -> dict[str, Any]:
-        summary = write_summary(self.run_folder)
-        curves.flush()
-        registry.finish(_numbers(summary), [self.run_folder / "summary.json", self.run_folder / "config.json"])
-        self._close(registry, display)
-        return summary
-
-    @staticmethod
-    def _take(event: Event, log: RunLog, curves: Curves, display: Display) -> None:
+    def _take(event: Event, log: RunLog, curves: Curves, display: Display, committer: Committer) -> None:
         log.append(event)
         curves.add(event)
         display.show(event)
+        if isinstance(event, PromptCompleted):
+            committer.completed()
+
+    def _finish(self, summary: dict[str, Any], log: RunLog, registry: Registry) -> None:
+        """The end of the stream. Killed in here, the run goes on from the commit before it and comes here again."""
+        registry.finish(_numbers(summary), [self.run_folder / "summary.json", self.run_folder / CONFIG])
+        mark = registry.mark()
+        log.finish(mark, lambda: registry.release(mark))
 
     def _registry(self) -> Registry:
         if not self.config.publish.enabled:
             return NoRegistry()
-        registry = MlflowRegistry(self._uri, self._spool, model=self.config.publish.name)
+        manifest = read_manifest(self.run_folder)
+        registry = MlflowRegistry(self._uri, self._spool, model=self.config.publish.name, keep=manifest.messages)
+        if manifest.messages:
+            registry.resume()
+            return registry
         datasets = [(source.dataset, spec) for source, spec in zip(self.sources, self.config.sources, strict=True)]
-        registry.start_run(self.run_folder.name, _params(self.config), {}, datasets)
+        registry.start_run(self.run_folder.name, _params(self.config), {}, datasets, identity=manifest.identity)
         return registry
 
     def _close(self, registry: Registry, display: Display) -> None:

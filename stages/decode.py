@@ -14,6 +14,7 @@ from stages.blocks import Draft, Row, Verdict
 from stages.distributions import Sampling, entropy, sample_rows
 from stages.head import AcceptanceHead, piece_features
 from stages.language_model import LanguageModel
+from stages.snapshot import Json, SnapshotReader, SnapshotWriter
 from stages.stopping import AlwaysDraft, Paying, StopRule
 
 
@@ -102,6 +103,23 @@ class Decode:
         """Free the row's keys and values."""
         self.model.release(row)
         del self._read[row], self._agreed[row]
+
+    @property
+    def rows(self) -> Collection[Row]:
+        """Those admitted now."""
+        return self._read.keys()
+
+    def save(self, keep: SnapshotWriter) -> Json:
+        """See `stages.snapshot`."""
+        rows = [[keep.row(row), list(read), self._agreed[row]] for row, read in self._read.items()]
+        return {"model": self.model.save_rows(keep), "rows": rows, "paying": self._paying.save()}
+
+    def restore(self, saved: Json, kept: SnapshotReader) -> None:
+        """See `stages.snapshot`."""
+        self.model.restore_rows(saved["model"], kept)
+        self._read = {kept.row(number): read for number, read, _ in saved["rows"]}
+        self._agreed = {kept.row(number): agreed for number, _, agreed in saved["rows"]}
+        self._paying.restore(saved["paying"])
 
     def observe(self, verdicts: Sequence[Verdict]) -> None:
         """What became of the block: it decides whether drafting goes on paying."""

@@ -11,6 +11,7 @@ from time import perf_counter
 from stages.blocks import Lesson
 from stages.head_trainer import HeadTrainer
 from stages.learner import DrafterLearner
+from stages.snapshot import Json, SnapshotReader, SnapshotWriter
 from stages.stage import WithoutRows
 from store.events import Updated
 
@@ -93,12 +94,27 @@ class Distill(WithoutRows):
         """Behind the last lesson: wait for an update that is under way and adopt it. May be called again."""
         return self._beside_head(self.drafter.finish())
 
+    @property
+    def busy(self) -> bool:
+        """Whether an update is being computed beside decoding."""
+        return self.drafter.busy
+
+    def save(self, keep: SnapshotWriter) -> Json:
+        """See `stages.snapshot`. Waits for an update that is being computed."""
+        return {"drafter": keep.once(self.drafter, lambda: self.drafter.save(keep)), "head": self.head.save(keep)}
+
+    def restore(self, saved: Json, kept: SnapshotReader) -> None:
+        """See `stages.snapshot`."""
+        kept.once(saved["drafter"], lambda value: self.drafter.restore(value, kept))
+        self.head.restore(saved["head"], kept)
+
 
 class NoDistill(WithoutRows):
     """Learn nothing: the frozen drafter."""
 
     drafter_version = 0
     head_version = 0
+    busy = False
 
     def __call__(self, batch: Sequence[Lesson]) -> list[tuple[Updated, ...]]:
         """No update for any lesson."""
@@ -115,3 +131,10 @@ class NoDistill(WithoutRows):
     def end(self) -> tuple[Updated, ...]:
         """There is nothing under way."""
         return ()
+
+    def save(self, keep: SnapshotWriter) -> Json:
+        """Nothing to keep."""
+        return None
+
+    def restore(self, saved: Json, kept: SnapshotReader) -> None:
+        """Nothing was kept."""

@@ -12,7 +12,7 @@ pass only if no target loses by it.
 import copy
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, replace
 from random import Random
 from typing import Any
 
@@ -25,81 +25,12 @@ from stages.language_model import LanguageModel
 from stages.losses import Loss, Student, Taught
 from stages.reading import Batch, Reader
 from stages.reservoir import Reservoir
+from stages.snapshot import Json, SnapshotReader, SnapshotWriter, restored_moments, save_moments
+from stages.training import Assignment, Attempt, Step, Training
 
 # The share of the configured rate that is used: small for the optimiser's first steps, which have no second moments
 # to speak of, and after an update that the gate refused; growing while updates pass.
 FIRST_TRUST, SHRINK, GROW = 0.5, 0.5, 1.25
-
-
-@dataclass(frozen=True)
-class Training:
-    """How to train.
-
-    Attributes:
-        rate, weight_decay: AdamW's.
-        steps: gradient steps of an update.
-        clip: largest norm of a gradient.
-        replay: lessons kept against forgetting; an update takes as many old ones as it has fresh ones.
-        gate_window: held-out lessons that the gate looks at.
-        gate_tolerance: by how much the candidate's expected acceptance may fall behind and still be served.
-        seed: of the choice of old lessons.
-    """
-
-    rate: float
-    weight_decay: float
-    steps: int
-    clip: float
-    replay: int
-    gate_window: int
-    gate_tolerance: float
-    seed: int
-
-
-@dataclass(frozen=True)
-class Step:
-    """What came of an update.
-
-    Attributes:
-        loss: of the first gradient step, before learning.
-        positions: taught positions of one gradient step.
-        pieces: read per gradient step.
-        before, after, floor: what the gate measured of the served drafter, of the candidate and of the drafter as
-            loaded, over all targets' held-out lessons; None where nothing is held out, or nothing was measured.
-        served: whether the candidate's weights are now in service.
-        reason: why, or why not.
-    """
-
-    loss: float
-    positions: int
-    pieces: int
-    before: float | None
-    after: float | None
-    floor: float | None
-    served: bool
-    reason: str
-
-
-@dataclass(frozen=True)
-class Assignment:
-    """What one update learns from and is judged by. Holds no tensors."""
-
-    lessons: tuple[Lesson, ...]
-    held_out: tuple[Lesson, ...]
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """What was computed of an update.
-
-    Attributes:
-        step: what would come of it; `served` if the gate lets it pass. If not, the candidate is as before.
-        scores: the candidate's, by held-out lesson.
-        moments: the optimiser's state before.
-    """
-
-    step: Step
-    scores: Scores
-    moments: dict[str, Any]
 
 
 Weights = list[Tensor]
@@ -286,6 +217,56 @@ class DrafterTrainer:
         self._served_scores = {}
         self._optimizer, self._trust = self._new_optimizer(), FIRST_TRUST
         self.version += 1
+
+    def save(self, keep: SnapshotWriter) -> Json:
+        """See `stages.snapshot`. Nothing may be under way. The floor is as it was loaded."""
+        return {
+            "version": self.version,
+            "trust": self._trust,
+            "present": [keep.tensor(weight) for weight in self._present],
+            "candidate": [keep.tensor(weight) for weight in self._candidate.learning],
+            "moments": save_moments(self._optimizer.state_dict(), keep),
+            "served_scores": _saved_scores(self._served_scores, keep),
+            "floor_scores": _saved_scores(self._floor_scores, keep),
+            "replay": self._replay.save(keep),
+            "gate": self._gate.save(keep),
+        }
+
+    @torch.no_grad()
+    def restore(self, saved: Json, kept: SnapshotReader) -> None:
+        """See `stages.snapshot`."""
+        present = [kept.tensor(number) for number in saved["present"]]
+        _copy(present, self._candidate.learning)
+        self.served.serve(present)
+        self._remember()
+        _copy([kept.tensor(number) for number in saved["candidate"]], self._candidate.learning)
+        self._optimizer.load_state_dict(restored_moments(saved["moments"], self._optimizer, kept))
+        self.version, self._trust = saved["version"], saved["trust"]
+        self._served_scores = _restored_scores(saved["served_scores"], kept)
+        self._floor_scores = _restored_scores(saved["floor_scores"], kept)
+        self._replay.restore(saved["replay"], kept)
+        self._gate.restore(saved["gate"], kept)
+
+    def save_attempt(self, attempt: Attempt, keep: SnapshotWriter) -> Json:
+        """An attempt that was computed and is still to be settled."""
+        return {
+            "step": asdict(attempt.step),
+            "scores": _saved_scores(attempt.scores, keep),
+            "moments": save_moments(attempt.moments, keep),
+        }
+
+    def restored_attempt(self, saved: Json, kept: SnapshotReader) -> Attempt:
+        """What `save_attempt` saved, for `settle` or `drop`."""
+        moments = restored_moments(saved["moments"], self._optimizer, kept)
+        return Attempt(Step(**saved["step"]), _restored_scores(saved["scores"], kept), moments)
+
+
+def _saved_scores(scores: Scores, keep: SnapshotWriter) -> Json:
+    return [[keep.lesson(lesson), *score] for lesson, score in scores.items()]
+
+
+def _restored_scores(saved: Json, kept: SnapshotReader) -> Scores:
+    return {kept.lesson(number): (total, count) for number, total, count in saved}
 
 
 def _copy(source: Sequence[Tensor], destination: Sequence[Tensor]) -> None:

@@ -1,5 +1,6 @@
 """Randomness as an argument: one source of uniform numbers per prompt."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -28,11 +29,26 @@ class SeededDraws:
     """
 
     def __init__(self, seed: int, offset: int) -> None:
+        self._seed, self._offset, self._drawn = seed, offset, 0
         self._generator = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, offset])))
 
     def uniform(self, law: Tensor) -> float:
         """The next number."""
+        self._drawn += 1
         return float(self._generator.random())
+
+    def save(self) -> list[int]:
+        """Seed, offset and how many numbers were drawn."""
+        return [self._seed, self._offset, self._drawn]
+
+    @classmethod
+    def restored(cls, saved: Sequence[int]) -> "SeededDraws":
+        """What goes on where `save` was called."""
+        seed, offset, drawn = saved
+        draws = cls(seed, offset)
+        draws._generator.random(drawn)
+        draws._drawn = drawn
+        return draws
 
 
 def to_float32_grid(uniform: float) -> float:

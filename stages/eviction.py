@@ -4,7 +4,7 @@ Records hang in rings, so that an entry costs one small object and no table: wha
 Paper: appendix D.5 (LRU and LFU).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from sys import getsizeof
 from typing import Protocol
 
@@ -46,6 +46,14 @@ class Record:
 RECORD_BYTES = getsizeof(Record(()))
 
 
+def _ring(end: Record) -> Iterator[Record]:
+    """The records of a ring, oldest first."""
+    record = end.younger
+    while record is not end:
+        yield record
+        record = record.younger
+
+
 class Eviction(Protocol):
     """The order in which entries leave. Called by the cache only, between blocks, in stream order.
 
@@ -66,6 +74,13 @@ class Eviction(Protocol):
 
     def victim(self) -> Record | None:
         """The entry that leaves next; None where nothing may leave. It stays until it is forgotten."""
+        ...
+
+    def order(self) -> Iterator[Record]:
+        """Entries such that touching them anew in this order, each as often as it was, gives the same order of leaving.
+
+        Nothing where entries never leave.
+        """
         ...
 
 
@@ -93,6 +108,10 @@ class LeastRecentlyUsed:
         """The entry at the old end."""
         record = self._end.younger
         return None if record is self._end else record
+
+    def order(self) -> Iterator[Record]:
+        """From the old end on."""
+        return _ring(self._end)
 
 
 class LeastFrequentlyUsed:
@@ -122,6 +141,10 @@ class LeastFrequentlyUsed:
     def victim(self) -> Record | None:
         """The oldest of those with the fewest touches."""
         return self._ends[min(self._ends)].younger if self._ends else None
+
+    def order(self) -> Iterator[Record]:
+        """Ring by ring, each from its old end on."""
+        return (record for end in self._ends.values() for record in _ring(end))
 
     def _open(self, count: int) -> None:
         table = getsizeof(self._ends)
@@ -154,6 +177,10 @@ class NeverEvict:
     def victim(self) -> None:
         """Nothing leaves."""
         return
+
+    def order(self) -> Iterator[Record]:
+        """There is none."""
+        return iter(())
 
 
 EVICTIONS: dict[str, Callable[[], Eviction]] = {

@@ -27,6 +27,19 @@ class Forward(Protocol):
         """Memory of the keys and values that are kept."""
         ...
 
+    @property
+    def capacity(self) -> int:
+        """Tokens that there is room for in a row."""
+        ...
+
+    def kept(self, place: int, length: int) -> Tensor | None:
+        """Keys and values of a row's first tokens, all layers in one tensor; None if nothing was ever read."""
+        ...
+
+    def put(self, place: int, kept: Tensor) -> None:
+        """Take back what `kept` gave, into a row that room was made for."""
+        ...
+
     def reserve(self, rows: int, capacity: int) -> None:
         """Make room for that many rows of that many tokens; what was read stays. Called before every pass."""
         ...
@@ -74,6 +87,19 @@ class ModuleForward:
     def cache_bytes(self) -> int:
         """See `Forward`."""
         return self._cache.bytes
+
+    @property
+    def capacity(self) -> int:
+        """See `Forward`."""
+        return self._cache.trash
+
+    def kept(self, place: int, length: int) -> Tensor | None:
+        """See `Forward`."""
+        return self._cache.kept(place, length)
+
+    def put(self, place: int, kept: Tensor) -> None:
+        """See `Forward`."""
+        self._cache.put(place, kept)
 
     def reserve(self, rows: int, capacity: int) -> None:
         """See `Forward`."""

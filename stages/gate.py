@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from stages.blocks import Lesson
 from stages.language_model import LanguageModel
+from stages.snapshot import Json, SnapshotReader, SnapshotWriter
 
 Score = tuple[float, int]  # sum of the measure over a lesson's positions, and their number
 Scores = dict[Lesson, Score]
@@ -82,3 +83,13 @@ class Gate:
                 [(*before[lesson], after[lesson][0]) for lesson in before if lesson.target == target], self._tolerance
             )
         )
+
+    def save(self, keep: SnapshotWriter) -> Json:
+        """See `stages.snapshot`."""
+        return {target: [keep.lesson(lesson) for lesson in window] for target, window in self._held_out.items()}
+
+    def restore(self, saved: Json, kept: SnapshotReader) -> None:
+        """See `stages.snapshot`."""
+        for target, window in self._held_out.items():
+            window.clear()
+            window.extend(kept.lesson(number) for number in saved[target])

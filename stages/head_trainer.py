@@ -9,6 +9,7 @@ import torch
 
 from stages.blocks import Label
 from stages.head import AcceptanceHead
+from stages.snapshot import Json, SnapshotReader, SnapshotWriter, random_state, restored_moments, save_moments
 
 
 class HeadTrainer:
@@ -63,3 +64,26 @@ class HeadTrainer:
         self._labels.clear()
         self._optimizer = self._new_optimizer()
         self.version += 1
+
+    def save(self, keep: SnapshotWriter) -> Json:
+        """See `stages.snapshot`. The first weights are those of the configuration."""
+        features = [label.features_F for label in self._labels]
+        return {
+            "version": self.version,
+            "weights": {name: keep.tensor(weight) for name, weight in self.served.state_dict().items()},
+            "moments": save_moments(self._optimizer.state_dict(), keep),
+            "features": keep.tensor(torch.stack(features)) if features else None,
+            "acceptances": [label.acceptance for label in self._labels],
+            "random": self._random.getstate(),
+        }
+
+    def restore(self, saved: Json, kept: SnapshotReader) -> None:
+        """See `stages.snapshot`."""
+        self.version = saved["version"]
+        self.served.load_state_dict({name: kept.tensor(weight) for name, weight in saved["weights"].items()})
+        self._optimizer.load_state_dict(restored_moments(saved["moments"], self._optimizer, kept))
+        self._random.setstate(random_state(saved["random"]))
+        self._labels.clear()
+        if saved["features"] is not None:
+            features_LF = kept.tensor(saved["features"]).to(next(self.served.parameters()).device)
+            self._labels.extend(map(Label, features_LF, saved["acceptances"]))

@@ -83,6 +83,20 @@ class RowCache(Cache):
         """Memory of all keys and values."""
         return sum(layer.numel() * layer.element_size() for layer in (*self._keys, *self._values))
 
+    def kept(self, place: int, length: int) -> Tensor | None:
+        """Keys and values of a row's first tokens, by layer, keys before values; None if nothing was ever read."""
+        both = (*self._keys, *self._values)
+        return torch.stack([layer[place, :, :length] for layer in both]) if both else None
+
+    def put(self, place: int, kept: Tensor) -> None:
+        """Take back what `kept` gave; for models whose layers are all of one shape."""
+        layers = len(kept) // 2
+        while len(self._keys) < layers:
+            self._keys.append(self._allocate(kept))
+            self._values.append(self._allocate(kept))
+        for layer, tokens in zip((*self._keys, *self._values), kept, strict=True):
+            layer[place, :, : tokens.shape[1]] = tokens
+
     @property
     def trash(self) -> int:
         """The place for what padding writes."""

@@ -19,6 +19,7 @@ from stages.forward import Forward, ModuleForward
 from stages.huggingface import load_causal_model
 from stages.lean import LeanForward
 from stages.lean_weights import LeanWeights, is_lean
+from stages.snapshot import Json, SnapshotReader, SnapshotWriter
 from store.errors import ModelError
 
 PRUNE_BELOW = 0.75  # share of the output layer's lines: computing fewer saves more than putting them in their places
@@ -144,6 +145,25 @@ class LanguageModel:
         """Only the logits of these ids will be looked at; the others are not computed where leaving them out pays."""
         if isinstance(self.forward_pass, LeanForward):
             self.forward_pass.restrict(sorted(ids) if len(ids) < PRUNE_BELOW * self.vocabulary_size else None)
+
+    def save_rows(self, keep: SnapshotWriter) -> Json:
+        """See `stages.snapshot`: the rows with their keys and values, to the last bit."""
+        rows = []
+        for place, row in enumerate(self._order):
+            kept_LKX = self.forward_pass.kept(place, self._lengths[row])
+            rows.append([keep.row(row), self._lengths[row], None if kept_LKX is None else keep.tensor(kept_LKX)])
+        return {"capacity": self.forward_pass.capacity, "rows": rows}
+
+    @torch.inference_mode()
+    def restore_rows(self, saved: Json, kept: SnapshotReader) -> None:
+        """See `stages.snapshot`."""
+        self._order = [kept.row(number) for number, _, _ in saved["rows"]]
+        self._lengths = {kept.row(number): length for number, length, _ in saved["rows"]}
+        if self._order:
+            self.forward_pass.reserve(len(self._order), saved["capacity"])
+        for place, (_, _, tensor) in enumerate(saved["rows"]):
+            if tensor is not None:
+                self.forward_pass.put(place, kept.tensor(tensor).to(self.device))
 
     def length(self, row: Row) -> int:
         """How many tokens of the row are in the cache."""

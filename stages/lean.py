@@ -73,6 +73,23 @@ class LeanForward:
         """Memory of the keys and values."""
         return sum(cache.numel() * cache.element_size() for cache in self._caches_SX)
 
+    @property
+    def capacity(self) -> int:
+        """See `Forward`."""
+        return self._capacity
+
+    def kept(self, place: int, length: int) -> Tensor | None:
+        """See `Forward`."""
+        begin = place * self._capacity
+        slots = [cache_SX[begin : begin + length] for cache_SX in self._caches_SX]
+        return torch.stack(slots) if slots else None
+
+    def put(self, place: int, kept: Tensor) -> None:
+        """See `Forward`."""
+        begin = place * self._capacity
+        for cache_SX, slots in zip(self._caches_SX, kept, strict=True):
+            cache_SX[begin : begin + len(slots)] = slots
+
     def reserve(self, rows: int, capacity: int) -> None:
         """See `Forward`. Rows as needed; tokens by a sixteenth at least, to the model's longest text at most."""
         if rows <= self._rows and capacity <= self._capacity:

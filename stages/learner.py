@@ -13,88 +13,14 @@ from collections import Counter
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Protocol
 
 from stages.blocks import Lesson
-from stages.drafter_trainer import Assignment, Attempt, DrafterTrainer, Step
+from stages.drafter_trainer import DrafterTrainer
+from stages.snapshot import Json, SnapshotReader, SnapshotWriter
+from stages.spacing import Spacing
+from stages.training import Assignment, Attempt, Step
 from stages.worker import Worker
 from store.events import Updated
-
-
-class Spacing(Protocol):
-    """How many prompts lie between two updates. Asked and told by the learner alone, in stream order."""
-
-    @property
-    def interval(self) -> int:
-        """Prompts between the last update and the next."""
-        ...
-
-    def after(self, step: Step, judged: int, prompts: int) -> None:
-        """An update was made.
-
-        Args:
-            step: what came of it.
-            judged: proposed tokens judged since the update before.
-            prompts: completed since then.
-        """
-        ...
-
-    def restart(self) -> None:
-        """After a drift: what was learned about gains holds no longer."""
-        ...
-
-
-class FixedSpacing:
-    """Always the same interval (the paper's I)."""
-
-    def __init__(self, interval: int) -> None:
-        self.interval = interval
-
-    def after(self, step: Step, judged: int, prompts: int) -> None:
-        """Nothing changes."""
-
-    def restart(self) -> None:
-        """Nothing changes."""
-
-
-class PayingSpacing:
-    """Doubles the interval while updates do not repay themselves, halves it while they do.
-
-    Everything is counted in target passes, estimated from sizes, so that equal seeds make equal decisions: an accepted
-    token saves one pass of the batch. An update that raises the expected acceptance by g saves g passes per token
-    judged, for as long as it is worth anything: the horizon.
-
-    Args:
-        shortest, longest: bounds of the interval, in prompts.
-        piece_cost: target passes that one piece costs in one gradient step.
-        steps: gradient steps of an update.
-        horizon: prompts for which an update is taken to be worth something.
-        batch: prompts that share a target pass.
-    """
-
-    SMOOTHING = 0.5  # weight of the newest gain: the gate's window is small, single gains are noisy
-
-    def __init__(self, shortest: int, longest: int, piece_cost: float, steps: int, horizon: int, batch: int) -> None:
-        self.interval, self._shortest, self._longest = shortest, shortest, longest
-        self._piece_cost, self._steps, self._horizon, self._batch = piece_cost, steps, horizon, batch
-        self._gain: float | None = None
-
-    def after(self, step: Step, judged: int, prompts: int) -> None:
-        """Compare what such updates bring with what they cost. Without a measured gain nothing changes."""
-        if step.before is None or step.after is None:
-            return
-        gain = step.after - step.before if step.served else 0.0
-        self._gain = gain if self._gain is None else self._gain + self.SMOOTHING * (gain - self._gain)
-        saved = self._gain * self._horizon * judged / prompts / self._batch
-        spent = step.pieces * self._steps * self._piece_cost
-        self.interval = max(self._shortest, self.interval // 2) if saved > spent else self._wider()
-
-    def _wider(self) -> int:
-        return min(self._longest, 2 * self.interval)
-
-    def restart(self) -> None:
-        """The shortest interval, and no memory of gains."""
-        self.interval, self._gain = self._shortest, None
 
 
 @dataclass
@@ -213,6 +139,46 @@ class DrafterLearner:
             dropped = self._told(step, pending, seconds)
         self._spacing.restart()
         return dropped
+
+    @property
+    def busy(self) -> bool:
+        """Whether an update is being computed."""
+        return self._pending is not None and not self._pending.result.done()
+
+    def save(self, keep: SnapshotWriter) -> Json:
+        """See `stages.snapshot`. Waits for an update that is being computed."""
+        self.wait()
+        return {
+            "trainer": self.trainer.save(keep),
+            "spacing": self._spacing.save(),
+            "fresh": [keep.lesson(lesson) for lesson in self._fresh],
+            "seen": dict(self._seen),
+            "counts": [self._prompts, self._judged],
+            "pending": self._pending and self._save_pending(self._pending, keep),
+        }
+
+    def _save_pending(self, pending: _Pending, keep: SnapshotWriter) -> Json:
+        attempt, seconds = pending.result.result()
+        return {
+            "attempt": self.trainer.save_attempt(attempt, keep),
+            "seconds": seconds,
+            "last": keep.lesson(pending.last),
+            "counts": [pending.judged, pending.prompts, pending.lessons_left, pending.waited],
+        }
+
+    def restore(self, saved: Json, kept: SnapshotReader) -> None:
+        """See `stages.snapshot`."""
+        self.trainer.restore(saved["trainer"], kept)
+        self._spacing.restore(saved["spacing"])
+        self._fresh = [kept.lesson(number) for number in saved["fresh"]]
+        self._seen = Counter(saved["seen"])
+        self._prompts, self._judged = saved["counts"]
+        self._pending = self._restored_pending(saved["pending"], kept) if saved["pending"] else None
+
+    def _restored_pending(self, saved: Json, kept: SnapshotReader) -> _Pending:
+        done: Future[tuple[Attempt, float]] = Future()
+        done.set_result((self.trainer.restored_attempt(saved["attempt"], kept), saved["seconds"]))
+        return _Pending(done, kept.lesson(saved["last"]), *saved["counts"])
 
     def _collect(self, pending: _Pending) -> tuple[Attempt, float, _Pending]:
         started, self._pending = perf_counter(), None

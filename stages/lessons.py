@@ -3,8 +3,11 @@
 from dataclasses import dataclass, field
 from math import prod
 
+import torch
+
 from stages.blocks import STOP, Branch, Decision, Label, Lesson, Row, Teaching, Verdict
 from stages.lookup import LookupDraft
+from stages.snapshot import Json, SnapshotReader, SnapshotWriter
 from store.events import Outcome, Translation
 
 
@@ -80,3 +83,21 @@ class Notebook:
             self.judged,
             tuple(self.branches),
         )
+
+    def save(self, row: Row, keep: SnapshotWriter) -> Json:
+        """See `stages.snapshot`."""
+        features = [label.features_F for label in self.labels]
+        return {
+            "lesson": keep.lesson(self.lesson(row, "")),
+            "features": keep.tensor(torch.stack(features)) if features else None,
+            "acceptances": [label.acceptance for label in self.labels],
+        }
+
+    @classmethod
+    def restored(cls, saved: Json, kept: SnapshotReader) -> "Notebook":
+        """What goes on where `save` was called."""
+        lesson = kept.lesson(saved["lesson"])
+        features = () if saved["features"] is None else kept.tensor(saved["features"])
+        labels = list(map(Label, features, saved["acceptances"]))
+        noted = list(lesson.teachings), labels, list(lesson.ngram_positions), lesson.judged, list(lesson.branches)
+        return cls(*noted)

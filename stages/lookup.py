@@ -11,90 +11,19 @@ from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import NamedTuple
 
 import torch
 
 from stages.blocks import Draft, Row, Verdict
 from stages.costs import Costs
 from stages.decode import Decode
+from stages.snapshot import Json, SnapshotReader, SnapshotWriter
+from stages.suffix_index import Match, SuffixIndex, continuation
 from store.events import Outcome
 
-NGRAMS = range(2, 9)  # pieces of a suffix that is looked up
-LONGEST_MATCH = 32  # beyond this a longer match says no more
-REACH = 4096  # pieces of a text that are remembered at least
 # Matches of 2, 3, 4-5, 6-8, 9-16 and more pieces are told apart.
 LENGTH_EDGES = (3, 4, 6, 9, 17)
 EVERY_MODEL_TURN = 32  # after so many lookups in a row at matches of one length the model drafts, to be compared
-
-
-class Match(NamedTuple):
-    """The text's last `length` pieces also stand right before index `place`."""
-
-    place: int
-    length: int
-
-
-class SuffixIndex:
-    """Where the last pieces of a growing text stood before, in constant time per piece.
-
-    Keeps, for every n-gram of 2 to 8 pieces, the place behind its last occurrence. The older half of what is kept is
-    dropped as a whole, so that no more than `2 * reach` places are known.
-
-    Args:
-        reach: pieces that are remembered at least.
-
-    >>> index, text = SuffixIndex(), [5, 6, 7, 8, 5, 6]
-    >>> index.read(text)
-    >>> index.find(text)
-    Match(place=2, length=2)
-    """
-
-    def __init__(self, reach: int = REACH) -> None:
-        self._reach, self._begin, self._known = reach, 0, 0
-        self._recent: dict[tuple[int, ...], int] = {}
-        self._older: dict[tuple[int, ...], int] = {}
-
-    def __len__(self) -> int:
-        """N-grams kept, at most `2 * reach` of each length."""
-        return len(self._recent) + len(self._older)
-
-    def read(self, pieces: Sequence[int]) -> None:
-        """Take in what was appended to the text since the last call."""
-        for place in range(self._known, len(pieces)):
-            if place - self._begin == self._reach:
-                self._older, self._recent, self._begin = self._recent, {}, place
-            before = tuple(pieces[max(0, place - NGRAMS[-1]) : place])
-            for length in NGRAMS[: max(0, len(before) - 1)]:
-                self._recent[before[-length:]] = place
-        self._known = len(pieces)
-
-    def find(self, pieces: Sequence[int]) -> Match | None:
-        """The last earlier place of the longest suffix, of 8 pieces at most, that is known; `pieces` as last read."""
-        suffix = tuple(pieces[-NGRAMS[-1] :])
-        for length in reversed(NGRAMS[: max(0, len(suffix) - 1)]):
-            place = self._recent.get(suffix[-length:]) or self._older.get(suffix[-length:])
-            if place:
-                return Match(place, _match_length(pieces, place, length))
-        return None
-
-
-def _match_length(pieces: Sequence[int], place: int, known: int) -> int:
-    """How many pieces before `place` are those at the end, `known` of them for certain."""
-    length = known
-    while length < min(place, LONGEST_MATCH) and pieces[place - length - 1] == pieces[-length - 1]:
-        length += 1
-    return length
-
-
-def continuation(pieces: Sequence[int], place: int, count: int) -> tuple[int, ...]:
-    """What followed at `place`; where the text ends, the repetition goes round.
-
-    >>> continuation([7, 8, 9, 8, 9], 3, 5)
-    (8, 9, 8, 9, 8)
-    """
-    period = len(pieces) - place
-    return tuple(pieces[place + number % period] for number in range(count))
 
 
 @dataclass
@@ -112,6 +41,12 @@ class _Ratio:
     @property
     def value(self) -> float:
         return self.above / self.below
+
+    def save(self) -> Json:
+        return [self.above, self.below]
+
+    def restore(self, saved: Json) -> None:
+        self.above, self.below = saved
 
 
 class Payoff:
@@ -169,6 +104,19 @@ class Payoff:
         if match is not None:
             self._model_at[_bucket(match)].add(*found)
             self._turns[_bucket(match)] = 0
+
+    def save(self) -> Json:
+        """See `stages.snapshot`."""
+        return {"ratios": [ratio.save() for ratio in self._ratios()], "turns": list(self._turns)}
+
+    def restore(self, saved: Json) -> None:
+        """See `stages.snapshot`."""
+        for ratio, value in zip(self._ratios(), saved["ratios"], strict=True):
+            ratio.restore(value)
+        self._turns = list(saved["turns"])
+
+    def _ratios(self) -> list[_Ratio]:
+        return [*self._copied, self._model, *self._model_at]
 
 
 def _bucket(match: int) -> int:
@@ -251,6 +199,16 @@ class DecodeOrLookup:
                 self._payoff.note_lookup(match)
             else:
                 self._payoff.note_model(match, len(draft.pieces), _accepted_pieces(verdict))
+
+    def save(self, keep: SnapshotWriter) -> Json:
+        """See `stages.snapshot`. The trails follow from the rows' texts."""
+        return {"decode": self._decode.save(keep), "payoff": self._payoff.save()}
+
+    def restore(self, saved: Json, kept: SnapshotReader) -> None:
+        """See `stages.snapshot`."""
+        self._decode.restore(saved["decode"], kept)
+        self._payoff.restore(saved["payoff"])
+        self._trails = {row: _Trail(SuffixIndex()) for row in self._decode.rows}
 
     def _chosen(self, row: Row) -> tuple[int, ...]:
         """The pieces to copy in this block; none where there is no match or the model does better."""

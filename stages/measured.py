@@ -27,6 +27,19 @@ def processor() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
+_notebook: dict[str, Any] | None = None
+
+
+def note_in(notebook: dict[str, Any] | None) -> None:
+    """From now on this process notes what was measured here too, and believes what is noted before anything else;
+    None: it does no longer.
+
+    A run keeps its notebook in its checkpoints, so that it goes on by the same figures wherever it goes on.
+    """
+    global _notebook
+    _notebook = notebook
+
+
 def remembered(kind: str, key: list[Any], measure: Callable[[], Any]) -> Any:
     """What was measured under this key on this machine, with this number of threads; measured now if it was not yet.
 
@@ -37,7 +50,17 @@ def remembered(kind: str, key: list[Any], measure: Callable[[], Any]) -> Any:
     """
     root = folder()
     digest = digest_of(kind, key, processor(), os.cpu_count(), torch.get_num_threads(), torch.__version__)
-    path = root / f"{kind}-{digest[:32]}.json" if root else None
+    name = f"{kind}-{digest[:32]}"
+    if _notebook is not None and name in _notebook:
+        return _notebook[name]
+    found = _found(root / f"{name}.json" if root else None, measure)
+    if _notebook is not None:
+        _notebook[name] = found
+    return found
+
+
+def _found(path: Path | None, measure: Callable[[], Any]) -> Any:
+    """What is on disk, or else measured now and put there."""
     if path:
         with suppress(OSError, ValueError):
             return json.loads(path.read_text(encoding="utf-8"))

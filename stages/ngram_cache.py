@@ -11,6 +11,7 @@ from operator import attrgetter
 from typing import Protocol
 
 from stages.eviction import EVICTIONS, RECORD_BYTES, Eviction, LeastFrequentlyUsed, LeastRecentlyUsed, Pieces, Record
+from stages.snapshot import Json
 from stages.trie import Trie
 
 __all__ = [
@@ -75,6 +76,14 @@ class Cache(Protocol):
 
     def entries(self) -> list[Entry]:
         """All entries, most often touched first."""
+        ...
+
+    def save(self) -> Json:
+        """See `stages.snapshot`."""
+        ...
+
+    def restore(self, saved: Json) -> None:
+        """See `stages.snapshot`. What is in the cache now leaves."""
         ...
 
 
@@ -160,6 +169,27 @@ class NgramCache:
         found = [Entry(record.pieces, token, record.count) for record, token in self._trie.records()]
         return sorted(found, key=lambda entry: (-entry.count, entry.pieces))
 
+    def save(self) -> Json:
+        """See `Cache`. In the trie's own order, since sums over a node's tokens follow it."""
+        records = list(self._trie.records())
+        places = {id(record): place for place, (record, _) in enumerate(records)}
+        return {
+            "version": self.version,
+            "entries": [[record.pieces, token, record.count] for record, token in records],
+            "order": [places[id(record)] for record in self._eviction.order()],
+        }
+
+    def restore(self, saved: Json) -> None:
+        """See `Cache`."""
+        for record, _ in list(self._trie.records()):
+            self._eviction.forget(record)
+            self._remove(record)
+        entries = saved["entries"]
+        records = [self._insert(tuple(pieces), token) for pieces, token, _ in entries]
+        for place in saved["order"] or range(len(records)):
+            self._eviction.touch(records[place], entries[place][2])
+        self.version = saved["version"]
+
 
 class NoCache:
     """No n-grams: direct maps only. See `Cache`."""
@@ -182,6 +212,13 @@ class NoCache:
     def entries(self) -> list[Entry]:
         """None."""
         return []
+
+    def save(self) -> Json:
+        """Nothing to keep."""
+        return None
+
+    def restore(self, saved: Json) -> None:
+        """Nothing was kept."""
 
 
 def entry_bytes(pieces: Pieces) -> int:

@@ -3,6 +3,7 @@
 from random import Random
 
 from stages.blocks import Lesson
+from stages.snapshot import Json, SnapshotReader, SnapshotWriter, random_state
 
 
 class Reservoir:
@@ -31,3 +32,13 @@ class Reservoir:
     def draw(self, number: int) -> list[Lesson]:
         """Different lessons, at most so many."""
         return self._random.sample(self._kept, min(number, len(self._kept)))
+
+    def save(self, keep: SnapshotWriter) -> Json:
+        """See `stages.snapshot`."""
+        kept = [keep.lesson(lesson) for lesson in self._kept]
+        return {"kept": kept, "seen": self._seen, "random": self._random.getstate()}
+
+    def restore(self, saved: Json, kept: SnapshotReader) -> None:
+        """See `stages.snapshot`."""
+        self._kept, self._seen = [kept.lesson(number) for number in saved["kept"]], saved["seen"]
+        self._random.setstate(random_state(saved["random"]))

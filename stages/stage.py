@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
 from stages.blocks import Row
+from stages.snapshot import Json, SnapshotReader, SnapshotWriter
 
 Input = TypeVar("Input", contravariant=True)
 Output = TypeVar("Output")
@@ -36,6 +37,14 @@ class Stage(Protocol[Input, Output]):
 
     def release(self, row: Row) -> None:
         """A row leaves and frees what was kept for it."""
+        ...
+
+    def save(self, keep: SnapshotWriter) -> Json:
+        """Between two blocks: what another stage of the same making needs to go on as this one would."""
+        ...
+
+    def restore(self, saved: Json, kept: SnapshotReader) -> None:
+        """Before the first block, instead of what would lead there: become the stage that was saved."""
         ...
 
 

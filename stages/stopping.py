@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from stages.costs import Costs
+from stages.snapshot import Json
 
 Survival = Sequence[float]  # per drafted piece the estimated probability that it and all before it are accepted
 
@@ -86,6 +87,14 @@ class Paying(Protocol):
         """What became of the block: pieces drafted per row, and tokens emitted by all rows."""
         ...
 
+    def save(self) -> Json:
+        """See `stages.snapshot`."""
+        ...
+
+    def restore(self, saved: Json) -> None:
+        """See `stages.snapshot`."""
+        ...
+
 
 class AlwaysDraft:
     """Draft in every block."""
@@ -96,6 +105,13 @@ class AlwaysDraft:
 
     def observe(self, lengths: Sequence[int], emitted: int) -> None:
         """Nothing changes."""
+
+    def save(self) -> Json:
+        """Nothing to keep."""
+        return None
+
+    def restore(self, saved: Json) -> None:
+        """Nothing was kept."""
 
 
 class DraftWherePaying:
@@ -144,3 +160,11 @@ class DraftWherePaying:
             self._rest = min(self.LONGEST, 2 * self._rest)
         else:
             self._rest = self.SHORTEST
+
+    def save(self) -> Json:
+        """See `stages.snapshot`."""
+        return [self._emitted, self._plain, self._on, self._off, self._rest]
+
+    def restore(self, saved: Json) -> None:
+        """See `stages.snapshot`."""
+        self._emitted, self._plain, self._on, self._off, self._rest = saved

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from stages.blocks import STOP, Draft, Proposal, ProposedToken, Test, Verdict
 from stages.ngram_cache import Cache
+from stages.snapshot import Json, SnapshotReader, SnapshotWriter
 from stages.stage import WithoutRows
 from stages.trie import Node, Trie
 
@@ -90,6 +91,14 @@ class Translate(WithoutRows):
     def cache_version(self) -> int:
         """Changes of the cache so far."""
         return self.cache.version
+
+    def save(self, keep: SnapshotWriter) -> Json:
+        """See `stages.snapshot`. A target that was swapped in may share its cache."""
+        return keep.once(self.cache, self.cache.save)
+
+    def restore(self, saved: Json, kept: SnapshotReader) -> None:
+        """See `stages.snapshot`."""
+        kept.once(saved, self.cache.restore)
 
     def __call__(self, batch: Sequence[Draft]) -> list[Proposal]:
         """Translate each draft."""

@@ -150,11 +150,11 @@ class Trie:
         return node.token if node else None
 
     def records(self) -> Iterator[tuple[Record, int]]:
-        """Every record with its token."""
+        """Every record with its token, in such an order that inserting them again gives the same trie."""
         pending = [self.root]
         while pending:
             node = pending.pop()
-            pending += node.children.values()
+            pending += reversed([*node.children.values()])
             if node.record is not None and node.token is not None:
                 yield node.record, node.token
 

@@ -20,6 +20,7 @@ from stages.blocks import Decision, Proposal, ProposedToken, Row, Verdict
 from stages.distributions import Sampling, sample
 from stages.draws import Draws, to_float32_grid
 from stages.language_model import LanguageModel
+from stages.snapshot import Json, SnapshotReader, SnapshotWriter
 from stages.teach import Teacher, Told
 from store.events import Origin, Outcome
 
@@ -122,6 +123,14 @@ class Verify:
     def release(self, row: Row) -> None:
         """Free the row's keys and values."""
         self.model.release(row)
+
+    def save(self, keep: SnapshotWriter) -> Json:
+        """See `stages.snapshot`."""
+        return self.model.save_rows(keep)
+
+    def restore(self, saved: Json, kept: SnapshotReader) -> None:
+        """See `stages.snapshot`."""
+        self.model.restore_rows(saved, kept)
 
     def __call__(self, batch: Sequence[Proposal]) -> list[Verdict]:
         """Test each proposal and append what is emitted to its row."""

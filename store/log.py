@@ -39,12 +39,13 @@ class Commit:
     """What makes the events appended so far count.
 
     Attributes:
-        files: of the checkpoint that covers them, by name; None at the end of the stream.
+        files: makes the files of the checkpoint that covers them, by name; called by the writer thread. None at the
+            end of the stream.
         messages: to the registry, of those that were posted.
         done: called by the writer thread once the commit stands.
     """
 
-    files: Mapping[str, bytes] | None
+    files: Callable[[], Mapping[str, bytes]] | None
     messages: int = 0
     done: Callable[[], None] = lambda: None
 
@@ -223,7 +224,7 @@ class _Files:
         checkpoint: Checkpoint | None = None
         if commit.files is not None:
             self._number += 1
-            checkpoint = write_checkpoint(self._run_folder, self._number, commit.files)
+            checkpoint = write_checkpoint(self._run_folder, self._number, commit.files())
         faults.reach("commit: before the manifest")
         written = self._parts.take()
 

@@ -13,16 +13,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
+from uuid import uuid4
 
 from filelock import FileLock
 
 from store.errors import CorruptError, RunError
 from store.files import digest_of, json_bytes, write_whole
+from store.rollups import COUNTS
 from store.schema import SCHEMA_VERSION, TABLES
 
 MANIFEST = Path("log", "manifest.json")
 _LOCK = Path("log", ".manifest.lock")
 LOCK_SECONDS = 60.0  # that an edit waits for another
+_READABLE_VERSIONS = (3, SCHEMA_VERSION)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,7 @@ class Manifest:
 
     Attributes:
         run: its name.
+        identity: what no other run has.
         tables: parts by table.
         checkpoint: None before the first and behind the end of the stream.
         finished: the whole stream is in the log.
@@ -60,6 +65,7 @@ class Manifest:
 
     run: str
     tables: Mapping[str, tuple[Part, ...]]
+    identity: str = ""
     checkpoint: Checkpoint | None = None
     finished: bool = False
     messages: int = 0
@@ -68,7 +74,7 @@ class Manifest:
     @classmethod
     def empty(cls, run: str) -> "Manifest":
         """Of a run that has begun."""
-        return cls(run, MappingProxyType(dict.fromkeys(TABLES, ())))
+        return cls(run, MappingProxyType(dict.fromkeys(TABLES, ())), identity=uuid4().hex)
 
     def to_json(self) -> bytes:
         """The manifest's file."""
@@ -78,6 +84,7 @@ class Manifest:
             {
                 "schema_version": SCHEMA_VERSION,
                 "run": self.run,
+                "identity": self.identity,
                 "finished": self.finished,
                 "messages": self.messages,
                 "rejected_bytes": self.rejected_bytes,
@@ -90,27 +97,34 @@ class Manifest:
 def read_manifest(run_folder: Path) -> Manifest:
     """The committed state of a run, now or while it is being written.
 
-    Raises `RunError` when the folder holds no log or one of another schema version, `CorruptError` when the
-    manifest cannot be understood.
+    A log of the schema version before is read as well. Raises `RunError` when the folder holds no log or one of a
+    version that is not known, `CorruptError` when the manifest cannot be understood.
     """
     path = run_folder / MANIFEST
     try:
         content = json.loads(path.read_bytes())
         version = content["schema_version"]
-        if version != SCHEMA_VERSION:
-            raise RunError(
-                f"{path} must have schema version {SCHEMA_VERSION}, got {version}; use the release that wrote it"
-            )
-        tables = {table: tuple(Part(**part) for part in content["tables"][table]) for table in TABLES}
+        if version not in _READABLE_VERSIONS:
+            known = " or ".join(map(str, _READABLE_VERSIONS))
+            raise RunError(f"{path} must have schema version {known}, got {version}; use the release that wrote it")
+        if version == 3:
+            content = _from_version_3(content)
+        named = {table: [] for table in COUNTS} | content["tables"]
+        tables = {table: tuple(Part(**part) for part in named[table]) for table in TABLES}
         checkpoint = Checkpoint(**content["checkpoint"]) if content["checkpoint"] else None
-        rest = {key: content[key] for key in ("finished", "messages", "rejected_bytes")}
-        return Manifest(content["run"], MappingProxyType(tables), checkpoint, **rest)
+        rest = {key: content[key] for key in ("identity", "finished", "messages", "rejected_bytes")}
+        return Manifest(content["run"], MappingProxyType(tables), checkpoint=checkpoint, **rest)
     except (FileNotFoundError, NotADirectoryError):
         raise RunError(
             f"{run_folder} must be a run's folder, but {path} does not exist; see --run and --runs"
         ) from None
     except (ValueError, KeyError, TypeError) as error:
         raise CorruptError(f"{path} must be the manifest of a log, but it cannot be read: {error!r}") from error
+
+
+def _from_version_3(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Version 3 named parts and nothing to go on from, so that its runs are over."""
+    return {**content, "identity": "", "checkpoint": None, "finished": True, "messages": 0, "rejected_bytes": 0}
 
 
 def edit_manifest(run_folder: Path, edit: Callable[[Manifest], Manifest]) -> Manifest:

@@ -14,7 +14,7 @@ from test_stage_contract import llama, new_distill
 from pipeline import answer as answer_module
 from pipeline import publish as publish_module
 from pipeline.answer import Answer, NoAnswer, Recall, Restart, Shelf
-from pipeline.publish import FolderPublisher, NoPublisher, Origin, Publisher
+from pipeline.publish import FolderPublisher, NoPublisher, Numbers, Origin, Publisher
 from pipeline.records import Versions
 from stages.blocks import Lesson, Teaching
 from store.events import Recalled, VersionPublished
@@ -69,7 +69,7 @@ def folder_publisher(folder: Path) -> FolderPublisher:
 
     origin = Origin("omnidraft-drafter", "tuesday", "big", "drafter", "ab" * 32)
     versions: Callable[[], Any] = lambda: (Versions(next(learned), 0, 0), 0)  # noqa: E731  (always something new)
-    return FolderPublisher(folder, write, versions, origin, NoRegistry(), 2, count(), lambda: "2026-01-02T03:04:05Z")
+    return FolderPublisher(folder, write, versions, origin, NoRegistry(), 2, Numbers(), lambda: "2026-01-02T03:04:05Z")
 
 
 PUBLISHERS: dict[str, Callable[[Path], Publisher]] = {

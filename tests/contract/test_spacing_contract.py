@@ -6,9 +6,9 @@ from random import Random
 
 import pytest
 
-from stages import learner
-from stages.drafter_trainer import Step
-from stages.learner import FixedSpacing, PayingSpacing, Spacing
+from stages import spacing
+from stages.spacing import FixedSpacing, PayingSpacing, Spacing
+from stages.training import Step
 
 SHORTEST, LONGEST = 3, 20
 SPACINGS: dict[str, Callable[[], Spacing]] = {
@@ -60,6 +60,6 @@ def test_equal_updates_give_equal_intervals(make: Callable[[], Spacing]):
 
 
 def test_no_implementation_is_missing_from_this_suite():
-    classes = [cls for _, cls in inspect.getmembers(learner, inspect.isclass) if cls.__module__ == learner.__name__]
+    classes = [cls for _, cls in inspect.getmembers(spacing, inspect.isclass) if cls.__module__ == spacing.__name__]
     found = {cls.__name__ for cls in classes if {"after", "restart"} <= set(dir(cls)) and cls is not Spacing}
     assert found == set(SPACINGS)

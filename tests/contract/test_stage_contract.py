@@ -24,18 +24,20 @@ from stages.costs import Costs
 from stages.decode import Decode
 from stages.distill import Distill, NoDistill
 from stages.distributions import Sampling
-from stages.drafter_trainer import DrafterTrainer, Training
+from stages.drafter_trainer import DrafterTrainer
 from stages.head import EXTRA_FEATURES, AcceptanceHead
 from stages.head_trainer import HeadTrainer
 from stages.huggingface import new_llama
 from stages.language_model import LanguageModel
-from stages.learner import DrafterLearner, FixedSpacing
+from stages.learner import DrafterLearner
 from stages.lookup import DecodeOrLookup, Payoff
 from stages.losses import expected_acceptance, trie_loss
 from stages.ngram_cache import LeastFrequentlyUsed, NgramCache
+from stages.spacing import FixedSpacing
 from stages.stage import Stage
 from stages.stopping import ThresholdStop
 from stages.teach import teach_nothing
+from stages.training import Training
 from stages.translate import Translate, parse
 from stages.trie import Trie
 from stages.verify import Verify

@@ -1,12 +1,14 @@
 """Stages, a drift watch, an answer and a publisher that do nothing but keep the loop's contract in sight."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from event_making import drifted, published, updated
 
-from pipeline.loop import Lane, Loop, Stages, UnfitPromptError
+from pipeline.clock import Clock as RunClock
+from pipeline.lane_stages import Stages
+from pipeline.loop import Lane, Loop, UnfitPromptError
 from pipeline.publish import Publisher
 from pipeline.records import Recorder
 from stages.blocks import Decision, Draft, Lesson, Proposal, ProposedToken, Row, Verdict
@@ -169,7 +171,7 @@ class Clock:
     """Each look at it is a second later."""
 
     def __init__(self) -> None:
-        self.seconds = 100.0
+        self.seconds = 0.0
 
     def __call__(self) -> float:
         self.seconds += 1.0
@@ -184,7 +186,7 @@ def prepare(prompt: PromptReceived) -> Row:
     return Row(prompt.offset, prompt.prompt_id, prompt.dataset, prompt.text, [1], 1, [1], draws, len(prompt.text))
 
 
-def stub_lane(clock: Callable[[], float], name: str = "big", drifts: dict[int, str] | None = None) -> Lane:
+def stub_lane(clock: RunClock, name: str = "big", drifts: dict[int, str] | None = None) -> Lane:
     """A lane over stubs."""
     distill = StubDistill()
     return Lane(
@@ -201,10 +203,11 @@ def stub_lane(clock: Callable[[], float], name: str = "big", drifts: dict[int, s
 
 def stub_loop(batch: int = 1, drifts: dict[int, str] | None = None, publisher: Publisher | None = None) -> Loop:
     """A loop of one lane over stubs."""
-    lane = stub_lane(Clock(), drifts=drifts)
+    clock = RunClock(Clock())
+    lane = stub_lane(clock, drifts=drifts)
     if publisher:
         lane.publisher = publisher
-    return Loop({"big": lane}, lambda offset: "big", batch)
+    return Loop({"big": lane}, lambda offset: "big", batch, clock)
 
 
 def lane_of(loop: Loop, name: str = "big") -> Any:

@@ -12,7 +12,8 @@ from tiny_pair import TinyPair, sentences, tiny_pair  # noqa: F401  (a fixture)
 
 from pipeline.build import build_loop
 from pipeline.build_models import load_models
-from stages.drafter_trainer import Assignment, Attempt, DrafterTrainer
+from stages.drafter_trainer import DrafterTrainer
+from stages.training import Assignment, Attempt
 from store.events import Event, PromptReceived, TokenDecision, Updated
 from store.registry import NoRegistry
 

@@ -2,14 +2,13 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 
 import pytest
 from event_making import completed
 from event_making import drifted as drift
 
-from pipeline.publish import FolderPublisher, NoPublisher, Origin
+from pipeline.publish import FolderPublisher, NoPublisher, Numbers, Origin
 from pipeline.records import Versions
 from store.events import VersionPublished
 from store.registry import NoRegistry
@@ -60,7 +59,7 @@ def registry() -> Registered:
 @pytest.fixture
 def publisher(drafter: Drafter, registry: Registered, tmp_path: Path) -> FolderPublisher:
     now = iter(f"2026-01-02T03:04:{second:02}+00:00" for second in range(60))
-    return FolderPublisher(tmp_path, drafter.write, drafter.state, ORIGIN, registry, 3, count(), lambda: next(now))
+    return FolderPublisher(tmp_path, drafter.write, drafter.state, ORIGIN, registry, 3, Numbers(), lambda: next(now))
 
 
 def only(events: Iterator[VersionPublished]) -> VersionPublished:
@@ -169,7 +168,7 @@ def test_no_publisher_publishes_nothing():
 
 def test_versions_of_several_targets_share_their_numbers_but_not_their_parents(tmp_path: Path, registry: Registered):
     """Each target's first version is its floor."""
-    numbers, drafters, publishers = count(), {}, {}
+    numbers, drafters, publishers = Numbers(), {}, {}
     for name in ("big", "small"):
         drafters[name] = drafter = Drafter()
         origin = replace(ORIGIN, target=name)

@@ -37,7 +37,7 @@ def summary_of(run: Path) -> dict[str, Any]:
 
 
 def test_a_run_leaves_its_settings_its_log_and_its_summary(run: Path, tiny_pair: TinyPair):  # noqa: F811
-    assert {path.name for path in run.iterdir()} == {"config.json", "log", "summary.json"}
+    assert {path.name for path in run.iterdir()} == {".lock", "checkpoint", "config.json", "log", "summary.json"}
     assert load(run / "config.json") == config_of(tiny_pair, **SETTINGS)
     assert summary_of(run) == summarize(run)
 

@@ -17,10 +17,11 @@ from stages.adapters import (
     read_adapter,
     without_adapters,
 )
-from stages.drafter_trainer import DrafterTrainer, Training
+from stages.drafter_trainer import DrafterTrainer
 from stages.huggingface import load_causal_model, new_llama
 from stages.language_model import LanguageModel, read_learning
 from stages.losses import expected_acceptance, trie_loss
+from stages.training import Training
 from store.errors import ModelError
 
 RANK = 4

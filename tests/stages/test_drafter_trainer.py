@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from stages.blocks import Branch, Lesson, Teaching
-from stages.drafter_trainer import DrafterTrainer, Step, Training
+from stages.drafter_trainer import DrafterTrainer
 from stages.huggingface import new_llama
 from stages.language_model import LanguageModel
 from stages.losses import (
@@ -23,6 +23,7 @@ from stages.losses import (
     hybrid_loss,
     trie_loss,
 )
+from stages.training import Step, Training
 
 VOCABULARY = 8
 SHAPE = {

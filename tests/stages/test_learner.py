@@ -8,8 +8,9 @@ from threading import Event
 import pytest
 
 from stages.blocks import Lesson
-from stages.drafter_trainer import Assignment, Attempt, Step
-from stages.learner import DrafterLearner, FixedSpacing, PayingSpacing
+from stages.learner import DrafterLearner
+from stages.spacing import FixedSpacing, PayingSpacing
+from stages.training import Assignment, Attempt, Step
 from stages.worker import CallingThread, OwnThread
 from store.events import Updated
 

@@ -16,18 +16,9 @@ from stages.costs import Costs
 from stages.decode import Decode
 from stages.distributions import Sampling
 from stages.head import AcceptanceHead
-from stages.lookup import (
-    EVERY_MODEL_TURN,
-    LONGEST_MATCH,
-    NGRAMS,
-    DecodeOrLookup,
-    LookupDraft,
-    Match,
-    Payoff,
-    SuffixIndex,
-    continuation,
-)
+from stages.lookup import EVERY_MODEL_TURN, DecodeOrLookup, LookupDraft, Payoff
 from stages.stopping import FixedLength
+from stages.suffix_index import LONGEST_MATCH, NGRAMS, Match, SuffixIndex, continuation
 from store.events import Origin, Outcome
 
 PIECES = 6

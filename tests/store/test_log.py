@@ -26,7 +26,7 @@ def test_rows_become_visible_with_a_forced_commit_and_not_before(tmp_path):
         for offset in range(5):
             log.append(decision(offset=offset))
         assert visible_rows(tmp_path / "run") == 0
-        log.commit(Commit({}), wait=True)
+        log.commit(Commit(dict), wait=True)
         assert visible_rows(tmp_path / "run") == 5
         log.append(decision(offset=5))
         assert visible_rows(tmp_path / "run") == 5
@@ -69,7 +69,7 @@ def test_a_commit_makes_no_part_of_a_table_without_rows(tmp_path):
 def test_a_commit_that_nobody_waits_for_reaches_readers_too(tmp_path):
     with RunLog(tmp_path) as log:
         log.append(decision())
-        log.commit(Commit({}))
+        log.commit(Commit(dict))
         log._jobs.join()
         assert visible_rows(tmp_path) == 1
         assert not log.committing
@@ -98,7 +98,7 @@ def test_what_no_commit_covers_never_happened(tmp_path):
         with RunLog(tmp_path, part_rows=1) as log:
             log.append(decision())
             log.append(PromptRejected("docs", 3, "empty"))
-            log.commit(Commit({"state.json": b"{}"}), wait=True)
+            log.commit(Commit(lambda: {"state.json": b"{}"}), wait=True)
             log.append(decision(offset=1))
             log.append(PromptRejected("docs", 4, "empty"))
             raise KeyboardInterrupt
@@ -118,7 +118,7 @@ def test_what_no_commit_covers_never_happened(tmp_path):
 
 def test_the_end_of_the_stream_leaves_no_checkpoint(tmp_path):
     with RunLog(tmp_path) as log:
-        log.commit(Commit({"state.json": b"{}"}), wait=True)
+        log.commit(Commit(lambda: {"state.json": b"{}"}), wait=True)
         checkpoint = read_manifest(tmp_path).checkpoint
         assert (tmp_path / checkpoint.folder / "state.json").read_bytes() == b"{}"
     manifest = read_manifest(tmp_path)
@@ -134,12 +134,12 @@ def full_disk(path, content):
 def test_a_failing_disk_surfaces_on_the_next_call_and_leaves_the_committed_rows(tmp_path, monkeypatch, call):
     log = RunLog(tmp_path, part_rows=2)
     log.append(decision())
-    log.commit(Commit({}), wait=True)
+    log.commit(Commit(dict), wait=True)
     monkeypatch.setattr(parts_module, "write_whole", full_disk)
     log.append(decision(offset=1))
     log.append(decision(offset=2))
     log._jobs.join()
-    calls = {"append": lambda: log.append(decision()), "commit": lambda: log.commit(Commit({})), "finish": log.finish}
+    calls = {"append": lambda: log.append(decision()), "commit": lambda: log.commit(Commit(dict)), "finish": log.finish}
     with pytest.raises(OmnidraftError, match="No space left") as raised:
         calls[call]()
     assert isinstance(raised.value.__cause__, OSError)
@@ -173,7 +173,7 @@ def test_a_failing_manifest_surfaces_from_the_commit_that_wanted_it(tmp_path, mo
     log.append(decision())
     monkeypatch.setattr(files_module.os, "fsync", lambda descriptor: full_disk(None, None))
     with pytest.raises(OmnidraftError, match="No space left"):
-        log.commit(Commit({}), wait=True)
+        log.commit(Commit(dict), wait=True)
     log.close()
 
 
@@ -186,7 +186,8 @@ def test_a_value_that_fits_no_column_is_not_lost_silently(tmp_path):
 
 def test_memory_is_bounded_append_waits_for_the_disk(tmp_path, monkeypatch):
     disk = threading.Event()
-    monkeypatch.setattr(parts_module, "pq", SlowParquet(disk))
+    encode = parts_module.parquet_bytes
+    monkeypatch.setattr(parts_module, "parquet_bytes", lambda *rows: disk.wait() and encode(*rows))
     log = RunLog(tmp_path, part_rows=1, queue_parts=2)
     appended = []
 
@@ -204,15 +205,6 @@ def test_memory_is_bounded_append_waits_for_the_disk(tmp_path, monkeypatch):
     producer.join()
     log.finish()
     assert visible_rows(tmp_path) == 6
-
-
-class SlowParquet:
-    def __init__(self, disk):
-        self.disk = disk
-
-    def write_table(self, *arguments, **options):
-        self.disk.wait()
-        pq.write_table(*arguments, **options)
 
 
 def test_a_reader_beside_the_writer_sees_only_whole_commits(tmp_path):
@@ -234,7 +226,7 @@ def test_a_reader_beside_the_writer_sees_only_whole_commits(tmp_path):
     for offset in range(200):
         log.append(decision(offset=offset))
         if offset % 10 == 9:
-            log.commit(Commit({}), wait=True)
+            log.commit(Commit(dict), wait=True)
     log.finish()
     writing.set()
     reader.join()

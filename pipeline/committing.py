@@ -1,0 +1,91 @@
+"""When a run commits, and what goes into the checkpoint."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+
+from pipeline.config_sections import CommitSettings
+from pipeline.loop import Loop
+from pipeline.tape import Tape
+from stages.snapshot import Json, SnapshotWriter
+from store.log import Commit, RunLog
+from store.registry import Registry
+
+PATIENCE = 2.0  # a commit that is due waits for an update under way until this many times its distance
+
+
+@dataclass
+class CommitCosts:
+    """What committing took. `seconds`: of the run's own thread; `seconds_beside`: of the log's writer thread."""
+
+    commits: int = 0
+    seconds: float = 0.0
+    seconds_beside: float = 0.0
+
+
+class Committer:
+    """Commits the run between two blocks: the log so far, with all that is needed to go on from there.
+
+    A commit is due after so many prompts or seconds, and not before the last one has become a small share of the time:
+    so a large drafter, whose weights take long to write, is committed less often. Nothing that is decided depends on
+    when commits are made.
+
+    Args:
+        settings: how often.
+        loop: what is saved.
+        tape: the source stream.
+        log: what is made to count.
+        registry: its messages count with the commit.
+        constants: what the checkpoint carries besides, such as what was measured of the machine.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        settings: CommitSettings,
+        loop: Loop,
+        tape: Tape,
+        log: RunLog,
+        registry: Registry,
+        constants: Callable[[], Json],
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
+        self._settings, self._loop, self._tape, self._log = settings, loop, tape, log
+        self._registry, self._constants, self._clock = registry, constants, clock
+        self._last: float | None = None
+        self._last_cost = 0.0
+        self._prompts = 0
+        self.costs = CommitCosts()
+
+    def completed(self) -> None:
+        """One more prompt."""
+        self._prompts += 1
+
+    def is_due(self) -> bool:
+        """Whether it is time to commit. Asked between two blocks."""
+        if self._log.committing:
+            return False
+        if self._last is None:
+            return True
+        settings, passed = self._settings, self._clock() - self._last
+        affordable = (self._last_cost + self._log.commit_seconds) / settings.share
+        if passed < affordable or (passed < settings.seconds and self._prompts < settings.prompts):
+            return False
+        return not self._loop.learning or passed >= PATIENCE * max(settings.seconds, affordable)
+
+    def commit(self, *, wait: bool = False) -> None:
+        """Commit now. The writer thread does most of it; with `wait` it stands when this returns.
+
+        Raises:
+            OmnidraftError: the log cannot be written.
+        """
+        started = self._clock()
+        self.costs.seconds_beside += self._log.commit_seconds
+        keep = SnapshotWriter()
+        state = {"loop": self._loop.save(keep), "tape": self._tape.save(), "constants": self._constants()}
+        mark = self._registry.mark()
+        self._log.commit(Commit(lambda: keep.files(state), mark, lambda: self._registry.release(mark)), wait=wait)
+        self._last, self._prompts = self._clock(), 0
+        self._last_cost = self._last - started
+        self.costs.commits += 1
+        self.costs.seconds += self._last_cost

@@ -1,0 +1,55 @@
+"""Which folder a run may have, and what one that is there already holds."""
+
+import time
+from pathlib import Path
+
+from store.errors import RunError
+from store.lock import LOCK, OWNER
+from store.manifest import MANIFEST, read_manifest
+
+CONFIG = "config.json"
+
+
+def new_run_folder(runs: Path, now: time.struct_time) -> Path:
+    """A name for a run that starts now; counted up if it is taken."""
+    name = time.strftime("%Y%m%d-%H%M%S", now)
+    folder, number = runs / name, 1
+    while folder.exists():
+        number += 1
+        folder = runs / f"{name}-{number}"
+    return folder
+
+
+def require_new(run_folder: Path) -> None:
+    """Refuse a folder that already holds something, or cannot be one.
+
+    Raises:
+        RunError: if so.
+    """
+    taken = [path for path in (run_folder, *run_folder.parents) if path.exists() and not path.is_dir()]
+    if taken:
+        raise RunError(f"a run needs a folder, but {taken[0]} is a file; name another with --run")
+    if is_unfinished(run_folder):
+        raise RunError(
+            f"{run_folder} holds a run that is not finished; go on with it by `omnidraft replay --resume {run_folder}`, "
+            "or name another folder with --run"
+        )
+    if run_folder.exists() and {path.name for path in run_folder.iterdir()} - {LOCK, OWNER}:
+        raise RunError(f"a run needs a new or empty folder, but {run_folder} holds files; name another with --run")
+
+
+def is_unfinished(run_folder: Path) -> bool:
+    """Whether the folder holds a run that can be gone on with. Raises as `read_manifest` of one that is there."""
+    return (run_folder / MANIFEST).is_file() and not read_manifest(run_folder).finished
+
+
+def require_unfinished(run_folder: Path) -> None:
+    """Refuse a folder without a run, or with one that is at its end.
+
+    Raises:
+        RunError: if so.
+    """
+    if not (run_folder / CONFIG).is_file():
+        raise RunError(f"{run_folder} must hold a run to go on with, but has no {CONFIG}; begin one with --run")
+    if (run_folder / MANIFEST).is_file() and read_manifest(run_folder).finished:
+        raise RunError(f"the run in {run_folder} is finished: there is nothing to go on with; begin another")
