@@ -34,9 +34,8 @@ def make_admission(config: Config, models: Models) -> Callable[[PromptReceived],
                 allowed = f"1 to {limits[model]} of the {model}'s tokens"
                 raise UnfitPromptError(f"the prompt {prompt.prompt_id} must have {allowed}, got {length}")
         draws = SeededDraws(config.seed, prompt.offset)
-        return Row(
-            prompt.offset, prompt.prompt_id, prompt.dataset, prompt.text, tokens, len(tokens), pieces, draws, room
-        )
+        text = prompt.text if config.log.text else ""  # a row is kept in checkpoints too
+        return Row(prompt.offset, prompt.prompt_id, prompt.dataset, text, tokens, len(tokens), pieces, draws, room)
 
     return prepare
 

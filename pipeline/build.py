@@ -22,6 +22,7 @@ from pipeline.dealing import Dealing
 from pipeline.drift import DriftWatch, Rates
 from pipeline.lane_stages import Stages
 from pipeline.loop import Lane, Loop
+from pipeline.probe import make_probe
 from pipeline.publish import FolderPublisher, NoPublisher, Numbers, Origin
 from pipeline.records import Recorder, Versions
 from stages.distill import Distill, NoDistill
@@ -49,7 +50,7 @@ def build_loop(
             models.name,
             Stages(stages.decode, stages.translate, stages.verify, distill),
             make_admission(config, models),
-            Recorder(models.name, models.target_words.bytes_of, models.target_words.decode),
+            Recorder(models.name, models.target_words.bytes_of, models.target_words.decode, text=config.log.text),
             DriftWatch(drift_settings(config), Rates(_first_only(config))),
             _answer(config, models, stages, distill, publisher),
             publisher,
@@ -129,4 +130,6 @@ def _publisher(
         return Versions(distill.drafter_version, distill.head_version, stages.cache.version), len(stages.cache)
 
     origin = Origin(config.publish.name, run_folder.name, models.name, config.drafter, models.pair.digest)
-    return FolderPublisher(run_folder, write, state, origin, registry, config.publish.interval, numbers, _now)
+    probe = make_probe(config, models) if config.publish.probe else dict
+    interval = config.publish.interval
+    return FolderPublisher(run_folder, write, state, origin, registry, interval, numbers, _now, probe)

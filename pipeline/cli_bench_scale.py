@@ -1,7 +1,6 @@
 """`omnidraft bench-scale`: how cost grows with the batch, the context, the n-grams and the vocabularies."""
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipeline.cli_options import parsed
+from pipeline.pictures import draw
 from store.errors import RunError, UsageError
 
 if TYPE_CHECKING:
@@ -121,18 +121,14 @@ def _write(report: "Report", json_file: Path | None, picture: Path | None) -> No
 
 
 def _draw(text: str, picture: Path) -> None:
-    """In a process of its own: the dashboards read files, and nothing here imports them.
-
-    Raises:
+    """Raises:
         RunError: it could not be drawn.
     """
     with TemporaryDirectory() as scratch:
         file = Path(scratch) / "scale.json"
         file.write_text(text, encoding="utf-8")
-        command = [sys.executable, "-m", "dashboards.scale", str(file), str(picture)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        reason = draw("scale", str(file), str(picture))
+    if reason:
         raise RunError(f"the picture {picture} must be writable: {reason}; the figures are in the file of --json")
 
 

@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Mapping
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -44,6 +45,15 @@ _FLAGS = {
     "chat": ("source.chat", True),
 }
 
+
+class OnOff(StrEnum):
+    """Whether."""
+
+    ON = "on"
+    OFF = "off"
+
+
+_LOG_TEXT_HELP = "Whether the log keeps prompts, texts and tokens' bytes; ids are kept in any case."
 _RESUME_HELP = "Go on with the unfinished run in this folder, from its last commit and with its settings."
 _Resumed = Annotated[Path | None, typer.Option(metavar="DIR", help=_RESUME_HELP, show_default=False)]
 _SET_HELP = "Any other setting, such as learn.rate=0.002; may be repeated."
@@ -87,6 +97,7 @@ def replay(
     where: Annotated[list[str] | None, option("source.where")] = None,
     limit: Annotated[int | None, option("source.limit")] = None,
     mlflow_uri: Annotated[str | None, option("publish.mlflow_uri")] = None,
+    log_text: Annotated[OnOff | None, typer.Option(help=_LOG_TEXT_HELP, show_default=False)] = None,
     config: Annotated[Path | None, typer.Option(help="A TOML file with any of the settings.")] = None,
     settings: _Settings = None,
 ) -> None:
@@ -99,6 +110,8 @@ def replay(
     overrides: dict[str, object] = {key: given[name] for name, key in _OPTIONS.items() if given[name] is not None}
     overrides |= {key: tuple(given[name]) for name, key in _LISTS.items() if given[name]}
     overrides |= {key: value for name, (key, value) in _FLAGS.items() if given[name]}
+    if log_text:
+        overrides["log.text"] = log_text is OnOff.ON
     if resume:
         _resume(resume, overrides | {"--config": config, "--set": settings})
     else:
@@ -120,7 +133,7 @@ def _resume(run_folder: Path, overrides: Mapping[str, object]) -> None:
     """Go on with the settings of the run; only where MLflow is may have changed."""
     from pipeline.run_folder import CONFIG, require_unfinished
 
-    given = {key: value for key, value in overrides.items() if value}
+    given = {key: value for key, value in overrides.items() if value not in (None, [])}
     foreign = ", ".join(given.keys() - {"publish.mlflow_uri"})
     if foreign:
         raise ConfigError(

@@ -14,13 +14,13 @@ from store.registry import Registry
 PATIENCE = 2.0  # a commit that is due waits for an update under way until this many times its distance
 
 
-@dataclass
+@dataclass(frozen=True)
 class CommitCosts:
     """What committing took. `seconds`: of the run's own thread; `seconds_beside`: of the log's writer thread."""
 
-    commits: int = 0
-    seconds: float = 0.0
-    seconds_beside: float = 0.0
+    commits: int
+    seconds: float
+    seconds_beside: float
 
 
 class Committer:
@@ -54,8 +54,13 @@ class Committer:
         self._registry, self._constants, self._clock = registry, constants, clock
         self._last: float | None = None
         self._last_cost = 0.0
-        self._prompts = 0
-        self.costs = CommitCosts()
+        self._prompts = self._commits = 0
+        self._seconds = 0.0
+
+    @property
+    def costs(self) -> CommitCosts:
+        """Of all commits so far."""
+        return CommitCosts(self._commits, self._seconds, self._log.all_commit_seconds)
 
     def completed(self) -> None:
         """One more prompt."""
@@ -80,12 +85,11 @@ class Committer:
             OmnidraftError: the log cannot be written.
         """
         started = self._clock()
-        self.costs.seconds_beside += self._log.commit_seconds
         keep = SnapshotWriter()
         state = {"loop": self._loop.save(keep), "tape": self._tape.save(), "constants": self._constants()}
         mark = self._registry.mark()
         self._log.commit(Commit(lambda: keep.files(state), mark, lambda: self._registry.release(mark)), wait=wait)
         self._last, self._prompts = self._clock(), 0
         self._last_cost = self._last - started
-        self.costs.commits += 1
-        self.costs.seconds += self._last_cost
+        self._commits += 1
+        self._seconds += self._last_cost

@@ -106,6 +106,7 @@ class FolderPublisher:
         registry: where versions are registered.
         interval: completed prompts between two versions.
         numbers: gives the next version its number; publishers of one run share it.
+        probe: measures the drafter as it is on what never changes, by name.
         now: the time as ISO 8601, UTC.
     """
 
@@ -119,7 +120,9 @@ class FolderPublisher:
         interval: int,
         numbers: Numbers,
         now: Callable[[], str],
+        probe: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
+        self._probe = probe
         self._run_folder, self._write, self._state = run_folder, write, state
         self._origin, self._registry, self._interval, self._now = origin, registry, interval, now
         self._numbers = numbers
@@ -201,7 +204,7 @@ class FolderPublisher:
         return event
 
     def _metrics(self) -> Mapping[str, float]:
-        return {"prompts": float(self._prompts), "judged": float(self._judged)}
+        return {"prompts": float(self._prompts), "judged": float(self._judged), **self._probe()}
 
     def _manifest(self, number: int, parent: int | None, versions: Versions, entries: int) -> ManifestFields:
         return {

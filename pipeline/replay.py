@@ -4,31 +4,34 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pipeline.build import build_loop
+from pipeline.build_models import load_models
 from pipeline.committing import Committer
 from pipeline.config import Config
 from pipeline.curves import Curves
 from pipeline.dealing import Dealing
+from pipeline.loop import Loop
+from pipeline.pictures import of_run
 from pipeline.progress import Display
+from pipeline.records import without_text
 from pipeline.run_folder import CONFIG, require_new, require_unfinished
 from pipeline.source import Source, open_sources, stream
 from pipeline.stop import stop_on_signals
 from pipeline.tape import Tape
+from stages.measured import note_in
+from stages.snapshot import SnapshotReader
 from store.checkpoint import read_checkpoint
 from store.committed import completed_prompts
 from store.errors import OmnidraftError, RunError, SourceError
-from store.events import Event, PromptCompleted
+from store.events import Event, PromptCompleted, PromptRejected
 from store.files import write_whole
 from store.lock import RunLock
 from store.log import RunLog
 from store.manifest import MANIFEST, read_manifest
 from store.registry import MlflowRegistry, NoRegistry, Registry, default_uri
 from store.summary import write_summary
-
-if TYPE_CHECKING:
-    from pipeline.loop import Loop
-    from stages.snapshot import SnapshotReader
 
 UNSENT_TIMEOUT = 60.0  # seconds that a finished run waits for MLflow
 
@@ -51,9 +54,6 @@ class Replay:
     def __init__(
         self, config: Config, run_folder: Path, uri: str | None, notice: Callable[[str], None], *, resume: bool = False
     ) -> None:
-        from pipeline.build_models import load_models  # torch: only when a run really starts
-        from stages.measured import note_in
-
         (require_unfinished if resume else require_new)(run_folder)
         self._lock = RunLock(run_folder)
         if resume:
@@ -69,10 +69,8 @@ class Replay:
         )
         self._models = load_models(config, self._uri, run_folder.parent / ".fetched")
 
-    def _read_checkpoint(self) -> "SnapshotReader | None":
+    def _read_checkpoint(self) -> SnapshotReader | None:
         """The last commit's snapshot; None for a run that was killed before its first."""
-        from stages.snapshot import SnapshotReader
-
         if not (self.run_folder / MANIFEST).exists():
             return None
         checkpoint = read_manifest(self.run_folder).checkpoint
@@ -105,8 +103,6 @@ class Replay:
             ) from error
 
     def _run(self, display: Display) -> dict[str, Any]:
-        from pipeline.build import build_loop
-
         self._make_folder()
         with RunLog(self.run_folder) as log, stop_on_signals() as stop:
             registry = self._registry()
@@ -144,7 +140,7 @@ class Replay:
             raise broken
         return {**summary, "stopped": stopped, "commits": asdict(committer.costs)}
 
-    def _go_on(self, kept: "SnapshotReader", loop: "Loop", tape: Tape, curves: Curves, display: Display) -> None:
+    def _go_on(self, kept: SnapshotReader, loop: Loop, tape: Tape, curves: Curves, display: Display) -> None:
         """Everything as it was at the last commit."""
         then, now = kept.state["constants"]["models"], self._fingerprint()
         if then != now:
@@ -176,8 +172,9 @@ class Replay:
         require_new(self.run_folder)  # still: another process may have been quicker
         write_whole(self.run_folder / CONFIG, self.config.to_json().encode())
 
-    @staticmethod
-    def _take(event: Event, log: RunLog, curves: Curves, display: Display, committer: Committer) -> None:
+    def _take(self, event: Event, log: RunLog, curves: Curves, display: Display, committer: Committer) -> None:
+        if isinstance(event, PromptRejected) and not self.config.log.text:
+            event = without_text(event)
         log.append(event)
         curves.add(event)
         display.show(event)
@@ -186,7 +183,9 @@ class Replay:
 
     def _finish(self, summary: dict[str, Any], log: RunLog, registry: Registry) -> None:
         """The end of the stream. Killed in here, the run goes on from the commit before it and comes here again."""
-        registry.finish(_numbers(summary), [self.run_folder / "summary.json", self.run_folder / CONFIG])
+        if self.config.publish.enabled:
+            pictures = of_run(self.run_folder)
+            registry.finish(_numbers(summary), [self.run_folder / "summary.json", self.run_folder / CONFIG, *pictures])
         mark = registry.mark()
         log.finish(mark, lambda: registry.release(mark))
 

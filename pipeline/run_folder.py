@@ -31,7 +31,7 @@ def require_new(run_folder: Path) -> None:
         raise RunError(f"a run needs a folder, but {taken[0]} is a file; name another with --run")
     if is_unfinished(run_folder):
         raise RunError(
-            f"{run_folder} holds a run that is not finished; go on with it by `omnidraft replay --resume {run_folder}`, "
+            f"{run_folder} holds a run that is not finished; go on with it by `omnidraft replay --resume {run_folder}` "
             "or name another folder with --run"
         )
     if run_folder.exists() and {path.name for path in run_folder.iterdir()} - {LOCK, OWNER}:

@@ -81,6 +81,11 @@ class RunLog:
         return self._files.commit_seconds
 
     @property
+    def all_commit_seconds(self) -> float:
+        """What all commits took the writer thread."""
+        return self._files.all_commit_seconds
+
+    @property
     def committing(self) -> bool:
         """Whether a commit is still being written."""
         return self._files.committed < self._files.asked
@@ -184,13 +189,13 @@ class _Files:
 
     Attributes:
         asked, committed: commits handed to the writer thread, and those that stand.
-        commit_seconds: of the last one.
+        commit_seconds, all_commit_seconds: of the last one, and of all.
     """
 
     def __init__(self, run_folder: Path) -> None:
         self._run_folder = run_folder
         self.asked = self.committed = 0
-        self.commit_seconds = 0.0
+        self.commit_seconds = self.all_commit_seconds = 0.0
         try:
             manifest = self._begin()
         except OSError as error:
@@ -244,6 +249,7 @@ class _Files:
         commit.done()
         remove_others(self._run_folder, checkpoint)
         self.commit_seconds = perf_counter() - started
+        self.all_commit_seconds += self.commit_seconds
         self.committed += 1
 
 

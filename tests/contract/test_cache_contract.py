@@ -1,6 +1,7 @@
 """The contract of `Cache`, over every implementation and every order of leaving."""
 
 import inspect
+import json
 import math
 from collections.abc import Callable
 
@@ -119,3 +120,26 @@ def test_no_implementation_is_missing_from_this_suite():
         if {"observe", "fill", "load"} <= vars(cls).keys() and cls is not Cache
     }  # fmt: skip
     assert found == {NgramCache, NoCache} == {type(make(new_trie())) for make, _ in CACHES.values()}
+
+
+def members(node: Node) -> list[tuple[int, ...]]:
+    """What sums over tokens follow, node by node."""
+    return [node.members, *(below for child in node.children.values() for below in members(child))]
+
+
+@every_cache
+@given(calls, calls, calls)
+def test_a_restored_cache_goes_on_as_the_saved_one_would_have(make, budget, before, other, after):
+    first_trie, second_trie = new_trie(), new_trie()
+    first, second = make(first_trie), make(second_trie)
+    for call in before:
+        perform(first, *call)
+    for call in other:  # what the configuration may have filled it with
+        perform(second, *call)
+    second.restore(json.loads(json.dumps(first.save())))
+    for call in [None, *after]:
+        if call:
+            perform(first, *call)
+            perform(second, *call)
+        assert (first.entries(), first.bytes, first.version) == (second.entries(), second.bytes, second.version)
+        assert members(first_trie.root) == members(second_trie.root)

@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,7 @@ CLOSED = "http://127.0.0.1:9"  # nothing listens on the discard port
 
 MAKERS: dict[str, Callable[[Path], Registry]] = {
     "NoRegistry": lambda folder: NoRegistry(),
-    "MlflowRegistry": lambda folder: MlflowRegistry(CLOSED, folder / "spool.jsonl", patience=QUICK),
+    "MlflowRegistry": lambda folder: MlflowRegistry(CLOSED, folder / "spool.jsonl", patience=QUICK, keep=0),
 }
 METHODS = {name for name, value in vars(Registry).items() if not name.startswith("_") and callable(value)}
 
@@ -55,7 +56,10 @@ def use(registry: Registry, folder: Path) -> None:
     registry.start_run("run", {"mode": "trie", "temperature": 0.5}, {"a": "b"}, [("docs", "builtin:docs")])
     registry.log_points([])
     registry.log_points([("acceptance", 0.5, 0, 1), ("acceptance", float("nan"), 1, 2)])
-    registry.publish(*version(folder / "v"), {"x": 1.0, "y": float("inf")})
+    registry.publish(*version(folder / "v"), {"x": 1.0, "y": float("inf")}, drift=3)
+    registry.pause()
+    registry.resume()
+    registry.release(registry.mark())
     registry.finish({"acceptance": 0.5, "ratio": float("nan")}, [])
 
 
@@ -74,6 +78,18 @@ def test_nothing_waits_for_the_receiver_and_nothing_raises(registry: Registry, t
     started = time.monotonic()
     use(registry, tmp_path)
     assert time.monotonic() - started < 2
+    assert registry.close(0.1) >= 0
+
+
+def test_marks_do_not_fall_and_may_be_released_again_and_by_another_thread(registry: Registry, tmp_path: Path):
+    marks = [registry.mark()]
+    use(registry, tmp_path)
+    marks += [registry.mark(), registry.mark()]
+    assert marks == sorted(marks)
+    assert marks[1] == marks[2]
+    thread = threading.Thread(target=lambda: [registry.release(mark) for mark in reversed(marks)])
+    thread.start()
+    thread.join()
     assert registry.close(0.1) >= 0
 
 

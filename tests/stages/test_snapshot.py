@@ -1,0 +1,157 @@
+"""Snapshots give back what was kept: to the last bit, and as one object what was one object."""
+
+from random import Random
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stages.blocks import Branch, Lesson, Row, Teaching
+from stages.draws import SeededDraws
+from stages.snapshot import (
+    STATE,
+    TENSORS,
+    SnapshotReader,
+    SnapshotWriter,
+    random_state,
+    restored_moments,
+    save_moments,
+)
+from store.errors import CorruptError
+
+ids = st.integers(0, 2**31 - 1)
+narrow = st.floats(0, 1, width=32)
+wide = st.floats(0, 1)
+
+
+def teachings_of(numbers: st.SearchStrategy[float]) -> st.SearchStrategy[tuple[Teaching, ...]]:
+    rows = st.lists(st.tuples(ids, numbers, numbers), max_size=4)
+    return st.lists(
+        st.builds(
+            lambda position, depth, rows, rest: Teaching(
+                position,
+                depth,
+                tuple(row[0] for row in rows),
+                tuple(row[1] for row in rows),
+                tuple(row[2] for row in rows),
+                rest,
+            ),
+            ids,
+            st.integers(0, 5),
+            rows,
+            numbers,
+        ),
+        max_size=4,
+    ).map(tuple)
+
+
+def lessons_of(numbers: st.SearchStrategy[float]) -> st.SearchStrategy[Lesson]:
+    taught = teachings_of(numbers)
+    numbers_of = st.lists(ids, max_size=5).map(tuple)
+    branches = st.lists(st.builds(Branch, ids, numbers_of, taught), max_size=2).map(tuple)
+    return st.builds(Lesson, ids, st.text(max_size=5), numbers_of, taught, st.just(()), numbers_of, ids, branches)
+
+
+def same(one: Lesson, other: Lesson) -> bool:
+    """Lessons are compared as objects; here by what they say."""
+    return all(getattr(one, name) == getattr(other, name) for name in Lesson.__dataclass_fields__)
+
+
+@given(st.lists(st.one_of(lessons_of(narrow), lessons_of(wide)), max_size=5))
+def test_lessons_come_back_as_they_were(lessons: list[Lesson]):
+    keep = SnapshotWriter()
+    numbers = [keep.lesson(lesson) for lesson in lessons]
+    kept = SnapshotReader(keep.files(numbers))
+    assert all(map(same, lessons, [kept.lesson(number) for number in kept.state]))
+
+
+def test_what_was_one_object_is_one_again():
+    lesson = Lesson(0, "t", (1,), (), (), ())
+    row = Row(3, "a", "docs", "text", [1, 2], 1, [5], SeededDraws(0, 3), 7)
+    keep = SnapshotWriter()
+    state = [keep.lesson(lesson), keep.row(row), keep.lesson(lesson), keep.row(row)]
+    kept = SnapshotReader(keep.files(state))
+    assert kept.lesson(state[0]) is kept.lesson(state[2])
+    assert kept.row(state[1]) is kept.row(state[3])
+
+
+def test_a_row_goes_on_with_its_own_numbers():
+    draws, law = SeededDraws(5, 3), torch.ones(2)
+    row = Row(3, "a", "docs", "text", [1, 2], 1, [5], draws, 7, block=4)
+    for _ in range(11):
+        draws.uniform(law)
+    keep = SnapshotWriter()
+    state = keep.row(row)
+    row.tokens.append(9)  # later than the snapshot
+    again = SnapshotReader(keep.files(state)).row(0)
+    assert (again.tokens, again.pieces, again.room, again.block, again.text) == ([1, 2], [5], 7, 4, "text")
+    assert [again.draws.uniform(law) for _ in range(3)] == [draws.uniform(law) for _ in range(3)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int64])
+def test_a_tensor_is_kept_as_it_was_at_that_moment(dtype: torch.dtype):
+    tensor = torch.arange(6).to(dtype).view(2, 3)
+    keep = SnapshotWriter()
+    number = keep.tensor(tensor.t())
+    before = tensor.clone()
+    tensor.zero_()
+    again = SnapshotReader(keep.files(None)).tensor(number)
+    assert again.dtype == dtype
+    assert torch.equal(again, before.t())
+
+
+def test_what_several_share_is_saved_and_restored_once():
+    shared, saved, restored = object(), [], []
+    keep = SnapshotWriter()
+
+    def save() -> str:
+        saved.append(1)
+        return "state"
+
+    state = [keep.once(shared, save), keep.once(shared, save)]
+    kept = SnapshotReader(keep.files(state))
+    for number in kept.state:
+        kept.once(number, restored.append)
+    assert (len(saved), restored) == (1, ["state"])
+
+
+def test_an_optimiser_goes_on_as_it_would_have():
+    def trained(weight: torch.nn.Parameter, optimizer: torch.optim.Optimizer, steps: int) -> torch.Tensor:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            (weight**3).sum().backward()
+            optimizer.step()
+        return weight.detach().clone()
+
+    first = torch.nn.Parameter(torch.arange(4.0))
+    optimizer = torch.optim.AdamW([first], lr=0.1)
+    before = trained(first, optimizer, 3)
+    keep = SnapshotWriter()
+    kept = SnapshotReader(keep.files(save_moments(optimizer.state_dict(), keep)))
+    second = torch.nn.Parameter(before)
+    other = torch.optim.AdamW([second], lr=0.1)
+    other.load_state_dict(restored_moments(kept.state, other, kept))
+    assert torch.equal(trained(first, optimizer, 2), trained(second, other, 2))
+
+
+def test_a_random_generator_goes_on():
+    random = Random(3)
+    random.random()
+    keep = SnapshotWriter()
+    kept = SnapshotReader(keep.files(random.getstate()))
+    other = Random()
+    other.setstate(random_state(kept.state))
+    assert [other.random() for _ in range(5)] == [random.random() for _ in range(5)]
+
+
+@pytest.mark.parametrize("name", [STATE, TENSORS])
+@pytest.mark.parametrize("content", [None, b"", b'{"format": 99}'])
+def test_files_that_are_no_snapshot_are_called_corrupt(name: str, content: bytes | None):
+    files = SnapshotWriter().files(None)
+    if content is None:
+        del files[name]
+    else:
+        files[name] = content
+    with pytest.raises(CorruptError):
+        SnapshotReader(files)
