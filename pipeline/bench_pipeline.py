@@ -11,10 +11,12 @@ from pipeline.bench_arms import Round, Step, Work
 from pipeline.bench_timed import Stopwatch, TimedPublisher
 from pipeline.build import build_loop, drift_settings
 from pipeline.build_models import Models
+from pipeline.committing import Committer
 from pipeline.config import Config
 from pipeline.curves import Curves
 from pipeline.drift import DriftWatch, Rates
 from pipeline.loop import Loop
+from pipeline.tape import Tape
 from stages.baselines import settle
 from store.errors import SourceError
 from store.events import (
@@ -43,6 +45,10 @@ class Records(Protocol):
         """Called for every event, in order."""
         ...
 
+    def pause(self) -> bool:
+        """Called between two blocks; whether the loop is to end there."""
+        ...
+
     def seconds(self) -> Mapping[str, float]:
         """Spent so far, by the names of `Work`: log, log_beside, versions, drift."""
         ...
@@ -57,6 +63,10 @@ class NoRecords:
 
     def take(self, event: Event) -> None:
         """Nothing."""
+
+    def pause(self) -> bool:
+        """Go on."""
+        return False
 
     def seconds(self) -> Mapping[str, float]:
         """Nothing."""
@@ -79,6 +89,8 @@ class ReplayRecords:
         self._log, self._curves = RunLog(folder), Curves(NoRegistry(), lambda: 0)
         self._writers = set(threading.enumerate()) - others
         self._watches = {"log": Stopwatch(), "versions": Stopwatch(), "drift": Stopwatch()}
+        nothing_read = Tape(iter(()))
+        self._committer = Committer(config.commit, loop, nothing_read, self._log, NoRegistry(), dict, clock)
         self._drift = DriftWatch(drift_settings(config), Rates(first_only=False))
         for lane in loop.lanes.values():
             lane.publisher = TimedPublisher(lane.publisher, self._watches["versions"])
@@ -88,6 +100,12 @@ class ReplayRecords:
         self._watches["log"].time(lambda: self._keep(event))
         if isinstance(event, PromptCompleted):
             self._watches["drift"].time(lambda: self._drift.observe(event))
+
+    def pause(self) -> bool:
+        """Commit where `Replay` would; the loop goes on."""
+        if self._committer.is_due():
+            self._watches["log"].time(self._committer.commit)
+        return False
 
     def _keep(self, event: Event) -> None:
         self._log.append(event)
@@ -176,7 +194,7 @@ class PipelineArm:
         self._clock = RoundClock()
         self._records = keep(self._loop, self._clock)
         self._feed = _Feed()
-        self._events = self._loop.run(self._feed)
+        self._events = self._loop.run(self._feed, self._records.pause)
 
     def complete(self, prompts: Sequence[PromptReceived]) -> Round:
         """As `Arm.complete`. A round ends when an update on its own thread is computed too: it must neither run beside

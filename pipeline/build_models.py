@@ -14,8 +14,9 @@ from stages.huggingface import load_tokenizer, pick_device, set_threads
 from stages.language_model import LanguageModel, load_model
 from stages.pair import Pair, SpecialRule, pair
 from stages.vocabulary import Vocabulary
-from store.errors import ConfigError
-from store.registry import fetch_version
+from store.errors import ConfigError, ModelError
+from store.registry import fetch_version, list_versions
+from store.versions import Reference
 
 # Matrices of smaller targets do not divide: one thread is as fast in quiet, several times faster beside other work,
 # and equal seeds then give equal decisions whatever the load.
@@ -45,6 +46,23 @@ def locate(name: str, uri: str, fetched: Path) -> str:
         shutil.rmtree(folder, ignore_errors=True)  # an alias may have moved
         return str(fetch_version(name, uri, folder))
     return name
+
+
+def pinned(name: str, uri: str) -> str:
+    """The name of one version for good: an alias may move while a run goes on. Other names are what they are.
+
+    Raises:
+        ModelError: no version has the alias.
+    """
+    reference = Reference.parse(name) if name.startswith("models:/") else None
+    if reference is None or reference.alias is None:
+        return name
+    versions = list_versions(uri, reference.name)
+    found = [version.number for version in versions if reference.alias in version.aliases]
+    if not found:
+        known = ", ".join(sorted({alias for version in versions for alias in version.aliases})) or "none"
+        raise ModelError(f"{reference.name} must have a version with the alias {reference.alias!r}, but has {known}")
+    return f"models:/{reference.name}/{found[0]}"
 
 
 def load_models(config: Config, uri: str, fetched: Path) -> tuple[Models, ...]:

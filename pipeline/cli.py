@@ -6,10 +6,12 @@ import typer
 
 from pipeline.cli_bench import bench
 from pipeline.cli_bench_scale import bench_scale
-from pipeline.cli_log import check, sql
+from pipeline.cli_dashboard import dashboard
+from pipeline.cli_log import check, compact, sql
 from pipeline.cli_replay import replay
 from pipeline.cli_study import study
-from pipeline.cli_versions import ui, versions
+from pipeline.cli_ui import ui
+from pipeline.cli_versions import versions_group
 from pipeline.cli_vocab import bench_translate, vocab
 from pipeline.cli_zoo import pad, zoo
 from store.errors import OmnidraftError, UsageError
@@ -30,7 +32,9 @@ app.command()(bench_translate)
 app.command()(bench_scale)
 app.command()(sql)
 app.command()(check)
-app.command()(versions)
+app.command()(compact)
+app.command()(dashboard)
+app.add_typer(versions_group, name="versions")
 app.command()(ui)
 app.command()(pad)
 app.add_typer(zoo, name="zoo")

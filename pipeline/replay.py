@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.build import build_loop
-from pipeline.build_models import load_models
+from pipeline.build_models import load_models, pinned
 from pipeline.committing import Committer
 from pipeline.config import Config
 from pipeline.curves import Curves
@@ -58,8 +58,9 @@ class Replay:
         self._lock = RunLock(run_folder)
         if resume:
             self._lock.take()  # before anything of it is read
-        self.config, self.run_folder, self._notice, self._resume = config, run_folder, notice, resume
+        self.run_folder, self._notice, self._resume = run_folder, notice, resume
         self._uri = uri or default_uri(run_folder.parent)
+        self.config = config if resume else config.model_copy(update={"drafter": pinned(config.drafter, self._uri)})
         self._spool = run_folder / "registry-queue.jsonl"
         self._kept = self._read_checkpoint() if resume else None
         self._measured: dict[str, Any] = self._kept.state["constants"]["measured"] if self._kept else {}
@@ -67,7 +68,7 @@ class Replay:
         self.sources: list[Source] = open_sources(
             config.sources, config.source, seed=config.seed, targets=Dealing.of(config).targets
         )
-        self._models = load_models(config, self._uri, run_folder.parent / ".fetched")
+        self._models = load_models(self.config, self._uri, run_folder.parent / ".fetched")
 
     def _read_checkpoint(self) -> SnapshotReader | None:
         """The last commit's snapshot; None for a run that was killed before its first."""
