@@ -211,6 +211,7 @@ class PublishSettings(Section):
     interval: int = Field(default=64, ge=1, description="Prompts between two versions.")
     mlflow_uri: str | None = Field(default=None, min_length=1, description="MLflow server; by default a local store.")
     name: str = Field(default="omnidraft-drafter", min_length=1, description="Name of the registered model.")
+    probe: bool = Field(default=True, description="Whether every version is measured on the fixed probe.")
 
 
 class LogSettings(Section):

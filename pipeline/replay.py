@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from pipeline import probe_prompts
 from pipeline.build import build_loop
 from pipeline.build_models import load_models, pinned
 from pipeline.committing import Committer
@@ -221,6 +222,7 @@ def _params(config: Config) -> dict[str, object]:
         "batch": config.batch,
         "interval": config.learn.interval,
         "seed": config.seed,
+        "probe": probe_prompts.identity() if config.publish.enabled and config.publish.probe else "none",
     }
 
 

@@ -14,16 +14,17 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from pipeline.cli_versions import HOST, ui, versions
-from store.errors import ModelError, UsageError
+from pipeline.cli_registry import MODEL
+from pipeline.cli_ui import HOST, ui
+from pipeline.cli_versions import versions_group
+from store.errors import CorruptError, ModelError, UsageError
 from store.events import VersionPublished
 from store.outbox import Patience
-from store.registry import MlflowRegistry, default_uri
+from store.registry import MlflowRegistry, default_uri, fetch_version, list_versions
 from store.version_folder import seal
 
-# Two commands, as in the real application: with one alone typer would drop its name.
 app = typer.Typer(pretty_exceptions_enable=False)
-app.command()(versions)
+app.add_typer(versions_group, name="versions")
 app.command()(ui)
 
 
@@ -54,10 +55,13 @@ def publish(registry: MlflowRegistry, folder: Path, version: int) -> None:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runs")
+    return store_with(tmp_path_factory.mktemp("runs"), 2)
+
+
+def store_with(folder: Path, versions: int) -> Path:
     registry = MlflowRegistry(default_uri(folder), folder / "tuesday/q.jsonl", patience=Patience(linger=0.01))
     registry.start_run("tuesday", {"mode": "trie"}, {}, [("docs", "builtin:docs")])
-    for version in range(2):
+    for version in range(versions):
         publish(registry, folder / "tuesday" / str(version), version)
     assert registry.close(120) == 0, registry.trouble
     return folder
@@ -116,17 +120,81 @@ def test_a_model_that_nobody_published_has_none(runs: Path):
     assert json.loads(output_of("versions", "--runs", str(runs), "--name", "other", "--format", "json")) == []
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        (["versions", "show"], UsageError, "show 1"),
-        (["versions", "list", "3"], UsageError, "show 3"),
-        (["versions", "show", "7"], ModelError, "must have a version 7, but has 1 to 2"),
-    ],
-)
-def test_a_mistake_says_what_to_try(runs: Path, arguments: list[str], error: type[Exception], message: str):
-    with pytest.raises(error, match=message):
-        output_of(*arguments, "--runs", str(runs))
+def test_a_mistake_says_what_to_try(runs: Path):
+    with pytest.raises(ModelError, match="must have a version 7, but has 1 to 2"):
+        output_of("versions", "show", "7", "--runs", str(runs))
+    asked = CliRunner().invoke(app, ["versions", "show", "--runs", str(runs)])
+    assert (asked.exit_code, "Missing argument 'N'" in asked.output) == (2, True)
+
+
+def test_versions_alone_lists_and_its_help_names_all_that_can_be_done(runs: Path):
+    assert output_of("versions", "--runs", str(runs)) == output_of("versions", "list", "--runs", str(runs))
+    shown = output_of("versions", "--help")
+    for command in ("list", "show", "compare", "promote", "rollback", "recall", "export", "prune"):
+        assert f"│ {command} " in shown
+
+
+@pytest.fixture
+def five(tmp_path: Path) -> Path:
+    return store_with(tmp_path / "runs", 5)
+
+
+def champion(runs: Path) -> int | None:
+    found = [version.number for version in list_versions(default_uri(runs)) if "champion" in version.aliases]
+    return found[0] if found else None
+
+
+def test_a_version_is_promoted_and_rolled_back(five: Path):
+    where = ("--runs", str(five))
+    assert output_of("versions", "promote", "2", *where).splitlines() == [
+        "champion: version 2, the first",
+        "use it: omnidraft replay --drafter models:/omnidraft-drafter@champion",
+    ]
+    assert "champion: version 4, before it version 2" in output_of("versions", "promote", "4", *where)
+    assert champion(five) == 4
+    assert "champion: version 2 again, instead of version 4" in output_of("versions", "rollback", *where)
+    assert champion(five) == 2
+    with pytest.raises(ModelError, match="former champion"):
+        output_of("versions", "rollback", *where)
+
+
+def test_a_recalled_version_is_the_champion_and_its_checked_files_are_where_asked(five: Path, tmp_path: Path):
+    kept = tmp_path / "kept"
+    printed = output_of("versions", "recall", "3", str(kept), "--runs", str(five))
+    assert "champion: version 3, every file as it was published" in printed
+    assert printed.endswith("use it: omnidraft replay --drafter models:/omnidraft-drafter@champion\n")
+    assert champion(five) == 3
+    fetched = fetch_version(f"models:/{MODEL}@champion", default_uri(five), tmp_path / "fetched")
+    assert (kept / "manifest.json").read_bytes() == (fetched / "manifest.json").read_bytes()
+
+
+def test_a_damaged_version_is_not_put_into_service(five: Path):
+    output_of("versions", "promote", "2", "--runs", str(five))
+    (weights,) = [path for path in (five / "mlartifacts").rglob("model.safetensors") if path.read_bytes() == b"\x03"]
+    weights.write_bytes(b"other")
+    with pytest.raises(CorruptError, match=r"model\.safetensors was changed"):
+        output_of("versions", "recall", "4", "--runs", str(five))
+    assert champion(five) == 2
+
+
+def test_prune_leaves_what_is_in_use(five: Path):
+    where = ("--runs", str(five))
+    output_of("versions", "promote", "2", *where)
+    assert "nothing to delete" in output_of("versions", "prune", "--keep", "1", *where)  # all are in one line
+    publish_unrelated(five)
+    before = output_of("versions", *where)
+    assert output_of("versions", "prune", "--keep", "1", "--dry-run", *where) == "would delete versions 3, 4, 5\n"
+    assert output_of("versions", *where) == before
+    assert output_of("versions", "prune", "--keep", "1", *where) == "deleted versions 3, 4, 5\n"
+    assert [version.number for version in list_versions(default_uri(five))] == [6, 2, 1]
+
+
+def publish_unrelated(runs: Path) -> None:
+    """A newer run's floor: the candidate is no longer of the first run."""
+    registry = MlflowRegistry(default_uri(runs), runs / "friday/q.jsonl", patience=Patience(linger=0.01))
+    registry.start_run("friday", {}, {}, [])
+    publish(registry, runs / "friday" / "0", 0)
+    assert registry.close(120) == 0, registry.trouble
 
 
 @pytest.mark.parametrize("command", ["versions", "ui"])
@@ -148,7 +216,7 @@ def test_a_port_in_use_is_said_before_anything_starts(runs: Path):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_pages_are_served_on_loopback_and_end_cleanly(runs: Path, number: signal.Signals):
     port = free_port()
-    code = "import typer, pipeline.cli_versions as c; typer.run(c.ui)"
+    code = "import typer, pipeline.cli_ui as c; typer.run(c.ui)"
     command = [sys.executable, "-c", code, "--runs", str(runs), "--port", str(port)]
     served = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:

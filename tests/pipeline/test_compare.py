@@ -1,0 +1,312 @@
+"""Comparing versions: which are meant, the same prompts on both sides, paired figures, and where they are written."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+from published_pair import Published, published  # noqa: F401  (fixtures)
+from replaying import config_of
+from tiny_pair import TinyPair, tiny_pair  # noqa: F401
+from typer.testing import CliRunner
+
+from pipeline import compare as comparing
+from pipeline.bench_arms import Round, Work
+from pipeline.build_models import load_models
+from pipeline.cli_versions import versions_group
+from pipeline.compare import Comparison, compare, compared, read_prompts
+from pipeline.compare_build import Side, common_target, open_sides
+from pipeline.compare_figures import Paired, Passage, paired
+from pipeline.compare_report import rows, sentences
+from pipeline.config import Config
+from pipeline.probe import prompts as probe_prompts
+from store.errors import CorruptError, ModelError, SourceError, UsageError
+from store.events import PromptReceived
+from store.version_folder import open_version
+from store.version_shelf import promote
+
+MODEL = "omnidraft-drafter"
+COARSE = {"sampling.max_new_tokens": 12, "source.limit": 6, "device": "cpu"}
+
+
+def passage(accepted: int, judged: int = 10, seconds: float = 1.0, tokens: int = 20) -> Passage:
+    return Passage(tuple(range(tokens)), tokens // 2, judged, accepted, seconds)
+
+
+def test_a_rate_is_a_ratio_of_sums_over_prompts():
+    found = paired([passage(1, 10), passage(9, 30)], [passage(5, 10), passage(9, 30)])["acceptance_rate"]
+    assert (found.first, found.second) == (0.25, 0.35)
+    assert found.change == pytest.approx(0.1)
+    assert found.low is not None
+    assert found.high is not None
+    assert found.low <= 0.1 <= found.high
+
+
+def test_prompts_are_paired():
+    """Prompts that differ much among each other, all changed alike: the interval knows the change exactly."""
+    first = [passage(n % 10) for n in range(40)]
+    second = [passage(n % 10 + 1) for n in range(40)]
+    found = paired(first, second)["acceptance_rate"]
+    assert found.low == pytest.approx(0.1)
+    assert found.high == pytest.approx(0.1)
+
+
+def test_the_interval_covers_a_difference_of_chance_and_narrows_with_prompts():
+    def width(prompts: int) -> float:
+        first, second = [passage(n * 7 % 5) for n in range(prompts)], [passage(n * 3 % 5) for n in range(prompts)]
+        found = paired(first, second)["acceptance_rate"]
+        assert found.low is not None
+        assert found.high is not None
+        assert found.low < 0 < found.high
+        return found.high - found.low
+
+    assert width(400) < 0.5 * width(50)
+
+
+def test_speed_is_the_median_ratio_over_prompts():
+    first, second = [passage(1)] * 5, [passage(1, seconds=0.5)] * 4 + [passage(1, seconds=100.0)]
+    found = paired(first, second)["tokens_per_second"]
+    assert found.change == 2.0
+    assert found.second == pytest.approx(100 / 102)
+
+
+def test_what_cannot_be_formed_is_none():
+    assert paired([passage(0, 0)], [passage(1)])["acceptance_rate"] == Paired(None, 0.1, None, None, None)
+
+
+def test_where_few_prompts_were_judged_there_is_a_change_without_an_interval():
+    found = paired([passage(0, 0)] * 9 + [passage(2)], [passage(5)] * 10)["acceptance_rate"]
+    assert (found.first, found.second, found.low, found.high) == (0.2, 0.5, None, None)
+
+
+def test_the_same_passages_give_the_same_interval_again():
+    first, second = [passage(n % 4) for n in range(9)], [passage(n % 7) for n in range(9)]
+    assert paired(first, second) == paired(first, second)
+
+
+def made(figures: dict[str, Paired], count: int = 3) -> Comparison:
+    return Comparison(
+        ("version 1", "version 2"),
+        (1, 2),
+        {"sampling": {"temperature": 1.0}},
+        tuple(f"p{n}" for n in range(count)),
+        figures,
+        ((passage(1),) * count,) * 2,
+    )
+
+
+@pytest.mark.parametrize(
+    ("figure", "told"),
+    [
+        (Paired(0.2, 0.5, 0.3, 0.1, 0.4), "version 2 accepts more than version 1: +0.300"),
+        (Paired(0.5, 0.2, -0.3, -0.4, -0.1), "version 2 accepts less than version 1: -0.300"),
+        (Paired(0.2, 0.3, 0.1, -0.1, 0.2), "No difference of acceptance between version 1 and version 2 can be told"),
+        (Paired(None, 0.2, None, None, None), "Nothing was judged on one side on 3 prompts"),
+        (Paired(0.1, 0.2, 0.1, None, None), "Too little was judged on one side on 3 prompts"),
+    ],
+)
+def test_a_sentence_says_no_more_than_the_interval(figure: Paired, told: str):
+    comparison = made({"acceptance_rate": figure})
+    assert next(sentences(comparison)).startswith(told)
+    assert len(rows(comparison)[0]) == 5
+
+
+@pytest.fixture
+def sides(published: Published, tmp_path: Path) -> tuple[Side, Side]:  # noqa: F811
+    return open_sides(("floor", str(published.newest)), published.uri, MODEL, tmp_path / "versions")
+
+
+def test_versions_are_named_by_number_alias_folder_or_floor(published: Published, tmp_path: Path):  # noqa: F811
+    promote(published.uri, MODEL, 2)
+    newest = published.newest
+
+    def numbers(first: str, second: str) -> list[int | None]:
+        found = open_sides((first, second), published.uri, MODEL, tmp_path / f"{first}-{second}".replace("/", "_"))
+        return [side.number for side in found]
+
+    assert numbers("champion", "candidate") == [2, newest]
+    assert numbers("floor", "candidate") == [1, newest]
+    assert numbers("2", "floor") == [2, 1]
+    assert numbers(str(published.folder(1)), "2") == [None, 2]
+
+
+def test_two_folders_need_no_store(published: Published, tmp_path: Path):  # noqa: F811
+    folders = str(published.folder(1)), str(published.folder(2))
+    uri = f"sqlite:///{tmp_path / 'none.db'}"
+    first, second = open_sides(folders, uri, MODEL, tmp_path / "versions")
+    assert (first.label, second.manifest["version"]) == (folders[0], 1)
+
+
+@pytest.mark.parametrize(
+    ("names", "error", "message"),
+    [
+        (("1", "99"), ModelError, "must have a version 99"),
+        (("1", "best"), ModelError, "an alias .*candidate.*, its folder, or 'floor', got 'best'"),
+        (("2", "2"), UsageError, "two different versions"),
+        (("floor", "floor"), UsageError, "that of the other version"),
+        (("floor", "1"), UsageError, "two different versions"),
+    ],
+)
+def test_a_name_that_means_nothing_is_refused(
+    published: Published,  # noqa: F811
+    tmp_path: Path,
+    names: tuple[str, str],
+    error: type[Exception],
+    message: str,
+):
+    with pytest.raises(error, match=message):
+        open_sides(names, published.uri, MODEL, tmp_path / "versions")
+
+
+def test_a_changed_version_is_refused(published: Published, tmp_path: Path):  # noqa: F811
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for path in published.folder(2).iterdir():
+        (copy / path.name).write_bytes(path.read_bytes())
+    (copy / "head.safetensors").write_bytes(b"other")
+    with pytest.raises(CorruptError, match=r"head\.safetensors was changed"):
+        open_sides((str(copy), "1"), published.uri, MODEL, tmp_path / "versions")
+
+
+def test_the_target_is_the_versions_own_unless_it_is_named(sides: tuple[Side, Side], tiny_pair: TinyPair):  # noqa: F811
+    assert common_target(*sides) == str(tiny_pair.target)
+    manifest = {**sides[1].manifest, "target": "another"}
+    other = Side("version 9", 9, sides[1].folder, manifest)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"made for .*target and version 9 for another; say which with --target"):
+        compared(Config(), target=None, sides=(sides[0], other), as_served=False)
+    assert compared(Config(), target="x", sides=(sides[0], other), as_served=False).targets == ("x",)
+
+
+def test_the_default_prompts_are_the_probe_s(tiny_pair: TinyPair):  # noqa: F811
+    assert read_prompts(Config(), None) == probe_prompts()
+    assert len(read_prompts(Config().with_overrides({"source.limit": 4}), None)) == 4
+    assert len(read_prompts(Config().with_overrides({"source.limit": 4}), str(tiny_pair.sums))) == 4
+
+
+def test_a_probe_without_prompts_is_refused(tmp_path: Path):
+    (tmp_path / "empty.jsonl").write_text('{"prompt": ""}\n')
+    with pytest.raises(SourceError, match="a probe must hold prompts"):
+        read_prompts(Config(), str(tmp_path / "empty.jsonl"))
+
+
+def run(
+    sides: tuple[Side, Side],
+    scratch: Path,
+    source: Path,
+    *,
+    as_served: bool = False,
+    **settings: Any,
+) -> Comparison:
+    given = {key.replace("__", "."): value for key, value in settings.items()}
+    config = Config().with_overrides({**COARSE, **given})
+    config = compared(config, target=None, sides=sides, as_served=as_served)
+    return compare(config, sides, read_prompts(config, str(source)), "", scratch, lambda done: None, print)
+
+
+def test_a_learned_version_is_told_from_its_floor(sides: tuple[Side, Side], tmp_path: Path, tiny_pair: TinyPair):  # noqa: F811
+    found = run(sides, tmp_path, tiny_pair.sums)
+    assert len(found.prompts) == 6
+    assert [one.tokens for one in found.passages[0]] == [one.tokens for one in found.passages[1]]
+    acceptance = found.figures["acceptance_rate"]
+    assert acceptance.first is not None
+    assert acceptance.second is not None
+    assert acceptance.change == pytest.approx(acceptance.second - acceptance.first)
+    assert acceptance.change != 0
+
+
+def test_a_version_against_itself_shows_no_change(published: Published, tmp_path: Path, tiny_pair: TinyPair):  # noqa: F811
+    names = ("2", str(published.folder(2)))
+    sides = open_sides(names, published.uri, MODEL, tmp_path / "versions")
+    for temperature in (0.0, 1.0):
+        found = run(sides, tmp_path, tiny_pair.sums, sampling__temperature=temperature)
+        counts = [[(one.tokens, one.blocks, one.judged, one.accepted) for one in side] for side in found.passages]
+        assert counts[0] == counts[1], "the draws were not the same on both sides"
+        assert found.figures["block_efficiency"].change == 0
+
+
+def test_as_served_each_version_s_head_decides(sides: tuple[Side, Side], tmp_path: Path, tiny_pair: TinyPair):  # noqa: F811
+    costs = {"draft__relative_cost": 0.1}
+    fixed = run(sides, tmp_path, tiny_pair.sums, **costs)
+    served = run(sides, tmp_path, tiny_pair.sums, as_served=True, **costs)
+    assert [one.tokens for one in served.passages[1]] == [one.tokens for one in fixed.passages[1]]
+    assert [one.judged for one in served.passages[1]] != [one.judged for one in fixed.passages[1]]
+
+
+@dataclass
+class Arm:
+    """Emits what it was told to, and writes down whose turn it was."""
+
+    name: str
+    turns: list[str]
+    tokens: tuple[int, ...] = (1, 2, 3)
+    models: Any = field(default_factory=lambda: SimpleNamespace())
+
+    def complete(self, prompts: Sequence[PromptReceived]) -> Round:
+        self.turns.append(f"{self.name}{prompts[0].offset}")
+        return Round((self.tokens,), 1.0, Work((), 3, 2, 5, 0.0, 0.0, 0.0, 0.0))
+
+
+def with_arms(monkeypatch: pytest.MonkeyPatch, sides: tuple[Side, Side], tmp_path: Path, *arms: Arm) -> Comparison:
+    monkeypatch.setattr(comparing, "make_arms", lambda *rest: arms)
+    config = compared(Config(), target="x", sides=sides, as_served=False)
+    return compare(config, sides, probe_prompts()[:4], "", tmp_path, lambda done: None, print)
+
+
+def test_the_sides_take_turns(monkeypatch: pytest.MonkeyPatch, sides: tuple[Side, Side], tmp_path: Path):
+    turns: list[str] = []
+    with_arms(monkeypatch, sides, tmp_path, Arm("A", turns), Arm("B", turns))
+    assert turns == ["A4", "B4", "A0", "B0", "B1", "A1", "A2", "B2", "B3", "A3"]  # a warm-up comes first
+
+
+def test_greedy_texts_that_differ_are_an_error(
+    monkeypatch: pytest.MonkeyPatch, sides: tuple[Side, Side], tmp_path: Path
+):
+    arms = Arm("A", []), Arm("B", [], (1, 2))
+    with pytest.raises(CorruptError, match="must give the target's text, but that of prompt probe:docs:0 parts"):
+        with_arms(monkeypatch, sides, tmp_path, *arms)
+
+
+def typed(*arguments: object) -> str:
+    """What `omnidraft versions` prints."""
+    done = CliRunner().invoke(versions_group, [str(argument) for argument in arguments], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def test_the_command_prints_a_table_and_writes_json_and_mlflow(
+    published: Published,  # noqa: F811
+    tiny_pair: TinyPair,  # noqa: F811
+    tmp_path: Path,
+):
+    options = ("--runs", published.runs, "--probe", tiny_pair.sums, "--limit", 3, "--max-new-tokens", 12)
+    printed = typed("compare", "floor", "candidate", *options, "--json", tmp_path / "figures.json")
+    assert "acceptance (accepted / judged)" in printed
+    assert "The texts are the same on both sides, token for token." in printed
+    told = json.loads((tmp_path / "figures.json").read_text())
+    assert told["numbers"] == [1, published.newest]
+    assert told["settings"]["sources"] == [str(tiny_pair.sums)]
+    assert len(told["prompts"]) == 3
+    run = MlflowClient(published.uri).get_run(printed.rpartition("MLflow: run ")[2].strip())
+    assert run.data.metrics["acceptance_rate/change"] == pytest.approx(told["figures"]["acceptance_rate"]["change"])
+
+
+def test_the_champion_is_a_drafter_by_name(published: Published, tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
+    promote(published.uri, MODEL, 2)
+    named = config_of(tiny_pair, drafter=f"models:/{MODEL}@champion")
+    (models,) = load_models(named, published.uri, tmp_path)
+    assert models.drafter_folder is not None
+    assert open_version(models.drafter_folder) == open_version(published.folder(2))
+
+
+def test_the_command_leaves_mlflow_alone_when_asked_to(published: Published, tiny_pair: TinyPair):  # noqa: F811
+    options = ("--runs", published.runs, "--probe", tiny_pair.sums, "--limit", 1, "--no-publish", "--max-new-tokens", 4)
+    assert "MLflow" not in typed("compare", "1", "2", *options)
+
+
+def test_a_json_file_that_cannot_be_is_said_before_anything_is_loaded(tmp_path: Path):
+    with pytest.raises(UsageError, match="--json must name a file"):
+        typed("compare", "1", "2", "--runs", tmp_path, "--json", tmp_path / "none" / "x.json")

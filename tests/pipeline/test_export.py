@@ -1,0 +1,259 @@
+"""Export: a folder that `transformers` loads and drafts with, a card that tells the truth, and nothing half done."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pyarrow.parquet as parquet
+import pytest
+import torch
+from assisted_counting import Counts, counting, greedy, simulated
+from huggingface_hub import ModelCard
+from published_pair import Published, published  # noqa: F401  (fixtures)
+from replaying import config_of, replayed
+from tiny_pair import TinyPair, sentences, tiny_model, tiny_pair  # noqa: F401
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from pipeline import zoo
+from pipeline.build_models import load_models
+from pipeline.config import Config
+from pipeline.export import DRAFT_LENGTH, export_version
+from pipeline.lineage import lineage_of
+from pipeline.probe import PROMPTS, TOKENS, make_probe
+from stages.adapters import ADAPTER_FOLDER
+from stages.export import export_drafter, licence_of
+from store.errors import CorruptError, ModelError, UsageError
+from store.registry import default_uri, list_versions, show_version
+from store.version_folder import digest_of, open_version
+
+MODEL = "omnidraft-drafter"
+
+
+@pytest.fixture(scope="module")
+def exported(published: Published, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: F811
+    return export_version(published.uri, MODEL, published.newest, tmp_path_factory.mktemp("export") / "drafter")
+
+
+def test_it_is_a_plain_folder_with_one_set_of_weights(exported: Path):
+    beside = {path.name for path in exported.iterdir()}
+    assert beside == {
+        "README.md",
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "omnidraft",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+    assert {path.name for path in (exported / "omnidraft").iterdir()} == {
+        "head.safetensors",
+        "manifest.json",
+        "ngrams.parquet",
+    }
+    assert sorted(path.name for path in exported.parent.iterdir()) == ["drafter"], "something was left beside it"
+
+
+def test_the_weights_are_the_version_s(exported: Path, published: Published):  # noqa: F811
+    ours = AutoModelForCausalLM.from_pretrained(exported).state_dict()
+    theirs = AutoModelForCausalLM.from_pretrained(published.folder(published.newest)).state_dict()
+    floor = AutoModelForCausalLM.from_pretrained(published.folder(1)).state_dict()
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert not all(torch.equal(ours[name], floor[name]) for name in floor), "nothing was learned"
+
+
+def test_the_cache_is_readable_by_anyone(exported: Path, published: Published):  # noqa: F811
+    table = parquet.read_table(exported / "omnidraft/ngrams.parquet")
+    assert table.column_names == ["pieces", "token", "count"]
+    entries = open_version(published.folder(published.newest))["counters"]["cache_entries"]
+    assert table.num_rows == entries > 0
+
+
+def test_the_card_tells_where_it_comes_from_and_how_to_use_it(exported: Path, published: Published):  # noqa: F811
+    card = ModelCard.load(exported / "README.md")
+    assert card.data.library_name == "transformers"
+    manifest = open_version(published.folder(published.newest))
+    lineage = " from ".join(str(number) for number in range(published.newest, 0, -1))
+    for told in (manifest["digest"], f"| lineage | {lineage} |", "| run | tiny |", "assistant_model=drafter"):
+        assert told in card.text
+    assert str(exported.parent) not in card.text, "a path of this machine"
+
+
+def test_the_card_s_python_runs(exported: Path, tiny_pair: TinyPair, monkeypatch, capsys):  # noqa: F811
+    code = (exported / "README.md").read_text().split("```python\n")[1].split("```")[0]
+    monkeypatch.chdir(exported.parent)
+    exec(code.replace("max_new_tokens=64", "max_new_tokens=8"), {})
+    assert "The history of the city begins with" in capsys.readouterr().out
+
+
+def test_transformers_drafts_with_it_across_vocabularies(exported: Path, tiny_pair: TinyPair):  # noqa: F811
+    target, words = (kind.from_pretrained(tiny_pair.target) for kind in (AutoModelForCausalLM, AutoTokenizer))
+    drafter, pieces = (kind.from_pretrained(exported) for kind in (AutoModelForCausalLM, AutoTokenizer))
+    assert drafter.generation_config.num_assistant_tokens == DRAFT_LENGTH
+    drafting = {"assistant_model": drafter, "tokenizer": words, "assistant_tokenizer": pieces}
+    with counting() as counts:
+        for text in sentences(300, 304):
+            ids = words(text[:30])["input_ids"]
+            assert greedy(target, ids, 24, **drafting) == greedy(target, ids, 24)
+    assert counts.proposed >= counts.judged >= counts.accepted > 0
+
+
+@pytest.fixture(scope="module")
+def kin(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: F811
+    """A larger model with the drafter's own vocabulary."""
+    folder = tmp_path_factory.mktemp("kin")
+    large = replace(tiny_model("drafter"), name="kin", shape=tiny_model("target").shape)
+    with patch.object(zoo, "documents", lambda model, data: sentences(0, 250)):
+        zoo.build(large, Path(), folder, lambda step, loss: None)
+    return folder / "kin"
+
+
+def test_with_one_vocabulary_it_reaches_what_the_probe_promised(
+    exported: Path,
+    kin: Path,
+    tiny_pair: TinyPair,  # noqa: F811
+    tmp_path: Path,
+):
+    config = config_of(tiny_pair, drafter=str(exported), targets=(str(kin),))
+    (models,) = load_models(config, "", tmp_path)
+    promised = make_probe(config, models)()["probe/acceptance"]
+    target, drafter = (AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32) for folder in (kin, exported))
+    drafter.generation_config.assistant_confidence_threshold = 0.0  # drafts of one length
+    flags, expected = [], Counts()
+    with counting() as counts:
+        for _, text in PROMPTS:
+            ids = models.target_words.encode(text)
+            tokens = greedy(target, ids, TOKENS)
+            assert greedy(target, ids, TOKENS, assistant_model=drafter) == tokens
+            with torch.no_grad():
+                likeliest = drafter(torch.tensor([ids + tokens])).logits[0, len(ids) - 1 : -1].argmax(-1).tolist()
+            flags += (agrees := [one == other for one, other in zip(likeliest, tokens, strict=True)])
+            of_text = simulated(agrees, DRAFT_LENGTH)
+            expected.judged += of_text.judged
+            expected.accepted += of_text.accepted
+    assert promised == pytest.approx(sum(flags) / len(flags), abs=1e-6)
+    assert (counts.judged, counts.accepted) == (expected.judged, expected.accepted)
+    assert counts.acceptance == pytest.approx(promised, abs=0.1)
+
+
+def test_an_adapter_is_merged(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
+    config = config_of(tiny_pair, publish__enabled=True, learn__lora=True, learn__lora_rank=4, learn__gate_share=0.0)
+    replayed(config.with_overrides({"learn.rate": 2e-2}), tmp_path / "runs" / "lora")
+    version = sorted((tmp_path / "runs/lora/versions").iterdir())[-1]
+    assert (version / ADAPTER_FOLDER).is_dir()
+    export_drafter(version, tmp_path / "plain", DRAFT_LENGTH)
+    assert not (tmp_path / "plain" / ADAPTER_FOLDER).exists()
+    merged, bare = (AutoModelForCausalLM.from_pretrained(folder) for folder in (tmp_path / "plain", version))
+    (served,) = load_models(config.with_overrides({"drafter": str(version)}), "", tmp_path)
+    ids_1T = torch.tensor([[5, 9, 300, 17, 40]])
+    with torch.no_grad():
+        logits = [served.drafter.read(ids_1T, torch.arange(5)[None], None), merged(ids_1T).logits, bare(ids_1T).logits]
+    assert torch.allclose(logits[0], logits[1], atol=1e-4)
+    assert not torch.allclose(logits[1], logits[2], atol=1e-3), "the adapter had learned nothing"
+
+
+@contextmanager
+def changed(runs: Path, digest: str, **files: bytes) -> Iterator[None]:
+    """Meanwhile the store's copy of a version holds these files too, manifest included, as a forger would do it."""
+    (manifest,) = [path for path in (runs / "mlartifacts").rglob("manifest.json") if digest in path.read_text()]
+    before, said = manifest.read_bytes(), json.loads(manifest.read_bytes())
+    said["files"] |= {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+    said["digest"] = digest_of(said["files"])
+    paths = [manifest.parent / name for name in files if not name.startswith("..")]
+    for path in paths:
+        path.write_bytes(files[path.name])
+    manifest.write_text(json.dumps(said))
+    try:
+        yield
+    finally:
+        manifest.write_bytes(before)
+        for path in paths:
+            path.unlink()
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("evil.pkl", "pickle"), ("../evil.json", "leaves the folder"), ("more.json", "registered digest")],
+)
+def test_a_crafted_version_is_refused_before_anything_is_written(
+    published: Published,  # noqa: F811
+    tmp_path: Path,
+    name: str,
+    reason: str,
+):
+    digest = open_version(published.folder(published.newest))["digest"]
+    with (
+        changed(published.runs, digest, **{name: b"cos\nsystem\n(S'true'\ntR."}),
+        pytest.raises(CorruptError, match=reason),
+    ):
+        export_version(published.uri, MODEL, published.newest, tmp_path / "drafter")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_holds_files_is_left_alone(published: Published, tmp_path: Path):  # noqa: F811
+    (tmp_path / "note.txt").write_text("mine")
+    with pytest.raises(UsageError, match="new or empty folder"):
+        export_version(published.uri, MODEL, 1, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["note.txt"]
+
+
+def test_an_unknown_version_makes_no_folder(published: Published, tmp_path: Path):  # noqa: F811
+    with pytest.raises(ModelError, match="must have a version 99"):
+        export_version(published.uri, MODEL, 99, tmp_path / "new" / "drafter")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_lineage_ends_at_the_floor(published: Published):  # noqa: F811
+    known = list_versions(published.uri)
+    assert lineage_of(published.newest, known) == list(range(published.newest, 0, -1))
+    assert lineage_of(1, known) == [1]
+    assert lineage_of(1, [replace(known[-1], parent=2), *known[:-1]])[:2] == [1, 2], "a circle has no end"
+
+
+@pytest.mark.parametrize(("card", "licence"), [("---\nlicense: mit\n---\n# x\n", "mit"), ("# no metadata\n", None)])
+def test_the_licence_is_the_one_that_the_source_s_card_names(tmp_path: Path, card: str, licence: str | None):
+    assert licence_of(str(tmp_path)) is None
+    (tmp_path / "README.md").write_text(card)
+    assert licence_of(str(tmp_path)) == licence
+
+
+def test_a_learned_built_in_drafter_keeps_the_promise_where_transformers_asks_it(tmp_path: Path):
+    """Two vocabularies, each text cut by the drafter's own tokenizer, as `transformers` cuts it before it drafts."""
+    everywhere = {"device": "cpu", "draft.costs": "estimated"}  # the same decisions on every machine
+    config = Config().with_overrides({"source.limit": 40, "sources": ("builtin:docs",), **everywhere})
+    replayed(config, tmp_path / "runs" / "docs")
+    uri = default_uri(tmp_path / "runs")
+    newest = list_versions(uri)[0].number
+    export_version(uri, MODEL, newest, tmp_path / "drafter")
+    promised = show_version(uri, MODEL, newest).metrics["probe/acceptance_docs"]
+    assert promised > show_version(uri, MODEL, 1).metrics["probe/acceptance_docs"], "nothing was learned"
+    loaded = [(zoo.path_of("target-12m"), torch.float32), (tmp_path / "drafter", torch.float32)]
+    target, drafter = (AutoModelForCausalLM.from_pretrained(folder, dtype=dtype) for folder, dtype in loaded)
+    words, pieces = (AutoTokenizer.from_pretrained(folder) for folder, _ in loaded)
+    drafting = {"assistant_model": drafter, "tokenizer": words, "assistant_tokenizer": pieces}
+    foretold, places = 0, 0
+    with counting() as counts:
+        for kind, text in PROMPTS[::2]:
+            if kind == "docs":
+                ids = words(text)["input_ids"]
+                tokens = greedy(target, ids, TOKENS)
+                assert greedy(target, ids, TOKENS, **drafting) == tokens
+                told = foretelling(drafter, pieces, words, ids, tokens)
+                foretold, places = foretold + sum(told), places + len(told)
+    assert foretold / places == pytest.approx(promised, abs=0.12)
+    assert 0.5 * promised < counts.acceptance < 1.2 * promised  # it loses proposals between the vocabularies
+
+
+def foretelling(drafter: Any, pieces: Any, words: Any, ids: list[int], tokens: list[int]) -> list[bool]:
+    """Per token whether the drafter's greedy text begins with the token's."""
+    found = []
+    for place in range(len(tokens)):
+        before, after = (words.decode(ids + tokens[:end], skip_special_tokens=True) for end in (place, place + 1))
+        known = pieces(before)["input_ids"]
+        drafted = pieces.decode(known + greedy(drafter, known, 6), skip_special_tokens=True)
+        found.append(drafted[len(pieces.decode(known, skip_special_tokens=True)) :].startswith(after[len(before) :]))
+    return found
