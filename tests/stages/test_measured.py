@@ -5,12 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from stages.measured import remembered
+from stages.measured import note_in, remembered
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("OMNIDRAFT_CACHE", str(tmp_path / "cache"))
+    note_in(None)  # another test's run may have left its notebook
     return tmp_path / "cache"
 
 
@@ -44,7 +45,23 @@ def test_a_damaged_file_is_measured_anew(folder: Path):
     assert remembered("x", [], counted(values)) == 2
 
 
+def test_a_run_believes_its_notebook_before_anything_else(folder: Path):
+    values = [1, 2, 3]
+    remembered("x", [], counted(values))
+    notebook: dict[str, object] = {}
+    note_in(notebook)
+    assert remembered("x", [], counted(values)) == 1
+    (name,) = notebook
+    notebook[name] = 7
+    assert remembered("x", [], counted(values)) == 7
+    assert remembered("y", [], counted(values)) == 2
+    assert len(notebook) == 2
+    note_in(None)
+    assert remembered("x", [], counted(values)) == 1
+
+
 def test_a_folder_that_cannot_be_written_is_no_obstacle(monkeypatch: pytest.MonkeyPatch):
+    note_in(None)
     monkeypatch.setenv("OMNIDRAFT_CACHE", "/dev/null/none")
     values = [1, 2]
     assert [remembered("x", [], counted(values)) for _ in range(2)] == [1, 2]
