@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 BLUE, ORANGE, GREY = "#0072b2", "#d55e00", "#777777"
 WINDOW = 20  # prompts of one point
+MOST_NUMBERS = 60  # versions that are numbered in the picture
 
 
 @dataclass(frozen=True)
@@ -78,9 +79,12 @@ def draw(curve: Curve, picture: Path, title: str) -> None:
 
     figure, (above, below) = pyplot.subplots(2, 1, sharex=True, figsize=(10, 5.5), layout="constrained")
     above.plot(curve.offsets, curve.acceptance, color=BLUE, marker="o", markersize=3)
-    above.set(ylabel="acceptance rate\n(accepted / judged)", title=title, ylim=(0, 1))
+    above.set(ylabel="acceptance rate\n(accepted / judged)", ylim=(0, 1))
+    above.set_title(title, loc="left", fontweight="bold")
     below.plot(curve.offsets, curve.efficiency, color=BLUE, marker="s", markersize=3)
-    below.set(ylabel="block efficiency\n(tokens / target forward)", xlabel="prompts", ylim=(1, None))
+    below.set(
+        ylabel="block efficiency\n(tokens / target forward)", xlabel="prompt (offset in the stream)", ylim=(1, None)
+    )
     _mark(above, curve)
     for axes in (above, below):
         axes.grid(alpha=0.25)
@@ -93,14 +97,19 @@ def draw(curve: Curve, picture: Path, title: str) -> None:
 def _mark(axes: "Axes", curve: Curve) -> None:
     for name, first in curve.datasets:
         axes.axvline(first, color=GREY, linewidth=0.8)
-        axes.text(first, 0.97, f" {name}", color=GREY, va="top")
-    for number, at in enumerate(curve.drifts):
-        axes.plot(at, 0.04, marker="v", color=ORANGE, markersize=9, label="drift, acted upon" if not number else None)
-    for number, (at, version) in enumerate(curve.versions):
-        axes.plot(at, 0.02, marker="^", color="black", markersize=4, label="version" if not number else None)
-        axes.annotate(str(version), (at, 0.05), ha="center", fontsize=7)
-    if curve.versions or curve.drifts:
-        axes.legend(loc="upper right", fontsize=8)
+        axes.text(first, 0.97, f" {name}", color=GREY, va="top", parse_math=False)
+    places = {"drift, acted upon": (curve.drifts, 1.0), "version": ([at for at, _ in curve.versions], 0.0)}
+    looks = {"drift, acted upon": ("v", ORANGE, 10), "version": ("^", "black", 5)}
+    for name, (offsets, height) in places.items():
+        if not offsets:
+            continue
+        marker, color, size = looks[name]
+        heights = [height] * len(offsets)  # on the frame, where no curve is
+        axes.plot(offsets, heights, marker, color=color, markersize=size, label=name, clip_on=False, zorder=3)
+    for at, version in curve.versions if len(curve.versions) <= MOST_NUMBERS else ():
+        axes.annotate(str(version), (at, 0.03), ha="center", fontsize=7)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, fontsize=8, frameon=False)
 
 
 def main() -> None:

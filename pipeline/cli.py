@@ -6,6 +6,7 @@ import typer
 
 from pipeline.cli_bench import bench
 from pipeline.cli_bench_scale import bench_scale
+from pipeline.cli_bench_store import bench_store
 from pipeline.cli_dashboard import dashboard
 from pipeline.cli_log import check, compact, sql
 from pipeline.cli_replay import replay
@@ -30,6 +31,7 @@ app.command()(study)
 app.command()(vocab)
 app.command()(bench_translate)
 app.command()(bench_scale)
+app.command()(bench_store)
 app.command()(sql)
 app.command()(check)
 app.command()(compact)

@@ -122,7 +122,7 @@ def _write(report: "Report", json_file: Path | None, picture: Path | None) -> No
 
 def _draw(text: str, picture: Path) -> None:
     """Raises:
-        RunError: it could not be drawn.
+    RunError: it could not be drawn.
     """
     with TemporaryDirectory() as scratch:
         file = Path(scratch) / "scale.json"

@@ -1,4 +1,4 @@
-"""`omnidraft sql` and `omnidraft check`: asking a run's log. Neither needs torch."""
+"""`omnidraft sql`, `check` and `compact`: asking a run's log, proving it, and keeping it small. None needs torch."""
 
 import csv
 import json
@@ -33,6 +33,9 @@ class Format(StrEnum):
 
 RunOption = Annotated[Path | None, typer.Option("--run", help="One run's folder.", show_default=False)]
 RunsOption = Annotated[Path, typer.Option("--runs", help="A folder of runs.")]
+SkipOption = Annotated[
+    bool, typer.Option("--skip-damaged", help="Read every file's digest and leave out those that were changed.")
+]
 
 
 def sql(
@@ -41,6 +44,7 @@ def sql(
     runs: RunsOption = Path("runs"),
     output: Annotated[Format, typer.Option("--format", help="How to print the rows.")] = Format.TABLE,
     recipe: Annotated[str | None, typer.Option("--recipe", help="A named query.", show_default=False)] = None,
+    skip_damaged: SkipOption = False,
 ) -> None:
     """Ask the log in SQL: one run, or all below a folder. Without a query: the views and the recipes."""
     from store.queries import LogReader, run_folders
@@ -50,31 +54,62 @@ def sql(
     if query is None and recipe is None:
         _print_catalog()
         return
-    with LogReader([run] if run else run_folders(runs)) as log:
+    with LogReader([run] if run else run_folders(runs), skip_damaged=skip_damaged) as log:
+        for path in log.damaged:
+            print(f"{path} is not as it was written; left out", file=sys.stderr)
         rows = log.select(query) if query is not None else log.recipe(str(recipe))
     _PRINTERS[output](rows)
 
 
 def check(run: RunOption = None, runs: RunsOption = Path("runs")) -> None:
-    """Decide every judged token again from its own row in the log; exit status 1 if any disagrees."""
-    from store.manifest import changed_parts
+    """Decide every judged token again from its own row, count all again, and compare files with their digests.
+
+    Exit status 1 if anything disagrees. What is damaged is named, and the rest is looked at all the same.
+    """
     from store.queries import LogReader
 
     folder = run or _latest_run(runs)
-    changed = changed_parts(folder)
-    for path in changed:
-        print(f"{path} is not as it was written", file=sys.stderr)
-    with LogReader([folder]) as log:
-        found = log.check()
-    wrong = found.mismatches.num_rows
-    if wrong:
-        _print_table(found.mismatches)
+    with LogReader([folder], skip_damaged=True) as log:
+        for path in log.damaged:
+            print(f"{path} is not as it was written", file=sys.stderr)
+        found, changed = log.check(), len(log.damaged)
+    for wrong in (found.mismatches, found.miscounts):
+        if wrong.num_rows:
+            _print_table(wrong)
+    mismatches, miscounts = found.mismatches.num_rows, found.miscounts.num_rows
     print(
         f"{folder}: derived {found.judged:,} judged decisions again (of {found.decisions:,} in the log): "
-        f"{wrong:,} mismatch{'' if wrong == 1 else 'es'}, {len(changed)} changed file{'' if len(changed) == 1 else 's'}"
+        f"{_plural(mismatches, 'mismatch', 'es')}, {_plural(miscounts, 'wrong count')}, "
+        f"{_plural(changed, 'changed file')}"
     )
-    if wrong or changed:
+    if mismatches or miscounts or changed:
         raise typer.Exit(1)
+
+
+def compact(
+    run: RunOption = None,
+    runs: RunsOption = Path("runs"),
+    grace: Annotated[
+        float, typer.Option("--grace", min=0, help="Seconds for which replaced files stay for readers.")
+    ] = 3600.0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done and do nothing.")] = False,
+) -> None:
+    """Join small parts of one run's log, or of all below a folder; safe while a run writes and others read."""
+    from store.compact import compact as join_parts
+    from store.queries import run_folders
+
+    for folder in [run] if run else run_folders(runs):
+        done = join_parts(folder, grace=grace, dry_run=dry_run)
+        for path in done.damaged:
+            print(f"{path} is not as it was written; left as it is", file=sys.stderr)
+        size = "" if done.bytes_after is None else f", {done.bytes_before:,} to {done.bytes_after:,} bytes"
+        became = "parts would become" if dry_run else "parts became"
+        removed = _plural(done.removed, "replaced file")
+        print(f"{folder}: {done.parts_before:,} {became} {done.parts_after:,}{size}; {removed} removed")
+
+
+def _plural(count: int, noun: str, ending: str = "s") -> str:
+    return f"{count:,} {noun}{'' if count == 1 else ending}"
 
 
 def _latest_run(runs: Path) -> Path:

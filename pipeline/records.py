@@ -1,11 +1,11 @@
 """From live verdicts to events: the one bridge between tensors and the log."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stages.blocks import Decision, Draft, Row, Verdict
 from stages.lookup import LookupDraft
-from store.events import BlockDone, Drafter, Outcome, PromptCompleted, TokenDecision, Translation
+from store.events import BlockDone, Drafter, Outcome, PromptCompleted, PromptRejected, TokenDecision, Translation
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,11 @@ def _drafter(draft: Draft) -> Drafter:
     return Drafter.LOOKUP if isinstance(draft, LookupDraft) else Drafter.MODEL
 
 
+def without_text(event: PromptRejected) -> PromptRejected:
+    """The same rejection without what was found in the row, which reasons quote behind `, got`."""
+    return replace(event, reason=event.reason.partition(", got ")[0])
+
+
 class Recorder:
     """Makes events of what the loop sees.
 
@@ -72,12 +77,21 @@ class Recorder:
         target: the target's name.
         bytes_of: bytes of a target id, None for special ones.
         decode: text of target ids.
+        text: whether events hold text. Without it both texts of a prompt are empty and the bytes of all tokens None;
+            their ids stay.
     """
 
     def __init__(
-        self, target: str, bytes_of: Callable[[int], bytes | None], decode: Callable[[list[int]], str]
+        self,
+        target: str,
+        bytes_of: Callable[[int], bytes | None],
+        decode: Callable[[list[int]], str],
+        *,
+        text: bool = True,
     ) -> None:
-        self._target, self._bytes_of, self._decode = target, bytes_of, decode
+        self._target, self._text = target, text
+        self._bytes_of = bytes_of if text else _no_bytes
+        self._decode = decode if text else _no_text
 
     def block(self, verdict: Verdict, rows: int, seconds: Seconds) -> BlockDone:
         """The block's summary. Call it after the verdict was appended to its row."""
@@ -170,7 +184,7 @@ class Recorder:
             prompt_id=row.prompt_id,
             dataset=row.dataset,
             target=self._target,
-            prompt_text=row.text,
+            prompt_text=row.text if self._text else "",
             completion_text=self._decode(row.tokens[row.prompt_length : text_end]),
             finish=row.finish,
             prompt_tokens=row.prompt_length,
@@ -189,3 +203,11 @@ class Recorder:
             lookup_judged=tally.lookup_judged,
             lookup_accepted=tally.lookup_accepted,
         )
+
+
+def _no_bytes(token: int) -> None:
+    return None
+
+
+def _no_text(tokens: list[int]) -> str:
+    return ""

@@ -25,7 +25,7 @@ from store.checkpoint import remove_others, write_checkpoint
 from store.errors import OmnidraftError, RunError
 from store.events import Event, PromptReceived, PromptRejected
 from store.files import sync_folder, write_whole
-from store.manifest import MANIFEST, Checkpoint, Manifest, edit_manifest, read_manifest
+from store.manifest import MANIFEST, Checkpoint, Manifest, edit_manifest
 from store.parts import PartWriter
 from store.schema import TABLES, LoggedEvent
 
@@ -213,7 +213,10 @@ class _Files:
             manifest = Manifest.empty(self._run_folder.resolve().name)
             write_whole(self._run_folder / MANIFEST, manifest.to_json())
             return manifest
-        manifest = read_manifest(self._run_folder)
+        return edit_manifest(self._run_folder, self._without_uncommitted)
+
+    def _without_uncommitted(self, manifest: Manifest) -> Manifest:
+        """Under the manifest's lock: what a compaction has just written is named, or not there yet."""
         if manifest.finished:
             raise RunError(f"{self._run_folder} must not hold a log yet, but it does; name another folder with --run")
         forget_uncommitted(self._run_folder, manifest)

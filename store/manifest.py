@@ -19,7 +19,7 @@ from uuid import uuid4
 from filelock import FileLock
 
 from store.errors import CorruptError, RunError
-from store.files import digest_of, json_bytes, write_whole
+from store.files import json_bytes, write_whole
 from store.rollups import COUNTS
 from store.schema import SCHEMA_VERSION, TABLES
 
@@ -141,9 +141,3 @@ def edit_manifest(run_folder: Path, edit: Callable[[Manifest], Manifest]) -> Man
 def part_path(run_folder: Path, part: Part) -> Path:
     """Where a part lies."""
     return run_folder / MANIFEST.parent / part.file
-
-
-def changed_parts(run_folder: Path) -> list[Path]:
-    """Committed parts that are missing or whose bytes are not those that were written. Reads every part once."""
-    parts = [part for parts in read_manifest(run_folder).tables.values() for part in parts]
-    return [path for part in parts if digest_of(path := part_path(run_folder, part)) != part.sha256]

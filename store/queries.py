@@ -1,65 +1,41 @@
 """Read-only SQL over the logs of one or many runs; the only file that imports duckdb.
 
-A `LogReader` is a snapshot: it sees what the runs had committed when it was opened, and stays valid while they go on.
-Its views are `decisions`, `blocks`, `prompts`, `updates`, `drifts` and `versions` with the columns of the events, and
-`tokens`, every emitted token in order. The first column of each is `run`, the name of the run's folder.
+A `LogReader` is a snapshot: it sees what the runs had committed when it was opened, and stays valid while they go on
+and while their parts are joined. Its views are `decisions`, `blocks`, `prompts`, `updates`, `drifts`, `recalls` and
+`versions` with the columns of the events; `tokens`, every emitted token in order; and `counts_by_version`,
+`counts_by_place` and `counts_by_token` (store/rollups.py). The first column of each is `run`, the run folder's name.
 """
 
-import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
+from threading import Timer
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import duckdb
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from store.errors import CorruptError, QueryError, RunError
-from store.manifest import MANIFEST, Part, part_path, read_manifest
-from store.schema import TABLES, schema_of
+from store.errors import QueryError, RunError
+from store.manifest import MANIFEST
+from store.reading_only import explained_query, foreign_parts
+from store.recipes import Recipe, recipes, statement
+from store.views import VIEWS, CommittedFiles, definitions, miscounts, quoted_list, readable
 
-VIEWS = ("decisions", "tokens", "blocks", "prompts", "updates", "drifts", "recalls", "versions")
+__all__ = ["VIEWS", "LogReader", "Recipe", "Rederivation", "recipes", "run_folders", "statement"]
 
-# A statement that starts so explains another; the rest must then stand as a SELECT by itself.
-_EXPLAIN = re.compile(r"\s*explain\s+(?:analyze\s+)?(?P<explained>.*)", re.IGNORECASE | re.DOTALL)
-_QUERY_NODES = frozenset({"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"})
-# Those that read nothing but their arguments and the catalog; all others read files, settings or statements in strings.
-_TABLE_FUNCTIONS = frozenset(
-    {
-        "duckdb_columns",
-        "duckdb_functions",
-        "duckdb_keywords",
-        "duckdb_views",
-        "generate_series",
-        "json_each",
-        "json_tree",
-        "pragma_table_info",
-        "range",
-        "repeat",
-        "unnest",
-    }
-)
-_SQL_TYPES = {
-    pa.bool_(): "BOOLEAN",
-    pa.int32(): "INTEGER",
-    pa.int64(): "BIGINT",
-    pa.float32(): "FLOAT",
-    pa.float64(): "DOUBLE",
-    pa.string(): "VARCHAR",
-    pa.binary(): "BLOB",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """A named query that is shipped with the package."""
-
-    name: str
-    description: str  # one line
-    sql: str
+MEMORY = "3GB"  # for sorting and grouping
+_BATCH_ROWS = 65_536
+_CHECKED_ROWS = 2_000_000  # at once
+# Ranges of offsets with about so many decisions each.
+_RANGES = """
+    WITH counted AS (SELECT "offset", count(*) AS decisions FROM decisions GROUP BY "offset"),
+    numbered AS (SELECT "offset", sum(decisions) OVER (ORDER BY "offset") // {rows} AS number FROM counted)
+    SELECT min("offset") AS first, max("offset") AS last FROM numbered GROUP BY number ORDER BY first
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +45,7 @@ class Rederivation:
     decisions: int  # rows looked at
     judged: int  # of these accepted or rejected, each decided again from its row
     mismatches: pa.Table  # one row per contradiction, with its place and the problem in words
-
-
-def recipes() -> dict[str, Recipe]:
-    """All recipes by name, in alphabetical order."""
-    names = sorted(file.name.removesuffix(".sql") for file in files("store").joinpath("sql").iterdir())
-    return {name: _recipe(name) for name in names if not name.startswith("_")}
-
-
-def statement(name: str) -> str:
-    """The text of `store/sql/NAME.sql`; names with a leading underscore are parts of the store, not recipes."""
-    return files("store").joinpath("sql", f"{name}.sql").read_text(encoding="utf-8")
+    miscounts: pa.Table  # one row per count that is not what the decisions say
 
 
 def run_folders(folder: Path) -> list[Path]:
@@ -96,34 +62,56 @@ def run_folders(folder: Path) -> list[Path]:
 class LogReader:
     """Views over the committed logs of `run_folders`, locked against everything but reading them.
 
-    A query sees no file but the committed parts, loads no extension and changes no setting. Raises `RunError` for a
-    folder that is no run, and `CorruptError` for a log whose parts are missing. No runs at all give empty views.
-    Not to be shared by threads. A context manager; closing it frees the connection.
+    A query sees no file but the committed parts, loads no extension and changes no setting. Sorting and grouping may
+    take 3 GB; a single value that a query makes is not bounded. No runs at all give empty views. Not to be shared by
+    threads. A context manager; closing it frees the connection.
+
+    `skip_damaged`: compare every part with its digest, and leave out those that are not what was written.
+
+    Raises `RunError` for a folder that is no run, and `CorruptError` for a part that is missing or cut, unless damaged
+    ones are skipped.
+
+    Attributes:
+        damaged: parts that were left out.
     """
 
-    def __init__(self, run_folders: Sequence[Path]) -> None:
-        self._runs = {folder.resolve().name: folder.resolve() for folder in run_folders}
-        if len(self._runs) != len(run_folders):
+    def __init__(self, run_folders: Sequence[Path], *, skip_damaged: bool = False) -> None:
+        folders = {folder.resolve().name: folder.resolve() for folder in run_folders}
+        if len(folders) != len(run_folders):
             raise RunError(f"runs must have different folder names, got {[str(folder) for folder in run_folders]}")
+        runs = [CommittedFiles.of(folder, skip_damaged) for folder in folders.values()]
+        self.damaged = [path for run in runs for path in run.damaged]
         self._connection = duckdb.connect(
-            ":memory:", config={"autoinstall_known_extensions": "false", "autoload_known_extensions": "false"}
+            ":memory:",
+            config={
+                "autoinstall_known_extensions": "false",
+                "autoload_known_extensions": "false",
+                "memory_limit": MEMORY,
+            },
         )
         try:
-            self._lock(self._create_views())
+            self._open(runs)
         except BaseException:
             self._connection.close()
             raise
 
-    def select(self, query: str) -> pa.Table:
+    def select(self, query: str, most: int | None = None, seconds: float | None = None) -> pa.Table:
         """The rows of one SELECT (or WITH, FROM, VALUES, EXPLAIN, DESCRIBE, SHOW, SUMMARIZE) statement.
 
-        Raises `QueryError` for any other statement, for several at once, and for what DuckDB refuses.
+        Args:
+            query: the statement.
+            most: rows that are fetched; what comes behind them is not computed where that can be helped.
+            seconds: after which it is given up.
+
+        Raises `QueryError` for any other statement, for several at once, for what DuckDB refuses, and for what does
+        not end in time or needs too much memory.
         """
         self._require_reading(query)
         try:
-            return self._connection.sql(query).to_arrow_table()
-        except duckdb.Error as error:
-            raise QueryError(_explained(query, error)) from error
+            with self._interrupted_after(seconds):
+                return _first_rows(self._connection.sql(query).to_arrow_reader(_BATCH_ROWS), most)
+        except (duckdb.Error, pa.ArrowException, OSError) as error:
+            raise QueryError(_explained(query, error, seconds)) from error
 
     def recipe(self, name: str) -> pa.Table:
         """The rows of a recipe. Raises `QueryError` for an unknown name."""
@@ -137,11 +125,35 @@ class LogReader:
         rows = self.select(f'DESCRIBE "{view}"').to_pylist()
         return [(row["column_name"], row["column_type"]) for row in rows]
 
-    def check(self) -> Rederivation:
-        """Decide every judged token again from its own row; see `store/sql/check.sql`."""
+    def check(self, at_once: int = _CHECKED_ROWS) -> Rederivation:
+        """Decide every judged token again from its own row, see `store/sql/check.sql`; count all decisions again.
+
+        Where damaged parts were left out, gaps in the positions of tokens are no mismatch. About `at_once` decisions
+        are looked at together: the check sorts, and a large log would not fit into memory.
+        """
         judged = "count(*) FILTER (outcome IN ('accepted', 'rejected'))"
         (counts,) = self.select(f"SELECT count(*) AS decisions, {judged} AS judged FROM decisions").to_pylist()
-        return Rederivation(counts["decisions"], counts["judged"], self.recipe("check"))
+        mismatches = self._mismatches(at_once)
+        if self.damaged:
+            gaps = pc.starts_with(mismatches["problem"], "positions")
+            mismatches = mismatches.filter(pc.invert(gaps))
+        return Rederivation(counts["decisions"], counts["judged"], mismatches, self.select(miscounts()))
+
+    def _mismatches(self, at_once: int) -> pa.Table:
+        """The rows of the recipe `check`, some prompts after the other."""
+        ranges = self.select(_RANGES.format(rows=at_once)).to_pylist()
+        found = [self.recipe("check").slice(0, 0)] if not ranges else []
+        try:
+            for row in ranges:
+                # A temporary view hides the one of the same name.
+                self._connection.execute(
+                    "CREATE OR REPLACE TEMP VIEW decisions AS FROM memory.main.decisions "
+                    f'WHERE "offset" BETWEEN {row["first"]} AND {row["last"]}'
+                )
+                found.append(self.recipe("check"))
+        finally:
+            self._connection.execute("DROP VIEW IF EXISTS temp.decisions")
+        return pa.concat_tables(found)
 
     def close(self) -> None:
         """Free the connection; the reader cannot be used afterwards."""
@@ -155,61 +167,49 @@ class LogReader:
     ) -> None:
         self.close()
 
-    def _create_views(self) -> list[str]:
-        """Create all views; the files they read."""
-        manifests = {run: read_manifest(folder) for run, folder in self._runs.items()}
-        readable: list[str] = []
-        for table in TABLES:
-            selects = [_empty_select(table)]
-            for run, manifest in manifests.items():
-                if paths := _existing(self._runs[run], manifest.tables[table]):
-                    selects.append(f"SELECT {_quoted(run)} AS run, * FROM read_parquet({_quoted_list(paths)})")
-                    readable += paths
-            self._connection.execute(f"CREATE VIEW {table} AS {' UNION ALL BY NAME '.join(selects)}")
-        self._connection.execute(statement("_views"))
-        return readable
-
-    def _lock(self, readable: list[str]) -> None:
-        """Leave nothing to a query but `readable`; the last setting makes the others final."""
+    def _open(self, runs: Sequence[CommittedFiles]) -> None:
+        """Create the views, then leave nothing to a query but the files they read; the last setting is final."""
+        for definition in definitions(runs):
+            self._connection.execute(definition)
         for setting in (
+            "enable_progress_bar = false",
             "temp_directory = ''",
             "python_enable_replacements = false",
-            f"allowed_paths = {_quoted_list(readable)}",
+            f"allowed_paths = {quoted_list(readable(runs))}",
             "enable_external_access = false",
             "lock_configuration = true",
         ):
             self._connection.execute(f"SET {setting}")
 
+    @contextmanager
+    def _interrupted_after(self, seconds: float | None) -> Iterator[None]:
+        if seconds is None:
+            yield
+            return
+        timer = Timer(seconds, self._connection.interrupt)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
     def _require_reading(self, query: str) -> None:
         kinds = self._statement_kinds(query)
-        explained = _EXPLAIN.match(query)
+        explained = explained_query(query)
         if kinds == ["EXPLAIN"] and explained:
             # EXPLAIN ANALYZE runs what it explains, so that must be a SELECT too.
-            query = explained["explained"]
+            query = explained
             kinds = self._statement_kinds(query)
-        foreign = [kind for kind in kinds if kind != "SELECT"] or self._foreign_parts(query)
+        foreign = [kind for kind in kinds if kind != "SELECT"] or foreign_parts(self._parse_tree(query))
         if len(kinds) != 1 or foreign:
             raise QueryError(
                 "a query must be one SELECT statement (or EXPLAIN, DESCRIBE, SHOW, SUMMARIZE) that only reads the log, "
                 f"got {', '.join(foreign) or f'{len(kinds)} statements'}; see the views that `omnidraft sql` lists"
             )
 
-    def _foreign_parts(self, query: str) -> list[str]:
-        """What a SELECT contains beyond queries and harmless table functions, from its parse tree.
-
-        Neither the kind of statement nor the allowed paths are enough: DuckDB 2 takes `WITH x AS (COPY ... TO ...)` for
-        a SELECT, and a committed part is a path that it would then overwrite.
-        """
-        serialized = self._connection.sql("SELECT json_serialize_sql(?)", params=[query]).fetchall()[0][0]
-        try:
-            nodes = list(_objects(json.loads(serialized)))
-        except RecursionError:
-            return ["an expression that is nested too deeply"]
-        kinds = {node["type"] for node in nodes if str(node.get("type")).endswith("_NODE")}
-        functions = {node["function"]["function_name"] for node in nodes if node.get("type") == "TABLE_FUNCTION"}
-        if not kinds:
-            return ["a statement that cannot be examined"]
-        return sorted(kinds - _QUERY_NODES) + [f"{name}(...)" for name in sorted(functions - _TABLE_FUNCTIONS)]
+    def _parse_tree(self, query: str) -> str:
+        return str(self._connection.sql("SELECT json_serialize_sql(?)", params=[query]).fetchall()[0][0])
 
     def _statement_kinds(self, query: str) -> list[str]:
         try:
@@ -218,58 +218,25 @@ class LogReader:
             raise QueryError(_explained(query, error)) from error
 
 
-def _recipe(name: str) -> Recipe:
-    sql = statement(name)
-    return Recipe(name, sql.splitlines()[0].removeprefix("--").strip(), sql)
+def _first_rows(batches: pa.RecordBatchReader, most: int | None) -> pa.Table:
+    with batches:
+        if most is None:
+            return batches.read_all()
+        kept: list[pa.RecordBatch] = []
+        for batch in batches:
+            kept.append(batch)
+            if sum(len(one) for one in kept) >= most:
+                break
+        return pa.Table.from_batches(kept, batches.schema).slice(0, most)
 
 
-def _existing(run_folder: Path, parts: Iterable[Part]) -> list[str]:
-    """Paths of the parts; checked by size alone, `omnidraft check` reads the digests."""
-    paths = [(part_path(run_folder, part), part.bytes) for part in parts]
-    for path, size in paths:
-        if not path.is_file() or path.stat().st_size != size:
-            raise CorruptError(
-                f"{path} must be a file of {size} bytes, as the manifest says, but it is not; restore it"
-            )
-    return [str(path) for path, _ in paths]
-
-
-def _empty_select(table: str) -> str:
-    """A query without rows that gives a view its columns, also when no run has a part of the table yet."""
-    columns = ", ".join(f'NULL::{_sql_type(field.type)} AS "{field.name}"' for field in schema_of(table))
-    return f"SELECT NULL::VARCHAR AS run, {columns} WHERE false"
-
-
-def _sql_type(arrow_type: pa.DataType) -> str:
-    if pa.types.is_list(arrow_type):
-        return f"{_sql_type(arrow_type.value_type)}[]"
-    if pa.types.is_dictionary(arrow_type):
-        return _sql_type(arrow_type.value_type)
-    return _SQL_TYPES[arrow_type]
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
-
-
-def _quoted_list(texts: Iterable[str]) -> str:
-    return f"[{', '.join(map(_quoted, texts))}]"
-
-
-def _objects(tree: Any) -> Iterator[dict[str, Any]]:
-    """Every JSON object in `tree`, in no particular order."""
-    waiting = [tree]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, dict):
-            yield node
-            waiting += node.values()
-        elif isinstance(node, list):
-            waiting += node
-
-
-def _explained(query: str, error: duckdb.Error) -> str:
+def _explained(query: str, error: Exception, seconds: float | None = None) -> str:
     """DuckDB's message, with a hint at the one column name that SQL reserves."""
-    hint = '\n"offset" is a word of SQL: write it in double quotes, or as decisions.offset'
+    words = str(error)
+    if seconds is not None and words.startswith("INTERRUPT"):
+        return f"the query must be done within {seconds:g} s, but it was not; ask for less, or use `omnidraft sql`"
+    if isinstance(error, duckdb.OutOfMemoryException):
+        return f"the query must be possible within {MEMORY} of memory, but it is not; ask for less"
     reserved = isinstance(error, duckdb.ParserException) and re.search(r'(?<!["\w.])offset\b', query, re.IGNORECASE)
-    return f"the query must be one that DuckDB can run, got: {error}{hint if reserved else ''}"
+    hint = '\n"offset" is a word of SQL: write it in double quotes, or as decisions.offset'
+    return f"the query must be one that DuckDB can run, got: {words}{hint if reserved else ''}"

@@ -1,30 +1,27 @@
 """Where drafters are kept beyond their run: sending a run's points and versions, listing and fetching them.
 
-One replay is one MLflow run with step metrics on the stream offset; each published version is a version of one
-registered model. MLflow is a replica: the run's folder holds everything, and what MLflow has not taken yet waits in
-a spool file. Importing this file does not import mlflow; `store.mlflow_store` does so when it is first used.
+One replay is one MLflow run, each published version a version of one registered model. MLflow is a replica: the run's
+folder holds everything, and what MLflow has not taken yet waits in a spool file. Importing this file does not import
+mlflow; `store.mlflow_client` does so when it is first used.
 """
 
 import math
 import tempfile
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from store.errors import CorruptError, ModelError, UsageError
+from store.errors import CorruptError, UsageError
 from store.events import VersionPublished
-from store.mlflow_store import Sender, download, reading
+from store.mlflow_client import aliases_of, download, reading, resolve
+from store.mlflow_store import Sender
 from store.outbox import Ledger, Outbox, Patience
 from store.version_folder import MANIFEST, open_version, read_manifest
-from store.versions import Reference, RegisteredVersion, VersionDetails, from_tags
+from store.versions import Reference, RegisteredVersion, VersionDetails, from_tags, plain
 
 if TYPE_CHECKING:
-    from mlflow import MlflowClient
-    from mlflow.entities.model_registry import ModelVersion
-
-if TYPE_CHECKING:
-    from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion
 
 MODEL = "omnidraft-drafter"
@@ -33,28 +30,58 @@ Point = tuple[str, float, int, int]  # key, value, step (stream offset), millise
 
 
 class Registry(Protocol):
-    """Where a run's points and versions are sent. Called by one thread: `start_run` first, `close` last.
+    """Where a run's points and versions are sent. Called by one thread, but for `release`.
+
+    A new run calls `start_run` first, one that goes on from a commit `resume` instead; `close` comes last. What was
+    sent behind that commit is discarded, since it is sent again: so a commit stores `mark()`, and `release` of that
+    mark lets the messages before it out once the commit stands.
 
     No method but `close` waits for the receiver, and none raises because of it: what could not be delivered is
     counted by `close`. The same point sent twice (same key, step and time) is one point.
     """
 
     def start_run(
-        self, name: str, params: Mapping[str, object], tags: Mapping[str, str], datasets: Sequence[tuple[str, str]]
+        self,
+        name: str,
+        params: Mapping[str, object],
+        tags: Mapping[str, str],
+        datasets: Sequence[tuple[str, str]],
+        identity: str | None = None,
     ) -> None:
-        """Begin; once. `datasets` are (name, source) pairs. Few params: pages show them all side by side."""
+        """Begin; once. `datasets` are (name, source) pairs. Few params: pages show them all side by side.
+
+        `identity`: a text that no other run has, by which the receiver's run is found again; None makes one.
+        """
+
+    def pause(self) -> None:
+        """Show the run as stopped before its end."""
+
+    def resume(self) -> None:
+        """Show the run, which an earlier process started, as running again."""
 
     def log_points(self, points: Sequence[Point]) -> None:
         """Add points to the run's curves, any number of times. Values that are not finite are left out."""
 
-    def publish(self, folder: Path, event: VersionPublished, metrics: Mapping[str, float]) -> None:
-        """Register a sealed folder as a new version. The folder must stay as it is until it was sent."""
+    def publish(
+        self, folder: Path, event: VersionPublished, metrics: Mapping[str, float], drift: int | None = None
+    ) -> None:
+        """Register a sealed folder as a new version. The folder must stay as it is until it was sent.
+
+        `metrics`: those named `probe/...` were measured on a fixed set of prompts, the others on the stream.
+        `drift`: offset of the drift that this version is the first to answer.
+        """
 
     def finish(self, summary: Mapping[str, float], artifacts: Sequence[Path]) -> None:
         """Add the summary's numbers and files to the run and mark it as finished; once."""
 
+    def mark(self) -> int:
+        """Bring all messages so far onto the disk; a number above theirs and below all later ones'. Raises OSError."""
+
+    def release(self, mark: int) -> None:
+        """Let the messages below the mark out. From any thread."""
+
     def close(self, timeout: float) -> int:
-        """Wait at most `timeout` seconds for what is under way; the number of messages that stayed unsent.
+        """Wait at most `timeout` seconds for what is released; the number of messages that stayed unsent.
 
         May be called again, with the same answer. Nothing else may be called after it.
         """
@@ -70,17 +97,37 @@ class NoRegistry:
     trouble: str | None = None
 
     def start_run(
-        self, name: str, params: Mapping[str, object], tags: Mapping[str, str], datasets: Sequence[tuple[str, str]]
+        self,
+        name: str,
+        params: Mapping[str, object],
+        tags: Mapping[str, str],
+        datasets: Sequence[tuple[str, str]],
+        identity: str | None = None,
     ) -> None:
+        """Nothing."""
+
+    def pause(self) -> None:
+        """Nothing."""
+
+    def resume(self) -> None:
         """Nothing."""
 
     def log_points(self, points: Sequence[Point]) -> None:
         """Nothing."""
 
-    def publish(self, folder: Path, event: VersionPublished, metrics: Mapping[str, float]) -> None:
+    def publish(
+        self, folder: Path, event: VersionPublished, metrics: Mapping[str, float], drift: int | None = None
+    ) -> None:
         """Nothing."""
 
     def finish(self, summary: Mapping[str, float], artifacts: Sequence[Path]) -> None:
+        """Nothing."""
+
+    def mark(self) -> int:
+        """Nothing is ever posted."""
+        return 0
+
+    def release(self, mark: int) -> None:
         """Nothing."""
 
     def close(self, timeout: float) -> int:
@@ -92,6 +139,8 @@ class MlflowRegistry:
     """Sends to MLflow from one background thread, through a spool file beside the run's log.
 
     Opening it on the spool of an earlier process sends what that one left over, into the same MLflow run.
+    `keep`: the mark that the run's last commit stores; 0 for a new run. Messages from it on are discarded, and what is
+    sent from now on waits for `release`. None, for a caller without commits, sends everything as soon as may be.
     """
 
     def __init__(
@@ -102,22 +151,43 @@ class MlflowRegistry:
         experiment: str = EXPERIMENT,
         model: str = MODEL,
         patience: Patience | None = None,
+        keep: int | None = None,
     ):
-        sender = Sender(uri, experiment, model, Ledger.read(spool).results)
+        sender = Sender(uri, experiment, model, Ledger.read(spool).known)
         self._outbox = Outbox(
             spool,
             sender.deliver,
             merged=frozenset({"points"}),
             gates=frozenset({"start"}),
             patience=patience or Patience(),
+            keep=keep,
         )
 
     def start_run(
-        self, name: str, params: Mapping[str, object], tags: Mapping[str, str], datasets: Sequence[tuple[str, str]]
+        self,
+        name: str,
+        params: Mapping[str, object],
+        tags: Mapping[str, str],
+        datasets: Sequence[tuple[str, str]],
+        identity: str | None = None,
     ) -> None:
         """See Registry."""
-        texts = {key: str(value) for key, value in params.items()}
-        self._outbox.post("start", {"name": name, "params": texts, "tags": dict(tags), "datasets": list(datasets)})
+        body = {
+            "name": name,
+            "params": {key: str(value) for key, value in params.items()},
+            "tags": dict(tags),
+            "datasets": list(datasets),
+            "identity": identity or str(uuid.uuid4()),
+        }
+        self._outbox.post("start", body)
+
+    def pause(self) -> None:
+        """See Registry."""
+        self._outbox.post("pause", {})
+
+    def resume(self) -> None:
+        """See Registry."""
+        self._outbox.post("resume", {})
 
     def log_points(self, points: Sequence[Point]) -> None:
         """See Registry."""
@@ -125,16 +195,26 @@ class MlflowRegistry:
         if finite:
             self._outbox.post("points", {"points": finite})
 
-    def publish(self, folder: Path, event: VersionPublished, metrics: Mapping[str, float]) -> None:
+    def publish(
+        self, folder: Path, event: VersionPublished, metrics: Mapping[str, float], drift: int | None = None
+    ) -> None:
         """See Registry."""
         numbers = {"acceptance": event.acceptance, "cache_entries": event.cache_entries, **metrics}
-        body = {"folder": str(folder.resolve()), "event": asdict(event), "metrics": _finite(numbers)}
+        body = {"folder": str(folder.resolve()), "event": asdict(event), "metrics": _finite(numbers), "drift": drift}
         self._outbox.post("publish", body)
 
     def finish(self, summary: Mapping[str, float], artifacts: Sequence[Path]) -> None:
         """See Registry."""
         paths = [str(path.resolve()) for path in artifacts]
         self._outbox.post("finish", {"summary": _finite(summary), "artifacts": paths})
+
+    def mark(self) -> int:
+        """See Registry."""
+        return self._outbox.mark()
+
+    def release(self, mark: int) -> None:
+        """See Registry."""
+        self._outbox.release(mark)
 
     def close(self, timeout: float) -> int:
         """See Registry."""
@@ -163,7 +243,7 @@ def experiment_id(uri: str, experiment: str = EXPERIMENT) -> str:
 def list_versions(uri: str, name: str = MODEL) -> list[RegisteredVersion]:
     """Every registered version, newest first; none when the model is not known. Raises UsageError without a store."""
     with reading(uri) as client:
-        aliases = _aliases(client, name)
+        aliases = aliases_of(client, name)
         found = client.search_model_versions(f"name = '{name}'", order_by=["version_number DESC"])
         return [_summary(version, aliases) for version in found]
 
@@ -174,11 +254,15 @@ def show_version(uri: str, name: str, number: int) -> VersionDetails:
     Raises ModelError when there is none of that number, CorruptError for a broken manifest, UsageError without a store.
     """
     with reading(uri) as client, tempfile.TemporaryDirectory() as folder:
-        version = _resolve(client, Reference(name, number, None))
+        version = resolve(client, Reference(name, number, None))
         run = client.get_run(str(version.run_id))
         manifest = read_manifest(download(client, version, Path(folder), MANIFEST).parent)
         return VersionDetails(
-            _summary(version, _aliases(client, name)), manifest, run.data.metrics, run.data.params, dict(version.tags)
+            _summary(version, aliases_of(client, name)),
+            manifest,
+            run.data.metrics,
+            run.data.params,
+            plain(version.tags),
         )
 
 
@@ -193,9 +277,9 @@ def fetch_version(reference: str, uri: str, into: Path) -> Path:
         raise UsageError(f"a version must be fetched into a new or empty folder, but {into} holds files; name another")
     into.parent.mkdir(parents=True, exist_ok=True)
     with reading(uri) as client, tempfile.TemporaryDirectory(dir=into.parent) as part:
-        version = _resolve(client, parsed)
+        version = resolve(client, parsed)
         copied = download(client, version, Path(part))
-        _check_fetched(copied, version.tags.get("digest"))
+        _check_fetched(copied, plain(version.tags).get("digest"))
         copied.replace(into)
     return into
 
@@ -205,31 +289,6 @@ def _check_fetched(folder: Path, digest: str | None) -> None:
     found = open_version(folder)["digest"]
     if digest is not None and found != digest:
         raise CorruptError(f"the version must have the registered digest {digest}, got {found}; publish it again")
-
-
-def _resolve(client: "MlflowClient", reference: Reference) -> "ModelVersion":
-    known = {int(version.version): version for version in client.search_model_versions(f"name = '{reference.name}'")}
-    number = reference.number if reference.alias is None else _aliased(client, reference)
-    if number not in known:
-        raise ModelError(
-            f"{reference.name!r} must have a version {reference.alias or number}, but has"
-            f" {f'1 to {max(known)}' if known else 'none'}; `omnidraft versions` lists them"
-        )
-    return known[number]
-
-
-def _aliased(client: "MlflowClient", reference: Reference) -> int | None:
-    found = [number for number, aliases in _aliases(client, reference.name).items() if reference.alias in aliases]
-    return found[0] if found else None
-
-
-def _aliases(client: "MlflowClient", name: str) -> dict[int, list[str]]:
-    """Aliases by version number; listing versions does not bring them."""
-    aliases: dict[int, list[str]] = {}
-    if client.search_registered_models(f"name = '{name}'"):
-        for alias, number in client.get_registered_model(name).aliases.items():
-            aliases.setdefault(int(number), []).append(alias)
-    return aliases
 
 
 def _summary(version: "ModelVersion", aliases: Mapping[int, Sequence[str]]) -> RegisteredVersion:

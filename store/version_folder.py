@@ -5,7 +5,8 @@
     ngrams.parquet                                     the n-gram cache (optional)
     manifest.json                                      where it came from, and the sha256 of every file above
 
-Nothing in it is ever unpickled: files that could hold a pickle are refused on the way in and on the way out.
+Nothing in it is ever unpickled, and no code of it is ever run: files that could hold either are refused on the way in
+and on the way out.
 """
 
 import hashlib
@@ -14,13 +15,16 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import NoneType
 from typing import TypedDict, cast
 
 from store.errors import CorruptError
 
 MANIFEST = "manifest.json"
 _PART = f".{MANIFEST}.part"
+MANIFEST_BYTES = 1 << 20  # at most; some hundred are usual per file
 PICKLE_SUFFIXES = frozenset({".pkl", ".pickle", ".pt", ".bin", ".pth", ".ckpt", ".joblib", ".dill", ".npy", ".npz"})
+CODE_SUFFIXES = frozenset({".py", ".pyc", ".so", ".h5", ".keras", ".zip"})
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -46,6 +50,16 @@ class Manifest(ManifestFields):
     digest: str
 
 
+_TEXTS = ("name", "run", "target", "drafter", "pair", "created_at", "digest")
+_KINDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(_TEXTS, (str,)),
+    "version": (int,),
+    "offset": (int,),
+    "parent": (int, NoneType),
+    "counters": (dict,),
+}
+
+
 def seal(folder: Path, fields: ManifestFields) -> str:
     """Write `manifest.json` over everything now in the folder, atomically, and return the version's digest.
 
@@ -65,8 +79,8 @@ def seal(folder: Path, fields: ManifestFields) -> str:
 def open_version(folder: Path) -> Manifest:
     """The manifest, after every file was found to be what it says.
 
-    Raises CorruptError naming the file: missing, unlisted, changed, a link, of a kind that may hold a pickle, or
-    listed under a path that leaves the folder. Reads every byte once.
+    Raises CorruptError naming the file: missing, unlisted, changed, a link, of a kind that may hold a pickle or code,
+    or listed under a path that leaves the folder. Reads every byte once.
     """
     manifest = read_manifest(folder)
     files = manifest["files"]
@@ -91,16 +105,33 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST
     if path.is_symlink() or not path.is_file():
         raise CorruptError(f"a version must hold {MANIFEST}, but {folder} has none: it is no version, or was cut short")
+    size = path.stat().st_size
+    if size > MANIFEST_BYTES:
+        raise CorruptError(f"{path} must have at most {MANIFEST_BYTES} bytes, got {size}; fetch the version again")
     try:
-        manifest = json.loads(path.read_bytes())
-    except ValueError as error:
+        manifest = json.loads(path.read_bytes(), object_pairs_hook=_without_repetition)
+    except (ValueError, RecursionError) as error:
         raise CorruptError(f"{path} must be JSON, but: {error}; fetch the version again") from error
     if not isinstance(manifest, dict) or not _is_file_table(manifest.get("files")):
         raise CorruptError(f"{path} must list the sha256 of every file under 'files'; fetch the version again")
     missing = Manifest.__required_keys__ - manifest.keys()
     if missing:
         raise CorruptError(f"{path} must name {', '.join(sorted(missing))}; fetch the version again")
+    for name, kinds in _KINDS.items():
+        if not isinstance(manifest[name], kinds):
+            raise CorruptError(
+                f"{path} has {manifest[name]!r} for {name!r}, of the wrong kind; fetch the version again"
+            )
     return cast(Manifest, manifest)
+
+
+def _without_repetition(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """A name that is there twice could mean one thing here and another elsewhere."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} is there twice")
+    return found
 
 
 def _is_file_table(files: object) -> bool:
@@ -121,24 +152,29 @@ def _file_names(folder: Path) -> list[str]:
 
 
 def _walk(folder: Path) -> Iterator[Path]:
-    for entry in os.scandir(folder):
-        if entry.is_dir(follow_symlinks=False):
-            yield from _walk(Path(entry.path))
-        else:
-            yield Path(entry.path)
+    folders = [folder]  # not by recursion: a hostile folder may be deep
+    while folders:
+        for entry in os.scandir(folders.pop()):
+            if entry.is_dir(follow_symlinks=False):
+                folders.append(Path(entry.path))
+            else:
+                yield Path(entry.path)
 
 
 def _refuse_path(folder: Path, name: str) -> None:
     path = Path(name)
-    if path.is_absolute() or ".." in path.parts or "\\" in name or path.as_posix() != name:
+    if path.is_absolute() or ".." in path.parts or "\\" in name or path.as_posix() != name or not name.isprintable():
         _refuse(folder, [name], "is a path that leaves the folder or is not in plain form")
     if path.suffix.lower() in PICKLE_SUFFIXES:
         _refuse(folder, [name], "may hold a pickle, which would run code when loaded (weights must be safetensors)")
+    if path.suffix.lower() in CODE_SUFFIXES:
+        _refuse(folder, [name], "may hold code, and none of a version is ever run")
 
 
 def _refuse(folder: Path, names: list[str], what: str) -> None:
     if names:
-        raise CorruptError(f"the version in {folder} cannot be trusted: {names[0]} {what}; fetch or publish it again")
+        name = names[0].encode(errors="backslashreplace").decode()  # what a terminal can print
+        raise CorruptError(f"the version in {folder} cannot be trusted: {name} {what}; fetch or publish it again")
 
 
 def _sha256(path: Path) -> str:

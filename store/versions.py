@@ -1,5 +1,6 @@
 """A registered version in plain values, with the tags and the notes that stand for it in the registry."""
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from store.events import VersionPublished
 from store.version_folder import Manifest
 
 Number = TypeVar("Number", int, float)
+ABOUT = "about"  # the tag of a registered version that holds, as JSON, what its table has no room for
 _REFERENCE = re.compile(r"models:/(?P<name>[^/@:]+)(?:/(?P<number>[0-9]+)|@(?P<alias>[\w.-]+))")
 MODEL_NOTE = (
     "Drafters taught by omnidraft while a stream of prompts ran: weights, tokenizer, head and n-gram cache.\n\n"
@@ -33,6 +35,20 @@ class RegisteredVersion:
     digest: str | None
     aliases: tuple[str, ...]
     created_at: datetime  # UTC
+    learned: tuple[int, int] | None = None  # first and last stream offset since its parent
+    drift: int | None = None  # offset of the drift that it is the first to answer
+    probe: float | None = None  # acceptance on the fixed probe, by which versions of any runs compare
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """Where a version of a run comes from."""
+
+    run: str
+    parent: int | None  # number in the registry
+    first: int | None  # stream offset that it learned from; None for the drafter as it was loaded
+    drift: int | None
+    datasets: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +85,7 @@ class Reference:
 
 def from_tags(number: int, tags: Mapping[str, str], aliases: Sequence[str], created_ms: int) -> RegisteredVersion:
     """The version that the tags of `tags_of` describe. `created_ms`: milliseconds since the epoch."""
+    tags = plain(tags)
     return RegisteredVersion(
         number=number,
         run=tags.get("run"),
@@ -81,7 +98,15 @@ def from_tags(number: int, tags: Mapping[str, str], aliases: Sequence[str], crea
         digest=tags.get("digest"),
         aliases=tuple(sorted(aliases)),
         created_at=datetime.fromtimestamp(created_ms / 1000, tz=UTC),
+        learned=_span(tags.get("learned", "")),
+        drift=_number(tags, "drift", int),
+        probe=_number(tags, "probe", float),
     )
+
+
+def _span(text: str) -> tuple[int, int] | None:
+    found = re.fullmatch(r"([0-9]+)-([0-9]+)", text)
+    return (int(found[1]), int(found[2])) if found else None
 
 
 def _number(tags: Mapping[str, str], key: str, kind: Callable[[str], Number]) -> Number | None:
@@ -92,34 +117,68 @@ def _number(tags: Mapping[str, str], key: str, kind: Callable[[str], Number]) ->
         return None
 
 
-def tags_of(event: VersionPublished, run: str, parent: int | None) -> dict[str, str]:
-    """What a registered version is tagged with; `parent` is its parent's number in the registry, when known."""
-    tags: dict[str, object] = {
-        "run": run,
+def plain(tags: Mapping[str, str]) -> dict[str, str]:
+    """Tags with those that `tags_of` folded into one."""
+    try:
+        folded = json.loads(tags.get(ABOUT, "{}"))
+    except ValueError:  # anyone may edit tags in MLflow's pages
+        folded = {}
+    shown = {key: value for key, value in tags.items() if key != ABOUT}
+    return ({key: str(value) for key, value in folded.items()} if isinstance(folded, dict) else {}) | shown
+
+
+def tags_of(event: VersionPublished, lineage: Lineage, probe: float | None) -> dict[str, str]:
+    """What a registered version is tagged with; few tags, since the table of versions has a line for each."""
+    shown: dict[str, object] = {
+        "run": lineage.run,
+        "parent": lineage.parent,
+        "learned": None if lineage.first is None else f"{lineage.first}-{event.offset}",
+        "drift": lineage.drift,
+        "acceptance": None if event.acceptance is None else round(event.acceptance, 4),
+        "probe": None if probe is None else round(probe, 4),
+    }
+    folded = {
         "version": event.version,
-        "parent": parent,
         "offset": event.offset,
         "reason": event.reason,
-        "acceptance": None if event.acceptance is None else round(event.acceptance, 4),
+        "target": event.target,
+        "datasets": lineage.datasets,
         "cache_entries": event.cache_entries,
         "digest": event.digest,
     }
+    tags = shown | {ABOUT: json.dumps(folded)}
     return {key: str(value) for key, value in tags.items() if value is not None}
 
 
-def run_note(name: str, datasets: Sequence[Sequence[str]]) -> str:
-    """Markdown for the page of a run over these (name, source) pairs."""
-    sources = "\n".join(f"- {dataset}: `{source}`" for dataset, source in datasets)
-    return (
-        f"**{name}**: one replay of a stream of prompts, in this order:\n\n{sources}\n\n"
+def run_note(name: str, datasets: Sequence[Sequence[str]], summary: Mapping[str, float] | None = None) -> str:
+    """Markdown for the page of a run over these (name, source) pairs, with its figures once there are any."""
+    sources = ", then ".join(f"{dataset} (`{source}`)" for dataset, source in datasets)
+    return (  # pages show some five lines of it
+        f"**{name}**: one replay of a stream of prompts: {sources or 'none'}.\n\n{_gained(summary or {})}"
         "Curves are over the *stream offset*, the number of the prompt. The nested runs are the published drafters."
+        " Among the artifacts, `acceptance.png` shows drifts and versions along the stream, `tokens.html` some"
+        " completions token by token."
     )
 
 
-def version_note(made: VersionPublished, run: str) -> str:
+def _gained(summary: Mapping[str, float]) -> str:
+    """A table of acceptance in the first and the last fifth of each dataset; nothing when the summary has no such."""
+    first, last = "/first_fifth_acceptance_rate", "/last_fifth_acceptance_rate"
+    rows = [
+        f"| {key.removesuffix(first)} | {rate:.3f} | {summary[key.removesuffix(first) + last]:.3f} |"
+        for key, rate in summary.items()
+        if key.endswith(first) and key.removesuffix(first) + last in summary
+    ]
+    head = "| acceptance | first fifth | last fifth |\n|---|---|---|\n"
+    return head + "\n".join(rows) + "\n\n" if rows else ""
+
+
+def version_note(made: VersionPublished, lineage: Lineage) -> str:
     """Plain text that begins with what tells versions apart: tables show some twenty characters of it."""
-    taught = "the drafter as it was loaded" if made.parent is None else "taught by the stream until then"
+    loaded = "the drafter as it was loaded"
+    taught = loaded if lineage.first is None else f"taught by prompts {lineage.first} to {made.offset}"
+    since = "" if lineage.drift is None else f", the first since the drift at prompt {lineage.drift}"
     return (
-        f"{made.reason} at prompt {made.offset}: version {made.version} of {run}, {taught},"
-        f" with {made.cache_entries} cached n-grams."
+        f"{made.reason} at prompt {made.offset}: version {made.version} of {lineage.run} for {made.target}, {taught}"
+        f"{since}, with {made.cache_entries} cached n-grams."
     )

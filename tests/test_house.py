@@ -37,17 +37,21 @@ LIVES_IN = {
     "openvino_genai": (),
     "openvino_tokenizers": (),
     "gguf": (),
+    "fastapi": ("dashboards/app.py", "dashboards/guard.py"),
+    "uvicorn": (),
+    "plotly": (),
 }
 LIVES_INSIDE = {
     "torch": ("pipeline/zoo.py",),
     "pyarrow": ("pipeline/source_files.py", "pipeline/zoo.py", "pipeline/cli_log.py"),
-    "mlflow": ("store/mlflow_store.py",),
+    "mlflow": ("store/mlflow_*.py",),
     "peft": ("stages/adapters.py",),
     "datasets": ("pipeline/source_feeds.py",),
     "openvino": ("pipeline/bench_engine_*.py",),
     "openvino_genai": ("pipeline/bench_engine_*.py",),
     "openvino_tokenizers": ("pipeline/bench_engine_*.py",),
     "gguf": ("pipeline/bench_engine_*.py",),
+    "uvicorn": ("dashboards/serve.py",),
 }
 BANNED = ("manager", "helper", "utils", "speculator", "assistant")
 MAY_SAY_ASSISTANT = ("stages/baselines.py", "pipeline/bench*.py")  # the name of transformers' own option

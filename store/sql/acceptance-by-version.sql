@@ -3,11 +3,11 @@ SELECT
     run,
     drafter_version,
     min("offset") AS first_offset,
-    max("offset") AS last_offset,
-    count(*) FILTER (outcome IN ('accepted', 'rejected')) AS judged,
-    count(*) FILTER (outcome = 'accepted') AS accepted,
+    max(last_offset) AS last_offset,
+    coalesce(sum(decisions) FILTER (outcome IN ('accepted', 'rejected')), 0)::BIGINT AS judged,
+    coalesce(sum(decisions) FILTER (outcome = 'accepted'), 0)::BIGINT AS accepted,
     accepted / nullif(judged, 0) AS acceptance_rate
-FROM decisions
+FROM counts_by_version
 WHERE drafter = 'model'
 GROUP BY run, drafter_version
 ORDER BY run, drafter_version;

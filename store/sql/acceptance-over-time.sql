@@ -1,7 +1,36 @@
--- acceptance rate per window of 20 prompts of each dataset, with the drifts and versions that fall into it
-WITH numbered AS (
-    SELECT *, (row_number() OVER (PARTITION BY run, dataset ORDER BY "offset") - 1) // 20 AS prompt_window
+-- acceptance rate per window of 20 prompts of each dataset (more from 10,000 on), with the drifts and versions in it
+WITH sizes AS (
+    SELECT run, dataset, count(*) AS size
     FROM prompts
+    GROUP BY ALL
+),
+
+-- neighbours together where there are very many, so that few are sorted: one prompt each up to 10,000 of a dataset
+neighbours AS (
+    SELECT
+        run,
+        dataset,
+        any_value(size) AS size,
+        min("offset") AS first_offset,
+        max("offset") AS last_offset,
+        count(*) AS prompts,
+        sum(accepted) AS accepted,
+        sum(judged) AS judged,
+        sum(blocks) AS blocks,
+        sum(lookup_blocks) AS lookup_blocks,
+        sum(emitted) AS emitted
+    FROM prompts
+    JOIN sizes USING (run, dataset)
+    GROUP BY run, dataset, "offset" // greatest(1, size // 5000)
+),
+
+-- at most 500 windows of a dataset
+numbered AS (
+    SELECT
+        *,
+        (sum(prompts) OVER (PARTITION BY run, dataset ORDER BY first_offset) - 1)
+        // greatest(20, ceil(size / 500))::BIGINT AS prompt_window
+    FROM neighbours
 ),
 
 windows AS (
@@ -9,14 +38,14 @@ windows AS (
         run,
         dataset,
         prompt_window,
-        min("offset") AS first_offset,
-        max("offset") AS last_offset,
-        count(*) AS prompts,
+        min(first_offset) AS first_offset,
+        max(last_offset) AS last_offset,
+        sum(prompts)::BIGINT AS prompts,
         sum(accepted) / nullif(sum(judged), 0) AS acceptance_rate,
         sum(accepted) / nullif(sum(blocks - lookup_blocks), 0) AS mean_accepted_length,
         sum(emitted) / nullif(sum(blocks), 0) AS block_efficiency
     FROM numbered
-    GROUP BY ALL
+    GROUP BY run, dataset, prompt_window
 ),
 
 drift_marks AS (
@@ -37,12 +66,15 @@ drift_marks AS (
 
 version_marks AS (
     SELECT
-        numbered.run,
-        numbered.dataset,
+        windows.run,
+        windows.dataset,
         prompt_window,
         string_agg(format('{} at {} ({})', version, versions."offset", reason), '; ' ORDER BY version) AS versions
     FROM versions
-    JOIN numbered ON numbered.run = versions.run AND numbered."offset" = versions."offset"
+    JOIN prompts ON prompts.run = versions.run AND prompts."offset" = versions."offset"
+    JOIN windows
+        ON windows.run = versions.run AND windows.dataset = prompts.dataset
+        AND versions."offset" BETWEEN first_offset AND last_offset
     GROUP BY ALL
 )
 

@@ -1,13 +1,13 @@
 -- acceptance rate by the number of drafter pieces that were merged into one target token
 SELECT
     run,
-    len(pieces) AS pieces,
-    count(*) AS judged,
-    count(*) FILTER (outcome = 'accepted') AS accepted,
+    pieces_count AS pieces,
+    sum(decisions)::BIGINT AS judged,
+    coalesce(sum(decisions) FILTER (outcome = 'accepted'), 0)::BIGINT AS accepted,
     accepted / judged AS acceptance_rate,
-    avg(target_levels[1]::DOUBLE) AS mean_target_probability,
-    avg(drafter_levels[1]::DOUBLE) AS mean_drafter_probability
-FROM decisions
+    sum(target_level_sum) / judged AS mean_target_probability,
+    sum(drafter_level_sum) / judged AS mean_drafter_probability
+FROM counts_by_place
 WHERE outcome IN ('accepted', 'rejected') AND drafter = 'model'
-GROUP BY run, len(pieces)
+GROUP BY run, pieces_count
 ORDER BY run, pieces;

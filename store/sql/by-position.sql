@@ -3,10 +3,10 @@ SELECT
     run,
     drafter,
     index,
-    count(*) FILTER (outcome <> 'undrafted') AS proposed_or_drafted,
-    count(*) FILTER (outcome IN ('accepted', 'rejected')) AS judged,
-    count(*) FILTER (outcome = 'accepted') AS accepted,
+    coalesce(sum(decisions) FILTER (outcome <> 'undrafted'), 0)::BIGINT AS proposed_or_drafted,
+    coalesce(sum(decisions) FILTER (outcome IN ('accepted', 'rejected')), 0)::BIGINT AS judged,
+    coalesce(sum(decisions) FILTER (outcome = 'accepted'), 0)::BIGINT AS accepted,
     accepted / nullif(judged, 0) AS acceptance_rate
-FROM decisions
+FROM counts_by_place
 GROUP BY run, drafter, index
 ORDER BY run, drafter, index;

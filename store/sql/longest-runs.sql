@@ -1,4 +1,4 @@
--- the 20 longest stretches of accepted tokens in each run, across blocks, with their text
+-- the 20 longest stretches of accepted tokens in each run, across blocks, with their ids and text
 WITH stretches AS (
     -- an emitted token that was not accepted ends a stretch; a bonus follows a full acceptance and is passed over
     SELECT
@@ -14,6 +14,7 @@ SELECT
     prompt_id,
     min(position) AS first_position,
     count(*) AS accepted_tokens,
+    list(token_id ORDER BY position) AS token_ids,
     string_agg(text, '' ORDER BY position) AS text
 FROM stretches
 WHERE origin = 'accepted'

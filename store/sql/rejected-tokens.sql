@@ -3,24 +3,44 @@ WITH counted AS (
     SELECT
         run,
         proposed_id,
-        any_value(proposed_bytes) AS proposed_bytes,
-        count(*) FILTER (outcome = 'rejected') AS rejected,
-        count(*) AS judged,
-        mode(emitted_bytes) FILTER (outcome = 'rejected') AS replacement_bytes
-    FROM decisions
-    WHERE outcome IN ('accepted', 'rejected')
+        coalesce(sum(decisions) FILTER (outcome = 'rejected'), 0)::BIGINT AS rejected,
+        sum(decisions)::BIGINT AS judged
+    FROM counts_by_token
     GROUP BY run, proposed_id
+),
+
+worst AS (
+    SELECT *
+    FROM counted
+    WHERE rejected > 0
+    QUALIFY row_number() OVER (PARTITION BY run ORDER BY rejected DESC, proposed_id) <= 25
+),
+
+-- looked up for these tokens alone: their bytes, and the most common of the tokens that came instead
+replacements AS (
+    SELECT
+        worst.run,
+        worst.proposed_id,
+        emitted_id,
+        min(proposed_bytes) AS proposed_bytes,
+        min(emitted_bytes) AS emitted_bytes,
+        sum(decisions) AS times
+    FROM counts_by_token
+    JOIN worst ON worst.run = counts_by_token.run AND worst.proposed_id IS NOT DISTINCT FROM counts_by_token.proposed_id
+    WHERE outcome = 'rejected'
+    GROUP BY worst.run, worst.proposed_id, emitted_id
+    QUALIFY row_number() OVER (PARTITION BY worst.run, worst.proposed_id ORDER BY times DESC, emitted_id) = 1
 )
 
 SELECT
-    run,
-    proposed_id,
+    worst.run,
+    worst.proposed_id,
     text_of(proposed_bytes) AS proposed,
     rejected,
     judged,
     rejected / judged AS rejection_rate,
-    text_of(replacement_bytes) AS most_common_replacement
-FROM counted
-WHERE rejected > 0
-QUALIFY row_number() OVER (PARTITION BY run ORDER BY rejected DESC, proposed_id) <= 25
-ORDER BY run, rejected DESC, proposed_id;
+    replacements.emitted_id AS most_common_replacement_id,
+    text_of(emitted_bytes) AS most_common_replacement
+FROM worst
+JOIN replacements ON replacements.run = worst.run AND replacements.proposed_id IS NOT DISTINCT FROM worst.proposed_id
+ORDER BY worst.run, rejected DESC, worst.proposed_id;

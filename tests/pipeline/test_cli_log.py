@@ -10,10 +10,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from pipeline.cli_log import CELL_CHARACTERS, TABLE_ROWS, check, sql
+from pipeline.cli_log import CELL_CHARACTERS, TABLE_ROWS, check, compact, sql
 from store.errors import QueryError, RunError
 from store.events import Origin, Outcome, TokenDecision, Translation
-from store.log import RunLog
+from store.log import Commit, RunLog
 from store.manifest import MANIFEST, part_path, read_manifest
 
 ACCEPTED = TokenDecision(
@@ -45,6 +45,7 @@ ACCEPTED = TokenDecision(
 app = typer.Typer()
 app.command()(sql)
 app.command()(check)
+app.command()(compact)
 
 
 def call(*arguments):
@@ -179,18 +180,56 @@ def test_check_fails_on_a_mismatch_and_shows_it(tmp_path):
     assert "0.7500" in answer.stdout
 
 
-def test_check_fails_on_a_file_that_was_changed(tmp_path):
-    run = write(tmp_path / "run", ACCEPTED)
-    (part,) = read_manifest(run).tables["decisions"]
-    path = part_path(run, part)
+def damage(run, table="decisions"):
+    """Flip one bit of the table's first part; its path."""
+    path = part_path(run, read_manifest(run).tables[table][0])
     content = bytearray(path.read_bytes())
-    key = content.index(b"omnidraft.table")
-    content[key] = ord("O")
+    content[len(content) // 2] ^= 1
     path.write_bytes(content)
+    return path
+
+
+def test_check_names_every_changed_file_and_looks_at_the_rest(tmp_path):
+    run = tmp_path / "run"
+    with RunLog(run) as log:
+        for position in range(3):
+            log.append(replace(ACCEPTED, position=position, index=position))
+            log.commit(Commit(dict), wait=True)
+    first = damage(run)
+    last = part_path(run, read_manifest(run).tables["decisions"][2])
+    last.unlink()
     answer = call("check", "--run", run)
     assert answer.exit_code == 1
-    assert str(path) in answer.stderr
-    assert "0 mismatches, 1 changed file" in answer.stdout
+    assert answer.stderr.splitlines() == [f"{path} is not as it was written" for path in (first, last)]
+    assert "derived 1 judged decisions again (of 1 in the log): 0 mismatches, 0 wrong counts, 2 changed files" in (
+        answer.stdout
+    )
+
+
+def test_sql_reads_what_is_left_when_asked_to(tmp_path):
+    run = write(tmp_path / "run", ACCEPTED)
+    path = damage(run)
+    answer = call("sql", "SELECT count(*) AS n FROM decisions", "--run", run, "--skip-damaged", "--format", "csv")
+    assert (answer.exit_code, answer.stdout) == (0, "n\n0\n")
+    assert answer.stderr == f"{path} is not as it was written; left out\n"
+
+
+def test_compact_says_what_it_did_and_what_it_would_do(tmp_path):
+    run = tmp_path / "runs" / "run"
+    with RunLog(run) as log:
+        for position in range(3):
+            log.append(replace(ACCEPTED, position=position, index=position))
+            log.commit(Commit(dict), wait=True)
+    answer = call("compact", "--runs", tmp_path / "runs", "--dry-run")
+    assert answer.stdout == f"{run}: 3 parts would become 1; 0 replaced files removed\n"
+    answer = call("compact", "--run", run)
+    assert answer.stdout.startswith(f"{run}: 3 parts became 1, ")
+    assert call("compact", "--run", run, "--grace", "0").stdout.endswith("3 replaced files removed\n")
+    damaged = damage(run)
+    write(tmp_path / "runs" / "other", ACCEPTED)
+    answer = call("compact", "--runs", tmp_path / "runs")
+    assert answer.exit_code == 0
+    assert answer.stderr == f"{damaged} is not as it was written; left as it is\n"
 
 
 def test_the_commands_load_the_heavy_libraries_late_or_never(runs):

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from pipeline.records import Recorder, Seconds, Tally, Versions
+from pipeline.records import Recorder, Seconds, Tally, Versions, without_text
 from stages.blocks import Decision, Draft, Proposal, ProposedToken, Row, Verdict
 from stages.draws import SeededDraws
 from stages.lookup import LookupDraft
-from store.events import BlockDone, Drafter, Origin, Outcome, TokenDecision, Translation
+from store.events import BlockDone, Drafter, Origin, Outcome, PromptRejected, TokenDecision, Translation
 
 WORDS = {10: b"to", 11: b"day", 12: b"\xe2\x82", 13: None}
 VERSIONS = Versions(drafter=4, head=5, cache=6)
@@ -189,3 +189,25 @@ def test_what_was_looked_up_is_counted_apart():
     assert event.blocks == 3
     assert (event.drafted, event.judged, event.accepted, event.first_judged, event.first_accepted) == (4, 2, 1, 1, 1)
     assert (event.lookup_blocks, event.lookup_drafted, event.lookup_judged, event.lookup_accepted) == (2, 8, 4, 2)
+
+
+def test_without_text_the_ids_stay_and_nothing_else_that_can_be_read():
+    recorder = Recorder("big", WORDS.__getitem__, lambda tokens: "+".join(map(str, tokens)), text=False)
+    verdict = rejected_verdict()
+    kept, full = list(recorder.decisions(verdict, VERSIONS)), decisions_of(verdict)
+    assert [(one.proposed_id, one.emitted_id, one.pieces) for one in kept] == [
+        (one.proposed_id, one.emitted_id, one.pieces) for one in full
+    ]
+    assert {(one.proposed_bytes, one.emitted_bytes) for one in kept} == {(None, None)}
+    assert any(one.proposed_bytes for one in full)
+    row = verdict.proposal.draft.row
+    done = recorder.completed(row, Tally(0.0), 1.0, VERSIONS)
+    assert (done.prompt_text, done.completion_text, done.emitted) == ("", "", row.emitted)
+
+
+@pytest.mark.parametrize("got", ["'my secret'", "'a, got b'"])
+def test_a_rejection_without_text_does_not_quote_the_row(got):
+    event = PromptRejected("docs", 3, f"the prompt in 'text' must be text, got {got}")
+    assert without_text(event) == PromptRejected("docs", 3, "the prompt in 'text' must be text")
+    plain = PromptRejected("docs", 4, "the prompt must not be empty")
+    assert without_text(plain) == plain

@@ -111,3 +111,14 @@ def test_blocks_and_prompts_are_separate(tmp_path):
         decision(offset=1, outcome=Outcome.ACCEPTED),
     ]
     assert problems(tmp_path, events) == []
+
+
+@pytest.mark.parametrize("at_once", [1, 7, 20, 1000])
+def test_a_log_that_is_checked_piece_by_piece_gives_the_same(tmp_path, at_once):
+    events = [*small_run_events(), rejected(offset=20, uniform=0.1), decision(offset=21, uniform=0.9, position=1)]
+    with LogReader([write_run(tmp_path, events)]) as log:
+        found = log.check(at_once)
+        assert found.mismatches.equals(log.recipe("check"))
+        assert log.select("FROM decisions").num_rows == 77, "the whole log can be asked again"
+    assert (found.decisions, found.judged) == (77, 47)
+    assert found.mismatches["offset"].to_pylist() == [20, 21]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from store.outbox import Body, Ledger, Outbox, Patience
+from store.outbox import AT_ONCE, Body, Ledger, OutageError, Outbox, Patience, undelivered
 
 QUICK = Patience(attempts=3, backoff=0.001, longest=0.002, linger=0.001)
 
@@ -27,7 +27,7 @@ class Receiver:
         if self._refuse(self.calls):
             raise ConnectionError(f"call {self.calls} refused")
         self.got.append((kind, [body["n"] for body in bodies]))
-        return {"seen": bodies[-1]["n"]}
+        return {"seen": bodies[-1]["n"], kind: bodies[-1]["n"]}
 
 
 def post_all(outbox: Outbox, *kinds: str) -> None:
@@ -80,7 +80,7 @@ def test_one_that_never_passes_does_not_hold_up_the_others_and_is_counted(tmp_pa
     outbox = Outbox(tmp_path / "q.jsonl", deliver, patience=QUICK)
     post_all(outbox, "a", "bad", "b")
     assert outbox.close(5) == 1
-    assert [message.kind for message in Ledger.read(tmp_path / "q.jsonl").messages.values()] == ["bad"]
+    assert [message.kind for message in undelivered(tmp_path / "q.jsonl")] == ["bad"]
     failures = [line for line in spool_lines(tmp_path / "q.jsonl") if line.get("outcome") == "failed"]
     assert failures[0]["ids"] == [1]
     assert "division by zero" in failures[0]["error"]
@@ -128,7 +128,7 @@ def test_results_of_earlier_deliveries_are_there_for_the_later_process(tmp_path:
     outbox = outbox_over(tmp_path / "q.jsonl", Receiver())
     post_all(outbox, "a", "b")
     outbox.close(5)
-    assert Ledger.read(tmp_path / "q.jsonl").results == [{"seen": 0}, {"seen": 1}]
+    assert Ledger.read(tmp_path / "q.jsonl").known == {"seen": 1, "a": 0, "b": 1}
 
 
 def test_a_line_torn_by_a_crash_costs_that_line_only(tmp_path: Path):
@@ -146,6 +146,155 @@ def test_posting_after_close_is_an_error(tmp_path: Path):
     assert outbox.close(5) == outbox.close(5) == 0
     with pytest.raises(ValueError, match="before close"):
         outbox.post("a", {"n": 0})
+
+
+def test_a_message_waits_until_it_is_released(tmp_path: Path):
+    receiver = Receiver()
+    outbox = outbox_over(tmp_path / "q.jsonl", receiver, keep=0)
+    post_all(outbox, "a", "b")
+    mark = outbox.mark()
+    post_all(outbox, "c", "d")
+    threading.Thread(target=outbox.release, args=(mark,)).start()
+    wait_until(lambda: len(receiver.got) == 2)
+    assert (outbox.close(5), receiver.got) == (2, [("a", [0]), ("b", [1])])
+
+
+def test_what_lies_behind_the_last_commit_is_discarded_and_may_be_posted_again(tmp_path: Path):
+    first = outbox_over(tmp_path / "q.jsonl", Receiver(), keep=0)
+    post_all(first, "a", "b")
+    mark = first.mark()
+    post_all(first, "lost", "lost")
+    first.close(5)  # as good as killed: nothing was released
+    receiver = Receiver()
+    second = outbox_over(tmp_path / "q.jsonl", receiver, keep=mark)
+    assert second.mark() == mark == 2
+    second.post("again", {"n": 7})
+    second.release(second.mark())
+    assert second.close(5) == 0
+    assert receiver.got == [("a", [0]), ("b", [1]), ("again", [7])]
+    assert [line["id"] for line in spool_lines(tmp_path / "q.jsonl") if "id" in line] == [0, 1, 2]
+
+
+def test_going_on_from_an_earlier_commit_keeps_what_deliveries_returned(tmp_path: Path):
+    first = outbox_over(tmp_path / "q.jsonl", Receiver(), keep=0)
+    post_all(first, "a", "b", "c")
+    first.release(first.mark())
+    assert first.close(5) == 0
+    receiver = Receiver()
+    second = outbox_over(tmp_path / "q.jsonl", receiver, keep=1)
+    assert Ledger.read(tmp_path / "q.jsonl").known["c"] == 2
+    second.post("d", {"n": 9})
+    second.release(second.mark())
+    assert (second.close(5), receiver.got) == (0, [("d", [9])])
+
+
+def test_marks_never_go_back_even_when_the_file_was_lost(tmp_path: Path):
+    outbox = outbox_over(tmp_path / "q.jsonl", Receiver(), keep=5)
+    outbox.post("a", {"n": 0})
+    assert (outbox.mark(), outbox.close(5)) == (6, 1)
+
+
+def test_an_outbox_without_commits_delivers_at_once_and_refuses_marks(tmp_path: Path):
+    receiver = Receiver()
+    outbox = outbox_over(tmp_path / "q.jsonl", receiver)
+    outbox.post("a", {"n": 0})
+    with pytest.raises(ValueError, match="keep="):
+        outbox.release(1)
+    assert (outbox.close(5), receiver.got) == (0, [("a", [0])])
+
+
+def test_the_time_between_two_attempts_doubles_up_to_a_bound(tmp_path: Path):
+    outbox = outbox_over(tmp_path / "q.jsonl", Receiver(), patience=Patience())
+    waits = list(itertools.islice(outbox._waits(), 2000))
+    assert waits[:7] == [1, 2, 4, 8, 16, 30, 30]
+    assert set(waits[7:]) == {30}
+    outbox.close(5)
+
+
+def test_during_an_outage_everything_waits_in_order_however_long_it_takes(tmp_path: Path):
+    receiver, calls = Receiver(), itertools.count(1)
+
+    def deliver(kind: str, bodies: list[Body]) -> Body:
+        if next(calls) <= 10 * QUICK.attempts:
+            raise OutageError("away")
+        return receiver(kind, bodies)
+
+    outbox = Outbox(tmp_path / "q.jsonl", deliver, patience=QUICK)
+    post_all(outbox, "a", "b", "c")
+    wait_until(lambda: len(receiver.got) == 3)
+    assert (outbox.close(5), receiver.got) == (0, [("a", [0]), ("b", [1]), ("c", [2])])
+    assert all(line["outcome"] == "delivered" for line in spool_lines(tmp_path / "q.jsonl") if "ids" in line)
+
+
+def test_an_outage_at_the_end_is_waited_for_a_few_times_only(tmp_path: Path):
+    calls = itertools.count(1)
+
+    def deliver(kind: str, bodies: list[Body]) -> Body:
+        next(calls)
+        raise OutageError("away")
+
+    outbox = Outbox(tmp_path / "q.jsonl", deliver, patience=QUICK)
+    post_all(outbox, *["a"] * 100)
+    assert outbox.close(30) == 100
+    assert next(calls) < 1000, "the receiver was called for every message"
+    assert outbox.trouble == "a: away"
+
+
+def test_one_bad_message_does_not_take_its_neighbours_along(tmp_path: Path):
+    receiver = Receiver()
+
+    def deliver(kind: str, bodies: list[Body]) -> Body:
+        if any(body["n"] == 3 for body in bodies):
+            raise ValueError("refused")
+        return receiver(kind, bodies)
+
+    outbox = outbox_over(tmp_path / "q.jsonl", deliver, merged=frozenset({"p"}), keep=0)
+    post_all(outbox, *["p"] * 6)
+    outbox.release(outbox.mark())
+    assert outbox.close(5) == 1
+    assert list(itertools.chain(*(numbers for _, numbers in receiver.got))) == [0, 1, 2, 4, 5]
+
+
+def test_memory_holds_a_bounded_number_of_messages(tmp_path: Path):
+    largest = 0
+
+    def deliver(kind: str, bodies: list[Body]) -> Body:
+        nonlocal largest
+        largest = max(largest, len(bodies))
+        return {}
+
+    outbox = outbox_over(tmp_path / "q.jsonl", deliver, merged=frozenset({"p"}), keep=0)
+    post_all(outbox, *["p"] * (3 * AT_ONCE))
+    outbox.release(outbox.mark())
+    assert outbox.close(20) == 0
+    assert largest == AT_ONCE
+
+
+def test_a_disk_that_takes_half_a_line_costs_that_line_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    receiver = Receiver()
+    outbox = outbox_over(tmp_path / "q.jsonl", receiver, keep=0)
+    outbox.post("a", {"n": 0})
+    whole = outbox._append
+    monkeypatch.setattr(outbox, "_append", FullDisk(whole))
+    with pytest.raises(OSError, match="No space"):
+        outbox.post("a", {"n": 1})
+    monkeypatch.setattr(outbox, "_append", whole)
+    outbox.post("a", {"n": 2})
+    outbox.release(outbox.mark())
+    assert (outbox.close(5), receiver.got) == (0, [("a", [0]), ("a", [2])])
+
+
+class FullDisk:
+    """Takes ten bytes, then no more."""
+
+    def __init__(self, file):
+        self._file, self._room = file, 10
+
+    def write(self, line: bytes) -> int:
+        if not self._room:
+            raise OSError(28, "No space left on device")
+        taken, self._room = self._file.write(line[: self._room]), 0
+        return taken
 
 
 def spool_lines(path: Path) -> list[Body]:

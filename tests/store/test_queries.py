@@ -1,11 +1,14 @@
 import random
+from dataclasses import replace
 from hashlib import sha256
+from itertools import pairwise
 
 import pytest
 from synthetic_runs import decision, drifted, prompt, recalled, rejected, small_run_events, updated, write_run
 
+from store import queries
 from store.errors import CorruptError, QueryError, RunError
-from store.events import Outcome
+from store.events import Outcome, PromptCompleted, TokenDecision
 from store.log import Commit, RunLog
 from store.manifest import MANIFEST, part_path, read_manifest
 from store.queries import VIEWS, LogReader, recipes, run_folders, statement
@@ -72,6 +75,17 @@ def test_runs_are_told_apart_by_their_folders(tmp_path):
     assert rows == [{"run": "b", "rows": 2}, {"run": "it's", "rows": 1}]
 
 
+def test_a_run_may_have_any_name_that_a_folder_may_have(tmp_path):
+    names = ["run", "run1", "run*", "run?", "run[1]", "[a-z]un", "{run,run1}", "a\\b", "new\nline", "ü"]
+    for number, name in enumerate(names):
+        write_run(tmp_path / name, [decision()] * (number + 1))
+    for number, name in enumerate(names):
+        with LogReader([tmp_path / name]) as log:
+            assert log.select("SELECT DISTINCT run, count(*) AS n FROM decisions GROUP BY run").to_pylist() == [
+                {"run": name, "n": number + 1}
+            ]
+
+
 def test_two_runs_of_one_name_are_refused(tmp_path):
     first, second = write_run(tmp_path / "1" / "run", []), write_run(tmp_path / "2" / "run", [])
     with pytest.raises(RunError, match="different"):
@@ -99,20 +113,39 @@ def test_a_part_that_is_missing_or_cut_is_called_corrupt(tmp_path):
     (part,) = read_manifest(run).tables["decisions"]
     content = part_path(run, part).read_bytes()
     part_path(run, part).write_bytes(content[:-1])
-    with pytest.raises(CorruptError, match=r"part-000001\.parquet"):
+    with pytest.raises(CorruptError, match=r"part-000001\.parquet must .* --skip-damaged"):
         LogReader([run])
     part_path(run, part).unlink()
     with pytest.raises(CorruptError, match=r"part-000001\.parquet"):
         LogReader([run])
 
 
+@pytest.mark.parametrize("harm", ["cut", "flipped", "missing"])
+def test_damaged_parts_are_left_out_and_named_when_asked_for(tmp_path, harm):
+    with RunLog(tmp_path) as writer:
+        for offset in range(3):
+            writer.append(decision(offset=offset))
+            writer.commit(Commit(dict), wait=True)
+    path = part_path(tmp_path, read_manifest(tmp_path).tables["decisions"][1])
+    content = path.read_bytes()
+    if harm == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(content[:-9] if harm == "cut" else bytes([*content[:50], content[50] ^ 128, *content[51:]]))
+    with LogReader([tmp_path], skip_damaged=True) as log:
+        assert log.damaged == [path]
+        assert log.select('SELECT "offset" FROM decisions')["offset"].to_pylist() == [0, 2]
+        found = log.check()
+    assert (found.decisions, found.mismatches.num_rows, found.miscounts.num_rows) == (2, 0, 0)
+
+
 def test_a_reader_is_a_snapshot_and_stays_valid_while_the_run_goes_on(tmp_path):
     with RunLog(tmp_path) as writer:
         writer.append(decision())
-        writer.commit(Commit({}), wait=True)
+        writer.commit(Commit(dict), wait=True)
         with LogReader([tmp_path]) as early:
             writer.append(decision(position=1, index=1))
-            writer.commit(Commit({}), wait=True)
+            writer.commit(Commit(dict), wait=True)
             assert early.select("FROM decisions").num_rows == 1
         with LogReader([tmp_path]) as late:
             assert late.select("FROM decisions").num_rows == 2
@@ -134,6 +167,45 @@ READING = [
     "SELECT list_transform([1, 2], lambda x: x + 1)",
     "SELECT * FROM prompts WHERE prompt_text = 'COPY_QUERY_NODE read_csv(1)'",
 ]
+
+
+@pytest.mark.parametrize("most", [0, 1, 7, 75, 76])
+def test_a_query_gives_at_most_as_many_rows_as_asked_for(small, most):
+    rows = small.select("FROM decisions ORDER BY seq", most=most)
+    assert rows.num_rows == min(most, 75)
+    assert rows.schema.names == small.select("FROM decisions").schema.names
+    assert rows["seq"].to_pylist() == list(range(min(most, 75)))
+
+
+def test_rows_beyond_the_most_are_not_computed(small):
+    assert small.select("SELECT md5(i::VARCHAR) AS text FROM range(1000000000000) t(i)", most=5).num_rows == 5
+
+
+ENDLESS = [
+    "SELECT sum(a.range * b.range) FROM range(100000000) a, range(100000000) b",
+    "SELECT a.range FROM range(100000000000) a",
+    "EXPLAIN ANALYZE SELECT count(*) FROM range(100000000) a, range(100000000) b",
+    "WITH RECURSIVE n(i) AS (VALUES (1) UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n",
+]
+
+
+@pytest.mark.parametrize("query", ENDLESS)
+def test_a_query_is_given_up_after_its_time_and_the_next_one_runs(small, query):
+    with pytest.raises(QueryError, match=r"within 0\.2 s"):
+        small.select(query, seconds=0.2)
+    assert small.select("FROM decisions", most=3, seconds=60).num_rows == 3
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["SELECT i FROM range(1000000000) t(i) ORDER BY md5(i::VARCHAR)", "SELECT list(i) FROM range(10000000000) t(i)"],
+)
+def test_a_query_that_needs_too_much_memory_is_refused(tmp_path, monkeypatch, query):
+    monkeypatch.setattr(queries, "MEMORY", "100MB")
+    with LogReader([]) as log:
+        with pytest.raises(QueryError, match="within 100MB of memory"):
+            log.select(query)
+        assert log.select("SELECT 1").num_rows == 1
 
 
 @pytest.mark.parametrize("query", READING)
@@ -162,6 +234,46 @@ FORBIDDEN = [
     "SELECT * FROM enable_profiling()",
     "SELECT * FROM sys.path",
     "SELECT * FROM FORBIDDEN",
+    "SELECT * FROM parquet_metadata('{part}')",
+    "SELECT * FROM parquet_kv_metadata('{part}')",
+    "SELECT * FROM read_ndjson_objects('/etc/passwd')",
+    "SELECT * FROM duckdb_secrets()",
+    "SELECT * FROM which_secret('s3://x', 's3')",
+    "SELECT * FROM duckdb_settings()",
+    "SELECT * FROM duckdb_logs()",
+    "SELECT * FROM arrow_scan(1, 2, 3)",
+    "SELECT * FROM python_scan_all_frames",
+    "SELECT * FROM pragma_storage_info('decisions')",
+    "SELECT * FROM pg_attach('x')",
+    "SELECT * FROM query_table('/etc/passwd')",
+    "SELECT * FROM 'https://localhost/x.parquet'",
+    "SELECT * FROM read_csv_auto(['/etc/passwd'])",
+    "SELECT * FROM read_duckdb('{folder}/x.db')",
+    "SELECT (SELECT content FROM read_text('/etc/passwd') LIMIT 1) AS t FROM prompts",
+    "SELECT * FROM (VALUES (1)) v(i) WHERE EXISTS (FROM glob('/etc/*'))",
+    "WITH t AS MATERIALIZED (FROM read_blob('/etc/passwd')) FROM t",
+    "SELECT * FROM decisions JOIN LATERAL (FROM read_text('/etc/passwd')) ON true",
+    "WITH x AS (INSERT INTO decisions DEFAULT VALUES RETURNING *) FROM x",
+    "WITH x AS (DELETE FROM decisions RETURNING *) FROM x",
+    "WITH x AS (UPDATE decisions SET seq = 1 RETURNING *) FROM x",
+    "CREATE OR REPLACE MACRO text_of(x) AS 'y'",
+    "CREATE SECRET s (TYPE s3)",
+    "CREATE TEMP TABLE t AS FROM decisions",
+    "ALTER VIEW decisions RENAME TO d",
+    "IMPORT DATABASE '{folder}'",
+    "DETACH memory",
+    "USE memory",
+    "SET VARIABLE x = 1",
+    "SET SESSION memory_limit = '100GB'",
+    "RESET memory_limit",
+    "PRAGMA memory_limit = '100GB'",
+    "CHECKPOINT",
+    "FORCE CHECKPOINT",
+    "VACUUM",
+    "ANALYZE",
+    "EXECUTE x",
+    "EXPLAIN SET threads = 1",
+    "SELECT pg_reload_conf()",
     "COPY (SELECT 1) TO '{part}'",
     "COPY decisions TO '{folder}/new.parquet'",
     "EXPLAIN ANALYZE COPY (SELECT 1) TO '{part}'",
@@ -221,6 +333,10 @@ def test_the_connection_itself_is_locked_too(small_run, small):
             small._connection.execute(query)
 
 
+def test_a_slow_query_draws_no_progress_bar_into_the_output(small):
+    assert small.select("SELECT current_setting('enable_progress_bar') AS bar").to_pylist() == [{"bar": False}]
+
+
 def test_the_reserved_column_name_gets_a_hint(small):
     with pytest.raises(QueryError, match="double quotes"):
         small.select("SELECT offset FROM tokens")
@@ -261,6 +377,25 @@ def test_acceptance_over_time_counts_windows_of_twenty_prompts_and_marks_drifts(
     assert second["drifts"] == "rise at 21 (ignored, 0.25 to 0.75)"
 
 
+def test_acceptance_over_time_of_a_long_stream_has_few_windows_that_hold_every_prompt_once(tmp_path):
+    events = [
+        prompt(offset=number, dataset="code" if number % 3 else "docs", judged=4, accepted=number % 5)
+        for number in range(18_000)
+    ]
+    events.append(drifted(offset=9000, dataset="docs"))
+    with LogReader([write_run(tmp_path, events)]) as log:
+        rows = log.recipe("acceptance-over-time").to_pylist()
+    for dataset, size in (("docs", 6000), ("code", 12_000)):
+        mine = [row for row in rows if row["dataset"] == dataset]
+        assert sum(row["prompts"] for row in mine) == size
+        assert 250 <= len(mine) <= 500
+        assert all(one["last_offset"] < two["first_offset"] for one, two in pairwise(mine))
+        mean = sum(row["acceptance_rate"] * row["prompts"] for row in mine) / size
+        assert mean == pytest.approx(0.5, abs=1e-9)
+    (marked,) = [row for row in rows if row["drifts"]]
+    assert marked["first_offset"] <= 9000 <= marked["last_offset"]
+
+
 def test_recipes_give_the_figures_of_the_small_run(small):
     lengths = {row["pieces"]: row for row in small.recipe("by-ngram-length").to_pylist()}
     assert (lengths[1]["judged"], lengths[1]["accepted"]) == (30, 15)
@@ -287,6 +422,25 @@ def test_longest_runs_go_on_across_blocks_until_a_residual(tmp_path):
         longest, short = log.recipe("longest-runs").to_pylist()
     assert (longest["first_position"], longest["accepted_tokens"], longest["text"]) == (0, 4, " the" * 4)
     assert (short["first_position"], short["accepted_tokens"]) == (5, 1)
+
+
+def test_recipes_run_on_ids_where_the_log_has_no_text(tmp_path, small):
+    events = [
+        replace(event, proposed_bytes=None, emitted_bytes=None)
+        if isinstance(event, TokenDecision)
+        else replace(event, prompt_text="", completion_text="")
+        if isinstance(event, PromptCompleted)
+        else event
+        for event in small_run_events()
+    ]
+    with LogReader([write_run(tmp_path, events)]) as log:
+        rows = {name: log.recipe(name) for name in recipes()}
+    assert {name: of.num_rows for name, of in rows.items()} == {name: small.recipe(name).num_rows for name in recipes()}
+    (worst,) = rows["rejected-tokens"].to_pylist()
+    assert (worst["proposed_id"], worst["proposed"], worst["rejected"]) == (70, None, 15)
+    assert (worst["most_common_replacement_id"], worst["most_common_replacement"]) == (71, None)
+    (longest, *_) = rows["longest-runs"].to_pylist()
+    assert (longest["token_ids"], longest["text"]) == ([70], None)
 
 
 def test_the_ledger_adds_up_step_by_step_and_skips_what_is_unknown(tmp_path):

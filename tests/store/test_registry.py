@@ -9,11 +9,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from registry_making import new_store
 from version_making import CREATED_AT, contents, publication
 
 from store.errors import CorruptError, ModelError, UsageError
-from store.mlflow_store import Sender, connect
-from store.outbox import Ledger, Patience
+from store.mlflow_client import connect
+from store.mlflow_store import Sender
+from store.mlflow_versions import Publication
+from store.outbox import Patience, undelivered
 from store.registry import MODEL, MlflowRegistry, default_uri, fetch_version, list_versions, show_version
 
 CLOSED = "http://127.0.0.1:9"  # nothing listens on the discard port
@@ -39,9 +42,9 @@ class Published:
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory) -> Published:
-    """Making the schema takes seconds, so the tests of this file share it and only add to it."""
+    """The tests of this file share it and only add to it."""
     root = tmp_path_factory.mktemp("runs")
-    registry = MlflowRegistry(default_uri(root), root / "run-a/registry-queue.jsonl", patience=QUICK)
+    registry = MlflowRegistry(new_store(root), root / "run-a/registry-queue.jsonl", patience=QUICK)
     registry.start_run("run-a", PARAMS, {"host": "here"}, SOURCES)
     registry.log_points([*POINTS, ("acceptance", float("nan"), 6, 1), ("acceptance", float("inf"), 7, 1)])
     folders = []
@@ -231,7 +234,7 @@ def test_a_version_changed_between_sealing_and_sending_is_not_registered(publish
 
 
 def test_a_publication_that_failed_half_way_is_sent_again_without_a_trace(published: Published, monkeypatch):
-    register, calls = Sender._register, []
+    register, calls = Publication._register, []
 
     def fail_once(self, *arguments):
         calls.append(arguments)
@@ -239,7 +242,7 @@ def test_a_publication_that_failed_half_way_is_sent_again_without_a_trace(publis
             raise ConnectionError("lost")
         return register(self, *arguments)
 
-    monkeypatch.setattr(Sender, "_register", fail_once)
+    monkeypatch.setattr(Publication, "_register", fail_once)
     spool = published.root / "run-d/registry-queue.jsonl"
     registry = MlflowRegistry(published.uri, spool, patience=replace(QUICK, attempts=3))
     registry.start_run("run-d", PARAMS, {}, SOURCES)
@@ -284,7 +287,7 @@ def test_a_server_that_is_down_neither_blocks_the_stream_nor_loses_a_publication
         slowest = max(slowest, time.monotonic() - started)
     assert slowest < 1.0, "a call waited for the server"
     assert registry.close(0.5) == 52
-    waiting = list(Ledger.read(spool).messages.values())
+    waiting = list(undelivered(spool))
     assert [message.kind for message in waiting] == ["start", *["points"] * 50, "publish"]
     assert waiting[-1].body["folder"] == str(folder)
     assert waiting[-1].body["event"]["digest"] == event.digest

@@ -1,53 +1,34 @@
-"""The same over HTTP: a real `mlflow server` on loopback, which keeps the artifacts itself."""
+"""The same over HTTP: real servers on loopback, which keep the artifacts themselves, and which fail for a while."""
 
-import os
-import signal
-import socket
-import subprocess
-import sys
 import time
-import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from registry_making import check, play
+from serving import Proxy, mlflow_server, postgres
 from version_making import contents, publication
 
-from store.outbox import Patience
+from store.outbox import Ledger, Patience
 from store.registry import MODEL, MlflowRegistry, fetch_version, list_versions, show_version
+
+SLOW = pytest.mark.slow
+QUICK = Patience(attempts=3, backoff=0.05, longest=0.2, linger=0.01)
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("server")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    store = ["--backend-store-uri", f"sqlite:///{folder}/mlflow.db", "--artifacts-destination", str(folder / "files")]
-    command = [sys.executable, "-m", "mlflow", "server", *store, "--host", "127.0.0.1", "--port", str(port)]
-    quiet = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [*command, "--workers", "1"], env=os.environ | quiet, stdout=log, stderr=log, start_new_session=True
-        )
-    uri = f"http://127.0.0.1:{port}"
-    try:
-        wait_until_up(f"{uri}/health", 120)
+    with mlflow_server(tmp_path_factory.mktemp("server")) as uri:
         yield uri
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
-def wait_until_up(url: str, seconds: float) -> None:
-    end = time.monotonic() + seconds
-    while True:
-        try:
-            with urllib.request.urlopen(url, timeout=5):
-                return
-        except OSError:
-            assert time.monotonic() < end, f"{url} did not answer"
-            time.sleep(0.2)
+@pytest.fixture
+def proxy(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_JITTER", "0")
+    proxy = Proxy(server)
+    yield proxy
+    proxy.close()
 
 
 def test_versions_travel_through_a_server_and_back_without_a_word(
@@ -68,3 +49,81 @@ def test_versions_travel_through_a_server_and_back_without_a_word(
     fetched = fetch_version(f"models:/{MODEL}@candidate", server, tmp_path / "fetched")
     assert contents(fetched) == contents(folders[1])
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    "mood", ["moody", "down", *(pytest.param(mood, marks=SLOW) for mood in ("broken", "slow", "mute"))]
+)
+def test_a_server_in_trouble_costs_time_and_nothing_else(server: str, proxy: Proxy, tmp_path: Path, mood: str):
+    registry = MlflowRegistry(proxy.uri, tmp_path / "q.jsonl", experiment=mood, model=mood, patience=QUICK, keep=0)
+    turns = play(registry, tmp_path)
+    next(turns)
+    registry.release(registry.mark())
+    wait_until(lambda: all_sent(tmp_path))
+    spoil(proxy, mood)
+    slowest = max(timed(lambda: next(turns)) for _ in range(4))  # curves, two versions and the pause
+    registry.release(registry.mark())
+    if mood in ("broken", "down", "mute"):
+        wait_until(lambda: registry.trouble is not None)
+        time.sleep(0.5)  # several attempts
+        assert not all_sent(tmp_path)
+    elif mood == "moody":
+        wait_until(lambda: proxy.requests > 60)
+    mend(proxy, mood)
+    wait_until(lambda: all_sent(tmp_path))
+    for _ in turns:
+        registry.release(registry.mark())
+    assert registry.close(60) == 0, registry.trouble
+    assert slowest < 1, "the stream waited for the server"
+    check(server, tmp_path, mood)
+
+
+@pytest.mark.slow
+def test_postgresql_keeps_the_same(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch):
+    """Well, and through a proxy that fails by turns."""
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0")
+    with postgres() as store, mlflow_server(tmp_path_factory.mktemp("server"), store) as server:
+        proxy = Proxy(server)
+        for mood in ("well", "moody", "broken"):
+            folder = tmp_path_factory.mktemp(mood)
+            registry = MlflowRegistry(proxy.uri, folder / "q.jsonl", experiment=mood, model=mood, patience=QUICK)
+            proxy.mood = mood
+            for _ in play(registry, folder):
+                pass
+            wait_until(lambda: proxy.requests > 20)
+            proxy.mood, proxy.requests = "well", 0
+            assert registry.close(120) == 0, registry.trouble
+            check(server, folder, mood)
+        proxy.close()
+
+
+def all_sent(folder: Path) -> bool:
+    ledger = Ledger.read(folder / "q.jsonl")
+    return len(ledger.delivered) == ledger.posted
+
+
+def spoil(proxy: Proxy, mood: str) -> None:
+    if mood == "down":
+        proxy.close()
+    else:
+        proxy.mood = mood
+
+
+def mend(proxy: Proxy, mood: str) -> None:
+    if mood == "down":
+        proxy.open_again()
+    else:
+        proxy.mood = "well"
+
+
+def timed(call: Callable[[], object]) -> float:
+    started = time.monotonic()
+    call()
+    return time.monotonic() - started
+
+
+def wait_until(true: Callable[[], bool], seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while not true() and time.monotonic() < end:
+        time.sleep(0.05)
+    assert true()

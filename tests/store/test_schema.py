@@ -1,8 +1,9 @@
+import struct
 from dataclasses import dataclass, fields
 
 import pyarrow as pa
 import pytest
-from synthetic_runs import bonus, decision, prompt
+from synthetic_runs import bonus, decision, prompt, unjudged
 
 from store import schema
 from store.errors import OmnidraftError
@@ -47,6 +48,35 @@ def test_rows_come_back_as_they_went_in_numbered_from_the_given_start():
     assert rows[0]["uniform"] == pytest.approx(0.1, abs=1e-8)
     assert rows[0]["uniform"] != 0.1
     assert rows[1]["proposed_bytes"] is None
+
+
+def float32(values):
+    return pa.array(values, pa.float32()).to_pylist()
+
+
+def test_what_decides_nothing_is_rounded_to_eight_bits_and_what_decides_is_not():
+    numbers = (0.1, 0.7, 1 / 3)
+    fields = {"drafter_levels": numbers, "target_levels": numbers, "uniform": 0.1, "entropy": 1.1, "head_estimate": 0.9}
+    judged, other = to_table("decisions", 0, [decision(**fields), unjudged(**fields | {"uniform": None})]).to_pylist()
+    for row in (judged, other):
+        assert row["entropy"] == pytest.approx(1.1, rel=2**-8)
+        assert row["head_estimate"] == pytest.approx(0.9, rel=2**-8)
+        assert all(lower_bits(row[name]) == 0 for name in ("entropy", "head_estimate"))
+    assert judged["drafter_levels"] == judged["target_levels"] == float32(numbers)
+    assert judged["uniform"] == float32([0.1])[0]
+    assert other["drafter_levels"] == other["target_levels"] == pytest.approx(numbers, rel=2**-8)
+    assert {lower_bits(value) for value in other["drafter_levels"]} == {0}
+    assert all(lower_bits(value) for value in judged["drafter_levels"])
+
+
+def lower_bits(value):
+    return int.from_bytes(struct.pack("<f", value)[:2], "little")
+
+
+def test_rounding_takes_the_nearest_and_keeps_nulls():
+    values = [1.0, 1.0 + 2**-8 + 2**-20, 1.0 + 2**-8 - 2**-20, 0.0, None]
+    rows = to_table("decisions", 0, [decision(entropy=value) for value in values])
+    assert rows["entropy"].to_pylist() == [1.0, 1.0 + 2**-7, 1.0, 0.0, None]
 
 
 def test_a_number_beyond_its_column_is_refused():

@@ -1,14 +1,17 @@
 """A version folder is what its manifest says, or is refused by the name of the file that is not."""
 
 import hashlib
+import inspect
 import json
+import os
+import sys
 from pathlib import Path
 
 import pytest
 from version_making import CREATED_AT, fields, fill
 
 from store.errors import CorruptError
-from store.version_folder import MANIFEST, PICKLE_SUFFIXES, open_version, seal
+from store.version_folder import CODE_SUFFIXES, MANIFEST, MANIFEST_BYTES, PICKLE_SUFFIXES, open_version, seal
 
 
 @pytest.fixture
@@ -172,6 +175,87 @@ def test_a_manifest_without_a_field_names_it(sealed: Path, key: str):
     (sealed / MANIFEST).write_text(json.dumps(manifest))
     with pytest.raises(CorruptError, match=key):
         open_version(sealed)
+
+
+@pytest.mark.parametrize("suffix", sorted({".PY", ".So"} | CODE_SUFFIXES))
+def test_what_may_hold_code_goes_neither_in_nor_out(sealed: Path, suffix: str):
+    (sealed / f"modeling{suffix}").write_bytes(b"import os")
+    for refuse in (open_version, lambda folder: seal(folder, fields())):
+        with pytest.raises(CorruptError, match=rf"modeling\{suffix} may hold code"):
+            refuse(sealed)
+
+
+def test_a_folder_that_is_a_link_is_refused(sealed: Path):
+    (sealed / "tokenizer").rename(sealed.parent / "tokenizer")
+    (sealed / "tokenizer").symlink_to(sealed.parent / "tokenizer")
+    with pytest.raises(CorruptError, match=r"tokenizer is a link"):
+        open_version(sealed)
+
+
+def test_a_pipe_is_refused_and_not_read(sealed: Path):
+    os.mkfifo(sealed / "endless.json")
+    with pytest.raises(CorruptError, match=r"endless.json is a link or a device"):
+        open_version(sealed)
+
+
+def test_a_huge_manifest_is_not_read(sealed: Path):
+    with (sealed / MANIFEST).open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(CorruptError, match=f"at most {MANIFEST_BYTES} bytes, got {1 << 40}"):
+        open_version(sealed)
+
+
+def test_a_deep_manifest_is_refused(sealed: Path):
+    (sealed / MANIFEST).write_text("[" * (MANIFEST_BYTES - 1))
+    with pytest.raises(CorruptError, match="must be JSON"):
+        open_version(sealed)
+
+
+def test_a_deep_folder_is_walked_to_its_end(sealed: Path):
+    """Not so deep that nobody could remove it, but with little room for those who go down by recursion."""
+    inner = sealed.joinpath(*["d"] * 150)
+    inner.mkdir(parents=True)
+    (inner / "deep.json").write_text("{}")
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(len(inspect.stack()) + 100)
+    try:
+        with pytest.raises(CorruptError, match=r"d/deep.json is not listed"):
+            open_version(sealed)
+    finally:
+        sys.setrecursionlimit(limit)
+
+
+@pytest.mark.parametrize("key", ["files", "digest", "config.json"])
+def test_a_name_that_a_manifest_has_twice_is_refused(sealed: Path, key: str):
+    text = (sealed / MANIFEST).read_text()
+    (sealed / MANIFEST).write_text(text.replace(f'"{key}":', f'"{key}": "{"0" * 64}", "{key}":'))
+    with pytest.raises(CorruptError, match=f"'{key}' is there twice"):
+        open_version(sealed)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("version", "1"), ("parent", "x"), ("run", 3), ("counters", []), ("created_at", None)]
+)
+def test_a_field_of_the_wrong_kind_is_named(sealed: Path, key: str, value: object):
+    edit_manifest(sealed, **{key: value})
+    with pytest.raises(CorruptError, match=f"'{key}', of the wrong kind"):
+        open_version(sealed)
+
+
+def test_a_name_cannot_pretend_to_be_two_lines_of_the_digest(tmp_path: Path):
+    """`hash name` lines are what the digest covers, so that a line end in a name could stand for another file."""
+    one, two = (hashlib.sha256(content).hexdigest() for content in (b"one", b"two"))
+    (tmp_path / f"a.json\n{two} b.json").write_bytes(b"one")
+    with pytest.raises(CorruptError, match="not in plain form"):
+        seal(tmp_path, fields())
+    assert one != two
+
+
+def test_a_name_that_is_no_text_is_refused_in_words_that_can_be_printed(sealed: Path):
+    (sealed / os.fsdecode(b"\xff.json")).write_bytes(b"{}")
+    with pytest.raises(CorruptError, match="not in plain form") as refused:
+        open_version(sealed)
+    str(refused.value).encode()
 
 
 def test_nothing_is_no_version(tmp_path: Path):
