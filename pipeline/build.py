@@ -30,6 +30,7 @@ from stages.head import load_head, save_head
 from stages.language_model import read_learning
 from store.ngram_file import write_ngrams
 from store.registry import Registry
+from store.version_folder import open_version
 
 
 def _now() -> str:
@@ -102,10 +103,16 @@ def _answer(
         return Restart(distill.restart)
     shelf = Shelf(
         lambda: publisher.folders,
-        lambda folder: read_learning(folder, models.drafter),
+        lambda folder: read_learning(_checked(folder), models.drafter),
         lambda folder: load_head(stages.head, folder / HEAD_FILE),
     )
     return Recall(distill, shelf, config.drift.recall_margin, config.drift.recall_versions)
+
+
+def _checked(folder: Path) -> Path:
+    """The folder of a version that is as it was sealed. Raises CorruptError."""
+    open_version(folder)
+    return folder
 
 
 def _publisher(

@@ -16,6 +16,7 @@ from stages.pair import Pair, SpecialRule, pair
 from stages.vocabulary import Vocabulary
 from store.errors import ConfigError, ModelError
 from store.registry import fetch_version, list_versions
+from store.version_folder import MANIFEST, open_version
 from store.versions import Reference
 
 # Matrices of smaller targets do not divide: one thread is as fast in quiet, several times faster beside other work,
@@ -45,6 +46,8 @@ def locate(name: str, uri: str, fetched: Path) -> str:
         folder = fetched / re.sub(r"[^\w.-]+", "_", name.removeprefix("models:/"))
         shutil.rmtree(folder, ignore_errors=True)  # an alias may have moved
         return str(fetch_version(name, uri, folder))
+    if (Path(name) / MANIFEST).is_file():  # a version's folder: nothing of it is loaded that was changed
+        open_version(Path(name))
     return name
 
 

@@ -12,7 +12,7 @@ import typer
 
 from pipeline.cli_options import option, parsed
 from pipeline.config import Config, load
-from store.errors import ConfigError
+from store.errors import ConfigError, RunError
 
 # The command's options and the settings that they override.
 _OPTIONS = {
@@ -131,7 +131,8 @@ def _begin(config: Config) -> None:
 
 def _resume(run_folder: Path, overrides: Mapping[str, object]) -> None:
     """Go on with the settings of the run; only where MLflow is may have changed."""
-    from pipeline.run_folder import CONFIG, require_unfinished
+    from pipeline.leftovers import send_leftovers
+    from pipeline.run_folder import CONFIG, is_unfinished
 
     given = {key: value for key, value in overrides.items() if value not in (None, [])}
     foreign = ", ".join(given.keys() - {"publish.mlflow_uri"})
@@ -139,8 +140,13 @@ def _resume(run_folder: Path, overrides: Mapping[str, object]) -> None:
         raise ConfigError(
             f"a run goes on with the settings that it began with, so --resume takes no other: got {foreign}"
         )
-    require_unfinished(run_folder)
-    _run(load(run_folder / CONFIG).with_overrides(given), run_folder, resume=True)
+    if not (run_folder / CONFIG).is_file():
+        raise RunError(f"{run_folder} must hold a run to go on with, but has no {CONFIG}; begin one with --run")
+    config = load(run_folder / CONFIG).with_overrides(given)
+    if is_unfinished(run_folder):
+        _run(config, run_folder, resume=True)
+    else:
+        print(send_leftovers(config, run_folder))
 
 
 def _run(config: Config, run_folder: Path, *, resume: bool) -> None:
@@ -165,9 +171,8 @@ def _run(config: Config, run_folder: Path, *, resume: bool) -> None:
 
 
 def _commits_line(summary: Mapping[str, Any]) -> str:
-    costs, wall = summary["commits"], summary["totals"]["wall_seconds"]
-    share = f" ({costs['seconds'] / wall:.1%} of the time)" if wall else ""
+    costs = summary["commits"]
     return (
-        f"commits: {costs['commits']}, for which the stream stood still for {costs['seconds']:.2f} s{share}; beside it "
-        f"{costs['seconds_beside']:.2f} s"
+        f"commits: {costs['commits']}, for which the stream stood still for {costs['seconds']:.2f} s "
+        f"({costs['seconds'] / costs['of']:.1%} of the time); beside it {costs['seconds_beside']:.2f} s"
     )

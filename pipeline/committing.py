@@ -16,11 +16,18 @@ PATIENCE = 2.0  # a commit that is due waits for an update under way until this 
 
 @dataclass(frozen=True)
 class CommitCosts:
-    """What committing took. `seconds`: of the run's own thread; `seconds_beside`: of the log's writer thread."""
+    """What committing took.
+
+    Attributes:
+        seconds: of the run's own thread.
+        seconds_beside: of the log's writer thread.
+        of: seconds since the run began or went on.
+    """
 
     commits: int
     seconds: float
     seconds_beside: float
+    of: float
 
 
 class Committer:
@@ -52,6 +59,7 @@ class Committer:
     ) -> None:
         self._settings, self._loop, self._tape, self._log = settings, loop, tape, log
         self._registry, self._constants, self._clock = registry, constants, clock
+        self._began = clock()
         self._last: float | None = None
         self._last_cost = 0.0
         self._prompts = self._commits = 0
@@ -60,7 +68,7 @@ class Committer:
     @property
     def costs(self) -> CommitCosts:
         """Of all commits so far."""
-        return CommitCosts(self._commits, self._seconds, self._log.all_commit_seconds)
+        return CommitCosts(self._commits, self._seconds, self._log.all_commit_seconds, self._clock() - self._began)
 
     def completed(self) -> None:
         """One more prompt."""

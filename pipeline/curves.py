@@ -51,7 +51,7 @@ class Curves:
                 self._put(event.offset, found)
             case Drifted():
                 self._put(event.offset, {"drift/rate_before": event.rate_before, "drift/rate_after": event.rate_after})
-            case VersionPublished():
+            case VersionPublished() if event.reason != "floor":  # MLflow compares by the metric that came first
                 self._put(event.offset, {"version/number": event.version, "version/cache_entries": event.cache_entries})
 
     def _rates_of_its_target(self, prompt: PromptCompleted) -> dict[str, float]:

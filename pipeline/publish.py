@@ -130,6 +130,7 @@ class FolderPublisher:
         self._published: Versions | None = None
         self._prompts = self._judged = self._accepted = 0
         self._offset = 0
+        self._drift: int | None = None  # offset of one that no version has answered yet
 
     def floor(self) -> Iterator[VersionPublished]:
         """The drafter as it was loaded: version 0, what learning is compared with."""
@@ -139,6 +140,7 @@ class FolderPublisher:
         """What was in service when the drift was noticed, unless it is a version already."""
         if self._state()[0] != self._published:
             yield self._publish("drift")
+        self._drift = drifted.offset
 
     def after(self, prompt: PromptCompleted) -> Iterator[VersionPublished]:
         """Every `interval` prompts."""
@@ -166,6 +168,7 @@ class FolderPublisher:
             "folders": [[number, folder.name] for number, folder in self._folders],
             "published": self._published and asdict(self._published),
             "counts": [self._prompts, self._judged, self._accepted, self._offset],
+            "drift": self._drift,
         }
 
     def restore(self, saved: Json) -> None:
@@ -174,6 +177,7 @@ class FolderPublisher:
         self._folders = [(number, self._run_folder / VERSIONS / name) for number, name in saved["folders"]]
         self._published = Versions(**saved["published"]) if saved["published"] else None
         self._prompts, self._judged, self._accepted, self._offset = saved["counts"]
+        self._drift = saved["drift"]
 
     def _publish(self, reason: str) -> VersionPublished:
         versions, entries = self._state()
@@ -197,7 +201,8 @@ class FolderPublisher:
             folder=str(folder.relative_to(self._run_folder)),
             digest=digest,
         )
-        self._registry.publish(folder, event, self._metrics())
+        self._registry.publish(folder, event, self._metrics(), drift=self._drift)
+        self._drift = None
         self._folders.append((number, folder))
         self._published = versions
         self._prompts = self._judged = self._accepted = 0

@@ -17,11 +17,12 @@ from pipeline.loop import Loop
 from pipeline.pictures import of_run
 from pipeline.progress import Display
 from pipeline.records import without_text
-from pipeline.run_folder import CONFIG, require_new, require_unfinished
+from pipeline.run_folder import CONFIG, SPOOL, is_unfinished, require_new
 from pipeline.source import Source, open_sources, stream
 from pipeline.stop import stop_on_signals
 from pipeline.tape import Tape
 from stages.measured import note_in
+from stages.probe import fingerprint
 from stages.snapshot import SnapshotReader
 from store.checkpoint import read_checkpoint
 from store.committed import completed_prompts
@@ -45,7 +46,7 @@ class Replay:
         run_folder: where everything goes; new or empty, or that of an unfinished run.
         uri: of the MLflow store, for `models:/` names and for publishing; None is the local one beside the run.
         notice: is told what the user should know before the stream begins.
-        resume: go on with the run in the folder from its last commit.
+        resume: go on with the unfinished run in the folder from its last commit.
 
     Raises:
         UsageError: for anything that cannot work.
@@ -55,14 +56,15 @@ class Replay:
     def __init__(
         self, config: Config, run_folder: Path, uri: str | None, notice: Callable[[str], None], *, resume: bool = False
     ) -> None:
-        (require_unfinished if resume else require_new)(run_folder)
         self._lock = RunLock(run_folder)
-        if resume:
-            self._lock.take()  # before anything of it is read
+        if is_unfinished(run_folder):
+            self._lock.take()  # before anything of it is read; who writes it is named
+        if not resume:
+            require_new(run_folder)
         self.run_folder, self._notice, self._resume = run_folder, notice, resume
         self._uri = uri or default_uri(run_folder.parent)
         self.config = config if resume else config.model_copy(update={"drafter": pinned(config.drafter, self._uri)})
-        self._spool = run_folder / "registry-queue.jsonl"
+        self._spool = run_folder / SPOOL
         self._kept = self._read_checkpoint() if resume else None
         self._measured: dict[str, Any] = self._kept.state["constants"]["measured"] if self._kept else {}
         note_in(self._measured)
@@ -70,6 +72,9 @@ class Replay:
             config.sources, config.source, seed=config.seed, targets=Dealing.of(config).targets
         )
         self._models = load_models(self.config, self._uri, run_folder.parent / ".fetched")
+        self._fingerprints = [  # now: the drafter is going to learn
+            [one.name, fingerprint(one.target), fingerprint(one.drafter), one.pair.digest] for one in self._models
+        ]
 
     def _read_checkpoint(self) -> SnapshotReader | None:
         """The last commit's snapshot; None for a run that was killed before its first."""
@@ -99,6 +104,10 @@ class Replay:
             with self._lock:
                 return self._run(display)
         except OSError as error:
+            if error.filename is not None and not Path(error.filename).resolve().is_relative_to(
+                self.run_folder.resolve()
+            ):
+                raise
             raise OmnidraftError(
                 f"the run's folder {self.run_folder} must be writable to the end, but: {error.strerror or error}. The "
                 f"last commit stands: make room and go on with `omnidraft replay --resume {self.run_folder}`"
@@ -113,6 +122,7 @@ class Replay:
             tape = Tape(stream(self.sources))
             if self._kept:
                 self._go_on(self._kept, loop, tape, curves, display)
+            tape.through(stop.until)  # below the tape: what a signal interrupts was not taken
             committer = Committer(self.config.commit, loop, tape, log, registry, self._constants)
 
             def pause() -> bool:
@@ -123,7 +133,7 @@ class Replay:
 
             broken: SourceError | None = None
             try:
-                for event in loop.run(stop.until(tape), pause):
+                for event in loop.run(tape, pause):
                     self._take(event, log, curves, display, committer)
             except SourceError as error:
                 broken = error
@@ -144,11 +154,15 @@ class Replay:
 
     def _go_on(self, kept: SnapshotReader, loop: Loop, tape: Tape, curves: Curves, display: Display) -> None:
         """Everything as it was at the last commit."""
-        then, now = kept.state["constants"]["models"], self._fingerprint()
-        if then != now:
+        changed = [
+            name
+            for (name, *now), (_, *then) in zip(self._fingerprints, kept.state["constants"]["models"], strict=True)
+            if now != then
+        ]
+        if changed:
             raise RunError(
-                f"the run in {self.run_folder} must go on with the models that it began with, but they were {then} and "
-                f"are {now}; begin a new run"
+                f"the run in {self.run_folder} must go on with the models that it began with, but of {changed[0]} or "
+                "the drafter beside it the weights or the vocabulary are others now; put them back or begin a new run"
             )
         loop.restore(kept.state["loop"], kept)
         for prompt in completed_prompts(self.run_folder):
@@ -159,19 +173,11 @@ class Replay:
         self._kept = None  # what it held is elsewhere now
 
     def _constants(self) -> dict[str, Any]:
-        return {"models": self._fingerprint(), "measured": dict(self._measured)}
-
-    def _fingerprint(self) -> list[list[Any]]:
-        """Tells other models behind the same names, as far as their shapes and vocabularies differ."""
-        return [
-            [one.name, one.target.parameters, one.drafter.parameters, one.pair.digest, str(one.target.model.dtype)]
-            for one in self._models
-        ]
+        return {"models": self._fingerprints, "measured": dict(self._measured)}
 
     def _make_folder(self) -> None:
-        if self._resume:
-            return
-        require_new(self.run_folder)  # still: another process may have been quicker
+        if not self._resume:
+            require_new(self.run_folder)  # still: another process may have been quicker
         write_whole(self.run_folder / CONFIG, self.config.to_json().encode())
 
     def _take(self, event: Event, log: RunLog, curves: Curves, display: Display, committer: Committer) -> None:
@@ -206,7 +212,10 @@ class Replay:
     def _close(self, registry: Registry, display: Display) -> None:
         unsent = registry.close(UNSENT_TIMEOUT)
         if unsent:
-            display.note(f"MLflow did not take {unsent} messages; they wait in {self._spool}")
+            display.note(
+                f"MLflow did not take {unsent} messages; they wait in {self._spool}, and "
+                f"`omnidraft replay --resume {self.run_folder}` sends them"
+            )
 
 
 def _params(config: Config) -> dict[str, object]:

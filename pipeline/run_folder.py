@@ -8,6 +8,7 @@ from store.lock import LOCK, OWNER
 from store.manifest import MANIFEST, read_manifest
 
 CONFIG = "config.json"
+SPOOL = "registry-queue.jsonl"
 
 
 def new_run_folder(runs: Path, now: time.struct_time) -> Path:
@@ -34,22 +35,17 @@ def require_new(run_folder: Path) -> None:
             f"{run_folder} holds a run that is not finished; go on with it by `omnidraft replay --resume {run_folder}` "
             "or name another folder with --run"
         )
-    if run_folder.exists() and {path.name for path in run_folder.iterdir()} - {LOCK, OWNER}:
+    if run_folder.exists() and any(_is_of_somebody(path.name) for path in run_folder.iterdir()):
         raise RunError(f"a run needs a new or empty folder, but {run_folder} holds files; name another with --run")
+
+
+def _is_of_somebody(name: str) -> bool:
+    """Whether a file is more than what a process that was killed at its very beginning leaves."""
+    return name not in (LOCK, OWNER) and not (name.startswith(".") and name.endswith(".tmp"))
 
 
 def is_unfinished(run_folder: Path) -> bool:
     """Whether the folder holds a run that can be gone on with. Raises as `read_manifest` of one that is there."""
-    return (run_folder / MANIFEST).is_file() and not read_manifest(run_folder).finished
-
-
-def require_unfinished(run_folder: Path) -> None:
-    """Refuse a folder without a run, or with one that is at its end.
-
-    Raises:
-        RunError: if so.
-    """
     if not (run_folder / CONFIG).is_file():
-        raise RunError(f"{run_folder} must hold a run to go on with, but has no {CONFIG}; begin one with --run")
-    if (run_folder / MANIFEST).is_file() and read_manifest(run_folder).finished:
-        raise RunError(f"the run in {run_folder} is finished: there is nothing to go on with; begin another")
+        return False
+    return not (run_folder / MANIFEST).is_file() or not read_manifest(run_folder).finished

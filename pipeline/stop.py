@@ -33,7 +33,7 @@ class Stop:
         while True:
             try:
                 self.waiting = True
-                event = next(events, None)
+                event = None if self.asked else next(events, None)
                 self.waiting = False
             except KeyboardInterrupt:
                 self.waiting = False

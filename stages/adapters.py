@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -94,9 +95,12 @@ def read_adapter(model: Any, name: str, folder: Path) -> list[Tensor]:
     """The weights of a saved adapter, in the order of the model's own.
 
     Raises:
-        ModelError: if it was made for another drafter or another rank.
+        ModelError: if it cannot be read, or was made for another drafter or another rank.
     """
-    saved = load_file(folder / _WEIGHTS)
+    try:
+        saved = load_file(folder / _WEIGHTS)
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"{folder / _WEIGHTS} must hold the weights of an adapter, but: {error}") from error
     own = {_key(weight, name): tensor for weight, tensor in model.named_parameters() if is_of(weight, name)}
     shapes = {key: tensor.shape for key, tensor in saved.items()}
     if shapes != {key: tensor.shape for key, tensor in own.items()}:

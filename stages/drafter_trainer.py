@@ -134,7 +134,6 @@ class DrafterTrainer:
 
     def _train(self, lessons: Sequence[Lesson]) -> tuple[float, int, int]:
         """Gradient steps on all lessons. Returns the first step's loss, its positions and the pieces that it read."""
-        self._candidate.model.train()
         for group in self._optimizer.param_groups:
             group["lr"] = self._training.rate * self._trust
         batches = list(self._reader.batches(lessons))
@@ -148,7 +147,6 @@ class DrafterTrainer:
             if not (math.isfinite(losses[-1]) and torch.isfinite(norm)):
                 return math.nan, positions, pieces
             self._optimizer.step()
-        self._candidate.model.eval()
         return losses[0], positions, pieces
 
     def _backward(self, batch: Batch, positions: int) -> float:
@@ -187,7 +185,6 @@ class DrafterTrainer:
         """The candidate and its optimiser as they were."""
         _copy(self._present, self._candidate.learning)
         self._optimizer.load_state_dict(moments)
-        self._candidate.model.eval()
 
     @torch.no_grad()
     def expected(self, weights: Weights | None, lessons: Sequence[Lesson]) -> float | None:
@@ -224,7 +221,6 @@ class DrafterTrainer:
             "version": self.version,
             "trust": self._trust,
             "present": [keep.tensor(weight) for weight in self._present],
-            "candidate": [keep.tensor(weight) for weight in self._candidate.learning],
             "moments": save_moments(self._optimizer.state_dict(), keep),
             "served_scores": _saved_scores(self._served_scores, keep),
             "floor_scores": _saved_scores(self._floor_scores, keep),
@@ -239,7 +235,6 @@ class DrafterTrainer:
         _copy(present, self._candidate.learning)
         self.served.serve(present)
         self._remember()
-        _copy([kept.tensor(number) for number in saved["candidate"]], self._candidate.learning)
         self._optimizer.load_state_dict(restored_moments(saved["moments"], self._optimizer, kept))
         self.version, self._trust = saved["version"], saved["trust"]
         self._served_scores = _restored_scores(saved["served_scores"], kept)
@@ -253,11 +248,16 @@ class DrafterTrainer:
             "step": asdict(attempt.step),
             "scores": _saved_scores(attempt.scores, keep),
             "moments": save_moments(attempt.moments, keep),
+            # The gate let it pass: the candidate is ahead of the weights in service.
+            "candidate": [keep.tensor(weight) for weight in self._candidate.learning] if attempt.step.served else None,
         }
 
     def restored_attempt(self, saved: Json, kept: SnapshotReader) -> Attempt:
         """What `save_attempt` saved, for `settle` or `drop`."""
         moments = restored_moments(saved["moments"], self._optimizer, kept)
+        if saved["candidate"] is not None:
+            with torch.no_grad():
+                _copy([kept.tensor(number) for number in saved["candidate"]], self._candidate.learning)
         return Attempt(Step(**saved["step"]), _restored_scores(saved["scores"], kept), moments)
 
 

@@ -32,11 +32,11 @@ class Forward(Protocol):
         """Tokens that there is room for in a row."""
         ...
 
-    def kept(self, place: int, length: int) -> Tensor | None:
-        """Keys and values of a row's first tokens, all layers in one tensor; None if nothing was ever read."""
+    def kept(self, place: int, length: int) -> list[Tensor]:
+        """Keys and values of a row's first tokens; nothing if nothing was ever read. Views: copy what shall last."""
         ...
 
-    def put(self, place: int, kept: Tensor) -> None:
+    def put(self, place: int, kept: Sequence[Tensor]) -> None:
         """Take back what `kept` gave, into a row that room was made for."""
         ...
 
@@ -93,11 +93,11 @@ class ModuleForward:
         """See `Forward`."""
         return self._cache.trash
 
-    def kept(self, place: int, length: int) -> Tensor | None:
+    def kept(self, place: int, length: int) -> list[Tensor]:
         """See `Forward`."""
         return self._cache.kept(place, length)
 
-    def put(self, place: int, kept: Tensor) -> None:
+    def put(self, place: int, kept: Sequence[Tensor]) -> None:
         """See `Forward`."""
         self._cache.put(place, kept)
 

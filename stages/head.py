@@ -10,9 +10,11 @@ Shapes: B rows, W width of the drafter, F features.
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from stages.saving import writing
 from store.errors import ModelError
 
 EXTRA_FEATURES = 3
@@ -55,7 +57,8 @@ def piece_features(hidden_BW: Tensor, probability_B: Tensor, entropy_B: Tensor, 
 
 def save_head(head: AcceptanceHead, path: Path) -> None:
     """Write the weights as safetensors."""
-    save_file({name: weight.contiguous() for name, weight in head.state_dict().items()}, path)
+    with writing(path.parent):
+        save_file({name: weight.contiguous() for name, weight in head.state_dict().items()}, path)
 
 
 def load_head(head: AcceptanceHead, path: Path) -> None:
@@ -66,5 +69,5 @@ def load_head(head: AcceptanceHead, path: Path) -> None:
     """
     try:
         head.load_state_dict(load_file(path))
-    except RuntimeError as error:
+    except (RuntimeError, SafetensorError) as error:
         raise ModelError(f"{path} must be the head of a drafter of this width; it does not fit: {error}") from error

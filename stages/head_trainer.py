@@ -3,6 +3,7 @@
 import math
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 
 import torch
@@ -40,7 +41,8 @@ class HeadTrainer:
 
     def observe(self, labels: Sequence[Label]) -> None:
         """Keep labels of a finished prompt."""
-        self._labels.extend(labels)
+        device = next(self.served.parameters()).device  # those of a row that was restored come from the CPU
+        self._labels.extend(replace(label, features_F=label.features_F.to(device)) for label in labels)
 
     def update(self) -> float | None:
         """One step. Returns the loss in nats, or None when there is too little to learn from or it is not finite."""
@@ -85,5 +87,4 @@ class HeadTrainer:
         self._random.setstate(random_state(saved["random"]))
         self._labels.clear()
         if saved["features"] is not None:
-            features_LF = kept.tensor(saved["features"]).to(next(self.served.parameters()).device)
-            self._labels.extend(map(Label, features_LF, saved["acceptances"]))
+            self.observe(list(map(Label, kept.tensor(saved["features"]), saved["acceptances"])))

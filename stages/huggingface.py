@@ -5,12 +5,14 @@ Shapes: B rows, Q new tokens of the longest row, K keys, H key-value heads, E of
 
 import os
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from store.errors import ModelError
@@ -83,19 +85,17 @@ class RowCache(Cache):
         """Memory of all keys and values."""
         return sum(layer.numel() * layer.element_size() for layer in (*self._keys, *self._values))
 
-    def kept(self, place: int, length: int) -> Tensor | None:
-        """Keys and values of a row's first tokens, by layer, keys before values; None if nothing was ever read."""
-        both = (*self._keys, *self._values)
-        return torch.stack([layer[place, :, :length] for layer in both]) if both else None
+    def kept(self, place: int, length: int) -> list[Tensor]:
+        """Keys and values of a row's first tokens, by layer, keys before values; nothing if nothing was ever read."""
+        return [layer[place, :, :length] for layer in (*self._keys, *self._values)]
 
-    def put(self, place: int, kept: Tensor) -> None:
-        """Take back what `kept` gave; for models whose layers are all of one shape."""
-        layers = len(kept) // 2
-        while len(self._keys) < layers:
-            self._keys.append(self._allocate(kept))
-            self._values.append(self._allocate(kept))
-        for layer, tokens in zip((*self._keys, *self._values), kept, strict=True):
-            layer[place, :, : tokens.shape[1]] = tokens
+    def put(self, place: int, kept: Sequence[Tensor]) -> None:
+        """Take back what `kept` gave."""
+        half = len(kept) // 2
+        for layers, tensors in ((self._keys, kept[:half]), (self._values, kept[half:])):
+            layers.extend(self._allocate(tokens[None]) for tokens in tensors[len(layers) :])
+            for layer, tokens in zip(layers, tensors, strict=True):
+                layer[place, :, : tokens.shape[1]] = tokens
 
     @property
     def trash(self) -> int:
@@ -153,9 +153,11 @@ def load_causal_model(source: str, dtype: str, device: str) -> Any:
     """
     _require_reachable(source)
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=DTYPES[dtype], attn_implementation="sdpa")
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            source, dtype=DTYPES[dtype], attn_implementation="sdpa", trust_remote_code=False
+        )
         return model.to(device)
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ModelError(_not_loaded("model", source, error)) from error
 
 
@@ -167,7 +169,7 @@ def load_tokenizer(source: str) -> Any:
     """
     _require_reachable(source)
     try:
-        return AutoTokenizer.from_pretrained(source, use_fast=True)
+        return AutoTokenizer.from_pretrained(source, use_fast=True, trust_remote_code=False)
     except Exception as error:  # tokenizers raises bare exceptions for broken files
         raise ModelError(_not_loaded("tokenizer", source, error)) from error
 

@@ -19,6 +19,7 @@ from stages.forward import Forward, ModuleForward
 from stages.huggingface import load_causal_model
 from stages.lean import LeanForward
 from stages.lean_weights import LeanWeights, is_lean
+from stages.saving import writing
 from stages.snapshot import Json, SnapshotReader, SnapshotWriter
 from store.errors import ModelError
 
@@ -150,8 +151,8 @@ class LanguageModel:
         """See `stages.snapshot`: the rows with their keys and values, to the last bit."""
         rows = []
         for place, row in enumerate(self._order):
-            kept_LKX = self.forward_pass.kept(place, self._lengths[row])
-            rows.append([keep.row(row), self._lengths[row], None if kept_LKX is None else keep.tensor(kept_LKX)])
+            kept = [keep.tensor(tensor) for tensor in self.forward_pass.kept(place, self._lengths[row])]
+            rows.append([keep.row(row), self._lengths[row], kept])
         return {"capacity": self.forward_pass.capacity, "rows": rows}
 
     @torch.inference_mode()
@@ -161,9 +162,8 @@ class LanguageModel:
         self._lengths = {kept.row(number): length for number, length, _ in saved["rows"]}
         if self._order:
             self.forward_pass.reserve(len(self._order), saved["capacity"])
-        for place, (_, _, tensor) in enumerate(saved["rows"]):
-            if tensor is not None:
-                self.forward_pass.put(place, kept.tensor(tensor).to(self.device))
+        for place, (_, _, tensors) in enumerate(saved["rows"]):
+            self.forward_pass.put(place, [kept.tensor(number).to(self.device) for number in tensors])
 
     def length(self, row: Row) -> int:
         """How many tokens of the row are in the cache."""
@@ -248,10 +248,11 @@ class LanguageModel:
     def save(self, folder: Path, tokenizer: Any) -> None:
         """Write a Hugging Face folder of the model as it now is; the adapter goes beside it, not merged."""
         bare = without_adapters(self.model) if self.adapter else self.model
-        bare.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        if self.adapter:
-            save_adapter(self.model, self.adapter, folder / ADAPTER_FOLDER)
+        with writing(folder):
+            bare.save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
+            if self.adapter:
+                save_adapter(self.model, self.adapter, folder / ADAPTER_FOLDER)
 
 
 def load_model(source: str, dtype: str, device: str, weights: str = "fastest") -> LanguageModel:

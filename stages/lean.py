@@ -78,13 +78,12 @@ class LeanForward:
         """See `Forward`."""
         return self._capacity
 
-    def kept(self, place: int, length: int) -> Tensor | None:
+    def kept(self, place: int, length: int) -> list[Tensor]:
         """See `Forward`."""
         begin = place * self._capacity
-        slots = [cache_SX[begin : begin + length] for cache_SX in self._caches_SX]
-        return torch.stack(slots) if slots else None
+        return [cache_SX[begin : begin + length] for cache_SX in self._caches_SX]
 
-    def put(self, place: int, kept: Tensor) -> None:
+    def put(self, place: int, kept: Sequence[Tensor]) -> None:
         """See `Forward`."""
         begin = place * self._capacity
         for cache_SX, slots in zip(self._caches_SX, kept, strict=True):

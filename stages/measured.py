@@ -50,12 +50,12 @@ def remembered(kind: str, key: list[Any], measure: Callable[[], Any]) -> Any:
     """
     root = folder()
     digest = digest_of(kind, key, processor(), os.cpu_count(), torch.get_num_threads(), torch.__version__)
-    name = f"{kind}-{digest[:32]}"
-    if _notebook is not None and name in _notebook:
-        return _notebook[name]
-    found = _found(root / f"{name}.json" if root else None, measure)
+    noted = f"{kind}-{digest_of(kind, key)[:32]}"  # on whatever machine
+    if _notebook is not None and noted in _notebook:
+        return _notebook[noted]
+    found = _found(root / f"{kind}-{digest[:32]}.json" if root else None, measure)
     if _notebook is not None:
-        _notebook[name] = found
+        _notebook[noted] = found
     return found
 
 

@@ -32,8 +32,8 @@ def write_checkpoint(run_folder: Path, number: int, files: Mapping[str, bytes]) 
             file.flush()
             os.fsync(file.fileno())
         faults.reach("commit: inside the checkpoint")
-    sync_folder(folder)
-    sync_folder(folder.parent)
+    for made in (folder, folder.parent, run_folder):
+        sync_folder(made)
     return Checkpoint(f"{FOLDER}/{folder.name}", {name: hashlib.sha256(files[name]).hexdigest() for name in files})
 
 

@@ -8,29 +8,34 @@ import pyarrow.parquet as pq
 
 from store.errors import CorruptError
 from store.events import PromptCompleted
+from store.files import digest_of
 from store.manifest import Part, part_path, read_manifest
 
 _ROWS = 4096  # read at a time
+_LEFT_OUT = ("seq", "prompt_text", "completion_text")
 
 
 def completed_prompts(run_folder: Path) -> Iterator[PromptCompleted]:
-    """All committed prompts in the order in which they were completed.
+    """All committed prompts in the order in which they were completed, without their texts.
 
     Raises:
         CorruptError: a part is missing or cannot be read; it is named.
     """
     for part in read_manifest(run_folder).tables["prompts"]:
-        yield from (PromptCompleted(**row) for row in _rows(run_folder, part))
+        yield from (PromptCompleted(prompt_text="", completion_text="", **row) for row in _rows(run_folder, part))
 
 
 def _rows(run_folder: Path, part: Part) -> Iterator[dict[str, Any]]:
     path = part_path(run_folder, part)
+    if digest_of(path) != part.sha256:
+        raise CorruptError(
+            f"{path} must be as it was committed to go on with the run, but is not; restore it from a copy"
+        )
     try:
         with pq.ParquetFile(path) as file:
-            for batch in file.iter_batches(_ROWS):
-                for row in batch.to_pylist():
-                    del row["seq"]
-                    yield row
+            columns = [name for name in file.schema_arrow.names if name not in _LEFT_OUT]
+            for batch in file.iter_batches(_ROWS, columns=columns):
+                yield from batch.to_pylist()
     except (OSError, ValueError) as error:
         raise CorruptError(
             f"{path} must be readable to go on with the run, but: {error}; restore it from a copy"

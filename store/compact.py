@@ -84,6 +84,7 @@ def compact(
         return Compaction(_count(before), _count(before) - saved, _bytes(before), None, 0, damaged)
     try:
         with FileLock(folder / _LOCK, timeout=0):
+            before = read_manifest(run_folder)  # another compaction may have ended since
             removed = _remove_replaced(folder, before, grace)
             groups, damaged = _plan(run_folder, before, rows)
             for table, group in groups:

@@ -18,6 +18,12 @@ def write_whole(path: Path, content: bytes) -> None:
     sync_folder(path.parent)
 
 
+def sync_file(path: Path) -> None:
+    """Bring what was written to a file onto the disk."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
 def sync_folder(folder: Path) -> None:
     """Make a rename in `folder` survive a power cut, on systems where a folder can be opened."""
     try:

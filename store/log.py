@@ -22,11 +22,11 @@ from typing import Self
 
 from store import faults
 from store.checkpoint import remove_others, write_checkpoint
-from store.errors import OmnidraftError, RunError
+from store.errors import CorruptError, OmnidraftError, RunError
 from store.events import Event, PromptReceived, PromptRejected
-from store.files import sync_folder, write_whole
+from store.files import sync_file, sync_folder, write_whole
 from store.manifest import MANIFEST, Checkpoint, Manifest, edit_manifest
-from store.parts import PartWriter
+from store.parts import PartWriter, highest_number, last_number
 from store.schema import TABLES, LoggedEvent
 
 REJECTED = "rejected.jsonl"
@@ -169,6 +169,7 @@ class RunLog:
             except BaseException as error:
                 self._failure = error
             finally:
+                del job  # with a commit's snapshot
                 self._jobs.task_done()
 
     def _require_working(self) -> None:
@@ -212,6 +213,8 @@ class _Files:
                 (self._run_folder / MANIFEST.parent / table).mkdir(parents=True, exist_ok=True)
             manifest = Manifest.empty(self._run_folder.resolve().name)
             write_whole(self._run_folder / MANIFEST, manifest.to_json())
+            for folder in (self._run_folder, self._run_folder.resolve().parent):
+                sync_folder(folder)
             return manifest
         return edit_manifest(self._run_folder, self._without_uncommitted)
 
@@ -233,6 +236,8 @@ class _Files:
         if commit.files is not None:
             self._number += 1
             checkpoint = write_checkpoint(self._run_folder, self._number, commit.files())
+        if rejected_bytes:
+            sync_file(self._run_folder / REJECTED)
         faults.reach("commit: before the manifest")
         written = self._parts.take()
 
@@ -257,16 +262,29 @@ class _Files:
 
 
 def forget_uncommitted(run_folder: Path, manifest: Manifest) -> None:
-    """Remove parts, checkpoints and rejected rows that no commit names: what a killed run left behind."""
+    """Remove parts, checkpoints and rejected rows that no commit names: what a killed run left behind.
+
+    Parts that a compaction replaced are older than some that are named; they stay for readers, until a compaction
+    removes them.
+
+    Raises:
+        CorruptError: the file of rejected rows is shorter than what was committed of it.
+    """
     folder = run_folder / MANIFEST.parent
-    named = {folder / part.file for parts in manifest.tables.values() for part in parts}
-    for table in TABLES:
+    for table, parts in manifest.tables.items():
         (folder / table).mkdir(exist_ok=True)
-        for path in [*(folder / table).glob("part-*.parquet"), *(folder / table).glob(".part-*.tmp")]:
-            if path not in named:
+        newest = highest_number(parts)
+        for path in (folder / table).glob("part-*.parquet"):
+            if last_number(path.name) > newest:
                 path.unlink()
+        for path in (folder / table).glob(".part-*.tmp"):
+            path.unlink()
         sync_folder(folder / table)
     remove_others(run_folder, manifest.checkpoint)
     rejected = run_folder / REJECTED
     if rejected.exists():
+        if rejected.stat().st_size < manifest.rejected_bytes:
+            raise CorruptError(
+                f"{rejected} must have {manifest.rejected_bytes} bytes at least, as committed, but is shorter"
+            )
         os.truncate(rejected, manifest.rejected_bytes)

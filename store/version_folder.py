@@ -13,12 +13,13 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import NoneType
 from typing import TypedDict, cast
 
 from store.errors import CorruptError
+from store.files import sync_file, sync_folder
 
 MANIFEST = "manifest.json"
 _PART = f".{MANIFEST}.part"
@@ -71,6 +72,7 @@ def seal(folder: Path, fields: ManifestFields) -> str:
     files = {name: _sha256(folder / name) for name in _file_names(folder)}
     if not files:
         raise CorruptError(f"a version must hold files, but {folder} is empty: write the drafter there before sealing")
+    _sync(folder, files)
     digest = digest_of(files)
     _write_atomically(folder / MANIFEST, json.dumps({**fields, "files": files, "digest": digest}, indent=2) + "\n")
     return digest
@@ -180,6 +182,15 @@ def _refuse(folder: Path, names: list[str], what: str) -> None:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(folder: Path, names: Iterable[str]) -> None:
+    """Bring all files and the names of all folders onto the disk: a commit is going to name the version."""
+    paths = [folder / name for name in names]
+    for path in paths:
+        sync_file(path)
+    for made in {path.parent for path in paths} | {folder, folder.parent}:
+        sync_folder(made)
 
 
 def _write_atomically(path: Path, text: str) -> None:

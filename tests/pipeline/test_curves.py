@@ -97,8 +97,10 @@ def test_an_update_that_no_gate_saw_has_no_expectation(curves: Curves, received:
 
 def test_drifts_and_versions_are_points(curves: Curves, received: Received):
     curves.add(drifted(offset=4))
-    curves.add(published(offset=5, version=2, cache_entries=60))
+    curves.add(published(offset=3, reason="floor"))
+    curves.add(published(offset=5, version=2, cache_entries=60, reason="interval"))
     curves.flush()
+    assert received.values(3) == {}, "MLflow's pages begin with the metric that came first"
     assert received.values(4) == {"drift/rate_before": 0.8, "drift/rate_after": 0.25}
     assert received.values(5) == {"version/number": 2, "version/cache_entries": 60}
 

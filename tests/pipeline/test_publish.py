@@ -22,9 +22,13 @@ class Registered(NoRegistry):
 
     def __init__(self) -> None:
         self.published: list[tuple[VersionPublished, dict[str, float]]] = []
+        self.answered: list[int | None] = []
 
-    def publish(self, folder: Path, event: VersionPublished, metrics: Mapping[str, float]) -> None:
+    def publish(
+        self, folder: Path, event: VersionPublished, metrics: Mapping[str, float], drift: int | None = None
+    ) -> None:
         assert open_version(folder)["digest"] == event.digest
+        self.answered.append(drift)
         self.published.append((event, dict(metrics)))
 
 
@@ -96,6 +100,24 @@ def test_a_drift_makes_a_version_of_what_was_in_service_and_begins_the_interval_
     assert (version.reason, version.drafter_version) == ("drift", 1)
     assert [list(publisher.after(completed(offset))) for offset in (0, 1)] == [[], []]
     assert only(publisher.after(completed(2))).reason == "interval"
+
+
+def test_the_first_version_behind_a_drift_answers_it(
+    publisher: FolderPublisher, drafter: Drafter, registry: Registered
+):
+    list(publisher.floor())
+    drafter.learn()
+    list(publisher.at(drift(offset=7)))
+    for offset in range(8, 14):
+        list(publisher.after(completed(offset)))
+    assert [
+        (event.reason, answered) for (event, _), answered in zip(registry.published, registry.answered, strict=True)
+    ] == [
+        ("floor", None),
+        ("drift", None),
+        ("interval", 7),
+        ("interval", None),
+    ]
 
 
 def test_a_drift_while_the_newest_version_is_in_service_makes_no_other(publisher: FolderPublisher, drafter: Drafter):
