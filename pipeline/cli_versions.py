@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 RUNS = Path("runs")
 KEPT = 10  # newest versions that prune leaves by default
-_HEADS = ("number", "run", "offset", "reason", "parent", "acceptance", "cache", "aliases", "published (UTC)")
+_HEADS = ("number", "run", "offset", "reason", "parent", "acceptance", "probe", "cache", "aliases", "published (UTC)")
 
 Number = Annotated[int, typer.Argument(metavar="N", help="A version's number in the list.", show_default=False)]
 
@@ -163,8 +163,8 @@ def _tell_use(name: str, which: str) -> None:
 def _row(version: "RegisteredVersion") -> list[str]:
     aliases, when = ", ".join(version.aliases), f"{version.created_at:%Y-%m-%d %H:%M}"
     told = (version.number, version.run, version.offset, version.reason, version.parent)
-    acceptance = None if version.acceptance is None else f"{version.acceptance:.3f}"
-    return [printable(value) for value in (*told, acceptance, version.cache_entries, aliases, when)]
+    rates = (None if rate is None else f"{rate:.3f}" for rate in (version.acceptance, version.probe))
+    return [printable(value) for value in (*told, *rates, version.cache_entries, aliases, when)]
 
 
 def _print_details(details: "VersionDetails", name: str) -> None:
