@@ -82,6 +82,7 @@ def test_the_list_is_a_table_with_the_newest_first(runs: Path):
         "reason",
         "parent",
         "acceptance",
+        "probe",
         "cache",
         "aliases",
         "published",
