@@ -19,7 +19,7 @@ from pipeline.progress import Display
 from pipeline.records import without_text
 from pipeline.run_folder import CONFIG, SPOOL, is_unfinished, require_new
 from pipeline.source import Source, open_sources, stream
-from pipeline.stop import stop_on_signals
+from pipeline.stop import Stop, stop_on_signals
 from pipeline.tape import Tape
 from stages.measured import note_in
 from stages.probe import fingerprint
@@ -119,10 +119,9 @@ class Replay:
             registry = self._registry()
             curves = Curves(registry, lambda: time.time_ns() // 1_000_000, Dealing.of(self.config).targets)
             loop = build_loop(self.config, self._models, registry, self.run_folder, self._notice)
-            tape = Tape(stream(self.sources))
+            tape = Tape(stop.until(stream(self.sources)))  # below the tape: what a signal interrupts was not taken
             if self._kept:
-                self._go_on(self._kept, loop, tape, curves, display)
-            tape.through(stop.until)  # below the tape: what a signal interrupts was not taken
+                self._go_on(self._kept, loop, tape, curves, display, stop)
             committer = Committer(self.config.commit, loop, tape, log, registry, self._constants)
 
             def pause() -> bool:
@@ -152,7 +151,9 @@ class Replay:
             raise broken
         return {**summary, "stopped": stopped, "commits": asdict(committer.costs)}
 
-    def _go_on(self, kept: SnapshotReader, loop: Loop, tape: Tape, curves: Curves, display: Display) -> None:
+    def _go_on(
+        self, kept: SnapshotReader, loop: Loop, tape: Tape, curves: Curves, display: Display, stop: Stop
+    ) -> None:
         """Everything as it was at the last commit."""
         changed = [
             name
@@ -169,7 +170,12 @@ class Replay:
             loop.lanes[prompt.target].watch_again(prompt)
             curves.remember(prompt)
             display.remember(prompt)
-        tape.skip(kept.state["tape"])
+        try:
+            tape.skip(kept.state["tape"])
+        except SourceError:
+            if stop.asked:  # while it waited for what it had read already
+                raise KeyboardInterrupt from None
+            raise
         self._kept = None  # what it held is elsewhere now
 
     def _constants(self) -> dict[str, Any]:

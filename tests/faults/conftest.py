@@ -1,0 +1,38 @@
+"""One stream for all tests of faults, the run of it that was left alone, and one that was killed in its middle."""
+
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "pipeline"))  # the tiny pair is made there
+
+from faulty_runs import Life, Stream, World, checkpoints, completed, stream_of
+from tiny_pair import TinyPair, tiny_pair  # noqa: F401  (a fixture)
+
+from store.manifest import read_manifest
+
+
+@pytest.fixture(scope="session")
+def stream(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> Stream:  # noqa: F811
+    return stream_of(tiny_pair, tmp_path_factory.mktemp("stream"))
+
+
+@pytest.fixture(scope="session")
+def whole(stream: Stream, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run that was left alone. Nobody changes it."""
+    folder = tmp_path_factory.mktemp("whole")
+    return completed(stream, folder / "world", folder / "run")
+
+
+@pytest.fixture(scope="session")
+def half(stream: Stream, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was killed in its middle. Tests take copies."""
+    folder = tmp_path_factory.mktemp("half")
+    run = folder / "run"
+    life = Life(World(folder / "world"), stream.begin(run))
+    assert life.wait_until(lambda: checkpoints(run) >= 5 and len(read_manifest(run).tables["prompts"]) >= 3)
+    life.send(signal.SIGKILL)
+    assert life.end().status == -signal.SIGKILL
+    return run

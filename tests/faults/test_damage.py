@@ -1,0 +1,105 @@
+"""Files that were cut short, changed or lost: found by their digests, named, and the rest can still be read."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from faulty_runs import Ended, Life, World, resumed
+
+from store.manifest import MANIFEST, part_path, read_manifest
+
+Damage = Callable[[Path], None]
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def flip_a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def lose(path: Path) -> None:
+    path.unlink()
+
+
+DAMAGES = pytest.mark.parametrize("damage", [truncate, flip_a_bit, lose])
+
+
+@pytest.fixture
+def run(half: Path, tmp_path: Path) -> Path:
+    """A copy of it, to be damaged."""
+    return shutil.copytree(half, tmp_path / "run")
+
+
+def typed(run: Path, *words: object) -> Ended:
+    return Life(World(run.parent / "world"), words).end()
+
+
+def test_the_copy_of_a_run_goes_on(run: Path):
+    resumed(run, run.parent / "world")
+    assert read_manifest(run).finished
+
+
+@DAMAGES
+@pytest.mark.parametrize("name", ["state.json", "tensors.safetensors"])
+def test_a_damaged_checkpoint_is_named_and_the_log_is_readable(run: Path, damage: Damage, name: str):
+    checkpoint = read_manifest(run).checkpoint
+    assert checkpoint
+    path = run / checkpoint.folder / name
+    damage(path)
+    before = sorted(run.rglob("*"))
+    typed(run, "replay", "--resume", run).assert_clear(1, str(path))
+    assert [path for path in sorted(run.rglob("*")) if path.name not in (".lock", ".owner.json")] == [
+        path for path in before if path.name not in (".lock", ".owner.json")
+    ]
+    typed(run, "check", "--run", run).assert_clear(0)
+
+
+def part_of(run: Path, table: str, number: int = 1) -> Path:
+    return part_path(run, read_manifest(run).tables[table][number])
+
+
+@DAMAGES
+def test_a_damaged_part_is_named_by_check(run: Path, damage: Damage):
+    path = part_of(run, "decisions")
+    damage(path)
+    checked = typed(run, "check", "--run", run)
+    assert checked.status == 1
+    assert "Traceback" not in checked.err
+    assert str(path) in checked.err
+    assert str(part_of(run, "decisions", 0)) not in checked.err
+
+
+@DAMAGES
+def test_with_a_damaged_part_of_prompts_a_run_does_not_go_on(run: Path, damage: Damage):
+    path = part_of(run, "prompts")
+    damage(path)
+    typed(run, "replay", "--resume", run).assert_clear(1, str(path))
+
+
+@DAMAGES
+def test_what_is_not_damaged_can_still_be_read(run: Path, damage: Damage):
+    path = part_of(run, "prompts")
+    rows = read_manifest(run).tables["prompts"][1].rows
+    count = ["sql", "--run", run, "--format", "csv", "SELECT count(*) FROM prompts"]
+    number = int(typed(run, *count).out.split()[-1])
+    damage(path)
+    asked = typed(run, *count, "--skip-damaged")
+    asked.assert_clear(0)
+    assert str(path) in asked.err
+    assert int(asked.out.split()[-1]) == number - rows
+
+
+def test_a_damaged_manifest_is_named(run: Path):
+    truncate(run / MANIFEST)
+    for words in (["replay", "--resume", run], ["check", "--run", run]):
+        typed(run, *words).assert_clear(1, str(run / MANIFEST))
+
+
+def test_damaged_settings_are_named(run: Path):
+    truncate(run / "config.json")
+    typed(run, "replay", "--resume", run).assert_clear(2, str(run / "config.json"))

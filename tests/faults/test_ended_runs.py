@@ -1,0 +1,168 @@
+"""SIGTERM and Ctrl-C end a run with a commit, from which it goes on."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from faulty_runs import (
+    Ended,
+    Life,
+    Stream,
+    World,
+    checkpoints,
+    differences,
+    resumed,
+    rows_of,
+    strays,
+    typed,
+)
+
+from store.manifest import read_manifest
+
+
+def ended_by(number: int, life: Life, run: Path, wait: float) -> Ended:
+    """The signal comes some time behind the process's first commit."""
+    before = checkpoints(run)
+    assert life.wait_until(lambda: checkpoints(run) > before), life.errors()
+    time.sleep(wait)
+    life.send(number)
+    return life.end()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_commits_and_the_run_goes_on(stream: Stream, whole: Path, tmp_path: Path, number: int):
+    run, chance = tmp_path / "run", random.Random(int(number))
+    words = stream.begin(run)
+    for _ in range(2):
+        ended = ended_by(number, Life(World(tmp_path / "world"), words), run, chance.uniform(0, 0.5))
+        ended.assert_clear(130, "stopping: committing what was done", f"omnidraft replay --resume {run}")
+        words = ["replay", "--resume", run]
+        assert not read_manifest(run).finished
+        assert json.loads((run / "summary.json").read_text())["totals"]["prompts"] == len(rows_of(run, "prompts"))
+    resumed(run, tmp_path / "world")
+    assert differences(run, whole) == []
+    assert strays(run) == set()
+
+
+def test_everything_up_to_the_signal_is_committed(stream: Stream, tmp_path: Path):
+    """With commits hours apart there is one at the start, and the one that the signal asks for."""
+    run = tmp_path / "run"
+    rare = ["--set", "commit.seconds=10000", "--set", "commit.prompts=10000"]
+    life = Life(World(tmp_path / "world"), stream.begin(run, *rare))
+    assert life.wait_until(lambda: "version 2" in life.errors())
+    assert rows_of(run, "prompts") == []
+    life.send(signal.SIGTERM)
+    life.end().assert_clear(130, "commits: 2")
+    assert len(rows_of(run, "prompts")) >= 5
+
+
+# SIGTERM comes when a row has been read and before it is decoded.
+WHILE_A_ROW_IS_TAKEN = """
+import os, signal
+import pipeline.tape
+from itertools import count
+digest, calls = pipeline.tape.sha256, count(1)
+def interrupted(content):
+    if next(calls) == 12:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return digest(content)
+pipeline.tape.sha256 = interrupted
+"""
+# SIGTERM comes behind the last prompt.
+AT_THE_END = """
+import os, signal
+from pipeline.loop import Loop
+end = Loop.end
+def interrupted(loop):
+    os.kill(os.getpid(), signal.SIGTERM)
+    return end(loop)
+Loop.end = interrupted
+"""
+
+
+@pytest.mark.parametrize("moment", [WHILE_A_ROW_IS_TAKEN, AT_THE_END], ids=["taking a row", "at the end"])
+def test_no_moment_is_bad_for_a_signal(stream: Stream, whole: Path, tmp_path: Path, moment: str):
+    run = tmp_path / "run"
+    Life(World(tmp_path / "world", before=moment), stream.begin(run)).end().assert_clear(130)
+    resumed(run, tmp_path / "world")
+    assert differences(run, whole) == []
+    assert strays(run) == set()
+
+
+def lines_of(stream: Stream) -> str:
+    return "".join(source.read_text(encoding="utf-8") for source in stream.sources)
+
+
+@pytest.fixture(scope="module")
+def sent(stream: Stream, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of all lines, to be read on standard input."""
+    path = tmp_path_factory.mktemp("sent") / "lines.jsonl"
+    path.write_text(lines_of(stream), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def from_input(stream: Stream) -> Stream:
+    return Stream(("-",), stream.options)
+
+
+@pytest.fixture(scope="module")
+def waiting(from_input: Stream, sent: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was ended by SIGTERM while it waited for more of its standard input, in an interpreter of its own."""
+    folder = tmp_path_factory.mktemp("waiting")
+    running = typed(folder, *from_input.begin(folder / "run", "--no-publish"), stdin=-1)
+    assert running.stdin is not None
+    running.stdin.write("".join(sent.read_text(encoding="utf-8").splitlines(keepends=True)[:8]))
+    running.stdin.flush()
+    while running.poll() is None and checkpoints(folder / "run") < 2:
+        time.sleep(0.01)
+    time.sleep(1.0)  # it has nothing left to do but to wait
+    running.terminate()
+    status = running.wait(timeout=120)  # standard input is still open
+    errors = running.communicate()[1]
+    Ended(status, "", errors).assert_clear(130, f"omnidraft replay --resume {folder / 'run'}")
+    return folder / "run"
+
+
+def test_a_run_that_waited_for_input_goes_on_when_all_is_sent_again(
+    from_input: Stream, waiting: Path, sent: Path, tmp_path: Path
+):
+    run = shutil.copytree(waiting, tmp_path / "run")
+    world = World(tmp_path / "world")
+    Life(world, ["replay", "--resume", run], sent).end().assert_clear(0)
+    alone = tmp_path / "alone"
+    Life(world, from_input.begin(alone, "--no-publish"), sent).end().assert_clear(0)
+    for table in ("decisions", "blocks", "prompts", "updates", "drifts"):
+        assert rows_of(run, table) == rows_of(alone, table)
+    assert (run / "rejected.jsonl").read_bytes() == (alone / "rejected.jsonl").read_bytes()
+
+
+def test_a_signal_ends_the_waiting_for_what_was_read_already(waiting: Path, tmp_path: Path):
+    run = shutil.copytree(waiting, tmp_path / "run")
+    before = read_manifest(run)
+    os.mkfifo(tmp_path / "pipe")
+    life = Life(World(tmp_path / "world"), ["replay", "--resume", run], tmp_path / "pipe")
+    with open(tmp_path / "pipe", "wb"):  # nothing is sent, and more might come
+        assert life.wait_until(lambda: "in plain target passes" in life.errors()), "its models are loaded"
+        time.sleep(0.5)
+        life.send(signal.SIGTERM)
+        life.process.join(20)
+        assert life.ended
+    life.end().assert_clear(130)
+    assert read_manifest(run) == before
+
+
+@pytest.mark.parametrize("change", ["other", "fewer"])
+def test_other_lines_are_refused(waiting: Path, sent: Path, tmp_path: Path, change: str):
+    run, lines = shutil.copytree(waiting, tmp_path / "run"), sent.read_text(encoding="utf-8").splitlines(keepends=True)
+    lines = [lines[0].replace("has", "had"), *lines[1:]] if change == "other" else lines[:2]
+    (tmp_path / "lines").write_text("".join(lines), encoding="utf-8")
+    before = read_manifest(run)
+    ended = Life(World(tmp_path / "world"), ["replay", "--resume", run], tmp_path / "lines").end()
+    ended.assert_clear(2, "must begin with the", "rows that the run has read already")
+    assert read_manifest(run) == before

@@ -1,0 +1,76 @@
+"""A disk that is full: a clear error, the last commit stands, and with room again the run goes on."""
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from faulty_runs import (
+    Life,
+    Stream,
+    World,
+    checkpoints,
+    differences,
+    resumed,
+    rows_of,
+    strays,
+)
+
+from store.manifest import read_manifest
+
+
+def assert_readable(run: Path, world: World) -> None:
+    checked = Life(world, ["check", "--run", run]).end()
+    checked.assert_clear(0)
+    assert "0 mismatches" in checked.out
+
+
+@pytest.mark.parametrize("largest", [60_000, 8_000, 300])
+def test_a_file_that_cannot_grow_ends_the_run_with_its_last_commit(
+    stream: Stream, half: Path, whole: Path, tmp_path: Path, largest: int
+):
+    """Bytes too few for a checkpoint's tensors; then for a version and the manifest; then for almost anything."""
+    run, world = shutil.copytree(half, tmp_path / "run"), World(tmp_path / "world")
+    small = World(tmp_path / "world", largest_file=largest)
+    ended = Life(small, ["replay", "--resume", run]).end()
+    ended.assert_clear(1, f"omnidraft replay --resume {run}")
+    assert checkpoints(run) >= checkpoints(half)
+    assert_readable(run, world)
+    resumed(run, world.folder)
+    assert differences(run, whole) == []
+    assert strays(run) == set()
+
+
+@pytest.mark.parametrize("largest", [100_000, 20_000, 2_000, 100])
+def test_a_new_run_without_room_says_so(stream: Stream, whole: Path, tmp_path: Path, largest: int):
+    run = tmp_path / "run"
+    ended = Life(World(tmp_path / "world", largest_file=largest), stream.begin(run)).end()
+    assert ended.status in (1, 2)
+    ended.assert_clear(ended.status, str(run))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own, with little room."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1300k", "omnidraft-test", str(folder)]
+    if not shutil.which("mount") or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("a small file system can be mounted by root only, and not in every container")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_disk_that_fills_up_ends_the_run_with_its_last_commit(
+    stream: Stream, whole: Path, small_disk: Path, tmp_path: Path
+):
+    run, world = small_disk / "run", World(tmp_path / "world")
+    Life(world, stream.begin(run)).end().assert_clear(1, "No space left", f"omnidraft replay --resume {run}")
+    assert rows_of(run, "prompts")
+    assert read_manifest(run).checkpoint
+    assert_readable(run, world)
+    subprocess.run(["mount", "-o", "remount,size=64m", str(small_disk)], check=True)
+    resumed(run, world.folder)
+    assert differences(run, whole) == []
+    assert strays(run) == set()

@@ -1,0 +1,209 @@
+"""A run that is killed wherever it may be, and gone on with, ends with the same rows as one that was left alone."""
+
+import random
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from faulty_runs import (
+    Life,
+    Stream,
+    World,
+    checkpoints,
+    completed,
+    differences,
+    rejected_of,
+    resumed,
+    rows_of,
+    strays,
+)
+
+from store.compact import compact
+from store.faults import VARIABLE
+from store.manifest import read_manifest
+
+PLACES = ("commit: inside the checkpoint", "commit: before the manifest", "commit: after the manifest")
+EARLY, APART = 1.0, 0.7  # seconds: from the start to an early kill, from a commit to any other, at most
+# A compaction is at work when a run that goes on removes what was not committed.
+COMPACTING = """
+import threading
+import store.compact, store.log
+forget = store.log.forget_uncommitted
+def meanwhile(run_folder, manifest):
+    compaction = threading.Thread(target=store.compact.compact, args=(run_folder,))
+    compaction.start()
+    compaction.join(1.0)
+    forget(run_folder, manifest)
+store.log.forget_uncommitted = meanwhile
+"""
+# Ends the process in front of one of the calls by which files change.
+BEFORE_A_CALL = """
+import itertools, os, signal
+calls = itertools.count(1)
+def dying(real):
+    def call(*arguments, **named):
+        if next(calls) == {number}:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*arguments, **named)
+    return call
+for name in ("fsync", "mkdir", "replace", "rmdir", "truncate", "unlink"):
+    setattr(os, name, dying(getattr(os, name)))
+"""
+
+
+def finished(run: Path) -> bool:
+    return checkpoints(run) > 1 << 32
+
+
+def next_life(stream: Stream, run: Path, world: World) -> Life:
+    """The run begun, or gone on with."""
+    begun = (run / "config.json").exists()
+    return Life(world, ["replay", "--resume", run] if begun else stream.begin(run))
+
+
+def killed(life: Life, run: Path, chance: random.Random) -> bool:
+    """Kill it at a random instant: in its first second, or behind its first commit. Whether it still lived."""
+    if chance.random() < 0.2:
+        time.sleep(chance.uniform(0, EARLY))
+    else:
+        before = checkpoints(run)
+        life.wait_until(lambda: checkpoints(run) > before)
+        time.sleep(chance.uniform(0, APART))
+    life.send(signal.SIGKILL)
+    return life.end().status == -signal.SIGKILL
+
+
+def swept(stream: Stream, folder: Path, kills: int, seed: int) -> list[Path]:
+    """Finished runs, which were killed so many times in all."""
+    chance, runs = random.Random(seed), [folder / "run-0"]
+    while kills or not finished(runs[-1]):
+        if finished(runs[-1]):
+            runs.append(folder / f"run-{len(runs)}")
+        life = next_life(stream, runs[-1], World(folder / "world"))
+        if kills:
+            kills -= killed(life, runs[-1], chance)
+        ended = life.end()
+        assert ended.status in (0, -signal.SIGKILL), ended.err
+    return runs
+
+
+def assert_same(run: Path, whole: Path) -> None:
+    assert differences(run, whole) == []
+    assert strays(run) == set()
+
+
+def test_the_stream_shows_what_a_run_may_lose(whole: Path):
+    assert [row for row in rows_of(whole, "drifts") if row["action"] == "recall"]
+    assert rows_of(whole, "recalls")
+    served = [row for row in rows_of(whole, "updates") if row["part"] == "drafter" and row["served"]]
+    assert len(served) >= 3
+    assert len(rows_of(whole, "versions")) >= 3
+    last = rows_of(whole, "versions")[-1]
+    assert last["cache_version"] > last["cache_entries"], "n-grams were evicted: each changes the version once more"
+    assert {row["rows"] for row in rows_of(whole, "blocks")} == {1, 2, 3}
+    assert {row["drafter"] for row in rows_of(whole, "blocks")} == {"model", "lookup"}
+    assert {row["drafted"] > 0 for row in rows_of(whole, "blocks") if row["drafter"] == "model"} == {True, False}
+    assert len(rejected_of(whole)) == 4
+
+
+def test_a_run_that_is_left_alone_leaves_no_stray_file(whole: Path):
+    assert strays(whole) == set()
+
+
+def test_two_runs_that_are_left_alone_are_the_same(stream: Stream, whole: Path, tmp_path: Path):
+    assert_same(completed(stream, tmp_path / "world", tmp_path / "run"), whole)
+
+
+def test_kills_at_random_instants_change_nothing(stream: Stream, whole: Path, tmp_path: Path):
+    for run in swept(stream, tmp_path, kills=8, seed=1):
+        assert_same(run, whole)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", range(10))
+def test_a_hundred_kills_at_random_instants_change_nothing(stream: Stream, whole: Path, tmp_path: Path, seed: int):
+    for run in swept(stream, tmp_path, kills=10, seed=100 + seed):
+        assert_same(run, whole)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_kill_inside_a_commit_changes_nothing(stream: Stream, whole: Path, tmp_path: Path, place: str):
+    """At the fourth commit, and again at the second of the process that goes on."""
+    for count in (4, 2):
+        world = World(tmp_path / "world", environment={VARIABLE: f"{place}={count}"})
+        assert next_life(stream, tmp_path / "run", world).end().status == -signal.SIGKILL
+    assert_same(resumed(tmp_path / "run", tmp_path / "world"), whole)
+
+
+def die_before_calls(stream: Stream, folder: Path, numbers: list[int]) -> Path:
+    """A run whose first process dies in front of the call of the first number, and so on; then it is finished."""
+    for number in numbers:
+        world = World(folder / "world", before=BEFORE_A_CALL.format(number=number))
+        ended = next_life(stream, folder / "run", world).end()
+        assert ended.status == -signal.SIGKILL, ended.err
+    return resumed(folder / "run", folder / "world")
+
+
+@pytest.mark.parametrize("numbers", [[30, 9], [205, 40]])
+def test_a_kill_between_two_changes_of_files_changes_nothing(
+    stream: Stream, whole: Path, tmp_path: Path, numbers: list[int]
+):
+    assert_same(die_before_calls(stream, tmp_path, numbers), whole)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("first", range(1, 16))
+def test_kills_between_all_changes_of_files_change_nothing(stream: Stream, whole: Path, tmp_path: Path, first: int):
+    """Calls 1 to 60 in turn, each the death of one process; what is killed at once makes no progress."""
+    assert_same(die_before_calls(stream, tmp_path, [150, first, first + 15, first + 30, first + 45]), whole)
+
+
+def test_a_kill_before_the_first_commit_costs_no_more_than_beginning_again(stream: Stream, whole: Path, tmp_path: Path):
+    run = tmp_path / "run"
+    world = World(tmp_path / "world", environment={VARIABLE: f"{PLACES[0]}=1"})
+    assert Life(world, stream.begin(run)).end().status == -signal.SIGKILL
+    assert read_manifest(run).checkpoint is None
+    assert_same(resumed(run, tmp_path / "world"), whole)
+
+
+def test_rejected_rows_behind_the_last_commit_are_kept_once(stream: Stream, whole: Path, tmp_path: Path):
+    """With one commit at the start and one at the end: the first rejected row lies between them."""
+    run, rare = tmp_path / "run", ["--set", "commit.seconds=10000", "--set", "commit.prompts=10000"]
+    life = Life(World(tmp_path / "world"), stream.begin(run, *rare))
+    assert life.wait_until(lambda: (run / "rejected.jsonl").exists() and bool(rejected_of(run))), life.errors()
+    life.send(signal.SIGKILL)
+    assert life.end().status == -signal.SIGKILL
+    assert (checkpoints(run), read_manifest(run).rejected_bytes) == (1, 0)
+    assert_same(resumed(run, tmp_path / "world"), whole)
+
+
+def joined_parts(run: Path) -> list[str]:
+    """Parts that were made of others by a compaction, such as `part-000001-000004`."""
+    parts = (part for table in read_manifest(run).tables.values() for part in table)
+    return [part.file for part in parts if Path(part.file).stem.count("-") == 2]
+
+
+def test_a_log_that_is_compacted_meanwhile_and_killed_has_the_same_rows(stream: Stream, whole: Path, tmp_path: Path):
+    """Compacted again and again while it is written, killed in its middle, compacted, and gone on with."""
+    run, world = tmp_path / "run", World(tmp_path / "world")
+    for die in (True, False):
+        life = next_life(stream, run, world)
+        while not life.ended:
+            if checkpoints(run):
+                compact(run)
+            if die and checkpoints(run) > 6:
+                life.send(signal.SIGKILL)
+        assert life.end().status == (-signal.SIGKILL if die else 0)
+    assert joined_parts(run)
+    assert differences(run, whole) == []
+
+
+def test_a_compaction_while_a_run_goes_on_loses_nothing(half: Path, whole: Path, tmp_path: Path):
+    run = shutil.copytree(half, tmp_path / "run")
+    Life(World(tmp_path / "world", before=COMPACTING), ["replay", "--resume", run]).end().assert_clear(0)
+    assert joined_parts(run)
+    assert differences(run, whole) == []

@@ -1,0 +1,53 @@
+"""One process at a time writes a run's folder."""
+
+import os
+import shutil
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from faulty_runs import Life, Stream, World, checkpoints, differences
+
+from store.lock import OWNER
+
+
+@pytest.fixture
+def writing(stream: Stream, tmp_path: Path) -> Iterator[Life]:
+    """A process that writes `tmp_path / "run"`, held in its middle."""
+    life = Life(World(tmp_path / "first"), stream.begin(tmp_path / "run"))
+    assert life.wait_until(lambda: checkpoints(tmp_path / "run") >= 3), life.errors()
+    life.send(signal.SIGSTOP)
+    yield life
+    life.send(signal.SIGKILL)
+    life.end()
+
+
+@pytest.mark.parametrize("how", ["resume", "run"])
+def test_a_second_process_is_refused_and_told_of_the_first(
+    stream: Stream, whole: Path, writing: Life, tmp_path: Path, how: str
+):
+    run, world = tmp_path / "run", World(tmp_path / "second")
+    words = ["replay", "--resume", run] if how == "resume" else stream.begin(run)
+    Life(world, words).end().assert_clear(2, f"process {writing.process.pid} on {socket.gethostname()}", str(run))
+    writing.send(signal.SIGCONT)
+    assert writing.end().status == 0
+    assert differences(run, whole) == []
+
+
+def test_the_lock_of_a_killed_process_is_taken_over(writing: Life, tmp_path: Path):
+    run = tmp_path / "run"
+    writing.send(signal.SIGKILL)
+    writing.end()
+    assert (run / OWNER).exists(), "it could not tidy up"
+    Life(World(tmp_path / "second"), ["replay", "--resume", run]).end().assert_clear(0)
+    assert not (run / OWNER).exists()
+
+
+def test_the_lock_of_a_process_that_is_no_more_but_whose_number_is_taken_is_taken_over(writing: Life, tmp_path: Path):
+    """What counts is the lock that the system holds, not what is written of its owner."""
+    run = shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    assert f'"pid": {writing.process.pid}' in (run / OWNER).read_text()
+    os.kill(int(writing.process.pid or 0), 0)
+    Life(World(tmp_path / "second"), ["replay", "--resume", run]).end().assert_clear(0)

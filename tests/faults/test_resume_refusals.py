@@ -1,0 +1,133 @@
+"""What cannot be gone on with is refused in one sentence, and stays as it is."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from faulty_runs import SPOOL, Ended, Life, Stream, World, resumed
+from safetensors.torch import load_file, save_file
+from tiny_pair import TinyPair
+
+from store.manifest import read_manifest
+
+
+@pytest.fixture
+def run(half: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(half, tmp_path / "run")
+
+
+def typed(folder: Path, *words: object) -> Ended:
+    return Life(World(folder / "world"), words).end()
+
+
+def test_a_finished_run(run: Path, tmp_path: Path):
+    resumed(run, tmp_path / "world")
+    (run / SPOOL).unlink()  # or it would be sent
+    typed(tmp_path, "replay", "--resume", run).assert_clear(2, str(run), "is finished", "begin another")
+
+
+@pytest.mark.parametrize("made", [False, True])
+def test_a_folder_without_a_run(tmp_path: Path, made: bool):
+    folder = tmp_path / "nothing"
+    if made:
+        folder.mkdir()
+    typed(tmp_path, "replay", "--resume", folder).assert_clear(2, str(folder), "config.json", "--run")
+    assert folder.exists() == made
+    assert not made or list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("option", "setting"),
+    [
+        (["--batch", "2"], "batch"),
+        (["--temperature", "0"], "sampling.temperature"),
+        (["--set", "learn.rate=1"], "--set"),
+        (["--config", "other.toml"], "--config"),
+        (["other.jsonl"], "sources"),
+        (["--no-learn"], "learn.enabled"),
+        (["--run", "elsewhere"], "run"),
+    ],
+)
+def test_other_settings(run: Path, tmp_path: Path, option: list[str], setting: str):
+    before = read_manifest(run)
+    typed(tmp_path, "replay", "--resume", run, *option).assert_clear(2, "settings that it began with", setting)
+    assert read_manifest(run) == before
+
+
+def test_another_mlflow_server_is_allowed(run: Path, tmp_path: Path):
+    typed(tmp_path, "replay", "--resume", run, "--mlflow-uri", "http://127.0.0.1:19").assert_clear(0)
+
+
+def test_beginning_anew_in_its_folder(stream: Stream, run: Path, tmp_path: Path):
+    before = read_manifest(run)
+    typed(tmp_path, *stream.begin(run)).assert_clear(2, f"omnidraft replay --resume {run}", "--run")
+    assert read_manifest(run) == before
+
+
+def change_settings(run: Path, change: Callable[[dict[str, object]], None]) -> None:
+    """What the run began with says another thing: its sources, say, are copies elsewhere."""
+    settings = json.loads((run / "config.json").read_text(encoding="utf-8"))
+    change(settings)
+    (run / "config.json").write_text(json.dumps(settings), encoding="utf-8")
+
+
+def test_sources_that_were_changed_since(stream: Stream, run: Path, tmp_path: Path):
+    """The file has the same name; its second row is another."""
+    changed = Path(shutil.copy(stream.sources[0], tmp_path / "sums.jsonl"))
+    change_settings(run, lambda settings: settings.update(sources=[str(changed), str(stream.sources[1])]))
+    lines = changed.read_text(encoding="utf-8").splitlines(keepends=True)
+    changed.write_text("".join([lines[0], lines[1].replace("has", "had"), *lines[2:]]), encoding="utf-8")
+    before = read_manifest(run)
+    typed(tmp_path, "replay", "--resume", run).assert_clear(2, "rows that the run has read already", "begin a new run")
+    assert read_manifest(run) == before
+
+
+def test_sources_that_are_gone(run: Path, tmp_path: Path):
+    change_settings(run, lambda settings: settings.update(sources=[str(tmp_path / "gone.jsonl")]))
+    typed(tmp_path, "replay", "--resume", run).assert_clear(2, "gone.jsonl", "does not exist")
+
+
+def test_sources_that_have_grown_since(stream: Stream, run: Path, tmp_path: Path):
+    """What was read is as it was: the run goes on to the new end."""
+    grown = Path(shutil.copy(stream.sources[1], tmp_path / "strange.jsonl"))
+    grown.write_text(grown.read_text(encoding="utf-8") + '{"prompt": "Ann has"}\n', encoding="utf-8")
+    change_settings(run, lambda settings: settings.update(sources=[str(stream.sources[0]), str(grown)]))
+    typed(tmp_path, "replay", "--resume", run).assert_clear(0)
+    last = max(part.last_offset for part in read_manifest(run).tables["prompts"])
+    assert last == 32
+
+
+@pytest.mark.parametrize("which", ["targets", "drafter"])
+def test_models_that_were_changed_since(tiny_pair: TinyPair, run: Path, tmp_path: Path, which: str):
+    """Behind the same name lies another model: the drafter's place is taken by the target, and the other way round."""
+    pair = {"targets": tiny_pair.target, "drafter": tiny_pair.drafter}
+    other = {"targets": tiny_pair.drafter, "drafter": tiny_pair.target}
+    before = read_manifest(run)
+    parked = tmp_path / "parked"
+    shutil.move(pair[which], parked)
+    try:
+        shutil.copytree(other[which], pair[which])
+        typed(tmp_path, "replay", "--resume", run).assert_clear(2, "must go on with the models that it began with")
+    finally:
+        shutil.rmtree(pair[which])
+        shutil.move(parked, pair[which])
+    assert read_manifest(run) == before
+
+
+@pytest.mark.parametrize("which", ["target", "drafter"])
+def test_models_whose_weights_were_changed_since(
+    tiny_pair: TinyPair,
+    run: Path,
+    tmp_path: Path,
+    which: str,
+):
+    """The same sizes and vocabularies, other numbers."""
+    path = getattr(tiny_pair, which) / "model.safetensors"
+    content, weights = path.read_bytes(), load_file(path)
+    try:
+        save_file({name: weight * 1.01 for name, weight in weights.items()}, path, metadata={"format": "pt"})
+        typed(tmp_path, "replay", "--resume", run).assert_clear(2, "must go on with the models that it began with")
+    finally:
+        path.write_bytes(content)
