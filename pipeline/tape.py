@@ -1,13 +1,11 @@
 """The source stream with a counter: how far it was read, and whether it is the one that was read before."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from hashlib import sha256
 
 from stages.snapshot import Json
 from store.errors import SourceError
 from store.events import PromptReceived, PromptRejected
-
-Events = Iterator[PromptReceived | PromptRejected]
 
 
 class Tape:
@@ -17,7 +15,7 @@ class Tape:
         events: the stream from its beginning.
     """
 
-    def __init__(self, events: Events) -> None:
+    def __init__(self, events: Iterator[PromptReceived | PromptRejected]) -> None:
         self._events, self._taken, self._digest = events, 0, ""
 
     def __iter__(self) -> "Tape":
@@ -28,12 +26,6 @@ class Tape:
         self._taken += 1
         self._digest = sha256(f"{self._digest}{event!r}".encode()).hexdigest()
         return event
-
-    def through(
-        self, way: Callable[[Iterator[PromptReceived | PromptRejected]], Iterator[PromptReceived | PromptRejected]]
-    ) -> None:
-        """Let the events come by another iterator over them from now on, which may end early."""
-        self._events = way(self._events)
 
     def save(self) -> Json:
         """How much was taken, and a digest of it."""

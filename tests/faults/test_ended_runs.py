@@ -39,7 +39,7 @@ def test_a_signal_commits_and_the_run_goes_on(stream: Stream, whole: Path, tmp_p
     run, chance = tmp_path / "run", random.Random(int(number))
     words = stream.begin(run)
     for _ in range(2):
-        ended = ended_by(number, Life(World(tmp_path / "world"), words), run, chance.uniform(0, 0.5))
+        ended = ended_by(number, Life(World(tmp_path / "world"), words), run, chance.uniform(0, 0.1))
         ended.assert_clear(130, "stopping: committing what was done", f"omnidraft replay --resume {run}")
         words = ["replay", "--resume", run]
         assert not read_manifest(run).finished
