@@ -43,7 +43,9 @@ app.add_typer(zoo, name="zoo")
 
 
 def main() -> None:
-    """Run the command line; an error made by us is one message and no traceback."""
+    """Run the command line; an error made by us is one message and no traceback. `bench store` is `bench-store`."""
+    if sys.argv[1:2] == ["bench"] and sys.argv[2:3] in (["scale"], ["store"], ["translate"]):
+        sys.argv[1:3] = [f"bench-{sys.argv[2]}"]
     try:
         app()
     except UsageError as error:

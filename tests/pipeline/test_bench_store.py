@@ -1,6 +1,7 @@
 """`omnidraft bench-store` on a small run: what it measures adds up, and nothing is left behind."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from typer.testing import CliRunner
 
 from pipeline import bench_store as bench
 from pipeline.bench_store import RECIPES, measure_joining, measure_sizes, measure_writing
+from pipeline.cli import main
 from pipeline.cli_bench_store import bench_store
 from store.queries import recipes
 
@@ -81,3 +83,14 @@ def test_a_place_that_does_not_exist_is_refused_before_anything_is_measured(tmp_
     app.command()(bench_store)
     answer = CliRunner().invoke(app, ["--json", str(tmp_path / "nowhere" / "x.json")])
     assert "must be in a folder that exists" in str(answer.exception)
+
+
+@pytest.mark.parametrize("what", ["scale", "store", "translate"])
+def test_the_benchmarks_may_be_named_by_two_words(
+    what: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(sys, "argv", ["omnidraft", "bench", what, "--help"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 0
+    assert f"bench-{what} [OPTIONS]" in capsys.readouterr().out
