@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from store.compact import compact
-from store.errors import OmnidraftError
+from store.errors import OmnidraftError, RunError
 from store.log import RunLog
 from store.manifest import MANIFEST, part_path, read_manifest
 from store.queries import LogReader
@@ -126,12 +126,25 @@ class Report:
 
 
 def measure(runs: Sequence[Path], scratch: Path, rows: int, repetitions: int) -> Report:
-    """Measure with the decisions of `runs`; the logs of the last one's prompts are made below `scratch`."""
+    """Measure with the decisions of `runs`; the logs of the last one's prompts are made below `scratch`.
+
+    Raises `RunError` for runs of one folder name, for what is no run, and for one without decisions.
+    """
+    runs = [run.resolve() for run in runs]
+    _require_measurable(runs)
     writing = measure_writing(runs, scratch, repetitions)
     sizes = {run.name: measure_sizes(run, scratch) for run in runs}
     joining = measure_joining(runs[-1], scratch, min(rows, 2_000_000), repetitions)
     large = measure_large(runs[-1], scratch, rows, repetitions)
     return Report(os.cpu_count() or 1, os.getloadavg()[0], writing, sizes, joining, large)
+
+
+def _require_measurable(runs: Sequence[Path]) -> None:
+    if len({run.name for run in runs}) != len(runs):
+        raise RunError(f"runs must have different folder names, got {', '.join(map(str, runs))}; rename one")
+    for run in runs:
+        if not _rows(run, "decisions"):
+            raise RunError(f"{run} must have decisions to measure, but it has none; name another with --run")
 
 
 def make_run(folder: Path, temperature: float) -> Path:

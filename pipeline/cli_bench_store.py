@@ -35,6 +35,8 @@ def bench_store(
     for place in (markdown, json_file):
         if place and not place.parent.is_dir():
             raise RunError(f"{place} must be in a folder that exists; make {place.parent} first")
+    if scratch and not scratch.is_dir():
+        raise RunError(f"--scratch must be a folder that exists, got {scratch}; make it first")
     with TemporaryDirectory(prefix="omnidraft-bench-store-", dir=scratch) as folder:
         runs = run or [make_run(Path(folder) / f"temperature-{number}", float(number)) for number in (0, 1)]
         report = measure(runs, Path(folder), rows, repetitions)

@@ -54,10 +54,11 @@ def sql(
     if query is None and recipe is None:
         _print_catalog()
         return
+    most = TABLE_ROWS + 1 if output is Format.TABLE else None
     with LogReader([run] if run else run_folders(runs), skip_damaged=skip_damaged) as log:
         for path in log.damaged:
             print(f"{path} is not as it was written; left out", file=sys.stderr)
-        rows = log.select(query) if query is not None else log.recipe(str(recipe))
+        rows = log.select(query, most) if query is not None else log.recipe(str(recipe), most)
     _PRINTERS[output](rows)
 
 
@@ -154,12 +155,12 @@ def _print_table(rows: "pa.Table") -> None:
     table = Table()
     for field in rows.schema:
         table.add_column(Text(field.name), justify="right" if _is_number(field.type) else "left")
-    for row in rows.slice(0, TABLE_ROWS).to_pylist():
-        table.add_row(*(Text(_cell(value)) for value in row.values()))
+    columns = map(_values, rows.slice(0, TABLE_ROWS).columns)
+    for values in zip(*columns, strict=True):
+        table.add_row(*(Text(_cell(value)) for value in values))
     _console().print(table)
     if rows.num_rows > TABLE_ROWS:
-        hidden = rows.num_rows - TABLE_ROWS
-        print(f"{hidden:,} more rows; --format csv or json prints all", file=sys.stderr)
+        print(f"there are more rows than these {TABLE_ROWS}; --format csv or json prints all", file=sys.stderr)
 
 
 def _is_number(arrow_type: "pa.DataType") -> bool:
@@ -193,15 +194,27 @@ def _print_csv(rows: "pa.Table") -> None:
 
 def _print_json(rows: "pa.Table") -> None:
     """One array, one object per line."""
-    lines = (_json(dict(zip(rows.schema.names, values, strict=True))) for values in _plain_rows(rows))
+    names = rows.schema.names
+    if len(set(names)) != len(names):
+        raise QueryError(f"columns must have different names for json, got {', '.join(names)}; give them aliases")
+    lines = (_json(dict(zip(names, values, strict=True))) for values in _plain_rows(rows))
     print("[" + ",\n ".join(lines) + "]")
 
 
 def _plain_rows(rows: "pa.Table") -> Iterable[list[Any]]:
     for batch in rows.to_batches():
-        columns = (column.to_pylist() for column in batch.columns)
-        for values in zip(*columns, strict=True):
+        for values in zip(*map(_values, batch.columns), strict=True):
             yield list(map(_plain, values))
+
+
+def _values(column: "pa.Array | pa.ChunkedArray") -> list[Any]:
+    try:
+        return list(column.to_pylist())
+    except (OverflowError, ValueError) as error:
+        raise QueryError(
+            "dates must be within years 1 to 9999, and times whole microseconds, to be printed, but a value is not "
+            f"({error}); cast it to VARCHAR"
+        ) from error
 
 
 def _plain(value: Any) -> Any:

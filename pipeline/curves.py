@@ -4,12 +4,12 @@ MLflow's chart page orders sections by the part of a name before the slash: `cur
 targets the rates of each follow those of the whole, such as `curve/acceptance_rate.llama-8b`.
 """
 
-import re
 from collections import deque
 from collections.abc import Callable, Sequence
 
 from store.events import Drifted, Event, PromptCompleted, Updated, VersionPublished
 from store.registry import Point, Registry
+from store.versions import metric_name
 
 WINDOW = 16  # prompts that a point of a rate looks back on
 FLUSH = 32  # points sent together
@@ -59,7 +59,7 @@ class Curves:
             return {}
         window = self._windows[prompt.target]
         window.append(prompt)
-        rates, name = _rates(window), re.sub(r"[^\w.-]+", "_", prompt.target)  # what MLflow takes everywhere
+        rates, name = _rates(window), metric_name(prompt.target)
         return {f"{rate}.{name}": rates[rate] for rate in OF_EACH_TARGET if rate in rates}
 
     def _put(self, step: int, values: dict[str, float]) -> None:

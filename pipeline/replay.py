@@ -34,6 +34,7 @@ from store.log import RunLog
 from store.manifest import MANIFEST, read_manifest
 from store.registry import MlflowRegistry, NoRegistry, Registry, default_uri
 from store.summary import write_summary
+from store.versions import metric_name
 
 UNSENT_TIMEOUT = 60.0  # seconds that a finished run waits for MLflow
 
@@ -250,5 +251,5 @@ def _numbers(summary: dict[str, Any]) -> dict[str, float]:
         for part in ("first_fifth", "last_fifth"):
             rate = figures[part]["acceptance_rate"]
             if rate is not None:
-                found[f"{dataset}/{part}_acceptance_rate"] = rate
+                found[f"{metric_name(dataset)}/{part}_acceptance_rate"] = rate
     return found

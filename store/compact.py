@@ -12,6 +12,7 @@ compaction removes them once they were replaced for longer than the grace time.
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -22,7 +23,7 @@ from filelock import FileLock, Timeout
 
 from store.errors import OmnidraftError, RunError
 from store.files import digest_of, sync_folder
-from store.manifest import MANIFEST, Manifest, Part, edit_manifest, part_path, read_manifest
+from store.manifest import LOCK_SECONDS, MANIFEST, Manifest, Part, edit_manifest, part_path, read_manifest
 from store.parts import highest_number, last_number, parquet_bytes, part_of
 from store.rollups import COUNTS, roll_up
 from store.schema import SMALL_LEVEL, TABLES, schema_of
@@ -83,15 +84,16 @@ def compact(
         saved = sum(len(group) - 1 for _, group in groups)
         return Compaction(_count(before), _count(before) - saved, _bytes(before), None, 0, damaged)
     try:
-        with FileLock(folder / _LOCK, timeout=0):
+        with _alone(run_folder):
             before = read_manifest(run_folder)  # another compaction may have ended since
             removed = _remove_replaced(folder, before, grace)
             groups, damaged = _plan(run_folder, before, rows)
             for table, group in groups:
                 _put_in_place(run_folder, _join(run_folder, table, group, counted))
-    except Timeout:
+    except Timeout as error:
         raise RunError(
-            f"{run_folder} must have one compaction at a time, but another is at work; wait for it"
+            f"the manifest of {run_folder} must be free within {LOCK_SECONDS:g} s, but another process holds "
+            f"{error.lock_file}; what was joined so far counts, compact again"
         ) from None
     except OSError as error:
         raise OmnidraftError(
@@ -100,6 +102,16 @@ def compact(
         ) from error
     after = read_manifest(run_folder)
     return Compaction(_count(before), _count(after), _bytes(before), _bytes(after), removed, damaged)
+
+
+def _alone(run_folder: Path) -> AbstractContextManager[object]:
+    """The lock that only one compaction of a run can hold. Raises `RunError` where another one does."""
+    try:
+        return FileLock(run_folder / MANIFEST.parent / _LOCK).acquire(timeout=0)
+    except Timeout:
+        raise RunError(
+            f"{run_folder} must have one compaction at a time, but another is at work; wait for it"
+        ) from None
 
 
 def _plan(
@@ -189,11 +201,14 @@ def _put_in_place(run_folder: Path, joined: _Joined) -> None:
         tables = dict(manifest.tables)
         tables[joined.table] = _replaced(tables[joined.table], joined.sources, joined.parts[joined.table])
         names = {Path(part.file).name for part in joined.sources}
+        dropped = list(joined.sources)
         for table in COUNTS if joined.table == "decisions" else ():
             kept = [part for part in tables[table] if Path(part.file).name not in names]
+            dropped += [part for part in tables[table] if Path(part.file).name in names]
             tables[table] = (*kept, *([joined.parts[table]] if table in joined.parts else []))
-        for part in joined.sources:
-            os.utime(folder / part.file)  # the grace time begins
+        for part in dropped:
+            with suppress(FileNotFoundError):  # counts that are missing are no reason to stop
+                os.utime(folder / part.file)  # the grace time begins
         for table, part in joined.parts.items():
             final = folder / part.file
             os.replace(final.with_name(f"{_TEMPORARY}{final.name}"), final)

@@ -42,9 +42,9 @@ def json_bytes(content: Any) -> bytes:
 
 
 def digest_of(path: Path) -> str | None:
-    """sha256 of a file in hexadecimal; None where there is none."""
+    """sha256 of a file in hexadecimal; None where there is none that can be read."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
-    except FileNotFoundError:
+    except OSError:
         return None

@@ -9,6 +9,7 @@ that is held for one reading and one replacement: so the run that writes and a c
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,6 +28,8 @@ MANIFEST = Path("log", "manifest.json")
 _LOCK = Path("log", ".manifest.lock")
 LOCK_SECONDS = 60.0  # that an edit waits for another
 _READABLE_VERSIONS = (3, SCHEMA_VERSION)
+_PART_NAME = r"part-[0-9]{6,}(-[0-9]{6,})?\.parquet"  # the second number: of the last part that a joined one is made of
+_CHECKPOINT_FOLDER = r"checkpoint/[0-9]{6,}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,29 +100,60 @@ class Manifest:
 def read_manifest(run_folder: Path) -> Manifest:
     """The committed state of a run, now or while it is being written.
 
-    A log of the schema version before is read as well. Raises `RunError` when the folder holds no log or one of a
-    version that is not known, `CorruptError` when the manifest cannot be understood.
+    A log of the schema version before is read as well. Raises `RunError` when the folder holds no log, one that cannot
+    be opened or one of a version that is not known, `CorruptError` when the manifest cannot be understood or names
+    files elsewhere.
     """
+    require_unicode(run_folder)
     path = run_folder / MANIFEST
     try:
-        content = json.loads(path.read_bytes())
-        version = content["schema_version"]
-        if version not in _READABLE_VERSIONS:
-            known = " or ".join(map(str, _READABLE_VERSIONS))
-            raise RunError(f"{path} must have schema version {known}, got {version}; use the release that wrote it")
-        if version == 3:
-            content = _from_version_3(content)
-        named = {table: [] for table in COUNTS} | content["tables"]
-        tables = {table: tuple(Part(**part) for part in named[table]) for table in TABLES}
-        checkpoint = Checkpoint(**content["checkpoint"]) if content["checkpoint"] else None
-        rest = {key: content[key] for key in ("identity", "finished", "messages", "rejected_bytes")}
-        return Manifest(content["run"], MappingProxyType(tables), checkpoint=checkpoint, **rest)
+        return _manifest(path, json.loads(path.read_bytes()))
     except (FileNotFoundError, NotADirectoryError):
         raise RunError(
             f"{run_folder} must be a run's folder, but {path} does not exist; see --run and --runs"
         ) from None
-    except (ValueError, KeyError, TypeError) as error:
+    except OSError as error:
+        raise RunError(f"{path} must be readable: {error.strerror or error}; see --run and --runs") from error
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptError(f"{path} must be the manifest of a log, but it cannot be read: {error!r}") from error
+
+
+def require_unicode(folder: Path) -> None:
+    """Refuse a folder whose name is not valid UTF-8 (`RunError`): such a name cannot be printed or put in a query."""
+    try:
+        str(folder).encode()
+    except UnicodeEncodeError:
+        raise RunError(f"a run's folder must have a name in UTF-8, got {str(folder)!a}; rename it") from None
+
+
+def _manifest(path: Path, content: dict[str, Any]) -> Manifest:
+    version = content["schema_version"]
+    if version not in _READABLE_VERSIONS:
+        known = " or ".join(map(str, _READABLE_VERSIONS))
+        raise RunError(f"{path} must have schema version {known}, got {version}; use the release that wrote it")
+    if version == 3:
+        content = _from_version_3(content)
+    named = {table: [] for table in COUNTS} | content["tables"]
+    tables = {table: tuple(Part(**part) for part in named[table]) for table in TABLES}
+    checkpoint = Checkpoint(**content["checkpoint"]) if content["checkpoint"] else None
+    _require_inside(tables, checkpoint)
+    rest = {key: content[key] for key in ("identity", "finished", "messages", "rejected_bytes")}
+    return Manifest(content["run"], MappingProxyType(tables), checkpoint=checkpoint, **rest)
+
+
+def _require_inside(tables: Mapping[str, tuple[Part, ...]], checkpoint: Checkpoint | None) -> None:
+    """Refuse other names than a run gives (`ValueError`): a manifest from elsewhere must not point out of its run."""
+    for table, parts in tables.items():
+        for part in parts:
+            if not re.fullmatch(rf"{table}/{_PART_NAME}", part.file):
+                raise ValueError(f"a part of {table} must be {table}/part-NUMBER.parquet, got {part.file!r}")
+    if checkpoint is None:
+        return
+    if not re.fullmatch(_CHECKPOINT_FOLDER, checkpoint.folder):
+        raise ValueError(f"a checkpoint must be checkpoint/NUMBER, got {checkpoint.folder!r}")
+    for name in checkpoint.files:
+        if name in ("", ".", "..") or "/" in name or "\\" in name:
+            raise ValueError(f"a checkpoint's file must have a plain name, got {name!r}")
 
 
 def _from_version_3(content: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,8 +19,8 @@ import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from store.errors import QueryError, RunError
-from store.manifest import MANIFEST
+from store.errors import CorruptError, QueryError, RunError
+from store.manifest import MANIFEST, require_unicode
 from store.reading_only import explained_query, foreign_parts
 from store.recipes import Recipe, recipes, statement
 from store.views import VIEWS, CommittedFiles, definitions, miscounts, quoted_list, readable
@@ -28,8 +28,11 @@ from store.views import VIEWS, CommittedFiles, definitions, miscounts, quoted_li
 __all__ = ["VIEWS", "LogReader", "Recipe", "Rederivation", "recipes", "run_folders", "statement"]
 
 MEMORY = "3GB"  # for sorting and grouping
-_BATCH_ROWS = 65_536
+_BATCH_ROWS = 2_048  # DuckDB's own: what is fetched beyond the rows that are asked for is one batch at most
+_FETCHED_BYTES = 256 << 20  # of a limited number of rows, which are for eyes
 _CHECKED_ROWS = 2_000_000  # at once
+# The last two: for names in a damaged part that are not UTF-8.
+_REFUSALS = (duckdb.Error, RuntimeError, UnicodeDecodeError)
 # Ranges of offsets with about so many decisions each.
 _RANGES = """
     WITH counted AS (SELECT "offset", count(*) AS decisions FROM decisions GROUP BY "offset"),
@@ -49,8 +52,13 @@ class Rederivation:
 
 
 def run_folders(folder: Path) -> list[Path]:
-    """The runs directly below `folder`, by name. Raises `RunError` when there are none."""
-    found = sorted(path.parents[1] for path in folder.glob(f"*/{MANIFEST.as_posix()}"))
+    """The runs directly below `folder`, by name, each once and without symbolic links in its path.
+
+    Raises `RunError` when there are none, and for one whose name is not UTF-8.
+    """
+    found = sorted({path.parents[1].resolve() for path in folder.glob(f"*/{MANIFEST.as_posix()}")})
+    for run in found:
+        require_unicode(run)
     if not found:
         raise RunError(
             f"{folder} must hold at least one run, but none was found; make one with `omnidraft replay`, "
@@ -63,13 +71,14 @@ class LogReader:
     """Views over the committed logs of `run_folders`, locked against everything but reading them.
 
     A query sees no file but the committed parts, loads no extension and changes no setting. Sorting and grouping may
-    take 3 GB; a single value that a query makes is not bounded. No runs at all give empty views. Not to be shared by
-    threads. A context manager; closing it frees the connection.
+    take 3 GB, and a limited number of rows 256 MB; all rows of a result, and a single value that a query makes, are
+    not bounded. No runs at all give empty views. Not to be shared by threads. A context manager; closing it frees the
+    connection.
 
     `skip_damaged`: compare every part with its digest, and leave out those that are not what was written.
 
-    Raises `RunError` for a folder that is no run, and `CorruptError` for a part that is missing or cut, unless damaged
-    ones are skipped.
+    Raises `RunError` for a folder that is no run, and `CorruptError` for a part that is missing or cut or whose
+    footer was changed, unless damaged ones are skipped.
 
     Attributes:
         damaged: parts that were left out.
@@ -91,8 +100,10 @@ class LogReader:
         )
         try:
             self._open(runs)
-        except BaseException:
+        except BaseException as error:
             self._connection.close()
+            if isinstance(error, _REFUSALS):
+                raise CorruptError(_damage(list(folders.values()), error)) from error
             raise
 
     def select(self, query: str, most: int | None = None, seconds: float | None = None) -> pa.Table:
@@ -103,22 +114,22 @@ class LogReader:
             most: rows that are fetched; what comes behind them is not computed where that can be helped.
             seconds: after which it is given up.
 
-        Raises `QueryError` for any other statement, for several at once, for what DuckDB refuses, and for what does
-        not end in time or needs too much memory.
+        Raises `QueryError` for any other statement, for several at once, for what DuckDB refuses, for what does
+        not end in time or needs too much memory, and for `most` rows of more than 256 MB.
         """
         self._require_reading(query)
         try:
             with self._interrupted_after(seconds):
                 return _first_rows(self._connection.sql(query).to_arrow_reader(_BATCH_ROWS), most)
-        except (duckdb.Error, pa.ArrowException, OSError) as error:
+        except (*_REFUSALS, pa.ArrowException, OSError) as error:
             raise QueryError(_explained(query, error, seconds)) from error
 
-    def recipe(self, name: str) -> pa.Table:
-        """The rows of a recipe. Raises `QueryError` for an unknown name."""
+    def recipe(self, name: str, most: int | None = None) -> pa.Table:
+        """The rows of a recipe, at most so many. Raises `QueryError` for an unknown name."""
         known = recipes()
         if name not in known:
             raise QueryError(f"a recipe must be one of {', '.join(known)}; got {name!r}")
-        return self.select(known[name].sql)
+        return self.select(known[name].sql, most)
 
     def columns(self, view: str) -> list[tuple[str, str]]:
         """Name and SQL type of each column of a view."""
@@ -195,6 +206,10 @@ class LogReader:
             timer.cancel()
 
     def _require_reading(self, query: str) -> None:
+        try:
+            query.encode()
+        except UnicodeEncodeError as error:
+            raise QueryError(f"a query must be valid Unicode, but it is not: {error}; write it in UTF-8") from None
         kinds = self._statement_kinds(query)
         explained = explained_query(query)
         if kinds == ["EXPLAIN"] and explained:
@@ -223,11 +238,26 @@ def _first_rows(batches: pa.RecordBatchReader, most: int | None) -> pa.Table:
         if most is None:
             return batches.read_all()
         kept: list[pa.RecordBatch] = []
+        rows = size = 0
         for batch in batches:
             kept.append(batch)
-            if sum(len(one) for one in kept) >= most:
+            rows, size = rows + len(batch), size + batch.nbytes
+            if size > _FETCHED_BYTES:
+                raise QueryError(
+                    f"the first {most:,} rows must take at most {_FETCHED_BYTES >> 20} MB, but {rows:,} take more; ask "
+                    "for fewer columns or shorter values"
+                )
+            if rows >= most:
                 break
         return pa.Table.from_batches(kept, batches.schema).slice(0, most)
+
+
+def _damage(folders: Sequence[Path], error: Exception) -> str:
+    """Why the views could not be made: a part's footer was changed, which its size does not show."""
+    return (
+        f"the parts below {', '.join(map(str, folders))} must be Parquet as they were written, but: "
+        f"{str(error).splitlines()[0]}; `omnidraft check` names what is damaged, --skip-damaged reads the rest"
+    )
 
 
 def _explained(query: str, error: Exception, seconds: float | None = None) -> str:

@@ -33,6 +33,8 @@ def logged_decisions(run_folder: Path, most: int) -> list[TokenDecision]:
     """The first `most` decisions of a log, as they were appended to it. Raises what `read_manifest` raises."""
     events: list[TokenDecision] = []
     for part in read_manifest(run_folder).tables["decisions"]:
+        if len(events) >= most:
+            break
         rows = pq.read_table(part_path(run_folder, part), partitioning=None).drop_columns("seq")
         events += _decisions(rows.slice(0, most - len(events)))
     return events

@@ -1,6 +1,7 @@
--- acceptance rate under each drafter version, in the order in which they served
+-- acceptance rate under each drafter version, in the order in which they served; adapters count for themselves
 SELECT
     run,
+    target,
     drafter_version,
     min("offset") AS first_offset,
     max(last_offset) AS last_offset,
@@ -9,5 +10,5 @@ SELECT
     accepted / nullif(judged, 0) AS acceptance_rate
 FROM counts_by_version
 WHERE drafter = 'model'
-GROUP BY run, drafter_version
-ORDER BY run, drafter_version;
+GROUP BY run, target, drafter_version
+ORDER BY run, target, drafter_version;

@@ -2,6 +2,7 @@
 WITH counted AS (
     SELECT
         run,
+        target,
         proposed_id,
         any_value(proposed_bytes) AS proposed_bytes,
         any_value(pieces) AS pieces,
@@ -9,11 +10,12 @@ WITH counted AS (
         count(*) FILTER (outcome = 'accepted') AS accepted
     FROM decisions
     WHERE translation = 'ngram' AND outcome IN ('accepted', 'rejected')
-    GROUP BY run, proposed_id
+    GROUP BY run, target, proposed_id
 )
 
 SELECT
     run,
+    target,
     proposed_id,
     text_of(proposed_bytes) AS token,
     pieces,
@@ -23,5 +25,5 @@ SELECT
     accepted * len(pieces) AS accepted_pieces
 FROM counted
 WHERE accepted > 0
-QUALIFY row_number() OVER (PARTITION BY run ORDER BY accepted_pieces DESC, proposed_id) <= 25
-ORDER BY run, accepted_pieces DESC, proposed_id;
+QUALIFY row_number() OVER (PARTITION BY run ORDER BY accepted_pieces DESC, target, proposed_id) <= 25
+ORDER BY run, accepted_pieces DESC, target, proposed_id;

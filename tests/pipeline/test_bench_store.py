@@ -1,6 +1,7 @@
 """`omnidraft bench-store` on a small run: what it measures adds up, and nothing is left behind."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -9,9 +10,11 @@ import typer
 from typer.testing import CliRunner
 
 from pipeline import bench_store as bench
-from pipeline.bench_store import RECIPES, measure_joining, measure_sizes, measure_writing
+from pipeline.bench_store import RECIPES, measure, measure_joining, measure_sizes, measure_writing
 from pipeline.cli import main
 from pipeline.cli_bench_store import bench_store
+from store.errors import RunError
+from store.log import RunLog
 from store.queries import recipes
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "log-v3"  # a real run
@@ -83,6 +86,26 @@ def test_a_place_that_does_not_exist_is_refused_before_anything_is_measured(tmp_
     app.command()(bench_store)
     answer = CliRunner().invoke(app, ["--json", str(tmp_path / "nowhere" / "x.json")])
     assert "must be in a folder that exists" in str(answer.exception)
+
+
+def test_a_scratch_folder_that_does_not_exist_is_refused(tmp_path):
+    app = typer.Typer()
+    app.command()(bench_store)
+    answer = CliRunner().invoke(app, ["--run", str(GOLDEN), "--scratch", str(tmp_path / "nowhere")])
+    assert isinstance(answer.exception, RunError)
+    assert "--scratch must be a folder that exists" in str(answer.exception)
+
+
+def test_a_run_without_decisions_cannot_be_measured(tmp_path):
+    RunLog(tmp_path / "empty").finish()
+    with pytest.raises(RunError, match=r"empty must have decisions.*--run"):
+        measure([GOLDEN, tmp_path / "empty"], tmp_path, 2000, 1)
+
+
+def test_runs_of_one_name_are_not_mixed_up(tmp_path):
+    copy = shutil.copytree(GOLDEN, tmp_path / GOLDEN.name)
+    with pytest.raises(RunError, match="different folder names"):
+        measure([GOLDEN, copy], tmp_path, 2000, 1)
 
 
 @pytest.mark.parametrize("what", ["scale", "store", "translate"])

@@ -131,8 +131,34 @@ def test_a_table_rounds_floats_trims_long_cells_and_keeps_to_a_line_each(runs):
 
 def test_a_long_table_is_cut_and_says_so_beside_the_output(runs):
     answer = call("sql", f"SELECT i FROM range({TABLE_ROWS + 7}) t(i)", "--runs", runs)
-    assert "7 more rows" in answer.stderr
-    assert "7 more rows" not in answer.stdout
+    assert f"more rows than these {TABLE_ROWS}" in answer.stderr
+    assert f" {TABLE_ROWS - 1} " in answer.stdout
+    assert f" {TABLE_ROWS} " not in answer.stdout
+
+
+def test_a_table_of_an_endless_result_is_printed_without_waiting_for_its_end(runs):
+    answer = call("sql", "SELECT md5(i::VARCHAR) AS text FROM range(1000000000000) t(i)", "--runs", runs)
+    assert "more rows" in answer.stderr
+
+
+def test_columns_of_the_same_name_keep_their_values_apart(runs):
+    query = "SELECT 1 AS a, 2 AS a, 3 AS b"
+    lines = call("sql", query, "--runs", runs).stdout.splitlines()
+    assert [cell.strip() for cell in lines[3].strip("│").split("│")] == ["1", "2", "3"]
+    assert call("sql", query, "--runs", runs, "--format", "csv").stdout == "a,a,b\n1,2,3\n"
+    answer = call("sql", query, "--runs", runs, "--format", "json")
+    assert isinstance(answer.exception, QueryError)
+    assert "different names" in str(answer.exception)
+    assert answer.stdout == ""
+
+
+@pytest.mark.parametrize("output", ["table", "csv", "json"])
+@pytest.mark.parametrize("value", ["'infinity'::TIMESTAMP", "'20000-01-01'::DATE", "['0044-01-01 (BC)'::DATE]"])
+def test_dates_beyond_the_calendar_are_refused_with_a_way_out(runs, output, value):
+    answer = call("sql", f"SELECT {value} AS x", "--runs", runs, "--format", output)
+    assert isinstance(answer.exception, QueryError)
+    assert "cast it to VARCHAR" in str(answer.exception)
+    assert call("sql", f"SELECT ({value})::VARCHAR AS x", "--runs", runs, "--format", output).exit_code == 0
 
 
 def test_a_recipe_runs_by_name(runs):

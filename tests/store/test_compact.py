@@ -117,16 +117,22 @@ def test_a_dry_run_changes_nothing_and_says_what_would_be_done(tmp_path):
 
 
 def test_a_reader_that_was_open_goes_on_until_the_grace_time_is_over(tmp_path):
-    run_of(tmp_path, 3)
+    log = run_of(tmp_path, 3, close=False)
+    compact(tmp_path, counted=1)
+    log.append(decision(offset=3))
+    log.finish()
     age(tmp_path, 10_000)
     with LogReader([tmp_path]) as early:
-        compact(tmp_path)
+        assert compact(tmp_path, grace=5000, counted=1).removed == 3, "the first parts, which were replaced long ago"
         assert compact(tmp_path, grace=5000).removed == 0, "they were written long ago, but replaced just now"
-        assert early.select("FROM decisions").num_rows == 3
+        assert early.select("FROM decisions").num_rows == 4
+        for table in COUNTS:
+            assert early.select(f"SELECT sum(decisions) AS n FROM {table}").to_pylist() == [{"n": 4}], table
         age(tmp_path, 10_000)
-        assert compact(tmp_path, grace=5000).removed == 3
-    assert sorted(path.name for path in (tmp_path / "log" / "decisions").iterdir()) == names(tmp_path)
-    assert len(everything(tmp_path)["decisions"]) == 3
+        assert compact(tmp_path, grace=5000).removed == 2 + len(COUNTS)
+    for table in ("decisions", *COUNTS):
+        assert sorted(path.name for path in (tmp_path / "log" / table).iterdir()) == names(tmp_path, table)
+    assert len(everything(tmp_path)["decisions"]) == 4
 
 
 def test_what_a_run_has_written_and_not_committed_is_never_removed(tmp_path):
@@ -212,6 +218,14 @@ def test_one_compaction_at_a_time(tmp_path):
     run_of(tmp_path, 2)
     with FileLock(tmp_path / "log" / ".compaction.lock"), pytest.raises(RunError, match="one compaction"):
         compact(tmp_path)
+
+
+def test_a_manifest_that_another_process_holds_is_not_called_a_compaction(tmp_path, monkeypatch):
+    run_of(tmp_path, 2)
+    monkeypatch.setattr("store.manifest.LOCK_SECONDS", 0.01)
+    with FileLock(tmp_path / "log" / ".manifest.lock"), pytest.raises(RunError, match=r"holds .*\.manifest\.lock"):
+        compact(tmp_path)
+    assert compact(tmp_path).parts_after == 1
 
 
 def test_parts_that_were_replaced_meanwhile_are_not_replaced_again(tmp_path, monkeypatch):

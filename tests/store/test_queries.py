@@ -1,3 +1,4 @@
+import os
 import random
 from dataclasses import replace
 from hashlib import sha256
@@ -120,6 +121,61 @@ def test_a_part_that_is_missing_or_cut_is_called_corrupt(tmp_path):
         LogReader([run])
 
 
+@pytest.mark.parametrize("harm", ["magic", "length", "first byte", "name"])
+def test_a_part_with_a_changed_footer_is_called_corrupt(tmp_path, harm):
+    run = write_run(tmp_path / "run", [decision()])
+    path = part_path(run, read_manifest(run).tables["decisions"][0])
+    content = bytearray(path.read_bytes())
+    footer = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+    place = {"magic": -1, "length": -6, "first byte": footer, "name": content.index(b"drafter_version", footer)}[harm]
+    content[place] ^= 255
+    path.write_bytes(content)
+    with pytest.raises(CorruptError, match=r"(?s)/run must be Parquet as .*check.* --skip-damaged") as caught:
+        LogReader([run])
+    assert len(str(caught.value).splitlines()) == 1
+    with LogReader([run], skip_damaged=True) as log:
+        assert log.damaged == [path]
+
+
+def test_no_changed_byte_of_a_footer_escapes_as_an_error_of_the_database(tmp_path):
+    run = write_run(tmp_path / "run", [decision()])
+    path = part_path(run, read_manifest(run).tables["decisions"][0])
+    whole = path.read_bytes()
+    footer = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+    refused = 0
+    for place in random.Random(0).sample(range(footer, len(whole)), 60):
+        path.write_bytes(bytes([*whole[:place], whole[place] ^ 255, *whole[place + 1 :]]))
+        try:
+            with LogReader([run]) as log:
+                log.select("FROM decisions")
+        except (CorruptError, QueryError):
+            refused += 1
+    assert refused > 20
+
+
+def test_a_link_among_the_runs_is_no_second_run(tmp_path):
+    run = write_run(tmp_path / "runs" / "a", [decision()])
+    elsewhere = write_run(tmp_path / "elsewhere" / "b", [decision()])
+    (tmp_path / "runs" / "latest").symlink_to("a")
+    (tmp_path / "runs" / "far").symlink_to(elsewhere)
+    assert run_folders(tmp_path / "runs") == [elsewhere.resolve(), run.resolve()]
+    with LogReader(run_folders(tmp_path / "runs")) as log:
+        assert log.select("SELECT run FROM decisions ORDER BY run")["run"].to_pylist() == ["a", "b"]
+
+
+def test_a_run_whose_name_is_not_utf8_is_refused_by_name(tmp_path):
+    run = write_run(tmp_path / "run", [decision()])
+    odd = tmp_path / os.fsdecode(b"caf\xe9")
+    try:
+        run.rename(odd)
+    except OSError:
+        pytest.skip("this file system takes UTF-8 names only")
+    for opened in (lambda: run_folders(tmp_path), lambda: LogReader([odd])):
+        with pytest.raises(RunError, match=r"caf\\udce9") as caught:
+            opened()
+        str(caught.value).encode()
+
+
 @pytest.mark.parametrize("harm", ["cut", "flipped", "missing"])
 def test_damaged_parts_are_left_out_and_named_when_asked_for(tmp_path, harm):
     with RunLog(tmp_path) as writer:
@@ -179,6 +235,15 @@ def test_a_query_gives_at_most_as_many_rows_as_asked_for(small, most):
 
 def test_rows_beyond_the_most_are_not_computed(small):
     assert small.select("SELECT md5(i::VARCHAR) AS text FROM range(1000000000000) t(i)", most=5).num_rows == 5
+
+
+def test_a_limited_number_of_rows_may_not_be_of_any_size(small, monkeypatch):
+    monkeypatch.setattr(queries, "_FETCHED_BYTES", 16 << 20)
+    wide = "SELECT repeat('x', 4000) AS text FROM range(20000)"
+    with pytest.raises(QueryError, match="at most 16 MB"):
+        small.select(wide, most=10_000)
+    assert small.select(wide, most=2000).num_rows == 2000
+    assert small.select(wide).num_rows == 20_000
 
 
 ENDLESS = [
@@ -306,6 +371,7 @@ FORBIDDEN = [
     "SELECT nonsense FROM decisions",
     "not even SQL",
     "SELECT " + "+".join(["1"] * 2000),
+    "SELECT 'half of a surrogate: \ud83d'",
 ]
 
 

@@ -5,7 +5,8 @@ from synthetic_runs import bonus, decision, prompt, rejected, small_run_events, 
 
 from store.compact import compact
 from store.errors import RunError
-from store.manifest import read_manifest
+from store.log import Commit, RunLog
+from store.manifest import part_path, read_manifest
 from store.queries import LogReader, recipes
 from store.resample import resample
 from store.rollups import COUNTS
@@ -33,6 +34,15 @@ def test_decisions_come_back_as_events(tmp_path):
     run = write_run(tmp_path, events)
     assert logged_decisions(run, 10) == [*events[:1], rejected(head_estimate=0.349609375), *events[2:]]
     assert len(logged_decisions(run, 2)) == 2
+
+
+def test_parts_behind_the_decisions_that_are_wanted_are_not_read(tmp_path):
+    with RunLog(tmp_path) as log:
+        for offset in range(2):
+            log.append(decision(offset=offset))
+            log.commit(Commit(dict), wait=True)
+    part_path(tmp_path, read_manifest(tmp_path).tables["decisions"][1]).unlink()
+    assert logged_decisions(tmp_path, 1) == [decision()]
 
 
 @pytest.fixture(scope="module")
