@@ -5,11 +5,13 @@ Colours are told apart by colour-blind people, and every mark has a shape of its
 """
 
 import argparse
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from store.errors import OmnidraftError
 from store.queries import LogReader
 
 if TYPE_CHECKING:
@@ -80,7 +82,7 @@ def draw(curve: Curve, picture: Path, title: str) -> None:
     figure, (above, below) = pyplot.subplots(2, 1, sharex=True, figsize=(10, 5.5), layout="constrained")
     above.plot(curve.offsets, curve.acceptance, color=BLUE, marker="o", markersize=3)
     above.set(ylabel="acceptance rate\n(accepted / judged)", ylim=(0, 1))
-    above.set_title(title, loc="left", fontweight="bold")
+    above.set_title(title, loc="left", fontweight="bold", parse_math=False)
     below.plot(curve.offsets, curve.efficiency, color=BLUE, marker="s", markersize=3)
     below.set(
         ylabel="block efficiency\n(tokens / target forward)", xlabel="prompt (offset in the stream)", ylim=(1, None)
@@ -119,7 +121,10 @@ def main() -> None:
     parser.add_argument("picture", type=Path, help="file to write: .png, .svg or .pdf")
     parser.add_argument("--window", type=int, default=WINDOW, help="prompts of one point (default %(default)s)")
     arguments = parser.parse_args()
-    draw(read_curve(arguments.run, arguments.window), arguments.picture, arguments.run.name)
+    try:
+        draw(read_curve(arguments.run, arguments.window), arguments.picture, arguments.run.resolve().name)
+    except (OmnidraftError, OSError) as error:
+        sys.exit(f"omnidraft: {error}")
 
 
 if __name__ == "__main__":

@@ -5,14 +5,23 @@ from typing import Any
 from dashboards.plain import rows
 from store.queries import LogReader
 
-MOST = 1000  # versions; the last ones
+MOST = 1000  # versions of a run; the last ones
 
 _LATEST = """
     WITH latest AS (
         SELECT *, CASE WHEN parent IS NULL THEN -1 ELSE "offset" END AS since
-        FROM versions ORDER BY seq DESC LIMIT {most}
+        FROM versions QUALIFY row_number() OVER (PARTITION BY run ORDER BY seq DESC) <= {most}
     )
 """
+# Of two that were published behind the same prompt the later one served: at a drift that is noticed with the prompt
+# behind an interval's last one.
+_SERVING = (
+    _LATEST
+    + """, serving AS (
+        SELECT * FROM latest QUALIFY row_number() OVER (PARTITION BY run, target, since ORDER BY version DESC) = 1
+    )
+"""
+)
 _VERSIONS = (
     _LATEST
     + """
@@ -24,32 +33,33 @@ _VERSIONS = (
 # A version is the latest of its target for the prompts behind it, up to and with the next version's; a floor from the
 # first prompt.
 _SERVED = (
-    _LATEST
+    _SERVING
     + """
-    SELECT prompts.run, latest.version, prompts.dataset, count(*) AS prompts,
+    SELECT prompts.run, serving.version, prompts.dataset, count(*) AS prompts,
         sum(judged)::BIGINT AS judged, sum(accepted)::BIGINT AS accepted,
         sum(emitted)::BIGINT AS emitted, sum(blocks)::BIGINT AS blocks
     FROM prompts
-    ASOF JOIN latest
-        ON prompts.run = latest.run AND prompts.target = latest.target AND prompts."offset" > latest.since
-    GROUP BY ALL ORDER BY prompts.run, latest.version, min(prompts."offset")
+    ASOF JOIN serving
+        ON prompts.run = serving.run AND prompts.target = serving.target AND prompts."offset" > serving.since
+    GROUP BY ALL ORDER BY prompts.run, serving.version, min(prompts."offset")
 """
 )
 _LEARNED = (
-    _LATEST
+    _SERVING
     + """
-    SELECT updates.run, latest.version, count(*) AS steps, count(*) FILTER (updates.served) AS served,
+    SELECT updates.run, serving.version, count(*) AS steps, count(*) FILTER (updates.served) AS served,
         sum(seconds::DOUBLE) AS seconds, sum(tokens_gained) AS tokens_gained
     FROM updates
-    ASOF JOIN latest
-        ON updates.run = latest.run AND updates.target = latest.target AND updates."offset" > latest.since
+    ASOF JOIN serving
+        ON updates.run = serving.run AND updates.target = serving.target AND updates."offset" > serving.since
     WHERE part = 'drafter'
     GROUP BY ALL
 """
 )
 _DRIFTS = """
     SELECT run, "offset", target, dataset, direction, action, rate_before, rate_after
-    FROM drifts WHERE action IN ('reset', 'recall') ORDER BY seq DESC LIMIT {most}
+    FROM drifts WHERE action IN ('reset', 'recall')
+    QUALIFY row_number() OVER (PARTITION BY run ORDER BY seq DESC) <= {most} ORDER BY run, seq
 """
 _RECALLS = 'SELECT run, "offset", target, version, acceptance_present, acceptance_best FROM recalls ORDER BY seq'
 

@@ -2,7 +2,8 @@
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import time
@@ -14,6 +15,7 @@ from store.queries import LogReader, run_folders
 
 KEPT = 4  # snapshots that stay open
 MOST_RUNS = 8  # as many as can be told apart
+PATIENCE = 30.0  # seconds that a question waits for the one before it; some queries cannot be interrupted
 
 Answer = TypeVar("Answer")
 
@@ -92,8 +94,9 @@ class Logs:
         """What `question` finds in the named runs as they are committed now.
 
         Parts that a snapshot reads may be replaced by larger ones meanwhile; then it is asked once more.
+        Raises `UsageError` when another question is not answered within `PATIENCE`.
         """
-        with self._lock:
+        with self._turn():
             stamp = self.stamp(names)
             try:
                 return question(self._reader(names, stamp))
@@ -107,6 +110,15 @@ class Logs:
         with self._lock:
             while self._open:
                 self._open.popitem()[1][1].close()
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        if not self._lock.acquire(timeout=PATIENCE):
+            raise UsageError("another question is still being answered; wait, or start the dashboards again")
+        try:
+            yield
+        finally:
+            self._lock.release()
 
     def _reader(self, names: Sequence[str], stamp: str) -> LogReader:
         chosen = self.chosen(names)

@@ -9,7 +9,7 @@ from pathlib import Path
 from store.errors import OmnidraftError, UsageError
 from store.manifest import read_manifest
 
-HOST, PORT = "127.0.0.1", 8050
+HOST, PORT = "127.0.0.1", 8050  # the pages have no password, so no other machine may see them
 
 
 def is_loopback(host: str) -> bool:
@@ -27,7 +27,9 @@ def url_of(host: str, port: int) -> str:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises `UsageError` when the port is taken or the name is not of this machine."""
+    """A listening socket. Raises `UsageError` when the port is taken or the name is empty or not of this machine."""
+    if not host:  # a socket would take it for every address
+        raise UsageError(f"--host must be an address of this machine, got none; try --host {HOST}")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

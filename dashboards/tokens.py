@@ -137,12 +137,19 @@ def _probabilities(row: Mapping[str, Any]) -> Iterator[str]:
         name = f"level {level}: " if len(levels) > 1 else ""
         yield f"{name}probability {ours:.3g} by the drafter, {theirs:.3g} by the target"
     if row["uniform"] is not None and levels:
-        chance = math.prod(min(1.0, theirs / ours) if ours else 1.0 for ours, theirs in levels)
+        chance = math.prod(_acceptance(ours, theirs) for ours, theirs in levels)
         yield f"accepted with probability {chance:.3g}; the draw was {row['uniform']:.3g}"
     if row["head_estimate"] is not None:
         yield f"head's estimate of coming this far {row['head_estimate']:.3g}"
     if row["entropy"] is not None:
         yield f"drafter's entropy {row['entropy']:.3g} nats"
+
+
+def _acceptance(ours: float, theirs: float) -> float:
+    """min(1, theirs / ours) as `store/sql/check.sql` has it: what the target never says is never accepted."""
+    if theirs <= 0:
+        return 0.0
+    return 1.0 if theirs >= ours else theirs / ours
 
 
 def _bytes(content: bytes | None) -> str:

@@ -10,7 +10,6 @@ import typer
 
 from store.errors import RunError
 
-HOST = "127.0.0.1"  # the pages have no password, so no other machine may see them
 PATIENCE = 10  # seconds for the server to end before it is made to
 
 
@@ -18,11 +17,17 @@ def dashboard(
     run: Annotated[Path | None, typer.Option("--run", help="One run's folder.", show_default=False)] = None,
     runs: Annotated[Path, typer.Option("--runs", help="A folder of runs.")] = Path("runs"),
     port: Annotated[int, typer.Option(help="0 takes any that is free.", min=0, max=65535)] = 8050,
-    host: Annotated[str, typer.Option(help="Address to listen on; another lets other machines read all texts.")] = HOST,
+    host: Annotated[
+        str | None,
+        typer.Option(
+            help="Address to listen on instead of 127.0.0.1; lets other machines read all texts.", show_default=False
+        ),
+    ] = None,
 ) -> None:
     """Show runs, texts, n-grams, versions and SQL in the browser, until Ctrl-C; a run that goes on is followed."""
     where = ["--run", str(run)] if run else ["--runs", str(runs)]
-    command = [sys.executable, "-m", "dashboards.serve", *where, "--host", host, "--port", str(port)]
+    listen = [] if host is None else ["--host", host]
+    command = [sys.executable, "-m", "dashboards.serve", *where, *listen, "--port", str(port)]
     status = _until_ended(command)
     if status:
         raise typer.Exit(status)

@@ -56,22 +56,27 @@ export async function reach(url, options) {
   }
 }
 
-// Runs `step(again)` now and every two seconds while the page is seen; `now()` of what it returns runs it at once.
+// Runs `step(again)` now and every two seconds while the page is seen and no step is under way; `now()` of what it
+// returns runs it next.
 export function live(step) {
   let turn = Promise.resolve();
+  let pending = 0;
   const tick = (again) => {
+    pending += 1;
     turn = turn.then(async () => {
       try {
         await step(again);
         problem("", "page");
       } catch (error) {
         problem(error.message, "page");
+      } finally {
+        pending -= 1;
       }
     });
     return turn;
   };
   tick(false);
-  setInterval(() => document.hidden || tick(true), EVERY);
+  setInterval(() => document.hidden || pending || tick(true), EVERY);
   return { now: () => tick(false) };
 }
 

@@ -10,6 +10,21 @@ const key = (version) => JSON.stringify([version.run, version.version]);
 const name = (version) => `${runs.length > 1 ? `${version.run}: ` : ""}version ${version.version}`;
 const ratio = (over, under) => (under ? over / under : null);
 
+// The drift before which a version was published. Where prompts end out of order, its number may be the smaller one.
+function causeOf(version, drifts) {
+  if (version.reason !== "drift") return undefined;
+  const distance = (drift) => Math.abs(drift.offset - version.offset - 1);
+  return drifts.reduce((near, drift) => (near && distance(near) <= distance(drift) ? near : drift), undefined);
+}
+
+// The last drift between a version's parent and itself. A version with the reason "drift" holds what was in service
+// before anything was done about that drift, so the next one answers it.
+function answeredBy(version, parent, drifts) {
+  if (!parent) return null;
+  const [before, own] = [causeOf(parent, drifts), causeOf(version, drifts)];
+  return drifts.findLast((drift) => drift === before || (drift !== own && parent.offset < drift.offset && drift.offset <= version.offset)) ?? null;
+}
+
 // What is known of each version, in one row.
 function joined({ versions, served, learned, drifts }) {
   const sorted = versions.sort((one, other) => runs.indexOf(one.run) - runs.indexOf(other.run) || one.version - other.version);
@@ -18,7 +33,8 @@ function joined({ versions, served, learned, drifts }) {
     const mine = served.filter(same);
     const total = (column) => mine.reduce((sum, row) => sum + row[column], 0);
     const steps = learned.find(same) ?? {};
-    const answered = version.reason === "drift" ? drifts.filter((drift) => drift.run === version.run && drift.target === version.target && drift.offset >= version.offset).at(-1) : null;
+    const parent = sorted.find((other) => other.run === version.run && other.version === version.parent);
+    const answered = answeredBy(version, parent, drifts.filter((drift) => drift.run === version.run && drift.target === version.target));
     return { ...version, datasets: mine, prompts: total("prompts"), judged: total("judged"), acceptance: ratio(total("accepted"), total("judged")),
       efficiency: ratio(total("emitted"), total("blocks")), steps: steps.steps ?? 0, gained: steps.tokens_gained ?? null, seconds: steps.seconds ?? null, drift: answered };
   });
@@ -38,8 +54,10 @@ function draw(versions, recalls) {
     return [
       { type: "scatter", mode: "lines", x: steps.map((version) => version && version.offset), y: steps.map((version) => version && height(version)), hoverinfo: "skip",
         line: { color: look.color, dash: look.dash, width: 2 }, legendgroup: label, showlegend: false },
-      { type: "scatter", mode: mine.length > MOST_NUMBERS ? "markers" : "markers+text", cliponaxis: false, name: label, legendgroup: label, showlegend: lines.length > 1, x: mine.map((version) => version.offset), y: mine.map(height),
-        text: mine.map((version) => `${version.version}`), textposition: "top center", marker: { color: look.color, size: mine.length > MOST_NUMBERS ? 5 : 11, symbol: mine.map((version) => SHAPES[version.reason] ?? "circle") },
+      { type: "scatter", mode: mine.length > MOST_NUMBERS ? "markers" : "markers+text", cliponaxis: false, name: label, legendgroup: label,
+        showlegend: lines.length > 1, x: mine.map((version) => version.offset), y: mine.map(height),
+        text: mine.map((version) => `${version.version}`), textposition: "top center",
+        marker: { color: look.color, size: mine.length > MOST_NUMBERS ? 5 : 11, symbol: mine.map((version) => SHAPES[version.reason] ?? "circle") },
         hovertext: mine.map((version) => plain(`${name(version)} (${version.reason}), published at prompt ${whole(version.offset)}\nacceptance while the latest ${fixed(3)(version.acceptance)} ` +
           `over ${whole(version.prompts)} prompts\nparent ${version.parent ?? "none"}, ${whole(version.cache_entries)} n-grams`).replaceAll("\n", "<br>")), hoverinfo: "text" },
     ];
@@ -80,9 +98,12 @@ function fillChoices(versions) {
   selects[1].value = key(other);
 }
 
+const driftInWords = (drift) => `at ${drift.offset}: ${fixed(3)(drift.rate_before)} to ${fixed(3)(drift.rate_after)}, ${drift.action}`;
+
 const ROWS = [
-  ["run", (version) => version.run], ["target", (version) => version.target], ["published at prompt", (version) => version.offset, whole], ["reason", (version) => version.reason],
-  ["parent", (version) => version.parent], ["drift answered", (version) => version.drift && `at ${version.drift.offset}: ${fixed(3)(version.drift.rate_before)} to ${fixed(3)(version.drift.rate_after)}, ${version.drift.action}`],
+  ["run", (version) => version.run], ["target", (version) => version.target],
+  ["published at prompt", (version) => version.offset, whole], ["reason", (version) => version.reason],
+  ["parent", (version) => version.parent], ["drift answered", (version) => version.drift && driftInWords(version.drift)],
   ["prompts while the latest", (version) => version.prompts, whole, 0], ["judged tokens", (version) => version.judged, whole, 0],
   ["acceptance", (version) => version.acceptance, fixed(3), 3], ["tokens per target forward", (version) => version.efficiency, fixed(2), 2],
   ["acceptance before it", (version) => version.acceptance_before, fixed(3), 3], ["n-grams in the cache", (version) => version.cache_entries, whole, 0],
@@ -106,8 +127,10 @@ function bars(one, other) {
   const datasets = [...new Set([...one.datasets, ...other.datasets].map((row) => row.dataset))];
   const trace = (version, letter, look, shape) => {
     const rows = datasets.map((dataset) => version.datasets.find((row) => row.dataset === dataset));
-    return { type: "bar", name: `${letter}: ${plain(name(version))}`, x: datasets.map(plain), y: rows.map((row) => row && ratio(row.accepted, row.judged)), customdata: rows.map((row) => row?.judged ?? 0),
-      text: rows.map((row) => (row ? fixed(3)(ratio(row.accepted, row.judged)) : "none")), textposition: "outside", marker: { color: look.color, pattern: pattern(shape) },
+    return { type: "bar", name: `${letter}: ${plain(name(version))}`, x: datasets.map(plain),
+      y: rows.map((row) => row && ratio(row.accepted, row.judged)), customdata: rows.map((row) => row?.judged ?? 0),
+      text: rows.map((row) => (row ? fixed(3)(ratio(row.accepted, row.judged)) : "none")), textposition: "outside",
+      marker: { color: look.color, pattern: pattern(shape) },
       hovertemplate: "%{y:.3f} of %{customdata:,d} judged<extra></extra>" };
   };
   chart(element("bars"), [trace(one, "A", style(0), ""), trace(other, "B", style(1), "/")], {

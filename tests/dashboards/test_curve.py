@@ -1,13 +1,18 @@
 """The acceptance curve of a synthetic run."""
 
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from matplotlib import pyplot
 
 from dashboards.curve import Curve, draw, read_curve
 from store.events import Drifted, PromptCompleted
 from store.log import RunLog
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def prompt(offset: int, dataset: str, judged: int, accepted: int) -> PromptCompleted:
@@ -47,3 +52,17 @@ def test_a_picture_is_written(tmp_path: Path, suffix: str):
     picture = tmp_path / f"curve.{suffix}"
     draw(Curve([1, 3], [0.2, 0.4], [1.1, 1.5], [("docs", 0)], [2], [(0, 0), (3, 1)]), picture, "a run")
     assert picture.stat().st_size > 1000
+
+
+def test_a_run_s_name_is_text(tmp_path: Path):
+    picture = tmp_path / "curve.svg"
+    with pyplot.rc_context({"svg.fonttype": "none"}):
+        draw(Curve([], [], [], [], [], []), picture, "$\\nothing$")
+    assert "$\\nothing$" in picture.read_text()
+
+
+def test_a_folder_that_is_no_run_is_refused_in_a_sentence(tmp_path: Path):
+    command = [sys.executable, "-m", "dashboards.curve", str(tmp_path), str(tmp_path / "curve.png")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"omnidraft: {tmp_path} must be a run's folder")

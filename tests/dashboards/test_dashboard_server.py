@@ -66,12 +66,17 @@ def test_other_sites_may_not_ask_the_log(address: str, site: str, status: int):
     assert get(f"{address}/api/states", {"Sec-Fetch-Site": site})[0] == status
 
 
-def test_every_answer_forbids_foreign_content(address: str):
-    for path in ("/stream", "/api/states", "/static/page.css", "/nothing"):
-        headers = get(address + path)[2]
-        assert "default-src 'none'; script-src 'self';" in headers["Content-Security-Policy"]
-        assert "frame-ancestors 'none'" in headers["Content-Security-Policy"]
-        assert headers["X-Content-Type-Options"] == "nosniff"
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [("/stream", 200), ("/api/states", 200), ("/static/page.css", 200), ("/nothing", 404), ("/api/prompts", 500)],
+)
+def test_every_answer_forbids_foreign_content(address: str, monkeypatch: pytest.MonkeyPatch, path: str, status: int):
+    monkeypatch.setattr("dashboards.app.read_prompts", None)  # a mistake of ours, which is told with a 500
+    found, _, headers = get(address + path)
+    assert found == status
+    assert "default-src 'none'; script-src 'self';" in headers["Content-Security-Policy"]
+    assert "frame-ancestors 'none'" in headers["Content-Security-Policy"]
+    assert headers["X-Content-Type-Options"] == "nosniff"
 
 
 def test_no_file_of_ours_names_another_host():
@@ -148,6 +153,12 @@ def test_values_that_json_lacks(address: str):
     assert found["rows"][0] == [None, "9007199254740993", "aa", 1.5, {"x": ["2026-01-01"]}]
 
 
+@pytest.mark.parametrize("date", ["'infinity'::TIMESTAMP", "make_date(290000, 1, 1)", "'290000-01-01'::TIMESTAMP"])
+def test_dates_that_python_lacks_are_refused(address: str, date: str):
+    status, text, _ = get(f"{address}/api/sql", body={"runs": [], "query": f"SELECT {date}"})
+    assert (status, "dates must be within years 1 to 9999" in text) == (400, True), text
+
+
 def test_a_damaged_run_is_listed_and_explained(serve: Serve, tmp_path: Path):
     folder = write(tmp_path / "runs" / "a", stream(5))
     (folder / "log" / "manifest.json").write_text("{}")
@@ -182,7 +193,7 @@ def test_what_a_host_means(host: str, loopback: bool, url: str):
 def test_a_library_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "plotly", None)
     monkeypatch.delitem(sys.modules, "dashboards.app", raising=False)
-    with pytest.raises(UsageError, match=r"need plotly, which is not installed; try `pip install 'omnidraft\[dashb"):
+    with pytest.raises(UsageError, match="need plotly, which is not installed; install omnidraft again"):
         start(None, tmp_path, "127.0.0.1", 0)
 
 
@@ -220,6 +231,13 @@ def test_another_address_than_loopback_is_warned_about(tmp_path: Path):
         command.send_signal(signal.SIGINT)
         _, errors = command.communicate(timeout=30)
     assert "warning: listening on 0.0.0.0: whoever can reach this machine can read all prompts" in errors
+
+
+def test_an_empty_host_is_refused(tmp_path: Path):
+    with started("--runs", str(tmp_path), "--port", "0", "--host", "") as command:
+        _, errors = command.communicate(timeout=30)
+    assert command.returncode == 2
+    assert "omnidraft: --host must be an address of this machine, got none" in errors
 
 
 @pytest.mark.parametrize("where", ["--run", "--runs"])

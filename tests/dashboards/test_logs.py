@@ -1,5 +1,6 @@
 """Snapshots of logs that change while they are read."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -96,3 +97,18 @@ def test_the_last_to_commit_is_shown_first(runs: Path):
     assert [state.name for state in Logs(None, runs).states(["a", "b"])] == ["a", "b"]
     with pytest.raises(UsageError, match="got d"):
         Logs(None, runs).chosen(["a", "d"])
+
+
+def test_a_question_does_not_wait_for_ever(runs: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("dashboards.logs.PATIENCE", 0.01)
+    write(runs / "a", [prompt(0)])
+    logs = Logs(None, runs)
+    with ThreadPoolExecutor() as threads:
+
+        def another(_: LogReader) -> None:
+            with pytest.raises(UsageError, match="another question is still being answered"):
+                threads.submit(logs.read, [], prompts).result(timeout=30)
+
+        logs.read([], another)
+        assert logs.read([], prompts) == 1
+    logs.close()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from event_making import drifted, published
 from serving_runs import Serve, serving
 from stream_making import HOSTILE, append, block_of_every_kind, decision, prompt, stream, write
 
@@ -81,11 +82,11 @@ def test_the_stream_page_has_figures_curves_and_marks(address: str, page: Any):
     page.wait_for_selector("#chart .scatterlayer .trace")
     drawn = page.evaluate("document.getElementById('chart').data.map(trace => [trace.yaxis, trace.x.length])")
     assert [points for axis, points in drawn if axis in ("y", "y2", "y3")] == [12, 12, 12]
-    assert [points for axis, points in drawn if axis == "y4"] == [6, 3, 1, 1]
+    assert [points for axis, points in drawn if axis == "y4"] == [6, 4, 1, 1]
     words = " ".join(row[4] for row in table(page, "#events"))
     assert "drift at 33 in code: fall from 0.500 to 0.250, since 30 (adwin); answered by recall" in words
     assert "version 0 taken back at 33" in words
-    assert "version 2 at 49 (drift), parent 1, 12 n-grams" in words
+    assert "version 2 at 32 (drift), parent 1, 11 n-grams" in words
     assert texts(page, "#state") == ["finished"]
 
 
@@ -244,15 +245,38 @@ def test_two_versions_stand_beside_one_another(address: str, page: Any):
     page.goto(f"{address}/versions?run=learned")
     rows = {row[0]: row[1:] for row in table(page, "#compared")}
     assert rows["acceptance"] == ["0.500", "0.250", "-0.250"]
-    page.select_option("[name=b]", '["learned",2]')
-    until(page, "document.querySelector('#compared th:nth-child(3)').textContent === 'B: version 2'")
+    page.select_option("[name=a]", '["learned",2]')
+    page.select_option("[name=b]", '["learned",3]')
+    rows = {row[0]: row[1:] for row in table(page, "#compared")}
+    assert rows["drift answered"] == ["–", "at 33: 0.500 to 0.250, recall", ""]
+    assert rows["prompts while the latest"] == ["17", "10", "-7"]
+    page.select_option("[name=a]", '["learned",0]')
     rows = {row[0]: row[1:] for row in table(page, "#compared")}
     assert rows["prompts while the latest"] == ["30", "10", "-20"]
     assert rows["n-grams in the cache"] == ["0", "12", "+12"]
-    assert rows["parent"] == ["–", "1", ""]
+    assert rows["parent"] == ["–", "2", ""]
     page.wait_for_selector("#chart .scatterlayer .trace")
     page.wait_for_selector("#bars .barlayer .trace")
-    assert [row[1:3] for row in table(page, "#all")] == [["0", "–"], ["1", "0"], ["2", "1"]]
+    assert [row[1:3] for row in table(page, "#all")] == [["0", "–"], ["1", "0"], ["2", "1"], ["3", "2"]]
+
+
+@pytest.mark.parametrize(("noticed", "held"), [(33, 32), (33, 35)], ids=["in order", "out of order"])
+def test_a_drift_is_answered_by_the_version_behind_it(serve: Serve, tmp_path: Path, page: Any, noticed: int, held: int):
+    events = [
+        published(), drifted(offset=12), published(offset=20, version=1, parent=0, reason="interval"),
+        drifted(offset=noticed), published(offset=held, version=2, parent=1, reason="drift"),
+        published(offset=49, version=3, parent=2, reason="interval"),
+        published(offset=59, version=4, parent=3, reason="end"),
+    ]  # fmt: skip
+    write(tmp_path / "runs" / "a", [prompt(0), *events])
+    page.goto(f"{serve(tmp_path / 'runs')}/versions")
+    found = []
+    for version in range(5):
+        page.wait_for_selector("#all table")
+        page.select_option("[name=a]", f'["a",{version}]')
+        rows = {row[0]: row[1] for row in table(page, "#compared")}
+        found.append(rows["drift answered"].split(":")[0])
+    assert found == ["–", "at 12", "–", "at 33", "–"]
 
 
 def test_a_query_and_a_recipe_are_answered(address: str, page: Any):
@@ -304,6 +328,25 @@ def test_a_page_follows_a_run_that_goes_on(serve: Serve, tmp_path: Path, page: A
         assert "drift at 33" in page.inner_text("#events")
     until(page, "document.getElementById('state').textContent === 'finished'")
     assert [url for url in page.asked if url.endswith("/stream")] == page.asked[:1], "the page was not loaded again"
+
+
+def test_a_page_does_not_ask_again_before_it_is_answered(address: str, browser: Any):
+    held: list[Any] = []
+    asked: list[str] = []
+    page = browser.browser.new_page()  # with a clock of its own
+    page.on("request", lambda request: asked.append(request.url))
+    page.clock.install(time=0)
+    page.route("**/api/versions*", lambda route: held.append(route))
+    page.goto(f"{address}/versions?run=learned")
+    page.clock.pause_at(60_000)  # milliseconds
+    page.clock.run_for(20_000)
+    for _ in range(3):  # what stood in line would be asked for now
+        while held:
+            held.pop().continue_()
+        page.wait_for_timeout(200)
+    page.wait_for_selector("#all table")
+    page.close()
+    assert len([url for url in asked if "/api/versions" in url]) == 1
 
 
 def test_a_folder_without_runs_waits_for_one(serve: Serve, tmp_path: Path, page: Any):

@@ -52,6 +52,16 @@ def test_the_detail_of_a_residual_names_what_it_replaced(tmp_path: Path):
     ]
 
 
+@pytest.mark.parametrize(
+    ("drafter", "target", "chance"),
+    [(0.5, 0.25, "0.5"), (0.5, 0.5, "1"), (0.25, 0.5, "1"), (0.0, 0.5, "1"), (0.5, 0.0, "0"), (0.0, 0.0, "0")],
+)
+def test_the_chance_is_that_of_the_check(tmp_path: Path, drafter: float, target: float, chance: str):
+    row = decision(0, 0, drafter_levels=(drafter,), target_levels=(target,))
+    (token,) = completion(tmp_path, [row, prompt(0)]).tokens
+    assert f"accepted with probability {chance}; the draw" in token.detail
+
+
 def test_emitted_bytes_come_out_whole_past_rejected_ones(tmp_path: Path):
     first, second = "é".encode()[:1], "é".encode()[1:]
     rows = block_of_every_kind(0)
