@@ -68,6 +68,30 @@ def pinned(name: str, uri: str) -> str:
     return f"models:/{reference.name}/{found[0]}"
 
 
+def load_drafter(config: Config, source: str, device: str) -> LanguageModel:
+    """A drafter with the adapter that it was saved with merged, unless each target is to have one of its own.
+
+    Its rows are still to be required, once the threads of the run are set.
+
+    Raises:
+        ModelError: see `load_model`.
+    """
+    drafter = load_model(source, config.dtype, device, config.draft.weights)
+    if (Path(source) / ADAPTER_FOLDER).is_dir() and not config.learn.lora:
+        merge_saved_adapter(drafter.model, Path(source) / ADAPTER_FOLDER)
+    return drafter
+
+
+def pair_of(config: Config, target_words: Vocabulary, words: Vocabulary) -> Pair:
+    """Both vocabularies paired by the settings.
+
+    Raises:
+        VocabularyError: they cannot be.
+        ConfigError: an exception for a special token cannot be read.
+    """
+    return pair(target_words, words, SpecialRule.of(config.vocabulary.special, config.vocabulary.special_names))
+
+
 def load_models(config: Config, uri: str, fetched: Path) -> tuple[Models, ...]:
     """Load the drafter and every target once, in the order in which they are named, swapped-in ones included.
 
@@ -86,24 +110,22 @@ def load_models(config: Config, uri: str, fetched: Path) -> tuple[Models, ...]:
         raise ConfigError(f"weights in int8 are for the CPU alone, but the device is {device}; try dtype = 'bfloat16'")
     source = locate(config.drafter, uri, fetched)
     folder = Path(source) if Path(source).is_dir() else None
-    drafter = load_model(source, config.dtype, device, config.draft.weights)
+    drafter = load_drafter(config, source, device)
     sources = {name: locate(name, uri, fetched) for name in Dealing.of(config).targets}
     targets = {name: load_model(found, config.dtype, device, config.weights) for name, found in sources.items()}
     largest = max(target.parameters for target in targets.values())
     if config.threads or largest < ONE_THREAD_BELOW:
         set_threads(config.threads or 1)
-    if folder and (folder / ADAPTER_FOLDER).is_dir() and not config.learn.lora:
-        merge_saved_adapter(drafter.model, folder / ADAPTER_FOLDER)
     for model in (drafter, *targets.values()):
         model.require_rows()  # and, with the threads of the run, see which kernels are fast
-    tokenizer, rule = load_tokenizer(source), SpecialRule.of(config.vocabulary.special, config.vocabulary.special_names)
+    tokenizer = load_tokenizer(source)
     words = Vocabulary(tokenizer, config.drafter)
 
     def with_target(name: str, target: LanguageModel) -> Models:
         """One target beside the shared drafter, whose rows there are its own and, with `--lora`, its adapter too."""
         target_words = Vocabulary(load_tokenizer(sources[name]), name)
         own = drafter.beside(_adapter(config, drafter, name, folder))
-        return Models(name, target, own, target_words, words, tokenizer, folder, pair(target_words, words, rule))
+        return Models(name, target, own, target_words, words, tokenizer, folder, pair_of(config, target_words, words))
 
     return tuple(with_target(name, target) for name, target in targets.items())
 

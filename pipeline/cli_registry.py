@@ -1,12 +1,15 @@
 """What the commands over registered versions share: their options, and tables that no server can disturb."""
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from store.errors import UsageError
 
 MODEL = "omnidraft-drafter"
 PIPE_COLUMNS = 200  # wide enough that a table in a pipe is not folded
@@ -19,6 +22,7 @@ class Format(StrEnum):
     JSON = "json"
 
 
+Number = Annotated[int, typer.Argument(metavar="N", help="A version's number in the list.", show_default=False)]
 UriOption = Annotated[
     str | None, typer.Option("--mlflow-uri", help="Another MLflow store or server.", show_default=False)
 ]
@@ -32,6 +36,26 @@ def store_of(mlflow_uri: str | None, runs: Path) -> str:
     from store.registry import default_uri
 
     return mlflow_uri or default_uri(runs)
+
+
+@contextmanager
+def new_folder(named: Path) -> Iterator[Path]:
+    """A folder, links followed, in the place of which another one can be put while the block runs.
+
+    Raises:
+        UsageError: it holds files or is where the command runs, or the block cannot write it.
+    """
+    try:
+        folder = named.resolve()
+        if folder == Path.cwd().resolve():
+            raise UsageError(f"a new folder must be named, but {named} is the one that you are in; name one below it")
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise UsageError(f"a new or empty folder must be named, but {named} holds files; name another")
+        yield folder
+    except OSError as error:
+        raise UsageError(
+            f"{named} must be a folder that can be made and written: {error.strerror or error}; name another"
+        ) from error
 
 
 def print_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

@@ -14,8 +14,10 @@ from pipeline.cli_registry import (
     Format,
     FormatOption,
     NameOption,
+    Number,
     RunsOption,
     UriOption,
+    new_folder,
     print_table,
     printable,
     store_of,
@@ -28,8 +30,6 @@ if TYPE_CHECKING:
 RUNS = Path("runs")
 KEPT = 10  # newest versions that prune leaves by default
 _HEADS = ("number", "run", "offset", "reason", "parent", "acceptance", "probe", "cache", "aliases", "published (UTC)")
-
-Number = Annotated[int, typer.Argument(metavar="N", help="A version's number in the list.", show_default=False)]
 
 
 class _ListByDefault(TyperGroup):
@@ -84,7 +84,7 @@ def promote(number: Number, mlflow_uri: UriOption = None, runs: RunsOption = RUN
     from store.version_shelf import promote as put_forward
 
     before = put_forward(store_of(mlflow_uri, runs), name, number)
-    print(f"champion: version {number}, {'the first' if before is None else f'before it version {before}'}")
+    print(f"champion: version {number}{_instead(before, number)}")
     _tell_use(name, "@champion")
 
 
@@ -116,8 +116,8 @@ def recall(
     from store.version_shelf import promote as put_forward
 
     uri = store_of(mlflow_uri, runs)
-    with TemporaryDirectory() as scratch:
-        fetch_version(f"models:/{name}/{number}", uri, folder or Path(scratch) / "version")
+    with TemporaryDirectory() as scratch, new_folder(folder or Path(scratch) / "version") as free:
+        fetch_version(f"models:/{name}/{number}", uri, free)
     before = put_forward(uri, name, number)
     print(f"champion: version {number}, every file as it was published{_instead(before, number)}")
     if folder:

@@ -1,6 +1,7 @@
 """`omnidraft versions compare` and `export`: what needs the models themselves. Torch only when one really starts."""
 
 import json
+import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pipeline.cli_options import option, parsed
-from pipeline.cli_registry import MODEL, NameOption, RunsOption, UriOption, print_table, store_of
+from pipeline.cli_registry import MODEL, NameOption, Number, RunsOption, UriOption, print_table, store_of
 from store.errors import UsageError
 
 if TYPE_CHECKING:
@@ -29,7 +30,9 @@ def compare(
         str | None,
         typer.Option(help="A prompt source, as of `replay`. [default: the fixed probe]", show_default=False),
     ] = None,
-    limit: Annotated[int, typer.Option(help="Most prompts.", min=1)] = LIMIT,
+    limit: Annotated[
+        int | None, typer.Option(help=f"Most prompts. [default: {LIMIT}]", min=1, show_default=False)
+    ] = None,
     target: Annotated[
         str | None, typer.Option(help="Another target than the versions were made for.", show_default=False)
     ] = None,
@@ -57,17 +60,18 @@ def compare(
     Nothing learns, and every draft has --max-draft pieces, so that the drafters are compared and nothing else.
     """
     from pipeline.compare import compare as run
-    from pipeline.compare import compared, read_prompts
+    from pipeline.compare import compared, read_prompts, require_free
     from pipeline.compare_build import open_sides
     from pipeline.config import Config
 
-    if json_file is not None and (json_file.is_dir() or not json_file.absolute().parent.is_dir()):
-        raise UsageError(f"--json must name a file in a folder that exists, got '{json_file}'")
+    _require_writable(json_file)
     chosen = {"temperature": temperature, "max_new_tokens": max_new_tokens}
     overrides: dict[str, object] = {f"sampling.{key}": value for key, value in chosen.items()}
     overrides |= {"draft.max_draft": max_draft, "seed": seed, "source.limit": limit}
     given = {key: value for key, value in overrides.items() if value is not None}
-    config, uri = Config().with_overrides(given | parsed(settings or [])), store_of(mlflow_uri, runs)
+    changed = parsed(settings or [])
+    require_free(changed, as_served=as_served)
+    config, uri = Config().with_overrides({"source.limit": LIMIT} | changed | given), store_of(mlflow_uri, runs)
     prompts = read_prompts(config, probe)
     with tempfile.TemporaryDirectory() as scratch:
         sides = open_sides((first, second), uri, name, Path(scratch) / "versions")
@@ -76,6 +80,15 @@ def compare(
             done = run(config, sides, prompts, uri, Path(scratch), progress, notice)
         _print(done)
         _keep(done, json_file, None if no_publish else uri, name, Path(scratch))
+
+
+def _require_writable(json_file: Path | None) -> None:
+    if json_file is None:
+        return
+    if json_file.is_dir() or not json_file.absolute().parent.is_dir():
+        raise UsageError(f"--json must name a file in a folder that exists, got '{json_file}'")
+    if not os.access(json_file if json_file.exists() else json_file.absolute().parent, os.W_OK):
+        raise UsageError(f"--json must name a file that can be written, got '{json_file}'")
 
 
 @contextmanager
@@ -105,7 +118,12 @@ def _keep(done: "Comparison", json_file: Path | None, uri: str | None, name: str
     """The figures as a file, if one is named, and in MLflow, if both versions are there."""
     text = json.dumps(done.to_json(), indent=2, allow_nan=False) + "\n"
     if json_file is not None:
-        json_file.write_text(text, encoding="utf-8")
+        try:
+            json_file.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UsageError(
+                f"'{json_file}' could not be written: {error.strerror}; name another with --json"
+            ) from error
     first, second = done.numbers
     if uri is not None and first is not None and second is not None:
         from store.version_shelf import record_comparison
@@ -116,7 +134,7 @@ def _keep(done: "Comparison", json_file: Path | None, uri: str | None, name: str
 
 
 def export(
-    number: Annotated[int, typer.Argument(metavar="N", help="A version's number in the list.", show_default=False)],
+    number: Number,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty folder.", show_default=False)],
     mlflow_uri: UriOption = None,
     runs: RunsOption = Path("runs"),

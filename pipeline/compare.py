@@ -6,20 +6,18 @@ because a head that drafts less where it is unsure would raise the acceptance wi
 `as_served` each version's own head decides, and lookup drafts where it pays.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.bench_arms import Round
-from pipeline.bench_pipeline import PipelineArm
-from pipeline.compare_build import Side, common_target, make_arms
+from pipeline.compare_build import Side, SideArm, common_target, make_arms
 from pipeline.compare_figures import INTERVAL, RESAMPLES, Paired, Passage, paired
 from pipeline.config import Config
 from pipeline.probe import prompts as probe_prompts
 from pipeline.source import open_source
 from stages.baselines import preference
-from store.errors import CorruptError, SourceError
+from store.errors import CorruptError, SourceError, UsageError
 from store.events import PromptReceived
 
 WARM_UP = "The first words of a text that nobody counts"
@@ -30,6 +28,7 @@ _FROZEN: Mapping[str, object] = {
     "batch": 1,
     "swaps": (),
     "learn.enabled": False,
+    "learn.lora": False,  # a version's adapter is merged into its drafter, alike on both sides
     "publish.enabled": False,
     "drift.detector": "none",
 }
@@ -39,6 +38,7 @@ _BY_THEMSELVES: Mapping[str, object] = {
     "draft.only_where_paying": False,
     "draft.costs": "estimated",  # decides nothing then
 }
+_NAMED = {"targets": "--target", "sources": "--probe", "drafter": "A and B"}  # what chooses them
 
 
 @dataclass(frozen=True)
@@ -87,6 +87,24 @@ class Comparison:
 def _counts(passage: Passage) -> dict[str, float]:
     counts = asdict(passage)
     return counts | {"tokens": len(passage.tokens)}
+
+
+def require_free(keys: Iterable[str], *, as_served: bool) -> None:
+    """Refuse to change what a comparison fixes.
+
+    Raises:
+        UsageError: one of the settings is fixed.
+    """
+    for key in keys:
+        if key in _NAMED:
+            raise UsageError(f"a comparison takes no setting {key!r}; it is chosen by {_NAMED[key]}")
+        if key in _FROZEN:
+            raise UsageError(f"a comparison has {key} = {_FROZEN[key]!r} on both sides; leave --set {key} out")
+        if key in _BY_THEMSELVES and not as_served:
+            raise UsageError(
+                f"drafters are compared by themselves with {key} = {_BY_THEMSELVES[key]!r}, so --set cannot change it; "
+                "try --as-served"
+            )
 
 
 def compared(
@@ -146,7 +164,7 @@ def compare(
     passages: tuple[list[Passage], list[Passage]] = [], []
     for done, prompt in enumerate(prompts):
         for place in (0, 1) if done % 2 == 0 else (1, 0):
-            passages[place].append(_passage(arms[place].complete([prompt])))
+            passages[place].append(_passage(arms[place], prompt))
         if config.sampling.temperature == 0:
             _require_equal(arms[0], prompt, passages[0][-1].tokens, passages[1][-1].tokens)
         progress(done + 1)
@@ -162,12 +180,14 @@ def compare(
     )
 
 
-def _passage(done: Round) -> Passage:
+def _passage(arm: SideArm, prompt: PromptReceived) -> Passage:
+    before, done = arm.model_blocks, arm.complete([prompt])
     assert done.work is not None, "the pipeline's own arms tell what they did"
-    return Passage(done.tokens[0], done.work.blocks, done.work.judged, done.work.accepted, done.seconds)
+    work, by_model = done.work, arm.model_blocks - before
+    return Passage(done.tokens[0], work.blocks, by_model, work.judged, work.accepted, done.seconds)
 
 
-def _require_equal(arm: PipelineArm, prompt: PromptReceived, one: Sequence[int], other: Sequence[int]) -> None:
+def _require_equal(arm: SideArm, prompt: PromptReceived, one: Sequence[int], other: Sequence[int]) -> None:
     """Greedy text is the target's own, whoever drafts.
 
     Raises:

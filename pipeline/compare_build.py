@@ -4,16 +4,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pipeline.bench_pipeline import PipelineArm
-from pipeline.build_models import Models, load_models
+from pipeline.bench_pipeline import NoRecords, PipelineArm
+from pipeline.build_models import Models, load_drafter, load_models, pair_of
 from pipeline.config import Config
 from pipeline.lineage import lineage_of
-from stages.adapters import ADAPTER_FOLDER, merge_saved_adapter
 from stages.huggingface import load_tokenizer
-from stages.language_model import load_model
-from stages.pair import SpecialRule, pair
 from stages.vocabulary import Vocabulary
 from store.errors import ModelError, UsageError
+from store.events import BlockDone, Drafter, Event
 from store.registry import fetch_version, list_versions
 from store.version_folder import Manifest, open_version
 from store.versions import RegisteredVersion
@@ -67,13 +65,13 @@ def open_sides(names: tuple[str, str], uri: str, model: str, scratch: Path) -> t
 
 
 def _is_folder(name: str) -> bool:
-    return not name.isdigit() and Path(name).is_dir()
+    return not name.isdecimal() and Path(name).is_dir()
 
 
 def _number(name: str, known: Sequence[RegisteredVersion]) -> int | None:
     if name == FLOOR:
         return None
-    if name.isdigit():
+    if name.isdecimal():
         return int(name)
     for version in known:
         if name in version.aliases:
@@ -89,7 +87,13 @@ def _floor_of(number: int | None, known: Sequence[RegisteredVersion]) -> int:
     """The first of a version's line in the registry."""
     if number is None or number not in [version.number for version in known]:
         raise UsageError(f"'{FLOOR}' is that of the other version, which must be in the registry; name a number")
-    return lineage_of(number, known)[-1]
+    floor = lineage_of(number, known)[-1]
+    if next(version.parent for version in known if version.number == floor) is not None:
+        raise UsageError(
+            f"'{FLOOR}' must still be in the registry, but the floor was pruned: version {floor} is the first that is "
+            f"left of the line of version {number}; name a number or a folder"
+        )
+    return floor
 
 
 def _open(name: str, number: int | None, uri: str, model: str, into: Path) -> Side:
@@ -113,9 +117,33 @@ def common_target(first: Side, second: Side) -> str:
     return targets[0]
 
 
+class _Counted(NoRecords):
+    """Counts the blocks in which lookup did not draft."""
+
+    def __init__(self) -> None:
+        self.blocks = 0
+
+    def take(self, event: Event) -> None:
+        """As `Records.take`."""
+        self.blocks += isinstance(event, BlockDone) and event.drafter is Drafter.MODEL
+
+
+class SideArm(PipelineArm):
+    """One side's loop, which also tells whose blocks they were. Arguments as of `PipelineArm`."""
+
+    def __init__(self, models: Models, config: Config, folder: Path) -> None:
+        self._counted = _Counted()
+        super().__init__(models, config, folder, lambda loop, clock: self._counted)
+
+    @property
+    def model_blocks(self) -> int:
+        """Blocks so far in which lookup did not draft."""
+        return self._counted.blocks
+
+
 def make_arms(
     config: Config, sides: tuple[Side, Side], uri: str, scratch: Path, notice: Callable[[str], None]
-) -> tuple[PipelineArm, PipelineArm]:
+) -> tuple[SideArm, SideArm]:
     """Both sides' loops over one copy of the target, each with caches of its own."""
     settings = config.with_overrides({"drafter": str(sides[0].folder)})
     (first,) = load_models(settings, uri, scratch / "fetched")
@@ -123,20 +151,15 @@ def make_arms(
     for side, own in zip(sides, models, strict=True):
         if own.pair.digest != side.manifest["pair"]:
             notice(f"the n-gram cache of {side.label} is left out: it was made for other vocabularies")
-    arms = [PipelineArm(own, config, scratch / "run") for own in models]
+    arms = [SideArm(own, config, scratch / "run") for own in models]
     return arms[0], arms[1]
 
 
 def with_drafter(config: Config, models: Models, folder: Path) -> Models:
     """The same target, on rows of its own, with another drafter."""
-    drafter = load_model(str(folder), config.dtype, str(models.target.device), config.draft.weights)
-    if (folder / ADAPTER_FOLDER).is_dir():
-        merge_saved_adapter(drafter.model, folder / ADAPTER_FOLDER)
+    drafter = load_drafter(config, str(folder), str(models.target.device))
     drafter.require_rows()
-    tokenizer, rule = (
-        load_tokenizer(str(folder)),
-        SpecialRule.of(config.vocabulary.special, config.vocabulary.special_names),
-    )
+    tokenizer = load_tokenizer(str(folder))
     words = Vocabulary(tokenizer, str(folder))
     return replace(
         models,
@@ -145,5 +168,5 @@ def with_drafter(config: Config, models: Models, folder: Path) -> Models:
         drafter_words=words,
         drafter_tokenizer=tokenizer,
         drafter_folder=folder,
-        pair=pair(models.target_words, words, rule),
+        pair=pair_of(config, models.target_words, words),
     )

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 RESAMPLES = 2000
 INTERVAL = 0.95
+FEWEST = 8  # prompts: of fewer, too few different samples can be drawn for an interval
 _SEED = 0  # of the resampling: the same prompts give the same interval again
 
 Numbers = npt.NDArray[np.float64]
@@ -26,12 +27,14 @@ class Passage:
     Attributes:
         tokens: emitted target ids.
         blocks: target forwards.
+        model_blocks: those in which lookup did not draft.
         judged, accepted: of the drafter model's tokens.
         seconds: wall time, reading the prompt included.
     """
 
     tokens: tuple[int, ...]
     blocks: int
+    model_blocks: int
     judged: int
     accepted: int
     seconds: float
@@ -44,7 +47,7 @@ class Paired:
     Attributes:
         first, second: over all prompts.
         change: the second less the first or, for speed, the median over prompts of the second over the first.
-        low, high: bounds of the change's interval.
+        low, high: bounds of the change's interval; None for fewer than `FEWEST` prompts.
     """
 
     first: float | None
@@ -57,7 +60,7 @@ class Paired:
 # Per figure what is summed over prompts, above and below the line.
 RATES: dict[str, tuple[Callable[[Passage], float], Callable[[Passage], float]]] = {
     "acceptance_rate": (lambda one: one.accepted, lambda one: one.judged),
-    "mean_accepted_length": (lambda one: one.accepted, lambda one: one.blocks),
+    "mean_accepted_length": (lambda one: one.accepted, lambda one: one.model_blocks),
     "block_efficiency": (lambda one: len(one.tokens), lambda one: one.blocks),
 }
 SPEED = "tokens_per_second"  # its change is a ratio
@@ -66,7 +69,7 @@ SPEED = "tokens_per_second"  # its change is a ratio
 def paired(first: Sequence[Passage], second: Sequence[Passage]) -> dict[str, Paired]:
     """All figures by name. Both sides have the same prompts in the same order, at least one.
 
-    >>> one, other = [Passage((1, 2), 2, 2, 0, 1.0)] * 3, [Passage((1, 2), 1, 1, 1, 0.5)] * 3
+    >>> one, other = [Passage((1, 2), 2, 2, 2, 0, 1.0)] * 8, [Passage((1, 2), 1, 1, 1, 1, 0.5)] * 8
     >>> paired(one, other)["acceptance_rate"]
     Paired(first=0.0, second=1.0, change=1.0, low=1.0, high=1.0)
     >>> paired(one, other)["tokens_per_second"]
@@ -78,8 +81,9 @@ def paired(first: Sequence[Passage], second: Sequence[Passage]) -> dict[str, Pai
 
 
 def _resampled(prompts: int) -> list[npt.NDArray[np.int64]]:
+    """Prompts by their places; no sample of too few prompts: of one, all samples are equal and would prove anything."""
     generator = np.random.Generator(np.random.Philox(_SEED))
-    return [generator.integers(0, prompts, prompts) for _ in range(RESAMPLES)]
+    return [generator.integers(0, prompts, prompts) for _ in range(RESAMPLES if prompts >= FEWEST else 0)]
 
 
 def _sums(
@@ -115,5 +119,5 @@ def _speed(first: Sequence[Passage], second: Sequence[Passage], drawn: Sequence[
 
 def _paired(first: float, second: float, change: float, changes: Sequence[float]) -> Paired:
     tail = 100 * (1 - INTERVAL) / 2
-    low, high = np.percentile(changes, [tail, 100 - tail])
+    low, high = np.percentile(changes, [tail, 100 - tail]) if changes else (float("nan"),) * 2
     return Paired(*(float(value) if isfinite(value) else None for value in (first, second, change, low, high)))

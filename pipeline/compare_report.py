@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 
 from pipeline.compare import Comparison
-from pipeline.compare_figures import INTERVAL, SPEED, Paired
+from pipeline.compare_figures import FEWEST, INTERVAL, SPEED, Paired
 
 _NAMES = {
     "acceptance_rate": "acceptance (accepted / judged)",
-    "mean_accepted_length": "accepted tokens per target pass",
+    "mean_accepted_length": "accepted tokens per drafted pass",
     "block_efficiency": "tokens per target pass",
     SPEED: "tokens per second",
 }
@@ -39,6 +39,8 @@ def sentences(comparison: Comparison) -> Iterator[str]:
     on = f"on {count} prompt{'s' if count > 1 else ''}"
     if figure.change is None:
         yield f"Nothing was judged on one side {on}: the acceptance cannot be compared."
+    elif count < FEWEST:
+        yield f"Too few prompts for an interval: {count}, and it takes {FEWEST} or more."
     elif figure.low is None or figure.high is None:
         yield f"Too little was judged on one side {on}: the change of acceptance has no interval."
     elif figure.low <= 0 <= figure.high:

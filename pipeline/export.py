@@ -7,10 +7,11 @@ from pathlib import Path
 from pipeline.build_cache import NGRAM_FILE
 from pipeline.build_models import locate
 from pipeline.build_stages import HEAD_FILE
+from pipeline.cli_registry import new_folder
 from pipeline.export_card import Card
 from pipeline.lineage import lineage_of
 from stages.export import export_drafter, licence_of
-from store.errors import UsageError
+from store.errors import OmnidraftError
 from store.registry import fetch_version, list_versions, show_version
 from store.version_folder import MANIFEST
 
@@ -26,32 +27,21 @@ def export_version(uri: str, name: str, number: int, into: Path) -> Path:
     Raises:
         ModelError: there is no such version, or it holds no model that can be loaded.
         CorruptError: a file is not what was published, or may not be in a version.
-        UsageError: the folder holds files, or cannot be made; there is no store.
+        UsageError: the folder holds files, is the working directory, or cannot be written; there is no store.
     """
-    _require_free(into)
-    details, lineage = show_version(uri, name, number), lineage_of(number, list_versions(uri, name))
-    try:
-        into.parent.mkdir(parents=True, exist_ok=True)
-        scratch = tempfile.TemporaryDirectory(dir=into.parent, prefix=f".{into.name}-")
-    except OSError as error:
-        raise UsageError(
-            f"{into} must be a folder that can be made: {error.strerror or error}; name another"
-        ) from error
-    with scratch as folder:
-        version = fetch_version(f"models:/{name}/{number}", uri, Path(folder) / "version")
-        part = Path(folder) / "part"
-        parameters = export_drafter(version, part, DRAFT_LENGTH)
-        _copy_own(version, part / OWN_FOLDER)
-        licence = _licence(details.manifest["drafter"], uri, Path(folder) / "source")
-        card = Card(details, lineage, into.name, DRAFT_LENGTH, parameters, licence)
-        (part / "README.md").write_text(card.text(), encoding="utf-8")
-        part.replace(into)
+    with new_folder(into) as free:
+        details, lineage = show_version(uri, name, number), lineage_of(number, list_versions(uri, name))
+        free.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=free.parent, prefix=f".{free.name}-") as scratch:
+            version = fetch_version(f"models:/{name}/{number}", uri, Path(scratch) / "version")
+            part = Path(scratch) / "part"
+            parameters = export_drafter(version, part, DRAFT_LENGTH)
+            _copy_own(version, part / OWN_FOLDER)
+            licence = _licence(details.manifest["drafter"], uri, Path(scratch) / "source")
+            card = Card(details, lineage, free.name, DRAFT_LENGTH, parameters, licence)
+            (part / "README.md").write_text(card.text(), encoding="utf-8")
+            part.replace(free)
     return into
-
-
-def _require_free(into: Path) -> None:
-    if into.exists() and (not into.is_dir() or any(into.iterdir())):
-        raise UsageError(f"a version must be exported into a new or empty folder, but {into} holds files; name another")
 
 
 def _copy_own(version: Path, into: Path) -> None:
@@ -64,4 +54,7 @@ def _copy_own(version: Path, into: Path) -> None:
 
 def _licence(drafter: str, uri: str, scratch: Path) -> str | None:
     """That of the drafter which the run began with; one that was a version itself is not fetched again for it."""
-    return None if drafter.startswith("models:/") else licence_of(locate(drafter, uri, scratch))
+    try:
+        return None if drafter.startswith("models:/") else licence_of(locate(drafter, uri, scratch))
+    except OmnidraftError:  # the drafter is no longer there, or no longer what it was
+        return None

@@ -1,6 +1,7 @@
 """The model card of an exported drafter: Markdown with the metadata that the Hugging Face hub reads."""
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -53,6 +54,11 @@ omnidraft replay --target {target} --drafter models:/{name}/{number}
 """
 
 
+# What may stand in code that people copy: nothing that ends a text in quotes, begins an option or speaks to a shell.
+NAME = r"\w[\w.-]*"
+HUB = rf"{NAME}(/{NAME})?"
+TARGET = r"(builtin:|models:/)?[\w./@][\w./@-]*"
+
 PROBE = (
     "`probe/acceptance` is the share of the target's greedy tokens, on prompts that never change, that the drafter "
     "foretells. An engine with one vocabulary for both accepts about that share of the tokens that it judges; one that "
@@ -84,13 +90,13 @@ class Card:
         """The whole card. Texts from the registry stand in code or tables, each on one line."""
         details, manifest = self.details, self.details.manifest
         number, name = details.summary.number, manifest["name"]
-        target = _safe(manifest["target"])
+        target = manifest["target"]
         engines = ENGINES.format(
-            model="TARGET" if target.startswith(("builtin:", "models:/")) else target,
-            target=target,
-            folder=self.folder,
+            model=target if re.fullmatch(HUB, target) else "TARGET",
+            target=target if re.fullmatch(TARGET, target) else "TARGET",
+            folder=self.folder if re.fullmatch(NAME, self.folder) else "DRAFTER",
             length=self.length,
-            name=_safe(name),
+            name=name if re.fullmatch(NAME, name) else "NAME",
             number=number,
         )
         return "\n".join(
@@ -98,7 +104,7 @@ class Card:
                 *self._metadata(),
                 f"# {_safe(name)}, version {number}",
                 "",
-                f"A drafter for speculative decoding with the target `{target}`, taught by omnidraft "
+                f"A drafter for speculative decoding with the target `{_safe(target)}`, taught by omnidraft "
                 "while a stream of prompts ran. It proposes tokens; the target decides, so that text keeps the "
                 "target's law.",
                 "",

@@ -1,8 +1,8 @@
 """The probe: what a drafter is expected to reach on prompts that never change, published with every version.
 
-The target completes the probe's prompts greedily, once for a target and a pair of vocabularies; its laws along these
-texts are kept on disk as lessons. A version is then measured by one pass of the drafter over them. Neither depends on
-the run's stream, sampling or seed, so that versions of different runs compare.
+The target completes the probe's prompts greedily, once for a target in one dtype and a pair of vocabularies; its laws
+along these texts are kept on disk as lessons. A version is then measured by one pass of the drafter over them. Neither
+depends on the run's stream, drafting, sampling or seed, so that versions of different runs compare.
 """
 
 from collections import defaultdict
@@ -48,21 +48,23 @@ def make_probe(config: Config, models: Models) -> Callable[[], dict[str, float]]
     """The figures of the drafter as it is when they are asked for, by name; none if no prompt fits the models.
 
     `probe/acceptance` is the share of the target's greedy tokens that the drafter foretells, `probe/acceptance_docs`
-    and `_code` that of each kind of prompt; `probe/acceptance_sampled` is the acceptance to expect at temperature 1.
-    Draws no random numbers, and leaves rows, kernels and costs of the run alone.
+    and `_code` that of each kind of prompt; `probe/acceptance_sampled` is a bound of the acceptance to expect at
+    temperature 1, from above: all pieces but the `KEPT` likeliest of a law count as one. Draws no random numbers, and
+    leaves rows, kernels and costs of the run alone.
 
     Args:
         config: of the run.
         models: one target with the drafter, no rows admitted.
     """
     lessons = lessons_of(config, models)
-    probe = Probe(lessons, models.drafter, draftable(config, models.pair))
+    probe = Probe(lessons, models.drafter, draftable(config.with_overrides(_PLAIN), models.pair))
     return lambda: figures(probe.marks(models.drafter))
 
 
 def lessons_of(config: Config, models: Models) -> Sequence[Lesson]:
     """The target's lessons on the probe's prompts, from disk where they were made before."""
-    key = [FORMAT, TOKENS, KEPT, identity(), fingerprint(models.target), models.pair.digest]
+    limit = models.drafter.max_length  # prompts and texts beyond it are no lessons
+    key = [FORMAT, TOKENS, KEPT, identity(), fingerprint(models.target), models.pair.digest, limit]
     return kept_lessons(key, models.name, lambda: _make_lessons(config, models))
 
 

@@ -148,10 +148,11 @@ def champion(runs: Path) -> int | None:
 def test_a_version_is_promoted_and_rolled_back(five: Path):
     where = ("--runs", str(five))
     assert output_of("versions", "promote", "2", *where).splitlines() == [
-        "champion: version 2, the first",
+        "champion: version 2",
         "use it: omnidraft replay --drafter models:/omnidraft-drafter@champion",
     ]
-    assert "champion: version 4, before it version 2" in output_of("versions", "promote", "4", *where)
+    assert "champion: version 2\n" in output_of("versions", "promote", "2", *where), "it took its own place"
+    assert "champion: version 4; instead of version 2" in output_of("versions", "promote", "4", *where)
     assert champion(five) == 4
     assert "champion: version 2 again, instead of version 4" in output_of("versions", "rollback", *where)
     assert champion(five) == 2
@@ -167,6 +168,16 @@ def test_a_recalled_version_is_the_champion_and_its_checked_files_are_where_aske
     assert champion(five) == 3
     fetched = fetch_version(f"models:/{MODEL}@champion", default_uri(five), tmp_path / "fetched")
     assert (kept / "manifest.json").read_bytes() == (fetched / "manifest.json").read_bytes()
+
+
+def test_a_recalled_version_goes_into_no_file_and_not_where_one_stands(five: Path, tmp_path: Path, monkeypatch):
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    for folder, message in (("../file", "new or empty"), ("../file/x", "name another"), (".", "you are in")):
+        with pytest.raises(UsageError, match=message):
+            output_of("versions", "recall", "3", folder, "--runs", str(five))
+    assert champion(five) is None
 
 
 def test_a_damaged_version_is_not_put_into_service(five: Path):

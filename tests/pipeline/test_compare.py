@@ -1,8 +1,10 @@
 """Comparing versions: which are meant, the same prompts on both sides, paired figures, and where they are written."""
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from errno import ENOSPC
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,17 +17,19 @@ from tiny_pair import TinyPair, tiny_pair  # noqa: F401
 from typer.testing import CliRunner
 
 from pipeline import compare as comparing
+from pipeline import compare_build
 from pipeline.bench_arms import Round, Work
 from pipeline.build_models import load_models
 from pipeline.cli_versions import versions_group
-from pipeline.compare import Comparison, compare, compared, read_prompts
+from pipeline.compare import Comparison, compare, compared, read_prompts, require_free
 from pipeline.compare_build import Side, common_target, open_sides
-from pipeline.compare_figures import Paired, Passage, paired
+from pipeline.compare_figures import FEWEST, Paired, Passage, paired
 from pipeline.compare_report import rows, sentences
 from pipeline.config import Config
 from pipeline.probe import prompts as probe_prompts
 from store.errors import CorruptError, ModelError, SourceError, UsageError
 from store.events import PromptReceived
+from store.registry import list_versions
 from store.version_folder import open_version
 from store.version_shelf import promote
 
@@ -34,11 +38,11 @@ COARSE = {"sampling.max_new_tokens": 12, "source.limit": 6, "device": "cpu"}
 
 
 def passage(accepted: int, judged: int = 10, seconds: float = 1.0, tokens: int = 20) -> Passage:
-    return Passage(tuple(range(tokens)), tokens // 2, judged, accepted, seconds)
+    return Passage(tuple(range(tokens)), tokens // 2, tokens // 4, judged, accepted, seconds)
 
 
 def test_a_rate_is_a_ratio_of_sums_over_prompts():
-    found = paired([passage(1, 10), passage(9, 30)], [passage(5, 10), passage(9, 30)])["acceptance_rate"]
+    found = paired([passage(1, 10), passage(9, 30)] * 4, [passage(5, 10), passage(9, 30)] * 4)["acceptance_rate"]
     assert (found.first, found.second) == (0.25, 0.35)
     assert found.change == pytest.approx(0.1)
     assert found.low is not None
@@ -83,12 +87,24 @@ def test_where_few_prompts_were_judged_there_is_a_change_without_an_interval():
     assert (found.first, found.second, found.low, found.high) == (0.2, 0.5, None, None)
 
 
+def test_few_prompts_prove_nothing():
+    for figure in paired([passage(1)] * (FEWEST - 1), [passage(5)] * (FEWEST - 1)).values():
+        assert figure.change is not None
+        assert (figure.low, figure.high) == (None, None)
+    assert paired([passage(1)] * FEWEST, [passage(5)] * FEWEST)["acceptance_rate"].low == pytest.approx(0.4)
+
+
+def test_accepted_tokens_are_of_the_blocks_that_the_model_drafted():
+    assert paired([passage(5)], [passage(10)])["mean_accepted_length"].first == 1.0
+    assert paired([passage(5)], [passage(10)])["block_efficiency"].first == 2.0
+
+
 def test_the_same_passages_give_the_same_interval_again():
     first, second = [passage(n % 4) for n in range(9)], [passage(n % 7) for n in range(9)]
     assert paired(first, second) == paired(first, second)
 
 
-def made(figures: dict[str, Paired], count: int = 3) -> Comparison:
+def made(figures: dict[str, Paired], count: int = FEWEST) -> Comparison:
     return Comparison(
         ("version 1", "version 2"),
         (1, 2),
@@ -105,14 +121,19 @@ def made(figures: dict[str, Paired], count: int = 3) -> Comparison:
         (Paired(0.2, 0.5, 0.3, 0.1, 0.4), "version 2 accepts more than version 1: +0.300"),
         (Paired(0.5, 0.2, -0.3, -0.4, -0.1), "version 2 accepts less than version 1: -0.300"),
         (Paired(0.2, 0.3, 0.1, -0.1, 0.2), "No difference of acceptance between version 1 and version 2 can be told"),
-        (Paired(None, 0.2, None, None, None), "Nothing was judged on one side on 3 prompts"),
-        (Paired(0.1, 0.2, 0.1, None, None), "Too little was judged on one side on 3 prompts"),
+        (Paired(None, 0.2, None, None, None), "Nothing was judged on one side on 8 prompts"),
+        (Paired(0.1, 0.2, 0.1, None, None), "Too little was judged on one side on 8 prompts"),
     ],
 )
 def test_a_sentence_says_no_more_than_the_interval(figure: Paired, told: str):
     comparison = made({"acceptance_rate": figure})
     assert next(sentences(comparison)).startswith(told)
     assert len(rows(comparison)[0]) == 5
+
+
+def test_a_sentence_of_few_prompts_says_so():
+    told = next(sentences(made({"acceptance_rate": Paired(0.1, 0.2, 0.1, None, None)}, 3)))
+    assert told == "Too few prompts for an interval: 3, and it takes 8 or more."
 
 
 @pytest.fixture
@@ -149,6 +170,7 @@ def test_two_folders_need_no_store(published: Published, tmp_path: Path):  # noq
         (("2", "2"), UsageError, "two different versions"),
         (("floor", "floor"), UsageError, "that of the other version"),
         (("floor", "1"), UsageError, "two different versions"),
+        (("1", "²"), ModelError, "got '²'"),
     ],
 )
 def test_a_name_that_means_nothing_is_refused(
@@ -160,6 +182,38 @@ def test_a_name_that_means_nothing_is_refused(
 ):
     with pytest.raises(error, match=message):
         open_sides(names, published.uri, MODEL, tmp_path / "versions")
+
+
+def test_a_floor_that_was_pruned_is_no_floor(published: Published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # noqa: F811
+    left = list_versions(published.uri)[:-1]
+    monkeypatch.setattr(compare_build, "list_versions", lambda uri, model: left)
+    with pytest.raises(UsageError, match="the floor was pruned: version 2 is the first that is left"):
+        open_sides(("floor", "candidate"), published.uri, MODEL, tmp_path / "versions")
+
+
+@pytest.mark.parametrize(
+    ("key", "told"),
+    [
+        ("learn.lora", "on both sides"),
+        ("batch", "on both sides"),
+        ("draft.lookup", "try --as-served"),
+        ("targets", "chosen by --target"),
+    ],
+)
+def test_a_setting_that_a_comparison_fixes_is_refused(key: str, told: str, tmp_path: Path):
+    with pytest.raises(UsageError, match=told):
+        typed("compare", "1", "2", "--runs", tmp_path, "--set", f"{key}=true")
+
+
+def test_what_is_served_may_be_chosen():
+    require_free(["draft.lookup", "dtype"], as_served=True)
+    with pytest.raises(UsageError, match=r"learn\.lora"):
+        require_free(["learn.lora"], as_served=True)
+
+
+def test_no_side_learns_an_adapter_of_its_own(sides: tuple[Side, Side]):
+    config = Config().with_overrides({"learn.lora": True})
+    assert not compared(config, target=None, sides=sides, as_served=True).learn.lora
 
 
 def test_a_changed_version_is_refused(published: Published, tmp_path: Path):  # noqa: F811
@@ -216,6 +270,10 @@ def test_a_learned_version_is_told_from_its_floor(sides: tuple[Side, Side], tmp_
     assert acceptance.second is not None
     assert acceptance.change == pytest.approx(acceptance.second - acceptance.first)
     assert acceptance.change != 0
+    emitted, accepted = found.figures["block_efficiency"], found.figures["mean_accepted_length"]
+    assert emitted.first is not None
+    assert accepted.first is not None
+    assert 0 <= emitted.first - accepted.first <= 1, "where nothing is looked up a pass gives one token besides"
 
 
 def test_a_version_against_itself_shows_no_change(published: Published, tmp_path: Path, tiny_pair: TinyPair):  # noqa: F811
@@ -236,6 +294,17 @@ def test_as_served_each_version_s_head_decides(sides: tuple[Side, Side], tmp_pat
     assert [one.judged for one in served.passages[1]] != [one.judged for one in fixed.passages[1]]
 
 
+def test_as_served_lookup_s_blocks_are_not_the_model_s(sides: tuple[Side, Side], tmp_path: Path, tiny_pair: TinyPair):  # noqa: F811
+    settings = {"draft__adapt": False, "draft__only_where_paying": False, "sampling__max_new_tokens": 48}
+    found = run(sides, tmp_path, tiny_pair.sums, as_served=True, **settings)
+    mean = found.figures["mean_accepted_length"]
+    for passages, length in zip(found.passages, (mean.first, mean.second), strict=True):
+        drafted = sum(one.model_blocks for one in passages)
+        assert length == pytest.approx(sum(one.accepted for one in passages) / drafted)
+        assert all(one.model_blocks <= one.blocks for one in passages)
+        assert drafted < sum(one.blocks for one in passages), "nothing was looked up"
+
+
 @dataclass
 class Arm:
     """Emits what it was told to, and writes down whose turn it was."""
@@ -243,6 +312,7 @@ class Arm:
     name: str
     turns: list[str]
     tokens: tuple[int, ...] = (1, 2, 3)
+    model_blocks: int = 0
     models: Any = field(default_factory=lambda: SimpleNamespace())
 
     def complete(self, prompts: Sequence[PromptReceived]) -> Round:
@@ -305,6 +375,40 @@ def test_the_champion_is_a_drafter_by_name(published: Published, tiny_pair: Tiny
 def test_the_command_leaves_mlflow_alone_when_asked_to(published: Published, tiny_pair: TinyPair):  # noqa: F811
     options = ("--runs", published.runs, "--probe", tiny_pair.sums, "--limit", 1, "--no-publish", "--max-new-tokens", 4)
     assert "MLflow" not in typed("compare", "1", "2", *options)
+
+
+def test_a_limit_that_was_typed_counts(published: Published, tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
+    options = ("--runs", published.runs, "--probe", tiny_pair.sums, "--no-publish", "--max-new-tokens", 4)
+    more = ("--set", "source.limit=2", "--set", "sampling.max_new_tokens=9", "--json", tmp_path / "figures.json")
+    assert "Too few prompts for an interval: 2" in typed("compare", "1", "2", *options, *more)
+    settings = json.loads((tmp_path / "figures.json").read_text())["settings"]
+    assert settings["sampling"]["max_new_tokens"] == 4
+
+
+def test_a_json_file_that_cannot_be_written_is_told(
+    published: Published,  # noqa: F811
+    tiny_pair: TinyPair,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    write = Path.write_text
+
+    def full(path: Path, *rest: Any, **more: Any) -> int:
+        if path.name == "figures.json":
+            raise OSError(ENOSPC, "No space left on device")
+        return write(path, *rest, **more)
+
+    monkeypatch.setattr(Path, "write_text", full)
+    options = ("--runs", published.runs, "--probe", tiny_pair.sums, "--limit", 1, "--max-new-tokens", 4)
+    with pytest.raises(UsageError, match="could not be written: No space left"):
+        typed("compare", "1", "2", *options, "--json", tmp_path / "figures.json")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write every file")
+def test_a_json_file_that_is_read_only_is_told_before_anything_is_loaded(tmp_path: Path):
+    (tmp_path / "x.json").touch(0o400)
+    with pytest.raises(UsageError, match="that can be written"):
+        typed("compare", "1", "2", "--runs", tmp_path, "--json", tmp_path / "x.json")
 
 
 def test_a_json_file_that_cannot_be_is_said_before_anything_is_loaded(tmp_path: Path):

@@ -16,13 +16,16 @@ from assisted_counting import Counts, counting, greedy, simulated
 from huggingface_hub import ModelCard
 from published_pair import Published, published  # noqa: F401  (fixtures)
 from replaying import config_of, replayed
+from safetensors import SafetensorError
 from tiny_pair import TinyPair, sentences, tiny_model, tiny_pair  # noqa: F401
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from pipeline import export as exporting
 from pipeline import zoo
 from pipeline.build_models import load_models
 from pipeline.config import Config
 from pipeline.export import DRAFT_LENGTH, export_version
+from pipeline.export_card import Card
 from pipeline.lineage import lineage_of
 from pipeline.probe import PROMPTS, TOKENS, make_probe
 from stages.adapters import ADAPTER_FOLDER
@@ -86,8 +89,45 @@ def test_the_card_tells_where_it_comes_from_and_how_to_use_it(exported: Path, pu
 def test_the_card_s_python_runs(exported: Path, tiny_pair: TinyPair, monkeypatch, capsys):  # noqa: F811
     code = (exported / "README.md").read_text().split("```python\n")[1].split("```")[0]
     monkeypatch.chdir(exported.parent)
-    exec(code.replace("max_new_tokens=64", "max_new_tokens=8"), {})
+    assert 'target_name, drafter_name = "TARGET", "drafter"' in code  # a path of this machine is no name for others
+    exec(code.replace("max_new_tokens=64", "max_new_tokens=8").replace('"TARGET"', repr(str(tiny_pair.target))), {})
     assert "The history of the city begins with" in capsys.readouterr().out
+
+
+HOSTILE = "x/y'; touch here #\"\n```\n# Danger"
+
+
+def card_of(published: Published, folder: str, **changed: str) -> str:  # noqa: F811
+    details = show_version(published.uri, MODEL, 1)
+    manifest = {**details.manifest, **changed}
+    return Card(replace(details, manifest=manifest), [1], folder, 5, 7, None).text()  # type: ignore[arg-type]
+
+
+def test_no_code_of_the_card_is_a_manifest_s(published: Published):  # noqa: F811
+    harmless = card_of(published, "DRAFTER", target="TARGET", name="NAME")
+    for target in (HOSTILE, "--config=x", "a/b; rm", "a\nb", "$(x)"):
+        card = card_of(published, "a $(b)", target=target, name=HOSTILE)
+        assert code_of(card) == code_of(harmless)
+
+
+@pytest.mark.parametrize(
+    ("target", "model", "own"),
+    [
+        ("owner/name-7b", "owner/name-7b", "owner/name-7b"),
+        ("builtin:target-12m", "TARGET", "builtin:target-12m"),
+        ("models:/other@champion", "TARGET", "models:/other@champion"),
+        ("/some/folder", "TARGET", "/some/folder"),
+    ],
+)
+def test_a_plain_name_stands_in_the_card_s_code(published: Published, target: str, model: str, own: str):  # noqa: F811
+    card = card_of(published, "drafter", target=target)
+    assert f'target_name, drafter_name = "{model}", "drafter"' in card
+    assert f"omnidraft replay --target {own} --drafter models:/{MODEL}/1" in card
+
+
+def code_of(card: str) -> list[str]:
+    """What stands between fences."""
+    return card.split("```")[1::2]
 
 
 def test_transformers_drafts_with_it_across_vocabularies(exported: Path, tiny_pair: TinyPair):  # noqa: F811
@@ -157,8 +197,9 @@ def test_an_adapter_is_merged(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F81
 
 
 @contextmanager
-def changed(runs: Path, digest: str, **files: bytes) -> Iterator[None]:
-    """Meanwhile the store's copy of a version holds these files too, manifest included, as a forger would do it."""
+def changed(runs: Path, digest: str, *, sealed: bool, **files: bytes) -> Iterator[None]:
+    """Meanwhile the store's copy of a version holds these files too, as a forger would do it; if it is `sealed` again
+    its manifest names them."""
     (manifest,) = [path for path in (runs / "mlartifacts").rglob("manifest.json") if digest in path.read_text()]
     before, said = manifest.read_bytes(), json.loads(manifest.read_bytes())
     said["files"] |= {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
@@ -166,7 +207,7 @@ def changed(runs: Path, digest: str, **files: bytes) -> Iterator[None]:
     paths = [manifest.parent / name for name in files if not name.startswith("..")]
     for path in paths:
         path.write_bytes(files[path.name])
-    manifest.write_text(json.dumps(said))
+    manifest.write_bytes(json.dumps(said).encode() if sealed else before)
     try:
         yield
     finally:
@@ -176,18 +217,24 @@ def changed(runs: Path, digest: str, **files: bytes) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("name", "reason"),
-    [("evil.pkl", "pickle"), ("../evil.json", "leaves the folder"), ("more.json", "registered digest")],
+    ("name", "sealed", "reason"),
+    [
+        ("evil.pkl", False, "pickle"),
+        ("more.json", False, "not listed"),
+        ("more.json", True, "must have the registered"),
+        ("../evil.json", True, "must have the registered"),
+    ],
 )
 def test_a_crafted_version_is_refused_before_anything_is_written(
     published: Published,  # noqa: F811
     tmp_path: Path,
     name: str,
+    sealed: bool,
     reason: str,
 ):
     digest = open_version(published.folder(published.newest))["digest"]
     with (
-        changed(published.runs, digest, **{name: b"cos\nsystem\n(S'true'\ntR."}),
+        changed(published.runs, digest, sealed=sealed, **{name: b"cos\nsystem\n(S'true'\ntR."}),
         pytest.raises(CorruptError, match=reason),
     ):
         export_version(published.uri, MODEL, published.newest, tmp_path / "drafter")
@@ -201,6 +248,44 @@ def test_a_folder_that_holds_files_is_left_alone(published: Published, tmp_path:
     assert [path.name for path in tmp_path.iterdir()] == ["note.txt"]
 
 
+def test_it_goes_where_a_link_points_to_and_not_where_one_stands(
+    published: Published,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    for name in ("empty", "here"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "link").symlink_to("empty")
+    (tmp_path / "file").write_text("mine")
+    export_version(published.uri, MODEL, 1, tmp_path / "link")
+    assert (tmp_path / "empty" / "README.md").is_file()
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(UsageError, match="the one that you are in"):
+        export_version(published.uri, MODEL, 1, Path())
+    with pytest.raises(UsageError, match=r"can be made and written: .*; name another"):
+        export_version(published.uri, MODEL, 1, tmp_path / "file" / "below")
+
+
+def test_a_disk_that_is_full_is_told(published: Published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # noqa: F811
+    def fail(*rest: object, **more: object) -> None:
+        raise SafetensorError("No space left on device")
+
+    monkeypatch.setattr(PreTrainedModel, "save_pretrained", fail)
+    with pytest.raises(UsageError, match="No space left on device"):
+        export_version(published.uri, MODEL, 1, tmp_path / "drafter")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_drafter_that_is_gone_has_no_licence(published: Published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # noqa: F811
+    def gone(*rest: object) -> str:
+        raise ModelError("it is gone")
+
+    monkeypatch.setattr(exporting, "locate", gone)
+    assert (
+        "not named by its card" in (export_version(published.uri, MODEL, 1, tmp_path / "x") / "README.md").read_text()
+    )
+
+
 def test_an_unknown_version_makes_no_folder(published: Published, tmp_path: Path):  # noqa: F811
     with pytest.raises(ModelError, match="must have a version 99"):
         export_version(published.uri, MODEL, 99, tmp_path / "new" / "drafter")
@@ -211,10 +296,16 @@ def test_the_lineage_ends_at_the_floor(published: Published):  # noqa: F811
     known = list_versions(published.uri)
     assert lineage_of(published.newest, known) == list(range(published.newest, 0, -1))
     assert lineage_of(1, known) == [1]
+    assert lineage_of(published.newest, known[:-1])[-1] == 2, "the registry knows 1 no longer"
     assert lineage_of(1, [replace(known[-1], parent=2), *known[:-1]])[:2] == [1, 2], "a circle has no end"
 
 
-@pytest.mark.parametrize(("card", "licence"), [("---\nlicense: mit\n---\n# x\n", "mit"), ("# no metadata\n", None)])
+BROKEN = "---\nlicense: [a\nb: : :\n---\n# x\n"
+
+
+@pytest.mark.parametrize(
+    ("card", "licence"), [("---\nlicense: mit\n---\n# x\n", "mit"), ("# no metadata\n", None), (BROKEN, None)]
+)
 def test_the_licence_is_the_one_that_the_source_s_card_names(tmp_path: Path, card: str, licence: str | None):
     assert licence_of(str(tmp_path)) is None
     (tmp_path / "README.md").write_text(card)

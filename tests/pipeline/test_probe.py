@@ -89,14 +89,37 @@ def test_it_tells_drafters_apart_and_follows_the_one_in_service(config: Config, 
     assert probe()["probe/acceptance_sampled"] < before["probe/acceptance_sampled"]
 
 
-@pytest.mark.parametrize("changes", [{"learn__enabled": False}, {"sampling__temperature": 1.0, "seed": 7, "batch": 3}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"learn__enabled": False},
+        {"sampling__temperature": 1.0, "seed": 7, "batch": 3},
+        {"draft__mode": "tli"},
+        {"draft__max_draft": 1, "cache__policy": "off"},
+    ],
+)
 def test_it_is_the_same_for_runs_of_other_settings(
     tiny_pair: TinyPair,  # noqa: F811
     config: Config,
     models: Models,
     changes: dict[str, object],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ):
-    assert make_probe(config_of(tiny_pair, **changes), models)() == make_probe(config, models)()
+    found = []
+    for place, settings in enumerate((config_of(tiny_pair, **changes), config)):
+        monkeypatch.setenv("OMNIDRAFT_CACHE", str(tmp_path / f"cache-{place}"))  # each makes its own lessons
+        found.append(make_probe(settings, models)())
+    assert found[0] == found[1] != {}
+
+
+def test_a_drafter_that_reads_less_leaves_the_lessons_of_others_alone(config: Config, models: Models):
+    everything, limits, whole = len(lessons_of(config, models)), models.drafter.model.config, models.drafter.max_length
+    lengths = sorted(len(models.drafter_words.encode(prompt.text)) for prompt in prompts())
+    limits.max_position_embeddings = models.drafter.max_length = lengths[3] + 1
+    assert 0 < len(lessons_of(config, models)) < everything
+    limits.max_position_embeddings = models.drafter.max_length = whole
+    assert len(lessons_of(config, models)) == everything
 
 
 def test_what_is_kept_on_disk_is_what_was_made(config: Config, models: Models):
