@@ -34,7 +34,7 @@ from store.log import RunLog
 from store.manifest import MANIFEST, read_manifest
 from store.registry import MlflowRegistry, NoRegistry, Registry, default_uri
 from store.summary import write_summary
-from store.versions import metric_name
+from store.versions import check_model_name, metric_name
 
 UNSENT_TIMEOUT = 60.0  # seconds that a finished run waits for MLflow
 
@@ -62,6 +62,8 @@ class Replay:
             self._lock.take()  # before anything of it is read; who writes it is named
         if not resume:
             require_new(run_folder)
+        if config.publish.enabled:
+            check_model_name(config.publish.name)
         self.run_folder, self._notice, self._resume = run_folder, notice, resume
         self._uri = uri or default_uri(run_folder.parent)
         self.config = config if resume else config.model_copy(update={"drafter": pinned(config.drafter, self._uri)})

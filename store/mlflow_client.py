@@ -1,17 +1,20 @@
 """Talking to MLflow. Only the files `store/mlflow_*.py` import it, and only inside functions (over a second)."""
 
+import itertools
+import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from store.errors import CorruptError, ModelError, UsageError
-from store.versions import Reference
+from store.versions import Reference, check_model_name
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion
+    from mlflow.store.entities import PagedList
 
 T = TypeVar("T")
 _SQLITE = "sqlite:///"
@@ -31,6 +34,7 @@ def connect(uri: str) -> "MlflowClient":
         os.environ.setdefault(name, value)
     from mlflow import MlflowClient
 
+    logging.getLogger("mlflow").setLevel(logging.ERROR)  # also where somebody has imported it before
     return MlflowClient(tracking_uri=uri, registry_uri=uri)
 
 
@@ -40,13 +44,21 @@ def reading(uri: str) -> Iterator["MlflowClient"]:
     path = local_database(uri)
     if path is not None and not path.exists():
         raise UsageError(f"an MLflow store must exist to be read, but {path} does not; `omnidraft replay` makes one")
-    client = connect(uri)
-    from mlflow.exceptions import MlflowException
-
     try:
-        yield client
-    except MlflowException as error:
-        raise UsageError(f"MLflow at {uri} must answer, but: {error.message}; check --mlflow-uri") from error
+        yield connect(uri)
+    except ImportError as error:
+        raise UsageError(f"MLflow at {uri} must be reached by a package that is not there: {error}; add it") from error
+    except _refusals() as error:
+        reason = getattr(error, "message", str(error))
+        raise UsageError(f"MLflow at {uri} must answer, but: {reason}; check --mlflow-uri") from error
+
+
+def _refusals() -> tuple[type[Exception], ...]:
+    """What a store that cannot be read raises; a database of its own lets the driver's exceptions through."""
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
+
+    return MlflowException, SQLAlchemyError
 
 
 def answers(uri: str) -> bool:
@@ -64,7 +76,8 @@ def may_pass(error: Exception) -> bool:
 
     if isinstance(error, MlflowException):
         return error.get_http_status_code() >= 500 or error.get_http_status_code() == 429
-    return isinstance(error, OSError)  # the base of what `requests` raises
+    gone = isinstance(error, FileNotFoundError | NotADirectoryError)  # a file of ours, which does not come back
+    return isinstance(error, OSError) and not gone  # the base of what `requests` raises
 
 
 def local_database(uri: str) -> Path | None:
@@ -87,16 +100,39 @@ def once(find: Callable[[], list[T]], make: Callable[[], object], remove: Callab
     return kept
 
 
+def every(search: Callable[[str | None], "PagedList[T]"]) -> list[T]:
+    """What a search finds on all its pages; it is given the token of the page, None for the first."""
+    page = search(None)
+    found = list(page)
+    while page.token:
+        page = search(page.token)
+        found += page
+    return found
+
+
+def versions_of(client: "MlflowClient", name: str, order: str = "ASC") -> list["ModelVersion"]:
+    """All registered versions of a model, by number; none for an unknown one."""
+    by = [f"version_number {order}"]
+    return every(lambda page: client.search_model_versions(f"name = '{name}'", order_by=by, page_token=page))
+
+
 def resolve(client: "MlflowClient", reference: Reference) -> "ModelVersion":
     """The registered version. Raises ModelError when there is none."""
-    known = {int(version.version): version for version in client.search_model_versions(f"name = '{reference.name}'")}
+    known = {int(version.version): version for version in versions_of(client, reference.name)}
     number = reference.number if reference.alias is None else _aliased(client, reference)
     if number not in known:
         raise ModelError(
             f"{reference.name!r} must have a version {reference.alias or number}, but has"
-            f" {f'1 to {max(known)}' if known else 'none'}; `omnidraft versions` lists them"
+            f" {_spans(known) or 'none'}; `omnidraft versions` lists them"
         )
     return known[number]
+
+
+def _spans(numbers: Iterable[int]) -> str:
+    """The numbers as text, neighbours together: `1 to 3, 7`."""
+    groups = itertools.groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0])
+    spans = [[number for _, number in group] for _, group in groups]
+    return ", ".join(str(span[0]) if len(span) == 1 else f"{span[0]} to {span[-1]}" for span in spans)
 
 
 def _aliased(client: "MlflowClient", reference: Reference) -> int | None:
@@ -105,7 +141,8 @@ def _aliased(client: "MlflowClient", reference: Reference) -> int | None:
 
 
 def aliases_of(client: "MlflowClient", name: str) -> dict[int, list[str]]:
-    """Aliases by version number; listing versions does not bring them."""
+    """Aliases by version number; listing versions does not bring them. Raises ModelError for an impossible name."""
+    check_model_name(name)
     aliases: dict[int, list[str]] = {}
     if client.search_registered_models(f"name = '{name}'"):
         for alias, number in client.get_registered_model(name).aliases.items():

@@ -3,6 +3,7 @@
 All curves draw on one step axis, the stream offset; what a run's pages show is laid out in docs/registry.md.
 """
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from store.events import VersionPublished
 from store.mlflow_client import answers, connect, local_database, may_pass, model_id_of, once
 from store.mlflow_versions import IDENTITY, Publication, dataset, find_runs, inputs, sweep
 from store.outbox import Body, OutageError
-from store.versions import Reference, run_note
+from store.versions import Reference, metric_key, run_note
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -85,23 +86,30 @@ class Sender:
         return {**known, **about, "base": self._base(client, params.get("drafter", ""))}
 
     def _base(self, client: "MlflowClient", drafter: str) -> Body:
-        """The registered version that the run goes on from, as far as it is one of the same model."""
+        """The registered version that the run goes on from, if it is one of the same model and was not removed."""
+        from mlflow.exceptions import MlflowException
+
         try:
             reference = Reference.parse(drafter)
         except ModelError:
             return {}
         if reference.name != self._model:
             return {}
-        if reference.alias is None:
-            version = client.get_model_version(self._model, str(reference.number))
-        else:
-            version = client.get_model_version_by_alias(self._model, reference.alias)
+        try:
+            if reference.alias is None:
+                version = client.get_model_version(self._model, str(reference.number))
+            else:
+                version = client.get_model_version_by_alias(self._model, reference.alias)
+        except MlflowException as error:
+            if may_pass(error):
+                raise
+            return {}  # the drafter was loaded before; the run shall not wait for ever for its name
         return {"number": int(version.version), "model_id": model_id_of(version)}
 
     def _points(self, client: "MlflowClient", points: list[list[Any]]) -> Body:
         from mlflow.entities import Metric
 
-        metrics = [Metric(key, value, milliseconds, step) for key, value, step, milliseconds in sorted(points)]
+        metrics = [Metric(metric_key(key), value, when, step) for key, value, step, when in sorted(points)]
         client.log_batch(self._known["run_id"], metrics=metrics)
         return {"last": max(point[3] for point in points)}
 
@@ -115,8 +123,9 @@ class Sender:
 
         run_id, when = self._known["run_id"], self._known.get("last", 0)
         # "final/" gives them a section of their own among the charts, step 0 a bar each instead of a lone dot
-        client.log_batch(run_id, metrics=[Metric(f"final/{key}", value, when, 0) for key, value in summary.items()])
-        for path in artifacts:
+        final = {metric_key(f"final/{key}"): value for key, value in summary.items()}
+        client.log_batch(run_id, metrics=[Metric(key, value, when, 0) for key, value in final.items()])
+        for path in filter(os.path.isfile, artifacts):  # the run is finished without those that are gone
             client.log_artifact(run_id, path)
         note = self._known["note"] or run_note(self._known["name"], self._known["datasets"], summary)
         client.set_tag(run_id, _NOTE, note)

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from store.events import VersionPublished
-from store.mlflow_client import once
+from store.files import digest_of
+from store.mlflow_client import every, once, versions_of
 from store.outbox import Body
-from store.version_folder import open_version
-from store.versions import MODEL_NOTE, Lineage, tags_of, version_note
+from store.version_folder import MANIFEST, open_version
+from store.versions import MODEL_NOTE, Lineage, metric_key, tags_of, version_note
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 IDENTITY = "mlflow.omnidraft.identity"  # a tag; pages of runs and models show none that begins like this
 ALIAS = "candidate"  # the newest version that was sent
+LONGEST_NAME, LONGEST_SOURCE = 200, 10_000  # of a data set, in characters; MLflow allows 500 and 65535
 PROBE = "probe/"  # metrics of this section are measured on a fixed set of prompts, not on the stream
 
 
@@ -42,7 +44,7 @@ class Publication:
     def __init__(self, client: "MlflowClient", known: Body, model: str, made: VersionPublished, drift: int | None):
         self._client, self._known, self._model, self._made = client, known, model, made
         self._identity = f"{known['identity']}/v{made.version}"
-        self._parent: Body = known.get("base", {}) if made.parent is None else known.get(f"v{made.parent}", {})
+        self._parent = self._sent_parent()
         first = None if made.parent is None else min(self._parent.get("next", 0), made.offset)
         sources = ", ".join(name for name, _ in known["datasets"])
         self._lineage = Lineage(known["name"], self._parent.get("number"), first, drift, sources)
@@ -53,12 +55,23 @@ class Publication:
         run_id = self._run()
         model_id = self._logged_model(run_id, folder)
         self._log_metrics(run_id, model_id, metrics, manifest["created_at"])
-        number = self._register(run_id, model_id, metrics.get(f"{PROBE}acceptance"))
+        probe, sealed = metrics.get(f"{PROBE}acceptance"), digest_of(folder / MANIFEST)
+        number = self._register(run_id, model_id, tags_of(self._made, self._lineage, probe, sealed))
         self._note_output(self._known["run_id"], model_id)  # shown in its row of the runs table
         self._client.set_terminated(run_id)
         self._move_alias(number)
         after = self._made.offset + (self._made.parent is not None)  # the first version is there before its offset
-        return {"run_id": run_id, "model_id": model_id, "number": number, "next": after}
+        about = {"next": after, "target": self._made.target}
+        return {"run_id": run_id, "model_id": model_id, "number": number, **about}
+
+    def _sent_parent(self) -> Body:
+        """The parent if it was sent, else the last version before it that was; what the run goes on from if none."""
+        made, known = self._made, self._known
+        if made.parent is not None:
+            for version in sorted(versions_in(known), reverse=True):
+                if version <= made.parent and known[f"v{version}"].get("target", made.target) == made.target:
+                    return dict(known[f"v{version}"])
+        return dict(known.get("base", {}))
 
     def _run(self) -> str:
         from mlflow.entities import LoggedModelInput, Param
@@ -128,12 +141,12 @@ class Publication:
         self._client.log_batch(
             run_id,
             metrics=[
-                Metric(key, value, when, self._made.offset, model_id, of[key].name, of[key].digest, run_id)
+                Metric(metric_key(key), value, when, self._made.offset, model_id, of[key].name, of[key].digest, run_id)
                 for key, value in metrics.items()
             ],
         )
 
-    def _register(self, run_id: str, model_id: str, probe: float | None) -> int:
+    def _register(self, run_id: str, model_id: str, tags: dict[str, str]) -> int:
         import mlflow
 
         client = self._client
@@ -142,19 +155,19 @@ class Publication:
             client.create_registered_model(self._model, description=MODEL_NOTE)
         version: ModelVersion = once(
             lambda: find_versions(client, self._model, [run_id]),
-            lambda: self._create_version(run_id, model_id, probe),
+            lambda: self._create_version(run_id, model_id, tags),
             lambda other: client.delete_model_version(self._model, other.version),
         )
         link = json.dumps([{"name": self._model, "version": int(version.version)}])
         client.set_logged_model_tags(model_id, {"mlflow.modelVersions": link})  # the models table reads it
         return int(version.version)
 
-    def _create_version(self, run_id: str, model_id: str, probe: float | None) -> None:
+    def _create_version(self, run_id: str, model_id: str, tags: dict[str, str]) -> None:
         self._client.create_model_version(
             self._model,
             f"models:/{model_id}",
             run_id,
-            tags=tags_of(self._made, self._lineage, probe),
+            tags=tags,
             description=version_note(self._made, self._lineage),
             model_id=model_id,
         )
@@ -189,19 +202,23 @@ def sweep(client: "MlflowClient", known: Body, model: str) -> None:
 def find_runs(client: "MlflowClient", known: Body, identity: str) -> list["Run"]:
     """Runs of that identity, or like it where it ends with %, oldest first."""
     like = f"tags.`{IDENTITY}` LIKE '{identity}'"
-    return list(client.search_runs([known["experiment_id"]], like, order_by=["attributes.start_time ASC"]))
+    where, by = [known["experiment_id"]], ["attributes.start_time ASC"]
+    return every(lambda page: client.search_runs(where, like, order_by=by, page_token=page))
 
 
 def find_models(client: "MlflowClient", known: Body, identity: str) -> list["LoggedModel"]:
     """Logged models, as `find_runs`."""
     like = f"tags.`{IDENTITY}` LIKE '{identity}'"
-    return sorted(client.search_logged_models([known["experiment_id"]], like), key=lambda one: one.creation_timestamp)
+    found = every(lambda page: client.search_logged_models([known["experiment_id"]], like, page_token=page))
+    return sorted(found, key=lambda one: one.creation_timestamp)
 
 
 def find_versions(client: "MlflowClient", model: str, runs: Collection[str]) -> list["ModelVersion"]:
     """Registered versions of those runs, oldest first."""
-    found = client.search_model_versions(f"name = '{model}'", order_by=["version_number ASC"])
-    return [version for version in found if version.run_id in runs]
+    if len(runs) == 1:
+        mine = f"name = '{model}' and run_id = '{next(iter(runs))}'"
+        return list(client.search_model_versions(mine, order_by=["version_number ASC"]))
+    return [version for version in versions_of(client, model) if version.run_id in runs]
 
 
 def stream_of(known: Body) -> "Dataset":
@@ -211,11 +228,15 @@ def stream_of(known: Body) -> "Dataset":
 
 
 def dataset(name: str, source: str) -> "Dataset":
-    """The digest is that of name and source, not of the content, which may be a stream without end."""
+    """The digest is that of name and source, not of the content, which may be a stream without end.
+
+    It tells apart what is equal only since MLflow has room for a part of it.
+    """
     from mlflow.entities import Dataset
 
     digest = hashlib.sha256(f"{name}\n{source}".encode()).hexdigest()[:8]
-    return Dataset(name, digest, source_type="local", source=json.dumps({"uri": source}))
+    shown = json.dumps({"uri": source[:LONGEST_SOURCE]})
+    return Dataset(name[:LONGEST_NAME], digest, source_type="local", source=shown)
 
 
 def inputs(datasets: Sequence["Dataset"]) -> list["DatasetInput"]:

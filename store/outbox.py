@@ -2,28 +2,23 @@
 
 The file is the queue: `post` appends a line and returns, one background thread reads the lines and delivers them in
 order. So memory stays bounded however long the receiver is away, and a later process that opens the same file goes
-on where this one stopped. Lines are JSON, of two kinds:
-
-    {"id": 7, "kind": "publish", "body": {...}}                 posted
-    {"ids": [7], "outcome": "delivered", "result": {...}}       what became of it ("failed" has "error" instead)
+on where this one stopped. `store.spool` has the lines.
 
 Where what posts may be killed and go on from an earlier commit, it posts the same again. So a message then counts only
 with a commit: it waits for `release`, and those behind the last commit are discarded when the file is opened again.
 """
 
 import itertools
-import json
 import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from store.files import sync_folder
+from store.spool import Body, Ledger, Message, discard, line_of, message_of, parsed, undelivered
 
-Body = dict[str, Any]  # JSON
 AT_ONCE = 256  # messages that are in memory, and may travel, together
 
 
@@ -39,45 +34,6 @@ class Patience:
     backoff: float = 1.0  # after the first failure; doubles with each
     longest: float = 30.0  # that the backoff grows to
     linger: float = 1.0  # between two looks at the file, so that small messages travel together
-
-
-@dataclass(frozen=True)
-class Message:
-    """One posted line."""
-
-    id: int  # from 0, in the order of posting
-    kind: str
-    body: Body
-
-
-@dataclass
-class Ledger:
-    """What a spool file says when it is read from its start, but for the messages' bodies."""
-
-    posted: int = 0
-    next_id: int = 0
-    delivered: set[int] = field(default_factory=set)
-    known: Body = field(default_factory=dict)  # the results of the deliveries, merged in their order
-
-    @classmethod
-    def read(cls, path: Path) -> "Ledger":
-        """Raises nothing for a missing file (an empty ledger) or a line torn by a crash (skipped)."""
-        ledger = cls()
-        for line in _lines(path):
-            if "id" in line:
-                ledger.posted, ledger.next_id = ledger.posted + 1, line["id"] + 1
-            elif line.get("outcome") == "delivered":
-                ledger.known.update(line["result"])
-                ledger.delivered.update(line["ids"])
-        return ledger
-
-
-def undelivered(path: Path) -> Iterator[Message]:
-    """What was posted to a spool file and not delivered until now, in order."""
-    delivered = Ledger.read(path).delivered
-    for line in _lines(path):
-        if "id" in line and line["id"] not in delivered:
-            yield Message(**line)
 
 
 class Outbox:
@@ -113,9 +69,10 @@ class Outbox:
         self._abandoned = threading.Event()
         self._holds, self._released = keep is not None, sys.maxsize if keep is None else keep
         if keep is not None:
-            _discard(path, keep)
+            discard(path, keep)
         earlier = Ledger.read(path)
         self._delivered, self._posted = earlier.delivered, earlier.posted
+        self._refused: set[int] = set()  # ids of those that the disk did not take, or not to the caller's knowledge
         self._next_id = max(earlier.next_id, keep or 0)
         self._open_files()
         self._thread = threading.Thread(target=self._work, name="outbox", daemon=True)
@@ -126,8 +83,10 @@ class Outbox:
         if self._closing.is_set():
             raise ValueError(f"messages must be posted before close, but {kind!r} came after it")
         with self._lock:
-            self._write({"id": self._next_id, "kind": kind, "body": body})
-            self._next_id += 1
+            number, self._next_id = self._next_id, self._next_id + 1  # used up, since all but the line end may be there
+            self._refused.add(number)
+            self._write({"id": number, "kind": kind, "body": body})
+            self._refused.remove(number)
             self._posted += 1
 
     def mark(self) -> int:
@@ -153,7 +112,7 @@ class Outbox:
         self._closing.set()
         self._thread.join(timeout)
         self._abandoned.set()
-        return self._posted - len(self._delivered)
+        return self._posted - len(self._delivered - self._refused)
 
     def _open_files(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -164,7 +123,7 @@ class Outbox:
 
     def _write(self, value: Body) -> None:
         """Append a line, behind a line end if the one before may lack it: an empty line is skipped."""
-        rest = b"\n" * self._torn + _line(value)
+        rest = b"\n" * self._torn + line_of(value)
         self._torn = True
         while rest:  # a disk that is nearly full takes a part
             rest = rest[self._append.write(rest) :]
@@ -172,10 +131,17 @@ class Outbox:
 
     def _work(self) -> None:
         with self._append, self._reader:
-            self._follow()
-            left = (message for message in undelivered(self.path) if message.id < self._released)
-            while messages := list(itertools.islice(left, AT_ONCE)):
-                self._send(messages)
+            try:
+                self._deliver_all()
+            except Exception as error:  # the file can be written still, and a later process delivers it
+                self.trouble = f"{self.path}: {error}"
+                self._closing.wait()
+
+    def _deliver_all(self) -> None:
+        self._follow()
+        left = (message for message in undelivered(self.path) if message.id < self._released)
+        while messages := list(itertools.islice(left, AT_ONCE)):
+            self._send(messages)
 
     def _follow(self) -> None:
         while not self._abandoned.is_set():
@@ -192,12 +158,12 @@ class Outbox:
         messages: list[Message] = []
         while len(messages) < AT_ONCE:
             place, raw = self._reader.tell(), self._reader.readline()
-            line = _parsed(raw)
+            line = parsed(raw)
             if not raw.endswith(b"\n") or line.get("id", -1) >= self._released:
                 self._reader.seek(place)
                 break
             if "id" in line and line["id"] not in self._delivered:
-                messages.append(Message(**line))
+                messages.append(message_of(line))
         return messages
 
     def _send(self, messages: list[Message]) -> None:
@@ -255,39 +221,3 @@ class Outbox:
                 self._write(outcome)
         except OSError as error:  # a full disk: what was delivered is going to be delivered again by a later process
             self.trouble = f"{self.path}: {error}"
-
-
-def _discard(path: Path, keep: int) -> None:
-    """Forget the messages of a spool file from the id `keep` on, as if they had never been posted. Raises OSError."""
-    if Ledger.read(path).next_id <= keep:
-        return
-    part = path.with_name(f".{path.name}.part")
-    with part.open("wb") as file:
-        for line in _lines(path):
-            if "ids" in line:
-                line["ids"] = [number for number in line["ids"] if number < keep]
-            if line.get("id", -1) < keep:
-                file.write(_line(line))
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
-    sync_folder(path.parent)
-
-
-def _lines(path: Path) -> Iterator[Body]:
-    if path.exists():
-        with path.open("rb") as file:
-            yield from map(_parsed, file)
-
-
-def _line(value: Body) -> bytes:
-    return json.dumps(value, separators=(",", ":")).encode() + b"\n"
-
-
-def _parsed(line: bytes) -> Body:
-    """The line's object; an empty one for what is no whole line of ours."""
-    try:
-        value = json.loads(line)
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}

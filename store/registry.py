@@ -13,13 +13,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from store.errors import CorruptError, UsageError
+from store.errors import UsageError
 from store.events import VersionPublished
-from store.mlflow_client import aliases_of, download, reading, resolve
+from store.mlflow_client import aliases_of, download, reading, resolve, versions_of
 from store.mlflow_store import Sender
 from store.outbox import Ledger, Outbox, Patience
-from store.version_folder import MANIFEST, open_version, read_manifest
-from store.versions import Reference, RegisteredVersion, VersionDetails, from_tags, plain
+from store.version_folder import MANIFEST, folder_beside, open_version, read_manifest
+from store.versions import Reference, RegisteredVersion, VersionDetails, check_registered, from_tags, plain
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
@@ -244,8 +244,7 @@ def list_versions(uri: str, name: str = MODEL) -> list[RegisteredVersion]:
     """Every registered version, newest first; none when the model is not known. Raises UsageError without a store."""
     with reading(uri) as client:
         aliases = aliases_of(client, name)
-        found = client.search_model_versions(f"name = '{name}'", order_by=["version_number DESC"])
-        return [_summary(version, aliases) for version in found]
+        return [_summary(version, aliases) for version in versions_of(client, name, "DESC")]
 
 
 def show_version(uri: str, name: str, number: int) -> VersionDetails:
@@ -256,14 +255,11 @@ def show_version(uri: str, name: str, number: int) -> VersionDetails:
     with reading(uri) as client, tempfile.TemporaryDirectory() as folder:
         version = resolve(client, Reference(name, number, None))
         run = client.get_run(str(version.run_id))
-        manifest = read_manifest(download(client, version, Path(folder), MANIFEST).parent)
-        return VersionDetails(
-            _summary(version, aliases_of(client, name)),
-            manifest,
-            run.data.metrics,
-            run.data.params,
-            plain(version.tags),
-        )
+        fetched, tags = download(client, version, Path(folder), MANIFEST).parent, plain(version.tags)
+        manifest = read_manifest(fetched)
+        check_registered(fetched, manifest["digest"], tags)
+        summary = _summary(version, aliases_of(client, name))
+        return VersionDetails(summary, manifest, run.data.metrics, run.data.params, tags)
 
 
 def fetch_version(reference: str, uri: str, into: Path) -> Path:
@@ -272,23 +268,13 @@ def fetch_version(reference: str, uri: str, into: Path) -> Path:
     `into` must be absent or empty, and appears whole or not at all. Raises ModelError for a version that does not
     exist, CorruptError for one that is not what was published, UsageError without a store.
     """
-    parsed = Reference.parse(reference)
-    if into.exists() and any(into.iterdir()):
-        raise UsageError(f"a version must be fetched into a new or empty folder, but {into} holds files; name another")
-    into.parent.mkdir(parents=True, exist_ok=True)
-    with reading(uri) as client, tempfile.TemporaryDirectory(dir=into.parent) as part:
+    parsed, target = Reference.parse(reference), into.resolve()
+    with reading(uri) as client, folder_beside(target) as part:
         version = resolve(client, parsed)
         copied = download(client, version, Path(part))
-        _check_fetched(copied, plain(version.tags).get("digest"))
-        copied.replace(into)
+        check_registered(copied, open_version(copied)["digest"], plain(version.tags))
+        copied.replace(target)
     return into
-
-
-def _check_fetched(folder: Path, digest: str | None) -> None:
-    """The manifest travels with the files; the registry's own tag is what tells that both were replaced together."""
-    found = open_version(folder)["digest"]
-    if digest is not None and found != digest:
-        raise CorruptError(f"the version must have the registered digest {digest}, got {found}; publish it again")
 
 
 def _summary(version: "ModelVersion", aliases: Mapping[int, Sequence[str]]) -> RegisteredVersion:

@@ -13,12 +13,13 @@ import hashlib
 import json
 import os
 import re
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import NoneType
 from typing import TypedDict, cast
 
-from store.errors import CorruptError
+from store.errors import CorruptError, UsageError
 from store.files import sync_file, sync_folder
 
 MANIFEST = "manifest.json"
@@ -100,6 +101,24 @@ def open_version(folder: Path) -> Manifest:
 def digest_of(files: Mapping[str, str]) -> str:
     """sha256 over the sorted names and hashes, one `hash name` line each."""
     return hashlib.sha256("".join(f"{files[name]} {name}\n" for name in sorted(files)).encode()).hexdigest()
+
+
+def folder_beside(into: Path) -> tempfile.TemporaryDirectory[str]:
+    """A temporary folder on the disk of `into`, for files that are to become `into` when they were checked.
+
+    Raises UsageError unless `into` is absent or an empty folder, and can be made.
+    """
+    try:
+        taken = into.exists() and any(into.iterdir())
+        into.parent.mkdir(parents=True, exist_ok=True)
+        part = None if taken else tempfile.TemporaryDirectory(dir=into.parent)
+    except OSError as error:
+        raise UsageError(
+            f"a version must be fetched into a folder that can be written, but: {error}; name another"
+        ) from error
+    if part is None:
+        raise UsageError(f"a version must be fetched into a new or empty folder, but {into} holds files; name another")
+    return part
 
 
 def read_manifest(folder: Path) -> Manifest:

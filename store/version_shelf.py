@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 CHAMPION, CANDIDATE = "champion", "candidate"
 _FORMER = "former_champions"  # tag of the registered model: their numbers, the latest last
+_MOST_FORMER = 100
 
 
 def promote(uri: str, name: str, number: int) -> int | None:
@@ -43,12 +44,11 @@ def rollback(uri: str, name: str) -> tuple[int, int]:
     with reading(uri) as client:
         resolve(client, Reference(name, None, CHAMPION))
         champion, former = _champions(client, name)
-        left = {version.number for version in list_versions(uri, name)} - {champion}
-        earlier = [number for number in former if number in left]
+        earlier = _still_there(former, list_versions(uri, name), champion)
         if champion is None or not earlier:
             raise ModelError(
-                f"a former champion of {name!r} must exist to go back to, but version {champion} has had none;"
-                " choose one with `omnidraft versions promote`"
+                f"a former champion of {name!r} must exist to go back to, but version {champion} has had none that is"
+                " still there; choose one with `omnidraft versions promote`"
             )
         client.set_registered_model_alias(name, CHAMPION, str(earlier[-1]))
         _remember(client, name, earlier[:-1])
@@ -58,18 +58,19 @@ def rollback(uri: str, name: str) -> tuple[int, int]:
 def prune(uri: str, name: str, keep_last: int, dry_run: bool) -> list[int]:
     """Delete versions with their files; the numbers of those that go, or with `dry_run` would go, ascending.
 
-    Champion, candidate, all their ancestors and the newest `keep_last` stay. The runs that show the figures of those
-    that go stay too, tagged `pruned`. Raises UsageError without a store or for a negative number.
+    Champion, candidate, the version that `rollback` would go back to, all their ancestors and the newest `keep_last`
+    stay; so does one that comes under this protection meanwhile. The runs that show the figures of those that go stay
+    too, tagged `pruned`. Raises UsageError without a store or for a negative number.
     """
     if keep_last < 0:
         raise UsageError(f"the number of versions to keep must be at least 0, got {keep_last}")
-    versions = list_versions(uri, name)
-    kept = _kept(versions, keep_last)
-    gone = sorted(version.number for version in versions if version.number not in kept)
     with reading(uri) as client:
-        for number in [] if dry_run else gone:
-            erase(client, resolve(client, Reference(name, number, None)))
-    return gone
+        planned, gone = _not_needed(client, uri, name, keep_last), []
+        for number in [] if dry_run else planned:
+            if number in _not_needed(client, uri, name, keep_last):  # it may have been promoted meanwhile
+                erase(client, resolve(client, Reference(name, number, None)))
+                gone.append(number)
+    return planned if dry_run else gone
 
 
 def record_comparison(
@@ -95,16 +96,33 @@ def _champions(client: "MlflowClient", name: str) -> tuple[int | None, list[int]
 
 
 def _remember(client: "MlflowClient", name: str, former: Sequence[int]) -> None:
-    client.set_registered_model_tag(name, _FORMER, ", ".join(map(str, former)))
+    client.set_registered_model_tag(name, _FORMER, ", ".join(map(str, former[-_MOST_FORMER:])))
 
 
-def _kept(versions: Sequence[RegisteredVersion], keep_last: int) -> set[int]:
-    """Numbers of the versions that stay, of `versions`, newest first."""
+def _still_there(former: Sequence[int], versions: Sequence[RegisteredVersion], champion: int | None) -> list[int]:
+    """The former champions that `rollback` may go back to, the latest last."""
+    left = {version.number for version in versions} - {champion}
+    return [number for number in former if number in left]
+
+
+def _not_needed(client: "MlflowClient", uri: str, name: str, keep_last: int) -> list[int]:
+    """Numbers of the versions that may go, ascending."""
+    versions = list_versions(uri, name)
+    if not versions:
+        return []
+    champion, former = _champions(client, name)
+    used = [version.number for version in versions if {CHAMPION, CANDIDATE} & set(version.aliases)]
+    kept = _with_ancestors([*used, *_still_there(former, versions, champion)[-1:]], versions)
+    kept |= {version.number for version in versions[:keep_last]}
+    return sorted({version.number for version in versions} - kept)
+
+
+def _with_ancestors(numbers: Sequence[int], versions: Sequence[RegisteredVersion]) -> set[int]:
     parents = {version.number: version.parent for version in versions}
-    kept = {version.number for version in versions[:keep_last]}
-    for version in versions:
-        number: int | None = version.number if {CHAMPION, CANDIDATE} & set(version.aliases) else None
-        while number in parents and number is not None:
+    kept: set[int] = set()
+    for start in numbers:
+        number: int | None = start
+        while number is not None and number in parents and number not in kept:
             kept.add(number)
-            number = parents[number] if parents[number] != number else None
+            number = parents[number]
     return kept

@@ -5,11 +5,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TypeVar
 
-from store.errors import ModelError
+from store.errors import CorruptError, ModelError
 from store.events import VersionPublished
-from store.version_folder import Manifest
+from store.files import digest_of
+from store.version_folder import MANIFEST, Manifest
 
 Number = TypeVar("Number", int, float)
 ABOUT = "about"  # the tag of a registered version that holds, as JSON, what its table has no room for
@@ -70,6 +72,9 @@ class Reference:
     number: int | None
     alias: str | None
 
+    def __post_init__(self) -> None:
+        check_model_name(self.name)
+
     @classmethod
     def parse(cls, text: str) -> "Reference":
         """Raises ModelError for anything else."""
@@ -81,6 +86,46 @@ class Reference:
             )
         number = found["number"]
         return cls(found["name"], int(number) if number else None, found["alias"])
+
+
+def check_model_name(name: str) -> None:
+    """Raises ModelError for a name that would end the quotation in one of MLflow's filters."""
+    if set(name) & set("'\"`\\"):
+        raise ModelError(f"the name of a registered model must be free of quotes and backslashes, got {name!r}")
+
+
+def metric_name(text: str) -> str:
+    """`text` as one part of a metric's name: letters, digits and `_.-` only, at most 100 characters.
+
+    MLflow refuses other characters, and slashes keep the parts apart.
+    """
+    name = re.sub(r"[^\w.-]+", "_", text)[:100]
+    return name if name.strip(".") else "_"  # "..", which would lead to another name, and nothing
+
+
+def metric_key(text: str) -> str:
+    """A whole name of a metric, cleaned part by part."""
+    return "/".join(map(metric_name, text.split("/")))
+
+
+def check_registered(folder: Path, digest: str, tags: Mapping[str, str]) -> None:
+    """That a fetched version is the one that was published. What its tags do not say is not checked.
+
+    The manifest travels with the files; only the registry's own tags tell that both were replaced together.
+
+    Args:
+        folder: with the manifest.
+        digest: of the files.
+        tags: of the registered version, plain.
+
+    Raises:
+        CorruptError: for another digest of the files, or another manifest.
+    """
+    for what, found in {"digest": digest, "manifest": digest_of(folder / MANIFEST)}.items():
+        if tags.get(what, found) != found:
+            raise CorruptError(
+                f"the version must have the registered {what} {tags[what]}, got {found}; publish it again"
+            )
 
 
 def from_tags(number: int, tags: Mapping[str, str], aliases: Sequence[str], created_ms: int) -> RegisteredVersion:
@@ -127,8 +172,11 @@ def plain(tags: Mapping[str, str]) -> dict[str, str]:
     return ({key: str(value) for key, value in folded.items()} if isinstance(folded, dict) else {}) | shown
 
 
-def tags_of(event: VersionPublished, lineage: Lineage, probe: float | None) -> dict[str, str]:
-    """What a registered version is tagged with; few tags, since the table of versions has a line for each."""
+def tags_of(event: VersionPublished, lineage: Lineage, probe: float | None, manifest: str | None) -> dict[str, str]:
+    """What a registered version is tagged with; few tags, since the table of versions has a line for each.
+
+    `manifest`: sha256 of its manifest.
+    """
     shown: dict[str, object] = {
         "run": lineage.run,
         "parent": lineage.parent,
@@ -145,6 +193,7 @@ def tags_of(event: VersionPublished, lineage: Lineage, probe: float | None) -> d
         "datasets": lineage.datasets,
         "cache_entries": event.cache_entries,
         "digest": event.digest,
+        "manifest": manifest,
     }
     tags = shown | {ABOUT: json.dumps(folded)}
     return {key: str(value) for key, value in tags.items() if value is not None}

@@ -284,11 +284,61 @@ def test_a_disk_that_takes_half_a_line_costs_that_line_only(tmp_path: Path, monk
     assert (outbox.close(5), receiver.got) == (0, [("a", [0]), ("a", [2])])
 
 
-class FullDisk:
-    """Takes ten bytes, then no more."""
+def test_a_disk_that_takes_all_but_the_line_end_costs_no_other_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    receiver = Receiver()
+    outbox = outbox_over(tmp_path / "q.jsonl", receiver, keep=0)
+    whole = outbox._append
+    monkeypatch.setattr(outbox, "_append", FullDisk(whole, len('{"id":0,"kind":"a","body":{"n":1}}')))
+    with pytest.raises(OSError, match="No space"):
+        outbox.post("a", {"n": 1})
+    monkeypatch.setattr(outbox, "_append", whole)
+    post_all(outbox, "b", "c")
+    outbox.post("never released", {"n": 3})
+    outbox.release(3)
+    assert (outbox.close(5), receiver.got) == (1, [("a", [1]), ("b", [0]), ("c", [1])])
 
-    def __init__(self, file):
-        self._file, self._room = file, 10
+
+FOREIGN = [
+    {"id": 0, "kind": "a", "body": [1]},
+    {"id": "0", "kind": "a", "body": {"n": 1}},
+    {"id": 0},
+    {"ids": [[]], "result": {}},
+    {"ids": [0], "outcome": "delivered"},
+    {"ids": 0, "outcome": "delivered", "result": {}},
+]
+
+
+@pytest.mark.parametrize("foreign", FOREIGN)
+def test_a_line_of_another_shape_is_passed_over(tmp_path: Path, foreign: Body):
+    path, receiver = tmp_path / "q.jsonl", Receiver()
+    known = {"id": 0, "kind": "a", "body": {"n": 5}, "more": 1}
+    path.write_text("".join(json.dumps(line) + "\n" for line in (foreign, known)))
+    outbox = outbox_over(path, receiver)
+    outbox.post("b", {"n": 6})
+    assert (outbox.close(5), receiver.got) == (0, [("a", [5]), ("b", [6])])
+
+
+def test_a_spool_that_cannot_be_read_is_told_and_does_not_stop_the_posting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def unreadable(self: Outbox) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Outbox, "_read_released", unreadable)
+        outbox = outbox_over(tmp_path / "q.jsonl", Receiver())
+        wait_until(lambda: outbox.trouble is not None)
+    post_all(outbox, "a", "b")
+    assert "q.jsonl: [Errno 5] Input/output error" in str(outbox.trouble)
+    assert (outbox.mark(), outbox.close(5)) == (2, 2)
+    assert outbox_over(tmp_path / "q.jsonl", Receiver()).close(5) == 0
+
+
+class FullDisk:
+    """Takes some bytes, then no more."""
+
+    def __init__(self, file, room: int = 10):
+        self._file, self._room = file, room
 
     def write(self, line: bytes) -> int:
         if not self._room:

@@ -7,8 +7,9 @@ import pytest
 from registry_making import new_store
 from version_making import contents, publication
 
+import store.version_shelf
 from store.errors import CorruptError, ModelError, UsageError
-from store.mlflow_client import connect, model_id_of
+from store.mlflow_client import connect, erase, model_id_of
 from store.outbox import Patience
 from store.registry import MlflowRegistry, fetch_version, list_versions, show_version
 from store.version_shelf import promote, prune, record_comparison, rollback
@@ -118,6 +119,37 @@ def test_prune_keeps_the_last_ones_whatever_their_line(uri: str, model: str):
     connect(uri).delete_registered_model_alias(model, "candidate")
     assert prune(uri, model, 2, dry_run=False) == [2, 3]
     assert numbers(uri, model) == [1, 4, 5]
+
+
+def test_prune_keeps_what_rollback_would_go_back_to_and_its_line(uri: str, model: str, tmp_path: Path):
+    publish(uri, tmp_path, model, "run-b", 3)  # 6 to 8
+    for number in (1, 4, 3, 8):
+        promote(uri, model, number)
+    connect(uri).set_registered_model_tag(model, "former_champions", "1, 4, 3, 77")
+    assert prune(uri, model, 0, dry_run=False) == [4, 5]
+    assert rollback(uri, model) == (8, 3)
+    with pytest.raises(ModelError, match="must have a version 4, but has 1 to 3, 6 to 8;"):
+        promote(uri, model, 4)
+
+
+def test_prune_passes_over_a_version_that_is_promoted_meanwhile(uri: str, model: str, monkeypatch: pytest.MonkeyPatch):
+    def erase_and_promote(client, version):
+        erase(client, version)
+        connect(uri).set_registered_model_alias(model, "champion", "3")
+
+    connect(uri).delete_registered_model_alias(model, "candidate")
+    monkeypatch.setattr(store.version_shelf, "erase", erase_and_promote)
+    assert prune(uri, model, 1, dry_run=True) == [1, 2, 3, 4]
+    assert prune(uri, model, 1, dry_run=False) == [1, 4]
+    assert numbers(uri, model) == [2, 3, 5]
+
+
+def test_at_most_a_hundred_former_champions_are_remembered(uri: str, model: str):
+    connect(uri).set_registered_model_tag(model, "former_champions", ", ".join(map(str, range(1000, 1150))))
+    promote(uri, model, 2)
+    promote(uri, model, 3)
+    remembered = connect(uri).get_registered_model(model).tags["former_champions"].split(", ")
+    assert (len(remembered), remembered[-2:]) == (100, ["1149", "2"])
 
 
 def test_a_prune_that_broke_off_is_completed_by_the_next(uri: str, model: str, monkeypatch: pytest.MonkeyPatch):
