@@ -91,8 +91,8 @@ function showTables(found) {
   table(element("lengths-table"), [
     ...run, { title: "pieces", of: (row) => row.pieces, number: true }, { title: "judged", of: (row) => row.judged, show: whole, number: true },
     { title: "accepted", of: (row) => row.acceptance_rate, show: percent, number: true },
-    { title: "target's probability, first level", of: (row) => row.mean_first_level_target, show: fixed(3), number: true },
-    { title: "drafter's, first level", of: (row) => row.mean_first_level_drafter, show: fixed(3), number: true },
+    { title: "target, level 1", of: (row) => row.mean_first_level_target, show: fixed(3), number: true },
+    { title: "drafter, level 1", of: (row) => row.mean_first_level_drafter, show: fixed(3), number: true },
   ], found.lengths, "Acceptance by number of pieces");
   const shapes = ["", "/", "x", ".", "-", "|", "+", "\\"]; // with the colours: one for each of eight runs
   const bars = runs.map((name, number) => {
