@@ -1,9 +1,8 @@
-"""Rows of the log in the types of JSON, and names and texts as SQL writes them."""
+"""Tables of the log as a browser takes them."""
 
-import math
-from collections.abc import Mapping
-from decimal import Decimal
 from typing import TYPE_CHECKING, Any
+
+from store.plain import plain as plain_value
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -22,22 +21,5 @@ def columns(table: "pa.Table") -> dict[str, list[Any]]:
 
 
 def plain(value: Any) -> Any:
-    """`value` in the types of JSON: bytes in hexadecimal, NaN and infinity as null, what JSON lacks as text."""
-    if isinstance(value, bytes):
-        return value.hex()
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Decimal):  # DuckDB's type of a sum of integers and of a literal such as 1.5
-        value = int(value) if value == value.to_integral_value() else float(value)
-    if isinstance(value, list | tuple):
-        return [plain(inner) for inner in value]
-    if isinstance(value, Mapping):
-        return {str(key): plain(inner) for key, inner in value.items()}
-    if isinstance(value, int) and abs(value) > EXACT:
-        return str(value)
-    return value if value is None or isinstance(value, str | int | float) else str(value)
-
-
-def literal(text: str) -> str:
-    """`text` as a string of SQL."""
-    return "'" + text.replace("'", "''") + "'"
+    """`value` in the types of JSON, large integers as text."""
+    return plain_value(value, EXACT)

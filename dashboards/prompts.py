@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from dashboards.plain import literal, rows
+from dashboards.plain import rows
 from store.errors import UsageError
+from store.plain import quoted
 from store.queries import LogReader
 
 PAGE = 20
@@ -32,7 +33,7 @@ def read_prompts(log: LogReader, order: str = "stream", dataset: str = "", page:
     """
     if order not in ORDERS:
         raise UsageError(f"prompts can be ordered by {', '.join(ORDERS)}; got {order!r}")
-    conditions = [f"dataset = {literal(dataset)}"] if dataset else []
+    conditions = [f"dataset = {quoted(dataset)}"] if dataset else []
     conditions += {"worst": ["judged >= 5"], "best": ["judged >= 5"], "slowest": ["emitted > 0"]}.get(order, [])
     query = _LIST.format(
         start=START,

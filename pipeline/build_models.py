@@ -17,7 +17,7 @@ from stages.vocabulary import Vocabulary
 from store.errors import ConfigError, ModelError
 from store.registry import fetch_version, list_versions
 from store.version_folder import MANIFEST, open_version
-from store.versions import Reference
+from store.versions import Reference, numbered
 
 # Matrices of smaller targets do not divide: one thread is as fast in quiet, several times faster beside other work,
 # and equal seeds then give equal decisions whatever the load.
@@ -61,11 +61,11 @@ def pinned(name: str, uri: str) -> str:
     if reference is None or reference.alias is None:
         return name
     versions = list_versions(uri, reference.name)
-    found = [version.number for version in versions if reference.alias in version.aliases]
-    if not found:
+    number = numbered(reference.alias, versions)
+    if number is None:
         known = ", ".join(sorted({alias for version in versions for alias in version.aliases})) or "none"
         raise ModelError(f"{reference.name} must have a version with the alias {reference.alias!r}, but has {known}")
-    return f"models:/{reference.name}/{found[0]}"
+    return f"models:/{reference.name}/{number}"
 
 
 def load_drafter(config: Config, source: str, device: str) -> LanguageModel:

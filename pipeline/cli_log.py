@@ -2,10 +2,8 @@
 
 import csv
 import json
-import math
 import sys
-from collections.abc import Iterable, Mapping
-from decimal import Decimal
+from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from store.errors import QueryError
+from store.plain import plain
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -177,7 +176,7 @@ def _cell(value: Any) -> str:
         return f"{value:.4g}" if value and abs(value) < 1e-4 else f"{value:.4f}"
     if isinstance(value, list):
         return _trimmed(f"[{', '.join(map(_cell, value))}]")
-    return _trimmed(value if isinstance(value, str) else str(_plain(value)))
+    return _trimmed(value if isinstance(value, str) else str(plain(value)))
 
 
 def _trimmed(text: str) -> str:
@@ -204,7 +203,7 @@ def _print_json(rows: "pa.Table") -> None:
 def _plain_rows(rows: "pa.Table") -> Iterable[list[Any]]:
     for batch in rows.to_batches():
         for values in zip(*map(_values, batch.columns), strict=True):
-            yield list(map(_plain, values))
+            yield list(map(plain, values))
 
 
 def _values(column: "pa.Array | pa.ChunkedArray") -> list[Any]:
@@ -215,21 +214,6 @@ def _values(column: "pa.Array | pa.ChunkedArray") -> list[Any]:
             "dates must be within years 1 to 9999, and times whole microseconds, to be printed, but a value is not "
             f"({error}); cast it to VARCHAR"
         ) from error
-
-
-def _plain(value: Any) -> Any:
-    """`value` in the types of JSON: bytes in hexadecimal, NaN and infinity as null, what JSON lacks as text."""
-    if isinstance(value, bytes):
-        return value.hex()
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Decimal):  # DuckDB's type of a sum of integers and of a literal such as 1.5
-        return int(value) if value == value.to_integral_value() else float(value)
-    if isinstance(value, list):
-        return list(map(_plain, value))
-    if isinstance(value, Mapping):
-        return {str(key): _plain(inner) for key, inner in value.items()}
-    return value if value is None or isinstance(value, str | int) else str(value)
 
 
 def _json(value: Any) -> str:

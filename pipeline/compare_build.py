@@ -14,7 +14,7 @@ from store.errors import ModelError, UsageError
 from store.events import BlockDone, Drafter, Event
 from store.registry import fetch_version, list_versions
 from store.version_folder import Manifest, open_version
-from store.versions import RegisteredVersion
+from store.versions import RegisteredVersion, numbered
 
 FLOOR = "floor"
 
@@ -73,9 +73,9 @@ def _number(name: str, known: Sequence[RegisteredVersion]) -> int | None:
         return None
     if name.isdecimal():
         return int(name)
-    for version in known:
-        if name in version.aliases:
-            return version.number
+    number = numbered(name, known)
+    if number is not None:
+        return number
     aliases = sorted({alias for version in known for alias in version.aliases})
     raise ModelError(
         f"a version must be named by its number, an alias ({', '.join(aliases) or 'there is none'}), its folder, or "

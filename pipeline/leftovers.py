@@ -11,7 +11,7 @@ from store.manifest import read_manifest
 from store.outbox import undelivered
 from store.registry import MlflowRegistry, default_uri
 
-TIMEOUT = 60.0  # seconds that MLflow may take
+UNSENT_TIMEOUT = 60.0  # seconds that a finished run waits for MLflow
 
 
 def send_leftovers(config: Config, run_folder: Path) -> str:
@@ -31,7 +31,7 @@ def send_leftovers(config: Config, run_folder: Path) -> str:
         if not waiting:
             raise RunError(f"the run in {run_folder} is finished: there is nothing to go on with; begin another")
         uri = config.publish.mlflow_uri or default_uri(run_folder.parent)
-        left = MlflowRegistry(uri, spool, model=config.publish.name, keep=manifest.messages).close(TIMEOUT)
+        left = MlflowRegistry(uri, spool, model=config.publish.name, keep=manifest.messages).close(UNSENT_TIMEOUT)
     if left:
         return f"the run is finished; MLflow at {uri} took {waiting - left} of {waiting} messages, the others wait"
     return f"the run is finished; MLflow at {uri} took the {waiting} messages that waited"

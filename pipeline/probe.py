@@ -16,8 +16,9 @@ from pipeline.config import Config
 from pipeline.loop import UnfitPromptError
 from pipeline.probe_prompts import PROMPTS, identity
 from stages.blocks import Lesson, Row
+from stages.fingerprint import fingerprint
 from stages.lessons import Notebook
-from stages.probe import Mark, Probe, fingerprint, kept_lessons
+from stages.probe import Mark, Probe, kept_lessons
 from store.events import PromptReceived
 
 FORMAT = 1  # of the lessons kept on disk: goes up when they change without their key

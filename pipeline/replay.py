@@ -13,6 +13,7 @@ from pipeline.committing import Committer
 from pipeline.config import Config
 from pipeline.curves import Curves
 from pipeline.dealing import Dealing
+from pipeline.leftovers import UNSENT_TIMEOUT
 from pipeline.loop import Loop
 from pipeline.pictures import of_run
 from pipeline.progress import Display
@@ -21,8 +22,8 @@ from pipeline.run_folder import CONFIG, SPOOL, is_unfinished, require_new
 from pipeline.source import Source, open_sources, stream
 from pipeline.stop import Stop, stop_on_signals
 from pipeline.tape import Tape
+from stages.fingerprint import fingerprint
 from stages.measured import note_in
-from stages.probe import fingerprint
 from stages.snapshot import SnapshotReader
 from store.checkpoint import read_checkpoint
 from store.committed import completed_prompts
@@ -35,8 +36,6 @@ from store.manifest import MANIFEST, read_manifest
 from store.registry import MlflowRegistry, NoRegistry, Registry, default_uri
 from store.summary import write_summary
 from store.versions import check_model_name, metric_name
-
-UNSENT_TIMEOUT = 60.0  # seconds that a finished run waits for MLflow
 
 
 class Replay:

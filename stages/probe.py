@@ -3,7 +3,6 @@
 Shapes: N taught positions.
 """
 
-import hashlib
 import json
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,8 +16,6 @@ from stages.lesson_codec import LessonReader, LessonWriter
 from stages.losses import expected_acceptance, greedy_agreement
 from stages.reading import Reader
 from stages.vocabulary_cache import Arrays, digest_of, keep, recall
-
-SAMPLES = 64  # numbers of each weight that tell one model from another
 
 
 @dataclass(frozen=True)
@@ -78,15 +75,6 @@ def _by_token(of_pieces: Iterator[float], teachings: Sequence[Teaching]) -> list
 
 
 @torch.no_grad()
-def fingerprint(model: LanguageModel) -> str:
-    """A digest of a sample of all weights, and of how they are laid out: another model has another one."""
-    digest = hashlib.sha256(f"{model.vocabulary_size} {model.model.dtype} {model.weights == 'int8'}".encode())
-    for weight in model.model.parameters():
-        numbers = weight.detach().flatten()[:: max(1, weight.numel() // SAMPLES)]
-        digest.update(numbers.float().cpu().numpy().tobytes())
-    return digest.hexdigest()
-
-
 def kept_lessons(key: Sequence[object], target: str, make: Callable[[], Sequence[Lesson]]) -> Sequence[Lesson]:
     """Lessons from the cache folder, or as they are made now; then they are kept.
 

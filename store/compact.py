@@ -24,7 +24,7 @@ from filelock import FileLock, Timeout
 from store.errors import OmnidraftError, RunError
 from store.files import digest_of, sync_folder
 from store.manifest import LOCK_SECONDS, MANIFEST, Manifest, Part, edit_manifest, part_path, read_manifest
-from store.parts import highest_number, last_number, parquet_bytes, part_of
+from store.parts import last_number, newest_number, parquet_bytes, part_of
 from store.rollups import COUNTS, roll_up
 from store.schema import SMALL_LEVEL, TABLES, schema_of
 
@@ -172,14 +172,11 @@ def _join(run_folder: Path, table: str, sources: tuple[Part, ...], counted: int)
 
 def counts_of(decisions: pa.Table) -> dict[str, pa.Table]:
     """The counts of some decisions, by table, with its columns and types; `seq` counts within the part."""
-    return {table: _numbered(table, rows) for table, rows in roll_up(decisions).items()}
-
-
-def _numbered(table: str, rows: pa.Table) -> pa.Table:
-    """Counts with the columns and types of their table; `seq` counts within the part."""
-    schema = schema_of(table)
-    rows = rows.append_column("seq", pa.arange(0, rows.num_rows))
-    return rows.select(schema.names).cast(schema)
+    made = {}
+    for table, rows in roll_up(decisions).items():
+        schema = schema_of(table)
+        made[table] = rows.append_column("seq", pa.arange(0, rows.num_rows)).select(schema.names).cast(schema)
+    return made
 
 
 def _write(run_folder: Path, table: str, name: str, rows: pa.Table) -> Part:
@@ -236,7 +233,7 @@ def _remove_replaced(folder: Path, manifest: Manifest, grace: float) -> int:
     oldest = time.time() - grace
     for table, parts in manifest.tables.items():
         named = {folder / part.file for part in parts}
-        newest = highest_number(manifest.tables["decisions" if table in COUNTS else table])
+        newest = newest_number(manifest.tables, table)
         for path in _files(folder / table):
             replaced = path not in named and last_number(path.name) <= newest and path.stat().st_mtime < oldest
             if path.name.startswith(_TEMPORARY) or replaced:

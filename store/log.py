@@ -26,7 +26,7 @@ from store.errors import CorruptError, OmnidraftError, RunError
 from store.events import Event, PromptReceived, PromptRejected
 from store.files import sync_file, sync_folder, write_whole
 from store.manifest import MANIFEST, Checkpoint, Manifest, edit_manifest
-from store.parts import PartWriter, highest_number, last_number
+from store.parts import PartWriter, last_number, newest_number
 from store.schema import TABLES, LoggedEvent
 
 REJECTED = "rejected.jsonl"
@@ -70,7 +70,7 @@ class RunLog:
         self._part_rows = part_rows
         self._pending: dict[type, list[LoggedEvent]] = {event: [] for event in TABLES.values()}
         self._failure: BaseException | None = None
-        self._closed = False
+        self._closed, self._asked = False, 0  # commits handed to the writer thread
         self._jobs: queue.Queue[Callable[[], object] | None] = queue.Queue(maxsize=queue_parts)
         self._writer = threading.Thread(target=self._work, name="log-writer", daemon=True)
         self._writer.start()
@@ -88,7 +88,7 @@ class RunLog:
     @property
     def committing(self) -> bool:
         """Whether a commit is still being written."""
-        return self._files.committed < self._files.asked
+        return self._files.committed < self._asked
 
     def append(self, event: Event) -> None:
         """Keep one event; a list append, unless a part is full and the writer thread is behind.
@@ -113,7 +113,7 @@ class RunLog:
         self._require_working()
         for kind in self._pending:
             self._hand_over(kind)
-        self._files.asked += 1
+        self._asked += 1
         self._jobs.put(partial(self._files.commit, commit, self._rejected_bytes()))
         if wait:
             self._jobs.join()
@@ -189,13 +189,13 @@ class _Files:
     """The files of one log; used by the writer thread alone once the log is open.
 
     Attributes:
-        asked, committed: commits handed to the writer thread, and those that stand.
+        committed: commits that stand.
         commit_seconds, all_commit_seconds: of the last one, and of all.
     """
 
     def __init__(self, run_folder: Path) -> None:
         self._run_folder = run_folder
-        self.asked = self.committed = 0
+        self.committed = 0
         self.commit_seconds = self.all_commit_seconds = 0.0
         try:
             manifest = self._begin()
@@ -271,9 +271,9 @@ def forget_uncommitted(run_folder: Path, manifest: Manifest) -> None:
         CorruptError: the file of rejected rows is shorter than what was committed of it.
     """
     folder = run_folder / MANIFEST.parent
-    for table, parts in manifest.tables.items():
+    for table in manifest.tables:
         (folder / table).mkdir(exist_ok=True)
-        newest = highest_number(parts)
+        newest = newest_number(manifest.tables, table)
         for path in (folder / table).glob("part-*.parquet"):
             if last_number(path.name) > newest:
                 path.unlink()

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 
 from store.files import write_whole
 from store.manifest import MANIFEST, Part
+from store.rollups import COUNTS
 from store.schema import QUICK_LEVEL, TABLES, LoggedEvent, parquet_options, schema_of, to_table
 
 ROW_GROUP_ROWS = 122_880  # DuckDB's own
@@ -65,6 +66,11 @@ def part_of(name: str, rows: pa.Table, content: bytes) -> Part:
 def highest_number(parts: Sequence[Part]) -> int:
     """The number of the newest part, 0 if there is none; `part-000003-000007.parquet` is of parts 3 to 7."""
     return max((last_number(part.file) for part in parts), default=0)
+
+
+def newest_number(tables: Mapping[str, Sequence[Part]], table: str) -> int:
+    """The highest number that a part of the table may have and be committed. Counts belong to parts of decisions."""
+    return highest_number(tables["decisions" if table in COUNTS else table])
 
 
 def last_number(file: str) -> int:

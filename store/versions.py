@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -86,6 +86,11 @@ class Reference:
             )
         number = found["number"]
         return cls(found["name"], int(number) if number else None, found["alias"])
+
+
+def numbered(alias: str, versions: Iterable[RegisteredVersion]) -> int | None:
+    """The number of the version that has the alias, if one has."""
+    return next((version.number for version in versions if alias in version.aliases), None)
 
 
 def check_model_name(name: str) -> None:

@@ -10,6 +10,7 @@ import pyarrow as pa
 from store.errors import CorruptError
 from store.files import digest_of
 from store.manifest import Manifest, Part, part_path, read_manifest
+from store.plain import quoted
 from store.recipes import statement
 from store.rollups import COUNTS, KEYS
 from store.schema import TABLES, schema_of
@@ -85,7 +86,7 @@ def miscounts() -> str:
 
 def quoted_list(texts: Iterable[str]) -> str:
     """An SQL list of strings."""
-    return f"[{', '.join(map(_quoted, texts))}]"
+    return f"[{', '.join(map(quoted, texts))}]"
 
 
 def _miscounts(table: str) -> str:
@@ -130,7 +131,7 @@ def _require_size(path: Path, size: int) -> None:
 
 
 def _reading(run: str, paths: list[str]) -> str:
-    return f"SELECT {_quoted(run)} AS run, * FROM read_parquet({quoted_list(map(_pattern, paths))})"
+    return f"SELECT {quoted(run)} AS run, * FROM read_parquet({quoted_list(map(_pattern, paths))})"
 
 
 def _pattern(path: str) -> str:
@@ -150,7 +151,3 @@ def _sql_type(arrow_type: pa.DataType) -> str:
     if pa.types.is_dictionary(arrow_type):
         return _sql_type(arrow_type.value_type)
     return _SQL_TYPES[arrow_type]
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"

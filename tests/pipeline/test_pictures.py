@@ -11,7 +11,7 @@ def test_a_picture_that_cannot_be_drawn_says_why(tmp_path: Path):
     assert "must be a run's folder" in str(draw("curve", str(tmp_path), str(tmp_path / "curve.png")))
 
 
-def test_a_run_without_anything_to_draw_has_no_pictures_but_no_error(tmp_path: Path):
+def test_a_run_has_its_curve_and_its_tokens_even_without_a_prompt(tmp_path: Path):
     with RunLog(tmp_path):
         pass
-    assert all(file.is_file() for file in of_run(tmp_path))
+    assert [file.name for file in of_run(tmp_path) if file.is_file()] == ["acceptance.png", "tokens.html"]

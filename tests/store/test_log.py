@@ -112,6 +112,22 @@ def test_what_no_commit_covers_never_happened(tmp_path):
     assert [(row["seq"], row["offset"]) for row in rows] == [(0, 0), (1, 1)]
 
 
+def test_what_a_compaction_replaced_stays_for_its_readers_when_a_run_goes_on(tmp_path):
+    log = RunLog(tmp_path, part_rows=1)
+    for offset in range(2):
+        log.append(decision(offset=offset))
+    log.commit(Commit(dict), wait=True)
+    log.append(decision(offset=2))
+    log._jobs.join()
+    log.close()
+    counts = tmp_path / "log" / "counts_by_token" / "part-000001-000002.parquet"  # of a part that was joined again
+    counts.write_bytes(b"replaced")
+    RunLog(tmp_path).close()
+    assert counts.exists()
+    names = sorted(path.name for path in (tmp_path / "log" / "decisions").iterdir())
+    assert names == ["part-000001.parquet", "part-000002.parquet"], "the third was never committed"
+
+
 def test_the_end_of_the_stream_leaves_no_checkpoint(tmp_path):
     with RunLog(tmp_path) as log:
         log.commit(Commit(lambda: {"state.json": b"{}"}), wait=True)
