@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from stages.distributions import Sampling
 from stages.draws import Draws
+from stages.ending import Ending
+from stages.logprobs import TokenLogprobs
 from stages.trie import Node
 from store.events import Origin, Outcome, Translation
 
@@ -26,6 +29,11 @@ class Row:
         room: how many more target tokens may be emitted.
         block: number of the current block.
         finish: "" while in flight, then "stop" or "length".
+        private: its text may not be kept: neither logged nor learned from nor put into a checkpoint.
+        sampling: the transform of this row's laws, the drafter's as well as the target's; None for that of the stages.
+        ending: finds the stop strings at which the row ends; None if it has none.
+        logprobs: alternatives wanted with each emitted token, 0 for the token's own log probability alone; None for
+            nothing.
     """
 
     offset: int
@@ -39,6 +47,10 @@ class Row:
     room: int
     block: int = 0
     finish: str = ""
+    private: bool = False
+    sampling: Sampling | None = None
+    ending: Ending | None = None
+    logprobs: int | None = None
 
     @property
     def emitted(self) -> int:
@@ -178,7 +190,10 @@ class Branch:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a proposal. `emitted` is what was appended to the row, cut at its end."""
+    """What became of a proposal. `emitted` is what was appended to the row, cut at its end.
+
+    `logprobs` has one for each emitted token if the row asks for them; a private row is taught nothing.
+    """
 
     proposal: Proposal
     decisions: tuple[Decision, ...]
@@ -187,6 +202,7 @@ class Verdict:
     accepted: int
     teachings: tuple[Teaching, ...] = field(default=(), repr=False)
     branch: Branch | None = field(default=None, repr=False)
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True)

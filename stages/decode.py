@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from stages.blocks import Draft, Row, Verdict
-from stages.distributions import Sampling, entropy, sample_rows
+from stages.distributions import Sampling, entropy, laws_of, sample_rows
 from stages.head import AcceptanceHead, piece_features
 from stages.language_model import LanguageModel
 from stages.snapshot import Json, SnapshotReader, SnapshotWriter
@@ -65,7 +65,8 @@ class Decode:
         model: the drafter, unmodified.
         head: estimates acceptance.
         stop_rule: decides on one more piece.
-        sampling: the transform of the drafter's logits; its result is the recorded law.
+        sampling: the transform of the drafter's logits; its result is the recorded law. A row with one of its own is
+            drafted by that: a drafter that samples as the target does is accepted oftenest.
         allowed: pieces that may be drafted at all: those that spell some target token.
         max_draft: most pieces of a draft; 0 never drafts.
         end: the drafter's end of sequence, after which nothing is drafted, or None.
@@ -111,7 +112,8 @@ class Decode:
 
     def save(self, keep: SnapshotWriter) -> Json:
         """See `stages.snapshot`."""
-        rows = [[keep.row(row), list(read), self._agreed[row]] for row, read in self._read.items()]
+        kept = [(row, read) for row, read in self._read.items() if keep.keeps(row)]
+        rows = [[keep.row(row), list(read), self._agreed[row]] for row, read in kept]
         return {"model": self.model.save_rows(keep), "rows": rows, "paying": self._paying.save()}
 
     def restore(self, saved: Json, kept: SnapshotReader) -> None:
@@ -172,8 +174,10 @@ class Decode:
     def _extend(self, growing: _Growing, going: Sequence[int], logits_BD: Tensor, hidden_BW: Tensor) -> None:
         """Draw one piece for every row that goes on."""
         index = len(growing.going)
-        laws_BD = self._sampling.law(logits_BD.masked_fill(self._forbidden_D, -torch.inf), self._law_dtype)
-        pieces_B = sample_rows(laws_BD, [growing.rows[number].draws for number in going])
+        rows = [growing.rows[number] for number in going]
+        samplings = [row.sampling or self._sampling for row in rows]
+        laws_BD = laws_of(logits_BD.masked_fill(self._forbidden_D, -torch.inf), samplings, self._law_dtype)
+        pieces_B = sample_rows(laws_BD, [row.draws for row in rows])
         entropies_B = entropy(laws_BD)
         probability_B = laws_BD.gather(1, pieces_B[:, None])[:, 0]
         features_BF = piece_features(hidden_BW.float(), probability_B.float(), entropies_B.float(), index)

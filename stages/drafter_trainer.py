@@ -45,6 +45,7 @@ class DrafterTrainer:
         measure: per position, what the gate compares (N,): the acceptance to expect under the sampling in use.
         allowed: per target the pieces that may be drafted; the others are not part of the drafter's law there.
         training: rates and sizes.
+        breathe: called between the parts of an update, by the thread that computes it.
     """
 
     def __init__(
@@ -55,9 +56,10 @@ class DrafterTrainer:
         measure: Callable[[Student, Taught], Tensor],
         allowed: Mapping[str, Collection[int]],
         training: Training,
+        breathe: Callable[[], None] = lambda: None,
     ) -> None:
         self.served, self.loss_name, self.version = served, loss_name, 0
-        self._loss, self._measure, self._training = loss, measure, training
+        self._loss, self._measure, self._training, self._breathe = loss, measure, training, breathe
         self._reader = Reader(served, allowed)
         self._candidate, self._floor = served.copy_to_train(), served.copy_to_train()
         self._masters: Weights | None = None
@@ -155,6 +157,7 @@ class DrafterTrainer:
         share = len(batch.taught.rest_N) / positions
         loss = self._loss(student, batch.taught, ngram_log_M) * share
         loss.backward()
+        self._breathe()
         return float(loss.detach())
 
     @torch.no_grad()
@@ -167,6 +170,7 @@ class DrafterTrainer:
             for lesson in batch.lessons:
                 total = sum(next(measured) for _ in lesson.teachings)
                 found[lesson] = (total, sum(teaching.depth == 0 for teaching in lesson.teachings))
+            self._breathe()
         return found
 
     @torch.no_grad()

@@ -151,6 +151,8 @@ class LanguageModel:
         """See `stages.snapshot`: the rows with their keys and values, to the last bit."""
         rows = []
         for place, row in enumerate(self._order):
+            if not keep.keeps(row):
+                continue
             kept = [keep.tensor(tensor) for tensor in self.forward_pass.kept(place, self._lengths[row])]
             rows.append([keep.row(row), self._lengths[row], kept])
         return {"capacity": self.forward_pass.capacity, "rows": rows}

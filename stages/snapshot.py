@@ -12,6 +12,7 @@ A snapshot is taken on the thread that decodes: it copies what may change. It is
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from stages.blocks import Lesson, Row
+from stages.distributions import Sampling
 from stages.draws import SeededDraws
 from stages.lesson_codec import LessonReader, LessonWriter
 from store.errors import CorruptError
@@ -30,9 +32,14 @@ Json = Any  # what JSON can hold
 
 
 class SnapshotWriter:
-    """Takes one snapshot."""
+    """Takes one snapshot.
 
-    def __init__(self) -> None:
+    Args:
+        rows: whether rows in flight are kept. Without them every stage is saved as if none were admitted.
+    """
+
+    def __init__(self, *, rows: bool = True) -> None:
+        self._keeps_rows = rows
         self._tensors: list[Tensor] = []
         self._rows: dict[Row, int] = {}
         self._row_values: list[Json] = []
@@ -45,8 +52,22 @@ class SnapshotWriter:
         self._tensors.append(tensor.detach().to("cpu", copy=True).contiguous())
         return len(self._tensors) - 1
 
+    def keeps(self, row: Row) -> bool:
+        """Whether a row in flight is to be kept; who holds rows leaves out the others. A private row never is."""
+        return self._keeps_rows and not row.private
+
     def row(self, row: Row) -> int:
-        """Keep a row in flight."""
+        """Keep a row in flight.
+
+        Raises:
+            ValueError: it is not to be kept, or it has stop strings: they belong to a request, which does not outlive
+                the process that answers it.
+        """
+        if not self.keeps(row) or row.ending is not None:
+            raise ValueError(
+                f"a row in a snapshot must be one that is to be kept, without stop strings, got {row.prompt_id}; "
+                "leave out rows in flight: SnapshotWriter(rows=False)"
+            )
         if row not in self._rows:
             self._rows[row] = len(self._rows)
             self._row_values.append(_row_value(row))
@@ -139,11 +160,15 @@ def _row_value(row: Row) -> Json:
         "room": row.room,
         "block": row.block,
         "finish": row.finish,
+        "sampling": row.sampling and asdict(row.sampling),
+        "logprobs": row.logprobs,
     }
 
 
 def _row_of(value: Json) -> Row:
-    return Row(**{**value, "draws": SeededDraws.restored(value["draws"])})
+    sampling = value.get("sampling")  # rows of older releases have none
+    own = {"draws": SeededDraws.restored(value["draws"]), "sampling": sampling and Sampling(**sampling)}
+    return Row(**{**value, **own})
 
 
 def save_moments(state: Mapping[str, Any], keep: SnapshotWriter) -> Json:

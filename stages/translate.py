@@ -1,6 +1,6 @@
 """Translate: drafted pieces become target tokens along the active trie, longest match first (design, section 4)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from stages.blocks import STOP, Draft, Proposal, ProposedToken, Test, Verdict
 from stages.ngram_cache import Cache
@@ -71,6 +71,14 @@ def parse_longest(trie: Trie, pieces: Sequence[int]) -> tuple[ProposedToken, ...
     return tuple(proposed)
 
 
+def remember(cache: Cache, pieces: Sequence[tuple[int, ...] | None], emitted: Iterable[int]) -> None:
+    """Put those of the emitted target tokens that take several pieces into the cache."""
+    for token in emitted:
+        spelt = pieces[token] if token < len(pieces) else None
+        if spelt and len(spelt) > 1:
+            cache.observe(spelt, token)
+
+
 class Translate(WithoutRows):
     """Drafts to proposals; between blocks, keeps the cache of n-grams up to date.
 
@@ -107,7 +115,4 @@ class Translate(WithoutRows):
     def observe(self, verdicts: Sequence[Verdict]) -> None:
         """Remember the emitted tokens that take several pieces: accepted, residual and bonus alike."""
         for verdict in verdicts:
-            for token in verdict.emitted:
-                pieces = self._pieces[token] if token < len(self._pieces) else None
-                if pieces and len(pieces) > 1:
-                    self.cache.observe(pieces, token)
+            remember(self.cache, self._pieces, verdict.emitted)

@@ -8,7 +8,7 @@ Greedy is the limit at temperature 0 of the same lines.
 Shapes: N positions of all rows, V target tokens.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import accumulate, pairwise
 from operator import mul
 
@@ -17,9 +17,11 @@ from torch import Tensor
 
 from stages.acceptance import Levels, Rule
 from stages.blocks import Decision, Proposal, ProposedToken, Row, Verdict
-from stages.distributions import Sampling, sample
+from stages.distributions import Sampling, laws_of, sample
 from stages.draws import Draws, to_float32_grid
+from stages.ending import Ending
 from stages.language_model import LanguageModel
+from stages.logprobs import TokenLogprobs, logprobs_of
 from stages.snapshot import Json, SnapshotReader, SnapshotWriter
 from stages.teach import Teacher, Told
 from store.events import Origin, Outcome
@@ -76,14 +78,43 @@ def _unjudged(tokens: Sequence[ProposedToken], levels: Sequence[Levels], start: 
     ]
 
 
-def cut(decisions: Sequence[Decision], room: int, ends: Collection[int]) -> tuple[Decision, ...]:
-    """Decisions up to the one that emits an end of sequence or fills the room; later ones never happened."""
+def cut(
+    decisions: Sequence[Decision], room: int, ends: Collection[int], ending: Ending | None = None
+) -> tuple[Decision, ...]:
+    """Decisions up to the one that emits an end of sequence, completes a stop string or fills the room; later ones
+    never happened."""
     emitted = 0
     for number, decision in enumerate(decisions, start=1):
         emitted += decision.emitted is not None
         if emitted == room or decision.emitted in ends:
-            return tuple(decisions[:number])
-    return tuple(decisions)
+            decisions = decisions[:number]
+            break
+    stop = ending.after(_emitted(decisions)) if ending else None  # what emits comes before what does not
+    return tuple(decisions[:stop])
+
+
+def _emitted(decisions: Iterable[Decision]) -> tuple[int, ...]:
+    return tuple(decision.emitted for decision in decisions if decision.emitted is not None)
+
+
+def _logprobs(
+    batch: Sequence[Proposal], outcomes: Sequence[Sequence[Decision]], logits_NV: Tensor, starts: Sequence[int]
+) -> list[tuple[TokenLogprobs, ...]]:
+    """Per row the log probabilities of what it emits, where it asks for them."""
+    asked = [proposal.draft.row.logprobs for proposal in batch]
+    wanted = [
+        (i, starts[i] + decision.index, decision.emitted, most)
+        for i, most in enumerate(asked)
+        if most is not None
+        for decision in outcomes[i]
+        if decision.emitted is not None
+    ]
+    found: list[list[TokenLogprobs]] = [[] for _ in batch]
+    if wanted:
+        rows, places, tokens, most = zip(*wanted, strict=True)
+        for i, one in zip(rows, logprobs_of(logits_NV[list(places)], tokens, most), strict=True):
+            found[i].append(one)
+    return [tuple(of_row) for of_row in found]
 
 
 class Verify:
@@ -92,7 +123,7 @@ class Verify:
     Args:
         model: the target.
         rule: how a proposal is tested.
-        sampling: the transform that the user asked for.
+        sampling: the transform that the user asked for; a row may have one of its own.
         context: per target id the drafter pieces that the drafter will read for it.
         known: number of ids that the tokenizer knows; what the model's output layer has beyond is never emitted.
         ends: the ids that end a sequence.
@@ -137,18 +168,20 @@ class Verify:
         if not batch:
             return []
         logits_NV, starts = self._target_logits(batch)
-        laws_NV = self._sampling.law(logits_NV, self._law_dtype)
+        samplings = [one.draft.row.sampling or self._sampling for one in batch for _ in range(len(one.verifiable) + 1)]
+        laws_NV = laws_of(logits_NV, samplings, self._law_dtype)
         levels = self._rule.levels(batch, laws_NV, starts)
         outcomes = [
-            cut(
-                decide(proposal, levels[i], laws_NV[starts[i] : starts[i + 1]], self._rule, proposal.draft.row.draws),
-                proposal.draft.row.room,
-                self._ends,
-            )
-            for i, proposal in enumerate(batch)
+            self._outcome(proposal, levels[i], laws_NV[starts[i] : starts[i + 1]]) for i, proposal in enumerate(batch)
         ]
         told = self._teach(batch, outcomes, logits_NV, starts)
-        return [self._close(*parts) for parts in zip(batch, outcomes, told, strict=True)]
+        logprobs = _logprobs(batch, outcomes, logits_NV, starts)
+        return [self._close(*parts) for parts in zip(batch, outcomes, told, logprobs, strict=True)]
+
+    def _outcome(self, proposal: Proposal, levels: Sequence[Levels], laws_MV: Tensor) -> tuple[Decision, ...]:
+        """What is decided for one row, as far as the row goes."""
+        row = proposal.draft.row
+        return cut(decide(proposal, levels, laws_MV, self._rule, row.draws), row.room, self._ends, row.ending)
 
     def _target_logits(self, batch: Sequence[Proposal]) -> tuple[Tensor, list[int]]:
         """Logits at every verifiable token and behind the last, all rows joined, and where each row begins."""
@@ -161,16 +194,19 @@ class Verify:
         logits_NV, _ = self.model.forward(rows, fed, counts)
         return logits_NV.masked_fill(self._forbidden_V, -torch.inf), [0, *accumulate(counts)]
 
-    def _close(self, proposal: Proposal, decisions: tuple[Decision, ...], told: Told) -> Verdict:
-        row = proposal.draft.row
-        emitted = tuple(decision.emitted for decision in decisions if decision.emitted is not None)
+    def _close(
+        self, proposal: Proposal, decisions: tuple[Decision, ...], told: Told, logprobs: tuple[TokenLogprobs, ...]
+    ) -> Verdict:
+        row, emitted = proposal.draft.row, _emitted(decisions)
         row.tokens.extend(emitted)
         for token in emitted:
             row.pieces.extend(self._context[token])
         row.room -= len(emitted)
         row.block += 1
-        row.finish = "stop" if emitted[-1] in self._ends else "" if row.room else "length"
+        stopped = emitted[-1] in self._ends or (row.ending is not None and row.ending.complete)
+        row.finish = "stop" if stopped else "" if row.room else "length"
         self.model.roll_back(row, len(row.tokens) - 1)
         accepted = sum(decision.outcome is Outcome.ACCEPTED for decision in decisions)
         rejected = sum(decision.outcome is Outcome.REJECTED for decision in decisions)
-        return Verdict(proposal, decisions, emitted, accepted + rejected, accepted, told.teachings, told.branch)
+        teachings, branch = Told() if row.private else told
+        return Verdict(proposal, decisions, emitted, accepted + rejected, accepted, teachings, branch, logprobs)

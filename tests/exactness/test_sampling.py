@@ -1,6 +1,7 @@
 """The sampling transform against references written the long way, and drawing by inversion."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,8 +10,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from stages.distributions import Sampling, entropy, sample, sample_rows
+from stages import distributions
+from stages.distributions import Sampling, entropy, laws_of, sample, sample_rows
 from stages.draws import UNIFORM_BITS, SeededDraws, to_float32_grid
+from store.errors import ConfigError
 
 # Sixteenths: sums and comparisons are exact, so that a reference cannot differ by rounding at a threshold.
 logits_lists = st.lists(st.integers(-64, 64).map(lambda n: n / 16), min_size=1, max_size=9)
@@ -37,12 +40,20 @@ def law_of(logits: list[float], *settings: float) -> Tensor:
 
 
 @given(
-    logits_lists, st.sampled_from([0.0, 0.3, 1.0, 2.5]), st.integers(0, 10), st.sampled_from([0.11, 0.53, 0.97, 1.0])
+    logits_lists,
+    st.sampled_from([0.0, 0.3, 1.0, 2.5]),
+    st.integers(0, 10),
+    st.sampled_from([0.11, 0.53, 0.97, 1.0]),
+    st.sampled_from([1, 2, 4, distributions.NUCLEUS]),
 )
-@example([1.0, 1.0, 1.0], 1.0, 2, 1.0)  # tokens as likely as the k-th stay
-@example([0.0, 0.0], 0.0, 0, 1.0)  # the first of equals
-def test_the_law_is_what_the_reference_says(logits: list[float], temperature: float, top_k: int, top_p: float):
-    got = law_of(logits, temperature, top_k, top_p).tolist()
+@example([1.0, 1.0, 1.0], 1.0, 2, 1.0, 256)  # tokens as likely as the k-th stay
+@example([0.0, 0.0], 0.0, 0, 1.0, 256)  # the first of equals
+def test_the_law_is_what_the_reference_says(
+    logits: list[float], temperature: float, top_k: int, top_p: float, nucleus: int
+):
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(distributions, "NUCLEUS", nucleus)
+        got = law_of(logits, temperature, top_k, top_p).tolist()
     want = reference(logits, temperature, top_k, top_p)
     if top_p < 1:  # which of equally likely tokens the nucleus takes is not promised
         got, want = sorted(got), sorted(want)
@@ -53,7 +64,8 @@ def test_the_law_is_what_the_reference_says(logits: list[float], temperature: fl
 def test_a_law_sums_to_1_and_never_loses_its_likeliest_token(logits, temperature, top_k, top_p):
     law = law_of(logits, temperature, top_k, top_p)
     assert float(law.sum()) == pytest.approx(1, abs=1e-12)
-    assert law[logits.index(max(logits))] == law.max() > 0
+    likeliest = [place for place, logit in enumerate(logits) if logit == max(logits)]
+    assert law[likeliest].max() == law.max() > 0  # which of equally likely ones stay is not promised
 
 
 @given(logits_lists)
@@ -75,11 +87,51 @@ def test_forbidden_tokens_have_no_mass_even_when_all_are_kept():
         assert law_of(logits, temperature, 3, 1.0)[1] == 0
 
 
-def test_rows_are_transformed_independently():
-    logits_NV = torch.randn(5, 7, generator=torch.Generator().manual_seed(0))
+@pytest.mark.parametrize("nucleus", [2, 256])
+def test_rows_are_transformed_independently(nucleus: int, monkeypatch):
+    monkeypatch.setattr(distributions, "NUCLEUS", nucleus)
+    logits_NV = torch.randn(5, 7, generator=torch.Generator().manual_seed(0)) * torch.arange(1, 6)[:, None]
     together = Sampling(0.8, 4, 0.9).law(logits_NV)
     for logits_V, law_V in zip(logits_NV, together, strict=True):
         assert torch.equal(Sampling(0.8, 4, 0.9).law(logits_V[None])[0], law_V)
+
+
+SAMPLINGS = [Sampling(), Sampling(1.0), Sampling(0.7, 0, 0.8), Sampling(1.3, 3)]
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=9), st.sampled_from([torch.float32, torch.float64]))
+def test_every_line_has_the_law_of_its_own_transform(chosen: list[int], dtype: torch.dtype):
+    logits_NV = torch.randn(len(chosen), 7, generator=torch.Generator().manual_seed(len(chosen)))
+    laws_NV = laws_of(logits_NV, [replace(SAMPLINGS[number]) for number in chosen], dtype)  # equal, not the same
+    assert laws_NV.dtype == dtype
+    for number, logits_V, law_V in zip(chosen, logits_NV, laws_NV, strict=True):
+        assert torch.equal(law_V, SAMPLINGS[number].law(logits_V[None], dtype)[0])
+
+
+def test_lines_of_equal_transforms_are_transformed_in_one_call_on_the_logits_as_they_are(monkeypatch):
+    given_to = []
+    monkeypatch.setattr(Sampling, "law", lambda self, logits_NV, dtype: given_to.append(logits_NV) or logits_NV)
+    logits_NV = torch.randn(5, 7)
+    laws_of(logits_NV, [Sampling(0.5) for _ in range(5)])
+    assert [one is logits_NV for one in given_to] == [True]
+
+
+@pytest.mark.parametrize("temperature", [1e-45, 1e-30, 1e-6, 1e-5, 1e6])
+@pytest.mark.parametrize("top_p", [0.0, 1e-40, 1.0])
+def test_the_ends_of_the_ranges_give_laws(temperature: float, top_p: float):
+    law_V = Sampling(temperature, 0, top_p).law(torch.tensor([[80.0, -80.0, 79.0, -math.inf]]))[0]
+    assert float(law_V.sum()) == pytest.approx(1)
+    assert law_V[0] == law_V.max()
+    assert law_V[3] == 0
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [(math.nan,), (-1e-9,), (math.inf,), (1e39,), (1.0, -1), (1.0, 0, -0.1), (1.0, 0, 1.1), (1.0, 0, math.nan)],
+)
+def test_a_transform_out_of_range_is_refused(settings: tuple):
+    with pytest.raises(ConfigError, match="sampling must have"):
+        Sampling(*settings)
 
 
 class Given:

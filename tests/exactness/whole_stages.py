@@ -60,9 +60,11 @@ def stages_of(world: World) -> Stages:
     return decode, translate, verify
 
 
-def new_row(draws: Draws, room: int, offset: int = 0) -> Row:
+def new_row(draws: Draws, room: int, offset: int = 0, sampling: Sampling | None = None) -> Row:
     """A row at its prompt."""
-    return row_of(PROMPT, PROMPT, offset=offset, room=room, draws=draws)
+    row = row_of(PROMPT, PROMPT, offset=offset, room=room, draws=draws)
+    row.sampling = sampling
+    return row
 
 
 def run_block(stages: Stages, rows: list[Row]) -> list[int]:

@@ -61,6 +61,18 @@ def test_laws_are_the_drafters_whatever_became_of_the_draft_before(sampling: dic
             row.pieces += [*draft.pieces[:kept], *fates.integers(0, PIECES, fates.integers(0, 3)).tolist()]
 
 
+def test_a_row_with_a_transform_of_its_own_is_drafted_by_that():
+    own = [None, Sampling(0.0), Sampling(0.7, 2, 0.9), None]
+    decode, rows = new_decode(), [row_of([0, 1], offset=offset) for offset in range(4)]
+    for row, sampling in zip(rows, own, strict=True):
+        row.sampling = sampling
+        decode.admit(row)
+    for _ in range(3):
+        for draft, sampling in zip(decode(rows), own, strict=True):
+            assert_laws_are_the_drafters(draft.row, draft, sampling or Sampling(1.0))
+            draft.row.pieces += draft.pieces[:1]
+
+
 def test_a_long_draft_that_is_rejected_at_once_is_forgotten():
     decode, row = new_decode(max_draft=64), row_of([0, 1])
     decode.admit(row)

@@ -1,5 +1,7 @@
 """Snapshots give back what was kept: to the last bit, and as one object what was one object."""
 
+import json
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -8,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stages.blocks import Branch, Lesson, Row, Teaching
+from stages.distributions import Sampling
 from stages.draws import SeededDraws
+from stages.ending import Ending
 from stages.snapshot import (
     STATE,
     TENSORS,
@@ -87,6 +91,38 @@ def test_a_row_goes_on_with_its_own_numbers():
     again = SnapshotReader(keep.files(state)).row(0)
     assert (again.tokens, again.pieces, again.room, again.block, again.text) == ([1, 2], [5], 7, 4, "text")
     assert [again.draws.uniform(law) for _ in range(3)] == [draws.uniform(law) for _ in range(3)]
+
+
+@pytest.mark.parametrize("sampling", [None, Sampling(), Sampling(0.7, 3, 0.9)])
+def test_what_a_row_asks_for_comes_back(sampling: Sampling | None):
+    row = Row(3, "a", "docs", "text", [1, 2], 1, [5], SeededDraws(0, 3), 7, sampling=sampling, logprobs=2)
+    keep = SnapshotWriter()
+    again = SnapshotReader(keep.files(keep.row(row))).row(0)
+    assert (again.sampling, again.logprobs, again.private, again.ending) == (sampling, 2, False, None)
+
+
+def test_rows_of_a_release_that_knew_no_wishes_are_read():
+    keep = SnapshotWriter()
+    keep.row(Row(3, "a", "docs", "text", [1, 2], 1, [5], SeededDraws(0, 3), 7))
+    files = keep.files(0)
+    value = json.loads(files[STATE])
+    del value["rows"][0]["sampling"], value["rows"][0]["logprobs"]
+    again = SnapshotReader({**files, STATE: json.dumps(value).encode()}).row(0)
+    assert (again.sampling, again.logprobs, again.tokens) == (None, None, [1, 2])
+
+
+def test_rows_that_are_not_to_be_kept_are_refused_and_never_written():
+    row = Row(3, "a", "docs", "text", [1, 2], 1, [5], SeededDraws(0, 3), 7)
+    private, stopping = replace(row, private=True), replace(row, ending=Ending([].__getitem__, ["end"]))
+    assert [SnapshotWriter(rows=rows).keeps(one) for rows in (True, False) for one in (row, private)] == [
+        True, False, False, False,
+    ]  # fmt: skip
+    for keep, one in (
+        (SnapshotWriter(rows=False), row), (SnapshotWriter(), private), (SnapshotWriter(), stopping),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match="to be kept, without stop strings"):
+            keep.row(one)
+        assert json.loads(keep.files(None)[STATE])["rows"] == []
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int64])

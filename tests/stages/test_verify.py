@@ -8,6 +8,7 @@ from torch import Tensor
 from stages.acceptance import TrieRule
 from stages.blocks import Branch, Draft, Proposal, Row, Verdict
 from stages.distributions import Sampling
+from stages.ending import Ending
 from stages.teach import Told, teach_nothing
 from stages.translate import parse
 from stages.trie import Trie
@@ -97,6 +98,64 @@ def test_an_end_that_fills_the_room_is_a_stop():
     row = row_of([4], room=1)
     verify_block(row, ())
     assert row.finish == "stop"
+
+
+LETTERS = dict(enumerate([b"a", b"b", b"c", b"d", b"e"]))  # the end is no text
+
+
+def stopping_row(tokens: list[int], *stops: str, room: int = 99) -> Row:
+    row = row_of(tokens, room=room)
+    row.ending = Ending(LETTERS.get, stops)
+    return row
+
+
+def test_a_stop_string_ends_the_block_with_the_token_that_completes_it():
+    row = stopping_row([0], "bc")
+    verdict, model = verify_block(row, (1, 0, 1, 2, 1))  # tokens 1, 2, 3 and 1, which would be rejected
+    assert outcomes(verdict) == [(Outcome.ACCEPTED, 1, Origin.ACCEPTED), (Outcome.ACCEPTED, 2, Origin.ACCEPTED)]
+    assert (verdict.emitted, verdict.judged, verdict.accepted) == ((1, 2), 2, 2)
+    assert (row.tokens, row.finish, row.room) == ([0, 1, 2], "stop", 97)
+    assert model.length(row) == 2
+
+
+def test_a_stop_string_may_begin_in_an_earlier_block_but_not_in_the_prompt():
+    trie = Trie(8, 4)
+    row, model = stopping_row([0], "ab", "bcd"), TableModel(counts_up, 8)
+    verify = Verify(model, TrieRule(trie), Sampling(), CONTEXT, 6, {END}, teach_nothing)
+    verify.admit(row)
+    finishes = []
+    while not row.finish:
+        verify([Proposal(Draft(row, (), torch.zeros(0, 4), (), None, ()), ())])
+        finishes.append(row.finish)
+    assert (row.tokens, finishes) == ([0, 1, 2, 3], ["", "", "stop"])
+
+
+def test_a_correction_may_complete_a_stop_string():
+    verdict, _ = verify_block(row := stopping_row([0], "b"), (2, 1, 0))
+    assert [outcome for outcome, *_ in outcomes(verdict)] == ["rejected"], "what was not judged never happened"
+    assert (verdict.emitted, row.finish) == ((1,), "stop")
+
+
+def test_a_stop_string_that_fills_the_room_is_a_stop():
+    verify_block(row := stopping_row([0], "bc", room=2), (1, 0, 1))
+    assert (row.tokens, row.room, row.finish) == ([0, 1, 2], 0, "stop")
+
+
+def test_a_stop_string_behind_the_room_or_the_end_was_never_met():
+    verify_block(row := stopping_row([0], "cd", room=2), (1, 0, 1, 2))
+    assert (row.tokens, row.finish, row.ending.complete) == ([0, 1, 2], "length", False)
+    verify_block(row := stopping_row([4], "a"), (3, 0))
+    assert (row.tokens, row.finish, row.ending.complete) == ([4, END], "stop", False)
+
+
+def test_a_private_row_is_taught_nothing():
+    def teach(batch, outcomes, logits_NV, starts):
+        return [Told(("taught",), BRANCH)]
+
+    row = row_of([0])
+    row.private = True
+    verdict, _ = verify_block(row, (1, 0, 1), teach=teach)
+    assert (verdict.emitted, verdict.teachings, verdict.branch) == ((1, 2, 3), (), None)
 
 
 def test_teaching_is_made_before_the_row_grows():

@@ -1,0 +1,242 @@
+"""Nothing of one request in another's output: a row gives beside others exactly what it gives alone.
+
+Small random models in double precision, so that the order of summation decides nothing. Rows of all wishes enter and
+leave at any time, by finishing or by being cancelled. What is active in the cache of n-grams stays as it is: it
+belongs to all, and what it changes of a sampled text, it changes of its draws, not of its law.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from enumeration import World, translation_of
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from stages import verify
+from stages.acceptance import TrieRule
+from stages.blocks import Row
+from stages.decode import Decode
+from stages.distributions import Sampling, laws_of
+from stages.draws import SeededDraws
+from stages.ending import Ending, StoppedText
+from stages.forward import ModuleForward
+from stages.head import AcceptanceHead
+from stages.huggingface import new_llama
+from stages.language_model import LanguageModel
+from stages.lean import LeanForward
+from stages.logprobs import TokenLogprobs
+from stages.stopping import ThresholdStop
+from stages.teach import teach_nothing
+from stages.verify import Verify
+
+BYTES = dict(enumerate([b"a", b"b", b"ab", b"\xc3", b"\xa9", b"bc", b"abc"]))  # the eighth token is the end
+SPELLING = ((0,), (1,), (0, 1), (2,), (3,), (1, 4), (0, 1, 4), None, None)  # and what the model has beyond
+END, KNOWN, PIECES = 7, 8, 5
+SHAPE = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What somebody asks for, when it comes and when its client leaves."""
+
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    seed: int
+    stops: tuple[str, ...] = ()
+    room: int = 8
+    logprobs: int | None = None
+    arrives: int = 0
+    leaves: int | None = None  # after so many blocks, 0 for none
+
+
+@dataclass
+class Answer:
+    """What came of it."""
+
+    text: StoppedText
+    tokens: list[int] = field(default_factory=list)
+    shown: str = ""
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish: str = ""
+
+
+requests_of = st.lists(
+    st.builds(
+        Request,
+        st.lists(st.integers(0, KNOWN - 1), min_size=1, max_size=6).map(tuple),
+        st.sampled_from([Sampling(), Sampling(), Sampling(1.0), Sampling(0.7, 0, 0.8), Sampling(1.4, 3)]),
+        st.integers(0, 9),
+        st.lists(st.sampled_from(["ab", "ca", "bb", "é", "bcab"]), max_size=2, unique=True).map(tuple),
+        st.integers(1, 12),
+        st.sampled_from([None, None, 0, 2]),
+        st.integers(0, 5),
+        st.sampled_from([None, None, None, 0, 1, 3]),
+    ),
+    min_size=2,
+    max_size=6,
+)
+
+
+@cache
+def model_of(seed: int, size: int, forward: str) -> LanguageModel:
+    llama = new_llama(seed, vocab_size=size, num_key_value_heads=2, **SHAPE).double()
+    with torch.no_grad():
+        for weight in llama.parameters():
+            weight.mul_(3)  # every token of the context matters
+    model = LanguageModel(llama, "tiny")
+    if forward == "modules":
+        model.forward_pass = ModuleForward(llama)
+    return model
+
+
+def stages_of(forward: str, max_draft: int, *ends: int) -> tuple[Decode, Any, Verify]:
+    trie, translate = translation_of(World(SPELLING, PIECES), ())
+    drafter, target = model_of(1, PIECES, forward).beside(), model_of(0, len(SPELLING), forward).beside()
+    assert isinstance(target.forward_pass, ModuleForward if forward == "modules" else LeanForward)
+    head = AcceptanceHead(drafter.hidden_size, 0).requires_grad_(False)
+    decode = Decode(
+        drafter, head, ThresholdStop(0.8), Sampling(), range(PIECES), max_draft, None, law_dtype=torch.float64
+    )
+    context = [pieces or () for pieces in SPELLING]
+    rule = TrieRule(trie)
+    return (
+        decode,
+        translate,
+        Verify(target, rule, Sampling(), context, KNOWN, ends, teach_nothing, torch.float64),
+    )
+
+
+def row_of(request: Request, number: int) -> Row:
+    tokens = list(request.prompt)
+    pieces = [piece for token in tokens for piece in SPELLING[token] or ()] or [0]
+    draws = SeededDraws(request.seed, 0)
+    row = Row(number, f"{number}", "", "", tokens, len(tokens), pieces, draws, request.room)
+    row.sampling, row.logprobs = request.sampling, request.logprobs
+    row.ending = Ending(BYTES.get, request.stops) if request.stops else None
+    return row
+
+
+def serve(stages: tuple[Decode, Any, Verify], requests: Sequence[Request]) -> list[Answer]:
+    """All requests by continuous batching, as the loop does it."""
+    decode, translate, judge = stages
+    answers = [Answer(StoppedText(BYTES.get, request.stops)) for request in requests]
+    waiting, rows, time = list(range(len(requests))), [], 0
+    while waiting or rows:
+        for number in [number for number in waiting if requests[number].arrives <= time]:
+            waiting.remove(number)
+            rows.append(row_of(requests[number], number))
+            for stage in stages:
+                stage.admit(rows[-1])
+        release(stages, rows, [row for row in rows if requests[row.offset].leaves == 0])
+        for verdict in judge(translate(decode(rows))):
+            take(verdict, answers[verdict.proposal.draft.row.offset])
+        release(stages, rows, [row for row in rows if row.finish or row.block == requests[row.offset].leaves])
+        time += 1
+    return answers
+
+
+def release(stages: tuple[Decode, Any, Verify], rows: list[Row], leaving: Sequence[Row]) -> None:
+    for row in leaving:
+        last = rows.pop()
+        if last is not row:
+            rows[rows.index(row)] = last
+        for stage in stages:
+            stage.release(row)
+
+
+def take(verdict: Any, answer: Answer) -> None:
+    answer.tokens += verdict.emitted
+    answer.shown += answer.text.push(verdict.emitted)
+    answer.logprobs += verdict.logprobs
+    answer.finish = verdict.proposal.draft.row.finish
+
+
+def assert_alike(request: Request, beside: Answer, alone: Answer) -> None:
+    left = not beside.finish
+    count = len(beside.tokens) if left else len(alone.tokens)
+    assert beside.tokens == alone.tokens[:count]
+    if not left:
+        assert (beside.finish, beside.shown) == (alone.finish, alone.shown)
+        assert beside.text.stopped == (request.stops != () and alone.text.stopped)
+    assert alone.shown.startswith(beside.shown)
+    assert [one.token for one in beside.logprobs] == (beside.tokens if request.logprobs is not None else [])
+    for one, other in zip(beside.logprobs, alone.logprobs, strict=False):
+        assert one.logprob == pytest.approx(other.logprob, abs=1e-6)
+        assert [token for token, _ in one.top] == [token for token, _ in other.top]
+
+
+def check(requests: Sequence[Request], forward: str = "lean", max_draft: int = 3) -> list[Answer]:
+    stages = stages_of(forward, max_draft, END)
+    together = serve(stages, requests)
+    for request, beside in zip(requests, together, strict=True):
+        (alone,) = serve(stages, [Request(**{**vars(request), "arrives": 0, "leaves": None})])
+        assert_alike(request, beside, alone)
+    return together
+
+
+MANY = [
+    Request((0, 1, 2), Sampling(), 1, room=12, logprobs=2),
+    Request((0, 1, 2), Sampling(1.0), 1, ("ab",), 12),
+    Request((3,), Sampling(0.7, 0, 0.8), 2, room=9, logprobs=0),
+    Request((0, 1, 2), Sampling(1.0), 3, room=12, arrives=1, leaves=1),
+    Request((5, 6), Sampling(1.4, 3), 4, ("é", "ca"), 12, arrives=2),
+    Request((0, 1, 2), Sampling(), 5, room=3, arrives=3),
+    Request((1,), Sampling(1.4), 0, ("bcab", "bb"), 12),
+    Request((3, 1), Sampling(1.4), 20, ("bb", "aba"), 12),
+]
+
+
+@pytest.mark.parametrize("forward", ["lean", "modules"])
+@settings(max_examples=60, deadline=None)
+@given(requests=requests_of, max_draft=st.sampled_from([0, 1, 3]))
+@example(requests=MANY, max_draft=3)
+def test_a_row_gives_beside_others_what_it_gives_alone(forward: str, requests: list[Request], max_draft: int):
+    check(requests, forward, max_draft)
+
+
+def test_the_requests_that_are_tried_end_in_every_way():
+    answers = check(MANY)
+    assert {answer.finish for answer in answers} == {"", "stop", "length"}
+    assert any(answer.text.stopped for answer in answers)
+    assert answers[0].tokens != answers[1].tokens, "one prompt, two wishes"
+    assert answers[0].tokens[:3] == answers[5].tokens, "one prompt, one wish"
+
+
+# The suite can fail.
+
+
+def _everybody_samples_as_the_first(monkeypatch):
+    def first(logits_NV, samplings, dtype):
+        return laws_of(logits_NV, [samplings[0]] * len(samplings), dtype)
+
+    monkeypatch.setattr(verify, "laws_of", first)
+
+
+def _the_last_row_keeps_its_place(monkeypatch):
+    """The keys and values of a released row stay where another row's belong."""
+    monkeypatch.setattr(LeanForward, "move", lambda self, source, destination: None)
+
+
+def _draws_are_shared(monkeypatch):
+    shared = SeededDraws(0, 0)
+    monkeypatch.setitem(globals(), "SeededDraws", lambda seed, offset: shared)
+
+
+def _one_tail_for_all_stop_strings(monkeypatch):
+    tails = [b""]
+    shared = property(lambda ending: tails[-1], lambda ending, tail: tails.append(tail))
+    monkeypatch.setattr(Ending, "_tail", shared, raising=False)
+
+
+@pytest.mark.parametrize(
+    "mutate",
+    [_everybody_samples_as_the_first, _the_last_row_keeps_its_place, _draws_are_shared, _one_tail_for_all_stop_strings],
+)
+def test_what_leaks_from_row_to_row_is_found_out(mutate: Callable[[Any], None], monkeypatch):
+    mutate(monkeypatch)
+    with pytest.raises(AssertionError):
+        check(MANY)
