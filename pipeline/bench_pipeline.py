@@ -9,14 +9,15 @@ from typing import Protocol, TypeVar
 
 from pipeline.bench_arms import Round, Step, Work
 from pipeline.bench_timed import Stopwatch, TimedPublisher
-from pipeline.build import build_loop, drift_settings
+from pipeline.build import build_loop
+from pipeline.build_coach import drift_settings
 from pipeline.build_models import Models
+from pipeline.coach import LocalCoach
 from pipeline.committing import Committer
 from pipeline.config import Config
 from pipeline.curves import Curves
 from pipeline.drift import DriftWatch, Rates
 from pipeline.loop import Loop
-from pipeline.tape import Tape
 from stages.baselines import settle
 from store.errors import SourceError
 from store.events import (
@@ -89,11 +90,11 @@ class ReplayRecords:
         self._log, self._curves = RunLog(folder), Curves(NoRegistry(), lambda: 0)
         self._writers = set(threading.enumerate()) - others
         self._watches = {"log": Stopwatch(), "versions": Stopwatch(), "drift": Stopwatch()}
-        nothing_read = Tape(iter(()))
-        self._committer = Committer(config.commit, loop, nothing_read, self._log, NoRegistry(), dict, clock)
+        self._committer = Committer(config.commit, loop.save, lambda: loop.learning, self._log, NoRegistry(), clock)
         self._drift = DriftWatch(drift_settings(config), Rates(first_only=False))
         for lane in loop.lanes.values():
-            lane.publisher = TimedPublisher(lane.publisher, self._watches["versions"])
+            if isinstance(lane.coach, LocalCoach):
+                lane.coach.publisher = TimedPublisher(lane.coach.publisher, self._watches["versions"])
 
     def take(self, event: Event) -> None:
         """Keep an event, as `Replay` does."""
@@ -210,7 +211,7 @@ class PipelineArm:
             events.append(event)
         settle(self.models.target.device)
         decoded = self._clock()
-        waits = [lane.stages.distill.wait() for lane in self._loop.lanes.values()]
+        waits = [lane.coach.wait() for lane in self._loop.lanes.values()]
         ended = self._clock.stop()
         seconds, waited = ended - started, (ended - decoded) * any(waits)
         records = {name: spent - before[name] for name, spent in self._records.seconds().items()}

@@ -1,40 +1,27 @@
 """From a configuration to a pipeline that runs: the only family of files that constructs stages.
 
-`build_models` loads, `build_stages` and `build_cache` make one target's stages, `build_learning` what learns;
-here they become lanes of one loop.
+`build_models` loads, `build_stages` and `build_cache` make one target's stages, `build_learning` what learns,
+`build_coach` what follows a completed prompt; here they become lanes of one loop.
 """
 
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from time import perf_counter
 
 from pipeline.admission import make_admission
-from pipeline.answer import Answer, NoAnswer, Recall, Restart, Shelf
-from pipeline.build_cache import NGRAM_FILE
-from pipeline.build_learning import make_distills
+from pipeline.build_coach import Shelving, make_coach
+from pipeline.build_learning import make_distills, piece_cost
 from pipeline.build_models import Models
-from pipeline.build_stages import HEAD_FILE, Drafting, make_drafting
+from pipeline.build_stages import Drafting, make_drafting
 from pipeline.clock import Clock
 from pipeline.config import Config
-from pipeline.config_sections import DriftSettings
 from pipeline.dealing import Dealing
-from pipeline.drift import DriftWatch, Rates
 from pipeline.lane_stages import Stages
 from pipeline.loop import Lane, Loop
 from pipeline.probe import make_probe
-from pipeline.publish import FolderPublisher, NoPublisher, Numbers, Origin
-from pipeline.records import Recorder, Versions
-from stages.distill import Distill, NoDistill
-from stages.head import load_head, save_head
-from stages.language_model import read_learning
-from store.ngram_file import write_ngrams
+from pipeline.publish import Numbers
+from pipeline.records import Recorder
 from store.registry import Registry
-from store.version_folder import open_version
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def build_loop(
@@ -43,21 +30,26 @@ def build_loop(
     """The whole loop over loaded models, one lane per target."""
     dealing = Dealing.of(config)
     drafting = _drafting(config, fleet, dealing, notice)
-    distills = make_distills(config, fleet, [one.head for one in drafting])
+    distills = make_distills(config, fleet, [one.head for one in drafting], piece_cost(config, fleet))
     numbers, clock, lanes = Numbers(), Clock(perf_counter), {}
     for models, stages, distill in zip(fleet, drafting, distills, strict=True):
-        publisher = _publisher(config, models, stages, distill, registry, run_folder, numbers)
+        probe = make_probe(config, models) if config.publish.enabled and config.publish.probe else dict
+        shelving = Shelving(run_folder, registry, numbers, probe)
         lanes[models.name] = Lane(
             models.name,
-            Stages(stages.decode, stages.translate, stages.verify, distill),
+            Stages(stages.decode, stages.translate, stages.verify),
             make_admission(config, models),
-            Recorder(models.name, models.target_words.bytes_of, models.target_words.decode, text=config.log.text),
-            DriftWatch(drift_settings(config), Rates(_first_only(config))),
-            _answer(config, models, stages, distill, publisher),
-            publisher,
+            make_recorder(config, models),
+            make_coach(config, models, stages.head, stages.cache, distill, shelving),
             clock,
         )
     return Loop(lanes, dealing, config.batch, clock)
+
+
+def make_recorder(config: Config, models: Models) -> Recorder:
+    """Makes events of one target, with text or without."""
+    words = models.target_words
+    return Recorder(models.name, words.bytes_of, words.decode, text=config.log.text)
 
 
 def _drafting(
@@ -71,72 +63,3 @@ def _drafting(
         made.append(make_drafting(config, models, notice, kin))
         by_words.setdefault(models.pair.digest, made[-1])
     return made
-
-
-def _first_only(config: Config) -> bool:
-    signal = config.drift.signal
-    return signal == "first" or (signal == "auto" and config.draft.adapt and config.learn.enabled)
-
-
-def drift_settings(config: Config) -> DriftSettings:
-    """With the answer that can be given: without learning nothing adapts, without versions nothing can come back."""
-    answer = config.drift.answer
-    if not config.learn.enabled:
-        answer = "none"
-    elif answer == "recall" and not config.publish.enabled:
-        answer = "reset"
-    return config.drift.model_copy(update={"answer": answer})
-
-
-def _answer(
-    config: Config,
-    models: Models,
-    stages: Drafting,
-    distill: Distill | NoDistill,
-    publisher: FolderPublisher | NoPublisher,
-) -> Answer:
-    """What a drift is answered with."""
-    answer = drift_settings(config).answer
-    if answer == "none" or isinstance(distill, NoDistill):
-        return NoAnswer()
-    if answer == "reset" or isinstance(publisher, NoPublisher):
-        return Restart(distill.restart)
-    shelf = Shelf(
-        lambda: publisher.folders,
-        lambda folder: read_learning(_checked(folder), models.drafter),
-        lambda folder: load_head(stages.head, folder / HEAD_FILE),
-    )
-    return Recall(distill, shelf, config.drift.recall_margin, config.drift.recall_versions)
-
-
-def _checked(folder: Path) -> Path:
-    """The folder of a version that is as it was sealed. Raises CorruptError."""
-    open_version(folder)
-    return folder
-
-
-def _publisher(
-    config: Config,
-    models: Models,
-    stages: Drafting,
-    distill: Distill | NoDistill,
-    registry: Registry,
-    run_folder: Path,
-    numbers: Numbers,
-) -> FolderPublisher | NoPublisher:
-    if not config.publish.enabled:
-        return NoPublisher()
-
-    def write(folder: Path) -> None:
-        models.drafter.save(folder, models.drafter_tokenizer)
-        save_head(stages.head, folder / HEAD_FILE)
-        ngrams = ((entry.pieces, entry.token, entry.count) for entry in stages.cache.entries())
-        write_ngrams(folder / NGRAM_FILE, ngrams, models.pair.digest)
-
-    def state() -> tuple[Versions, int]:
-        return Versions(distill.drafter_version, distill.head_version, stages.cache.version), len(stages.cache)
-
-    origin = Origin(config.publish.name, run_folder.name, models.name, config.drafter, models.pair.digest)
-    probe = make_probe(config, models) if config.publish.probe else dict
-    interval = config.publish.interval
-    return FolderPublisher(run_folder, write, state, origin, registry, interval, numbers, _now, probe)

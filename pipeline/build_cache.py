@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from pipeline.build_models import Models
+from pipeline.build_models import DrafterModels
 from pipeline.config import Config
 from stages.eviction import EVICTIONS
 from stages.ngram_cache import Cache, Entry, NgramCache, NoCache, entry_bytes
@@ -16,7 +16,7 @@ from store.ngram_file import read_ngrams
 NGRAM_FILE = "ngrams.parquet"
 
 
-def make_cache(config: Config, models: Models, trie: Trie, notice: Callable[[str], None]) -> Cache:
+def make_cache(config: Config, models: DrafterModels, trie: Trie, notice: Callable[[str], None]) -> Cache:
     """An n-gram cache over the direct maps of `trie`: first what was saved with the drafter, then the seeds.
 
     In `tli` mode, and with the policy `off`, one that keeps nothing.
@@ -37,7 +37,7 @@ def make_cache(config: Config, models: Models, trie: Trie, notice: Callable[[str
     return cache
 
 
-def _saved(models: Models, notice: Callable[[str], None]) -> list[Entry]:
+def _saved(models: DrafterModels, notice: Callable[[str], None]) -> list[Entry]:
     """The n-grams that lie beside the drafter; those of another pair of vocabularies are left out with a word."""
     path = models.drafter_folder / NGRAM_FILE if models.drafter_folder else None
     if path is None or not path.is_file():
@@ -50,7 +50,7 @@ def _saved(models: Models, notice: Callable[[str], None]) -> list[Entry]:
     return [_checked(path, models, *ngram) for ngram in saved]
 
 
-def _checked(path: Path, models: Models, pieces: tuple[int, ...], token: int, count: int) -> Entry:
+def _checked(path: Path, models: DrafterModels, pieces: tuple[int, ...], token: int, count: int) -> Entry:
     known = models.pair.pieces[token] if 0 <= token < len(models.pair.pieces) else None
     if known != pieces or len(pieces) < 2 or count < 1:
         raise CorruptError(
@@ -60,7 +60,7 @@ def _checked(path: Path, models: Models, pieces: tuple[int, ...], token: int, co
     return Entry(known, token, count)  # the pair's own pieces, which take no memory of their own
 
 
-def _seeds(config: Config, models: Models) -> Iterable[Entry]:
+def _seeds(config: Config, models: DrafterModels) -> Iterable[Entry]:
     if config.cache.seed == "vocabulary":
         return ngrams_of_vocabulary(models.pair.pieces)
     if config.cache.seed == "text":

@@ -1,9 +1,9 @@
 """What learns: the drafter's trainer, each target's head, and their schedules, as configured."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pipeline.build_costs import LAYER_OVERHEAD
-from pipeline.build_models import Models
+from pipeline.build_models import DrafterModels, Models
 from pipeline.build_stages import draftable
 from pipeline.config import Config
 from stages.distill import Distill, NoDistill
@@ -40,15 +40,27 @@ def _loss(config: Config) -> Loss:
 
 
 def make_distills(
-    config: Config, fleet: Sequence[Models], heads: Sequence[AcceptanceHead]
+    config: Config,
+    fleet: Sequence[DrafterModels],
+    heads: Sequence[AcceptanceHead],
+    cost: float,
+    breathe: Callable[[], None] = lambda: None,
 ) -> Sequence[Distill | NoDistill]:
-    """One per target. Targets that share the drafter's weights share their learner."""
+    """One per target. Targets that share the drafter's weights share their learner.
+
+    Args:
+        config: all settings.
+        fleet: the drafter for each target.
+        heads: of the targets.
+        cost: see `piece_cost`.
+        breathe: called between the parts of an update.
+    """
     if not config.learn.enabled:
         return [NoDistill() for _ in fleet]
     if config.learn.lora:
-        learners = [_learner(config, [models]) for models in fleet]
+        learners = [_learner(config, [models], cost, breathe) for models in fleet]
     else:
-        learners = [_learner(config, fleet)] * len(fleet)
+        learners = [_learner(config, fleet, cost, breathe)] * len(fleet)
     return [_distill(config, learner, head) for learner, head in zip(learners, heads, strict=True)]
 
 
@@ -58,7 +70,9 @@ def _distill(config: Config, learner: DrafterLearner, head: AcceptanceHead) -> D
     return Distill(learner, trained_head, interleaved=learn.head_schedule == "interleaved")
 
 
-def _learner(config: Config, fleet: Sequence[Models]) -> DrafterLearner:
+def _learner(
+    config: Config, fleet: Sequence[DrafterModels], cost: float, breathe: Callable[[], None]
+) -> DrafterLearner:
     learn = config.learn
     training = Training(
         rate=learn.rate,
@@ -72,19 +86,19 @@ def _learner(config: Config, fleet: Sequence[Models]) -> DrafterLearner:
     )
     measure = greedy_agreement if config.sampling.temperature == 0 else expected_acceptance
     allowed = {models.name: draftable(config, models.pair) for models in fleet}
-    trainer = DrafterTrainer(fleet[0].drafter, learn.loss, _loss(config), measure, allowed, training)
+    trainer = DrafterTrainer(fleet[0].drafter, learn.loss, _loss(config), measure, allowed, training, breathe)
     gate_every = round(1 / learn.gate_share) if learn.gate_share else 1 << 62
     lag = 0 if learn.lora else learn.lag
     worker = OwnThread() if lag else CallingThread()
-    return DrafterLearner(trainer, _spacing(config, fleet), gate_every, learn.interval, lag, worker)
+    return DrafterLearner(trainer, _spacing(config, cost), gate_every, learn.interval, lag, worker)
 
 
-def _spacing(config: Config, fleet: Sequence[Models]) -> Spacing:
+def _spacing(config: Config, cost: float) -> Spacing:
     learn = config.learn
     if learn.spacing == "fixed":
         return FixedSpacing(learn.interval)
     longest = max(learn.interval, learn.longest_interval)
-    return PayingSpacing(learn.interval, longest, piece_cost(config, fleet), learn.steps, learn.horizon, config.batch)
+    return PayingSpacing(learn.interval, longest, cost, learn.steps, learn.horizon, config.batch)
 
 
 def piece_cost(config: Config, fleet: Sequence[Models]) -> float:

@@ -10,6 +10,7 @@ from pipeline import zoo
 from pipeline.config import Config
 from pipeline.dealing import Dealing
 from stages.adapters import ADAPTER_FOLDER, adapter_name, add_adapter, load_adapter, merge_saved_adapter
+from stages.forward import ModuleForward
 from stages.huggingface import load_tokenizer, pick_device, set_threads
 from stages.language_model import LanguageModel, load_model
 from stages.pair import Pair, SpecialRule, pair
@@ -25,17 +26,23 @@ ONE_THREAD_BELOW = 50_000_000
 
 
 @dataclass(frozen=True)
-class Models:
-    """One target with the drafter: models and vocabularies, as loaded. Several targets share the drafter's modules."""
+class DrafterModels:
+    """The drafter for one target, which need not be there itself. Several targets share the drafter's modules."""
 
     name: str  # the target's, as configured
-    target: LanguageModel
     drafter: LanguageModel
     target_words: Vocabulary
     drafter_words: Vocabulary
     drafter_tokenizer: Any
     drafter_folder: Path | None  # where the drafter's head and n-grams may lie
     pair: Pair
+
+
+@dataclass(frozen=True)
+class Models(DrafterModels):
+    """One target with the drafter: models and vocabularies, as loaded."""
+
+    target: LanguageModel
 
 
 def locate(name: str, uri: str, fetched: Path) -> str:
@@ -125,9 +132,26 @@ def load_models(config: Config, uri: str, fetched: Path) -> tuple[Models, ...]:
         """One target beside the shared drafter, whose rows there are its own and, with `--lora`, its adapter too."""
         target_words = Vocabulary(load_tokenizer(sources[name]), name)
         own = drafter.beside(_adapter(config, drafter, name, folder))
-        return Models(name, target, own, target_words, words, tokenizer, folder, pair_of(config, target_words, words))
+        words_of_both = pair_of(config, target_words, words)
+        return Models(name, own, target_words, words, tokenizer, folder, words_of_both, target)
 
     return tuple(with_target(name, target) for name, target in targets.items())
+
+
+def load_drafter_models(config: Config, uri: str, fetched: Path) -> DrafterModels:
+    """The drafter to be taught for the only target, of which the tokenizer alone is loaded.
+
+    Arguments and errors as `load_models`.
+    """
+    source, (name,) = locate(config.drafter, uri, fetched), Dealing.of(config).targets
+    folder = Path(source) if Path(source).is_dir() else None
+    drafter = load_drafter(config, source, pick_device(config.device))
+    tokenizer = load_tokenizer(source)
+    words = Vocabulary(tokenizer, config.drafter)
+    target_words = Vocabulary(load_tokenizer(locate(name, uri, fetched)), name)
+    drafter.forward_pass = ModuleForward(drafter.model)  # nothing is decoded here
+    own = drafter.beside(_adapter(config, drafter, name, folder))
+    return DrafterModels(name, own, target_words, words, tokenizer, folder, pair_of(config, target_words, words))
 
 
 def _adapter(config: Config, drafter: LanguageModel, target: str, folder: Path | None) -> str | None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pipeline.build_cache import make_cache
 from pipeline.build_costs import costs_of, describe, make_paying, make_stop_rule
-from pipeline.build_models import Models
+from pipeline.build_models import DrafterModels, Models
 from pipeline.config import Config
 from stages.acceptance import PaperRule, Rule, TrieRule, as_certain, as_drawn
 from stages.costs import Costs
@@ -65,7 +65,7 @@ def make_drafting(
         notice: is told what the user should know.
         kin: the stages of a target with the same vocabulary, whose n-grams this one goes on with.
     """
-    head, head_is_trained = _head(config, models)
+    head, head_is_trained = make_head(config, models)
     learn, settings, device = config.learn, config.sampling, models.target.device
     sizes = models.target.vocabulary_size, models.drafter.vocabulary_size
     trie = kin.trie if kin else trie_of_direct_maps(models.pair.pieces, *sizes, device)
@@ -110,7 +110,7 @@ def _with_lookup(config: Config, decode: Decode, costs: Costs, allowed: set[int]
     return DecodeOrLookup(decode, Payoff(costs, config.batch), allowed, size, config.draft.max_lookup)
 
 
-def _head(config: Config, models: Models) -> tuple[AcceptanceHead, bool]:
+def make_head(config: Config, models: DrafterModels) -> tuple[AcceptanceHead, bool]:
     """The acceptance head, and whether it came with the drafter."""
     head = AcceptanceHead(models.drafter.hidden_size, config.seed).to(models.drafter.device)
     saved = models.drafter_folder / HEAD_FILE if models.drafter_folder else None

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from time import perf_counter
 
 from pipeline.config_sections import CommitSettings
-from pipeline.loop import Loop
-from pipeline.tape import Tape
 from stages.snapshot import Json, SnapshotWriter
 from store.log import Commit, RunLog
 from store.registry import Registry
@@ -39,26 +37,27 @@ class Committer:
 
     Args:
         settings: how often.
-        loop: what is saved.
-        tape: the source stream.
+        save: takes the snapshot.
+        learning: whether something is being computed beside decoding, which a snapshot would have to wait for.
         log: what is made to count.
         registry: its messages count with the commit.
-        constants: what the checkpoint carries besides, such as what was measured of the machine.
         clock: monotonic seconds.
+        rows: whether rows in flight are kept, so that they go on after a resume.
     """
 
     def __init__(
         self,
         settings: CommitSettings,
-        loop: Loop,
-        tape: Tape,
+        save: Callable[[SnapshotWriter], Json],
+        learning: Callable[[], bool],
         log: RunLog,
         registry: Registry,
-        constants: Callable[[], Json],
         clock: Callable[[], float] = perf_counter,
+        *,
+        rows: bool = True,
     ) -> None:
-        self._settings, self._loop, self._tape, self._log = settings, loop, tape, log
-        self._registry, self._constants, self._clock = registry, constants, clock
+        self._settings, self._save, self._learning, self._log = settings, save, learning, log
+        self._registry, self._clock, self._rows = registry, clock, rows
         self._began = clock()
         self._last: float | None = None
         self._last_cost = 0.0
@@ -84,7 +83,7 @@ class Committer:
         affordable = (self._last_cost + self._log.commit_seconds) / settings.share
         if passed < affordable or (passed < settings.seconds and self._prompts < settings.prompts):
             return False
-        return not self._loop.learning or passed >= PATIENCE * max(settings.seconds, affordable)
+        return not self._learning() or passed >= PATIENCE * max(settings.seconds, affordable)
 
     def commit(self, *, wait: bool = False) -> None:
         """Commit now. The writer thread does most of it; with `wait` it stands when this returns.
@@ -93,8 +92,8 @@ class Committer:
             OmnidraftError: the log cannot be written.
         """
         started = self._clock()
-        keep = SnapshotWriter()
-        state = {"loop": self._loop.save(keep), "tape": self._tape.save(), "constants": self._constants()}
+        keep = SnapshotWriter(rows=self._rows)
+        state = self._save(keep)
         mark = self._registry.mark()
         self._log.commit(Commit(lambda: keep.files(state), mark, lambda: self._registry.release(mark)), wait=wait)
         self._last, self._prompts = self._clock(), 0

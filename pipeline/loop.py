@@ -3,24 +3,22 @@
     source -> admit -> [ decode -> translate -> verify ]* -> completed -> drift? -> distill -> version?     (pause?)
 
 Everything that happens comes out as an event, and every decision comes out before anything learns from it.
-A *lane* is one target's way: its stages, the rows in flight there, its drift watch and its versions. The loop deals
-prompts to lanes; with one target there is one lane.
+A *lane* is one target's way: its stages, the rows in flight there, and its *coach*, to whom all that follows a
+completed prompt belongs (pipeline/coach.py). The loop deals prompts to lanes; with one target there is one lane.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 
-from pipeline.answer import Answer
 from pipeline.clock import Clock
-from pipeline.drift import DriftWatch
+from pipeline.coach import Coach, Finished
 from pipeline.lane_stages import Stages
-from pipeline.publish import Publisher
 from pipeline.records import Recorder, Seconds, Tally, Versions
 from stages.blocks import Row, Verdict
 from stages.lessons import Notebook
 from stages.snapshot import Json, SnapshotReader, SnapshotWriter
-from store.events import Event, PromptCompleted, PromptReceived, PromptRejected
+from store.events import Event, PromptReceived, PromptRejected
 
 
 class UnfitPromptError(Exception):
@@ -47,12 +45,10 @@ class Lane:
 
     Args:
         target: the target's name, which its lessons carry.
-        stages: decode, translate, verify, distill.
+        stages: decode, translate, verify.
         prepare: makes a row of a prompt, or raises `UnfitPromptError`.
         recorder: makes events.
-        drift: watches the acceptance rate.
-        answer: what is done about a drift.
-        publisher: writes versions.
+        coach: is told of completed prompts; watches for drift, learns, publishes.
         clock: seconds since the run began.
     """
 
@@ -62,15 +58,11 @@ class Lane:
         stages: Stages,
         prepare: Callable[[PromptReceived], Row],
         recorder: Recorder,
-        drift: DriftWatch,
-        answer: Answer,
-        publisher: Publisher,
+        coach: Coach,
         clock: Clock,
     ) -> None:
-        self.publisher = publisher
-        self.stages = stages
-        self._target, self._prepare, self._recorder = target, prepare, recorder
-        self._drift, self._answer, self._clock = drift, answer, clock
+        self.stages, self.coach = stages, coach
+        self._target, self._prepare, self._recorder, self._clock = target, prepare, recorder, clock
         self._rows: list[Row] = []
         self._flights: dict[Row, _Flight] = {}
 
@@ -92,9 +84,11 @@ class Lane:
 
     def step(self) -> Iterator[Event]:
         """One block of all rows in flight, and the end of those that it completes."""
+        yield from self.coach.news()
         verdicts, versions, seconds = self._block()
         for verdict in verdicts:
-            yield from self._recorder.decisions(verdict, versions)
+            if not verdict.proposal.draft.row.private:
+                yield from self._recorder.decisions(verdict, versions)
             yield self._recorder.block(verdict, len(verdicts), seconds)
         for row in [row for row in self._rows if row.finish]:
             yield from self._finish(row)
@@ -109,7 +103,7 @@ class Lane:
         verdicts = self.stages.verify(proposals)
         times.append(self._clock())
         self.stages.decode.observe(verdicts)
-        self.stages.translate.observe(verdicts)
+        self.stages.translate.observe([verdict for verdict in verdicts if not verdict.proposal.draft.row.private])
         for verdict in verdicts:
             flight = self._flights[verdict.proposal.draft.row]
             flight.tally.add(verdict)
@@ -117,8 +111,14 @@ class Lane:
         shares = [(end - begin) / len(verdicts) for begin, end in pairwise(times)]
         return verdicts, versions, Seconds(*shares)
 
+    def leave(self, offset: int, finish: str) -> Iterator[Event]:
+        """Between two blocks: end a prompt in flight early, with this as its end."""
+        for row in [row for row in self._rows if row.offset == offset]:
+            row.finish = finish
+            yield from self._finish(row)
+
     def _finish(self, row: Row) -> Iterator[Event]:
-        """A completed prompt: record, watch for drift, learn, publish."""
+        """A completed prompt: record it, and hand it to the coach."""
         flight = self._flights.pop(row)
         last = self._rows.pop()
         if last is not row:  # the last row takes the free place, as in every stage
@@ -127,29 +127,21 @@ class Lane:
             stage.release(row)
         completed = self._recorder.completed(row, flight.tally, self._clock(), self._versions())
         yield completed
-        lesson = flight.notes.lesson(row, self._target)
-        self._answer.note(lesson)
-        drifted = self._drift.observe(completed)
-        if drifted:
-            yield drifted
-            if drifted.acted_upon:
-                yield from self.publisher.at(drifted)
-                yield from self._answer.to(drifted)
-        for updates in self.stages.distill([lesson]):
-            yield from updates
-        yield from self.publisher.after(completed)
+        if row.private:
+            yield from self.coach.completed(Finished(completed, None))
+        else:
+            lesson = flight.notes.lesson(row, self._target)
+            yield from self.coach.completed(Finished(completed, lesson, tuple(row.tokens[row.prompt_length :])))
 
     def _versions(self) -> Versions:
-        distill = self.stages.distill
-        return Versions(distill.drafter_version, distill.head_version, self.stages.translate.cache_version)
+        return Versions(self.coach.drafter_version, self.coach.head_version, self.stages.translate.cache_version)
 
     def save(self, keep: SnapshotWriter) -> Json:
-        """See `stages.snapshot`. What the drift watch knows is in the log."""
+        """See `stages.snapshot`."""
         return {
-            "flights": [self._flights[row].save(row, keep) for row in self._rows],
+            "flights": [self._flights[row].save(row, keep) for row in self._rows if keep.keeps(row)],
             "stages": [stage.save(keep) for stage in self.stages.all()],
-            "answer": self._answer.save(keep),
-            "publisher": self.publisher.save(),
+            "coach": self.coach.save(keep),
         }
 
     def restore(self, saved: Json, kept: SnapshotReader) -> None:
@@ -158,12 +150,7 @@ class Lane:
         self._rows = list(self._flights)
         for stage, value in zip(self.stages.all(), saved["stages"], strict=True):
             stage.restore(value, kept)
-        self._answer.restore(saved["answer"], kept)
-        self.publisher.restore(saved["publisher"])
-
-    def watch_again(self, completed: PromptCompleted) -> None:
-        """A prompt of the log, for the drift watch to know again what it knew; what it says was said then."""
-        self._drift.observe(completed)
+        self.coach.restore(saved["coach"], kept)
 
 
 def _go_on() -> bool:
@@ -194,31 +181,45 @@ class Loop:
             pause: called between two blocks, when all events so far were taken and no stage is in the middle of
                 anything: the place to `save`. If it is true the loop ends there, as if it were only interrupted.
         """
+        yield from self.begin()
+        paused = yield from self.until_idle(prompts, pause)
+        if not paused:
+            yield from self.end()
+
+    def begin(self) -> Iterator[Event]:
+        """Before the first prompt; nothing for a loop that was restored."""
         if not self._begun:
             self._begun = True
             for lane in self.lanes.values():
-                yield from lane.publisher.floor()
+                yield from lane.coach.floor()
+
+    def until_idle(
+        self, prompts: Iterator[PromptReceived | PromptRejected], pause: Callable[[], bool]
+    ) -> Generator[Event, None, bool]:
+        """Prompts through their lanes until there is no more to read and nothing in flight, or until paused.
+
+        Returns:
+            whether it was paused.
+        """
         while True:
             yield from self._admit(prompts)
             if pause():
-                return
+                return True
             busy = [lane for lane in self.lanes.values() if len(lane)]
             if not busy:
-                break
+                return False
             for lane in busy:
                 yield from lane.step()
-        yield from self.end()
 
     def end(self) -> Iterator[Event]:
         """Behind the last prompt: what `run` yields at the end of the stream."""
         for lane in self.lanes.values():
-            yield from lane.stages.distill.end()
-            yield from lane.publisher.end()
+            yield from lane.coach.end()
 
     @property
     def learning(self) -> bool:
         """Whether something is being computed beside decoding, which a snapshot would have to wait for."""
-        return any(lane.stages.distill.busy for lane in self.lanes.values())
+        return any(lane.coach.busy for lane in self.lanes.values())
 
     def save(self, keep: SnapshotWriter) -> Json:
         """See `stages.snapshot`."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from pipeline.admission import make_admission
-from pipeline.build_models import Models
+from pipeline.build_models import DrafterModels, Models
 from pipeline.build_stages import Drafting, draftable, make_drafting
 from pipeline.config import Config
 from pipeline.loop import UnfitPromptError
@@ -57,7 +57,11 @@ def make_probe(config: Config, models: Models) -> Callable[[], dict[str, float]]
         config: of the run.
         models: one target with the drafter, no rows admitted.
     """
-    lessons = lessons_of(config, models)
+    return probe_of(config, models, lessons_of(config, models))
+
+
+def probe_of(config: Config, models: DrafterModels, lessons: Sequence[Lesson]) -> Callable[[], dict[str, float]]:
+    """As `make_probe`, over the target's lessons."""
     probe = Probe(lessons, models.drafter, draftable(config.with_overrides(_PLAIN), models.pair))
     return lambda: figures(probe.marks(models.drafter))
 

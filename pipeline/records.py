@@ -1,6 +1,6 @@
 """From live verdicts to events: the one bridge between tensors and the log."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from stages.blocks import Decision, Draft, Row, Verdict
@@ -68,6 +68,13 @@ def _drafter(draft: Draft) -> Drafter:
 def without_text(event: PromptRejected) -> PromptRejected:
     """The same rejection without what was found in the row, which reasons quote behind `, got`."""
     return replace(event, reason=event.reason.partition(", got ")[0])
+
+
+def shown_tokens(row: Row, emitted: Sequence[int]) -> Sequence[int]:
+    """Those of a row's last tokens that are text: the one that ended the sequence is none, even where its name has
+    bytes."""
+    by_stop_string = row.ending is not None and row.ending.complete
+    return emitted[:-1] if row.finish == "stop" and not by_stop_string else emitted
 
 
 class Recorder:
@@ -177,15 +184,15 @@ class Recorder:
         }
 
     def completed(self, row: Row, tally: Tally, now: float, versions: Versions) -> PromptCompleted:
-        """The prompt's summary. The token that ended the sequence is no text, even where its name has bytes."""
-        text_end = len(row.tokens) - (row.finish == "stop")
+        """The prompt's summary."""
+        emitted = shown_tokens(row, row.tokens[row.prompt_length :])
         return PromptCompleted(
             offset=row.offset,
             prompt_id=row.prompt_id,
             dataset=row.dataset,
             target=self._target,
-            prompt_text=row.text if self._text else "",
-            completion_text=self._decode(row.tokens[row.prompt_length : text_end]),
+            prompt_text=row.text if self._text and not row.private else "",
+            completion_text="" if row.private else self._decode(list(emitted)),
             finish=row.finish,
             prompt_tokens=row.prompt_length,
             emitted=row.emitted,

@@ -7,6 +7,7 @@ import torch
 from event_making import drifted, published, updated
 
 from pipeline.clock import Clock as RunClock
+from pipeline.coach import LocalCoach
 from pipeline.lane_stages import Stages
 from pipeline.loop import Lane, Loop, UnfitPromptError
 from pipeline.publish import Publisher
@@ -95,11 +96,10 @@ class StubVerify(StubStage):
         return Verdict(proposal, (decision,), (50,), 1, 1)
 
 
-class StubDistill(StubStage):
+class StubDistill:
     """Every prompt gives one update of the drafter."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.drafter_version = self.head_version = 0
 
     def __call__(self, batch: Sequence[Lesson]) -> list[tuple[Updated, ...]]:
@@ -191,12 +191,10 @@ def stub_lane(clock: RunClock, name: str = "big", drifts: dict[int, str] | None 
     distill = StubDistill()
     return Lane(
         name,
-        Stages(StubDecode(), StubTranslate(), StubVerify(), distill),
+        Stages(StubDecode(), StubTranslate(), StubVerify()),
         prepare,
         Recorder(name, lambda token: bytes([token]), lambda tokens: f"{len(tokens)} tokens"),
-        StubDrift(drifts or {}),
-        StubAnswer(distill),
-        StubPublisher(name),
+        LocalCoach(distill, StubDrift(drifts or {}), StubAnswer(distill), StubPublisher(name)),
         clock,
     )
 
@@ -206,7 +204,7 @@ def stub_loop(batch: int = 1, drifts: dict[int, str] | None = None, publisher: P
     clock = RunClock(Clock())
     lane = stub_lane(clock, drifts=drifts)
     if publisher:
-        lane.publisher = publisher
+        lane.coach.publisher = publisher
     return Loop({"big": lane}, lambda offset: "big", batch, clock)
 
 

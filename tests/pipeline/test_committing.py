@@ -1,6 +1,5 @@
 """When a run commits."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,15 +32,14 @@ class Log:
 class World:
     def __init__(self, **settings: Any) -> None:
         self.clock, self.log = Clock(), Log()
-        self.loop = SimpleNamespace(learning=False, save=self.save)
+        self.learning = False
         self.saving = 0.0  # seconds that a snapshot takes
         self.committer = Committer(
             CommitSettings(**settings),
-            self.loop,  # type: ignore[arg-type]
-            SimpleNamespace(save=lambda: None),  # type: ignore[arg-type]
+            self.save,
+            lambda: self.learning,
             self.log,  # type: ignore[arg-type]
             NoRegistry(),
-            dict,
             self.clock,
         )
 
@@ -90,10 +88,10 @@ def test_a_commit_waits_for_the_one_before():
 def test_an_update_under_way_is_waited_for_but_not_for_ever():
     world = World(seconds=10.0)
     world.commits_at([0])
-    world.loop.learning = True
+    world.learning = True
     assert world.commits_at([10, 19]) == []
     assert world.commits_at([20]) == [20]
-    world.loop.learning = False
+    world.learning = False
     assert world.commits_at([29, 30]) == [30]
 
 

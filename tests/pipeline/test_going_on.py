@@ -54,7 +54,7 @@ def in_parts(config: Config, folder: Path, every: int) -> tuple[list[Event], int
             loop.restore(kept.state["loop"], kept)
             for event in events:
                 if isinstance(event, PromptCompleted):
-                    loop.lanes[event.target].watch_again(event)
+                    loop.lanes[event.target].coach.watch_again(event)
             tape.skip(kept.state["tape"])
         blocks = iter(range(every))
         for event in loop.run(tape, lambda blocks=blocks: next(blocks, None) is None):

@@ -127,7 +127,7 @@ def test_rows_of_one_block_share_its_versions_and_its_time():
 def test_a_fall_that_is_acted_upon_is_answered_before_anything_learns_from_its_prompt(action: str, answered: int):
     loop = stub_loop(drifts={1: action})
     events = list(loop.run(prompts_of("a", "a", "a")))
-    answer = lane_of(loop)._answer
+    answer = lane_of(loop).coach._answer
     assert answer.given == [(1, 1)] * answered, "the drafter had learned from prompt 0 alone"
     assert answer.noted == [(0, 0), (1, 1), (2, 2)], "every prompt, before it is learned from"
     assert [event.head_version for event in of_kind(events, Updated)] == [0, answered, answered]
@@ -166,7 +166,7 @@ def test_what_happened_is_told_before_anything_learns_from_it():
     loop = stub_loop(drifts={0: "reset"})
     events = loop.run(prompts_of("a"))
     next(event for event in events if isinstance(event, PromptCompleted))
-    distill, answer = stages_of(loop).distill, lane_of(loop)._answer
+    distill, answer = lane_of(loop).coach.distill, lane_of(loop).coach._answer
     assert (distill.drafter_version, answer.noted, answer.given) == (0, [], [])
     assert kinds([next(events), next(events)]) == ["Drifted", "VersionPublished"]
     assert (distill.drafter_version, answer.given) == (0, []), "the version is of what was in service before"
@@ -181,7 +181,7 @@ def test_a_run_broken_off_anywhere_can_still_publish_its_end(stop: int):
     last = list(loop.end())
     assert [event.reason for event in of_kind(last, VersionPublished)] == ["end"]
     completed = {event.offset for event in of_kind(seen, PromptCompleted)}
-    distill = stages_of(loop).distill
+    distill = lane_of(loop).coach.distill
     assert distill.drafter_version <= len(completed), "nothing was learned from a prompt that was not told"
     assert {*stages_of(loop).verify.released} == completed
 
@@ -239,8 +239,8 @@ def test_each_lane_has_a_floor_first_and_an_end_last_and_its_own_versions_betwee
 def test_a_drift_of_one_target_is_answered_there_alone():
     loop = two_lanes(batch=1, drifts={"small": {1: "recall"}})
     events = list(loop.run(prompts_of("a", "a", "a", "a")))
-    assert lane_of(loop, "big")._answer.given == []
-    assert lane_of(loop, "small")._answer.given == [(1, 0)]
+    assert lane_of(loop, "big").coach._answer.given == []
+    assert lane_of(loop, "small").coach._answer.given == [(1, 0)]
     assert [event.target for event in of_kind(events, Recalled)] == ["small"]
 
 

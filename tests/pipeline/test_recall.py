@@ -12,7 +12,8 @@ from replaying import config_of
 from tiny_pair import TinyPair, sentences, tiny_pair  # noqa: F401  (a fixture)
 from torch import Tensor
 
-from pipeline.build import build_loop, drift_settings
+from pipeline.build import build_loop
+from pipeline.build_coach import drift_settings
 from pipeline.build_models import load_models
 from pipeline.config import Config
 from stages.drafter_trainer import DrafterTrainer
@@ -57,8 +58,8 @@ class Run:
         (self.models,) = load_models(self.config, "", folder)
         loop = build_loop(self.config, (self.models,), NoRegistry(), folder, lambda told: None)
         lane, self.folder = lane_of(loop, self.models.name), folder
-        lane._drift = OneFall()
-        self.distill = lane.stages.distill
+        lane.coach._drift = OneFall()
+        self.distill = lane.coach.distill
         self.versions: list[VersionPublished] = []
         self.later: list[PromptCompleted] = []
         self.dropped: list[Updated] = []
