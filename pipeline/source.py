@@ -10,12 +10,19 @@ from typing import BinaryIO, Protocol
 from pipeline.config_sections import SourceSettings
 from pipeline.source_feeds import BUILTIN_STREAMS, BuiltinRows, HubRows
 from pipeline.source_files import SUFFIXES, StandardInputRows, open_file
+from pipeline.source_kafka import KafkaRows
+from pipeline.source_ray import RayRows
 from pipeline.source_rows import Fault, PromptRule, Row, Rows, prompt_id, short
 from store.errors import SourceError
 from store.events import PromptReceived, PromptRejected
 
 STANDARD_INPUT = "-"
 BUILTIN_LIMIT = 150
+NAMED: dict[str, type[HubRows] | type[RayRows] | type[KafkaRows]] = {
+    "hf://": HubRows,
+    "ray:": RayRows,
+    "kafka://": KafkaRows,
+}
 
 
 class Source(Protocol):
@@ -142,7 +149,9 @@ def open_source(
     stdin: BinaryIO | None = None,
     targets: Sequence[str] = (),
 ) -> Source:
-    """Open what `spec` names: a file, `-`, `hf://owner/dataset[/config]:split` or `builtin:NAME`.
+    """Open what `spec` names.
+
+    That is a file, `-`, `hf://owner/dataset[/config]:split`, `ray:PATH`, `kafka://HOST:PORT/TOPIC` or `builtin:NAME`.
 
     Args:
         spec: the source. A file's dataset is its stem.
@@ -166,9 +175,10 @@ def open_source(
 def _open_rows(spec: str, seed: int, stdin: BinaryIO | None) -> tuple[str, Rows]:
     if spec == STANDARD_INPUT:
         return "stdin", StandardInputRows(stdin or sys.stdin.buffer)
-    if spec.startswith("hf://"):
-        hub = HubRows(spec)
-        return hub.dataset, hub
+    for prefix, rows_of in NAMED.items():
+        if spec.startswith(prefix):
+            rows = rows_of(spec)
+            return rows.dataset, rows
     if spec.startswith("builtin:"):
         kind = spec.removeprefix("builtin:")
         return kind, BuiltinRows(kind, seed)
@@ -187,7 +197,10 @@ def _check_is_file(path: Path) -> None:
         files = sorted(other for other in folder.glob("*") if other.suffix.lower() in SUFFIXES)
     except OSError as error:
         raise SourceError(f"The source '{path}' must be a readable file: {error.strerror}.") from None
-    others = "Other sources are 'builtin:docs', 'builtin:code', 'hf://owner/dataset:split' and '-'."
+    others = (
+        "Other sources are 'builtin:docs', 'builtin:code', 'hf://owner/dataset:split', 'ray:FOLDER/*.parquet', "
+        "'kafka://HOST:PORT/TOPIC' and '-'."
+    )
     raise SourceError(f"The source '{path}' must be a file, got {got}.{_suggestion(path, files)} {others}")
 
 

@@ -47,7 +47,7 @@ class ParquetRows:
         line = 0
         try:
             for batch in self._file.iter_batches(ROWS_PER_BATCH, columns=present, use_threads=False):
-                for values in _parquet_values(batch):
+                for values in parquet_values(batch):
                     line += 1
                     yield Row(line, values)
         except (ArrowException, OSError) as error:
@@ -62,7 +62,8 @@ def _one_line(error: Exception) -> str:
     return " ".join(str(error).split()).rstrip(".")
 
 
-def _parquet_values(batch: "pyarrow.RecordBatch") -> Iterator[dict[str, object] | Fault]:
+def parquet_values(batch: "pyarrow.RecordBatch") -> Iterator[dict[str, object] | Fault]:
+    """The rows of a batch; a fault for one whose text is not UTF-8."""
     try:
         yield from batch.to_pylist()
     except UnicodeDecodeError:  # raised before the first row is out; now row by row, to lose only the bad ones
@@ -79,9 +80,7 @@ class JsonLinesRows:
     def __init__(self, path: Path):
         self._path = path
         with path.open("rb") as file:
-            rows = [row.values for row in islice(json_rows(file), ROWS_LOOKED_AT)]
-        objects = [values for values in rows if not isinstance(values, Fault)]
-        self.columns: Collection[str] | None = tuple(dict.fromkeys(chain(*objects))) if objects else None
+            self.columns = json_columns(file)
 
     def count(self) -> int:
         """An estimate from the length of the first lines."""
@@ -192,10 +191,18 @@ def json_rows(file: BinaryIO) -> Iterator[Row]:
         if content is None:
             yield Row(line, TOO_LONG)
         elif content.strip():
-            yield Row(line, _json_object(content, "utf-8-sig" if line == 1 else "utf-8"))
+            yield Row(line, json_object(content, "utf-8-sig" if line == 1 else "utf-8"))
 
 
-def _json_object(content: bytes, encoding: str) -> dict[str, object] | Fault:
+def json_columns(file: BinaryIO) -> Collection[str] | None:
+    """The names in the first JSON lines; None where none of them is an object."""
+    rows = [row.values for row in islice(json_rows(file), ROWS_LOOKED_AT)]
+    objects = [values for values in rows if not isinstance(values, Fault)]
+    return tuple(dict.fromkeys(chain(*objects))) if objects else None
+
+
+def json_object(content: bytes, encoding: str) -> dict[str, object] | Fault:
+    """The object that a line holds, or why it holds none."""
     try:
         values = json.loads(content.decode(encoding))
     except UnicodeDecodeError as error:

@@ -1,133 +1,38 @@
-"""Chat prompts: a user's message in the target's chat template, as ids of the target and as pieces of the drafter.
+"""Chat prompts: a message or a whole conversation, as ids of the target and as pieces of the drafter."""
 
-The template's markers become special tokens; what the user wrote stays text, whatever it looks like.
-"""
-
-import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import Protocol
 
-from jinja2 import TemplateError
-
+from stages.chat_template import ChatTemplate, Message, Segment, is_word
 from stages.pair import How, Pair
 from stages.vocabulary import Vocabulary
-from store.errors import ConfigError
 
-Segment = int | str  # the id of a special token of the target, or a run of text
-
-STAND_IN = "\ue000message\ue000"  # stands where the message will: private characters that no template contains
+Ids = tuple[list[int], list[int]]  # the target's ids and the drafter's pieces of one prompt
 
 
-@dataclass(frozen=True)
-class _Marker:
-    """A special token as a template writes it. `lstrip` and `rstrip`: it swallows white space on that side."""
+class Conversation(Protocol):
+    """Makes prompts of conversations."""
 
-    token: int
-    lstrip: bool
-    rstrip: bool
-    single_word: bool
+    def encode(self, message: str) -> Ids:
+        """A user's message as a conversation of its own; as `encode_conversation`."""
+        ...
 
-    def span(self, text: str, start: int, stop: int) -> tuple[int, int] | None:
-        """What it takes of a text in which its name lies at `start:stop`; None where a word goes on beside it."""
-        if self.single_word and (_is_word(text[start - 1 : start]) or _is_word(text[stop : stop + 1])):
-            return None
-        if self.lstrip:
-            start = len(text[:start].rstrip())
-        if self.rstrip:
-            stop = len(text) - len(text[stop:].lstrip())
-        return start, stop
+    def encode_conversation(self, messages: Sequence[Message]) -> Ids:
+        """The prompt that asks for the next answer.
 
+        What people wrote never becomes a special token, whatever it looks like.
 
-def _is_word(character: str) -> bool:
-    return re.fullmatch(r"\w", character) is not None
-
-
-class ChatTemplate:
-    """The chat template of one tokenizer, prepared once and applied to every message.
-
-    Args:
-        words: the vocabulary; its tokenizer renders the template.
-        template: Jinja text to use instead of the tokenizer's own.
-
-    Raises:
-        ConfigError: there is no template, it cannot be rendered, or it does not show the user's message once.
-    """
-
-    def __init__(self, words: Vocabulary, template: str | None = None) -> None:
-        self._words, self._template = words, template
-        if template is None and not words.tokenizer.chat_template:
-            raise ConfigError(
-                f"The tokenizer of {words.name} must have a chat template, but has none; "
-                "name a Jinja file with source.chat_template=FILE."
-            )
-        added = words.tokenizer.backend_tokenizer.get_added_tokens_decoder()
-        self._markers = {
-            name: _Marker(token, added[token].lstrip, added[token].rstrip, added[token].single_word)
-            for name, token in words.specials.items()
-            if token in added  # the tokenizer reads no other name as a token
-        }
-        # Longest first: where one name begins with another, the tokenizer takes the longer.
-        names = sorted(self._markers, key=len, reverse=True)
-        self._names = re.compile("|".join(map(re.escape, names)) or r"(?!)")
-        self._around()
-
-    def segments(self, message: str) -> list[Segment]:
-        """The rendered prompt, cut at the template's special tokens. Its last line asks for the answer.
+        Args:
+            messages: what has been said in order, each with `role` and `content`.
 
         Raises:
-            ConfigError: the template writes something else around this message than around others.
+            ConfigError: no prompt can be made of these messages.
         """
-        before, after = self._around()
-        text = self._render(message)
-        if not (text.startswith(before) and text.endswith(after) and len(text) >= len(before) + len(after)):
-            raise ConfigError(
-                f"The chat template of {self._words.name} must write the same around every message, but does not "
-                f"around {message[:60]!r}; simplify it, or leave --chat out."
-            )
-        return list(self._cut(text, len(before), len(text) - len(after)))
-
-    def _cut(self, text: str, begin: int, end: int) -> Iterator[Segment]:
-        """Special tokens and the runs between them. Names in `begin:end`, the message, are not looked at."""
-        done = 0
-        for found in (*self._names.finditer(text, 0, begin), *self._names.finditer(text, end)):
-            marker = self._markers[found[0]]
-            span = marker.span(text, *found.span())
-            if span is None:
-                continue
-            if done < span[0]:  # white space may have gone to the marker before
-                yield text[done : span[0]]
-            yield marker.token
-            done = span[1]
-        if done < len(text):
-            yield text[done:]
-
-    def _around(self) -> tuple[str, str]:
-        """What the template writes before and behind the message. Rendered anew: it may hold the date."""
-        parts = self._render(STAND_IN).split(STAND_IN)
-        if len(parts) != 2:
-            raise ConfigError(
-                f"The chat template of {self._words.name} must show the user's message once and unchanged, "
-                f"but shows it {len(parts) - 1} times; name another with source.chat_template=FILE."
-            )
-        return parts[0], parts[1]
-
-    def _render(self, message: str) -> str:
-        conversation = [{"role": "user", "content": message}]
-        try:
-            rendered: str = self._words.tokenizer.apply_chat_template(
-                conversation, chat_template=self._template, add_generation_prompt=True, tokenize=False
-            )
-        except (TemplateError, TypeError, ValueError) as error:
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            raise ConfigError(
-                f"The chat template of {self._words.name} must render one user message, but: {reason}; "
-                "mend it, or name another with source.chat_template=FILE."
-            ) from error
-        return rendered
+        ...
 
 
 class ChatEncoder:
-    """Messages to prompts, for one target and one drafter.
+    """Conversations by the target's chat template, for one target and one drafter.
 
     Args:
         target, drafter: the two vocabularies.
@@ -144,18 +49,22 @@ class ChatEncoder:
         self._mapped = {mapping.token: mapping for mapping in pair.specials}
         self._begin = drafter.encode("")  # BOS, where the drafter's tokenizer adds it
 
-    def encode(self, message: str) -> tuple[list[int], list[int]]:
-        """The target's ids and the drafter's pieces of a message's prompt.
+    def encode(self, message: str) -> Ids:
+        """As `Conversation.encode`."""
+        return self.encode_conversation([{"role": "user", "content": message}])
 
-        The target's are those of `apply_chat_template(..., tokenize=True)` wherever the message holds no name of a
-        special token. The drafter reads the same text cut its own way. A special token is there the drafter's
+    def encode_conversation(self, messages: Sequence[Message]) -> Ids:
+        """As `Conversation.encode_conversation`.
+
+        The target's ids are those of `apply_chat_template(..., tokenize=True)` wherever no content holds a name of
+        a special token. The drafter reads the same text cut its own way. A special token is there the drafter's
         of the same role or name, or its name written out, or, where the pair blocks it, nothing but a line break
         between words that would run together. BOS comes first where the drafter's tokenizer adds it, and once.
 
         Raises:
             ConfigError: as `ChatTemplate.segments`.
         """
-        segments = self.template.segments(message)
+        segments = self.template.segments(messages)
         tokens = _joined(segments, self._target)
         pieces = _joined(list(self._for_drafter(segments)), self._drafter)
         return tokens, pieces if pieces[: len(self._begin)] == self._begin else self._begin + pieces
@@ -167,13 +76,34 @@ class ChatEncoder:
             mapping = self._mapped[segment] if isinstance(segment, int) else None
             if mapping is None or mapping.how is How.SPELT:
                 text = str(segment) if mapping is None else mapping.name
-                run += "\n" + text if blocked and _is_word(run[-1:]) and _is_word(text[:1]) else text
+                run += "\n" + text if blocked and is_word(run[-1:]) and is_word(text[:1]) else text
             elif mapping.how is not How.BLOCKED:
                 yield from ([run] if run else [])
                 yield from mapping.pieces
                 run = ""
             blocked = mapping is not None and mapping.how is How.BLOCKED
         yield from ([run] if run else [])
+
+
+class PlainConversation:
+    """Conversations for a target that has no chat template: the contents alone, a blank line between them.
+
+    Such a target was trained on no roles, so none are written. It completes the last message.
+
+    Args:
+        target, drafter: the two vocabularies.
+    """
+
+    def __init__(self, target: Vocabulary, drafter: Vocabulary) -> None:
+        self._target, self._drafter = target, drafter
+
+    def encode(self, message: str) -> Ids:
+        """As `Conversation.encode`."""
+        return self._target.encode(message), self._drafter.encode(message)
+
+    def encode_conversation(self, messages: Sequence[Message]) -> Ids:
+        """As `Conversation.encode_conversation`; never raises."""
+        return self.encode("\n\n".join(message["content"] for message in messages))
 
 
 def _joined(segments: Sequence[Segment], words: Vocabulary) -> list[int]:

@@ -39,9 +39,10 @@ class FakeHub:
         return iter(TABLE)
 
 
-def spec_of(kind: str, folder: Path) -> str:
+def spec_of(kind: str, folder: Path, request: pytest.FixtureRequest) -> str:
     """Make the input of a kind and return how it is named."""
     path = folder / f"sample.{kind}"
+    lines = JSON_LINES.splitlines(keepends=True)
     match kind:
         case "parquet":
             parquet.write_table(pyarrow.Table.from_pylist(TABLE), path)
@@ -51,20 +52,33 @@ def spec_of(kind: str, folder: Path) -> str:
             path.write_text(csv_text(","), encoding="utf-8")
         case "tsv":
             path.write_text(csv_text("\t"), encoding="utf-8")
+        case "ray parquet":
+            request.getfixturevalue("ray_cluster")
+            for name, rows in (("1", TABLE[:3]), ("2", TABLE[3:])):
+                parquet.write_table(pyarrow.Table.from_pylist(rows), folder / f"{name}.parquet")
+            return f"ray:{folder}"
+        case "ray jsonl":
+            request.getfixturevalue("ray_cluster")
+            for name, some in (("1", lines[:3]), ("2", lines[3:])):
+                (folder / f"{name}.jsonl").write_bytes(b"".join(some))
+            return f"ray:{folder}/*.jsonl"
+        case "kafka":
+            return request.getfixturevalue("kafka_broker").send(folder.name, lines)
         case _:
             return kind
     return str(path)
 
 
 FILES = ["parquet", "jsonl", "ndjson", "csv", "tsv"]
-TABLE_KINDS = [*FILES, "-", "hf://owner/sample:test"]
+COLUMNS_UNKNOWN = ["-", "kafka"]
+TABLE_KINDS = [*FILES, *COLUMNS_UNKNOWN, "hf://owner/sample:test", "ray parquet", "ray jsonl"]
 KINDS = [*TABLE_KINDS, "builtin:docs", "builtin:code"]
 
 
 @pytest.fixture
 def make(request, tmp_path, monkeypatch) -> Make:
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=lambda *_, **__: FakeHub()))
-    spec = spec_of(request.param, tmp_path)
+    spec = spec_of(request.param, tmp_path, request)
     return lambda options: open_source(spec, options, stdin=io.BytesIO(JSON_LINES))
 
 
@@ -141,7 +155,7 @@ def test_rows_that_a_condition_leaves_out_are_passed_over_silently(make: Make):
     assert not list(make(SourceSettings(where=("split=train",))).read(0))
 
 
-@pytest.mark.parametrize("make", [kind for kind in KINDS if kind != "-"], indirect=True)
+@pytest.mark.parametrize("make", [kind for kind in KINDS if kind not in COLUMNS_UNKNOWN], indirect=True)
 @pytest.mark.parametrize(
     "options",
     [
@@ -155,8 +169,8 @@ def test_a_column_that_is_nowhere_fails_before_the_stream_and_names_the_columns(
         make(options)
 
 
-@pytest.mark.parametrize("make", ["-"], indirect=True)
-def test_on_standard_input_a_missing_column_rejects_the_rows(make: Make):
+@pytest.mark.parametrize("make", COLUMNS_UNKNOWN, indirect=True)
+def test_where_rows_alone_can_tell_a_missing_column_rejects_them(make: Make):
     events = list(make(SourceSettings(where=("splitt=test",))).read(0))
     assert [event.line for event in events if isinstance(event, PromptRejected)] == [1, 2, 3, 4, 5, 6, 7]
 
@@ -172,9 +186,13 @@ def implementations(methods: set[str]) -> set[str]:
     return found
 
 
-def test_no_implementation_is_missing_from_this_suite(tmp_path, monkeypatch):
+def test_no_implementation_is_missing_from_this_suite(tmp_path, monkeypatch, request):
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=lambda *_, **__: FakeHub()))
-    sources = [open_source(spec_of(kind, tmp_path), SourceSettings(), stdin=io.BytesIO()) for kind in KINDS]
+    sources = []
+    for number, kind in enumerate(KINDS):
+        folder = tmp_path / f"kind-{number}"
+        folder.mkdir()
+        sources.append(open_source(spec_of(kind, folder, request), SourceSettings(), stdin=io.BytesIO()))
     assert implementations({"read", "size"}) == {type(source).__name__ for source in sources} == {"RowSource"}
     rows = {type(source.rows).__name__ for source in sources if isinstance(source, RowSource)}
     assert implementations({"read", "count"}) == rows
