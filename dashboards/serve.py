@@ -31,7 +31,7 @@ def listen(host: str, port: int) -> socket.socket:
     if not host:  # a socket would take it for every address
         raise UsageError(f"--host must be an address of this machine, got none; try --host {HOST}")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family)
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # without the last asyncio delays answers
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))

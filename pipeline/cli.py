@@ -10,6 +10,7 @@ from pipeline.cli_bench_store import bench_store
 from pipeline.cli_dashboard import dashboard
 from pipeline.cli_log import check, compact, sql
 from pipeline.cli_replay import replay
+from pipeline.cli_serve import serve
 from pipeline.cli_study import study
 from pipeline.cli_ui import ui
 from pipeline.cli_versions import versions_group
@@ -26,6 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(replay)
+app.command()(serve)
 app.command()(bench)
 app.command()(study)
 app.command()(vocab)

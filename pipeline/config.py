@@ -31,6 +31,7 @@ from pipeline.config_sections import (
     PublishSettings,
     SamplingSettings,
     Section,
+    ServeSettings,
     SourceSettings,
     Texts,
     VocabularySettings,
@@ -60,7 +61,7 @@ class Config(Section):
         description="Drafter: hub name, folder, builtin or models:/NAME/VERSION.",
     )
     run: Annotated[Path, Field(strict=False)] | None = Field(
-        default=None, description="Folder of the run; by default a new one under runs/."
+        default=None, description="Folder of the run, or s3://BUCKET/PATH; by default a new folder under runs/."
     )
     seed: int = Field(default=0, ge=0, lt=2**63, description="Seed of every draw.")
     device: str = Field(
@@ -87,6 +88,7 @@ class Config(Section):
     publish: PublishSettings = PublishSettings()
     log: LogSettings = LogSettings()
     commit: CommitSettings = CommitSettings()
+    serve: ServeSettings = ServeSettings()
 
     @classmethod
     def of(cls, values: Mapping[str, object]) -> Self:

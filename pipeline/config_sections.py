@@ -233,3 +233,25 @@ class CommitSettings(Section):
         le=1,
         description="Most of a run's time that commits may take: where one takes long, the next waits longer.",
     )
+
+
+class ServeSettings(Section):
+    """Live requests: `omnidraft serve`."""
+
+    learn: Literal["live", "shadow", "off"] = Field(
+        default="live",
+        description="Whether requests teach the drafter: put into service at once, only published as versions, or not.",
+    )
+    learn_share: float = Field(
+        default=0.2, gt=0, description="Most of one core that the learner may use, beside serving."
+    )
+    waiting: int = Field(default=256, ge=1, description="Requests that may wait; more are told to come again later.")
+    max_tokens: int = Field(default=4096, ge=1, description="Most target tokens of one completion.")
+    choices: int = Field(default=16, ge=1, description="Most completions of one request.")
+    body_bytes: int = Field(default=1 << 20, ge=1, description="Largest body of a request, in bytes.")
+    deadline_seconds: float = Field(
+        default=300.0, gt=0, description="Seconds after which a request ends, waiting included."
+    )
+    grace_seconds: float = Field(
+        default=30.0, ge=0, description="Seconds that requests may go on when the server is told to end."
+    )

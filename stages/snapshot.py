@@ -26,7 +26,7 @@ from stages.lesson_codec import LessonReader, LessonWriter
 from store.errors import CorruptError
 
 STATE, TENSORS = "state.json", "tensors.safetensors"
-FORMAT = 1  # goes up when a run of an older release cannot be gone on with
+FORMAT = 2  # goes up when a run of an older release cannot be gone on with
 
 Json = Any  # what JSON can hold
 

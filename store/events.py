@@ -131,7 +131,7 @@ class PromptCompleted:
     target: str
     prompt_text: str
     completion_text: str
-    finish: str  # "stop" (end of sequence) or "length"
+    finish: str  # "stop" (end of sequence, or a stop string) or "length"; live: also "cancelled" and "deadline"
     prompt_tokens: int
     emitted: int
     blocks: int  # target forwards

@@ -1,0 +1,104 @@
+"""A server's run: its folder, its models, the engine and the learner beside it, from start to commit."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from pipeline.build_models import load_models, pinned
+from pipeline.config import Config
+from pipeline.run_folder import CONFIG, is_unfinished, require_new
+from pipeline.serve_build import build_engine, learner_of, require_same, serving_config
+from pipeline.serve_engine import LiveEngine
+from stages.snapshot import SnapshotReader
+from store.checkpoint import read_checkpoint
+from store.errors import RunError
+from store.events import Event
+from store.files import write_whole
+from store.lock import RunLock
+from store.log import RunLog
+from store.manifest import MANIFEST, read_manifest
+from store.registry import default_uri
+
+LEARNER_SECONDS = 60.0  # that the learner gets to commit when the server ends
+
+
+class Serving:
+    """An engine over a run's folder. A context manager: it starts the engine, and in the end commits.
+
+    Args:
+        config: all settings; of a run that is gone on with, those that it began with.
+        run_folder: new or empty, or with `resume` that of an earlier server.
+        see: is told every event as it happens, on any thread.
+        notice: is told what the user should know.
+        resume: go on with the run.
+
+    Raises:
+        UsageError: for anything that cannot work.
+        CorruptError: the checkpoint to go on from is not what was committed.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        run_folder: Path,
+        see: Callable[[Event], None],
+        notice: Callable[[str], None],
+        *,
+        resume: bool = False,
+    ) -> None:
+        self._uri = config.publish.mlflow_uri or default_uri(run_folder.parent)
+        self.run_folder, self._see, self._notice = run_folder, see, notice
+        if resume:
+            _require_served(run_folder)
+        else:
+            require_new(run_folder)
+        with ExitStack() as undo:
+            undo.enter_context(RunLock(run_folder))
+            drafter = config.drafter if resume else pinned(config.drafter, self._uri)
+            self.config = serving_config(config.with_overrides({"drafter": drafter}))
+            self._kept = _checkpoint(run_folder)
+            (self.models,) = load_models(self.config, self._uri, run_folder.parent / ".fetched")
+            if self._kept:
+                require_same(self._kept, self.models, run_folder)  # before a learner writes anything
+            self._exit = undo.pop_all()
+
+    def __enter__(self) -> Self:
+        with self._exit as undo:
+            write_whole(self.run_folder / CONFIG, self.config.to_json().encode())
+            log = RunLog(self.run_folder)
+            undo.callback(log.close)
+            self._learner = learner_of(self.config, self.models, self.run_folder, self._uri, self._see, self._notice)
+            if self._learner:
+                undo.callback(self._learner.close, 0.0)
+            self.engine: LiveEngine = build_engine(
+                self.config, self.models, self.run_folder, log, self._kept, self._learner, self._see, self._notice
+            )
+            self._kept = None  # what it held is elsewhere now
+            self.engine.start()
+            self._exit = undo.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._exit:
+            self.engine.close(0.0 if kind else self.config.serve.grace_seconds)
+            if self._learner:
+                self._learner.close(LEARNER_SECONDS)
+        if self.engine.failure and not error:
+            raise RunError(f"the engine stopped: {self.engine.failure!r}") from self.engine.failure
+
+
+def _require_served(run_folder: Path) -> None:
+    if not is_unfinished(run_folder):
+        raise RunError(f"{run_folder} must hold the run of a server to go on with, but does not; begin one with --run")
+
+
+def _checkpoint(run_folder: Path) -> SnapshotReader | None:
+    """The last commit's snapshot; None before the first."""
+    if not (run_folder / MANIFEST).exists():
+        return None
+    checkpoint = read_manifest(run_folder).checkpoint
+    return SnapshotReader(read_checkpoint(run_folder, checkpoint)) if checkpoint else None
