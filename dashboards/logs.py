@@ -10,7 +10,8 @@ from time import time
 from typing import TypeVar
 
 from store.errors import CorruptError, OmnidraftError, QueryError, RunError, UsageError
-from store.manifest import MANIFEST, read_manifest
+from store.manifest import MANIFEST
+from store.partitions import committed_at, log_folders, read_manifests
 from store.queries import LogReader, run_folders
 
 KEPT = 4  # snapshots that stay open
@@ -55,7 +56,7 @@ class Logs:
     def folders(self) -> dict[str, Path]:
         """Runs by name, the last to commit first. Raises `RunError` where there are none."""
         found = [self._run.resolve()] if self._run else run_folders(self._runs)
-        return {folder.name: folder for folder in sorted(found, key=_committed_at, reverse=True)}
+        return {folder.name: folder for folder in sorted(found, key=committed_at, reverse=True)}
 
     def states(self, names: Sequence[str] = ()) -> list[RunState]:
         """The named runs, or all, the last to commit first; none where the folder has none yet."""
@@ -83,12 +84,16 @@ class Logs:
     def stamp(self, names: Sequence[str]) -> str:
         """Another text after each commit of one of the named runs. Raises `RunError` for one that is gone."""
         try:
-            stats = {name: (folder / MANIFEST).stat() for name, folder in self.chosen(names).items()}
+            stats = [
+                (log.relative_to(folder.parent), (log / MANIFEST).stat())
+                for folder in self.chosen(names).values()
+                for log in log_folders(folder)
+            ]
         except OSError as error:
             raise RunError(
                 f"{error.filename} must be the manifest of a run: {error.strerror}; reload the page"
             ) from error
-        return "|".join(f"{name}:{stat.st_ino}:{stat.st_mtime_ns}:{stat.st_size}" for name, stat in stats.items())
+        return "|".join(f"{name}:{stat.st_ino}:{stat.st_mtime_ns}:{stat.st_size}" for name, stat in stats)
 
     def read(self, names: Sequence[str], question: Callable[[LogReader], Answer]) -> Answer:
         """What `question` finds in the named runs as they are committed now.
@@ -134,19 +139,11 @@ class Logs:
         return reader
 
 
-def _committed_at(folder: Path) -> float:
-    """0 for a run that has no manifest, which says so when it is read."""
-    try:
-        return (folder / MANIFEST).stat().st_mtime
-    except OSError:
-        return 0.0
-
-
 def _state(folder: Path) -> RunState:
-    seconds = max(0.0, time() - _committed_at(folder))
+    seconds = max(0.0, time() - committed_at(folder))
     try:
-        manifest = read_manifest(folder)
+        manifests = read_manifests(folder)
     except OmnidraftError as error:
         return RunState(folder.name, 0, True, seconds, str(error))
-    prompts = sum(part.rows for part in manifest.tables["prompts"])
-    return RunState(folder.name, prompts, manifest.finished, seconds)
+    prompts = sum(part.rows for manifest in manifests.values() for part in manifest.tables["prompts"])
+    return RunState(folder.name, prompts, manifests[folder].finished, seconds)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from store.errors import QueryError
+from store.errors import QueryError, RunError
 from store.plain import plain
 
 if TYPE_CHECKING:
@@ -30,7 +30,9 @@ class Format(StrEnum):
     JSON = "json"
 
 
-RunOption = Annotated[Path | None, typer.Option("--run", help="One run's folder.", show_default=False)]
+RunOption = Annotated[
+    Path | None, typer.Option("--run", help="One run's folder, or s3://BUCKET/PATH.", show_default=False)
+]
 RunsOption = Annotated[Path, typer.Option("--runs", help="A folder of runs.")]
 SkipOption = Annotated[
     bool, typer.Option("--skip-damaged", help="Read every file's digest and leave out those that were changed.")
@@ -54,7 +56,7 @@ def sql(
         _print_catalog()
         return
     most = TABLE_ROWS + 1 if output is Format.TABLE else None
-    with LogReader([run] if run else run_folders(runs), skip_damaged=skip_damaged) as log:
+    with LogReader([_local(run)] if run else run_folders(runs), skip_damaged=skip_damaged) as log:
         for path in log.damaged:
             print(f"{path} is not as it was written; left out", file=sys.stderr)
         rows = log.select(query, most) if query is not None else log.recipe(str(recipe), most)
@@ -68,7 +70,7 @@ def check(run: RunOption = None, runs: RunsOption = Path("runs")) -> None:
     """
     from store.queries import LogReader
 
-    folder = run or _latest_run(runs)
+    folder = _local(run or _latest_run(runs))
     with LogReader([folder], skip_damaged=True) as log:
         for path in log.damaged:
             print(f"{path} is not as it was written", file=sys.stderr)
@@ -96,8 +98,11 @@ def compact(
 ) -> None:
     """Join small parts of one run's log, or of all below a folder; safe while a run writes and others read."""
     from store.compact import compact as join_parts
+    from store.object_store_uri import uri_of
     from store.queries import run_folders
 
+    if run and uri_of(run):
+        raise RunError(f"a log that is compacted must be in a folder, got {uri_of(run)}; leave it as it is")
     for folder in [run] if run else run_folders(runs):
         done = join_parts(folder, grace=grace, dry_run=dry_run)
         for path in done.damaged:
@@ -108,15 +113,22 @@ def compact(
         print(f"{folder}: {done.parts_before:,} {became} {done.parts_after:,}{size}; {removed} removed")
 
 
+def _local(run: Path) -> Path:
+    """A run's folder; of one on an object store what was fetched of it."""
+    from store.object_store_run import local_copy
+
+    return local_copy(run)
+
+
 def _plural(count: int, noun: str, ending: str = "s") -> str:
     return f"{count:,} {noun}{'' if count == 1 else ending}"
 
 
 def _latest_run(runs: Path) -> Path:
-    from store.manifest import MANIFEST
+    from store.partitions import committed_at
     from store.queries import run_folders
 
-    return max(run_folders(runs), key=lambda folder: (folder / MANIFEST).stat().st_mtime)
+    return max(run_folders(runs), key=committed_at)
 
 
 def _print_catalog() -> None:

@@ -1,13 +1,15 @@
-"""The run in MLflow: begun, or gone on with."""
+"""The run in MLflow: begun, or gone on with; what it is told of the settings and of the summary."""
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from pipeline import probe_prompts
 from pipeline.config import Config
 from pipeline.dealing import Dealing
 from store.manifest import Manifest
 from store.registry import MlflowRegistry, NoRegistry, Registry
+from store.versions import metric_name
 
 
 def open_registry(
@@ -48,3 +50,16 @@ def _params(config: Config) -> dict[str, object]:
         "seed": config.seed,
         "probe": probe_prompts.identity() if config.publish.enabled and config.publish.probe else "none",
     }
+
+
+def numbers_of(summary: dict[str, Any]) -> dict[str, float]:
+    """The totals, the ledger and the last fifth of each dataset, flat."""
+    totals, ledger = summary["totals"], summary["totals"]["ledger"]
+    numbers = totals | {f"ledger/{key}": value for key, value in ledger.items()}
+    found = {key: float(value) for key, value in numbers.items() if isinstance(value, int | float)}
+    for dataset, figures in summary["datasets"].items():
+        for part in ("first_fifth", "last_fifth"):
+            rate = figures[part]["acceptance_rate"]
+            if rate is not None:
+                found[f"{metric_name(dataset)}/{part}_acceptance_rate"] = rate
+    return found

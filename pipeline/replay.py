@@ -6,7 +6,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pipeline import probe_prompts
 from pipeline.build import build_loop
 from pipeline.build_models import load_models, pinned
 from pipeline.committing import Committer
@@ -18,13 +17,14 @@ from pipeline.loop import Loop
 from pipeline.pictures import of_run
 from pipeline.progress import Display
 from pipeline.records import without_text
-from pipeline.run_folder import CONFIG, SPOOL, is_unfinished, require_new
+from pipeline.registering import numbers_of, open_registry
+from pipeline.run_folder import CONFIG, SPOOL, is_unfinished, mlflow_of, require_new
 from pipeline.source import Source, open_sources, stream
 from pipeline.stop import Stop, stop_on_signals
 from pipeline.tape import Tape
 from stages.fingerprint import fingerprint
 from stages.measured import note_in
-from stages.snapshot import SnapshotReader
+from stages.snapshot import Json, SnapshotReader, SnapshotWriter
 from store.checkpoint import read_checkpoint
 from store.committed import completed_prompts
 from store.errors import OmnidraftError, RunError, SourceError
@@ -33,9 +33,10 @@ from store.files import write_whole
 from store.lock import RunLock
 from store.log import RunLog
 from store.manifest import MANIFEST, read_manifest
-from store.registry import MlflowRegistry, NoRegistry, Registry, default_uri
+from store.object_store_mirror import Mirror, NoMirror
+from store.registry import Registry
 from store.summary import write_summary
-from store.versions import check_model_name, metric_name
+from store.versions import check_model_name
 
 
 class Replay:
@@ -47,6 +48,7 @@ class Replay:
         uri: of the MLflow store, for `models:/` names and for publishing; None is the local one beside the run.
         notice: is told what the user should know before the stream begins.
         resume: go on with the unfinished run in the folder from its last commit.
+        mirror: what its commits are copied to, if to anywhere.
 
     Raises:
         UsageError: for anything that cannot work.
@@ -54,17 +56,25 @@ class Replay:
     """
 
     def __init__(
-        self, config: Config, run_folder: Path, uri: str | None, notice: Callable[[str], None], *, resume: bool = False
+        self,
+        config: Config,
+        run_folder: Path,
+        uri: str | None,
+        notice: Callable[[str], None],
+        *,
+        resume: bool = False,
+        mirror: Mirror | None = None,
     ) -> None:
+        self._mirror = mirror or NoMirror(run_folder)
         self._lock = RunLock(run_folder)
         if is_unfinished(run_folder):
             self._lock.take()  # before anything of it is read; who writes it is named
         if not resume:
-            require_new(run_folder)
+            require_new(run_folder, self._mirror.name)
         if config.publish.enabled:
             check_model_name(config.publish.name)
         self.run_folder, self._notice, self._resume = run_folder, notice, resume
-        self._uri = uri or default_uri(run_folder.parent)
+        self._uri = uri or mlflow_of(self._mirror.name)
         self.config = config if resume else config.model_copy(update={"drafter": pinned(config.drafter, self._uri)})
         self._spool = run_folder / SPOOL
         self._kept = self._read_checkpoint() if resume else None
@@ -112,19 +122,23 @@ class Replay:
                 raise
             raise OmnidraftError(
                 f"the run's folder {self.run_folder} must be writable to the end, but: {error.strerror or error}. The "
-                f"last commit stands: make room and go on with `omnidraft replay --resume {self.run_folder}`"
+                f"last commit stands: make room and go on with `omnidraft replay --resume {self._mirror.name}`"
             ) from error
 
     def _run(self, display: Display) -> dict[str, Any]:
         self._make_folder()
-        with RunLog(self.run_folder) as log, stop_on_signals() as stop:
+        with RunLog(self.run_folder, mirror=self._mirror) as log, stop_on_signals() as stop:
             registry = self._registry()
             curves = Curves(registry, lambda: time.time_ns() // 1_000_000, Dealing.of(self.config).targets)
             loop = build_loop(self.config, self._models, registry, self.run_folder, self._notice)
             tape = Tape(stop.until(stream(self.sources)))  # below the tape: what a signal interrupts was not taken
             if self._kept:
                 self._go_on(self._kept, loop, tape, curves, display, stop)
-            committer = Committer(self.config.commit, loop, tape, log, registry, self._constants)
+
+            def save(keep: SnapshotWriter) -> Json:
+                return {"loop": loop.save(keep), "tape": tape.save(), "constants": self._constants()}
+
+            committer = Committer(self.config.commit, save, lambda: loop.learning, log, registry)
 
             def pause() -> bool:
                 if not stop.asked and committer.is_due():
@@ -164,12 +178,12 @@ class Replay:
         ]
         if changed:
             raise RunError(
-                f"the run in {self.run_folder} must go on with the models that it began with, but of {changed[0]} or "
+                f"the run in {self._mirror.name} must go on with the models that it began with, but of {changed[0]} or "
                 "the drafter beside it the weights or the vocabulary are others now; put them back or begin a new run"
             )
         loop.restore(kept.state["loop"], kept)
         for prompt in completed_prompts(self.run_folder):
-            loop.lanes[prompt.target].watch_again(prompt)
+            loop.lanes[prompt.target].coach.watch_again(prompt)
             curves.remember(prompt)
             display.remember(prompt)
         try:
@@ -185,7 +199,7 @@ class Replay:
 
     def _make_folder(self) -> None:
         if not self._resume:
-            require_new(self.run_folder)  # still: another process may have been quicker
+            require_new(self.run_folder, self._mirror.name)  # still: another process may have been quicker
         write_whole(self.run_folder / CONFIG, self.config.to_json().encode())
 
     def _take(self, event: Event, log: RunLog, curves: Curves, display: Display, committer: Committer) -> None:
@@ -201,56 +215,25 @@ class Replay:
         """The end of the stream. Killed in here, the run goes on from the commit before it and comes here again."""
         if self.config.publish.enabled:
             pictures = of_run(self.run_folder)
-            registry.finish(_numbers(summary), [self.run_folder / "summary.json", self.run_folder / CONFIG, *pictures])
+            registry.finish(
+                numbers_of(summary), [self.run_folder / "summary.json", self.run_folder / CONFIG, *pictures]
+            )
         mark = registry.mark()
         log.finish(mark, lambda: registry.release(mark))
 
     def _registry(self) -> Registry:
-        if not self.config.publish.enabled:
-            return NoRegistry()
-        manifest = read_manifest(self.run_folder)
-        registry = MlflowRegistry(self._uri, self._spool, model=self.config.publish.name, keep=manifest.messages)
-        if manifest.messages:
-            registry.resume()
-            return registry
         datasets = [(source.dataset, spec) for source, spec in zip(self.sources, self.config.sources, strict=True)]
-        registry.start_run(self.run_folder.name, _params(self.config), {}, datasets, identity=manifest.identity)
-        return registry
+        manifest = read_manifest(self.run_folder)
+        return open_registry(self.config, self._uri, manifest, self._spool, self.run_folder.name, datasets)
 
     def _close(self, registry: Registry, display: Display) -> None:
         unsent = registry.close(UNSENT_TIMEOUT)
         if unsent:
             display.note(
-                f"MLflow did not take {unsent} messages; they wait in {self._spool}, and "
-                f"`omnidraft replay --resume {self.run_folder}` sends them"
+                f"MLflow did not take {unsent} messages; they wait in {self._mirror.name}/{SPOOL}, and "
+                f"`omnidraft replay --resume {self._mirror.name}` sends them"
             )
-
-
-def _params(config: Config) -> dict[str, object]:
-    """The few settings by which runs are told apart in MLflow's pages."""
-    return {
-        "target": ", ".join(Dealing.of(config).targets),
-        "drafter": config.drafter,
-        "mode": config.draft.mode,
-        "loss": config.learn.loss if config.learn.enabled else "none",
-        "temperature": config.sampling.temperature,
-        "max_draft": config.draft.max_draft,
-        "stop_rule": config.draft.stop_rule if config.draft.adapt else "never",
-        "batch": config.batch,
-        "interval": config.learn.interval,
-        "seed": config.seed,
-        "probe": probe_prompts.identity() if config.publish.enabled and config.publish.probe else "none",
-    }
-
-
-def _numbers(summary: dict[str, Any]) -> dict[str, float]:
-    """The totals, the ledger and the last fifth of each dataset, flat."""
-    totals, ledger = summary["totals"], summary["totals"]["ledger"]
-    numbers = totals | {f"ledger/{key}": value for key, value in ledger.items()}
-    found = {key: float(value) for key, value in numbers.items() if isinstance(value, int | float)}
-    for dataset, figures in summary["datasets"].items():
-        for part in ("first_fifth", "last_fifth"):
-            rate = figures[part]["acceptance_rate"]
-            if rate is not None:
-                found[f"{metric_name(dataset)}/{part}_acceptance_rate"] = rate
-    return found
+        try:
+            self._mirror.push(read_manifest(self.run_folder))
+        except OmnidraftError as error:
+            display.note(f"what MLflow took since the last commit is going to be sent again: {error}")

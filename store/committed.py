@@ -1,6 +1,8 @@
 """Events read back from what a run has committed."""
 
+import heapq
 from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,8 @@ import pyarrow.parquet as pq
 from store.errors import CorruptError
 from store.events import PromptCompleted
 from store.files import digest_of
-from store.manifest import Part, part_path, read_manifest
+from store.manifest import Manifest, Part, part_path
+from store.partitions import read_manifests
 
 _ROWS = 4096  # read at a time
 _LEFT_OUT = ("seq", "prompt_text", "completion_text")
@@ -18,11 +21,18 @@ _LEFT_OUT = ("seq", "prompt_text", "completion_text")
 def completed_prompts(run_folder: Path) -> Iterator[PromptCompleted]:
     """All committed prompts in the order in which they were completed, without their texts.
 
+    Those of partitions are told in the order of their clocks, which began together.
+
     Raises:
         CorruptError: a part is missing or cannot be read; it is named.
     """
-    for part in read_manifest(run_folder).tables["prompts"]:
-        yield from (PromptCompleted(prompt_text="", completion_text="", **row) for row in _rows(run_folder, part))
+    logs = (_prompts(folder, manifest) for folder, manifest in read_manifests(run_folder).items())
+    return heapq.merge(*logs, key=attrgetter("finished"))
+
+
+def _prompts(folder: Path, manifest: Manifest) -> Iterator[PromptCompleted]:
+    for part in manifest.tables["prompts"]:
+        yield from (PromptCompleted(prompt_text="", completion_text="", **row) for row in _rows(folder, part))
 
 
 def _rows(run_folder: Path, part: Part) -> Iterator[dict[str, Any]]:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 from types import MappingProxyType
 
@@ -24,6 +25,7 @@ from filelock import FileLock, Timeout
 from store.errors import OmnidraftError, RunError
 from store.files import digest_of, sync_folder
 from store.manifest import LOCK_SECONDS, MANIFEST, Manifest, Part, edit_manifest, part_path, read_manifest
+from store.partitions import log_folders
 from store.parts import last_number, newest_number, parquet_bytes, part_of
 from store.rollups import COUNTS, roll_up
 from store.schema import SMALL_LEVEL, TABLES, schema_of
@@ -47,6 +49,17 @@ class Compaction:
     removed: int  # files that an earlier compaction replaced
     damaged: tuple[Path, ...]  # left as they are
 
+    def __add__(self, other: "Compaction") -> "Compaction":
+        after = None if self.bytes_after is None or other.bytes_after is None else self.bytes_after + other.bytes_after
+        return Compaction(
+            self.parts_before + other.parts_before,
+            self.parts_after + other.parts_after,
+            self.bytes_before + other.bytes_before,
+            after,
+            self.removed + other.removed,
+            self.damaged + other.damaged,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class _Joined:
@@ -65,10 +78,10 @@ def compact(
     grace: float = GRACE_SECONDS,
     dry_run: bool = False,
 ) -> Compaction:
-    """Join the small parts of a log; remove what was replaced more than `grace` seconds ago.
+    """Join the small parts of a run's logs; remove what was replaced more than `grace` seconds ago.
 
     Args:
-        run_folder: of the run, finished or not.
+        run_folder: of the run, finished or not. Its partitions are joined each for itself.
         rows: most rows of a joined part. What has more than half of that stays as it is.
         counted: fewest decisions of a joined part that is counted.
         grace: for how long a reader may go on with a log as it was when it opened it.
@@ -77,6 +90,11 @@ def compact(
     A damaged part stays where it is and is named in the result. Raises `RunError` for a folder that is no run, and
     while another compaction works on it; `OmnidraftError` when the disk refuses, the log is then as sound as before.
     """
+    logs = [_compact_log(folder, rows, counted, grace, dry_run) for folder in log_folders(run_folder)]
+    return reduce(Compaction.__add__, logs)
+
+
+def _compact_log(run_folder: Path, rows: int, counted: int, grace: float, dry_run: bool) -> Compaction:
     before = read_manifest(run_folder)
     folder = run_folder / MANIFEST.parent
     if dry_run:

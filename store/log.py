@@ -25,7 +25,8 @@ from store.checkpoint import remove_others, write_checkpoint
 from store.errors import CorruptError, OmnidraftError, RunError
 from store.events import Event, PromptReceived, PromptRejected
 from store.files import sync_file, sync_folder, write_whole
-from store.manifest import MANIFEST, Checkpoint, Manifest, edit_manifest
+from store.manifest import MANIFEST, Checkpoint, Manifest, edit_manifest, require_open
+from store.object_store_mirror import Mirror, NoMirror
 from store.parts import PartWriter, last_number, newest_number
 from store.schema import TABLES, LoggedEvent
 
@@ -58,15 +59,17 @@ class RunLog:
     Where the folder holds an unfinished log already, it goes on behind its last commit and forgets what came after.
 
     `part_rows`: rows of a table that make a part. `queue_parts`: full parts that may wait for the disk; when
-    there are more, `append` waits too, so that memory stays bounded.
+    there are more, `append` waits too, so that memory stays bounded. `mirror`: copies every commit before it is done.
 
     Raises `RunError` when the folder holds a finished log or cannot be written. A failure of the writer thread is
     raised as `OmnidraftError` by every later `append`, `commit` and `finish`; what was committed before it stays good.
     """
 
-    def __init__(self, run_folder: Path, part_rows: int = 50_000, queue_parts: int = 4) -> None:
-        self._folder = run_folder
-        self._files = _Files(run_folder)
+    def __init__(
+        self, run_folder: Path, part_rows: int = 50_000, queue_parts: int = 4, mirror: Mirror | None = None
+    ) -> None:
+        self._folder, self._mirror = run_folder, mirror or NoMirror(run_folder)
+        self._files = _Files(run_folder, self._mirror)
         self._part_rows = part_rows
         self._pending: dict[type, list[LoggedEvent]] = {event: [] for event in TABLES.values()}
         self._failure: BaseException | None = None
@@ -178,11 +181,14 @@ class RunLog:
             raise RunError(f"the log of {self._folder} must be open, but it was closed; open a log in a new folder")
 
     def _raise_failure(self) -> None:
-        if self._failure is not None:
+        if isinstance(self._failure, RunError):
+            raise self._failure
+        if (failure := self._failure) is not None:
             raise OmnidraftError(
-                f"the log below {self._folder} must be writable, but writing failed: {self._failure!r}; what was "
-                f"committed before is whole. Free the disk, then go on with `omnidraft replay --resume {self._folder}`"
-            ) from self._failure
+                f"the log below {self._mirror.name} must be writable, but writing failed: {failure!r}; what was "
+                "committed before is whole. Free the disk, or let the object store answer again, then go on with "
+                f"`omnidraft replay --resume {self._mirror.name}`"
+            ) from failure
 
 
 class _Files:
@@ -193,12 +199,13 @@ class _Files:
         commit_seconds, all_commit_seconds: of the last one, and of all.
     """
 
-    def __init__(self, run_folder: Path) -> None:
-        self._run_folder = run_folder
+    def __init__(self, run_folder: Path, mirror: Mirror) -> None:
+        self._run_folder, self._mirror = run_folder, mirror
         self.committed = 0
         self.commit_seconds = self.all_commit_seconds = 0.0
         try:
             manifest = self._begin()
+            mirror.claim(manifest)
         except OSError as error:
             raise RunError(
                 f"{run_folder} must be a folder that can be written, got {error}; try another --run"
@@ -242,6 +249,7 @@ class _Files:
         written = self._parts.take()
 
         def extended(manifest: Manifest) -> Manifest:
+            require_open(self._run_folder, manifest)
             tables = {table: (*manifest.tables[table], *written[table]) for table in TABLES}
             return replace(
                 manifest,
@@ -252,8 +260,9 @@ class _Files:
                 rejected_bytes=rejected_bytes,
             )
 
-        edit_manifest(self._run_folder, extended)
+        manifest = edit_manifest(self._run_folder, extended)
         faults.reach("commit: after the manifest")
+        self._mirror.push(manifest)
         commit.done()
         remove_others(self._run_folder, checkpoint)
         self.commit_seconds = perf_counter() - started

@@ -172,6 +172,15 @@ def edit_manifest(run_folder: Path, edit: Callable[[Manifest], Manifest]) -> Man
     return manifest
 
 
+def require_open(run_folder: Path, manifest: Manifest) -> None:
+    """Refuse to write to a log that is finished, be it closed by another process that took this one to be dead.
+
+    Raises `RunError`.
+    """
+    if manifest.finished:
+        raise RunError(f"the log of {run_folder} must be open to be written to, but it is finished; begin a new run")
+
+
 def part_path(run_folder: Path, part: Part) -> Path:
     """Where a part lies."""
     return run_folder / MANIFEST.parent / part.file

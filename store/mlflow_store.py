@@ -28,10 +28,12 @@ class Sender:
 
     `known` is what earlier deliveries returned, merged: the run, and per version its model and its number.
     Every delivery may be repeated, by this process or by a later one, wherever it broke off or although it was done,
-    and then leaves the same as if it had been made once.
+    and then leaves the same as if it had been made once. Files and folders are named relative to `run_folder`, which
+    may be another one, on another machine, than it was for the process that posted.
     """
 
-    def __init__(self, uri: str, experiment: str, model: str, known: Body):
+    def __init__(self, uri: str, experiment: str, model: str, known: Body, run_folder: Path = Path()):
+        self._run_folder = run_folder
         self._uri, self._experiment, self._model, self._known = uri, experiment, model, known
         self._doubts = 0  # failures in a row that may not be the message's fault
 
@@ -115,7 +117,7 @@ class Sender:
 
     def _publish(self, client: "MlflowClient", folder: str, event: Body, metrics: Body, drift: int | None) -> Body:
         made = VersionPublished(**event)
-        sent = Publication(client, self._known, self._model, made, drift).send(Path(folder), metrics)
+        sent = Publication(client, self._known, self._model, made, drift).send(self._run_folder / folder, metrics)
         return {f"v{made.version}": sent}
 
     def _finish(self, client: "MlflowClient", summary: Body, artifacts: list[str]) -> Body:
@@ -125,8 +127,9 @@ class Sender:
         # "final/" gives them a section of their own among the charts, step 0 a bar each instead of a lone dot
         final = {metric_key(f"final/{key}"): value for key, value in summary.items()}
         client.log_batch(run_id, metrics=[Metric(key, value, when, 0) for key, value in final.items()])
-        for path in filter(os.path.isfile, artifacts):  # the run is finished without those that are gone
-            client.log_artifact(run_id, path)
+        paths = [self._run_folder / path for path in artifacts]
+        for path in filter(os.path.isfile, paths):  # the run is finished without those that are gone
+            client.log_artifact(run_id, str(path))
         note = self._known["note"] or run_note(self._known["name"], self._known["datasets"], summary)
         client.set_tag(run_id, _NOTE, note)
         sweep(client, self._known, self._model)

@@ -1,9 +1,10 @@
 """Read-only SQL over the logs of one or many runs; the only file that imports duckdb.
 
 A `LogReader` is a snapshot: it sees what the runs had committed when it was opened, and stays valid while they go on
-and while their parts are joined. Its views are `decisions`, `blocks`, `prompts`, `updates`, `drifts`, `recalls` and
-`versions` with the columns of the events; `tokens`, every emitted token in order; and `counts_by_version`,
-`counts_by_place` and `counts_by_token` (store/rollups.py). The first column of each is `run`, the run folder's name.
+and while their parts are joined. A run that several processes write is one run (store/partitions.py). Its views are
+`decisions`, `blocks`, `prompts`, `updates`, `drifts`, `recalls` and `versions` with the columns of the events;
+`tokens`, every emitted token in order; and `counts_by_version`, `counts_by_place` and `counts_by_token`
+(store/rollups.py). The first column of each is `run`, the run folder's name.
 """
 
 import re

@@ -153,7 +153,8 @@ class MlflowRegistry:
         patience: Patience | None = None,
         keep: int | None = None,
     ):
-        sender = Sender(uri, experiment, model, Ledger.read(spool).known)
+        self._run_folder = _run_folder(spool)
+        sender = Sender(uri, experiment, model, Ledger.read(spool).known, self._run_folder)
         self._outbox = Outbox(
             spool,
             sender.deliver,
@@ -200,12 +201,12 @@ class MlflowRegistry:
     ) -> None:
         """See Registry."""
         numbers = {"acceptance": event.acceptance, "cache_entries": event.cache_entries, **metrics}
-        body = {"folder": str(folder.resolve()), "event": asdict(event), "metrics": _finite(numbers), "drift": drift}
+        body = {"folder": self._named(folder), "event": asdict(event), "metrics": _finite(numbers), "drift": drift}
         self._outbox.post("publish", body)
 
     def finish(self, summary: Mapping[str, float], artifacts: Sequence[Path]) -> None:
         """See Registry."""
-        paths = [str(path.resolve()) for path in artifacts]
+        paths = [self._named(path) for path in artifacts]
         self._outbox.post("finish", {"summary": _finite(summary), "artifacts": paths})
 
     def mark(self) -> int:
@@ -224,6 +225,12 @@ class MlflowRegistry:
     def trouble(self) -> str | None:
         """See Registry."""
         return self._outbox.trouble
+
+    def _named(self, path: Path) -> str:
+        """As the spool names it: within the run's folder, wherever that is when it is sent; else where it is now."""
+        there = path.resolve()
+        inside = there.is_relative_to(self._run_folder)
+        return (there.relative_to(self._run_folder) if inside else there).as_posix()
 
 
 def default_uri(runs: Path) -> str:
@@ -280,6 +287,12 @@ def fetch_version(reference: str, uri: str, into: Path) -> Path:
 def _summary(version: "ModelVersion", aliases: Mapping[int, Sequence[str]]) -> RegisteredVersion:
     number = int(version.version)
     return from_tags(number, version.tags, aliases.get(number, ()), version.creation_timestamp)
+
+
+def _run_folder(spool: Path) -> Path:
+    """The folder that a spool lies in, or in a partition of."""
+    folder = spool.resolve().parent
+    return folder.parents[1] if folder.parent.name == "partitions" else folder
 
 
 def _finite(numbers: Mapping[str, float | None]) -> dict[str, float]:

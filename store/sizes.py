@@ -7,7 +7,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from store.events import Drafter, Origin, Outcome, TokenDecision, Translation
-from store.manifest import part_path, read_manifest
+from store.manifest import part_path
+from store.partitions import named_parts
 
 REST = "(file)"  # what belongs to no column: the footer with names, places and statistics
 _ENUMS = {"translation": Translation, "outcome": Outcome, "origin": Origin, "drafter": Drafter}
@@ -19,23 +20,23 @@ def bytes_by_column(run_folder: Path, table: str = "decisions") -> dict[str, flo
 
     Empty where the table has no rows. Raises what `read_manifest` raises.
     """
-    parts = read_manifest(run_folder).tables[table]
+    parts = named_parts(run_folder, table)
     sizes: Counter[str] = Counter()
-    for part in parts:
-        columns = _column_bytes(part_path(run_folder, part))
+    for folder, part in parts:
+        columns = _column_bytes(part_path(folder, part))
         sizes.update(columns)
         sizes[REST] += part.bytes - columns.total()
-    rows = sum(part.rows for part in parts)
+    rows = sum(part.rows for _, part in parts)
     return {name: size / rows for name, size in sizes.most_common()}
 
 
 def logged_decisions(run_folder: Path, most: int) -> list[TokenDecision]:
     """The first `most` decisions of a log, as they were appended to it. Raises what `read_manifest` raises."""
     events: list[TokenDecision] = []
-    for part in read_manifest(run_folder).tables["decisions"]:
+    for folder, part in named_parts(run_folder, "decisions"):
         if len(events) >= most:
             break
-        rows = pq.read_table(part_path(run_folder, part), partitioning=None).drop_columns("seq")
+        rows = pq.read_table(part_path(folder, part), partitioning=None).drop_columns("seq")
         events += _decisions(rows.slice(0, most - len(events)))
     return events
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from store.files import json_bytes, write_whole
 from store.log import REJECTED
+from store.partitions import log_folders
 from store.queries import LogReader, statement
 
 SUMMARY = "summary.json"
@@ -123,7 +124,10 @@ def _round(value: float | None, digits: int) -> float | None:
 
 
 def _rejected_rows(run_folder: Path) -> int:
-    path = run_folder / REJECTED
+    return sum(_lines(folder / REJECTED) for folder in log_folders(run_folder))
+
+
+def _lines(path: Path) -> int:
     if not path.exists():
         return 0
     with open(path, encoding="utf-8") as lines:

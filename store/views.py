@@ -9,7 +9,8 @@ import pyarrow as pa
 
 from store.errors import CorruptError
 from store.files import digest_of
-from store.manifest import Manifest, Part, part_path, read_manifest
+from store.manifest import Manifest, Part, part_path
+from store.partitions import read_manifests
 from store.plain import quoted
 from store.recipes import statement
 from store.rollups import COUNTS, KEYS
@@ -32,7 +33,7 @@ Parts = Mapping[str, list[Part]]  # by table
 
 @dataclass(frozen=True, slots=True)
 class CommittedFiles:
-    """What a reader reads of one run.
+    """What a reader reads of one run, its partitions included.
 
     Attributes:
         name: the run's.
@@ -42,22 +43,29 @@ class CommittedFiles:
     """
 
     name: str
-    paths: Mapping[str, list[str]]
+    paths: dict[str, list[str]]
     uncounted: list[str]
     damaged: list[Path]
 
     @classmethod
     def of(cls, run_folder: Path, skip_damaged: bool) -> "CommittedFiles":
         """Of the run in this folder; without `skip_damaged` a part that is missing or cut raises `CorruptError`."""
-        manifest = read_manifest(run_folder)
-        sound, damaged = _readable(run_folder, manifest, skip_damaged)
+        found = cls(run_folder.name, {table: [] for table in TABLES}, [], [])
+        for folder, manifest in read_manifests(run_folder).items():
+            found._add(folder, manifest, skip_damaged)
+        return found
+
+    def _add(self, folder: Path, manifest: Manifest, skip_damaged: bool) -> None:
+        """One of the run's logs. Names of parts are its own: counts belong to the decisions beside them."""
+        sound, damaged = _readable(folder, manifest, skip_damaged)
         counted = set.intersection(*({Path(part.file).name for part in sound[table]} for table in COUNTS))
         there = {Path(part.file).name for part in sound["decisions"]}
-        for table in COUNTS:
-            sound[table] = [part for part in sound[table] if Path(part.file).name in counted & there]
-        paths = {table: [str(part_path(run_folder, part)) for part in parts] for table, parts in sound.items()}
-        uncounted = [path for path in paths["decisions"] if Path(path).name not in counted]
-        return cls(run_folder.name, paths, uncounted, damaged)
+        for table, parts in sound.items():
+            kept = [part for part in parts if table not in COUNTS or Path(part.file).name in counted & there]
+            self.paths[table].extend(str(part_path(folder, part)) for part in kept)
+        decisions = [part for part in sound["decisions"] if Path(part.file).name not in counted]
+        self.uncounted.extend(str(part_path(folder, part)) for part in decisions)
+        self.damaged.extend(damaged)
 
 
 def definitions(runs: Sequence[CommittedFiles]) -> Iterable[str]:

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "pipeline"))  # the tiny pair is made there
+sys.path.append(str(Path(__file__).resolve().parents[1] / "store"))  # and servers are started
 
 from faulty_runs import Life, Stream, World, checkpoints, completed, stream_of
+from object_serving import objects, place  # noqa: F401  (fixtures)
 from tiny_pair import TinyPair, tiny_pair  # noqa: F401  (a fixture)
 
 from store.manifest import read_manifest

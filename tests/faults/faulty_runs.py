@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerProcess
@@ -109,7 +110,8 @@ class Life:
     def send(self, number: int) -> None:
         """A signal, if it still lives."""
         if not self.ended:
-            os.kill(int(self.process.pid or 0), number)
+            with suppress(ProcessLookupError):  # it ended, and that was not told yet
+                os.kill(int(self.process.pid or 0), number)
 
     def errors(self) -> str:
         """What it told so far."""

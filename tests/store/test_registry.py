@@ -272,6 +272,24 @@ def test_a_later_process_sends_into_the_same_run_what_could_not_be_sent(publishe
     assert len(list_versions(published.uri)) == known + 1
 
 
+def test_what_waits_in_a_run_s_folder_is_sent_from_wherever_the_folder_is_now(published: Published):
+    before, after = published.root / "run-f", published.root / "moved" / "run-f"
+    first = MlflowRegistry(CLOSED, before / "registry-queue.jsonl", patience=QUICK)
+    first.start_run("run-f", PARAMS, {}, SOURCES)
+    first.publish(*publication(published.root, 0, run="run-f"), {})
+    (before / "summary.json").write_text("{}")
+    first.finish({}, [before / "summary.json"])
+    assert first.close(0.1) == 3
+    after.parent.mkdir()
+    before.rename(after)
+    known = len(list_versions(published.uri))
+    second = MlflowRegistry(published.uri, after / "registry-queue.jsonl", patience=QUICK)
+    assert second.close(60) == 0, second.trouble
+    assert len(list_versions(published.uri)) == known + 1
+    run_id = published.run("run-f").info.run_id
+    assert "summary.json" in {file.path for file in connect(published.uri).list_artifacts(run_id)}
+
+
 def test_a_server_that_is_down_neither_blocks_the_stream_nor_loses_a_publication(tmp_path: Path):
     spool = tmp_path / "run-a/registry-queue.jsonl"
     registry = MlflowRegistry(CLOSED, spool, patience=QUICK)
@@ -289,7 +307,7 @@ def test_a_server_that_is_down_neither_blocks_the_stream_nor_loses_a_publication
     assert registry.close(0.5) == 52
     waiting = list(undelivered(spool))
     assert [message.kind for message in waiting] == ["start", *["points"] * 50, "publish"]
-    assert waiting[-1].body["folder"] == str(folder)
+    assert spool.parent / waiting[-1].body["folder"] == folder
     assert waiting[-1].body["event"]["digest"] == event.digest
 
 

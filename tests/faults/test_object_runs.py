@@ -1,0 +1,190 @@
+"""A run on an object store that is killed on one machine and gone on with on another, of which nothing is left but what
+lies on the store, ends with the same rows as one in a folder that was left alone."""
+
+import shutil
+import signal
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from faulty_runs import Ended, Life, Stream, World, differences, rows_of, sent_by, strays
+from mlflow import MlflowClient
+from object_serving import Door, ObjectServer
+from serving import mlflow_server
+
+from store.faults import VARIABLE
+from store.manifest import MANIFEST
+from store.object_store_index import Index
+from store.object_store_run import RemoteRun
+from store.registry import MODEL, list_versions
+from store.versions import metric_key
+
+PLACES = ("mirror: between two objects", "mirror: before the manifest", "mirror: after the manifest")
+
+
+class Machines:
+    """Computers that have nothing in common but the store; each starts one process."""
+
+    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
+        self._folder, self._environment, self._number = folder, environment, 0
+
+    def life(self, words: list[object], **environment: str) -> Life:
+        self._number += 1
+        folder = self._folder / f"machine-{self._number}"
+        own = {"OMNIDRAFT_CACHE": str(folder / "cache")}
+        return Life(World(folder, environment={**self._environment, **own, **environment}), words)
+
+    def resumed(self, place: str, *more: object) -> Ended:
+        return self.life(["replay", "--resume", place, *more]).end()
+
+
+@pytest.fixture
+def machines(tmp_path: Path, objects: ObjectServer) -> Machines:
+    return Machines(tmp_path, objects.environment)
+
+
+def pulled(place: str, folder: Path) -> Path:
+    """All of it."""
+    RemoteRun(folder / "run", place).pull()
+    return folder / "run"
+
+
+def prompts(objects: ObjectServer, place: str) -> int:
+    """How many are committed on the store."""
+    if MANIFEST.as_posix() not in objects.names(place):
+        return 0
+    manifest = Index.parse(place, objects.read(place, MANIFEST.as_posix())).manifest
+    return sum(part.rows for part in manifest.tables["prompts"])
+
+
+def assert_same(place: str, whole: Path, folder: Path) -> None:
+    run = pulled(place, folder)
+    assert differences(run, whole) == []
+    assert strays(run) == set()
+
+
+def test_a_run_on_an_object_store_is_the_same_as_one_in_a_folder(
+    stream: Stream,
+    whole: Path,
+    machines: Machines,
+    place: str,
+    tmp_path: Path,
+):
+    ended = machines.life(stream.begin(place)).end()
+    ended.assert_clear(0, f"run: {place}")
+    assert_same(place, whole, tmp_path)
+    for words in (["sql", "--recipe", "acceptance-over-time", "--run", place], ["check", "--run", place]):
+        told = machines.life(words).end()
+        told.assert_clear(0)
+    assert "0 mismatches" in told.out
+    machines.life(stream.begin(place)).end().assert_clear(2, f"{place} holds a finished run")
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_a_kill_inside_a_commit_costs_no_more_than_what_came_after_the_last(
+    name: str,
+    stream: Stream,
+    whole: Path,
+    machines: Machines,
+    place: str,
+    tmp_path: Path,
+):
+    """Twice, on a machine each."""
+    for words, count in ((stream.begin(place), 40 if "between" in name else 5), (["replay", "--resume", place], 3)):
+        life = machines.life(words, **{VARIABLE: f"{name}={count}"})
+        assert life.end().status == -signal.SIGKILL, life.errors()
+    machines.resumed(place).assert_clear(0)
+    assert_same(place, whole, tmp_path)
+
+
+def test_kills_at_any_instant_change_nothing(
+    stream: Stream,
+    whole: Path,
+    machines: Machines,
+    objects: ObjectServer,
+    place: str,
+    tmp_path: Path,
+):
+    done = 0
+    for words in (stream.begin(place), ["replay", "--resume", place], ["replay", "--resume", place]):
+        life = machines.life(words)
+        assert life.wait_until(lambda seen=done: prompts(objects, place) >= seen + 4), life.errors()
+        life.send(signal.SIGKILL)
+        assert life.end().status == -signal.SIGKILL
+        done = prompts(objects, place)
+    machines.resumed(place).assert_clear(0)
+    assert_same(place, whole, tmp_path)
+
+
+def test_of_two_machines_that_go_on_the_earlier_ends_with_a_word(
+    stream: Stream,
+    whole: Path,
+    machines: Machines,
+    objects: ObjectServer,
+    place: str,
+    tmp_path: Path,
+):
+    life = machines.life(stream.begin(place))
+    assert life.wait_until(lambda: prompts(objects, place) >= 3), life.errors()
+    life.send(signal.SIGSTOP)
+    machines.resumed(place).assert_clear(0)
+    life.send(signal.SIGCONT)
+    life.end().assert_clear(2, "must not be written by two processes", "wrote it since")
+    assert_same(place, whole, tmp_path)
+
+
+def test_a_store_that_goes_away_ends_the_run_with_what_to_type(
+    stream: Stream,
+    whole: Path,
+    machines: Machines,
+    objects: ObjectServer,
+    place: str,
+    tmp_path: Path,
+):
+    door = Door(objects.endpoint)
+    life = machines.life(stream.begin(place), AWS_ENDPOINT_URL=door.endpoint)
+    assert life.wait_until(lambda: prompts(objects, place) >= 3), life.errors()
+    door.shut()
+    life.end().assert_clear(1, f"omnidraft replay --resume {place}", "Could not connect")
+    machines.resumed(place).assert_clear(0)
+    assert_same(place, whole, tmp_path)
+
+
+def test_a_run_gone_on_with_elsewhere_is_once_in_mlflow(
+    stream: Stream,
+    whole: Path,
+    machines: Machines,
+    objects: ObjectServer,
+    place: str,
+    tmp_path: Path,
+):
+    """Its versions were published from folders that are gone."""
+    (tmp_path / "server").mkdir()
+    with mlflow_server(tmp_path / "server") as uri:
+        life = machines.life([*stream.begin(place), "--mlflow-uri", uri])
+        assert life.wait_until(lambda: prompts(objects, place) >= 10), life.errors()
+        life.send(signal.SIGKILL)
+        assert life.end().status == -signal.SIGKILL
+        shutil.rmtree(tmp_path / "machine-1")
+        machines.resumed(place).assert_clear(0)
+        while (told := machines.resumed(place)).status == 0:  # the last tenth of a second was too short for some
+            assert "MLflow" in told.out
+        told.assert_clear(2, "there is nothing to go on with")
+        assert_same(place, whole, tmp_path)
+        numbers = sorted(version.version for version in list_versions(uri, MODEL))
+        assert numbers == [row["version"] for row in rows_of(whole, "versions")]
+        assert points_in(uri) == Counter((metric_key(key), value, step) for _, key, value, step in points_of(whole))
+
+
+def points_of(run: Path) -> list[tuple[str, str, float, int]]:
+    return [message for message in sent_by(run) if message[0] == "point"]
+
+
+def points_in(uri: str) -> Counter[tuple[str, float, int]]:
+    """All points of the one finished replay in MLflow, but for those by the clock and its last figures."""
+    client = MlflowClient(uri)
+    (run,) = client.search_runs([client.get_experiment_by_name("omnidraft").experiment_id], "tags.kind = 'replay'")
+    assert run.info.status == "FINISHED"
+    keys = [key for key in run.data.metrics if not key.startswith(("final/", "curve/tokens_per_second"))]
+    points = (point for key in keys for point in client.get_metric_history(run.info.run_id, key))
+    return Counter((point.key, point.value, point.step) for point in points)
