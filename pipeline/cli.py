@@ -6,6 +6,7 @@ import typer
 
 from pipeline.cli_bench import bench
 from pipeline.cli_bench_scale import bench_scale
+from pipeline.cli_bench_serve import bench_serve
 from pipeline.cli_bench_store import bench_store
 from pipeline.cli_dashboard import dashboard
 from pipeline.cli_log import check, compact, sql
@@ -34,6 +35,7 @@ app.command()(vocab)
 app.command()(bench_translate)
 app.command()(bench_scale)
 app.command()(bench_store)
+app.command()(bench_serve)
 app.command()(sql)
 app.command()(check)
 app.command()(compact)
@@ -46,7 +48,7 @@ app.add_typer(zoo, name="zoo")
 
 def main() -> None:
     """Run the command line; an error made by us is one message and no traceback. `bench store` is `bench-store`."""
-    if sys.argv[1:2] == ["bench"] and sys.argv[2:3] in (["scale"], ["store"], ["translate"]):
+    if sys.argv[1:2] == ["bench"] and sys.argv[2:3] in (["scale"], ["serve"], ["store"], ["translate"]):
         sys.argv[1:3] = [f"bench-{sys.argv[2]}"]
     try:
         app()

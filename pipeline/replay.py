@@ -35,7 +35,7 @@ from store.log import RunLog
 from store.manifest import MANIFEST, read_manifest
 from store.object_store_mirror import Mirror, NoMirror
 from store.registry import Registry
-from store.summary import write_summary
+from store.summary import SUMMARY, write_summary
 from store.versions import check_model_name
 
 
@@ -214,10 +214,8 @@ class Replay:
     def _finish(self, summary: dict[str, Any], log: RunLog, registry: Registry) -> None:
         """The end of the stream. Killed in here, the run goes on from the commit before it and comes here again."""
         if self.config.publish.enabled:
-            pictures = of_run(self.run_folder)
-            registry.finish(
-                numbers_of(summary), [self.run_folder / "summary.json", self.run_folder / CONFIG, *pictures]
-            )
+            files = [self.run_folder / SUMMARY, self.run_folder / CONFIG, *of_run(self.run_folder)]
+            registry.finish(numbers_of(summary), files)
         mark = registry.mark()
         log.finish(mark, lambda: registry.release(mark))
 

@@ -21,7 +21,7 @@ from stages.vocabulary import Vocabulary
 from store.events import PromptReceived
 
 DATASET = "live"  # of all requests, in the log
-READ_AT_ONCE = 512  # prompt tokens that are read between two blocks; more wait for the next, one prompt at least
+READ_AT_ONCE = 128  # prompt tokens that are read between two blocks; more wait for the next, one prompt at least
 RECENT = 32  # finished asks from which the time to wait is told
 LONGEST_RETRY = 60  # seconds
 SEEDS = 1 << 63

@@ -1,5 +1,6 @@
 """A server's run: its folder, its models, the engine and the learner beside it, from start to commit."""
 
+import gc
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -57,7 +58,8 @@ class Serving:
         with ExitStack() as undo:
             undo.enter_context(RunLock(run_folder))
             drafter = config.drafter if resume else pinned(config.drafter, self._uri)
-            self.config = serving_config(config.with_overrides({"drafter": drafter}))
+            self._settings = config.with_overrides({"drafter": drafter})
+            self.config = serving_config(self._settings)
             self._kept = _checkpoint(run_folder)
             (self.models,) = load_models(self.config, self._uri, run_folder.parent / ".fetched")
             if self._kept:
@@ -66,7 +68,7 @@ class Serving:
 
     def __enter__(self) -> Self:
         with self._exit as undo:
-            write_whole(self.run_folder / CONFIG, self.config.to_json().encode())
+            write_whole(self.run_folder / CONFIG, self._settings.to_json().encode())
             log = RunLog(self.run_folder)
             undo.callback(log.close)
             self._learner = learner_of(self.config, self.models, self.run_folder, self._uri, self._see, self._notice)
@@ -76,6 +78,8 @@ class Serving:
                 self.config, self.models, self.run_folder, log, self._kept, self._learner, self._see, self._notice
             )
             self._kept = None  # what it held is elsewhere now
+            gc.collect()
+            gc.freeze()  # looking through models and libraries again and again would hold up every stream
             self.engine.start()
             self._exit = undo.pop_all()
         return self
