@@ -5,11 +5,13 @@ import sys
 import typer
 
 from pipeline.cli_bench import bench
+from pipeline.cli_bench_plan import bench_plan
 from pipeline.cli_bench_scale import bench_scale
 from pipeline.cli_bench_serve import bench_serve
 from pipeline.cli_bench_store import bench_store
 from pipeline.cli_dashboard import dashboard
 from pipeline.cli_log import check, compact, sql
+from pipeline.cli_plan import plan
 from pipeline.cli_replay import replay
 from pipeline.cli_serve import serve
 from pipeline.cli_study import study
@@ -36,6 +38,8 @@ app.command()(bench_translate)
 app.command()(bench_scale)
 app.command()(bench_store)
 app.command()(bench_serve)
+app.command()(bench_plan)
+app.command()(plan)
 app.command()(sql)
 app.command()(check)
 app.command()(compact)
@@ -48,7 +52,7 @@ app.add_typer(zoo, name="zoo")
 
 def main() -> None:
     """Run the command line; an error made by us is one message and no traceback. `bench store` is `bench-store`."""
-    if sys.argv[1:2] == ["bench"] and sys.argv[2:3] in (["scale"], ["serve"], ["store"], ["translate"]):
+    if sys.argv[1:2] == ["bench"] and sys.argv[2:3] in (["plan"], ["scale"], ["serve"], ["store"], ["translate"]):
         sys.argv[1:3] = [f"bench-{sys.argv[2]}"]
     try:
         app()

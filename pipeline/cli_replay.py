@@ -2,17 +2,23 @@
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pipeline.cli_options import option, parsed
 from pipeline.config import Config, load
 from store.errors import ConfigError, RunError
+
+if TYPE_CHECKING:
+    from pipeline.replay import Replay
+    from pipeline.scale_run import ScaledReplay
+    from store.object_store_mirror import Mirror
 
 # The command's options and the settings that they override.
 _OPTIONS = {
@@ -46,6 +52,14 @@ _FLAGS = {
 }
 
 
+@dataclass(frozen=True)
+class Several:
+    """Workers on a Ray cluster."""
+
+    address: str
+    workers: int
+
+
 class OnOff(StrEnum):
     """Whether."""
 
@@ -54,8 +68,17 @@ class OnOff(StrEnum):
 
 
 _LOG_TEXT_HELP = "Whether the log keeps prompts, texts and tokens' bytes; ids are kept in any case."
-_RESUME_HELP = "Go on with the unfinished run in this folder, from its last commit and with its settings."
+_RESUME_HELP = (
+    "Go on with the unfinished run in this folder or at s3://BUCKET/PATH, from its last commit and with its settings."
+)
 _Resumed = Annotated[Path | None, typer.Option(metavar="DIR", help=_RESUME_HELP, show_default=False)]
+_RAY_HELP = (
+    "Decode with several workers on Ray: local for one that lives as long as the run, auto for the cluster of this "
+    "machine, HOST:PORT of another."
+)
+_Ray = Annotated[str | None, typer.Option(metavar="ADDRESS", help=_RAY_HELP, show_default=False)]
+_WORKERS_HELP = "With --ray: how many workers, which may be changed later in the file 'workers' of the run."
+_Workers = Annotated[int | None, typer.Option(min=1, metavar="N", help=_WORKERS_HELP, show_default="1")]
 _SET_HELP = "Any other setting, such as learn.rate=0.002; may be repeated."
 _Settings = Annotated[list[str] | None, typer.Option("--set", help=_SET_HELP, metavar="KEY=VALUE")]
 
@@ -65,6 +88,7 @@ def replay(
         list[str] | None,
         typer.Argument(
             help="Parquet, JSONL or CSV files, - for JSONL on standard input, hf://owner/dataset[/config]:split, "
+            "ray:FOLDER/*.parquet (Ray Data, also from s3://...), kafka://HOST:PORT/TOPIC[?partition=N&follow=true], "
             "builtin:docs, builtin:code. [default: builtin:docs builtin:code]",
             show_default=False,
         ),
@@ -98,6 +122,8 @@ def replay(
     limit: Annotated[int | None, option("source.limit")] = None,
     mlflow_uri: Annotated[str | None, option("publish.mlflow_uri")] = None,
     log_text: Annotated[OnOff | None, typer.Option(help=_LOG_TEXT_HELP, show_default=False)] = None,
+    ray: _Ray = None,
+    workers: _Workers = None,
     config: Annotated[Path | None, typer.Option(help="A TOML file with any of the settings.")] = None,
     settings: _Settings = None,
 ) -> None:
@@ -112,27 +138,35 @@ def replay(
     overrides |= {key: value for name, (key, value) in _FLAGS.items() if given[name]}
     if log_text:
         overrides["log.text"] = log_text is OnOff.ON
+    several = _several(ray, workers)
     if resume:
-        _resume(resume, overrides | {"--config": config, "--set": settings})
+        _resume(resume, overrides | {"--config": config, "--set": settings}, several)
     else:
-        _begin((load(config) if config else Config()).with_overrides(parsed(settings or []) | overrides))
+        _begin((load(config) if config else Config()).with_overrides(parsed(settings or []) | overrides), several)
 
 
-def _begin(config: Config) -> None:
-    from pipeline.run_folder import is_unfinished, new_run_folder
+def _several(address: str | None, workers: int | None) -> Several | None:
+    if workers and not address:
+        raise ConfigError(f"--workers needs --ray, got {workers} workers and no address; try --ray local")
+    return Several(address, workers or 1) if address else None
 
-    run_folder = config.run or new_run_folder(Path("runs"), time.gmtime())
-    question = f"{run_folder} holds a run that is not finished. Go on with it, with its own settings?"
+
+def _begin(config: Config, several: Several | None) -> None:
+    from pipeline.run_folder import RUNS, is_unfinished, new_run_folder, opened
+
+    run = config.run or new_run_folder(RUNS, time.gmtime())
+    run_folder, mirror = opened(run, new=True)
+    question = f"{mirror.name} holds a run that is not finished. Go on with it, with its own settings?"
     if is_unfinished(run_folder) and sys.stdin.isatty() and typer.confirm(question, default=True):
-        _resume(run_folder, {})
+        _resume(run, {}, several)
     else:
-        _run(config, run_folder, resume=False)
+        _run(config, run_folder, mirror, several, resume=False)
 
 
-def _resume(run_folder: Path, overrides: Mapping[str, object]) -> None:
+def _resume(run: Path, overrides: Mapping[str, object], several: Several | None) -> None:
     """Go on with the settings of the run; only where MLflow is may have changed."""
     from pipeline.leftovers import send_leftovers
-    from pipeline.run_folder import CONFIG, is_unfinished
+    from pipeline.run_folder import CONFIG, is_unfinished, opened
 
     given = {key: value for key, value in overrides.items() if value not in (None, [])}
     foreign = ", ".join(given.keys() - {"publish.mlflow_uri"})
@@ -140,34 +174,67 @@ def _resume(run_folder: Path, overrides: Mapping[str, object]) -> None:
         raise ConfigError(
             f"a run goes on with the settings that it began with, so --resume takes no other: got {foreign}"
         )
+    run_folder, mirror = opened(run)
     if not (run_folder / CONFIG).is_file():
-        raise RunError(f"{run_folder} must hold a run to go on with, but has no {CONFIG}; begin one with --run")
+        raise RunError(f"{mirror.name} must hold a run to go on with, but has no {CONFIG}; begin one with --run")
     config = load(run_folder / CONFIG).with_overrides(given)
     if is_unfinished(run_folder):
-        _run(config, run_folder, resume=True)
+        _run(config, run_folder, mirror, several, resume=True)
     else:
-        print(send_leftovers(config, run_folder))
+        print(send_leftovers(config, run_folder, mirror))
 
 
-def _run(config: Config, run_folder: Path, *, resume: bool) -> None:
+def _run(config: Config, run_folder: Path, mirror: "Mirror", several: Several | None, *, resume: bool) -> None:
     from rich.console import Console
 
     from pipeline.progress import make_display
-    from pipeline.replay import Replay
     from pipeline.tables import summary_table
 
     console = Console(stderr=True)
     notice = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     with console.status("loading models"):
-        prepared = Replay(config, run_folder, config.publish.mlflow_uri, notice, resume=resume)
+        prepared = _prepared(config, run_folder, mirror, several, notice, resume)
     with make_display(console, time.perf_counter, prepared.total()) as display:
         summary = prepared.run(display)
     Console().print(summary_table(summary))
     notice(_commits_line(summary))
-    notice(f"run: {run_folder}")
+    notice(f"run: {mirror.name}")
     if summary["stopped"]:
-        notice(f"go on with: omnidraft replay --resume {run_folder}")
+        notice(f"go on with: omnidraft replay --resume {mirror.name}{f' --ray {several.address}' if several else ''}")
         raise typer.Exit(130)
+
+
+def _prepared(
+    config: Config,
+    run_folder: Path,
+    mirror: "Mirror",
+    several: Several | None,
+    notice: Callable[[str], None],
+    resume: bool,
+) -> "Replay | ScaledReplay":
+    if several is None:
+        from pipeline.replay import Replay
+        from store.partitions import worker_folders
+
+        if resume and worker_folders(run_folder):
+            raise RunError(f"the run in {mirror.name} was begun with --ray; add it to go on, such as --ray local")
+        return Replay(config, run_folder, config.publish.mlflow_uri, notice, resume=resume, mirror=mirror)
+    try:
+        from pipeline.scale_run import ScaledReplay
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise ConfigError("--ray needs the package ray: pip install 'omnidraft[ray]'") from None
+    return ScaledReplay(
+        config,
+        run_folder,
+        config.publish.mlflow_uri,
+        notice,
+        resume=resume,
+        mirror=mirror,
+        address=several.address,
+        workers=several.workers,
+    )
 
 
 def _commits_line(summary: Mapping[str, Any]) -> str:

@@ -3,13 +3,16 @@
 import time
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pipeline.cli_options import option, parsed
 from pipeline.config import Config, load
 from store.errors import ConfigError, RunError
+
+if TYPE_CHECKING:
+    from store.object_store_mirror import Mirror
 
 BATCH = 8  # requests decoded together, where nothing else is said
 TEMPERATURE = 1.0  # as OpenAI's
@@ -75,19 +78,20 @@ def serve(
     `"store": false`, and teach the drafter beside serving.
     """
     given = dict(locals())
+    from pipeline.run_folder import RUNS, new_run_folder, opened
+
     overrides: dict[str, object] = {key: given[name] for name, key in _OPTIONS.items() if given[name] is not None}
     overrides |= {"targets": (target,)} if target else {}
     overrides |= {"publish.enabled": False} if no_publish else {}
     overrides |= {"log.text": False} if no_log_text else {}
     overrides |= parsed(settings or [])
     if resume:
-        chosen, run_folder = _resumed(resume, overrides, config), resume
+        run_folder, mirror = opened(resume)
+        chosen = _resumed(run_folder, mirror.name, overrides, config)
     else:
-        from pipeline.run_folder import new_run_folder
-
         chosen = _with_defaults(load(config) if config else Config()).with_overrides(overrides)
-        run_folder = chosen.run or new_run_folder(Path("runs"), time.gmtime())
-    _serve(chosen, run_folder, host, port, api_key, resume=bool(resume))
+        run_folder, mirror = opened(chosen.run or new_run_folder(RUNS, time.gmtime()), new=True)
+    _serve(chosen, run_folder, mirror, host, port, api_key, resume=bool(resume))
 
 
 def _with_defaults(config: Config) -> Config:
@@ -97,7 +101,7 @@ def _with_defaults(config: Config) -> Config:
     return config.with_overrides(batch if named else {**batch, "sampling.temperature": TEMPERATURE})
 
 
-def _resumed(run_folder: Path, overrides: dict[str, object], config: Path | None) -> Config:
+def _resumed(run_folder: Path, name: str, overrides: dict[str, object], config: Path | None) -> Config:
     """The settings of the run; where MLflow is and how much is served may have changed."""
     from pipeline.run_folder import CONFIG
 
@@ -108,11 +112,13 @@ def _resumed(run_folder: Path, overrides: dict[str, object], config: Path | None
             f"section 'serve': got {', '.join(foreign) or '--config'}"
         )
     if not (run_folder / CONFIG).is_file():
-        raise RunError(f"{run_folder} must hold a run to go on with, but has no {CONFIG}; begin one with --run")
+        raise RunError(f"{name} must hold a run to go on with, but has no {CONFIG}; begin one with --run")
     return load(run_folder / CONFIG).with_overrides(overrides)
 
 
-def _serve(config: Config, run_folder: Path, host: str, port: int, api_key: str | None, *, resume: bool) -> None:
+def _serve(
+    config: Config, run_folder: Path, mirror: "Mirror", host: str, port: int, api_key: str | None, *, resume: bool
+) -> None:
     from rich.console import Console
 
     from pipeline.serve_api import make_app
@@ -136,12 +142,12 @@ def _serve(config: Config, run_folder: Path, host: str, port: int, api_key: str 
     sampling = config.sampling
     defaults = Defaults(sampling.temperature, sampling.top_k, sampling.top_p)
     with console.status("loading models"):
-        serving = Serving(config, run_folder, metrics.event, notice, resume=resume)
+        serving = Serving(config, run_folder, metrics.event, notice, resume=resume, mirror=mirror)
     with serving:
         app = make_app(serving.engine, limits, metrics, defaults=defaults, api_key=api_key, host=host)
         address = "[{}]:{}" if ":" in host else "{}:{}"
         notice(f"serving {config.targets[0]} on http://{address.format(host, listener.getsockname()[1])}/v1")
-        notice(f"run: {run_folder}")
+        notice(f"run: {mirror.name}")
         serve_http(app, listener, limits, has_key=api_key is not None)
         notice("committing what was done")
-    notice(f"go on with: omnidraft serve --resume {run_folder}")
+    notice(f"go on with: omnidraft serve --resume {mirror.name}")

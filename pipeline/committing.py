@@ -2,11 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from time import perf_counter
 
 from pipeline.config_sections import CommitSettings
-from stages.snapshot import Json, SnapshotWriter
+from stages.snapshot import Json, SnapshotReader, SnapshotWriter
+from store.checkpoint import read_checkpoint
 from store.log import Commit, RunLog
+from store.manifest import MANIFEST, read_manifest
 from store.registry import Registry
 
 PATIENCE = 2.0  # a commit that is due waits for an update under way until this many times its distance
@@ -26,6 +29,12 @@ class CommitCosts:
     seconds: float
     seconds_beside: float
     of: float
+
+
+def last_snapshot(run_folder: Path) -> SnapshotReader | None:
+    """What a log's last commit saved; None before the first. Raises as `read_manifest` and `read_checkpoint`."""
+    checkpoint = read_manifest(run_folder).checkpoint if (run_folder / MANIFEST).exists() else None
+    return SnapshotReader(read_checkpoint(run_folder, checkpoint)) if checkpoint else None
 
 
 class Committer:

@@ -39,6 +39,7 @@ from store.events import Event, PromptCompleted, VersionPublished
 from store.lock import RunLock
 from store.log import RunLog
 from store.manifest import MANIFEST, read_manifest
+from store.object_store_mirror import mirror_of
 from store.partitions import LEARNER, open_partition, partition_folder
 
 WATCHED_AGAIN = 4096  # newest prompts that the drift watch is shown again when the host goes on
@@ -55,6 +56,7 @@ class HostSetup:
         datasets: name and source of each, for MLflow.
         piece_cost: see `build_learning.piece_cost`; the target that it depends on is not at the host.
         probe: the target's lessons on the probe's prompts; none measures nothing.
+        uri_of_run: where the run is on an object store, if it is on one.
     """
 
     config: Config
@@ -63,6 +65,7 @@ class HostSetup:
     datasets: tuple[tuple[str, str], ...]
     piece_cost: float
     probe: tuple[Lesson, ...]
+    uri_of_run: str | None = None
 
 
 class LearnerHost:
@@ -81,6 +84,8 @@ class LearnerHost:
         self._exit, self._setup = ExitStack(), setup
         self._folder = partition_folder(setup.run_folder, LEARNER)
         self._exit.enter_context(RunLock(self._folder))
+        self._mirror = mirror_of(setup.run_folder, setup.uri_of_run).partition(LEARNER)
+        self._mirror.pull()
         begun = (self._folder / MANIFEST).exists()
         open_partition(setup.run_folder, LEARNER)
         manifest, set_apart = read_manifest(self._folder), setup.config.with_overrides({"learn.lag": 0})
@@ -91,7 +96,7 @@ class LearnerHost:
         self._models = load_drafter_models(set_apart, setup.uri, setup.run_folder.parent / ".fetched")
         self._head, _ = make_head(set_apart, self._models)
         self._make_coach(set_apart, notice, breathe)
-        self._log = self._exit.enter_context(RunLog(self._folder))
+        self._log = self._exit.enter_context(RunLog(self._folder, mirror=self._mirror))
         self._curves = Curves(self._registry, lambda: time.time_ns() // 1_000_000)
         self._committer = Committer(set_apart.commit, self._save, lambda: False, self._log, self._registry, rows=False)
         self._told: list[Event] = []
@@ -195,14 +200,19 @@ class LearnerHost:
         self._registry.finish(summary, artifacts)
         mark = self._registry.mark()
         self._log.finish(mark, lambda: self._registry.release(mark))
-        return self._registry.close(timeout)
+        return self._close_registry(timeout)
 
     def pause(self, timeout: float) -> int:
         """Commit, and leave what can be gone on with. Returns as `end`."""
         self._registry.pause()
         self._commit(wait=True)
         self._log.close()
-        return self._registry.close(timeout)
+        return self._close_registry(timeout)
+
+    def _close_registry(self, timeout: float) -> int:
+        unsent = self._registry.close(timeout)
+        self._mirror.push(read_manifest(self._folder))  # with what was sent
+        return unsent
 
     def __enter__(self) -> Self:
         return self

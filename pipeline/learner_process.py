@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -27,7 +28,7 @@ from pipeline.budget import Budget
 from pipeline.coach import Finished
 from pipeline.learner_host import HostSetup, LearnerHost
 from stages.weights import Weights, read_weights, write_weights
-from store.events import Event
+from store.events import Event as LoggedEvent
 
 WAITING = 256  # completed prompts that may wait for the learner; the oldest are given up for newer ones
 NICENESS = 10
@@ -49,7 +50,7 @@ class _Report:
     """
 
     handled: int
-    told: tuple[Event, ...]
+    told: tuple[LoggedEvent, ...]
     weights: str | None
     published: int | None
 
@@ -65,13 +66,15 @@ class LearnerProcess:
     """
 
     def __init__(
-        self, setup: HostSetup, share: float, told: Callable[[Event], None], notice: Callable[[str], None]
+        self, setup: HostSetup, share: float, told: Callable[[LoggedEvent], None], notice: Callable[[str], None]
     ) -> None:
         self._setup, self._share, self._told, self._notice = setup, share, told, notice
         self._scratch = TemporaryDirectory(prefix="omnidraft-weights-")
         self._waiting: deque[Finished] = deque()
         self._change = threading.Condition()
         self._ending = False
+        self._context = get_context("spawn")
+        self._hurry = self._context.Event()
         self._process: BaseProcess | None = None
         self._news: Weights | None = None
         self.posted = self.dropped = self.handled = 0
@@ -102,7 +105,8 @@ class LearnerProcess:
         return found
 
     def close(self, timeout: float) -> None:
-        """Let it finish what waits, commit and end; after `timeout` seconds it is killed."""
+        """Let it finish what waits, without a budget now, commit and end; after `timeout` seconds it is killed."""
+        self._hurry.set()
         with self._change:
             self._ending = True
             self._change.notify_all()
@@ -129,11 +133,9 @@ class LearnerProcess:
 
     def _run_once(self) -> None:
         """One life of the process."""
-        context = get_context("spawn")
-        ours, theirs = context.Pipe()
-        self._process = process = context.Process(
-            target=_learn, args=(theirs, self._setup, self._share, self._scratch.name), name="learner", daemon=True
-        )
+        ours, theirs = self._context.Pipe()
+        arguments = (theirs, self._setup, self._share, self._scratch.name, self._hurry)
+        self._process = process = self._context.Process(target=_learn, args=arguments, name="learner", daemon=True)
         process.start()
         theirs.close()
         over = threading.Event()
@@ -181,8 +183,8 @@ class LearnerProcess:
             return self._waiting.popleft() if self._waiting else None
 
 
-def _learn(connection: Connection, setup: HostSetup, share: float, scratch: str) -> None:
-    """The other process."""
+def _learn(connection: Connection, setup: HostSetup, share: float, scratch: str, hurry: Event) -> None:
+    """The other process. `hurry`: the server has ended, and nobody need be spared any more."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # they are for the server, which then lets us finish
     threading.Thread(target=_end_with_the_server, name="server-watch", daemon=True).start()
@@ -190,14 +192,19 @@ def _learn(connection: Connection, setup: HostSetup, share: float, scratch: str)
         os.nice(NICENESS)
     os.environ["OMP_NUM_THREADS"] = "1"
     budget, handled = Budget(share), 0
-    with LearnerHost(setup, breathe=budget.breathe) as host:
+
+    def breathe() -> None:
+        if not hurry.is_set():
+            budget.breathe()
+
+    with LearnerHost(setup, breathe=breathe) as host:
         connection.send_bytes(_report(host, handled, scratch))
         while message := connection.recv_bytes():
             budget.begin()
             host.completed(pickle.loads(message))
             handled += 1
             connection.send_bytes(_report(host, handled, scratch))
-            budget.breathe()
+            breathe()
         host.pause(UNSENT_SECONDS)
         connection.send_bytes(_report(host, handled, scratch))
 

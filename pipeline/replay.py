@@ -8,7 +8,7 @@ from typing import Any
 
 from pipeline.build import build_loop
 from pipeline.build_models import load_models, pinned
-from pipeline.committing import Committer
+from pipeline.committing import Committer, last_snapshot
 from pipeline.config import Config
 from pipeline.curves import Curves
 from pipeline.dealing import Dealing
@@ -25,14 +25,13 @@ from pipeline.tape import Tape
 from stages.fingerprint import fingerprint
 from stages.measured import note_in
 from stages.snapshot import Json, SnapshotReader, SnapshotWriter
-from store.checkpoint import read_checkpoint
 from store.committed import completed_prompts
 from store.errors import OmnidraftError, RunError, SourceError
 from store.events import Event, PromptCompleted, PromptRejected
 from store.files import write_whole
 from store.lock import RunLock
 from store.log import RunLog
-from store.manifest import MANIFEST, read_manifest
+from store.manifest import read_manifest
 from store.object_store_mirror import Mirror, NoMirror
 from store.registry import Registry
 from store.summary import SUMMARY, write_summary
@@ -90,10 +89,11 @@ class Replay:
 
     def _read_checkpoint(self) -> SnapshotReader | None:
         """The last commit's snapshot; None for a run that was killed before its first."""
-        if not (self.run_folder / MANIFEST).exists():
-            return None
-        checkpoint = read_manifest(self.run_folder).checkpoint
-        return SnapshotReader(read_checkpoint(self.run_folder, checkpoint)) if checkpoint else None
+        kept = last_snapshot(self.run_folder)
+        if kept and "constants" not in kept.state:
+            name = self._mirror.name
+            raise RunError(f"{name} holds the run of a server; go on with it by `omnidraft serve --resume {name}`")
+        return kept
 
     def total(self) -> int | None:
         """Prompts to expect, None if a source does not know."""

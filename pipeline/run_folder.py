@@ -66,8 +66,8 @@ def require_new(run_folder: Path, name: str | None = None) -> None:
         raise RunError(f"a run needs a folder, but {taken[0]} is a file; name another with --run")
     if is_unfinished(run_folder):
         raise RunError(
-            f"{name} holds a run that is not finished; go on with it by `omnidraft replay --resume {name}` "
-            "or name another folder with --run"
+            f"{name} holds a run that is not finished; go on with it by `omnidraft replay --resume {name}` (that of a "
+            f"server by `omnidraft serve --resume {name}`) or name another folder with --run"
         )
     if run_folder.exists() and any(_is_of_somebody(path.name) for path in run_folder.iterdir()):
         raise RunError(f"a run needs a new or empty folder, but {name} holds files; name another with --run")

@@ -31,6 +31,8 @@ from store.errors import ConfigError, RunError, UsageError
 from store.events import Event
 from store.log import RunLog
 from store.manifest import read_manifest
+from store.object_store_mirror import Mirror
+from store.object_store_uri import uri_of
 from store.partitions import partition_folders
 from store.registry import NoRegistry
 
@@ -39,6 +41,7 @@ def learner_of(
     config: Config,
     models: Models,
     run_folder: Path,
+    mirror: Mirror,
     uri: str,
     see: Callable[[Event], None],
     notice: Callable[[str], None],
@@ -54,6 +57,7 @@ def learner_of(
         ((DATASET, "omnidraft serve"),),
         piece_cost(config, [models]),
         tuple(lessons_of(config, models)) if probed else (),
+        uri_of(Path(mirror.name)),
     )
     return LearnerProcess(setup, config.serve.learn_share, see, notice)
 

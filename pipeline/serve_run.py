@@ -8,19 +8,17 @@ from types import TracebackType
 from typing import Self
 
 from pipeline.build_models import load_models, pinned
+from pipeline.committing import last_snapshot
 from pipeline.config import Config
-from pipeline.run_folder import CONFIG, is_unfinished, require_new
+from pipeline.run_folder import CONFIG, is_unfinished, mlflow_of, require_new
 from pipeline.serve_build import build_engine, learner_of, require_same, serving_config
 from pipeline.serve_engine import LiveEngine
-from stages.snapshot import SnapshotReader
-from store.checkpoint import read_checkpoint
 from store.errors import RunError
 from store.events import Event
 from store.files import write_whole
 from store.lock import RunLock
 from store.log import RunLog
-from store.manifest import MANIFEST, read_manifest
-from store.registry import default_uri
+from store.object_store_mirror import Mirror, NoMirror
 
 LEARNER_SECONDS = 60.0  # that the learner gets to commit when the server ends
 
@@ -34,6 +32,7 @@ class Serving:
         see: is told every event as it happens, on any thread.
         notice: is told what the user should know.
         resume: go on with the run.
+        mirror: what its commits are copied to, if to anywhere.
 
     Raises:
         UsageError: for anything that cannot work.
@@ -48,19 +47,21 @@ class Serving:
         notice: Callable[[str], None],
         *,
         resume: bool = False,
+        mirror: Mirror | None = None,
     ) -> None:
-        self._uri = config.publish.mlflow_uri or default_uri(run_folder.parent)
+        self._mirror = mirror or NoMirror(run_folder)
+        self._uri = config.publish.mlflow_uri or mlflow_of(self._mirror.name)
         self.run_folder, self._see, self._notice = run_folder, see, notice
         if resume:
-            _require_served(run_folder)
+            _require_served(run_folder, self._mirror.name)
         else:
-            require_new(run_folder)
+            require_new(run_folder, self._mirror.name)
         with ExitStack() as undo:
             undo.enter_context(RunLock(run_folder))
             drafter = config.drafter if resume else pinned(config.drafter, self._uri)
             self._settings = config.with_overrides({"drafter": drafter})
             self.config = serving_config(self._settings)
-            self._kept = _checkpoint(run_folder)
+            self._kept = last_snapshot(run_folder)
             (self.models,) = load_models(self.config, self._uri, run_folder.parent / ".fetched")
             if self._kept:
                 require_same(self._kept, self.models, run_folder)  # before a learner writes anything
@@ -69,9 +70,11 @@ class Serving:
     def __enter__(self) -> Self:
         with self._exit as undo:
             write_whole(self.run_folder / CONFIG, self._settings.to_json().encode())
-            log = RunLog(self.run_folder)
+            log = RunLog(self.run_folder, mirror=self._mirror)
             undo.callback(log.close)
-            self._learner = learner_of(self.config, self.models, self.run_folder, self._uri, self._see, self._notice)
+            self._learner = learner_of(
+                self.config, self.models, self.run_folder, self._mirror, self._uri, self._see, self._notice
+            )
             if self._learner:
                 undo.callback(self._learner.close, 0.0)
             self.engine: LiveEngine = build_engine(
@@ -95,14 +98,6 @@ class Serving:
             raise RunError(f"the engine stopped: {self.engine.failure!r}") from self.engine.failure
 
 
-def _require_served(run_folder: Path) -> None:
+def _require_served(run_folder: Path, name: str) -> None:
     if not is_unfinished(run_folder):
-        raise RunError(f"{run_folder} must hold the run of a server to go on with, but does not; begin one with --run")
-
-
-def _checkpoint(run_folder: Path) -> SnapshotReader | None:
-    """The last commit's snapshot; None before the first."""
-    if not (run_folder / MANIFEST).exists():
-        return None
-    checkpoint = read_manifest(run_folder).checkpoint
-    return SnapshotReader(read_checkpoint(run_folder, checkpoint)) if checkpoint else None
+        raise RunError(f"{name} must hold the run of a server to go on with, but does not; begin one with --run")

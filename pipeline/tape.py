@@ -23,23 +23,32 @@ class Tape:
 
     def __next__(self) -> PromptReceived | PromptRejected:
         event = next(self._events)
+        self.count(event)
+        return event
+
+    def count(self, event: PromptReceived | PromptRejected) -> None:
+        """One more was taken: for who reads ahead and takes later."""
         self._taken += 1
         self._digest = sha256(f"{self._digest}{event!r}".encode()).hexdigest()
-        return event
 
     def save(self) -> Json:
         """How much was taken, and a digest of it."""
         return [self._taken, self._digest]
 
     def skip(self, saved: Json) -> None:
-        """Take as much as when `save` was called.
+        """Take as much as when `save` was called. Raises as `again`."""
+        for _ in self.again(saved):
+            pass
+
+    def again(self, saved: Json) -> Iterator[PromptReceived | PromptRejected]:
+        """What was taken when `save` was called.
 
         Raises:
-            SourceError: it is not the same.
+            SourceError: behind the last of it: it is not the same.
         """
         taken, digest = saved
-        while self._taken < taken and next(self, None) is not None:
-            pass
+        while self._taken < taken and (event := next(self, None)) is not None:
+            yield event
         if [self._taken, self._digest] != [taken, digest]:
             raise SourceError(
                 f"The sources must begin with the {taken} rows that the run has read already, but they differ; give it "

@@ -37,7 +37,8 @@ def labels_of(verdict: Verdict) -> list[Label]:
     for decision in verdict.decisions:
         for piece, chance in _piece_acceptances(decision).items():
             acceptance.setdefault(piece, []).append(chance)
-    return [Label(draft.features_KF[piece], prod(chances)) for piece, chances in sorted(acceptance.items())]
+    # Copies: a view would keep, and carry to another process, the features of the whole batch.
+    return [Label(draft.features_KF[piece].clone(), prod(chances)) for piece, chances in sorted(acceptance.items())]
 
 
 def _ngram_positions(verdict: Verdict) -> list[int]:

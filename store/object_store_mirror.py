@@ -227,10 +227,13 @@ class ObjectMirror:
 def place_of(run: Path) -> tuple[Path, Mirror]:
     """Where a process works on a run that a command line names, and what its commits are copied to."""
     uri = uri_of(run)
-    if uri is None:
-        return run, NoMirror(run)
-    local = cache_folder("runs", uri)
-    return local, ObjectMirror(local, uri)
+    local = cache_folder("runs", uri) if uri else run
+    return local, mirror_of(local, uri)
+
+
+def mirror_of(local: Path, uri: str | None) -> Mirror:
+    """What the commits in a run's local folder are copied to; None for nowhere."""
+    return ObjectMirror(local, uri) if uri else NoMirror(local)
 
 
 def _chunks(path: Path, digest: str) -> Iterator[bytes]:

@@ -113,3 +113,10 @@ def test_a_rejected_ngram_is_no_accepted_one():
     decision = rejected(proposal, 0, ((0.5, 0.8, 1.0), (0.5, 0.4, 0.3)), passed=2)
     notes.note(verdict_of(proposal, decision, teachings=teachings_at((1, 0))))
     assert tuple(notes.lesson(row_of([0]), "big").ngram_positions) == ()
+
+
+def test_a_label_holds_its_own_features_and_not_those_of_the_whole_draft():
+    proposal = proposal_of((0, 1, 2))
+    verdict = verdict_of(proposal, accepted(proposal, 0, ((0.5,) * 3, (0.5,) * 3)))
+    for label in labels_of(verdict):
+        assert label.features_F.untyped_storage().nbytes() == label.features_F.nbytes
