@@ -1,0 +1,54 @@
+"""A server whose run lies on an object store goes on elsewhere with its log, its learner and its versions."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from object_serving import ObjectServer
+from serving_tiny import OFTEN, serve_config, served_all, texts, until
+from tiny_pair import TinyPair, tiny_pair  # noqa: F401  (a fixture)
+
+from pipeline.config import Config
+from pipeline.run_folder import opened
+from pipeline.serve_run import Serving
+from store.object_store_run import fetched
+from store.queries import LogReader
+
+
+def served(config: Config, place: str, prompts: list[str], *, resume: bool) -> None:
+    """A server's life, in which it learns of every prompt; nothing of it stays here."""
+    folder, mirror = opened(Path(place), new=not resume)
+    told: list[str] = []
+    with Serving(config, folder, lambda event: None, told.append, resume=resume, mirror=mirror) as server:
+        assert all(answer.tokens for answer in served_all(server.engine, prompts))
+        until(lambda: server.engine.figures().learner_lag == 0)
+    shutil.rmtree(folder)
+
+
+def test_it_goes_on_on_another_machine(
+    tiny_pair: TinyPair,  # noqa: F811
+    objects: ObjectServer,
+    place: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMNIDRAFT_CACHE", str(tmp_path / "cache"))
+    config = serve_config(
+        tiny_pair, serve__learn="live", serve__learn_share=4.0, publish__enabled=True, publish__interval=2, **OFTEN
+    )
+    served(config, place, texts(0, 6), resume=False)
+    served(config, place, texts(6, 12), resume=True)
+    with LogReader([fetched(place)]) as log:
+        prompts = log.select('SELECT "offset", drafter_version FROM prompts ORDER BY 1').to_pylist()
+        updates = log.select(
+            "SELECT drafter_version FROM updates WHERE part = 'drafter' AND served ORDER BY seq"
+        ).to_pylist()
+        versions = log.select("SELECT version, reason FROM versions ORDER BY version").to_pylist()
+        assert not log.check().mismatches.num_rows
+    assert len({prompt["offset"] for prompt in prompts}) == len(prompts) == 12
+    assert [version["version"] for version in versions] == list(range(len(versions)))
+    assert [version["reason"] for version in versions].count("floor") == 1, "the second life is the same run"
+    learned = [update["drafter_version"] for update in updates]
+    assert learned == list(range(1, len(learned) + 1)), "its updates went on counting"
+    assert {prompt["drafter_version"] for prompt in prompts} <= {0, *learned}
