@@ -54,6 +54,10 @@ def main() -> None:
     """Run the command line; an error made by us is one message and no traceback. `bench store` is `bench-store`."""
     if sys.argv[1:2] == ["bench"] and sys.argv[2:3] in (["plan"], ["scale"], ["serve"], ["store"], ["translate"]):
         sys.argv[1:3] = [f"bench-{sys.argv[2]}"]
+    if "--ray" in sys.argv:  # its address may be left out
+        place = sys.argv.index("--ray")
+        if not sys.argv[place + 1 : place + 2] or sys.argv[place + 1].startswith("-"):
+            sys.argv.insert(place + 1, "local")
     try:
         app()
     except UsageError as error:

@@ -73,7 +73,7 @@ _RESUME_HELP = (
 )
 _Resumed = Annotated[Path | None, typer.Option(metavar="DIR", help=_RESUME_HELP, show_default=False)]
 _RAY_HELP = (
-    "Decode with several workers on Ray: local for one that lives as long as the run, auto for the cluster of this "
+    "Decode with several workers on Ray: local (if no address is given) for one that lives as long as the run, auto for the cluster of this "
     "machine, HOST:PORT of another."
 )
 _Ray = Annotated[str | None, typer.Option(metavar="ADDRESS", help=_RAY_HELP, show_default=False)]

@@ -93,7 +93,7 @@ class LearnerProcess:
         with self._change:
             self.posted += 1
             self._waiting.append(finished)
-            if len(self._waiting) > WAITING:
+            if len(self._waiting) > (WAITING if self.alive else 0):
                 self._waiting.popleft()
                 self.dropped += 1
             self._change.notify_all()
@@ -126,10 +126,16 @@ class LearnerProcess:
                     return
             before, ended = ended, time.monotonic()
             if ended - before < RESTARTS_WITHIN:
-                self.alive = False
+                self._give_up()
                 self._notice("the learner ended twice within a minute and stays away; serving goes on without learning")
                 return
             self._notice("the learner ended; it is started again from its last commit")
+
+    def _give_up(self) -> None:
+        with self._change:
+            self.alive = False
+            self.dropped += len(self._waiting)
+            self._waiting.clear()
 
     def _run_once(self) -> None:
         """One life of the process."""
@@ -154,7 +160,7 @@ class LearnerProcess:
         sender.join()
         ours.close()
         with self._change:
-            self.posted = self.handled + self.dropped + len(self._waiting)  # what it held is lost
+            self.dropped = self.posted - self.handled - len(self._waiting)  # with what it held, which is lost
 
     def _hear(self, report: _Report, before: int) -> None:
         self.handled, self.published = before + report.handled, report.published

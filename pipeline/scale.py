@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # of what was on its way to somebody who is gone
 
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError

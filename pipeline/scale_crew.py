@@ -22,7 +22,7 @@ from store.manifest import read_manifest
 from store.partitions import LEARNER, open_partition
 
 CALLS = 2  # portions on their way to a worker: one that it decodes, one that waits for it
-LESSONS = 2  # portions per worker that may wait for the learner before no more prompts are given
+LESSONS = 16  # portions per worker that may wait for the learner before no more prompts are given
 LIVES = 8  # starts of the learner in a row that may fail
 PAUSE = 1.0  # seconds before it is started again
 

@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from pipeline.serve_requests import Chunk, Figures, Finish
-from store.events import BlockDone, Drafter, Drifted, Event, Outcome, Recalled, TokenDecision, Updated
+from store.events import BlockDone, Drafter, Drifted, Event, Recalled, Updated
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 RECENT_BLOCKS = 1024
@@ -79,9 +79,6 @@ class Metrics:
     def event(self, event: Event) -> None:
         """Count what happened. Called for every event, on any thread: it takes a few microseconds."""
         match event:
-            case TokenDecision():
-                if event.outcome is Outcome.ACCEPTED:
-                    self._position(event.index).inc()
             case BlockDone():
                 self._block(event)
             case Updated():
@@ -103,6 +100,8 @@ class Metrics:
             self._drafts.inc()
             self._proposed.inc(block.proposed)
             self._accepted.inc(block.accepted)
+            for index in range(block.accepted):  # of decisions there are none where nothing is to be stored
+                self._position(index).inc()
         if block.drafted:
             self._pieces[block.drafter].inc(block.drafted)
         self._recent.push(block)

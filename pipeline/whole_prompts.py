@@ -25,7 +25,3 @@ class WholePrompts:
             if isinstance(event, PromptCompleted):
                 yield from self._held.pop(event.offset, ())
             yield event
-
-    def forget(self, offset: int) -> None:
-        """Of a prompt that will not be completed, or of which nothing is to be logged."""
-        self._held.pop(offset, None)

@@ -28,7 +28,7 @@ class Row:
         draws: the prompt's random numbers.
         room: how many more target tokens may be emitted.
         block: number of the current block.
-        finish: "" while in flight, then "stop" or "length".
+        finish: "" while in flight, then "stop" or "length"; live: also "cancelled" and "deadline".
         private: its text may not be kept: neither logged nor learned from nor put into a checkpoint.
         sampling: the transform of this row's laws, the drafter's as well as the target's; None for that of the stages.
         ending: finds the stop strings at which the row ends; None if it has none.

@@ -10,6 +10,7 @@ from stream_making import append, prompt, write
 from dashboards.logs import KEPT, Logs
 from store.errors import QueryError, RunError, UsageError
 from store.log import RunLog
+from store.partitions import new_worker
 from store.queries import LogReader
 
 
@@ -35,6 +36,18 @@ def test_a_snapshot_is_kept_until_there_is_a_commit(runs: Path):
         append(log, [prompt(1)], commit=True)
         assert logs.read([], question) == 2
     assert seen[0] is seen[1] is not seen[2]
+    logs.close()
+
+
+def test_what_a_partition_commits_is_seen(runs: Path):
+    logs = Logs(None, runs)
+    with RunLog(runs / "a") as log:
+        append(log, [prompt(0)], commit=True)
+        assert logs.read([], prompts) == 1
+        with RunLog(new_worker(runs / "a")) as worker:
+            append(worker, [prompt(1)], commit=True)
+            assert logs.read([], prompts) == 2
+        assert [(state.name, state.prompts, state.finished) for state in logs.states()] == [("a", 2, False)]
     logs.close()
 
 

@@ -91,6 +91,7 @@ def test_one_that_dies_is_started_again_and_what_it_held_is_lost(monkeypatch: py
     assert played.learner.alive
     assert "started again" in played.notes[0]
     until(lambda: played.learner.lag == 0)
+    assert (played.learner.posted, played.learner.dropped) == (1, 1)
     played.learner.post("heard")
     until(lambda: played.learner.handled == 1)
     played.learner.close(PATIENCE)
@@ -105,7 +106,7 @@ def test_one_that_dies_again_at_once_stays_away(monkeypatch: pytest.MonkeyPatch,
     assert "without learning" in played.notes[1]
     for number in range(WAITING + 5):
         played.learner.post(number)  # nobody is there: it may not pile up
-    assert played.learner.lag == WAITING
+    assert (played.learner.lag, played.learner.dropped) == (0, WAITING + 5)
     assert played.learner.news() is None
     played.learner.close(PATIENCE)
 

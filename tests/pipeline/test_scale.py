@@ -236,9 +236,10 @@ def test_a_worker_dies_at_any_instant(address, stream, tmp_path: Path, instant: 
     run, chosen, killed = tmp_path / "run", random.Random(instant), []
 
     def kill(over: threading.Event) -> None:
-        if until(over, lambda: len([folder for folder in worker_folders(run) if owner_of(folder)]) == 2):
-            over.wait(chosen.uniform(0.0, 4.0))
-            killed.append(kill_owner(worker_folders(run)[chosen.randrange(2)]))
+        if until(over, lambda: any(map(owner_of, worker_folders(run)))):
+            over.wait(chosen.uniform(0.0, 2.5))
+            folders = worker_folders(run)
+            killed.append(any(map(kill_owner, chosen.sample(folders, len(folders)))))
 
     with meanwhile(kill):
         scaled(config, run, address, 2)

@@ -1,5 +1,6 @@
 """What is on its way, without Ray: nothing is lost with the learner, nobody gets the same weights twice."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from itertools import count
 from pathlib import Path
@@ -8,12 +9,14 @@ from typing import Any
 import pytest
 from event_making import completed
 
+from pipeline.cli_replay import Several, _prepared, _several
 from pipeline.config import Config
 from pipeline.scale_crew import CALLS, LESSONS, LIVES, Crew, State
 from pipeline.scale_learner import Told
 from pipeline.scale_messages import DeadError, GoneError, Lost, Reported, Up
 from pipeline.scale_worker import Report, WorkerSetup
-from store.errors import RunError
+from store.errors import ConfigError, RunError
+from store.object_store_mirror import NoMirror
 
 NOTHING = Told((), news=False)
 
@@ -190,3 +193,17 @@ def test_nothing_is_heard_of_a_worker_that_is_gone(crew, actors):
     actors.results[actors.calls[-2][3][0]] = DeadError("killed")
     assert crew.wait(0.0) == [Lost("worker-000", "killed")]
     assert (crew.workers, crew.wait(0.0)) == ([], [])
+
+
+def test_ray_is_asked_for_where_it_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for name in ("pipeline.scale", "pipeline.scale_run"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match=r"pip install 'omnidraft\[ray\]'"):
+        _prepared(Config(), tmp_path / "run", NoMirror(tmp_path / "run"), Several("local", 2), print, resume=False)
+
+
+def test_workers_need_a_cluster():
+    with pytest.raises(ConfigError, match="--workers needs --ray"):
+        _several(None, 2)
+    assert (_several(None, None), _several("auto", None)) == (None, Several("auto", 1))

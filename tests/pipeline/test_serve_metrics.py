@@ -11,26 +11,14 @@ from store.events import (
     BlockDone,
     Drafter,
     Drifted,
-    Origin,
-    Outcome,
     PromptRejected,
     Recalled,
-    TokenDecision,
-    Translation,
     Updated,
 )
 
 FIGURES = Figures(MODEL, True, 2, 3, 11, 12, 4, 6, 7, True, 4000)
 BLOCK = BlockDone(0, "live", 0, 1, drafted=6, proposed=5, judged=4, accepted=3, emitted=4, seconds_decode=0.0,
                   seconds_translate=0.0, seconds_verify=0.0)  # fmt: skip
-
-
-def decision(index: int, outcome: Outcome) -> TokenDecision:
-    emitted = (1, b"a", Origin.ACCEPTED) if outcome is Outcome.ACCEPTED else (None, None, None)
-    return TokenDecision(
-        0, "p", "live", MODEL, 0, index, index, (1,), Translation.DIRECT, 1, b"a", outcome, *emitted,
-        (0.5,), (0.5,), 0.1, None, None, 0, 0, 0
-    )  # fmt: skip
 
 
 def samples(metrics: Metrics, figures: Figures = FIGURES) -> dict[str, float]:
@@ -44,10 +32,8 @@ def samples(metrics: Metrics, figures: Figures = FIGURES) -> dict[str, float]:
     return found
 
 
-def test_blocks_and_decisions():
+def test_blocks():
     metrics = Metrics(MODEL)
-    for index, outcome in enumerate([Outcome.ACCEPTED] * 3 + [Outcome.REJECTED, Outcome.UNJUDGED]):
-        metrics.event(decision(index, outcome))
     metrics.event(BLOCK)
     metrics.event(replace(BLOCK, drafted=2, proposed=2, judged=2, accepted=2, emitted=3, drafter=Drafter.LOOKUP))
     metrics.event(replace(BLOCK, drafted=0, proposed=0, judged=0, accepted=0, emitted=1))
@@ -57,7 +43,7 @@ def test_blocks_and_decisions():
     assert found["vllm:spec_decode_num_draft_tokens_total"] == 7
     assert found["vllm:spec_decode_num_accepted_tokens_total"] == 5
     positions = [found.get(f"vllm:spec_decode_num_accepted_tokens_per_pos_total {position}") for position in range(4)]
-    assert positions == [1, 1, 1, None]
+    assert positions == [2, 2, 1, None]
     assert (found["omnidraft:blocks_total"], found["omnidraft:emitted_tokens_total"]) == (3, 8)
     assert (found["omnidraft:drafted_pieces_total model"], found["omnidraft:drafted_pieces_total lookup"]) == (6, 2)
     assert found["omnidraft:acceptance_rate"] == 3 / 4  # of the model alone

@@ -1,6 +1,5 @@
 """A prompt's decisions and blocks come with its completion, in their order, or not at all."""
 
-from event_making import completed
 from hypothesis import given
 from hypothesis import strategies as st
 from loop_doubles import prompts_of, stub_loop
@@ -35,12 +34,3 @@ def test_what_is_not_completed_is_held_back():
     assert any(isinstance(event, TokenDecision) for event in begun)
     passed = list(WholePrompts()(begun))
     assert not any(isinstance(event, TokenDecision | BlockDone) for event in passed)
-
-
-def test_what_is_forgotten_is_not_passed_on():
-    whole = WholePrompts()
-    (decision, *_) = (event for event in events_of([3], batch=1) if isinstance(event, TokenDecision))
-    assert list(whole([decision])) == []
-    whole.forget(0)
-    whole.forget(7)
-    assert list(whole([completed(0)])) == [completed(0)]
