@@ -73,8 +73,8 @@ _RESUME_HELP = (
 )
 _Resumed = Annotated[Path | None, typer.Option(metavar="DIR", help=_RESUME_HELP, show_default=False)]
 _RAY_HELP = (
-    "Decode with several workers on Ray: local (if no address is given) for one that lives as long as the run, auto for the cluster of this "
-    "machine, HOST:PORT of another."
+    "Decode with several workers on Ray: local (also without an address) for one that lives as long as the run, auto "
+    "for the cluster of this machine, HOST:PORT of another."
 )
 _Ray = Annotated[str | None, typer.Option(metavar="ADDRESS", help=_RAY_HELP, show_default=False)]
 _WORKERS_HELP = "With --ray: how many workers, which may be changed later in the file 'workers' of the run."
