@@ -63,8 +63,12 @@ def make_coach(
         shelving: where versions go.
     """
     publisher = _publisher(config, models, head, cache, distill, shelving)
-    watch = DriftWatch(drift_settings(config), Rates(_first_only(config)))
-    return LocalCoach(distill, watch, _answer(config, models, head, distill, publisher), publisher)
+    return LocalCoach(distill, make_watch(config), _answer(config, models, head, distill, publisher), publisher)
+
+
+def make_watch(config: Config) -> DriftWatch:
+    """What notices drifts."""
+    return DriftWatch(drift_settings(config), Rates(_first_only(config)))
 
 
 def _first_only(config: Config) -> bool:

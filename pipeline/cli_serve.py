@@ -1,5 +1,6 @@
 """`omnidraft serve`: live requests through the interface that OpenAI's clients speak."""
 
+import signal
 import time
 from functools import partial
 from pathlib import Path
@@ -148,6 +149,8 @@ def _serve(
         address = "[{}]:{}" if ":" in host else "{}:{}"
         notice(f"serving {config.targets[0]} on http://{address.format(host, listener.getsockname()[1])}/v1")
         notice(f"run: {mirror.name}")
+        for number in (signal.SIGINT, signal.SIGTERM):  # those that come when uvicorn listens to them no more
+            signal.signal(number, lambda *_: notice("still committing; it ends by itself"))
         serve_http(app, listener, limits, has_key=api_key is not None)
         notice("committing what was done")
     notice(f"go on with: omnidraft serve --resume {mirror.name}")

@@ -24,8 +24,8 @@ class Finished:
 
     Attributes:
         prompt: the event.
-        lesson: what it teaches; None where nothing may be learned from it.
-        emitted: the target tokens of its completion; none where nothing may be learned from it.
+        lesson: what it teaches; None where nothing is to be learned from it.
+        emitted: the target tokens of its completion; none where nothing may be kept of it.
     """
 
     prompt: PromptCompleted
@@ -197,6 +197,53 @@ class LocalCoach:
         self.distill.restore(saved["distill"], kept)
         self._answer.restore(saved["answer"], kept)
         self.publisher.restore(saved["publisher"])
+
+    def watch_again(self, completed: PromptCompleted) -> None:
+        """See `Coach`."""
+        self._drift.observe(completed)
+
+
+class WatchingCoach:
+    """Nobody learns: drifts are noticed, and that is all.
+
+    Args:
+        drift: watches the acceptance rate.
+        drafter_version, head_version: of what is in service, for good.
+    """
+
+    busy = False
+
+    def __init__(self, drift: DriftWatch, drafter_version: int = 0, head_version: int = 0) -> None:
+        self._drift, self.drafter_version, self.head_version = drift, drafter_version, head_version
+
+    def floor(self) -> Iterator[Event]:
+        """Nothing is published."""
+        return iter(())
+
+    def completed(self, finished: Finished) -> Iterator[Event]:
+        """Watch for drift."""
+        drifted = self._drift.observe(finished.prompt)
+        if drifted:
+            yield drifted
+
+    def news(self) -> Iterator[Event]:
+        """There is none."""
+        return iter(())
+
+    def end(self) -> Iterator[Event]:
+        """Nothing is under way."""
+        return iter(())
+
+    def wait(self) -> bool:
+        """Nothing is computed."""
+        return False
+
+    def save(self, keep: SnapshotWriter) -> Json:
+        """See `Coach`. As a `RemoteCoach`: a server may go on with another of the two."""
+        return {"versions": [self.drafter_version, self.head_version]}
+
+    def restore(self, saved: Json, kept: SnapshotReader) -> None:
+        """See `Coach`. What is in service was said when it was made."""
 
     def watch_again(self, completed: PromptCompleted) -> None:
         """See `Coach`."""

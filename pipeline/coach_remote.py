@@ -30,12 +30,22 @@ class RemoteCoach:
     Args:
         link: the way there.
         drafter, head: in service here.
+        drafter_version, head_version: of what is in service here.
         adopts: whether new weights are served; without, they are only looked at from far ("shadow").
     """
 
-    def __init__(self, link: Link, drafter: LanguageModel, head: AcceptanceHead, *, adopts: bool = True) -> None:
+    def __init__(
+        self,
+        link: Link,
+        drafter: LanguageModel,
+        head: AcceptanceHead,
+        drafter_version: int = 0,
+        head_version: int = 0,
+        *,
+        adopts: bool = True,
+    ) -> None:
         self._link, self._drafter, self._head, self._adopts = link, drafter, head, adopts
-        self.drafter_version = self.head_version = 0
+        self.drafter_version, self.head_version = drafter_version, head_version
         self.busy = False
 
     def floor(self) -> Iterator[Event]:
@@ -64,11 +74,11 @@ class RemoteCoach:
         return False
 
     def save(self, keep: SnapshotWriter) -> Json:
-        """Nothing: the other end has a checkpoint, and sends what is newest when it begins."""
-        return None
+        """See `Coach`. Which versions are in service; their weights are in the checkpoint of the other end."""
+        return {"versions": [self.drafter_version, self.head_version]}
 
     def restore(self, saved: Json, kept: SnapshotReader) -> None:
-        """Nothing was kept."""
+        """See `Coach`. What is in service was said when it was made."""
 
     def watch_again(self, completed: PromptCompleted) -> None:
         """The other end watches."""

@@ -20,7 +20,7 @@ from pipeline.build_learning import make_distills
 from pipeline.build_models import load_drafter_models
 from pipeline.build_stages import make_head
 from pipeline.coach import Finished
-from pipeline.committing import Committer
+from pipeline.committing import Committer, last_snapshot
 from pipeline.config import Config
 from pipeline.curves import Curves
 from pipeline.probe import probe_of
@@ -28,6 +28,7 @@ from pipeline.publish import Numbers
 from pipeline.registering import open_registry
 from pipeline.run_folder import SPOOL
 from stages.blocks import Lesson
+from stages.distill import weights_in
 from stages.huggingface import set_threads
 from stages.snapshot import Json, SnapshotReader, SnapshotWriter
 from stages.translate import remember
@@ -66,6 +67,33 @@ class HostSetup:
     piece_cost: float
     probe: tuple[Lesson, ...]
     uri_of_run: str | None = None
+
+
+@dataclass(frozen=True)
+class Past:
+    """What a learner had committed.
+
+    Attributes:
+        weights: in service there.
+        next_offset: behind all prompts that it knows of; some of them may have died with who decoded them.
+        published: number of its newest version.
+    """
+
+    weights: Weights
+    next_offset: int
+    published: int | None
+
+
+def past_of(run_folder: Path) -> Past | None:
+    """Of the run's learner; None if there was none. Called before it goes on."""
+    folder = partition_folder(run_folder, LEARNER)
+    kept = last_snapshot(folder)
+    if kept is None:
+        return None
+    parts = [part for of_table in read_manifest(folder).tables.values() for part in of_table]
+    known = [*kept.state["seen"], *(part.last_offset for part in parts)]
+    weights = weights_in(kept.state["coach"]["distill"], kept)
+    return Past(weights, max(known, default=-1) + 1, kept.state["published"])
 
 
 class LearnerHost:

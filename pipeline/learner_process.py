@@ -31,6 +31,7 @@ from stages.weights import Weights, read_weights, write_weights
 from store.events import Event as LoggedEvent
 
 WAITING = 256  # completed prompts that may wait for the learner; the oldest are given up for newer ones
+SOON = 16  # completed prompts before the learner with which a new one is worth a lesson
 NICENESS = 10
 UNSENT_SECONDS = 10.0  # that the learner waits for MLflow when it ends
 RESTARTS_WITHIN = 60.0  # seconds; a learner that ends twice within them is not started again
@@ -63,10 +64,16 @@ class LearnerProcess:
         share: of one core that it may use.
         told: is given its events; called on a thread of this object.
         notice: is told what the user should know.
+        published: number of the newest version so far.
     """
 
     def __init__(
-        self, setup: HostSetup, share: float, told: Callable[[LoggedEvent], None], notice: Callable[[str], None]
+        self,
+        setup: HostSetup,
+        share: float,
+        told: Callable[[LoggedEvent], None],
+        notice: Callable[[str], None],
+        published: int | None = None,
     ) -> None:
         self._setup, self._share, self._told, self._notice = setup, share, told, notice
         self._scratch = TemporaryDirectory(prefix="omnidraft-weights-")
@@ -78,10 +85,15 @@ class LearnerProcess:
         self._process: BaseProcess | None = None
         self._news: Weights | None = None
         self.posted = self.dropped = self.handled = 0
-        self.published: int | None = None
+        self.published = published
         self.alive = True
         self._thread = threading.Thread(target=self._keep_alive, name="learner-link", daemon=True)
         self._thread.start()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a lesson would be looked at soon. One that would only wait need not be written."""
+        return self.alive and self.lag < SOON
 
     @property
     def lag(self) -> int:
@@ -118,6 +130,15 @@ class LearnerProcess:
 
     def _keep_alive(self) -> None:
         """The thread that belongs to the process: starts it, receives from it, starts it again."""
+        try:
+            self._live()
+        except BaseException as error:  # such as a report that cannot be read
+            self._notice(f"the learner is given up: {error!r}; serving goes on without learning")
+            if self._process:
+                self._process.kill()
+            self._give_up()
+
+    def _live(self) -> None:
         ended = -math.inf
         while True:
             self._run_once()
@@ -196,7 +217,6 @@ def _learn(connection: Connection, setup: HostSetup, share: float, scratch: str,
     threading.Thread(target=_end_with_the_server, name="server-watch", daemon=True).start()
     with suppress(OSError):
         os.nice(NICENESS)
-    os.environ["OMP_NUM_THREADS"] = "1"
     budget, handled = Budget(share), 0
 
     def breathe() -> None:

@@ -107,7 +107,8 @@ class Lane:
         for verdict in verdicts:
             flight = self._flights[verdict.proposal.draft.row]
             flight.tally.add(verdict)
-            flight.notes.note(verdict)
+            if verdict.proposal.draft.row.teaches:
+                flight.notes.note(verdict)
         shares = [(end - begin) / len(verdicts) for begin, end in pairwise(times)]
         return verdicts, versions, Seconds(*shares)
 
@@ -127,11 +128,9 @@ class Lane:
             stage.release(row)
         completed = self._recorder.completed(row, flight.tally, self._clock(), self._versions())
         yield completed
-        if row.private:
-            yield from self.coach.completed(Finished(completed, None))
-        else:
-            lesson = flight.notes.lesson(row, self._target)
-            yield from self.coach.completed(Finished(completed, lesson, tuple(row.tokens[row.prompt_length :])))
+        lesson = flight.notes.lesson(row, self._target) if row.teaches else None
+        emitted = () if row.private else tuple(row.tokens[row.prompt_length :])
+        yield from self.coach.completed(Finished(completed, lesson, emitted))
 
     def _versions(self) -> Versions:
         return Versions(self.coach.drafter_version, self.coach.head_version, self.stages.translate.cache_version)

@@ -5,35 +5,34 @@ from pathlib import Path
 from time import perf_counter
 
 from pipeline.build import make_recorder
-from pipeline.build_coach import Shelving, make_coach
+from pipeline.build_coach import make_watch
 from pipeline.build_learning import piece_cost
 from pipeline.build_models import Models
-from pipeline.build_stages import Drafting, make_drafting
+from pipeline.build_stages import make_drafting
 from pipeline.clock import Clock
-from pipeline.coach import Coach
+from pipeline.coach import Coach, WatchingCoach
 from pipeline.coach_remote import RemoteCoach
 from pipeline.committing import Committer
 from pipeline.config import Config
 from pipeline.lane_stages import Stages
-from pipeline.learner_host import HostSetup
+from pipeline.learner_host import HostSetup, Past
 from pipeline.learner_process import LearnerProcess
 from pipeline.loop import Lane, Loop
 from pipeline.probe import lessons_of
-from pipeline.publish import Numbers
 from pipeline.serve_desk import DATASET, Desk
 from pipeline.serve_engine import LiveEngine, TellingVerify
 from stages.baselines import threads
 from stages.chat import ChatEncoder, Conversation, Ids, PlainConversation
-from stages.distill import NoDistill
 from stages.fingerprint import fingerprint
+from stages.head import AcceptanceHead
 from stages.snapshot import Json, SnapshotReader, SnapshotWriter
+from stages.weights import put_into_service
+from store.committed import completed_prompts
 from store.errors import ConfigError, RunError, UsageError
 from store.events import Event
 from store.log import RunLog
-from store.manifest import read_manifest
 from store.object_store_mirror import Mirror
 from store.object_store_uri import uri_of
-from store.partitions import partition_folders
 from store.registry import NoRegistry
 
 
@@ -43,10 +42,11 @@ def learner_of(
     run_folder: Path,
     mirror: Mirror,
     uri: str,
+    past: Past | None,
     see: Callable[[Event], None],
     notice: Callable[[str], None],
 ) -> LearnerProcess | None:
-    """The learner beside the server; None if nothing learns."""
+    """The learner beside the server, which goes on from what there is; None if nothing learns."""
     if not config.learn.enabled:
         return None
     probed = config.publish.enabled and config.publish.probe
@@ -59,7 +59,7 @@ def learner_of(
         tuple(lessons_of(config, models)) if probed else (),
         uri_of(Path(mirror.name)),
     )
-    return LearnerProcess(setup, config.serve.learn_share, see, notice)
+    return LearnerProcess(setup, config.serve.learn_share, see, notice, past.published if past else None)
 
 
 def build_engine(
@@ -68,6 +68,7 @@ def build_engine(
     run_folder: Path,
     log: RunLog,
     kept: SnapshotReader | None,
+    past: Past | None,
     learner: LearnerProcess | None,
     see: Callable[[Event], None],
     notice: Callable[[str], None],
@@ -80,29 +81,32 @@ def build_engine(
         run_folder: of the run.
         log: of the run.
         kept: the checkpoint of an earlier server over the same run.
-        learner: beside it.
+        past: what the learner beside that one had committed.
+        learner: beside this one.
         see: is told every event as it happens.
         notice: is told what the user should know.
     """
+    same = _fingerprints(models)  # before anything that was learned is in service
     drafting = make_drafting(config, models, notice)
     longest = models.target.max_length - 1, models.drafter.max_length - 1
-    offset = max(kept.state["offset"] if kept else 0, _behind_learner(run_folder))
-    desk = Desk(
-        models.target_words, models.target.max_length, config.serve.waiting, config.seed, offset, text=config.log.text
-    )
+    # The learner may have committed prompts that died with the server.
+    offset = max(kept.state["offset"] if kept else 0, past.next_offset if past else 0)
+    desk = _desk(config, models, learner, offset)
     clock = Clock(perf_counter)
     lane = Lane(
         models.name,
         Stages(drafting.decode, drafting.translate, TellingVerify(drafting.verify, desk.told)),
         desk.row_of,
         make_recorder(config, models),
-        _coach(config, models, drafting, run_folder, learner),
+        _coach(config, models, drafting.head, learner, kept, past),
         clock,
     )
     loop = Loop({models.name: lane}, lambda offset: models.name, config.batch, clock)
-    same = _fingerprints(models)
     if kept:
         loop.restore(kept.state["loop"], kept)
+    if kept and not learner:
+        for prompt in completed_prompts(run_folder):
+            lane.coach.watch_again(prompt)
 
     def save(keep: SnapshotWriter) -> Json:
         return {"loop": loop.save(keep), "offset": desk.next_offset, "models": same}
@@ -115,6 +119,19 @@ def build_engine(
     conversation, words = make_conversation(config, models, notice), models.target_words
     return LiveEngine(
         desk, loop, lane, encode, conversation, words, longest, log, committer, learner, see, notice, threads()
+    )
+
+
+def _desk(config: Config, models: Models, learner: LearnerProcess | None, offset: int) -> Desk:
+    teaches = (lambda: learner.has_room) if learner else (lambda: False)
+    return Desk(
+        models.target_words,
+        models.target.max_length,
+        config.serve.waiting,
+        config.seed,
+        offset,
+        text=config.log.text,
+        teaches=teaches,
     )
 
 
@@ -133,21 +150,23 @@ def _fingerprints(models: Models) -> list[str]:
     return [fingerprint(models.target), fingerprint(models.drafter), models.pair.digest]
 
 
-def _behind_learner(run_folder: Path) -> int:
-    """The first offset that the learner has not named: it may have committed prompts that died with a server."""
-    folders = partition_folders(run_folder)
-    parts = [part for folder in folders for of_table in read_manifest(folder).tables.values() for part in of_table]
-    return max((part.last_offset + 1 for part in parts), default=0)
-
-
 def _coach(
-    config: Config, models: Models, drafting: Drafting, run_folder: Path, learner: LearnerProcess | None
+    config: Config,
+    models: Models,
+    head: AcceptanceHead,
+    learner: LearnerProcess | None,
+    kept: SnapshotReader | None,
+    past: Past | None,
 ) -> Coach:
+    """The coach, with what the learner had committed in service, if an earlier server served it or this one is to."""
+    before = kept.state["loop"]["lanes"][models.name]["coach"]["versions"] if kept else (0, 0)
+    versions = 0, 0
+    if past and (config.serve.learn == "live" or any(before)):
+        put_into_service(past.weights, models.drafter, head)
+        versions = past.weights.drafter_version, past.weights.head_version
     if learner:
-        return RemoteCoach(learner, models.drafter, drafting.head, adopts=config.serve.learn == "live")
-    frozen = config.with_overrides({"publish.enabled": False})
-    shelving = Shelving(run_folder, NoRegistry(), Numbers(), dict)
-    return make_coach(frozen, models, drafting.head, drafting.cache, NoDistill(), shelving)
+        return RemoteCoach(learner, models.drafter, head, *versions, adopts=config.serve.learn == "live")
+    return WatchingCoach(make_watch(config), *versions)
 
 
 def make_conversation(config: Config, models: Models, notice: Callable[[str], None]) -> Conversation:

@@ -86,6 +86,7 @@ class Desk:
         seed: of draws for which no seed is asked.
         offset: of the first prompt.
         text: whether prompts' texts may be logged.
+        teaches: whether there is room for one more lesson.
         now: a monotonic clock, in seconds.
     """
 
@@ -98,10 +99,11 @@ class Desk:
         offset: int,
         *,
         text: bool,
+        teaches: Callable[[], bool] = lambda: True,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._words, self._longest, self._most, self._seed, self._text = words, longest, waiting, seed, text
-        self._now = now
+        self._teaches, self._now = teaches, now
         self.next_offset = offset
         self._change = threading.Condition()
         self._waiting: deque[Flight] = deque()
@@ -202,6 +204,7 @@ class Desk:
             sampling=Sampling(ask.temperature, ask.top_k, ask.top_p),
             ending=Ending(self._words.bytes_of, ask.stop) if ask.stop else None,
             logprobs=ask.logprobs,
+            taught=self._teaches(),
         )
 
     def told(self, verdicts: list[Verdict]) -> None:

@@ -10,6 +10,7 @@ from typing import Self
 from pipeline.build_models import load_models, pinned
 from pipeline.committing import last_snapshot
 from pipeline.config import Config
+from pipeline.learner_host import past_of
 from pipeline.run_folder import CONFIG, is_unfinished, mlflow_of, require_new
 from pipeline.serve_build import build_engine, learner_of, require_same, serving_config
 from pipeline.serve_engine import LiveEngine
@@ -70,15 +71,16 @@ class Serving:
     def __enter__(self) -> Self:
         with self._exit as undo:
             write_whole(self.run_folder / CONFIG, self._settings.to_json().encode())
+            past = past_of(self.run_folder)
             log = RunLog(self.run_folder, mirror=self._mirror)
             undo.callback(log.close)
             self._learner = learner_of(
-                self.config, self.models, self.run_folder, self._mirror, self._uri, self._see, self._notice
+                self.config, self.models, self.run_folder, self._mirror, self._uri, past, self._see, self._notice
             )
             if self._learner:
                 undo.callback(self._learner.close, 0.0)
             self.engine: LiveEngine = build_engine(
-                self.config, self.models, self.run_folder, log, self._kept, self._learner, self._see, self._notice
+                self.config, self.models, self.run_folder, log, self._kept, past, self._learner, self._see, self._notice
             )
             self._kept = None  # what it held is elsewhere now
             gc.collect()

@@ -34,6 +34,7 @@ class Row:
         ending: finds the stop strings at which the row ends; None if it has none.
         logprobs: alternatives wanted with each emitted token, 0 for the token's own log probability alone; None for
             nothing.
+        taught: whether what the target says of it is kept as a lesson; never of a private row.
     """
 
     offset: int
@@ -51,6 +52,12 @@ class Row:
     sampling: Sampling | None = None
     ending: Ending | None = None
     logprobs: int | None = None
+    taught: bool = True
+
+    @property
+    def teaches(self) -> bool:
+        """Whether it gives a lesson."""
+        return self.taught and not self.private
 
     @property
     def emitted(self) -> int:

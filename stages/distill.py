@@ -13,6 +13,7 @@ from stages.head_trainer import HeadTrainer
 from stages.learner import DrafterLearner
 from stages.snapshot import Json, SnapshotReader, SnapshotWriter
 from stages.stage import WithoutRows
+from stages.weights import Weights
 from store.events import Updated
 
 
@@ -107,6 +108,19 @@ class Distill(WithoutRows):
         """See `stages.snapshot`."""
         kept.once(saved["drafter"], lambda value: self.drafter.restore(value, kept))
         self.head.restore(saved["head"], kept)
+
+
+def weights_in(saved: Json, kept: SnapshotReader) -> Weights:
+    """The drafter and the head that a `Distill` had in service when it was saved."""
+    learner: list[Json] = []
+    kept.once(saved["drafter"], learner.append)
+    trainer, head = learner[0]["trainer"], saved["head"]
+    return Weights(
+        tuple(kept.tensor(number) for number in trainer["present"]),
+        {name: kept.tensor(number) for name, number in head["weights"].items()},
+        trainer["version"],
+        head["version"],
+    )
 
 
 class NoDistill(WithoutRows):

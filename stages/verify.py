@@ -174,9 +174,27 @@ class Verify:
         outcomes = [
             self._outcome(proposal, levels[i], laws_NV[starts[i] : starts[i + 1]]) for i, proposal in enumerate(batch)
         ]
-        told = self._teach(batch, outcomes, logits_NV, starts)
+        told = self._told(batch, outcomes, logits_NV, starts)
         logprobs = _logprobs(batch, outcomes, logits_NV, starts)
         return [self._close(*parts) for parts in zip(batch, outcomes, told, logprobs, strict=True)]
+
+    def _told(
+        self,
+        batch: Sequence[Proposal],
+        outcomes: Sequence[tuple[Decision, ...]],
+        logits_NV: Tensor,
+        starts: Sequence[int],
+    ) -> list[Told]:
+        """What each row is taught; nothing is computed for those that give no lesson."""
+        taught = [number for number, proposal in enumerate(batch) if proposal.draft.row.teaches]
+        if len(taught) == len(batch):
+            return self._teach(batch, outcomes, logits_NV, starts)
+        chosen = [batch[number] for number in taught], [outcomes[number] for number in taught]
+        found = self._teach(*chosen, logits_NV, [starts[number] for number in taught]) if taught else []
+        told = [Told()] * len(batch)
+        for number, one in zip(taught, found, strict=True):
+            told[number] = one
+        return told
 
     def _outcome(self, proposal: Proposal, levels: Sequence[Levels], laws_MV: Tensor) -> tuple[Decision, ...]:
         """What is decided for one row, as far as the row goes."""
@@ -208,5 +226,4 @@ class Verify:
         self.model.roll_back(row, len(row.tokens) - 1)
         accepted = sum(decision.outcome is Outcome.ACCEPTED for decision in decisions)
         rejected = sum(decision.outcome is Outcome.REJECTED for decision in decisions)
-        teachings, branch = Told() if row.private else told
-        return Verdict(proposal, decisions, emitted, accepted + rejected, accepted, teachings, branch, logprobs)
+        return Verdict(proposal, decisions, emitted, accepted + rejected, accepted, *told, logprobs)

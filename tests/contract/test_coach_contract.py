@@ -14,7 +14,7 @@ from test_stage_contract import llama, new_distill
 from pipeline import coach as coach_module
 from pipeline import coach_remote as remote_module
 from pipeline.answer import NoAnswer
-from pipeline.coach import Coach, Finished, LocalCoach
+from pipeline.coach import Coach, Finished, LocalCoach, WatchingCoach
 from pipeline.coach_remote import RemoteCoach
 from pipeline.config_sections import DriftSettings
 from pipeline.drift import DriftWatch, Rates
@@ -49,7 +49,11 @@ def remote() -> Coach:
     return RemoteCoach(StubLink(), model, AcceptanceHead(model.hidden_size, 0))
 
 
-COACHES: dict[str, Callable[[], Coach]] = {"LocalCoach": local, "RemoteCoach": remote}
+def watching() -> Coach:
+    return WatchingCoach(DriftWatch(DriftSettings(), Rates(False)))
+
+
+COACHES: dict[str, Callable[[], Coach]] = {"LocalCoach": local, "RemoteCoach": remote, "WatchingCoach": watching}
 every_coach = pytest.mark.parametrize("make", COACHES.values(), ids=list(COACHES))
 
 

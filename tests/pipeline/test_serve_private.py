@@ -11,7 +11,7 @@ import pytest
 from serving_tiny import OFTEN, PATIENCE, Told, ask_of, asked, assert_sound, select, serve_config, serving, until
 from tiny_pair import TinyPair, tiny_pair  # noqa: F401  (a fixture)
 
-from pipeline.coach import Finished, LocalCoach
+from pipeline.coach import Finished, WatchingCoach
 from pipeline.serve_run import Serving
 from stages.snapshot import STATE
 from store.manifest import read_manifest
@@ -20,10 +20,10 @@ SECRET = "Zoë keeps 7391 violets"
 PUBLIC = "Ann has 3 apples and"
 
 
-class NotingCoach(LocalCoach):
+class NotingCoach(WatchingCoach):
     """Keeps what is posted to it."""
 
-    def __init__(self, coach: LocalCoach) -> None:
+    def __init__(self, coach: WatchingCoach) -> None:
         vars(self).update(vars(coach))
         self.posted: list[Finished] = []
 
@@ -77,6 +77,7 @@ def test_nothing_is_kept_of_what_is_not_to_be_stored(server: Serving, tmp_path: 
     run, engine = tmp_path / "run", server.engine
     lane = engine._lane
     lane.coach = coach = NotingCoach(lane.coach)
+    engine._desk._teaches = lambda: True  # as if a learner waited for lessons
     held = Told(hold=3)
     engine.submit(ask_of(engine, SECRET, store=False, name="private", temperature=1.0, max_new_tokens=40), held)
     assert held.reached.wait(PATIENCE)

@@ -191,3 +191,21 @@ def test_decisions_that_emit_nothing_do_not_fill_the_room():
     assert [decision.emitted for decision in verdict.decisions] == [1]
     whole, _ = verify_block(row_of([0]), (2, 1, 0))
     assert cut(whole.decisions, 2, ()) == whole.decisions
+
+
+def test_nothing_is_computed_for_rows_that_give_no_lesson():
+    seen = []
+
+    def teach(batch, outcomes, logits_NV, starts):
+        seen.append(([proposal.draft.row.offset for proposal in batch], list(starts)))
+        return [Told((), Branch(proposal.draft.row.offset, (), ())) for proposal in batch]
+
+    rows = [row_of([0], offset=number) for number in range(4)]
+    rows[0].taught, rows[2].private = False, True
+    verify = Verify(TableModel(counts_up, 8), TrieRule(Trie(8, 4)), Sampling(), CONTEXT, 6, {END}, teach)
+    for row in rows:
+        verify.admit(row)
+    proposals = [Proposal(Draft(row, (), torch.zeros(0, 4), (), None, ()), ()) for row in rows]
+    verdicts = verify(proposals)
+    assert seen == [([1, 3], [1, 3])]
+    assert [verdict.branch and verdict.branch.start for verdict in verdicts] == [None, 1, None, 3]
