@@ -18,7 +18,7 @@ def serve() -> Iterator[Serve]:
         yield lambda runs: servers.enter_context(serving(runs))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # while it is open, an event loop runs in this thread, and no other can
 def browser() -> Iterator[Any]:
     """A window of headless Chromium; pages of one server share what it has loaded."""
     playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright, to drive a browser")
