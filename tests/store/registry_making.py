@@ -118,7 +118,7 @@ def send(uri: str, folder: Path) -> None:
             noted = json.loads(known.read_text()) if known.exists() else {"done": 0, "known": {}}
             if noted["done"] > message.id:
                 break
-            sender = Sender(uri, "omnidraft", "omnidraft", noted["known"])
+            sender = Sender(uri, "omnidraft", "omnidraft", noted["known"], folder.resolve())
             try:
                 result = sender.deliver(message.kind, [message.body])
             except Exception:
