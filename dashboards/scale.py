@@ -1,69 +1,59 @@
-"""Cost as work grows, as a picture: `python -m dashboards.scale scale.json scale.png`, from `omnidraft bench-scale`.
+"""Plots cost as work grows, measured by `omnidraft bench-scale`: `python -m dashboards.scale scale.json scale.png`.
 
-One panel per curve, both axes logarithmic, so that what grows in proportion is a straight line. Bars reach from the
-lower to the upper quartile. Colours are told apart by colour-blind people, and every line has a mark of its own.
+One panel per curve with logarithmic axes, so that proportional growth is a straight line. Bars reach from the lower to
+the upper quartile. Each line has its own marker.
 """
 
-import argparse
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from store.errors import CorruptError, RunError
+from dashboards.plots import BLUE, GREEN, ORANGE, PINK, panels, plot_parser, read_json, run_command
+from store.errors import RunError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Okabe and Ito's colours, with marks.
-STYLES = (("#0072b2", "o"), ("#d55e00", "s"), ("#009e73", "^"), ("#cc79a7", "D"))
+STYLES = ((BLUE, "o"), (ORANGE, "s"), (GREEN, "^"), (PINK, "D"))
 COLUMNS = 2
-NARROWEST = 8  # largest by smallest value of an axis at least, so that noise does not look like growth
+NARROWEST = 8  # minimum ratio of largest to smallest value of an axis, so that noise does not look like growth
 Curves = Mapping[str, Any]
 
 
 def read_curves(path: Path) -> dict[str, Any]:
-    """The curves of a file.
+    """Read the curves of a file by name.
 
     Raises:
-        RunError: there is no such file, or it has no curves.
-        CorruptError: it is no file of curves.
+        RunError: there is no such file, or it has no curve.
+        CorruptError: the file is not one of curves.
     """
-    try:
-        curves = dict(json.loads(path.read_bytes())["curves"])
-        for curve in curves.values():
-            _ = curve["title"], curve["size"], curve["unit"], [_values(line["points"]) for line in curve["lines"]]
-    except OSError as error:
-        message = f"{path} must be a file of curves: {error.strerror}; `omnidraft bench-scale --json FILE` makes one"
-        raise RunError(message) from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise CorruptError(f"{path} must be a file of curves, but cannot be understood: {error!r}") from error
+    curves = read_json(path, "a file of curves", "omnidraft bench-scale --json FILE", _curves)
     if not curves:
         raise RunError(f"{path} must hold at least one curve, but has none; run `omnidraft bench-scale --json FILE`")
     return curves
 
 
+def _curves(content: Any) -> dict[str, Any]:
+    curves = dict(content["curves"])
+    for curve in curves.values():
+        _ = curve["title"], curve["size"], curve["unit"], [_values(line["points"]) for line in curve["lines"]]
+    return curves
+
+
 def draw(curves: Curves, picture: Path) -> None:
-    """Write the picture; its suffix decides the format (png, svg, pdf)."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    """Write the plot; the suffix of the file determines its format (png, svg, pdf)."""
     columns = min(COLUMNS, len(curves))
     rows = -(-len(curves) // columns)
-    figure, panels = pyplot.subplots(rows, columns, figsize=(5.5 * columns, 3.8 * rows), squeeze=False)
-    for axes, curve in zip(panels.flat, curves.values(), strict=False):
-        _panel(axes, curve)
-    for axes in panels.flat[len(curves) :]:
-        axes.set_visible(False)
-    figure.tight_layout()
-    figure.savefig(picture, dpi=110)
-    pyplot.close(figure)
+    with panels(picture, rows, columns, figsize=(5.5 * columns, 3.8 * rows)) as (figure, grid):
+        for axes, curve in zip(grid.flat, curves.values(), strict=False):
+            _panel(axes, curve)
+        for axes in grid.flat[len(curves) :]:
+            axes.set_visible(False)
+        figure.tight_layout()
 
 
 def _panel(axes: "Axes", curve: Mapping[str, Any]) -> None:
-    """One curve's lines over its sizes."""
+    """Plot the lines of one curve over its sizes."""
     from matplotlib.ticker import LogLocator
 
     for (color, marker), line in zip(STYLES * len(curve["lines"]), curve["lines"], strict=False):
@@ -72,7 +62,7 @@ def _panel(axes: "Axes", curve: Mapping[str, Any]) -> None:
             sizes, values, (below, above), color=color, marker=marker, markersize=4, capsize=2, label=line["name"]
         )
     sizes = sorted({point["size"] for line in curve["lines"] for point in line["points"]})
-    # Where a size is zero the axis is linear up to the first that is not.
+    # With a size of zero the axis is linear up to the first size above zero.
     first = next((size for size in sizes if size), 1)
     axes.set_xscale("symlog", linthresh=first) if 0 in sizes else axes.set_xscale("log", base=2)
     axes.set_yscale("log")
@@ -90,7 +80,7 @@ def _panel(axes: "Axes", curve: Mapping[str, Any]) -> None:
 
 
 def _values(points: list[Mapping[str, float]]) -> tuple[list[float], list[float], list[float], list[float]]:
-    """Sizes, medians, and how far the quartiles lie below and above them."""
+    """Sizes, medians, and distances of the lower and upper quartiles from the medians."""
     return (
         [point["size"] for point in points],
         [point["median"] for point in points],
@@ -99,14 +89,8 @@ def _values(points: list[Mapping[str, float]]) -> tuple[list[float], list[float]
     )
 
 
-def main() -> None:
-    """Read the arguments and write the picture."""
-    parser = argparse.ArgumentParser(description="Draw cost as work grows.")
-    parser.add_argument("curves", type=Path, help="the file that `omnidraft bench-scale --json` writes")
-    parser.add_argument("picture", type=Path, help="file to write: .png, .svg or .pdf")
-    arguments = parser.parse_args()
-    draw(read_curves(arguments.curves), arguments.picture)
-
+SOURCE = "the file that `omnidraft bench-scale --json` writes"
+PARSER = plot_parser("Plot cost as work grows.", "curves", SOURCE)
 
 if __name__ == "__main__":
-    main()
+    run_command(PARSER, lambda args: draw(read_curves(args.curves), args.picture))

@@ -1,71 +1,59 @@
-"""A study as a picture, from the file that it keeps: `python -m dashboards.study runs/study-cache.json cache.png`.
+"""Plots a study from its file: `python -m dashboards.study runs/study-cache.json cache.png`.
 
-The study of the cache becomes curves over the cache's size; any other becomes one mark per arm. Bars are standard
-errors over seeds. Colours are told apart by colour-blind people, and every mark has a shape of its own.
+The study of the cache becomes curves over the cache's size; any other study becomes one mark per arm. Bars are
+standard errors over seeds. Each kind of mark has its own shape.
 """
 
-import argparse
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from store.errors import CorruptError, RunError
+from dashboards.plots import BLUE, ORANGE, panels, plot_parser, read_json, run_command
+from store.errors import RunError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-BLUE, ORANGE, GREY = "#0072b2", "#d55e00", "#777777"
 KIB = 1024
-FIGURES = {
+METRICS = {
     "acceptance": "acceptance rate\n(accepted / judged)",
     "block_efficiency": "block efficiency\n(tokens / target forward)",
 }
 Arms = Mapping[str, Any]
 
 
-def read_figures(path: Path) -> tuple[str, dict[str, Arms]]:
-    """The study's name, and its figures per target and arm.
+def read_results(path: Path) -> tuple[str, dict[str, Arms]]:
+    """Read the name of a study, and its results by target and arm.
 
     Raises:
-        RunError: there is no such file, or the study has no figures yet.
-        CorruptError: it is no study.
+        RunError: there is no such file, or the study is not finished.
+        CorruptError: the file is not that of a study.
     """
-    try:
-        content = json.loads(path.read_bytes())
-        name, figures = str(content["settings"]["study"]), dict(content["figures"])
-    except OSError as error:
-        raise RunError(f"{path} must be the file of a study: {error.strerror}; `omnidraft study` makes one") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise CorruptError(f"{path} must be the file of a study, but cannot be understood: {error!r}") from error
-    if not figures:
-        raise RunError(f"{path} must hold a finished study, but has no figures yet; run the same command to its end")
-    return name, figures
+    name, results = read_json(path, "the file of a study", "omnidraft study", _parse_results)
+    if not results:
+        raise RunError(f"{path} must hold a finished study, but has no results yet; run the same command to its end")
+    return name, results
 
 
-def draw(name: str, figures: Mapping[str, Arms], picture: Path) -> None:
-    """Write the picture, a row of two panels per target; its suffix decides the format (png, svg, pdf)."""
-    import matplotlib
+def _parse_results(content: Any) -> tuple[str, dict[str, Arms]]:
+    return str(content["settings"]["study"]), dict(content["figures"])
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
 
-    height = 3.6 if name == "cache" else 1.2 + 0.3 * max(map(len, figures.values()))
-    figure, panels = pyplot.subplots(
-        len(figures), 2, figsize=(11, height * len(figures)), squeeze=False, layout="constrained"
-    )
-    for row, (target, arms) in zip(panels, figures.items(), strict=True):
-        for axes, (key, label) in zip(row, FIGURES.items(), strict=True):
-            _by_size(axes, arms, key, label) if name == "cache" else _by_arm(axes, arms, key, label)
-            axes.set_title(target, fontsize=9)
-            axes.grid(alpha=0.25)
-    figure.suptitle(f"study {name}: last fifth of the stream")
-    figure.savefig(picture, dpi=110)
-    pyplot.close(figure)
+def draw(name: str, results: Mapping[str, Arms], picture: Path) -> None:
+    """Write the plot with two panels per target; the suffix of the file determines its format (png, svg, pdf)."""
+    height = 3.6 if name == "cache" else 1.2 + 0.3 * max(map(len, results.values()))
+    size = (11, height * len(results))
+    with panels(picture, len(results), 2, figsize=size, layout="constrained") as (figure, grid):
+        for row, (target, arms) in zip(grid, results.items(), strict=True):
+            for axes, (key, label) in zip(row, METRICS.items(), strict=True):
+                _by_size(axes, arms, key, label) if name == "cache" else _by_arm(axes, arms, key, label)
+                axes.set_title(target, fontsize=9)
+                axes.grid(alpha=0.25)
+        figure.suptitle(f"study {name}: last fifth of the stream")
 
 
 def _by_size(axes: "Axes", arms: Arms, key: str, label: str) -> None:
-    """A curve per policy over the cache's size at the end, from none to the full one."""
+    """Plot a curve per eviction rule over the size of the cache at the end, from no cache to the full one."""
     for policy, color, marker in (("LRU", ORANGE, "s"), ("LFU", BLUE, "o")):
         on_curve = [arm for arm in arms if arm in ("none", "full") or arm.endswith(policy)]
         points = [
@@ -78,7 +66,7 @@ def _by_size(axes: "Axes", arms: Arms, key: str, label: str) -> None:
 
 
 def _by_arm(axes: "Axes", arms: Arms, key: str, label: str) -> None:
-    """One mark per arm, the first at the top."""
+    """Plot one mark per arm, the first arm at the top."""
     values, errors = zip(*(_value(found["last_fifth"][key]) for found in arms.values()), strict=True)
     places = range(len(arms))
     axes.errorbar(values, places, xerr=errors, color=BLUE, marker="o", linestyle="none", capsize=3)
@@ -88,20 +76,14 @@ def _by_arm(axes: "Axes", arms: Arms, key: str, label: str) -> None:
 
 
 def _value(estimate: Mapping[str, Any] | None) -> tuple[float, float]:
-    """Mean and standard error; what is not there is not drawn."""
+    """Mean and standard error; NaN and 0 for a missing estimate, which is not drawn."""
     if estimate is None:
         return float("nan"), 0.0
     return estimate["value"], estimate["error"] or 0.0
 
 
-def main() -> None:
-    """Read the arguments and write the picture."""
-    parser = argparse.ArgumentParser(description="Draw a study.")
-    parser.add_argument("study", type=Path, help="the file that `omnidraft study` keeps, such as runs/study-cache.json")
-    parser.add_argument("picture", type=Path, help="file to write: .png, .svg or .pdf")
-    arguments = parser.parse_args()
-    draw(*read_figures(arguments.study), arguments.picture)
-
+SOURCE = "the file that `omnidraft study` writes, such as runs/study-cache.json"
+PARSER = plot_parser("Plot a study.", "study", SOURCE)
 
 if __name__ == "__main__":
-    main()
+    run_command(PARSER, lambda args: draw(*read_results(args.study), args.picture))

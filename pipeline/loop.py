@@ -1,100 +1,173 @@
-"""The path of a prompt, as one loop:
+"""The path of a prompt, as one loop.
 
-    source -> admit -> [ decode -> translate -> verify ]* -> completed -> drift? -> distill -> version?     (pause?)
+    source -> admit -> [ decode -> translate -> verify ]* -> completed -> drift? -> distill -> version?
 
-Everything that happens comes out as an event, and every decision comes out before anything learns from it.
-A *lane* is one target's way: its stages, the rows in flight there, and its *coach*, to whom all that follows a
-completed prompt belongs (pipeline/coach.py). The loop deals prompts to lanes; with one target there is one lane.
+Every target has a `TargetRunner`: its three stages, its sequences in flight, and its *learner*. The loop routes each
+prompt to the runner of its target and keeps up to `batch` prompts in flight. Targets may share the drafter's weights;
+each has its own acceptance head, drift detector and publisher.
+
+The learner receives completed prompts (pipeline/learner_protocol.py). It responds to a fall of the acceptance rate: by
+default it resets the head and restores an earlier version that is clearly better
+(pipeline/learning/drift_response.py). About every `learn.interval` prompts it distills the drafter, on a thread of its
+own (stages/distill.py). It publishes versions at the start, every `publish.interval` prompts, before the response to a
+drift, and at the end (pipeline/learning/publisher.py).
+
+Everything that happens is yielded as an event. What is learned from a block cannot change the block's own decisions, so
+acceptance rates in the log are prequential. Between two blocks, where the loop calls `pause`, no stage holds
+intermediate state: only there a run can be committed.
+
+Names of fields in the `*State` classes are stored in checkpoints; docs/glossary.md lists their present words.
 """
 
 from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from pipeline.clock import Clock
-from pipeline.coach import Coach, Finished
-from pipeline.lane_stages import Stages
-from pipeline.records import Recorder, Seconds, Tally, Versions
-from stages.blocks import Row, Verdict
-from stages.lessons import Notebook
-from stages.snapshot import Json, SnapshotReader, SnapshotWriter
+from pipeline.learner_protocol import CompletedPrompt, Epoch, Learner
+from pipeline.recorder import PromptCounters, Recorder, Seconds, Versions
+from pipeline.stage_set import Stages
+from stages.contract.blocks import SequenceState, Verdict
+from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
+from stages.examples.builder import ExampleBuilder
 from store.events import Event, PromptReceived, PromptRejected
 
 
 class UnfitPromptError(Exception):
-    """Raised by admission for a prompt that the models cannot take; the message is the reason."""
+    """Raised by admission for a prompt that the models cannot process; the message is the reason."""
+
+
+class Clock:
+    """Seconds that a run has been running, summed over its resumptions.
+
+    Args:
+        seconds: a monotonic clock.
+    """
+
+    def __init__(self, seconds: Callable[[], float]) -> None:
+        self._seconds, self._began = seconds, seconds()
+
+    def __call__(self) -> float:
+        """Return the elapsed time in seconds."""
+        return self._seconds() - self._began
+
+    def resume(self, elapsed: float) -> None:
+        """Set the elapsed time to that of a checkpoint, in seconds."""
+        self._began = self._seconds() - elapsed
+
+
+@dataclass(frozen=True)
+class InFlightState:
+    """A prompt in flight in a checkpoint.
+
+    Attributes:
+        row: number of its sequence in the checkpoint.
+        tally: its counters so far.
+        notes: its training example so far.
+    """
+
+    row: int
+    tally: PromptCounters
+    notes: Saved
+
+
+@dataclass(frozen=True)
+class TargetRunnerState:
+    """A runner in a checkpoint. Checkpoints of older releases have no epoch (see `Epoch`)."""
+
+    flights: tuple[InFlightState, ...]
+    stages: tuple[Saved, ...]
+    coach: Saved
+    epoch: Epoch | None = None
+
+
+@dataclass(frozen=True)
+class LoopState:
+    """The loop in a checkpoint: elapsed seconds, and its runners by target."""
+
+    seconds: float
+    lanes: Mapping[str, TargetRunnerState]
 
 
 @dataclass
-class _Flight:
-    """What the loop keeps beside a row in flight."""
+class _InFlight:
+    """What the runner keeps for a sequence in flight: its counters and its training example so far."""
 
-    tally: Tally
-    notes: Notebook = field(default_factory=Notebook)
-
-    def save(self, row: Row, keep: SnapshotWriter) -> Json:
-        return {"row": keep.row(row), "tally": asdict(self.tally), "notes": self.notes.save(row, keep)}
-
-    @classmethod
-    def restored(cls, saved: Json, kept: SnapshotReader) -> tuple[Row, "_Flight"]:
-        return kept.row(saved["row"]), cls(Tally(**saved["tally"]), Notebook.restored(saved["notes"], kept))
+    counters: PromptCounters
+    example: ExampleBuilder = field(default_factory=ExampleBuilder)
 
 
-class Lane:
-    """One target's way through the stages. The loop calls its methods and nothing else.
+class TargetRunner:
+    """Runs the prompts of one target through its stages, block by block.
 
     Args:
-        target: the target's name, which its lessons carry.
+        target: the target's name, which training examples carry.
         stages: decode, translate, verify.
-        prepare: makes a row of a prompt, or raises `UnfitPromptError`.
-        recorder: makes events.
-        coach: is told of completed prompts; watches for drift, learns, publishes.
+        prepare: makes a sequence of a prompt, or raises `UnfitPromptError`.
+        recorder: turns verdicts and completions into events.
+        learner: receives completed prompts; provides the weights in service.
         clock: seconds since the run began.
+        on_verdicts: called after every block with its verdicts, as a server does to stream text. By default nothing.
     """
 
     def __init__(
         self,
         target: str,
         stages: Stages,
-        prepare: Callable[[PromptReceived], Row],
+        prepare: Callable[[PromptReceived], SequenceState],
         recorder: Recorder,
-        coach: Coach,
+        learner: Learner,
         clock: Clock,
+        on_verdicts: Callable[[list[Verdict]], None] | None = None,
     ) -> None:
-        self.stages, self.coach = stages, coach
+        self.stages, self.learner = stages, learner
         self._target, self._prepare, self._recorder, self._clock = target, prepare, recorder, clock
-        self._rows: list[Row] = []
-        self._flights: dict[Row, _Flight] = {}
+        self._on_verdicts = on_verdicts
+        self._rows: list[SequenceState] = []
+        self._in_flight: dict[SequenceState, _InFlight] = {}
+        self._epoch = learner.epoch  # at the last call of `resume_speculation`
 
     def __len__(self) -> int:
-        """Prompts in flight."""
+        """Return the number of prompts in flight."""
         return len(self._rows)
 
     def admit(self, prompt: PromptReceived) -> Iterator[Event]:
-        """Take a prompt in; one that does not fit the models is an event and no more."""
+        """Add a prompt to those in flight. A prompt that does not fit the models yields `PromptRejected` instead."""
         try:
             row = self._prepare(prompt)
         except UnfitPromptError as reason:
             yield PromptRejected(prompt.dataset, prompt.line, str(reason))
             return
-        self._flights[row] = _Flight(Tally(self._clock()))
+        self._in_flight[row] = _InFlight(PromptCounters(self._clock()))
         self._rows.append(row)
         for stage in self.stages.all():
             stage.admit(row)
 
     def step(self) -> Iterator[Event]:
-        """One block of all rows in flight, and the end of those that it completes."""
-        yield from self.coach.news()
-        verdicts, versions, seconds = self._block()
+        """Run one block of every sequence in flight and finish those that it completes.
+
+        Weights change between blocks only: weights from a remote learner here, those of a local one in `_finish`. If
+        the epoch changed (a drafter update was applied, a version was recalled, or a drift was acted upon), paused
+        speculation resumes; a step of the head is not enough.
+        """
+        yield from self.learner.apply_new_weights()
+        if self.learner.epoch != self._epoch:
+            self._epoch = self.learner.epoch
+            self.stages.decode.resume_speculation()
+        verdicts, versions, seconds = self._run_block()
         for verdict in verdicts:
             if not verdict.proposal.draft.row.private:
-                yield from self._recorder.decisions(verdict, versions)
-            yield self._recorder.block(verdict, len(verdicts), seconds)
+                yield from self._recorder.record_decisions(verdict, versions)
+            yield self._recorder.record_block(verdict, len(verdicts), seconds)
         for row in [row for row in self._rows if row.finish]:
             yield from self._finish(row)
 
-    def _block(self) -> tuple[list[Verdict], Versions, Seconds]:
-        """One draft-verify round."""
+    def _run_block(self) -> tuple[list[Verdict], Versions, Seconds]:
+        """Draft and verify once. `verify` appends the emitted tokens to each sequence and sets its `finish`.
+
+        Returns:
+            the verdicts, the updates in service and the n-gram cache's counter as they were before the block, and each
+            sequence's share of the time.
+        """
         versions, times = self._versions(), [self._clock()]
         drafts = self.stages.decode(self._rows)
         times.append(self._clock())
@@ -103,82 +176,95 @@ class Lane:
         verdicts = self.stages.verify(proposals)
         times.append(self._clock())
         self.stages.decode.observe(verdicts)
+        # The n-gram cache is shared and published: text of private rows must not enter it.
         self.stages.translate.observe([verdict for verdict in verdicts if not verdict.proposal.draft.row.private])
         for verdict in verdicts:
-            flight = self._flights[verdict.proposal.draft.row]
-            flight.tally.add(verdict)
-            if verdict.proposal.draft.row.teaches:
-                flight.notes.note(verdict)
+            in_flight = self._in_flight[verdict.proposal.draft.row]
+            in_flight.counters.add(verdict)
+            if verdict.proposal.draft.row.collects_examples:
+                in_flight.example.add_verdict(verdict)
+        if self._on_verdicts:
+            self._on_verdicts(verdicts)
         shares = [(end - begin) / len(verdicts) for begin, end in pairwise(times)]
         return verdicts, versions, Seconds(*shares)
 
-    def leave(self, offset: int, finish: str) -> Iterator[Event]:
-        """Between two blocks: end a prompt in flight early, with this as its end."""
+    def finish_early(self, offset: int, finish: str) -> Iterator[Event]:
+        """Finish a prompt in flight between two blocks, with `finish` as the logged reason."""
         for row in [row for row in self._rows if row.offset == offset]:
             row.finish = finish
             yield from self._finish(row)
 
-    def _finish(self, row: Row) -> Iterator[Event]:
-        """A completed prompt: record it, and hand it to the coach."""
-        flight = self._flights.pop(row)
+    def _finish(self, row: SequenceState) -> Iterator[Event]:
+        """Record a completed prompt and pass it to the learner."""
+        in_flight = self._in_flight.pop(row)
         last = self._rows.pop()
-        if last is not row:  # the last row takes the free place, as in every stage
+        if last is not row:  # swap-remove, as in all stages and both key-value caches: their orders must agree
             self._rows[self._rows.index(row)] = last
         for stage in self.stages.all():
             stage.release(row)
-        completed = self._recorder.completed(row, flight.tally, self._clock(), self._versions())
+        completed = self._recorder.record_completion(row, in_flight.counters, self._clock(), self._versions())
         yield completed
-        lesson = flight.notes.lesson(row, self._target) if row.teaches else None
+        example = in_flight.example.build(row, self._target) if row.collects_examples else None
         emitted = () if row.private else tuple(row.tokens[row.prompt_length :])
-        yield from self.coach.completed(Finished(completed, lesson, emitted))
+        yield from self.learner.on_prompt_completed(CompletedPrompt(completed, example, emitted))
 
     def _versions(self) -> Versions:
-        return Versions(self.coach.drafter_version, self.coach.head_version, self.stages.translate.cache_version)
+        return Versions(self.learner.drafter_version, self.learner.head_version, self.stages.translate.cache_version)
 
-    def save(self, keep: SnapshotWriter) -> Json:
-        """See `stages.snapshot`."""
-        return {
-            "flights": [self._flights[row].save(row, keep) for row in self._rows if keep.keeps(row)],
-            "stages": [stage.save(keep) for stage in self.stages.all()],
-            "coach": self.coach.save(keep),
-        }
+    def save(self, writer: SnapshotWriter) -> TargetRunnerState:
+        """Return the runner's state for a checkpoint; sequences that the writer leaves out are not in it."""
+        in_flight = [(row, self._in_flight[row]) for row in self._rows if writer.includes(row)]
+        return TargetRunnerState(
+            tuple(
+                InFlightState(writer.row(row), replace(one.counters), one.example.save(row, writer))
+                for row, one in in_flight
+            ),
+            tuple(stage.save(writer) for stage in self.stages.all()),
+            self.learner.save(writer),
+            self._epoch,
+        )
 
-    def restore(self, saved: Json, kept: SnapshotReader) -> None:
-        """See `stages.snapshot`."""
-        self._flights = dict(_Flight.restored(flight, kept) for flight in saved["flights"])
-        self._rows = list(self._flights)
-        for stage, value in zip(self.stages.all(), saved["stages"], strict=True):
-            stage.restore(value, kept)
-        self.coach.restore(saved["coach"], kept)
+    def restore(self, state: TargetRunnerState, reader: SnapshotReader) -> None:
+        """Continue from a state that `save` returned."""
+        for saved in state.flights:
+            example = ExampleBuilder.restore(saved.notes, reader)
+            self._in_flight[reader.row(saved.row)] = _InFlight(saved.tally, example)
+        self._rows = list(self._in_flight)
+        for stage, stage_state in zip(self.stages.all(), state.stages, strict=True):
+            stage.restore(stage_state, reader)
+        self.learner.restore(state.coach, reader)
+        self._epoch = state.epoch or self.learner.epoch
 
 
-def _go_on() -> bool:
+def _never_pause() -> bool:
     return False
 
 
 class Loop:
-    """Runs prompts through their lanes, up to `batch` at a time in all; as one finishes the next enters.
+    """Routes prompts to their runners and steps these, with up to `batch` prompts in flight in all.
 
     Args:
-        lanes: by target.
-        deal: the target of a prompt that does not name one, by its offset.
-        batch: most prompts in flight.
-        clock: of the lanes.
+        runners: by target.
+        route: returns the target of a prompt that does not name one, given the prompt's offset.
+        batch: maximum number of prompts in flight.
+        clock: seconds since the run began, shared with the runners.
     """
 
-    def __init__(self, lanes: Mapping[str, Lane], deal: Callable[[int], str], batch: int, clock: Clock) -> None:
-        self.lanes, self.clock = lanes, clock
-        self._deal, self._batch, self._begun = deal, batch, False
+    def __init__(
+        self, runners: Mapping[str, TargetRunner], route: Callable[[int], str], batch: int, clock: Clock
+    ) -> None:
+        self.runners, self.clock = runners, clock
+        self._route, self._batch, self._begun = route, batch, False
 
     def run(
-        self, prompts: Iterator[PromptReceived | PromptRejected], pause: Callable[[], bool] = _go_on
+        self, prompts: Iterator[PromptReceived | PromptRejected], pause: Callable[[], bool] = _never_pause
     ) -> Iterator[Event]:
-        """All events of the stream, in order.
+        """Yield all events of the stream, in order.
 
         Args:
-            prompts: the stream, or what is left of it for a loop that was restored.
-            pause: called between two blocks, when all events so far were taken and no stage is in the middle of
-                anything: the place to `save`. If it is true the loop ends there, as if it were only interrupted.
+            prompts: the stream; after `restore`, only what was not taken from it yet.
+            pause: called between two blocks, after all events so far were consumed: the place to `save`. If it returns
+                True the loop returns without `end`: prompts stay in flight and no last version is published.
         """
         yield from self.begin()
         paused = yield from self.until_idle(prompts, pause)
@@ -186,16 +272,16 @@ class Loop:
             yield from self.end()
 
     def begin(self) -> Iterator[Event]:
-        """Before the first prompt; nothing for a loop that was restored."""
+        """Publish the drafter as it was loaded, the baseline. Yields nothing in a restored loop."""
         if not self._begun:
             self._begun = True
-            for lane in self.lanes.values():
-                yield from lane.coach.floor()
+            for runner in self.runners.values():
+                yield from runner.learner.publish_baseline()
 
     def until_idle(
         self, prompts: Iterator[PromptReceived | PromptRejected], pause: Callable[[], bool]
     ) -> Generator[Event, None, bool]:
-        """Prompts through their lanes until there is no more to read and nothing in flight, or until paused.
+        """Run prompts until the stream ends and nothing is in flight, or until paused.
 
         Returns:
             whether it was paused.
@@ -204,38 +290,43 @@ class Loop:
             yield from self._admit(prompts)
             if pause():
                 return True
-            busy = [lane for lane in self.lanes.values() if len(lane)]
-            if not busy:
+            active = [runner for runner in self.runners.values() if len(runner)]
+            if not active:
                 return False
-            for lane in busy:
-                yield from lane.step()
+            for runner in active:
+                yield from runner.step()
 
     def end(self) -> Iterator[Event]:
-        """Behind the last prompt: what `run` yields at the end of the stream."""
-        for lane in self.lanes.values():
-            yield from lane.coach.end()
+        """After the last prompt: warn of drafts cut short by NaN or infinite logits, apply the last updates, publish
+        the last versions.
+        """
+        for runner in self.runners.values():
+            runner.stages.decode.report()
+            yield from runner.learner.end()
 
     @property
-    def learning(self) -> bool:
-        """Whether something is being computed beside decoding, which a snapshot would have to wait for."""
-        return any(lane.coach.busy for lane in self.lanes.values())
+    def updating(self) -> bool:
+        """Whether an update is being computed in parallel with decoding; a snapshot would have to wait for it."""
+        return any(runner.learner.busy for runner in self.runners.values())
 
-    def save(self, keep: SnapshotWriter) -> Json:
-        """See `stages.snapshot`."""
-        return {"seconds": self.clock(), "lanes": {name: lane.save(keep) for name, lane in self.lanes.items()}}
+    def save(self, writer: SnapshotWriter) -> LoopState:
+        """Return the state for a checkpoint. Call it from `pause`, or when the loop has returned."""
+        return LoopState(self.clock(), {name: runner.save(writer) for name, runner in self.runners.items()})
 
-    def restore(self, saved: Json, kept: SnapshotReader) -> None:
-        """See `stages.snapshot`."""
+    def restore(self, saved: Saved, reader: SnapshotReader) -> None:
+        """Continue from a state that `save` returned. Call it before `run`."""
+        state = reader.decode(LoopState, saved)
         self._begun = True
-        self.clock.go_on(saved["seconds"])
-        for name, lane in self.lanes.items():
-            lane.restore(saved["lanes"][name], kept)
+        self.clock.resume(state.seconds)
+        for name, runner in self.runners.items():
+            runner.restore(state.lanes[name], reader)
 
     def _admit(self, prompts: Iterator[PromptReceived | PromptRejected]) -> Iterator[Event]:
-        while sum(map(len, self.lanes.values())) < self._batch and (event := next(prompts, None)) is not None:
+        """Admit prompts until the batch is full. Rejected source rows pass through as events."""
+        while sum(map(len, self.runners.values())) < self._batch and (event := next(prompts, None)) is not None:
             yield event
             if isinstance(event, PromptReceived):
-                yield from self._lane(event).admit(event)
+                yield from self._runner_of(event).admit(event)
 
-    def _lane(self, prompt: PromptReceived) -> Lane:
-        return self.lanes[prompt.target or self._deal(prompt.offset)]
+    def _runner_of(self, prompt: PromptReceived) -> TargetRunner:
+        return self.runners[prompt.target or self._route(prompt.offset)]

@@ -1,77 +1,158 @@
-"""Decode: the drafter proposes pieces after every row and keeps the law that each was drawn from.
+"""Decode: the drafter proposes pieces after every row and records the distribution that each was drawn from.
 
 Shapes: B rows, D drafter ids, W hidden width, F head features.
 """
 
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
-from stages.blocks import Draft, Row, Verdict
-from stages.distributions import Sampling, entropy, laws_of, sample_rows
-from stages.head import AcceptanceHead, piece_features
-from stages.language_model import LanguageModel
-from stages.snapshot import Json, SnapshotReader, SnapshotWriter
-from stages.stopping import AlwaysDraft, Paying, StopRule
+from stages.contract.blocks import Draft, SequenceState, Verdict
+from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
+from stages.contract.stage import Stage
+from stages.drafting.head import AcceptanceHead, piece_features
+from stages.drafting.stopping import AlwaysSpeculate, SpeculationPolicy, StopRule
+from stages.models.language_model import LanguageModel
+from stages.sampling.distributions import Sampling, entropy, sample_rows, to_probs
+
+LOG = logging.getLogger("omnidraft.drafting")
 
 
 @dataclass
-class _Growing:
-    """The drafts of a batch while they grow, as lists per row; tensors are kept as they come, one per pass.
+class _GrowingDrafts:
+    """The drafts of a batch during drafting: lists per row, and one tensor per drafter pass.
 
     Attributes:
-        rows: whose drafts these are.
+        rows: the B rows of the batch.
         pieces, entropies, survival: per row, per piece.
         going: per pass the numbers of the rows that drafted in it.
-        laws_BD, features_BF: per pass, one line for each of these rows.
+        draft_probs_BD, features_BF: per pass, one line for each of these rows.
     """
 
-    rows: Sequence[Row]
+    rows: Sequence[SequenceState]
     pieces: list[list[int]]
     entropies: list[list[float]]
     survival: list[list[float]]
-    going: list[Sequence[int]] = field(default_factory=list)
-    laws_BD: list[Tensor] = field(default_factory=list)
+    active: list[Sequence[int]] = field(default_factory=list)
+    draft_probs_BD: list[Tensor] = field(default_factory=list)
     features_BF: list[Tensor] = field(default_factory=list)
 
     @classmethod
-    def of(cls, rows: Sequence[Row]) -> "_Growing":
+    def from_rows(cls, rows: Sequence[SequenceState]) -> "_GrowingDrafts":
         return cls(rows, [[] for _ in rows], [[] for _ in rows], [[] for _ in rows])
 
+    def add(
+        self,
+        active: Sequence[int],
+        draft_probs_BD: Tensor,
+        features_BF: Tensor,
+        values: Sequence[tuple[float, float, float]],
+    ) -> None:
+        """Append one piece to the draft of each active row.
+
+        Args:
+            active: numbers of the rows that drafted in this pass.
+            draft_probs_BD, features_BF: one line per active row.
+            values: per active row the piece, the entropy of its distribution and the head's estimate.
+        """
+        for number, (piece, spread, estimate) in zip(active, values, strict=True):
+            self.pieces[number].append(int(piece))
+            self.entropies[number].append(spread)
+            survival = self.survival[number]
+            survival.append(estimate * (survival[-1] if survival else 1.0))
+        self.active.append(active)
+        self.draft_probs_BD.append(draft_probs_BD)
+        self.features_BF.append(features_BF)
+
     def freeze(self, drafter_size: int, device: torch.device) -> list[Draft]:
-        """Drafts, in the order of the rows: the tensors' lines sorted by row, each row's pieces in order."""
-        if not self.going:
+        """Return one draft per row, in the order of the rows."""
+        if not self.active:
             nothing_KD = torch.zeros(0, drafter_size, device=device)
             return [Draft(row, (), nothing_KD, (), None, ()) for row in self.rows]
-        owners = list(chain(*self.going))
+        owners = list(chain(*self.active))
         order = torch.tensor(sorted(range(len(owners)), key=owners.__getitem__), device=device)
         lengths = list(map(len, self.pieces))
-        laws_KD = torch.cat(self.laws_BD)[order].split(lengths)
+        draft_probs_KD = torch.cat(self.draft_probs_BD)[order].split(lengths)
         features_KF = torch.cat(self.features_BF)[order].split(lengths)
-        columns = zip(self.rows, self.pieces, laws_KD, self.entropies, features_KF, self.survival, strict=True)
+        columns = zip(self.rows, self.pieces, draft_probs_KD, self.entropies, features_KF, self.survival, strict=True)
         return [
-            Draft(row, tuple(pieces), laws, tuple(entropies), features, tuple(survival))
-            for row, pieces, laws, entropies, features, survival in columns
+            Draft(row, tuple(pieces), distributions, tuple(entropies), features, tuple(survival))
+            for row, pieces, distributions, entropies, features, survival in columns
         ]
 
 
-class Decode:
+class ReadRow(NamedTuple):
+    """A row by its number, the pieces of it that the model has read, and how many of them are final."""
+
+    row: int
+    read: list[int]
+    agreed: int
+
+
+@dataclass(frozen=True)
+class DecodeState:
+    """Saved state of a `Decode`."""
+
+    model: Saved
+    rows: list[ReadRow]
+    paying: Saved
+
+
+class Decode(Stage[SequenceState, Draft]):
     """Rows to drafts.
+
+    A drafter with D = 6 pieces, of which piece 5 may not be drafted, and hidden width W = 8, proposes K = 3 pieces
+    after a text of three. Each piece has the distribution that it was drawn from, and the F = W + 3 features that the
+    acceptance head reads.
+
+    >>> from stages.drafting.stopping import FixedLength
+    >>> from stages.models.huggingface import new_llama
+    >>> from stages.sampling.random_source import SeededRandomSource
+    >>> shape = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    >>> drafter = LanguageModel(new_llama(0, vocab_size=6, **shape), "drafter")
+    >>> head = AcceptanceHead(width=8, seed=0)
+    >>> decode = Decode(drafter, head, FixedLength(), Sampling(1.0), allowed=range(5), max_draft=3, eos_id=None)
+    >>> rng = SeededRandomSource(seed=0, offset=0)
+    >>> row = SequenceState(0, "id", "dataset", "text", [0, 1], 2, [4, 2, 0], rng, remaining_tokens=9)
+    >>> decode.admit(row)
+    >>> (draft,) = decode([row])
+    >>> len(draft.pieces), tuple(draft.draft_probs_KD.shape), tuple(draft.features_KF.shape)
+    (3, (3, 6), (3, 11))
+    >>> draft.draft_probs_KD.sum(-1).allclose(torch.ones(3)), draft.draft_probs_KD[:, 5].tolist()
+    (True, [0.0, 0.0, 0.0])
+    >>> len(draft.survival)  # the estimated probability that a piece and all before it are accepted
+    3
+    >>> row.pieces  # a draft changes nothing: only verification extends a row
+    [4, 2, 0]
+
+    Nothing is drafted for a row that is skipped, and at most as many pieces as tokens may be emitted.
+
+    >>> decode([row], skipped=[row])[0].draft_probs_KD.shape
+    torch.Size([0, 6])
+    >>> row.remaining_tokens = 1
+    >>> len(decode([row])[0].pieces)
+    1
 
     Args:
         model: the drafter, unmodified.
         head: estimates acceptance.
-        stop_rule: decides on one more piece.
-        sampling: the transform of the drafter's logits; its result is the recorded law. A row with one of its own is
-            drafted by that: a drafter that samples as the target does is accepted oftenest.
-        allowed: pieces that may be drafted at all: those that spell some target token.
-        max_draft: most pieces of a draft; 0 never drafts.
-        end: the drafter's end of sequence, after which nothing is drafted, or None.
-        law_dtype: precision of the laws.
-        paying: decides whether a block drafts at all; by default it always does.
+        stop_rule: selects the rows that draft one more piece.
+        sampling: the transform of the drafter's logits; its result is the recorded distribution. The transform of a
+            row takes precedence: acceptance is highest if the drafter samples as the target does.
+        allowed: pieces that may be drafted: those that spell some target token.
+        max_draft: maximal number of pieces of a draft; 0 disables drafting.
+        eos_id: the drafter's end of sequence, after which nothing is drafted, or None.
+        probs_dtype: precision of the distributions.
+        policy: decides whether a block drafts; by default every block does.
+
+    Attributes:
+        unusable: number of drafts that ended because the drafter's distribution was NaN or infinite.
     """
 
     def __init__(
@@ -82,80 +163,92 @@ class Decode:
         sampling: Sampling,
         allowed: Collection[int],
         max_draft: int,
-        end: int | None,
-        law_dtype: torch.dtype = torch.float32,
-        paying: Paying | None = None,
+        eos_id: int | None,
+        probs_dtype: torch.dtype = torch.float32,
+        policy: SpeculationPolicy | None = None,
     ) -> None:
-        self.model, self.head, self.max_draft = model, head, max_draft
-        self._stop_rule, self._sampling, self._end, self._law_dtype = stop_rule, sampling, end, law_dtype
-        self._paying = paying or AlwaysDraft()
+        self.model, self.head, self.max_draft, self.probs_dtype = model, head, max_draft, probs_dtype
+        self._stop_rule, self._sampling, self._eos_id = stop_rule, sampling, eos_id
+        self._policy = policy or AlwaysSpeculate()
         self._forbidden_D = model.mask_without(allowed)
         model.restrict(allowed)
-        self._read: dict[Row, list[int]] = {}
-        self._agreed: dict[Row, int] = {}  # how much of it is part of the row for good
+        self._read: dict[SequenceState, list[int]] = {}
+        self._agreed: dict[SequenceState, int] = {}  # how many of the read pieces are final
+        self.unusable = 0
 
-    def admit(self, row: Row) -> None:
-        """Read the prompt, if anything will be drafted."""
+    @override
+    def admit(self, row: SequenceState) -> None:
+        """Read the prompt, unless drafting is disabled."""
         self.model.admit(row, row.pieces if self.max_draft else row.pieces[:1])
         self._read[row] = row.pieces[: self.model.length(row)]
         self._agreed[row] = len(self._read[row])
 
-    def release(self, row: Row) -> None:
-        """Free the row's keys and values."""
+    @override
+    def release(self, row: SequenceState) -> None:
         self.model.release(row)
         del self._read[row], self._agreed[row]
 
     @property
-    def rows(self) -> Collection[Row]:
-        """Those admitted now."""
+    def admitted_rows(self) -> Collection[SequenceState]:
+        """The rows that are admitted now."""
         return self._read.keys()
 
-    def save(self, keep: SnapshotWriter) -> Json:
-        """See `stages.snapshot`."""
-        kept = [(row, read) for row, read in self._read.items() if keep.keeps(row)]
-        rows = [[keep.row(row), list(read), self._agreed[row]] for row, read in kept]
-        return {"model": self.model.save_rows(keep), "rows": rows, "paying": self._paying.save()}
+    @override
+    def save(self, writer: SnapshotWriter) -> DecodeState:
+        included = [(row, read) for row, read in self._read.items() if writer.includes(row)]
+        rows = [ReadRow(writer.row(row), list(read), self._agreed[row]) for row, read in included]
+        return DecodeState(self.model.save_rows(writer), rows, self._policy.save())
 
-    def restore(self, saved: Json, kept: SnapshotReader) -> None:
-        """See `stages.snapshot`."""
-        self.model.restore_rows(saved["model"], kept)
-        self._read = {kept.row(number): read for number, read, _ in saved["rows"]}
-        self._agreed = {kept.row(number): agreed for number, _, agreed in saved["rows"]}
-        self._paying.restore(saved["paying"])
+    @override
+    def restore(self, saved: Saved, reader: SnapshotReader) -> None:
+        state = reader.decode(DecodeState, saved)
+        self.model.restore_rows(state.model, reader)
+        self._read = {reader.row(one.row): one.read for one in state.rows}
+        self._agreed = {reader.row(one.row): one.agreed for one in state.rows}
+        self._policy.restore(state.paying, reader)
 
     def observe(self, verdicts: Sequence[Verdict]) -> None:
-        """What became of the block: it decides whether drafting goes on paying."""
+        """Pass the block's draft lengths and emitted tokens to the speculation policy."""
         lengths = [len(verdict.proposal.draft.pieces) for verdict in verdicts]
-        self._paying.observe(lengths, sum(len(verdict.emitted) for verdict in verdicts))
+        self._policy.observe(lengths, sum(len(verdict.emitted) for verdict in verdicts))
 
+    def resume_speculation(self) -> None:
+        """Draft again from the next block on, because the text or the drafter changed."""
+        self._policy.resume()
+
+    @override
     @torch.inference_mode()
-    def __call__(self, batch: Sequence[Row], resting: Collection[Row] = ()) -> list[Draft]:
-        """Draft after each row until its stop rule, its room or `max_draft` says stop; nothing where that does not pay.
+    def __call__(self, batch: Sequence[SequenceState], skipped: Collection[SequenceState] = ()) -> list[Draft]:
+        """Draft after each row until the stop rule, its remaining tokens or `max_draft` ends the draft.
+
+        While the policy pauses speculation, all drafts are empty.
 
         Args:
             batch: all admitted rows.
-            resting: those that are not to be read: their drafts are empty.
+            skipped: rows that the model does not read in this block: their drafts are empty.
         """
-        growing = _Growing.of(batch)
-        rests = not self._paying.drafts()
-        going = [] if rests else [n for n, row in enumerate(batch) if row not in resting and self._may_draft(row)]
+        growing = _GrowingDrafts.from_rows(batch)
+        paused = not self._policy.should_draft()
+        going = [] if paused else [n for n, row in enumerate(batch) if row not in skipped and self._may_draft(row)]
         fed = {number: self._unread(batch[number]) for number in going}
         while going:
-            self._extend(growing, going, *self._forward(batch, fed))
-            open_rows = [number for number in going if self._has_room(growing.pieces[number], batch[number])]
-            going = sorted(self._stop_rule.going_on(growing.survival, open_rows))
+            drafted = self._extend(growing, going, *self._forward(batch, fed))
+            open_rows = [number for number in drafted if self._may_grow(growing.pieces[number], batch[number])]
+            going = sorted(self._stop_rule.select_rows(growing.survival, open_rows))
             fed = {number: growing.pieces[number][-1:] for number in going}
         return growing.freeze(len(self._forbidden_D), self.model.device)
 
-    def _may_draft(self, row: Row) -> bool:
-        """Whether there is anything to draft for, and a whole draft fits into the drafter's context for sure."""
-        return min(self.max_draft, row.room) > 0 and len(row.pieces) + self.max_draft <= self.model.max_length
+    def _may_draft(self, row: SequenceState) -> bool:
+        """Return whether tokens remain to be emitted and a draft of maximal length fits into the drafter's context."""
+        return (
+            min(self.max_draft, row.remaining_tokens) > 0 and len(row.pieces) + self.max_draft <= self.model.max_length
+        )
 
-    def _has_room(self, pieces: Sequence[int], row: Row) -> bool:
-        return len(pieces) < min(self.max_draft, row.room) and pieces[-1] != self._end
+    def _may_grow(self, pieces: Sequence[int], row: SequenceState) -> bool:
+        return len(pieces) < min(self.max_draft, row.remaining_tokens) and pieces[-1] != self._eos_id
 
-    def _unread(self, row: Row) -> list[int]:
-        """Roll the model back to what is still true of a row and return what it has not read: one piece or more."""
+    def _unread(self, row: SequenceState) -> list[int]:
+        """Roll the model back to the pieces that are part of the row, and return the unread ones (at least one)."""
         read, known = self._read[row], self._agreed[row]
         while known < len(read) and known < len(row.pieces) - 1 and read[known] == row.pieces[known]:
             known += 1
@@ -164,30 +257,52 @@ class Decode:
         self._agreed[row] = known
         return row.pieces[known:]
 
-    def _forward(self, batch: Sequence[Row], fed: Mapping[int, Sequence[int]]) -> tuple[Tensor, Tensor]:
-        """Logits and hidden states behind what is fed, of the fed rows alone."""
+    def _forward(self, batch: Sequence[SequenceState], fed: Mapping[int, Sequence[int]]) -> tuple[Tensor, Tensor]:
+        """Return the logits and hidden states after the last fed piece, for the fed rows only."""
         for number, pieces in fed.items():
             self._read[batch[number]].extend(pieces)
         given = [fed.get(number, ()) for number in range(len(batch))]
         return self.model.forward(batch, given, [int(bool(pieces)) for pieces in given], hidden=True)
 
-    def _extend(self, growing: _Growing, going: Sequence[int], logits_BD: Tensor, hidden_BW: Tensor) -> None:
-        """Draw one piece for every row that goes on."""
-        index = len(growing.going)
-        rows = [growing.rows[number] for number in going]
+    def _extend(
+        self, growing: _GrowingDrafts, active: Sequence[int], logits_BD: Tensor, hidden_BW: Tensor
+    ) -> Sequence[int]:
+        """Draw one piece for every active row. Returns the rows with a finite distribution, whose drafts have grown."""
+        index = len(growing.active)
+        rows = [growing.rows[number] for number in active]
         samplings = [row.sampling or self._sampling for row in rows]
-        laws_BD = laws_of(logits_BD.masked_fill(self._forbidden_D, -torch.inf), samplings, self._law_dtype)
-        pieces_B = sample_rows(laws_BD, [row.draws for row in rows])
-        entropies_B = entropy(laws_BD)
-        probability_B = laws_BD.gather(1, pieces_B[:, None])[:, 0]
+        logits_BD = logits_BD.masked_fill(self._forbidden_D, -torch.inf)
+        draft_probs_BD = to_probs(logits_BD, samplings, self.probs_dtype)
+        pieces_B = sample_rows(draft_probs_BD, [row.rng for row in rows])
+        entropies_B = entropy(draft_probs_BD)
+        probability_B = draft_probs_BD.gather(1, pieces_B[:, None])[:, 0]
         features_BF = piece_features(hidden_BW.float(), probability_B.float(), entropies_B.float(), index)
         estimates_B = self.head(features_BF).sigmoid()
-        values = torch.stack([pieces_B.double(), entropies_B.double(), estimates_B.double()])
-        for number, piece, spread, estimate in zip(going, *values.tolist(), strict=True):
-            growing.pieces[number].append(int(piece))
-            growing.entropies[number].append(spread)
-            survival = growing.survival[number]
-            survival.append(estimate * (survival[-1] if survival else 1.0))
-        growing.going.append(going)
-        growing.laws_BD.append(laws_BD)
-        growing.features_BF.append(features_BF)
+        # A NaN anywhere in a line becomes its maximum. The entropy alone would not show one that the greedy
+        # distribution hides.
+        finite_B = logits_BD.amax(-1).isfinite() & entropies_B.isfinite()
+        values = torch.stack([finite_B.double(), pieces_B.double(), entropies_B.double(), estimates_B.double()])
+        finite, *columns = values.tolist()
+        lines = [line for line, is_finite in enumerate(finite) if is_finite]
+        pieces = list(zip(*columns, strict=True))
+        if len(lines) < len(active):
+            self._count_unusable(len(active) - len(lines))
+            active, pieces = [active[line] for line in lines], [pieces[line] for line in lines]
+            draft_probs_BD, features_BF = draft_probs_BD[lines], features_BF[lines]
+        if active:
+            growing.add(active, draft_probs_BD, features_BF, pieces)
+        return active
+
+    def _count_unusable(self, count: int) -> None:
+        """Count drafts that ended at a distribution that was not finite; warn at the first."""
+        if not self.unusable:
+            LOG.warning(
+                "the drafter's logits must be finite, got NaN or infinity: nothing is drafted where they are not, and "
+                "the text stays the target's; check the drafter's weights, or load it in a wider type"
+            )
+        self.unusable += count
+
+    def report(self) -> None:
+        """Log at the end of a run how many drafts ended at a distribution that was not finite."""
+        if self.unusable:
+            LOG.warning("%d drafts ended early: the drafter's logits were NaN or infinite", self.unusable)

@@ -1,66 +1,127 @@
-"""Distill: finished prompts of one target to a better drafter and a better head (paper, algorithms 2 to 4).
+"""Distill: completed prompts of one target update the drafter and the acceptance head (paper, algorithms 2 to 4).
 
-Drafter updates are made on a copy and gated: what would lower the expected acceptance on recent prompts that it was not
-trained on is never served.
+Drafter updates are computed on a copy and gated: an update that lowers the expected acceptance on recent held-out
+prompts is never served.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from time import perf_counter
+from typing import Protocol
 
-from stages.blocks import Lesson
-from stages.head_trainer import HeadTrainer
-from stages.learner import DrafterLearner
-from stages.snapshot import Json, SnapshotReader, SnapshotWriter
-from stages.stage import WithoutRows
-from stages.weights import Weights
+from typing_extensions import override
+
+from stages.contract.blocks import TrainingExample
+from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
+from stages.training.drafter_trainer import TrainerState
+from stages.training.head_trainer import HeadState, HeadTrainer
+from stages.training.scheduler import UpdateScheduler, UpdateSchedulerState
+from stages.training.weight_update import Weights
 from store.events import Updated
 
 
-class Distill(WithoutRows):
-    """Lessons to updates. A lesson carries the update that is adopted with it: the one that completes an interval, or
-    a fixed number of lessons later.
+class Distiller(Protocol):
+    """Online distillation of the drafter and the head, with a counter of updates for each."""
+
+    @property
+    def drafter_version(self) -> int:
+        """Number of drafter updates served."""
+        ...
+
+    @property
+    def head_version(self) -> int:
+        """Number of steps and resets of the head."""
+        ...
+
+    @property
+    def busy(self) -> bool:
+        """Whether an update is being computed in parallel with decoding; a snapshot would wait for it."""
+        ...
+
+    def learn(self, example: TrainingExample) -> tuple[Updated, ...]:
+        """Learn from a completed prompt; prompts come in stream order. Returns the updates that followed."""
+        ...
+
+    def reset_head(self) -> tuple[Updated, ...]:
+        """After a drift: reset the head, drop its labels, and learn at the shortest interval again.
+
+        Returns the update in progress, if one was dropped.
+        """
+        ...
+
+    def wait(self) -> bool:
+        """Block until no update is being computed, for callers that need exclusive use of the machine.
+
+        Returns whether one was. No update is adopted.
+        """
+        ...
+
+    def end(self) -> tuple[Updated, ...]:
+        """After the last example: wait for the update in progress and adopt it. May be called again."""
+        ...
+
+    def save(self, writer: SnapshotWriter) -> Saved:
+        """Return the state for a checkpoint; by default there is none (see `stages.contract.snapshot`)."""
+        return None
+
+    def restore(self, saved: Saved, reader: SnapshotReader) -> None:
+        """Restore a saved state; by default there is none."""
+        return
+
+
+@dataclass(frozen=True)
+class DistillState:
+    """Saved state: the number of the drafter's scheduler, which targets may share, and the head's state."""
+
+    drafter: int
+    head: Saved
+
+
+class Distill(Distiller):
+    """Examples to updates. An update is adopted with the example that completes an interval, or a fixed number of
+    examples later.
 
     Args:
-        drafter: learns the drafter's weights, possibly from lessons of other targets as well.
+        drafter: updates the drafter's weights, possibly from examples of other targets too.
         head: trains this target's acceptance head.
         interleaved: train the head also on the prompts between drafter updates (algorithm 4), not only with them
             (algorithm 3).
     """
 
-    def __init__(self, drafter: DrafterLearner, head: HeadTrainer, *, interleaved: bool) -> None:
+    def __init__(self, drafter: UpdateScheduler, head: HeadTrainer, *, interleaved: bool) -> None:
         self.drafter, self.head, self._interleaved = drafter, head, interleaved
 
     @property
+    @override
     def drafter_version(self) -> int:
-        """Updates served so far."""
         return self.drafter.version
 
     @property
+    @override
     def head_version(self) -> int:
-        """Steps and resets of the head so far."""
         return self.head.version
 
-    def __call__(self, batch: Sequence[Lesson]) -> list[tuple[Updated, ...]]:
-        """Learn from finished prompts, in stream order."""
-        return [self._learn(lesson) for lesson in batch]
+    @property
+    @override
+    def busy(self) -> bool:
+        return self.drafter.busy
 
-    def _learn(self, lesson: Lesson) -> tuple[Updated, ...]:
-        self.head.observe(lesson.labels)
-        updated = self._beside_head(self.drafter.learn(replace(lesson, labels=())))  # the rest holds no tensors
-        return (*updated, *self._head_step(lesson)) if updated or self._interleaved else ()
+    @override
+    def learn(self, example: TrainingExample) -> tuple[Updated, ...]:
+        self.head.observe(example.labels)
+        updated = self._add_head_version(self.drafter.learn(replace(example, labels=())))  # without tensors
+        return (*updated, *self._head_step(example)) if updated or self._interleaved else ()
 
-    def _beside_head(self, updated: Updated | None) -> tuple[Updated, ...]:
+    def _add_head_version(self, updated: Updated | None) -> tuple[Updated, ...]:
         return (replace(updated, head_version=self.head.version),) if updated else ()
 
-    def _head_step(self, lesson: Lesson) -> tuple[Updated, ...]:
+    def _head_step(self, example: TrainingExample) -> tuple[Updated, ...]:
         started = perf_counter()
         loss = self.head.update()
         if loss is None:
             return ()
         step = Updated(
-            offset=lesson.offset,
-            target=lesson.target,
+            offset=example.offset,
+            target=example.target,
             part="head",
             loss_name="cross-entropy",
             loss=loss,
@@ -78,77 +139,64 @@ class Distill(WithoutRows):
         )
         return (step,)
 
-    def restart(self) -> tuple[Updated, ...]:
-        """After a drift: begin the head anew, forget its labels, and learn at the shortest interval again.
-
-        Returns an update that was under way and is dropped.
-        """
-        dropped = self._beside_head(self.drafter.restart())
+    @override
+    def reset_head(self) -> tuple[Updated, ...]:
+        dropped = self._add_head_version(self.drafter.restart())
         self.head.reset()
         return dropped
 
+    @override
     def wait(self) -> bool:
-        """Wait until nothing is computed beside decoding, and say whether anything was. Nothing is adopted."""
         return self.drafter.wait()
 
+    @override
     def end(self) -> tuple[Updated, ...]:
-        """Behind the last lesson: wait for an update that is under way and adopt it. May be called again."""
-        return self._beside_head(self.drafter.finish())
+        return self._add_head_version(self.drafter.finish())
 
-    @property
-    def busy(self) -> bool:
-        """Whether an update is being computed beside decoding."""
-        return self.drafter.busy
+    @override
+    def save(self, writer: SnapshotWriter) -> DistillState:
+        """Return the state; waits for an update that is being computed."""
+        return DistillState(writer.save_shared(self.drafter, lambda: self.drafter.save(writer)), self.head.save(writer))
 
-    def save(self, keep: SnapshotWriter) -> Json:
-        """See `stages.snapshot`. Waits for an update that is being computed."""
-        return {"drafter": keep.once(self.drafter, lambda: self.drafter.save(keep)), "head": self.head.save(keep)}
-
-    def restore(self, saved: Json, kept: SnapshotReader) -> None:
-        """See `stages.snapshot`."""
-        kept.once(saved["drafter"], lambda value: self.drafter.restore(value, kept))
-        self.head.restore(saved["head"], kept)
+    @override
+    def restore(self, saved: Saved, reader: SnapshotReader) -> None:
+        state = reader.decode(DistillState, saved)
+        reader.restore_shared(state.drafter, lambda value: self.drafter.restore(value, reader))
+        self.head.restore(state.head, reader)
 
 
-def weights_in(saved: Json, kept: SnapshotReader) -> Weights:
-    """The drafter and the head that a `Distill` had in service when it was saved."""
-    learner: list[Json] = []
-    kept.once(saved["drafter"], learner.append)
-    trainer, head = learner[0]["trainer"], saved["head"]
+def read_weights(saved: Saved, reader: SnapshotReader) -> Weights:
+    """Read the weights of the drafter and the head that were in service when a `Distill` was saved."""
+    state, learner = reader.decode(DistillState, saved), list[Saved]()
+    reader.restore_shared(state.drafter, learner.append)
+    trainer = reader.decode(TrainerState, reader.decode(UpdateSchedulerState, learner[0]).trainer)
+    head = reader.decode(HeadState, state.head)
     return Weights(
-        tuple(kept.tensor(number) for number in trainer["present"]),
-        {name: kept.tensor(number) for name, number in head["weights"].items()},
-        trainer["version"],
-        head["version"],
+        tuple(reader.tensor(number) for number in trainer.present),
+        {name: reader.tensor(number) for name, number in head.weights.items()},
+        trainer.version,
+        head.version,
     )
 
 
-class NoDistill(WithoutRows):
-    """Learn nothing: the frozen drafter."""
+class NoDistiller(Distiller):
+    """A distiller that learns nothing: the drafter is frozen."""
 
-    drafter_version = 0
-    head_version = 0
+    drafter_version = head_version = 0
     busy = False
 
-    def __call__(self, batch: Sequence[Lesson]) -> list[tuple[Updated, ...]]:
-        """No update for any lesson."""
-        return [() for _ in batch]
-
-    def restart(self) -> tuple[Updated, ...]:
-        """There is nothing that adapts."""
+    @override
+    def learn(self, example: TrainingExample) -> tuple[Updated, ...]:
         return ()
 
+    @override
+    def reset_head(self) -> tuple[Updated, ...]:
+        return ()
+
+    @override
     def wait(self) -> bool:
-        """There is nothing under way."""
         return False
 
+    @override
     def end(self) -> tuple[Updated, ...]:
-        """There is nothing under way."""
         return ()
-
-    def save(self, keep: SnapshotWriter) -> Json:
-        """Nothing to keep."""
-        return None
-
-    def restore(self, saved: Json, kept: SnapshotReader) -> None:
-        """Nothing was kept."""

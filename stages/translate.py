@@ -1,20 +1,25 @@
-"""Translate: drafted pieces become target tokens along the active trie, longest match first (design, section 4)."""
+"""Translate: drafted pieces become target tokens by the longest match in the active trie (design, section 4)."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from stages.blocks import STOP, Draft, Proposal, ProposedToken, Test, Verdict
-from stages.ngram_cache import Cache
-from stages.snapshot import Json, SnapshotReader, SnapshotWriter
-from stages.stage import WithoutRows
-from stages.trie import Node, Trie
+from typing_extensions import override
+
+from stages.contract.blocks import STOP, Draft, Proposal, ProposedToken, Test, Verdict
+from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
+from stages.contract.stage import Stage
+from stages.ngrams.cache import Cache
+from stages.ngrams.trie import Node, Trie
+
+Spelling = Sequence[tuple[int, ...] | None]  # per target id its pieces, or None
+Parse = Callable[[Trie, Sequence[int]], tuple[ProposedToken, ...]]
 
 
 def _follow(node: Node, pieces: Sequence[int], start: int, tests: list[Test]) -> tuple[Node, int, bool]:
-    """Go down from `node` while the next piece is a child. Appends the tests of the way.
+    """Descend from `node` while the next piece is a child. Appends the tests of the path.
 
     Returns:
-        the node where the token stops, the index of the first piece behind it, and whether that piece was looked at
-        (it decided for STOP and begins the next token under a law without the node's children).
+        the node where the token stops, the index of the first piece after it, and whether that piece was read: then it
+        decided for STOP, and begins the next token under a distribution without the node's children.
     """
     while node.children:
         if start == len(pieces):
@@ -30,7 +35,36 @@ def _follow(node: Node, pieces: Sequence[int], start: int, tests: list[Test]) ->
 
 
 def parse(trie: Trie, pieces: Sequence[int]) -> tuple[ProposedToken, ...]:
-    """Cut pieces into target tokens. Ends at the first place that names none, with a token None for it."""
+    """Divide pieces into target tokens. Ends at the first place that is no token, with a `ProposedToken` of None.
+
+    Here the pieces are 0 "snow", 1 "ball", 2 "ing", 3 "the"; the target tokens 0 "snow", 2 "ball" and 3 "the" are one
+    piece each, and 1 "snowballing" is an n-gram of three pieces.
+
+    >>> trie = Trie(target_size=4, drafter_size=4)
+    >>> trie.insert_all([((0,), 0), ((1,), 2), ((3,), 3), ((0, 1, 2), 1)])
+    >>> def show(*pieces):
+    ...     return [(proposed.token, pieces[proposed.start : proposed.stop]) for proposed in parse(trie, pieces)]
+    >>> show(3, 0, 1, 2)  # the longest match: "the", "snowballing"
+    [(3, (3,)), (1, (0, 1, 2))]
+    >>> show(0, 3)  # "snow" ends where the next piece is no child of its node
+    [(0, (0,)), (3, (3,))]
+    >>> show(0, 1, 3)  # a gap: no token is "snowball", and "the" after it is dropped
+    [(None, (0, 1))]
+    >>> show(3, 2)  # no token begins with "ing"
+    [(3, (3,)), (None, (2,))]
+
+    Each token has one test a level, (option, index of the piece that decided). In "snow the" piece 1, "the", decides
+    that "snow" stops at its node, so its own test is on the distribution without the node's children.
+
+    >>> snow, the = parse(trie, (0, 3))
+    >>> [(test.option, test.position) for test in snow.tests]  # STOP is -1
+    [(0, 0), (-1, 1)]
+    >>> [(test.option, test.position, test.excluded is trie.node_at((0,))) for test in the.tests]
+    [(3, 1, True)]
+    >>> (snow,) = parse(trie, (0,))
+    >>> snow.tests[-1].position is None  # the pieces ran out: the stop is certain
+    True
+    """
     proposed: list[ProposedToken] = []
     position, excluded = 0, None
     while position < len(pieces):
@@ -48,7 +82,7 @@ def parse(trie: Trie, pieces: Sequence[int]) -> tuple[ProposedToken, ...]:
 
 
 def _longest(trie: Trie, pieces: Sequence[int], start: int) -> tuple[int | None, int]:
-    """The token of the longest span from `start` that is one, and where the span ends."""
+    """Return the token of the longest span from `start` that is an active token, and the end of the span."""
     best: tuple[int | None, int] = (None, start + 1)
     node: Node | None = trie.root
     for stop in range(start, len(pieces)):
@@ -59,7 +93,7 @@ def _longest(trie: Trie, pieces: Sequence[int], start: int) -> tuple[int | None,
 
 
 def parse_longest(trie: Trie, pieces: Sequence[int]) -> tuple[ProposedToken, ...]:
-    """The paper's way (its eq. 1): merge the longest span that is an active token, else a single direct piece."""
+    """Divide pieces as the paper does (its eq. 1): the longest span that is an active token, else one direct piece."""
     proposed: list[ProposedToken] = []
     position = 0
     while position < len(pieces):
@@ -71,48 +105,47 @@ def parse_longest(trie: Trie, pieces: Sequence[int]) -> tuple[ProposedToken, ...
     return tuple(proposed)
 
 
-def remember(cache: Cache, pieces: Sequence[tuple[int, ...] | None], emitted: Iterable[int]) -> None:
-    """Put those of the emitted target tokens that take several pieces into the cache."""
+def cache_ngrams(cache: Cache, pieces: Spelling, emitted: Iterable[int]) -> None:
+    """Insert the emitted target tokens of several pieces into the cache."""
     for token in emitted:
         spelt = pieces[token] if token < len(pieces) else None
         if spelt and len(spelt) > 1:
             cache.observe(spelt, token)
 
 
-class Translate(WithoutRows):
-    """Drafts to proposals; between blocks, keeps the cache of n-grams up to date.
+class Translate(Stage[Draft, Proposal]):
+    """Drafts to proposals; between blocks, updates the cache of n-grams.
 
     Args:
         trie: direct maps and active n-grams.
-        cache: owns the n-grams.
+        cache: the cache that owns the n-grams.
         pieces: per target id its pieces, or None.
-        longest: use the paper's longest-span merge instead of the walk that verification can follow exactly.
+        divide: divides pieces into tokens; by default `parse`, which verification can follow exactly.
     """
 
-    def __init__(
-        self, trie: Trie, cache: Cache, pieces: Sequence[tuple[int, ...] | None], *, longest: bool = False
-    ) -> None:
+    def __init__(self, trie: Trie, cache: Cache, pieces: Spelling, divide: Parse = parse) -> None:
         self.cache = cache
-        self._trie, self._pieces, self._parse = trie, pieces, parse_longest if longest else parse
+        self._trie, self._pieces, self._parse = trie, pieces, divide
 
     @property
     def cache_version(self) -> int:
-        """Changes of the cache so far."""
+        """Number of changes of the cache."""
         return self.cache.version
 
-    def save(self, keep: SnapshotWriter) -> Json:
-        """See `stages.snapshot`. A target that was swapped in may share its cache."""
-        return keep.once(self.cache, self.cache.save)
+    @override
+    def save(self, writer: SnapshotWriter) -> int:
+        """Save the cache once, also if several targets share it."""
+        return writer.save_shared(self.cache, self.cache.save)
 
-    def restore(self, saved: Json, kept: SnapshotReader) -> None:
-        """See `stages.snapshot`."""
-        kept.once(saved, self.cache.restore)
+    @override
+    def restore(self, saved: Saved, reader: SnapshotReader) -> None:
+        reader.restore_shared(reader.decode(int, saved), lambda value: self.cache.restore(value, reader))
 
+    @override
     def __call__(self, batch: Sequence[Draft]) -> list[Proposal]:
-        """Translate each draft."""
         return [Proposal(draft, self._parse(self._trie, draft.pieces)) for draft in batch]
 
     def observe(self, verdicts: Sequence[Verdict]) -> None:
-        """Remember the emitted tokens that take several pieces: accepted, residual and bonus alike."""
+        """Insert the emitted tokens of several pieces into the cache: accepted, residual and bonus alike."""
         for verdict in verdicts:
-            remember(self.cache, self._pieces, verdict.emitted)
+            cache_ngrams(self.cache, self._pieces, verdict.emitted)

@@ -1,9 +1,9 @@
-"""Verify: keep the target's law whatever the drafter proposed (design, section 4).
+"""Verify: accept or replace proposed tokens so that the target's distribution is kept (design, section 4).
 
-The target's law is pushed down the trie: a node's probability is the sum over the tokens at and below it. Level by
-level a drafted option is accepted with probability min(1, target / drafter); after a rejection another option of the
-same node is drawn from what the target has more of, then a token below it from the target's law, and the block ends.
-Greedy is the limit at temperature 0 of the same lines.
+The target's distribution is pushed down the trie: a node's probability is the sum over the tokens at and below it.
+Level by level a drafted option is accepted with probability min(1, target / drafter). After a rejection another option
+of the same node is drawn from the residual, then a token below it from the target's distribution, and the block ends.
+Greedy decoding is the limit at temperature 0 of the same code.
 
 Shapes: N positions of all rows, V target tokens.
 """
@@ -14,97 +14,146 @@ from operator import mul
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
-from stages.acceptance import Levels, Rule
-from stages.blocks import Decision, Proposal, ProposedToken, Row, Verdict
-from stages.distributions import Sampling, laws_of, sample
-from stages.draws import Draws, to_float32_grid
-from stages.ending import Ending
-from stages.language_model import LanguageModel
-from stages.logprobs import TokenLogprobs, logprobs_of
-from stages.snapshot import Json, SnapshotReader, SnapshotWriter
-from stages.teach import Teacher, Told
+from stages.contract.blocks import Decision, Proposal, ProposedToken, SequenceState, Verdict
+from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
+from stages.contract.stage import Stage
+from stages.examples.teacher import Supervision, Teacher
+from stages.models.language_model import LanguageModel
+from stages.rules import Levels, Rule
+from stages.sampling.distributions import Sampling, acceptance_probability, sample, to_probs
+from stages.sampling.logprobs import TokenLogprobs, compute_logprobs
+from stages.sampling.random_source import RandomSource, to_float32_grid
+from stages.vocabulary.text_stream import StopStrings
+from store.errors import ModelError
 from store.events import Origin, Outcome
 
 
 def passed_levels(levels: Levels, uniform: float) -> int:
-    """How many levels one uniform number passes: level l iff it is below the product of the first l acceptances."""
-    ratios = (min(1.0, target / drafter) for drafter, target in zip(*levels, strict=True))
-    return sum(1 for acceptance in accumulate(ratios, mul) if uniform < acceptance)
+    """Count the levels that one uniform number passes: level l iff it is below the product of the first l acceptances.
+
+    Two levels with acceptances 0.4 / 0.8 = 0.5 and 0.25 / 0.5 = 0.5, so the products are 0.5 and 0.25:
+
+    >>> levels = (0.8, 0.5), (0.4, 0.25)  # of the drafter, of the target
+    >>> [passed_levels(levels, uniform) for uniform in (0.2, 0.3, 0.6)]
+    [2, 1, 0]
+    """
+    return sum(1 for acceptance in accumulate(_acceptances(levels), mul) if uniform < acceptance)
 
 
-def _outcome_law(levels: Levels) -> Tensor:
-    """Probabilities of: accepted, rejected at the last level, ..., rejected at the first."""
-    ratios = [min(1.0, target / drafter) for drafter, target in zip(*levels, strict=True)]
-    edges = [1.0, *accumulate(ratios, mul)]
+def _acceptances(levels: Levels) -> list[float]:
+    """Return the acceptance probability of each level."""
+    return [acceptance_probability(drafter, target) for drafter, target in zip(*levels, strict=True)]
+
+
+def _outcome_distribution(levels: Levels) -> Tensor:
+    """Return the probabilities of: accepted, rejected at the last level, ..., rejected at the first."""
+    edges = [1.0, *accumulate(_acceptances(levels), mul)]
     rejected = [above - below for above, below in pairwise(edges)]
     return torch.tensor([edges[-1], *reversed(rejected)], dtype=torch.float64)
 
 
 def decide(
-    proposal: Proposal, levels: Sequence[Levels], laws_MV: Tensor, rule: Rule, draws: Draws
+    proposal: Proposal, levels: Sequence[Levels], target_probs_MV: Tensor, rule: Rule, rng: RandomSource
 ) -> tuple[Decision, ...]:
-    """The outcome of every proposed token and what is emitted, for one row.
+    """Decide the outcome of every proposed token of one row, and draw the emitted tokens.
+
+    Three pieces that are three target tokens; the drafter proposes token 0 with probability 0.8, the target gives it
+    0.4. A uniform number below 0.4 / 0.8 accepts it, and the second number draws the bonus token.
+
+    >>> from stages.contract.blocks import Draft
+    >>> from stages.ngrams.trie import Trie
+    >>> from stages.rules import TrieRule
+    >>> from stages.translate import parse
+    >>> class ScriptedNumbers(RandomSource):
+    ...     def __init__(self, *numbers):
+    ...         self.numbers = iter(numbers)
+    ...     def uniform(self, distribution):
+    ...         return next(self.numbers)
+    >>> trie = Trie(target_size=3, drafter_size=3)
+    >>> trie.insert_all([((0,), 0), ((1,), 1), ((2,), 2)])
+    >>> rule = TrieRule(trie)
+    >>> draft = Draft(None, (0,), torch.tensor([[0.8, 0.1, 0.1]]), (), None, ())  # K = 1, D = 3
+    >>> proposal = Proposal(draft, parse(trie, draft.pieces))
+    >>> target_probs_MV = torch.tensor([[0.4, 0.5, 0.1], [0.0, 0.0, 1.0]])  # M = 2: at token 0 and after it
+    >>> (levels,) = rule.levels([proposal], target_probs_MV, starts=[0])
+    >>> def show(*numbers):
+    ...     decisions = decide(proposal, levels, target_probs_MV, rule, ScriptedNumbers(*numbers))
+    ...     return [(str(decision.outcome), decision.emitted, str(decision.origin)) for decision in decisions]
+    >>> show(0.3, 0.9)
+    [('accepted', 0, 'accepted'), ('undrafted', 2, 'bonus')]
+
+    A larger number rejects it. The token is drawn from the residual, max(0, target - drafter) = (0, 0.4, 0).
+
+    >>> show(0.7, 0.9)
+    [('rejected', 1, 'residual')]
+    >>> rule.residual(proposal, index=0, level=0, target_probs_V=target_probs_MV[0])
+    tensor([0.0000, 0.4000, 0.0000])
 
     Args:
         proposal: m translated tokens.
         levels: per proposed token its options' probabilities under the drafter and the target.
-        laws_MV: the target's laws at each proposed token and, if all have a name, behind the last.
-        rule: gives the residual.
-        draws: one number per tested token, one for the token drawn at the end.
+        target_probs_MV: the target's distributions at each proposed token and, if none is None, after the last.
+        rule: computes the residual.
+        rng: gives one number per tested token, and one for the token drawn at the end.
     """
     decisions: list[Decision] = []
     for index, (proposed, token_levels) in enumerate(zip(proposal.tokens, levels, strict=True)):
-        uniform = to_float32_grid(draws.uniform(_outcome_law(token_levels)))
+        uniform = to_float32_grid(rng.uniform(_outcome_distribution(token_levels)))
         passed = passed_levels(token_levels, uniform)
         if passed < len(token_levels[0]):
-            weights_V = rule.residual(proposal, index, passed, laws_MV[index])
-            emitted = sample(weights_V, draws)
+            weights_V = rule.residual(proposal, index, passed, target_probs_MV[index])
+            emitted = sample(weights_V, rng)
             decisions.append(
                 Decision(index, proposed, Outcome.REJECTED, emitted, Origin.RESIDUAL, *token_levels, uniform, passed)
             )
-            return (*decisions, *_unjudged(proposal.tokens, levels, index + 1))
+            return (*decisions, *_list_unjudged(proposal.tokens, levels, index + 1))
         decisions.append(
             Decision(index, proposed, Outcome.ACCEPTED, proposed.token, Origin.ACCEPTED, *token_levels, uniform, passed)
         )
-    bonus = Decision(len(decisions), None, Outcome.UNDRAFTED, sample(laws_MV[-1], draws), Origin.BONUS)
+    bonus = Decision(len(decisions), None, Outcome.UNDRAFTED, sample(target_probs_MV[-1], rng), Origin.BONUS)
     return (*decisions, bonus)
 
 
-def _unjudged(tokens: Sequence[ProposedToken], levels: Sequence[Levels], start: int) -> list[Decision]:
+def _list_unjudged(tokens: Sequence[ProposedToken], levels: Sequence[Levels], start: int) -> list[Decision]:
     return [
         Decision(index, tokens[index], Outcome.UNJUDGED, None, None, *levels[index])
         for index in range(start, len(tokens))
     ]
 
 
-def cut(
-    decisions: Sequence[Decision], room: int, ends: Collection[int], ending: Ending | None = None
+def truncate(
+    decisions: Sequence[Decision],
+    remaining_tokens: int,
+    eos_ids: Collection[int],
+    stop_strings: StopStrings | None = None,
 ) -> tuple[Decision, ...]:
-    """Decisions up to the one that emits an end of sequence, completes a stop string or fills the room; later ones
-    never happened."""
+    """Return the decisions up to the one that emits an end of sequence, completes a stop string or emits the last
+    remaining token; later ones are dropped.
+    """
     emitted = 0
     for number, decision in enumerate(decisions, start=1):
         emitted += decision.emitted is not None
-        if emitted == room or decision.emitted in ends:
+        if emitted == remaining_tokens or decision.emitted in eos_ids:
             decisions = decisions[:number]
             break
-    stop = ending.after(_emitted(decisions)) if ending else None  # what emits comes before what does not
+    stop = stop_strings.find_end(_emitted_tokens(decisions)) if stop_strings else None  # emitting decisions come first
     return tuple(decisions[:stop])
 
 
-def _emitted(decisions: Iterable[Decision]) -> tuple[int, ...]:
+def _emitted_tokens(decisions: Iterable[Decision]) -> tuple[int, ...]:
     return tuple(decision.emitted for decision in decisions if decision.emitted is not None)
 
 
-def _logprobs(
+def _collect_logprobs(
     batch: Sequence[Proposal], outcomes: Sequence[Sequence[Decision]], logits_NV: Tensor, starts: Sequence[int]
 ) -> list[tuple[TokenLogprobs, ...]]:
-    """Per row the log probabilities of what it emits, where it asks for them."""
-    asked = [proposal.draft.row.logprobs for proposal in batch]
+    """Return per row the log probabilities of its emitted tokens; empty for rows that do not request them."""
+    requested = [proposal.draft.row.logprobs for proposal in batch]
     wanted = [
         (i, starts[i] + decision.index, decision.emitted, most)
-        for i, most in enumerate(asked)
+        for i, most in enumerate(requested)
         if most is not None
         for decision in outcomes[i]
         if decision.emitted is not None
@@ -112,23 +161,33 @@ def _logprobs(
     found: list[list[TokenLogprobs]] = [[] for _ in batch]
     if wanted:
         rows, places, tokens, most = zip(*wanted, strict=True)
-        for i, one in zip(rows, logprobs_of(logits_NV[list(places)], tokens, most), strict=True):
+        for i, one in zip(rows, compute_logprobs(logits_NV[list(places)], tokens, most), strict=True):
             found[i].append(one)
-    return [tuple(of_row) for of_row in found]
+    return [tuple(row_logprobs) for row_logprobs in found]
 
 
-class Verify:
+def _describe_nonfinite(rows: Sequence[SequenceState], starts: Sequence[int], finite: Sequence[bool]) -> str:
+    """Return the error message for the first row whose target logits are NaN or infinite."""
+    line = finite.index(False)
+    row = rows[max(i for i in range(len(rows)) if starts[i] <= line)]
+    return (
+        f"the target's logits must be finite, got NaN or infinity for prompt {row.prompt_id} after {len(row.tokens)} "
+        "tokens; check the target's weights, or load it in a wider type (--set dtype=float32)"
+    )
+
+
+class Verify(Stage[Proposal, Verdict]):
     """Proposals to verdicts, by one forward pass of the target for the whole batch. Appends to the rows.
 
     Args:
         model: the target.
-        rule: how a proposal is tested.
-        sampling: the transform that the user asked for; a row may have one of its own.
-        context: per target id the drafter pieces that the drafter will read for it.
-        known: number of ids that the tokenizer knows; what the model's output layer has beyond is never emitted.
-        ends: the ids that end a sequence.
-        teach: makes teaching from the target's laws; one that returns nothing when nobody learns.
-        law_dtype: precision of the laws.
+        rule: computes the levels and residuals of proposals.
+        sampling: the sampling transform; the transform of a row takes precedence.
+        context: per target id the pieces that the drafter reads for it.
+        tokenizer_size: number of ids of the tokenizer; further outputs of the model are never emitted.
+        eos_ids: the ids that end a sequence.
+        teacher: makes soft targets from the target's distributions; `teach_nothing` without a learner.
+        probs_dtype: precision of the distributions.
     """
 
     def __init__(
@@ -137,72 +196,85 @@ class Verify:
         rule: Rule,
         sampling: Sampling,
         context: Sequence[tuple[int, ...]],
-        known: int,
-        ends: Collection[int],
-        teach: Teacher,
-        law_dtype: torch.dtype = torch.float32,
+        tokenizer_size: int,
+        eos_ids: Collection[int],
+        teacher: Teacher,
+        probs_dtype: torch.dtype = torch.float32,
     ) -> None:
         self.model = model
-        self._rule, self._sampling, self._context, self._ends = rule, sampling, context, frozenset(ends)
-        self._forbidden_V = torch.arange(model.vocabulary_size, device=model.device) >= known
-        self._teach, self._law_dtype = teach, law_dtype
+        self._rule, self._sampling, self._context, self._eos_ids = rule, sampling, context, frozenset(eos_ids)
+        self._forbidden_V = torch.arange(model.vocabulary_size, device=model.device) >= tokenizer_size
+        self._teacher, self._probs_dtype = teacher, probs_dtype
 
-    def admit(self, row: Row) -> None:
-        """Read the prompt."""
+    @override
+    def admit(self, row: SequenceState) -> None:
         self.model.admit(row, row.tokens)
 
-    def release(self, row: Row) -> None:
-        """Free the row's keys and values."""
+    @override
+    def release(self, row: SequenceState) -> None:
         self.model.release(row)
 
-    def save(self, keep: SnapshotWriter) -> Json:
-        """See `stages.snapshot`."""
-        return self.model.save_rows(keep)
+    @override
+    def save(self, writer: SnapshotWriter) -> Saved:
+        return self.model.save_rows(writer)
 
-    def restore(self, saved: Json, kept: SnapshotReader) -> None:
-        """See `stages.snapshot`."""
-        self.model.restore_rows(saved, kept)
+    @override
+    def restore(self, saved: Saved, reader: SnapshotReader) -> None:
+        self.model.restore_rows(saved, reader)
 
+    @override
     def __call__(self, batch: Sequence[Proposal]) -> list[Verdict]:
-        """Test each proposal and append what is emitted to its row."""
+        """Test each proposal and append what is emitted to its row.
+
+        Raises:
+            ModelError: the target's logits are not finite.
+        """
         if not batch:
             return []
         logits_NV, starts = self._target_logits(batch)
         samplings = [one.draft.row.sampling or self._sampling for one in batch for _ in range(len(one.verifiable) + 1)]
-        laws_NV = laws_of(logits_NV, samplings, self._law_dtype)
-        levels = self._rule.levels(batch, laws_NV, starts)
+        target_probs_NV = to_probs(logits_NV, samplings, self._probs_dtype)
+        levels = self._rule.levels(batch, target_probs_NV, starts)
         outcomes = [
-            self._outcome(proposal, levels[i], laws_NV[starts[i] : starts[i + 1]]) for i, proposal in enumerate(batch)
+            self._decide_row(proposal, levels[i], target_probs_NV[starts[i] : starts[i + 1]])
+            for i, proposal in enumerate(batch)
         ]
-        told = self._told(batch, outcomes, logits_NV, starts)
-        logprobs = _logprobs(batch, outcomes, logits_NV, starts)
-        return [self._close(*parts) for parts in zip(batch, outcomes, told, logprobs, strict=True)]
+        supervision = self._supervise(batch, outcomes, logits_NV, starts)
+        logprobs = _collect_logprobs(batch, outcomes, logits_NV, starts)
+        return [self._extend_row(*parts) for parts in zip(batch, outcomes, supervision, logprobs, strict=True)]
 
-    def _told(
+    def _supervise(
         self,
         batch: Sequence[Proposal],
         outcomes: Sequence[tuple[Decision, ...]],
         logits_NV: Tensor,
         starts: Sequence[int],
-    ) -> list[Told]:
-        """What each row is taught; nothing is computed for those that give no lesson."""
-        taught = [number for number, proposal in enumerate(batch) if proposal.draft.row.teaches]
-        if len(taught) == len(batch):
-            return self._teach(batch, outcomes, logits_NV, starts)
-        chosen = [batch[number] for number in taught], [outcomes[number] for number in taught]
-        found = self._teach(*chosen, logits_NV, [starts[number] for number in taught]) if taught else []
-        told = [Told()] * len(batch)
-        for number, one in zip(taught, found, strict=True):
-            told[number] = one
-        return told
+    ) -> list[Supervision]:
+        """Return the supervision of each row; empty for rows that collect no examples."""
+        numbers = [number for number, proposal in enumerate(batch) if proposal.draft.row.collects_examples]
+        if len(numbers) == len(batch):
+            return self._teacher(batch, outcomes, logits_NV, starts)
+        chosen = [batch[number] for number in numbers], [outcomes[number] for number in numbers]
+        found = self._teacher(*chosen, logits_NV, [starts[number] for number in numbers]) if numbers else []
+        supervision = [Supervision()] * len(batch)
+        for number, one in zip(numbers, found, strict=True):
+            supervision[number] = one
+        return supervision
 
-    def _outcome(self, proposal: Proposal, levels: Sequence[Levels], laws_MV: Tensor) -> tuple[Decision, ...]:
-        """What is decided for one row, as far as the row goes."""
+    def _decide_row(
+        self, proposal: Proposal, levels: Sequence[Levels], target_probs_MV: Tensor
+    ) -> tuple[Decision, ...]:
+        """Decide one row's proposed tokens, up to the end of the sequence."""
         row = proposal.draft.row
-        return cut(decide(proposal, levels, laws_MV, self._rule, row.draws), row.room, self._ends, row.ending)
+        return truncate(
+            decide(proposal, levels, target_probs_MV, self._rule, row.rng),
+            row.remaining_tokens,
+            self._eos_ids,
+            row.stop_strings,
+        )
 
     def _target_logits(self, batch: Sequence[Proposal]) -> tuple[Tensor, list[int]]:
-        """Logits at every verifiable token and behind the last, all rows joined, and where each row begins."""
+        """Return the logits at every verifiable token and after the last, rows joined, and the start of each row."""
         rows = [proposal.draft.row for proposal in batch]
         counts = [len(proposal.verifiable) + 1 for proposal in batch]
         fed = [
@@ -210,20 +282,29 @@ class Verify:
             for row, proposal in zip(rows, batch, strict=True)
         ]
         logits_NV, _ = self.model.forward(rows, fed, counts)
-        return logits_NV.masked_fill(self._forbidden_V, -torch.inf), [0, *accumulate(counts)]
+        logits_NV, starts = logits_NV.masked_fill(self._forbidden_V, -torch.inf), [0, *accumulate(counts)]
+        # A NaN anywhere in a line becomes its maximum; -inf is a mask, unless the whole line is.
+        finite_N = logits_NV.amax(-1).isfinite()
+        if not bool(finite_N.all()):
+            raise ModelError(_describe_nonfinite(rows, starts, finite_N.tolist()))
+        return logits_NV, starts
 
-    def _close(
-        self, proposal: Proposal, decisions: tuple[Decision, ...], told: Told, logprobs: tuple[TokenLogprobs, ...]
+    def _extend_row(
+        self,
+        proposal: Proposal,
+        decisions: tuple[Decision, ...],
+        supervision: Supervision,
+        logprobs: tuple[TokenLogprobs, ...],
     ) -> Verdict:
-        row, emitted = proposal.draft.row, _emitted(decisions)
+        row, emitted = proposal.draft.row, _emitted_tokens(decisions)
         row.tokens.extend(emitted)
         for token in emitted:
             row.pieces.extend(self._context[token])
-        row.room -= len(emitted)
+        row.remaining_tokens -= len(emitted)
         row.block += 1
-        stopped = emitted[-1] in self._ends or (row.ending is not None and row.ending.complete)
-        row.finish = "stop" if stopped else "" if row.room else "length"
+        stopped = emitted[-1] in self._eos_ids or (row.stop_strings is not None and row.stop_strings.complete)
+        row.finish = "stop" if stopped else "" if row.remaining_tokens else "length"
         self.model.roll_back(row, len(row.tokens) - 1)
         accepted = sum(decision.outcome is Outcome.ACCEPTED for decision in decisions)
         rejected = sum(decision.outcome is Outcome.REJECTED for decision in decisions)
-        return Verdict(proposal, decisions, emitted, accepted + rejected, accepted, *told, logprobs)
+        return Verdict(proposal, decisions, emitted, accepted + rejected, accepted, *supervision, logprobs)

@@ -1,25 +1,25 @@
-"""Every exception that omnidraft raises on purpose.
+"""The exceptions that omnidraft raises for errors of use and of stored data.
 
     OmnidraftError
-    ├── UsageError          something the user asked for cannot be done; exit status 2
+    ├── UsageError          the request cannot be carried out; exit status 2
     │   ├── ConfigError     an unknown or impossible setting
     │   ├── SourceError     a prompt source that cannot be opened
     │   ├── ModelError      a model or tokenizer that cannot be loaded or used
     │   ├── VocabularyError two vocabularies that cannot be paired
     │   ├── QueryError      a query that is not allowed or not valid
     │   └── RunError        a run folder that is missing, foreign or busy
-    └── CorruptError        stored data that does not say what it must
+    └── CorruptError        stored data that differs from its record
 
-A message says what must hold, what was found, and what to try.
+A message names what must hold, what was found, and what to try.
 """
 
 
 class OmnidraftError(Exception):
-    """Root of the tree."""
+    """Base class of all exceptions of omnidraft."""
 
 
 class UsageError(OmnidraftError):
-    """The request cannot be carried out as it stands; the command line exits with status 2."""
+    """A request that cannot be carried out; the command line exits with status 2."""
 
 
 class ConfigError(UsageError):

@@ -1,8 +1,9 @@
-"""What happened, in frozen values without tensors. The log keeps them; readers need nothing else.
+"""Events: frozen values without tensors that the log stores and readers use.
 
 A *stream offset* is the number of a prompt in the stream, from 0. A *block* is one draft-verify round of one
 prompt, numbered from 0 within its prompt. A *position* counts emitted target tokens of a completion from 0.
-Seconds are wall time. The log adds the run's name and the order of writing; stages know neither.
+Seconds are wall-clock time. The log adds the run's name and the order of writing; stages know neither.
+`drafter_version` and `head_version` count updates in service, not published versions.
 """
 
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from enum import StrEnum
 
 
 class Translation(StrEnum):
-    """How drafted pieces became a target token."""
+    """Translation of drafted pieces into a target token."""
 
     DIRECT = "direct"  # one piece, one token
     NGRAM = "ngram"  # two or more pieces merged into one token
@@ -18,28 +19,28 @@ class Translation(StrEnum):
 
 
 class Outcome(StrEnum):
-    """What verification did with a proposed token. *Judged* means accepted or rejected."""
+    """Result of verification for a token. *Judged* means accepted or rejected."""
 
     ACCEPTED = "accepted"
     REJECTED = "rejected"
-    UNJUDGED = "unjudged"  # behind the first rejection of its block
-    UNTRANSLATABLE = "untranslatable"  # drafted pieces behind a place where translation had to end
+    UNJUDGED = "unjudged"  # after the first rejection of its block
+    UNTRANSLATABLE = "untranslatable"  # drafted pieces after the place where translation ended
     UNDRAFTED = "undrafted"  # nothing was proposed here: the bonus token of a block
 
 
-class Drafter(StrEnum):
-    """Who drafted a block."""
+class DraftSource(StrEnum):
+    """The source of a block's draft."""
 
     MODEL = "model"
-    LOOKUP = "lookup"  # copied from the row's own text: every piece with probability 1
+    LOOKUP = "lookup"  # copied from the sequence's own text: every piece has probability 1
 
 
 class Origin(StrEnum):
-    """Where an emitted token came from."""
+    """The origin of an emitted token."""
 
     ACCEPTED = "accepted"
-    RESIDUAL = "residual"  # drawn after a rejection
-    BONUS = "bonus"  # drawn after everything proposed was accepted
+    RESIDUAL = "residual"  # sampled after a rejection
+    BONUS = "bonus"  # sampled after everything proposed was accepted
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +52,12 @@ class PromptReceived:
     dataset: str
     line: int  # from 1, in the source
     text: str
-    target: str | None = None  # the target that the row asks for; None where it is dealt
+    target: str | None = None  # the target that the source row names; None to let the router choose
 
 
 @dataclass(frozen=True, slots=True)
 class PromptRejected:
-    """A source row that cannot become a prompt; the stream goes on."""
+    """A source row that cannot become a prompt; the stream continues."""
 
     dataset: str
     line: int  # from 1, in the source
@@ -67,10 +68,11 @@ class PromptRejected:
 class TokenDecision:
     """One proposed, emitted or dropped target token of a block.
 
-    A proposed token is put to one test per *level* of the trie: the group of tokens under its first piece,
-    then each further piece or the end of the token. At level l the drafter's law gave the drafted option
-    `drafter_levels[l]`, the target's gives it `target_levels[l]`. With `uniform` u the token is accepted iff
-    u < prod_l min(1, target_levels[l] / drafter_levels[l]), all in double precision on the float32 values kept here.
+    A proposed token is tested at each *level* of the trie: at the group of tokens under its first piece, then at each
+    further piece or the end of the token. At level l the drafter's distribution gives the drafted option the
+    probability `drafter_levels[l]`, the target's gives it `target_levels[l]`. With the random number `uniform` u the
+    token is accepted if and only if u < prod_l min(1, target_levels[l] / drafter_levels[l]), computed in double
+    precision on the float32 values stored here.
     """
 
     offset: int
@@ -78,7 +80,7 @@ class TokenDecision:
     dataset: str
     target: str
     block: int
-    position: int  # of this token in the completion, were everything before it accepted
+    position: int  # of this token in the completion if everything before it is accepted
     index: int  # within the block
     pieces: tuple[int, ...]  # drafter tokens it was proposed as; empty for a bonus
     translation: Translation
@@ -92,16 +94,16 @@ class TokenDecision:
     target_levels: tuple[float, ...]
     uniform: float | None
     head_estimate: float | None  # P(all pieces up to and including this token's last are accepted)
-    entropy: float | None  # of the drafter's law at the first piece, in nats
+    entropy: float | None  # of the drafter's distribution at the first piece, in nats
     drafter_version: int
     head_version: int
     cache_version: int
-    drafter: Drafter = Drafter.MODEL  # of the block
+    drafter: DraftSource = DraftSource.MODEL  # of the block
 
 
 @dataclass(frozen=True, slots=True)
 class BlockDone:
-    """One draft-verify round of one prompt. Seconds are this row's equal share of the batch's."""
+    """One draft-verify round of one prompt. Seconds are the prompt's equal share of its batch."""
 
     offset: int
     dataset: str
@@ -115,14 +117,14 @@ class BlockDone:
     seconds_decode: float
     seconds_translate: float
     seconds_verify: float
-    drafter: Drafter = Drafter.MODEL
+    drafter: DraftSource = DraftSource.MODEL
 
 
 @dataclass(frozen=True, slots=True)
 class PromptCompleted:
-    """A completion is whole. `started` and `finished` are seconds since the run began.
+    """A completion has ended. `started` and `finished` are seconds since the run began.
 
-    What lookups drafted is counted apart, so that acceptance stays that of the drafter model.
+    Drafts by lookup are counted separately, so that acceptance is that of the drafter model.
     """
 
     offset: int
@@ -135,7 +137,7 @@ class PromptCompleted:
     prompt_tokens: int
     emitted: int
     blocks: int  # target forwards
-    drafted: int  # pieces, by the model, as all counts to `first_accepted`
+    drafted: int  # pieces; this and the counts up to `first_accepted` are of drafts by the model
     judged: int
     accepted: int
     first_judged: int  # blocks whose first proposed token was judged
@@ -153,9 +155,9 @@ class PromptCompleted:
 class Updated:
     """One learning step of the drafter or of the head, served or dropped.
 
-    The ledger: `seconds` were spent; since the update before, the drafter then in service brought `tokens_gained`
-    more accepted tokens than the drafter as loaded (the *floor*) would have: the difference of the two acceptances
-    expected on the gate's window, times the tokens judged since.
+    The ledger of costs and gains: the step took `seconds`. Since the previous update the drafter in service gained
+    `tokens_gained` accepted tokens over the baseline, the drafter as it was loaded: the difference of the two expected
+    acceptances on the gate's window, times the tokens judged since the previous update.
     """
 
     offset: int  # of the last prompt it learned from
@@ -163,48 +165,48 @@ class Updated:
     part: str  # "drafter" or "head"
     loss_name: str
     loss: float
-    positions: int
-    acceptance_before: float | None  # expected, on the gate's held-out window; None for the head
-    acceptance_after: float | None
-    acceptance_floor: float | None  # of the drafter as loaded, on the same window
+    positions: int  # that the step was trained on
+    acceptance_before: float | None  # expected, in service, on the gate's held-out window; None for the head
+    acceptance_after: float | None  # of the candidate, on the same window
+    acceptance_floor: float | None  # of the baseline, on the same window
     tokens_gained: float | None  # None for the head and while nothing is held out
     served: bool
     reason: str  # why it was served or dropped
-    seconds: float  # of computing
-    waited: float  # seconds of them for which decoding stood still
-    drafter_version: int  # after this step
+    seconds: float  # to compute the step
+    waited: float  # seconds of these for which decoding waited
+    drafter_version: int  # updates in service after this step
     head_version: int
 
 
 @dataclass(frozen=True, slots=True)
 class Drifted:
-    """The detector saw the acceptance rate change."""
+    """The detector raised an alarm: the acceptance rate changed."""
 
     offset: int
     target: str
     dataset: str
     detector: str
     direction: str  # "fall" or "rise"
-    changed_at: int  # offset of the prompt from which on the rate is another, found afterwards
+    changed_at: int  # offset of the first prompt after the change, estimated afterwards
     rate_before: float
     rate_after: float
     action: str  # "reset", "recall" or "none" as configured, "ignored" (a rise) or "cooldown"
 
     @property
     def acted_upon(self) -> bool:
-        """Whether something was begun anew."""
+        """True if the drift was responded to with a reset or a recall."""
         return self.action in ("reset", "recall")
 
 
 @dataclass(frozen=True, slots=True)
 class Recalled:
-    """After a drift earlier versions were scored on the prompts since the change; the best may have been taken back."""
+    """After a drift, earlier versions were scored on the prompts since the change; the best one may be restored."""
 
     offset: int
     target: str
-    version: int | None  # the one now in service again; None when the present drafter stays
-    candidates: int  # versions scored
-    prompts: int  # that they were scored on
+    version: int | None  # the restored version; None if the drafter in service stays
+    candidates: int  # number of versions scored
+    prompts: int  # number of prompts they were scored on
     acceptance_present: float  # expected, of the drafter in service
     acceptance_best: float  # of the best earlier version
     seconds: float
@@ -215,15 +217,15 @@ class VersionPublished:
     """A drafter with its head and n-gram cache was written to the run's folder as one version."""
 
     offset: int
-    version: int  # within the run, from 0; the first of each target is its floor: the drafter as loaded
+    version: int  # within the run, from 0; the first of each target is its baseline: the drafter as loaded
     target: str
-    parent: int | None  # the version before of the same target
+    parent: int | None  # the previous version of the same target
     reason: str  # "floor", "interval", "drift" or "end"
     drafter_version: int
     head_version: int
     cache_version: int
     cache_entries: int
-    acceptance: float | None  # accepted / judged of the target's prompts since the version before
+    acceptance: float | None  # accepted / judged of the target's prompts since the previous version
     folder: str  # relative to the run's folder
     digest: str  # sha256 over the folder's files
 

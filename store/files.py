@@ -1,31 +1,41 @@
-"""Files that are written whole or not at all, and their digests."""
+"""Atomic writes of files, and digests of files."""
 
 import hashlib
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Put `content` at `path` such that a reader, also after a crash, finds all of it or what was there before."""
+    """Write `content` to `path` atomically: readers find all of it or the previous content, also after a crash."""
+    write_chunks(path, [content])
+
+
+def write_chunks(path: Path, chunks: Iterable[bytes]) -> None:
+    """Write chunks to `path` atomically, as `write_whole` does; the content may be larger than memory."""
     temporary = path.with_name(f".{path.name}.tmp")
-    with open(temporary, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+    write_synced(temporary, chunks)
     os.replace(temporary, path)
     sync_folder(path.parent)
 
 
+def write_synced(path: Path, chunks: Iterable[bytes]) -> None:
+    """Write a file and sync it to disk; a reader may see a part of it before that."""
+    with open(path, "wb") as file:
+        file.writelines(chunks)
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def sync_file(path: Path) -> None:
-    """Bring what was written to a file onto the disk."""
+    """Sync what was written to a file to disk."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
 
 
 def sync_folder(folder: Path) -> None:
-    """Make a rename in `folder` survive a power cut, on systems where a folder can be opened."""
+    """Make a rename in `folder` survive a power failure, on systems where a folder can be opened."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except OSError:
@@ -36,13 +46,13 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def json_bytes(content: Any) -> bytes:
-    """Readable JSON of `content`; refuses NaN, which other readers of JSON cannot parse (`ValueError`)."""
+def json_bytes(content: object) -> bytes:
+    """Encode `content` as indented JSON. Raises `ValueError` for NaN, which other readers of JSON cannot parse."""
     return (json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
 def digest_of(path: Path) -> str | None:
-    """sha256 of a file in hexadecimal; None where there is none that can be read."""
+    """Return the SHA-256 of a file in hexadecimal, or None if it cannot be read."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

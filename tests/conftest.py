@@ -1,15 +1,60 @@
-"""Being here puts this folder on the import path, so that every test can `import doubles`."""
+"""Fixtures for all tests, and how tests are shared out. `tests/support` is on the import path, so that every test can
+`import doubles`.
+"""
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # in front of torch: every core has a process of tests for itself
 
 import logging
 from collections.abc import Iterator
 from pathlib import Path
 
+import mlflow_tables
 import pytest
+import warm_python
 from hypothesis import settings
 from loopback import LoopbackBroker
 
 settings.register_profile("unhurried", deadline=None)  # a busy machine is no failure
 settings.load_profile("unhurried")
+
+LONGEST = (  # files that take longest begin first, so that no process is left with one at the end
+    "pipeline/cluster/test_ray_backend.py",
+    "faults/test_object_runs.py",
+    "faults/test_kills.py",
+    "pipeline/versions/test_export.py",
+    "pipeline/run/test_resume.py",
+    "pipeline/sources/test_ray_data.py",
+    "stages/ngrams/test_ngram_cache.py",
+    "stages/vocabulary/test_real_vocabularies.py",
+    "exactness/",
+    "faults/",
+    "pipeline/cli/",
+    "pipeline/serve/",
+    "pipeline/cluster/",
+    "pipeline/assembly/",
+    "pipeline/learner_service/",
+    "pipeline/bench/",
+    "pipeline/run/",
+)
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """`-n auto`: a process of tests per core; none beside this one for a single file."""
+    one = len(config.args) == 1 and config.args[0].partition("::")[0].endswith(".py")
+    return 0 if one else min(len(os.sched_getaffinity(0)), 8)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files first. xdist hands out files in this order."""
+    tests = Path(__file__).parent
+
+    def place(item: pytest.Item) -> int:
+        path = item.path.relative_to(tests).as_posix()
+        return next((place for place, begin in enumerate(LONGEST) if path.startswith(begin)), len(LONGEST))
+
+    items.sort(key=place)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -17,7 +62,25 @@ def _cache_of_this_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator
     """No test writes into the user's cache; what one test reads of a tokenizer serves the others."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMNIDRAFT_CACHE", str(tmp_path_factory.getbasetemp() / "omnidraft-cache"))
+        patch.setenv(mlflow_tables.VARIABLE, str(shared_folder(tmp_path_factory) / "mlflow-tables.db"))
         yield
+
+
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of this session for all of its processes of tests."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
+@pytest.fixture(autouse=True)
+def _mlflow_tables_are_copied() -> None:
+    mlflow_tables.copy_tables()  # nothing before MLflow is loaded, which a test may do for all that follow
+
+
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What this test, or the code that it tests, starts by `[sys.executable, ...]` has its libraries loaded."""
+    monkeypatch.setattr("subprocess.Popen", warm_python.Popen)
 
 
 @pytest.fixture(scope="session")
@@ -34,14 +97,15 @@ def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("spill")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        ray.init(
-            "local",
-            num_cpus=2,
-            object_store_memory=80_000_000,
-            object_spilling_directory=str(folder),
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-        )
+        with warm_python.ray_workers():
+            ray.init(
+                "local",
+                num_cpus=2,
+                object_store_memory=80_000_000,
+                object_spilling_directory=str(folder),
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
         yield folder
         ray.shutdown()

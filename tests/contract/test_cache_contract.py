@@ -1,7 +1,6 @@
 """The contract of `Cache`, over every implementation and every order of leaving."""
 
 import inspect
-import json
 import math
 from collections.abc import Callable
 
@@ -9,25 +8,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stages import ngram_cache
-from stages.eviction import EVICTIONS
-from stages.ngram_cache import Cache, Entry, NgramCache, NoCache, entry_bytes
-from stages.trie import Node, Trie
+from stages.contract.snapshot import SnapshotReader, SnapshotWriter
+from stages.ngrams import cache as ngram_cache
+from stages.ngrams.cache import Cache, Entry, NgramCache, NoCache, entry_bytes
+from stages.ngrams.eviction import EVICTIONS
+from stages.ngrams.trie import Node, Trie
 
 PIECES = [(a, b, *rest) for a in range(3) for b in range(3) for rest in ((), (0,), (1, 2))]
 TOKEN_OF = {pieces: 400 + token for token, pieces in enumerate(PIECES)}
 SMALL, LARGE = 4 * entry_bytes((0, 0)), 100 * entry_bytes((0, 0))
 
 
-def _of(policy: str, budget: float) -> Callable[[Trie], Cache]:
+def _make(policy: str, budget: float) -> Callable[[Trie], Cache]:
     return lambda trie: NgramCache(trie, budget, EVICTIONS[policy]())
 
 
 CACHES: dict[str, tuple[Callable[[Trie], Cache], float]] = {
     **{
-        f"{policy}-{budget}": (_of(policy, budget), budget) for policy in ("lru", "lfu") for budget in (0, SMALL, LARGE)
+        f"{policy}-{budget}": (_make(policy, budget), budget)
+        for policy in ("lru", "lfu")
+        for budget in (0, SMALL, LARGE)
     },
-    "unbounded": (_of("unbounded", math.inf), math.inf),
+    "unbounded": (_make("unbounded", math.inf), math.inf),
     "off": (lambda trie: NoCache(), 0),
 }
 every_cache = pytest.mark.parametrize(("make", "budget"), CACHES.values(), ids=list(CACHES))
@@ -136,7 +138,8 @@ def test_a_restored_cache_goes_on_as_the_saved_one_would_have(make, budget, befo
         perform(first, *call)
     for call in other:  # what the configuration may have filled it with
         perform(second, *call)
-    second.restore(json.loads(json.dumps(first.save())))
+    kept = SnapshotReader(SnapshotWriter().files(first.save()))
+    second.restore(kept.state, kept)
     for call in [None, *after]:
         if call:
             perform(first, *call)

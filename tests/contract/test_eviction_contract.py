@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stages import eviction
-from stages.eviction import EVICTIONS, Eviction, LeastRecentlyUsed, NeverEvict, Record
+from stages.ngrams import eviction
+from stages.ngrams.eviction import EVICTIONS, Eviction, LeastRecentlyUsed, NeverEvict, Record
 
 every_order = pytest.mark.parametrize("make", EVICTIONS.values(), ids=list(EVICTIONS))
 touches = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 300)), max_size=30)
 
 
-def touched(order: Eviction, touches: list[tuple[int, int]]) -> dict[int, Record]:
+def touch_all(order: Eviction, touches: list[tuple[int, int]]) -> dict[int, Record]:
     records: dict[int, Record] = {}
     for number, times in touches:
         order.touch(records.setdefault(number, Record((number, number))), times)
@@ -37,7 +37,7 @@ def test_without_entries_there_is_no_victim(make):
 @given(touches)
 def test_every_entry_is_a_victim_exactly_once_or_never(make, touches):
     order = make()
-    records = touched(order, touches)
+    records = touch_all(order, touches)
     expected = [] if make is NeverEvict else sorted(record.pieces for record in records.values())
     assert sorted(all_victims(order)) == expected
 
@@ -45,7 +45,7 @@ def test_every_entry_is_a_victim_exactly_once_or_never(make, touches):
 @every_order
 @given(touches)
 def test_counts_are_the_sums_of_the_touches(make, touches):
-    records = touched(make(), touches)
+    records = touch_all(make(), touches)
     for number, record in records.items():
         assert record.count == sum(times for touched, times in touches if touched == number)
 
@@ -54,10 +54,10 @@ def test_counts_are_the_sums_of_the_touches(make, touches):
 @given(touches)
 def test_what_is_left_behaves_as_if_a_forgotten_entry_had_never_been_there(make, touches):
     order, without = make(), make()
-    for number, record in touched(order, touches).items():
+    for number, record in touch_all(order, touches).items():
         if number % 2:
             order.forget(record)
-    touched(without, [(number, times) for number, times in touches if number % 2 == 0])
+    touch_all(without, [(number, times) for number, times in touches if number % 2 == 0])
     assert order.bytes == without.bytes
     assert all_victims(order) == all_victims(without)
 
@@ -66,7 +66,7 @@ def test_what_is_left_behaves_as_if_a_forgotten_entry_had_never_been_there(make,
 @given(touches)
 def test_a_victim_stays_until_it_is_forgotten(make, touches):
     order = make()
-    touched(order, touches)
+    touch_all(order, touches)
     assert order.victim() is order.victim()
 
 
@@ -74,7 +74,7 @@ def test_a_victim_stays_until_it_is_forgotten(make, touches):
 @given(touches)
 def test_touching_no_times_makes_young_and_counts_nothing(make, touches):
     order = make()
-    records = touched(order, touches)
+    records = touch_all(order, touches)
     counts = {number: record.count for number, record in records.items()}
     for record in records.values():
         order.touch(record, 0)
@@ -87,8 +87,8 @@ def test_touching_no_times_makes_young_and_counts_nothing(make, touches):
 @given(touches)
 def test_equal_touches_give_equal_victims(make, touches):
     first, second = make(), make()
-    touched(first, touches)
-    touched(second, touches)
+    touch_all(first, touches)
+    touch_all(second, touches)
     assert all_victims(first) == all_victims(second)
 
 
@@ -96,7 +96,7 @@ def test_equal_touches_give_equal_victims(make, touches):
 @given(touches)
 def test_an_order_that_was_emptied_takes_nothing(make, touches):
     order = make()
-    for record in touched(order, touches).values():
+    for record in touch_all(order, touches).values():
         order.forget(record)
     assert (order.bytes, order.victim()) == (0, None)
 

@@ -13,8 +13,8 @@ import pytest
 from pyarrow import parquet
 
 import pipeline
-from pipeline.config_sections import SourceSettings
-from pipeline.source import RowSource, Source, open_source, stream
+from pipeline.config.sections import SourceSettings
+from pipeline.sources.stream import Source, open_source, stream
 from store.errors import SourceError
 from store.events import PromptReceived, PromptRejected
 
@@ -178,7 +178,7 @@ def test_where_rows_alone_can_tell_a_missing_column_rejects_them(make: Make):
 def implementations(methods: set[str]) -> set[str]:
     """Classes anywhere in `pipeline` that have the protocol's methods, the protocol itself left out."""
     found = set()
-    for path in Path(pipeline.__path__[0]).glob("*.py"):
+    for path in Path(pipeline.__path__[0]).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ClassDef) and "Protocol" not in map(ast.unparse, node.bases):
                 defined = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
@@ -193,6 +193,6 @@ def test_no_implementation_is_missing_from_this_suite(tmp_path, monkeypatch, req
         folder = tmp_path / f"kind-{number}"
         folder.mkdir()
         sources.append(open_source(spec_of(kind, folder, request), SourceSettings(), stdin=io.BytesIO()))
-    assert implementations({"read", "size"}) == {type(source).__name__ for source in sources} == {"RowSource"}
-    rows = {type(source.rows).__name__ for source in sources if isinstance(source, RowSource)}
+    assert implementations({"read", "size"}) == {type(source).__name__ for source in sources} == {"Source"}
+    rows = {type(source.rows).__name__ for source in sources}
     assert implementations({"read", "count"}) == rows

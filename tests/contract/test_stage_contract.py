@@ -1,4 +1,4 @@
-"""The contract of `Stage`, over every implementation: what `stages/stage.py` promises."""
+"""The contract of `Stage`, over every implementation: what `stages/contract/stage.py` promises."""
 
 import gc
 import importlib
@@ -6,8 +6,8 @@ import inspect
 import pkgutil
 import random
 import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,30 +18,25 @@ from doubles import TableModel, row_of
 from torch import Tensor
 
 import stages
-from stages.acceptance import TrieRule
-from stages.blocks import Draft, Label, Lesson, Proposal, Row, Teaching, Verdict
-from stages.costs import Costs
+from stages.contract.blocks import Draft, Proposal, SequenceState, Verdict
+from stages.contract.stage import Stage
 from stages.decode import Decode
-from stages.distill import Distill, NoDistill
-from stages.distributions import Sampling
-from stages.drafter_trainer import DrafterTrainer
-from stages.head import EXTRA_FEATURES, AcceptanceHead
-from stages.head_trainer import HeadTrainer
-from stages.huggingface import new_llama
-from stages.language_model import LanguageModel
-from stages.learner import DrafterLearner
-from stages.lookup import DecodeOrLookup, Payoff
-from stages.losses import expected_acceptance, trie_loss
-from stages.ngram_cache import LeastFrequentlyUsed, NgramCache
-from stages.spacing import FixedSpacing
-from stages.stage import Stage
-from stages.stopping import ThresholdStop
-from stages.teach import teach_nothing
-from stages.training import Training
+from stages.drafting.costs import Costs
+from stages.drafting.head import AcceptanceHead
+from stages.drafting.prompt_lookup import PromptLookup
+from stages.drafting.sources import DraftSourceSelector
+from stages.drafting.stopping import ThresholdStop
+from stages.examples.teacher import supervise_nothing
+from stages.lookup import DecodeOrLookup
+from stages.models.huggingface import new_llama
+from stages.models.language_model import LanguageModel
+from stages.ngrams.cache import NgramCache
+from stages.ngrams.eviction import LeastFrequentlyUsed
+from stages.ngrams.trie import Trie
+from stages.rules import TrieRule
+from stages.sampling.distributions import Sampling
 from stages.translate import Translate, parse
-from stages.trie import Trie
 from stages.verify import Verify
-from stages.worker import CallingThread, OwnThread, Worker
 
 SPELLING = ((0,), (1,), (0, 1), (2,), None, (2, 0, 1), (3,))
 PIECES = 4
@@ -61,7 +56,7 @@ def llama(size: int) -> LanguageModel:
     model = new_llama(size, vocab_size=size, num_key_value_heads=1, **SHAPE)
     with torch.no_grad():
         for weight in model.parameters():
-            weight.mul_(4)  # laws that differ from position to position
+            weight.mul_(4)  # distributions that differ from position to position
     return LanguageModel(model, "tiny")
 
 
@@ -74,61 +69,46 @@ def new_trie() -> Trie:
 TRIE = new_trie()  # that proposals are parsed with and verified by; nothing changes it
 
 
-def new_row(offset: int) -> Row:
+def new_row(offset: int) -> SequenceState:
     prompt = [offset % 4, 1, 0, offset % 3][: 1 + offset % 4]
     return row_of(prompt, offset=offset)
 
 
-def draft_of(row: Row, block: int) -> Draft:
+def draft_of(row: SequenceState, block: int) -> Draft:
     """A draft that depends on the row and the block alone."""
     generator = np.random.default_rng([row.offset, block])
-    laws_KD = torch.from_numpy(generator.dirichlet(np.ones(PIECES), size=int(generator.integers(1, 5)))).float()
-    pieces = tuple(int(generator.integers(PIECES)) for _ in laws_KD)
-    return Draft(row, pieces, laws_KD, tuple(0.0 for _ in pieces), None, ())
+    draft_probs_KD = torch.from_numpy(generator.dirichlet(np.ones(PIECES), size=int(generator.integers(1, 5)))).float()
+    pieces = tuple(int(generator.integers(PIECES)) for _ in draft_probs_KD)
+    return Draft(row, pieces, draft_probs_KD, tuple(0.0 for _ in pieces), None, ())
 
 
-def proposal_of(row: Row, block: int) -> Proposal:
+def proposal_of(row: SequenceState, block: int) -> Proposal:
     draft = draft_of(row, block)
     return Proposal(draft, parse(TRIE, draft.pieces))
-
-
-def lesson_of(row: Row, block: int) -> Lesson:
-    teachings = tuple(Teaching(position, 0, (0, 2), (0.7, 0.2), (0.7, 0.2), 0.1) for position in (1, 2, 3))
-    labels = tuple(Label(torch.full((16 + EXTRA_FEATURES,), n / 20), float(n % 2)) for n in range(20))
-    return Lesson(row.offset, "big", (0, 1, 2, row.offset % 4), teachings, labels, (2, 3))
 
 
 def new_decode(model: Callable[[int], Any]) -> Decode:
     drafter = model(PIECES)
     head = AcceptanceHead(drafter.hidden_size, 0)
-    return Decode(drafter, head, ThresholdStop(0.5), SAMPLING, range(PIECES), max_draft=4, end=3)
+    return Decode(drafter, head, ThresholdStop(0.5), SAMPLING, range(PIECES), max_draft=4, eos_id=3)
 
 
 def new_lookup(model: Callable[[int], Any]) -> DecodeOrLookup:
-    payoff = Payoff(Costs(((1, 1.0), (2, 1.06)), ((1, 0.24),)))
+    selector = DraftSourceSelector(Costs(((1, 1.0), (2, 1.06)), ((1, 0.24),)))
     for match in range(3, 40):  # pairs are left to the model
         for _ in range(30):
-            payoff.note_copy(match, [0], [0])
-    return DecodeOrLookup(new_decode(model), payoff, range(PIECES), PIECES, max_draft=6)
+            selector.observe_copy(match, [0], [0])
+    return DecodeOrLookup(new_decode(model), [PromptLookup(selector, range(PIECES), most=6)])
 
 
 def new_verify(model: Callable[[int], Any]) -> Verify:
     context = [pieces or () for pieces in SPELLING]
-    return Verify(model(len(SPELLING)), TrieRule(TRIE), SAMPLING, context, len(SPELLING), {6}, teach_nothing)
+    return Verify(model(len(SPELLING)), TrieRule(TRIE), SAMPLING, context, len(SPELLING), {6}, supervise_nothing)
 
 
 def new_translate() -> Translate:
     trie = new_trie()
     return Translate(trie, NgramCache(trie, 0, LeastFrequentlyUsed()), SPELLING)
-
-
-def new_distill(lag: int = 0, worker: Callable[[], Worker] = CallingThread) -> Distill:
-    served = llama(PIECES)
-    training = Training(1e-3, 0.0, steps=1, clip=1.0, replay=8, gate_window=4, gate_tolerance=1.0, seed=0)
-    trainer = DrafterTrainer(served, "trie", trie_loss, expected_acceptance, {"big": range(PIECES)}, training)
-    head = HeadTrainer(AcceptanceHead(16, 0), seed=0, rate=1e-3, batch=32, buffer=64)
-    learner = DrafterLearner(trainer, FixedSpacing(2), gate_every=3, most=2, lag=lag, worker=worker())
-    return Distill(learner, head, interleaved=True)
 
 
 @dataclass(frozen=True)
@@ -144,7 +124,7 @@ class Seen:
 
 
 def see_draft(draft: Draft) -> Seen:
-    return Seen((draft.row.offset, draft.pieces, len(draft.survival)), tuple(draft.laws_KD.flatten().tolist()))
+    return Seen((draft.row.offset, draft.pieces, len(draft.survival)), tuple(draft.draft_probs_KD.flatten().tolist()))
 
 
 def see_proposal(proposal: Proposal) -> Seen:
@@ -158,11 +138,7 @@ def see_verdict(verdict: Verdict) -> Seen:
     return Seen((verdict.proposal.draft.row.offset, outcomes, verdict.emitted), levels)
 
 
-def see_updates(updates: Sequence[Any]) -> Seen:
-    return Seen(tuple(replace(update, seconds=0.0, waited=0.0) for update in updates))
-
-
-def read_on(row: Row) -> None:
+def read_on(row: SequenceState) -> None:
     """What `Verify` would have done to a row that was only drafted after."""
     row.pieces.append((row.offset + len(row.pieces)) % PIECES)
 
@@ -172,12 +148,12 @@ class Bench:
     """How a stage is made, fed and looked at."""
 
     make: Callable[[], Stage]
-    feed: Callable[[Row, int], Any]
+    feed: Callable[[SequenceState, int], Any]
     see: Callable[[Any], Any]
-    after: Callable[[Row], None] = lambda row: None
+    after: Callable[[SequenceState], None] = lambda row: None
 
 
-BLOCK_STAGES = {
+ALL = {
     "Decode, table": Bench(partial(new_decode, table), lambda row, block: row, see_draft, read_on),
     "Decode, model": Bench(partial(new_decode, llama), lambda row, block: row, see_draft, read_on),
     "DecodeOrLookup, table": Bench(partial(new_lookup, table), lambda row, block: row, see_draft, read_on),
@@ -186,18 +162,10 @@ BLOCK_STAGES = {
     "Verify, table": Bench(partial(new_verify, table), proposal_of, see_verdict),
     "Verify, model": Bench(partial(new_verify, llama), proposal_of, see_verdict),
 }
-LEARNERS = {
-    "Distill": Bench(new_distill, lesson_of, see_updates),
-    "Distill, on a thread": Bench(partial(new_distill, 1, OwnThread), lesson_of, see_updates),
-    "NoDistill": Bench(NoDistill, lesson_of, see_updates),
-}
-ALL = BLOCK_STAGES | LEARNERS
 every_stage = pytest.mark.parametrize("bench", ALL.values(), ids=list(ALL))
-every_block_stage = pytest.mark.parametrize("bench", BLOCK_STAGES.values(), ids=list(BLOCK_STAGES))
-every_learner = pytest.mark.parametrize("bench", LEARNERS.values(), ids=list(LEARNERS))
 
 
-def remove(rows: list[Row], row: Row) -> None:
+def remove(rows: list[SequenceState], row: SequenceState) -> None:
     """The loop's order: a released row's place is taken by the last row."""
     last = rows.pop()
     if last is not row:
@@ -226,13 +194,13 @@ def test_an_empty_batch_gives_an_empty_list(bench: Bench):
     assert bench.make()([]) == []
 
 
-@every_block_stage
+@every_stage
 def test_there_is_one_output_per_input_in_order(bench: Bench):
     seen = lives(bench, dict.fromkeys((5, 2, 9), (0, 1)))
     assert [outputs[0].decided[0] for outputs in seen.values()] == [5, 2, 9]
 
 
-@every_block_stage
+@every_stage
 def test_a_row_is_decided_alike_whatever_rows_are_beside_it_enter_and_leave(bench: Bench):
     spans = {0: (0, 2), 1: (0, 5), 2: (0, 1), 3: (1, 5), 7: (2, 4), 6: (0, 3), 9: (3, 5)}
     together = lives(bench, spans)
@@ -252,7 +220,7 @@ def test_numbers_are_drawn_from_the_rows_alone(bench: Bench):
     assert random.getstate() == before[2]
 
 
-@every_block_stage
+@every_stage
 def test_nothing_of_an_input_is_kept_beyond_the_call(bench: Bench):
     stage, row = bench.make(), new_row(3)
     stage.admit(row)
@@ -277,37 +245,9 @@ def test_nothing_of_a_row_is_kept_after_its_release(bench: Bench):
     assert gone() is None
 
 
-@every_learner
-def test_a_batch_of_lessons_is_learned_like_one_after_another(bench: Bench):
-    lessons = [lesson_of(new_row(offset), 0) for offset in range(7)]
-    together, single = bench.make(), bench.make()
-    at_once = together(lessons)
-    assert len(at_once) == len(lessons)
-    assert [bench.see(updates) for updates in at_once] == [bench.see(single([lesson])[0]) for lesson in lessons]
-    assert together.drafter_version == single.drafter_version
-
-
-@every_learner
-def test_beginning_anew_is_always_possible(bench: Bench):
-    stage = bench.make()
-    stage.restart()
-    stage([lesson_of(new_row(offset), 0) for offset in range(3)])
-    stage.restart()
-    assert len(stage([lesson_of(new_row(4), 0)])) == 1
-
-
-@every_learner
-def test_an_end_may_come_at_any_time_and_again(bench: Bench):
-    stage = bench.make()
-    assert stage.end() == ()
-    told = sum(stage([lesson_of(new_row(offset), 0) for offset in range(5)]), ()) + stage.end()
-    assert stage.end() == ()
-    assert [update.offset for update in told if update.part == "drafter"] in ([], [1, 3])
-
-
 def implementations() -> set[str]:
     """Classes anywhere in `stages` that have the protocol's three methods, the protocol itself left out."""
-    modules = [importlib.import_module(f"stages.{found.name}") for found in pkgutil.iter_modules(stages.__path__)]
+    modules = [importlib.import_module(found.name) for found in pkgutil.walk_packages(stages.__path__, "stages.")]
     classes = {
         cls
         for module in modules

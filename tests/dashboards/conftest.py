@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from serving_runs import Serve, serving
+from serving_runs import Serve, serve_dashboards
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
@@ -15,7 +15,7 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 def serve() -> Iterator[Serve]:
     """Serves a folder of runs until the test is over."""
     with ExitStack() as servers:
-        yield lambda runs: servers.enter_context(serving(runs))
+        yield lambda runs: servers.enter_context(serve_dashboards(runs))
 
 
 @pytest.fixture(scope="module")  # while it is open, an event loop runs in this thread, and no other can

@@ -10,7 +10,7 @@ from matplotlib import pyplot
 
 from dashboards.curve import Curve, draw, read_curve
 from store.events import Drifted, PromptCompleted
-from store.log import RunLog
+from store.log.run_log import RunLog
 
 ROOT = Path(__file__).resolve().parents[2]
 

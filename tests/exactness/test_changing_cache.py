@@ -1,4 +1,4 @@
-"""Exactness while the cache changes between blocks, and with several targets beside each other on one drafter.
+"""Exactness while the cache changes between blocks, and with several targets in parallel on one drafter.
 
 What is active in a block depends on what earlier blocks emitted: entries come, and others leave for them. Every outcome
 of the production stages is enumerated, as in `test_enumeration`.
@@ -11,14 +11,22 @@ from dataclasses import dataclass, replace
 import enumeration
 import pytest
 import torch
-from enumeration import Law, World, difference, emitted_law, every_outcome, random_law, true_law
+from enumeration import (
+    Distribution,
+    World,
+    difference,
+    emitted_distribution,
+    every_outcome,
+    random_distribution,
+    true_distribution,
+)
 from whole_stages import Stages, new_row, run_block, stages_of
 
-from stages import trie
-from stages.blocks import Row
-from stages.draws import Draws, SeededDraws
-from stages.eviction import EVICTIONS
-from stages.ngram_cache import NgramCache
+from stages.contract.blocks import SequenceState
+from stages.ngrams import trie
+from stages.ngrams.cache import NgramCache
+from stages.ngrams.eviction import EVICTIONS
+from stages.sampling.random_source import RandomSource, SeededRandomSource
 from stages.translate import Translate
 
 EXACT = 1e-12
@@ -47,9 +55,11 @@ def world_of(vocabulary: str, entries: int, seed: int, **changed: object) -> Wor
 
 @pytest.mark.parametrize("entries", [1, 2, 3])
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
-def test_four_tokens_have_the_targets_law_while_entries_come_and_go(policy: str, vocabulary: str, entries: int):
+def test_four_tokens_have_the_targets_distribution_while_entries_come_and_go(
+    policy: str, vocabulary: str, entries: int
+):
     world = world_of(vocabulary, entries, seed=entries)
-    assert difference(emitted_law(world, 4), true_law(world, 4)) < EXACT
+    assert difference(emitted_distribution(world, 4), true_distribution(world, 4)) < EXACT
 
 
 @dataclass
@@ -67,33 +77,33 @@ class Changes:
         self.evictions = max(self.evictions, evictions)
 
 
-def admitted(world: World, draws: Draws, room: int) -> tuple[Stages, list[Row]]:
-    stages, row = stages_of(world), new_row(draws, room)
+def admit(world: World, rng: RandomSource, remaining_tokens: int) -> tuple[Stages, list[SequenceState]]:
+    stages, row = stages_of(world), new_row(rng, remaining_tokens)
     for stage in stages:
         stage.admit(row)
     return stages, [row]
 
 
-def stage_law(world: World, count: int, changes: Changes) -> Law:
-    """The law of the first tokens that whole stages emit, one cache from the first block to the last."""
+def stage_distribution(world: World, count: int, changes: Changes) -> Distribution:
+    """The distribution of the first tokens that whole stages emit, one cache from the first block to the last."""
 
-    def emitted(draws: Draws) -> tuple[int, ...]:
-        stages, (row,) = admitted(world, draws, room=count + 2)
+    def run(rng: RandomSource) -> tuple[int, ...]:
+        stages, (row,) = admit(world, rng, remaining_tokens=count + 2)
         while row.emitted < count:
             run_block(stages, [row])
         changes.note(stages[1].cache, row.block)
         return tuple(row.tokens[row.prompt_length :])[:count]
 
-    law: Law = defaultdict(float)
-    for weight, tokens in every_outcome(emitted):
-        law[tokens] += weight
-    return law
+    distribution: Distribution = defaultdict(float)
+    for weight, tokens in every_outcome(run):
+        distribution[tokens] += weight
+    return distribution
 
 
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
 def test_whole_stages_over_several_blocks_with_one_cache(policy: str, vocabulary: str):
     world, changes = world_of(vocabulary, 1, seed=3, max_draft=1, target_support=2), Changes()
-    assert difference(stage_law(world, 4, changes), true_law(world, 4)) < EXACT
+    assert difference(stage_distribution(world, 4, changes), true_distribution(world, 4)) < EXACT
     assert changes.blocks >= 3
     assert changes.insertions >= 2
     assert changes.evictions >= 1
@@ -103,77 +113,79 @@ def test_whole_stages_over_several_blocks_with_one_cache(policy: str, vocabulary
 
 
 class Weights:
-    """One drafter for all targets: a law over all of its pieces after any text."""
+    """One drafter for all targets: a distribution over all of its pieces after any text."""
 
     def __init__(self, size: int) -> None:
         self.size = size
 
-    def law(self, pieces: tuple[int, ...]) -> torch.Tensor:
-        return random_law(77, pieces, self.size, self.size)
+    def distribution(self, pieces: tuple[int, ...]) -> torch.Tensor:
+        return random_distribution(77, pieces, self.size, self.size)
 
 
 @dataclass(frozen=True)
-class Beside(World):
+class SharedDrafter(World):
     """A world whose drafter is given."""
 
     weights: Weights | None = None
 
-    def drafter_law(self, pieces: tuple[int, ...]) -> torch.Tensor:
-        """The shared law on what this target allows."""
+    def drafter_distribution(self, pieces: tuple[int, ...]) -> torch.Tensor:
+        """The shared distribution on what this target allows."""
         assert self.weights is not None
-        law, kept = self.weights.law(pieces), torch.zeros(self.drafter_size, dtype=torch.float64)
-        kept[self.allowed] = law[self.allowed]
+        distribution, kept = self.weights.distribution(pieces), torch.zeros(self.drafter_size, dtype=torch.float64)
+        kept[self.allowed] = distribution[self.allowed]
         return kept / kept.sum()
 
 
-def two_targets(**changed: object) -> tuple[Beside, Beside]:
+def two_targets(**changed: object) -> tuple[SharedDrafter, SharedDrafter]:
     weights = Weights(3)
     common = {"max_draft": 2, "seeded": False, "cache_entries": 1, "target_support": 3, "weights": weights, **changed}
     return (
-        Beside(((0,), (1,), (0, 1), (0, 1, 1), None), 3, seed=21, **common),
-        Beside(((2,), (0, 1), (1, 2), (0,), (0, 2), None), 3, seed=22, **common),
+        SharedDrafter(((0,), (1,), (0, 1), (0, 1, 1), None), 3, seed=21, **common),
+        SharedDrafter(((2,), (0, 1), (1, 2), (0,), (0, 2), None), 3, seed=22, **common),
     )
 
 
-def interleaved(worlds: tuple[World, World], draws: tuple[Draws, Draws], count: int) -> list[tuple[int, ...]]:
+def interleave(
+    worlds: tuple[World, World], rng: tuple[RandomSource, RandomSource], count: int
+) -> list[tuple[int, ...]]:
     """One block of each target in turn, until both have emitted so many tokens."""
-    lanes = [admitted(world, own, room=6) for world, own in zip(worlds, draws, strict=True)]
-    rows = [rows[0] for _, rows in lanes]
+    runners = [admit(world, own, remaining_tokens=6) for world, own in zip(worlds, rng, strict=True)]
+    rows = [rows[0] for _, rows in runners]
     while any(row.emitted < count for row in rows):
-        for stages, running in lanes:
+        for stages, running in runners:
             if running:
                 run_block(stages, running)
     return [tuple(row.tokens[row.prompt_length :])[:count] for row in rows]
 
 
-def law_beside(worlds: tuple[World, World], place: int, seed: int) -> Law:
-    """The law of the first two tokens of one target while the other's draws are fixed."""
+def interleaved_distribution(worlds: tuple[World, World], place: int, seed: int) -> Distribution:
+    """The distribution of the first two tokens of one target while the other's draws are fixed."""
 
-    def emitted(draws: Draws) -> tuple[int, ...]:
-        other = SeededDraws(seed, 0)
-        return interleaved(worlds, (draws, other) if place == 0 else (other, draws), 2)[place]
+    def run(rng: RandomSource) -> tuple[int, ...]:
+        other = SeededRandomSource(seed, 0)
+        return interleave(worlds, (rng, other) if place == 0 else (other, rng), 2)[place]
 
-    law: Law = defaultdict(float)
-    for weight, tokens in every_outcome(emitted):
-        law[tokens] += weight
-    return law
+    distribution: Distribution = defaultdict(float)
+    for weight, tokens in every_outcome(run):
+        distribution[tokens] += weight
+    return distribution
 
 
 @pytest.mark.parametrize("place", [0, 1])
-def test_a_target_beside_another_keeps_its_own_law(policy: str, place: int):
+def test_a_target_interleaved_with_another_keeps_its_own_distribution(policy: str, place: int):
     worlds = two_targets()
-    law = law_beside(worlds, place, seed=place)
-    assert difference(law, true_law(worlds[place], 2)) < EXACT
-    assert difference(law, true_law(worlds[1 - place], 2)) > 0.01, "the targets must differ"
+    distribution = interleaved_distribution(worlds, place, seed=place)
+    assert difference(distribution, true_distribution(worlds[place], 2)) < EXACT
+    assert difference(distribution, true_distribution(worlds[1 - place], 2)) > 0.01, "the targets must differ"
     assert worlds[0].weights is worlds[1].weights
 
 
 def test_the_texts_of_two_targets_are_independent(policy: str):
     worlds = two_targets(max_draft=1, target_support=2)
-    joint: Law = defaultdict(float)
-    for weight, texts in every_outcome(lambda draws: interleaved(worlds, (draws, draws), 1)):
+    joint: Distribution = defaultdict(float)
+    for weight, texts in every_outcome(lambda rng: interleave(worlds, (rng, rng), 1)):
         joint[texts[0] + texts[1]] += weight
-    first, second = (true_law(world, 1) for world in worlds)
+    first, second = (true_distribution(world, 1) for world in worlds)
     expected = {left + right: first[left] * second[right] for left in first for right in second}
     assert difference(joint, expected) < EXACT
 
@@ -207,7 +219,7 @@ def _what_is_evicted_stays_in_its_group(monkeypatch):
 
 
 def _members_are_not_kept_up_to_date(monkeypatch):
-    monkeypatch.setattr(trie.Node, "forget_members", lambda self: None)
+    monkeypatch.setattr(trie.Node, "invalidate_members", lambda self: None)
 
 
 @pytest.mark.parametrize(
@@ -221,7 +233,7 @@ def _members_are_not_kept_up_to_date(monkeypatch):
 def test_changing_the_cache_in_a_wrong_way_is_found_out(policy: str, monkeypatch, mutate: Callable, entries: int):
     mutate(monkeypatch)
     worlds = [world_of(vocabulary, entries, seed) for vocabulary in ("bigrams", "prefixes") for seed in (1, 2, 3)]
-    assert max(difference(emitted_law(world, 3), true_law(world, 3)) for world in worlds) > 1e-3
+    assert max(difference(emitted_distribution(world, 3), true_distribution(world, 3)) for world in worlds) > 1e-3
 
 
 def test_what_one_target_changes_in_the_trie_of_another_is_found_out(policy: str, monkeypatch):
@@ -233,4 +245,10 @@ def test_what_one_target_changes_in_the_trie_of_another_is_found_out(policy: str
 
     monkeypatch.setattr(trie.Trie, "__init__", sharing)
     worlds = two_targets(max_draft=1)
-    assert max(difference(law_beside(worlds, place, 0), true_law(worlds[place], 2)) for place in (0, 1)) > 1e-3
+    assert (
+        max(
+            difference(interleaved_distribution(worlds, place, 0), true_distribution(worlds[place], 2))
+            for place in (0, 1)
+        )
+        > 1e-3
+    )

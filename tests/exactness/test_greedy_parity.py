@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline import corpus
-from pipeline.build import build_loop
-from pipeline.build_models import Models, load_models
-from pipeline.config import Config
-from pipeline.zoo import MODELS_FOLDER
+from pipeline.assembly.loop import build_loop
+from pipeline.assembly.models import Models, load_models
+from pipeline.config.settings import Config
+from pipeline.models.catalog import MODELS_FOLDER
+from pipeline.sources import corpus
 from store.events import Event, PromptReceived, TokenDecision, Updated
 
 ROOT = Path(__file__).resolve().parents[2]
-STARTERS = ROOT.parent / "shared" / "models"  # lies beside the repository while the built-in models are being made
+STARTERS = ROOT.parent / "shared" / "models"  # is next to the repository while the built-in models are being made
 PROMPTS, NEW_TOKENS = 100, 32
 LEARNING = {
     "learn__enabled": True,
@@ -63,22 +63,22 @@ def plain(prompts: list[PromptReceived]) -> dict[int, list[int]]:
     """What `generate` gives for each prompt."""
     (models,) = load_models(config_of(), "", Path())
 
-    def generated(text: str) -> list[int]:
-        tokens = models.target_words.encode(text)
+    def generate(text: str) -> list[int]:
+        tokens = models.target_vocabulary.encode(text)
         ids_1T = torch.tensor([tokens])
         found = models.target.model.generate(
             input_ids=ids_1T, attention_mask=torch.ones_like(ids_1T), do_sample=False, max_new_tokens=NEW_TOKENS
         )
         return found[0, len(tokens) :].tolist()
 
-    return {prompt.offset: generated(prompt.text) for prompt in prompts}
+    return {prompt.offset: generate(prompt.text) for prompt in prompts}
 
 
 def run(config: Config, prompts: Sequence[PromptReceived], folder: Path) -> tuple[list[Event], Models]:
     """All events of a run over freshly loaded models."""
-    fleet = load_models(config, "", folder)
-    loop = build_loop(config, fleet, None, folder, lambda told: None)  # the registry is for versions: there are none
-    return list(loop.run(iter(prompts))), fleet[0]
+    targets = load_models(config, "", folder)
+    loop = build_loop(config, targets, None, folder)  # the registry is for versions: there are none
+    return list(loop.run(iter(prompts))), targets[0]
 
 
 def completions(events: Sequence[Event]) -> dict[int, list[int]]:
@@ -140,7 +140,7 @@ def test_sampled_tokens_are_among_those_that_the_transform_keeps(changes: dict[s
     chosen = prompts[48:52]
     events, models = run(config, chosen, tmp_path)
     for prompt in chosen:
-        tokens, emitted = models.target_words.encode(prompt.text), completions(events)[prompt.offset]
+        tokens, emitted = models.target_vocabulary.encode(prompt.text), completions(events)[prompt.offset]
         with torch.no_grad():
             logits_TV = models.target.model(torch.tensor([tokens + emitted])).logits[0, len(tokens) - 1 : -1]
         second_T = logits_TV.topk(2).values[:, 1]

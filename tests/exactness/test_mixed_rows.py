@@ -1,4 +1,4 @@
-"""Exactness where rows of different wishes share a batch: each has the target's law by its own transform.
+"""Exactness where rows of different wishes share a batch: each has the target's distribution by its own transform.
 
 Every outcome of one row is enumerated through whole production stages, in double precision, while the others, which
 sample otherwise, draw fixed numbers and leave early.
@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 import torch
-from enumeration import Law, World, difference, every_outcome, true_law
+from enumeration import Distribution, World, difference, every_outcome, true_distribution
 from test_sampling import reference
 from torch import Tensor
 from whole_stages import new_row, run_block, stages_of
 
 from stages import verify
-from stages.blocks import Row
-from stages.distributions import Sampling, laws_of
-from stages.draws import Draws, SeededDraws
-from stages.ending import Ending
+from stages.contract.blocks import SequenceState
+from stages.sampling.distributions import Sampling, to_probs
+from stages.sampling.random_source import RandomSource, SeededRandomSource
+from stages.vocabulary.text_stream import StopStrings
 
 EXACT = 1e-12
 GREEDY, WARM, NUCLEUS = Sampling(0.0), Sampling(1.0), Sampling(0.7, 0, 0.8)
@@ -33,13 +33,13 @@ VOCABULARIES = {"nested": NESTED, "gaps": GAPS}
 
 @dataclass(frozen=True)
 class TransformedWorld(World):
-    """A world whose target's law is transformed as a row wants it, token by token."""
+    """A world whose target's distribution is transformed as a row wants it, token by token."""
 
     sampling: Sampling = WARM
 
-    def target_law(self, emitted: tuple[int, ...]) -> Tensor:
+    def target_distribution(self, emitted: tuple[int, ...]) -> Tensor:
         own = self.sampling
-        logits = super().target_law(emitted).log().tolist()
+        logits = super().target_distribution(emitted).log().tolist()
         return torch.tensor(reference(logits, own.temperature, own.top_k, own.top_p), dtype=torch.float64)
 
 
@@ -48,11 +48,11 @@ def world_of(vocabulary: str, seed: int, **changed: Any) -> World:
     return World(VOCABULARIES[vocabulary], 4, seed=seed, **settings)
 
 
-def wanted_law(world: World, count: int, sampling: Sampling) -> Law:
-    return true_law(TransformedWorld(**vars(world), sampling=sampling), count)
+def wanted_distribution(world: World, count: int, sampling: Sampling) -> Distribution:
+    return true_distribution(TransformedWorld(**vars(world), sampling=sampling), count)
 
 
-def admitted(world: World, rows: Sequence[Row]) -> Any:
+def admit(world: World, rows: Sequence[SequenceState]) -> Any:
     stages = stages_of(world)
     for row in rows:
         for stage in stages:
@@ -60,86 +60,88 @@ def admitted(world: World, rows: Sequence[Row]) -> Any:
     return stages
 
 
-def law_of_row(world: World, number: int, count: int, samplings: Sequence[Sampling] = MIXED) -> Law:
-    """The law of the first `count` tokens of one row of a batch; the others have little room."""
+def distribution_of_row(world: World, number: int, count: int, samplings: Sequence[Sampling] = MIXED) -> Distribution:
+    """The distribution of the first `count` tokens of one row of a batch; the others have few remaining tokens."""
 
-    def emitted(draws: Draws) -> tuple[int, ...]:
+    def run(rng: RandomSource) -> tuple[int, ...]:
         rows = [
-            new_row(draws if n == number else SeededDraws(5, n), 4 if n == number else 1 + n, n, sampling)
+            new_row(rng if n == number else SeededRandomSource(5, n), 4 if n == number else 1 + n, n, sampling)
             for n, sampling in enumerate(samplings)
         ]
-        row, stages = rows[number], admitted(world, rows)
+        row, stages = rows[number], admit(world, rows)
         while not row.finish and row.emitted < count:
             run_block(stages, rows)
         return tuple(row.tokens[row.prompt_length :])[:count]
 
-    law: Law = defaultdict(float)
-    for weight, tokens in every_outcome(emitted):
-        law[tokens] += weight
-    return law
+    distribution: Distribution = defaultdict(float)
+    for weight, tokens in every_outcome(run):
+        distribution[tokens] += weight
+    return distribution
 
 
 def worst(world: World) -> float:
     """Largest difference of a probability over all rows of the mixed batch."""
-    wanted = [wanted_law(world, 2, sampling) for sampling in MIXED]
-    return max(difference(law_of_row(world, number, 2), law) for number, law in enumerate(wanted))
+    wanted = [wanted_distribution(world, 2, sampling) for sampling in MIXED]
+    return max(
+        difference(distribution_of_row(world, number, 2), distribution) for number, distribution in enumerate(wanted)
+    )
 
 
 @pytest.mark.parametrize("mode", ["trie", "match", "tli"])
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
-def test_every_row_has_the_law_that_it_asked_for(vocabulary: str, mode: str):
+def test_every_row_has_the_distribution_that_it_requested(vocabulary: str, mode: str):
     assert worst(world_of(vocabulary, 3, mode=mode)) < EXACT
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_every_row_has_the_law_that_it_asked_for_while_drafts_stop_and_the_cache_changes(seed: int):
+def test_every_row_has_the_distribution_that_it_requested_while_drafts_stop_and_the_cache_changes(seed: int):
     assert worst(world_of("gaps", seed, seeded=False, cache_entries=1, adaptive=True)) < EXACT
 
 
-def test_the_laws_that_are_asked_for_differ():
-    laws = [wanted_law(world_of("nested", 3), 2, sampling) for sampling in MIXED]
-    assert [len(law) > 1 for law in laws] == [False, True, True]
-    assert difference(laws[1], laws[2]) > 0.05
+def test_the_distributions_that_are_requested_differ():
+    distributions = [wanted_distribution(world_of("nested", 3), 2, sampling) for sampling in MIXED]
+    assert [len(distribution) > 1 for distribution in distributions] == [False, True, True]
+    assert difference(distributions[1], distributions[2]) > 0.05
 
 
 def test_rows_of_one_batch_are_independent():
-    """Their joint law is the product of their laws: nothing that one row draws changes another."""
+    """Their joint distribution is the product of their distributions: nothing that one row draws changes another."""
     world = world_of("nested", 3, max_draft=1)
 
-    def emitted(draws: Draws) -> tuple[int, ...]:
-        rows = [new_row(draws, 1, n, sampling) for n, sampling in enumerate(MIXED)]
-        run_block(admitted(world, rows), list(rows))
+    def run(rng: RandomSource) -> tuple[int, ...]:
+        rows = [new_row(rng, 1, n, sampling) for n, sampling in enumerate(MIXED)]
+        run_block(admit(world, rows), list(rows))
         return tuple(row.tokens[-1] for row in rows)
 
-    joint: Law = defaultdict(float)
-    for weight, tokens in every_outcome(emitted):
+    joint: Distribution = defaultdict(float)
+    for weight, tokens in every_outcome(run):
         joint[tokens] += weight
-    laws = [wanted_law(world, 1, sampling) for sampling in MIXED]
+    distributions = [wanted_distribution(world, 1, sampling) for sampling in MIXED]
     assert len(joint) > 4
     for tokens in joint:
         assert joint[tokens] == pytest.approx(
-            prod(law[(token,)] for law, token in zip(laws, tokens, strict=True)), abs=EXACT
+            prod(distribution[(token,)] for distribution, token in zip(distributions, tokens, strict=True)), abs=EXACT
         )
 
 
 def _everybody_samples_as_the_first(logits_NV, samplings, dtype):
-    return laws_of(logits_NV, [samplings[0]] * len(samplings), dtype)
+    return to_probs(logits_NV, [samplings[0]] * len(samplings), dtype)
 
 
 def _everybody_samples_as_somebody_else(logits_NV, samplings, dtype):
-    return laws_of(logits_NV, samplings[::-1], dtype)
+    return to_probs(logits_NV, samplings[::-1], dtype)
 
 
 def _places_are_taken_for_rows(logits_NV, samplings, dtype):
     by_row = list(dict.fromkeys(samplings))
-    return laws_of(logits_NV, [by_row[min(n, len(by_row) - 1)] for n in range(len(samplings))], dtype)
+    return to_probs(logits_NV, [by_row[min(n, len(by_row) - 1)] for n in range(len(samplings))], dtype)
 
 
 @pytest.mark.parametrize(
     "mutate", [_everybody_samples_as_the_first, _everybody_samples_as_somebody_else, _places_are_taken_for_rows]
 )
 def test_a_transform_used_for_another_row_is_found_out(mutate, monkeypatch):
-    monkeypatch.setattr(verify, "laws_of", mutate)
+    monkeypatch.setattr(verify, "to_probs", mutate)
     assert worst(world_of("nested", 3)) > 1e-3
 
 
@@ -150,10 +152,10 @@ def text_of(tokens: Sequence[int]) -> str:
     return "".join(chr(97 + token) for token in tokens)
 
 
-def stopped(law: Law, stops: Sequence[str]) -> Law:
-    """Every sequence cut behind the token that completes a stop string."""
-    found: Law = defaultdict(float)
-    for tokens, weight in law.items():
+def stop_at(distribution: Distribution, stops: Sequence[str]) -> Distribution:
+    """Every sequence cut after the token that completes a stop string."""
+    found: Distribution = defaultdict(float)
+    for tokens, weight in distribution.items():
         ends = (n for n in range(1, len(tokens)) if any(stop in text_of(tokens[:n]) for stop in stops))
         found[tokens[: next(ends, len(tokens))]] += weight
     return found
@@ -161,23 +163,23 @@ def stopped(law: Law, stops: Sequence[str]) -> Law:
 
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
 @pytest.mark.parametrize("sampling", [WARM, NUCLEUS])
-def test_a_row_that_ends_at_a_stop_string_has_the_targets_law_until_there(vocabulary: str, sampling: Sampling):
+def test_a_row_that_ends_at_a_stop_string_has_the_targets_distribution_until_there(vocabulary: str, sampling: Sampling):
     world = world_of(vocabulary, 6)
-    plain = wanted_law(world, 3, sampling)
+    plain = wanted_distribution(world, 3, sampling)
     first, second, _ = max(plain, key=plain.get)
     stops = [text_of((first, second)), text_of([min(tokens[0] for tokens in plain if tokens[0] != first)])]
 
-    def emitted(draws: Draws) -> tuple[int, ...]:
-        row = new_row(draws, 3, 0, sampling)
-        row.ending = Ending(lambda token: text_of([token]).encode(), stops)
-        stages, rows = admitted(world, [row]), [row]
+    def run(rng: RandomSource) -> tuple[int, ...]:
+        row = new_row(rng, 3, 0, sampling)
+        row.stop_strings = StopStrings(lambda token: text_of([token]).encode(), stops)
+        stages, rows = admit(world, [row]), [row]
         while not row.finish:
             run_block(stages, rows)
         assert (row.finish == "stop") == any(stop in text_of(row.tokens[row.prompt_length :]) for stop in stops)
         return tuple(row.tokens[row.prompt_length :])
 
-    law: Law = defaultdict(float)
-    for weight, tokens in every_outcome(emitted):
-        law[tokens] += weight
-    assert difference(law, stopped(plain, stops)) < EXACT
-    assert {len(tokens) for tokens in law} == {1, 2, 3}
+    distribution: Distribution = defaultdict(float)
+    for weight, tokens in every_outcome(run):
+        distribution[tokens] += weight
+    assert difference(distribution, stop_at(plain, stops)) < EXACT
+    assert {len(tokens) for tokens in distribution} == {1, 2, 3}

@@ -1,8 +1,8 @@
-"""Nothing of one request in another's output: a row gives beside others exactly what it gives alone.
+"""Nothing of one request in another's output: a row gives in a batch exactly what it gives alone.
 
 Small random models in double precision, so that the order of summation decides nothing. Rows of all wishes enter and
 leave at any time, by finishing or by being cancelled. What is active in the cache of n-grams stays as it is: it
-belongs to all, and what it changes of a sampled text, it changes of its draws, not of its law.
+belongs to all, and what it changes of a sampled text, it changes of its random numbers, not of its distribution.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,21 +17,21 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stages import verify
-from stages.acceptance import TrieRule
-from stages.blocks import Row
+from stages.contract.blocks import SequenceState
 from stages.decode import Decode
-from stages.distributions import Sampling, laws_of
-from stages.draws import SeededDraws
-from stages.ending import Ending, StoppedText
-from stages.forward import ModuleForward
-from stages.head import AcceptanceHead
-from stages.huggingface import new_llama
-from stages.language_model import LanguageModel
-from stages.lean import LeanForward
-from stages.logprobs import TokenLogprobs
-from stages.stopping import ThresholdStop
-from stages.teach import teach_nothing
+from stages.drafting.head import AcceptanceHead
+from stages.drafting.stopping import ThresholdStop
+from stages.examples.teacher import supervise_nothing
+from stages.models.forward import ModuleForward
+from stages.models.huggingface import new_llama
+from stages.models.language_model import LanguageModel
+from stages.models.packed_llama import PackedLlamaForward
+from stages.rules import TrieRule
+from stages.sampling.distributions import Sampling, to_probs
+from stages.sampling.logprobs import TokenLogprobs
+from stages.sampling.random_source import SeededRandomSource
 from stages.verify import Verify
+from stages.vocabulary.text_stream import StopStrings, TextStream
 
 BYTES = dict(enumerate([b"a", b"b", b"ab", b"\xc3", b"\xa9", b"bc", b"abc"]))  # the eighth token is the end
 SPELLING = ((0,), (1,), (0, 1), (2,), (3,), (1, 4), (0, 1, 4), None, None)  # and what the model has beyond
@@ -41,13 +41,13 @@ SHAPE = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "nu
 
 @dataclass(frozen=True)
 class Request:
-    """What somebody asks for, when it comes and when its client leaves."""
+    """A request, the block of its arrival and the block at which its client leaves."""
 
     prompt: tuple[int, ...]
     sampling: Sampling
     seed: int
     stops: tuple[str, ...] = ()
-    room: int = 8
+    remaining_tokens: int = 8
     logprobs: int | None = None
     arrives: int = 0
     leaves: int | None = None  # after so many blocks, 0 for none
@@ -57,7 +57,7 @@ class Request:
 class Answer:
     """What came of it."""
 
-    text: StoppedText
+    text: TextStream[int]
     tokens: list[int] = field(default_factory=list)
     shown: str = ""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -95,35 +95,35 @@ def model_of(seed: int, size: int, forward: str) -> LanguageModel:
 
 def stages_of(forward: str, max_draft: int, *ends: int) -> tuple[Decode, Any, Verify]:
     trie, translate = translation_of(World(SPELLING, PIECES), ())
-    drafter, target = model_of(1, PIECES, forward).beside(), model_of(0, len(SPELLING), forward).beside()
-    assert isinstance(target.forward_pass, ModuleForward if forward == "modules" else LeanForward)
+    drafter, target = model_of(1, PIECES, forward).share_weights(), model_of(0, len(SPELLING), forward).share_weights()
+    assert isinstance(target.forward_pass, ModuleForward if forward == "modules" else PackedLlamaForward)
     head = AcceptanceHead(drafter.hidden_size, 0).requires_grad_(False)
     decode = Decode(
-        drafter, head, ThresholdStop(0.8), Sampling(), range(PIECES), max_draft, None, law_dtype=torch.float64
+        drafter, head, ThresholdStop(0.8), Sampling(), range(PIECES), max_draft, None, probs_dtype=torch.float64
     )
     context = [pieces or () for pieces in SPELLING]
     rule = TrieRule(trie)
     return (
         decode,
         translate,
-        Verify(target, rule, Sampling(), context, KNOWN, ends, teach_nothing, torch.float64),
+        Verify(target, rule, Sampling(), context, KNOWN, ends, supervise_nothing, torch.float64),
     )
 
 
-def row_of(request: Request, number: int) -> Row:
+def row_of(request: Request, number: int) -> SequenceState:
     tokens = list(request.prompt)
     pieces = [piece for token in tokens for piece in SPELLING[token] or ()] or [0]
-    draws = SeededDraws(request.seed, 0)
-    row = Row(number, f"{number}", "", "", tokens, len(tokens), pieces, draws, request.room)
+    rng = SeededRandomSource(request.seed, 0)
+    row = SequenceState(number, f"{number}", "", "", tokens, len(tokens), pieces, rng, request.remaining_tokens)
     row.sampling, row.logprobs = request.sampling, request.logprobs
-    row.ending = Ending(BYTES.get, request.stops) if request.stops else None
+    row.stop_strings = StopStrings(BYTES.get, request.stops) if request.stops else None
     return row
 
 
 def serve(stages: tuple[Decode, Any, Verify], requests: Sequence[Request]) -> list[Answer]:
     """All requests by continuous batching, as the loop does it."""
     decode, translate, judge = stages
-    answers = [Answer(StoppedText(BYTES.get, request.stops)) for request in requests]
+    answers = [Answer(TextStream(BYTES.get, request.stops)) for request in requests]
     waiting, rows, time = list(range(len(requests))), [], 0
     while waiting or rows:
         for number in [number for number in waiting if requests[number].arrives <= time]:
@@ -139,7 +139,7 @@ def serve(stages: tuple[Decode, Any, Verify], requests: Sequence[Request]) -> li
     return answers
 
 
-def release(stages: tuple[Decode, Any, Verify], rows: list[Row], leaving: Sequence[Row]) -> None:
+def release(stages: tuple[Decode, Any, Verify], rows: list[SequenceState], leaving: Sequence[SequenceState]) -> None:
     for row in leaving:
         last = rows.pop()
         if last is not row:
@@ -155,46 +155,46 @@ def take(verdict: Any, answer: Answer) -> None:
     answer.finish = verdict.proposal.draft.row.finish
 
 
-def assert_alike(request: Request, beside: Answer, alone: Answer) -> None:
-    left = not beside.finish
-    count = len(beside.tokens) if left else len(alone.tokens)
-    assert beside.tokens == alone.tokens[:count]
+def assert_alike(request: Request, batched: Answer, alone: Answer) -> None:
+    left = not batched.finish
+    count = len(batched.tokens) if left else len(alone.tokens)
+    assert batched.tokens == alone.tokens[:count]
     if not left:
-        assert (beside.finish, beside.shown) == (alone.finish, alone.shown)
-        assert beside.text.stopped == (request.stops != () and alone.text.stopped)
-    assert alone.shown.startswith(beside.shown)
-    assert [one.token for one in beside.logprobs] == (beside.tokens if request.logprobs is not None else [])
-    for one, other in zip(beside.logprobs, alone.logprobs, strict=False):
+        assert (batched.finish, batched.shown) == (alone.finish, alone.shown)
+        assert batched.text.stopped == (request.stops != () and alone.text.stopped)
+    assert alone.shown.startswith(batched.shown)
+    assert [one.token for one in batched.logprobs] == (batched.tokens if request.logprobs is not None else [])
+    for one, other in zip(batched.logprobs, alone.logprobs, strict=False):
         assert one.logprob == pytest.approx(other.logprob, abs=1e-6)
         assert [token for token, _ in one.top] == [token for token, _ in other.top]
 
 
-def check(requests: Sequence[Request], forward: str = "lean", max_draft: int = 3) -> list[Answer]:
+def check(requests: Sequence[Request], forward: str = "packed", max_draft: int = 3) -> list[Answer]:
     stages = stages_of(forward, max_draft, END)
     together = serve(stages, requests)
-    for request, beside in zip(requests, together, strict=True):
+    for request, batched in zip(requests, together, strict=True):
         (alone,) = serve(stages, [Request(**{**vars(request), "arrives": 0, "leaves": None})])
-        assert_alike(request, beside, alone)
+        assert_alike(request, batched, alone)
     return together
 
 
 MANY = [
-    Request((0, 1, 2), Sampling(), 1, room=12, logprobs=2),
+    Request((0, 1, 2), Sampling(), 1, remaining_tokens=12, logprobs=2),
     Request((0, 1, 2), Sampling(1.0), 1, ("ab",), 12),
-    Request((3,), Sampling(0.7, 0, 0.8), 2, room=9, logprobs=0),
-    Request((0, 1, 2), Sampling(1.0), 3, room=12, arrives=1, leaves=1),
+    Request((3,), Sampling(0.7, 0, 0.8), 2, remaining_tokens=9, logprobs=0),
+    Request((0, 1, 2), Sampling(1.0), 3, remaining_tokens=12, arrives=1, leaves=1),
     Request((5, 6), Sampling(1.4, 3), 4, ("é", "ca"), 12, arrives=2),
-    Request((0, 1, 2), Sampling(), 5, room=3, arrives=3),
+    Request((0, 1, 2), Sampling(), 5, remaining_tokens=3, arrives=3),
     Request((1,), Sampling(1.4), 0, ("bcab", "bb"), 12),
     Request((3, 1), Sampling(1.4), 20, ("bb", "aba"), 12),
 ]
 
 
-@pytest.mark.parametrize("forward", ["lean", "modules"])
+@pytest.mark.parametrize("forward", ["packed", "modules"])
 @settings(max_examples=60, deadline=None)
 @given(requests=requests_of, max_draft=st.sampled_from([0, 1, 3]))
 @example(requests=MANY, max_draft=3)
-def test_a_row_gives_beside_others_what_it_gives_alone(forward: str, requests: list[Request], max_draft: int):
+def test_a_row_gives_in_a_batch_what_it_gives_alone(forward: str, requests: list[Request], max_draft: int):
     check(requests, forward, max_draft)
 
 
@@ -211,25 +211,25 @@ def test_the_requests_that_are_tried_end_in_every_way():
 
 def _everybody_samples_as_the_first(monkeypatch):
     def first(logits_NV, samplings, dtype):
-        return laws_of(logits_NV, [samplings[0]] * len(samplings), dtype)
+        return to_probs(logits_NV, [samplings[0]] * len(samplings), dtype)
 
-    monkeypatch.setattr(verify, "laws_of", first)
+    monkeypatch.setattr(verify, "to_probs", first)
 
 
 def _the_last_row_keeps_its_place(monkeypatch):
     """The keys and values of a released row stay where another row's belong."""
-    monkeypatch.setattr(LeanForward, "move", lambda self, source, destination: None)
+    monkeypatch.setattr(PackedLlamaForward, "move", lambda self, source, destination: None)
 
 
 def _draws_are_shared(monkeypatch):
-    shared = SeededDraws(0, 0)
-    monkeypatch.setitem(globals(), "SeededDraws", lambda seed, offset: shared)
+    shared = SeededRandomSource(0, 0)
+    monkeypatch.setitem(globals(), "SeededRandomSource", lambda seed, offset: shared)
 
 
 def _one_tail_for_all_stop_strings(monkeypatch):
     tails = [b""]
     shared = property(lambda ending: tails[-1], lambda ending, tail: tails.append(tail))
-    monkeypatch.setattr(Ending, "_tail", shared, raising=False)
+    monkeypatch.setattr(StopStrings, "_tail", shared, raising=False)
 
 
 @pytest.mark.parametrize(

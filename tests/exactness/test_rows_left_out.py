@@ -7,19 +7,21 @@ from typing import Any
 import pytest
 from test_rows_apart import PIECES, Request, row_of, serve, stages_of
 
-from stages.blocks import Row
-from stages.costs import Costs
+from stages.contract.blocks import SequenceState
+from stages.contract.snapshot import Json, SnapshotReader, SnapshotWriter
 from stages.decode import Decode
-from stages.distributions import Sampling
-from stages.lookup import DecodeOrLookup, Payoff
-from stages.snapshot import Json, SnapshotReader, SnapshotWriter
+from stages.drafting.costs import Costs
+from stages.drafting.prompt_lookup import PromptLookup
+from stages.drafting.sources import DraftSourceSelector
+from stages.lookup import DecodeOrLookup
+from stages.sampling.distributions import Sampling
 from stages.verify import Verify
 
 REQUESTS = [
-    Request((0, 1, 2), Sampling(), 1, room=40),
-    Request((3,), Sampling(1.0), 2, room=40, logprobs=1),
-    Request((5, 6), Sampling(0.7, 0, 0.8), 3, room=40),
-    Request((0, 1), Sampling(), 4, room=40),
+    Request((0, 1, 2), Sampling(), 1, remaining_tokens=40),
+    Request((3,), Sampling(1.0), 2, remaining_tokens=40, logprobs=1),
+    Request((5, 6), Sampling(0.7, 0, 0.8), 3, remaining_tokens=40),
+    Request((0, 1), Sampling(), 4, remaining_tokens=40),
 ]
 
 
@@ -28,7 +30,7 @@ class Block:
     """Stages and the rows in flight there."""
 
     stages: tuple[Any, Any, Verify]
-    rows: list[Row]
+    rows: list[SequenceState]
 
     @property
     def decode(self) -> Decode | DecodeOrLookup:
@@ -44,25 +46,25 @@ class Block:
             found = [known + verdict.emitted for known, verdict in zip(found, verdicts, strict=True)]
         return found
 
-    def release(self, rows: Sequence[Row]) -> None:
+    def release(self, rows: Sequence[SequenceState]) -> None:
         for row in rows:
             for stage in self.stages:
                 stage.release(row)
 
-    def save(self, keep: SnapshotWriter) -> dict[str, bytes]:
-        saved = [stage.save(keep) for stage in self.stages]
-        return keep.files({"rows": [keep.row(row) for row in self.rows if keep.keeps(row)], "stages": saved})
+    def save(self, writer: SnapshotWriter) -> dict[str, bytes]:
+        saved = [stage.save(writer) for stage in self.stages]
+        return writer.files({"rows": [writer.row(row) for row in self.rows if writer.includes(row)], "stages": saved})
 
 
 def fresh(kind: str, forward: str) -> tuple[Any, Any, Verify]:
     decode, translate, judge = stages_of(forward, 3)
     if kind == "decode":
         return decode, translate, judge
-    payoff = Payoff(Costs(((1, 1.0), (2, 1.05)), ((1, 0.45),)))
-    return DecodeOrLookup(decode, payoff, range(PIECES), PIECES, 4), translate, judge
+    selector = DraftSourceSelector(Costs(((1, 1.0), (2, 1.05)), ((1, 0.45),)))
+    return DecodeOrLookup(decode, [PromptLookup(selector, range(PIECES), 4)]), translate, judge
 
 
-def begun(kind: str, forward: str, private: Sequence[int] = ()) -> Block:
+def start_block(kind: str, forward: str, private: Sequence[int] = ()) -> Block:
     """All rows after three blocks."""
     block = Block(fresh(kind, forward), [])
     for number, request in enumerate(REQUESTS):
@@ -76,7 +78,7 @@ def begun(kind: str, forward: str, private: Sequence[int] = ()) -> Block:
     return block
 
 
-def restored(kind: str, forward: str, files: dict[str, bytes]) -> Block:
+def restore_block(kind: str, forward: str, files: dict[str, bytes]) -> Block:
     kept = SnapshotReader(files)
     state: Json = kept.state
     block = Block(fresh(kind, forward), [kept.row(number) for number in state["rows"]])
@@ -86,13 +88,13 @@ def restored(kind: str, forward: str, files: dict[str, bytes]) -> Block:
 
 
 every_kind = pytest.mark.parametrize("kind", ["decode", "lookup"])
-every_forward = pytest.mark.parametrize("forward", ["lean", "modules"])
+every_forward = pytest.mark.parametrize("forward", ["packed", "modules"])
 
 
 @every_kind
 @every_forward
 def test_without_rows_a_snapshot_is_as_if_none_were_admitted(kind: str, forward: str):
-    block = begun(kind, forward)
+    block = start_block(kind, forward)
     files = block.save(SnapshotWriter(rows=False))
     assert files != block.save(SnapshotWriter())
     block.release(block.rows)
@@ -103,7 +105,7 @@ def test_without_rows_a_snapshot_is_as_if_none_were_admitted(kind: str, forward:
 @every_kind
 @every_forward
 def test_a_stage_that_was_saved_without_rows_takes_new_ones(kind: str, forward: str):
-    again = restored(kind, forward, begun(kind, forward).save(SnapshotWriter(rows=False)))
+    again = restore_block(kind, forward, start_block(kind, forward).save(SnapshotWriter(rows=False)))
     assert again.rows == []
     if kind == "decode":  # with lookups it depends on the past who drafts
         (answer,), (wanted,) = (serve(stages, REQUESTS[1:2]) for stages in (again.stages, fresh(kind, forward)))
@@ -118,12 +120,12 @@ def test_a_stage_that_was_saved_without_rows_takes_new_ones(kind: str, forward: 
     [("decode", ()), ("decode", (0,)), ("decode", (1, 3)), ("decode", (0, 1, 2, 3)), ("lookup", ())],
 )
 @every_forward
-def test_private_rows_are_left_out_and_the_others_go_on_as_they_would(kind: str, forward: str, private: tuple):
-    block = begun(kind, forward, private)
+def test_private_rows_are_left_out_and_the_others_continue_unchanged(kind: str, forward: str, private: tuple):
+    block = start_block(kind, forward, private)
     files = block.save(SnapshotWriter())
     content = b"".join(files.values())
     assert [number for number in range(4) if f"words of {number}".encode() not in content] == list(private)
-    again = restored(kind, forward, files)
+    again = restore_block(kind, forward, files)
     assert [row.offset for row in again.rows] == [number for number in range(4) if number not in private]
     on = dict(zip([row.offset for row in block.rows], block.run(3), strict=True))
     if again.rows:

@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from enumeration import EnumeratingDraws
+from enumeration import EnumeratingRandomSource
 from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from stages import distributions
-from stages.distributions import Sampling, entropy, laws_of, sample, sample_rows
-from stages.draws import UNIFORM_BITS, SeededDraws, to_float32_grid
+from stages.sampling import distributions
+from stages.sampling.distributions import Sampling, entropy, sample, sample_rows, to_probs
+from stages.sampling.random_source import UNIFORM_BITS, SeededRandomSource, to_float32_grid
 from store.errors import ConfigError
 
 # Sixteenths: sums and comparisons are exact, so that a reference cannot differ by rounding at a threshold.
@@ -25,18 +25,18 @@ def reference(logits: list[float], temperature: float, top_k: int, top_p: float)
         return [float(place == logits.index(max(logits))) for place in range(len(logits))]
     kth = sorted(logits, reverse=True)[min(top_k or len(logits), len(logits)) - 1]
     weights = [math.exp((x - max(logits)) / temperature) if x >= kth else 0.0 for x in logits]
-    law = [weight / sum(weights) for weight in weights]
+    distribution = [weight / sum(weights) for weight in weights]
     mass, kept = 0.0, set()
-    for place in sorted(range(len(law)), key=lambda place: -law[place]):
+    for place in sorted(range(len(distribution)), key=lambda place: -distribution[place]):
         if mass < top_p:
             kept.add(place)
-        mass += law[place]
-    total = sum(law[place] for place in kept)
-    return [law[place] / total if place in kept else 0.0 for place in range(len(law))]
+        mass += distribution[place]
+    total = sum(distribution[place] for place in kept)
+    return [distribution[place] / total if place in kept else 0.0 for place in range(len(distribution))]
 
 
-def law_of(logits: list[float], *settings: float) -> Tensor:
-    return Sampling(*settings).law(torch.tensor([logits], dtype=torch.float64), torch.float64)[0]
+def distribution_of(logits: list[float], *settings: float) -> Tensor:
+    return Sampling(*settings).distribution(torch.tensor([logits], dtype=torch.float64), torch.float64)[0]
 
 
 @given(
@@ -48,12 +48,12 @@ def law_of(logits: list[float], *settings: float) -> Tensor:
 )
 @example([1.0, 1.0, 1.0], 1.0, 2, 1.0, 256)  # tokens as likely as the k-th stay
 @example([0.0, 0.0], 0.0, 0, 1.0, 256)  # the first of equals
-def test_the_law_is_what_the_reference_says(
+def test_the_distribution_is_that_of_the_reference(
     logits: list[float], temperature: float, top_k: int, top_p: float, nucleus: int
 ):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(distributions, "NUCLEUS", nucleus)
-        got = law_of(logits, temperature, top_k, top_p).tolist()
+        got = distribution_of(logits, temperature, top_k, top_p).tolist()
     want = reference(logits, temperature, top_k, top_p)
     if top_p < 1:  # which of equally likely tokens the nucleus takes is not promised
         got, want = sorted(got), sorted(want)
@@ -61,68 +61,72 @@ def test_the_law_is_what_the_reference_says(
 
 
 @given(logits_lists, st.floats(0.05, 5), st.integers(0, 10), st.floats(0.01, 1))
-def test_a_law_sums_to_1_and_never_loses_its_likeliest_token(logits, temperature, top_k, top_p):
-    law = law_of(logits, temperature, top_k, top_p)
-    assert float(law.sum()) == pytest.approx(1, abs=1e-12)
+def test_a_distribution_sums_to_1_and_never_loses_its_likeliest_token(logits, temperature, top_k, top_p):
+    distribution = distribution_of(logits, temperature, top_k, top_p)
+    assert float(distribution.sum()) == pytest.approx(1, abs=1e-12)
     likeliest = [place for place, logit in enumerate(logits) if logit == max(logits)]
-    assert law[likeliest].max() == law.max() > 0  # which of equally likely ones stay is not promised
+    assert distribution[likeliest].max() == distribution.max() > 0  # which of equally likely ones stay is not promised
 
 
 @given(logits_lists)
 def test_temperature_0_is_the_limit(logits: list[float]):
     logits = [value + (place == 0) * 9 for place, value in enumerate(logits)]  # no ties
-    assert torch.allclose(law_of(logits, 1e-3), law_of(logits, 0.0), atol=1e-12)
+    assert torch.allclose(distribution_of(logits, 1e-3), distribution_of(logits, 0.0), atol=1e-12)
 
 
 def test_a_nucleus_ends_with_the_token_that_reaches_its_mass():
     logits = torch.tensor([0.5, 0.25, 0.125, 0.125], dtype=torch.float64).log().tolist()
-    assert law_of(logits, 1.0, 0, 0.5).tolist() == pytest.approx([1, 0, 0, 0])
-    assert law_of(logits, 1.0, 0, 0.51).tolist() == pytest.approx([2 / 3, 1 / 3, 0, 0])
-    assert law_of(logits, 1.0, 0, 0.76)[2:].max() > 0
+    assert distribution_of(logits, 1.0, 0, 0.5).tolist() == pytest.approx([1, 0, 0, 0])
+    assert distribution_of(logits, 1.0, 0, 0.51).tolist() == pytest.approx([2 / 3, 1 / 3, 0, 0])
+    assert distribution_of(logits, 1.0, 0, 0.76)[2:].max() > 0
 
 
 def test_forbidden_tokens_have_no_mass_even_when_all_are_kept():
     logits = [0.0, -math.inf, 1.0]
     for temperature in (0.0, 0.7):
-        assert law_of(logits, temperature, 3, 1.0)[1] == 0
+        assert distribution_of(logits, temperature, 3, 1.0)[1] == 0
 
 
 @pytest.mark.parametrize("nucleus", [2, 256])
 def test_rows_are_transformed_independently(nucleus: int, monkeypatch):
     monkeypatch.setattr(distributions, "NUCLEUS", nucleus)
     logits_NV = torch.randn(5, 7, generator=torch.Generator().manual_seed(0)) * torch.arange(1, 6)[:, None]
-    together = Sampling(0.8, 4, 0.9).law(logits_NV)
-    for logits_V, law_V in zip(logits_NV, together, strict=True):
-        assert torch.equal(Sampling(0.8, 4, 0.9).law(logits_V[None])[0], law_V)
+    together = Sampling(0.8, 4, 0.9).distribution(logits_NV)
+    for logits_V, target_probs_V in zip(logits_NV, together, strict=True):
+        assert torch.equal(Sampling(0.8, 4, 0.9).distribution(logits_V[None])[0], target_probs_V)
 
 
 SAMPLINGS = [Sampling(), Sampling(1.0), Sampling(0.7, 0, 0.8), Sampling(1.3, 3)]
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=9), st.sampled_from([torch.float32, torch.float64]))
-def test_every_line_has_the_law_of_its_own_transform(chosen: list[int], dtype: torch.dtype):
+def test_every_line_has_the_distribution_of_its_own_transform(chosen: list[int], dtype: torch.dtype):
     logits_NV = torch.randn(len(chosen), 7, generator=torch.Generator().manual_seed(len(chosen)))
-    laws_NV = laws_of(logits_NV, [replace(SAMPLINGS[number]) for number in chosen], dtype)  # equal, not the same
-    assert laws_NV.dtype == dtype
-    for number, logits_V, law_V in zip(chosen, logits_NV, laws_NV, strict=True):
-        assert torch.equal(law_V, SAMPLINGS[number].law(logits_V[None], dtype)[0])
+    target_probs_NV = to_probs(
+        logits_NV, [replace(SAMPLINGS[number]) for number in chosen], dtype
+    )  # equal, not the same
+    assert target_probs_NV.dtype == dtype
+    for number, logits_V, target_probs_V in zip(chosen, logits_NV, target_probs_NV, strict=True):
+        assert torch.equal(target_probs_V, SAMPLINGS[number].distribution(logits_V[None], dtype)[0])
 
 
 def test_lines_of_equal_transforms_are_transformed_in_one_call_on_the_logits_as_they_are(monkeypatch):
     given_to = []
-    monkeypatch.setattr(Sampling, "law", lambda self, logits_NV, dtype: given_to.append(logits_NV) or logits_NV)
+    monkeypatch.setattr(
+        Sampling, "distribution", lambda self, logits_NV, dtype: given_to.append(logits_NV) or logits_NV
+    )
     logits_NV = torch.randn(5, 7)
-    laws_of(logits_NV, [Sampling(0.5) for _ in range(5)])
+    to_probs(logits_NV, [Sampling(0.5) for _ in range(5)])
     assert [one is logits_NV for one in given_to] == [True]
 
 
 @pytest.mark.parametrize("temperature", [1e-45, 1e-30, 1e-6, 1e-5, 1e6])
 @pytest.mark.parametrize("top_p", [0.0, 1e-40, 1.0])
-def test_the_ends_of_the_ranges_give_laws(temperature: float, top_p: float):
-    law_V = Sampling(temperature, 0, top_p).law(torch.tensor([[80.0, -80.0, 79.0, -math.inf]]))[0]
-    assert float(law_V.sum()) == pytest.approx(1)
-    assert law_V[0] == law_V.max()
-    assert law_V[3] == 0
+def test_the_ends_of_the_ranges_give_distributions(temperature: float, top_p: float):
+    target_probs_V = Sampling(temperature, 0, top_p).distribution(torch.tensor([[80.0, -80.0, 79.0, -math.inf]]))[0]
+    assert float(target_probs_V.sum()) == pytest.approx(1)
+    assert target_probs_V[0] == target_probs_V.max()
+    assert target_probs_V[3] == 0
 
 
 @pytest.mark.parametrize(
@@ -140,7 +144,7 @@ class Given:
     def __init__(self, number: float) -> None:
         self.number = number
 
-    def uniform(self, law: Tensor) -> float:
+    def uniform(self, distribution: Tensor) -> float:
         return self.number
 
 
@@ -149,12 +153,12 @@ weights_lists = st.lists(st.integers(0, 5), min_size=1, max_size=8).filter(any)
 
 @given(weights_lists)
 def test_inversion_gives_every_outcome_its_share(weights: list[int]):
-    law = torch.tensor(weights, dtype=torch.float64)
+    distribution = torch.tensor(weights, dtype=torch.float64)
     possible = [place for place, weight in enumerate(weights) if weight]
-    drawn = {place: EnumeratingDraws((place,)) for place in possible}
-    for place, draws in drawn.items():
-        assert sample(law, draws) == place
-        assert draws.weight == pytest.approx(weights[place] / sum(weights))
+    drawn = {place: EnumeratingRandomSource((place,)) for place in possible}
+    for place, rng in drawn.items():
+        assert sample(distribution, rng) == place
+        assert rng.weight == pytest.approx(weights[place] / sum(weights))
 
 
 @given(weights_lists, st.floats(0, 1, exclude_max=True))
@@ -168,8 +172,8 @@ def test_what_has_no_weight_is_never_drawn(weights: list[int], number: float):
 
 
 def test_an_outcome_begins_where_the_one_before_it_ends():
-    law = torch.tensor([0.25, 0.5, 0.25])
-    assert [sample(law, Given(number)) for number in (0.0, 0.2499, 0.25, 0.7499, 0.75, 1 - 2**-53)] == [
+    distribution = torch.tensor([0.25, 0.5, 0.25])
+    assert [sample(distribution, Given(number)) for number in (0.0, 0.2499, 0.25, 0.7499, 0.75, 1 - 2**-53)] == [
         0,
         0,
         1,
@@ -180,20 +184,20 @@ def test_an_outcome_begins_where_the_one_before_it_ends():
 
 
 def test_every_row_is_drawn_by_its_own_number_in_order():
-    law = torch.tensor([[0.5, 0.5], [0.5, 0.5], [0.9, 0.1]])
-    assert sample_rows(law, [Given(0.2), Given(0.7), Given(0.7)]).tolist() == [0, 1, 0]
+    distribution = torch.tensor([[0.5, 0.5], [0.5, 0.5], [0.9, 0.1]])
+    assert sample_rows(distribution, [Given(0.2), Given(0.7), Given(0.7)]).tolist() == [0, 1, 0]
 
 
-def test_a_float32_law_is_summed_in_double_precision():
-    law = torch.full((100_000,), 1e-5)
-    assert sample(law, Given(0.99999 + 5e-6)) == 99_999
+def test_a_float32_distribution_is_summed_in_double_precision():
+    distribution = torch.full((100_000,), 1e-5)
+    assert sample(distribution, Given(0.99999 + 5e-6)) == 99_999
 
 
 @given(weights_lists)
-def test_entropy_is_that_of_the_law(weights: list[int]):
-    law = torch.tensor([weights], dtype=torch.float64) / sum(weights)
-    want = -sum(p * math.log(p) for p in law[0].tolist() if p)
-    assert float(entropy(law)[0]) == pytest.approx(want, abs=1e-12)
+def test_entropy_is_that_of_the_distribution(weights: list[int]):
+    distribution = torch.tensor([weights], dtype=torch.float64) / sum(weights)
+    want = -sum(p * math.log(p) for p in distribution[0].tolist() if p)
+    assert float(entropy(distribution)[0]) == pytest.approx(want, abs=1e-12)
 
 
 @given(st.floats(0, 1, exclude_max=True))
@@ -205,8 +209,8 @@ def test_the_logged_number_is_a_float32_just_below_the_drawn_one(number: float):
 
 def test_seeded_draws_depend_on_the_seed_and_the_offset_alone():
     def first(seed: int, offset: int) -> list[float]:
-        draws = SeededDraws(seed, offset)
-        return [draws.uniform(torch.ones(2)) for _ in range(5)]
+        rng = SeededRandomSource(seed, offset)
+        return [rng.uniform(torch.ones(2)) for _ in range(5)]
 
     assert first(1, 2) == first(1, 2)
     assert len({*first(1, 2), *first(2, 1), *first(1, 3), *first(0, 2)}) == 20

@@ -1,19 +1,14 @@
 """One stream for all tests of faults, the run of it that was left alone, and one that was killed in its middle."""
 
 import signal
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "pipeline"))  # the tiny pair is made there
-sys.path.append(str(Path(__file__).resolve().parents[1] / "store"))  # and servers are started
-
-from faulty_runs import Life, Stream, World, checkpoints, completed, stream_of
+from faulty_runs import Life, Stream, World, checkpoints, list_completed, stream_of
 from object_serving import objects, place  # noqa: F401  (fixtures)
 from tiny_pair import TinyPair, tiny_pair  # noqa: F401  (a fixture)
 
-from store.manifest import read_manifest
+from store.log.manifest import read_manifest
 
 
 @pytest.fixture(scope="session")
@@ -25,7 +20,7 @@ def stream(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> Str
 def whole(stream: Stream, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run that was left alone. Nobody changes it."""
     folder = tmp_path_factory.mktemp("whole")
-    return completed(stream, folder / "world", folder / "run")
+    return list_completed(stream, folder / "world", folder / "run")
 
 
 @pytest.fixture(scope="session")

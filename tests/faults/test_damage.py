@@ -5,9 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from faulty_runs import Ended, Life, World, resumed
+from faulty_runs import Ended, Life, World, resume_run
 
-from store.manifest import MANIFEST, part_path, read_manifest
+from store.log.manifest import MANIFEST, part_path, read_manifest
 
 Damage = Callable[[Path], None]
 
@@ -35,12 +35,12 @@ def run(half: Path, tmp_path: Path) -> Path:
     return shutil.copytree(half, tmp_path / "run")
 
 
-def typed(run: Path, *words: object) -> Ended:
+def type_command(run: Path, *words: object) -> Ended:
     return Life(World(run.parent / "world"), words).end()
 
 
 def test_the_copy_of_a_run_goes_on(run: Path):
-    resumed(run, run.parent / "world")
+    resume_run(run, run.parent / "world")
     assert read_manifest(run).finished
 
 
@@ -52,11 +52,11 @@ def test_a_damaged_checkpoint_is_named_and_the_log_is_readable(run: Path, damage
     path = run / checkpoint.folder / name
     damage(path)
     before = sorted(run.rglob("*"))
-    typed(run, "replay", "--resume", run).assert_clear(1, str(path))
+    type_command(run, "replay", "--resume", run).assert_clear(1, str(path))
     assert [path for path in sorted(run.rglob("*")) if path.name not in (".lock", ".owner.json")] == [
         path for path in before if path.name not in (".lock", ".owner.json")
     ]
-    typed(run, "check", "--run", run).assert_clear(0)
+    type_command(run, "check", "--run", run).assert_clear(0)
 
 
 def part_of(run: Path, table: str, number: int = 1) -> Path:
@@ -67,7 +67,7 @@ def part_of(run: Path, table: str, number: int = 1) -> Path:
 def test_a_damaged_part_is_named_by_check(run: Path, damage: Damage):
     path = part_of(run, "decisions")
     damage(path)
-    checked = typed(run, "check", "--run", run)
+    checked = type_command(run, "check", "--run", run)
     assert checked.status == 1
     assert "Traceback" not in checked.err
     assert str(path) in checked.err
@@ -78,7 +78,7 @@ def test_a_damaged_part_is_named_by_check(run: Path, damage: Damage):
 def test_with_a_damaged_part_of_prompts_a_run_does_not_go_on(run: Path, damage: Damage):
     path = part_of(run, "prompts")
     damage(path)
-    typed(run, "replay", "--resume", run).assert_clear(1, str(path))
+    type_command(run, "replay", "--resume", run).assert_clear(1, str(path))
 
 
 @DAMAGES
@@ -86,9 +86,9 @@ def test_what_is_not_damaged_can_still_be_read(run: Path, damage: Damage):
     path = part_of(run, "prompts")
     rows = read_manifest(run).tables["prompts"][1].rows
     count = ["sql", "--run", run, "--format", "csv", "SELECT count(*) FROM prompts"]
-    number = int(typed(run, *count).out.split()[-1])
+    number = int(type_command(run, *count).out.split()[-1])
     damage(path)
-    asked = typed(run, *count, "--skip-damaged")
+    asked = type_command(run, *count, "--skip-damaged")
     asked.assert_clear(0)
     assert str(path) in asked.err
     assert int(asked.out.split()[-1]) == number - rows
@@ -97,9 +97,9 @@ def test_what_is_not_damaged_can_still_be_read(run: Path, damage: Damage):
 def test_a_damaged_manifest_is_named(run: Path):
     truncate(run / MANIFEST)
     for words in (["replay", "--resume", run], ["check", "--run", run]):
-        typed(run, *words).assert_clear(1, str(run / MANIFEST))
+        type_command(run, *words).assert_clear(1, str(run / MANIFEST))
 
 
 def test_damaged_settings_are_named(run: Path):
     truncate(run / "config.json")
-    typed(run, "replay", "--resume", run).assert_clear(2, str(run / "config.json"))
+    type_command(run, "replay", "--resume", run).assert_clear(2, str(run / "config.json"))

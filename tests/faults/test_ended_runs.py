@@ -16,13 +16,13 @@ from faulty_runs import (
     World,
     checkpoints,
     differences,
-    resumed,
+    resume_run,
     rows_of,
     strays,
-    typed,
+    type_command,
 )
 
-from store.manifest import read_manifest
+from store.log.manifest import read_manifest
 
 
 def ended_by(number: int, life: Life, run: Path, wait: float) -> Ended:
@@ -44,7 +44,7 @@ def test_a_signal_commits_and_the_run_goes_on(stream: Stream, whole: Path, tmp_p
         words = ["replay", "--resume", run]
         assert not read_manifest(run).finished
         assert json.loads((run / "summary.json").read_text())["totals"]["prompts"] == len(rows_of(run, "prompts"))
-    resumed(run, tmp_path / "world")
+    resume_run(run, tmp_path / "world")
     assert differences(run, whole) == []
     assert strays(run) == set()
 
@@ -64,14 +64,14 @@ def test_everything_up_to_the_signal_is_committed(stream: Stream, tmp_path: Path
 # SIGTERM comes when a row has been read and before it is decoded.
 WHILE_A_ROW_IS_TAKEN = """
 import os, signal
-import pipeline.tape
+import pipeline.sources.position
 from itertools import count
-digest, calls = pipeline.tape.sha256, count(1)
+digest, calls = pipeline.sources.position.sha256, count(1)
 def interrupted(content):
     if next(calls) == 12:
         os.kill(os.getpid(), signal.SIGTERM)
     return digest(content)
-pipeline.tape.sha256 = interrupted
+pipeline.sources.position.sha256 = interrupted
 """
 # SIGTERM comes behind the last prompt.
 AT_THE_END = """
@@ -89,7 +89,7 @@ Loop.end = interrupted
 def test_no_moment_is_bad_for_a_signal(stream: Stream, whole: Path, tmp_path: Path, moment: str):
     run = tmp_path / "run"
     Life(World(tmp_path / "world", before=moment), stream.begin(run)).end().assert_clear(130)
-    resumed(run, tmp_path / "world")
+    resume_run(run, tmp_path / "world")
     assert differences(run, whole) == []
     assert strays(run) == set()
 
@@ -115,7 +115,7 @@ def from_input(stream: Stream) -> Stream:
 def waiting(from_input: Stream, sent: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was ended by SIGTERM while it waited for more of its standard input, in an interpreter of its own."""
     folder = tmp_path_factory.mktemp("waiting")
-    running = typed(folder, *from_input.begin(folder / "run", "--no-publish"), stdin=-1)
+    running = type_command(folder, *from_input.begin(folder / "run", "--no-publish"), stdin=-1)
     assert running.stdin is not None
     running.stdin.write("".join(sent.read_text(encoding="utf-8").splitlines(keepends=True)[:8]))
     running.stdin.flush()
@@ -145,14 +145,14 @@ def test_a_run_that_waited_for_input_goes_on_when_all_is_sent_again(
 def test_a_signal_ends_the_waiting_for_what_was_read_already(waiting: Path, tmp_path: Path):
     run = shutil.copytree(waiting, tmp_path / "run")
     before = read_manifest(run)
-    os.mkfifo(tmp_path / "pipe")
-    life = Life(World(tmp_path / "world"), ["replay", "--resume", run], tmp_path / "pipe")
-    with open(tmp_path / "pipe", "wb"):  # nothing is sent, and more might come
+    reading, writing = os.pipe()
+    life = Life(World(tmp_path / "world"), ["replay", "--resume", run], reading)
+    os.close(reading)
+    with open(writing, "wb"):  # nothing is sent, and more might come
         assert life.wait_until(lambda: "in plain target passes" in life.errors()), "its models are loaded"
         time.sleep(0.5)
         life.send(signal.SIGTERM)
-        life.process.join(20)
-        assert life.ended
+        life.process.wait(60)
     life.end().assert_clear(130)
     assert read_manifest(run) == before
 

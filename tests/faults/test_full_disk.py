@@ -12,12 +12,12 @@ from faulty_runs import (
     World,
     checkpoints,
     differences,
-    resumed,
+    resume_run,
     rows_of,
     strays,
 )
 
-from store.manifest import read_manifest
+from store.log.manifest import read_manifest
 
 
 def assert_readable(run: Path, world: World) -> None:
@@ -37,7 +37,7 @@ def test_a_file_that_cannot_grow_ends_the_run_with_its_last_commit(
     ended.assert_clear(1, f"omnidraft replay --resume {run}")
     assert checkpoints(run) >= checkpoints(half)
     assert_readable(run, world)
-    resumed(run, world.folder)
+    resume_run(run, world.folder)
     assert differences(run, whole) == []
     assert strays(run) == set()
 
@@ -71,6 +71,6 @@ def test_a_disk_that_fills_up_ends_the_run_with_its_last_commit(
     assert read_manifest(run).checkpoint
     assert_readable(run, world)
     subprocess.run(["mount", "-o", "remount,size=64m", str(small_disk)], check=True)
-    resumed(run, world.folder)
+    resume_run(run, world.folder)
     assert differences(run, whole) == []
     assert strays(run) == set()

@@ -12,12 +12,12 @@ from mlflow import MlflowClient
 from object_serving import Door, ObjectServer
 from serving import mlflow_server
 
-from store.faults import VARIABLE
-from store.manifest import MANIFEST
-from store.object_store_index import Index
-from store.object_store_run import RemoteRun
-from store.registry import MODEL, list_versions
-from store.versions import metric_key
+from store.fault_points import VARIABLE
+from store.log.manifest import MANIFEST
+from store.object_store.index import Index
+from store.object_store.remote_run import RemoteRun
+from store.registry.registered_version import metric_key
+from store.registry.registry import MODEL, list_versions
 
 PLACES = ("mirror: between two objects", "mirror: before the manifest", "mirror: after the manifest")
 
@@ -34,7 +34,7 @@ class Machines:
         own = {"OMNIDRAFT_CACHE": str(folder / "cache")}
         return Life(World(folder, environment={**self._environment, **own, **environment}), words)
 
-    def resumed(self, place: str, *more: object) -> Ended:
+    def resume_elsewhere(self, place: str, *more: object) -> Ended:
         return self.life(["replay", "--resume", place, *more]).end()
 
 
@@ -43,7 +43,7 @@ def machines(tmp_path: Path, objects: ObjectServer) -> Machines:
     return Machines(tmp_path, objects.environment)
 
 
-def pulled(place: str, folder: Path) -> Path:
+def pull_run(place: str, folder: Path) -> Path:
     """All of it."""
     RemoteRun(folder / "run", place).pull()
     return folder / "run"
@@ -58,7 +58,7 @@ def prompts(objects: ObjectServer, place: str) -> int:
 
 
 def assert_same(place: str, whole: Path, folder: Path) -> None:
-    run = pulled(place, folder)
+    run = pull_run(place, folder)
     assert differences(run, whole) == []
     assert strays(run) == set()
 
@@ -93,7 +93,7 @@ def test_a_kill_inside_a_commit_costs_no_more_than_what_came_after_the_last(
     for words, count in ((stream.begin(place), 40 if "between" in name else 5), (["replay", "--resume", place], 3)):
         life = machines.life(words, **{VARIABLE: f"{name}={count}"})
         assert life.end().status == -signal.SIGKILL, life.errors()
-    machines.resumed(place).assert_clear(0)
+    machines.resume_elsewhere(place).assert_clear(0)
     assert_same(place, whole, tmp_path)
 
 
@@ -112,7 +112,7 @@ def test_kills_at_any_instant_change_nothing(
         life.send(signal.SIGKILL)
         assert life.end().status == -signal.SIGKILL
         done = prompts(objects, place)
-    machines.resumed(place).assert_clear(0)
+    machines.resume_elsewhere(place).assert_clear(0)
     assert_same(place, whole, tmp_path)
 
 
@@ -127,7 +127,7 @@ def test_of_two_machines_that_go_on_the_earlier_ends_with_a_word(
     life = machines.life(stream.begin(place))
     assert life.wait_until(lambda: prompts(objects, place) >= 3), life.errors()
     life.send(signal.SIGSTOP)
-    machines.resumed(place).assert_clear(0)
+    machines.resume_elsewhere(place).assert_clear(0)
     life.send(signal.SIGCONT)
     life.end().assert_clear(2, "must not be written by two processes", "wrote it since")
     assert_same(place, whole, tmp_path)
@@ -146,10 +146,11 @@ def test_a_store_that_goes_away_ends_the_run_with_what_to_type(
     assert life.wait_until(lambda: prompts(objects, place) >= 3), life.errors()
     door.shut()
     life.end().assert_clear(1, f"omnidraft replay --resume {place}", "Could not connect")
-    machines.resumed(place).assert_clear(0)
+    machines.resume_elsewhere(place).assert_clear(0)
     assert_same(place, whole, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_run_gone_on_with_elsewhere_is_once_in_mlflow(
     stream: Stream,
     whole: Path,
@@ -166,10 +167,12 @@ def test_a_run_gone_on_with_elsewhere_is_once_in_mlflow(
         life.send(signal.SIGKILL)
         assert life.end().status == -signal.SIGKILL
         shutil.rmtree(tmp_path / "machine-1")
-        machines.resumed(place).assert_clear(0)
-        while (told := machines.resumed(place)).status == 0:  # the last tenth of a second was too short for some
+        machines.resume_elsewhere(place).assert_clear(0)
+        while (
+            told := machines.resume_elsewhere(place)
+        ).status == 0:  # the last tenth of a second was too short for some
             assert "MLflow" in told.out
-        told.assert_clear(2, "there is nothing to go on with")
+        told.assert_clear(2, "there is nothing to resume")
         assert_same(place, whole, tmp_path)
         numbers = sorted(version.version for version in list_versions(uri, MODEL))
         assert numbers == [row["version"] for row in rows_of(whole, "versions")]

@@ -5,26 +5,26 @@ from pathlib import Path
 
 import pytest
 from object_serving import ObjectServer
-from serving_tiny import OFTEN, serve_config, served_all, texts, until
+from serving_tiny import OFTEN, complete_all, serve_config, texts, wait_until
 from tiny_pair import TinyPair, tiny_pair  # noqa: F401  (a fixture)
 
-from pipeline.config import Config
-from pipeline.run_folder import opened
-from pipeline.serve_run import Serving
-from store.object_store_run import fetched
-from store.queries import LogReader
+from pipeline.config.settings import Config
+from pipeline.run.folder import open_run
+from pipeline.serve.run import ServerRun
+from store.object_store.remote_run import fetch_logs
+from store.query.log_reader import LogReader
 
 
-def served(config: Config, place: str, prompts: list[str], *, resume: bool) -> None:
+def serve_requests(config: Config, place: str, prompts: list[str], *, resume: bool) -> None:
     """A server's life, in which it learns of every prompt; nothing of it stays here."""
-    folder, mirror = opened(Path(place), new=not resume)
-    told: list[str] = []
-    with Serving(config, folder, lambda event: None, told.append, resume=resume, mirror=mirror) as server:
-        assert all(answer.tokens for answer in served_all(server.engine, prompts))
-        until(lambda: server.engine.figures().learner_lag == 0)
+    folder, mirror = open_run(Path(place), new=not resume)
+    with ServerRun(config, folder, lambda event: None, resume=resume, mirror=mirror) as server:
+        assert all(answer.tokens for answer in complete_all(server.engine, prompts))
+        wait_until(lambda: server.engine.read_status().learner_lag == 0)
     shutil.rmtree(folder)
 
 
+@pytest.mark.slow
 def test_it_goes_on_on_another_machine(
     tiny_pair: TinyPair,  # noqa: F811
     objects: ObjectServer,
@@ -37,9 +37,9 @@ def test_it_goes_on_on_another_machine(
     config = serve_config(
         tiny_pair, serve__learn="live", serve__learn_share=4.0, publish__enabled=True, publish__interval=2, **OFTEN
     )
-    served(config, place, texts(0, 6), resume=False)
-    served(config, place, texts(6, 12), resume=True)
-    with LogReader([fetched(place)]) as log:
+    serve_requests(config, place, texts(0, 6), resume=False)
+    serve_requests(config, place, texts(6, 12), resume=True)
+    with LogReader([fetch_logs(place)]) as log:
         prompts = log.select('SELECT "offset", drafter_version FROM prompts ORDER BY 1').to_pylist()
         updates = log.select(
             "SELECT drafter_version FROM updates WHERE part = 'drafter' AND served ORDER BY seq"

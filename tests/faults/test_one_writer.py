@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from faulty_runs import Life, Stream, World, checkpoints, differences
 
-from store.lock import OWNER
+from store.log.lock import OWNER
 
 
 @pytest.fixture

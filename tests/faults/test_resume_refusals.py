@@ -6,11 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from faulty_runs import SPOOL, Ended, Life, Stream, World, resumed
+from faulty_runs import SPOOL, Ended, Life, Stream, World, differences, resume_run
 from safetensors.torch import load_file, save_file
 from tiny_pair import TinyPair
 
-from store.manifest import read_manifest
+from store.log.lock import LOCK
+from store.log.manifest import MANIFEST, read_manifest
 
 
 @pytest.fixture
@@ -18,14 +19,14 @@ def run(half: Path, tmp_path: Path) -> Path:
     return shutil.copytree(half, tmp_path / "run")
 
 
-def typed(folder: Path, *words: object) -> Ended:
+def type_command(folder: Path, *words: object) -> Ended:
     return Life(World(folder / "world"), words).end()
 
 
 def test_a_finished_run(run: Path, tmp_path: Path):
-    resumed(run, tmp_path / "world")
+    resume_run(run, tmp_path / "world")
     (run / SPOOL).unlink()  # or it would be sent
-    typed(tmp_path, "replay", "--resume", run).assert_clear(2, str(run), "is finished", "begin another")
+    type_command(tmp_path, "replay", "--resume", run).assert_clear(2, str(run), "is finished", "begin another")
 
 
 @pytest.mark.parametrize("made", [False, True])
@@ -33,9 +34,46 @@ def test_a_folder_without_a_run(tmp_path: Path, made: bool):
     folder = tmp_path / "nothing"
     if made:
         folder.mkdir()
-    typed(tmp_path, "replay", "--resume", folder).assert_clear(2, str(folder), "config.json", "--run")
+    type_command(tmp_path, "replay", "--resume", folder).assert_clear(2, str(folder), "config.json", "--run")
     assert folder.exists() == made
     assert not made or list(folder.iterdir()) == []
+
+
+def everything_in(run: Path) -> dict[str, bytes | bool]:
+    return {str(path.relative_to(run)): path.is_file() and path.read_bytes() for path in run.rglob("*")}
+
+
+@pytest.mark.parametrize("words", [["replay", "--resume"], ["serve", "--port", "0", "--resume"], ["replay", "--run"]])
+def test_a_run_whose_manifest_is_lost(stream: Stream, run: Path, tmp_path: Path, words: list[str]):
+    (run / MANIFEST).unlink()
+    before = everything_in(run)
+    more = stream.sources if "--run" in words else ()
+    type_command(tmp_path, *words, run, *more).assert_clear(
+        1, f"{run / MANIFEST} must be there", "Restore the manifest", "--run"
+    )
+    assert everything_in(run) == before
+
+
+@pytest.mark.parametrize("command", ["replay", "serve"])
+def test_a_partition_whose_manifest_is_lost(run: Path, tmp_path: Path, command: str):
+    """That of a learner in a process of its own, or of one worker of several."""
+    partition = run / "partitions" / "learner"
+    shutil.copytree(run / "log", partition / "log")
+    (partition / MANIFEST).unlink()
+    before = everything_in(run)
+    type_command(tmp_path, command, "--resume", run).assert_clear(1, f"{partition / MANIFEST} must be there")
+    assert everything_in(run) == before
+
+
+def test_a_run_that_was_killed_before_its_first_manifest_is_resumed(run: Path, whole: Path, tmp_path: Path):
+    """Nothing but the settings and the files of locks is there: nothing can be lost."""
+    for path in run.iterdir():
+        if path.name != "config.json":
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    (run / MANIFEST.parent / "decisions").mkdir(parents=True)
+    (run / MANIFEST.parent / f".{MANIFEST.name}.tmp").write_text("{", encoding="ascii")
+    (run / LOCK).touch()
+    assert differences(resume_run(run, tmp_path / "world"), whole) == []
 
 
 @pytest.mark.parametrize(
@@ -52,17 +90,17 @@ def test_a_folder_without_a_run(tmp_path: Path, made: bool):
 )
 def test_other_settings(run: Path, tmp_path: Path, option: list[str], setting: str):
     before = read_manifest(run)
-    typed(tmp_path, "replay", "--resume", run, *option).assert_clear(2, "settings that it began with", setting)
+    type_command(tmp_path, "replay", "--resume", run, *option).assert_clear(2, "settings that it began with", setting)
     assert read_manifest(run) == before
 
 
 def test_another_mlflow_server_is_allowed(run: Path, tmp_path: Path):
-    typed(tmp_path, "replay", "--resume", run, "--mlflow-uri", "http://127.0.0.1:19").assert_clear(0)
+    type_command(tmp_path, "replay", "--resume", run, "--mlflow-uri", "http://127.0.0.1:19").assert_clear(0)
 
 
 def test_beginning_anew_in_its_folder(stream: Stream, run: Path, tmp_path: Path):
     before = read_manifest(run)
-    typed(tmp_path, *stream.begin(run)).assert_clear(2, f"omnidraft replay --resume {run}", "--run")
+    type_command(tmp_path, *stream.begin(run)).assert_clear(2, f"omnidraft replay --resume {run}", "--run")
     assert read_manifest(run) == before
 
 
@@ -80,13 +118,15 @@ def test_sources_that_were_changed_since(stream: Stream, run: Path, tmp_path: Pa
     lines = changed.read_text(encoding="utf-8").splitlines(keepends=True)
     changed.write_text("".join([lines[0], lines[1].replace("has", "had"), *lines[2:]]), encoding="utf-8")
     before = read_manifest(run)
-    typed(tmp_path, "replay", "--resume", run).assert_clear(2, "rows that the run has read already", "begin a new run")
+    type_command(tmp_path, "replay", "--resume", run).assert_clear(
+        2, "rows that the run has read already", "begin a new run"
+    )
     assert read_manifest(run) == before
 
 
 def test_sources_that_are_gone(run: Path, tmp_path: Path):
     change_settings(run, lambda settings: settings.update(sources=[str(tmp_path / "gone.jsonl")]))
-    typed(tmp_path, "replay", "--resume", run).assert_clear(2, "gone.jsonl", "does not exist")
+    type_command(tmp_path, "replay", "--resume", run).assert_clear(2, "gone.jsonl", "does not exist")
 
 
 def test_sources_that_have_grown_since(stream: Stream, run: Path, tmp_path: Path):
@@ -94,7 +134,7 @@ def test_sources_that_have_grown_since(stream: Stream, run: Path, tmp_path: Path
     grown = Path(shutil.copy(stream.sources[1], tmp_path / "strange.jsonl"))
     grown.write_text(grown.read_text(encoding="utf-8") + '{"prompt": "Ann has"}\n', encoding="utf-8")
     change_settings(run, lambda settings: settings.update(sources=[str(stream.sources[0]), str(grown)]))
-    typed(tmp_path, "replay", "--resume", run).assert_clear(0)
+    type_command(tmp_path, "replay", "--resume", run).assert_clear(0)
     last = max(part.last_offset for part in read_manifest(run).tables["prompts"])
     assert last == 32
 
@@ -109,7 +149,9 @@ def test_models_that_were_changed_since(tiny_pair: TinyPair, run: Path, tmp_path
     shutil.move(pair[which], parked)
     try:
         shutil.copytree(other[which], pair[which])
-        typed(tmp_path, "replay", "--resume", run).assert_clear(2, "must go on with the models that it began with")
+        type_command(tmp_path, "replay", "--resume", run).assert_clear(
+            2, "must resume with the models that it began with"
+        )
     finally:
         shutil.rmtree(pair[which])
         shutil.move(parked, pair[which])
@@ -128,6 +170,8 @@ def test_models_whose_weights_were_changed_since(
     content, weights = path.read_bytes(), load_file(path)
     try:
         save_file({name: weight * 1.01 for name, weight in weights.items()}, path, metadata={"format": "pt"})
-        typed(tmp_path, "replay", "--resume", run).assert_clear(2, "must go on with the models that it began with")
+        type_command(tmp_path, "replay", "--resume", run).assert_clear(
+            2, "must resume with the models that it began with"
+        )
     finally:
         path.write_bytes(content)

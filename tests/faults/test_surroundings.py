@@ -13,9 +13,9 @@ import pytest
 from faulty_runs import SPOOL, Life, Stream, World, differences, rows_of, strays, stream_of
 from tiny_pair import TinyPair
 
-from store.manifest import read_manifest
-from store.mlflow_client import connect
-from store.registry import default_uri, list_versions
+from store.log.manifest import read_manifest
+from store.registry.mlflow_client import connect
+from store.registry.registry import default_uri, list_versions
 
 # The clock is an hour and a half slow from its twentieth reading on, another from its fortieth, and so on.
 JUMPING_CLOCK = """
@@ -92,13 +92,13 @@ def test_an_mlflow_server_that_is_broken_does_not_hold_up_a_run(stream: Stream, 
     assert differences(run, whole) == []
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_a_killed_run_registers_each_version_once(tiny_pair: TinyPair, tmp_path: Path):
     """In a real store, which exists: a run that is killed twice while versions are on their way."""
     uri = default_uri(tmp_path)
     connect(uri).search_experiments()
     stream, run = stream_of(tiny_pair, tmp_path / "stream", prompts=40), tmp_path / "run"
-    world = World(tmp_path / "world", before="import pipeline.replay; pipeline.replay.UNSENT_TIMEOUT = 120.0")
+    world = World(tmp_path / "world", before="import pipeline.run.replay; pipeline.run.replay.UNSENT_TIMEOUT = 120.0")
     words = stream.begin(run, "--mlflow-uri", uri)
     for registered in (1, 3):
         life = Life(world, words)
@@ -118,7 +118,7 @@ def test_a_finished_run_sends_what_mlflow_has_not_taken(whole: Path, tmp_path: P
     run, uri = shutil.copytree(whole, tmp_path / "run"), default_uri(tmp_path)
     connect(uri).search_experiments()
     assert list_versions(uri) == []
-    world = World(tmp_path / "world", before="import pipeline.replay; pipeline.replay.UNSENT_TIMEOUT = 120.0")
+    world = World(tmp_path / "world", before="import pipeline.run.replay; pipeline.run.replay.UNSENT_TIMEOUT = 120.0")
     Life(world, ["replay", "--resume", run, "--mlflow-uri", uri]).end().assert_clear(0)
     published = [row["digest"] for row in rows_of(run, "versions")]
     assert [version.digest for version in reversed(list_versions(uri))] == published

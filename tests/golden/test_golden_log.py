@@ -8,13 +8,13 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from pipeline.cli_log import check
-from store.compact import compact
+from pipeline.cli.log import check
 from store.errors import RunError
-from store.manifest import MANIFEST, read_manifest
-from store.queries import VIEWS, LogReader, recipes
-from store.rollups import COUNTS
-from store.summary import summarize
+from store.log.compaction import compact
+from store.log.manifest import MANIFEST, read_manifest
+from store.log.rollups import COUNTS
+from store.query.log_reader import VIEWS, LogReader, recipes
+from store.query.summary import summarize
 
 GOLDEN = Path(__file__).parent / "log-v3"
 ROWS = {
@@ -76,10 +76,12 @@ def test_it_is_read_beside_a_log_of_this_version_and_compacts_into_one(copied):
     with LogReader([copied]) as log:
         assert log.select("FROM decisions ORDER BY seq").equals(rows)
         after = {name: log.recipe(name).to_pylist() for name in recipes()}
-    assert {name: rounded(of) for name, of in after.items()} == {name: rounded(of) for name, of in before.items()}
+    assert {name: round_values(of) for name, of in after.items()} == {
+        name: round_values(of) for name, of in before.items()
+    }
 
 
-def rounded(rows):
+def round_values(rows):
     """Sums of floats depend on their order in the last bit."""
     return [{key: round(value, 9) if isinstance(value, float) else value for key, value in row.items()} for row in rows]
 

@@ -4,11 +4,11 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
-from loop_doubles import OVERLONG, Clock, lane_of, prompts_of, stub_lane, stub_loop
+from loop_doubles import OVERLONG, Clock, prompts_of, runner_of, stub_loop, stub_runner
 
-from pipeline.clock import Clock as RunClock
+from pipeline.learning.publisher import NoPublisher
+from pipeline.loop import Clock as RunClock
 from pipeline.loop import Loop
-from pipeline.publish import NoPublisher
 from store.events import (
     BlockDone,
     Event,
@@ -31,7 +31,7 @@ def of_kind(events: Iterable[Event], kind: type) -> list[Any]:
 
 
 def stages_of(loop: Loop, name: str = "big") -> Any:
-    return lane_of(loop, name).stages
+    return runner_of(loop, name).stages
 
 
 def test_the_path_of_a_prompt():
@@ -127,7 +127,7 @@ def test_rows_of_one_block_share_its_versions_and_its_time():
 def test_a_fall_that_is_acted_upon_is_answered_before_anything_learns_from_its_prompt(action: str, answered: int):
     loop = stub_loop(drifts={1: action})
     events = list(loop.run(prompts_of("a", "a", "a")))
-    answer = lane_of(loop).coach._answer
+    answer = runner_of(loop).learner._response
     assert answer.given == [(1, 1)] * answered, "the drafter had learned from prompt 0 alone"
     assert answer.noted == [(0, 0), (1, 1), (2, 2)], "every prompt, before it is learned from"
     assert [event.head_version for event in of_kind(events, Updated)] == [0, answered, answered]
@@ -150,12 +150,12 @@ def test_prompts_that_cannot_be_taken_pass_by():
 def test_prompts_are_asked_for_only_when_there_is_room():
     asked: list[int] = []
 
-    def watched() -> Iterator[PromptReceived | PromptRejected]:
+    def watch_events() -> Iterator[PromptReceived | PromptRejected]:
         for prompt in prompts_of(*["ab"] * 5):
             asked.append(prompt.offset)  # type: ignore[union-attr]
             yield prompt
 
-    events = stub_loop(batch=2).run(watched())
+    events = stub_loop(batch=2).run(watch_events())
     next(event for event in events if isinstance(event, BlockDone))
     assert asked == [0, 1]
     next(event for event in events if isinstance(event, PromptCompleted))
@@ -166,7 +166,7 @@ def test_what_happened_is_told_before_anything_learns_from_it():
     loop = stub_loop(drifts={0: "reset"})
     events = loop.run(prompts_of("a"))
     next(event for event in events if isinstance(event, PromptCompleted))
-    distill, answer = lane_of(loop).coach.distill, lane_of(loop).coach._answer
+    distill, answer = runner_of(loop).learner.distill, runner_of(loop).learner._response
     assert (distill.drafter_version, answer.noted, answer.given) == (0, [], [])
     assert kinds([next(events), next(events)]) == ["Drifted", "VersionPublished"]
     assert (distill.drafter_version, answer.given) == (0, []), "the version is of what was in service before"
@@ -181,7 +181,7 @@ def test_a_run_broken_off_anywhere_can_still_publish_its_end(stop: int):
     last = list(loop.end())
     assert [event.reason for event in of_kind(last, VersionPublished)] == ["end"]
     completed = {event.offset for event in of_kind(seen, PromptCompleted)}
-    distill = lane_of(loop).coach.distill
+    distill = runner_of(loop).learner.distill
     assert distill.drafter_version <= len(completed), "nothing was learned from a prompt that was not told"
     assert {*stages_of(loop).verify.released} == completed
 
@@ -192,15 +192,15 @@ def test_a_prompt_s_time_is_from_its_admission_to_its_end():
     assert (completed.started, completed.finished) == (1.0, 1.0 + 4 + 1)
 
 
-def two_lanes(batch: int, drifts: dict[str, dict[int, str]] | None = None) -> Loop:
+def two_runners(batch: int, drifts: dict[str, dict[int, str]] | None = None) -> Loop:
     """Two targets, dealt to in turn."""
     clock = RunClock(Clock())
-    lanes = {name: stub_lane(clock, name, (drifts or {}).get(name)) for name in ("big", "small")}
-    return Loop(lanes, lambda offset: ("big", "small")[offset % 2], batch, clock)
+    runners = {name: stub_runner(clock, name, (drifts or {}).get(name)) for name in ("big", "small")}
+    return Loop(runners, lambda offset: ("big", "small")[offset % 2], batch, clock)
 
 
 def test_prompts_that_name_no_target_are_dealt_and_the_others_go_where_they_say():
-    loop = two_lanes(batch=3)
+    loop = two_runners(batch=3)
     prompts = [*prompts_of("a", "ab", "abc", "ab"), PromptReceived(4, "last", "lengths", 9, "a", "small")]
     events = list(loop.run(iter(prompts)))
     assert stages_of(loop, "big").decode.admitted == [0, 2]
@@ -212,9 +212,9 @@ def test_prompts_that_name_no_target_are_dealt_and_the_others_go_where_they_say(
 
 
 @pytest.mark.parametrize("batch", [1, 2, 3, 7])
-def test_the_batch_bounds_the_prompts_in_flight_of_all_lanes_together(batch: int):
+def test_the_batch_bounds_the_prompts_in_flight_of_all_runners_together(batch: int):
     lengths = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
-    loop = two_lanes(batch)
+    loop = two_runners(batch)
     in_flight: set[int] = set()
     for event in loop.run(prompts_of(*("x" * length for length in lengths))):
         if isinstance(event, PromptReceived):
@@ -227,8 +227,8 @@ def test_the_batch_bounds_the_prompts_in_flight_of_all_lanes_together(batch: int
         assert stages_of(loop, name).verify.order == []
 
 
-def test_each_lane_has_a_floor_first_and_an_end_last_and_its_own_versions_between():
-    events = list(two_lanes(batch=1).run(prompts_of("a", "a", "a")))
+def test_each_runner_has_a_floor_first_and_an_end_last_and_its_own_versions_between():
+    events = list(two_runners(batch=1).run(prompts_of("a", "a", "a")))
     versions = [(event.target, event.reason) for event in of_kind(events, VersionPublished)]
     assert versions[:2] == [("big", "floor"), ("small", "floor")]
     assert versions[2:5] == [("big", "interval"), ("small", "interval"), ("big", "interval")]
@@ -237,15 +237,15 @@ def test_each_lane_has_a_floor_first_and_an_end_last_and_its_own_versions_betwee
 
 
 def test_a_drift_of_one_target_is_answered_there_alone():
-    loop = two_lanes(batch=1, drifts={"small": {1: "recall"}})
+    loop = two_runners(batch=1, drifts={"small": {1: "recall"}})
     events = list(loop.run(prompts_of("a", "a", "a", "a")))
-    assert lane_of(loop, "big").coach._answer.given == []
-    assert lane_of(loop, "small").coach._answer.given == [(1, 0)]
+    assert runner_of(loop, "big").learner._response.given == []
+    assert runner_of(loop, "small").learner._response.given == [(1, 0)]
     assert [event.target for event in of_kind(events, Recalled)] == ["small"]
 
 
-def test_a_lane_without_prompts_is_never_called():
-    loop = two_lanes(batch=2)
+def test_a_runner_without_prompts_is_never_called():
+    loop = two_runners(batch=2)
     list(loop.run(prompts_of("ab", "a", "abc", target="big")))
     assert stages_of(loop, "small").decode.calls == []
     assert stages_of(loop, "big").decode.calls == [(0, 1), (0, 2), (2,), (2,)]

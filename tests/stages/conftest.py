@@ -3,7 +3,7 @@
 import pytest
 from tokenizer_making import LETTER_MERGES, LETTERS, MERGES, byte_level, space_mark
 
-from stages.vocabulary import Vocabulary
+from stages.vocabulary.tokenizer_view import Vocabulary
 
 
 @pytest.fixture(scope="module")

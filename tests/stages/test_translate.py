@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import zeros
 
-from stages.blocks import STOP, Draft, ProposedToken, Verdict
-from stages.ngram_cache import LeastRecentlyUsed, NgramCache
+from stages.contract.blocks import STOP, Draft, ProposedToken, Verdict
+from stages.ngrams.cache import NgramCache
+from stages.ngrams.eviction import LeastRecentlyUsed
+from stages.ngrams.trie import Trie
 from stages.translate import Translate, parse, parse_longest
-from stages.trie import Trie
 from store.events import Translation
 
 Spelling = tuple[tuple[int, ...], ...]
@@ -74,23 +75,23 @@ def test_the_tests_follow_the_pieces_of_each_token_and_then_its_stop(spelling: S
         node, options = trie.root, list(taken)
         for test, option in zip(proposed.tests, options, strict=False):
             assert (test.node, test.option) == (node, option)
-            assert pieces[test.law] == option
+            assert pieces[test.position] == option
             node = node.children.get(option)
         if node is not None and node.children:
             last = proposed.tests[-1]
             assert (last.node, last.option) == (node, STOP)
-            assert last.law == (proposed.stop if proposed.stop < len(pieces) else None)
+            assert last.position == (proposed.stop if proposed.stop < len(pieces) else None)
             options.append(STOP)
         assert len(proposed.tests) == len(options)
         assert proposed.tests[0].excluded is before, "the node whose children the last STOP ruled out"
-        looked_ahead = proposed.tests[-1].option == STOP and proposed.tests[-1].law is not None
+        looked_ahead = proposed.tests[-1].option == STOP and proposed.tests[-1].position is not None
         before = proposed.tests[-1].node if looked_ahead else None
 
 
 @given(spellings, drafts)
-def test_every_piece_of_a_translated_token_is_tested_by_the_law_it_was_drawn_from(spelling, pieces):
+def test_every_piece_of_a_translated_token_is_tested_by_the_distribution_it_was_drawn_from(spelling, pieces):
     for proposed in parse(trie_of(spelling), pieces):
-        drawn = [test.law for test in proposed.tests if test.option != STOP]
+        drawn = [test.position for test in proposed.tests if test.option != STOP]
         assert drawn == list(range(proposed.start, proposed.stop))
 
 
@@ -105,14 +106,14 @@ def translate_of(spelling: Sequence[tuple[int, ...] | None], *, longest: bool = 
     trie = Trie(len(spelling), 4)
     trie.insert_all((pieces, token) for token, pieces in enumerate(spelling) if pieces and len(pieces) == 1)
     cache = NgramCache(trie, 100_000, LeastRecentlyUsed())
-    return Translate(trie, cache, spelling, longest=longest), cache
+    return Translate(trie, cache, spelling, parse_longest if longest else parse), cache
 
 
 def draft(pieces: tuple[int, ...]) -> Draft:
     return Draft(row_of([0]), pieces, zeros(len(pieces), 4), (), None, ())
 
 
-def emitted(*tokens: int) -> list[Verdict]:
+def emit(*tokens: int) -> list[Verdict]:
     return [Verdict(None, (), tokens, 0, 0)]
 
 
@@ -122,16 +123,16 @@ NESTED = ((0,), (1,), (0, 1), None, (0, 1, 2), (1, 1))
 def test_an_ngram_can_be_drafted_once_it_was_emitted():
     translate, cache = translate_of(NESTED)
     assert translate([draft((0, 1))])[0].verifiable == (0, 1)
-    translate.observe(emitted(2))
+    translate.observe(emit(2))
     assert translate([draft((0, 1))])[0].verifiable == (2,)
     assert translate.cache_version == cache.version == 1
 
 
 def test_only_tokens_of_several_pieces_are_remembered():
     translate, cache = translate_of(NESTED)
-    translate.observe(emitted(0, 1, 3, len(NESTED) + 7))  # direct, direct, without pieces, beyond the tokenizer
+    translate.observe(emit(0, 1, 3, len(NESTED) + 7))  # direct, direct, without pieces, beyond the tokenizer
     assert cache.entries() == []
-    translate.observe(emitted(5, 5, 4))
+    translate.observe(emit(5, 5, 4))
     assert [(entry.pieces, entry.token, entry.count) for entry in cache.entries()] == [
         ((1, 1), 5, 2),
         ((0, 1, 2), 4, 1),
@@ -140,10 +141,10 @@ def test_only_tokens_of_several_pieces_are_remembered():
 
 @pytest.mark.parametrize(("longest", "proposed"), [(False, [2, None]), (True, [2, 3, 2])])
 def test_the_papers_way_backs_up_to_the_longest_token_where_ours_ends_at_the_gap(longest: bool, proposed: list):
-    """(0, 1, 2, 2) is active, (0, 1, 2) is not: behind it the walk stands in a gap."""
+    """(0, 1, 2, 2) is active, (0, 1, 2) is not: after it the walk is in a gap."""
     spelling = ((0,), (1,), (2,), (0, 1), (0, 1, 2, 2))
     translate, _ = translate_of(spelling, longest=longest)
-    translate.observe(emitted(3, 4))
+    translate.observe(emit(3, 4))
     found = translate([draft((2, 0, 1, 2))])[0]
     assert [token.token for token in found.tokens] == proposed
 

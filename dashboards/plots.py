@@ -1,0 +1,79 @@
+"""Shared parts of the commands of this package: arguments, input files, and plots with panels."""
+
+import json
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from store.errors import CorruptError, OmnidraftError, RunError, UsageError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's colours, which colour-blind people can distinguish.
+BLUE, ORANGE, GREEN, PINK, GREY = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#777777"
+Found = TypeVar("Found")
+
+
+def read_json(path: Path, must_be: str, maker: str, read: Callable[[Any], Found]) -> Found:
+    """Read a JSON file and return what `read` makes of its content.
+
+    Args:
+        path: the file.
+        must_be: description of the file, for errors.
+        maker: command that writes such a file, for errors.
+        read: converts the content; raises `KeyError`, `TypeError` or `ValueError` for another kind of file.
+
+    Raises:
+        RunError: the file does not exist or cannot be read.
+        CorruptError: the file is of another kind.
+    """
+    try:
+        return read(json.loads(path.read_bytes()))
+    except OSError as error:
+        raise RunError(f"{path} must be {must_be}: {error.strerror}; `{maker}` makes one") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptError(f"{path} must be {must_be}, but cannot be parsed: {error!r}") from error
+
+
+@contextmanager
+def panels(picture: Path, rows: int = 1, columns: int = 1, **settings: Any) -> Iterator[tuple["Figure", Any]]:
+    """Yield a figure and an array of panels; write the figure on exit in the format of the file's suffix."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(rows, columns, squeeze=False, **settings)
+    try:
+        yield figure, axes
+        figure.savefig(picture, dpi=110)
+    finally:
+        pyplot.close(figure)
+
+
+def plot_parser(description: str, source: str, source_help: str) -> ArgumentParser:
+    """Parser for a command that plots one file: arguments `source`, with the help text `source_help`, and `picture`."""
+    parser = ArgumentParser(description=description)
+    parser.add_argument(source, type=Path, help=source_help)
+    parser.add_argument("picture", type=Path, help="file to write: .png, .svg or .pdf")
+    return parser
+
+
+def run_command(parser: ArgumentParser, work: Callable[[Namespace], object], misuse: int = 1) -> None:
+    """Parse the arguments and run a command. Errors are printed in one line, with an exit status of 1 or `misuse`.
+
+    Args:
+        parser: parser of the command's arguments.
+        work: function that runs the command.
+        misuse: exit status for a `UsageError`.
+    """
+    arguments = parser.parse_args()
+    try:
+        work(arguments)
+    except (OmnidraftError, OSError) as error:
+        print(f"omnidraft: {error}", file=sys.stderr)
+        sys.exit(misuse if isinstance(error, UsageError) else 1)

@@ -1,0 +1,156 @@
+"""The web application of the dashboards: static pages, and an API with their queries to the log."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import Body, FastAPI, Query, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
+from fastapi.staticfiles import StaticFiles
+from fastapi.templating import Jinja2Templates
+
+from dashboards.web.charts import read_ngrams, read_stream, read_versions
+from dashboards.web.logs import Logs
+from dashboards.web.tables import ask, read_catalog, read_prompts
+from dashboards.web.tokens import read_completion
+from store.errors import OmnidraftError
+from store.hosts import is_own_name
+from store.query.log_reader import LogReader
+
+HERE = Path(__file__).parent
+TEMPLATES = Jinja2Templates(directory=HERE / "templates")
+PAGES = {"stream": "Stream", "text": "Text", "ngrams": "N-grams", "versions": "Versions", "sql": "SQL"}
+PLOTLY = Path(str(files("plotly"))) / "package_data" / "plotly.min.js"
+# Own content only. Inline styles are allowed, because Plotly sets them; inline scripts are not.
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+OWN = ("same-origin", "none")  # values of Sec-Fetch-Site for requests from these pages and from the address bar
+
+Runs = Annotated[list[str], Query(alias="run", default_factory=list)]
+
+
+def create_app(run: Path | None, runs: Path, host: str = "127.0.0.1") -> FastAPI:
+    """Create the application over one run or a folder of runs, which is served on the address `host`."""
+    # Slow queries have their own snapshots, so that they do not block the other pages.
+    quick, long = Logs(run, runs), Logs(run, runs)
+
+    @asynccontextmanager
+    async def closing(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        quick.close()
+        long.close()
+
+    app = FastAPI(title="omnidraft", openapi_url=None, lifespan=closing)
+    app.mount("/static", StaticFiles(directory=HERE / "static"))
+    _add_guard(app, host)
+    _add_errors(app)
+    _add_pages(app, quick)
+    _add_questions(app, quick, long)
+    return app
+
+
+def _add_guard(app: FastAPI, served: str) -> None:
+    """Refuse foreign host names and requests from other sites; set the security headers of every response."""
+
+    @app.middleware("http")
+    async def guard_request(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+        if not is_own_name(request.headers.get("host", ""), served):
+            answer: Response = PlainTextResponse("The Host header must name this server; open it by its address.", 403)
+        elif request.url.path.startswith("/api/") and request.headers.get("sec-fetch-site", "none") not in OWN:
+            answer = PlainTextResponse("Other sites must not query the log; open the dashboards themselves.", 403)
+        else:
+            answer = await call_next(request)
+        answer.headers.update(HEADERS)
+        return answer
+
+
+def _add_errors(app: FastAPI) -> None:
+    @app.exception_handler(OmnidraftError)
+    def report_refusal(_: Request, error: OmnidraftError) -> Response:
+        return JSONResponse({"error": str(error)}, 400)
+
+    @app.exception_handler(RequestValidationError)
+    def report_malformed(_: Request, error: RequestValidationError) -> Response:
+        message = "; ".join(f"{'.'.join(map(str, problem['loc'][1:]))}: {problem['msg']}" for problem in error.errors())
+        return JSONResponse({"error": f"the request must be one that a page makes; {message}"}, 422)
+
+    @app.exception_handler(Exception)
+    def report_failure(_: Request, error: Exception) -> Response:
+        message = f"the server failed ({type(error).__name__}); see its terminal"
+        return JSONResponse({"error": message}, 500, HEADERS)  # the middleware does not process this response
+
+
+def _add_pages(app: FastAPI, logs: Logs) -> None:
+    catalog = read_catalog()
+
+    @app.get("/")
+    def start() -> Response:
+        return RedirectResponse("/stream")
+
+    @app.get("/plotly.js")
+    def plotly() -> Response:
+        return FileResponse(PLOTLY, media_type="text/javascript", headers={"Cache-Control": "max-age=3600"})
+
+    def page(name: str) -> Callable[[Request, Runs], Response]:
+        def show_page(request: Request, run: Runs) -> Response:
+            states = logs.states()
+            known = [state.name for state in states]
+            chosen = [name for name in dict.fromkeys(run) if name in known] or known[:1]
+            context = {"page": name, "pages": PAGES, "states": states, "chosen": chosen, "catalog": catalog}
+            return TEMPLATES.TemplateResponse(request, f"{name}.html", context)
+
+        return show_page
+
+    for name in PAGES:
+        app.get(f"/{name}", response_class=HTMLResponse)(page(name))
+
+
+def _add_questions(app: FastAPI, quick: Logs, long: Logs) -> None:
+    def answer(request: Request, logs: Logs, names: list[str], question: Callable[[LogReader], Any]) -> Response:
+        """Response with the result as JSON, or status 304 if the log has not changed since the page's last request."""
+        stamp = f'"{logs.stamp(names).encode().hex()}"'
+        if request.headers.get("if-none-match") == stamp:
+            return Response(status_code=304)
+        return JSONResponse(logs.read(names, question), headers={"ETag": stamp, "Cache-Control": "no-cache"})
+
+    @app.get("/api/stream")
+    def stream(request: Request, run: Runs, window: int = 0, split: str = "none") -> Response:
+        return answer(request, quick, run, lambda log: read_stream(log, window, split))
+
+    @app.get("/api/prompts")
+    def prompts(request: Request, run: Runs, order: str = "stream", dataset: str = "", page: int = 0) -> Response:
+        return answer(request, quick, run[:1], lambda log: read_prompts(log, order, dataset, page))
+
+    @app.get("/api/ngrams")
+    def ngrams(request: Request, run: Runs, window: int = 0) -> Response:
+        return answer(request, long, run, lambda log: read_ngrams(log, window))
+
+    @app.get("/api/versions")
+    def versions(request: Request, run: Runs) -> Response:
+        return answer(request, quick, run, read_versions)
+
+    @app.get("/api/states")
+    def states(run: Runs) -> Response:
+        return JSONResponse([asdict(state) for state in quick.states(run)])
+
+    @app.get("/api/completion")
+    def completion(request: Request, run: Runs, offset: int) -> Response:
+        found = quick.read(run[:1], lambda log: read_completion(log, offset))
+        return TEMPLATES.TemplateResponse(request, "completion.html", {"completion": found})
+
+    @app.post("/api/sql")
+    def sql(runs: Annotated[list[str], Body()], query: Annotated[str, Body()]) -> Response:
+        return JSONResponse(long.read(runs, lambda log: ask(log, query)))

@@ -1,0 +1,276 @@
+"""Data of the charts: curves and marks along the stream, the n-gram cache, and published versions."""
+
+from typing import Any
+
+from dashboards.web.tables import columns, rows
+from store.errors import UsageError
+from store.query.log_reader import LogReader
+
+POINTS = 40  # points of one curve, by default
+MOST_POINTS = 1000  # points of one curve, at most
+SMALLEST = 5  # minimum prompts per point; a rate over fewer is mostly noise
+MOST_MARKS = 400  # marks of one kind
+MOST_SIZES = 100  # points of the curve of cache sizes
+MOST_VERSIONS = 1000  # versions of a run, the newest ones
+SPLITS = {"none": "''", "dataset": "dataset", "target": "target"}
+
+# The time of a window starts at the end of all windows before it, because prompts overlap and windows must not.
+_CURVES = """
+    WITH windows AS (
+        SELECT run, {part} AS part, "offset" // {window} AS number,
+            min("offset") AS first, max("offset") AS last, count(*) AS prompts,
+            sum(judged) AS judged, sum(accepted) AS accepted, sum(emitted) AS emitted, sum(blocks) AS blocks,
+            min(started) AS started, max(finished) AS finished
+        FROM prompts GROUP BY ALL
+    ),
+    timed AS (
+        SELECT *, coalesce(max(finished) OVER before, started) AS entered
+        FROM windows
+        WINDOW before AS (PARTITION BY run, part ORDER BY number ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+    )
+    SELECT run, part, first, last, prompts, judged,
+        accepted / nullif(judged, 0) AS acceptance,
+        emitted / nullif(blocks, 0) AS efficiency,
+        CASE WHEN finished > entered THEN emitted / (finished - entered) END AS speed
+    FROM timed ORDER BY run, part, number
+"""
+_TOTALS = """
+    SELECT run, count(*) AS prompts, sum(emitted) AS tokens, count(DISTINCT target) AS targets,
+        sum(accepted) / nullif(sum(judged), 0) AS acceptance,
+        sum(emitted) / nullif(sum(blocks), 0) AS efficiency,
+        sum(emitted) / nullif(max(finished) - min(started), 0) AS speed,
+        sum(lookup_blocks) / nullif(sum(blocks), 0) AS lookup_share
+    FROM prompts GROUP BY run
+"""
+_LEARNING = """
+    SELECT run, count(*) FILTER (part = 'drafter') AS updates, sum(seconds::DOUBLE) AS seconds,
+        sum(waited::DOUBLE) AS waited, sum(tokens_gained) AS tokens_gained
+    FROM updates GROUP BY run
+"""
+_DATASETS = 'SELECT run, dataset, min("offset") AS first, max("offset") AS last FROM prompts GROUP BY ALL ORDER BY 1, 3'
+_ANSWERED = """
+    SELECT run, count(*) AS detected, count(*) FILTER (action IN ('reset', 'recall')) AS answered
+    FROM drifts GROUP BY run
+"""
+# If there are too many to distinguish, select one from each of `most` stretches of the stream.
+_THINNED = """
+    QUALIFY count(*) OVER () <= {most} OR row_number() OVER (PARTITION BY run, "offset" // {stretch} ORDER BY seq) = 1
+    ORDER BY seq DESC
+"""
+_DRIFT_MARKS = """
+    SELECT run, "offset", target, dataset, detector, direction, changed_at, rate_before, rate_after, action,
+        count(*) OVER () AS total
+    FROM drifts
+"""
+_RECALL_MARKS = """
+    SELECT run, "offset", target, version, candidates, prompts, acceptance_present, acceptance_best,
+        count(*) OVER () AS total
+    FROM recalls
+"""
+_VERSION_MARKS = """
+    SELECT run, "offset", target, version, parent, reason, acceptance, cache_entries, count(*) OVER () AS total
+    FROM versions
+"""
+_UPDATE_MARKS = """
+    SELECT run, min("offset") AS "offset", max("offset") AS last, count(*) AS steps, count(*) FILTER (served) AS served,
+        sum(seconds::DOUBLE) AS seconds, sum(tokens_gained) AS tokens_gained, max(drafter_version) AS drafter_version
+    FROM updates WHERE part = 'drafter'
+    GROUP BY run, "offset" // {window}, served ORDER BY run, 2
+"""
+
+# The cache's version counts insertions and evictions; with the entries at two versions both can be computed.
+_STEPS = """
+    WITH steps AS (
+        SELECT run, target, version, "offset", cache_entries AS entries,
+            cache_version - lag(cache_version) OVER before AS changed,
+            cache_entries - lag(cache_entries) OVER before AS grown,
+            (changed + grown) // 2 AS inserted,
+            (changed - grown) // 2 AS evicted
+        FROM versions
+        WINDOW before AS (PARTITION BY run, target ORDER BY version)
+    )
+"""
+# Versions within one stretch of the stream become one point.
+_SIZES = (
+    _STEPS
+    + """
+    SELECT run, target, max(version) AS version, max("offset") AS "offset", arg_max(entries, version) AS entries,
+        sum(inserted) AS inserted, sum(evicted) AS evicted
+    FROM steps GROUP BY run, target, "offset" // {stretch} ORDER BY run, target, version
+"""
+)
+_CHANGES = (
+    _STEPS
+    + """,
+    targets AS (
+        SELECT run, target, sum(inserted) AS inserted, sum(evicted) AS evicted, arg_max(entries, version) AS entries
+        FROM steps GROUP BY run, target
+    )
+    SELECT run, count(*) AS targets, sum(entries) AS entries, sum(inserted) AS inserted, sum(evicted) AS evicted
+    FROM targets GROUP BY run
+"""
+)
+# Counts by outcome first, because a filter per column would scan every decision several times.
+_HITS = """
+    WITH counted AS (
+        SELECT run, "offset" // {window} AS number, translation = 'ngram' AS hit, outcome, count(*) AS decisions,
+            min("offset") AS first, max("offset") AS last
+        FROM decisions WHERE outcome = 'accepted' OR translation = 'ngram'
+        GROUP BY ALL
+    )
+    SELECT run, min(first) AS first, max(last) AS last,
+        coalesce(sum(decisions) FILTER (hit), 0) AS proposed,
+        coalesce(sum(decisions) FILTER (hit AND outcome IN ('accepted', 'rejected')), 0) AS judged,
+        coalesce(sum(decisions) FILTER (hit AND outcome = 'accepted'), 0) AS accepted,
+        accepted / nullif(sum(decisions) FILTER (outcome = 'accepted'), 0) AS share
+    FROM counted GROUP BY run, number ORDER BY run, first
+"""
+
+_LATEST = """
+    WITH latest AS (
+        SELECT *, CASE WHEN parent IS NULL THEN -1 ELSE "offset" END AS since
+        FROM versions QUALIFY row_number() OVER (PARTITION BY run ORDER BY seq DESC) <= {most}
+    )
+"""
+# If two versions were published after the same prompt, the later one served. This happens if a drift is detected with
+# the prompt after the last one of an interval.
+_SERVING = (
+    _LATEST
+    + """, serving AS (
+        SELECT * FROM latest QUALIFY row_number() OVER (PARTITION BY run, target, since ORDER BY version DESC) = 1
+    )
+"""
+)
+_VERSIONS = (
+    _LATEST
+    + """
+    SELECT run, target, version, parent, reason, "offset", drafter_version, head_version, cache_version, cache_entries,
+        acceptance AS acceptance_before, folder, digest
+    FROM latest ORDER BY run, version
+"""
+)
+# A version is the latest of its target for the prompts after it, up to and including that of the next version; a
+# baseline is the latest from the first prompt.
+_SERVED = (
+    _SERVING
+    + """
+    SELECT prompts.run, serving.version, prompts.dataset, count(*) AS prompts,
+        sum(judged)::BIGINT AS judged, sum(accepted)::BIGINT AS accepted,
+        sum(emitted)::BIGINT AS emitted, sum(blocks)::BIGINT AS blocks
+    FROM prompts
+    ASOF JOIN serving
+        ON prompts.run = serving.run AND prompts.target = serving.target AND prompts."offset" > serving.since
+    GROUP BY ALL ORDER BY prompts.run, serving.version, min(prompts."offset")
+"""
+)
+_LEARNED = (
+    _SERVING
+    + """
+    SELECT updates.run, serving.version, count(*) AS steps, count(*) FILTER (updates.served) AS served,
+        sum(seconds::DOUBLE) AS seconds, sum(tokens_gained) AS tokens_gained
+    FROM updates
+    ASOF JOIN serving
+        ON updates.run = serving.run AND updates.target = serving.target AND updates."offset" > serving.since
+    WHERE part = 'drafter'
+    GROUP BY ALL
+"""
+)
+_DRIFTS = """
+    SELECT run, "offset", target, dataset, direction, action, rate_before, rate_after
+    FROM drifts WHERE action IN ('reset', 'recall')
+    QUALIFY row_number() OVER (PARTITION BY run ORDER BY seq DESC) <= {most} ORDER BY run, seq
+"""
+_RECALLS = 'SELECT run, "offset", target, version, acceptance_present, acceptance_best FROM recalls ORDER BY seq'
+
+
+def read_stream(log: LogReader, window: int = 0, split: str = "none") -> dict[str, Any]:
+    """Read curves and marks along the stream. Rates weigh each prompt by its judged tokens.
+
+    Args:
+        log: log of one or several runs.
+        window: prompts per point; 0 chooses a suitable number.
+        split: `none`, or `dataset` or `target` for one curve each.
+
+    Raises:
+        UsageError: the split is unknown or the window is negative.
+    """
+    if split not in SPLITS:
+        raise UsageError(f"curves can be split by {', '.join(SPLITS)}; got {split!r}")
+    window = window_of(log, window)
+    whole = columns(log.select(_CURVES.format(part=SPLITS["none"], window=window)))
+    parts = whole if split == "none" else columns(log.select(_CURVES.format(part=SPLITS[split], window=window)))
+    return {
+        "window": window,
+        "whole": whole,
+        "parts": parts,
+        "datasets": rows(log.select(_DATASETS)),
+        "totals": rows(log.select(_TOTALS)),
+        "learning": rows(log.select(_LEARNING)),
+        "answered": rows(log.select(_ANSWERED)),
+        "marks": _marks(log, window),
+    }
+
+
+def _marks(log: LogReader, window: int) -> dict[str, list[dict[str, Any]]]:
+    """Marks by kind of event. The updates of one window become two marks: applied ones and refused ones."""
+    kinds = {"drifts": _DRIFT_MARKS, "recalls": _RECALL_MARKS, "versions": _VERSION_MARKS}
+    thinned = _THINNED.format(most=MOST_MARKS, stretch=stretch_of(log, MOST_MARKS))
+    marks = {kind: rows(log.select(query + thinned)) for kind, query in kinds.items()}
+    return marks | {"updates": rows(log.select(_UPDATE_MARKS.format(window=window)))}
+
+
+def read_ngrams(log: LogReader, window: int = 0) -> dict[str, Any]:
+    """Read cache sizes at published versions, hits per window (0 chooses a suitable size), and entries that pay."""
+    window = window_of(log, window)
+    return {
+        "window": window,
+        "sizes": rows(log.select(_SIZES.format(stretch=stretch_of(log, MOST_SIZES)))),
+        "changes": rows(log.select(_CHANGES)),
+        "hits": columns(log.select(_HITS.format(window=window))),
+        "paying": rows(log.recipe("ngrams-that-pay")),
+        "lengths": rows(log.recipe("by-ngram-length")),
+    }
+
+
+def read_versions(log: LogReader) -> dict[str, Any]:
+    """Read versions, acceptance and updates while each was the latest, and drifts and recalls of their runs."""
+    return {
+        "total": log.select("SELECT count(*) AS n FROM versions").to_pylist()[0]["n"],
+        "versions": rows(log.select(_VERSIONS.format(most=MOST_VERSIONS))),
+        "served": rows(log.select(_SERVED.format(most=MOST_VERSIONS))),
+        "learned": rows(log.select(_LEARNED.format(most=MOST_VERSIONS))),
+        "drifts": rows(log.select(_DRIFTS.format(most=MOST_VERSIONS))),
+        "recalls": rows(log.select(_RECALLS)),
+    }
+
+
+def window_of(log: LogReader, wanted: int = 0) -> int:
+    """Prompts per point: as requested, but enough for at most 1,000 points; 0 chooses a suitable number.
+
+    Raises:
+        UsageError: the requested number is negative.
+    """
+    if wanted < 0:
+        raise UsageError(f"prompts per point must be positive, or 0 for a suitable number; got {wanted}")
+    good = max(SMALLEST, _round_number(_prompts(log) / POINTS))
+    return max(wanted or good, stretch_of(log, MOST_POINTS))
+
+
+def stretch_of(log: LogReader, most: int) -> int:
+    """Prompts per stretch so that the longest run has at most `most` stretches."""
+    return max(1, -(-_prompts(log) // most))
+
+
+def _prompts(log: LogReader) -> int:
+    (row,) = log.select('SELECT coalesce(max("offset") + 1, 0) AS prompts FROM prompts').to_pylist()
+    return int(row["prompts"])
+
+
+def _round_number(least: float) -> int:
+    """The smallest of 1, 2, 5, 10, 20, 50, ... that is at least `least`."""
+    power = 1
+    while True:
+        for digit in (1, 2, 5):
+            if digit * power >= least:
+                return digit * power
+        power *= 10

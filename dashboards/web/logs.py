@@ -1,0 +1,159 @@
+"""Finds runs and holds snapshots of their logs, which are reopened after a run has committed more."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import time
+from typing import TypeVar
+
+from store.errors import CorruptError, OmnidraftError, QueryError, RunError, UsageError
+from store.log.manifest import MANIFEST
+from store.log.partitions import committed_at, log_folders, read_manifests
+from store.query.log_reader import LogReader, run_folders
+
+KEPT = 4  # open snapshots
+MOST_RUNS = 8  # runs that a chart can show distinguishably
+TURN_TIMEOUT = 30.0  # seconds that a query waits for the one before it; some queries cannot be interrupted
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True)
+class RunState:
+    """State of a run in a list.
+
+    Attributes:
+        name: name of its folder.
+        prompts: number of completed and committed prompts.
+        finished: whether its whole stream is in the log.
+        seconds: seconds since its last commit.
+        problem: error that prevents reading it; empty if there is none.
+    """
+
+    name: str
+    prompts: int
+    finished: bool
+    seconds: float
+    problem: str = ""
+
+
+class Logs:
+    """Runs of one folder, or one run, with snapshots of their logs. Thread-safe; queries run one at a time.
+
+    Args:
+        run: folder of one run; None for all runs in `runs`.
+        runs: folder of runs.
+    """
+
+    def __init__(self, run: Path | None, runs: Path) -> None:
+        self._run, self._runs = run, runs
+        self._lock = threading.Lock()
+        self._open: OrderedDict[tuple[str, ...], tuple[str, LogReader]] = OrderedDict()
+
+    def folders(self) -> dict[str, Path]:
+        """Folders of runs by name, the newest commit first.
+
+        Raises:
+            RunError: there are no runs.
+        """
+        found = [self._run.resolve()] if self._run else run_folders(self._runs)
+        return {folder.name: folder for folder in sorted(found, key=committed_at, reverse=True)}
+
+    def states(self, names: Sequence[str] = ()) -> list[RunState]:
+        """States of the named runs, or of all, the newest commit first; empty if there are no runs."""
+        try:
+            found = self.folders()
+        except RunError:
+            return []
+        return [_state(folder) for name, folder in found.items() if not names or name in names]
+
+    def choose_runs(self, names: Sequence[str]) -> dict[str, Path]:
+        """Folders of the named runs, each once; without names the run with the newest commit.
+
+        Raises:
+            RunError: there are no runs.
+            UsageError: a name is unknown, or there are too many names.
+        """
+        folders = self.folders()
+        wanted = list(dict.fromkeys(names)) or list(folders)[:1]
+        if unknown := [name for name in wanted if name not in folders]:
+            raise UsageError(f"a run must be one of {', '.join(folders)}; got {', '.join(unknown)}")
+        if len(wanted) > MOST_RUNS:
+            raise UsageError(f"at most {MOST_RUNS} runs can be shown at once, got {len(wanted)}; choose fewer")
+        return {name: folders[name] for name in wanted}
+
+    def stamp(self, names: Sequence[str]) -> str:
+        """A string that changes with each commit of the named runs.
+
+        Raises:
+            RunError: the manifest of a run is gone.
+        """
+        try:
+            stats = [
+                (log.relative_to(folder.parent), (log / MANIFEST).stat())
+                for folder in self.choose_runs(names).values()
+                for log in log_folders(folder)
+            ]
+        except OSError as error:
+            raise RunError(
+                f"{error.filename} must be the manifest of a run: {error.strerror}; reload the page"
+            ) from error
+        return "|".join(f"{name}:{stat.st_ino}:{stat.st_mtime_ns}:{stat.st_size}" for name, stat in stats)
+
+    def read(self, names: Sequence[str], question: Callable[[LogReader], Answer]) -> Answer:
+        """Result of `question` on a snapshot of the last commits of the named runs.
+
+        If compaction replaces parts during the query, it runs once more on a new snapshot.
+
+        Raises:
+            UsageError: an earlier query did not end within `TURN_TIMEOUT`.
+        """
+        with self._turn():
+            stamp = self.stamp(names)
+            try:
+                return question(self._reader(names, stamp))
+            except (CorruptError, QueryError):
+                if (now := self.stamp(names)) == stamp:
+                    raise
+                return question(self._reader(names, now))
+
+    def close(self) -> None:
+        """Close all snapshots of logs."""
+        with self._lock:
+            while self._open:
+                self._open.popitem()[1][1].close()
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        if not self._lock.acquire(timeout=TURN_TIMEOUT):
+            raise UsageError("another query is still running; wait, or restart the dashboards")
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    def _reader(self, names: Sequence[str], stamp: str) -> LogReader:
+        chosen = self.choose_runs(names)
+        key = tuple(chosen)
+        kept = self._open.pop(key, None)
+        if kept and kept[0] != stamp:
+            kept[1].close()
+            kept = None
+        reader = kept[1] if kept else LogReader(list(chosen.values()))
+        self._open[key] = stamp, reader
+        while len(self._open) > KEPT:
+            self._open.popitem(last=False)[1][1].close()
+        return reader
+
+
+def _state(folder: Path) -> RunState:
+    seconds = max(0.0, time() - committed_at(folder))
+    try:
+        manifests = read_manifests(folder)
+    except OmnidraftError as error:
+        return RunState(folder.name, 0, True, seconds, str(error))
+    prompts = sum(part.rows for manifest in manifests.values() for part in manifest.tables["prompts"])
+    return RunState(folder.name, prompts, manifests[folder].finished, seconds)

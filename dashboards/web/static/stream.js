@@ -1,0 +1,179 @@
+// Acceptance, block efficiency and speed along the stream, with drifts, recalls, versions and updates.
+import { cards, chart, element, fixed, heading, live, make, percent, plain, question, room, runs, style, table, whole } from "./common.js";
+
+const PANELS = [
+  { key: "acceptance", axis: "y", title: "<b>Acceptance</b> (accepted / judged tokens)", show: ".3f", domain: [0.68, 1] },
+  { key: "efficiency", axis: "y2", title: "<b>Block efficiency</b> (tokens per target forward)", show: ".2f", domain: [0.44, 0.62] },
+  { key: "speed", axis: "y3", title: "<b>Speed</b> (tokens per second)", show: ".0f", domain: [0.2, 0.38] },
+];
+// Kinds of marks from top to bottom, distinguished by position and shape.
+const KINDS = {
+  drift: { symbol: "triangle-down", size: 13, line: 2 },
+  recall: { symbol: "star", size: 12, line: 1 },
+  version: { symbol: "diamond", size: 10, line: 1 },
+  update: { symbol: "line-ns-open", size: 9, line: 1.5 },
+};
+const FEWEST = 10; // minimum judged tokens of a point; a rate over fewer is mostly noise
+const MOST_LINES = 40;
+const MOST_LISTED = 300;
+const ACTED = ["reset", "recall"];
+const form = element("choices");
+const settings = () => Object.fromEntries(new FormData(form));
+
+// Positions of the rows of each curve, by run and part.
+function groups(curves) {
+  const found = new Map();
+  curves.run.forEach((run, row) => {
+    const key = JSON.stringify([run, curves.part[row]]);
+    if (!found.has(key)) found.set(key, { run, part: curves.part[row], rows: [] });
+    found.get(key).rows.push(row);
+  });
+  return [...found.values()].sort((one, other) => runs.indexOf(one.run) - runs.indexOf(other.run));
+}
+
+function curveTraces(curves, panels, named) {
+  return groups(curves).flatMap((group, number) => {
+    const look = style(named ? number : runs.indexOf(group.run));
+    const name = plain(group.part ? (runs.length > 1 ? `${group.run}: ${group.part}` : group.part) : group.run);
+    return panels.map((panel) => ({
+      type: "scatter", mode: group.rows.length > 150 ? "lines" : "lines+markers", yaxis: panel.axis, name, legendgroup: name,
+      showlegend: panel.key === "acceptance" && (named || runs.length > 1),
+      x: group.rows.map((row) => (curves.first[row] + curves.last[row]) / 2), y: group.rows.map((row) => (panel.key === "acceptance" && curves.judged[row] < FEWEST ? null : curves[panel.key][row])),
+      customdata: group.rows.map((row) => [curves.first[row], curves.last[row]]), connectgaps: false,
+      line: { color: look.color, dash: look.dash, width: 2 }, marker: { symbol: look.symbol, size: 5 },
+      hovertemplate: `%{y:${panel.show}} (prompts %{customdata[0]:,d} to %{customdata[1]:,d})<extra>${name}</extra>`,
+    }));
+  });
+}
+
+const rate = fixed(3);
+const WORDS = {
+  drift: (mark) => `drift at ${whole(mark.offset)} in ${mark.dataset}: ${mark.direction} from ${rate(mark.rate_before)} to ${rate(mark.rate_after)}, ` +
+    `since ${whole(mark.changed_at)} (${mark.detector}); ${{ ignored: "ignored", cooldown: "cooldown, no response", none: "no response" }[mark.action] ?? `response: ${mark.action}`}`,
+  recall: (mark) => `${mark.version === null ? "current drafter kept" : `version ${mark.version} restored`} at ${whole(mark.offset)}: best of ` +
+    `${mark.candidates} earlier ones ${rate(mark.acceptance_best)}, current ${rate(mark.acceptance_present)}`,
+  version: (mark) => `version ${mark.version} at ${whole(mark.offset)} (${mark.reason}), parent ${mark.parent ?? "none"}, ${whole(mark.cache_entries)} n-grams, ` +
+    `acceptance since the previous one ${rate(mark.acceptance)}`,
+  update: (mark) => `${whole(mark.steps)} update${mark.steps > 1 ? "s" : ""} at ${whole(mark.offset)}${mark.last > mark.offset ? ` to ${whole(mark.last)}` : ""}: ` +
+    `${mark.served ? "served" : "refused by the gate"}, ${fixed(1)(mark.seconds)} s, drafter ${mark.drafter_version}`,
+};
+
+function markTraces(marks) {
+  const kinds = Object.keys(KINDS).reverse();
+  return kinds.flatMap((kind, height) => runs.map((run, number) => {
+    const mine = marks[`${kind}s`].filter((mark) => mark.run === run);
+    const filled = (mark) => (kind === "drift" ? ACTED.includes(mark.action) : kind === "recall" ? mark.version !== null : kind === "update" ? mark.served : true);
+    const open = (symbol) => (symbol.endsWith("-open") ? "x-thin-open" : `${symbol}-open`);
+    return {
+      type: "scatter", mode: kind === "version" && mine.length < 40 ? "markers+text" : "markers", yaxis: "y4", cliponaxis: false, showlegend: false, legendgroup: run,
+      x: mine.map((mark) => mark.offset), y: mine.map(() => height + (runs.length > 1 ? (0.5 - number / (runs.length - 1)) * 0.5 : 0)),
+      text: mine.map((mark) => (kind === "version" ? ` ${mark.version}` : "")), textposition: "middle right", textfont: { size: 11 },
+      hovertext: mine.map((mark) => plain(WORDS[kind](mark))), hoverinfo: "text",
+      marker: { color: style(number).color, size: mine.length > 60 ? 6 : KINDS[kind].size, opacity: mine.length > 60 ? 0.6 : 1, line: { width: KINDS[kind].line, color: style(number).color },
+        symbol: mine.map((mark) => (filled(mark) ? KINDS[kind].symbol : open(KINDS[kind].symbol))) },
+    };
+  }));
+}
+
+// Datasets of the first run if they do not overlap, and a line through all panels at each drift with a response.
+function backdrop(found) {
+  const mine = found.datasets.filter((dataset) => dataset.run === runs[0]);
+  const apart = mine.every((dataset, number) => !number || dataset.first > mine[number - 1].last);
+  const bands = apart && mine.length < 30 ? mine : [];
+  const shapes = bands.map((band, number) => ({
+    type: "rect", xref: "x", yref: "paper", x0: band.first - 0.5, x1: band.last + 0.5, y0: 0.16, y1: 1, layer: "below", line: { width: 0 },
+    fillcolor: number % 2 ? "#eef2f6" : "#ffffff",
+  }));
+  const annotations = bands.map((band) => ({
+    x: band.first, y: 0.68, xref: "x", yref: "paper", text: plain(band.dataset), showarrow: false, xanchor: "left", yanchor: "bottom", font: { size: 12, color: "#5a6672" },
+  }));
+  const all = found.marks.drifts.filter((mark) => ACTED.includes(mark.action));
+  const acted = all.length > MOST_LINES ? [] : all; // more would hide the curves
+  const lines = acted.map((mark) => ({
+    type: "line", xref: "x", yref: "paper", x0: mark.offset, x1: mark.offset, y0: 0, y1: 1, line: { color: style(runs.indexOf(mark.run)).color, width: 1.3, dash: "dash" },
+  }));
+  return { shapes: [...shapes, ...lines], annotations };
+}
+
+function draw(found, split) {
+  const byPart = split !== "none";
+  const traces = [
+    ...curveTraces(found.parts, PANELS.slice(0, 2), byPart),
+    ...curveTraces(found.whole, PANELS.slice(2), false).map((trace) => ({ ...trace, line: byPart && runs.length === 1 ? { color: "#5a6672", width: 2 } : trace.line })),
+    ...markTraces(found.marks),
+  ];
+  const kinds = Object.keys(KINDS).reverse();
+  const { shapes, annotations } = backdrop(found);
+  chart(element("chart"), traces, {
+    shapes, annotations: [...annotations, ...PANELS.map((panel) => heading(panel.title, panel.domain[1]))], hovermode: "closest",
+    xaxis: { title: { text: "prompt (offset in the stream)" }, anchor: "y4", range: room([0, ...found.whole.last]), tickformat: ",d", zeroline: false },
+    yaxis: { domain: PANELS[0].domain, range: [0, 1] },
+    yaxis2: { domain: PANELS[1].domain, range: [1, Math.max(2, ...found.parts.efficiency) * 1.05] },
+    yaxis3: { domain: PANELS[2].domain, rangemode: "tozero" },
+    yaxis4: { domain: [0, 0.15], range: [-0.6, 3.6], tickvals: kinds.map((_, height) => height), ticktext: kinds, fixedrange: true, zeroline: false },
+  });
+}
+
+// Acceptance in the first and the last fifth of a run's windows, as the page explains.
+function trend(curves, run) {
+  const mine = curves.run.flatMap((name, row) => (name === run && curves.judged[row] ? [row] : []));
+  const fifth = Math.ceil(mine.length / 5);
+  const mean = (rows) => rows.reduce((sum, row) => sum + curves.acceptance[row] * curves.judged[row], 0) / rows.reduce((sum, row) => sum + curves.judged[row], 0);
+  return mine.length < 5 ? "" : `${rate(mean(mine.slice(0, fifth)))} → ${rate(mean(mine.slice(-fifth)))}`;
+}
+
+function showTotals(found) {
+  cards(element("totals"), runs.map((run, number) => {
+    const total = found.totals.find((row) => row.run === run) ?? {};
+    const learning = found.learning.find((row) => row.run === run) ?? {};
+    const drifts = found.answered.find((row) => row.run === run) ?? { detected: 0, answered: 0 };
+    return { name: run, color: style(number).color, figures: [
+      ["prompts", whole(total.prompts ?? 0), total.targets > 1 ? `${total.targets} targets` : ""],
+      ["tokens", whole(total.tokens ?? 0)],
+      ["acceptance", rate(total.acceptance), trend(found.whole, run)],
+      ["tokens / forward", fixed(2)(total.efficiency), `${percent(total.lookup_share)} by lookup`],
+      ["tokens / second", fixed(1)(total.speed)],
+      ["drift responses", whole(drifts.answered), `${whole(drifts.detected)} detected`],
+      ["updates", whole(learning.updates ?? 0), learning.updates ? `${fixed(1)(learning.waited)} s waited` : "did not learn"],
+      ["tokens gained", whole(learning.tokens_gained === null ? null : Math.round(learning.tokens_gained ?? 0))],
+    ] };
+  }));
+}
+
+// A link to the text of a prompt.
+function textOf({ run, offset }) {
+  return make("a", { href: `/text?${new URLSearchParams({ run, offset })}`, text: whole(offset) });
+}
+
+function showTables(found) {
+  const happened = Object.keys(KINDS).filter((kind) => kind !== "update").flatMap((kind) => found.marks[`${kind}s`].map((mark) => ({ kind, ...mark })));
+  happened.sort((one, other) => other.offset - one.offset);
+  const total = ["drifts", "recalls", "versions"].reduce((sum, kind) => sum + (found.marks[kind][0]?.total ?? 0), 0);
+  const listed = happened.slice(0, MOST_LISTED);
+  element("shown").textContent = total > listed.length ? `${whole(listed.length)} of ${whole(total)} are listed, the newest first; the SQL page has all.` : "";
+  table(element("events"), [
+    { title: "run", of: (row) => row.run }, { title: "prompt", of: textOf, number: true }, { title: "what", of: (row) => row.kind },
+    { title: "target", of: (row) => row.target }, { title: "description", of: (row) => WORDS[row.kind](row) },
+  ], listed, "Drifts, recalls and versions, the newest first");
+  const curves = found.parts;
+  table(element("figures"), [
+    { title: "run", of: (row) => curves.run[row] }, { title: "part", of: (row) => curves.part[row] },
+    { title: "prompts", of: (row) => `${whole(curves.first[row])}–${whole(curves.last[row])}` },
+    { title: "acceptance", of: (row) => curves.acceptance[row], show: rate, number: true },
+    { title: "tokens per forward", of: (row) => curves.efficiency[row], show: fixed(2), number: true },
+    { title: "tokens per second", of: (row) => (settings().split === "none" ? curves.speed[row] : null), show: fixed(1), number: true },
+  ], curves.run.map((_, row) => row), "The curves as values");
+}
+
+if (runs.length) {
+  const { now } = live(async (again) => {
+    const asked = settings();
+    const found = await question("stream", { parameters: asked, again });
+    if (!found) return;
+    element("window").textContent = `${whole(found.window)} prompts per point${asked.split === "none" ? "" : "; tokens per second are of the whole run"}`;
+    showTotals(found);
+    draw(found, asked.split);
+    showTables(found);
+  });
+  form.addEventListener("change", now);
+}

@@ -1,0 +1,128 @@
+// A list of prompts, and the text of one, token by token.
+import { element, fixed, live, make, problem, question, runs, whole } from "./common.js";
+
+const form = element("choices");
+const article = element("completion");
+const detail = element("detail");
+const run = runs.slice(0, 1);
+const PAGE = 20; // prompts, as the server sends them
+let page = 0;
+let opened = null;
+let active = null;
+
+const settings = () => ({ order: form.elements.order.value, dataset: form.elements.dataset.value, page });
+
+function item(prompt) {
+  const facts = make("small", {}, make("b", { text: `#${whole(prompt.offset)}` }), make("bdi", { text: prompt.dataset }),
+    make("span", { text: `acceptance ${fixed(2)(prompt.acceptance)}` }), make("span", { text: `${fixed(0)(prompt.speed)} tok/s` }));
+  const button = make("button", { type: "button" }, facts, make("span", { text: prompt.start || "(no text kept)", dir: "auto" }));
+  button.dataset.offset = prompt.offset;
+  button.addEventListener("click", () => open(prompt.offset));
+  if (prompt.offset === opened) button.setAttribute("aria-current", "true");
+  return make("li", {}, button);
+}
+
+function showList(found) {
+  const focused = document.activeElement?.dataset?.offset;
+  element("prompts").replaceChildren(...found.prompts.map(item));
+  if (focused) element("prompts").querySelector(`[data-offset="${focused}"]`)?.focus();
+  if (!found.prompts.length) element("prompts").append(make("li", { text: "No prompts here.", className: "note" }));
+  element("page").textContent = `page ${page + 1}`;
+  element("before").disabled = page === 0;
+  element("next").disabled = found.prompts.length < found.page_size;
+  const datasets = form.elements.dataset;
+  const known = [...datasets.options].map((option) => option.value);
+  found.datasets.filter((row) => !known.includes(row.dataset)).forEach((row) => datasets.add(new Option(row.dataset, row.dataset)));
+  if (opened === null && found.prompts.length) open(found.prompts[0].offset);
+}
+
+async function open(offset) {
+  opened = offset; // set at once, so that the last request is shown in whatever order responses arrive
+  try {
+    const content = await question("completion", { names: run, parameters: { offset } });
+    if (opened !== offset) return;
+    // The server escapes every text and sends no scripts; the content security policy would not run them.
+    article.innerHTML = content;
+    form.elements.offset.value = offset;
+    hideDetail();
+    const address = new URL(location.href);
+    address.searchParams.set("offset", offset);
+    history.replaceState(null, "", address);
+    element("prompts").querySelectorAll("button").forEach((button) => {
+      if (Number(button.dataset.offset) === offset) button.setAttribute("aria-current", "true");
+      else button.removeAttribute("aria-current");
+    });
+    problem("");
+  } catch (error) {
+    problem(error.message);
+  }
+}
+
+function showDetail(token) {
+  if (!token?.dataset.detail) return hideDetail();
+  hideDetail();
+  active = token;
+  token.classList.add("active");
+  detail.textContent = token.dataset.detail;
+  detail.hidden = false;
+  const place = token.getClientRects()[0];
+  const below = place.bottom + 8 + detail.offsetHeight < innerHeight;
+  detail.style.left = `${Math.max(8, Math.min(place.left, innerWidth - detail.offsetWidth - 12))}px`;
+  detail.style.top = `${below ? place.bottom + 8 : Math.max(8, place.top - detail.offsetHeight - 8)}px`;
+}
+
+function hideDetail() {
+  active?.classList.remove("active");
+  active = null;
+  detail.hidden = true;
+}
+
+const STEPS = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: 10, ArrowUp: -10, Home: -Infinity, End: Infinity };
+
+// Arrow keys move along the visible tokens; Escape closes the details.
+function moved(event) {
+  if (event.key === "Escape") return hideDetail();
+  if (!(event.key in STEPS) || !event.target.classList.contains("tokens")) return;
+  event.preventDefault();
+  const tokens = [...event.target.querySelectorAll(".t")].filter((token) => token.getClientRects().length);
+  if (!tokens.length) return;
+  const now = tokens.indexOf(active);
+  const next = tokens[Math.max(0, Math.min(tokens.length - 1, now < 0 ? 0 : now + STEPS[event.key]))];
+  next.scrollIntoView({ block: "nearest" });
+  showDetail(next);
+}
+
+if (runs.length) {
+  const address = new URLSearchParams(location.search);
+  if (address.get("offset")) {
+    page = Math.floor(Number(address.get("offset")) / PAGE);
+    open(Number(address.get("offset")));
+  }
+  const { now } = live(async (again) => {
+    const found = await question("prompts", { names: run, parameters: settings(), again });
+    if (found) showList(found);
+  });
+  form.addEventListener("change", (event) => {
+    if (event.target.name === "offset") return;
+    page = 0;
+    opened = null;
+    now();
+  });
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    if (form.elements.offset.value !== "") open(Number(form.elements.offset.value));
+  });
+  element("before").addEventListener("click", () => { page -= 1; now(); });
+  element("next").addEventListener("click", () => { page += 1; now(); });
+  for (const name of ["rejected", "dropped", "blocks"]) {
+    const box = element(`show-${name}`);
+    const apply = () => article.classList.toggle(`hide-${name}`, !box.checked);
+    box.addEventListener("change", apply);
+    apply();
+  }
+  article.addEventListener("mouseover", (event) => showDetail(event.target.closest(".tokens .t")));
+  article.addEventListener("mouseleave", hideDetail);
+  article.addEventListener("keydown", moved);
+  article.addEventListener("focusout", hideDetail);
+  addEventListener("scroll", hideDetail, { passive: true });
+}

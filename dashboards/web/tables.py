@@ -1,0 +1,98 @@
+"""Tables of the log as JSON values: rows of a query, and lists of prompts."""
+
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from store.errors import QueryError, UsageError
+from store.query.json_values import quote_text
+from store.query.json_values import to_json_value as plain_value
+from store.query.log_reader import VIEWS, LogReader, recipes
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+EXACT = 2**53  # largest integer up to which JavaScript represents all integers exactly
+SHOWN = 1000  # rows of a query that are sent
+MOST = 10_000  # rows of a query that are fetched
+SECONDS = 20.0  # after which DuckDB is interrupted; it checks for that between two steps of a query
+PAGE = 20  # prompts per page of a list
+START = 90  # characters of a prompt in a list
+ORDERS = {
+    "stream": '"offset"',
+    "last": '"offset" DESC',
+    "slowest": 'speed NULLS LAST, "offset"',
+    "worst": 'acceptance NULLS LAST, "offset"',
+    "best": 'acceptance DESC NULLS LAST, "offset"',
+    "longest": 'emitted DESC, "offset"',
+}
+
+_LIST = """
+    SELECT "offset", dataset, target, emitted, blocks, left(prompt_text, {start}) AS start,
+        accepted / nullif(judged, 0) AS acceptance, emitted / nullif(finished - started, 0) AS speed
+    FROM prompts WHERE {condition} ORDER BY {order} LIMIT {page} OFFSET {skip}
+"""
+_DATASETS = 'SELECT dataset, count(*) AS prompts FROM prompts GROUP BY dataset ORDER BY min("offset")'
+
+
+def rows(table: "pa.Table") -> list[dict[str, Any]]:
+    """One dictionary per row. Of columns with the same name only the last is kept."""
+    return [{name: plain(value) for name, value in row.items()} for row in table.to_pylist()]
+
+
+def columns(table: "pa.Table") -> dict[str, list[Any]]:
+    """One list per column, which is smaller than rows, for charts."""
+    return {name: [plain(value) for value in values] for name, values in table.to_pydict().items()}
+
+
+def plain(value: Any) -> Any:
+    """Convert a value to JSON types, with large integers as text."""
+    return plain_value(value, EXACT)
+
+
+def read_catalog() -> dict[str, Any]:
+    """Views with their columns, and recipes; equal for all runs."""
+    with LogReader([]) as log:
+        views = {view: log.columns(view) for view in VIEWS}
+    return {"views": views, "recipes": list(recipes().values())}
+
+
+def ask(log: LogReader, query: str) -> dict[str, Any]:
+    """Run a query and return its first rows with their total number.
+
+    A query that DuckDB cannot interrupt, such as one that computes a single huge value, may exceed `SECONDS`.
+
+    Raises:
+        QueryError: the query is not allowed or not valid, was stopped after `SECONDS`, or returns dates that Python
+            cannot represent.
+    """
+    began = perf_counter()
+    table = log.select(query, most=MOST, seconds=SECONDS)
+    try:
+        shown = [[plain(column[row].as_py()) for column in table.columns] for row in range(min(SHOWN, table.num_rows))]
+    except (OverflowError, ValueError) as error:
+        raise QueryError("dates must be within years 1 to 9999; cast others to VARCHAR") from error
+    return {
+        "columns": table.schema.names,
+        "types": [str(field.type) for field in table.schema],
+        "rows": shown,
+        "total": table.num_rows,
+        "more": table.num_rows == MOST,
+        "seconds": perf_counter() - began,
+    }
+
+
+def read_prompts(log: LogReader, order: str = "stream", dataset: str = "", page: int = 0) -> dict[str, Any]:
+    """Read one page of prompts in an order, of all datasets or one, and the names of the datasets.
+
+    Orders by acceptance list only prompts with at least 5 judged tokens; `slowest` only those with emitted tokens.
+
+    Raises:
+        UsageError: the order is unknown.
+    """
+    if order not in ORDERS:
+        raise UsageError(f"prompts can be ordered by {', '.join(ORDERS)}; got {order!r}")
+    conditions = [f"dataset = {quote_text(dataset)}"] if dataset else []
+    conditions += {"worst": ["judged >= 5"], "best": ["judged >= 5"], "slowest": ["emitted > 0"]}.get(order, [])
+    condition, skip = " AND ".join(conditions) or "true", PAGE * max(0, page)
+    query = _LIST.format(start=START, condition=condition, order=ORDERS[order], page=PAGE, skip=skip)
+    return {"prompts": rows(log.select(query)), "datasets": rows(log.select(_DATASETS)), "page_size": PAGE}

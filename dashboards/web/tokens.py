@@ -1,0 +1,184 @@
+"""Reads one completion token by token: proposals, their outcomes, and the values that decided them."""
+
+import codecs
+import math
+import unicodedata
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from store.errors import UsageError
+from store.query.log_reader import LogReader
+
+MOST = 20_000  # maximum decisions of one completion
+PROMPT_CHARACTERS = 20_000
+DROPPED = ("unjudged", "untranslatable")
+LINE_END = "↵"
+BREAK = LINE_END + "\n"
+
+_PROMPT = """
+    SELECT *, accepted / nullif(judged, 0) AS acceptance, emitted / nullif(blocks, 0) AS efficiency,
+        emitted / nullif(finished - started, 0) AS speed
+    FROM prompts WHERE "offset" = {offset}
+"""
+_DECISIONS = 'SELECT * FROM decisions WHERE "offset" = {offset} ORDER BY block, "index" LIMIT {most}'
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token with its style, text and details.
+
+    Attributes:
+        kinds: CSS classes: `accepted`, `residual`, `bonus`, `rejected` (proposed, not emitted) or `dropped` (proposed,
+            never judged); also `ngram` and `lookup` for its source, and `opens` for the first token of a block.
+        text: text that the token adds, with control characters made visible. A character that spans several tokens is
+            in the text of the last one.
+        detail: details of the decision, one per line.
+    """
+
+    kinds: tuple[str, ...]
+    text: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One completion with its prompt.
+
+    Attributes:
+        prompt: row of the prompt in the log.
+        prompt_text: text of the prompt, shortened.
+        tokens: tokens in order.
+        cut: whether there are more tokens than in `tokens`.
+    """
+
+    prompt: Mapping[str, Any]
+    prompt_text: str
+    tokens: list[Token]
+    cut: bool
+
+
+def read_completion(log: LogReader, offset: int) -> Completion:
+    """Read the completion of a prompt from the log of one run.
+
+    Raises:
+        UsageError: no completed prompt has this offset.
+    """
+    found = log.select(_PROMPT.format(offset=offset)).to_pylist()
+    if not found:
+        raise UsageError(f"the offset must be that of a completed prompt, got {offset}; choose one from the list")
+    decisions = log.select(_DECISIONS.format(offset=offset, most=MOST)).to_pylist()
+    text = found[0]["prompt_text"] or ""
+    shown = visible(text[:PROMPT_CHARACTERS]) + ("…" if len(text) > PROMPT_CHARACTERS else "")
+    return Completion(found[0], shown, list(_tokens(decisions)), len(decisions) == MOST)
+
+
+def visible(text: str) -> str:
+    """`text` with line ends marked and control characters replaced by their code points."""
+    return "".join(map(_visible, text))
+
+
+def _visible(char: str) -> str:
+    if char == "\n":
+        return BREAK
+    if char in "\t\u200c\u200d" or unicodedata.category(char) not in ("Cc", "Cf", "Cs", "Co"):
+        return char
+    return f"⟨U+{ord(char):04X}⟩"
+
+
+def _tokens(decisions: list[dict[str, Any]]) -> Iterator[Token]:
+    """Tokens of each decision: the proposed token if it was not emitted, then the emitted token."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    block = None
+    for row in decisions:
+        opens = row["block"] != block
+        block = row["block"]
+        if row["outcome"] in ("rejected", *DROPPED):
+            kind = "rejected" if row["outcome"] == "rejected" else "dropped"
+            yield _token(row, (kind,), _token_text(row["proposed_id"], row["proposed_bytes"]), opens)
+            opens = False
+        if row["emitted_id"] is not None:
+            yield _token(row, (row["origin"],), _emitted_text(decoder, row), opens)
+    if rest := decoder.decode(b"", final=True):
+        yield Token((), visible(rest), "the text ends within a character")
+
+
+def _token(row: Mapping[str, Any], kinds: tuple[str, ...], text: str, opens: bool) -> Token:
+    emitted_as_proposed = kinds[0] not in ("residual", "bonus")
+    more = {
+        "ngram": emitted_as_proposed and row["translation"] == "ngram",
+        "lookup": emitted_as_proposed and row["drafter"] == "lookup",
+        "opens": opens,
+    }
+    return Token((*kinds, *(name for name, so in more.items() if so)), text, "\n".join(_detail(row, kinds[0])))
+
+
+def _token_text(token: int | None, content: bytes | None) -> str:
+    """Text of a token that is not part of the completion; its id if the log has no text."""
+    if content is None:
+        return "·" if token is None else f"#{token} "
+    return visible(content.decode("utf-8", errors="replace")).replace(BREAK, LINE_END) or "∅"
+
+
+def _emitted_text(decoder: codecs.IncrementalDecoder, row: Mapping[str, Any]) -> str:
+    """Text that an emitted token adds to the completion; its id if the log has no text."""
+    if row["emitted_bytes"] is None:
+        return f"#{row['emitted_id']} "
+    return visible(decoder.decode(row["emitted_bytes"])) or ("…" if row["emitted_bytes"] else "∅")
+
+
+def _detail(row: Mapping[str, Any], kind: str) -> Iterator[str]:
+    side = "emitted" if kind in ("accepted", "residual", "bonus") else "proposed"
+    token = row[f"{side}_id"]
+    yield _TITLES[row["outcome"] if kind == "dropped" else kind]
+    yield f"token {'none' if token is None else token}{_bytes(row[f'{side}_bytes'])}"
+    if kind == "residual":
+        yield f"instead of token {row['proposed_id']}{_bytes(row['proposed_bytes'])}"
+    if row["pieces"]:
+        names = {"direct": "direct", "ngram": "n-gram", "none": "no translation"}
+        yield f"drafted as pieces {', '.join(map(str, row['pieces']))} ({names[row['translation']]}, {row['drafter']})"
+    yield from _probabilities(row)
+    yield f"position {row['position']}, block {row['block']}, index {row['index']}"
+    yield f"in service: drafter {row['drafter_version']}, head {row['head_version']}, cache {row['cache_version']}"
+
+
+def _probabilities(row: Mapping[str, Any]) -> Iterator[str]:
+    levels = list(zip(row["drafter_levels"] or [], row["target_levels"] or [], strict=False))
+    for level, (ours, theirs) in enumerate(levels):
+        name = f"level {level}: " if len(levels) > 1 else ""
+        yield f"{name}probability {ours:.3g} by the drafter, {theirs:.3g} by the target"
+    if row["uniform"] is not None and levels:
+        chance = math.prod(_acceptance(ours, theirs) for ours, theirs in levels)
+        yield f"accepted with probability {chance:.3g}; the draw was {row['uniform']:.3g}"
+    if row["head_estimate"] is not None:
+        yield f"head's estimate of survival to here {row['head_estimate']:.3g}"
+    if row["entropy"] is not None:
+        yield f"drafter's entropy {row['entropy']:.3g} nats"
+
+
+def _acceptance(ours: float, theirs: float) -> float:
+    """Acceptance probability min(1, theirs / ours), as in `store/sql/check.sql`. It is 0 for a token of probability 0
+    under the target, and for one that cannot have been drawn."""
+    if theirs <= 0 or not 0 < ours < math.inf:
+        return 0.0
+    return 1.0 if theirs >= ours else theirs / ours
+
+
+def _bytes(content: bytes | None) -> str:
+    """Text of a token in quotes; its bytes in hex if they are not whole characters."""
+    if content is None:
+        return ""
+    try:
+        return f" “{visible(content.decode('utf-8')).replace(BREAK, LINE_END)}”"
+    except UnicodeDecodeError:
+        return f", bytes {content.hex(' ')}"
+
+
+_TITLES = {
+    "accepted": "Accepted",
+    "residual": "Drawn after a rejection (residual)",
+    "bonus": "Bonus: drawn after the whole proposal was accepted",
+    "rejected": "Rejected",
+    "unjudged": "Not judged: after a rejection",
+    "untranslatable": "Not translatable",
+}

@@ -1,0 +1,90 @@
+"""What a block costs, measured or estimated, and the rules that decide by it."""
+
+from collections.abc import Callable
+
+from pipeline.assembly.models import Models
+from pipeline.config.sections import DraftSettings
+from pipeline.config.settings import Config
+from stages.decode import Decode
+from stages.drafting.costs import Costs
+from stages.drafting.stopping import (
+    STOP_RULES,
+    AdaptiveSpeculation,
+    AlwaysSpeculate,
+    FixedLength,
+    SpeculationPolicy,
+    StopRule,
+)
+from stages.models.devices import device_name
+from stages.models.language_model import LanguageModel
+from stages.tools.cost_probe import measure
+
+FORMAT = 1  # of what is remembered: goes up when costs change without their key
+LAYER_OVERHEAD = 2e5  # overhead of entering one layer, as a number of parameters
+VERIFY_SHARE = 0.05  # what one more verified token adds to a target pass where memory is the bound
+# On a CPU arithmetic soon is the bound: measured on two built-in pairs at batch 1 and 8.
+CPU_VERIFY_SHARE, CPU_VERIFY_SHARE_PER_ROW = 0.06, 0.027
+
+
+def costs_of(config: Config, models: Models, allowed: int, decode: Callable[[], Decode]) -> Costs:
+    """Costs of target passes and of drafting: as configured, measured on this machine, or estimated from sizes.
+
+    A measurement is kept on disk, so that the same run on the same machine decides alike again.
+
+    Args:
+        config: all settings.
+        models: one target with the drafter, no rows admitted.
+        allowed: pieces that may be drafted.
+        decode: makes the stage that is timed.
+    """
+    batch = config.batch
+    if config.draft.relative_cost is not None:
+        return Costs(((batch, 1.0), (2 * batch, 1.0)), ((1, config.draft.relative_cost),))
+    if config.draft.costs == "estimated" or config.draft.max_draft == 0:
+        return estimate_costs(models, batch)
+    sampling = config.sampling.model_dump(mode="json", include={"temperature", "top_k", "top_p"})
+    key = [FORMAT, _signature(models.target), _signature(models.drafter), batch, allowed, sampling]
+    key += [config.draft.temperature]
+
+    def run() -> list[list[list[float]]]:
+        found = measure(models.target, decode(), batch)
+        return [[list(point) for point in found.target], [list(point) for point in found.drafter]]
+
+    target, drafter = models.target.measurements.get_or_measure("costs", key, run)
+    return Costs(*(tuple((int(place), float(cost)) for place, cost in curve) for curve in (target, drafter)))
+
+
+def _signature(model: LanguageModel) -> list[object]:
+    """What the cost of a model depends on."""
+    sizes = [model.parameters, model.layers, model.hidden_size, model.vocabulary_size]
+    dtype = str(model.model.dtype)
+    way = model.forward_pass.name.partition(",")[0], model.weights
+    return [*sizes, dtype, model.adapter, *way, device_name(model.device)]
+
+
+def estimate_costs(models: Models, batch: int) -> Costs:
+    """From sizes, in target passes: the same on every machine."""
+    sizes = [model.parameters + LAYER_OVERHEAD * model.layers for model in (models.drafter, models.target)]
+    on_cpu = models.target.device.type == "cpu"
+    share = CPU_VERIFY_SHARE + CPU_VERIFY_SHARE_PER_ROW * (batch - 1) if on_cpu else VERIFY_SHARE
+    return Costs(((batch, 1.0), (2 * batch, 1.0 + share)), ((1, sizes[0] / sizes[1]),))
+
+
+def make_stop_rule(draft: DraftSettings, costs: Costs, *, usable: bool) -> StopRule:
+    """The configured rule. A head that neither has learned nor will learn (not `usable`) decides nothing."""
+    return STOP_RULES[draft.stop_rule](draft, costs) if draft.adapt and usable else FixedLength()
+
+
+def make_policy(draft: DraftSettings, costs: Costs) -> SpeculationPolicy:
+    """Whether blocks draft."""
+    return AdaptiveSpeculation(costs) if draft.only_where_paying else AlwaysSpeculate()
+
+
+def describe(models: Models, costs: Costs, batch: int) -> str:
+    """Describe the choices made at the start and the measurements behind them, in one line."""
+    plain, four = costs.verification_cost(batch), costs.verification_cost(5 * batch)
+    return (
+        f"target {models.name}: {models.target.forward_pass.name}; drafter: {models.drafter.forward_pass.name}; "
+        f"in plain target passes, verifying 4 tokens more per row costs {four / plain - 1:.2f}, "
+        f"drafting one for every row {costs.drafting_cost(batch) / plain:.2f}"
+    )

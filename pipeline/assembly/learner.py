@@ -1,0 +1,149 @@
+"""Builds the learner of one target: drift detection and response, distillation, versions."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pipeline.assembly.cache import NGRAM_FILE
+from pipeline.assembly.models import DrafterModels
+from pipeline.assembly.stages import HEAD_FILE
+from pipeline.config.sections import DriftSettings
+from pipeline.config.settings import Config
+from pipeline.learning.drift import DriftMonitor, Rates
+from pipeline.learning.drift_response import DriftResponse, NoResponse, Recall, ResetHead, VersionSource
+from pipeline.learning.local_learner import LocalLearner
+from pipeline.learning.publisher import FolderPublisher, NoPublisher, Numbers, Origin
+from pipeline.recorder import Versions
+from stages.distill import Distill, NoDistiller
+from stages.drafting.head import AcceptanceHead, load_head, save_head
+from stages.models.language_model import read_trained_weights
+from stages.ngrams.cache import Cache
+from store.registry.ngram_file import write_ngrams
+from store.registry.registry import Registry
+from store.registry.version_folder import open_version
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+@dataclass(frozen=True)
+class VersionSink:
+    """Where the versions of a run go.
+
+    Attributes:
+        folder: the run's.
+        registry: where they are registered.
+        numbers: which all targets of the run share.
+        probe: measures a version on what never changes, by name.
+    """
+
+    folder: Path
+    registry: Registry
+    numbers: Numbers
+    probe: Callable[[], Mapping[str, float]]
+
+
+def make_learner(
+    config: Config,
+    models: DrafterModels,
+    head: AcceptanceHead,
+    cache: Cache,
+    distill: Distill | NoDistiller,
+    sink: VersionSink,
+) -> LocalLearner:
+    """The learner of one target.
+
+    Args:
+        config: all settings.
+        models: the drafter that it teaches and publishes.
+        head, cache: what is published with it.
+        distill: learns them.
+        sink: where versions go.
+    """
+    publisher = _publisher(config, models, head, cache, distill, sink)
+    return LocalLearner(
+        distill, make_drift_monitor(config), _make_response(config, models, head, distill, publisher), publisher
+    )
+
+
+def make_drift_monitor(config: Config) -> DriftMonitor:
+    """Make the drift monitor."""
+    return DriftMonitor(drift_settings(config), Rates(_first_only(config)))
+
+
+def _first_only(config: Config) -> bool:
+    signal = config.drift.signal
+    return signal == "first" or (signal == "auto" and config.draft.adapt and config.learn.enabled)
+
+
+def drift_settings(config: Config) -> DriftSettings:
+    """With the answer that can be given: without learning nothing adapts, without versions nothing can come back."""
+    answer = config.drift.answer
+    if not config.learn.enabled:
+        answer = "none"
+    elif answer == "recall" and not config.publish.enabled:
+        answer = "reset"
+    return config.drift.model_copy(update={"answer": answer})
+
+
+def _make_response(
+    config: Config,
+    models: DrafterModels,
+    head: AcceptanceHead,
+    distill: Distill | NoDistiller,
+    publisher: FolderPublisher | NoPublisher,
+) -> DriftResponse:
+    """Make the response to drift."""
+    answer = drift_settings(config).answer
+    if answer == "none" or isinstance(distill, NoDistiller):
+        return NoResponse()
+    if answer == "reset" or isinstance(publisher, NoPublisher):
+        return ResetHead(distill.reset_head)
+    versions = VersionSource(
+        lambda: publisher.folders,
+        lambda folder: read_trained_weights(_verify_folder(folder), models.drafter),
+        lambda folder: load_head(head, folder / HEAD_FILE),
+    )
+    return Recall(distill, versions, config.drift.recall_margin, config.drift.recall_versions)
+
+
+def _verify_folder(folder: Path) -> Path:
+    """The folder of a version that is as it was sealed. Raises CorruptError."""
+    open_version(folder)
+    return folder
+
+
+def _publisher(
+    config: Config,
+    models: DrafterModels,
+    head: AcceptanceHead,
+    cache: Cache,
+    distill: Distill | NoDistiller,
+    sink: VersionSink,
+) -> FolderPublisher | NoPublisher:
+    if not config.publish.enabled:
+        return NoPublisher()
+
+    def write(folder: Path) -> None:
+        models.drafter.save(folder, models.drafter_tokenizer)
+        save_head(head, folder / HEAD_FILE)
+        ngrams = ((entry.pieces, entry.token, entry.count) for entry in cache.entries())
+        write_ngrams(folder / NGRAM_FILE, ngrams, models.pair.digest)
+
+    def state() -> tuple[Versions, int]:
+        return Versions(distill.drafter_version, distill.head_version, cache.version), len(cache)
+
+    origin = Origin(config.publish.name, sink.folder.name, models.name, config.drafter, models.pair.digest)
+    return FolderPublisher(
+        sink.folder,
+        write,
+        state,
+        origin,
+        sink.registry,
+        config.publish.interval,
+        sink.numbers,
+        _now,
+        sink.probe,
+    )

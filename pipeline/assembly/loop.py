@@ -1,0 +1,63 @@
+"""From a configuration to a pipeline that runs: the only family of files that constructs stages.
+
+`build_models` loads, `build_stages` and `build_cache` make one target's stages, `build_learning` what learns,
+`build_learner` what follows a completed prompt; here they become runners of one loop.
+"""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from time import perf_counter
+
+from pipeline.assembly.admission import make_admission
+from pipeline.assembly.learner import VersionSink, make_learner
+from pipeline.assembly.models import Models
+from pipeline.assembly.probe import make_probe
+from pipeline.assembly.stages import Drafting, make_drafting
+from pipeline.assembly.training import make_distillers, piece_cost
+from pipeline.config.settings import Config
+from pipeline.learning.publisher import Numbers
+from pipeline.loop import Clock, Loop, TargetRunner
+from pipeline.recorder import Recorder
+from pipeline.routing import TargetRouter
+from pipeline.stage_set import Stages
+from store.registry.registry import Registry
+
+
+def build_loop(
+    config: Config, targets: Sequence[Models], registry: Registry, run_folder: Path, *, level: int = logging.DEBUG
+) -> Loop:
+    """The whole loop over loaded models, one runner per target. `level`: see `make_drafting`."""
+    router = TargetRouter.from_config(config)
+    drafting = _drafting(config, targets, router, level)
+    distills = make_distillers(config, targets, [one.head for one in drafting], piece_cost(config.learn, targets))
+    numbers, clock, runners = Numbers(), Clock(perf_counter), {}
+    for models, stages, distill in zip(targets, drafting, distills, strict=True):
+        probe = make_probe(config, models) if config.publish.enabled and config.publish.probe else dict
+        sink = VersionSink(run_folder, registry, numbers, probe)
+        runners[models.name] = TargetRunner(
+            models.name,
+            Stages(stages.decode, stages.translate, stages.verify),
+            make_admission(config, models),
+            make_recorder(models, text=config.log.text),
+            make_learner(config, models, stages.head, stages.cache, distill, sink),
+            clock,
+        )
+    return Loop(runners, router, config.batch, clock)
+
+
+def make_recorder(models: Models, *, text: bool) -> Recorder:
+    """Makes events of one target, with text or without."""
+    vocabulary = models.target_vocabulary
+    return Recorder(models.name, vocabulary.bytes_of, vocabulary.decode, text=text)
+
+
+def _drafting(config: Config, targets: Sequence[Models], router: TargetRouter, level: int) -> list[Drafting]:
+    """Make the stages of every target. One that is swapped in shares the n-grams of one with the same vocabulary."""
+    made: list[Drafting] = []
+    by_vocabulary: dict[str, Drafting] = {}
+    for models in targets:
+        shared_with = None if models.name in router.first else by_vocabulary.get(models.pair.digest)
+        made.append(make_drafting(config, models, shared_with, level=level))
+        by_vocabulary.setdefault(models.pair.digest, made[-1])
+    return made

@@ -1,0 +1,204 @@
+"""Loading: models and tokenizers by name, and each target's vocabulary paired with the drafter's."""
+
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.sections import VocabularySettings
+from pipeline.config.settings import Config
+from pipeline.models import catalog as zoo
+from pipeline.routing import TargetRouter
+from stages.models.adapters import ADAPTER_FOLDER, adapter_name, add_adapter, load_adapter, merge_saved_adapter
+from stages.models.forward import ModuleForward
+from stages.models.huggingface import load_tokenizer, pick_device, set_threads
+from stages.models.language_model import LanguageModel, fingerprint, load_model
+from stages.models.measurements import Measurements
+from stages.vocabulary.pair import Pair, SpecialRule, pair
+from stages.vocabulary.tokenizer_view import Vocabulary
+from store.errors import ConfigError, ModelError
+from store.registry.registered_version import Reference, find_number
+from store.registry.registry import default_uri, fetch_version, list_versions
+from store.registry.version_folder import MANIFEST, open_version
+
+# Matrices of smaller targets do not divide: one thread is as fast on an idle machine, several times faster on a busy
+# one, and equal seeds then give equal decisions whatever the load.
+ONE_THREAD_BELOW = 50_000_000
+
+
+@dataclass(frozen=True)
+class DrafterModels:
+    """The drafter for one target, which need not be there itself. Several targets share the drafter's modules."""
+
+    name: str  # the target's, as configured
+    drafter: LanguageModel
+    target_vocabulary: Vocabulary
+    drafter_vocabulary: Vocabulary
+    drafter_tokenizer: Any
+    drafter_folder: Path | None  # where the drafter's head and n-grams may lie
+    pair: Pair
+
+
+@dataclass(frozen=True)
+class Models(DrafterModels):
+    """One target with the drafter: models and vocabularies, as loaded."""
+
+    target: LanguageModel
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """The target's ids that end a sequence: those that its model names, or else its vocabulary's."""
+        return frozenset(self.target.eos_ids or {token for token in (self.target_vocabulary.eos,) if token is not None})
+
+
+def fingerprints(models: Models) -> tuple[str, str, str]:
+    """Return digests that identify the target, the drafter and the pair of vocabularies, whatever their names. Call
+    it before anything is learned."""
+    return fingerprint(models.target), fingerprint(models.drafter), models.pair.digest
+
+
+def locate(name: str, uri: str, fetched: Path) -> str:
+    """The hub name or folder of a model: `builtin:NAME`, `models:/NAME/VERSION`, or what was given."""
+    if name.startswith("builtin:"):
+        return str(zoo.path_of(name.removeprefix("builtin:")))
+    if name.startswith("models:/"):
+        folder = fetched / re.sub(r"[^\w.-]+", "_", name.removeprefix("models:/"))
+        shutil.rmtree(folder, ignore_errors=True)  # an alias may have moved
+        return str(fetch_version(name, uri, folder))
+    if (Path(name) / MANIFEST).is_file():  # a version's folder: nothing of it is loaded that was changed
+        open_version(Path(name))
+    return name
+
+
+def pin_version(name: str, uri: str) -> str:
+    """The name of one version for good: an alias may move while a run lasts. Other names are what they are.
+
+    Raises:
+        ModelError: no version has the alias.
+    """
+    reference = Reference.parse(name) if name.startswith("models:/") else None
+    if reference is None or reference.alias is None:
+        return name
+    versions = list_versions(uri, reference.name)
+    number = find_number(reference.alias, versions)
+    if number is None:
+        known = ", ".join(sorted({alias for version in versions for alias in version.aliases})) or "none"
+        raise ModelError(f"{reference.name} must have a version with the alias {reference.alias!r}, but has {known}")
+    return f"models:/{reference.name}/{number}"
+
+
+def load_drafter(config: Config, source: str, device: str, measurements: Measurements | None = None) -> LanguageModel:
+    """A drafter with the adapter that it was saved with merged, unless each target is to have one of its own.
+
+    Its rows are still to be required, once the threads of the run are set.
+
+    Raises:
+        ModelError: see `load_model`.
+    """
+    drafter = load_model(source, config.dtype, device, config.draft.weights, measurements)
+    if (Path(source) / ADAPTER_FOLDER).is_dir() and not config.learn.lora:
+        merge_saved_adapter(drafter.model, Path(source) / ADAPTER_FOLDER)
+    return drafter
+
+
+def pair_of(settings: VocabularySettings, target: Vocabulary, drafter: Vocabulary) -> Pair:
+    """Both vocabularies paired by the settings.
+
+    Raises:
+        VocabularyError: they cannot be.
+        ConfigError: an exception for a special token cannot be read.
+    """
+    return pair(target, drafter, SpecialRule.from_entries(settings.special, settings.special_names))
+
+
+def load_models(
+    config: Config, uri: str, fetched: Path, measurements: Measurements | None = None
+) -> tuple[Models, ...]:
+    """Load the drafter and every target once, in the order in which they are named, swapped-in ones included.
+
+    Args:
+        config: names and types.
+        uri: of the registry for `models:/` names.
+        fetched: what comes from the registry is copied below it.
+        measurements: where it is remembered what is fastest here, and what passes cost; by default on this machine.
+
+    Raises:
+        ModelError, VocabularyError: see there.
+        ConfigError: a swap or an exception for a special token cannot be read, or int8 weights are wanted of a device
+            that does not multiply them row by row.
+    """
+    device = pick_device(config.device)
+    if device != "cpu" and "int8" in (config.weights, config.draft.weights):
+        raise ConfigError(f"weights in int8 are for the CPU alone, but the device is {device}; try dtype = 'bfloat16'")
+    source = locate(config.drafter, uri, fetched)
+    folder = Path(source) if Path(source).is_dir() else None
+    drafter = load_drafter(config, source, device, measurements)
+    sources = {name: locate(name, uri, fetched) for name in TargetRouter.from_config(config).targets}
+    targets = {
+        name: load_model(found, config.dtype, device, config.weights, measurements) for name, found in sources.items()
+    }
+    largest = max(target.parameters for target in targets.values())
+    if config.threads or largest < ONE_THREAD_BELOW:
+        set_threads(config.threads or 1)
+    for model in (drafter, *targets.values()):
+        model.require_row_cache()  # and, with the threads of the run, see which kernels are fast
+    tokenizer = load_tokenizer(source)
+    drafter_vocabulary = Vocabulary(tokenizer, config.drafter)
+
+    def with_target(name: str, target: LanguageModel) -> Models:
+        """Load one target. It shares the drafter's weights, but has sequences of its own and, with `--lora`, an
+        adapter.
+        """
+        target_vocabulary = Vocabulary(load_tokenizer(sources[name]), name)
+        own = drafter.share_weights(_adapter(config, drafter, name, folder))
+        pair_of_both = pair_of(config.vocabulary, target_vocabulary, drafter_vocabulary)
+        return Models(name, own, target_vocabulary, drafter_vocabulary, tokenizer, folder, pair_of_both, target)
+
+    return tuple(with_target(name, target) for name, target in targets.items())
+
+
+def registry_uri(config: Config) -> str:
+    """The configured MLflow store, or else that of the runs in this folder."""
+    return config.publish.mlflow_uri or default_uri(Path("runs"))
+
+
+def load_only_target(config: Config, fetched: Path) -> Models:
+    """The models of a configuration with one target; see `load_models`."""
+    (models,) = load_models(config, registry_uri(config), fetched)
+    return models
+
+
+def load_drafter_models(config: Config, uri: str, fetched: Path) -> DrafterModels:
+    """Load the drafter to train for the only target, of which only the tokenizer is loaded.
+
+    Arguments and errors as `load_models`.
+    """
+    source, (name,) = locate(config.drafter, uri, fetched), TargetRouter.from_config(config).targets
+    folder = Path(source) if Path(source).is_dir() else None
+    drafter = load_drafter(config, source, pick_device(config.device))
+    tokenizer = load_tokenizer(source)
+    drafter_vocabulary = Vocabulary(tokenizer, config.drafter)
+    target_vocabulary = Vocabulary(load_tokenizer(locate(name, uri, fetched)), name)
+    drafter.forward_pass = ModuleForward(drafter.model)  # nothing is decoded here
+    own = drafter.share_weights(_adapter(config, drafter, name, folder))
+    return DrafterModels(
+        name,
+        own,
+        target_vocabulary,
+        drafter_vocabulary,
+        tokenizer,
+        folder,
+        pair_of(config.vocabulary, target_vocabulary, drafter_vocabulary),
+    )
+
+
+def _adapter(config: Config, drafter: LanguageModel, target: str, folder: Path | None) -> str | None:
+    """Inject the target's adapter if it is to have one, with the weights that the drafter came with."""
+    if not config.learn.lora:
+        return None
+    name = adapter_name(target)
+    add_adapter(drafter.model, name, config.learn.lora_rank, config.seed)
+    if folder and (folder / ADAPTER_FOLDER).is_dir():
+        load_adapter(drafter.model, name, folder / ADAPTER_FOLDER)
+    return name

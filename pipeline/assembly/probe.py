@@ -1,0 +1,139 @@
+"""The probe: what a drafter is expected to reach on prompts that never change, published with every version.
+
+The target completes the probe's prompts greedily, once for a target in one dtype and a pair of vocabularies; its
+distributions along these texts are kept on disk as examples. A version is then measured by one pass of the drafter over
+them. Neither depends on the run's stream, drafting, sampling or seed, so that versions of different runs compare.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from pipeline.assembly.admission import make_admission
+from pipeline.assembly.models import DrafterModels, Models
+from pipeline.assembly.stages import Drafting, draftable, make_drafting
+from pipeline.config.settings import Config
+from pipeline.learning.probe_prompts import PROMPTS, identity
+from pipeline.loop import UnfitPromptError
+from stages.contract.blocks import SequenceState, TrainingExample
+from stages.examples.builder import ExampleBuilder
+from stages.models.language_model import fingerprint
+from stages.training.probe import Probe, ProbeScore, load_or_make_examples
+from store.events import PromptReceived
+
+FORMAT = 1  # of the examples kept on disk: goes up when they change without their key
+TOKENS = 32  # of every completion
+BATCH = 16  # prompts that are completed together
+KEPT = 16  # pieces kept of each distribution
+
+# The target's plain greedy text, with its distributions at temperature 1, whatever the run samples.
+_PLAIN: Mapping[str, object] = {
+    "sampling.temperature": 0.0,
+    "sampling.top_k": 0,
+    "sampling.top_p": 1.0,
+    "sampling.max_new_tokens": TOKENS,
+    "draft.mode": "trie",
+    "draft.max_draft": 0,
+    "draft.temperature": None,
+    "cache.policy": "off",
+    "learn.enabled": True,
+    "learn.teacher_temperature": 1.0,
+    "learn.teacher_top": KEPT,
+    "learn.off_policy": False,
+    "source.chat": False,
+    "batch": BATCH,
+}
+
+
+def make_probe(config: Config, models: Models) -> Callable[[], dict[str, float]]:
+    """Return a function that measures the drafter as it is when called, by metric; no metrics if no prompt fits.
+
+    `probe/acceptance` is the share of the target's greedy tokens that the drafter foretells, `probe/acceptance_docs`
+    and `_code` that of each kind of prompt; `probe/acceptance_sampled` is a bound of the acceptance to expect at
+    temperature 1, from above: all pieces but the `KEPT` likeliest of a distribution count as one. Draws no random
+    numbers, and leaves rows, kernels and costs of the run alone.
+
+    Args:
+        config: of the run.
+        models: one target with the drafter, no rows admitted.
+    """
+    return probe_of(config, models, examples_of(config, models))
+
+
+def probe_of(
+    config: Config, models: DrafterModels, examples: Sequence[TrainingExample]
+) -> Callable[[], dict[str, float]]:
+    """As `make_probe`, over the target's examples."""
+    probe = Probe(examples, models.drafter, draftable(config.with_overrides(_PLAIN).draft, models.pair))
+    return lambda: metrics(probe.score(models.drafter))
+
+
+def examples_of(config: Config, models: Models) -> Sequence[TrainingExample]:
+    """The target's examples on the probe's prompts, from disk where they were made before."""
+    limit = models.drafter.max_length  # prompts and texts beyond it are no examples
+    key = [FORMAT, TOKENS, KEPT, identity(), fingerprint(models.target), models.pair.digest, limit]
+    return load_or_make_examples(key, models.name, lambda: _make_examples(config, models))
+
+
+def metrics(marks: Mapping[TrainingExample, ProbeScore]) -> dict[str, float]:
+    """Rates over all tokens, and over those of each kind of prompt."""
+    kinds: dict[str, list[ProbeScore]] = defaultdict(list)
+    for example, mark in marks.items():
+        kinds[PROMPTS[example.offset][0]].append(mark)
+    every = list(marks.values())
+    tokens = sum(mark.tokens for mark in every)
+    if not tokens:
+        return {}
+    by_kind = {f"probe/acceptance_{kind}": _greedy_rate(found) for kind, found in kinds.items()}
+    sampled = sum(mark.sampled for mark in every) / tokens
+    return {"probe/acceptance": _greedy_rate(every), "probe/acceptance_sampled": sampled, **by_kind}
+
+
+def _greedy_rate(marks: Sequence[ProbeScore]) -> float:
+    return sum(mark.greedy for mark in marks) / sum(mark.tokens for mark in marks)
+
+
+def prompts() -> list[PromptReceived]:
+    """The probe's prompts as a stream."""
+    return [
+        PromptReceived(offset, f"probe:{kind}:{offset}", kind, offset + 1, text)
+        for offset, (kind, text) in enumerate(PROMPTS)
+    ]
+
+
+def _make_examples(config: Config, models: Models) -> list[TrainingExample]:
+    """By the production stages on rows of their own; prompts that do not fit are left out."""
+    plain = config.with_overrides(_PLAIN)
+    own = replace(models, target=models.target.share_weights(), drafter=models.drafter.share_weights())
+    stages, prepare = make_drafting(plain, own), make_admission(plain, own)
+    rows = []
+    for prompt in prompts():
+        try:
+            rows.append(prepare(prompt))
+        except UnfitPromptError:
+            continue
+    found = []
+    for start in range(0, len(rows), BATCH):
+        found += _complete(stages, rows[start : start + BATCH], models.name)
+    return sorted(found, key=lambda example: example.offset)
+
+
+def _complete(stages: Drafting, rows: list[SequenceState], target: str) -> list[TrainingExample]:
+    """Complete rows together; the last takes the place of one that is finished, as in the loop."""
+    notes, examples = {row: ExampleBuilder() for row in rows}, []
+    of_block = (stages.decode, stages.translate, stages.verify)
+    for row in rows:
+        for stage in of_block:
+            stage.admit(row)
+    while rows:
+        verdicts = stages.verify(stages.translate(stages.decode(rows)))
+        for verdict in verdicts:
+            notes[verdict.proposal.draft.row].add_verdict(verdict)
+        for row in [row for row in rows if row.finish]:
+            last = rows.pop()
+            if last is not row:
+                rows[rows.index(row)] = last
+            for stage in of_block:
+                stage.release(row)
+            examples.append(notes[row].build(row, target))
+    return examples

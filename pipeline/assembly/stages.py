@@ -1,0 +1,119 @@
+"""The stages of one target: how it is drafted for, translated and verified."""
+
+import logging
+from dataclasses import dataclass
+
+from pipeline.assembly.cache import make_cache
+from pipeline.assembly.costs import costs_of, describe, make_policy, make_stop_rule
+from pipeline.assembly.models import DrafterModels, Models
+from pipeline.config.sections import DraftSettings
+from pipeline.config.settings import Config
+from stages.decode import Decode
+from stages.drafting.costs import Costs
+from stages.drafting.head import AcceptanceHead, load_head
+from stages.drafting.stopping import AlwaysSpeculate, FixedLength, SpeculationPolicy, StopRule
+from stages.examples.teacher import TrieTeacher, supervise_nothing
+from stages.lookup import DecodeOrLookup, make_sources
+from stages.ngrams.cache import Cache
+from stages.ngrams.trie import Trie, build_direct_trie
+from stages.rules import MODES
+from stages.sampling.distributions import Sampling
+from stages.translate import Translate
+from stages.verify import Verify
+from stages.vocabulary.pair import Pair
+
+LOG = logging.getLogger("omnidraft.models")
+
+HEAD_FILE = "head.safetensors"
+PROBE_DRAFT = 4  # pieces of the drafts that are timed
+SHARPEST_TEACHER = 0.5  # temperature of the distributions that teach greedy drafting
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """The three stages of a block, and what of them is saved with a version."""
+
+    decode: Decode | DecodeOrLookup
+    translate: Translate
+    verify: Verify
+    trie: Trie
+    cache: Cache
+    head: AcceptanceHead
+
+
+def draftable(draft: DraftSettings, words: Pair) -> set[int]:
+    """The pieces that may be drafted in the configured mode."""
+    return MODES[draft.mode].draftable_pieces(words.pieces)
+
+
+def make_drafting(
+    config: Config, models: Models, shared_with: Drafting | None = None, *, level: int = logging.DEBUG
+) -> Drafting:
+    """The stages of a block over loaded models.
+
+    Args:
+        config: all settings.
+        models: one target with the drafter.
+        shared_with: the stages of a target with the same vocabulary, whose n-grams this one shares.
+        level: at which the forward passes and costs in use are logged.
+    """
+    head, head_is_trained = make_head(models, config.seed)
+    learn, settings, device = config.learn, config.sampling, models.target.device
+    mode = MODES[config.draft.mode]
+    sizes = models.target.vocabulary_size, models.drafter.vocabulary_size
+    trie = shared_with.trie if shared_with else build_direct_trie(models.pair.pieces, *sizes, device)
+    cache = shared_with.cache if shared_with else make_cache(config.cache, mode, models, trie)
+    draft_temperature = settings.temperature if config.draft.temperature is None else config.draft.temperature
+
+    allowed = draftable(config.draft, models.pair)
+
+    def drafting(stop_rule: StopRule, max_draft: int, paying: SpeculationPolicy, end: int | None) -> Decode:
+        transform = Sampling(draft_temperature, settings.top_k, settings.top_p)
+        return Decode(models.drafter, head, stop_rule, transform, allowed, max_draft, end, policy=paying)
+
+    costs = costs_of(
+        config, models, len(allowed), lambda: drafting(FixedLength(), PROBE_DRAFT, AlwaysSpeculate(), None)
+    )
+    LOG.log(level, "%s", describe(models, costs, config.batch), extra={"target": models.name})
+    rule = make_stop_rule(config.draft, costs, usable=head_is_trained or learn.enabled)
+    decode = drafting(rule, config.draft.max_draft, make_policy(config.draft, costs), models.drafter_vocabulary.eos)
+    teach = TrieTeacher(
+        models.pair,
+        learn.teacher_top,
+        device,
+        temperature=learn.teacher_temperature or max(SHARPEST_TEACHER, settings.temperature),
+        off_policy=learn.off_policy,
+    )
+    verify = Verify(
+        models.target,
+        mode.make_rule(trie, models.pair.pieces),
+        Sampling(settings.temperature, settings.top_k, settings.top_p),
+        models.pair.context,
+        models.target_vocabulary.size,
+        models.eos_ids,
+        teach if learn.enabled else supervise_nothing,
+    )
+    translate = Translate(trie, cache, models.pair.pieces, mode.parse)
+    return Drafting(
+        _with_lookup(config.draft, config.batch, decode, costs, allowed), translate, verify, trie, cache, head
+    )
+
+
+def _with_lookup(
+    draft: DraftSettings, batch: int, decode: Decode, costs: Costs, allowed: set[int]
+) -> Decode | DecodeOrLookup:
+    """With the sources that copy, where drafts are wanted and the mode allows copies."""
+    if not draft.max_draft or not MODES[draft.mode].copies:
+        return decode
+    sources = make_sources(draft, costs, batch, allowed)
+    return DecodeOrLookup(decode, sources) if sources else decode
+
+
+def make_head(models: DrafterModels, seed: int) -> tuple[AcceptanceHead, bool]:
+    """The acceptance head, and whether it came with the drafter."""
+    head = AcceptanceHead(models.drafter.hidden_size, seed).to(models.drafter.device)
+    saved = models.drafter_folder / HEAD_FILE if models.drafter_folder else None
+    if saved is None or not saved.is_file():
+        return head, False
+    load_head(head, saved)
+    return head, True

@@ -1,0 +1,105 @@
+"""The arms of the speed benchmark: their names, which of them can run, and their interface.
+
+A *round* is a short list of prompts that every arm completes in turn.
+"""
+
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from store.errors import UsageError
+from store.events import PromptReceived
+
+if TYPE_CHECKING:
+    from pipeline.assembly.models import Models
+    from pipeline.config.settings import Config
+    from pipeline.run.rounds import Round
+
+
+class ArmName(StrEnum):
+    """Names of the arms that need no other engine; other engines add their own names."""
+
+    PLAIN = "plain"  # transformers' generate; static batches, padded on the left
+    ASSISTED = "assisted"  # its assisted generation across tokenizers: UAG when greedy, TLI when sampling
+    ASSISTED_DEFAULTS = "assisted-defaults"
+    PROMPT_LOOKUP = "prompt-lookup"
+    CONTINUOUS = "continuous"  # its continuous batching
+    OWN_PLAIN = "own-plain"  # this pipeline without drafting
+    FROZEN = "frozen"
+    LEARNING = "learning"
+    LOGGED = "logged"  # learning with the token log, the curves and the versions that `replay` writes
+
+
+BATCH_ONE = frozenset({ArmName.ASSISTED, ArmName.ASSISTED_DEFAULTS, ArmName.PROMPT_LOOKUP})
+OURS = (ArmName.OWN_PLAIN, ArmName.FROZEN, ArmName.LEARNING, ArmName.LOGGED)
+LEARNERS = frozenset({ArmName.LEARNING, ArmName.LOGGED})
+
+
+class Arm(Protocol):
+    """A method of completing prompts. It is called round by round in stream order, and keeps its caches and learned
+    weights between rounds."""
+
+    def complete(self, prompts: Sequence[PromptReceived]) -> "Round":
+        """Complete the prompts with the configured batch size and time it. All prompts fit the models."""
+        ...
+
+    def close(self) -> None:
+        """Stop threads and processes and close files. Called once, after the last round."""
+        ...
+
+
+class Engines(Protocol):
+    """Arms of other engines on the same weights, which options of the command switch on."""
+
+    def names(self, batch: int, temperature: float) -> Sequence[str]:
+        """Names of the arms that can run at this batch size and temperature, in table order. Loads nothing."""
+        ...
+
+    def label(self, name: str) -> str:
+        """Name of an arm in the table with version and precision, such as `llama.cpp f32, k=5`."""
+        ...
+
+    def build(self, name: str, config: "Config", models: "Models", scratch: Path) -> Arm:
+        """Build an arm: load and convert its models.
+
+        Args:
+            name: name of the arm.
+            config: sampling, lengths, batch size, threads and seed.
+            models: names and vocabularies of target and drafter.
+            scratch: folder for converted weights.
+
+        Raises:
+            UsageError: the engine cannot run these models.
+        """
+        ...
+
+
+def arms_at(batch: int, temperature: float, engines: Engines) -> tuple[str, ...]:
+    """Names of all arms that can run, in the order of the table: `transformers`, other engines, this pipeline."""
+    ours = [name for name in ArmName if batch == 1 or name not in BATCH_ONE]
+    return (
+        *(name for name in ours if name not in OURS),
+        *engines.names(batch, temperature),
+        *(name for name in ours if name in OURS),
+    )
+
+
+def require_usable(names: Sequence[str], batch: int, temperature: float, engines: Engines) -> None:
+    """Check that all named arms can run.
+
+    Raises:
+        UsageError: an arm cannot run at this batch size and temperature.
+    """
+    usable = arms_at(batch, temperature, engines)
+    for name in names:
+        if name not in usable:
+            raise UsageError(
+                f"--arms must name arms that run at batch {batch} and temperature {temperature:g}, but '{name}' does "
+                f"not; there are {', '.join(usable)}"
+            )
+
+
+def chunks(prompts: Sequence[PromptReceived], size: int) -> list[Sequence[PromptReceived]]:
+    """Split the prompts into chunks of `size`; the last may be shorter."""
+    return [prompts[start : start + size] for start in range(0, len(prompts), size)]

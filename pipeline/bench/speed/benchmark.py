@@ -1,0 +1,272 @@
+"""The speed benchmark: the same prompts, target and sampling with `transformers`, other engines and this pipeline.
+
+`arms.py` defines arms, `build.py` builds them, `roofline.py` computes the roofline, `results.py` computes the results.
+This module chooses prompts and runs the arms in turn.
+
+All arms run in one process, round by round in rotating order, so that noise of the machine affects them alike. An arm
+is timed only while it runs. All results are paired measurements of the same prompts. At the end of a round the batch
+drains, which wastes part of a batched forward pass; that affects all arms alike, and less in longer rounds.
+
+If updates of the drafter are rarer than rounds, medians over rounds exclude the cost of learning; the overall results
+include it. At the end of a round the benchmark waits for updates on the learner's thread. In a stream they would run
+in parallel with the next prompts, so the learning arms are charged more than learning costs.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from statistics import fmean
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from pipeline.assembly.admission import prompt_encoder
+from pipeline.assembly.models import Models
+from pipeline.bench.speed.arms import LEARNERS, OURS, Arm, ArmName, Engines, chunks
+from pipeline.bench.speed.build import Workshop
+from pipeline.bench.speed.report import Memory, SpeedReport
+from pipeline.bench.speed.results import ArmResults, differing, summarize_rounds
+from pipeline.bench.speed.roofline import SWEEPS, CostMeter, Costs
+from pipeline.config.settings import Config
+from pipeline.reports.machine import machine_of, peak_memory
+from pipeline.run.rounds import LoopInRounds, Round, first_difference, rotate
+from pipeline.sources.stream import Source, open_sources, stream
+from stages.tools.transformers_baselines import preference, surprisal
+from store.errors import ConfigError, SourceError, UsageError
+from store.events import PromptReceived, PromptRejected
+
+REHEARSALS = 2  # untimed rounds of arms without state between prompts, enough for allocations
+REHEARSED = 48  # maximum untimed prompts of our arms without learning, until n-grams and estimates settle
+FEWEST_ROUNDS, FEWEST_IN_ROUND = 10, 8
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class SpeedPlan:
+    """Size of a measurement.
+
+    Attributes:
+        arms: names of the arms to run.
+        round_prompts: prompts per round.
+        rounds: number of timed rounds.
+        warm_up: untimed prompts of the same stream before the timed ones, from which the learning arms learn.
+    """
+
+    arms: tuple[str, ...]
+    round_prompts: int
+    rounds: int
+    warm_up: int
+
+    @classmethod
+    def from_options(
+        cls, arms: Sequence[str], batch: int, prompts: int | None, round_prompts: int | None, warm_up: int
+    ) -> "SpeedPlan":
+        """The plan with its defaults: 10 rounds of twice the batch size, but at least eight prompts.
+
+        Args:
+            arms: names of the arms.
+            batch: batch size.
+            prompts: number of timed prompts, rounded up to whole rounds; None for the default.
+            round_prompts: prompts per round; None for the default.
+            warm_up: number of untimed prompts.
+        """
+        size = round_prompts or max(FEWEST_IN_ROUND, 2 * batch)
+        wanted = prompts or FEWEST_ROUNDS * size
+        return cls(tuple(arms), size, -(-wanted // size), warm_up)
+
+    @property
+    def prompts(self) -> int:
+        """Number of timed prompts."""
+        return self.rounds * self.round_prompts
+
+
+def choose_prompts(sources: Sequence[Source], config: Config, models: Models, number: int) -> list[PromptReceived]:
+    """The first `number` prompts of the stream that every arm can complete.
+
+    Raises:
+        ConfigError: as `prompt_encoder`.
+        SourceError: the sources have fewer such prompts.
+    """
+    encode = prompt_encoder(config.source, models)
+
+    def fits(event: PromptReceived | PromptRejected) -> bool:
+        if isinstance(event, PromptRejected):
+            return False
+        try:
+            longest = max(map(len, encode(event.text)))
+        except ConfigError:  # the chat template makes no prompt of it
+            return False
+        return longest + 2 * config.sampling.max_new_tokens < min(models.target.max_length, models.drafter.max_length)
+
+    chosen = [event for event in islice(filter(fits, stream(sources)), number) if isinstance(event, PromptReceived)]
+    if len(chosen) < number:
+        named = ", ".join(config.sources)
+        hint = "Name more sources, or reduce the number of prompts or the warm-up."
+        raise SourceError(f"The benchmark needs {number} prompts, {named} has {len(chosen)} that fit. {hint}")
+    return chosen
+
+
+def measure(
+    arms: Mapping[str, Arm],
+    prompts: Sequence[PromptReceived],
+    plan: SpeedPlan,
+    progress: Progress,
+    between: Callable[[int], None],
+) -> dict[str, list[Round]]:
+    """Warm up all arms on the first prompts, then run each round with all arms in rotating order.
+
+    Args:
+        arms: arms by name.
+        prompts: `plan.warm_up` untimed prompts, then `plan.prompts` timed ones.
+        plan: size of the measurement.
+        progress: called with a description, the number of finished rounds and the number of all rounds.
+        between: called with the number of each timed round before it starts, while no arm runs.
+
+    Returns:
+        the timed rounds of each arm.
+    """
+    rehearsed, timed = (chunks(part, plan.round_prompts) for part in (prompts[: plan.warm_up], prompts[plan.warm_up :]))
+    few = {name: -(-REHEARSED // plan.round_prompts) if name in OURS else REHEARSALS for name in arms}
+    before = {name: rehearsed if name in LEARNERS else rehearsed[-few[name] :] for name in arms}
+    done, all_rounds = 0, sum(map(len, before.values())) + len(timed) * len(arms)
+    for name, arm in arms.items():
+        for chunk in before[name]:
+            arm.complete(chunk)
+            progress(f"warming up: {name}", done := done + 1, all_rounds)
+    found: dict[str, list[Round]] = {name: [] for name in arms}
+    for number, chunk in enumerate(timed):
+        between(number)
+        for name in rotate(list(arms), number):
+            found[name].append(arms[name].complete(chunk))
+            progress(f"round {number + 1} of {len(timed)}: {name}", done := done + 1, all_rounds)
+    return found
+
+
+def run(config: Config, plan: SpeedPlan, engines: Engines, progress: Progress) -> SpeedReport:
+    """Load the models, choose prompts, measure all arms and compare them with `plain`, or else with the first arm.
+
+    Args:
+        config: models, sources, sampling and batch size; each arm sets its own publishing.
+        plan: size of the measurement; its arms can run at this batch size.
+        engines: other engines on this machine.
+        progress: as for `measure`.
+
+    Raises:
+        ModelError, VocabularyError: as `load_models`.
+        SourceError: as `choose_prompts`.
+    """
+    sources = open_sources(config.sources, config.source, seed=config.seed)
+    with TemporaryDirectory() as scratch, ExitStack() as open_arms:
+        workshop = Workshop(config, Path(scratch))
+        prompts = choose_prompts(sources, config, workshop.models, plan.warm_up + plan.prompts)
+        longest = max(len(workshop.words.encode(prompt.text)) for prompt in prompts)
+        arms: dict[str, Arm] = {}
+        refused: dict[str, str] = {}
+        for name in plan.arms:
+            try:
+                arms[name] = workshop.make(name, longest + config.sampling.max_new_tokens, engines)
+                open_arms.callback(arms[name].close)
+            except UsageError as error:  # an engine that cannot run this pair is reported as such
+                if name in tuple(ArmName):
+                    raise
+                refused[name] = str(error)
+        if not arms:
+            raise UsageError("At least one arm must run this pair: " + "; ".join(refused.values()))
+        machine = machine_of(workshop.models)
+        meter = meter_of(config, workshop.models, prompts[plan.warm_up :])
+        rounds = measure(arms, prompts, plan, progress, lambda number: _run_sweeps(meter, number, plan.rounds))
+        caches = {name: arm.cache_bytes for name, arm in arms.items() if isinstance(arm, LoopInRounds)}
+        memory = Memory(peak_memory(), caches)
+        costs, timed = meter.costs(), chunks(prompts[plan.warm_up :], plan.round_prompts)
+        compared = compare(rounds, timed, costs, workshop, config.sampling.temperature)
+    labels = {name: engines.label(name) for name in plan.arms if name not in tuple(ArmName)}
+    settings, reference = settings_of(config, plan), reference_of(list(arms))
+    return SpeedReport(machine, settings, labels, reference, compared, rounds, costs, memory, refused)
+
+
+def reference_of(arms: Sequence[str]) -> str:
+    """Name of the arm that the others are compared with."""
+    return ArmName.PLAIN if ArmName.PLAIN in arms else arms[0]
+
+
+def _run_sweeps(meter: CostMeter, number: int, rounds: int) -> None:
+    """Run the sweeps due before this round, so that all sweeps are spread evenly over the rounds."""
+    for _ in range(SWEEPS * number // rounds, SWEEPS * (number + 1) // rounds):
+        meter.sweep()
+
+
+def meter_of(config: Config, models: Models, prompts: Sequence[PromptReceived]) -> CostMeter:
+    """A meter for rows with a prompt of mean length and half of a longest completion."""
+    encode = prompt_encoder(config.source, models)
+    pairs = [encode(prompt.text) for prompt in prompts]
+    encoded = [_mean_length_text(texts) for texts in zip(*pairs, strict=True)]
+    context = len(encoded[0]) + config.sampling.max_new_tokens // 2
+    longest = max(config.draft.max_draft, config.draft.max_lookup if config.draft.lookup else 0)
+    return CostMeter(models, config.batch, longest + 1, (encoded[0], encoded[1]), context)
+
+
+def _mean_length_text(texts: Sequence[list[int]]) -> list[int]:
+    """The text whose length is closest to the mean."""
+    wanted = fmean(map(len, texts))
+    return min(texts, key=lambda text: abs(len(text) - wanted))
+
+
+def compare(
+    rounds: Mapping[str, list[Round]],
+    prompts: Sequence[Sequence[PromptReceived]],
+    costs: Costs,
+    workshop: Workshop,
+    temperature: float,
+) -> dict[str, ArmResults]:
+    """Compare every arm with the reference. Surprisal, or the logits where greedy texts diverge, is from the target.
+
+    Args:
+        rounds: timed rounds of every arm.
+        prompts: prompts of every round.
+        costs: costs of bare forward passes.
+        workshop: has the target and the encoder.
+        temperature: temperature of the target; 0 is greedy.
+    """
+    encode, reference = workshop.words.encode, rounds[reference_of(tuple(rounds))]
+    encoded = [[encode(prompt.text) for prompt in chunk] for chunk in prompts]
+    if temperature > 0:
+        scored = {name: _with_nats(own, encoded, workshop.target, temperature) for name, own in rounds.items()}
+        return {name: summarize_rounds(own, reference, costs, greedy=False) for name, own in scored.items()}
+    return {
+        name: summarize_rounds(
+            own, reference, costs, greedy=True, widest_difference=_widest(own, reference, encoded, workshop.target)
+        )
+        for name, own in rounds.items()
+    }
+
+
+def _with_nats(
+    rounds: Sequence[Round], encoded: Sequence[Sequence[Sequence[int]]], target: Any, temperature: float
+) -> list[Round]:
+    """The rounds with the surprisal of each completion under the target, in nats."""
+    return [
+        replace(one, nats=tuple(surprisal(target, *pair, temperature) for pair in zip(ids, one.tokens, strict=True)))
+        for one, ids in zip(rounds, encoded, strict=True)
+    ]
+
+
+def _widest(
+    own: Sequence[Round], reference: Sequence[Round], encoded: Sequence[Sequence[Sequence[int]]], target: Any
+) -> float | None:
+    """Largest difference of the target's logits between the two tokens at which texts diverge; None if none do. A text
+    that is the beginning of the other does not diverge."""
+    found = []
+    for number, place in differing(own, reference):
+        ours, theirs = own[number].tokens[place], reference[number].tokens[place]
+        same = first_difference(ours, theirs)
+        if same is not None:
+            text = [*encoded[number][place], *ours[:same]]
+            found.append(abs(preference(target, text, ours[same], theirs[same])))
+    return max(found, default=None)
+
+
+def settings_of(config: Config, plan: SpeedPlan) -> dict[str, Any]:
+    """All settings that are needed to repeat the measurement, as JSON values."""
+    sizes = {"prompts": plan.prompts, "warm_up": plan.warm_up, "round_prompts": plan.round_prompts}
+    return config.model_dump(mode="json") | sizes

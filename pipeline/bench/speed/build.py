@@ -1,0 +1,223 @@
+"""Builds the arms of the benchmark, and the records that the arm with a log writes as `replay` does."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import Any, TypeVar
+
+from typing_extensions import override
+
+from pipeline.assembly.learner import drift_settings
+from pipeline.assembly.models import Models, load_only_target, locate, registry_uri
+from pipeline.bench.speed.arms import Arm, ArmName, Engines
+from pipeline.bench.speed.text_arms import ContinuousArm, GenerateArm, Method, PromptWords, request_of
+from pipeline.config.settings import Config
+from pipeline.learning.drift import DriftMonitor, Rates
+from pipeline.learning.local_learner import LocalLearner
+from pipeline.learning.publisher import Publisher
+from pipeline.loop import Loop
+from pipeline.run.committer import Committer
+from pipeline.run.event_sink import EventSink
+from pipeline.run.mlflow_run import Curves
+from pipeline.run.rounds import LoopInRounds, Records
+from stages.contract.snapshot import Saved, SnapshotReader
+from stages.models.huggingface import load_causal_model, load_tokenizer
+from stages.tools.transformers_baselines import (
+    AssistedDrafter,
+    ContinuousBatching,
+    assisted_generate,
+    greedy_generate,
+    prompt_lookup,
+)
+from store.events import Drifted, Event, PromptCompleted, VersionPublished
+from store.log.run_log import RunLog
+from store.registry.registry import NoRegistry
+
+T = TypeVar("T")
+
+
+class PipelineArm(LoopInRounds, Arm):
+    """The pipeline's loop: without drafting, frozen, learning, or learning with a log."""
+
+
+class Stopwatch:
+    """Sums the seconds of calls."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def time(self, call: Callable[[], T]) -> T:
+        """Time a call and return its result."""
+        started = perf_counter()
+        result = call()
+        self.seconds += perf_counter() - started
+        return result
+
+
+class TimedPublisher(Publisher):
+    """Wraps a publisher and times its calls."""
+
+    def __init__(self, publisher: Publisher, watch: Stopwatch) -> None:
+        self._publisher, self._watch = publisher, watch
+
+    @override
+    def publish_baseline(self) -> Iterator[VersionPublished]:
+        yield from self._watch.time(lambda: list(self._publisher.publish_baseline()))
+
+    @override
+    def publish_on_drift(self, drifted: Drifted) -> Iterator[VersionPublished]:
+        yield from self._watch.time(lambda: list(self._publisher.publish_on_drift(drifted)))
+
+    @override
+    def publish_if_due(self, prompt: PromptCompleted) -> Iterator[VersionPublished]:
+        yield from self._watch.time(lambda: list(self._publisher.publish_if_due(prompt)))
+
+    @override
+    def end(self) -> Iterator[VersionPublished]:
+        yield from self._watch.time(lambda: list(self._publisher.end()))
+
+    @override
+    def save(self) -> Saved:
+        return self._publisher.save()
+
+    @override
+    def restore(self, saved: Saved, reader: SnapshotReader) -> None:
+        self._publisher.restore(saved, reader)
+
+
+class ReplayRecords(Records):
+    """Writes the log and the curves as `replay` does, and versions as folders, and times all of it.
+
+    MLflow is left out, because its background thread would run in parallel with other arms. The log's writer thread is
+    measured in processor time. Drift detection is timed on a second detector that sees the same prompts.
+    """
+
+    def __init__(self, folder: Path, config: Config, loop: Loop, clock: Callable[[], float]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        others = set(threading.enumerate())
+        self._log = RunLog(folder)
+        self._events = EventSink(self._log, Curves(NoRegistry(), lambda: 0))
+        self._writers = set(threading.enumerate()) - others
+        self._watches = {"log": Stopwatch(), "versions": Stopwatch(), "drift": Stopwatch()}
+        self._committer = Committer(config.commit, loop.save, lambda: loop.updating, self._log, NoRegistry(), clock)
+        self._drift = DriftMonitor(drift_settings(config), Rates(first_only=False))
+        for runner in loop.runners.values():
+            if isinstance(runner.learner, LocalLearner):
+                runner.learner.publisher = TimedPublisher(runner.learner.publisher, self._watches["versions"])
+
+    @override
+    def take(self, event: Event) -> None:
+        """Record an event, as `Replay` does."""
+        self._watches["log"].time(lambda: self._events.take([event]))
+        if isinstance(event, PromptCompleted):
+            self._watches["drift"].time(lambda: self._drift.observe(event))
+
+    @override
+    def pause(self) -> bool:
+        """Commit when `Replay` would; never stops the loop."""
+        if self._committer.is_due():
+            self._watches["log"].time(self._committer.commit)
+        return False
+
+    @override
+    def seconds(self) -> Mapping[str, float]:
+        writing = sum(processor_seconds(thread) for thread in self._writers)
+        return {name: watch.seconds for name, watch in self._watches.items()} | {"log_beside": writing}
+
+    @override
+    def close(self) -> None:
+        """Write the remaining events and close the log."""
+        self._log.close()
+
+
+def processor_seconds(thread: threading.Thread) -> float:
+    """Processor seconds that a running thread has used; 0 if the system does not report them."""
+    if thread.ident is None or not hasattr(time, "pthread_getcpuclockid"):
+        return 0.0
+    return time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
+
+
+class Workshop:
+    """Builds arms. Those of `transformers` share a copy of the target, ours share another, `continuous` has its own.
+
+    Args:
+        config: models, sampling and settings of the pipeline's arms.
+        scratch: an empty folder for downloaded models, logs and versions.
+
+    Attributes:
+        words: encoder of prompts for all arms.
+        models: models for vocabularies and for measuring bare forward passes, used by no arm.
+        target: model of `transformers`.
+    """
+
+    def __init__(self, config: Config, scratch: Path) -> None:
+        self._config, self._scratch = config.with_overrides({"publish.enabled": False}), scratch
+        self.models = self._load("measure")
+        self.words, self._request = PromptWords(config, self.models), request_of(self.models, config)
+        self._device = str(self.models.target.device)
+        self._target_source = locate(self.models.name, registry_uri(config), scratch / "target")
+        self._drafter_source = str(self.models.drafter_folder or config.drafter)
+        self.target = self._copy(self._target_source)
+
+    def _load(self, name: str) -> Models:
+        return load_only_target(self._config, self._scratch / name)
+
+    def _copy(self, source: str) -> Any:
+        return load_causal_model(source, self._config.dtype, self._device)
+
+    def make(self, name: str, longest: int, engines: Engines) -> Arm:
+        """Build the arm with a name.
+
+        Args:
+            name: name of an arm that can run.
+            longest: tokens of the longest prompt and completion together.
+            engines: build the arms that are not in `ArmName`.
+
+        Raises:
+            UsageError: an engine cannot run these models.
+        """
+        own: Mapping[str, Callable[[], Arm]] = {
+            ArmName.PLAIN: lambda: self._make_generate(greedy_generate),
+            ArmName.ASSISTED: lambda: self._make_assisted(self._config.draft.max_draft),
+            ArmName.ASSISTED_DEFAULTS: lambda: self._make_assisted(None),
+            ArmName.PROMPT_LOOKUP: lambda: self._make_generate(prompt_lookup),
+            ArmName.CONTINUOUS: lambda: self._make_continuous(longest),
+            ArmName.OWN_PLAIN: lambda: self._make_pipeline(name, {"learn.enabled": False, "draft.max_draft": 0}),
+            ArmName.FROZEN: lambda: self._make_pipeline(name, {"learn.enabled": False}),
+            ArmName.LEARNING: lambda: self._make_pipeline(name, {}),
+            ArmName.LOGGED: self._make_logged,
+        }
+        if name in own:
+            return own[name]()
+        return engines.build(name, self._config, self.models, self._scratch / "engines")
+
+    def _make_generate(self, method: Method) -> Arm:
+        return GenerateArm(self.words, self.target, self._request, self._config.batch, method)
+
+    def _make_assisted(self, length: int | None) -> Arm:
+        tokenizers = load_tokenizer(self._drafter_source), load_tokenizer(self._target_source)
+        drafter = AssistedDrafter.from_drafter(self._copy(self._drafter_source), *tokenizers, length)
+        return self._make_generate(partial(assisted_generate, drafter=drafter))
+
+    def _make_continuous(self, longest: int) -> Arm:
+        target = self._copy(self._target_source)
+        return ContinuousArm(self.words, ContinuousBatching(target, self._request, self._config.batch, longest))
+
+    def _make_pipeline(self, name: str, settings: Mapping[str, object]) -> Arm:
+        config = self._config.with_overrides(settings)
+        return PipelineArm(self._own_models(name, learns=config.learn.enabled), config, self._scratch / f"{name}-run")
+
+    def _make_logged(self) -> Arm:
+        config, folder = self._config.with_overrides({"publish.enabled": True}), self._scratch / "logged-run"
+        return PipelineArm(
+            self._own_models("logged", learns=True), config, folder, partial(ReplayRecords, folder, config)
+        )
+
+    def _own_models(self, name: str, *, learns: bool) -> Models:
+        """The shared weights with separate caches; a drafter that learns has its own weights too."""
+        drafter = self._load(name).drafter if learns else self.models.drafter.share_weights()
+        return replace(self.models, target=self.models.target.share_weights(), drafter=drafter)

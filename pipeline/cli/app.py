@@ -1,0 +1,94 @@
+"""The command line. Heavy libraries are imported inside commands, so that `--help` is quick."""
+
+import logging
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+from typing_extensions import override
+
+from pipeline.cli.bench.capacity import bench_plan, plan
+from pipeline.cli.bench.parts import bench_scale, bench_store, bench_translate
+from pipeline.cli.bench.server import bench_serve
+from pipeline.cli.bench.speed import bench
+from pipeline.cli.bench.study import study
+from pipeline.cli.log import check, compact, sql
+from pipeline.cli.models import pad, vocab, zoo
+from pipeline.cli.pages import dashboard, ui
+from pipeline.cli.run import RayAlone, replay, serve
+from pipeline.cli.versions import versions_group
+from pipeline.reports.log_output import LogLevel, write_log
+from store.errors import OmnidraftError, UsageError
+
+LOG = logging.getLogger("omnidraft.cli")
+
+
+class Commands(TyperGroup):
+    """All commands; options set how messages are logged. `bench store` is `bench-store`."""
+
+    @override
+    def invoke(self, ctx: Any) -> Any:
+        as_json = ctx.params["log_json"]
+        with write_log(LogLevel(ctx.params["log_level"]), as_json=as_json):
+            try:
+                return super().invoke(ctx)
+            except OmnidraftError as error:
+                if not as_json:
+                    raise
+                LOG.error("%s", error)
+                sys.exit(_status_of(error))
+
+    @override
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        joined = "-".join(args[:2])
+        return super().resolve_command(ctx, [joined, *args[2:]] if joined in self.commands else args)
+
+
+app = typer.Typer(
+    cls=Commands,
+    name="omnidraft",
+    help="Speculative decoding across vocabularies with a drafter that learns while the stream runs.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback()
+def log_options(
+    log_level: Annotated[
+        LogLevel, typer.Option(help="Lowest level of the log on standard error.", case_sensitive=False)
+    ] = LogLevel.INFO,
+    log_json: Annotated[
+        bool, typer.Option("--log-json", help="Write the log as one JSON object a line, and no progress display.")
+    ] = False,
+) -> None:
+    """The options before a command's name. `Commands.invoke` reads them."""
+
+
+app.command(cls=RayAlone)(replay)
+COMMANDS: tuple[Callable[..., None], ...] = (
+    *(serve, bench, study, vocab, bench_translate, bench_scale, bench_store, bench_serve, bench_plan, plan),
+    *(sql, check, compact, dashboard, ui, pad),
+)
+for command in COMMANDS:
+    app.command()(command)
+app.add_typer(versions_group, name="versions")
+app.add_typer(zoo, name="zoo")
+
+
+def _status_of(error: OmnidraftError) -> int:
+    """2 for a wrong use, 1 for any other error of ours."""
+    return 2 if isinstance(error, UsageError) else 1
+
+
+def main() -> None:
+    """Run the command line; an error made by us is one message and no traceback."""
+    try:
+        app()
+    except OmnidraftError as error:
+        typer.secho(f"omnidraft: {error}", err=True, fg="red")
+        sys.exit(_status_of(error))

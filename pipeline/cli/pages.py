@@ -1,0 +1,140 @@
+"""`omnidraft dashboard` and `omnidraft ui`: pages over the log, and over what MLflow holds, in the browser.
+
+Each is a server in a process of its own, and neither needs torch: dashboards read files, and nothing here imports them.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pipeline.cli.versions import MODEL, NameOption, StoreRunsOption
+from pipeline.config.cli_options import RunOption, RunsOption
+from pipeline.reports.artifacts import command_of
+from store.errors import OmnidraftError, RunError, UsageError
+from store.object_store.uri import uri_of
+
+SHUTDOWN_SECONDS = 10  # that a server may take to shut down before it is killed
+LOOK_SECONDS = 5.0  # between two looks at a run on an object store
+HOST = "127.0.0.1"  # MLflow's pages have no password, so no other machine may see them
+
+
+def dashboard(
+    run: RunOption = None,
+    runs: RunsOption = Path("runs"),
+    port: Annotated[int, typer.Option(help="0 takes any that is free.", min=0, max=65535)] = 8050,
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on instead of 127.0.0.1; lets other machines read all texts.")
+    ] = None,
+) -> None:
+    """Show runs, texts, n-grams, versions and SQL in the browser, until Ctrl-C; the page follows a run in progress."""
+    remote = run if run and uri_of(run) else None
+    where = ["--run", str(_local(remote) if remote else run)] if run else ["--runs", str(runs)]
+    listen = [] if host is None else ["--host", host]
+    with _server(command_of("serve", *where, *listen, "--port", str(port))) as server:
+        while remote and server.poll() is None:
+            _follow(remote, server)
+        status = server.wait()
+    if status:
+        raise typer.Exit(status)
+
+
+def _local(remote: Path) -> Path:
+    """What is fetched of a run on an object store."""
+    from store.object_store.remote_run import local_copy
+
+    return local_copy(remote)
+
+
+def _follow(remote: Path, server: subprocess.Popen[bytes]) -> None:
+    """Fetch a run on an object store again, after a while, if the server still runs."""
+    with suppress(subprocess.TimeoutExpired):
+        server.wait(LOOK_SECONDS)
+        return
+    try:
+        _local(remote)
+    except OmnidraftError as error:  # the pages show what was fetched before
+        typer.secho(f"omnidraft: {error}", err=True, fg="red")
+
+
+def ui(
+    runs: StoreRunsOption = Path("runs"),
+    name: NameOption = MODEL,
+    port: Annotated[int, typer.Option(help=f"On {HOST}.", min=1, max=65535)] = 5000,
+) -> None:
+    """Show the local store in MLflow's own pages, to this machine only, until Ctrl-C."""
+    from store.registry.registry import default_uri, experiment_id
+
+    quiet = {
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # processes that only the other mode's pages need
+        "PYTHONWARNINGS": "ignore",  # about the server's own libraries
+    }
+    uri = default_uri(runs)
+    experiment = experiment_id(uri)
+    _must_be_free(port)
+    with _server(_command(uri, runs, port), env=os.environ | quiet, stdout=subprocess.DEVNULL) as server:
+        print(f"MLflow's pages over {runs} open here in some seconds; Ctrl-C ends them:")
+        for title, page in _pages(experiment, name).items():
+            print(f"  {title:<9} http://{HOST}:{port}/#/{page}", flush=True)
+        status = server.wait()
+    raise UsageError(f"MLflow's server must stay up until Ctrl-C, but ended with status {status}; see what it printed")
+
+
+def _pages(experiment: str, name: str) -> dict[str, str]:
+    """Without this type of workflow MLflow opens in another mode, which hides registered models."""
+    return {
+        "runs": f"experiments/{experiment}/runs?compareRunsMode=CHART&workflowType=machine_learning",
+        "versions": f"models/{name}?workflowType=machine_learning",
+    }
+
+
+def _command(uri: str, runs: Path, port: int) -> list[str]:
+    artifacts = (runs.resolve() / "mlartifacts").as_uri()
+    store = ["--backend-store-uri", uri, "--default-artifact-root", artifacts]
+    listen = ["--host", HOST, "--port", str(port), "--workers", "1", "--uvicorn-opts", "--log-level warning"]
+    return [sys.executable, "-m", "mlflow", "ui", *store, *listen]
+
+
+def _must_be_free(port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError as error:
+            raise UsageError(f"port {port} must be free, but: {error.strerror}; try --port {port + 1}") from error
+
+
+@contextmanager
+def _server(command: Sequence[str], **more: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """The running server; Ctrl-C and SIGTERM end the command without an error, and all of the server's processes."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # the first is ignored where a shell started us in the background
+        signal.signal(number, signal.default_int_handler)
+    try:  # a session of its own: the terminal's Ctrl-C reaches us alone, and we end its processes in order
+        server = subprocess.Popen(command, start_new_session=True, **more)
+    except OSError as error:
+        raise RunError(f"the server of the pages must start, but: {error.strerror}") from error
+    try:
+        yield server
+    except KeyboardInterrupt:
+        raise typer.Exit(0) from None
+    finally:
+        _end(server)
+
+
+def _end(server: subprocess.Popen[bytes]) -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(server.pid, number)
+            server.wait(SHUTDOWN_SECONDS)
+        except ProcessLookupError:
+            return
+        except subprocess.TimeoutExpired:
+            continue

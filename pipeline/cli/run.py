@@ -1,0 +1,310 @@
+"""`omnidraft replay` and `omnidraft serve`: a run over prompt sources, and one over live requests."""
+
+import logging
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+from typing_extensions import override
+
+from pipeline.config.cli_options import argument, flag, option, overrides_of, parse_settings, set_option
+from pipeline.config.serving import BATCH, TEMPERATURE, with_serving_defaults
+from pipeline.config.settings import Config, load
+from pipeline.reports.terminal import make_summary_table, status, stderr_console
+from store.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pipeline.cluster.run import ClusterReplay
+    from pipeline.run.replay import Replay
+    from store.log.mirror import Mirror
+
+LOG = logging.getLogger("omnidraft.cli")
+
+MLFLOW = "publish.mlflow_uri"
+RAY = "--ray"
+
+_LORA_HELP = "One adapter per target over one frozen drafter."
+_SOURCES_HELP = (
+    "Parquet, JSONL or CSV files, - for JSONL on standard input, hf://owner/dataset[/config]:split, "
+    "ray:FOLDER/*.parquet (Ray Data, also from s3://...), kafka://HOST:PORT/TOPIC[?partition=N&follow=true], "
+    "builtin:docs, builtin:code. [default: builtin:docs builtin:code]"
+)
+_LOG_TEXT_HELP = "Whether the log keeps prompts, texts and tokens' bytes; ids are kept in any case."
+_NO_TEXT_HELP = "Keep ids in the log, but neither prompts nor texts."
+_RESUME_HELP = (
+    "Resume the unfinished run in this folder or at s3://BUCKET/PATH, from its last commit and with its settings."
+)
+_RESUME_SERVER_HELP = "Resume the run of an earlier server: its log, versions, drafter and settings."
+_RAY_HELP = (
+    "Decode with several workers on Ray: local (also without an address) for one that ends with the run, auto "
+    "for the cluster of this machine, HOST:PORT of another."
+)
+_WORKERS_HELP = "With --ray: how many workers, which may be changed later in the file 'workers' of the run."
+_KEY_HELP = "Clients must send this as `Authorization: Bearer KEY`. Better set in the environment than typed."
+_DRAFT_HELP = "Most pieces drafted per block; 0 decodes plainly. [default: 5]"
+
+# Options of both commands.
+Drafter = Annotated[str | None, option("drafter")]
+Device = Annotated[str | None, option("device")]
+Dtype = Annotated[str | None, option("dtype")]
+Threads = Annotated[int | None, option("threads")]
+Seed = Annotated[int | None, option("seed")]
+Run = Annotated[Path | None, option("run")]
+MlflowUri = Annotated[str | None, option(MLFLOW)]
+NoPublish = Annotated[bool, flag("publish.enabled", False, "--no-publish", "No versions and no MLflow.")]
+ConfigFile = Annotated[Path | None, typer.Option(help="A TOML file with any of the settings.")]
+
+
+@dataclass(frozen=True)
+class Several:
+    """Workers on a Ray cluster."""
+
+    address: str
+    workers: int
+
+
+class OnOff(StrEnum):
+    """Whether."""
+
+    ON = "on"
+    OFF = "off"
+
+
+class RayAlone(TyperCommand):
+    """`--ray` without an address is `--ray local`."""
+
+    @override
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if RAY in args:
+            after = args.index(RAY) + 1
+            if after == len(args) or args[after].startswith("-"):
+                args = [*args[:after], "local", *args[after:]]
+        return super().parse_args(ctx, args)
+
+
+def replay(
+    sources: Annotated[list[str] | None, argument("sources", _SOURCES_HELP)] = None,
+    target: Annotated[list[str] | None, option("targets")] = None,
+    drafter: Drafter = None,
+    swap: Annotated[list[str] | None, option("swaps")] = None,
+    run: Run = None,
+    resume: Annotated[Path | None, typer.Option(metavar="DIR", help=_RESUME_HELP)] = None,
+    mode: Annotated[str | None, option("draft.mode")] = None,
+    temperature: Annotated[float | None, option("sampling.temperature")] = None,
+    top_p: Annotated[float | None, option("sampling.top_p")] = None,
+    top_k: Annotated[int | None, option("sampling.top_k")] = None,
+    max_new_tokens: Annotated[int | None, option("sampling.max_new_tokens")] = None,
+    max_draft: Annotated[int | None, option("draft.max_draft")] = None,
+    batch: Annotated[int | None, option("batch")] = None,
+    loss: Annotated[str | None, option("learn.loss")] = None,
+    interval: Annotated[int | None, option("learn.interval")] = None,
+    lora: Annotated[bool, flag("learn.lora", True, "--lora", _LORA_HELP)] = False,
+    no_learn: Annotated[bool, flag("learn.enabled", False, "--no-learn", "Freeze the drafter and the head.")] = False,
+    no_adapt: Annotated[bool, flag("draft.adapt", False, "--no-adapt", "Always draft --max-draft pieces.")] = False,
+    no_publish: NoPublish = False,
+    seed: Seed = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    threads: Threads = None,
+    prompt_field: Annotated[str | None, option("source.prompt_field")] = None,
+    template: Annotated[str | None, option("source.template")] = None,
+    chat: Annotated[bool, flag("source.chat", True, "--chat", "Put prompts into the target's chat template.")] = False,
+    where: Annotated[list[str] | None, option("source.where")] = None,
+    limit: Annotated[int | None, option("source.limit")] = None,
+    mlflow_uri: MlflowUri = None,
+    log_text: Annotated[OnOff | None, typer.Option(help=_LOG_TEXT_HELP)] = None,
+    ray: Annotated[str | None, typer.Option(RAY, metavar="ADDRESS", help=_RAY_HELP)] = None,
+    workers: Annotated[int | None, typer.Option(min=1, metavar="N", help=_WORKERS_HELP, show_default="1")] = None,
+    config: ConfigFile = None,
+    settings: Annotated[
+        list[str] | None, set_option("Any other setting, such as learn.rate=0.002; may be repeated.")
+    ] = None,
+) -> None:
+    """Replay prompt sources, one after another, as one stream.
+
+    The drafter proposes, the target verifies, the drafter learns; every token decision is logged under the run's
+    folder and every drafter version goes to MLflow.
+    """
+    overrides = overrides_of(replay, locals())
+    if log_text:
+        overrides["log.text"] = log_text is OnOff.ON
+    several = _several(ray, workers)
+    if resume:
+        _resume(resume, overrides | {"--config": config, "--set": settings}, several)
+    else:
+        _begin((load(config) if config else Config()).with_overrides(parse_settings(settings) | overrides), several)
+
+
+def _several(address: str | None, workers: int | None) -> Several | None:
+    if workers and not address:
+        raise ConfigError(f"--workers needs --ray, got {workers} workers and no address; try --ray local")
+    return Several(address, workers or 1) if address else None
+
+
+def _begin(config: Config, several: Several | None) -> None:
+    from pipeline.run.folder import is_unfinished, open_new_run
+
+    run_folder, mirror = open_new_run(config)
+    question = f"{mirror.name} holds a run that is not finished. Resume it, with its own settings?"
+    if is_unfinished(run_folder) and sys.stdin.isatty() and typer.confirm(question, default=True):
+        _resume(Path(mirror.name), {}, several)
+    else:
+        _run(config, run_folder, mirror, several, resume=False)
+
+
+def _resume(run: Path, overrides: Mapping[str, object], several: Several | None) -> None:
+    """Resume with the settings of the run; only the address of MLflow may differ."""
+    from pipeline.run.folder import is_unfinished, open_run, resumed_config
+    from pipeline.run.mlflow_run import send_leftovers
+
+    run_folder, mirror = open_run(run)
+    given = {key: value for key, value in overrides.items() if value not in (None, [])}
+    config = resumed_config(run_folder, mirror.name, given)
+    if is_unfinished(run_folder):
+        _run(config, run_folder, mirror, several, resume=True)
+    else:
+        print(send_leftovers(config, run_folder, mirror))
+
+
+def _run(config: Config, run_folder: Path, mirror: "Mirror", several: Several | None, *, resume: bool) -> None:
+    from rich.console import Console
+
+    from pipeline.reports.progress import make_display
+
+    with status("loading models"):
+        prepared = _prepare(config, run_folder, mirror, several, resume)
+    with make_display(stderr_console(), time.perf_counter, prepared.total()) as display:
+        summary = prepared.run(display)
+    Console().print(make_summary_table(summary))
+    LOG.info("%s", _commits_line(summary), extra={"commit_seconds": summary["commits"]["seconds"]})
+    LOG.info("run: %s", mirror.name, extra={"run": mirror.name})
+    if summary["stopped"]:
+        ray = f" --ray {several.address}" if several else ""
+        LOG.info("resume with: omnidraft replay --resume %s%s", mirror.name, ray)
+        raise typer.Exit(130)
+
+
+def _prepare(
+    config: Config,
+    run_folder: Path,
+    mirror: "Mirror",
+    several: Several | None,
+    resume: bool,
+) -> "Replay | ClusterReplay":
+    if several is None:
+        from pipeline.run.replay import Replay
+
+        return Replay(config, run_folder, config.publish.mlflow_uri, resume=resume, mirror=mirror)
+    try:
+        from pipeline.cluster.run import ClusterReplay
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise ConfigError("--ray needs the package ray: pip install 'omnidraft[ray]'") from None
+    return ClusterReplay(
+        config,
+        run_folder,
+        config.publish.mlflow_uri,
+        resume=resume,
+        mirror=mirror,
+        address=several.address,
+        workers=several.workers,
+    )
+
+
+def _commits_line(summary: Mapping[str, Any]) -> str:
+    costs = summary["commits"]
+    return (
+        f"commits: {costs['commits']}, which paused the stream for {costs['seconds']:.2f} s "
+        f"({costs['seconds'] / costs['of']:.1%} of the time); in parallel {costs['seconds_beside']:.2f} s"
+    )
+
+
+def serve(
+    target: Annotated[str | None, option("targets", "Target model: hub name, folder or builtin.")] = None,
+    drafter: Drafter = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
+    api_key: Annotated[str | None, typer.Option(envvar="OMNIDRAFT_API_KEY", help=_KEY_HELP)] = None,
+    learn: Annotated[str | None, option("serve.learn")] = None,
+    learn_share: Annotated[float | None, option("serve.learn_share")] = None,
+    batch: Annotated[int | None, option("batch", f"Requests decoded at the same time. [default: {BATCH}]")] = None,
+    waiting: Annotated[int | None, option("serve.waiting")] = None,
+    deadline: Annotated[float | None, option("serve.deadline_seconds")] = None,
+    temperature: Annotated[
+        float | None,
+        option("sampling.temperature", f"Of requests that name none. [default: {TEMPERATURE}]", min=0),
+    ] = None,
+    max_draft: Annotated[int | None, option("draft.max_draft", _DRAFT_HELP)] = None,
+    chat_template: Annotated[Path | None, option("source.chat_template")] = None,
+    run: Run = None,
+    resume: Annotated[Path | None, typer.Option(metavar="DIR", help=_RESUME_SERVER_HELP)] = None,
+    no_log_text: Annotated[bool, flag("log.text", False, "--no-log-text", _NO_TEXT_HELP)] = False,
+    no_publish: NoPublish = False,
+    mlflow_uri: MlflowUri = None,
+    seed: Seed = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    threads: Threads = None,
+    config: ConfigFile = None,
+    settings: Annotated[list[str] | None, set_option("Any other setting; may be repeated.")] = None,
+) -> None:
+    """Serve a target with a drafter, and learn from the requests.
+
+    The endpoints are those of OpenAI's interface: /v1/models, /v1/completions, /v1/chat/completions; besides /health
+    and /metrics. Requests are prompts of a stream: they are logged below the run's folder, unless they have
+    `"store": false`, and the drafter is trained on them in parallel.
+    """
+    overrides = overrides_of(serve, locals()) | parse_settings(settings)
+    from pipeline.run.folder import open_new_run, open_run, resumed_config
+
+    if resume:
+        run_folder, mirror = open_run(resume)
+        given = overrides | ({"--config": config} if config else {})
+        chosen = resumed_config(run_folder, mirror.name, given, section="serve")
+    else:
+        chosen = with_serving_defaults(load(config) if config else Config()).with_overrides(overrides)
+        run_folder, mirror = open_new_run(chosen)
+    _serve(chosen, run_folder, mirror, host, port, api_key, resume=bool(resume))
+
+
+def _serve(
+    config: Config, run_folder: Path, mirror: "Mirror", host: str, port: int, api_key: str | None, *, resume: bool
+) -> None:
+    from pipeline.serve.http.api import make_app
+    from pipeline.serve.http.limits import Defaults, Limits
+    from pipeline.serve.http.metrics import Metrics
+    from pipeline.serve.http.server import serve as serve_http
+    from pipeline.serve.run import ServerRun
+    from store.hosts import listen
+
+    listener = listen(host, port)  # before models are loaded for nothing
+    metrics = Metrics(config.targets[0])
+    limits = Limits(
+        body_bytes=config.serve.body_bytes,
+        choices=config.serve.choices,
+        max_tokens=config.serve.max_tokens,
+        deadline_seconds=config.serve.deadline_seconds,
+        grace_seconds=config.serve.grace_seconds,
+    )
+    sampling = config.sampling
+    defaults = Defaults(sampling.temperature, sampling.top_k, sampling.top_p)
+    with status("loading models"):
+        server = ServerRun(config, run_folder, metrics.count_event, resume=resume, mirror=mirror)
+    with server:
+        app = make_app(server.engine, limits, metrics, defaults=defaults, api_key=api_key, host=host)
+        address = ("[{}]:{}" if ":" in host else "{}:{}").format(host, listener.getsockname()[1])
+        LOG.info("serving %s on http://%s/v1", config.targets[0], address)
+        LOG.info("run: %s", mirror.name, extra={"run": mirror.name})
+        for number in (signal.SIGINT, signal.SIGTERM):  # those that come when uvicorn listens to them no more
+            signal.signal(number, lambda *_: LOG.info("still committing; it ends by itself"))
+        serve_http(app, listener, limits, has_key=api_key is not None)
+        LOG.info("committing what was done")
+    LOG.info("resume with: omnidraft serve --resume %s", mirror.name)

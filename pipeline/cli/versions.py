@@ -1,0 +1,317 @@
+"""`omnidraft versions`: what MLflow holds, which version is in service, and what the versions are worth.
+
+Torch is loaded only when `compare` or `export` really starts.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+from typing_extensions import override
+
+from pipeline.config.cli_options import option, overrides_of, parse_settings, set_option
+from pipeline.reports.terminal import new_folder, print_table, require_file, stderr_console, to_printable
+from store.errors import UsageError
+
+if TYPE_CHECKING:
+    from pipeline.versions.compare import Comparison
+    from store.registry.registered_version import RegisteredVersion, VersionDetails
+
+MODEL = "omnidraft-drafter"
+RUNS = Path("runs")
+LIMIT = 64  # prompts of a probe that is named
+KEPT = 10  # newest versions that prune leaves by default
+_HEADS = ("number", "run", "offset", "reason", "parent", "acceptance", "probe", "cache", "aliases", "published (UTC)")
+
+
+class Format(StrEnum):
+    """How something is printed."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+Number = Annotated[int, typer.Argument(metavar="N", help="A version's number in the list.", show_default=False)]
+UriOption = Annotated[str | None, typer.Option("--mlflow-uri", help="Another MLflow store or server.")]
+StoreRunsOption = Annotated[Path, typer.Option("--runs", help="A folder of runs; its mlflow.db is the store.")]
+NameOption = Annotated[str, typer.Option("--name", help="The registered model.")]
+FormatOption = Annotated[Format, typer.Option("--format", help="How to print.")]
+
+
+def store_of(mlflow_uri: str | None, runs: Path) -> str:
+    """The URI of the store that the options name."""
+    from store.registry.registry import default_uri
+
+    return mlflow_uri or default_uri(runs)
+
+
+class _ListByDefault(TyperGroup):
+    """`omnidraft versions` alone lists."""
+
+    @override
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args or (args[0].startswith("-") and args[0] not in ctx.help_option_names):
+            args = ["list", *args]
+        return super().parse_args(ctx, args)
+
+
+versions_group = typer.Typer(cls=_ListByDefault, help="Published drafters: list, compare, put into service, export.")
+
+
+@versions_group.command("list")
+def list_(
+    mlflow_uri: UriOption = None,
+    runs: StoreRunsOption = RUNS,
+    name: NameOption = MODEL,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """List the published drafters, the newest first."""
+    from store.registry.registry import list_versions
+
+    found = list_versions(store_of(mlflow_uri, runs), name)
+    if output is Format.JSON:
+        print(json.dumps([asdict(version) for version in found], default=str, indent=2))
+    elif found:
+        print_table(_HEADS, map(_row, found))
+    else:
+        print(f"{name} has no version yet; `omnidraft replay` publishes some")
+
+
+@versions_group.command()
+def show(
+    number: Number,
+    mlflow_uri: UriOption = None,
+    runs: StoreRunsOption = RUNS,
+    name: NameOption = MODEL,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Show the origin of a version, its metrics and how to use it."""
+    from store.registry.registry import show_version
+
+    details = show_version(store_of(mlflow_uri, runs), name, number)
+    if output is Format.JSON:
+        print(json.dumps(asdict(details), default=str, indent=2))
+    else:
+        _print_details(details, name)
+
+
+@versions_group.command()
+def promote(
+    number: Number, mlflow_uri: UriOption = None, runs: StoreRunsOption = RUNS, name: NameOption = MODEL
+) -> None:
+    """Make a version the champion: the one that `models:/NAME@champion` means."""
+    from store.registry.retention import promote as put_forward
+
+    before = put_forward(store_of(mlflow_uri, runs), name, number)
+    print(f"champion: version {number}{_instead(before, number)}")
+    _print_usage(name, "@champion")
+
+
+@versions_group.command()
+def rollback(mlflow_uri: UriOption = None, runs: StoreRunsOption = RUNS, name: NameOption = MODEL) -> None:
+    """Make the champion before the present one the champion again."""
+    from store.registry.retention import rollback as step_back
+
+    lost, found = step_back(store_of(mlflow_uri, runs), name)
+    print(f"champion: version {found} again, instead of version {lost}")
+    _print_usage(name, "@champion")
+
+
+@versions_group.command()
+def recall(
+    number: Number,
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="DIR", help="Keep the checked files here.", show_default=False)
+    ] = None,
+    mlflow_uri: UriOption = None,
+    runs: StoreRunsOption = RUNS,
+    name: NameOption = MODEL,
+) -> None:
+    """Bring any version back into service: fetch it, check every file, and only then make it the champion.
+
+    With DIR, a new or empty folder, what was checked stays there, ready for `--drafter DIR`.
+    """
+    from store.registry.registry import fetch_version
+    from store.registry.retention import promote as put_forward
+
+    uri = store_of(mlflow_uri, runs)
+    with TemporaryDirectory() as scratch, new_folder(folder or Path(scratch) / "version") as free:
+        fetch_version(f"models:/{name}/{number}", uri, free)
+    before = put_forward(uri, name, number)
+    print(f"champion: version {number}, every file as it was published{_instead(before, number)}")
+    if folder:
+        print(f"its files: {folder}")
+    _print_usage(name, "@champion")
+
+
+@versions_group.command()
+def prune(
+    keep: Annotated[int, typer.Option("--keep", help="Newest versions that stay.", min=0)] = KEPT,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be deleted, without deleting it.")
+    ] = False,
+    mlflow_uri: UriOption = None,
+    runs: StoreRunsOption = RUNS,
+    name: NameOption = MODEL,
+) -> None:
+    """Delete versions from MLflow, but for champion, candidate, their lineage and the newest ones.
+
+    Runs keep their own folders of versions.
+    """
+    from store.registry.retention import prune as clear
+
+    gone = clear(store_of(mlflow_uri, runs), name, keep, dry_run)
+    if gone:
+        print(
+            f"{'would delete' if dry_run else 'deleted'} version{'s' if gone[1:] else ''} {', '.join(map(str, gone))}"
+        )
+    else:
+        print("nothing to delete: every version is in use, in the lineage of one that is, or among the newest")
+
+
+@versions_group.command()
+def compare(
+    first: Annotated[
+        str,
+        typer.Argument(metavar="A", help="A number, an alias, a version's folder, or `floor`: that of the other side."),
+    ],
+    second: Annotated[str, typer.Argument(metavar="B", help="As A.")],
+    probe: Annotated[
+        str | None, typer.Option(help="A prompt source, as of `replay`. [default: the fixed probe]")
+    ] = None,
+    limit: Annotated[int | None, option("source.limit", f"Most prompts. [default: {LIMIT}]", min=1)] = None,
+    target: Annotated[str | None, typer.Option(help="Another target than the versions were made for.")] = None,
+    as_served: Annotated[
+        bool, typer.Option("--as-served", help="With each version's head and with lookup, as `replay` drafts.")
+    ] = False,
+    temperature: Annotated[float | None, option("sampling.temperature")] = None,
+    max_new_tokens: Annotated[int | None, option("sampling.max_new_tokens")] = None,
+    max_draft: Annotated[int | None, option("draft.max_draft")] = None,
+    seed: Annotated[int | None, option("seed")] = None,
+    settings: Annotated[
+        list[str] | None, set_option("Any other setting, such as dtype=bfloat16; may be repeated.")
+    ] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="File for all results, prompt by prompt.")] = None,
+    no_publish: Annotated[bool, typer.Option("--no-publish", help="Write nothing to MLflow.")] = False,
+    mlflow_uri: UriOption = None,
+    runs: StoreRunsOption = RUNS,
+    name: NameOption = MODEL,
+) -> None:
+    """Replay two versions on the same prompts with the same draws, and print paired differences.
+
+    Nothing learns, and every draft has --max-draft pieces, so that only the drafters are compared.
+    """
+    from pipeline.config.settings import Config
+    from pipeline.versions.compare import compare as run
+    from pipeline.versions.compare import make_comparison_config, read_prompts, require_free
+    from pipeline.versions.sides import open_sides
+
+    _require_writable(json_file)
+    changed, given = parse_settings(settings), overrides_of(compare, locals())
+    require_free(changed, as_served=as_served)
+    config, uri = Config().with_overrides({"source.limit": LIMIT} | changed | given), store_of(mlflow_uri, runs)
+    prompts = read_prompts(config, probe)
+    with TemporaryDirectory() as scratch:
+        sides = open_sides((first, second), uri, name, Path(scratch) / "versions")
+        config = make_comparison_config(config, target=target, sides=sides, as_served=as_served, probe=probe)
+        with _progress(len(prompts)) as progress:
+            done = run(config, sides, prompts, uri, Path(scratch), progress)
+        _print(done)
+        _keep(done, json_file, None if no_publish else uri, name, Path(scratch))
+
+
+def _require_writable(json_file: Path | None) -> None:
+    require_file("--json", json_file)
+    if json_file and not os.access(json_file if json_file.exists() else json_file.absolute().parent, os.W_OK):
+        raise UsageError(f"--json must name a file that can be written, got '{json_file}'")
+
+
+@contextmanager
+def _progress(prompts: int) -> Iterator[Callable[[int], None]]:
+    """A bar on standard error while it runs, of which nothing stays."""
+    from rich.progress import Progress
+
+    with Progress(console=stderr_console(), transient=True) as bar:
+        task = bar.add_task("prompts", total=prompts)
+        yield lambda done: bar.update(task, completed=done)
+
+
+def _print(done: "Comparison") -> None:
+    from pipeline.versions.compare import describe_result, table_heads, table_rows
+
+    print_table(table_heads(done), table_rows(done))
+    for sentence in describe_result(done):
+        print(sentence)
+
+
+def _keep(done: "Comparison", json_file: Path | None, uri: str | None, name: str, scratch: Path) -> None:
+    """Write the results to a file, if one is named, and to MLflow, if both versions are there."""
+    text = json.dumps(done.to_json(), indent=2, allow_nan=False) + "\n"
+    if json_file is not None:
+        try:
+            json_file.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UsageError(
+                f"'{json_file}' could not be written: {error.strerror}; name another with --json"
+            ) from error
+    first, second = done.numbers
+    if uri is not None and first is not None and second is not None:
+        from store.registry.mlflow_versions import record_comparison
+
+        (scratch / "comparison.json").write_text(text, encoding="utf-8")
+        run = record_comparison(uri, name, first, second, done.flatten_metrics(), [scratch / "comparison.json"])
+        print(f"MLflow: run {run}")
+
+
+@versions_group.command()
+def export(
+    number: Number,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty folder.", show_default=False)],
+    mlflow_uri: UriOption = None,
+    runs: StoreRunsOption = RUNS,
+    name: NameOption = MODEL,
+) -> None:
+    """Write a version as a plain Hugging Face drafter that `transformers`, vLLM and llama.cpp load, with a card."""
+    from pipeline.versions.export import export_version
+
+    export_version(store_of(mlflow_uri, runs), name, number, folder)
+    print(f"version {number} is in {folder}; {folder / 'README.md'} describes how to use it")
+
+
+def _instead(before: int | None, number: int) -> str:
+    return "" if before in (None, number) else f"; instead of version {before}"
+
+
+def _print_usage(name: str, which: str) -> None:
+    print(f"use it: omnidraft replay --drafter models:/{name}{which}")
+
+
+def _row(version: "RegisteredVersion") -> list[str]:
+    aliases, when = ", ".join(version.aliases), f"{version.created_at:%Y-%m-%d %H:%M}"
+    fields = (version.number, version.run, version.offset, version.reason, version.parent)
+    rates = (None if rate is None else f"{rate:.3f}" for rate in (version.acceptance, version.probe))
+    return [to_printable(value) for value in (*fields, *rates, version.cache_entries, aliases, when)]
+
+
+def _print_details(details: "VersionDetails", name: str) -> None:
+    manifest = details.manifest
+    files = {file: f"sha256 {digest[:16]}…" for file, digest in manifest["files"].items()}
+    plain = {key: value for key, value in manifest.items() if key not in ("files", "counters")}
+    for title, values in (
+        ("manifest", plain),
+        ("counters", manifest["counters"]),
+        ("files", files),
+        ("metrics", details.metrics),
+        ("settings", details.params),
+        ("tags", {**details.tags, "aliases": ", ".join(details.summary.aliases)}),
+    ):
+        print_table((title, ""), ((key, to_printable(value)) for key, value in sorted(values.items())))
+    _print_usage(name, f"/{details.summary.number}")

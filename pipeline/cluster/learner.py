@@ -1,0 +1,85 @@
+"""The learner of a run with several workers: a `LearnerService` that receives completed prompts in work items."""
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from logging import LogRecord
+from pathlib import Path
+from time import perf_counter
+
+from pipeline.learner_protocol import CompletedPrompt
+from pipeline.learner_service.service import LearnerConfig, LearnerService
+from pipeline.log_records import RecordQueue
+from stages.training.weight_update import Weights
+from store.events import Event, Recalled, Updated
+
+HEAD_SECONDS = 5.0  # between two broadcasts of the head alone, which changes with every prompt
+
+
+@dataclass(frozen=True)
+class LearnerReport:
+    """The learner's report on a work item.
+
+    Attributes:
+        events: of its log, in order.
+        has_weights: whether new weights come with it.
+        records: log records of its process since the last report.
+    """
+
+    events: tuple[Event, ...]
+    has_weights: bool
+    records: tuple[LogRecord, ...] = ()
+
+
+class LearnerActor:
+    """Used by one thread. Nothing is loaded before `start`.
+
+    Args:
+        config: of the service.
+        working_folder: base of relative names of models, if the folder exists on this machine.
+        log_level: lowest level of the log records in reports; None leaves logging as it is.
+    """
+
+    def __init__(self, config: LearnerConfig, working_folder: Path, log_level: int | None = None) -> None:
+        self._config, self._working_folder, self._records = config, working_folder, RecordQueue(log_level)
+        self._broadcast = -HEAD_SECONDS
+
+    def start(self) -> tuple[LearnerReport, Weights | None]:
+        """Load the models and resume from the last commit. Returns a first report and the weights in service.
+
+        Raises:
+            RunError: another learner still writes to the run.
+        """
+        with suppress(OSError):
+            os.chdir(self._working_folder)
+        self._service = LearnerService(self._config).__enter__()
+        return self._take_report(urgent=True)
+
+    def learn(self, work_item: Sequence[CompletedPrompt]) -> tuple[LearnerReport, Weights | None]:
+        """Learn from completed prompts in the order of arrival. New weights are committed before they are returned."""
+        for finished in work_item:
+            self._service.on_prompt_completed(finished)
+        return self._take_report(urgent=False)
+
+    def _take_report(self, *, urgent: bool) -> tuple[LearnerReport, Weights | None]:
+        events = tuple(self._service.drain_events())
+        urgent = urgent or any(map(_changes_the_drafter, events)) or perf_counter() - self._broadcast >= HEAD_SECONDS
+        weights = self._service.take_new_weights() if urgent else None
+        if weights:
+            self._broadcast = perf_counter()
+        return LearnerReport(events, weights is not None, self._records.drain()), weights
+
+    def end(self, summary: Mapping[str, float], artifacts: Sequence[Path], timeout: float) -> int:
+        """Finish the log and MLflow's run, with the arguments and result of `LearnerService.end`."""
+        return self._service.end(summary, artifacts, timeout)
+
+    def pause(self, timeout: float) -> int:
+        """Commit and stop, with the argument and result of `LearnerService.pause`."""
+        return self._service.pause(timeout)
+
+
+def _changes_the_drafter(event: Event) -> bool:
+    return (isinstance(event, Updated) and event.part == "drafter" and event.served) or (
+        isinstance(event, Recalled) and event.version is not None
+    )

@@ -1,0 +1,238 @@
+"""One replay by several workers, from configuration to summary.
+
+    sources -> dispatcher -> workers (worker.py) -> learner (learner.py) -> weights -> workers
+
+Each worker and the learner write a partition of the log. The run's own log holds the source rows that were no prompts
+and a checkpoint: the position in the sources, and the prompts before it that were not yet in a worker's log.
+"""
+
+import logging
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.assembly.models import pin_version
+from pipeline.cluster.dispatcher import Assignments, Dispatcher
+from pipeline.cluster.ray_backend import LOCAL, RayActors, connect_to_ray, gpu_share
+from pipeline.cluster.worker import TargetInfo, WorkerSetup
+from pipeline.cluster.worker_pool import WorkerPool
+from pipeline.config.settings import Config
+from pipeline.learner_service.service import LearnerConfig
+from pipeline.log_records import PROJECT
+from pipeline.reports.artifacts import draw_run_plots
+from pipeline.reports.progress import Display
+from pipeline.routing import TargetRouter
+from pipeline.run.committer import CommitCosts
+from pipeline.run.context import RunContext
+from pipeline.run.folder import CONFIG
+from pipeline.run.mlflow_run import UNSENT_TIMEOUT, numbers_of
+from pipeline.run.signals import Stop, stop_on_signals
+from pipeline.sources.position import Prefetcher, SourcePosition, SourcePositionState
+from pipeline.sources.stream import datasets_of, open_sources, stream, total
+from stages.contract.snapshot import SnapshotWriter
+from store.errors import SourceError, UsageError
+from store.events import PromptReceived
+from store.files import write_whole
+from store.log.committed_events import completed_prompts
+from store.log.manifest import RunKind, read_manifest
+from store.log.mirror import Mirror
+from store.log.partitions import LEARNER, close_partition, partition_folder, partition_folders, worker_folders
+from store.object_store.uri import uri_of
+from store.query.summary import SUMMARY, write_summary
+from store.registry.registered_version import check_model_name
+from store.registry.registry import default_uri
+
+LOG = logging.getLogger("omnidraft.cluster")
+
+WORKERS = "workers"  # file in the run's folder with the wanted number of workers; may be edited during the run
+MAX_PREFETCHED = 1024  # prompts that are read before workers need them
+
+
+@dataclass(frozen=True)
+class ClusterState:
+    """A checkpoint of the run's own log.
+
+    Attributes:
+        open: offsets before it that no worker had committed.
+        models: fingerprints of the models that every worker must have; None before the first worker was ready.
+        seconds: wall time since the run began.
+    """
+
+    tape: SourcePositionState  # position in the sources; persisted under this name
+    open: tuple[int, ...] = ()
+    models: tuple[str, str, str] | None = None
+    seconds: float = 0.0
+
+
+class ClusterReplay:
+    """A run of several workers that is ready to start or to resume. Arguments and errors as `Replay`, and:
+
+    Args:
+        address: of a Ray cluster, as in `connect_to_ray`.
+        workers: their number at the start.
+
+    Raises:
+        UsageError: there are several targets.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        run_folder: Path,
+        uri: str | None,
+        *,
+        resume: bool,
+        mirror: Mirror | None = None,
+        address: str,
+        workers: int,
+    ) -> None:
+        self._run, targets = RunContext(run_folder.resolve(), RunKind.CLUSTER), TargetRouter.from_config(config).targets
+        if mirror and uri_of(Path(mirror.name)):
+            raise UsageError(
+                f"a run with --ray must be in a folder that all machines share, got {mirror.name}; name one with --run"
+            )
+        if len(targets) != 1:
+            raise UsageError(f"a run with --ray must have one target, got {', '.join(targets)}")
+        self._address, self._workers = address, workers
+        self._uri = uri or default_uri(self._run.folder.parent)
+        with self._run.acquire(resume=resume):
+            if config.publish.enabled:
+                check_model_name(config.publish.name)
+            drafter = config.drafter if resume else pin_version(config.drafter, self._uri)
+            self.config = config.model_copy(update={"drafter": drafter})
+            self._sources = open_sources(config.sources, config.source, seed=config.seed, targets=targets)
+
+    def total(self) -> int | None:
+        """Estimate the number of prompts, None if a source does not know."""
+        return total(self._sources)
+
+    def run(self, display: Display) -> dict[str, Any]:
+        """Replay the rest of the stream, or until a signal. Returns and raises as `Replay.run`."""
+        with connect_to_ray(self._address), self._run.open(self.config), stop_on_signals() as stop:
+            write_whole(self._run.folder / WORKERS, f"{self._workers}\n".encode())
+            return self._replay(stop, display)
+
+    def _replay(self, stop: Stop, display: Display) -> dict[str, Any]:
+        run = self._run
+        if self._has_learned_all():  # killed after the end of the stream
+            run.finish()
+            costs = CommitCosts(0, 0.0, 0.0, 1.0)
+            return {**write_summary(run.folder), "stopped": False, "commits": asdict(costs)}
+        events, state = stream(self._sources), self._read_state()
+        position, assignments, done = SourcePosition(events), Assignments(), self._read_committed_offsets(display)
+        self._reread_open_prompts(state, position, assignments, done)
+        began = time.time() - state.seconds
+
+        def save(writer: SnapshotWriter) -> ClusterState:
+            return ClusterState(
+                position.save(), tuple(assignments.offsets), dispatcher.model_fingerprints, time.time() - began
+            )
+
+        run.commit_by(self.config, save, display.show)
+        dispatcher = Dispatcher(
+            self._make_pool(began),
+            run.folder,
+            self.config.batch,
+            assignments,
+            done,
+            position,
+            run.events,
+            self._make_learner_config,
+            display,
+            state.models,
+        )
+
+        def pause() -> bool:
+            if run.committer.is_due():
+                run.commit()
+            return stop.requested
+
+        broken: SourceError | None = None
+        try:
+            dispatcher.run(Prefetcher(events, MAX_PREFETCHED), self._read_worker_count, pause)
+        except SourceError as error:
+            broken = error
+        stopped = stop.requested or broken is not None
+        if stopped:
+            LOG.info("stopping: committing completed prompts")
+            dispatcher.halt()
+            run.commit(wait=True)
+        summary = self._end_learner(dispatcher.pool, stopped)
+        if not stopped:
+            run.finish()
+        run.log.close()
+        if broken:
+            raise broken
+        return {**summary, "stopped": stopped, "commits": asdict(run.committer.costs)}
+
+    def _has_learned_all(self) -> bool:
+        """Return whether an earlier process finished the stream."""
+        folder = partition_folder(self._run.folder, LEARNER)
+        return folder in partition_folders(self._run.folder) and read_manifest(folder).finished
+
+    def _read_state(self) -> ClusterState:
+        """Read the state of the last commit; an initial state if there was none."""
+        kept = self._run.snapshot
+        return kept.decode(ClusterState, kept.state) if kept else ClusterState(SourcePosition(iter(())).save())
+
+    def _read_committed_offsets(self, display: Display) -> set[int]:
+        """Close the partitions of earlier workers and return the offsets in their logs."""
+        done = set()
+        for folder in worker_folders(self._run.folder):
+            close_partition(folder)
+        for prompt in completed_prompts(self._run.folder):
+            done.add(prompt.offset)
+            display.remember(prompt)
+        return done
+
+    def _reread_open_prompts(
+        self, state: ClusterState, position: SourcePosition, assignments: Assignments, done: set[int]
+    ) -> None:
+        """Reread the sources up to the saved position, and add the prompts that are in no log."""
+        missing = set(state.open) - done
+        for event in position.reread(state.tape):
+            if isinstance(event, PromptReceived) and event.offset in missing:
+                assignments.add_prompt(event)
+
+    def _make_pool(self, began: float) -> WorkerPool:
+        threads = self.config.threads or 1
+        config = self.config.with_overrides({"threads": threads})
+        wanted = PROJECT.getEffectiveLevel()
+        level = (
+            max(wanted, logging.WARNING) if wanted > logging.DEBUG else wanted
+        )  # one INFO line per worker is too many
+        setup = WorkerSetup(config, self._uri, Path.cwd(), began, level)
+        cpus = 0 if self._address == LOCAL else threads  # the cores of one machine do not limit its workers
+        gpus = 0.0 if config.device == "cpu" else gpu_share(self._workers)
+        return WorkerPool(RayActors(), setup, self._run.folder, {"num_cpus": cpus, "num_gpus": gpus})
+
+    def _make_learner_config(self, found: TargetInfo) -> LearnerConfig:
+        datasets = datasets_of(self._sources, self.config.sources)
+        return LearnerConfig(self.config, self._run.folder, self._uri, datasets, found.piece_cost, found.probe)
+
+    def _read_worker_count(self) -> int:
+        """Read the wanted number of workers from the run's folder; the last one if the file holds no number."""
+        try:
+            found = int((self._run.folder / WORKERS).read_text(encoding="ascii"))
+        except (OSError, ValueError):
+            return self._workers
+        self._workers = max(1, found)
+        return self._workers
+
+    def _end_learner(self, pool: WorkerPool, stopped: bool) -> dict[str, Any]:
+        """End the learner and write the summary."""
+        summary = write_summary(self._run.folder)
+        if stopped:
+            unsent = pool.end_learner("pause", UNSENT_TIMEOUT)
+        else:
+            plots = draw_run_plots(self._run.folder) if self.config.publish.enabled else ()
+            files = [self._run.folder / SUMMARY, self._run.folder / CONFIG, *plots]
+            unsent = pool.end_learner("end", numbers_of(summary), files, UNSENT_TIMEOUT)
+        if unsent:
+            LOG.warning(
+                "MLflow did not take %d messages; they wait in the learner's partition of the run",
+                unsent,
+                extra={"unsent": unsent},
+            )
+        return write_summary(self._run.folder)

@@ -1,0 +1,248 @@
+"""A decode worker: runs the stages over prompts that it receives in work items. Its log is a partition.
+
+Sequences in flight continue across work items, so that continuous batching never drains between two. The log holds
+whole prompts; prompts that are not committed when a worker dies are decoded by another worker.
+"""
+
+import os
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from logging import LogRecord
+from pathlib import Path
+from time import perf_counter
+
+from typing_extensions import override
+
+from pipeline.assembly.admission import make_admission
+from pipeline.assembly.loop import make_recorder
+from pipeline.assembly.models import Models, fingerprints, load_models
+from pipeline.assembly.probe import examples_of
+from pipeline.assembly.stages import make_drafting
+from pipeline.assembly.training import piece_cost
+from pipeline.config.settings import Config
+from pipeline.learner_protocol import CompletedPrompt
+from pipeline.learning.remote_learner import LearnerConnection, RemoteLearner
+from pipeline.log_records import RecordQueue
+from pipeline.loop import Clock, Loop, TargetRunner
+from pipeline.routing import TargetRouter
+from pipeline.run.context import RunContext
+from pipeline.stage_set import Stages
+from stages.contract.blocks import TrainingExample
+from stages.training.weight_update import Weights
+from store.events import Event, PromptCompleted, PromptReceived, PromptRejected
+from store.log.manifest import RunKind
+
+WORK_SECONDS = 1.0  # longest time that a worker decodes before it reports
+
+
+@dataclass(frozen=True)
+class WorkerSetup:
+    """The configuration of a worker; is sent to another machine.
+
+    Attributes:
+        config: of the run, with one target.
+        uri: of the MLflow store, for `models:/` names.
+        working_folder: base of relative names of models, if the folder exists on that machine.
+        began: wall clock, in seconds since 1970, at which the run's seconds were 0.
+        log_level: lowest level of the log records in reports; None leaves logging as it is.
+    """
+
+    config: Config
+    uri: str
+    working_folder: Path
+    began: float
+    log_level: int | None = None
+
+
+@dataclass(frozen=True)
+class TargetInfo:
+    """Data on the target for the learner, which does not load it. The fields are those of `LearnerConfig`."""
+
+    piece_cost: float
+    probe: tuple[TrainingExample, ...]
+
+
+@dataclass(frozen=True)
+class WorkerReport:
+    """Results of a worker's prompts since its last report.
+
+    Attributes:
+        completed: without their texts.
+        committed: offsets of completed prompts that are durable in the worker's log.
+        refused: offset and event of prompts that do not fit the models. They are in no log yet.
+        records: log records of its process since the last report.
+    """
+
+    completed: tuple[PromptCompleted, ...]
+    committed: tuple[int, ...]
+    refused: tuple[tuple[int, PromptRejected], ...]
+    records: tuple[LogRecord, ...] = ()
+
+
+class WorkItemConnection(LearnerConnection):
+    """A connection that is polled between work items: completed prompts are taken out, new weights are put in."""
+
+    def __init__(self) -> None:
+        self._posted: list[CompletedPrompt] = []
+        self._new_weights: Weights | None = None
+
+    @override
+    def post(self, finished: CompletedPrompt) -> None:
+        """Queue a completed prompt without its texts, which the learner does not need."""
+        self._posted.append(replace(finished, prompt=_strip_texts(finished.prompt)))
+
+    @override
+    def take_new_weights(self) -> Weights | None:
+        found, self._new_weights = self._new_weights, None
+        return found
+
+    def put_weights(self, weights: Weights) -> None:
+        """Store new weights. They replace weights that were not taken yet."""
+        self._new_weights = weights
+
+    def take_completed(self) -> list[CompletedPrompt]:
+        """Return the completed prompts since the last call."""
+        posted, self._posted = self._posted, []
+        return posted
+
+
+class _PromptQueue:
+    """The stream of a worker: ends when it is empty, and continues when prompts were added."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[PromptReceived] = deque()
+
+    def __iter__(self) -> Iterator[PromptReceived]:
+        return self
+
+    def __next__(self) -> PromptReceived:
+        if not self.waiting:
+            raise StopIteration
+        return self.waiting.popleft()
+
+
+class DecodeWorker:
+    """Used by one thread. Nothing is loaded before `start`.
+
+    Args:
+        setup: its configuration.
+        folder: folder of its partition, with an open log.
+    """
+
+    def __init__(self, setup: WorkerSetup, folder: Path) -> None:
+        self._setup, self._folder = setup, folder
+        self._prompts, self._connection = _PromptQueue(), WorkItemConnection()
+        self._records = RecordQueue(setup.log_level)
+        self._completed: list[PromptCompleted] = []
+        self._refused: list[tuple[int, PromptRejected]] = []
+        self._uncommitted: list[int] = []  # offsets of completed prompts that are in no commit yet
+        self._committing: list[int] = []  # offsets in a commit that may not be durable yet
+
+    def start(self) -> tuple[str, str, str]:
+        """Load the models. Returns their fingerprints, which must be the same on every worker of a run.
+
+        Raises:
+            OmnidraftError: a model cannot be loaded, as in `load_models`.
+            RunError: the partition is closed.
+        """
+        with suppress(OSError):
+            os.chdir(self._setup.working_folder)
+        config = self._setup.config
+        self._run, self._exit = RunContext(self._folder, RunKind.WORKER), ExitStack()
+        self._exit.enter_context(self._run.open())
+        (self._models,) = load_models(config, self._setup.uri, self._folder / ".fetched")
+        model_fingerprints = fingerprints(self._models)
+        self._loop = _build_worker_loop(config, self._models, self._connection, self._setup.began)
+        self._run.commit_by(config, lambda writer: None, self._on_event)
+        return model_fingerprints
+
+    def describe_target(self) -> TargetInfo:
+        """Describe the target for the learner. Called before the first work item."""
+        config = self._setup.config
+        probed = config.publish.enabled and config.publish.probe
+        return TargetInfo(
+            piece_cost(config.learn, [self._models]), tuple(examples_of(config, self._models)) if probed else ()
+        )
+
+    def work(
+        self, prompts: Sequence[PromptReceived], weights: Weights | None, *, more: bool
+    ) -> tuple[WorkerReport, list[CompletedPrompt]]:
+        """Take prompts and weights, and decode for a while.
+
+        Args:
+            prompts: to decode after those that it has.
+            weights: put into service before the next block; None if there are no new ones.
+            more: whether more prompts wait; it then returns as soon as the batch has space.
+
+        Returns:
+            a report on the prompts, and the completed prompts with their training examples.
+        """
+        self._prompts.waiting.extend(prompts)
+        if weights:
+            self._connection.put_weights(weights)
+        until = perf_counter() + WORK_SECONDS
+
+        def pause() -> bool:
+            if self._uncommitted and self._run.committer.is_due():
+                self._commit()
+            return perf_counter() >= until or (more and self._needs_prompts())
+
+        offset = -1
+        for event in self._loop.until_idle(self._prompts, pause):
+            if isinstance(event, PromptReceived):
+                offset = event.offset
+            elif isinstance(event, PromptRejected):
+                self._refused.append((offset, event))
+            else:
+                self._run.events.take([event])
+        return self._take_report(), self._connection.take_completed()
+
+    def finish(self) -> WorkerReport:
+        """Commit the completed prompts and end. Sequences in flight were never logged."""
+        self._committing, self._uncommitted = [*self._committing, *self._uncommitted], []
+        self._run.finish()
+        return self._take_report()
+
+    def _needs_prompts(self) -> bool:
+        return not self._prompts.waiting and sum(map(len, self._loop.runners.values())) < self._setup.config.batch
+
+    def _on_event(self, event: Event) -> None:
+        if isinstance(event, PromptCompleted):
+            self._completed.append(_strip_texts(event))
+            self._uncommitted.append(event.offset)
+
+    def _commit(self) -> None:
+        """Start a commit. Called while no other commit is pending."""
+        self._committing, self._uncommitted = [*self._committing, *self._uncommitted], []
+        self._run.commit()
+
+    def _take_report(self) -> WorkerReport:
+        committed: list[int] = []
+        if not self._run.log.committing:
+            committed, self._committing = self._committing, []
+        completed, self._completed = self._completed, []
+        refused, self._refused = self._refused, []
+        return WorkerReport(tuple(completed), tuple(committed), tuple(refused), self._records.drain())
+
+
+def _build_worker_loop(config: Config, models: Models, connection: WorkItemConnection, began: float) -> Loop:
+    """Build a loop as `build_loop` does, with a remote learner."""
+    drafting = make_drafting(config, models)
+    clock = Clock(perf_counter)
+    clock.resume(time.time() - began)
+    runner = TargetRunner(
+        models.name,
+        Stages(drafting.decode, drafting.translate, drafting.verify),
+        make_admission(config, models),
+        make_recorder(models, text=config.log.text),
+        RemoteLearner(connection, models.drafter, drafting.head),
+        clock,
+    )
+    return Loop({models.name: runner}, TargetRouter.from_config(config), config.batch, clock)
+
+
+def _strip_texts(prompt: PromptCompleted) -> PromptCompleted:
+    return replace(prompt, prompt_text="", completion_text="")

@@ -1,0 +1,111 @@
+"""What commands share: options that override settings, options that several commands have, and `--set KEY=VALUE`."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import typer
+
+
+def option(key: str, words: str | None = None, *names: str, **more: Any) -> Any:
+    """A typer option that overrides a setting; `overrides_of` collects what was given.
+
+    Args:
+        key: the setting.
+        words: help; by default the setting's own description, with its choices and its default.
+        names, more: as of `typer.Option`.
+    """
+    return _of_setting(typer.Option(*names, help=words or _describe(key), show_default=bool(words), **more), key)
+
+
+def argument(key: str, words: str, metavar: str | None = None) -> Any:
+    """A typer argument that overrides a setting, as `option`."""
+    return _of_setting(typer.Argument(help=words, metavar=metavar, show_default=False), key)
+
+
+def flag(key: str, value: bool, name: str, words: str) -> Any:
+    """An option without a value that overrides a setting with the given one."""
+    return _of_setting(typer.Option(name, help=words), key, value)
+
+
+def set_option(words: str) -> Any:
+    """`--set KEY=VALUE`, for `parsed`."""
+    return typer.Option("--set", metavar="KEY=VALUE", help=words)
+
+
+def _of_setting(made: Any, key: str, value: bool | None = None) -> Any:
+    made.setting, made.meaning = key, value
+    return made
+
+
+def _describe(key: str) -> str:
+    from pipeline.config.settings import settings
+
+    field = settings()[key]
+    choices = f" One of {', '.join(get_args(field.annotation))}." if get_origin(field.annotation) is Literal else ""
+    shown = " ".join(field.default) if isinstance(field.default, tuple) else field.default
+    default = "" if shown in (None, "") else f" [default: {shown}]"
+    return f"{field.description}{choices}{default}"
+
+
+def overrides_of(command: Callable[..., None], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that a command's options override.
+
+    Args:
+        command: its annotations name the settings.
+        given: the values of its parameters; what was not given is None, False or an empty list.
+    """
+    from pipeline.config.settings import settings
+
+    found: dict[str, Any] = {}
+    for name, hint in command.__annotations__.items():
+        for made in getattr(hint, "__metadata__", ()):
+            value = given[name]
+            if not hasattr(made, "setting") or value is None or value is False or value == []:
+                continue
+            if isinstance(settings()[made.setting].default, tuple):
+                value = tuple(value) if isinstance(value, list) else (value,)
+            found[made.setting] = value if made.meaning is None else made.meaning
+    return found
+
+
+def parse_settings(settings: list[str] | None) -> dict[str, object]:
+    """`key=value` texts; a value is read as TOML where it is TOML, else taken as text."""
+    import tomllib
+
+    from store.errors import ConfigError
+
+    found: dict[str, object] = {}
+    for setting in settings or []:
+        key, equals, value = setting.partition("=")
+        if not equals:
+            raise ConfigError(f"--set needs KEY=VALUE, got {setting!r}")
+        try:
+            found[key] = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            found[key] = value
+    return found
+
+
+MOST_TOKENS = "Most target tokens in one completion."
+
+RunOption = Annotated[Path | None, typer.Option("--run", help="One run's folder, or s3://BUCKET/PATH.")]
+RunsOption = Annotated[Path, typer.Option("--runs", help="A folder of runs.")]
+SetOption = Annotated[list[str] | None, set_option("Any other setting, such as learn.rate=0.002; may be repeated.")]
+JsonOption = Annotated[Path | None, typer.Option("--json", help="Write all results to this JSON file.")]
+MarkdownOption = Annotated[Path | None, typer.Option(help="Also write the tables to this Markdown file.")]
+DrafterOption = Annotated[str | None, option("drafter", "Drafter model.")]
+TargetOption = Annotated[str | None, option("targets", "Target model.")]
+ThreadsOption = Annotated[int | None, option("threads", "CPU threads for tensors.")]
+MostTokensOption = Annotated[int, option("sampling.max_new_tokens", MOST_TOKENS)]
+DtypeOption = Annotated[str, option("dtype", "Data type of the weights.")]
+DeviceOption = Annotated[str, option("device", "Torch device; auto takes the best.")]
+TemplateOption = Annotated[str | None, option("source.template", "Template of a prompt, made from a row's columns.")]
+TextOption = Annotated[
+    list[str] | None,
+    option("sources", "Source of text, as for `replay`; may be repeated.", "--text", metavar="SOURCE"),
+]
+TextTemplateOption = Annotated[
+    str | None, option("source.template", "Text made from a row's columns, such as '{prompt} {reference}'.")
+]
+PrintJsonOption = Annotated[bool, typer.Option("--json", help="Print everything as JSON instead.")]

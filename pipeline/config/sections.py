@@ -1,0 +1,314 @@
+"""The sections of a run's configuration: each setting with its default, its range and its meaning.
+
+The descriptions are the only place where a setting is explained; the command line's help takes them from here.
+"""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Texts = Annotated[tuple[str, ...], Field(strict=False)]  # files hold lists where this wants tuples
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class Section(BaseModel):
+    """A frozen group of settings that refuses unknown keys and values of a wrong type."""
+
+    # Strict: `batch = "2"` and `batch = true` are mistakes, and a guess would hide them.
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class SourceSettings(Section):
+    """How prompts are made from the rows of a source."""
+
+    prompt_field: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Column with the prompt. Default: 'prompt', or a usual name for it.",
+    )
+    template: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Template that makes the prompt from a row's columns, such as 'Question: {prompt}\\nAnswer:'.",
+    )
+    where: Texts = Field(
+        default=(),
+        description="Keep only rows that meet all of these conditions on text, 'column=value' or 'column!=value'.",
+    )
+    limit: int | None = Field(default=None, ge=1, description="Maximum number of prompts taken from one source.")
+    target_field: str = Field(
+        default="target",
+        min_length=1,
+        description="With several targets: the column that names the target of a row. Rows without it are routed "
+        "in turn.",
+    )
+    chat: bool = Field(default=False, description="Whether to render prompts with the target's chat template.")
+    chat_template: Annotated[Path, Field(strict=False)] | None = Field(
+        default=None, description="Jinja file that replaces the target's own chat template."
+    )
+
+
+class SamplingSettings(Section):
+    """The sampling transform of the target, which the output distribution keeps exactly."""
+
+    temperature: float = Field(default=0.0, ge=0, description="Temperature of the target; 0 is greedy.")
+    top_p: float = Field(
+        default=1.0, gt=0, le=1, description="Probability mass kept by nucleus sampling (top-p); 1 keeps all."
+    )
+    top_k: int = Field(default=0, ge=0, description="Number of most probable tokens kept (top-k); 0 keeps all.")
+    max_new_tokens: int = Field(default=64, ge=1, description="Maximum number of target tokens in one completion.")
+
+
+class DraftSettings(Section):
+    """How many pieces are drafted, and the rule that verifies them."""
+
+    mode: Literal["trie", "match", "tli", "paper"] = Field(
+        default="trie", description="Verification rule; all but 'paper' keep the target's distribution."
+    )
+    max_draft: int = Field(
+        default=5, ge=0, le=64, description="Maximum number of pieces drafted per block; 0 disables speculation."
+    )
+    adapt: bool = Field(default=True, description="Whether the acceptance head decides when a draft stops.")
+    stop_rule: Literal["cost", "threshold", "never"] = Field(
+        default="cost",
+        description="How a draft stops: at the best expected speed ('cost'), at a fixed estimate ('threshold'), "
+        "or only at max_draft ('never').",
+    )
+    stop_threshold: Share = Field(
+        default=0.7,
+        description="With stop_rule 'threshold': estimated probability of a rejection at which a draft stops.",
+    )
+    costs: Literal["measured", "estimated"] = Field(
+        default="measured",
+        description="Source of the costs that determine draft lengths: measured once on this machine, or estimated "
+        "from model sizes.",
+    )
+    relative_cost: float | None = Field(
+        default=None, ge=0, description="Cost of one more drafted piece in target passes; overrides draft.costs."
+    )
+    only_where_paying: bool = Field(
+        default=True, description="Whether speculation is paused while decoding without it is faster."
+    )
+    weights: Literal["fastest", "int8"] = Field(
+        default="fastest",
+        description="Weight format of the drafter: 'fastest' chooses the fastest exact layout; 'int8' quantises "
+        "it, which costs a little acceptance and is faster on most machines from tens of millions of "
+        "parameters.",
+    )
+    temperature: float | None = Field(
+        default=None, ge=0, description="Temperature of the drafter. Default: sampling.temperature."
+    )
+    lookup: bool = Field(
+        default=True,
+        description="Whether repeated text is drafted by prompt lookup where that is faster than the drafter.",
+    )
+    max_lookup: int = Field(
+        default=10, ge=1, le=64, description="Maximum number of pieces copied per block by prompt lookup."
+    )
+
+
+class VocabularySettings(Section):
+    """How special tokens of the target map to the drafter. BOS, EOS, PAD and equal names are matched automatically."""
+
+    special: Literal["spell", "block"] = Field(
+        default="block",
+        description="Treatment of the target's other special tokens: spelled out in the drafter's pieces, or "
+        "never drafted.",
+    )
+    special_names: Texts = Field(
+        default=(),
+        description="Exceptions to vocabulary.special as 'TARGET=DRAFTER', such as '<|eot_id|>=</s>'; DRAFTER may "
+        "be 'spell' or 'block'.",
+    )
+
+
+class CacheSettings(Section):
+    """The n-gram cache: target tokens that are spelled by several drafter pieces."""
+
+    policy: Literal["lru", "lfu", "unbounded", "off"] = Field(
+        default="lfu",
+        description="Eviction policy of the n-gram cache; 'unbounded' never evicts, 'off' disables the cache.",
+    )
+    budget_bytes: int = Field(default=4_194_304, ge=1, description="Memory budget of the n-gram cache in bytes.")
+    seed: Literal["none", "vocabulary", "text"] = Field(
+        default="none",
+        description="Initial content of the n-gram cache: nothing, every n-gram of the vocabularies, or those of "
+        "a text.",
+    )
+    seed_text: Annotated[Path, Field(strict=False)] | None = Field(
+        default=None, description="With cache.seed 'text': text file whose most frequent n-grams fill the cache."
+    )
+
+
+class LearnSettings(Section):
+    """Online learning of the drafter and its acceptance head."""
+
+    enabled: bool = Field(
+        default=True, description="Whether the drafter and the head are trained while the stream runs."
+    )
+    loss: Literal["hybrid", "direct", "trie", "acceptance"] = Field(
+        default="trie", description="Distillation loss of the drafter."
+    )
+    interval: int = Field(
+        default=4, ge=1, description="Prompts between two updates; with spacing 'paying' the minimum."
+    )
+    spacing: Literal["fixed", "paying"] = Field(
+        default="paying",
+        description="Update interval: 'fixed', or 'paying', which lengthens it while updates cost more time than "
+        "they save.",
+    )
+    longest_interval: int = Field(
+        default=64, ge=1, description="Maximum number of prompts between two updates (spacing 'paying')."
+    )
+    horizon: int = Field(
+        default=1000,
+        ge=1,
+        description="Number of prompts over which an update's benefit is counted (spacing 'paying').",
+    )
+    piece_cost: float | None = Field(
+        default=None,
+        ge=0,
+        description="Cost of one training pass over one piece, in target passes. Default: estimated from the "
+        "model sizes.",
+    )
+    lag: int = Field(
+        default=4,
+        ge=0,
+        description="Prompts between the start of a background update and its application; 0 computes updates in "
+        "the foreground. Adapters (lora) always use 0.",
+    )
+    steps: int = Field(default=2, ge=1, description="Gradient steps per drafter update.")
+    rate: float = Field(default=1e-3, gt=0, description="Learning rate of the drafter.")
+    weight_decay: float = Field(default=0.01, ge=0, description="Weight decay of the drafter.")
+    ngram_weight: float = Field(default=0.2, ge=0, description="Weight of the n-gram term in the hybrid loss.")
+    acceptance_blend: Share = Field(default=0.5, description="Share of the acceptance term in the acceptance loss.")
+    teacher_top: int = Field(
+        default=64, ge=1, description="Number of most probable pieces kept per position as soft targets."
+    )
+    off_policy: bool = Field(
+        default=False, description="Whether drafted positions after the first rejection are trained on as well."
+    )
+    lora: bool = Field(
+        default=False, description="Whether each target trains its own LoRA adapter over one frozen drafter."
+    )
+    lora_rank: int = Field(default=32, ge=1, description="Rank of the LoRA adapters.")
+    teacher_temperature: float | None = Field(
+        default=None,
+        gt=0,
+        description="Temperature of the soft targets. Default: that of sampling, but at least 0.5.",
+    )
+    replay_prompts: int = Field(
+        default=256,
+        ge=0,
+        description="Size of the replay buffer in prompts, a uniform sample of the stream; 0 disables replay.",
+    )
+    gate_share: float = Field(
+        default=0.15,
+        ge=0,
+        lt=1,
+        description="Share of the prompts held out for the gate that accepts or refuses updates.",
+    )
+    gate_tolerance: Share = Field(
+        default=0.01, description="Largest drop in expected acceptance at which an update is still applied."
+    )
+    gate_window: int = Field(default=12, ge=1, description="Number of recent held-out prompts that the gate evaluates.")
+    clip: float = Field(default=1.0, gt=0, description="Maximum gradient norm.")
+    head_schedule: Literal["joint", "interleaved"] = Field(
+        default="interleaved",
+        description="When the head is trained: with every drafter update ('joint'), or also on the prompts in "
+        "between ('interleaved').",
+    )
+    head_rate: float = Field(default=5e-3, gt=0, description="Learning rate of the head.")
+    head_batch: int = Field(default=256, ge=1, description="Batch size of the head in labelled pieces.")
+    head_buffer: int = Field(default=8192, ge=1, description="Size of the head's training buffer in labelled pieces.")
+
+
+class DriftSettings(Section):
+    """Detection of drift in the acceptance rate, by detectors of river, and the response to it."""
+
+    detector: Literal["adwin", "page-hinkley", "none"] = Field(
+        default="page-hinkley", description="Drift detector; 'none' disables detection."
+    )
+    delta: float = Field(default=0.002, gt=0, lt=1, description="Probability of a false alarm (ADWIN).")
+    grace: int = Field(default=5, ge=1, description="Number of prompts before the first possible alarm.")
+    threshold: float = Field(default=3.0, gt=0, description="Cumulative deviation that raises an alarm (Page-Hinkley).")
+    tolerance: float = Field(default=0.05, ge=0, description="Deviation per prompt that is ignored (Page-Hinkley).")
+    answer: Literal["reset", "recall", "none"] = Field(
+        default="recall",
+        description="Response to a drop in acceptance: reset the head ('reset'), also restore an earlier version "
+        "that scores better ('recall'), or none.",
+    )
+    recall_margin: Share = Field(
+        default=0.02, description="Minimum gain in expected acceptance at which an earlier version is restored."
+    )
+    recall_versions: int = Field(
+        default=12, ge=1, description="Maximum number of earlier versions scored after a drift."
+    )
+    cooldown: int = Field(
+        default=20, ge=0, description="Number of prompts after a response during which drift is only logged."
+    )
+    signal: Literal["auto", "judged", "first"] = Field(
+        default="auto",
+        description="Acceptance rate fed to the detector: of all judged tokens, or only of the first one in each "
+        "block; 'auto' chooses.",
+    )
+
+
+class PublishSettings(Section):
+    """When versions (drafter, head and n-gram cache) are published, and where they are registered."""
+
+    enabled: bool = Field(default=True, description="Whether versions are published to MLflow.")
+    interval: int = Field(default=64, ge=1, description="Prompts between two published versions.")
+    mlflow_uri: str | None = Field(
+        default=None, min_length=1, description="Tracking URI of MLflow. Default: a local store next to the runs."
+    )
+    name: str = Field(default="omnidraft-drafter", min_length=1, description="Name of the registered model in MLflow.")
+    probe: bool = Field(
+        default=True, description="Whether every published version is evaluated on the fixed probe prompts."
+    )
+
+
+class LogSettings(Section):
+    """Content of the token log."""
+
+    text: bool = Field(
+        default=True,
+        description="Whether the log contains prompts, texts and token bytes; token ids are always logged.",
+    )
+
+
+class CommitSettings(Section):
+    """When the log is committed together with a checkpoint: after `prompts` or `seconds`, whichever comes first."""
+
+    prompts: int = Field(default=256, ge=1, description="Completed prompts after which a commit is due.")
+    seconds: float = Field(default=10.0, gt=0, description="Seconds after which a commit is due.")
+    share: float = Field(
+        default=0.02,
+        gt=0,
+        le=1,
+        description="Maximum share of the run's time spent on commits; slow commits become rarer.",
+    )
+
+
+class ServeSettings(Section):
+    """Serving of live requests with `omnidraft serve`."""
+
+    learn: Literal["live", "shadow", "off"] = Field(
+        default="live",
+        description="Online learning from requests: 'live' applies updates at once, 'shadow' only publishes "
+        "versions, 'off' disables it.",
+    )
+    learn_share: float = Field(default=0.2, gt=0, description="CPU budget of the learner, as a share of one core.")
+    waiting: int = Field(
+        default=256, ge=1, description="Maximum number of queued requests; further requests get status 429."
+    )
+    max_tokens: int = Field(default=4096, ge=1, description="Maximum number of target tokens in one completion.")
+    choices: int = Field(default=16, ge=1, description="Maximum number of choices (n) of one request.")
+    body_bytes: int = Field(default=1 << 20, ge=1, description="Maximum size of a request body in bytes.")
+    deadline_seconds: float = Field(
+        default=300.0, gt=0, description="Time limit of a request in seconds, including its time in the queue."
+    )
+    grace_seconds: float = Field(
+        default=30.0, ge=0, description="Seconds that running requests may take to finish when the server shuts down."
+    )

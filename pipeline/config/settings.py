@@ -1,0 +1,216 @@
+"""Every setting of a run: frozen, complete, checked. An unknown key raises an error that suggests the nearest one.
+
+A setting is identified by its dotted key, such as `sampling.top_p`. `settings()` lists all of them with their
+descriptions, which are also the help texts of the command line.
+
+>>> Config().with_overrides({"sampling.temperature": 1.0}).sampling.temperature
+1.0
+>>> Config().with_overrides({"sampling.temprature": 1.0})
+Traceback (most recent call last):
+store.errors.ConfigError: Unknown setting 'sampling.temprature'. Did you mean 'sampling.temperature'?
+"""
+
+import json
+import tomllib
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, Field, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from pipeline.config.sections import (
+    CacheSettings,
+    CommitSettings,
+    DraftSettings,
+    DriftSettings,
+    LearnSettings,
+    LogSettings,
+    PublishSettings,
+    SamplingSettings,
+    Section,
+    ServeSettings,
+    SourceSettings,
+    Texts,
+    VocabularySettings,
+)
+from store.errors import ConfigError
+
+
+class Config(Section):
+    """All settings of one run. Build it with `load`, `from_mapping` or `with_overrides`, which raise ConfigError."""
+
+    sources: Texts = Field(
+        default=("builtin:docs", "builtin:code"),
+        min_length=1,
+        description="Prompt sources, replayed one after another.",
+    )
+    targets: Texts = Field(
+        default=("builtin:target-12m",),
+        min_length=1,
+        description="Target models: hub name, folder or builtin. A prompt names its target, or targets are used "
+        "in turn.",
+    )
+    swaps: Texts = Field(
+        default=(),
+        description="Target changes during the stream: 'OFFSET=TARGET' switches to TARGET from that prompt on.",
+    )
+    drafter: str = Field(
+        default="builtin:drafter-1.6m",
+        min_length=1,
+        description="Drafter: hub name, folder, builtin or models:/NAME/VERSION.",
+    )
+    run: Annotated[Path, Field(strict=False)] | None = Field(
+        default=None, description="Folder of the run, or s3://BUCKET/PATH; default: a new folder under runs/."
+    )
+    seed: int = Field(default=0, ge=0, lt=2**63, description="Random seed of the run.")
+    device: str = Field(
+        default="auto", min_length=1, description="Torch device such as cpu or cuda:1; auto chooses the best."
+    )
+    dtype: Literal["float32", "bfloat16", "float16", "auto"] = Field(
+        default="float32", description="Data type of the model weights."
+    )
+    batch: int = Field(default=1, ge=1, description="Number of prompts decoded concurrently.")
+    weights: Literal["fastest", "int8"] = Field(
+        default="fastest",
+        description="Weight format of the targets: 'fastest' chooses the fastest exact layout; 'int8' quantises "
+        "the target and changes its outputs.",
+    )
+    threads: int | None = Field(
+        default=None, ge=1, description="Number of CPU threads. Default: 1 for small targets, else torch's choice."
+    )
+    source: SourceSettings = SourceSettings()
+    sampling: SamplingSettings = SamplingSettings()
+    draft: DraftSettings = DraftSettings()
+    vocabulary: VocabularySettings = VocabularySettings()
+    cache: CacheSettings = CacheSettings()
+    learn: LearnSettings = LearnSettings()
+    drift: DriftSettings = DriftSettings()
+    publish: PublishSettings = PublishSettings()
+    log: LogSettings = LogSettings()
+    commit: CommitSettings = CommitSettings()
+    serve: ServeSettings = ServeSettings()
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, object]) -> Self:
+        """The configuration with nested `values` over the defaults.
+
+        Raises:
+            ConfigError: an unknown key, or a value of a wrong type or outside its range. The message
+                lists all mistakes, one sentence each.
+        """
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            raise ConfigError(" ".join(_sentence(detail) for detail in error.errors())) from None
+
+    def with_overrides(self, overrides: Mapping[str, object]) -> Self:
+        """A copy in which the settings named by dotted keys have the given values, None included.
+
+        Raises:
+            ConfigError: as `of`; also for a key that names a whole section.
+        """
+        values = self.model_dump()
+        for key, value in overrides.items():
+            if key not in settings():
+                raise ConfigError(_unknown(key))
+            *section, name = key.split(".")
+            (values[section[0]] if section else values)[name] = value
+        return self.from_mapping(values)
+
+    def to_json(self) -> str:
+        """Every setting as JSON, defaults included; `load` reads it back to an equal value."""
+        return self.model_dump_json(indent=2) + "\n"
+
+    def to_toml(self) -> str:
+        """Every setting as TOML; one that is None is left out, as TOML has no such value."""
+        values = self.model_dump(mode="json", exclude_none=True)
+        sections = {name: value for name, value in values.items() if isinstance(value, dict)}
+        lines = _toml_lines({name: value for name, value in values.items() if name not in sections})
+        for name, section in sections.items():
+            lines += ["", f"[{name}]", *_toml_lines(section)]
+        return "\n".join(lines) + "\n"
+
+
+def load(path: Path) -> Config:
+    """Read a configuration from a `.json` file (a run's `config.json`) or, by any other name, TOML.
+
+    Raises:
+        ConfigError: the file cannot be read or parsed, or `Config.of` refuses its content.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except OSError as error:
+        raise ConfigError(f"Cannot read the configuration file '{path}': {error.strerror}.") from None
+    except ValueError as error:  # JSON's, TOML's and UTF-8's errors are all of this kind
+        raise ConfigError(f"The configuration file '{path}' cannot be parsed: {error}.") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"The configuration file '{path}' must hold an object of settings, got {values!r}.")
+    try:
+        return Config.from_mapping(values)
+    except ConfigError as error:
+        raise ConfigError(f"In '{path}': {error}") from None
+
+
+def settings() -> dict[str, FieldInfo]:
+    """Every setting by its dotted key, in order, with its `default` and `description`."""
+    return dict(_settings_of(Config, ""))
+
+
+def _settings_of(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, FieldInfo]]:
+    for name, field in section.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            yield from _settings_of(field.annotation, f"{prefix}{name}.")
+        else:
+            yield prefix + name, field
+
+
+def _toml_lines(values: Mapping[str, object]) -> list[str]:
+    # JSON's strings, numbers, booleans and lists are TOML's too, once DEL is escaped.
+    dumped = {name: json.dumps(value, ensure_ascii=False) for name, value in values.items()}
+    return [f"{name} = {value}".replace("\x7f", "\\u007f") for name, value in dumped.items()]
+
+
+def _sentence(detail: ErrorDetails) -> str:
+    """What one refusal of pydantic's means, with the key, what must hold and what was got."""
+    key = ".".join(str(part) for part in detail["loc"])
+    if detail["type"] == "extra_forbidden":
+        return _unknown(key)
+    if detail["type"] in ("model_type", "model_attributes_type"):
+        return f"'{key}' must be a section of settings, got {detail['input']!r}."
+    rule = detail["msg"].removeprefix("Input ").replace("should be a valid", "should be a")
+    for pydantic_words, words in _PLAINER.items():
+        rule = rule.replace(pydantic_words, words)
+    return f"Setting '{key}' {rule}, got {detail['input']!r}."
+
+
+_PLAINER = {
+    "should": "must",
+    "a integer": "a whole number",
+    "a boolean": "true or false",
+    "a string": "text",
+    "a tuple": "a list",
+    "is not a valid path for <class 'pathlib.Path'>": "must be a path",
+    "String ": "",
+    "Tuple ": "",
+    "item after validation, not 0": "entry",
+}
+
+
+def _unknown(key: str) -> str:
+    """The sentence for a key that is no setting, with the one that was probably meant."""
+    known = list(settings())
+    inside = [name.removeprefix(f"{key}.") for name in known if name.startswith(f"{key}.")]
+    if inside:
+        return f"'{key}' is a section, not a setting. Name one of its settings: {', '.join(inside)}."
+    known += [name for name in Config.model_fields if name not in known]  # the sections
+    section, _, name = key.rpartition(".")
+    siblings = [other for other in known if other.rpartition(".")[0] == section]
+    namesakes = [other for other in known if other.rpartition(".")[2] == name]
+    for group, cutoff in ((namesakes, 0.0), (siblings, 0.6), (known, 0.5)):
+        for nearest in get_close_matches(key, group, n=1, cutoff=cutoff):
+            return f"Unknown setting '{key}'. Did you mean '{nearest}'?"
+    return f"Unknown setting '{key}'. There are: {', '.join(siblings or known)}."

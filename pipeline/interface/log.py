@@ -1,0 +1,102 @@
+"""A run's token log in SQL, as Arrow tables."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from store.errors import QueryError
+from store.object_store.remote_run import local_copy
+from store.query.log_reader import VIEWS, LogReader, Rederivation, recipes
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Run = str | os.PathLike[str]
+
+
+def open_log(run: Run | Sequence[Run], *, skip_damaged: bool = False) -> "Log":
+    """Open the log of one or several runs for reading.
+
+    Args:
+        run: a run's folder or `s3://BUCKET/PATH`, or a list of them with different folder names. The run may still
+            be writing.
+        skip_damaged: compare every file with its digest and leave out damaged ones, instead of raising `CorruptError`.
+
+    Raises:
+        RunError: a folder holds no run.
+        CorruptError: a file of the log is missing, cut or changed.
+    """
+    runs = [run] if isinstance(run, str | os.PathLike) else run
+    return Log([local_copy(Path(one)) for one in runs], skip_damaged=skip_damaged)
+
+
+class Log:
+    """The committed log of some runs as it was when it was opened; read-only. A context manager; use it on one thread.
+
+    The views are listed by `tables`; `docs/log.md` describes their columns. The first column of each is `run`.
+
+    Args:
+        folders: of the runs.
+        skip_damaged: see `open_log`.
+    """
+
+    def __init__(self, folders: Sequence[Path], *, skip_damaged: bool = False) -> None:
+        self._open: LogReader | None = LogReader(folders, skip_damaged=skip_damaged)
+        self.damaged: tuple[Path, ...] = tuple(self._open.damaged)  # files that were left out
+
+    @property
+    def tables(self) -> dict[str, dict[str, str]]:
+        """Every view, with the SQL type of each of its columns."""
+        return {view: dict(self._reader.columns(view)) for view in VIEWS}
+
+    @property
+    def recipes(self) -> Mapping[str, str]:
+        """The named queries, with what each shows."""
+        return {name: recipe.description for name, recipe in recipes().items()}
+
+    def sql(self, query: str, *, rows: int | None = None, seconds: float | None = None) -> "pa.Table":
+        """The rows of one SELECT statement in DuckDB's SQL.
+
+        Args:
+            query: a SELECT (or WITH, FROM, VALUES, EXPLAIN, DESCRIBE, SHOW, SUMMARIZE). The column `offset` must be in
+                double quotes, because SQL reserves the word.
+            rows: fetch at most so many.
+            seconds: after which the query is interrupted.
+
+        Raises:
+            QueryError: any other statement, one that DuckDB refuses, too much time or memory, or the log is closed.
+        """
+        return self._reader.select(query, rows, seconds)
+
+    def table(self, name: str) -> "pa.Table":
+        """All rows of a view, such as `decisions`. Raises QueryError for an unknown one."""
+        if name not in VIEWS:
+            raise QueryError(f"a table of the log must be one of {', '.join(VIEWS)}; got {name!r}")
+        return self.sql(f'SELECT * FROM "{name}"')
+
+    def recipe(self, name: str, *, rows: int | None = None) -> "pa.Table":
+        """The rows of a named query, at most so many. Raises QueryError for an unknown one."""
+        return self._reader.recipe(name, rows)
+
+    def check(self) -> Rederivation:
+        """Derive every judged decision again from its own row, and count all of them again, as `omnidraft check`."""
+        return self._reader.check()
+
+    def close(self) -> None:
+        """Free the connection. Calling it again does nothing."""
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+    @property
+    def _reader(self) -> LogReader:
+        if self._open is None:
+            raise QueryError("a log must be open to be read, but this one is closed; open it again with open_log")
+        return self._open
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,113 @@
+"""The interface between a `TargetRunner` and its learner.
+
+    completed -> drift? -> distill -> version?
+
+A learner runs in the loop's process (`LocalLearner`), or elsewhere and serves several loops: then each loop has a
+`RemoteLearner`, connected to one `LearnerService`. Methods that return an iterable of events do their work while it is
+consumed; the events are those to be logged, in order.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from stages.contract.blocks import TrainingExample
+from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
+from store.events import Event, PromptCompleted
+
+
+@dataclass(frozen=True)
+class CompletedPrompt:
+    """A completed prompt as the learner receives it.
+
+    Attributes:
+        prompt: the event.
+        example: its training example; None if nothing may be learned from it.
+        emitted: target tokens of its completion; empty if its text must not be kept.
+    """
+
+    prompt: PromptCompleted
+    example: TrainingExample | None
+    emitted: tuple[int, ...] = ()
+
+
+class Epoch(NamedTuple):
+    """Changes whenever paused speculation must be tried again.
+
+    Attributes:
+        drafter_version: updates in service; changes when an update is applied or an earlier version is restored.
+        drifts: drifts that were acted upon; each resets the acceptance head.
+    """
+
+    drafter_version: int
+    drifts: int
+
+
+class CompletionObserver(Protocol):
+    """The half of a learner that receives completed prompts."""
+
+    def on_prompt_completed(self, finished: CompletedPrompt) -> Iterable[Event]:
+        """Process a prompt that was completed and logged."""
+        ...
+
+
+class WeightsInService(Protocol):
+    """The half of a learner that provides weights."""
+
+    @property
+    def drafter_version(self) -> int:
+        """Drafter updates in service."""
+        ...
+
+    @property
+    def head_version(self) -> int:
+        """Gradient steps and resets of the head in service."""
+        ...
+
+    @property
+    def epoch(self) -> Epoch:
+        """The current epoch."""
+        ...
+
+    def apply_new_weights(self) -> Iterable[Event]:
+        """Apply weights that were learned elsewhere since the last block. Called before every block; never blocks."""
+        return ()
+
+
+class Lifecycle:
+    """The rest of a learner's interface, as implemented by one that computes nothing and keeps nothing."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether an update is being computed in parallel with decoding; a snapshot would have to wait for it."""
+        return False
+
+    def publish_baseline(self) -> Iterable[Event]:
+        """Publish the drafter as it was loaded. Called before the first prompt."""
+        return ()
+
+    def end(self) -> Iterable[Event]:
+        """Apply and publish what is left after the last prompt. May be called again."""
+        return ()
+
+    def wait(self) -> bool:
+        """Block until no background update is running, for callers that need exclusive use of the CPU.
+
+        Returns:
+            whether an update was running. Nothing is applied.
+        """
+        return False
+
+    def save(self, writer: SnapshotWriter) -> Saved:
+        """Return the state for a checkpoint. The state of the drift detector is not in it; see `replay_history`."""
+        return None
+
+    def restore(self, saved: Saved, reader: SnapshotReader) -> None:
+        """Continue from a state that `save` returned."""
+
+    def replay_history(self, completed: PromptCompleted) -> None:
+        """Feed a prompt of the log to the drift detector. Called after `restore`, once per logged prompt, in order."""
+
+
+class Learner(Lifecycle, CompletionObserver, WeightsInService):
+    """What a `TargetRunner` calls, between blocks only."""

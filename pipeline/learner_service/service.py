@@ -1,0 +1,251 @@
+"""The service of a `RemoteLearner`: one drafter that learns from the completed prompts of one or many loops.
+
+It has its own models (the drafter; of the target only the vocabulary), a partition of the run's log for updates,
+drifts and versions, and a checkpoint there. An update is committed before its weights are given out: so every version
+that a decision names is in the log, also when a process dies.
+"""
+
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from pipeline.assembly.cache import make_cache
+from pipeline.assembly.learner import VersionSink, make_learner
+from pipeline.assembly.models import load_drafter_models
+from pipeline.assembly.probe import probe_of
+from pipeline.assembly.stages import make_head
+from pipeline.assembly.training import make_distillers
+from pipeline.config.settings import Config
+from pipeline.learner_protocol import CompletedPrompt, Epoch
+from pipeline.learning.local_learner import LocalLearnerState
+from pipeline.learning.publisher import Numbers
+from pipeline.run.committer import last_snapshot
+from pipeline.run.context import RunContext
+from stages.contract.blocks import TrainingExample
+from stages.contract.snapshot import SnapshotReader, SnapshotWriter
+from stages.distill import read_weights
+from stages.models.huggingface import set_threads
+from stages.ngrams.trie import build_direct_trie
+from stages.rules import MODES
+from stages.training.weight_update import Weights, export_weights
+from stages.translate import cache_ngrams
+from store.events import Event, PromptCompleted, VersionPublished
+from store.log.committed_events import completed_prompts
+from store.log.manifest import MANIFEST, RunKind, read_manifest
+from store.log.partitions import LEARNER, partition_folder
+from store.object_store.mirror import mirror_of
+
+REPLAYED_PROMPTS = 4096  # newest prompts that a resumed service replays to its drift detector
+
+
+@dataclass(frozen=True)
+class LearnerConfig:
+    """The configuration of a learner service; is sent to another process.
+
+    Attributes:
+        config: configuration of the run; learning is enabled, and there is one target.
+        run_folder: folder of the run; versions are written there, the log to its partition `learner`, which may exist.
+        uri: of the MLflow store.
+        datasets: name and source of each, for MLflow.
+        piece_cost: as measured by `piece_cost` where the target is loaded.
+        probe: the target's examples on the probe's prompts; with none nothing is measured.
+        uri_of_run: URI of the run on an object store, if it is on one.
+    """
+
+    config: Config
+    run_folder: Path
+    uri: str
+    datasets: tuple[tuple[str, str], ...]
+    piece_cost: float
+    probe: tuple[TrainingExample, ...]
+    uri_of_run: str | None = None
+
+
+@dataclass(frozen=True)
+class LearnerCheckpoint:
+    """The last commit of a learner.
+
+    Attributes:
+        weights: the weights in service.
+        next_offset: after all prompts that it received; some of these may not be in the run's log.
+        published: number of its newest published version.
+    """
+
+    weights: Weights
+    next_offset: int
+    published: int | None
+
+
+@dataclass(frozen=True)
+class LearnerServiceState:
+    """A checkpoint of a service. The cache is shared with the learner's state by `SnapshotWriter.shared`.
+
+    Attributes:
+        cache: number of the shared state of the n-gram cache.
+        published: number of the newest published version.
+        seen: offsets of the newest prompts, in the order of arrival.
+    """
+
+    coach: LocalLearnerState  # persisted under this name
+    cache: int
+    published: int | None
+    seen: tuple[int, ...]
+
+
+def read_learner_checkpoint(run_folder: Path) -> LearnerCheckpoint | None:
+    """Read the last commit of the run's learner; None if there is none. Called before the learner resumes."""
+    folder = partition_folder(run_folder, LEARNER)
+    reader = last_snapshot(folder)
+    if reader is None:
+        return None
+    state = reader.decode(LearnerServiceState, reader.state)
+    parts = [part for of_table in read_manifest(folder).tables.values() for part in of_table]
+    known = [*state.seen, *(part.last_offset for part in parts)]
+    return LearnerCheckpoint(read_weights(state.coach.distill, reader), max(known, default=-1) + 1, state.published)
+
+
+class LearnerService:
+    """Learns from completed prompts in the order in which they arrive. Used by one thread. A context manager; without
+    a call of `end` the run can be resumed.
+
+    Args:
+        setup: its configuration.
+        yield_cpu: called between the steps of an update, to keep within a budget of processor time.
+    """
+
+    def __init__(self, setup: LearnerConfig, yield_cpu: Callable[[], None] = lambda: None) -> None:
+        self._setup, self._events = setup, list[Event]()
+        self._published: int | None = None
+        self._seen: deque[int] = deque(maxlen=REPLAYED_PROMPTS)  # offsets, in the order of arrival
+        self._given_out, self._epoch = (0, 0), Epoch(0, 0)  # versions of the drafter and the head; of the learner
+        self._prompts = 0  # completed since weights were given out last
+        self._run = RunContext(
+            partition_folder(setup.run_folder, LEARNER),
+            RunKind.LEARNER,
+            mirror_of(setup.run_folder, setup.uri_of_run).partition(LEARNER),
+        )
+        with ExitStack() as undo:
+            undo.enter_context(self._run.open())
+            self._start(setup.config.with_overrides({"learn.lag": 0}), yield_cpu)
+            self._exit = undo.pop_all()
+
+    def _start(self, config: Config, yield_cpu: Callable[[], None]) -> None:
+        run, setup = self._run, self._setup
+        set_threads(1)
+        run.connect(setup.config, setup.uri, setup.run_folder.name, setup.datasets)
+        self._models = load_drafter_models(config, setup.uri, setup.run_folder.parent / ".fetched")
+        self._head, _ = make_head(self._models, config.seed)
+        self._make_learner(config, yield_cpu)
+        run.commit_by(config, self._save, self._on_event)
+        if run.snapshot:
+            self._resume(run.snapshot)
+            run.snapshot = None  # its contents are restored
+        else:
+            run.events.take(self._learner.publish_baseline())
+
+    def _make_learner(self, config: Config, yield_cpu: Callable[[], None]) -> None:
+        models, setup = self._models, self._setup
+        sizes = len(models.pair.pieces), models.drafter.vocabulary_size
+        trie = build_direct_trie(models.pair.pieces, *sizes, models.drafter.device)
+        self._cache = make_cache(config.cache, MODES[config.draft.mode], models, trie)
+        (distill,) = make_distillers(config, [models], [self._head], setup.piece_cost, yield_cpu)
+        probe: Callable[[], Mapping[str, float]] = probe_of(config, models, setup.probe) if setup.probe else dict
+        sink = VersionSink(setup.run_folder, self._run.registry, Numbers(), probe)
+        self._learner = make_learner(config, models, self._head, self._cache, distill, sink)
+
+    def _resume(self, reader: SnapshotReader) -> None:
+        state = reader.decode(LearnerServiceState, reader.state)
+        self._learner.restore(state.coach, reader)
+        reader.restore_shared(state.cache, lambda saved: self._cache.restore(saved, reader))
+        self._published = state.published
+        self._seen.extend(state.seen)
+        for prompt in self._read_logged(self._seen):
+            self._learner.replay_history(prompt)
+            self._run.metrics.remember(prompt)
+
+    def _read_logged(self, offsets: Collection[int]) -> list[PromptCompleted]:
+        """Read those of these prompts that are in the run's log, in any partition."""
+        if not (self._setup.run_folder / MANIFEST).exists():
+            return []
+        wanted = frozenset(offsets)
+        prompts = completed_prompts(self._setup.run_folder)
+        logged = {prompt.offset: prompt for prompt in prompts if prompt.offset in wanted}
+        return [logged[offset] for offset in offsets if offset in logged]
+
+    def _save(self, writer: SnapshotWriter) -> LearnerServiceState:
+        cache = writer.save_shared(self._cache, self._cache.save)
+        return LearnerServiceState(self._learner.save(writer), cache, self._published, tuple(self._seen))
+
+    def on_prompt_completed(self, finished: CompletedPrompt) -> None:
+        """Learn from a completed prompt."""
+        cache_ngrams(self._cache, self._models.pair.pieces, finished.emitted)
+        self._run.metrics.add(finished.prompt)
+        self._seen.append(finished.prompt.offset)
+        self._run.events.take(self._learner.on_prompt_completed(finished))
+        self._run.committer.count_prompt()
+        self._prompts += 1
+        if self._run.committer.is_due():
+            self._run.commit()
+
+    def take_new_weights(self) -> Weights | None:
+        """Commit and return the weights in service if they changed enough since the last call, else None.
+
+        Enough is another drafter, a head that was reset by a drift, or one that has learned from as many prompts as
+        make an update of the drafter.
+        """
+        versions, epoch = (self._learner.drafter_version, self._learner.head_version), self._learner.epoch
+        too_soon = epoch == self._epoch and self._prompts < self._setup.config.learn.interval
+        if (versions == self._given_out and epoch == self._epoch) or too_soon:
+            return None
+        self._run.commit(wait=True)
+        self._given_out, self._epoch, self._prompts = versions, epoch, 0
+        return export_weights(self._models.drafter, self._head, *versions, epoch.drifts)
+
+    def drain_events(self) -> list[Event]:
+        """Return the events since the last call: updates, drifts, recalls, versions."""
+        events, self._events = self._events, []
+        return events
+
+    @property
+    def published(self) -> int | None:
+        """Number of the newest published version."""
+        return self._published
+
+    def _on_event(self, event: Event) -> None:
+        self._events.append(event)
+        if isinstance(event, VersionPublished):
+            self._published = event.version
+
+    def end(self, summary: Mapping[str, float], artifacts: Sequence[Path], timeout: float) -> int:
+        """Finish after the end of the stream: publish the last version, finish the log and MLflow's run.
+
+        Returns:
+            the number of messages that MLflow did not take within `timeout` seconds.
+        """
+        self._run.events.take(self._learner.end())
+        self._run.commit(wait=True)
+        self._run.finish(summary, artifacts)
+        return self._close(timeout)
+
+    def pause(self, timeout: float) -> int:
+        """Commit and stop; the run can be resumed. Returns as `end`."""
+        self._run.registry.pause()
+        self._run.commit(wait=True)
+        return self._close(timeout)
+
+    def _close(self, timeout: float) -> int:
+        unsent = self._run.disconnect(timeout)
+        self._run.push()
+        return unsent
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._exit.close()

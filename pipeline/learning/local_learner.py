@@ -1,0 +1,171 @@
+"""Learners in the loop's process: one that trains, and one that only detects drift."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from typing_extensions import override
+
+from pipeline.learner_protocol import CompletedPrompt, Epoch, Learner
+from pipeline.learning.drift import DriftMonitor
+from pipeline.learning.drift_response import DriftResponse
+from pipeline.learning.publisher import Publisher
+from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
+from stages.distill import Distiller
+from store.events import Event, PromptCompleted
+
+
+@dataclass(frozen=True)
+class LocalLearnerState:
+    """A `LocalLearner` in a checkpoint."""
+
+    distill: Saved
+    answer: Saved
+    publisher: Saved
+    drifts: int = 0
+
+
+class LocalLearner(Learner):
+    """Trains in the loop's process. Its methods run on the loop's thread; updates may run on a thread of their own.
+
+    Args:
+        distill: learns the drafter and the head that are in service.
+        drift: monitors the acceptance rate.
+        response: what is done about a drift.
+        publisher: writes versions.
+    """
+
+    def __init__(self, distill: Distiller, drift: DriftMonitor, response: DriftResponse, publisher: Publisher) -> None:
+        self.distill, self.publisher = distill, publisher
+        self._drift, self._response = drift, response
+        self._drifts = 0  # drifts that were acted upon
+
+    @property
+    @override
+    def drafter_version(self) -> int:
+        return self.distill.drafter_version
+
+    @property
+    @override
+    def head_version(self) -> int:
+        return self.distill.head_version
+
+    @property
+    @override
+    def busy(self) -> bool:
+        return self.distill.busy
+
+    @property
+    @override
+    def epoch(self) -> Epoch:
+        return Epoch(self.distill.drafter_version, self._drifts)
+
+    @override
+    def publish_baseline(self) -> Iterator[Event]:
+        """Publish the drafter as it was loaded."""
+        yield from self.publisher.publish_baseline()
+
+    @override
+    def on_prompt_completed(self, finished: CompletedPrompt) -> Iterator[Event]:
+        """Detect drift and respond to it, then learn, then publish a version if one is due."""
+        if finished.example:
+            self._response.observe(finished.example)
+        drifted = self._drift.observe(finished.prompt)
+        if drifted:
+            yield drifted
+            if drifted.acted_upon:
+                self._drifts += 1
+                yield from self.publisher.publish_on_drift(drifted)
+                yield from self._response.respond(drifted)
+        if finished.example:
+            yield from self.distill.learn(finished.example)
+        yield from self.publisher.publish_if_due(finished.prompt)
+
+    @override
+    def end(self) -> Iterator[Event]:
+        """Apply an update that is running and publish the result."""
+        yield from self.distill.end()
+        yield from self.publisher.end()
+
+    @override
+    def wait(self) -> bool:
+        return self.distill.wait()
+
+    @override
+    def save(self, writer: SnapshotWriter) -> LocalLearnerState:
+        return LocalLearnerState(
+            self.distill.save(writer), self._response.save(writer), self.publisher.save(), self._drifts
+        )
+
+    @override
+    def restore(self, saved: Saved, reader: SnapshotReader) -> None:
+        state = reader.decode(LocalLearnerState, saved)
+        self.distill.restore(state.distill, reader)
+        self._response.restore(state.answer, reader)
+        self.publisher.restore(state.publisher, reader)
+        self._drifts = state.drifts
+
+    @override
+    def replay_history(self, completed: PromptCompleted) -> None:
+        self._drift.observe(completed)
+
+
+@dataclass(frozen=True)
+class VersionsState:
+    """A `FollowingLearner` in a checkpoint: versions of the drafter and of the head."""
+
+    versions: tuple[int, int]
+
+
+class FollowingLearner(Learner):
+    """Base of learners that do not train: the caller applies weights and passes their versions. So its checkpoint
+    only names them, and one kind of it may resume with that of another.
+
+    Args:
+        drafter_version, head_version: of what is in service.
+    """
+
+    def __init__(self, drafter_version: int = 0, head_version: int = 0) -> None:
+        self._versions, self._drifts = (drafter_version, head_version), 0
+
+    @property
+    @override
+    def drafter_version(self) -> int:
+        return self._versions[0]
+
+    @property
+    @override
+    def head_version(self) -> int:
+        return self._versions[1]
+
+    @property
+    @override
+    def epoch(self) -> Epoch:
+        return Epoch(self.drafter_version, self._drifts)
+
+    @override
+    def save(self, writer: SnapshotWriter) -> VersionsState:
+        return VersionsState(self._versions)
+
+
+class NoLearner(FollowingLearner):
+    """Trains nothing; drift is detected and logged.
+
+    Args:
+        drift: monitors the acceptance rate.
+        drafter_version, head_version: of what is in service, for good.
+    """
+
+    def __init__(self, drift: DriftMonitor, drafter_version: int = 0, head_version: int = 0) -> None:
+        super().__init__(drafter_version, head_version)
+        self._drift = drift
+
+    @override
+    def on_prompt_completed(self, finished: CompletedPrompt) -> Iterator[Event]:
+        """Detect drift; there is no response to it."""
+        drifted = self._drift.observe(finished.prompt)
+        if drifted:
+            yield drifted
+
+    @override
+    def replay_history(self, completed: PromptCompleted) -> None:
+        self._drift.observe(completed)

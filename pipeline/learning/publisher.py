@@ -1,0 +1,226 @@
+"""Publishing: when the drafter, its head and its n-gram cache become a version, and where it is stored."""
+
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from typing_extensions import override
+
+from pipeline.recorder import Versions
+from stages.contract.snapshot import Saved, SnapshotReader
+from store.events import Drifted, PromptCompleted, VersionPublished
+from store.registry.registry import Registry
+from store.registry.version_folder import ManifestFields, seal
+
+VERSIONS = "versions"  # below the run's folder
+
+
+class Publisher:
+    """The interface of publishers, called in stream order. Methods yield what they published; here, nothing."""
+
+    def publish_baseline(self) -> Iterable[VersionPublished]:
+        """Publish the drafter as it was loaded. Called before the first prompt."""
+        return ()
+
+    def publish_on_drift(self, drifted: Drifted) -> Iterable[VersionPublished]:
+        """Publish what was in service when a drift was detected. Called before the response to it."""
+        return ()
+
+    def publish_if_due(self, prompt: PromptCompleted) -> Iterable[VersionPublished]:
+        """Publish a version if one is due. Called after a completed prompt was learned from."""
+        return ()
+
+    def end(self) -> Iterable[VersionPublished]:
+        """Publish the last state. Called after the last prompt."""
+        return ()
+
+    def save(self) -> Saved:
+        """Return the state for a checkpoint."""
+        return None
+
+    def restore(self, saved: Saved, reader: SnapshotReader) -> None:
+        """Continue from a state that `save` returned."""
+
+
+class NoPublisher(Publisher):
+    """Publishes nothing (`publish.enabled = false`)."""
+
+
+class Numbers:
+    """Numbers the versions of a run; shared by its publishers."""
+
+    def __init__(self) -> None:
+        self.next = 0
+
+    def take(self) -> int:
+        """Return the next number, from 0."""
+        self.next += 1
+        return self.next - 1
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Fields of the manifest that all versions of a target share."""
+
+    name: str
+    run: str
+    target: str
+    drafter: str
+    pair: str
+
+
+@dataclass(frozen=True)
+class PublisherState:
+    """A `FolderPublisher` in a checkpoint.
+
+    Attributes:
+        numbers: the next number.
+        folders: number and folder name of the versions so far.
+        published: updates in service when the last version was published.
+        counts: prompts, judged and accepted tokens since then, and the offset of the last prompt.
+        drift: offset of a drift after which no version was published yet.
+    """
+
+    numbers: int
+    folders: tuple[tuple[int, str], ...]
+    published: Versions | None
+    counts: tuple[int, int, int, int]
+    drift: int | None
+
+
+class FolderPublisher(Publisher):
+    """Writes versions to the run's folder, seals them, and registers them.
+
+    The folder is complete and sealed before the event is yielded; the registry is a replica.
+
+    Args:
+        run_folder: versions go to its `versions/`.
+        write: puts the drafter, head and cache as they now are into a new folder.
+        state: the counters in service and the number of cached n-grams.
+        origin: for the manifest.
+        registry: where versions are registered.
+        interval: completed prompts between two versions.
+        numbers: gives the next version its number; publishers of one run share it.
+        probe: measures the drafter as it is on what never changes, by name.
+        now: the time as ISO 8601, UTC.
+    """
+
+    def __init__(
+        self,
+        run_folder: Path,
+        write: Callable[[Path], None],
+        state: Callable[[], tuple[Versions, int]],
+        origin: Origin,
+        registry: Registry,
+        interval: int,
+        numbers: Numbers,
+        now: Callable[[], str],
+        probe: Callable[[], Mapping[str, float]] = dict,
+    ) -> None:
+        self._probe = probe
+        self._run_folder, self._write, self._state = run_folder, write, state
+        self._origin, self._registry, self._interval, self._now = origin, registry, interval, now
+        self._numbers = numbers
+        self._folders: list[tuple[int, Path]] = []
+        self._published: Versions | None = None
+        self._prompts = self._judged = self._accepted = 0
+        self._offset = 0
+        self._drift: int | None = None  # offset of a drift after which no version was published yet
+
+    @override
+    def publish_baseline(self) -> Iterator[VersionPublished]:
+        """Publish version 0, the drafter as it was loaded, with which later versions are compared."""
+        yield self._publish("floor")
+
+    @override
+    def publish_on_drift(self, drifted: Drifted) -> Iterator[VersionPublished]:
+        """Publish what was in service when the drift was detected, unless it is a version already."""
+        if self._state()[0] != self._published:
+            yield self._publish("drift")
+        self._drift = drifted.offset
+
+    @override
+    def publish_if_due(self, prompt: PromptCompleted) -> Iterator[VersionPublished]:
+        """Publish a version every `interval` prompts."""
+        self._prompts += 1
+        self._judged += prompt.judged
+        self._accepted += prompt.accepted
+        self._offset = max(self._offset, prompt.offset)
+        if self._prompts >= self._interval:
+            yield self._publish("interval")
+
+    @property
+    def folders(self) -> Sequence[tuple[int, Path]]:
+        """Numbers and folders of the versions so far, oldest first."""
+        return tuple(self._folders)
+
+    @override
+    def end(self) -> Iterator[VersionPublished]:
+        """Publish the last state, unless it is a version already."""
+        if self._state()[0] != self._published:
+            yield self._publish("end")
+
+    @override
+    def save(self) -> PublisherState:
+        folders = tuple((number, folder.name) for number, folder in self._folders)
+        counts = self._prompts, self._judged, self._accepted, self._offset
+        return PublisherState(self._numbers.next, folders, self._published, counts, self._drift)
+
+    @override
+    def restore(self, saved: Saved, reader: SnapshotReader) -> None:
+        state = reader.decode(PublisherState, saved)
+        self._numbers.next, self._published, self._drift = state.numbers, state.published, state.drift
+        self._folders = [(number, self._run_folder / VERSIONS / name) for number, name in state.folders]
+        self._prompts, self._judged, self._accepted, self._offset = state.counts
+
+    def _publish(self, reason: str) -> VersionPublished:
+        versions, entries = self._state()
+        number, parent = self._numbers.take(), self._folders[-1][0] if self._folders else None
+        folder = self._run_folder / VERSIONS / f"{number:06d}"
+        shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed before it could commit
+        self._write(folder)
+        acceptance = self._accepted / self._judged if self._judged else None
+        digest = seal(folder, self._manifest(number, parent, versions, entries))
+        event = VersionPublished(
+            offset=self._offset,
+            version=number,
+            target=self._origin.target,
+            parent=parent,
+            reason=reason,
+            drafter_version=versions.drafter,
+            head_version=versions.head,
+            cache_version=versions.cache,
+            cache_entries=entries,
+            acceptance=acceptance,
+            folder=str(folder.relative_to(self._run_folder)),
+            digest=digest,
+        )
+        self._registry.publish(folder, event, self._metrics(), drift=self._drift)
+        self._drift = None
+        self._folders.append((number, folder))
+        self._published = versions
+        self._prompts = self._judged = self._accepted = 0
+        return event
+
+    def _metrics(self) -> Mapping[str, float]:
+        return {"prompts": float(self._prompts), "judged": float(self._judged), **self._probe()}
+
+    def _manifest(self, number: int, parent: int | None, versions: Versions, entries: int) -> ManifestFields:
+        return {
+            "name": self._origin.name,
+            "version": number,
+            "parent": parent,
+            "run": self._origin.run,
+            "offset": self._offset,
+            "target": self._origin.target,
+            "drafter": self._origin.drafter,
+            "pair": self._origin.pair,
+            "counters": {
+                "drafter": versions.drafter,
+                "head": versions.head,
+                "cache": versions.cache,
+                "cache_entries": entries,
+            },
+            "created_at": self._now(),
+        }

@@ -1,0 +1,86 @@
+"""Log records that do not go to a handler of this process: sent to another process, or kept with a result.
+
+All loggers of the project are below `omnidraft`. Commands alone give it handlers (pipeline/reports/log_output.py). A
+process that a command starts forwards its records to the command's process, which handles them like its own.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from logging.handlers import QueueHandler
+from queue import SimpleQueue
+
+from typing_extensions import override
+
+PROJECT = logging.getLogger("omnidraft")
+
+
+class _Forwarder(QueueHandler):
+    """Sends records, with formatted messages, so that they can be pickled."""
+
+    def __init__(self, send: Callable[[logging.LogRecord], None]) -> None:
+        super().__init__(SimpleQueue())
+        self._send = send
+
+    @override
+    def enqueue(self, record: logging.LogRecord) -> None:
+        with suppress(OSError):  # nobody listens any more
+            self._send(record)
+
+
+def forward_records(send: Callable[[logging.LogRecord], None], level: int) -> None:
+    """Send the project's records of this process through `send`, and nowhere else.
+
+    Args:
+        send: takes a record that can be pickled; called on any thread, one call at a time. An OSError is ignored.
+        level: the lowest that is sent.
+    """
+    PROJECT.handlers, PROJECT.propagate = [_Forwarder(send)], False
+    PROJECT.setLevel(level)
+
+
+class RecordQueue:
+    """The project's records of this process, until they are sent with a result.
+
+    Args:
+        level: the lowest that is kept; None leaves logging as it is and keeps nothing.
+    """
+
+    def __init__(self, level: int | None) -> None:
+        self._queue: SimpleQueue[logging.LogRecord] = SimpleQueue()
+        if level is not None:
+            forward_records(self._queue.put, level)
+
+    def drain(self) -> tuple[logging.LogRecord, ...]:
+        """Take out what is there, the oldest first."""
+        return tuple(self._queue.get() for _ in range(self._queue.qsize()))
+
+
+def handle_record(record: logging.LogRecord, process: str) -> None:
+    """Handle a record of another process as if it were of this one.
+
+    Args:
+        record: as `forward_records` sends it.
+        process: the name of the process that it is from.
+    """
+    record.processName = process
+    logger = logging.getLogger(record.name)
+    if logger.isEnabledFor(record.levelno):
+        logger.handle(record)
+
+
+@contextmanager
+def collect_messages(level: int = logging.INFO) -> Iterator[list[str]]:
+    """The messages of the project's loggers while the block runs, which go nowhere else.
+
+    Args:
+        level: the lowest that is collected.
+    """
+    found: list[str] = []
+    before = PROJECT.handlers, PROJECT.propagate, PROJECT.level
+    forward_records(lambda record: found.append(record.getMessage()), level)
+    try:
+        yield found
+    finally:
+        PROJECT.handlers, PROJECT.propagate = before[:2]
+        PROJECT.setLevel(before[2])

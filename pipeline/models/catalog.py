@@ -1,0 +1,73 @@
+"""The built-in models: what they are and where they lie.
+
+One drafter and two targets with three different vocabularies, all small Llamas. They are shipped in
+`pipeline/models/` as bfloat16 safetensors; `omnidraft zoo build` makes them again from text
+(`pipeline/model_building/`).
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from store.errors import ModelError
+
+MODELS_FOLDER = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class ZooModel:
+    """One built-in model.
+
+    Attributes:
+        name: how `builtin:NAME` calls it.
+        role: `drafter` or `target`.
+        vocabulary_size: tokens, special ones included.
+        shape: layers, width and so on, in `LlamaConfig`'s words.
+    """
+
+    name: str
+    role: str
+    vocabulary_size: int
+    shape: dict[str, int]
+
+
+def _llama(layers: int, width: int, heads: int, mlp: int) -> dict[str, int]:
+    return {
+        "num_hidden_layers": layers,
+        "hidden_size": width,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads // 2,
+        "intermediate_size": mlp,
+    }
+
+
+ZOO = {
+    model.name: model
+    for model in (
+        ZooModel("drafter-1.6m", "drafter", 4096, _llama(layers=2, width=192, heads=6, mlp=512)),
+        ZooModel("target-7m", "target", 6144, _llama(layers=6, width=288, heads=6, mlp=768)),
+        ZooModel("target-12m", "target", 8192, _llama(layers=8, width=320, heads=8, mlp=864)),
+    )
+}
+
+
+def find(name: str) -> ZooModel:
+    """The built-in model of a name.
+
+    Raises:
+        ModelError: for an unknown name.
+    """
+    if name not in ZOO:
+        raise ModelError(f"there is no built-in model {name!r}; there are {', '.join(ZOO)}")
+    return ZOO[name]
+
+
+def path_of(name: str) -> Path:
+    """The folder of a built-in model.
+
+    Raises:
+        ModelError: for an unknown name, or when the model has not been built.
+    """
+    folder = MODELS_FOLDER / find(name).name
+    if not (folder / "model.safetensors").is_file():
+        raise ModelError(f"the built-in model {name} is not at {folder}; make it with: omnidraft zoo build {name}")
+    return folder

@@ -1,0 +1,280 @@
+"""The display of a run: a live panel in a terminal, messages of the log elsewhere."""
+
+import logging
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+from typing_extensions import override
+
+from stages.vocabulary.text_stream import TextStream
+from store.events import (
+    Drifted,
+    Event,
+    Origin,
+    PromptCompleted,
+    PromptRejected,
+    Recalled,
+    TokenDecision,
+    VersionPublished,
+)
+
+LOG = logging.getLogger("omnidraft.progress")
+
+BARS = "▁▂▃▄▅▆▇█"
+BUCKET = 5  # prompts per bar of the curve
+LINE_EVERY = 25  # prompts between two messages of the log
+STYLES = {Origin.ACCEPTED: "green", Origin.RESIDUAL: "yellow", Origin.BONUS: "cyan"}
+
+
+class ProgressCounters:
+    """The counters that both displays show.
+
+    Attributes:
+        prompts, emitted: number of completed prompts, and of their target tokens.
+        drafter: number of the drafter's updates in service.
+        version: newest published version, or None.
+        drifts: number of drifts that were acted upon.
+        rejected: number of rejected source rows.
+        curve: acceptance per `BUCKET` prompts, and whether a drift was acted upon in it.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock, self._began = clock, clock()
+        self.prompts = self.emitted = self.drafter = self.drifts = self.rejected = 0
+        self.version: int | None = None
+        self.dataset = ""
+        self.curve: list[tuple[float, bool]] = []
+        self._bucket: list[PromptCompleted] = []
+        self._drifted = False
+        self._first: list[PromptCompleted] = []
+        self._recent: deque[PromptCompleted] = deque(maxlen=20)
+
+    def add(self, event: Event) -> None:
+        """Add an event to the counters."""
+        match event:
+            case PromptCompleted():
+                self._complete(event)
+            case Drifted() if event.acted_upon:
+                self.drifts += 1
+                self._drifted = True
+            case VersionPublished():
+                self.version = event.version
+            case PromptRejected():
+                self.rejected += 1
+
+    def remember(self, prompt: PromptCompleted) -> None:
+        """Count a prompt of an earlier process, but not its tokens."""
+        self._complete(prompt)
+        self.emitted -= prompt.emitted
+
+    def _complete(self, prompt: PromptCompleted) -> None:
+        self.prompts += 1
+        self.emitted += prompt.emitted
+        self.drafter, self.dataset = prompt.drafter_version, prompt.dataset
+        if len(self._first) < 20:
+            self._first.append(prompt)
+        self._recent.append(prompt)
+        self._bucket.append(prompt)
+        if len(self._bucket) == BUCKET:
+            self.curve.append((_acceptance(self._bucket), self._drifted))
+            self._bucket, self._drifted = [], False
+
+    @property
+    def acceptance_now(self) -> float:
+        """Accepted over judged tokens of the last 20 prompts."""
+        return _acceptance(self._recent)
+
+    @property
+    def acceptance_first(self) -> float:
+        """Accepted over judged tokens of the first 20 prompts."""
+        return _acceptance(self._first)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Emitted tokens per second of wall time since the display began."""
+        spent = self._clock() - self._began
+        return self.emitted / spent if spent > 0 else 0.0
+
+
+def _acceptance(changing: Iterable[PromptCompleted]) -> float:
+    prompts = list(changing)  # a copy: the display's own thread calls this while prompts complete
+    judged = sum(prompt.judged for prompt in prompts)
+    return sum(prompt.accepted for prompt in prompts) / judged if judged else 0.0
+
+
+class Display(ABC):
+    """Sees every event of a run, in order; a context manager around the run."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._counters = ProgressCounters(clock)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def remember(self, prompt: PromptCompleted) -> None:
+        """Count a prompt that was completed before the run was resumed."""
+        self._counters.remember(prompt)
+
+    @abstractmethod
+    def show(self, event: Event) -> None:
+        """Show one event of the run."""
+
+
+class PlainDisplay(Display):
+    """Messages of the log, for a file or a pipe."""
+
+    @override
+    def show(self, event: Event) -> None:
+        """Log a message every so many prompts, and for every drift, recall and version."""
+        self._counters.add(event)
+        match event:
+            case PromptCompleted() if self._counters.prompts % LINE_EVERY == 0:
+                LOG.info("%s", _status_line(self._counters), extra=_status_fields(self._counters))
+            case Drifted():
+                LOG.info("%s", _drift_line(event), extra={"prompt": event.offset, "action": event.action})
+            case Recalled():
+                LOG.info("%s", _recall_line(event), extra={"prompt": event.offset, "version": event.version})
+            case VersionPublished():
+                version = {"prompt": event.offset, "version": event.version, "reason": event.reason}
+                LOG.info("prompt %d: version %d (%s)", *version.values(), extra=version)
+
+
+def _status_line(counters: ProgressCounters) -> str:
+    version = "-" if counters.version is None else counters.version
+    return (
+        f"{counters.prompts} prompts, {counters.tokens_per_second:.0f} tokens/s, "
+        f"acceptance {counters.acceptance_now:.3f} (first 20 prompts {counters.acceptance_first:.3f}), "
+        f"drafter {counters.drafter}, version {version}, drifts {counters.drifts}"
+        + (f", rejected rows {counters.rejected}" if counters.rejected else "")
+    )
+
+
+def _status_fields(counters: ProgressCounters) -> dict[str, object]:
+    """Return the numbers of a status line."""
+    return {
+        "prompts": counters.prompts,
+        "tokens_per_second": counters.tokens_per_second,
+        "acceptance": counters.acceptance_now,
+        "acceptance_first": counters.acceptance_first,
+        "drafter_version": counters.drafter,
+        "version": counters.version,
+        "drifts": counters.drifts,
+        "rejected_rows": counters.rejected,
+    }
+
+
+def _drift_line(event: Drifted) -> str:
+    return (
+        f"prompt {event.offset} ({event.dataset}): drift, acceptance {event.rate_before:.3f} -> "
+        f"{event.rate_after:.3f}, {event.action}"
+    )
+
+
+def _recall_line(event: Recalled) -> str:
+    rates = f"expected acceptance {event.acceptance_present:.3f}, best of {event.candidates} earlier ones "
+    action = "the present drafter stays" if event.version is None else f"version {event.version} is restored"
+    return f"prompt {event.offset}: {rates}{event.acceptance_best:.3f}, {action}"
+
+
+class LiveDisplay(Display):
+    """A panel that is redrawn a few times a second: progress, metrics, the acceptance curve, the text.
+
+    The text is that of one prompt at a time: the first prompt that begins after the last shown one is complete.
+
+    Args:
+        console: a terminal.
+        clock: returns the time in seconds.
+        total: expected number of prompts, None if unknown.
+    """
+
+    def __init__(self, console: Console, clock: Callable[[], float], total: int | None) -> None:
+        super().__init__(clock)
+        self._console = console
+        self._bar = Progress(
+            TextColumn("[bold]{task.fields[dataset]}"), BarColumn(None), MofNCompleteColumn(), TimeElapsedColumn()
+        )
+        self._task = self._bar.add_task("", total=total, dataset="")
+        self._text: deque[tuple[str, str]] = deque(maxlen=120)
+        self._stream: TextStream[TokenDecision] = TextStream(lambda decision: decision.emitted_bytes)
+        self._followed: int | None = None  # offset of the prompt whose text is shown
+        self._marks: deque[str] = deque(maxlen=3)
+        self._live = Live(console=console, refresh_per_second=6, get_renderable=self._draw_panel)
+
+    @override
+    def __enter__(self) -> Self:
+        self._live.__enter__()
+        return self
+
+    @override
+    def __exit__(self, *error: object) -> None:
+        self._live.__exit__(None, None, None)
+
+    @override
+    def remember(self, prompt: PromptCompleted) -> None:
+        super().remember(prompt)
+        self._bar.update(self._task, completed=self._counters.prompts, dataset=prompt.dataset)
+
+    @override
+    def show(self, event: Event) -> None:
+        """Record an event; the display's own thread draws it."""
+        self._counters.add(event)
+        match event:
+            case TokenDecision() if event.origin is not None:
+                self._write(event, event.origin)
+            case PromptCompleted():
+                if event.offset == self._followed:
+                    self._text.append((self._stream.close() + "\n", ""))
+                    self._followed = None
+                self._bar.update(self._task, completed=self._counters.prompts, dataset=event.dataset)
+            case Drifted():
+                self._marks.append(_drift_line(event))
+            case Recalled():
+                self._marks.append(_recall_line(event))
+
+    def _write(self, decision: TokenDecision, origin: Origin) -> None:
+        if self._followed is None and decision.position == 0:
+            self._followed = decision.offset
+        if decision.offset == self._followed:
+            self._text.append((_make_printable(self._stream.push([decision])), STYLES[origin]))
+
+    def _draw_panel(self) -> Panel:
+        lines: list[Text] = [Text(_status_line(self._counters)), self._draw_curve()]
+        lines += [Text(f"▼ {mark}", style="red") for mark in list(self._marks)]
+        return Panel(Group(self._bar, *lines, self._draw_text()), title="omnidraft replay", border_style="dim")
+
+    def _draw_curve(self) -> Text:
+        width = max(10, self._console.width - 18)
+        text = Text("acceptance  ", style="bold")
+        for rate, drifted in self._counters.curve[-width:]:
+            bar = BARS[min(int(rate * len(BARS)), len(BARS) - 1)]
+            text.append("▼" if drifted else bar, style="red" if drifted else "green")
+        return text
+
+    def _draw_text(self) -> Text:
+        """Return the last lines of the text, coloured by the origin of each token."""
+        text = Text(overflow="fold")
+        for part, style in list(self._text):
+            text.append(part, style)
+        wrapped = text.wrap(self._console, max(20, self._console.width - 4))
+        return Text("\n").join([*wrapped[-4:], *[Text("")] * max(0, 4 - len(wrapped))])
+
+
+def _make_printable(text: str) -> str:
+    """Replace characters that would control the terminal."""
+    plain = text.replace("\t", " ")
+    return "".join(character if character.isprintable() or character == "\n" else "·" for character in plain)
+
+
+def make_display(console: Console, clock: Callable[[], float], total: int | None) -> Display:
+    """Make a live panel on a terminal, messages of the log elsewhere."""
+    return LiveDisplay(console, clock, total) if console.is_terminal else PlainDisplay(clock)

@@ -1,0 +1,232 @@
+"""Output of commands for people: to_printable lines and tables, and checks of the files that a command writes.
+
+Functions import rich when they need it: the help of a command must not wait for it.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from store.errors import RunError, UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console, Group
+    from rich.table import Table
+    from rich.text import Text
+
+PIPE_COLUMNS = 200  # wide enough that a table in a pipe is not folded
+RESULT_COLUMNS = 120  # width of tables of results, whose long cells are folded
+PLOT_SUFFIXES = (".png", ".svg", ".pdf")
+
+
+@contextmanager
+def new_folder(named: Path) -> Iterator[Path]:
+    """Resolve a new or empty folder that the block may replace by another one.
+
+    Raises:
+        UsageError: it holds files or is where the command runs, or the block cannot write it.
+    """
+    try:
+        folder = named.resolve()
+        if folder == Path.cwd().resolve():
+            raise UsageError(f"a new folder must be named, but {named} is the working directory; name one below it")
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise UsageError(f"a new or empty folder must be named, but {named} holds files; name another")
+        yield folder
+    except OSError as error:
+        raise UsageError(
+            f"{named} must be a folder that can be made and written: {error.strerror or error}; name another"
+        ) from error
+
+
+def require_file(flag: str, path: Path | None) -> None:
+    """Refuse a file that could not be written after the measurement.
+
+    Raises:
+        UsageError: it is a folder, or its folder does not exist.
+    """
+    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+        raise UsageError(f"{flag} must name a file in a folder that exists, got '{path}'")
+
+
+def require_extra(command: str, extra: str, *packages: str) -> None:
+    """Refuse a command whose optional packages are not installed.
+
+    Args:
+        command: name of the command.
+        extra: extra of omnidraft that installs the packages.
+        packages: names of the imported packages.
+
+    Raises:
+        UsageError: one of them is missing.
+    """
+    missing = [package for package in packages if find_spec(package) is None]
+    if missing:
+        needed, lacking = " and ".join(packages), " and ".join(missing)
+        raise UsageError(
+            f'{command} needs {needed}, but {lacking} cannot be found. Try: pip install "omnidraft[{extra}]"'
+        )
+
+
+def require_folders(*files: Path | None) -> None:
+    """Check the folders of files.
+
+    Raises:
+        RunError: the folder of one of the files does not exist.
+    """
+    for file in files:
+        if file and not file.absolute().parent.is_dir():
+            raise RunError(f"{file} must be in a folder that exists; make {file.parent} first")
+
+
+def require_plot_file(path: Path | None) -> None:
+    """Check the suffix of a plot.
+
+    Raises:
+        UsageError: it is not one of `PLOT_SUFFIXES`.
+    """
+    if path is not None and path.suffix not in PLOT_SUFFIXES:
+        raise UsageError(f"--picture must end in one of {', '.join(PLOT_SUFFIXES)}, got '{path}'")
+
+
+def make_console(pipe_columns: int = PIPE_COLUMNS) -> "Console":
+    """Make a console on standard output; in a pipe it is wide, so that no table is folded."""
+    from rich.console import Console
+
+    return Console() if sys.stdout.isatty() else Console(width=pipe_columns)
+
+
+_STDERR: list["Console"] = []  # at most one
+
+
+def stderr_console() -> "Console":
+    """Return the process's only console on standard error, so that log lines and live displays do not interleave."""
+    from rich.console import Console
+
+    if not _STDERR:
+        _STDERR.append(Console(stderr=True))
+    return _STDERR[0]
+
+
+@contextmanager
+def own_stderr_console(*, quiet: bool) -> Iterator[None]:
+    """Let `stderr_console` return a new console while the block runs; a quiet one shows nothing."""
+    _STDERR.clear()
+    if quiet:
+        from rich.console import Console
+
+        _STDERR.append(Console(stderr=True, quiet=True, force_terminal=False))
+    try:
+        yield
+    finally:
+        _STDERR.clear()
+
+
+@contextmanager
+def status(text: str = "") -> Iterator[Callable[[str], None]]:
+    """Show a transient line on standard error while the block runs. Yields a function that changes its text."""
+    with stderr_console().status(text) as line:
+        yield line.update
+
+
+def show_or_json(values: Mapping[str, Any], as_json: bool, show: Callable[["Console"], None]) -> None:
+    """Print results as JSON, or let `show` print them to a console."""
+    if as_json:
+        print(json.dumps(values, ensure_ascii=False, indent=2))
+    else:
+        show(make_console(RESULT_COLUMNS))
+
+
+def print_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print rows below their heads, and an empty line."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*heads, box=None, pad_edge=False, header_style="bold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    make_console().print(table, "")
+
+
+def to_printable(value: object) -> str:
+    """Return one to_printable line; text from a server must not control the terminal."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    text = "" if value is None else str(value)
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def _format_number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def _format_change(metrics: Mapping[str, Any], key: str, digits: int) -> str:
+    """Format a metric of the first and of the last fifth of the prompts."""
+    return f"{_format_number(metrics['first_fifth'][key], digits)}→{_format_number(metrics['last_fifth'][key], digits)}"
+
+
+def _format_numbers(numbers: Sequence[int]) -> str:
+    """Format numbers as `3`, `3-7`, `3, 5`, or `-` for none."""
+    if len(numbers) > 1 and list(numbers) == list(range(numbers[0], numbers[-1] + 1)):
+        return f"{numbers[0]}-{numbers[-1]}"
+    return ", ".join(map(str, numbers)) or "-"
+
+
+def make_summary_table(summary: Mapping[str, Any]) -> "Group":
+    """Format a run's summary in 80 columns: a row per dataset, then a row per target if there are several, then the
+    ledger.
+    """
+    from rich.console import Group
+
+    parts: list[Table | Text] = [_make_groups_table(f"run {summary['run']}", "dataset", summary["datasets"])]
+    if len(summary["targets"]) > 1:
+        parts.append(_make_groups_table("by target", "target", summary["targets"]))
+    return Group(*parts, *_list_notes(summary))
+
+
+def _make_groups_table(title: str, heading: str, groups: Mapping[str, Any]) -> "Table":
+    """Make a table of datasets or targets; rates as first fifth→last fifth of their prompts."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    table.add_column(heading, overflow="fold")
+    for column in ("prompts", "tokens", "tokens/s", "acceptance", "tokens/\nforward"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("drifts")
+    table.add_column("versions")
+    for name, metrics in groups.items():
+        acted_upon = [drift for drift in metrics["drifts"] if drift["action"] in ("reset", "recall")]
+        table.add_row(
+            name,
+            f"{metrics['prompts']:,}",
+            f"{metrics['emitted_tokens']:,}",
+            _format_number(metrics["tokens_per_second"], 1),
+            _format_change(metrics, "acceptance_rate", 3),
+            _format_change(metrics, "block_efficiency", 2),
+            ", ".join(str(drift["offset"]) for drift in acted_upon) or "-",
+            _format_numbers([version["version"] for version in metrics["versions"]]),
+        )
+    return table
+
+
+def _list_notes(summary: Mapping[str, Any]) -> Iterator["Text"]:
+    from rich.text import Text
+
+    yield Text("acceptance, tokens/forward: first fifth→last fifth of the prompts", "italic")
+    ledger = summary["totals"]["ledger"]
+    if ledger["update_seconds"]:
+        spent, gained = _format_number(ledger["update_seconds"], 1), _format_number(ledger["tokens_gained"], 0)
+        saved = _format_number(ledger["seconds_saved"], 1)
+        waited = _format_number(ledger["waited_seconds"], 1)
+        yield Text(f"learning: {spent} s ({waited} s waited for), {gained} tokens gained, worth {saved} s", "italic")
+    if share := summary["totals"].get("lookup_share"):
+        rate = _format_number(summary["totals"]["lookup_acceptance_rate"], 3)
+        yield Text(f"lookup: {share:.1%} of the target forwards, acceptance {rate}", "italic")
+    if summary["rejected_rows"]:
+        line = f"source rows that were no prompts: {summary['rejected_rows']:,}, see rejected.jsonl"
+        yield Text(line, "italic")

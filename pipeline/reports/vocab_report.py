@@ -1,0 +1,206 @@
+"""Report on a target's and a drafter's vocabularies: their common tokens, and their coverage of a text."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from pipeline.assembly.models import locate
+from pipeline.config.settings import Config
+from pipeline.sources.stream import open_sources, stream
+from stages.models.huggingface import load_tokenizer
+from stages.ngrams.cache import NgramCache
+from stages.ngrams.eviction import EVICTIONS
+from stages.ngrams.trie import build_direct_trie
+from stages.tools.vocab_statistics import (
+    CacheCoverage,
+    Coverage,
+    cache_coverage,
+    commonest_ngrams,
+    coverage,
+    ngrams_by_length,
+    silent,
+)
+from stages.vocabulary.pair import How, Pair, SpecialMapping, SpecialRule, pair
+from stages.vocabulary.tokenizer_view import Vocabulary
+from store.errors import SourceError
+from store.events import PromptReceived
+from store.registry.registry import default_uri
+
+COMMONEST = 20  # n-grams that are listed
+
+
+@dataclass(frozen=True)
+class MappedSpecial:
+    """A control token of the target and the pieces that it is mapped to, as ids and as to_readable text."""
+
+    token: int
+    name: str
+    how: How
+    pieces: tuple[int, ...]
+    text: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class CommonNgram:
+    """A target token of several pieces that is frequent in a text."""
+
+    token: int
+    text: str
+    pieces: tuple[str, ...]
+    count: int
+
+
+@dataclass(frozen=True)
+class TextCoverage:
+    """Coverage of one text, tokenized by the target, by a pair of vocabularies.
+
+    Attributes:
+        sources: sources of the text.
+        prompts: number of texts.
+        characters: number of characters of all texts.
+        drafter_tokens: number of pieces of the same text, tokenized by the drafter.
+        whole: numbers of tokens by the way in which they can be proposed.
+        cache: coverage by the n-gram cache.
+        budget_bytes, policy: settings of the cache.
+        commonest: the most frequent n-grams.
+    """
+
+    sources: tuple[str, ...]
+    prompts: int
+    characters: int
+    drafter_tokens: int
+    whole: Coverage
+    cache: CacheCoverage
+    budget_bytes: int
+    policy: str
+    commonest: tuple[CommonNgram, ...]
+
+
+@dataclass(frozen=True)
+class VocabularyReport:
+    """A report on a pair of vocabularies.
+
+    Attributes:
+        target, drafter: names of the models.
+        target_size, drafter_size: number of ids of the tokenizers.
+        direct: number of target tokens that are one piece, special tokens of the same role or name included.
+        ngrams: number of target tokens of several pieces, per band.
+        unspelt: number of target tokens with bytes that the drafter cannot spell.
+        silent: number of target ids that are never proposed: unused ones, duplicates, blocked special tokens.
+        digest: digest of the pair.
+        specials: the map of special tokens.
+        text: coverage of a text.
+    """
+
+    target: str
+    drafter: str
+    target_size: int
+    drafter_size: int
+    direct: int
+    ngrams: Mapping[str, int]
+    unspelt: int
+    silent: int
+    digest: str
+    specials: tuple[MappedSpecial, ...]
+    text: TextCoverage
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert the report to JSON values."""
+        return asdict(self)
+
+
+def to_readable(spelt: bytes | None) -> str:
+    """Format a token's bytes as one visible word: spaces as `▁`, line breaks and broken characters escaped."""
+    text = (spelt or b"").decode(errors="backslashreplace").replace(" ", "▁")
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def _describe_special(special: SpecialMapping, drafter: Vocabulary) -> MappedSpecial:
+    names = {token: name for name, token in drafter.specials.items()}
+    text = tuple(names.get(piece) or to_readable(drafter.bytes_of(piece)) for piece in special.pieces)
+    return MappedSpecial(special.token, special.name, special.how, special.pieces, text)
+
+
+def load_pair(config: Config) -> tuple[Vocabulary, Vocabulary, Pair]:
+    """Load and pair the tokenizers of the configuration's first target and of its drafter.
+
+    No weights are read.
+
+    Raises:
+        ModelError, VocabularyError: as when models are loaded.
+    """
+    uri = config.publish.mlflow_uri or default_uri(Path("runs"))
+    with TemporaryDirectory() as fetched:
+        names = (config.targets[0], config.drafter)
+        tokenizers = [load_tokenizer(locate(name, uri, Path(fetched))) for name in names]
+    target, drafter = (Vocabulary(tokenizer, name) for tokenizer, name in zip(tokenizers, names, strict=True))
+    rule = SpecialRule.from_entries(config.vocabulary.special, config.vocabulary.special_names)
+    return target, drafter, pair(target, drafter, rule)
+
+
+def read_prompts(config: Config) -> list[str]:
+    """Read the texts of the configuration's sources.
+
+    Raises:
+        SourceError: they cannot be read, or hold no prompt.
+    """
+    sources = open_sources(config.sources, config.source, seed=config.seed)
+    texts = [event.text for event in stream(sources) if isinstance(event, PromptReceived)]
+    if not texts:
+        raise SourceError(f"The text must hold at least one prompt, but {', '.join(config.sources)} holds none.")
+    return texts
+
+
+def make_report(
+    config: Config, target: Vocabulary, drafter: Vocabulary, words: Pair, texts: Sequence[str]
+) -> VocabularyReport:
+    """Make the report of a pair on some texts.
+
+    Args:
+        config: names the sources, and the cache's budget and policy.
+        target, drafter, words: the vocabularies and their pair.
+        texts: as from `read_prompts`.
+    """
+    return VocabularyReport(
+        target=target.name,
+        drafter=drafter.name,
+        target_size=target.size,
+        drafter_size=drafter.size,
+        direct=words.direct,
+        ngrams=ngrams_by_length(words),
+        unspelt=words.unspelt,
+        silent=silent(words),
+        digest=words.digest,
+        specials=tuple(_describe_special(special, drafter) for special in words.specials),
+        text=_measure_text(config, target, drafter, words, texts),
+    )
+
+
+def _measure_text(
+    config: Config, target: Vocabulary, drafter: Vocabulary, words: Pair, texts: Sequence[str]
+) -> TextCoverage:
+    tokens = [token for text in texts for token in target.encode_text(text)]
+    trie = build_direct_trie(words.pieces, target.size, words.drafter_size)
+    cache = NgramCache(trie, config.cache.budget_bytes, EVICTIONS[config.cache.policy]())
+    commonest = [
+        CommonNgram(
+            token,
+            to_readable(target.bytes_of(token)),
+            tuple(to_readable(drafter.bytes_of(piece)) for piece in words.pieces[token] or ()),
+            count,
+        )
+        for token, count in commonest_ngrams(words, tokens, COMMONEST)
+    ]
+    return TextCoverage(
+        sources=config.sources,
+        prompts=len(texts),
+        characters=sum(map(len, texts)),
+        drafter_tokens=sum(len(drafter.encode_text(text)) for text in texts),
+        whole=coverage(words, tokens),
+        cache=cache_coverage(words, trie, cache, tokens),
+        budget_bytes=config.cache.budget_bytes,
+        policy=config.cache.policy,
+        commonest=tuple(commonest),
+    )

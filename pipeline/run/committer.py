@@ -1,0 +1,115 @@
+"""Commits of a run: when one is due, and the checkpoint that goes with it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+from pipeline.config.sections import CommitSettings
+from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
+from store.log.checkpoint import read_checkpoint
+from store.log.manifest import MANIFEST, read_manifest
+from store.log.run_log import Commit, RunLog
+from store.registry.registry import Registry
+
+PATIENCE = 2.0  # a due commit waits for a running update until this many times the interval has passed
+
+
+@dataclass(frozen=True)
+class CommitCosts:
+    """Cost of the commits of a run.
+
+    Attributes:
+        seconds: on the run's own thread.
+        seconds_beside: on the log's writer thread.
+        of: seconds since the run began or was resumed.
+    """
+
+    commits: int
+    seconds: float
+    seconds_beside: float
+    of: float
+
+
+def last_snapshot(run_folder: Path) -> SnapshotReader | None:
+    """Return the checkpoint of a log's last commit; None before the first commit.
+
+    Raises:
+        CorruptError: the manifest or the checkpoint is not what was committed.
+    """
+    checkpoint = read_manifest(run_folder).checkpoint if (run_folder / MANIFEST).exists() else None
+    return SnapshotReader(read_checkpoint(run_folder, checkpoint)) if checkpoint else None
+
+
+class Committer:
+    """Commits the run between two blocks: the log so far, and a checkpoint to resume from.
+
+    A commit is due after a number of prompts or seconds, but not before the cost of the last one is a small share of
+    the time since: a large drafter, whose weights take long to write, is committed less often. No decision depends on
+    when commits are made.
+
+    Args:
+        settings: the interval of commits.
+        save: takes the snapshot.
+        learning: whether an update is being computed, which a snapshot would have to wait for.
+        log: the log to commit.
+        registry: its messages are released by the commit.
+        clock: monotonic seconds.
+        rows: whether sequences in flight are in the checkpoint, so that they continue after a resume.
+    """
+
+    def __init__(
+        self,
+        settings: CommitSettings,
+        save: Callable[[SnapshotWriter], Saved],
+        learning: Callable[[], bool],
+        log: RunLog,
+        registry: Registry,
+        clock: Callable[[], float] = perf_counter,
+        *,
+        rows: bool = True,
+    ) -> None:
+        self._settings, self._save, self._learning, self._log = settings, save, learning, log
+        self._registry, self._clock, self._rows = registry, clock, rows
+        self._began = clock()
+        self._last: float | None = None
+        self._last_cost = 0.0
+        self._prompts = self._commits = 0
+        self._seconds = 0.0
+
+    @property
+    def costs(self) -> CommitCosts:
+        """Cost of all commits so far."""
+        return CommitCosts(self._commits, self._seconds, self._log.all_commit_seconds, self._clock() - self._began)
+
+    def count_prompt(self) -> None:
+        """Count a completed prompt."""
+        self._prompts += 1
+
+    def is_due(self) -> bool:
+        """Return whether a commit is due. Called between two blocks."""
+        if self._log.committing:
+            return False
+        if self._last is None:
+            return True
+        settings, passed = self._settings, self._clock() - self._last
+        affordable = (self._last_cost + self._log.commit_seconds) / settings.share
+        if passed < affordable or (passed < settings.seconds and self._prompts < settings.prompts):
+            return False
+        return not self._learning() or passed >= PATIENCE * max(settings.seconds, affordable)
+
+    def commit(self, *, wait: bool = False) -> None:
+        """Commit now. The writer thread does most of the work; with `wait`, return when the commit is complete.
+
+        Raises:
+            OmnidraftError: the log cannot be written.
+        """
+        started = self._clock()
+        keep = SnapshotWriter(rows=self._rows)
+        state = self._save(keep)
+        mark = self._registry.mark()
+        self._log.commit(Commit(lambda: keep.files(state), mark, lambda: self._registry.release(mark)), wait=wait)
+        self._last, self._prompts = self._clock(), 0
+        self._last_cost = self._last - started
+        self._commits += 1
+        self._seconds += self._last_cost

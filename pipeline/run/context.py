@@ -1,0 +1,181 @@
+"""Everything that a process opens on a run's folder, in one order for every kind of run:
+
+    lock -> folder -> checkpoint -> (models) -> log -> registry -> metrics -> committer -> events
+
+A run in several processes has one context for its own log and one for each partition.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from pipeline.config.settings import Config
+from pipeline.run.committer import Committer, last_snapshot
+from pipeline.run.event_sink import EventSink
+from pipeline.run.folder import CONFIG, SPOOL, is_unfinished, require_new
+from pipeline.run.mlflow_run import Curves, open_registry
+from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
+from store.errors import RunError
+from store.events import Event
+from store.files import write_whole
+from store.log.lock import RunLock
+from store.log.manifest import RunKind, has_manifest, read_manifest
+from store.log.mirror import Mirror, NoMirror
+from store.log.partitions import worker_folders
+from store.log.run_log import RunLog
+from store.registry.registry import NoRegistry, Registry
+
+# By kind of run: its name in messages, and the command that resumes it.
+_RESUMED_BY = {
+    RunKind.REPLAY: ("a replay", "omnidraft replay --resume {name}"),
+    RunKind.CLUSTER: ("a replay that was begun with --ray", "omnidraft replay --resume {name} --ray local"),
+    RunKind.SERVE: ("the run of a server", "omnidraft serve --resume {name}"),
+}
+# A key of the checkpoint that identifies the kind of a run of an older release, whose manifest does not name it.
+_KIND_BY_KEY = {"constants": RunKind.REPLAY, "open": RunKind.CLUSTER, "offset": RunKind.SERVE}
+
+
+def kind_of(run_folder: Path, reader: SnapshotReader | None) -> RunKind | None:
+    """Return the kind of a run, given its checkpoint. If the manifest, of an older release, does not name it, it is
+    derived from the content of the run; None if nothing was committed."""
+    if not has_manifest(run_folder):
+        return None
+    if kind := read_manifest(run_folder).kind:
+        return kind
+    if worker_folders(run_folder):
+        return RunKind.CLUSTER
+    return next((kind for key, kind in _KIND_BY_KEY.items() if reader and key in reader.state), None)
+
+
+class RunContext:
+    """The resources that a process holds on a run.
+
+    Args:
+        folder: folder of the run, or of one of its partitions.
+        kind: kind of the run.
+        mirror: copy of the commits on an object store; None if there is none.
+
+    Attributes:
+        name: the run's name on a command line.
+        snapshot: checkpoint of the last commit, until the run is resumed from it.
+        log, registry, metrics, committer, events: available after `open`, `connect` and `commit_by`.
+    """
+
+    log: RunLog
+    committer: Committer
+    events: EventSink
+
+    def __init__(self, folder: Path, kind: RunKind, mirror: Mirror | None = None) -> None:
+        self.folder, self.kind, self.mirror = folder, kind, mirror or NoMirror(folder)
+        self.name = self.mirror.name
+        self.snapshot: SnapshotReader | None = None
+        self.registry: Registry = NoRegistry()
+        self.metrics = Curves(self.registry, lambda: 0)
+        self._lock, self._resume = RunLock(folder), False
+
+    @contextmanager
+    def acquire(self, *, resume: bool) -> Iterator[None]:
+        """Hold the run while models are loaded: a run to resume is locked and its checkpoint read; of a new run nothing
+        is written yet.
+
+        Raises:
+            RunError: the folder is not free, another process writes it, or the run is of another kind.
+            CorruptError: the checkpoint is not what was committed.
+        """
+        self._resume = resume
+        try:
+            if is_unfinished(self.folder):
+                self._lock.take()  # before anything is read; the error names the process that holds it
+            if resume:
+                self.snapshot = last_snapshot(self.folder)
+                self._require_kind()
+            else:
+                require_new(self.folder, self.name)
+            yield
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def _require_kind(self) -> None:
+        found = kind_of(self.folder, self.snapshot)
+        if found not in (None, self.kind):
+            what, command = _RESUMED_BY[found]
+            raise RunError(f"{self.name} holds {what}; resume it with `{command.format(name=self.name)}`")
+
+    @contextmanager
+    def open(self, config: Config | None = None) -> Iterator[None]:
+        """Hold the lock and an open log. On exit a log that is still open is closed at its last commit.
+
+        Args:
+            config: written to the run's folder; None for a partition, which has no configuration of its own.
+        """
+        with self._lock:
+            if config is None:
+                self.mirror.pull()
+            else:
+                if not self._resume:
+                    require_new(self.folder, self.name)  # again: another process may have created it since
+                write_whole(self.folder / CONFIG, config.to_json().encode())
+            self.log = RunLog(self.folder, mirror=self.mirror, kind=self.kind)
+            try:
+                if config is None:
+                    self.snapshot = last_snapshot(self.folder)
+                yield
+            finally:
+                self.log.close()
+
+    def connect(
+        self, config: Config, uri: str, run: str, datasets: Sequence[tuple[str, str]], targets: Sequence[str] = ()
+    ) -> None:
+        """Open the connection to MLflow for versions and metrics. Arguments as of `open_registry`."""
+        spool = self.folder / SPOOL
+        self.registry = open_registry(config, uri, read_manifest(self.folder), spool, run, datasets)
+        self.metrics = Curves(self.registry, lambda: time.time_ns() // 1_000_000, targets)
+
+    def commit_by(
+        self,
+        config: Config,
+        save: Callable[[SnapshotWriter], Saved],
+        show: Callable[[Event], None] = lambda event: None,
+        learning: Callable[[], bool] = lambda: False,
+        *,
+        rows: bool = False,
+    ) -> None:
+        """Make the committer and the event sink.
+
+        Args:
+            config: the interval of commits, and what may be logged.
+            save, learning, rows: as of `Committer`. Without `rows` the log holds whole prompts only.
+            show: called with every event.
+        """
+        self.committer = Committer(config.commit, save, learning, self.log, self.registry, rows=rows)
+        metrics = None if isinstance(self.registry, NoRegistry) else self.metrics
+        text = config.log.text
+        self.events = EventSink(self.log, metrics, show, self.committer, text=text, whole=not rows)
+
+    def commit(self, *, wait: bool = False) -> None:
+        """Commit the log and send the metrics so far."""
+        self.metrics.flush()
+        self.committer.commit(wait=wait)
+
+    def finish(self, summary: Mapping[str, float] | None = None, artifacts: Sequence[Path] = ()) -> None:
+        """Finish the log and MLflow's run, with the summary of the stream. A run that is killed in this method resumes
+        from its last commit and calls it again."""
+        self.registry.finish(summary or {}, artifacts)
+        mark = self.registry.mark()
+        self.log.finish(mark, lambda: self.registry.release(mark))
+
+    def disconnect(self, timeout: float) -> int:
+        """Close log and registry after the last commit. Returns the number of messages that MLflow did not accept
+        within `timeout` seconds."""
+        self.log.close()
+        return self.registry.close(timeout)
+
+    def push(self) -> None:
+        """Copy the run to its mirror, with the record of what was sent to MLflow since the last commit.
+
+        Raises:
+            OmnidraftError: the object store does not answer.
+        """
+        self.mirror.push(read_manifest(self.folder))

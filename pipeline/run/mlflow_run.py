@@ -1,0 +1,200 @@
+"""The run in MLflow: begun or resumed, its settings, its curves, its summary, and what could not be sent in time.
+
+MLflow's chart page orders sections by the part of a name before the slash: `curve/` comes first of ours. With several
+targets the rates of each follow those of the whole, such as `curve/acceptance_rate.llama-8b`.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.settings import Config
+from pipeline.learning import probe_prompts
+from pipeline.routing import TargetRouter
+from pipeline.run.folder import SPOOL, mlflow_of
+from store.errors import RunError
+from store.events import Drifted, Event, PromptCompleted, Updated, VersionPublished
+from store.log.checkpoint import remove_other_checkpoints
+from store.log.lock import RunLock
+from store.log.manifest import Manifest, read_manifest
+from store.log.mirror import Mirror
+from store.log.partitions import LEARNER, partition_folder
+from store.registry.outbox import read_undelivered
+from store.registry.registered_version import metric_name
+from store.registry.registry import MlflowRegistry, NoRegistry, Point, Registry
+
+WINDOW = 16  # prompts that a point of a rate looks back on
+FLUSH = 32  # points sent together
+OF_EACH_TARGET = ("curve/acceptance_rate", "curve/block_efficiency")
+UNSENT_TIMEOUT = 60.0  # seconds that a finished run waits for MLflow
+
+
+def open_registry(
+    config: Config, uri: str, manifest: Manifest, spool: Path, run: str, datasets: Sequence[tuple[str, str]]
+) -> Registry:
+    """Where versions and curves go; nowhere if nothing is to be published.
+
+    Args:
+        config: all settings.
+        uri: of the MLflow store.
+        manifest: of the log whose commits cover the messages.
+        spool: the file in which messages wait.
+        run: its name.
+        datasets: name and source of each.
+    """
+    if not config.publish.enabled:
+        return NoRegistry()
+    registry = MlflowRegistry(uri, spool, model=config.publish.name, keep=manifest.messages)
+    if manifest.messages:
+        registry.resume()
+    else:
+        registry.start_run(run, _params(config), {}, datasets, identity=manifest.identity)
+    return registry
+
+
+def _params(config: Config) -> dict[str, object]:
+    """Return the few settings that distinguish runs in MLflow's pages."""
+    return {
+        "target": ", ".join(TargetRouter.from_config(config).targets),
+        "drafter": config.drafter,
+        "mode": config.draft.mode,
+        "loss": config.learn.loss if config.learn.enabled else "none",
+        "temperature": config.sampling.temperature,
+        "max_draft": config.draft.max_draft,
+        "stop_rule": config.draft.stop_rule if config.draft.adapt else "never",
+        "batch": config.batch,
+        "interval": config.learn.interval,
+        "seed": config.seed,
+        "probe": probe_prompts.identity() if config.publish.enabled and config.publish.probe else "none",
+    }
+
+
+def numbers_of(summary: dict[str, Any]) -> dict[str, float]:
+    """The totals, the ledger and the last fifth of each dataset, flat."""
+    totals, ledger = summary["totals"], summary["totals"]["ledger"]
+    numbers = totals | {f"ledger/{key}": value for key, value in ledger.items()}
+    found = {key: float(value) for key, value in numbers.items() if isinstance(value, int | float)}
+    for dataset, part_metrics in summary["datasets"].items():
+        for part in ("first_fifth", "last_fifth"):
+            rate = part_metrics[part]["acceptance_rate"]
+            if rate is not None:
+                found[f"{metric_name(dataset)}/{part}_acceptance_rate"] = rate
+    return found
+
+
+class Curves:
+    """Turns events into points and sends them in batches.
+
+    Args:
+        registry: where points go.
+        now: milliseconds since the epoch.
+        targets: of the run.
+    """
+
+    def __init__(self, registry: Registry, now: Callable[[], int], targets: Sequence[str] = ()) -> None:
+        self._registry, self._now = registry, now
+        several = targets if len(targets) > 1 else ()
+        self._windows: dict[str, deque[PromptCompleted]] = {target: deque(maxlen=WINDOW) for target in several}
+        self._window: deque[PromptCompleted] = deque(maxlen=WINDOW)
+        self._points: list[Point] = []
+
+    def remember(self, prompt: PromptCompleted) -> None:
+        """Count a prompt whose points were sent before the run was resumed."""
+        self._window.append(prompt)
+        if prompt.target in self._windows:
+            self._windows[prompt.target].append(prompt)
+
+    def add(self, event: Event) -> None:
+        """Add what an event contributes."""
+        match event:
+            case PromptCompleted():
+                self._window.append(event)
+                self._add_points(event.offset, _rates(self._window) | self._rates_of_its_target(event))
+            case Updated(part="drafter"):
+                found = {"learn/loss": event.loss, "learn/served": float(event.served)}
+                if event.acceptance_after is not None:
+                    found["learn/expected_acceptance"] = event.acceptance_after
+                self._add_points(event.offset, found)
+            case Drifted():
+                self._add_points(
+                    event.offset, {"drift/rate_before": event.rate_before, "drift/rate_after": event.rate_after}
+                )
+            case VersionPublished() if event.reason != "floor":  # MLflow compares by the metric that came first
+                self._add_points(
+                    event.offset, {"version/number": event.version, "version/cache_entries": event.cache_entries}
+                )
+
+    def _rates_of_its_target(self, prompt: PromptCompleted) -> dict[str, float]:
+        if prompt.target not in self._windows:
+            return {}
+        window = self._windows[prompt.target]
+        window.append(prompt)
+        rates, name = _rates(window), metric_name(prompt.target)
+        return {f"{rate}.{name}": rates[rate] for rate in OF_EACH_TARGET if rate in rates}
+
+    def _add_points(self, step: int, values: dict[str, float]) -> None:
+        now = self._now()
+        self._points += [(key, value, step, now) for key, value in values.items()]
+        if len(self._points) >= FLUSH:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send what is waiting."""
+        if self._points:
+            self._registry.log_points(self._points)
+            self._points = []
+
+
+def _rates(window: Sequence[PromptCompleted]) -> dict[str, float]:
+    """Acceptance, its length and the drafts' are those of the model; the rest is of all blocks."""
+    judged = sum(prompt.judged for prompt in window)
+    accepted = sum(prompt.accepted for prompt in window)
+    blocks = sum(prompt.blocks for prompt in window)
+    by_model = blocks - sum(prompt.lookup_blocks for prompt in window)
+    emitted = sum(prompt.emitted for prompt in window)
+    spent = window[-1].finished - min(prompt.started for prompt in window)
+    found = {
+        "curve/block_efficiency": emitted / blocks,
+        "curve/tokens_per_second": emitted / spent if spent > 0 else 0.0,
+    }
+    if by_model < blocks:
+        found["curve/lookup_share"] = 1 - by_model / blocks
+    if by_model:
+        drafted = sum(prompt.drafted for prompt in window)
+        found |= {"curve/mean_accepted_length": accepted / by_model, "curve/drafted_pieces": drafted / by_model}
+    return found | ({"curve/acceptance_rate": accepted / judged} if judged else {})
+
+
+def send_leftovers(config: Config, run_folder: Path, mirror: Mirror) -> str:
+    """Send what waits in the queue of a finished run. `mirror`: what its commits were copied to.
+
+    Returns:
+        what became of it, in words.
+
+    Raises:
+        RunError: nothing waits, or another process is at work there.
+    """
+    learner = partition_folder(run_folder, LEARNER)  # whose queue it is in a run of several processes
+    uri = config.publish.mlflow_uri or mlflow_of(mirror.name)
+    with RunLock(run_folder):
+        remove_other_checkpoints(run_folder, read_manifest(run_folder).checkpoint)
+        waiting, left = 0, 0
+        for folder, place in ((run_folder, mirror), (learner, mirror.partition(LEARNER))):
+            found = sum(1 for _ in read_undelivered(folder / SPOOL)) if (folder / SPOOL).exists() else 0
+            if found:
+                waiting, left = waiting + found, left + _send(config, folder, place, uri)
+    if not waiting:
+        raise RunError(f"the run in {mirror.name} is finished: there is nothing to resume; begin another")
+    if left:
+        return f"the run is finished; MLflow at {uri} took {waiting - left} of {waiting} messages, the others wait"
+    return f"the run is finished; MLflow at {uri} took the {waiting} messages that waited"
+
+
+def _send(config: Config, folder: Path, mirror: Mirror, uri: str) -> int:
+    """What waits in one log's queue. Returns the number of messages that stayed."""
+    manifest = read_manifest(folder)
+    left = MlflowRegistry(uri, folder / SPOOL, model=config.publish.name, keep=manifest.messages).close(UNSENT_TIMEOUT)
+    mirror.acquire(manifest)
+    mirror.push(manifest)
+    return left

@@ -1,0 +1,204 @@
+"""One replay from configuration to summary, in one process."""
+
+import logging
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.assembly.loop import build_loop
+from pipeline.assembly.models import fingerprints, load_models, pin_version
+from pipeline.config.settings import Config
+from pipeline.loop import Loop
+from pipeline.reports.artifacts import draw_run_plots
+from pipeline.reports.progress import Display
+from pipeline.routing import TargetRouter
+from pipeline.run.context import RunContext
+from pipeline.run.folder import CONFIG, SPOOL, mlflow_of
+from pipeline.run.mlflow_run import UNSENT_TIMEOUT, numbers_of
+from pipeline.run.signals import Stop, stop_on_signals
+from pipeline.sources.position import SourcePosition, SourcePositionState
+from pipeline.sources.stream import datasets_of, open_sources, stream, total
+from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
+from stages.models.measurements import Measurements
+from store.errors import OmnidraftError, RunError, SourceError
+from store.log.committed_events import completed_prompts
+from store.log.manifest import RunKind
+from store.log.mirror import Mirror
+from store.query.summary import SUMMARY, write_summary
+from store.registry.registered_version import check_model_name
+
+LOG = logging.getLogger("omnidraft.run")
+
+
+@dataclass(frozen=True)
+class Constants:
+    """What must not change while a run lasts: per target its name and fingerprints, and what was measured."""
+
+    models: tuple[tuple[str, str, str, str], ...]
+    measured: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ReplayState:
+    """A checkpoint of a replay."""
+
+    loop: Saved
+    tape: SourcePositionState
+    constants: Constants
+
+
+class Replay:
+    """A run that is ready to start or to resume: sources are open, models are loaded, nothing has been written yet.
+
+    Args:
+        config: all settings; of a resumed run, those that it began with.
+        run_folder: where everything goes; new or empty, or that of an unfinished run.
+        uri: of the MLflow store, for `models:/` names and for publishing; None is the local one next to the run.
+        resume: resume the unfinished run in the folder from its last commit.
+        mirror: what its commits are copied to, if to anywhere.
+
+    Raises:
+        UsageError: for anything that cannot work.
+        CorruptError: the checkpoint is not what was committed.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        run_folder: Path,
+        uri: str | None,
+        *,
+        resume: bool = False,
+        mirror: Mirror | None = None,
+    ) -> None:
+        self._run = RunContext(run_folder, RunKind.REPLAY, mirror)
+        self._uri = uri or mlflow_of(self._run.name)
+        with self._run.acquire(resume=resume):
+            if config.publish.enabled:
+                check_model_name(config.publish.name)
+            drafter = config.drafter if resume else pin_version(config.drafter, self._uri)
+            self.config = config.model_copy(update={"drafter": drafter})
+            self._kept = self._run.snapshot
+            self._state = self._kept.decode(ReplayState, self._kept.state) if self._kept else None
+            self._measurements = Measurements(self._state.constants.measured if self._state else {})
+            self._router = TargetRouter.from_config(config)
+            self._sources = open_sources(config.sources, config.source, seed=config.seed, targets=self._router.targets)
+            self._models = load_models(self.config, self._uri, run_folder.parent / ".fetched", self._measurements)
+            self._fingerprints = tuple((one.name, *fingerprints(one)) for one in self._models)
+
+    def total(self) -> int | None:
+        """Prompts to expect, None if a source does not know."""
+        return total(self._sources)
+
+    def run(self, display: Display) -> dict[str, Any]:
+        """Replay the rest of the stream, or until a signal.
+
+        Returns:
+            the summary, which is also in the run's folder, with `stopped`: whether the run can be resumed, and
+            `commits`: what they cost.
+
+        Raises:
+            SourceError: a source broke off, or is not the one that the run began with; what was done is committed.
+            OmnidraftError: the folder cannot be written any more; the last commit is intact.
+        """
+        folder = self._run.folder
+        try:
+            with self._run.open(self.config):
+                with stop_on_signals() as stop:
+                    summary, broken = self._replay(stop, display)
+                self._close()
+        except OSError as error:
+            if error.filename is not None and not Path(error.filename).resolve().is_relative_to(folder.resolve()):
+                raise
+            raise OmnidraftError(
+                f"the run's folder {folder} must be writable to the end, but: {error.strerror or error}. The last "
+                f"commit is intact: free some space and resume with `omnidraft replay --resume {self._run.name}`"
+            ) from error
+        if broken:
+            raise broken
+        return summary
+
+    def _replay(self, stop: Stop, display: Display) -> tuple[dict[str, Any], SourceError | None]:
+        """The summary, and how a source broke off if one did."""
+        run = self._run
+        datasets = datasets_of(self._sources, self.config.sources)
+        run.connect(self.config, self._uri, run.folder.name, datasets, self._router.targets)
+        loop = build_loop(self.config, self._models, run.registry, run.folder, level=logging.INFO)
+        position = SourcePosition(
+            stop.take_until_signal(stream(self._sources))
+        )  # below the position: what a signal interrupts was not taken
+        if self._kept and self._state:
+            self._resume(self._kept, self._state, loop, position, display, stop)
+
+        def save(writer: SnapshotWriter) -> ReplayState:
+            constants = Constants(self._fingerprints, dict(self._measurements.recorded or {}))
+            return ReplayState(loop.save(writer), position.save(), constants)
+
+        run.commit_by(self.config, save, display.show, lambda: loop.updating, rows=True)
+
+        def pause() -> bool:
+            if not stop.requested and run.committer.is_due():
+                run.commit()
+            return stop.requested
+
+        broken: SourceError | None = None
+        try:
+            run.events.take(loop.run(position, pause))
+        except SourceError as error:
+            broken = error
+        stopped = stop.requested or broken is not None
+        if stopped:
+            LOG.info("stopping: committing what was done")
+            run.registry.pause()
+        run.commit(wait=True)
+        summary = write_summary(run.folder)
+        if not stopped:
+            published = self.config.publish.enabled
+            files = [run.folder / SUMMARY, run.folder / CONFIG, *draw_run_plots(run.folder)] if published else []
+            run.finish(numbers_of(summary), files)
+        return {**summary, "stopped": stopped, "commits": asdict(run.committer.costs)}, broken
+
+    def _resume(
+        self,
+        reader: SnapshotReader,
+        state: ReplayState,
+        loop: Loop,
+        position: SourcePosition,
+        display: Display,
+        stop: Stop,
+    ) -> None:
+        """Restore the state of the last commit."""
+        then = state.constants.models
+        changed = [now[0] for now, before in zip(self._fingerprints, then, strict=True) if now[1:] != before[1:]]
+        if changed:
+            raise RunError(
+                f"the run in {self._run.name} must resume with the models that it began with, but the weights or the "
+                f"vocabulary of {changed[0]}, or of its drafter, have changed; restore them or begin a new run"
+            )
+        loop.restore(state.loop, reader)
+        count = 0
+        for count, prompt in enumerate(completed_prompts(self._run.folder), 1):  # noqa: B007
+            loop.runners[prompt.target].learner.replay_history(prompt)
+            self._run.metrics.remember(prompt)
+            display.remember(prompt)
+        LOG.info("resumed after %d completed prompts", count, extra={"prompts": count})
+        try:
+            position.skip(state.tape)
+        except SourceError:
+            if stop.requested:  # while it read again what it had read before
+                raise KeyboardInterrupt from None
+            raise
+        self._kept = self._state = self._run.snapshot = None  # what it held is elsewhere now
+
+    def _close(self) -> None:
+        unsent, name = self._run.disconnect(UNSENT_TIMEOUT), self._run.name
+        if unsent:
+            LOG.warning(
+                "MLflow did not take %d messages; they wait in %s/%s, and `omnidraft replay --resume %s` sends them",
+                *(unsent, name, SPOOL, name),
+                extra={"unsent": unsent},
+            )
+        try:
+            self._run.push()
+        except OmnidraftError as error:
+            LOG.warning("what MLflow took since the last commit is going to be sent again: %s", error)

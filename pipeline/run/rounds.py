@@ -1,0 +1,288 @@
+"""The loop in rounds: a few prompts are completed and timed, then the loop is paused until the next ones.
+
+`versions compare` replays two versions so, prompt by prompt in turn, and the benchmark measures this pipeline so.
+"""
+
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import TypeVar
+
+from pipeline.assembly.loop import build_loop
+from pipeline.assembly.models import Models
+from pipeline.config.settings import Config
+from pipeline.loop import Loop
+from stages.models.devices import synchronize
+from store.errors import SourceError
+from store.events import (
+    BlockDone,
+    DraftSource,
+    Event,
+    Outcome,
+    PromptCompleted,
+    PromptReceived,
+    PromptRejected,
+    TokenDecision,
+    Translation,
+    Updated,
+)
+from store.registry.registry import NoRegistry
+
+T = TypeVar("T")
+ROUND_IS_DONE = PromptRejected("", 0, "the round is done")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One block of all rows in flight.
+
+    Attributes:
+        drafted: pieces per row that the drafter model drew; it ran as often as the longest has pieces.
+        proposed: target tokens per row; the target read one more of each row.
+    """
+
+    drafted: tuple[int, ...]
+    proposed: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Work:
+    """Cost of a round, by part of the pipeline. Seconds are parts of the round's.
+
+    Attributes:
+        steps: in order.
+        judged, accepted: target tokens.
+        prompt_tokens: target tokens of the round's prompts.
+        decode, translate, verify: seconds of the stages.
+        learning: seconds for which decoding waited for updates.
+        learning_beside: seconds of computing updates in parallel; not part of the round's.
+        log, versions, drift: seconds of writing the log and its curves, of publishing, and of drift detection.
+        log_beside: processor seconds of writing the log in parallel; not part of the round's.
+    """
+
+    steps: tuple[Step, ...]
+    judged: int
+    accepted: int
+    prompt_tokens: int
+    decode: float
+    translate: float
+    verify: float
+    learning: float
+    learning_beside: float = 0.0
+    log: float = 0.0
+    log_beside: float = 0.0
+    versions: float = 0.0
+    drift: float = 0.0
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of single rows."""
+        return sum(len(step.drafted) for step in self.steps)
+
+
+@dataclass(frozen=True)
+class Round:
+    """A few prompts, completed.
+
+    Attributes:
+        tokens: per prompt, in the order of the prompts, the emitted target ids; the one that ended it included.
+        seconds: wall time from the prompts' texts to all completions' texts, learning from them included.
+        work: what happened inside; None of what is not this pipeline.
+        nats: per prompt the surprisal of its tokens under the target's distribution; empty if it was not requested.
+    """
+
+    tokens: tuple[tuple[int, ...], ...]
+    seconds: float
+    work: Work | None = None
+    nats: tuple[float, ...] = ()
+
+    @property
+    def emitted(self) -> int:
+        """Target tokens of all prompts."""
+        return sum(map(len, self.tokens))
+
+
+class Records:
+    """What is kept of a loop's events: nothing, where nothing is overridden."""
+
+    def take(self, event: Event) -> None:
+        """Called for every event, in order."""
+
+    def pause(self) -> bool:
+        """Called between two blocks; whether the loop is to end there."""
+        return False
+
+    def seconds(self) -> Mapping[str, float]:
+        """Spent so far, by the names of `Work`: log, log_beside, versions, drift."""
+        return {}
+
+    def close(self) -> None:
+        """Called once, after the last event."""
+
+
+def rotate(items: Sequence[T], number: int) -> list[T]:
+    """All of them in order, each round beginning with another one, so that none always comes first.
+
+    >>> rotate("abc", 4)
+    ['b', 'c', 'a']
+    """
+    first = number % len(items)
+    return [*items[first:], *items[:first]]
+
+
+def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
+    """Where two texts part; None where one of them begins the other."""
+    return next((place for place, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), None)
+
+
+class _PromptFeed:
+    """Feeds the prompts of one round after another to a loop that keeps running.
+
+    It pauses while prompts of the round are in flight, and yields an event when none is: the end of the round. The loop
+    passes it on after all events that follow from the round's prompts.
+    """
+
+    def __init__(self) -> None:
+        self.waiting: list[PromptReceived] = []
+        self.in_flight = 0
+
+    def __iter__(self) -> "_PromptFeed":
+        return self
+
+    def __next__(self) -> PromptReceived | PromptRejected:
+        if self.waiting:
+            return self.waiting.pop(0)
+        if self.in_flight:
+            raise StopIteration  # the loop calls again after its next step
+        return ROUND_IS_DONE
+
+
+class RoundClock:
+    """A clock that runs during rounds only."""
+
+    def __init__(self) -> None:
+        self._passed, self._began = 0.0, 0.0
+        self._goes = False
+
+    def __call__(self) -> float:
+        """Now."""
+        return self._passed + (perf_counter() - self._began if self._goes else 0.0)
+
+    def go(self) -> float:
+        """A round begins. Returns now."""
+        self._goes, self._began = True, perf_counter()
+        return self._passed
+
+    def stop(self) -> float:
+        """The round ends. Returns now."""
+        self._passed, self._goes = self(), False
+        return self._passed
+
+
+class LoopInRounds:
+    """The loop of one target, kept running between rounds.
+
+    Args:
+        models: used by nothing else while a round runs.
+        config: settings.
+        folder: for versions, if they are published.
+        keep: makes what keeps records of the loop; is given a clock that goes while a round runs.
+    """
+
+    def __init__(
+        self,
+        models: Models,
+        config: Config,
+        folder: Path,
+        keep: Callable[[Loop, Callable[[], float]], Records] = lambda loop, clock: Records(),
+    ) -> None:
+        self.models = models
+        self._loop = build_loop(config, [models], NoRegistry(), folder)
+        self._clock = RoundClock()
+        self._records = keep(self._loop, self._clock)
+        self._feed = _PromptFeed()
+        self._events = self._loop.run(self._feed, self._records.pause)
+
+    def complete(self, prompts: Sequence[PromptReceived]) -> Round:
+        """Complete the prompts, and time that. All of them fit the models.
+
+        A round ends when an update on its own thread is computed too: it must neither run beside what is measured next
+        nor be had for nothing. It is adopted where it is due, as in a stream.
+        """
+        before, events = self._records.seconds(), []
+        self._feed.waiting, self._feed.in_flight = list(prompts), len(prompts)
+        started = self._clock.go()
+        for event in self._events:
+            if event is ROUND_IS_DONE:
+                break
+            self._feed.in_flight -= isinstance(event, PromptCompleted | PromptRejected)
+            self._records.take(event)
+            events.append(event)
+        synchronize(self.models.target.device)
+        decoded = self._clock()
+        waits = [runner.learner.wait() for runner in self._loop.runners.values()]
+        ended = self._clock.stop()
+        seconds, waited = ended - started, (ended - decoded) * any(waits)
+        records = {name: spent - before[name] for name, spent in self._records.seconds().items()}
+        return Round(_tokens(prompts, events), seconds, work_of(events, records, waited))
+
+    @property
+    def cache_bytes(self) -> int:
+        """Memory of the keys and values of both models."""
+        return sum(one.forward_pass.cache_bytes for one in (self.models.target, self.models.drafter))
+
+    def close(self) -> None:
+        """End the loop's run and its records."""
+        for event in self._loop.end():
+            self._records.take(event)
+        self._records.close()
+
+
+def _tokens(prompts: Sequence[PromptReceived], events: Sequence[Event]) -> tuple[tuple[int, ...], ...]:
+    """Per prompt what was emitted.
+
+    Raises:
+        SourceError: a prompt does not fit the models.
+    """
+    emitted: dict[int, list[int]] = {prompt.offset: [] for prompt in prompts}
+    for event in events:
+        if isinstance(event, PromptRejected):
+            raise SourceError(f"Every prompt must fit the models, but line {event.line} does not: {event.reason}")
+        if isinstance(event, TokenDecision) and event.emitted_id is not None:
+            emitted[event.offset].append(event.emitted_id)
+    return tuple(tuple(emitted[prompt.offset]) for prompt in prompts)
+
+
+def work_of(events: Sequence[Event], records: Mapping[str, float], waited: float) -> Work:
+    """Summarise the events of a round, and the time that its end waited for an update."""
+    blocks = [event for event in events if isinstance(event, BlockDone)]
+    updates = [event for event in events if isinstance(event, Updated)]
+    return Work(
+        steps=tuple(_steps(blocks, _nameless(events))),
+        judged=sum(block.judged for block in blocks if block.drafter is DraftSource.MODEL),
+        accepted=sum(block.accepted for block in blocks if block.drafter is DraftSource.MODEL),
+        prompt_tokens=sum(event.prompt_tokens for event in events if isinstance(event, PromptCompleted)),
+        decode=sum(block.seconds_decode for block in blocks),
+        translate=sum(block.seconds_translate for block in blocks),
+        verify=sum(block.seconds_verify for block in blocks),
+        learning=waited + sum(update.waited for update in updates),
+        learning_beside=max(0.0, sum(update.seconds - update.waited for update in updates) - waited),
+        **records,
+    )
+
+
+def _nameless(events: Sequence[Event]) -> set[tuple[int, int]]:
+    """Offset and number of the blocks whose last proposed token has no name: the target did not read it."""
+    decisions = (event for event in events if isinstance(event, TokenDecision) and event.outcome != Outcome.UNDRAFTED)
+    return {(event.offset, event.block) for event in decisions if event.translation == Translation.NONE}
+
+
+def _steps(blocks: Sequence[BlockDone], nameless: Container[tuple[int, int]]) -> Iterator[Step]:
+    """Blocks of rows that were stepped together follow each other, and each names their number."""
+    start = 0
+    while start < len(blocks):
+        rows = blocks[start : start + blocks[start].rows]
+        drawn = tuple(row.drafted if row.drafter is DraftSource.MODEL else 0 for row in rows)
+        yield Step(drawn, tuple(row.proposed - ((row.offset, row.block) in nameless) for row in rows))
+        start += len(rows)

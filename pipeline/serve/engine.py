@@ -1,0 +1,184 @@
+"""The engine of `omnidraft serve`: the loop of every run, over prompts that arrive while it runs.
+
+One thread runs it. Between two blocks it ends cancelled and overdue requests, admits queued ones, and commits.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+from typing_extensions import override
+
+from pipeline.learner_service.process import LearnerProcess
+from pipeline.loop import Loop, TargetRunner, UnfitPromptError
+from pipeline.run.committer import Committer
+from pipeline.run.event_sink import EventSink
+from pipeline.serve.messages import ChunkListener, EncodedPrompt, Engine, EngineStatus, Finish, GenerationRequest
+from pipeline.serve.request_queue import RequestQueue
+from stages.models.huggingface import set_threads
+from stages.vocabulary.chat import Conversation, Ids
+from stages.vocabulary.tokenizer_view import Vocabulary
+from store.errors import ConfigError
+
+LOG = logging.getLogger("omnidraft.serve")
+
+IDLE_SECONDS = 0.5  # between two checks while there are no requests
+
+
+class RequestEncoder:
+    """Tokenises the texts and conversations of requests. May be called from any thread.
+
+    Args:
+        encode: returns the target ids and the drafter pieces of a text.
+        min_lengths: returns the fewest target ids and drafter pieces of a text with so many characters.
+        conversation: returns the target ids and the drafter pieces of messages.
+        vocabulary: of the target.
+        max_lengths: of a prompt, in target tokens and in drafter pieces.
+    """
+
+    def __init__(
+        self,
+        encode: Callable[[str], Ids],
+        min_lengths: Callable[[int], tuple[int, int]],
+        conversation: Conversation,
+        vocabulary: Vocabulary,
+        max_lengths: tuple[int, int],
+    ) -> None:
+        self._encode, self._min_lengths, self._conversation = encode, min_lengths, conversation
+        self.vocabulary, self.max_lengths = vocabulary, max_lengths
+        self._names = {token: name for name, token in vocabulary.specials.items()}
+
+    def encode(self, text: str) -> EncodedPrompt:
+        """Tokenise a plain prompt; as `Engine.encode`."""
+        self._check_characters(len(text))
+        return self._check_length(text, *self._encode(text))
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> EncodedPrompt:
+        """Tokenise a conversation; as `Engine.encode_chat`."""
+        try:
+            tokens, pieces = self._conversation.encode_conversation(messages, self._check_characters)
+        except ConfigError as error:
+            raise UnfitPromptError(str(error)) from error
+        return self._check_length(self.vocabulary.decode(tokens), tokens, pieces)
+
+    def decode_token(self, token: int) -> bytes:
+        """Return the bytes of a target token; of a special token its name."""
+        return self.vocabulary.bytes_of(token) or self._names.get(token, "").encode()
+
+    def _check_characters(self, characters: int) -> None:
+        """Refuse a text with too many characters before it is tokenised, which takes up to a second per megabyte."""
+        for model, fewest, most in zip(
+            ("target", "drafter"), self._min_lengths(characters), self.max_lengths, strict=True
+        ):
+            if fewest > most:
+                raise UnfitPromptError(f"a prompt must have 1 to {most} of the {model}'s tokens, got {fewest} or more")
+
+    def _check_length(self, text: str, tokens: Sequence[int], pieces: Sequence[int]) -> EncodedPrompt:
+        for model, length, most in zip(
+            ("target", "drafter"), map(len, (tokens, pieces)), self.max_lengths, strict=True
+        ):
+            if not 0 < length <= most:
+                raise UnfitPromptError(f"a prompt must have 1 to {most} of the {model}'s tokens, got {length}")
+        return EncodedPrompt(text, tuple(tokens), tuple(pieces))
+
+
+class LiveEngine(Engine):
+    """An engine that runs the loop of one target on a thread of its own.
+
+    Args:
+        queue: holds the requests; the runner gets its sequences from it and passes verdicts to it.
+        loop, runner: the loop and its only runner.
+        encoder: tokenises requests.
+        events: writes the events to the log.
+        committer: commits the log.
+        learner: for the status; None where nothing learns.
+        threads: number of threads that the models compute with.
+    """
+
+    def __init__(
+        self,
+        queue: RequestQueue,
+        loop: Loop,
+        runner: TargetRunner,
+        encoder: RequestEncoder,
+        events: EventSink,
+        committer: Committer,
+        learner: LearnerProcess | None,
+        threads: int,
+    ) -> None:
+        self._queue, self._loop, self._runner, self._encoder = queue, loop, runner, encoder
+        self._events, self._committer, self._learner = events, committer, learner
+        self._threads = threads
+        self.failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self) -> None:
+        """Start the engine's thread, which accepts requests."""
+        self._thread.start()
+
+    @override
+    def encode(self, text: str) -> EncodedPrompt:
+        return self._encoder.encode(text)
+
+    @override
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> EncodedPrompt:
+        return self._encoder.encode_chat(messages)
+
+    @override
+    def decode_token(self, token: int) -> bytes:
+        return self._encoder.decode_token(token)
+
+    @override
+    def submit(self, request: GenerationRequest, listener: ChunkListener) -> Callable[[], None]:
+        return self._queue.submit(request, listener)
+
+    @override
+    def read_status(self) -> EngineStatus:
+        learner, served = self._learner, self._runner.learner
+        return EngineStatus(
+            model=self._encoder.vocabulary.name,
+            ready=self._thread.is_alive() and not self._queue.closed,
+            running=self._queue.running,
+            waiting=self._queue.waiting,
+            drafter_version=served.drafter_version,
+            head_version=served.head_version,
+            published_version=learner.published if learner else None,
+            learner_lag=learner.lag if learner else 0,
+            learner_dropped=learner.dropped if learner else 0,
+            learner_alive=learner.alive if learner else None,
+            max_length=self._encoder.max_lengths[0] + 1,
+        )
+
+    def close(self, grace_seconds: float) -> None:
+        """Refuse requests, wait for the running ones up to the grace time, cancel the rest, and commit."""
+        self._queue.close()
+        self._thread.join(grace_seconds)
+        self._queue.cancel_all()
+        self._thread.join()
+        self._events.close()
+
+    def _run(self) -> None:
+        """Run the loop until the queue is closed and empty; the engine's thread."""
+        try:
+            set_threads(self._threads)  # torch has a setting per thread
+            self._events.take(self._loop.begin())
+            while not (self._queue.closed and not self._queue.waiting):
+                self._events.take(self._loop.until_idle(self._queue, self._run_between_blocks))
+                self._run_between_blocks()
+                self._queue.wait(IDLE_SECONDS)
+            self._committer.commit(wait=True)
+        except BaseException as error:
+            self.failure = error
+            LOG.error("the engine stopped: %r; the last commit remains valid", error)
+        finally:
+            self._queue.finish_all(Finish.FAILED)
+
+    def _run_between_blocks(self) -> bool:
+        """End expired requests and commit if it is due. Returns False, because the loop never pauses."""
+        for offset, finish in self._queue.take_expired():
+            self._events.take(self._runner.finish_early(offset, finish.value))
+            self._queue.finish_early(offset, finish)
+        if self._events.dirty and self._committer.is_due():
+            self._committer.commit()
+            self._events.dirty = False
+        return False

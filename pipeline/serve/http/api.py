@@ -1,0 +1,241 @@
+"""Endpoints of `omnidraft serve`: OpenAI's interface over an engine, with health and metrics."""
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from typing import TypedDict
+
+from fastapi import FastAPI, Request
+from fastapi.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+from typing_extensions import override
+
+from pipeline.serve.http.auth import AuthMiddleware
+from pipeline.serve.http.errors import (
+    ApiError,
+    add_error_handlers,
+    deadline_error,
+    json_response,
+    shutdown_error,
+    unknown_model_error,
+)
+from pipeline.serve.http.limits import BodyReader, Defaults, Limits, parse_json_object
+from pipeline.serve.http.metrics import CONTENT_TYPE, Metrics
+from pipeline.serve.http.openai_requests import ParsedRequest, parse_chat, parse_completion
+from pipeline.serve.http.openai_responses import ChatFormat, CompletionFormat, CompletionResponse, encode_event
+from pipeline.serve.http.response_stream import (
+    ResponseStream,
+    ThreadPools,
+    encode_prompts,
+    make_generation_requests,
+    run_while_connected,
+)
+from pipeline.serve.messages import EncodedPrompt, Engine
+
+Parser = Callable[[Mapping[str, object], Limits, Defaults], ParsedRequest]
+STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+
+class ModelEntry(TypedDict):
+    """The model in `/v1/models`."""
+
+    id: str
+    object: str
+    created: int
+    owned_by: str
+    max_model_len: int
+
+
+class ActiveRequests:
+    """Requests that the engine decodes, and whether the server is shutting down."""
+
+    def __init__(self) -> None:
+        self.shutting_down = False
+        self._streams: set[ResponseStream] = set()
+
+    def add(self, stream: ResponseStream) -> None:
+        """Add a request that was submitted to the engine."""
+        self._streams.add(stream)
+
+    def remove(self, stream: ResponseStream) -> None:
+        """Remove a request whose response is sent or whose client disconnected."""
+        stream.cancel()
+        self._streams.discard(stream)
+
+    def interrupt_all(self) -> None:
+        """End all requests; their clients receive the error of a shutdown."""
+        for stream in list(self._streams):
+            stream.interrupt()
+
+
+def make_app(
+    engine: Engine,
+    limits: Limits,
+    metrics: Metrics,
+    *,
+    defaults: Defaults | None = None,
+    api_key: str | None = None,
+    host: str = "127.0.0.1",
+) -> FastAPI:
+    """Make the application. The server that runs it uses its `state.active_requests`.
+
+    Args:
+        engine: completes the requests.
+        limits: bounds on requests.
+        metrics: counts requests; served at `/metrics`.
+        defaults: values of parameters that a request leaves out.
+        api_key: that every request must carry except those for `/health`; None for none.
+        host: the address that it will be served on.
+    """
+    active = ActiveRequests()
+    completions = _Completions(engine, limits, metrics, defaults or Defaults(), active)
+
+    @asynccontextmanager
+    async def close_after_serving(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        completions.close()
+
+    app = FastAPI(title="omnidraft", openapi_url=None, lifespan=close_after_serving, redirect_slashes=False)
+    app.state.active_requests = active
+    app.add_middleware(AuthMiddleware, key=api_key, served=host, metrics=metrics)
+    add_error_handlers(app)
+    _add_status_endpoints(app, engine, metrics, active)
+
+    @app.post("/v1/completions")
+    async def create_completion(request: Request) -> Response:
+        return await completions.respond(request, parse_completion)
+
+    @app.post("/v1/chat/completions")
+    async def create_chat_completion(request: Request) -> Response:
+        return await completions.respond(request, parse_chat)
+
+    return app
+
+
+def _add_status_endpoints(app: FastAPI, engine: Engine, metrics: Metrics, active: ActiveRequests) -> None:
+    started = int(time.time())
+
+    def model_entry() -> ModelEntry:
+        status = engine.read_status()
+        return {
+            "id": status.model,
+            "object": "model",
+            "created": started,
+            "owned_by": "omnidraft",
+            "max_model_len": status.max_length,
+        }
+
+    @app.get("/v1/models")
+    async def list_models() -> Response:
+        return json_response({"object": "list", "data": [model_entry()]})
+
+    @app.get("/v1/models/{name:path}")
+    async def show_model(name: str) -> Response:
+        entry = model_entry()
+        if name != entry["id"]:
+            raise unknown_model_error(name, entry["id"])
+        return json_response(entry)
+
+    @app.get("/health")
+    async def check_health() -> Response:
+        status = engine.read_status()
+        health = "leaving" if active.shutting_down else "ok" if status.ready else "not ready"
+        return json_response({"status": health, **asdict(status)}, 200 if health == "ok" else 503)
+
+    @app.get("/metrics")
+    async def show_metrics() -> Response:
+        return Response(metrics.render(engine.read_status()), media_type=CONTENT_TYPE)
+
+
+class _Completions:
+    """Responds to requests for completions."""
+
+    def __init__(
+        self, engine: Engine, limits: Limits, metrics: Metrics, defaults: Defaults, active: ActiveRequests
+    ) -> None:
+        self._engine, self._limits, self._metrics = engine, limits, metrics
+        self._defaults, self._active = defaults, active
+        self._pools, self._bodies = ThreadPools(), BodyReader(limits)
+
+    def close(self) -> None:
+        """Drop work that has not started."""
+        self._pools.close()
+
+    async def respond(self, request: Request, parse: Parser) -> Response:
+        """Read and parse a request, submit it to the engine, and respond with the completion."""
+        arrived = time.perf_counter()
+        if self._active.shutting_down:
+            raise shutdown_error()
+        async with self._bodies.read_body(request) as body:
+            parsed = await self._pools.run_if_long(len(body), lambda: self._parse(body, parse))
+            encoding = self._pools.run(len(body), lambda: encode_prompts(self._engine, parsed))
+            prompts = await run_while_connected(request.receive, encoding)
+        stream = ResponseStream(self._metrics, arrived)
+        completion = self._submit(stream, parsed, prompts, arrived)
+        self._active.add(stream)
+        if parsed.stream:
+            return _EventStreamResponse(stream, completion, self._active)
+        try:
+            return await run_while_connected(request.receive, self._collect(stream, completion))
+        finally:
+            self._active.remove(stream)
+
+    async def _collect(self, stream: ResponseStream, completion: CompletionResponse) -> Response:
+        async for chunks in stream.read_chunks():
+            for index, chunk in chunks:
+                completion.add_chunk(index, chunk)
+        return await self._pools.run_if_long(
+            completion.estimate_bytes(), lambda: json_response(completion.format_whole())
+        )
+
+    def _parse(self, body: bytes, parse: Parser) -> ParsedRequest:
+        parsed = parse(parse_json_object(body), self._limits, self._defaults)
+        if parsed.model != (served := self._engine.read_status().model):
+            raise unknown_model_error(parsed.model, served)
+        return parsed
+
+    def _submit(
+        self, stream: ResponseStream, parsed: ParsedRequest, prompts: list[EncodedPrompt], arrived: float
+    ) -> CompletionResponse:
+        response_format = (ChatFormat if parsed.is_chat else CompletionFormat)(self._engine.decode_token)
+        request_id = response_format.id_prefix + uuid.uuid4().hex
+        remaining_seconds = self._limits.deadline_seconds - (time.perf_counter() - arrived)
+        if remaining_seconds <= 0:
+            raise deadline_error(self._limits.deadline_seconds)
+        if self._active.shutting_down:
+            raise shutdown_error()
+        requests = make_generation_requests(parsed, prompts, request_id, remaining_seconds)
+        stream.submit(self._engine, requests)
+        echoes = [request.prompt.text if parsed.echo else "" for request in requests]
+        return CompletionResponse(request_id, response_format, parsed, echoes, self._limits.deadline_seconds)
+
+
+class _EventStreamResponse(StreamingResponse):
+    """A response as server-sent events."""
+
+    def __init__(self, stream: ResponseStream, completion: CompletionResponse, active: ActiveRequests) -> None:
+        events = self._encode_events(stream, completion)
+        super().__init__(events, headers=STREAM_HEADERS, media_type="text/event-stream")
+        self._stream, self._active = stream, active
+
+    @override
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send events as the chunks arrive. When the client disconnects, its place in the engine is freed."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._active.remove(self._stream)
+
+    async def _encode_events(self, stream: ResponseStream, completion: CompletionResponse) -> AsyncIterator[bytes]:
+        yield completion.encode_opening()
+        try:
+            async for chunks in stream.read_chunks():
+                for data in completion.encode_chunks(chunks):
+                    yield data
+                    await asyncio.sleep(0)  # lets other streams send between the events of a long one
+            yield completion.encode_closing()
+        except ApiError as error:  # the status is sent already: the error follows in the stream
+            yield encode_event(error.body)

@@ -1,0 +1,58 @@
+"""Access control: the API key, and on loopback without a key the Host header."""
+
+import hmac
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pipeline.serve.http.errors import ApiError
+from pipeline.serve.http.metrics import Metrics
+from store.hosts import is_loopback, is_own_name
+
+OPEN_PATHS = ("/health",)  # health checks have no key
+
+
+class AuthMiddleware:
+    """ASGI middleware that refuses requests before their body is read, and counts responses.
+
+    Args:
+        key: that requests must carry, except those for `/health`; None for none.
+        served: the address that is listened on.
+    """
+
+    def __init__(self, app: ASGIApp, key: str | None, served: str, metrics: Metrics) -> None:
+        self._app, self._served, self._metrics = app, served, metrics
+        self._key = None if key is None else key.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or refuse it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_and_count(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._metrics.count_response(message["status"])
+            await send(message)
+
+        refusal = self._check_access(Headers(scope=scope), scope["path"])
+        await (refusal.response() if refusal else self._app)(scope, receive, send_and_count)
+
+    def _check_access(self, headers: Headers, path: str) -> ApiError | None:
+        if self._key is not None:
+            return None if path in OPEN_PATHS or _has_key(headers, self._key) else _missing_key_error()
+        if is_loopback(self._served) and not is_own_name(headers.get("host", ""), self._served):
+            message = "the Host header must name this server; use its address"
+            return ApiError(403, message, kind="permission_error", code="foreign_host")
+        return None
+
+
+def _has_key(headers: Headers, key: bytes) -> bool:
+    scheme, _, sent = headers.get("authorization", "").encode("latin-1").partition(b" ")  # the bytes that were sent
+    return hmac.compare_digest(sent.strip(), key) and scheme.lower() == b"bearer"
+
+
+def _missing_key_error() -> ApiError:
+    message = "the request must bear the key of this server: 'Authorization: Bearer KEY'"
+    headers = {"WWW-Authenticate": "Bearer"}
+    return ApiError(401, message, kind="authentication_error", code="invalid_api_key", headers=headers)

@@ -1,0 +1,177 @@
+"""Errors of the HTTP side, all in OpenAI's form: `{"error": {"message", "type", "param", "code"}}`.
+
+Messages name what must hold and what was received. Causes inside the server go to its terminal, never to a client.
+"""
+
+import asyncio
+import json
+import math
+from contextlib import suppress
+from http import HTTPStatus
+
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
+from typing_extensions import override
+
+VALUE_CHARACTERS = 60  # of a wrong value that a message repeats
+LINGER_BYTES, LINGER_SECONDS = 32 << 20, 10.0
+NO_RETRY = {"x-should-retry": "false"}  # otherwise OpenAI's clients repeat after 5xx, and a slow request stays slow
+
+
+JsonObject = dict[str, object]
+
+
+class ApiError(Exception):
+    """A response other than 200.
+
+    Attributes:
+        status: of HTTP.
+        body: the error object.
+        headers: of the response, in addition to those of every response.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.headers = status, headers or {}
+        self.body: JsonObject = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+    def response(self) -> Response:
+        """Make the response that reports the error."""
+        return json_response(self.body, self.status, self.headers)
+
+
+class BodyError(ApiError):
+    """An error found before the body was read to its end, so that the connection must be closed after the response."""
+
+    @override
+    def response(self) -> Response:
+        headers = {**self.headers, "Connection": "close"}
+        return _ErrorResponse(encode_json(self.body), self.status, headers, "application/json")
+
+
+class _ErrorResponse(Response):
+    """A response to a client that may still be sending.
+
+    The connection is closed after the response, but only when the client has had time to read it: closing at once, with
+    its bytes unread, would destroy the response on its way.
+    """
+
+    @override
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": self.body, "more_body": True})
+        with suppress(TimeoutError, ClientDisconnect):
+            async with asyncio.timeout(LINGER_SECONDS):
+                dropped, more = 0, True
+                while more and dropped < LINGER_BYTES:
+                    message = await receive()
+                    dropped += len(message.get("body", b""))
+                    more = message.get("more_body", False)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def format_value(value: object) -> str:
+    """Write a value as JSON, short enough for a message."""
+    try:
+        text = json.dumps(value)
+    except (ValueError, TypeError, RecursionError):
+        text = type(value).__name__
+    return text if len(text) <= VALUE_CHARACTERS else f"{text[:VALUE_CHARACTERS]}..."
+
+
+def wrong_value_error(param: str, must: str, got: object) -> ApiError:
+    """Make a 400 for a parameter with an invalid value. `must` completes the sentence "the parameter must ..."."""
+    return ApiError(400, f"'{param}' must {must}, got {format_value(got)}", param=param, code="invalid_value")
+
+
+def unsupported_error(param: str, got: object, allowed: str) -> ApiError:
+    """Make a 400 for a known parameter that this server supports with its default value alone."""
+    message = f"'{param}' is not supported here: leave it out or set it to {allowed}, got {format_value(got)}"
+    return ApiError(400, message, param=param, code="unsupported_parameter")
+
+
+def unknown_model_error(name: str, served: str) -> ApiError:
+    """Make a 404 for a model that is not served."""
+    message = f"the model {format_value(name)} does not exist here; this server has '{served}'"
+    return ApiError(404, message, param="model", code="model_not_found")
+
+
+def busy_error(reason: str, retry_after: float, shutting_down: bool) -> ApiError:
+    """Make a 429 for a full queue or a 503 during shutdown, both with a Retry-After header."""
+    headers = {"Retry-After": str(max(1, math.ceil(retry_after)))}
+    if shutting_down:
+        return ApiError(503, reason, kind="server_error", code="server_leaving", headers=headers)
+    return ApiError(429, reason, kind="rate_limit_error", code="rate_limit_exceeded", headers=headers)
+
+
+def shutdown_error() -> ApiError:
+    """Make a 503 for requests during shutdown."""
+    return busy_error("the server is shutting down; try again when it is back", 5, shutting_down=True)
+
+
+def deadline_error(seconds: float) -> ApiError:
+    """Make a 504 for a response that is incomplete at its deadline.
+
+    The completed part is dropped, because a client could take it for the whole.
+    """
+    message = f"the request must be done within {seconds:g} seconds, but was not; ask for fewer tokens or stream"
+    return ApiError(504, message, kind="server_error", code="deadline_exceeded", headers=NO_RETRY)
+
+
+def internal_error() -> ApiError:
+    """Make a 500 for an error of the server."""
+    message = "the server failed on this request; its terminal says more"
+    return ApiError(500, message, kind="server_error", code="internal_error", headers=NO_RETRY)
+
+
+def encode_json(value: object) -> bytes:
+    """Write compact JSON in ASCII, which can hold any text."""
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).encode("ascii")
+
+
+def json_response(value: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """Make a response with a JSON body."""
+    return Response(encode_json(value), status, headers, "application/json")
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Report every kind of failure of a request as an error of the same form."""
+
+    @app.exception_handler(ApiError)
+    async def handle_api_error(_: Request, error: ApiError) -> Response:
+        return error.response()
+
+    @app.exception_handler(HTTPException)
+    async def handle_routing_error(request: Request, error: HTTPException) -> Response:
+        return _routing_error(request, error).response()
+
+    @app.exception_handler(ClientDisconnect)
+    async def handle_disconnect(_: Request, __: ClientDisconnect) -> Response:
+        return Response(status_code=499)  # nobody receives it, but it is counted
+
+    @app.exception_handler(Exception)
+    async def handle_internal_error(_: Request, __: Exception) -> Response:
+        return internal_error().response()
+
+
+def _routing_error(request: Request, error: HTTPException) -> ApiError:
+    where = f"{request.method} {request.url.path[:VALUE_CHARACTERS]}"
+    if error.status_code == HTTPStatus.NOT_FOUND:
+        return ApiError(404, f"there is nothing at {where}; try /v1/chat/completions", code="unknown_url")
+    headers = dict(error.headers or {})
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        message = f"{where} is not possible; allowed: {headers.get('allow') or headers.get('Allow', '')}"
+        return ApiError(405, message, code="method_not_allowed", headers=headers)
+    return ApiError(error.status_code, str(error.detail), headers=headers)

@@ -1,0 +1,143 @@
+"""Bounds of `omnidraft serve` on a request, a connection and all of them together, and reading bodies within them.
+
+Bodies are parsed as strict JSON.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from fastapi import Request
+from pydantic_core import from_json
+
+from pipeline.serve.http.errors import ApiError, BodyError, JsonObject
+
+MiB = 1 << 20
+SPARE_DESCRIPTORS = 128  # files of the log, models, the event loop
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds on requests. Requests beyond them are refused with an error that names the bound.
+
+    Attributes:
+        body_bytes: of one request's body.
+        bodies_bytes: of all bodies together that are being read or tokenised.
+        body_seconds: within which a body must arrive completely.
+        idle_seconds: within which a connection must begin a request, the first one or the next.
+        reader_seconds: a client that reads nothing of its response for so long is disconnected.
+        connections: open at once; beyond them the one that is idle longest is closed.
+        choices: completions of one request: its prompts times `n`.
+        scores: log probabilities of one request: its choices times `max_tokens` times those per token.
+        max_tokens: of one completion; also the default of a chat.
+        deadline_seconds: for a whole request, including the time in the queue.
+        grace_seconds: for which running requests may continue after the start of a shutdown.
+    """
+
+    body_bytes: int = MiB
+    bodies_bytes: int = 64 * MiB
+    body_seconds: float = 30.0
+    idle_seconds: float = 30.0
+    reader_seconds: float = 60.0
+    connections: int = 4096
+    choices: int = 16
+    scores: int = 100_000
+    max_tokens: int = 4096
+    deadline_seconds: float = 300.0
+    grace_seconds: float = 30.0
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """Values of parameters that a request leaves out."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    max_tokens: int = 16  # of a plain completion, as OpenAI's
+
+
+def max_connections(limits: Limits) -> int:
+    """Return the connections that `limits` allow, at most as many as this process may open files."""
+    try:
+        import resource
+    except ImportError:  # Windows, which has no such limit
+        return limits.connections
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(1, min(limits.connections, descriptors - SPARE_DESCRIPTORS))
+
+
+class BodyReader:
+    """Reads request bodies and counts the bytes that all of them hold together."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._max_held = max(limits.bodies_bytes, limits.body_bytes)
+        self._held = 0
+
+    @asynccontextmanager
+    async def read_body(self, request: Request) -> AsyncIterator[bytes]:
+        """Read a request's body; its bytes count as held until the context ends.
+
+        Raises:
+            ApiError: its header names no JSON, it is too long or too slow, or other bodies hold all the bytes.
+            ClientDisconnect: the client disconnected.
+        """
+        _check_content_type(request)
+        self._check_length(int(request.headers.get("content-length", 0)))
+        body = bytearray()
+        try:
+            await self._read_into(body, request)
+            yield bytes(body)
+        finally:
+            self._held -= len(body)
+
+    async def _read_into(self, body: bytearray, request: Request) -> None:
+        try:
+            async with asyncio.timeout(self._limits.body_seconds):
+                async for part in request.stream():
+                    self._held += len(part)
+                    body += part
+                    self._check_held(len(body))
+        except TimeoutError:
+            message = f"the body must come within {self._limits.body_seconds:g} seconds, got {len(body)} bytes by then"
+            raise BodyError(408, message, code="request_timeout") from None
+
+    def _check_held(self, length: int) -> None:
+        self._check_length(length)
+        if self._held > self._max_held:
+            message = "too many large requests are being read; try again in a second"
+            kind, code = "rate_limit_error", "rate_limit_exceeded"
+            raise BodyError(429, message, kind=kind, code=code, headers={"Retry-After": "1"})
+
+    def _check_length(self, length: int) -> None:
+        if length > self._limits.body_bytes:
+            message = f"the body must have at most {self._limits.body_bytes} bytes, got {length}"
+            raise BodyError(413, message, code="request_too_large")
+
+
+def _check_content_type(request: Request) -> None:
+    """Refuse everything but plain JSON: a page of another site can send other types without a preflight request."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    coding = request.headers.get("content-encoding", "identity").lower()
+    if kind != "application/json" or coding != "identity":
+        message = f"the body must be uncompressed application/json, got '{kind[:60]}' coded as '{coding[:60]}'"
+        raise BodyError(415, message, code="unsupported_media_type")
+
+
+def parse_json_object(body: bytes) -> JsonObject:
+    """Parse a body as a JSON object. Raises `ApiError` for anything else."""
+    try:
+        value = from_json(body, allow_inf_nan=False)
+        json.dumps(value, allow_nan=False)  # a number beyond the range of a float is infinite by now
+    except ValueError as error:
+        raise _malformed_body_error(str(error)) from None
+    if not isinstance(value, dict):
+        raise _malformed_body_error(f"it is a JSON {type(value).__name__}")
+    return value
+
+
+def _malformed_body_error(why: str) -> ApiError:
+    return ApiError(400, f"the body must be a JSON object in UTF-8, but {why}", code="invalid_json")

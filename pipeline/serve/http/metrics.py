@@ -1,0 +1,214 @@
+"""Metrics for Prometheus: vLLM's names where they mean the same, `omnidraft:` otherwise."""
+
+import threading
+from collections import deque
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from typing_extensions import override
+
+from pipeline.serve.messages import Chunk, EngineStatus, Finish
+from store.events import BlockDone, DraftSource, Drifted, Event, Recalled, Updated
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+RECENT_BLOCKS = 1024
+# Seconds, as vLLM's.
+FIRST_TOKEN_BUCKETS = (
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1,
+    2.5,
+    5,
+    7.5,
+    10,
+    20,
+    40,
+    80,
+    160,
+)
+BETWEEN_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+WHOLE_BUCKETS = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920)
+# Names as in vLLM, where vLLM has them.
+REASONS = {Finish.STOP: "stop", Finish.LENGTH: "length", Finish.CANCELLED: "abort", Finish.FAILED: "error"}
+
+
+class Metrics:
+    """Counters and histograms of the engine's events and of the requests.
+
+    Args:
+        model: the target's name; a label of every metric, as in vLLM.
+    """
+
+    def __init__(self, model: str) -> None:
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._model = model
+        self._recent = _RecentBlocks()
+        self._add_drafting()
+        self._add_learning()
+        self._add_requests()
+        self._per_position: dict[int, Counter] = {}
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        counter = Counter(name, text, ("model_name", *labels), registry=self._registry)
+        return counter if labels else counter.labels(self._model)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        histogram = Histogram(name, text, ("model_name",), registry=self._registry, buckets=buckets)
+        return histogram.labels(self._model)
+
+    def _add_drafting(self) -> None:
+        count = self._counter
+        self._drafts = count("vllm:spec_decode_num_drafts", "Blocks in which target tokens were proposed.")
+        self._proposed = count("vllm:spec_decode_num_draft_tokens", "Target tokens that were proposed.")
+        self._accepted = count("vllm:spec_decode_num_accepted_tokens", "Proposed target tokens that were accepted.")
+        text = "Accepted target tokens by their place in the proposal."
+        self._at_position = count("vllm:spec_decode_num_accepted_tokens_per_pos", text, "position")
+        text = "Draft-verify rounds of one completion; emitted tokens over these are the block efficiency."
+        self._blocks = count("omnidraft:blocks", text)
+        self._emitted = count("omnidraft:emitted_tokens", "Target tokens emitted in blocks.")
+        pieces = count("omnidraft:drafted_pieces", "Drafter tokens drafted, by their source.", "drafter")
+        self._pieces = {drafter: pieces.labels(self._model, drafter.value) for drafter in DraftSource}
+
+    def _add_learning(self) -> None:
+        count = self._counter
+        self._drifts = count("omnidraft:drifts", "Changes of the acceptance rate.", "direction", "action")
+        self._updates = count(
+            "omnidraft:updates", "Learning steps, by whether they were put into service.", "part", "served"
+        )
+        self._recalls = count("omnidraft:recalls", "Scorings of earlier versions after a drift.", "recalled")
+
+    def _add_requests(self) -> None:
+        self.first_token = self._histogram(
+            "vllm:time_to_first_token_seconds", "Time from a request's arrival to its first token.", FIRST_TOKEN_BUCKETS
+        )
+        text = "Time between two chunks of one completion; a chunk has the tokens of one block."
+        self.between_tokens = self._histogram("vllm:inter_token_latency_seconds", text, BETWEEN_BUCKETS)
+        self._whole = self._histogram(
+            "vllm:e2e_request_latency_seconds", "Duration of a whole completion.", WHOLE_BUCKETS
+        )
+        self._prompts = self._counter("vllm:prompt_tokens", "Prompt tokens of finished completions.")
+        self._generated = self._counter("vllm:generation_tokens", "Target tokens generated.")
+        self._finished = self._counter("vllm:request_success", "Completions, by how they ended.", "finished_reason")
+        self._answers = self._counter("omnidraft:http_responses", "Responses by their HTTP status.", "status")
+
+    def count_event(self, event: Event) -> None:
+        """Count an event. Called for every event, on any thread: it takes a few microseconds."""
+        match event:
+            case BlockDone():
+                self._count_block(event)
+            case Updated():
+                self._updates.labels(self._model, event.part, str(event.served).lower()).inc()
+            case Drifted():
+                self._drifts.labels(self._model, event.direction, event.action).inc()
+            case Recalled():
+                self._recalls.labels(self._model, str(event.version is not None).lower()).inc()
+
+    def _position_counter(self, index: int) -> Counter:
+        if (counter := self._per_position.get(index)) is None:
+            counter = self._per_position[index] = self._at_position.labels(self._model, str(index))
+        return counter
+
+    def _count_block(self, block: BlockDone) -> None:
+        self._blocks.inc()
+        self._emitted.inc(block.emitted)
+        if block.proposed:
+            self._drafts.inc()
+            self._proposed.inc(block.proposed)
+            self._accepted.inc(block.accepted)
+            for index in range(block.accepted):  # not by decisions: private requests have none
+                self._position_counter(index).inc()
+        if block.drafted:
+            self._pieces[block.drafter].inc(block.drafted)
+        self._recent.add(block)
+
+    def count_tokens(self, tokens: int) -> None:
+        """Count new tokens of a completion."""
+        self._generated.inc(tokens)
+
+    def count_finish(self, last: Chunk, seconds: float | None = None) -> None:
+        """Count a completion that ended with this chunk.
+
+        `seconds` is the time since its request arrived; None if the client disconnected.
+        """
+        reason = REASONS.get(last.finish, last.finish.value) if last.finish else ""
+        self._finished.labels(self._model, reason).inc()
+        if last.usage is not None:
+            self._prompts.inc(last.usage.prompt)
+        if seconds is not None:
+            self._whole.observe(seconds)
+
+    def count_response(self, status: int) -> None:
+        """Count a response by its HTTP status."""
+        self._answers.labels(self._model, str(status)).inc()
+
+    def render(self, status: EngineStatus) -> bytes:
+        """Render all metrics in Prometheus's text format, with the engine's status as gauges."""
+        return generate_latest(self._registry) + generate_latest(_StatusCollector(self._model, status, self._recent))
+
+
+class _RecentBlocks:
+    """The last blocks, for moving averages."""
+
+    def __init__(self) -> None:
+        self._blocks: deque[BlockDone] = deque(maxlen=RECENT_BLOCKS)
+        self._lock = threading.Lock()  # a deque must not grow while it is read
+
+    def add(self, block: BlockDone) -> None:
+        with self._lock:
+            self._blocks.append(block)
+
+    def rates(self) -> tuple[float | None, float | None]:
+        """Return the acceptance rate of the drafter model and the block efficiency; None before the first block."""
+        with self._lock:
+            blocks = list(self._blocks)
+        drafted = [block for block in blocks if block.drafter is DraftSource.MODEL]
+        judged = sum(block.judged for block in drafted)
+        rate = sum(block.accepted for block in drafted) / judged if judged else None
+        return rate, sum(block.emitted for block in blocks) / len(blocks) if blocks else None
+
+
+class _StatusCollector(Collector):
+    """The engine's status as metrics."""
+
+    def __init__(self, model: str, status: EngineStatus, recent: _RecentBlocks) -> None:
+        self._model, self._status, self._recent = model, status, recent
+
+    @override
+    def collect(self) -> Iterator[Metric]:
+        status, (rate, efficiency) = self._status, self._recent.rates()
+        recently = f"over the last {RECENT_BLOCKS} blocks"
+        gauges = {
+            "vllm:num_requests_running": ("Completions being decoded.", status.running),
+            "vllm:num_requests_waiting": ("Completions in the queue.", status.waiting),
+            "omnidraft:ready": ("Whether requests are accepted.", status.ready),
+            "omnidraft:drafter_version": ("Updates in service.", status.drafter_version),
+            "omnidraft:head_version": ("Updates of the head in service.", status.head_version),
+            "omnidraft:version_published": ("Newest published version.", status.published_version),
+            "omnidraft:learner_alive": ("Whether the learner runs.", status.learner_alive),
+            "omnidraft:learner_lag_prompts": (
+                "Completed prompts that the learner has not processed yet.",
+                status.learner_lag,
+            ),
+            "omnidraft:acceptance_rate": (f"Accepted over judged tokens of the drafter model {recently}.", rate),
+            "omnidraft:block_efficiency": (f"Emitted tokens per target pass {recently}.", efficiency),
+        }
+        for name, (text, value) in gauges.items():
+            if value is not None:
+                gauge = GaugeMetricFamily(name, text, labels=("model_name",))
+                gauge.add_metric((self._model,), value)
+                yield gauge
+        text = "Completed prompts that the learner dropped."
+        dropped = CounterMetricFamily("omnidraft:learner_dropped", text, labels=("model_name",))
+        dropped.add_metric((self._model,), status.learner_dropped)
+        yield dropped

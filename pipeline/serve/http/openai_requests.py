@@ -1,0 +1,290 @@
+"""Validation of requests in OpenAI's form.
+
+A parameter that is null counts as left out. An unsupported parameter is ignored at its default value and refused at any
+other. An unknown parameter is refused and the nearest name suggested, because ignoring a mistyped parameter would give
+wrong results in silence.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from pipeline.serve.http.errors import ApiError, format_value, unsupported_error, wrong_value_error
+from pipeline.serve.http.limits import Defaults, Limits
+
+MAX_STOPS, MAX_STOP_CHARACTERS = 16, 256
+MAX_MESSAGES, MAX_PARTS = 1024, 1024
+MAX_LOGPROBS = 20
+MASK63 = (1 << 63) - 1
+
+# Ignored parameters of OpenAI's interface, of vLLM and of SGLang: accepted with these values alone, which do nothing.
+_NO_TOOL, _NULL_ONLY = ("none", "auto"), ()
+_ANY_VALUE = {"parallel_tool_calls", "prompt_cache_key", "safety_identifier"}
+_IGNORED: dict[str, tuple[object, ...]] = {
+    **dict.fromkeys(("audio", "moderation", "prediction", "web_search_options"), _NULL_ONLY),
+    **dict.fromkeys(("prompt_cache_options", "prompt_cache_retention"), _NULL_ONLY),
+    **dict.fromkeys(("frequency_penalty", "presence_penalty", "min_p", "min_tokens"), (0,)),
+    **dict.fromkeys(("length_penalty", "repetition_penalty"), (1,)),
+    **dict.fromkeys(("add_generation_prompt", "skip_special_tokens"), (True,)),
+    **dict.fromkeys(
+        ("continue_final_message", "ignore_eos", "include_stop_str_in_output", "use_beam_search"), (False,)
+    ),
+    **dict.fromkeys(("functions", "stop_token_ids", "tools"), ([],)),
+    **dict.fromkeys(("function_call", "tool_choice"), _NO_TOOL),
+    "logit_bias": ({},),
+    "modalities": (["text"],),
+    "reasoning_effort": ("none",),
+    "response_format": ({"type": "text"},),
+    "service_tier": ("auto", "default"),
+    "suffix": ("",),
+    "verbosity": ("medium",),
+}
+
+
+def _to_stop_list(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+def _to_part_list(value: object) -> object:
+    return [{"type": "text", "text": value}] if isinstance(value, str) else value
+
+
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
+Short = Annotated[str, Field(max_length=512)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+
+
+class StreamOptions(_Strict):
+    """Options of a streamed response. `include_obfuscation` is ignored: chunks are never padded."""
+
+    include_usage: bool = False
+    include_obfuscation: bool = False
+
+
+class CommonRequest(_Strict):
+    """Parameters that plain completions and chats share."""
+
+    model: str
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1, le=MASK63)  # -1 and 0: all tokens
+    max_tokens: int | None = Field(None, ge=1)
+    stop: Annotated[list[StopString], BeforeValidator(_to_stop_list), Field(max_length=MAX_STOPS)] = []
+    seed: int | None = Field(None, ge=-(1 << 63), le=MASK63)
+    n: int = Field(1, ge=1)
+    user: Short = ""
+    metadata: Annotated[dict[Short, Short], Field(max_length=16)] = {}
+    store: bool = True
+
+
+class CompletionRequest(CommonRequest):
+    """The body of `/v1/completions`. A prompt is a text, or a list of texts, each of which is completed."""
+
+    prompt: object
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    echo: bool = False
+    best_of: int | None = None
+
+
+class TextPart(_Strict):
+    """A text part of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(_Strict):
+    """A message of a conversation. `name` is accepted and ignored: chat templates have no place for it."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[list[TextPart], BeforeValidator(_to_part_list), Field(min_length=1, max_length=MAX_PARTS)]
+    name: Short = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_empty(cls, message: object) -> object:
+        """Drop fields that are null or empty, so that clients can send back our responses unchanged."""
+        if not isinstance(message, dict):
+            return message
+        return {key: value for key, value in message.items() if key == "content" or value not in (None, [], {})}
+
+
+class ChatRequest(CommonRequest):
+    """The body of `/v1/chat/completions`."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool = False
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+
+
+@dataclass(frozen=True)
+class ParsedRequest:
+    """A validated request with all defaults filled in; its prompts are not yet tokenised.
+
+    Attributes:
+        prompts: texts of a plain completion; empty for a chat.
+        messages: of a chat, each with `role` and `content`; empty for a plain completion.
+        logprobs: as `GenerationRequest.logprobs`.
+    """
+
+    model: str
+    prompts: tuple[str, ...]
+    messages: tuple[dict[str, str], ...]
+    n: int
+    max_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    stop: tuple[str, ...]
+    seed: int | None
+    logprobs: int | None
+    store: bool
+    echo: bool
+    stream: bool
+    include_usage: bool
+
+    @property
+    def is_chat(self) -> bool:
+        """True for a conversation, False for plain prompts."""
+        return bool(self.messages)
+
+
+def parse_completion(body: Mapping[str, object], limits: Limits, defaults: Defaults) -> ParsedRequest:
+    """Parse a request for a plain completion. Raises `ApiError` that names the wrong parameter."""
+    request = _validate(CompletionRequest, body)
+    prompts = _prompt_texts(request.prompt)
+    if request.best_of is not None and request.best_of != request.n:
+        raise unsupported_error("best_of", request.best_of, f"n, which is {request.n}")
+    if request.echo and request.logprobs is not None:
+        raise unsupported_error("echo", True, "false when 'logprobs' is set")
+    return _make_parsed_request(
+        request,
+        limits,
+        defaults,
+        max_tokens=request.max_tokens or min(defaults.max_tokens, limits.max_tokens),
+        prompts=prompts,
+        logprobs=request.logprobs,
+        echo=request.echo,
+    )
+
+
+def parse_chat(body: Mapping[str, object], limits: Limits, defaults: Defaults) -> ParsedRequest:
+    """Parse a request for the next message of a conversation. Raises `ApiError` as `parse_completion`."""
+    request = _validate(ChatRequest, body)
+    if request.top_logprobs is not None and not request.logprobs:
+        raise wrong_value_error("top_logprobs", "come with 'logprobs': true", request.top_logprobs)
+    both = (request.max_completion_tokens, request.max_tokens)
+    if None not in both and both[0] != both[1]:
+        raise wrong_value_error("max_tokens", "equal 'max_completion_tokens' where both are given", both[1])
+    logprobs = (request.top_logprobs or 0) if request.logprobs else None
+    messages = tuple(
+        {"role": _to_template_role(message.role), "content": "".join(part.text for part in message.content)}
+        for message in request.messages
+    )
+    max_tokens = both[0] or both[1] or limits.max_tokens
+    return _make_parsed_request(request, limits, defaults, max_tokens=max_tokens, messages=messages, logprobs=logprobs)
+
+
+def _make_parsed_request(
+    request: CommonRequest,
+    limits: Limits,
+    defaults: Defaults,
+    *,
+    max_tokens: int,
+    logprobs: int | None,
+    prompts: tuple[str, ...] = (),
+    messages: tuple[dict[str, str], ...] = (),
+    echo: bool = False,
+) -> ParsedRequest:
+    _check_bounds(request, max_tokens, len(prompts) or 1, logprobs, limits)
+    top_k = defaults.top_k if request.top_k is None else max(request.top_k, 0)
+    return ParsedRequest(
+        model=request.model,
+        prompts=prompts,
+        messages=messages,
+        n=request.n,
+        max_tokens=max_tokens,
+        temperature=defaults.temperature if request.temperature is None else request.temperature,
+        top_k=top_k,
+        top_p=defaults.top_p if request.top_p is None else request.top_p,
+        stop=tuple(request.stop),
+        seed=None if request.seed is None else request.seed & MASK63,
+        logprobs=logprobs,
+        store=request.store,
+        echo=echo,
+        stream=request.stream,
+        include_usage=request.stream_options is not None and request.stream_options.include_usage,
+    )
+
+
+def _check_bounds(request: CommonRequest, max_tokens: int, prompts: int, logprobs: int | None, limits: Limits) -> None:
+    if max_tokens > limits.max_tokens:
+        raise wrong_value_error("max_tokens", f"be at most {limits.max_tokens}", max_tokens)
+    if request.n * prompts > limits.choices:
+        raise wrong_value_error("n", f"times the number of prompts ({prompts}) be at most {limits.choices}", request.n)
+    if request.stream_options is not None and not request.stream:
+        raise wrong_value_error("stream_options", "come with 'stream': true", request.stream_options.model_dump())
+    tokens = request.n * prompts * max_tokens
+    if logprobs is not None and tokens * (logprobs + 1) > limits.scores:
+        must = f"be so few that these and one more for each of {tokens} tokens are at most {limits.scores}"
+        raise wrong_value_error("logprobs", must, logprobs)
+
+
+def _prompt_texts(prompt: object) -> tuple[str, ...]:
+    if isinstance(prompt, str):
+        return (prompt,)
+    if isinstance(prompt, list) and prompt and all(isinstance(text, str) for text in prompt):
+        return tuple(prompt)
+    raise wrong_value_error("prompt", "be a text or a list of texts (token ids are not taken)", prompt)
+
+
+def _to_template_role(role: str) -> str:
+    return "system" if role == "developer" else role  # few chat templates know the newer name
+
+
+Model = TypeVar("Model", bound=CommonRequest)
+
+
+def _validate(kind: type[Model], body: Mapping[str, object]) -> Model:
+    fields = {name: value for name, value in body.items() if value is not None}
+    for name in [name for name in fields if name not in kind.model_fields]:
+        value = fields.pop(name)
+        if name in _ANY_VALUE:
+            continue
+        if (allowed := _IGNORED.get(name)) is None:
+            raise _unknown_parameter_error(name, kind)
+        if value not in allowed:
+            raise unsupported_error(name, value, json.dumps(allowed[0]) if allowed else "null")
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        raise _first_error(error) from None
+
+
+def _unknown_parameter_error(name: str, kind: type[BaseModel]) -> ApiError:
+    near = get_close_matches(name[:64], kind.model_fields, 1)
+    meant = f"; did you mean '{near[0]}'?" if near else ""
+    return ApiError(400, f"unknown parameter {format_value(name)}{meant}", param=name[:64], code="unknown_parameter")
+
+
+def _first_error(error: ValidationError) -> ApiError:
+    problem = error.errors(include_url=False, include_context=False)[0]
+    param = ".".join(str(place)[:64] for place in problem["loc"])
+    if problem["type"] == "missing":
+        return ApiError(400, f"'{param}' is required", param=param, code="missing_required_parameter")
+    if problem["type"] == "extra_forbidden":
+        return ApiError(400, f"unknown parameter '{param}'", param=param, code="unknown_parameter")
+    if problem["type"] == "list_type":
+        return wrong_value_error(param, "be a list (or a text, where one is allowed)", problem["input"])
+    must = problem["msg"].partition(" should ")[2].partition(" after validation")[0]
+    return wrong_value_error(param, must or f"be right ({problem['msg']})", problem["input"])

@@ -1,0 +1,300 @@
+"""Responses in OpenAI's form, whole or as a stream of events, with log probabilities on request."""
+
+import codecs
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from typing_extensions import override
+
+from pipeline.serve.http.errors import ApiError, JsonObject, deadline_error, encode_json, internal_error, shutdown_error
+from pipeline.serve.http.openai_requests import ParsedRequest
+from pipeline.serve.http.response_stream import ChoiceChunk
+from pipeline.serve.messages import Chunk, Finish, Usage
+from stages.sampling.logprobs import TokenLogprobs
+
+SCORE_BYTES = 80  # of a log probability in a response
+MIN_LOGPROB = -9999.0  # of a probability of zero in OpenAI's interface
+INCOMPLETE = {Finish.CANCELLED, Finish.DEADLINE, Finish.FAILED}
+BytesOf = Callable[[int], bytes]  # of a token
+
+
+@dataclass(frozen=True)
+class ScoredToken:
+    """A token's log probabilities, and the offset of its first character in the choice's text."""
+
+    token: TokenLogprobs
+    offset: int
+
+
+class OffsetTracker:
+    """Finds the text offset of each token, and holds tokens back until their text is shown.
+
+    A token that begins inside a character has the offset of that character. The last tokens have no text when they form
+    a stop string or the end of the sequence; they are not returned.
+    """
+
+    def __init__(self, bytes_of: BytesOf, begin: int) -> None:
+        self._bytes_of = bytes_of
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._next_offset = self._shown = begin
+        self._waiting: list[ScoredToken] = []
+
+    def add_chunk(self, tokens: Sequence[TokenLogprobs], text: str, last: bool, stopped: bool) -> list[ScoredToken]:
+        """Add the tokens and the text of a chunk, and return the tokens whose text is shown now.
+
+        After the `last` chunk all tokens are returned, unless the completion was `stopped`.
+        """
+        for token in tokens:
+            self._waiting.append(ScoredToken(token, self._next_offset))
+            self._next_offset += len(self._decoder.decode(self._bytes_of(token.token)))
+        self._shown += len(text)
+        if last and not stopped:
+            ready = self._waiting
+        else:
+            ready = [scored for scored in self._waiting if scored.offset < self._shown]
+        self._waiting = self._waiting[len(ready) :]
+        return ready
+
+
+@dataclass(frozen=True)
+class ChoicePart:
+    """A choice, or the new part of one. `scored` is None when no log probabilities were requested."""
+
+    index: int
+    text: str
+    scored: Sequence[ScoredToken] | None
+    finish: Finish | None
+
+
+class ResponseFormat(ABC):
+    """Format of one of the two kinds of completions."""
+
+    id_prefix: ClassVar[str]
+    whole_object: ClassVar[str]
+    part_object: ClassVar[str]
+
+    def __init__(self, bytes_of: BytesOf) -> None:
+        self.bytes_of = bytes_of
+
+    @abstractmethod
+    def format_choice(self, part: ChoicePart) -> JsonObject:
+        """Format a finished choice."""
+
+    @abstractmethod
+    def format_opening(self, index: int, echo: str) -> JsonObject | None:
+        """Format the first event of a choice's stream; None if there is none."""
+
+    @abstractmethod
+    def format_part(self, part: ChoicePart) -> JsonObject:
+        """Format the new part of a choice."""
+
+
+class CompletionFormat(ResponseFormat):
+    """Format of `/v1/completions`."""
+
+    id_prefix, whole_object, part_object = "cmpl-", "text_completion", "text_completion"
+
+    @override
+    def format_choice(self, part: ChoicePart) -> JsonObject:
+        return self.format_part(part)
+
+    @override
+    def format_opening(self, index: int, echo: str) -> JsonObject | None:
+        return self.format_part(ChoicePart(index, echo, None, None)) if echo else None
+
+    @override
+    def format_part(self, part: ChoicePart) -> JsonObject:
+        logprobs = None if part.scored is None else _completion_logprobs(part.scored, self.bytes_of)
+        return {"index": part.index, "text": part.text, "logprobs": logprobs, "finish_reason": part.finish}
+
+
+class ChatFormat(ResponseFormat):
+    """Format of `/v1/chat/completions`."""
+
+    id_prefix, whole_object, part_object = "chatcmpl-", "chat.completion", "chat.completion.chunk"
+
+    @override
+    def format_choice(self, part: ChoicePart) -> JsonObject:
+        return self._format(part, message={"role": "assistant", "content": part.text, "refusal": None})
+
+    @override
+    def format_opening(self, index: int, echo: str) -> JsonObject | None:
+        delta = {"role": "assistant", "content": "", "refusal": None}
+        return self._format(ChoicePart(index, "", None, None), delta=delta)
+
+    @override
+    def format_part(self, part: ChoicePart) -> JsonObject:
+        return self._format(part, delta={"content": part.text} if part.text or part.finish is None else {})
+
+    def _format(self, part: ChoicePart, **content: object) -> JsonObject:
+        logprobs = None if part.scored is None else _chat_logprobs(part.scored, self.bytes_of)
+        return {"index": part.index, **content, "logprobs": logprobs, "finish_reason": part.finish}
+
+
+@dataclass
+class _Choice:
+    """The text and log probabilities of a choice so far."""
+
+    index: int
+    echo: str
+    offsets: OffsetTracker | None
+    text: list[str] = field(default_factory=list)
+    scored: list[ScoredToken] = field(default_factory=list)
+    finish: Finish | None = None
+
+    def add_chunk(self, chunk: Chunk) -> ChoicePart:
+        scored = None
+        if self.offsets is not None:
+            last, stopped = chunk.finish is not None, chunk.finish is Finish.STOP
+            scored = self.offsets.add_chunk(chunk.logprobs, chunk.text, last, stopped)
+            self.scored += scored
+        self.text.append(chunk.text)
+        self.finish = chunk.finish
+        return ChoicePart(self.index, chunk.text, scored, chunk.finish)
+
+    @property
+    def estimated_bytes(self) -> int:
+        alternatives = sum(1 + len(scored.token.top) for scored in self.scored)
+        return sum(map(len, self.text)) + SCORE_BYTES * alternatives
+
+    def join(self) -> ChoicePart:
+        text = self.echo + "".join(self.text)
+        return ChoicePart(self.index, text, None if self.offsets is None else self.scored, self.finish)
+
+
+class CompletionResponse:
+    """The response to one request: collects the chunks of its choices and formats them.
+
+    Args:
+        request_id: id of the response.
+        response_format: format of plain completions or of chats.
+        parsed: the request.
+        echoes: for each choice the prompt that is repeated before it, or "".
+        deadline_seconds: for error messages.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        response_format: ResponseFormat,
+        parsed: ParsedRequest,
+        echoes: Sequence[str],
+        deadline_seconds: float,
+    ) -> None:
+        self._format, self._parsed, self._deadline_seconds = response_format, parsed, deadline_seconds
+        self._usages: dict[int, Usage] = {}
+        self._head: JsonObject = {"id": request_id, "created": int(time.time()), "model": parsed.model}
+        offsets = [
+            None if parsed.logprobs is None else OffsetTracker(response_format.bytes_of, len(echo)) for echo in echoes
+        ]
+        self._choices = list(map(_Choice, range(len(echoes)), echoes, offsets))
+
+    def add_chunk(self, index: int, chunk: Chunk) -> ChoicePart:
+        """Add a chunk to a choice and return the new part. Raises `ApiError` if the choice ended incomplete."""
+        if chunk.finish in INCOMPLETE:
+            raise self._make_error(chunk.finish)
+        if chunk.usage is not None:
+            self._usages[index] = chunk.usage
+        return self._choices[index].add_chunk(chunk)
+
+    def _make_error(self, finish: Finish) -> ApiError:
+        if finish is Finish.DEADLINE:
+            return deadline_error(self._deadline_seconds)
+        return shutdown_error() if finish is Finish.CANCELLED else internal_error()
+
+    def format_whole(self) -> JsonObject:
+        """Format the response to a request that does not stream."""
+        choices = [self._format.format_choice(choice.join()) for choice in self._choices]
+        return {**self._head, "object": self._format.whole_object, "choices": choices, "usage": self._sum_usage()}
+
+    def estimate_bytes(self) -> int:
+        """Estimate the size of the whole response in bytes."""
+        return sum(choice.estimated_bytes for choice in self._choices)
+
+    def encode_opening(self) -> bytes:
+        """Encode the first events of a stream."""
+        openings = [self._format.format_opening(choice.index, choice.echo) for choice in self._choices]
+        return b"".join(self._encode_event([opening]) for opening in openings if opening is not None)
+
+    def encode_chunks(self, chunks: Iterable[ChoiceChunk]) -> Iterator[bytes]:
+        """Encode chunks as events. Raises `ApiError` as `add_chunk`, after the events before."""
+        for index, chunk in chunks:
+            part = self.add_chunk(index, chunk)
+            if part.text or part.scored or part.finish is not None:
+                yield self._encode_event([self._format.format_part(part)])
+
+    def encode_closing(self) -> bytes:
+        """Encode the last events of a stream."""
+        usage = self._encode_event([], self._sum_usage()) if self._parsed.include_usage else b""
+        return usage + b"data: [DONE]\n\n"
+
+    def _encode_event(self, choices: Sequence[JsonObject], usage: JsonObject | None = None) -> bytes:
+        body = {**self._head, "object": self._format.part_object, "choices": choices}
+        if self._parsed.include_usage:
+            body["usage"] = usage
+        return encode_event(body)
+
+    def _sum_usage(self) -> JsonObject:
+        """Sum the tokens of all choices; a prompt counts once, regardless of its number of choices."""
+        usages = [self._usages[index] for index in sorted(self._usages)]
+        prompt = sum(usage.prompt for usage in usages[:: self._parsed.n])
+        emitted, accepted = sum(usage.emitted for usage in usages), sum(usage.accepted for usage in usages)
+        drafted, blocks = sum(usage.drafted for usage in usages), sum(usage.blocks for usage in usages)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": emitted,
+            "total_tokens": prompt + emitted,
+            "completion_tokens_details": {"accepted_prediction_tokens": accepted},
+            "omnidraft": {"drafted": drafted, "accepted": accepted, "blocks": blocks},
+        }
+
+
+def encode_event(value: object) -> bytes:
+    """Encode a server-sent event."""
+    return b"data: " + encode_json(value) + b"\n\n"
+
+
+def _chat_logprobs(scored: Sequence[ScoredToken], bytes_of: BytesOf) -> JsonObject:
+    """Format log probabilities of a chat: each token with its bytes and its alternatives."""
+
+    def format_entry(token: int, logprob: float) -> JsonObject:
+        data = bytes_of(token)
+        return {"token": _token_name(data, ""), "bytes": list(data), "logprob": max(logprob, MIN_LOGPROB)}
+
+    content = [
+        {
+            **format_entry(entry.token.token, entry.token.logprob),
+            "top_logprobs": [format_entry(*other) for other in entry.token.top],
+        }
+        for entry in scored
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _completion_logprobs(scored: Sequence[ScoredToken], bytes_of: BytesOf) -> JsonObject:
+    """Format log probabilities of a plain completion: parallel lists; the alternatives include the token itself."""
+
+    def name(token: int) -> str:
+        return _token_name(bytes_of(token), "bytes:")
+
+    def top(token: TokenLogprobs) -> dict[str, float]:
+        own = {name(token.token): max(token.logprob, MIN_LOGPROB)}
+        return {name(other): max(logprob, MIN_LOGPROB) for other, logprob in token.top} | own
+
+    return {
+        "tokens": [name(entry.token.token) for entry in scored],
+        "token_logprobs": [max(entry.token.logprob, MIN_LOGPROB) for entry in scored],
+        "top_logprobs": [top(entry.token) for entry in scored],
+        "text_offset": [entry.offset for entry in scored],
+    }
+
+
+def _token_name(data: bytes, mark: str) -> str:
+    r"""Return a token as text; one that is not whole characters byte by byte after a mark: `bytes:\xe2\x82`."""
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        return mark + "".join(f"\\x{byte:02x}" for byte in data)

@@ -1,0 +1,173 @@
+"""Bridge from the engine's thread to the event loop: the generation requests of one HTTP request, and their chunks."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import TypeVar
+
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive
+
+from pipeline.loop import UnfitPromptError
+from pipeline.serve.http.errors import ApiError, busy_error
+from pipeline.serve.http.metrics import Metrics
+from pipeline.serve.http.openai_requests import ParsedRequest
+from pipeline.serve.messages import BusyError, Chunk, ChunkListener, EncodedPrompt, Engine, Finish, GenerationRequest
+
+Result = TypeVar("Result")
+ChoiceChunk = tuple[int, Chunk]  # with the index of its choice
+LONG_BYTES = 16 << 10
+
+
+class ThreadPools:
+    """Threads for parsing and tokenising: one for long texts, so that short ones never wait for them, and one for
+    these.
+    """
+
+    def __init__(self) -> None:
+        self._short = ThreadPoolExecutor(1, "omnidraft-short")
+        self._long = ThreadPoolExecutor(1, "omnidraft-long")
+
+    async def run(self, size: int, task: Callable[[], Result]) -> Result:
+        """Run a task on `size` bytes of text. A task whose caller is cancelled before it starts does not run."""
+        pool = self._long if size > LONG_BYTES else self._short
+        return await asyncio.get_running_loop().run_in_executor(pool, task)
+
+    async def run_if_long(self, size: int, task: Callable[[], Result]) -> Result:
+        """Run a task directly if it takes few bytes, because it ends at once; otherwise on a thread."""
+        return task() if size <= LONG_BYTES else await self.run(size, task)
+
+    def close(self) -> None:
+        """Drop the tasks that have not started."""
+        self._short.shutdown(wait=False, cancel_futures=True)
+        self._long.shutdown(wait=False, cancel_futures=True)
+
+
+def encode_prompts(engine: Engine, parsed: ParsedRequest) -> list[EncodedPrompt]:
+    """Tokenise the prompts of a request. Raises `ApiError` for one that the models cannot take."""
+    try:
+        if parsed.is_chat:
+            return [engine.encode_chat(parsed.messages)]
+        return [engine.encode(text) for text in parsed.prompts]
+    except UnfitPromptError as reason:
+        param = "messages" if parsed.is_chat else "prompt"
+        raise ApiError(400, str(reason), param=param, code="invalid_prompt") from None
+
+
+def make_generation_requests(
+    parsed: ParsedRequest, prompts: Sequence[EncodedPrompt], request_id: str, timeout_seconds: float
+) -> list[GenerationRequest]:
+    """Make one generation request per choice: those of the first prompt, then those of the second."""
+    return [
+        GenerationRequest(
+            request_id=request_id,
+            prompt=prompt,
+            max_new_tokens=parsed.max_tokens,
+            temperature=parsed.temperature,
+            top_k=parsed.top_k,
+            top_p=parsed.top_p,
+            stop=parsed.stop,
+            seed=parsed.seed,
+            logprobs=parsed.logprobs,
+            store=parsed.store,
+            timeout_seconds=timeout_seconds,
+            choice=place * parsed.n + number,
+        )
+        for place, prompt in enumerate(prompts)
+        for number in range(parsed.n)
+    ]
+
+
+class ResponseStream:
+    """Merges the chunks of all choices of one HTTP request.
+
+    Args:
+        arrived: `time.perf_counter` at the arrival of the request.
+    """
+
+    def __init__(self, metrics: Metrics, arrived: float) -> None:
+        self._metrics, self._arrived = metrics, arrived
+        self._loop = asyncio.get_running_loop()
+        self._chunks: asyncio.Queue[ChoiceChunk] = asyncio.Queue()  # bounded by the requests' own tokens
+        self._cancel_functions: dict[int, Callable[[], None]] = {}  # of unfinished choices
+        self._last_tokens: dict[int, float] = {}  # time of a choice's last chunk with tokens
+
+    def submit(self, engine: Engine, requests: Sequence[GenerationRequest]) -> None:
+        """Submit all requests or none. Raises `ApiError` when the engine refuses one."""
+        try:
+            for request in requests:
+                self._cancel_functions[request.choice] = engine.submit(request, self._make_listener(request.choice))
+        except Exception as error:
+            self.interrupt()
+            self._cancel_functions.clear()
+            if isinstance(error, BusyError):
+                raise busy_error(str(error), error.retry_after, error.shutting_down) from None
+            raise
+
+    def _make_listener(self, choice: int) -> ChunkListener:
+        def queue_chunk(chunk: Chunk) -> None:
+            with suppress(RuntimeError):  # the event loop is closed: nobody waits for it
+                self._loop.call_soon_threadsafe(self._chunks.put_nowait, (choice, chunk))
+
+        return queue_chunk
+
+    async def read_chunks(self) -> AsyncIterator[list[ChoiceChunk]]:
+        """Yield all chunks that arrived since the last time, at least one, until every choice is finished."""
+        while self._cancel_functions:
+            arrived = [await self._chunks.get()]
+            while not self._chunks.empty():
+                arrived.append(self._chunks.get_nowait())
+            for choice, chunk in arrived:
+                self._measure(choice, chunk)
+            yield arrived
+
+    def _measure(self, choice: int, chunk: Chunk) -> None:
+        now = time.perf_counter()
+        if chunk.tokens:
+            self._metrics.count_tokens(len(chunk.tokens))
+            if choice in self._last_tokens:
+                self._metrics.between_tokens.observe(now - self._last_tokens[choice])
+            else:
+                self._metrics.first_token.observe(now - self._arrived)
+            self._last_tokens[choice] = now
+        if chunk.finish is not None:
+            self._cancel_functions.pop(choice, None)
+            self._metrics.count_finish(chunk, now - self._arrived)
+
+    def cancel(self) -> None:
+        """Cancel unfinished choices and stop reading; the engine frees their places within a block."""
+        for cancel in self._cancel_functions.values():
+            cancel()
+            self._metrics.count_finish(Chunk("", finish=Finish.CANCELLED))
+        self._cancel_functions.clear()
+
+    def interrupt(self) -> None:
+        """Cancel unfinished choices but keep reading, so that the client receives their last chunks."""
+        for cancel in self._cancel_functions.values():
+            cancel()
+
+
+async def run_while_connected(receive: Receive, work: Awaitable[Result]) -> Result:
+    """Await some work and return its result. The work is cancelled when the client disconnects.
+
+    Raises:
+        ClientDisconnect: the client disconnected.
+    """
+    task = asyncio.ensure_future(work)
+    disconnect = asyncio.ensure_future(_wait_for_disconnect(receive))
+    try:
+        await asyncio.wait({task, disconnect}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnect
+        return task.result()
+    finally:
+        task.cancel()
+        disconnect.cancel()
+        await asyncio.gather(task, disconnect, return_exceptions=True)
+
+
+async def _wait_for_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,192 @@
+"""Uvicorn with bounds on idle time, on the number of connections and on the duration of a shutdown."""
+
+import asyncio
+import logging
+import socket
+import time
+from types import FrameType
+from typing import TYPE_CHECKING, ClassVar
+
+import uvicorn
+from fastapi import FastAPI
+from typing_extensions import override
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from pipeline.serve.http.errors import ApiError, encode_json
+from pipeline.serve.http.limits import Limits, max_connections
+from store.hosts import BACKLOG, is_loopback
+
+if TYPE_CHECKING:
+    from pipeline.serve.http.api import ActiveRequests
+
+LOG = logging.getLogger("omnidraft.serve")
+
+SEND_SECONDS = 5  # for responses to be sent after the last request has finished
+
+
+class BoundedConnection(H11Protocol):
+    """A connection that is closed when it is idle too long, or when its client stops reading.
+
+    Uvicorn alone waits without limit for a first request, for the rest of the headers, and for a reader.
+    `make_connection_class` makes one subclass per server, which holds the limits and the idle connections.
+    """
+
+    limits: ClassVar[Limits]
+    max_connections: ClassVar[int]
+    idle: ClassVar[dict["BoundedConnection", asyncio.TimerHandle]]  # connections without a request, longest idle first
+
+    @override
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Accept a connection; beyond the limit, the longest idle one is closed."""
+        super().connection_made(transport)
+        self._unsent: int = 0
+        self._reader_timer: asyncio.TimerHandle | None = None
+        self._update_idle_timer()
+        if len(self.connections) > self.max_connections and self.idle:
+            next(iter(self.idle))._close_idle()
+
+    @override
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._update_idle_timer()
+
+    @override
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._update_idle_timer()
+
+    @override
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._cancel_idle_timer()
+        self._cancel_reader_timer()
+        super().connection_lost(exc)
+
+    @override
+    def send_400_response(self, msg: str) -> None:
+        """Respond to invalid HTTP with an error in OpenAI's form."""
+        error = encode_json(ApiError(400, msg, code="invalid_http").body)
+        head = b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
+        self.transport.write(head + b"content-length: %d\r\n\r\n" % len(error) + error)
+        self.transport.close()
+
+    def _update_idle_timer(self) -> None:
+        busy = self.cycle is not None and not self.cycle.response_complete
+        if busy or self.transport.is_closing():
+            self._cancel_idle_timer()
+        elif self not in self.idle:
+            self.idle[self] = self.loop.call_later(self.limits.idle_seconds, self.transport.abort)
+
+    def _close_idle(self) -> None:
+        self._cancel_idle_timer()
+        self.connections.discard(self)  # `connection_lost` would do it too late for the next connection
+        self.transport.abort()
+
+    def _cancel_idle_timer(self) -> None:
+        if timer := self.idle.pop(self, None):
+            timer.cancel()
+
+    @override
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._start_reader_timer()
+
+    @override
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._cancel_reader_timer()
+
+    def _start_reader_timer(self) -> None:
+        self._unsent = self.transport.get_write_buffer_size()
+        self._reader_timer = self.loop.call_later(self.limits.reader_seconds, self._check_reader)
+
+    def _cancel_reader_timer(self) -> None:
+        if self._reader_timer is not None:
+            self._reader_timer.cancel()
+            self._reader_timer = None
+
+    def _check_reader(self) -> None:
+        if self.transport.get_write_buffer_size() < self._unsent:
+            self._start_reader_timer()
+        else:
+            self.transport.abort()
+
+
+def make_connection_class(limits: Limits) -> type[BoundedConnection]:
+    """Make the class of one server's connections."""
+    attributes = {"limits": limits, "max_connections": max_connections(limits), "idle": {}}
+    return type("Connection", (BoundedConnection,), attributes)
+
+
+class DrainingServer(uvicorn.Server):
+    """A server whose shutdown refuses new requests and waits for the running ones, up to the grace time.
+
+    During the shutdown `/health` responds 503, so that a load balancer sends requests elsewhere. A second signal ends
+    the server at once.
+    """
+
+    def __init__(self, config: uvicorn.Config, app: FastAPI, grace_seconds: float) -> None:
+        super().__init__(config)
+        self._active: ActiveRequests = app.state.active_requests
+        self._grace = grace_seconds
+        self._grace_end: float | None = None  # by `time.monotonic`
+
+    @override
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Handle a signal. It is not raised again after the server ends, because the run must still be committed."""
+        if self._active.shutting_down:
+            self.should_exit = self.force_exit = True
+        else:
+            self.begin_shutdown()
+
+    def begin_shutdown(self) -> None:
+        """Refuse new requests and end after the running ones. May be called from any thread."""
+        self._grace_end = time.monotonic() + self._grace
+        self._active.shutting_down = True
+
+    @override
+    async def on_tick(self, counter: int) -> bool:
+        if self._grace_end is not None and not self.should_exit:
+            if time.monotonic() > self._grace_end:
+                self._active.interrupt_all()
+                self.should_exit = True
+            elif not self.server_state.tasks:
+                self.should_exit = True
+        return await super().on_tick(counter)
+
+
+def make_server(app: FastAPI, limits: Limits) -> DrainingServer:
+    """Make a server without starting it; its `run(sockets=[...])` serves until a shutdown."""
+    config = uvicorn.Config(
+        app,
+        http=make_connection_class(limits),
+        ws="none",
+        loop="asyncio",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=max(1, int(limits.idle_seconds)),
+        timeout_graceful_shutdown=SEND_SECONDS,
+    )
+    return DrainingServer(config, app, limits.grace_seconds)
+
+
+def exposure_warning(host: str, has_key: bool) -> str | None:
+    """Return a warning if other machines can reach `host` and no key protects it."""
+    if has_key or is_loopback(host):
+        return None
+    return f"listening on {host}: anyone who can reach this machine can use the models; set --api-key"
+
+
+def serve(app: FastAPI, listener: socket.socket, limits: Limits, *, has_key: bool) -> None:
+    """Serve until SIGTERM or SIGINT; returns after the running requests, or after the grace time.
+
+    Args:
+        app: the application from `make_app`.
+        listener: a socket from `listen`; it is closed.
+        has_key: whether requests need a key. Without one, other machines should not reach the server.
+    """
+    if warning := exposure_warning(listener.getsockname()[0], has_key):
+        LOG.warning("warning: %s", warning)
+    make_server(app, limits).run(sockets=[listener])

@@ -1,0 +1,183 @@
+"""Messages between the HTTP side and the engine of `omnidraft serve`.
+
+One HTTP request with `n` choices becomes `n` generation requests. The HTTP side runs on an asyncio loop, the engine on
+a thread of its own: requests enter by `Engine.submit`, chunks return by a listener that the engine's thread calls.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from stages.sampling.logprobs import TokenLogprobs
+
+
+class Finish(StrEnum):
+    """Reason for which a completion ended."""
+
+    STOP = "stop"  # the end of the sequence, or a stop string
+    LENGTH = "length"
+    CANCELLED = "cancelled"  # the client disconnected, or the server is shutting down
+    DEADLINE = "deadline"
+    FAILED = "failed"  # an error of the server
+
+
+class BusyError(Exception):
+    """Raised by `Engine.submit` when the queue is full or the server is shutting down.
+
+    Attributes:
+        retry_after: seconds after which the client should try again.
+        shutting_down: whether the server is shutting down.
+    """
+
+    def __init__(self, reason: str, retry_after: int, *, shutting_down: bool = False) -> None:
+        super().__init__(reason)
+        self.retry_after, self.shutting_down = retry_after, shutting_down
+
+
+@dataclass(frozen=True)
+class EncodedPrompt:
+    """A prompt as text, in the target's ids and in the drafter's pieces."""
+
+    text: str
+    tokens: tuple[int, ...]
+    pieces: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    """Request for one completion.
+
+    Attributes:
+        request_id: id of the HTTP request, unique. The prompt's id in the log; choice i > 0 adds `#i`.
+        prompt: the text to complete.
+        max_new_tokens: at least 1; the engine reduces it to what the models' contexts leave.
+        temperature, top_k, top_p: of the target's distribution for this request.
+        stop: strings before which the completion ends.
+        seed: of the random numbers; None derives them from the run's seed and the prompt's offset.
+        logprobs: alternatives per token, 0 for the emitted token's own log probability alone; None for none at all.
+        store: whether its text may be logged and learned from.
+        timeout_seconds: time from `submit` after which it ends with `Finish.DEADLINE`; None for no limit.
+        choice: index among the choices of its HTTP request; part of the seed.
+    """
+
+    request_id: str
+    prompt: EncodedPrompt
+    max_new_tokens: int
+    temperature: float
+    top_k: int = 0
+    top_p: float = 1.0
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+    logprobs: int | None = None
+    store: bool = True
+    timeout_seconds: float | None = None
+    choice: int = 0
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Counters of one completion.
+
+    Attributes:
+        prompt, emitted: target tokens.
+        blocks: target passes in which it took part.
+        drafted: pieces, by the model and by lookup.
+        accepted: target tokens that were proposed and accepted.
+    """
+
+    prompt: int
+    emitted: int
+    blocks: int
+    drafted: int
+    accepted: int
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """New part of a completion.
+
+    Attributes:
+        text: characters that are final. A possible start of a stop string and half a character are held back.
+        tokens: target ids of the block, including those whose text is held back or never shown.
+        logprobs: of these tokens, if requested.
+        finish: None while more chunks follow; a chunk with a finish is the last.
+        usage: given with the finish.
+    """
+
+    text: str
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish: Finish | None = None
+    usage: Usage | None = None
+
+
+ChunkListener = Callable[[Chunk], None]  # called on the engine's thread; must return at once and never raise
+
+
+@dataclass(frozen=True)
+class EngineStatus:
+    """State of the engine. All values are plain numbers or text, read without locking.
+
+    Attributes:
+        model: the target's name, as `/v1/models` lists it.
+        ready: whether requests are accepted.
+        running, waiting: requests that are decoded, and in the queue.
+        drafter_version, head_version: updates in service.
+        published_version: of the newest version folder; None before the first.
+        learner_lag: completed prompts that the learner has not processed yet.
+        learner_dropped: completed prompts that it never processes, because its queue was full.
+        learner_alive: None where nothing learns.
+        max_length: longest prompt and completion together, in target tokens.
+    """
+
+    model: str
+    ready: bool
+    running: int
+    waiting: int
+    drafter_version: int
+    head_version: int
+    published_version: int | None
+    learner_lag: int
+    learner_dropped: int
+    learner_alive: bool | None
+    max_length: int
+
+
+class Engine(Protocol):
+    """Completes requests. All methods may be called from any thread and return at once."""
+
+    def encode(self, text: str) -> EncodedPrompt:
+        """Tokenise a plain prompt. Takes time in proportion to its length: call it off the event loop.
+
+        Raises:
+            UnfitPromptError: it has no token at all, or more than the models' contexts hold.
+        """
+        ...
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> EncodedPrompt:
+        """Tokenise a conversation, each message with `role` and `content` (texts), by the target's chat template.
+
+        Raises:
+            UnfitPromptError: as `encode`, or the template cannot render it.
+        """
+        ...
+
+    def decode_token(self, token: int) -> bytes:
+        """Return the bytes of a target token; of a special token its name."""
+        ...
+
+    def submit(self, request: GenerationRequest, listener: ChunkListener) -> Callable[[], None]:
+        """Queue a request. The listener receives all its chunks; the last one has a finish.
+
+        Returns:
+            a function that cancels the request and frees its place within one block; harmless after the finish.
+
+        Raises:
+            BusyError: the queue is full, or the server is shutting down.
+        """
+        ...
+
+    def read_status(self) -> EngineStatus:
+        """Return the state of the engine at this moment."""
+        ...

@@ -1,0 +1,265 @@
+"""Queue of generation requests, from their arrival until they finish.
+
+Any thread submits and cancels requests. The engine's thread admits them as prompts of the stream and delivers the
+verdicts of each block to their listeners.
+"""
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from typing_extensions import override
+
+from pipeline.recorder import shown_tokens
+from pipeline.serve.messages import BusyError, Chunk, ChunkListener, Finish, GenerationRequest, Usage
+from stages.contract.blocks import SequenceState, Verdict
+from stages.sampling.distributions import Sampling
+from stages.sampling.random_source import SeededRandomSource
+from stages.vocabulary.text_stream import StopStrings, TextStream
+from stages.vocabulary.tokenizer_view import Vocabulary
+from store.events import PromptReceived
+
+DATASET = "live"  # of all requests, in the log
+PREFILL_TOKENS = 128  # prompt tokens admitted between two blocks, one prompt at least; more wait for the next block
+RECENT_REQUESTS = 32  # finished requests from which the time to wait is estimated
+MAX_RETRY_SECONDS = 60
+SEED_COUNT = 1 << 63
+
+
+@dataclass
+class PendingRequest:
+    """A request that has not finished: queued or being decoded.
+
+    Attributes:
+        deadline: time at which it must end, by the queue's clock.
+        offset: of its prompt in the stream; -1 while it is queued.
+        early_finish: reason to end it early, once there is one.
+    """
+
+    request: GenerationRequest
+    listener: ChunkListener
+    deadline: float
+    text_stream: TextStream[int]
+    offset: int = -1
+    early_finish: Finish | None = None
+    blocks: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    prompt_tokens: int = field(init=False)
+    emitted: int = 0
+
+    def __post_init__(self) -> None:
+        self.prompt_tokens = len(self.request.prompt.tokens)
+
+    def deliver(self, verdict: Verdict) -> None:
+        """Emit the tokens of a block."""
+        row = verdict.proposal.draft.row
+        self.blocks += 1
+        self.drafted += len(verdict.proposal.draft.pieces)
+        self.accepted += verdict.accepted
+        self.emitted = row.emitted
+        text = self.text_stream.push(shown_tokens(row, verdict.emitted))
+        self.emit(text, verdict, Finish(row.finish) if row.finish else None)
+
+    def emit(self, text: str, verdict: Verdict | None, finish: Finish | None) -> None:
+        """Pass one chunk to the listener. With a finish it is the last chunk."""
+        tokens = verdict.emitted if verdict else ()
+        logprobs = verdict.logprobs if verdict else ()
+        usage = None
+        if finish:
+            text += self.text_stream.close()
+            usage = Usage(self.prompt_tokens, self.emitted, self.blocks, self.drafted, self.accepted)
+        try:
+            self.listener(Chunk(text, tokens, logprobs, finish, usage))
+        except Exception:  # for example a closed event loop: the client is gone
+            self.early_finish = self.early_finish or Finish.CANCELLED
+
+
+class RequestQueue(Iterator[PromptReceived]):
+    """All unfinished requests. As an iterator it yields the prompts that may be admitted now.
+
+    Args:
+        vocabulary: of the target.
+        max_length: target tokens of a prompt and its completion together.
+        max_waiting: requests that may wait; more are refused.
+        seed: of random numbers for requests without a seed.
+        first_offset: of the first prompt.
+        log_text: whether the texts of prompts may be logged.
+        learner_accepts_examples: whether the learner accepts one more training example.
+        clock: monotonic, in seconds.
+    """
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        max_length: int,
+        max_waiting: int,
+        seed: int,
+        first_offset: int,
+        *,
+        log_text: bool,
+        learner_accepts_examples: Callable[[], bool] = lambda: True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._vocabulary, self._max_length, self._max_waiting = vocabulary, max_length, max_waiting
+        self._seed, self._log_text = seed, log_text
+        self._learner_accepts_examples, self._clock = learner_accepts_examples, clock
+        self.next_offset = first_offset
+        self._change = threading.Condition()
+        self._waiting: deque[PendingRequest] = deque()
+        self._running: dict[int, PendingRequest] = {}
+        self._finish_times: deque[float] = deque(maxlen=RECENT_REQUESTS)
+        self._prefilled = 0  # prompt tokens since the last block
+        self.closed = False
+
+    @property
+    def waiting(self) -> int:
+        """Number of queued requests."""
+        return len(self._waiting)
+
+    @property
+    def running(self) -> int:
+        """Number of requests being decoded."""
+        return len(self._running)
+
+    def submit(self, request: GenerationRequest, listener: ChunkListener) -> Callable[[], None]:
+        """Queue a request and return a function that cancels it; as `Engine.submit`."""
+        deadline = math.inf if request.timeout_seconds is None else self._clock() + request.timeout_seconds
+        pending = PendingRequest(request, listener, deadline, TextStream(self._vocabulary.bytes_of, request.stop))
+        with self._change:
+            if self.closed:
+                raise BusyError("the server is shutting down", 10, shutting_down=True)
+            if len(self._waiting) >= self._max_waiting:
+                raise BusyError(f"{self._max_waiting} requests are waiting already", self._estimate_retry_after())
+            self._waiting.append(pending)
+            self._change.notify_all()
+
+        def cancel() -> None:
+            with self._change:
+                pending.early_finish = pending.early_finish or Finish.CANCELLED
+                self._change.notify_all()
+
+        return cancel
+
+    def _estimate_retry_after(self) -> int:
+        """Return the seconds in which as many requests finish as wait now, at the pace of the last ones."""
+        if len(self._finish_times) < 2:
+            return 1
+        pace = (self._finish_times[-1] - self._finish_times[0]) / (len(self._finish_times) - 1)
+        return max(1, min(MAX_RETRY_SECONDS, math.ceil(pace * len(self._waiting))))
+
+    def close(self) -> None:
+        """Refuse further requests. Those in the queue are still admitted."""
+        with self._change:
+            self.closed = True
+            self._change.notify_all()
+
+    def wait(self, seconds: float) -> None:
+        """Block until a request waits or the queue closes, at most so long. For the engine's thread when it is idle."""
+        with self._change:
+            if not self._waiting and not self.closed:
+                self._change.wait(seconds)
+
+    @override
+    def __next__(self) -> PromptReceived:
+        """Admit the next request. Stops, for now, when none waits or enough prompt tokens were admitted."""
+        while self._waiting and (not self._running or self._prefilled < PREFILL_TOKENS):
+            with self._change:  # at every moment a request is in exactly one of both
+                pending = self._waiting.popleft()
+                early = pending.early_finish or (Finish.DEADLINE if self._clock() >= pending.deadline else None)
+                if not early:
+                    pending.offset, self.next_offset = self.next_offset, self.next_offset + 1
+                    self._running[pending.offset] = pending
+            if early:
+                pending.emit("", None, early)
+                continue
+            self._prefilled += pending.prompt_tokens
+            return self._make_prompt(pending)
+        raise StopIteration
+
+    def _make_prompt(self, pending: PendingRequest) -> PromptReceived:
+        request = pending.request
+        name = f"{request.request_id}#{request.choice}" if request.choice else request.request_id
+        text = request.prompt.text if request.store and self._log_text else ""
+        return PromptReceived(pending.offset, name, DATASET, pending.offset + 1, text)
+
+    def prepare_sequence(self, prompt: PromptReceived) -> SequenceState:
+        """Make the sequence to decode for an admitted prompt."""
+        request = self._running[prompt.offset].request
+        if request.seed is None:
+            seed, place = self._seed, prompt.offset
+        else:
+            seed, place = request.seed % SEED_COUNT, request.choice
+        tokens = list(request.prompt.tokens)
+        return SequenceState(
+            prompt.offset,
+            prompt.prompt_id,
+            prompt.dataset,
+            prompt.text,
+            tokens,
+            len(tokens),
+            list(request.prompt.pieces),
+            SeededRandomSource(seed, place),
+            min(request.max_new_tokens, self._max_length - len(tokens)),
+            private=not request.store,
+            sampling=Sampling(request.temperature, request.top_k, request.top_p),
+            stop_strings=StopStrings(self._vocabulary.bytes_of, request.stop) if request.stop else None,
+            logprobs=request.logprobs,
+            record_example=self._learner_accepts_examples(),
+        )
+
+    def on_verdicts(self, verdicts: list[Verdict]) -> None:
+        """Deliver a block's verdicts to their listeners and drop finished requests."""
+        self._prefilled = 0
+        for verdict in verdicts:
+            row = verdict.proposal.draft.row
+            pending = self._running[row.offset]
+            pending.deliver(verdict)
+            if row.finish:
+                self._remove(pending)
+
+    def take_expired(self) -> list[tuple[int, Finish]]:
+        """Finish queued requests that were cancelled or are overdue, and list the running ones by offset and reason.
+
+        A running request is listed after one block at least. The caller ends its sequence and calls `finish_early`.
+        """
+        now = self._clock()
+        with self._change:
+            expired = [pending for pending in self._waiting if pending.early_finish or now >= pending.deadline]
+            for pending in expired:
+                self._waiting.remove(pending)
+        for pending in expired:
+            pending.emit("", None, pending.early_finish or Finish.DEADLINE)
+        for pending in self._running.values():
+            if now >= pending.deadline:
+                pending.early_finish = pending.early_finish or Finish.DEADLINE
+        return [(offset, one.early_finish) for offset, one in self._running.items() if one.early_finish and one.blocks]
+
+    def finish_early(self, offset: int, finish: Finish) -> None:
+        """Finish a running request whose sequence was ended early."""
+        pending = self._running[offset]
+        self._remove(pending)
+        pending.emit("", None, finish)
+
+    def finish_all(self, finish: Finish) -> None:
+        """Close the queue and finish all requests, because nothing decodes them any more."""
+        with self._change:
+            self.closed = True
+            unfinished = [*self._running.values(), *self._waiting]
+            self._running.clear()
+            self._waiting.clear()
+        for pending in unfinished:
+            pending.emit("", None, finish)
+
+    def cancel_all(self) -> None:
+        """Cancel all requests, as if every client had disconnected. They end within one block."""
+        with self._change:
+            for pending in (*self._running.values(), *self._waiting):
+                pending.early_finish = pending.early_finish or Finish.CANCELLED
+
+    def _remove(self, pending: PendingRequest) -> None:
+        del self._running[pending.offset]
+        self._finish_times.append(self._clock())

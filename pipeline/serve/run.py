@@ -1,0 +1,296 @@
+"""A server's run from start to commit: its folder, its models, the engine and the learner process."""
+
+import gc
+import logging
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from types import TracebackType
+from typing import Self
+
+from pipeline.assembly.admission import chat_template
+from pipeline.assembly.learner import make_drift_monitor
+from pipeline.assembly.loop import make_recorder
+from pipeline.assembly.models import Models, fingerprints, load_models, pin_version
+from pipeline.assembly.probe import examples_of
+from pipeline.assembly.stages import make_drafting
+from pipeline.assembly.training import piece_cost
+from pipeline.config.sections import SourceSettings
+from pipeline.config.settings import Config
+from pipeline.learner_protocol import Learner
+from pipeline.learner_service.process import LearnerProcess
+from pipeline.learner_service.service import LearnerCheckpoint, LearnerConfig, read_learner_checkpoint
+from pipeline.learning.local_learner import NoLearner, VersionsState
+from pipeline.learning.remote_learner import RemoteLearner
+from pipeline.loop import Clock, Loop, LoopState, TargetRunner
+from pipeline.run.context import RunContext
+from pipeline.run.folder import is_unfinished, mlflow_of
+from pipeline.serve.engine import LiveEngine, RequestEncoder
+from pipeline.serve.request_queue import DATASET, RequestQueue
+from pipeline.stage_set import Stages
+from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
+from stages.drafting.head import AcceptanceHead
+from stages.models.devices import count_threads
+from stages.training.weight_update import apply_weights
+from stages.vocabulary.chat import ChatEncoder, Conversation, Ids, PlainConversation
+from store.errors import RunError, UsageError
+from store.events import Event
+from store.log.committed_events import completed_prompts
+from store.log.manifest import RunKind
+from store.log.mirror import Mirror
+from store.object_store.uri import uri_of
+
+LOG = logging.getLogger("omnidraft.serve")
+
+LEARNER_SECONDS = 60.0  # for the learner's last commit during a shutdown
+
+
+def start_learner(
+    config: Config,
+    models: Models,
+    run: RunContext,
+    uri: str,
+    checkpoint: LearnerCheckpoint | None,
+    on_event: Callable[[Event], None],
+) -> LearnerProcess | None:
+    """Start the learner process, which resumes from its checkpoint. Returns None if nothing learns."""
+    if not config.learn.enabled:
+        return None
+    probed = config.publish.enabled and config.publish.probe
+    learner_config = LearnerConfig(
+        config,
+        run.folder,
+        uri,
+        ((DATASET, "omnidraft serve"),),
+        piece_cost(config.learn, [models]),
+        tuple(examples_of(config, models)) if probed else (),
+        uri_of(Path(run.name)),
+    )
+    return LearnerProcess(
+        learner_config, config.serve.learn_share, on_event, checkpoint.published if checkpoint else None
+    )
+
+
+@dataclass(frozen=True)
+class ServeState:
+    """State of a server in a checkpoint: its loop, the next offset, and the fingerprints of its models."""
+
+    loop: Saved
+    offset: int
+    models: tuple[str, str, str]
+
+
+@dataclass(frozen=True)
+class ResumePoint:
+    """Last commits of an earlier server of the same run and of its learner.
+
+    Attributes:
+        state: of the server; None if it had committed nothing.
+        reader: of the checkpoint with that state.
+        learner: checkpoint of the learner; None if nothing had learned.
+    """
+
+    state: ServeState | None
+    reader: SnapshotReader | None
+    learner: LearnerCheckpoint | None
+
+
+def build_engine(
+    config: Config,
+    models: Models,
+    run: RunContext,
+    resume_point: ResumePoint,
+    model_fingerprints: tuple[str, str, str],
+    learner: LearnerProcess | None,
+    on_event: Callable[[Event], None],
+) -> LiveEngine:
+    """Build the engine without starting it.
+
+    Args:
+        config: all settings; those of sampling are the defaults of requests.
+        models: the target and the drafter.
+        run: the opened run.
+        resume_point: last commits of an earlier server.
+        model_fingerprints: of the loaded models.
+        learner: the learner process; None if nothing learns.
+        on_event: called with every event, on any thread.
+    """
+    drafting = make_drafting(config, models, level=logging.INFO)
+    queue = _make_queue(config, models, learner, resume_point)
+    runner = TargetRunner(
+        models.name,
+        Stages(drafting.decode, drafting.translate, drafting.verify),
+        queue.prepare_sequence,
+        make_recorder(models, text=config.log.text),
+        _make_learner(config, models, drafting.head, learner, resume_point),
+        clock := Clock(perf_counter),
+        queue.on_verdicts,
+    )
+    loop = Loop({models.name: runner}, lambda offset: models.name, config.batch, clock)
+    if resume_point.state and resume_point.reader:
+        loop.restore(resume_point.state.loop, resume_point.reader)
+        for prompt in () if learner else completed_prompts(run.folder):
+            runner.learner.replay_history(prompt)
+
+    def save(writer: SnapshotWriter) -> ServeState:
+        return ServeState(loop.save(writer), queue.next_offset, model_fingerprints)
+
+    run.commit_by(config, save, on_event)
+    encoder = _make_encoder(config, models)
+    return LiveEngine(queue, loop, runner, encoder, run.events, run.committer, learner, count_threads())
+
+
+def _make_encoder(config: Config, models: Models) -> RequestEncoder:
+    def encode(text: str) -> Ids:
+        return models.target_vocabulary.encode(text), models.drafter_vocabulary.encode(text)
+
+    def min_lengths(characters: int) -> tuple[int, int]:
+        return models.target_vocabulary.fewest_tokens(characters), models.drafter_vocabulary.fewest_tokens(characters)
+
+    min_lengths(0)  # reads the vocabularies once, before a client waits for it
+    max_lengths = models.target.max_length - 1, models.drafter.max_length - 1
+    return RequestEncoder(
+        encode, min_lengths, make_conversation(config.source, models), models.target_vocabulary, max_lengths
+    )
+
+
+def _make_queue(
+    config: Config, models: Models, learner: LearnerProcess | None, resume_point: ResumePoint
+) -> RequestQueue:
+    learner_accepts_examples = (lambda: learner.accepts_examples) if learner else (lambda: False)
+    # After a crash of the server the learner may have committed prompts that the server had not.
+    server_offset = resume_point.state.offset if resume_point.state else 0
+    learner_offset = resume_point.learner.next_offset if resume_point.learner else 0
+    return RequestQueue(
+        models.target_vocabulary,
+        models.target.max_length,
+        config.serve.waiting,
+        config.seed,
+        max(server_offset, learner_offset),
+        log_text=config.log.text,
+        learner_accepts_examples=learner_accepts_examples,
+    )
+
+
+def _make_learner(
+    config: Config, models: Models, head: AcceptanceHead, learner: LearnerProcess | None, resume_point: ResumePoint
+) -> Learner:
+    """Make the loop's side of the learner.
+
+    The weights of the learner's checkpoint are put into service if this server learns live or the earlier one did.
+    """
+    checkpoint, versions, before = resume_point.learner, (0, 0), (0, 0)
+    if resume_point.state and resume_point.reader:
+        runner = resume_point.reader.decode(LoopState, resume_point.state.loop).lanes[models.name]
+        before = resume_point.reader.decode(VersionsState, runner.coach).versions
+    if checkpoint and (config.serve.learn == "live" or any(before)):
+        apply_weights(checkpoint.weights, models.drafter, head)
+        versions = checkpoint.weights.drafter_version, checkpoint.weights.head_version
+    if learner:
+        return RemoteLearner(learner, models.drafter, head, *versions, adopts=config.serve.learn == "live")
+    return NoLearner(make_drift_monitor(config), *versions)
+
+
+def make_conversation(settings: SourceSettings, models: Models) -> Conversation:
+    """Make the encoder of conversations: by the target's chat template, the configured one, or without a template.
+
+    Raises:
+        ConfigError: the configured template cannot be read or used.
+    """
+    vocabulary = models.target_vocabulary
+    if settings.chat_template is None and not vocabulary.tokenizer.chat_template:
+        LOG.warning(
+            "%s has no chat template: conversations are completed as their contents with a blank line between",
+            vocabulary.name,
+        )
+        return PlainConversation(vocabulary, models.drafter_vocabulary)
+    return ChatEncoder(vocabulary, models.drafter_vocabulary, models.pair, chat_template(settings))
+
+
+def derive_serving_config(config: Config) -> Config:
+    """Return the settings that a server uses: nothing learns if `serve.learn` is off.
+
+    Raises:
+        UsageError: there are several targets.
+    """
+    if len(config.targets) != 1 or config.swaps:
+        raise UsageError(f"a server serves one target, got {', '.join((*config.targets, *config.swaps))}")
+    return config.with_overrides({"learn.enabled": config.learn.enabled and config.serve.learn != "off"})
+
+
+class ServerRun:
+    """An engine over a run's folder. As a context manager it starts the engine, and at its end commits.
+
+    Args:
+        config: all settings; of a resumed run those that it began with.
+        run_folder: new or empty, or with `resume` that of an earlier server.
+        on_event: called with every event, on any thread.
+        resume: resume the run.
+        mirror: receives a copy of every commit; None for none.
+
+    Raises:
+        UsageError: the settings or the folder cannot be served.
+        CorruptError: the checkpoint to resume from differs from what was committed.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        run_folder: Path,
+        on_event: Callable[[Event], None],
+        *,
+        resume: bool = False,
+        mirror: Mirror | None = None,
+    ) -> None:
+        self._run = RunContext(run_folder, RunKind.SERVE, mirror)
+        self._on_event = on_event
+        self._uri = config.publish.mlflow_uri or mlflow_of(self._run.name)
+        if resume and not is_unfinished(run_folder):
+            raise RunError(
+                f"{self._run.name} must hold the run of a server to resume, but does not; begin one with --run"
+            )
+        with self._run.acquire(resume=resume):
+            drafter = config.drafter if resume else pin_version(config.drafter, self._uri)
+            self._settings = config.with_overrides({"drafter": drafter})
+            self.config = derive_serving_config(self._settings)
+            self._reader = self._run.snapshot
+            self._state = self._reader.decode(ServeState, self._reader.state) if self._reader else None
+            (self.models,) = load_models(self.config, self._uri, run_folder.parent / ".fetched")
+            self._fingerprints = fingerprints(self.models)
+            if self._state and self._state.models != self._fingerprints:  # before a learner writes anything
+                raise RunError(
+                    f"the server of {run_folder} must resume with the models that it began with, but has others"
+                )
+
+    def __enter__(self) -> Self:
+        with ExitStack() as undo:
+            undo.enter_context(self._run.open(self._settings))
+            resume_point = ResumePoint(self._state, self._reader, read_learner_checkpoint(self._run.folder))
+            self._learner = start_learner(
+                self.config, self.models, self._run, self._uri, resume_point.learner, self._on_event
+            )
+            if self._learner:
+                undo.callback(self._learner.close, 0.0)
+            self.engine: LiveEngine = build_engine(
+                self.config, self.models, self._run, resume_point, self._fingerprints, self._learner, self._on_event
+            )
+            del resume_point
+            self._reader = self._state = self._run.snapshot = None  # its content is restored
+            gc.collect()
+            gc.freeze()  # collections over models and libraries would delay every stream
+            undo.callback(gc.unfreeze)
+            self.engine.start()
+            self._exit = undo.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._exit:
+            self.engine.close(0.0 if kind else self.config.serve.grace_seconds)
+            if self._learner:
+                self._learner.close(LEARNER_SECONDS)
+        if self.engine.failure and not error:
+            raise RunError(f"the engine stopped: {self.engine.failure!r}") from self.engine.failure

@@ -1,0 +1,212 @@
+"""Sources of prompts: files, standard input, the hub, built-in streams, joined into one stream."""
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from reprlib import repr as short
+from typing import BinaryIO
+
+from pipeline.config.sections import SourceSettings
+from pipeline.sources.corpus import BUILTIN_STREAMS, BuiltinRows
+from pipeline.sources.files import SUFFIXES, StandardInputRows, open_file
+from pipeline.sources.hub_and_ray import HubRows, RayRows
+from pipeline.sources.kafka import KafkaRows
+from pipeline.sources.rows import Fault, PromptRule, Rows, SourceRow, prompt_id
+from store.errors import SourceError
+from store.events import PromptReceived, PromptRejected
+
+STANDARD_INPUT = "-"
+BUILTIN_LIMIT = 150
+NAMED: dict[str, type[HubRows] | type[RayRows] | type[KafkaRows]] = {
+    "hf://": HubRows,
+    "ray:": RayRows,
+    "kafka://": KafkaRows,
+}
+
+
+@dataclass(frozen=True)
+class Source:
+    """Prompts of one dataset, in an order that never changes: the rule makes them of rows, up to the limit.
+
+    Two sources of the same name count as one dataset. Making a source checks that it can be read, so that nothing is
+    written for one that cannot. With several targets a row may name its own in the rule's target column.
+    """
+
+    dataset: str
+    rows: Rows
+    rule: PromptRule
+    limit: int | None
+    targets: tuple[str, ...] = ()
+
+    def size(self) -> int | None:
+        """Estimate how many prompts will be accepted, for a progress display only; None if that is unknown.
+
+        With conditions only the limit is known.
+        """
+        known = [self.limit, None if self.rule.where else self.rows.count()]
+        return min((number for number in known if number is not None), default=None)
+
+    def read(self, offset: int) -> Iterator[PromptReceived | PromptRejected]:
+        """Yield every row as an event, accepted prompts numbered from `offset` on without gaps.
+
+        Called at most once: standard input cannot be rewound. A row that cannot be a prompt is one
+        PromptRejected with its line, and the rows after it follow; rows that the settings exclude,
+        and blank lines, are skipped silently. Rows are read on demand. The same input
+        gives the same events. Not promised: that prompt ids differ, or that a prompt fits a model.
+
+        Raises:
+            SourceError: the source breaks off. A bad row never raises.
+        """
+        end = None if self.limit is None else offset + self.limit
+        try:
+            for row in self.rows.read(self.rule.columns):
+                event = self._make_event(row, offset)
+                if event is not None:
+                    yield event
+                if isinstance(event, PromptReceived):
+                    offset += 1
+                    if offset == end:
+                        return
+        except OSError as error:
+            raise SourceError(f"The source '{self.dataset}' broke off: {error.strerror or error}.") from error
+
+    def _make_event(self, row: SourceRow, offset: int) -> PromptReceived | PromptRejected | None:
+        if isinstance(row.values, Fault):
+            return PromptRejected(self.dataset, row.line, row.values.reason)
+        match self.rule.apply(row.values):
+            case Fault(reason):
+                return PromptRejected(self.dataset, row.line, reason)
+            case str() as text:
+                name = prompt_id(row.values, otherwise=f"{self.dataset}:{row.line}")
+                target = self._read_target(row)
+                if target not in (None, *self.targets):
+                    return PromptRejected(self.dataset, row.line, self._unknown_target(str(target)))
+                return PromptReceived(offset, name, self.dataset, row.line, text, target)
+        return None
+
+    def _read_target(self, row: SourceRow) -> str | None:
+        """Return the target that the row names, if there is a choice."""
+        named = None if isinstance(row.values, Fault) else row.values.get(self.rule.target_column)
+        return None if named in (None, "") or len(self.targets) < 2 else str(named)
+
+    def _unknown_target(self, target: str) -> str:
+        known = ", ".join(self.targets)
+        return f"the column '{self.rule.target_column}' must name one of the targets {known}, got {short(target)}"
+
+
+def datasets_of(sources: Sequence[Source], specs: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Return name and source of each dataset, for MLflow."""
+    return tuple((source.dataset, spec) for source, spec in zip(sources, specs, strict=True))
+
+
+def total(sources: Sequence[Source]) -> int | None:
+    """Estimate the number of prompts of all sources, None if one of them is unknown."""
+    sizes = [source.size() for source in sources]
+    known = [size for size in sizes if size is not None]
+    return sum(known) if len(known) == len(sizes) else None
+
+
+def stream(sources: Iterable[Source], start: int = 0) -> Iterator[PromptReceived | PromptRejected]:
+    """Yield the events of the sources one after another, prompts numbered from 0 across all of them.
+
+    A stream from `start` is the part of the whole stream after prompt `start - 1`, so a run can be resumed.
+    The skipped part is read again, which on standard input means that it must be sent again.
+
+    Raises:
+        SourceError: a source breaks off.
+    """
+    offset = 0
+    for source in sources:
+        for event in source.read(offset):
+            skipped = offset < start
+            if isinstance(event, PromptReceived):
+                offset += 1
+            if not skipped:
+                yield event
+
+
+def open_sources(
+    specs: Sequence[str],
+    options: SourceSettings,
+    *,
+    seed: int = 0,
+    stdin: BinaryIO | None = None,
+    targets: Sequence[str] = (),
+) -> list[Source]:
+    """Open all sources of a stream before the first is read; arguments and errors as `open_source`."""
+    if specs.count(STANDARD_INPUT) > 1:
+        raise SourceError(f"Standard input can be read once, got '{STANDARD_INPUT}' {specs.count('-')} times.")
+    return [open_source(spec, options, seed=seed, stdin=stdin, targets=targets) for spec in specs]
+
+
+def open_source(
+    spec: str,
+    options: SourceSettings,
+    *,
+    seed: int = 0,
+    stdin: BinaryIO | None = None,
+    targets: Sequence[str] = (),
+) -> Source:
+    """Open the source that `spec` names.
+
+    It names a file, `-`, `hf://owner/dataset[/config]:split`, `ray:PATH`, `kafka://HOST:PORT/TOPIC` or `builtin:NAME`.
+
+    Args:
+        spec: the source. A file's dataset is its stem.
+        options: how rows become prompts. Columns are checked here wherever they are known before reading.
+        seed: shuffles the built-in streams.
+        stdin: stream that `-` reads; by default the process's standard input.
+        targets: the run's targets; where there are several, a row may name its own.
+
+    Raises:
+        SourceError: there is no such source, it cannot be read, or it lacks a column that the options name.
+        ConfigError: the template or a condition cannot be parsed.
+    """
+    rule = PromptRule.from_settings(options)
+    dataset, rows = _open_rows(spec, seed, stdin)
+    if rows.columns is not None:
+        rule = rule.narrow_to(rows.columns, f"'{spec}'")
+    limit = options.limit or (BUILTIN_LIMIT if isinstance(rows, BuiltinRows) else None)
+    return Source(dataset, rows, rule, limit, tuple(targets))
+
+
+def _open_rows(spec: str, seed: int, stdin: BinaryIO | None) -> tuple[str, Rows]:
+    if spec == STANDARD_INPUT:
+        return "stdin", StandardInputRows(stdin or sys.stdin.buffer)
+    for prefix, rows_of in NAMED.items():
+        if spec.startswith(prefix):
+            rows = rows_of(spec)
+            return rows.dataset, rows
+    if spec.startswith("builtin:"):
+        kind = spec.removeprefix("builtin:")
+        return kind, BuiltinRows(kind, seed)
+    path = Path(spec)
+    _check_is_file(path)
+    return path.stem, open_file(path)
+
+
+def _check_is_file(path: Path) -> None:
+    """Refuse paths that are not regular files: the columns are read before the rows, so a pipe cannot be used."""
+    try:
+        if path.is_file():
+            return
+        got = "a folder or a pipe" if path.exists() else "a name that does not exist"
+        folder = path if path.is_dir() else path.parent
+        files = sorted(other for other in folder.glob("*") if other.suffix.lower() in SUFFIXES)
+    except OSError as error:
+        raise SourceError(f"The source '{path}' must be a readable file: {error.strerror}.") from None
+    others = (
+        "Other sources are 'builtin:docs', 'builtin:code', 'hf://owner/dataset:split', 'ray:FOLDER/*.parquet', "
+        "'kafka://HOST:PORT/TOPIC' and '-'."
+    )
+    raise SourceError(f"The source '{path}' must be a file, got {got}.{_suggest(path, files)} {others}")
+
+
+def _suggest(path: Path, files: Sequence[Path]) -> str:
+    if path.is_dir() and files:
+        return f" Name a file in it, such as '{files[0]}'."
+    specs = {file.name: str(file) for file in files} | {kind: f"builtin:{kind}" for kind in BUILTIN_STREAMS}
+    close = get_close_matches(path.name, specs, n=1)
+    return f" Did you mean '{specs[close[0]]}'?" if close else ""

@@ -1,0 +1,37 @@
+"""The three stages of a block, as the loop calls them."""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from stages.contract.blocks import Draft, Proposal, SequenceState, Verdict
+from stages.contract.stage import Stage
+from stages.translate import Translate
+
+
+class Decoding(Stage[SequenceState, Draft], Protocol):
+    """The drafting stage, which also receives the outcome of its drafts."""
+
+    def observe(self, verdicts: list[Verdict]) -> None:
+        """Called once per block, after verification."""
+        ...
+
+    def resume_speculation(self) -> None:
+        """Resume speculation if it is paused. Called between blocks after a drift or a change of the drafter."""
+        ...
+
+    def report(self) -> None:
+        """Warn of unusable drafts, if there were any. Called at the end of a run."""
+        ...
+
+
+@dataclass(frozen=True)
+class Stages:
+    """The stages of one target."""
+
+    decode: Decoding
+    translate: Translate
+    verify: Stage[Proposal, Verdict]
+
+    def all(self) -> tuple[Stage[Any, Any], ...]:
+        """Return the stages in the order of a block."""
+        return (self.decode, self.translate, self.verify)

@@ -1,0 +1,200 @@
+"""Records of a study's runs: counts of every prompt, in one JSON file that is written after every run.
+
+All results are computed from these counts, so a study can be resumed and its tables rebuilt without any model.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from store.errors import CorruptError, RunError
+from store.files import write_whole
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, order=True)
+class Key:
+    """Identifies a run of a study by target, seed and arm."""
+
+    target: str
+    seed: int
+    arm: str
+
+
+@dataclass(frozen=True)
+class PromptCounts:
+    """Counts of one completed prompt, as in `PromptCompleted`.
+
+    Attributes:
+        at, cpu: wall and processor seconds from the start of the run to the completion, before learning from it.
+    """
+
+    offset: int
+    emitted: int
+    blocks: int
+    drafted: int
+    judged: int
+    accepted: int
+    at: float
+    cpu: float
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """An alarm of the drift detector, as in `Drifted`."""
+
+    offset: int
+    direction: str
+    action: str
+
+
+@dataclass(frozen=True)
+class Record:
+    """Record of one run.
+
+    Attributes:
+        key: target, seed and arm of the run.
+        passed: completed prompts, in the order of completion.
+        alarms: alarms of the drift detector, in stream order.
+        recalls: stream offsets at which an earlier version of the drafter was restored.
+        segments: first stream offset of each part of the stream, and the end of the last part.
+        seconds: wall time of the run, learning included, loading excluded.
+        cpu_seconds: processor time of the same.
+        learning: wall seconds spent on updates.
+        cache_bytes, cache_entries: size of the n-gram cache at the end.
+        rejected: number of source rows that could not be prompts.
+        prompts: sha256 of the texts of the prompts in order. Runs with different prompts are never compared.
+        same_vocabulary: whether target and drafter share one vocabulary.
+        machine: processor, libraries and load that the speed depends on.
+        notices: messages of the run's log, from level info on.
+    """
+
+    key: Key
+    passed: tuple[PromptCounts, ...]
+    alarms: tuple[Alarm, ...]
+    recalls: tuple[int, ...]
+    segments: tuple[int, ...]
+    seconds: float
+    cpu_seconds: float
+    learning: float
+    cache_bytes: int
+    cache_entries: int
+    rejected: int
+    prompts: str
+    same_vocabulary: bool
+    machine: Mapping[str, Any]
+    notices: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The record as JSON values, with one list per count of the prompts."""
+        names = [field.name for field in fields(PromptCounts)]
+        columns = zip(*map(astuple, self.passed), strict=True) if self.passed else [()] * len(names)
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return values | {
+            "key": asdict(self.key),
+            "passed": {name: list(column) for name, column in zip(names, columns, strict=True)},
+            "alarms": [asdict(alarm) for alarm in self.alarms],
+        }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "Record":
+        """The record of values that `to_json` returned.
+
+        Raises:
+            KeyError, TypeError, ValueError: the values are not those of a record.
+        """
+        columns = values["passed"]
+        rows = zip(*(columns[field.name] for field in fields(PromptCounts)), strict=True)
+        changed = {
+            "key": Key(**values["key"]),
+            "passed": tuple(PromptCounts(*row) for row in rows),
+            "alarms": tuple(Alarm(**alarm) for alarm in values["alarms"]),
+            "recalls": tuple(values["recalls"]),
+            "segments": tuple(values["segments"]),
+            "notices": tuple(values["notices"]),
+        }
+        return cls(**{**values, **changed})
+
+
+class StudyFile:
+    """The runs of one study and the settings that they share.
+
+    Args:
+        path: JSON file; need not exist.
+        settings: settings that all runs share, as JSON values by dotted key.
+
+    Raises:
+        RunError: the file holds runs with other settings or of another format, or its folder cannot be created.
+        CorruptError: the file cannot be parsed.
+    """
+
+    def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
+        self.path, self.settings = path, dict(settings)
+        self.records: dict[Key, Record] = {}
+        if path.exists():
+            content = _read(path)
+            _require_equal(path, content["settings"], json.loads(json.dumps(self.settings)))
+            self.records = {record.key: record for record in content["runs"]}
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"the folder of {path} must be writable: {error.strerror}; see --out") from error
+
+    def add(self, record: Record) -> None:
+        """Add a finished run and replace the file atomically."""
+        self.records[record.key] = record
+        self.write({})
+
+    def write(self, results: Mapping[str, Any]) -> None:
+        """Write all runs, with the results computed from them for other readers."""
+        runs = [self.records[key].to_json() for key in sorted(self.records)]
+        content = {"format": FORMAT, "settings": self.settings, "figures": dict(results)}
+        lines = [f"{json.dumps(name)}: {_dump(value)}" for name, value in content.items()]
+        lines.append('"runs": [\n' + ",\n".join(map(_dump, runs)) + "\n]")
+        try:
+            write_whole(self.path, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
+        except OSError as error:
+            raise RunError(f"the file {self.path} must be writable: {error.strerror}; see --out") from error
+
+
+def _dump(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+        if content["format"] != FORMAT:
+            raise RunError(f"{path} must be of format {FORMAT}, got {content['format']}; name another file with --out")
+        return {"settings": content["settings"], "runs": [Record.from_json(run) for run in content["runs"]]}
+    except OSError as error:
+        raise RunError(f"{path} must be a readable file: {error.strerror}; name another with --out") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptError(f"{path} must hold the runs of a study, but cannot be parsed: {error!r}") from error
+
+
+def _require_equal(path: Path, kept: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
+    different = [key for key in sorted({*kept, *asked}) if kept.get(key) != asked.get(key)]
+    if different:
+        changes = "; ".join(f"{key} is {kept.get(key)!r} there, not {asked.get(key)!r}" for key in different[:3])
+        more = f" and {len(different) - 3} more" if len(different) > 3 else ""
+        raise RunError(f"{path} must hold runs of these settings, but {changes}{more}; name another file with --out")
+
+
+def same_prompts(records: Sequence[Record]) -> None:
+    """Check that runs with the same seed saw the same prompts.
+
+    Raises:
+        CorruptError: they did not, because a source changed between them.
+    """
+    seen: dict[int, Record] = {}
+    for record in records:
+        first = seen.setdefault(record.key.seed, record)
+        if first.prompts != record.prompts:
+            raise CorruptError(
+                f"the arms '{first.key.arm}' and '{record.key.arm}' of seed {record.key.seed} must have had the same "
+                "prompts, but had different ones: a source has changed; run the study again with a new file"
+            )

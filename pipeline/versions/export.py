@@ -1,0 +1,219 @@
+"""`omnidraft versions export`: writes a version as a drafter that other engines load; the folder appears complete or
+not at all.
+
+A model card is added: Markdown with the metadata that the Hugging Face hub reads.
+"""
+
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.assembly.cache import NGRAM_FILE
+from pipeline.assembly.models import locate
+from pipeline.assembly.stages import HEAD_FILE
+from pipeline.reports.terminal import new_folder, to_printable
+from pipeline.versions.sides import find_lineage
+from stages.models.huggingface import read_licence
+from stages.models.language_model import export_drafter
+from store.errors import OmnidraftError
+from store.registry.registered_version import VersionDetails
+from store.registry.registry import fetch_version, list_versions, show_version
+from store.registry.version_folder import MANIFEST, VersionManifest
+
+OWN_FOLDER = "omnidraft"  # vLLM loads every safetensors file next to the model as a part of it
+DRAFT_LENGTH = 5
+
+
+ENGINES = """
+### transformers
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+target_name, drafter_name = "{model}", "{folder}"
+target, words = AutoModelForCausalLM.from_pretrained(target_name), AutoTokenizer.from_pretrained(target_name)
+drafter, pieces = AutoModelForCausalLM.from_pretrained(drafter_name), AutoTokenizer.from_pretrained(drafter_name)
+prompt = words("The history of the city begins with", return_tensors="pt")
+text = target.generate(
+    **prompt, do_sample=False, max_new_tokens=64,
+    assistant_model=drafter, tokenizer=words, assistant_tokenizer=pieces,
+)
+print(words.decode(text[0]))
+```
+
+Leave out the last two arguments where target and drafter have one vocabulary. Greedy text is the target's own.
+
+### vLLM
+
+```bash
+vllm serve {model} --speculative-config '{{"method": "draft_model", "model": "{folder}",
+  "num_speculative_tokens": {length}, "use_heterogeneous_vocab": true}}'
+```
+
+Leave out `use_heterogeneous_vocab` where target and drafter have one vocabulary.
+
+### llama.cpp
+
+Only for a target with the drafter's own vocabulary:
+
+```bash
+python convert_hf_to_gguf.py {folder} --outfile drafter.gguf
+llama-server -m target.gguf -md drafter.gguf
+```
+
+### omnidraft
+
+```bash
+omnidraft replay --target {target} --drafter models:/{name}/{number}
+```
+"""
+
+
+# Values that may be put into code that people copy: none ends a quoted text, begins an option or is special in a shell.
+NAME = r"\w[\w.-]*"
+HUB = rf"{NAME}(/{NAME})?"
+TARGET = r"(builtin:|models:/)?[\w./@][\w./@-]*"
+
+PROBE = (
+    "`probe/acceptance` is the share of the target's greedy tokens, on prompts that never change, that the drafter "
+    "predicts. An engine with one vocabulary for both accepts about that share of the tokens that it judges; one that "
+    "translates between two by re-tokenising text accepts less."
+)
+
+
+def export_version(uri: str, name: str, number: int, into: Path) -> Path:
+    """Write a registered version into a new or empty folder: drafter, tokenizer, model card, cache and head.
+
+    Every byte is checked against the version's manifest before any of it is read as a model.
+
+    Raises:
+        ModelError: there is no such version, or it holds no model that can be loaded.
+        CorruptError: a file differs from the published one, or may not be in a version.
+        UsageError: the folder holds files, is the working directory, or cannot be written; there is no store.
+    """
+    with new_folder(into) as free:
+        details, lineage = show_version(uri, name, number), find_lineage(number, list_versions(uri, name))
+        free.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=free.parent, prefix=f".{free.name}-") as scratch:
+            version = fetch_version(f"models:/{name}/{number}", uri, Path(scratch) / "version")
+            part = Path(scratch) / "part"
+            parameters = export_drafter(version, part, DRAFT_LENGTH)
+            _copy_own(version, part / OWN_FOLDER)
+            licence = _read_licence(details.manifest["drafter"], uri, Path(scratch) / "source")
+            card = VersionCard(details, lineage, free.name, DRAFT_LENGTH, parameters, licence)
+            (part / "README.md").write_text(card.to_markdown(), encoding="utf-8")
+            part.replace(free)
+    return into
+
+
+def _copy_own(version: Path, into: Path) -> None:
+    """Copy the files that only omnidraft reads."""
+    into.mkdir()
+    for file in (HEAD_FILE, NGRAM_FILE, MANIFEST):
+        if (version / file).is_file():
+            shutil.copyfile(version / file, into / file)
+
+
+def _read_licence(drafter: str, uri: str, scratch: Path) -> str | None:
+    """Read the licence of the run's first drafter; a drafter that was a version itself is not fetched again for it."""
+    try:
+        return None if drafter.startswith("models:/") else read_licence(locate(drafter, uri, scratch))
+    except OmnidraftError:  # the drafter was removed or changed
+        return None
+
+
+@dataclass(frozen=True)
+class VersionCard:
+    """The contents of a model card.
+
+    Attributes:
+        details: data of the registry on the version.
+        lineage: numbers from the version back to its baseline.
+        folder: name of the folder.
+        length: draft length in pieces.
+        parameters: number of parameters of the drafter.
+        licence: licence of the run's first drafter; None if its card names none.
+    """
+
+    details: VersionDetails
+    lineage: Sequence[int]
+    folder: str
+    length: int
+    parameters: int
+    licence: str | None
+
+    def to_markdown(self) -> str:
+        """Return the whole card. Texts from the registry are in code or tables, each on one line."""
+        details, manifest = self.details, self.details.manifest
+        number, name = details.summary.number, manifest["name"]
+        target = manifest["target"]
+        engines = ENGINES.format(
+            model=target if re.fullmatch(HUB, target) else "TARGET",
+            target=target if re.fullmatch(TARGET, target) else "TARGET",
+            folder=self.folder if re.fullmatch(NAME, self.folder) else "DRAFTER",
+            length=self.length,
+            name=name if re.fullmatch(NAME, name) else "NAME",
+            number=number,
+        )
+        return "\n".join(
+            [
+                *self._list_metadata(),
+                f"# {_escape(name)}, version {number}",
+                "",
+                f"A drafter for speculative decoding with the target `{_escape(target)}`, trained online by omnidraft "
+                "while a stream of prompts ran. It proposes tokens; the target decides, so that text keeps the "
+                "target's distribution.",
+                "",
+                *_format_table("metric", "value", self._list_metrics()),
+                *([PROBE, ""] if "probe/acceptance" in self.details.metrics else []),
+                *_format_table("origin", "", self._list_origin(manifest)),
+                "`omnidraft/` holds what other engines do not read: `ngrams.parquet` (target tokens that are spelt by "
+                "several of the drafter's pieces: `pieces`, `token`, `count`), `head.safetensors` (the head that ends "
+                "drafts) and `manifest.json` (the sha256 of the version's files).",
+                "",
+                "## Use",
+                engines,
+            ]
+        )
+
+    def _list_metadata(self) -> list[str]:
+        licence = [f"license: {json.dumps(_escape(self.licence))}"] if self.licence else []
+        tags = ["tags:", "- speculative-decoding", "- draft-model", "- omnidraft"]
+        return ["---", "library_name: transformers", "pipeline_tag: text-generation", *licence, *tags, "---", ""]
+
+    def _list_metrics(self) -> list[tuple[str, str]]:
+        metrics = self.details.metrics
+        known = [(name, f"{metrics[name]:.4g}") for name in sorted(metrics)]
+        return [*known, ("parameters", f"{self.parameters:,}")]
+
+    def _list_origin(self, manifest: VersionManifest) -> list[tuple[str, str]]:
+        summary, params = self.details.summary, self.details.params
+        origin: Mapping[str, object] = {
+            "run": manifest["run"],
+            "stream offset": manifest["offset"],
+            "learned from the prompts": self.details.tags.get("learned"),
+            "responds to the drift at": self.details.tags.get("drift"),
+            "published because of": summary.reason,
+            "published at": manifest["created_at"],
+            "began as": manifest["drafter"],
+            "loss": params.get("loss"),
+            "temperature": params.get("temperature"),
+            "lineage": " from ".join(map(str, self.lineage)),
+            "datasets": self.details.tags.get("datasets"),
+            "licence of the drafter": self.licence or "not named by its card",
+            "digest": manifest["digest"],
+        }
+        return [(name, str(value)) for name, value in origin.items() if value not in (None, "")]
+
+
+def _format_table(first: str, second: str, rows: Iterable[tuple[str, str]]) -> list[str]:
+    return [f"| {first} | {second} |", "|---|---|", *(f"| {_escape(a)} | {_escape(b)} |" for a, b in rows), ""]
+
+
+def _escape(text: str) -> str:
+    """Return one to_printable line that ends no table cell and no code."""
+    return to_printable(text).replace("|", "\\|").replace("`", "'")

@@ -1,0 +1,189 @@
+"""The two sides of a comparison: their versions, and arms over them that share one target."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from typing_extensions import override
+
+from pipeline.assembly.models import Models, load_drafter, load_models, pair_of
+from pipeline.config.settings import Config
+from pipeline.run.rounds import LoopInRounds, Records
+from stages.models.huggingface import load_tokenizer
+from stages.vocabulary.tokenizer_view import Vocabulary
+from store.errors import ModelError, UsageError
+from store.events import BlockDone, DraftSource, Event
+from store.registry.registered_version import RegisteredVersion, find_number
+from store.registry.registry import fetch_version, list_versions
+from store.registry.version_folder import VersionManifest, open_version
+
+LOG = logging.getLogger("omnidraft.versions")
+
+BASELINE = "floor"
+
+
+@dataclass(frozen=True)
+class Side:
+    """One version with checked files.
+
+    Attributes:
+        label: shown in reports.
+        number: number in the registry; None for a folder.
+        folder: folder of its files.
+        manifest: its manifest.
+    """
+
+    label: str
+    number: int | None
+    folder: Path
+    manifest: VersionManifest
+
+
+def open_sides(names: tuple[str, str], uri: str, model: str, scratch: Path) -> tuple[Side, Side]:
+    """Open the versions that two names mean: numbers, aliases, sealed folders, or `floor` for the baseline of the other
+    side.
+
+    Args:
+        names: names of both sides.
+        uri: URI of the registry, which is read only for names that are no folders.
+        model: name of the registered model.
+        scratch: folder for fetched versions.
+
+    Raises:
+        ModelError: there is no such version.
+        CorruptError: a file differs from the sealed one.
+        UsageError: both names mean one version, or `floor` has no other side in the registry.
+    """
+    known = [] if all(map(_is_folder, names)) else list_versions(uri, model)
+    numbers = [None if _is_folder(name) else _resolve_number(name, known) for name in names]
+    for place, other in ((0, 1), (1, 0)):
+        if names[place] == BASELINE:
+            numbers[place] = _find_baseline(numbers[other], known)
+    first, second = (
+        _open_side(name, number, uri, model, scratch / str(place))
+        for place, (name, number) in enumerate(zip(names, numbers, strict=True))
+    )
+    if first.manifest["digest"] == second.manifest["digest"] and first.label == second.label:
+        raise UsageError(f"two different versions must be compared, got {first.label} twice")
+    return first, second
+
+
+def _is_folder(name: str) -> bool:
+    return not name.isdecimal() and Path(name).is_dir()
+
+
+def _resolve_number(name: str, known: Sequence[RegisteredVersion]) -> int | None:
+    if name == BASELINE:
+        return None
+    if name.isdecimal():
+        return int(name)
+    number = find_number(name, known)
+    if number is not None:
+        return number
+    aliases = sorted({alias for version in known for alias in version.aliases})
+    raise ModelError(
+        f"a version must be named by its number, an alias ({', '.join(aliases) or 'there is none'}), its folder, or "
+        f"'{BASELINE}', got {name!r}; `omnidraft versions` lists them"
+    )
+
+
+def _find_baseline(number: int | None, known: Sequence[RegisteredVersion]) -> int:
+    """Return the first version of a version's lineage in the registry."""
+    if number is None or number not in [version.number for version in known]:
+        raise UsageError(
+            f"'{BASELINE}' is the baseline of the other version, which must be in the registry; name a number"
+        )
+    baseline = find_lineage(number, known)[-1]
+    if next(version.parent for version in known if version.number == baseline) is not None:
+        raise UsageError(
+            f"'{BASELINE}' must still be in the registry, but the baseline was pruned: version {baseline} is the first "
+            f"that is left of the lineage of version {number}; name a number or a folder"
+        )
+    return baseline
+
+
+def _open_side(name: str, number: int | None, uri: str, model: str, into: Path) -> Side:
+    folder = Path(name) if number is None else fetch_version(f"models:/{model}/{number}", uri, into)
+    label = f"version {number}" if number is not None else str(folder)
+    return Side(label, number, folder, open_version(folder))
+
+
+def find_lineage(number: int, known: Sequence[RegisteredVersion]) -> list[int]:
+    """Return a version, its parent, and so on to its baseline, as far as the registry still has them.
+
+    Parents are tags that anyone may edit: a cycle ends before its first repetition.
+    """
+    parents = {version.number: version.parent for version in known}
+    found = [number]
+    while (parent := parents.get(found[-1])) in parents and parent is not None and parent not in found:
+        found.append(parent)
+    return found
+
+
+def find_common_target(first: Side, second: Side) -> str:
+    """Return the target that both versions were made for.
+
+    Raises:
+        UsageError: they were made for different targets.
+    """
+    targets = [side.manifest["target"] for side in (first, second)]
+    if targets[0] != targets[1]:
+        raise UsageError(
+            f"two versions are compared with one target, but {first.label} was made for {targets[0]} and "
+            f"{second.label} for {targets[1]}; choose one with --target"
+        )
+    return targets[0]
+
+
+class _CountedBlocks(Records):
+    """Counts the blocks in which lookup did not draft."""
+
+    def __init__(self) -> None:
+        self.blocks = 0
+
+    @override
+    def take(self, event: Event) -> None:
+        self.blocks += isinstance(event, BlockDone) and event.drafter is DraftSource.MODEL
+
+
+class SideArm(LoopInRounds):
+    """One side's loop, which also counts the blocks of the drafter model. Arguments as of `LoopInRounds`."""
+
+    def __init__(self, models: Models, config: Config, folder: Path) -> None:
+        self._counted = _CountedBlocks()
+        super().__init__(models, config, folder, lambda loop, clock: self._counted)
+
+    @property
+    def model_blocks(self) -> int:
+        """Number of blocks so far in which lookup did not draft."""
+        return self._counted.blocks
+
+
+def make_arms(config: Config, sides: tuple[Side, Side], uri: str, scratch: Path) -> tuple[SideArm, SideArm]:
+    """Make both sides' loops over one copy of the target, each with its own caches."""
+    settings = config.with_overrides({"drafter": str(sides[0].folder)})
+    (first,) = load_models(settings, uri, scratch / "fetched")
+    models = first, replace_drafter(config, first, sides[1].folder)
+    for side, own in zip(sides, models, strict=True):
+        if own.pair.digest != side.manifest["pair"]:
+            LOG.warning("the n-gram cache of %s is left out: it was made for other vocabularies", side.label)
+    arms = [SideArm(own, config, scratch / "run") for own in models]
+    return arms[0], arms[1]
+
+
+def replace_drafter(config: Config, models: Models, folder: Path) -> Models:
+    """Return models with the same target, on its own rows, and another drafter."""
+    drafter = load_drafter(config, str(folder), str(models.target.device))
+    drafter.require_row_cache()
+    tokenizer = load_tokenizer(str(folder))
+    drafter_vocabulary = Vocabulary(tokenizer, str(folder))
+    return replace(
+        models,
+        target=models.target.share_weights(),
+        drafter=drafter,
+        drafter_vocabulary=drafter_vocabulary,
+        drafter_tokenizer=tokenizer,
+        drafter_folder=folder,
+        pair=pair_of(config.vocabulary, models.target_vocabulary, drafter_vocabulary),
+    )

@@ -1,0 +1,249 @@
+"""Values that stages pass to each other within one block. They may hold tensors and are not kept after the block.
+
+Shapes: K pieces of a draft, D ids of the drafter's vocabulary, F features of the head.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from stages.ngrams.trie import Node
+from stages.sampling.distributions import Sampling
+from stages.sampling.logprobs import TokenLogprobs
+from stages.sampling.random_source import RandomSource
+from stages.vocabulary.text_stream import StopStrings
+from store.events import DraftSource, Origin, Outcome, Translation
+
+
+@dataclass(eq=False)
+class SequenceState:
+    """One prompt in flight. The loop owns it; only `Verify` writes to it.
+
+    Attributes:
+        offset, prompt_id, dataset, text: the prompt, as received.
+        tokens: target ids of the prompt and of the emitted tokens.
+        prompt_length: number of `tokens` that are the prompt.
+        pieces: the same text in drafter ids: the prompt as the drafter tokenizes it, then each emitted token's pieces.
+        rng: the prompt's random numbers.
+        remaining_tokens: number of target tokens that may still be emitted.
+        block: number of the current block.
+        finish: "" while in flight, then "stop" or "length"; live: also "cancelled" and "deadline".
+        private: its text is not stored: neither logged nor learned from nor written to a checkpoint.
+        sampling: the transform of this row's distributions, the drafter's as well as the target's; None for that of the
+            stages.
+        stop_strings: finds the strings at which the sequence ends; None if it has none.
+        logprobs: alternatives wanted with each emitted token, 0 for the token's own log probability alone; None for
+            nothing.
+        record_example: whether a training example is recorded, unless the row is private.
+    """
+
+    offset: int
+    prompt_id: str
+    dataset: str
+    text: str
+    tokens: list[int]
+    prompt_length: int
+    pieces: list[int]
+    rng: RandomSource
+    remaining_tokens: int
+    block: int = 0
+    finish: str = ""
+    private: bool = False
+    sampling: Sampling | None = None
+    stop_strings: StopStrings | None = None
+    logprobs: int | None = None
+    record_example: bool = True
+
+    @property
+    def collects_examples(self) -> bool:
+        """Whether a training example of this row is recorded."""
+        return self.record_example and not self.private
+
+    @property
+    def emitted(self) -> int:
+        """Number of target tokens emitted so far."""
+        return len(self.tokens) - self.prompt_length
+
+
+@dataclass(frozen=True)
+class Draft:
+    """Pieces that the drafter proposes after a row, with the distributions that they were drawn from.
+
+    Attributes:
+        row: the row that the draft continues.
+        pieces: K >= 0 drawn pieces.
+        draft_probs_KD: the distribution of each, after the sampling transform.
+        entropies: entropy of each distribution, in nats.
+        features_KF: the head's input at each piece.
+        survival: per piece the head's estimate that it and all before it are accepted; empty without a head.
+        source: origin of the draft. Copied pieces have one-hot distributions, no features and no survival.
+    """
+
+    row: SequenceState
+    pieces: tuple[int, ...]
+    draft_probs_KD: Tensor
+    entropies: tuple[float, ...]
+    features_KF: Tensor | None
+    survival: tuple[float, ...]
+    source: DraftSource = DraftSource.MODEL
+
+
+STOP = -1  # the option "the token ends at this node"
+
+
+@dataclass(frozen=True)
+class Test:
+    """One level of the test of a proposed token: the drafted option at a node of the trie.
+
+    Attributes:
+        node: the node with the options: the root's groups, or a node's children and STOP.
+        option: the drafted piece, or STOP.
+        position: index of the draft's distribution that decided; None if the pieces ran out: STOP was certain.
+        excluded: the node at which the same piece was just taken as STOP; its children are removed from the
+            distribution.
+    """
+
+    __test__ = False  # not a test case of pytest
+
+    node: Node
+    option: int
+    position: int | None
+    excluded: Node | None = None
+
+
+@dataclass(frozen=True)
+class ProposedToken:
+    """Consecutive pieces of a draft, translated.
+
+    Attributes:
+        token: the target token of the pieces, or None: a gap, or a piece that begins no active token.
+        start, stop: the range of the draft's pieces.
+        tests: one test per level, outermost first.
+    """
+
+    token: int | None
+    start: int
+    stop: int
+    tests: tuple[Test, ...]
+
+    @property
+    def translation(self) -> Translation:
+        """The kind of translation: a direct map, an n-gram, or none."""
+        if self.token is None:
+            return Translation.NONE
+        return Translation.DIRECT if self.stop - self.start == 1 else Translation.NGRAM
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A draft in the target's vocabulary. Only the last token may be None; pieces after it were dropped."""
+
+    draft: Draft
+    tokens: tuple[ProposedToken, ...]
+
+    @property
+    def verifiable(self) -> tuple[int, ...]:
+        """The target ids that are fed to the target's forward pass."""
+        return tuple(proposed.token for proposed in self.tokens if proposed.token is not None)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The outcome for one proposed token, or for the bonus. The tensor-free half of a verdict."""
+
+    index: int
+    proposed: ProposedToken | None
+    outcome: Outcome
+    emitted: int | None
+    origin: Origin | None
+    drafter_levels: tuple[float, ...] = ()
+    target_levels: tuple[float, ...] = ()
+    uniform: float | None = None
+    passed_levels: int = 0  # levels accepted before the rejection; all of them on acceptance
+
+
+@dataclass(frozen=True)
+class SoftTarget:
+    """The target's distribution at one piece of the emitted text, reduced to the likeliest pieces.
+
+    Attributes:
+        position: index of the piece in the row's pieces.
+        depth: 0 where a token begins, else the number of pieces of the token that are already given.
+        ids: the likeliest next pieces.
+        group: target probability of each, all tokens below it summed (conditional at depth > 0).
+        direct: of that, the part of the token that is exactly this one piece (0 at depth > 0).
+        rest: the remaining probability: other pieces at depth 0, the end of the token at depth > 0.
+    """
+
+    position: int
+    depth: int
+    ids: tuple[int, ...]
+    group: tuple[float, ...]
+    direct: tuple[float, ...]
+    rest: float
+
+
+@dataclass(frozen=True)
+class OffPolicySpan:
+    """The target's distributions along drafted pieces that were not emitted: those after the first rejection.
+
+    Attributes:
+        start: index in the row's pieces at which the rejected token would have begun.
+        pieces: the draft from there on, as far as the target read it.
+        soft_targets: soft targets after the rejected token, positions counted from the row's beginning.
+    """
+
+    start: int
+    pieces: tuple[int, ...]
+    soft_targets: tuple[SoftTarget, ...]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The decisions on a proposal, and the tokens that were appended to the row, up to the end of the sequence.
+
+    `logprobs` has one entry per emitted token if the row requests them; a private row has no soft targets.
+    """
+
+    proposal: Proposal
+    decisions: tuple[Decision, ...]
+    emitted: tuple[int, ...]
+    judged: int
+    accepted: int
+    soft_targets: tuple[SoftTarget, ...] = field(default=(), repr=False)
+    branch: OffPolicySpan | None = field(default=None, repr=False)
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(frozen=True)
+class AcceptanceLabel:
+    """A label of one judged piece: its features and its probability of acceptance."""
+
+    features_F: Tensor
+    acceptance: float
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingExample:
+    """A completed prompt as training data.
+
+    Attributes:
+        offset: position of the prompt in the stream.
+        target: name of the target that made the soft targets.
+        pieces: the whole text in drafter ids.
+        soft_targets: one or more per emitted token, in order.
+        labels: one per judged piece.
+        ngram_positions: indices of the pieces that belong to accepted n-grams (for the `hybrid` loss).
+        judged: number of proposed tokens that were judged.
+        branches: soft targets after first rejections; empty unless enabled.
+    """
+
+    offset: int
+    target: str
+    pieces: tuple[int, ...]
+    soft_targets: tuple[SoftTarget, ...]
+    labels: tuple[AcceptanceLabel, ...]
+    ngram_positions: Sequence[int]
+    judged: int = 0
+    branches: tuple[OffPolicySpan, ...] = ()

@@ -1,0 +1,59 @@
+"""Costs of drafting and verifying, from which draft lengths are chosen."""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+Curve = tuple[tuple[int, float], ...]
+
+
+def _interpolate(curve: Curve, x: int) -> float:
+    """Interpolate linearly between the points, extrapolate the last segment; constant before the first point."""
+    if len(curve) == 1 or x <= curve[0][0]:
+        return curve[0][1]
+    after = min(max(1, bisect_left([point for point, _ in curve], x)), len(curve) - 1)
+    (low, low_cost), (high, high_cost) = curve[after - 1], curve[after]
+    return low_cost + (high_cost - low_cost) * (x - low) / (high - low)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Costs of passes, in seconds or in any other unit: only their ratios count.
+
+    Two rows with drafts of 3 and 1 pieces: the target reads 2 + 4 tokens, the drafter runs 3 passes, of which the first
+    has two rows. Between two points of a curve, and after the last, the cost is linear.
+
+    >>> costs = Costs(target=((1, 10.0), (5, 14.0)), drafter=((1, 1.0), (2, 1.5)))
+    >>> costs.verification_cost(3), costs.verification_cost(6), costs.drafting_cost(2)
+    (12.0, 15.0, 1.5)
+    >>> costs.block_cost([3, 1])  # 15 + 1.5 + 1 + 1
+    18.5
+
+    Attributes:
+        target: (tokens read by all rows together, cost of the pass), tokens ascending.
+        drafter: (rows that draft, cost of one piece for each of them), rows ascending.
+    """
+
+    target: Curve
+    drafter: Curve
+
+    def verification_cost(self, tokens: int) -> float:
+        """Return the cost of a target pass that reads this many tokens."""
+        return _interpolate(self.target, tokens)
+
+    def drafting_cost(self, rows: int) -> float:
+        """Return the cost of a drafter pass with this many rows: one piece for each."""
+        return _interpolate(self.drafter, rows)
+
+    def block_cost(self, lengths: Sequence[int]) -> float:
+        """Return the cost of a block whose rows have drafts of these lengths."""
+        passes = (sum(length > index for length in lengths) for index in range(max(lengths, default=0)))
+        return self.verification_cost(len(lengths) + sum(lengths)) + sum(map(self.drafting_cost, passes))
+
+
+def make_monotone(curve: Sequence[tuple[int, float]]) -> Curve:
+    """Replace measured decreases of a curve by its running maximum: they are noise, as more work does not cost less."""
+    points: list[tuple[int, float]] = []
+    for x, cost in curve:
+        points.append((x, max(cost, points[-1][1]) if points else cost))
+    return tuple(points)

@@ -1,0 +1,132 @@
+"""Builds the training example of one prompt, block by block."""
+
+from dataclasses import dataclass, field
+from math import prod
+
+import torch
+
+from stages.contract.blocks import (
+    STOP,
+    AcceptanceLabel,
+    Decision,
+    OffPolicySpan,
+    SequenceState,
+    SoftTarget,
+    TrainingExample,
+    Verdict,
+)
+from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
+from stages.sampling.distributions import acceptance_probability
+from store.events import DraftSource, Outcome, Translation
+
+
+def _piece_acceptances(decision: Decision) -> dict[int, float]:
+    """Return, per drafted piece (index in the draft), the probability that its acceptance tests pass.
+
+    The test of a STOP belongs to the piece that was compared; where the pieces ran out, to the last piece of the token.
+    """
+    found: dict[int, float] = {}
+    proposed = decision.proposed
+    if proposed is None or decision.outcome not in (Outcome.ACCEPTED, Outcome.REJECTED):
+        return found
+    judged = proposed.tests[: decision.passed_levels + (decision.outcome is Outcome.REJECTED)]
+    for test, drafter, target in zip(judged, decision.drafter_levels, decision.target_levels, strict=False):
+        piece = proposed.stop - 1 if test.option == STOP and test.position is None else test.position
+        if piece is not None:
+            found[piece] = found.get(piece, 1.0) * acceptance_probability(drafter, target)
+    return found
+
+
+def make_labels(verdict: Verdict) -> list[AcceptanceLabel]:
+    """Return one acceptance label per judged piece of a block."""
+    draft = verdict.proposal.draft
+    if draft.features_KF is None:
+        return []
+    acceptance: dict[int, list[float]] = {}
+    for decision in verdict.decisions:
+        for piece, chance in _piece_acceptances(decision).items():
+            acceptance.setdefault(piece, []).append(chance)
+    # Copied: a view would keep the features of the whole batch in memory, and send them to another process.
+    return [
+        AcceptanceLabel(draft.features_KF[piece].clone(), prod(chances))
+        for piece, chances in sorted(acceptance.items())
+    ]
+
+
+def _ngram_positions(verdict: Verdict) -> list[int]:
+    """Return the positions of a block's accepted n-grams among the pieces of its sequence."""
+    begins = [soft_target.position for soft_target in verdict.soft_targets if soft_target.depth == 0]
+    found: list[int] = []
+    for begin, decision in zip(begins, verdict.decisions, strict=False):
+        proposed = decision.proposed
+        if decision.outcome is Outcome.ACCEPTED and proposed and proposed.translation is Translation.NGRAM:
+            found += range(begin, begin + proposed.stop - proposed.start)
+    return found
+
+
+@dataclass(frozen=True)
+class ExampleBuilderState:
+    """Saved state of an `ExampleBuilder`: the example so far, and its labels."""
+
+    lesson: int
+    features: int | None
+    acceptances: list[float]
+
+
+@dataclass
+class ExampleBuilder:
+    """Collects the training example of one sequence while it is in flight."""
+
+    soft_targets: list[SoftTarget] = field(default_factory=list)
+    labels: list[AcceptanceLabel] = field(default_factory=list)
+    ngram_positions: list[int] = field(default_factory=list)
+    judged: int = 0
+    branches: list[OffPolicySpan] = field(default_factory=list)
+
+    def add_verdict(self, verdict: Verdict) -> None:
+        """Add a block's soft targets and labels."""
+        self.soft_targets += verdict.soft_targets
+        self.labels += make_labels(verdict)
+        self.ngram_positions += _ngram_positions(verdict)
+        if verdict.proposal.draft.source is DraftSource.MODEL:  # the drafter's gain is measured on its own drafts
+            self.judged += verdict.judged
+        if verdict.branch:
+            self.branches.append(verdict.branch)
+
+    def build(self, row: SequenceState, target: str) -> TrainingExample:
+        """Build the training example of the whole prompt with the soft targets of that target."""
+        return TrainingExample(
+            row.offset,
+            target,
+            tuple(row.pieces),
+            tuple(self.soft_targets),
+            tuple(self.labels),
+            tuple(self.ngram_positions),
+            self.judged,
+            tuple(self.branches),
+        )
+
+    def save(self, row: SequenceState, writer: SnapshotWriter) -> ExampleBuilderState:
+        """Return the saved state of this builder; the example goes to the writer without its target."""
+        features = [label.features_F for label in self.labels]
+        return ExampleBuilderState(
+            writer.example(self.build(row, "")),
+            writer.tensor(torch.stack(features)) if features else None,
+            [label.acceptance for label in self.labels],
+        )
+
+    @classmethod
+    def restore(cls, saved: Saved, reader: SnapshotReader) -> "ExampleBuilder":
+        """Return a builder in the state that `save` returned."""
+        state = reader.decode(ExampleBuilderState, saved)
+        example = reader.example(state.lesson)
+        features = () if state.features is None else reader.tensor(state.features)
+        labels = list(map(AcceptanceLabel, features, state.acceptances))
+        noted = (
+            list(example.soft_targets),
+            labels,
+            list(example.ngram_positions),
+            example.judged,
+            list(example.branches),
+        )
+        return cls(*noted)

@@ -1,0 +1,137 @@
+"""LoRA adapters: one small set of weights per target over one frozen drafter (paper, section 7).
+
+Adapters are injected into the drafter's linear layers and not merged: runners of several targets share the layers and
+activate their own before every pass. The only file that imports `peft`, inside functions: it takes seconds to load.
+"""
+
+import copy
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from store.errors import ModelError
+
+ADAPTER_FOLDER = "adapter"
+_WEIGHTS, _PREFIX = "adapter_model.safetensors", "base_model.model."  # peft's own names
+
+
+def adapter_name(target: str) -> str:
+    """Return a name for a target's adapter: unique per target, valid inside module names, and no module's own name."""
+    return "for_" + re.sub(r"[\W_]", lambda found: f"_{ord(found[0]):x}_", target)
+
+
+def add_adapter(model: Any, name: str, rank: int, seed: int) -> None:
+    """Inject an adapter that changes nothing yet (its second factor is zero) into every linear layer but the last.
+
+    Raises:
+        ModelError: if peft is not installed.
+    """
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError as error:
+        raise ModelError("adapters need peft: pip install 'omnidraft[lora]'; or leave out --lora") from error
+    config = LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules="all-linear")
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # several adapters in one model are intended
+        torch.manual_seed(seed)
+        inject_adapter_in_model(config, model, adapter_name=name)
+    activate(model, name)
+
+
+def activate(model: Any, name: str) -> None:
+    """Activate an adapter of the model. Cheap when it is active already."""
+    if getattr(model, "active_omnidraft_adapter", None) == name:
+        return
+    for module in _adapted_modules(model).values():
+        module.set_adapter(name)
+    model.active_omnidraft_adapter = name
+
+
+def is_adapter_weight(weight: str, name: str) -> bool:
+    """Check whether a parameter's name is that of a weight of the adapter."""
+    return f".{name}." in weight
+
+
+def _adapted_modules(model: Any) -> dict[str, Any]:
+    return {name: module for name, module in model.named_modules() if hasattr(module, "get_base_layer")}
+
+
+def strip_adapters(model: Any) -> Any:
+    """Return a copy of the model without its adapters, over the same weights."""
+    fixed = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    bare = copy.deepcopy(model, fixed)
+    _strip(bare)
+    return bare
+
+
+def _strip(model: Any) -> None:
+    """Replace every adapted layer by its base layer, in place."""
+    for path, module in _adapted_modules(model).items():
+        parent, _, attribute = path.rpartition(".")
+        setattr(model.get_submodule(parent), attribute, module.get_base_layer())
+    for attribute in ("peft_config", "active_omnidraft_adapter"):
+        model.__dict__.pop(attribute, None)
+
+
+def save_adapter(model: Any, name: str, folder: Path) -> None:
+    """Write an adapter as peft does, so that `PeftModel.from_pretrained` loads it over the bare drafter."""
+    folder.mkdir(parents=True)
+    model.peft_config[name].save_pretrained(folder)
+    own = {weight: tensor for weight, tensor in model.named_parameters() if is_adapter_weight(weight, name)}
+    save_file(
+        {_peft_key(weight, name): tensor.detach().contiguous() for weight, tensor in own.items()}, folder / _WEIGHTS
+    )
+
+
+def _peft_key(weight: str, name: str) -> str:
+    return _PREFIX + weight.replace(f".{name}.", ".")
+
+
+def read_adapter(model: Any, name: str, folder: Path) -> list[Tensor]:
+    """Read the weights of a saved adapter, in the order of the model's parameters.
+
+    Raises:
+        ModelError: the file cannot be read, or the adapter has another drafter's shape or another rank.
+    """
+    try:
+        saved = load_file(folder / _WEIGHTS)
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"{folder / _WEIGHTS} must hold the weights of an adapter, but: {error}") from error
+    own = {
+        _peft_key(weight, name): tensor
+        for weight, tensor in model.named_parameters()
+        if is_adapter_weight(weight, name)
+    }
+    shapes = {key: tensor.shape for key, tensor in saved.items()}
+    if shapes != {key: tensor.shape for key, tensor in own.items()}:
+        raise ModelError(
+            f"the adapter in {folder} must have the shape of this drafter's (same layers, same rank); set "
+            "learn.lora_rank as it was when the adapter was trained"
+        )
+    return [saved[key] for key in own]
+
+
+@torch.no_grad()
+def load_adapter(model: Any, name: str, folder: Path) -> None:
+    """Load a saved adapter into the injected one of that name. Raises as `read_adapter`."""
+    own = [weight for key, weight in model.named_parameters() if is_adapter_weight(key, name)]
+    for weight, saved in zip(own, read_adapter(model, name, folder), strict=True):
+        weight.copy_(saved)
+
+
+def merge_saved_adapter(model: Any, folder: Path) -> None:
+    """Add a saved adapter to the weights of a bare drafter, in place."""
+    from peft import PeftConfig
+
+    rank = PeftConfig.from_pretrained(str(folder)).r
+    add_adapter(model, "saved", rank, 0)
+    load_adapter(model, "saved", folder)
+    for module in _adapted_modules(model).values():
+        module.get_base_layer().weight.data += module.get_delta_weight("saved")
+    _strip(model)

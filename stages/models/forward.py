@@ -1,0 +1,151 @@
+"""Forward passes over new tokens of many rows: the protocol, and the one that uses the modules of `transformers`.
+
+Shapes: B rows, Q new tokens of the longest row, K keys, V vocabulary, W hidden width, N wanted positions of all rows.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from stages.models.huggingface import RowCache
+
+
+class Forward(Protocol):
+    """Computes new tokens and keeps their keys and values in a cache of rows.
+
+    A row is an index of the cache. The caller keeps the number of tokens per row, so that a rollback is a smaller
+    number in the next call.
+    """
+
+    @property
+    def name(self) -> str:
+        """A readable description of the implementation."""
+        ...
+
+    @property
+    def cache_bytes(self) -> int:
+        """Size of the cached keys and values in bytes."""
+        ...
+
+    @property
+    def capacity(self) -> int:
+        """Number of tokens that a row of the cache can hold."""
+        ...
+
+    def read_cache(self, place: int, length: int) -> list[Tensor]:
+        """Return views of the keys and values of a row's first tokens; an empty list if the cache is empty."""
+        ...
+
+    def write_cache(self, place: int, kept: Sequence[Tensor]) -> None:
+        """Write keys and values that `read_cache` returned to a reserved row."""
+        ...
+
+    def reserve(self, rows: int, capacity: int) -> None:
+        """Grow the cache to that many rows of that many tokens; its content stays. Called before every pass."""
+        ...
+
+    def move(self, source: int, destination: int) -> None:
+        """Copy one row over another."""
+        ...
+
+    def __call__(
+        self, first: int, tokens: Sequence[Sequence[int]], starts: Sequence[int], wanted: Sequence[int], *, hidden: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Compute new tokens of the rows from `first` on.
+
+        Args:
+            first: the first row.
+            tokens: new tokens per row; empty for a row without new tokens.
+            starts: number of cached tokens per row.
+            wanted: number of last new tokens per row for which logits are returned.
+            hidden: whether to return the last hidden states too.
+
+        Returns:
+            logits (N, V) of all wanted positions, rows concatenated, and their last hidden states (N, W), or the logits
+            again without `hidden`.
+        """
+        ...
+
+    def refresh(self) -> None:
+        """Take over changed weights of the model."""
+        ...
+
+
+class ModuleForward(Forward):
+    """Uses the modules of `transformers`, for any architecture. Rows of unequal length are padded on the left.
+
+    Args:
+        model: a Hugging Face causal language model whose attention takes a boolean mask (`sdpa`).
+    """
+
+    name = "modules of transformers"
+
+    def __init__(self, model: Any) -> None:
+        self._model, self._cache = model, RowCache()
+
+    @property
+    @override
+    def cache_bytes(self) -> int:
+        return self._cache.bytes
+
+    @property
+    @override
+    def capacity(self) -> int:
+        return self._cache.trash
+
+    @override
+    def read_cache(self, place: int, length: int) -> list[Tensor]:
+        return self._cache.read_row(place, length)
+
+    @override
+    def write_cache(self, place: int, kept: Sequence[Tensor]) -> None:
+        self._cache.write_row(place, kept)
+
+    @override
+    def reserve(self, rows: int, capacity: int) -> None:
+        self._cache.reserve(rows, capacity)
+
+    @override
+    def move(self, source: int, destination: int) -> None:
+        self._cache.move(source, destination)
+
+    @override
+    def refresh(self) -> None:
+        """Do nothing: the modules hold the weights."""
+
+    @override
+    def __call__(
+        self, first: int, tokens: Sequence[Sequence[int]], starts: Sequence[int], wanted: Sequence[int], *, hidden: bool
+    ) -> tuple[Tensor, Tensor]:
+        width, trash = max(map(len, tokens)), self._cache.trash
+        # Rows are aligned on the right; the padding on the left is written to the trash slot.
+        ids = [[0] * (width - len(new)) + list(new) for new in tokens]
+        places = [
+            [trash] * (width - len(new)) + list(range(start, start + len(new)))
+            for start, new in zip(starts, tokens, strict=True)
+        ]
+        ids_BQ, places_BQ = torch.tensor([ids, places], device=self._model.device)
+        seen = max(start + len(new) for start, new in zip(starts, tokens, strict=True))
+        self._cache.place(first, places_BQ, seen)
+        positions_BQ = places_BQ.where(places_BQ != trash, 0)
+        mask_B1QK = (torch.arange(seen, device=places_BQ.device) <= positions_BQ[..., None])[:, None]
+        output = self._model(
+            input_ids=ids_BQ,
+            attention_mask=mask_B1QK,
+            position_ids=positions_BQ,
+            past_key_values=self._cache,
+            use_cache=True,
+            logits_to_keep=max(1, *wanted),
+            output_hidden_states=hidden,
+        )
+        logits_NV = _take_last(output.logits, wanted)
+        return logits_NV, _take_last(output.hidden_states[-1], wanted) if hidden else logits_NV
+
+
+def _take_last(values_BQX: Tensor, wanted: Sequence[int]) -> Tensor:
+    """Concatenate the last `wanted[b]` positions of each row."""
+    length = values_BQX.shape[1]
+    return torch.cat([row_QX[length - number :] for row_QX, number in zip(values_BQX, wanted, strict=True)])

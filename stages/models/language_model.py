@@ -1,0 +1,379 @@
+"""A causal language model over rows of unequal length, with its own key-value cache.
+
+Shapes: B rows, Q new tokens of the longest row, K keys, V vocabulary, W hidden width.
+"""
+
+import copy
+import hashlib
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stages.contract.blocks import SequenceState
+from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
+from stages.models.adapters import (
+    ADAPTER_FOLDER,
+    activate,
+    is_adapter_weight,
+    merge_saved_adapter,
+    read_adapter,
+    save_adapter,
+    strip_adapters,
+)
+from stages.models.forward import Forward, ModuleForward
+from stages.models.huggingface import load_causal_model, load_tokenizer, raise_write_errors
+from stages.models.measurements import Measurements
+from stages.models.packed_llama import PackedLlamaForward, PackedLlamaWeights, has_packed_forward
+from stages.sampling.random_source import SeededRandomSource
+from store.errors import ModelError
+
+SAMPLES = 64  # values of each weight that enter a fingerprint
+PRUNE_BELOW = 0.75  # share of the output layer's rows below which a pruned layer saves more than the scatter costs
+
+
+def _max_length(config: Any) -> int:
+    """Return the longest text of a model in tokens. Our masks have no sliding window, so a window limits the text."""
+    longest: int = getattr(config, "max_position_embeddings", None) or 1 << 30
+    window: int | None = getattr(config, "sliding_window", None)
+    slides = getattr(config, "use_sliding_window", True) and window
+    return min(longest, window) if slides and window else longest
+
+
+@dataclass(frozen=True)
+class RowsState:
+    """Saved cache of a model.
+
+    Attributes:
+        capacity: number of tokens that a row can hold.
+        rows: per row its number, its number of cached tokens, and the numbers of the tensors of its keys and values.
+    """
+
+    capacity: int
+    rows: list[tuple[int, int, list[int]]]
+
+
+class LanguageModel:
+    """A causal language model over rows of unequal length, with its own key-value cache.
+
+    Several instances may share the same modules, each with its own rows and optionally its own adapter.
+
+    Args:
+        model: any Hugging Face causal language model whose attention takes a boolean mask (`sdpa`).
+        name: for messages.
+        adapter: name of the injected adapter to compute with.
+        weights: format of the packed weights, see `PackedLlamaWeights`.
+        packed_weights: such weights of this model if they exist already.
+        measurements: store of the fastest kernels; by default that of this machine.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        name: str,
+        adapter: str | None = None,
+        *,
+        weights: str = "fastest",
+        packed_weights: PackedLlamaWeights | None = None,
+        measurements: Measurements | None = None,
+    ) -> None:
+        self.model, self.name, self.adapter = model.eval(), name, adapter
+        self.device: torch.device = next(model.parameters()).device
+        self.vocabulary_size: int = model.get_output_embeddings().weight.shape[0]
+        self.hidden_size: int = model.config.get_text_config().hidden_size
+        self.max_length: int = _max_length(model.config.get_text_config())
+        self.parameters = sum(parameter.numel() for parameter in model.parameters())
+        self.layers: int = model.config.get_text_config().num_hidden_layers
+        self.weights, self._packed_weights, self.measurements = weights, packed_weights, measurements or Measurements()
+        self._order: list[SequenceState] = []
+        self._lengths: dict[SequenceState, int] = {}
+
+    @cached_property
+    def forward_pass(self) -> Forward:
+        """The packed forward if it supports the architecture and computes the same, else the modules."""
+        if self.adapter or not has_packed_forward(self.model):
+            return ModuleForward(self.model)
+        if self._packed_weights is None:
+            self._packed_weights = PackedLlamaWeights(self.model, self.weights, self.measurements)
+        return PackedLlamaForward(self._packed_weights)
+
+    def share_weights(self, adapter: str | None = None) -> "LanguageModel":
+        """Return another instance over the same weights, with its own rows."""
+        shared = LanguageModel(
+            self.model,
+            self.name,
+            adapter or self.adapter,
+            weights=self.weights,
+            packed_weights=None if adapter else self._packed_weights,
+            measurements=self.measurements,
+        )
+        if isinstance(self.forward_pass, ModuleForward):
+            shared.forward_pass = ModuleForward(self.model)
+        return shared
+
+    def admit(self, row: SequenceState, tokens: Sequence[int]) -> None:
+        """Add a sequence and compute all of its tokens but the last."""
+        self._order.append(row)
+        self._lengths[row] = 0
+        self.forward_pass.reserve(len(self._order), len(tokens) + row.remaining_tokens)
+        if len(tokens) > 1:
+            self._read(len(self._order) - 1, [row], [tokens[:-1]], [0], hidden=False)
+
+    @torch.inference_mode()  # the cache's tensors are made in it
+    def release(self, row: SequenceState) -> None:
+        """Remove a sequence; the last row of the cache moves to its index."""
+        place = self._order.index(row)
+        last = self._order.pop()
+        if last is not row:
+            self.forward_pass.move(len(self._order), place)
+            self._order[place] = last
+        del self._lengths[row]
+
+    def mask_without(self, allowed: Collection[int]) -> Tensor:
+        """Return a mask that is True for every output that is not among the allowed ids (V,)."""
+        forbidden_V = torch.ones(self.vocabulary_size, dtype=torch.bool, device=self.device)
+        forbidden_V[torch.tensor(sorted(allowed), dtype=torch.long, device=self.device)] = False
+        return forbidden_V
+
+    def require_row_cache(self) -> None:
+        """Check that a text computed in parts through the row cache has the logits of the whole text.
+
+        If the packed forward fails the check, the modules of `transformers` are used.
+
+        Raises:
+            ModelError: the modules fail too (models with recurrent state or a custom attention).
+        """
+        exact = self.model.dtype in (torch.float32, torch.float64) and self.weights != "int8"
+        if isinstance(self.forward_pass, PackedLlamaForward) and self._deviation() > (1e-3 if exact else 0.3):
+            self.forward_pass = ModuleForward(self.model)
+        if isinstance(self.forward_pass, ModuleForward) and self._deviation() > 0.1:
+            raise ModelError(
+                f"{self.name} must give the same logits for a text read at once and in parts, but does not: it keeps "
+                "state that the row cache cannot hold; use a model with plain causal attention"
+            )
+
+    def _deviation(self) -> float:
+        """Return the largest difference between the logits of a text computed at once and in parts, in standard
+        deviations of the logits.
+        """
+        tokens = [3 + 5 * place % max(1, self.vocabulary_size - 3) for place in range(8)]
+        row = SequenceState(0, "", "", "", tokens, len(tokens), [], SeededRandomSource(0, 0), 0)
+        with torch.inference_mode():
+            whole_V = self.model(input_ids=torch.tensor([tokens], device=self.device)).logits[0, -1].float()
+        self.admit(row, tokens[:4])
+        other = SequenceState(1, "", "", "", tokens[:3], 3, [], SeededRandomSource(0, 0), 0)
+        self.admit(other, other.tokens)
+        self.forward([row, other], [[*tokens[3:5], tokens[0]], tokens[2:3]], [1, 0])  # rows of unequal length
+        self.roll_back(row, 5)  # drops the last token
+        self.release(other)
+        self.forward([row], [tokens[5:7]], [0])
+        by_rows_V = self.forward([row], [tokens[7:]], [1])[0][0].float()  # a single token uses other kernels
+        self.release(row)
+        return float((whole_V - by_rows_V).abs().max() / whole_V.std().clamp(min=1e-6))
+
+    def restrict(self, ids: Collection[int]) -> None:
+        """Allow logits of these ids only; the others are not computed if that is faster."""
+        if isinstance(self.forward_pass, PackedLlamaForward):
+            self.forward_pass.restrict(sorted(ids) if len(ids) < PRUNE_BELOW * self.vocabulary_size else None)
+
+    def save_rows(self, writer: SnapshotWriter) -> RowsState:
+        """Return the rows; their keys and values go to the writer, bit for bit."""
+        rows = []
+        for place, row in enumerate(self._order):
+            if writer.includes(row):
+                tensors = [writer.tensor(tensor) for tensor in self.forward_pass.read_cache(place, self._lengths[row])]
+                rows.append((writer.row(row), self._lengths[row], tensors))
+        return RowsState(self.forward_pass.capacity, rows)
+
+    @torch.inference_mode()
+    def restore_rows(self, saved: Saved, reader: SnapshotReader) -> None:
+        """Restore the rows that `save_rows` returned."""
+        state = reader.decode(RowsState, saved)
+        self._order = [reader.row(number) for number, _, _ in state.rows]
+        self._lengths = {reader.row(number): length for number, length, _ in state.rows}
+        if self._order:
+            self.forward_pass.reserve(len(self._order), state.capacity)
+        for place, (_, _, tensors) in enumerate(state.rows):
+            self.forward_pass.write_cache(place, [reader.tensor(number).to(self.device) for number in tensors])
+
+    def length(self, row: SequenceState) -> int:
+        """Return the number of cached tokens of a sequence."""
+        return self._lengths[row]
+
+    def roll_back(self, row: SequenceState, length: int) -> None:
+        """Drop the cached tokens of a sequence after the first `length`."""
+        self._lengths[row] = min(length, self._lengths[row])
+
+    def forward(
+        self,
+        rows: Sequence[SequenceState],
+        tokens: Sequence[Sequence[int]],
+        wanted: Sequence[int],
+        *,
+        hidden: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """Compute new tokens of every admitted sequence, in order of admission.
+
+        Args:
+            rows: all admitted sequences.
+            tokens: new tokens per sequence; empty for one without new tokens.
+            wanted: number of last new tokens per sequence for which logits are returned.
+            hidden: whether to return the last hidden states too.
+
+        Returns:
+            logits (N, V) at the wanted positions, rows concatenated, and their last hidden states (N, W), or the logits
+            again without `hidden`.
+        """
+        if list(rows) != self._order:
+            raise ValueError("rows must be all admitted rows in the order of admission")
+        return self._read(0, rows, tokens, wanted, hidden=hidden)
+
+    @torch.inference_mode()
+    def _read(
+        self,
+        first: int,
+        rows: Sequence[SequenceState],
+        tokens: Sequence[Sequence[int]],
+        wanted: Sequence[int],
+        *,
+        hidden: bool,
+    ) -> tuple[Tensor, Tensor]:
+        self._activate()
+        starts = [self._lengths[row] for row in rows]
+        for row, new in zip(rows, tokens, strict=True):
+            self._lengths[row] += len(new)
+        self.forward_pass.reserve(len(self._order), max(self._lengths[row] for row in rows))
+        return self.forward_pass(first, tokens, starts, wanted, hidden=hidden)
+
+    @torch.no_grad()
+    def load_weights(self, weights: Sequence[Tensor]) -> None:
+        """Copy values into the trained weights; they take effect in the next pass."""
+        for own, new in zip(self.trained_weights, weights, strict=True):
+            own.copy_(new)
+        self.forward_pass.refresh()
+
+    @property
+    def trained_weights(self) -> list[Tensor]:
+        """The weights that training changes, always in the same order: the adapter's if there is one, else all."""
+        return [weight for name, weight in self.model.named_parameters() if self._is_trained(name)]
+
+    def _is_trained(self, weight: str) -> bool:
+        return self.adapter is None or is_adapter_weight(weight, self.adapter)
+
+    def copy_to_train(self) -> "LanguageModel":
+        """Return a model with its own copy of the trained weights in float32; the other weights are shared."""
+        fixed = [weight for name, weight in self.model.named_parameters() if not self._is_trained(name)]
+        model = copy.deepcopy(self.model, {id(tensor): tensor for tensor in (*fixed, *self.model.buffers())})
+        copied = LanguageModel(model, self.name, self.adapter)
+        for weight in copied.trained_weights:
+            weight.data = weight.data.float()
+            weight.requires_grad_()
+        return copied
+
+    def read(self, ids_BT: Tensor, positions_BT: Tensor, mask_B1TT: Tensor | None) -> Tensor:
+        """Compute logits of whole texts in float32 (B, T, V), without the cache; supports gradients."""
+        self._activate()
+        output = self.model(input_ids=ids_BT, attention_mask=mask_B1TT, position_ids=positions_BT, use_cache=False)
+        logits_BTV: Tensor = output.logits.float()
+        return logits_BTV
+
+    def _activate(self) -> None:
+        if self.adapter:
+            activate(self.model, self.adapter)
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """The ids that end a sequence by the model's generation settings; empty if it names none."""
+        ids = getattr(self.model.generation_config, "eos_token_id", None)
+        return frozenset([ids] if isinstance(ids, int) else ids or [])
+
+    def save(self, folder: Path, tokenizer: Any) -> None:
+        """Write the model as a Hugging Face folder; the adapter is not merged but written to a subfolder."""
+        bare = strip_adapters(self.model) if self.adapter else self.model
+        with raise_write_errors(folder):
+            bare.save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
+            if self.adapter:
+                save_adapter(self.model, self.adapter, folder / ADAPTER_FOLDER)
+
+
+def load_model(
+    source: str, dtype: str, device: str, weights: str = "fastest", measurements: Measurements | None = None
+) -> LanguageModel:
+    """Load a causal language model from a hub name or folder. `require_row_cache` checks whether it can be used.
+
+    Args:
+        source: hub name or folder.
+        dtype, device: type and device of its computation.
+        weights: format of the packed weights: `fastest` chooses the fastest exact layout by measurement; `int8`
+            quantises the model and changes its outputs.
+        measurements: as for `LanguageModel`.
+
+    Raises:
+        ModelError: no model was found, or the hub cannot be reached.
+    """
+    return LanguageModel(load_causal_model(source, dtype, device), source, weights=weights, measurements=measurements)
+
+
+def read_trained_weights(folder: Path, model: LanguageModel) -> list[Tensor]:
+    """Read `model.trained_weights` as of the time when `model.save` wrote this folder.
+
+    Raises:
+        ModelError: the folder holds no such model.
+    """
+    if model.adapter:
+        return read_adapter(model.model, model.adapter, folder / ADAPTER_FOLDER)
+    dtype = str(model.model.dtype).removeprefix("torch.")
+    return list(load_causal_model(str(folder), dtype, str(model.device)).parameters())
+
+
+def fingerprint(model: LanguageModel) -> str:
+    """Return a digest of a sample of every weight, and of the weight format."""
+    digest = hashlib.sha256(f"{model.vocabulary_size} {model.model.dtype} {model.weights == 'int8'}".encode())
+    for weight in model.model.parameters():
+        numbers = weight.detach().flatten()[:: max(1, weight.numel() // SAMPLES)]
+        digest.update(numbers.float().cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def load_plain_drafter(version: Path) -> tuple[Any, Any]:
+    """The drafter of a version's folder as a model and tokenizer of `transformers`, on the CPU and in the type that it
+    was saved in; an adapter that it was saved with is merged.
+
+    Args:
+        version: what `LanguageModel.save` wrote; its files must have been checked.
+
+    Raises:
+        ModelError: the folder holds no model or no tokenizer.
+    """
+    model, tokenizer = load_causal_model(str(version), "auto", "cpu"), load_tokenizer(str(version))
+    if (version / ADAPTER_FOLDER).is_dir():
+        merge_saved_adapter(model, version / ADAPTER_FOLDER)
+    return model, tokenizer
+
+
+def export_drafter(version: Path, into: Path, draft_length: int) -> int:
+    """Write the drafter of a checked version folder to another folder, in the type that it was saved in.
+
+    Args:
+        version: a folder that `LanguageModel.save` wrote.
+        into: the destination; its other content stays.
+        draft_length: pieces per draft for `transformers`, instead of its default of 20.
+
+    Returns:
+        The number of parameters.
+
+    Raises:
+        ModelError: the version folder holds no model or no tokenizer.
+        OSError: the destination cannot be written.
+    """
+    model, tokenizer = load_plain_drafter(version)
+    model.generation_config.update(num_assistant_tokens=draft_length, num_assistant_tokens_schedule="constant")
+    with raise_write_errors(into):
+        model.save_pretrained(into)
+        tokenizer.save_pretrained(into)
+    return sum(parameter.numel() for parameter in model.parameters())

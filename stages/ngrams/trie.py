@@ -1,0 +1,263 @@
+"""The active trie: sequences of drafter pieces that are target tokens.
+
+A node may be a complete target token, have children, or both. A node that has children only is a *gap*: stopping
+there gives no token. At the root the next token begins.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from sys import getsizeof
+
+import torch
+from torch import Tensor
+
+from stages.ngrams.eviction import Record, int_bytes
+from stages.vocabulary.spelling import Pieces
+
+_EMPTY_BYTES = getsizeof(())
+_POINTER = getsizeof((None,)) - _EMPTY_BYTES
+
+
+class Groups:
+    """The root's children, one slot per piece of the drafter, so that insertions and removals allocate nothing.
+
+    Attributes:
+        get: returns the group of a piece, or None. It is the list's own method, as it is called for every drafted
+            token.
+    """
+
+    __slots__ = ("_count", "_nodes", "get")
+
+    def __init__(self, size: int) -> None:
+        self._nodes: list[Node | None] = [None] * size
+        self._count = 0
+        self.get = self._nodes.__getitem__
+
+    def __setitem__(self, piece: int, node: "Node") -> None:
+        self._count += self._nodes[piece] is None
+        self._nodes[piece] = node
+
+    def __delitem__(self, piece: int) -> None:
+        self._count -= self._nodes[piece] is not None
+        self._nodes[piece] = None
+
+    def __iter__(self) -> Iterator[int]:
+        return (piece for piece, _ in self.items())
+
+    def __len__(self) -> int:
+        return self._count
+
+    def items(self) -> Iterator[tuple[int, "Node"]]:
+        """Iterate over pieces and their groups, in order of the pieces."""
+        return ((piece, node) for piece, node in enumerate(self._nodes) if node is not None)
+
+    def values(self) -> Iterator["Node"]:
+        """Iterate over the groups."""
+        return (node for _, node in self.items())
+
+
+_NO_CHILDREN: "dict[int, Node]" = {}  # shared by all leaves; never written to
+
+
+class Node:
+    """A prefix of pieces.
+
+    Attributes:
+        token: the target token spelt by exactly these pieces, or None.
+        children: the next piece to the longer prefix.
+        record: the token's record in the cache's eviction order; None for direct maps and mere prefixes.
+    """
+
+    __slots__ = ("_members", "children", "record", "token")
+
+    def __init__(self, children: "dict[int, Node] | Groups" = _NO_CHILDREN) -> None:
+        self.token: int | None = None
+        self.children = children
+        self.record: Record | None = None
+        self._members: tuple[int, ...] | None = None
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """All complete tokens at and below this node."""
+        if self._members is not None:
+            return self._members
+        own = () if self.token is None else (self.token,)
+        if not self.children:
+            return own  # not cached: cheap at a leaf
+        self._members = (*own, *(token for child in self.children.values() for token in child.members))
+        return self._members
+
+    def invalidate_members(self) -> None:
+        """Drop the cached members after a change below this node."""
+        self._members = None
+
+
+_NODE_BYTES = getsizeof(Node())
+
+
+class Trie:
+    """A prefix tree over drafter pieces whose leaves and some inner nodes are target tokens.
+
+    Here the pieces are 0 "snow", 1 "ball", 2 "ing", 3 "the" and the tokens 0 "snow", 1 "snowballing", 2 "ball", 3
+    "the", 4 "snowball". The first three insertions are direct maps; the fourth is an n-gram of three pieces. Below
+    piece 0 there are now two tokens, and (0, 1) is a gap, because "snowball" is not active.
+
+    >>> trie = Trie(target_size=5, drafter_size=4)
+    >>> trie.insert_all([((0,), 0), ((1,), 2), ((3,), 3)])
+    >>> snowballing = trie.insert((0, 1, 2), 1)
+    >>> trie.node_at((0,)).members, trie.node_at((0, 1)).members
+    ((0, 1), (1,))
+    >>> trie.token_at((0, 1)) is None
+    True
+    >>> trie.group_of_token_V  # per token its first piece; 4, the number of pieces, is for a token that is not active
+    tensor([0, 0, 1, 3, 4])
+    >>> trie.remove((0, 1, 2))
+    >>> trie.node_at((0, 1)) is None, trie.group_of_token_V.tolist()
+    (True, [0, 4, 1, 3, 4])
+
+    Attributes:
+        root: the node of the empty prefix; its children are the groups of the first level.
+        version: number of changes.
+        bytes: memory of the present insertions, by the sizes of their objects: nodes, tables of children, tokens, and
+            the members of every inner node as if all had been read. Not counted: the root's table and
+            `group_of_token_V`, whose sizes never change, and the pieces, which the pair owns.
+    """
+
+    def __init__(self, target_size: int, drafter_size: int, device: torch.device | str = "cpu") -> None:
+        self.root = Node(Groups(drafter_size))
+        self.drafter_size = drafter_size
+        self.version = 0
+        self.bytes = 0
+        self._group_of_token_V = torch.full((target_size,), drafter_size, dtype=torch.long, device=device)
+        self._changed: dict[int, int] = {}  # token to its group: changes not yet in the tensor
+
+    @property
+    def group_of_token_V(self) -> Tensor:  # noqa: N802, the shape is part of the name
+        """Per target token its first piece, or `drafter_size` if the token is not in the trie.
+
+        All changes since the last read are written to the device at once when it is read. The trie must not change
+        during a verification.
+        """
+        if self._changed:
+            self._assign(list(self._changed), list(self._changed.values()))
+            self._changed = {}
+        return self._group_of_token_V
+
+    def _assign(self, tokens: list[int], groups: list[int]) -> None:
+        device = self._group_of_token_V.device
+        index = torch.tensor(tokens, dtype=torch.long, device=device)
+        self._group_of_token_V[index] = torch.tensor(groups, dtype=torch.long, device=device)
+
+    def _path(self, pieces: Pieces) -> list[Node]:
+        """Return the nodes from the root along the pieces, as far as they exist."""
+        nodes = [self.root]
+        for piece in pieces:
+            child = nodes[-1].children.get(piece)
+            if child is None:
+                break
+            nodes.append(child)
+        return nodes
+
+    def node_at(self, pieces: Pieces) -> Node | None:
+        """Return the node of exactly these pieces, or None."""
+        nodes = self._path(pieces)
+        return nodes[-1] if len(nodes) == len(pieces) + 1 else None
+
+    def token_at(self, pieces: Pieces) -> int | None:
+        """Return the token of exactly these pieces, or None."""
+        node = self.node_at(pieces)
+        return node.token if node else None
+
+    def records(self) -> Iterator[tuple[Record, int]]:
+        """Iterate over the records and their tokens, in an order whose insertion gives the same trie."""
+        pending = [self.root]
+        while pending:
+            node = pending.pop()
+            pending += reversed([*node.children.values()])
+            if node.record is not None and node.token is not None:
+                yield node.record, node.token
+
+    def insert(self, pieces: Pieces, token: int) -> Node:
+        """Insert a token with one or more pieces, which must not be another token's.
+
+        Returns:
+            the node of all pieces.
+        """
+        nodes = self._path(pieces)
+        for piece in pieces[len(nodes) - 1 :]:
+            nodes.append(self._add_child(nodes[-1], piece))
+        node = nodes[-1]
+        if node.token not in (None, token):
+            raise ValueError(f"pieces {pieces} already lead to token {node.token}, not {token}")
+        if node.token is None:
+            node.token = token
+            self.bytes += self._token_bytes(node, pieces)
+        for each in nodes:
+            each.invalidate_members()
+        self._changed[token] = pieces[0]
+        self.version += 1
+        return node
+
+    def insert_all(self, entries: Iterable[tuple[Pieces, int]]) -> None:
+        """Insert each pair of pieces and token."""
+        for pieces, token in entries:
+            self.insert(pieces, token)
+
+    def _add_child(self, parent: Node, piece: int) -> Node:
+        before, child = self._inner_bytes(parent), Node()
+        if parent.children is _NO_CHILDREN:
+            parent.children = {}
+        parent.children[piece] = child
+        self.bytes += self._inner_bytes(parent) - before + _NODE_BYTES
+        return child
+
+    @staticmethod
+    def _inner_bytes(node: Node) -> int:
+        """Return the memory of a node's table of children and its own part of `members`; 0 for a leaf."""
+        if node.children is _NO_CHILDREN:
+            return 0
+        return getsizeof(node.children) + _EMPTY_BYTES + (node.token is not None) * _POINTER
+
+    @staticmethod
+    def _token_bytes(node: Node, pieces: Pieces) -> int:
+        """Return the memory of a token and of its entries in the members of the inner nodes on its path."""
+        assert node.token is not None
+        inner = len(pieces) - 1 + bool(node.children)
+        return int_bytes(node.token) + inner * _POINTER
+
+    def remove(self, pieces: Pieces) -> None:
+        """Remove a complete token, and the prefixes of no other token."""
+        nodes = self._path(pieces)
+        node = nodes[-1]
+        if len(nodes) <= len(pieces) or node.token is None:
+            raise ValueError(f"pieces {pieces} lead to no token")
+        self.bytes -= self._token_bytes(node, pieces)
+        self._changed[node.token] = self.drafter_size
+        node.token = node.record = None
+        for each in nodes:
+            each.invalidate_members()
+        for parent, piece, child in reversed(list(zip(nodes, pieces, nodes[1:], strict=False))):
+            if child.token is None and not child.children:
+                self._prune(parent, piece)
+        self.version += 1
+
+    def _prune(self, parent: Node, piece: int) -> None:
+        before = self._inner_bytes(parent)
+        del parent.children[piece]
+        if isinstance(parent.children, dict):  # a new dictionary has no free slots
+            parent.children = dict(parent.children.items()) or _NO_CHILDREN
+        self.bytes += self._inner_bytes(parent) - before - _NODE_BYTES
+
+
+def build_direct_trie(
+    pieces: Sequence[Pieces | None], target_size: int, drafter_size: int, device: torch.device | str = "cpu"
+) -> Trie:
+    """Make a trie of the target tokens that are one piece.
+
+    Args:
+        pieces: per target id its pieces, or None (`Pair.pieces`).
+        target_size, drafter_size: widths of the models' output layers, or sizes of the tokenizers without models.
+        device: device of the target's distributions.
+    """
+    trie = Trie(target_size, drafter_size, device)
+    trie.insert_all((cut, token) for token, cut in enumerate(pieces) if cut and len(cut) == 1)
+    return trie

@@ -1,0 +1,63 @@
+"""Randomness as an argument: one source of uniform numbers per prompt."""
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from torch import Tensor
+from typing_extensions import override
+
+UNIFORM_BITS = 24  # precision of a float32 in [0, 1)
+
+
+class RandomSource(Protocol):
+    """Uniform numbers for one prompt, in the order in which its decisions are made.
+
+    `uniform` is called exactly once per random decision. The distribution that the number will decide is passed
+    so that a test can enumerate its outcomes; a production source must not read it (the host would wait for the
+    device).
+    """
+
+    def uniform(self, distribution: Tensor) -> float:
+        """Return a number in [0, 1), which decides among outcomes laid end to end in proportion to `distribution`."""
+        ...
+
+
+class RandomSourceState(NamedTuple):
+    """Saved state of a `SeededRandomSource`: seed, offset and the count of drawn numbers."""
+
+    seed: int
+    offset: int
+    drawn: int
+
+
+class SeededRandomSource(RandomSource):
+    """Numbers that depend on the run's seed and the prompt's stream offset alone.
+
+    So the result for a prompt depends neither on its batch nor on the point at which a run is resumed.
+    """
+
+    def __init__(self, seed: int, offset: int) -> None:
+        self._seed, self._offset, self._drawn = seed, offset, 0
+        self._generator = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, offset])))
+
+    @override
+    def uniform(self, distribution: Tensor) -> float:
+        self._drawn += 1
+        return float(self._generator.random())
+
+    def save(self) -> RandomSourceState:
+        """Return the state from which `from_state` resumes."""
+        return RandomSourceState(self._seed, self._offset, self._drawn)
+
+    @classmethod
+    def from_state(cls, state: RandomSourceState) -> "SeededRandomSource":
+        """Make a source that resumes after the numbers drawn before `save`."""
+        source = cls(state.seed, state.offset)
+        source._generator.random(state.drawn)
+        source._drawn = state.drawn
+        return source
+
+
+def to_float32_grid(uniform: float) -> float:
+    """Round down to a multiple of 2**-24, so that the number that is logged is the number that decided."""
+    return float(int(uniform * (1 << UNIFORM_BITS))) / (1 << UNIFORM_BITS)

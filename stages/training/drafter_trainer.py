@@ -1,0 +1,329 @@
+"""Trains the drafter on examples: a copy is trained, a gate decides, the served model takes over the weights.
+
+An update has three parts, so that the long one can be computed in parallel with decoding: `assign` selects its
+examples, `attempt` computes, `settle` puts the outcome into service (or `drop` discards it). One update is in progress
+at a time. Between `assign` and `settle` the computing thread owns the state of this module, except for the served
+weights and the buffers of examples, which belong to the decoding thread.
+
+One trainer may train weights that several targets share: an example holds its target's distributions, and the gate
+passes an update only if no target loses by it.
+"""
+
+import copy
+import logging
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from stages.contract.blocks import TrainingExample
+from stages.contract.snapshot import Moments, Saved, SnapshotReader, SnapshotWriter, restore_moments, save_moments
+from stages.examples.batches import Batch, ExampleBatcher
+from stages.examples.losses import Loss, StudentBatch, TeacherBatch
+from stages.models.language_model import LanguageModel
+from stages.training.update import Assignment, Attempt, Gate, Reservoir, Scores, Step, TrainingConfig, mean_score
+
+LOG = logging.getLogger("omnidraft.training")
+
+# Scale of the configured learning rate: small for the optimiser's first steps, whose second moments are unreliable, and
+# after an update that the gate refused; growing while updates pass.
+FIRST_LR_SCALE, SHRINK, GROW = 0.5, 0.5, 1.25
+
+
+class SavedScore(NamedTuple):
+    """An example by its number, and its score by the gate's measure."""
+
+    example: int
+    total: float
+    positions: int
+
+
+@dataclass(frozen=True)
+class TrainerState:
+    """Saved state of a `DrafterTrainer` without an update in progress; tensors by number.
+
+    The baseline is not saved: it is the drafter as loaded.
+    """
+
+    version: int
+    trust: float
+    present: list[int]
+    moments: Moments
+    served_scores: list[SavedScore]
+    floor_scores: list[SavedScore]
+    replay: Saved
+    gate: Saved
+
+
+@dataclass(frozen=True)
+class AttemptState:
+    """Saved state of an attempt that was computed but not settled.
+
+    Attributes:
+        candidate: its weights by number if the gate passed it; they are then newer than those in service.
+    """
+
+    step: Step
+    scores: list[SavedScore]
+    moments: Moments
+    candidate: list[int] | None
+
+
+class DrafterTrainer:
+    """Owns the candidate (a copy of the trained weights), its optimiser, the replay buffer and the gate.
+
+    Args:
+        served: the drafter in service; only `settle` and `adopt` write its weights.
+        loss_name, loss: the loss to minimise, and its name in events.
+        measure: what the gate compares, per position (N,): the expected acceptance under the sampling in use.
+        allowed: per target the pieces that may be drafted; the others are not part of the drafter's distribution there.
+        training: rates and sizes.
+        yield_cpu: called by the computing thread between the batches of an update.
+    """
+
+    def __init__(
+        self,
+        served: LanguageModel,
+        loss_name: str,
+        loss: Loss,
+        measure: Callable[[StudentBatch, TeacherBatch], Tensor],
+        allowed: Mapping[str, Collection[int]],
+        training: TrainingConfig,
+        yield_cpu: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.served, self.loss_name, self.version = served, loss_name, 0
+        self._loss, self._measure, self._training, self._yield_cpu = loss, measure, training, yield_cpu
+        self._batcher = ExampleBatcher(served, allowed)
+        self._candidate, self._baseline = served.copy_to_train(), served.copy_to_train()
+        self._masters: list[Tensor] | None = None
+        self._keep_masters()
+        self._optimizer = self._new_optimizer()
+        self._lr_scale = FIRST_LR_SCALE
+        self._served_scores: Scores = {}
+        self._baseline_scores: Scores = {}
+        self._replay = Reservoir(training.replay, Random(training.seed))
+        self._gate = Gate(allowed, training.gate_window, training.gate_tolerance, self._score)
+
+    def _new_optimizer(self) -> torch.optim.Optimizer:
+        training = self._training
+        return torch.optim.AdamW(
+            self._candidate.trained_weights, lr=training.rate, weight_decay=training.weight_decay, fused=True
+        )
+
+    def hold_out(self, example: TrainingExample) -> None:
+        """Add an example to the gate's; it is never trained on."""
+        self._gate.hold_out(example)
+
+    def add_to_replay(self, example: TrainingExample) -> None:
+        """Add an example that no update trains on to the replay buffer."""
+        self._replay.add(example)
+
+    def assign(self, fresh: Sequence[TrainingExample]) -> Assignment:
+        """Select fresh examples, as many old ones, and the current held-out examples for an update."""
+        old = self._replay.sample(len(fresh))
+        for example in fresh:
+            self._replay.add(example)
+        return Assignment((*fresh, *old), self._gate.held_out)
+
+    def attempt(self, assignment: Assignment) -> Attempt:
+        """Train the candidate and score it by the gate.
+
+        Before training, the candidate holds the weights in service in float32, so its scores are those of the served
+        drafter.
+        """
+        before = self._gate.update_scores(self._candidate, self._served_scores, assignment.held_out)
+        baseline = self._gate.update_scores(self._baseline, self._baseline_scores, assignment.held_out)
+        moments = copy.deepcopy(self._optimizer.state_dict())
+        loss, positions, pieces = self._train(assignment.examples)
+        known = mean_score(before.values()), None, mean_score(baseline.values())
+        step = Step(loss, positions, pieces, *known, False, "the loss was not finite")
+        if not math.isfinite(loss):
+            self._restore_candidate(moments)
+            return Attempt(step, {}, moments)
+        after = self._gate.update_scores(self._candidate, {}, assignment.held_out)
+        step, losers = replace(step, after=mean_score(after.values())), self._gate.find_losers(before, after)
+        if losers:
+            self._restore_candidate(moments)
+            step = replace(step, reason=f"the gate saw a lower acceptance for {', '.join(losers)}")
+            return Attempt(step, after, moments)
+        reason = "the gate let it pass" if before else "nothing held out yet"
+        return Attempt(replace(step, served=True, reason=reason), after, moments)
+
+    @torch.no_grad()
+    def settle(self, attempt: Attempt) -> Step:
+        """Serve the candidate if the gate passed it, and adapt the learning-rate scale to the outcome."""
+        step = attempt.step
+        measured = {"before": step.before, "after": step.after, "loss": step.loss}
+        LOG.debug(
+            "update %s: %s; expected acceptance %s before, %s after, loss %.4f",
+            *("accepted" if step.served else "refused", step.reason, *measured.values()),
+            extra=measured | {"served": step.served, "reason": step.reason},
+        )
+        if not step.served:
+            self._lr_scale *= SHRINK
+            return attempt.step
+        self.served.load_weights(self._candidate.trained_weights)
+        self._keep_masters()
+        self._served_scores = attempt.scores
+        self.version += 1
+        self._lr_scale = min(1.0, self._lr_scale * GROW)
+        return attempt.step
+
+    def drop(self, attempt: Attempt, reason: str) -> Step:
+        """Discard a computed update, whatever its outcome."""
+        if attempt.step.served:
+            self._restore_candidate(attempt.moments)
+        return replace(attempt.step, served=False, reason=reason)
+
+    def _train(self, examples: Sequence[TrainingExample]) -> tuple[float, int, int]:
+        """Make the gradient steps of an update on all examples.
+
+        Returns the loss, the supervised positions and the input pieces of the first step.
+        """
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._training.rate * self._lr_scale
+        batches = list(self._batcher.make_batches(examples))
+        positions = sum(len(batch.teacher.rest_N) for batch in batches)
+        pieces = sum(batch.packed.pieces_BT.numel() for batch in batches)
+        losses = []
+        for _ in range(self._training.steps):
+            self._optimizer.zero_grad(set_to_none=True)
+            losses.append(sum((self._backward(batch, positions) for batch in batches), 0.0))
+            norm = torch.nn.utils.clip_grad_norm_(self._candidate.trained_weights, self._training.clip)
+            if not (math.isfinite(losses[-1]) and torch.isfinite(norm)):
+                return math.nan, positions, pieces
+            self._optimizer.step()
+        return losses[0], positions, pieces
+
+    def _backward(self, batch: Batch, positions: int) -> float:
+        """Accumulate a batch's gradient, weighted by its share of all supervised positions. Returns its part of the
+        loss.
+        """
+        student, ngram_log_M = self._batcher.compute_distributions(self._candidate, batch)
+        share = len(batch.teacher.rest_N) / positions
+        loss = self._loss(student, batch.teacher, ngram_log_M) * share
+        loss.backward()
+        self._yield_cpu()
+        return float(loss.detach())
+
+    @torch.no_grad()
+    def _score(self, model: LanguageModel, examples: Sequence[TrainingExample]) -> Scores:
+        """Score examples by the gate's measure at the first pieces of their tokens."""
+        found: Scores = {}
+        for batch in self._batcher.make_batches(examples, branches=False):
+            student, _ = self._batcher.compute_distributions(model, batch)
+            measured = iter((self._measure(student, batch.teacher) * batch.teacher.first_N).tolist())
+            for example in batch.examples:
+                total = sum(next(measured) for _ in example.soft_targets)
+                found[example] = (total, sum(soft_target.depth == 0 for soft_target in example.soft_targets))
+            self._yield_cpu()
+        return found
+
+    @torch.no_grad()
+    def _keep_masters(self) -> None:
+        """Keep a float32 copy of the weights in service if the served model has rounded ones."""
+        rounded = any(weight.dtype != torch.float32 for weight in self.served.trained_weights)
+        self._masters = [weight.clone() for weight in self._candidate.trained_weights] if rounded else None
+
+    @property
+    def _served_weights(self) -> list[Tensor]:
+        """The weights in service, in float32."""
+        return self._masters or self.served.trained_weights
+
+    @torch.no_grad()
+    def _restore_candidate(self, moments: dict[str, Any]) -> None:
+        """Reset the candidate to the weights in service, and its optimiser to the given state."""
+        _copy_weights(self._served_weights, self._candidate.trained_weights)
+        self._optimizer.load_state_dict(moments)
+
+    @torch.no_grad()
+    def measure_acceptance(self, weights: list[Tensor] | None, examples: Sequence[TrainingExample]) -> float | None:
+        """Measure the acceptance of other weights (None: the served ones) on examples; None without positions."""
+        if weights is None:
+            return mean_score(self._score(self.served, examples).values())
+        _copy_weights(weights, self._candidate.trained_weights)
+        found = mean_score(self._score(self._candidate, examples).values())
+        _copy_weights(self._served_weights, self._candidate.trained_weights)
+        return found
+
+    @torch.no_grad()
+    def find_losers(self, weights: list[Tensor], gaining: str) -> list[str]:
+        """Return the targets, other than the gaining one, whose acceptance would fall with other weights."""
+        _copy_weights(weights, self._candidate.trained_weights)
+        after = self._gate.update_scores(self._candidate, {}, self._gate.held_out)
+        _copy_weights(self._served_weights, self._candidate.trained_weights)
+        before = self._gate.update_scores(self._candidate, self._served_scores, self._gate.held_out)
+        return [target for target in self._gate.find_losers(before, after) if target != gaining]
+
+    @torch.no_grad()
+    def adopt(self, weights: list[Tensor]) -> None:
+        """Put other weights into service and reset the optimiser."""
+        _copy_weights(weights, self._candidate.trained_weights)
+        self.served.load_weights(weights)
+        self._keep_masters()
+        self._served_scores = {}
+        self._optimizer, self._lr_scale = self._new_optimizer(), FIRST_LR_SCALE
+        self.version += 1
+
+    def save(self, writer: SnapshotWriter) -> TrainerState:
+        """Return the state; tensors and examples go to the writer. No update may be in progress."""
+        return TrainerState(
+            self.version,
+            self._lr_scale,
+            [writer.tensor(weight) for weight in self._served_weights],
+            save_moments(self._optimizer.state_dict(), writer),
+            _save_scores(self._served_scores, writer),
+            _save_scores(self._baseline_scores, writer),
+            self._replay.save(writer),
+            self._gate.save(writer),
+        )
+
+    @torch.no_grad()
+    def restore(self, saved: Saved, reader: SnapshotReader) -> None:
+        """Restore the state that `save` returned."""
+        state = reader.decode(TrainerState, saved)
+        served = [reader.tensor(number) for number in state.present]
+        _copy_weights(served, self._candidate.trained_weights)
+        self.served.load_weights(served)
+        self._keep_masters()
+        self._optimizer.load_state_dict(restore_moments(state.moments, self._optimizer, reader))
+        self.version, self._lr_scale = state.version, state.trust
+        self._served_scores = _restore_scores(state.served_scores, reader)
+        self._baseline_scores = _restore_scores(state.floor_scores, reader)
+        self._replay.restore(state.replay, reader)
+        self._gate.restore(state.gate, reader)
+
+    def save_attempt(self, attempt: Attempt, writer: SnapshotWriter) -> AttemptState:
+        """Return the state of an attempt that was computed but not settled."""
+        return AttemptState(
+            attempt.step,
+            _save_scores(attempt.scores, writer),
+            save_moments(attempt.moments, writer),
+            [writer.tensor(weight) for weight in self._candidate.trained_weights] if attempt.step.served else None,
+        )
+
+    @torch.no_grad()
+    def restore_attempt(self, saved: Saved, reader: SnapshotReader) -> Attempt:
+        """Restore an attempt that `save_attempt` saved, for `settle` or `drop`."""
+        state = reader.decode(AttemptState, saved)
+        moments = restore_moments(state.moments, self._optimizer, reader)
+        if state.candidate is not None:
+            _copy_weights([reader.tensor(number) for number in state.candidate], self._candidate.trained_weights)
+        return Attempt(state.step, _restore_scores(state.scores, reader), moments)
+
+
+def _save_scores(scores: Scores, writer: SnapshotWriter) -> list[SavedScore]:
+    return [SavedScore(writer.example(example), *score) for example, score in scores.items()]
+
+
+def _restore_scores(saved: Sequence[SavedScore], reader: SnapshotReader) -> Scores:
+    return {reader.example(score.example): (score.total, score.positions) for score in saved}
+
+
+def _copy_weights(source: Sequence[Tensor], destination: Sequence[Tensor]) -> None:
+    for own, new in zip(destination, source, strict=True):
+        own.copy_(new)

@@ -1,0 +1,111 @@
+"""Training the acceptance head on labelled pieces (paper, section 6; SpecDec++)."""
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from random import Random
+
+import torch
+
+from stages.contract.blocks import AcceptanceLabel
+from stages.contract.snapshot import (
+    Moments,
+    RandomState,
+    Saved,
+    SnapshotReader,
+    SnapshotWriter,
+    restore_moments,
+    save_moments,
+)
+from stages.drafting.head import AcceptanceHead
+
+
+@dataclass(frozen=True)
+class HeadState:
+    """Saved state of a `HeadTrainer`; tensors by number. The first weights are those of the configuration."""
+
+    version: int
+    weights: dict[str, int]
+    moments: Moments
+    features: int | None
+    acceptances: list[float]
+    random: RandomState
+
+
+class HeadTrainer:
+    """Keeps recent labels and trains the served head in place.
+
+    Labels are computed at drafting time: min(1, target / drafter) under the distributions that the piece was drawn and
+    judged with. The buffer is short, so they stay close to those of the current drafter and are not computed again. All
+    pieces have the same weight, because the stop rules need calibrated probabilities (SpecDec++ weighs rejections
+    sixfold and compensates with its threshold).
+
+    Args:
+        head: the served head.
+        rate: AdamW's learning rate.
+        batch: labels per step.
+        buffer: labels kept; the oldest are dropped first.
+        seed: of the sampling of labels.
+    """
+
+    def __init__(self, head: AcceptanceHead, seed: int, rate: float, batch: int, buffer: int) -> None:
+        self.served, self.batch, self.version = head, batch, 0
+        self._first_weights = {name: weight.clone() for name, weight in head.state_dict().items()}
+        self._rate, self._random = rate, Random(seed)
+        self._labels: deque[AcceptanceLabel] = deque(maxlen=buffer)
+        self._optimizer = self._new_optimizer()
+
+    def _new_optimizer(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.served.parameters(), lr=self._rate)
+
+    def observe(self, labels: Sequence[AcceptanceLabel]) -> None:
+        """Add the labels of a completed prompt to the buffer."""
+        device = next(self.served.parameters()).device  # labels of a restored sequence are on the CPU
+        self._labels.extend(replace(label, features_F=label.features_F.to(device)) for label in labels)
+
+    def update(self) -> float | None:
+        """Make one gradient step. Returns the loss in nats; None if there are too few labels or it is not finite."""
+        if len(self._labels) < min(self.batch, 32):
+            return None
+        chosen = self._random.sample(self._labels, min(self.batch, len(self._labels)))
+        features_BF = torch.stack([label.features_F for label in chosen]).clone()
+        labels_B = torch.tensor([label.acceptance for label in chosen], device=features_BF.device)
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(self.served(features_BF), labels_B)
+        if not math.isfinite(float(loss.detach())):
+            return None
+        self._optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        self._optimizer.step()
+        self.version += 1
+        return float(loss.detach())
+
+    def reset(self) -> None:
+        """Reset to the first weights; drop all labels and the optimiser's state."""
+        self.served.load_state_dict(self._first_weights)
+        self._labels.clear()
+        self._optimizer = self._new_optimizer()
+        self.version += 1
+
+    def save(self, writer: SnapshotWriter) -> HeadState:
+        """Return the weights, the optimiser's state and the labels; tensors go to the writer."""
+        features = [label.features_F for label in self._labels]
+        return HeadState(
+            self.version,
+            {name: writer.tensor(weight) for name, weight in self.served.state_dict().items()},
+            save_moments(self._optimizer.state_dict(), writer),
+            writer.tensor(torch.stack(features)) if features else None,
+            [label.acceptance for label in self._labels],
+            self._random.getstate(),
+        )
+
+    def restore(self, saved: Saved, reader: SnapshotReader) -> None:
+        """Restore the state that `save` returned."""
+        state = reader.decode(HeadState, saved)
+        self.version = state.version
+        self.served.load_state_dict({name: reader.tensor(weight) for name, weight in state.weights.items()})
+        self._optimizer.load_state_dict(restore_moments(state.moments, self._optimizer, reader))
+        self._random.setstate(state.random)
+        self._labels.clear()
+        if state.features is not None:
+            self.observe(list(map(AcceptanceLabel, reader.tensor(state.features), state.acceptances)))

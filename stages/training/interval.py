@@ -1,0 +1,119 @@
+"""Intervals, in prompts, between updates of the drafter."""
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from typing_extensions import override
+
+from stages.contract.snapshot import Saved, SnapshotReader
+from stages.training.update import Step
+
+
+class UpdateInterval(Protocol):
+    """Decides on the number of prompts between two updates. Called by the learner only, in stream order.
+
+    Attributes:
+        interval: prompts between the last update and the next.
+    """
+
+    interval: int
+
+    def observe_update(self, step: Step, judged: int, prompts: int) -> None:
+        """Adjust the interval after an update. By default nothing changes.
+
+        Args:
+            step: the outcome of the update.
+            judged: proposed tokens judged since the previous update.
+            prompts: prompts completed since then.
+        """
+        return
+
+    def restart(self) -> None:
+        """Forget the measured gains after a drift. By default nothing changes."""
+        return
+
+    def save(self) -> Saved:
+        """Return the state to save. By default there is none."""
+        return None
+
+    def restore(self, saved: Saved, reader: SnapshotReader) -> None:
+        """Restore the state that `save` returned. By default there is none."""
+        return
+
+
+class IntervalSettings(Protocol):
+    """The learning settings that determine the interval; see `BreakEvenInterval`."""
+
+    interval: int
+    longest_interval: int
+    steps: int
+    horizon: int
+
+
+class FixedInterval(UpdateInterval):
+    """A constant interval (the paper's I)."""
+
+    def __init__(self, interval: int) -> None:
+        self.interval = interval
+
+
+class IntervalState(NamedTuple):
+    """Saved state of a `BreakEvenInterval`: the interval, and the smoothed gain of an update if one was measured."""
+
+    interval: int
+    gain: float | None
+
+
+class BreakEvenInterval(UpdateInterval):
+    """Doubles the interval while updates cost more than they save, halves it while they save more.
+
+    Costs and savings are counted in target passes, estimated from sizes, so that equal seeds make equal decisions. An
+    accepted token saves one pass of the batch. An update that raises the expected acceptance by g saves g passes per
+    judged token during the horizon.
+
+    Args:
+        settings: the bounds of the interval, in prompts (a longest one below the shortest counts as the shortest), the
+            gradient steps of an update, and the horizon: the number of prompts over which its benefit is counted.
+        piece_cost: cost of one piece in one gradient step, in target passes.
+        batch: prompts that share a target pass.
+    """
+
+    SMOOTHING = 0.5  # weight of the newest gain: the gate's window is small, single gains are noisy
+
+    def __init__(self, settings: IntervalSettings, piece_cost: float, batch: int) -> None:
+        self.interval = self._shortest = settings.interval
+        self._longest = max(settings.interval, settings.longest_interval)
+        self._steps, self._horizon, self._piece_cost, self._batch = settings.steps, settings.horizon, piece_cost, batch
+        self._gain: float | None = None
+
+    @override
+    def observe_update(self, step: Step, judged: int, prompts: int) -> None:
+        """Compare the smoothed savings of an update with its cost. Without a measured gain nothing changes."""
+        if step.before is None or step.after is None:
+            return
+        gain = step.after - step.before if step.served else 0.0
+        self._gain = gain if self._gain is None else self._gain + self.SMOOTHING * (gain - self._gain)
+        saved = self._gain * self._horizon * judged / prompts / self._batch
+        spent = step.pieces * self._steps * self._piece_cost
+        wider = min(self._longest, 2 * self.interval)
+        self.interval = max(self._shortest, self.interval // 2) if saved > spent else wider
+
+    @override
+    def restart(self) -> None:
+        """Return to the shortest interval and forget the gains."""
+        self.interval, self._gain = self._shortest, None
+
+    @override
+    def save(self) -> IntervalState:
+        return IntervalState(self.interval, self._gain)
+
+    @override
+    def restore(self, saved: Saved, reader: SnapshotReader) -> None:
+        self.interval, self._gain = reader.decode(IntervalState, saved)
+
+
+# By the value of the setting. Arguments as for `BreakEvenInterval`.
+UPDATE_INTERVALS: dict[str, Callable[[IntervalSettings, float, int], UpdateInterval]] = {
+    "fixed": lambda settings, piece_cost, batch: FixedInterval(settings.interval),
+    "paying": BreakEvenInterval,
+}

@@ -1,0 +1,113 @@
+"""The probe: a drafter's expected acceptance on fixed examples, by one pass over them and without the target.
+
+Shapes: N supervised positions.
+"""
+
+import json
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from stages.contract.blocks import SoftTarget, TrainingExample
+from stages.contract.example_codec import ExampleReader, ExampleWriter
+from stages.examples.batches import ExampleBatcher
+from stages.examples.losses import expected_acceptance, greedy_agreement
+from stages.models.language_model import LanguageModel
+from stages.vocabulary.disk_cache import Arrays, digest_json, load_arrays, store_arrays
+
+
+@dataclass(frozen=True)
+class ProbeScore:
+    """The expected acceptance of a drafter on one example.
+
+    Attributes:
+        greedy: number of tokens whose pieces are all the drafter's most probable ones: accepted at temperature 0.
+        sampled: sum over tokens of the probability that they are accepted at temperature 1.
+        tokens: number of emitted target tokens.
+    """
+
+    greedy: float
+    sampled: float
+    tokens: int
+
+
+class Probe:
+    """Scores a drafter on fixed examples.
+
+    A token counts as a whole: the score is the product of the gate's measure over its pieces. N-grams are assumed to be
+    cached, as they are after some prompts.
+
+    Args:
+        examples: of one target, with soft targets at temperature 1.
+        model: a drafter of the same architecture and vocabulary as those that are scored.
+        allowed: the pieces that may be drafted.
+    """
+
+    def __init__(self, examples: Sequence[TrainingExample], model: LanguageModel, allowed: Collection[int]) -> None:
+        self._batcher = ExampleBatcher(model, {example.target: allowed for example in examples})
+        self._batches = list(self._batcher.make_batches(examples, branches=False))
+
+    @torch.no_grad()
+    def score(self, model: LanguageModel) -> dict[TrainingExample, ProbeScore]:
+        """Score a drafter on each example; those longer than its context are left out. The model does not change."""
+        found: dict[TrainingExample, ProbeScore] = {}
+        for batch in self._batches:
+            student, _ = self._batcher.compute_distributions(model, batch)
+            greedy = iter(greedy_agreement(student, batch.teacher).tolist())
+            sampled = iter(expected_acceptance(student, batch.teacher).tolist())
+            for example in batch.examples:
+                of_tokens = (
+                    _multiply_by_token(greedy, example.soft_targets),
+                    _multiply_by_token(sampled, example.soft_targets),
+                )
+                found[example] = ProbeScore(sum(of_tokens[0]), sum(of_tokens[1]), len(of_tokens[0]))
+        return found
+
+
+def _multiply_by_token(of_pieces: Iterator[float], soft_targets: Sequence[SoftTarget]) -> list[float]:
+    """Multiply the values of each token's pieces. Consumes as many values as there are soft targets."""
+    products: list[float] = []
+    for soft_target, value in zip(soft_targets, of_pieces, strict=False):
+        if soft_target.depth == 0:
+            products.append(value)
+        else:
+            products[-1] *= value
+    return products
+
+
+@torch.no_grad()
+def load_or_make_examples(
+    key: Sequence[object], target: str, make: Callable[[], Sequence[TrainingExample]]
+) -> Sequence[TrainingExample]:
+    """Load examples from the cache folder, or make and store them.
+
+    Args:
+        key: JSON values that the examples depend on.
+        target: name of their target, which is not stored.
+        make: returns the examples, without labels and branches.
+    """
+    name = digest_json(*key)
+    found: Sequence[TrainingExample] | None = load_arrays("probe", name, lambda arrays: _from_arrays(arrays, target))
+    if found is None:
+        found = make()
+        store_arrays("probe", name, _to_arrays(found))
+    return found
+
+
+def _to_arrays(examples: Sequence[TrainingExample]) -> Arrays:
+    written = ExampleWriter()
+    for example in examples:
+        written.add(example)
+    doubles = [double for _, double in written.index]
+    return {
+        "doubles": np.frombuffer(json.dumps(doubles).encode(), np.uint8),
+        "integers": written.integers.numpy(),
+        "floats": written.floats.numpy(),
+    }
+
+
+def _from_arrays(arrays: Arrays, target: str) -> list[TrainingExample]:
+    reader = ExampleReader(torch.from_numpy(arrays["integers"]), torch.from_numpy(arrays["floats"]))
+    return [reader.read((target, double)) for double in json.loads(arrays["doubles"].tobytes())]

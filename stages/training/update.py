@@ -1,0 +1,223 @@
+"""An update of the drafter: its configuration, its examples, its gate and its outcome.
+
+The gate passes an update only if the expected acceptance falls on no target's held-out examples.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from stages.contract.blocks import TrainingExample
+from stages.contract.snapshot import RandomState, Saved, SnapshotReader, SnapshotWriter
+from stages.models.language_model import LanguageModel
+
+Score = tuple[float, int]  # sum of the measure over an example's positions, and their number
+Scores = dict[TrainingExample, Score]
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """Configuration of drafter updates.
+
+    Attributes:
+        rate, weight_decay: AdamW's.
+        steps: gradient steps of an update.
+        clip: maximum norm of a gradient.
+        replay: size of the replay buffer; an update takes as many old examples as it has fresh ones.
+        gate_window: held-out examples per target.
+        gate_tolerance: largest drop in expected acceptance at which the candidate is still served.
+        seed: of the sampling of old examples.
+    """
+
+    rate: float
+    weight_decay: float
+    steps: int
+    clip: float
+    replay: int
+    gate_window: int
+    gate_tolerance: float
+    seed: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """The outcome of an update.
+
+    Attributes:
+        loss: of the first gradient step, before the weights change.
+        positions: supervised positions of one gradient step.
+        pieces: input pieces of one gradient step.
+        before, after, floor: mean score of the served drafter, of the candidate and of the baseline (the drafter as
+            loaded) over all targets' held-out examples; None without held-out examples or without a measurement.
+        served: whether the candidate's weights are now in service.
+        reason: why they are, or are not.
+    """
+
+    loss: float
+    positions: int
+    pieces: int
+    before: float | None
+    after: float | None
+    floor: float | None
+    served: bool
+    reason: str
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """The examples that one update trains on, and those that its gate scores. Holds no tensors."""
+
+    examples: tuple[TrainingExample, ...]
+    held_out: tuple[TrainingExample, ...]
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A computed update that is not settled yet.
+
+    Attributes:
+        step: its outcome; `served` if the gate passed it. If not, the candidate's weights are reset.
+        scores: those of the candidate, by held-out example.
+        moments: the optimiser's state before the update.
+    """
+
+    step: Step
+    scores: Scores
+    moments: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ReservoirState:
+    """Saved state of a `Reservoir`."""
+
+    kept: list[int]
+    seen: int
+    random: RandomState
+
+
+class Reservoir:
+    """Replay buffer against forgetting: a uniform sample of the whole stream (Vitter's algorithm R).
+
+    A queue of the newest examples would hold none of a domain that the stream left long ago.
+
+    Args:
+        size: maximum number of examples; 0 stores none.
+        random: generator of the choices.
+    """
+
+    def __init__(self, size: int, random: Random) -> None:
+        self._size, self._random = size, random
+        self._examples: list[TrainingExample] = []
+        self._seen = 0
+
+    def add(self, example: TrainingExample) -> None:
+        """Add an example with the probability of algorithm R, in place of a random one when full."""
+        self._seen += 1
+        if len(self._examples) < self._size:
+            self._examples.append(example)
+        elif (place := self._random.randrange(self._seen)) < self._size:
+            self._examples[place] = example
+
+    def sample(self, number: int) -> list[TrainingExample]:
+        """Draw distinct examples, at most `number`."""
+        return self._random.sample(self._examples, min(number, len(self._examples)))
+
+    def save(self, writer: SnapshotWriter) -> ReservoirState:
+        """Return the state; examples go to the writer."""
+        return ReservoirState(
+            [writer.example(example) for example in self._examples], self._seen, self._random.getstate()
+        )
+
+    def restore(self, saved: Saved, reader: SnapshotReader) -> None:
+        """Restore the state that `save` returned."""
+        state = reader.decode(ReservoirState, saved)
+        self._examples, self._seen = [reader.example(number) for number in state.kept], state.seen
+        self._random.setstate(state.random)
+
+
+def mean_score(scores: Iterable[Score]) -> float | None:
+    """Return the mean per position; None without positions."""
+    known = list(scores)
+    count = sum(number for _, number in known)
+    return sum(total for total, _ in known) / count if count else None
+
+
+def is_significant_fall(totals: Sequence[tuple[float, int, float]], tolerance: float) -> bool:
+    """Check whether the second totals are below the first by more than the tolerance plus one standard error.
+
+    The error is that of the differences per example. Without it, single examples at the beginning of a stream refuse
+    good updates. Fewer than three examples are never significant.
+
+    Args:
+        totals: per example its first total, its number of positions, its second total.
+        tolerance: as a share of the positions.
+    """
+    examples, positions = len(totals), sum(number for _, number, _ in totals)
+    if examples < 3 or not positions:
+        return False
+    fall = sum(first - second for first, _, second in totals) / positions
+    squares = sum((first - second - fall * number) ** 2 for first, number, second in totals)
+    error = math.sqrt(squares * examples / (examples - 1)) / positions
+    return not fall <= tolerance + error  # also where it is not finite
+
+
+class Gate:
+    """Compares two sets of weights on held-out examples of every target.
+
+    Args:
+        targets: names of all targets.
+        window: held-out examples per target; the newest are kept.
+        tolerance: largest accepted drop in expected acceptance.
+        measure: returns a model's scores of examples.
+    """
+
+    def __init__(
+        self,
+        targets: Iterable[str],
+        window: int,
+        tolerance: float,
+        measure: Callable[[LanguageModel, Sequence[TrainingExample]], Scores],
+    ) -> None:
+        self._held_out: dict[str, deque[TrainingExample]] = {target: deque(maxlen=window) for target in targets}
+        self._tolerance, self._measure = tolerance, measure
+
+    def hold_out(self, example: TrainingExample) -> None:
+        """Add a held-out example; it is never trained on."""
+        self._held_out[example.target].append(example)
+
+    @property
+    def held_out(self) -> tuple[TrainingExample, ...]:
+        """The current held-out examples of all targets."""
+        return tuple(example for window in self._held_out.values() for example in window)
+
+    def update_scores(self, model: LanguageModel, known: Scores, held_out: Sequence[TrainingExample]) -> Scores:
+        """Score held-out examples; `known`, the model's earlier scores, is updated in place and returned."""
+        for dropped in known.keys() - set(held_out):
+            del known[dropped]
+        known.update(self._measure(model, [example for example in held_out if example not in known]))
+        return known
+
+    def find_losers(self, before: Scores, after: Scores) -> list[str]:
+        """Return the targets whose expected acceptance falls by more than the tolerance and the noise of the window."""
+        return sorted(
+            target
+            for target in {example.target for example in before}
+            if is_significant_fall(
+                [(*before[example], after[example][0]) for example in before if example.target == target],
+                self._tolerance,
+            )
+        )
+
+    def save(self, writer: SnapshotWriter) -> dict[str, list[int]]:
+        """Return the numbers of the held-out examples by target."""
+        return {target: [writer.example(example) for example in window] for target, window in self._held_out.items()}
+
+    def restore(self, saved: Saved, reader: SnapshotReader) -> None:
+        """Restore the state that `save` returned."""
+        state = reader.decode(dict[str, list[int]], saved)
+        for target, window in self._held_out.items():
+            window.clear()
+            window.extend(reader.example(number) for number in state[target])

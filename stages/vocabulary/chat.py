@@ -1,0 +1,320 @@
+"""Chat prompts: encodes a message or a whole conversation as ids of the target and as pieces of the drafter.
+
+The markers of the target's chat template become special tokens; the contents of messages always stay text.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Protocol
+
+from typing_extensions import override
+
+from stages.vocabulary.pair import How, Pair
+from stages.vocabulary.tokenizer_view import Vocabulary
+from store.errors import ConfigError
+
+Segment = int | str  # the id of a special token of the target, or a run of text
+Message = Mapping[str, str]  # `role` and `content`
+
+ROLES = ("system", "developer", "user", "assistant", "tool")  # templates write roles as text: no others are accepted
+THOUGHT = "</think>"  # ends a reasoning model's thoughts, which its template removes from earlier answers
+PLACEHOLDER = "\ue000{}\ue000"  # placeholder of a content: private characters that no template contains
+_PLACEHOLDERS = re.compile("\ue000([0-9]+)\ue000")
+Ids = tuple[list[int], list[int]]  # target ids and drafter pieces of one prompt
+Check = Callable[[int], None]
+
+
+def accept_any_length(characters: int) -> None:
+    """Accept a prompt of any number of characters."""
+
+
+@dataclass(frozen=True)
+class _Marker:
+    """A special token in the text of a template. `lstrip` and `rstrip`: it includes white space on that side."""
+
+    token: int
+    lstrip: bool
+    rstrip: bool
+    single_word: bool
+
+    def span(self, text: str, start: int, stop: int) -> tuple[int, int] | None:
+        """Return the span that it matches for its name at `start:stop`; None if it is part of a longer word."""
+        if self.single_word and (is_word(text[start - 1 : start]) or is_word(text[stop : stop + 1])):
+            return None
+        while self.lstrip and start and text[start - 1].isspace():
+            start -= 1
+        while self.rstrip and text[stop : stop + 1].isspace():
+            stop += 1
+        return start, stop
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """The text of a template around contents: `parts[i]`, the content of message `order[i]`, `parts[i + 1]`, ..."""
+
+    parts: tuple[str, ...]
+    order: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Parse:
+    """One parse of a text up to an index: the last content is at `start:stop`, the earlier ones are in `before`."""
+
+    before: "_Parse | None"
+    start: int
+    stop: int
+
+    def spans(self) -> list[tuple[int, int]]:
+        """Return the spans of all contents in order."""
+        found, parse = [], self
+        while parse.before is not None:
+            found.append((parse.start, parse.stop))
+            parse = parse.before
+        return found[::-1]
+
+
+class ChatTemplate:
+    """The chat template of one tokenizer, prepared once and applied to every conversation.
+
+    Args:
+        vocabulary: its tokenizer renders the template.
+        template: Jinja text to use instead of the tokenizer's own.
+
+    Raises:
+        ConfigError: there is no template, it cannot be rendered, or it does not show a user's message once.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, template: str | None = None) -> None:
+        self._vocabulary, self._template = vocabulary, template
+        if template is None and not vocabulary.tokenizer.chat_template:
+            raise ConfigError(
+                f"The tokenizer of {vocabulary.name} must have a chat template, but has none; "
+                "name a Jinja file with source.chat_template=FILE."
+            )
+        added = vocabulary.tokenizer.backend_tokenizer.get_added_tokens_decoder()
+        self._markers = {
+            name: _Marker(token, added[token].lstrip, added[token].rstrip, added[token].single_word)
+            for name, token in vocabulary.specials.items()
+            if token in added  # the tokenizer reads no other name as a token
+        }
+        # Longest first: where one name begins with another, the tokenizer takes the longer.
+        names = sorted(self._markers, key=len, reverse=True)
+        self._names = re.compile("|".join(map(re.escape, names)) or r"(?!)")
+        self._frame(["user"])
+
+    def segments(self, messages: Sequence[Message]) -> list[Segment]:
+        """Render a conversation with a generation prompt and split it at the template's special tokens.
+
+        The template is rendered twice, once with placeholders for the contents. The text around the placeholders must
+        be the same around the contents, each of which is as given, without white space at its ends, or without its
+        thoughts.
+
+        Args:
+            messages: the conversation, each with a role of `ROLES`; other keys are ignored.
+
+        Raises:
+            ConfigError: the template rejects these messages, leaves one out, or changes a content.
+        """
+        roles = [message["role"] for message in messages]
+        _check_roles(roles)
+        frame = self._frame(roles)  # rendered each time: it may contain the date
+        text = self._render(roles, [message["content"] for message in messages])
+        return list(self._split_at_markers(text, self._spans(text, frame, messages)))
+
+    def _frame(self, roles: Sequence[str]) -> _Frame:
+        split = _PLACEHOLDERS.split(self._render(roles, [PLACEHOLDER.format(place) for place in range(len(roles))]))
+        order = tuple(map(int, split[1::2]))
+        times = Counter(order)
+        for place, role in enumerate(roles):
+            if times[place] != 1:
+                raise ConfigError(
+                    f"The chat template of {self._vocabulary.name} must show every message once and unchanged, but "
+                    f"shows the content of message {place + 1}, role '{role}', {times[place]} times; "
+                    "leave such a message out, or name another template with source.chat_template=FILE."
+                )
+        return _Frame(tuple(split[::2]), order)
+
+    def _spans(self, text: str, frame: _Frame, messages: Sequence[Message]) -> list[tuple[int, int]]:
+        """Find the spans of the contents in the text, in the order of the text."""
+        # The parses of the text so far, by their ends: white space may belong to a content or to the template.
+        parses = {len(frame.parts[0]): _Parse(None, 0, 0)} if text.startswith(frame.parts[0]) else {}
+        for place, part in zip(frame.order, frame.parts[1:], strict=True):
+            parses = {
+                start + len(form) + len(part): _Parse(parse, start, start + len(form))
+                for start, parse in parses.items()
+                for form in _content_forms(messages[place])
+                if text.startswith(form + part, start)
+            }
+            if not parses:
+                raise self._make_mismatch_error(messages[place])
+        if len(text) not in parses:
+            raise self._make_mismatch_error(messages[frame.order[-1]])
+        return parses[len(text)].spans()
+
+    def _make_mismatch_error(self, message: Message) -> ConfigError:
+        return ConfigError(
+            f"The chat template of {self._vocabulary.name} must write every message's content unchanged, and the same "
+            f"text around every content, but does not for {message['content'][:60]!r}; "
+            "change the message or the template."
+        )
+
+    def _split_at_markers(self, text: str, contents: Sequence[tuple[int, int]]) -> Iterator[Segment]:
+        """Split the text into special tokens and the runs between them. Names inside contents are text."""
+        edges = [0, *chain.from_iterable(contents), len(text)]
+        around = zip(edges[::2], edges[1::2], strict=True)
+        done = 0
+        for found in chain.from_iterable(self._names.finditer(text, *part) for part in around):
+            marker = self._markers[found[0]]
+            span = marker.span(text, *found.span())
+            if span is None:
+                continue
+            if done < span[0]:  # the previous marker may include the white space
+                yield text[done : span[0]]
+            yield marker.token
+            done = span[1]
+        if done < len(text):
+            yield text[done:]
+
+    def _render(self, roles: Sequence[str], contents: Sequence[str]) -> str:
+        messages = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
+        try:
+            rendered: str = self._vocabulary.tokenizer.apply_chat_template(
+                messages, chat_template=self._template, add_generation_prompt=True, tokenize=False
+            )
+        except Exception as error:  # a template is a program and may raise any error
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            shown = ", ".join(roles[:9]) + (", ..." if len(roles) > 9 else "")
+            raise ConfigError(
+                f"The chat template of {self._vocabulary.name} must render a conversation of the roles {shown}, "
+                f"but: {reason}; change the conversation, or name another template with source.chat_template=FILE."
+            ) from error
+        return rendered
+
+
+def _check_roles(roles: Sequence[str]) -> None:
+    wrong = next((role for role in roles if role not in ROLES), None)
+    if wrong is not None or not roles:
+        got = "none" if wrong is None else f"one of the role {wrong[:30]!r}"
+        raise ConfigError(f"A conversation must hold messages of the roles {', '.join(ROLES)}, got {got}.")
+
+
+def _content_forms(message: Message) -> Iterator[str]:
+    """Return the forms in which a template may write a content."""
+    content = message["content"]
+    answer = content.rpartition(THOUGHT)[2] if message["role"] == "assistant" else content
+    for whole in dict.fromkeys([content, answer]):
+        for begun in dict.fromkeys([whole, whole.lstrip("\n"), whole.lstrip()]):
+            yield from dict.fromkeys([begun, begun.rstrip("\n"), begun.rstrip()])
+
+
+def is_word(character: str) -> bool:
+    """Check whether a string is one word character."""
+    return re.fullmatch(r"\w", character) is not None
+
+
+class Conversation(Protocol):
+    """Encodes messages and conversations as prompts."""
+
+    def encode(self, message: str) -> Ids:
+        """Encode a user's message as a conversation of its own; see `encode_conversation`."""
+        ...
+
+    def encode_conversation(self, messages: Sequence[Message], check: Check = accept_any_length) -> Ids:
+        """Encode the prompt for the next answer.
+
+        The contents of messages never become special tokens.
+
+        Args:
+            messages: the conversation in order, each with `role` and `content`.
+            check: called with the number of characters of the prompt before it is tokenised; may raise.
+
+        Raises:
+            ConfigError: no prompt can be made of these messages.
+        """
+        ...
+
+
+class ChatEncoder(Conversation):
+    """Encodes conversations by the target's chat template, for one target and one drafter.
+
+    Args:
+        target, drafter: the two vocabularies.
+        pair: how the target's special tokens are mapped.
+        template: Jinja text to use instead of the target's own chat template.
+
+    Raises:
+        ConfigError: as `ChatTemplate`.
+    """
+
+    def __init__(self, target: Vocabulary, drafter: Vocabulary, pair: Pair, template: str | None = None) -> None:
+        self.template = ChatTemplate(target, template)
+        self._target, self._drafter = target, drafter
+        self._mapped = {mapping.token: mapping for mapping in pair.specials}
+        self._begin = drafter.encode("")  # BOS, where the drafter's tokenizer adds it
+
+    @override
+    def encode(self, message: str) -> Ids:
+        return self.encode_conversation([{"role": "user", "content": message}])
+
+    @override
+    def encode_conversation(self, messages: Sequence[Message], check: Check = accept_any_length) -> Ids:
+        """Encode the prompt by the template.
+
+        The target's ids are those of `apply_chat_template(..., tokenize=True)` unless a content contains the name of a
+        special token. The drafter reads the same text in its own tokens. A special token becomes the drafter's token of
+        the same role or name, or its name as text; one that the pair blocks is dropped, with a line break between words
+        that it separated. BOS comes first, once, if the drafter's tokenizer adds it.
+        """
+        segments = self.template.segments(messages)
+        check(sum(len(segment) for segment in segments if isinstance(segment, str)))
+        tokens = _encode_segments(segments, self._target)
+        pieces = _encode_segments(list(self._for_drafter(segments)), self._drafter)
+        return tokens, pieces if pieces[: len(self._begin)] == self._begin else self._begin + pieces
+
+    def _for_drafter(self, segments: Sequence[Segment]) -> Iterator[Segment]:
+        """Replace special tokens by the drafter's; adjacent text becomes one run."""
+        run, blocked = "", False
+        for segment in segments:
+            mapping = self._mapped[segment] if isinstance(segment, int) else None
+            if mapping is None or mapping.how is How.SPELT:
+                text = str(segment) if mapping is None else mapping.name
+                run += "\n" + text if blocked and is_word(run[-1:]) and is_word(text[:1]) else text
+            elif mapping.how is not How.BLOCKED:
+                yield from ([run] if run else [])
+                yield from mapping.pieces
+                run = ""
+            blocked = mapping is not None and mapping.how is How.BLOCKED
+        yield from ([run] if run else [])
+
+
+class PlainConversation(Conversation):
+    """Encodes conversations for a target without a chat template: the contents only, with blank lines between them.
+
+    Such a target was not trained on roles, so none are written. It completes the last message.
+
+    Args:
+        target, drafter: the two vocabularies.
+    """
+
+    def __init__(self, target: Vocabulary, drafter: Vocabulary) -> None:
+        self._target, self._drafter = target, drafter
+
+    @override
+    def encode(self, message: str) -> Ids:
+        return self._target.encode(message), self._drafter.encode(message)
+
+    @override
+    def encode_conversation(self, messages: Sequence[Message], check: Check = accept_any_length) -> Ids:
+        text = "\n\n".join(message["content"] for message in messages)
+        check(len(text))
+        return self.encode(text)
+
+
+def _encode_segments(segments: Sequence[Segment], vocabulary: Vocabulary) -> list[int]:
+    ids: list[int] = []
+    for place, segment in enumerate(segments):
+        ids += [segment] if isinstance(segment, int) else vocabulary.encode_text(segment, first=place == 0)
+    return ids

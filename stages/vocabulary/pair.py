@@ -1,0 +1,217 @@
+"""Spells a target's vocabulary in a drafter's pieces, for translation, drafting and reading.
+
+Ordinary tokens are spelt byte for byte. Control tokens are mapped by a rule; the result records how.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from enum import StrEnum
+from typing import Literal
+
+import numpy as np
+
+from stages.vocabulary.disk_cache import Arrays, digest_json, load_arrays, store_arrays
+from stages.vocabulary.spelling import Pieces
+from stages.vocabulary.tokenizer_view import Vocabulary
+from store.errors import VocabularyError
+
+
+class How(StrEnum):
+    """The way in which a control token of the target was mapped to pieces."""
+
+    ROLE = "role"  # both begin a text, end it, or fill it up
+    NAME = "name"  # the same name, or one given by the rule
+    SPELT = "spelt"  # its name as text
+    BLOCKED = "blocked"  # it has none
+
+
+@dataclass(frozen=True)
+class SpecialMapping:
+    """A control token of the target in the drafter's pieces; without pieces if it is blocked."""
+
+    token: int
+    name: str
+    how: How
+    pieces: Pieces
+
+
+@dataclass(frozen=True)
+class SpecialRule:
+    """Maps the target's control tokens to the drafter's pieces.
+
+    In order of precedence: `names`; the roles EOS, BOS and PAD; the drafter's control token of the same name;
+    `otherwise`. Tokens that have bytes (see `Vocabulary.specials`) appear in text, so they are spelt, not blocked.
+
+    Attributes:
+        otherwise: "spell" is the text of the token's name; "block" is no pieces: it is neither proposed nor read.
+        names: a target's name to a drafter's name, "spell" or "block".
+    """
+
+    otherwise: Literal["spell", "block"] = "block"
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def from_entries(cls, otherwise: Literal["spell", "block"], entries: Sequence[str]) -> "SpecialRule":
+        """Read `TARGET=DRAFTER` entries.
+
+        A name may hold `=`. An entry is divided at its last `=` that leaves text on both sides with every `<` and
+        `[` closed; if there is none, at its last `=` with text on both sides.
+
+        Raises:
+            VocabularyError: an entry cannot be divided, or a target's name is given twice.
+        """
+        names: dict[str, str] = {}
+        for entry in entries:
+            target, drafter = _split_entry(entry)
+            if target in names:
+                raise VocabularyError(f"a special token is mapped once, but {target!r} is given twice; leave one out")
+            names[target] = drafter
+        return cls(otherwise, names)
+
+
+def _split_entry(entry: str) -> tuple[str, str]:
+    places = [place for place in range(1, len(entry) - 1) if entry[place] == "="]
+    halves = [(entry[:place], entry[place + 1 :]) for place in places]
+    closed = [pair for pair in halves if all(_is_closed(half) for half in pair)]
+    if not halves:
+        raise VocabularyError(
+            f"a special token's mapping must be TARGET=DRAFTER, TARGET=spell or TARGET=block, not {entry!r}"
+        )
+    return (closed or halves)[-1]
+
+
+def _is_closed(text: str) -> bool:
+    return text.count("<") == text.count(">") and text.count("[") == text.count("]")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A target's vocabulary in a drafter's pieces.
+
+    Attributes:
+        pieces: per target id the drafter pieces that propose it; None for blocked control tokens, unused ids, and
+            tokens whose pieces another token owns.
+        context: per target id the pieces that the drafter reads after the token was emitted; may be empty.
+        drafter_size: number of the drafter's ids.
+        digest: sha256 of the two vocabularies' digests and the rule.
+        unspelt: target tokens with bytes that the drafter cannot spell.
+        specials: the target's control tokens, in id order.
+    """
+
+    pieces: tuple[Pieces | None, ...]
+    context: tuple[Pieces, ...]
+    drafter_size: int
+    digest: str
+    unspelt: int
+    specials: tuple[SpecialMapping, ...] = ()
+
+    @property
+    def direct(self) -> int:
+        """The number of target tokens that are one piece."""
+        return sum(1 for pieces in self.pieces if pieces and len(pieces) == 1)
+
+
+def pair(target: Vocabulary, drafter: Vocabulary, rule: SpecialRule | None = None) -> Pair:
+    """Spell every target token in the drafter's pieces; by default control tokens without a counterpart are blocked.
+
+    A sequence of pieces is owned by one target token. Of ordinary tokens with the same bytes it is the one that the
+    target's tokenizer prefers; ordinary tokens precede control tokens; of control tokens EOS is first, then the lower
+    id.
+
+    Raises:
+        VocabularyError: more than one target token in a hundred cannot be spelt, or the rule names an unknown token.
+    """
+    rule = rule or SpecialRule()
+    _check_names(target, drafter, rule)
+    digest = digest_json(target.digest, drafter.digest, rule.otherwise, dict(rule.names))
+    found: Pair | None = load_arrays("pair", digest, lambda arrays: _from_arrays(arrays, target, drafter, digest))
+    if found is None:
+        found = _spell_pair(target, drafter, rule, digest)
+        store_arrays("pair", digest, _to_arrays(found))
+    if found.unspelt > target.size // 100:
+        raise VocabularyError(
+            f"the drafter {drafter.name} must be able to spell the target's bytes, but has no pieces for "
+            f"{found.unspelt:,} of {target.size:,} tokens of {target.name}; "
+            "use a drafter with a byte-level or byte-fallback tokenizer"
+        )
+    return found
+
+
+def _check_names(target: Vocabulary, drafter: Vocabulary, rule: SpecialRule) -> None:
+    for name, counterpart in rule.names.items():
+        _check_name(name, target, "target")
+        if counterpart not in ("spell", "block"):
+            _check_name(counterpart, drafter, "drafter")
+
+
+def _check_name(name: str, vocabulary: Vocabulary, side: str) -> None:
+    if name in vocabulary.specials:
+        return
+    nearest = get_close_matches(name, vocabulary.specials, n=1, cutoff=0.0)
+    hint = f"the nearest is {nearest[0]!r}" if nearest else "it has none"
+    raise VocabularyError(f"{name!r} must be a special token of the {side} {vocabulary.name}; {hint}")
+
+
+def _spell_pair(target: Vocabulary, drafter: Vocabulary, rule: SpecialRule, digest: str) -> Pair:
+    cuts = drafter.spell_each([spelt or b"" for spelt in target.token_bytes])
+    specials = _map_specials(target, drafter, rule)
+    context = [cut or () for cut in cuts]
+    for special in specials:
+        context[special.token] = special.pieces
+    ordinary = set(target.id_of_bytes.values())
+    pieces = [cut if cut and index in ordinary else None for index, cut in enumerate(context)]
+    owned = set(pieces)
+    for special in sorted(specials, key=lambda special: special.token != target.eos):
+        if special.pieces not in owned:
+            pieces[special.token] = special.pieces or None
+            owned.add(special.pieces)
+    return Pair(tuple(pieces), tuple(context), drafter.size, digest, cuts.count(None), specials)
+
+
+def _map_specials(target: Vocabulary, drafter: Vocabulary, rule: SpecialRule) -> tuple[SpecialMapping, ...]:
+    found = []
+    for name, token in target.specials.items():
+        how, pieces = _map_special(name, token, target, drafter, rule)
+        found.append(SpecialMapping(token, name, how, pieces))
+    return tuple(found)
+
+
+def _map_special(
+    name: str, token: int, target: Vocabulary, drafter: Vocabulary, rule: SpecialRule
+) -> tuple[How, Pieces]:
+    given = rule.names.get(name)
+    if given is None:
+        for ours, theirs in ((target.eos, drafter.eos), (target.bos, drafter.bos), (target.pad, drafter.pad)):
+            if ours == token and theirs is not None:
+                return How.ROLE, (theirs,)
+        shown = target.bytes_of(token) is not None
+        given = name if name in drafter.specials else "spell" if shown else rule.otherwise
+    if given == "spell":
+        pieces = drafter.spell(name.encode())
+        return (How.SPELT, pieces) if pieces else (How.BLOCKED, ())
+    return (How.BLOCKED, ()) if given == "block" else (How.NAME, (drafter.specials[given],))
+
+
+def _to_arrays(found: Pair) -> Arrays:
+    flat = [piece for pieces in found.context for piece in pieces]
+    return {
+        "lengths": np.array([len(pieces) for pieces in found.context], dtype=np.int32),
+        "flat": np.array(flat, dtype=np.int32),
+        "drafted": np.array([pieces is not None for pieces in found.pieces], dtype=bool),
+        "how": np.array([list(How).index(special.how) for special in found.specials], dtype=np.uint8),
+        "unspelt": np.array(found.unspelt),
+    }
+
+
+def _from_arrays(arrays: Arrays, target: Vocabulary, drafter: Vocabulary, digest: str) -> Pair:
+    flat, ends = tuple(arrays["flat"].tolist()), arrays["lengths"].cumsum().tolist()
+    context = tuple(flat[end - length : end] for length, end in zip(arrays["lengths"].tolist(), ends, strict=True))
+    drafted = arrays["drafted"].tolist()
+    pieces = tuple(cut if own else None for cut, own in zip(context, drafted, strict=True))
+    hows = [list(How)[how] for how in arrays["how"].tolist()]
+    specials = tuple(
+        SpecialMapping(token, name, how, context[token])
+        for (name, token), how in zip(target.specials.items(), hows, strict=True)
+    )
+    return Pair(pieces, context, drafter.size, digest, int(arrays["unspelt"]), specials)

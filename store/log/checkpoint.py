@@ -1,0 +1,68 @@
+"""Write and read checkpoints: folders of files that a commit names with their digests.
+
+    RUN/checkpoint/000012/state.json        numbers, texts and references; see stages/contract/snapshot.py
+    RUN/checkpoint/000012/tensors.safetensors
+
+A checkpoint is one consistent state of a run between two blocks. The pipeline defines its content; this module only
+makes sure that its files are complete.
+"""
+
+import hashlib
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from store.errors import CorruptError
+from store.fault_points import fault_point
+from store.files import sync_folder, write_synced
+from store.log.manifest import Checkpoint
+
+FOLDER = "checkpoint"
+
+
+def write_checkpoint(run_folder: Path, number: int, files: Mapping[str, bytes]) -> Checkpoint:
+    """Write the files of a checkpoint, which is not visible before the manifest names it. Raises OSError."""
+    folder = run_folder / FOLDER / f"{number:06d}"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for name, content in files.items():
+        write_synced(folder / name, [content])
+        fault_point("commit: inside the checkpoint")
+    for made in (folder, folder.parent, run_folder):
+        sync_folder(made)
+    return Checkpoint(f"{FOLDER}/{folder.name}", {name: hashlib.sha256(files[name]).hexdigest() for name in files})
+
+
+def read_checkpoint(run_folder: Path, checkpoint: Checkpoint) -> dict[str, bytes]:
+    """Read the files of a committed checkpoint, by name.
+
+    Raises:
+        CorruptError: a file, which the message names, is missing or differs from what was committed.
+    """
+    return {
+        name: _read_checked(run_folder / checkpoint.folder / name, digest) for name, digest in checkpoint.files.items()
+    }
+
+
+def _read_checked(path: Path, digest: str) -> bytes:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise CorruptError(
+            f"{path} must be there to resume from, but: {error.strerror or error}; restore it"
+        ) from error
+    if hashlib.sha256(content).hexdigest() != digest:
+        raise CorruptError(
+            f"{path} must have the digest {digest[:12]}... that was committed, but it was changed or cut short; "
+            "restore it from a copy. The log up to the last commit can still be read"
+        )
+    return content
+
+
+def remove_other_checkpoints(run_folder: Path, kept: Checkpoint | None) -> None:
+    """Remove all checkpoints except the committed one."""
+    root = run_folder / FOLDER
+    if root.is_dir():
+        for folder in root.iterdir():
+            if kept is None or folder != run_folder / kept.folder:
+                shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,254 @@
+"""Join small parts of a log into large ones, while others read the log and the run writes it.
+
+A run writes a part every few seconds. Compaction joins neighbouring parts into one, keeps the order of rows and their
+`seq`, and counts the decisions of a large joined part (store/log/rollups.py). One edit of the manifest replaces the
+source parts by the joined part and its counts. The source files stay for readers that opened the log before; a later
+compaction removes them after the grace time.
+
+    RUN/log/decisions/part-000003-000007.parquet            parts 3 to 7, joined
+    RUN/log/counts_by_token/part-000003-000007.parquet      its counts
+"""
+
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, replace
+from functools import reduce
+from pathlib import Path
+from types import MappingProxyType
+
+import pyarrow as pa
+from filelock import FileLock, Timeout
+
+from store.errors import OmnidraftError, RunError
+from store.files import digest_of, sync_folder, write_synced
+from store.log.manifest import LOCK_SECONDS, MANIFEST, Manifest, Part, edit_manifest, part_path, read_manifest
+from store.log.partitions import log_folders
+from store.log.parts import last_number, newest_number, parquet_bytes, part_of, read_part
+from store.log.rollups import COUNTS, roll_up
+from store.log.schema import SMALL_LEVEL, TABLES, schema_of
+
+JOINED_ROWS = 1_000_000
+COUNTED_ROWS = 100_000  # fewer are counted as quickly by a query, and take less space
+JOINED_BYTES = 64 << 20  # of all parts that are joined into one: texts of prompts are large
+GRACE_SECONDS = 3600.0
+_LOCK = ".compaction.lock"
+_TEMPORARY = ".joining-"
+
+
+@dataclass(frozen=True, slots=True)
+class Compaction:
+    """Result of a compaction, or of a dry run. The numbers of parts exclude counts; the bytes include them."""
+
+    parts_before: int
+    parts_after: int
+    bytes_before: int
+    bytes_after: int | None  # None for a dry run
+    removed: int  # files that an earlier compaction replaced
+    damaged: tuple[Path, ...]  # left where they are
+
+    def __add__(self, other: "Compaction") -> "Compaction":
+        after = None if self.bytes_after is None or other.bytes_after is None else self.bytes_after + other.bytes_after
+        return Compaction(
+            self.parts_before + other.parts_before,
+            self.parts_after + other.parts_after,
+            self.bytes_before + other.bytes_before,
+            after,
+            self.removed + other.removed,
+            self.damaged + other.damaged,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Joined:
+    """A joined part and its counts, written under temporary names."""
+
+    table: str
+    sources: tuple[Part, ...]
+    parts: Mapping[str, Part]  # by table: the joined part, and the counts if they are decisions
+
+
+def compact(
+    run_folder: Path,
+    *,
+    rows: int = JOINED_ROWS,
+    counted: int = COUNTED_ROWS,
+    grace: float = GRACE_SECONDS,
+    dry_run: bool = False,
+) -> Compaction:
+    """Join the small parts of a run's logs; remove files that were replaced more than `grace` seconds ago.
+
+    A damaged part stays where it is and is named in the result.
+
+    Args:
+        run_folder: folder of the run, finished or not. Each of its partitions is compacted separately.
+        rows: maximum rows of a joined part. A part with more than half of them stays as it is.
+        counted: minimum decisions of a joined part for which counts are written.
+        grace: seconds for which readers may continue to use a log as it was when they opened it.
+        dry_run: change nothing.
+
+    Raises:
+        RunError: the folder is not a run, or another compaction works on it.
+        OmnidraftError: the disk refuses to read or write; the log stays valid.
+    """
+    logs = [_compact_log(folder, rows, counted, grace, dry_run) for folder in log_folders(run_folder)]
+    return reduce(Compaction.__add__, logs)
+
+
+def _compact_log(run_folder: Path, rows: int, counted: int, grace: float, dry_run: bool) -> Compaction:
+    before = read_manifest(run_folder)
+    folder = run_folder / MANIFEST.parent
+    if dry_run:
+        groups, damaged = _plan(run_folder, before, rows)
+        saved = sum(len(group) - 1 for _, group in groups)
+        return Compaction(_count(before), _count(before) - saved, _bytes(before), None, 0, damaged)
+    try:
+        with _acquire_lock(run_folder):
+            before = read_manifest(run_folder)  # another compaction may have ended since
+            removed = _remove_replaced(folder, before, grace)
+            groups, damaged = _plan(run_folder, before, rows)
+            for table, group in groups:
+                _commit_joined(run_folder, _join(run_folder, table, group, counted))
+    except Timeout as error:
+        raise RunError(
+            f"the manifest of {run_folder} must be free within {LOCK_SECONDS:g} s, but another process holds "
+            f"{error.lock_file}; what was joined so far counts, compact again"
+        ) from None
+    except OSError as error:
+        raise OmnidraftError(
+            f"the parts below {run_folder} must be readable and the folder writable, but: {error}; what was joined so "
+            "far counts, the rest is as it was. Free the disk, then compact again"
+        ) from error
+    after = read_manifest(run_folder)
+    return Compaction(_count(before), _count(after), _bytes(before), _bytes(after), removed, damaged)
+
+
+def _acquire_lock(run_folder: Path) -> AbstractContextManager[object]:
+    """Acquire the lock of compactions of a run. Raises `RunError` if another compaction holds it."""
+    try:
+        return FileLock(run_folder / MANIFEST.parent / _LOCK).acquire(timeout=0)
+    except Timeout:
+        raise RunError(
+            f"{run_folder} must have one compaction at a time, but another is at work; wait for it"
+        ) from None
+
+
+def _plan(
+    run_folder: Path, manifest: Manifest, rows: int
+) -> tuple[list[tuple[str, tuple[Part, ...]]], tuple[Path, ...]]:
+    """Return groups of neighbours to join, each with its table, and the damaged parts found."""
+    groups: list[tuple[str, tuple[Part, ...]]] = []
+    damaged: list[Path] = []
+    for table in (table for table in TABLES if table not in COUNTS):
+        group: tuple[Part, ...] = ()
+        for part in manifest.tables[table]:
+            small = part.rows <= rows // 2 and part.bytes <= JOINED_BYTES // 2
+            path = part_path(run_folder, part)
+            sound = small and digest_of(path) == part.sha256
+            if small and not sound:
+                damaged.append(path)
+            if not sound or _is_too_large([*group, part], rows):
+                groups.append((table, group))
+                group = ()
+            if sound:
+                group = (*group, part)
+        groups.append((table, group))
+    return [(table, group) for table, group in groups if len(group) > 1], tuple(damaged)
+
+
+def _is_too_large(group: Sequence[Part], rows: int) -> bool:
+    return sum(part.rows for part in group) > rows or sum(part.bytes for part in group) > JOINED_BYTES
+
+
+def _join(run_folder: Path, table: str, sources: tuple[Part, ...], counted: int) -> _Joined:
+    """Write the joined part and its counts under temporary names."""
+    read = [read_part(run_folder, part).cast(schema_of(table)) for part in sources]
+    rows = pa.concat_tables(read).unify_dictionaries()
+    first, last = sources[0].file.removesuffix(".parquet").split("-")[1], last_number(sources[-1].file)
+    name = f"part-{first}-{last:06d}.parquet"
+    made = {table: rows}
+    if table == "decisions" and rows.num_rows >= counted:
+        made |= count_decisions(rows)
+    return _Joined(table, sources, {one: _write(run_folder, one, name, of) for one, of in made.items()})
+
+
+def count_decisions(decisions: pa.Table) -> dict[str, pa.Table]:
+    """Count decisions into the tables of counts, with their columns and types; `seq` counts within the part."""
+    made = {}
+    for table, rows in roll_up(decisions).items():
+        schema = schema_of(table)
+        made[table] = rows.append_column("seq", pa.arange(0, rows.num_rows)).select(schema.names).cast(schema)
+    return made
+
+
+def _write(run_folder: Path, table: str, name: str, rows: pa.Table) -> Part:
+    content = parquet_bytes(table, rows, SMALL_LEVEL)
+    folder = run_folder / MANIFEST.parent / table
+    folder.mkdir(exist_ok=True)  # logs of version 3 have none for counts
+    write_synced(folder / f"{_TEMPORARY}{name}", [content])
+    return part_of(f"{table}/{name}", rows, content)
+
+
+def _commit_joined(run_folder: Path, joined: _Joined) -> None:
+    """Replace the sources by the joined part in the manifest. Its files are renamed under the manifest's lock."""
+    folder = run_folder / MANIFEST.parent
+
+    def replace_parts(manifest: Manifest) -> Manifest:
+        tables = dict(manifest.tables)
+        tables[joined.table] = _replace_sources(tables[joined.table], joined.sources, joined.parts[joined.table])
+        names = {Path(part.file).name for part in joined.sources}
+        dropped = list(joined.sources)
+        for table in COUNTS if joined.table == "decisions" else ():
+            kept = [part for part in tables[table] if Path(part.file).name not in names]
+            dropped += [part for part in tables[table] if Path(part.file).name in names]
+            tables[table] = (*kept, *([joined.parts[table]] if table in joined.parts else []))
+        for part in dropped:
+            with suppress(FileNotFoundError):  # missing counts are not an error
+                os.utime(folder / part.file)  # the grace time begins
+        for table, part in joined.parts.items():
+            final = folder / part.file
+            os.replace(final.with_name(f"{_TEMPORARY}{final.name}"), final)
+            sync_folder(folder / table)
+        return replace(manifest, tables=MappingProxyType(tables))
+
+    edit_manifest(run_folder, replace_parts)
+
+
+def _replace_sources(parts: tuple[Part, ...], sources: tuple[Part, ...], joined: Part) -> tuple[Part, ...]:
+    begin = parts.index(sources[0]) if sources[0] in parts else len(parts)
+    if parts[begin : begin + len(sources)] != sources:
+        raise RunError(
+            f"{sources[0].file} and what follows must still be named by the manifest, but it was changed; compact again"
+        )
+    return (*parts[:begin], joined, *parts[begin + len(sources) :])
+
+
+def _remove_replaced(folder: Path, manifest: Manifest, grace: float) -> int:
+    """Remove files that an earlier compaction replaced or left unfinished; return how many.
+
+    Parts that a run has written but not committed have higher numbers than any part in the manifest: they stay.
+    """
+    removed = 0
+    oldest = time.time() - grace
+    for table, parts in manifest.tables.items():
+        named = {folder / part.file for part in parts}
+        newest = newest_number(manifest.tables, table)
+        for path in _files(folder / table):
+            replaced = path not in named and last_number(path.name) <= newest and path.stat().st_mtime < oldest
+            if path.name.startswith(_TEMPORARY) or replaced:
+                path.unlink()
+                removed += 1
+    return removed
+
+
+def _files(folder: Path) -> Iterable[Path]:
+    return [*folder.glob("part-*.parquet"), *folder.glob(f"{_TEMPORARY}part-*.parquet")]
+
+
+def _count(manifest: Manifest) -> int:
+    return sum(len(parts) for table, parts in manifest.tables.items() if table not in COUNTS)
+
+
+def _bytes(manifest: Manifest) -> int:
+    return sum(part.bytes for parts in manifest.tables.values() for part in parts)

@@ -1,0 +1,311 @@
+"""The run's log: writes events as Parquet parts and commits them atomically, together with a checkpoint.
+
+The thread that runs the models only appends to lists. A writer thread turns full lists into parts and commits: it
+writes the checkpoint's files, then replaces the manifest (see store/log/manifest.py) that names both. Every file is
+written under a temporary name, synced and renamed, so that a crash leaves either the old state or the new one. A
+resumed run first removes files that no commit names.
+
+    RUN/rejected.jsonl      source rows that could not become prompts, one JSON object per line
+"""
+
+import json
+import os
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from types import MappingProxyType
+from typing import Self
+
+from store.errors import CorruptError, OmnidraftError, RunError
+from store.events import Event, PromptReceived, PromptRejected
+from store.fault_points import fault_point
+from store.files import sync_file, sync_folder, write_whole
+from store.log.checkpoint import remove_other_checkpoints, write_checkpoint
+from store.log.manifest import MANIFEST, Checkpoint, Manifest, RunKind, edit_manifest, has_manifest, require_open
+from store.log.mirror import Mirror, NoMirror
+from store.log.parts import PartWriter, last_number, newest_number
+from store.log.schema import TABLES, LoggedEvent
+
+REJECTED = "rejected.jsonl"
+
+_TABLE_OF = {event: table for table, event in TABLES.items()}
+
+
+@dataclass(frozen=True)
+class Commit:
+    """Request to commit the events appended so far.
+
+    Attributes:
+        files: returns the files of the checkpoint of these events, by name; called by the writer thread. None at the
+            end of the stream.
+        messages: number of messages to the registry that the commit covers.
+        done: called by the writer thread after the commit.
+    """
+
+    files: Callable[[], Mapping[str, bytes]] | None
+    messages: int = 0
+    done: Callable[[], None] = lambda: None
+
+
+class RunLog:
+    """Writes the events of one run. One thread appends and commits.
+
+    A context manager: leaving it finishes the log, unless it was closed before or an exception is raised.
+
+    An unfinished log in the folder is continued after its last commit; later events are removed.
+
+    A failure of the writer thread is raised as `OmnidraftError` by every later `append`, `commit` and `finish`; earlier
+    commits stay valid.
+
+    Args:
+        run_folder: folder of the log.
+        part_rows: rows of a table that make a part.
+        queue_parts: full parts that may wait for the disk; when there are more, `append` waits, so that memory stays
+            bounded.
+        mirror: copies every commit before it is done.
+        kind: kind of the run, for the manifest.
+
+    Raises:
+        RunError: the folder has a finished log or cannot be written.
+        CorruptError: the manifest of the folder's log is lost.
+    """
+
+    def __init__(
+        self,
+        run_folder: Path,
+        part_rows: int = 50_000,
+        queue_parts: int = 4,
+        mirror: Mirror | None = None,
+        kind: RunKind = RunKind.REPLAY,
+    ) -> None:
+        self._folder, self._mirror = run_folder, mirror or NoMirror(run_folder)
+        self._files = _LogFiles(run_folder, self._mirror, kind)
+        self._part_rows = part_rows
+        self._pending: dict[type, list[LoggedEvent]] = {event: [] for event in TABLES.values()}
+        self._failure: BaseException | None = None
+        self._closed, self._requested = False, 0  # commits handed to the writer thread
+        self._jobs: queue.Queue[Callable[[], object] | None] = queue.Queue(maxsize=queue_parts)
+        self._writer = threading.Thread(target=self._work, name="log-writer", daemon=True)
+        self._writer.start()
+
+    @property
+    def commit_seconds(self) -> float:
+        """Seconds that the writer thread spent on the last commit."""
+        return self._files.commit_seconds
+
+    @property
+    def all_commit_seconds(self) -> float:
+        """Seconds that the writer thread spent on all commits."""
+        return self._files.all_commit_seconds
+
+    @property
+    def committing(self) -> bool:
+        """True while a commit is being written."""
+        return self._files.committed < self._requested
+
+    def append(self, event: Event) -> None:
+        """Add one event. This is a list append, unless a part is full and the queue of the writer thread is, too.
+
+        A `PromptRejected` is written to `rejected.jsonl` at once. A `PromptReceived` is not stored: `PromptCompleted`
+        has its text.
+        """
+        self._require_working()
+        rows = self._pending.get(type(event))
+        if rows is None:
+            self._append_without_table(event)
+            return
+        rows.append(event)  # type: ignore[arg-type]
+        if len(rows) >= self._part_rows:
+            self._hand_over(type(event))
+
+    def commit(self, commit: Commit, *, wait: bool = False) -> None:
+        """Commit everything appended so far, together with its checkpoint.
+
+        The writer thread does the work. With `wait`, readers see the rows when this method returns.
+        """
+        self._require_working()
+        for kind in self._pending:
+            self._hand_over(kind)
+        self._requested += 1
+        self._jobs.put(partial(self._files.commit, commit, self._rejected_bytes()))
+        if wait:
+            self._jobs.join()
+            self._raise_failure()
+
+    def finish(self, messages: int = 0, done: Callable[[], None] = lambda: None) -> None:
+        """Commit everything at the end of the stream, remove the checkpoint, and close the log."""
+        try:
+            self.commit(Commit(None, messages, done), wait=True)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Stop the writer thread; events since the last commit are dropped. May be called again."""
+        if not self._closed:
+            self._closed = True
+            self._jobs.put(None)
+            self._writer.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None and not self._closed:
+            self.finish()
+        self.close()
+
+    def _append_without_table(self, event: Event) -> None:
+        if isinstance(event, PromptRejected):
+            with open(self._folder / REJECTED, "a", encoding="utf-8") as file:
+                file.write(json.dumps(asdict(event), ensure_ascii=False) + "\n")
+        elif not isinstance(event, PromptReceived):
+            raise TypeError(f"the log keeps the events of store/events.py, got {type(event).__name__}")
+
+    def _rejected_bytes(self) -> int:
+        path = self._folder / REJECTED
+        return path.stat().st_size if path.exists() else 0
+
+    def _hand_over(self, kind: type) -> None:
+        """Queue the pending rows of one table; waits while the queue is full, which bounds the memory."""
+        if rows := self._pending[kind]:
+            self._jobs.put(partial(self._files.write, _TABLE_OF[kind], rows))
+            self._pending[kind] = []  # only now: a Ctrl-C while waiting must not lose the rows
+
+    def _work(self) -> None:
+        """Run jobs on the writer thread; drop them after a failure, so that no caller waits and no gap is committed."""
+        for job in iter(self._jobs.get, None):
+            try:
+                if self._failure is None:
+                    job()
+            except BaseException as error:
+                self._failure = error
+            finally:
+                del job  # with a commit's snapshot
+                self._jobs.task_done()
+
+    def _require_working(self) -> None:
+        self._raise_failure()
+        if self._closed:
+            raise RunError(f"the log of {self._folder} must be open, but it was closed; open a log in a new folder")
+
+    def _raise_failure(self) -> None:
+        if isinstance(self._failure, RunError):
+            raise self._failure
+        if (failure := self._failure) is not None:
+            raise OmnidraftError(
+                f"the log below {self._mirror.name} must be writable, but writing failed: {failure!r}; what was "
+                "committed before is whole. Free the disk, or let the object store answer again, then resume with "
+                f"`omnidraft replay --resume {self._mirror.name}`"
+            ) from failure
+
+
+class _LogFiles:
+    """The files of one log; used by the writer thread alone once the log is open.
+
+    Attributes:
+        committed: number of commits done.
+        commit_seconds, all_commit_seconds: seconds of the last commit, and of all.
+    """
+
+    def __init__(self, run_folder: Path, mirror: Mirror, kind: RunKind) -> None:
+        self._run_folder, self._mirror, self._kind = run_folder, mirror, kind
+        self.committed = 0
+        self.commit_seconds = self.all_commit_seconds = 0.0
+        try:
+            manifest = self._begin()
+            mirror.acquire(manifest)
+        except OSError as error:
+            raise RunError(
+                f"{run_folder} must be a folder that can be written, got {error}; try another --run"
+            ) from error
+        self._parts = PartWriter(run_folder, manifest.tables)
+        self._number = int(manifest.checkpoint.folder.rpartition("/")[2]) if manifest.checkpoint else 0
+
+    def _begin(self) -> Manifest:
+        """Create a new log, or open the unfinished one and remove what was not committed."""
+        if not has_manifest(self._run_folder):
+            for table in TABLES:
+                (self._run_folder / MANIFEST.parent / table).mkdir(parents=True, exist_ok=True)
+            manifest = Manifest.empty(self._run_folder.resolve().name, self._kind)
+            write_whole(self._run_folder / MANIFEST, manifest.to_json())
+            for folder in (self._run_folder, self._run_folder.resolve().parent):
+                sync_folder(folder)
+            return manifest
+        return edit_manifest(self._run_folder, self._remove_uncommitted)
+
+    def _remove_uncommitted(self, manifest: Manifest) -> Manifest:
+        """Remove what was not committed. Runs under the manifest's lock, so no compaction is amid an edit."""
+        if manifest.finished:
+            raise RunError(f"{self._run_folder} must not hold a log yet, but it does; name another folder with --run")
+        remove_uncommitted(self._run_folder, manifest)
+        return replace(manifest, kind=self._kind)
+
+    def write(self, table: str, rows: list[LoggedEvent]) -> None:
+        """Write one part; it is not visible before the commit."""
+        self._parts.write(table, rows)
+
+    def commit(self, commit: Commit, rejected_bytes: int) -> None:
+        """Write the checkpoint, then name it and every part written so far in the manifest."""
+        started = perf_counter()
+        checkpoint: Checkpoint | None = None
+        if commit.files is not None:
+            self._number += 1
+            checkpoint = write_checkpoint(self._run_folder, self._number, commit.files())
+        if rejected_bytes:
+            sync_file(self._run_folder / REJECTED)
+        fault_point("commit: before the manifest")
+        written = self._parts.take()
+
+        def add_commit(manifest: Manifest) -> Manifest:
+            require_open(self._run_folder, manifest)
+            tables = {table: (*manifest.tables[table], *written[table]) for table in TABLES}
+            return replace(
+                manifest,
+                tables=MappingProxyType(tables),
+                checkpoint=checkpoint,
+                finished=commit.files is None,
+                messages=commit.messages,
+                rejected_bytes=rejected_bytes,
+            )
+
+        manifest = edit_manifest(self._run_folder, add_commit)
+        fault_point("commit: after the manifest")
+        self._mirror.push(manifest)
+        commit.done()
+        remove_other_checkpoints(self._run_folder, checkpoint)
+        self.commit_seconds = perf_counter() - started
+        self.all_commit_seconds += self.commit_seconds
+        self.committed += 1
+
+
+def remove_uncommitted(run_folder: Path, manifest: Manifest) -> None:
+    """Remove parts, checkpoints and rejected rows that no commit names, as a killed run leaves them.
+
+    Parts that a compaction replaced have lower numbers than the newest committed part; they stay for readers until a
+    compaction removes them.
+
+    Raises:
+        CorruptError: the file of rejected rows is shorter than when it was committed.
+    """
+    folder = run_folder / MANIFEST.parent
+    for table in manifest.tables:
+        (folder / table).mkdir(exist_ok=True)
+        newest = newest_number(manifest.tables, table)
+        for path in (folder / table).glob("part-*.parquet"):
+            if last_number(path.name) > newest:
+                path.unlink()
+        for path in (folder / table).glob(".part-*.tmp"):
+            path.unlink()
+        sync_folder(folder / table)
+    remove_other_checkpoints(run_folder, manifest.checkpoint)
+    rejected = run_folder / REJECTED
+    if rejected.exists():
+        if rejected.stat().st_size < manifest.rejected_bytes:
+            raise CorruptError(
+                f"{rejected} must have {manifest.rejected_bytes} bytes at least, as committed, but is shorter"
+            )
+        os.truncate(rejected, manifest.rejected_bytes)

@@ -1,0 +1,99 @@
+"""The index of a run on an object store: its manifest, with the files that no log names under "mirror".
+
+RUN/log/manifest.json       the run's manifest, with the index; its replacement is the commit
+RUN/objects/SHA256          all files that it names, by content; never changed
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+from uuid import uuid4
+
+from store.errors import CorruptError
+from store.files import json_bytes
+from store.log.lock import Owner
+from store.log.manifest import Manifest
+from store.log.manifest import _manifest as manifest_of
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+Files = Mapping[str, tuple[str, ...]]  # by path in the run's folder: the SHA-256 of its objects, in order
+
+
+@dataclass(frozen=True)
+class Writer(Owner):
+    """The process that wrote a manifest."""
+
+    identity: str = field(default_factory=lambda: uuid4().hex)  # unique over all machines
+
+
+@dataclass(frozen=True)
+class Index:
+    """A commit on an object store.
+
+    Attributes:
+        manifest: the log's manifest, which names parts and the checkpoint.
+        owner: the process that wrote it.
+        files: all other files.
+    """
+
+    manifest: Manifest
+    owner: Writer
+    files: Files = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, where: str, content: bytes) -> "Index":
+        """Parse a manifest.
+
+        Raises CorruptError for anything but a manifest of a run on an object store, or paths outside the run; RunError
+        for an unknown version of the schema.
+        """
+        try:
+            parsed = json.loads(content)
+            mirror: dict[str, Any] = parsed["mirror"]
+            files = {_check_path(path): tuple(map(_check_digest, digests)) for path, digests in mirror["files"].items()}
+            return cls(manifest_of(Path(where), parsed), Writer(**mirror["owner"]), files)
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise CorruptError(f"{where} must be the manifest of a run on an object store, but: {error!r}") from error
+
+    def to_json(self) -> bytes:
+        """Encode the index as the content of its object."""
+        mirror = {"owner": asdict(self.owner), "files": self.files}
+        return json_bytes({**json.loads(self.manifest.to_json()), "mirror": mirror})
+
+    def parts(self) -> Files:
+        """Return the files that the log names."""
+        tables = self.manifest.tables.values()
+        return {f"log/{part.file}": (part.sha256,) for parts in tables for part in parts}
+
+    def checkpoint(self) -> Files:
+        """Return the files of the checkpoint, if there is one."""
+        kept = self.manifest.checkpoint
+        return {f"{kept.folder}/{name}": (digest,) for name, digest in kept.files.items()} if kept else {}
+
+    def all_files(self) -> Files:
+        """Return all files of the run except the manifest."""
+        return {**self.parts(), **self.checkpoint(), **self.files}
+
+    def digests(self) -> frozenset[str]:
+        """Return the SHA-256 of all objects."""
+        return frozenset(digest for digests in self.all_files().values() for digest in digests)
+
+
+def _check_path(path: str) -> str:
+    """Return a path if it is in the run's folder, outside of log and checkpoint; otherwise raise ValueError."""
+    plain = PurePosixPath(path)
+    if plain.is_absolute() or ".." in plain.parts or "\\" in path or plain.as_posix() != path or path == ".":
+        raise ValueError(f"a file must lie in the run's folder, got {path!r}")
+    if plain.parts[0].startswith(".") or plain.parts[0] in ("log", "checkpoint", "partitions"):
+        raise ValueError(f"a file must not lie where others belong, got {path!r}")
+    return path
+
+
+def _check_digest(text: str) -> str:
+    if not _SHA256.fullmatch(text):
+        raise ValueError(f"an object must be named by its sha256, got {text!r}")
+    return text

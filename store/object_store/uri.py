@@ -1,0 +1,33 @@
+"""URIs of runs on an object store, and their local folders. Imports nothing heavy."""
+
+import hashlib
+import os
+import re
+from pathlib import Path, PurePosixPath
+from urllib.parse import urlsplit
+
+_URI = re.compile(r"(s3|gs):/+(?P<rest>[^/].*)")
+
+
+def uri_of(run: Path) -> str | None:
+    """Return the URI of a path from the command line, since `Path` keeps one slash of two; None for a folder."""
+    found = _URI.fullmatch(str(run))
+    return f"{found[1]}://{found['rest']}" if found else None
+
+
+def append_path(uri: str, *names: str) -> str:
+    """Append names to the path of a URI; its query stays at the end."""
+    place, mark, options = uri.partition("?")
+    return "/".join((place.rstrip("/"), *names)) + mark + options
+
+
+def cache_folder(use: str, uri: str) -> Path:
+    """Return the local folder of a run on an object store; it has the run's name.
+
+    It is in `$OMNIDRAFT_CACHE`, else `$XDG_CACHE_HOME/omnidraft`, else `~/.cache/omnidraft`, as the cached
+    vocabularies are.
+    """
+    chosen, shared = os.environ.get("OMNIDRAFT_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    root = Path(chosen) if chosen else Path(shared or Path.home() / ".cache") / "omnidraft"
+    name = PurePosixPath(urlsplit(uri).path).name
+    return root.absolute() / use / hashlib.sha256(uri.encode()).hexdigest()[:16] / name

@@ -1,0 +1,21 @@
+-- costs and gains of learning, in seconds, for one run
+--
+-- Each further accepted token saves its sequence's share of a target forward of the batch. Updates took
+-- `update_seconds` on the learner's own thread; decoding waited for `waited_seconds` of them.
+WITH learning AS (
+    SELECT
+        coalesce(sum(seconds::DOUBLE), 0) AS update_seconds,
+        coalesce(sum(waited::DOUBLE), 0) AS waited_seconds,
+        coalesce(sum(tokens_gained), 0) AS tokens_gained
+    FROM updates
+),
+
+forwards AS (
+    SELECT sum(seconds_verify::DOUBLE) / nullif(count(*), 0) AS seconds_per_target_forward FROM blocks
+)
+
+SELECT
+    *,
+    tokens_gained * seconds_per_target_forward AS seconds_saved,
+    seconds_saved - update_seconds AS net_seconds
+FROM learning, forwards;

@@ -1,0 +1,108 @@
+"""Registered versions in use and versions to delete: promote, rollback and prune."""
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from store.errors import ModelError, UsageError
+from store.registry.mlflow_client import delete_version, open_store, resolve
+from store.registry.registered_version import Reference, RegisteredVersion
+from store.registry.registry import list_versions
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+CHAMPION, CANDIDATE = "champion", "candidate"
+_FORMER = "former_champions"  # tag of the registered model: their numbers, the latest last
+_MOST_FORMER = 100
+
+
+def promote(uri: str, name: str, number: int) -> int | None:
+    """Give a version the alias `champion`; return the number of the previous champion, or None.
+
+    Raises ModelError for a version that does not exist, UsageError without a store.
+    """
+    with open_store(uri) as client:
+        resolve(client, Reference(name, number))
+        champion, former = _champions(client, name)
+        if champion is not None and champion != number:
+            _remember(client, name, [*former, champion])  # first, so that a crash loses no champion
+        client.set_registered_model_alias(name, CHAMPION, str(number))
+    return champion
+
+
+def rollback(uri: str, name: str) -> tuple[int, int]:
+    """Give the alias `champion` back to the previous champion; return the numbers of the old and the new champion.
+
+    Raises ModelError if there is no such version, UsageError without a store.
+    """
+    with open_store(uri) as client:
+        resolve(client, Reference(name, alias=CHAMPION))
+        champion, former = _champions(client, name)
+        earlier = _still_there(former, list_versions(uri, name), champion)
+        if champion is None or not earlier:
+            raise ModelError(
+                f"a former champion of {name!r} must exist to go back to, but version {champion} has had none that is"
+                " still there; choose one with `omnidraft versions promote`"
+            )
+        client.set_registered_model_alias(name, CHAMPION, str(earlier[-1]))
+        _remember(client, name, earlier[:-1])
+    return champion, earlier[-1]
+
+
+def prune(uri: str, name: str, keep_last: int, dry_run: bool) -> list[int]:
+    """Delete versions with their files; return their numbers, ascending. With `dry_run`, only return them.
+
+    Champion, candidate, the version that `rollback` would restore, all their ancestors and the newest `keep_last` stay,
+    also if they become so during the deletion. The runs with the metrics of deleted versions stay, tagged `pruned`.
+    Raises UsageError without a store or for a negative number.
+    """
+    if keep_last < 0:
+        raise UsageError(f"the number of versions to keep must be at least 0, got {keep_last}")
+    with open_store(uri) as client:
+        planned, gone = _not_needed(client, uri, name, keep_last), []
+        for number in [] if dry_run else planned:
+            if number in _not_needed(client, uri, name, keep_last):  # it may have been promoted meanwhile
+                delete_version(client, resolve(client, Reference(name, number)))
+                gone.append(number)
+    return planned if dry_run else gone
+
+
+def _champions(client: "MlflowClient", name: str) -> tuple[int | None, list[int]]:
+    """Return the champion and the former champions, the latest last."""
+    model = client.get_registered_model(name)
+    champion, former = model.aliases.get(CHAMPION), re.findall(r"[0-9]+", model.tags.get(_FORMER, ""))
+    return None if champion is None else int(champion), [int(number) for number in former]
+
+
+def _remember(client: "MlflowClient", name: str, former: Sequence[int]) -> None:
+    client.set_registered_model_tag(name, _FORMER, ", ".join(map(str, former[-_MOST_FORMER:])))
+
+
+def _still_there(former: Sequence[int], versions: Sequence[RegisteredVersion], champion: int | None) -> list[int]:
+    """Return the former champions that still exist, the latest last."""
+    left = {version.number for version in versions} - {champion}
+    return [number for number in former if number in left]
+
+
+def _not_needed(client: "MlflowClient", uri: str, name: str, keep_last: int) -> list[int]:
+    """Return the numbers of the versions that can be deleted, ascending."""
+    versions = list_versions(uri, name)
+    if not versions:
+        return []
+    champion, former = _champions(client, name)
+    used = [version.number for version in versions if {CHAMPION, CANDIDATE} & set(version.aliases)]
+    kept = _with_ancestors([*used, *_still_there(former, versions, champion)[-1:]], versions)
+    kept |= {version.number for version in versions[:keep_last]}
+    return sorted({version.number for version in versions} - kept)
+
+
+def _with_ancestors(numbers: Sequence[int], versions: Sequence[RegisteredVersion]) -> set[int]:
+    parents = {version.number: version.parent for version in versions}
+    kept: set[int] = set()
+    for start in numbers:
+        number: int | None = start
+        while number is not None and number in parents and number not in kept:
+            kept.add(number)
+            number = parents[number]
+    return kept

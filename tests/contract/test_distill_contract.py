@@ -1,0 +1,110 @@
+"""The contract of `Learning`, over every implementation: what whoever completes prompts may rely on."""
+
+import gc
+import inspect
+import random
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from test_stage_contract import PIECES, llama
+
+from stages import distill as distill_module
+from stages.contract.blocks import AcceptanceLabel, SoftTarget, TrainingExample
+from stages.distill import Distill, Distiller, NoDistiller
+from stages.drafting.head import EXTRA_FEATURES, AcceptanceHead
+from stages.examples.losses import expected_acceptance, trie_loss
+from stages.training.drafter_trainer import DrafterTrainer
+from stages.training.head_trainer import HeadTrainer
+from stages.training.interval import FixedInterval
+from stages.training.scheduler import InlineWorker, ThreadWorker, UpdateScheduler, Worker
+from stages.training.update import TrainingConfig
+from store.events import Updated
+
+
+def example_of(offset: int) -> TrainingExample:
+    soft_targets = tuple(SoftTarget(position, 0, (0, 2), (0.7, 0.2), (0.7, 0.2), 0.1) for position in (1, 2, 3))
+    labels = tuple(AcceptanceLabel(torch.full((16 + EXTRA_FEATURES,), n / 20), float(n % 2)) for n in range(20))
+    return TrainingExample(offset, "big", (0, 1, 2, offset % 4), soft_targets, labels, (2, 3))
+
+
+def new_distill(lag: int = 0, worker: Callable[[], Worker] = InlineWorker) -> Distill:
+    served = llama(PIECES)
+    training = TrainingConfig(1e-3, 0.0, steps=1, clip=1.0, replay=8, gate_window=4, gate_tolerance=1.0, seed=0)
+    trainer = DrafterTrainer(served, "trie", trie_loss, expected_acceptance, {"big": range(PIECES)}, training)
+    head = HeadTrainer(AcceptanceHead(16, 0), seed=0, rate=1e-3, batch=32, buffer=64)
+    learner = UpdateScheduler(trainer, FixedInterval(2), gate_every=3, max_examples=2, lag=lag, worker=worker())
+    return Distill(learner, head, interleaved=True)
+
+
+LEARNERS: dict[str, Callable[[], Distiller]] = {
+    "Distill": new_distill,
+    "Distill, on a thread": partial(new_distill, 1, ThreadWorker),
+    "NoDistiller": NoDistiller,
+}
+every_learner = pytest.mark.parametrize("make", LEARNERS.values(), ids=list(LEARNERS))
+
+
+def without_times(updates: tuple[Updated, ...]) -> list[Updated]:
+    return [replace(update, seconds=0.0, waited=0.0) for update in updates]
+
+
+@every_learner
+def test_equal_examples_bring_equal_updates(make: Callable[[], Distiller]):
+    one, other = make(), make()
+    for offset in range(7):
+        example = example_of(offset)
+        assert without_times(one.learn(example)) == without_times(other.learn(example))
+        assert (one.drafter_version, one.head_version) == (other.drafter_version, other.head_version)
+
+
+@every_learner
+def test_numbers_are_drawn_from_nothing_that_others_draw_from(make: Callable[[], Distiller]):
+    learner = make()
+    before = torch.random.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+    for offset in range(5):
+        learner.learn(example_of(offset))
+    learner.end()
+    assert torch.equal(torch.random.get_rng_state(), before[0])
+    assert np.random.get_state()[1].tolist() == before[1]
+    assert random.getstate() == before[2]
+
+
+@every_learner
+def test_a_example_with_its_labels_is_not_kept(make: Callable[[], Distiller]):
+    learner, example = make(), example_of(3)
+    learner.learn(example)
+    gone = weakref.ref(example)
+    del example
+    gc.collect()
+    assert gone() is None
+
+
+@every_learner
+def test_beginning_anew_is_always_possible(make: Callable[[], Distiller]):
+    learner = make()
+    learner.reset_head()
+    for offset in range(3):
+        learner.learn(example_of(offset))
+    learner.reset_head()
+    assert isinstance(learner.learn(example_of(4)), tuple)
+
+
+@every_learner
+def test_an_end_may_come_at_any_time_and_again(make: Callable[[], Distiller]):
+    learner = make()
+    assert learner.end() == ()
+    told = sum((learner.learn(example_of(offset)) for offset in range(5)), ()) + learner.end()
+    assert learner.end() == ()
+    assert not learner.busy
+    assert not learner.wait()
+    assert [update.offset for update in told if update.part == "drafter"] in ([], [1, 3])
+
+
+def test_no_implementation_is_missing_from_this_suite():
+    classes = [cls for _, cls in inspect.getmembers(distill_module, inspect.isclass) if cls is not Distiller]
+    assert {cls.__name__ for cls in classes if Distiller in cls.__mro__} == {name.split(",")[0] for name in LEARNERS}

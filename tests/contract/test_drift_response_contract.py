@@ -1,0 +1,121 @@
+"""The contracts of `Answer` and `Publisher`, over every implementation: what the runner may rely on."""
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from event_making import make_completed, make_drifted
+from test_distill_contract import new_distill
+from test_stage_contract import llama
+
+from pipeline.learning import drift_response as answer_module
+from pipeline.learning import publisher as publish_module
+from pipeline.learning.drift_response import DriftResponse, NoResponse, Recall, ResetHead, VersionSource
+from pipeline.learning.publisher import FolderPublisher, NoPublisher, Numbers, Origin, Publisher
+from pipeline.recorder import Versions
+from stages.contract.blocks import SoftTarget, TrainingExample
+from store.events import Recalled, VersionPublished
+from store.registry.registry import NoRegistry
+
+
+def example_of(offset: int) -> TrainingExample:
+    soft_targets = tuple(SoftTarget(position, 0, (0, 2), (0.7, 0.2), (0.7, 0.2), 0.1) for position in (1, 2, 3))
+    return TrainingExample(offset, "big", (0, 1, 2, offset % 4), soft_targets, (), (), 3)
+
+
+def recall(folder: Path) -> Recall:
+    weights = [weight.detach().clone() for weight in llama(4).trained_weights]
+    versions = VersionSource(lambda: [(0, folder)], lambda folder: weights, lambda folder: None)
+    return Recall(new_distill(), versions, margin=0.02, most=3)
+
+
+ANSWERS: dict[str, Callable[[Path], DriftResponse]] = {
+    "NoResponse": lambda folder: NoResponse(),
+    "ResetHead": lambda folder: ResetHead(new_distill().reset_head),
+    "Recall": recall,
+}
+every_answer = pytest.mark.parametrize("make", ANSWERS.values(), ids=list(ANSWERS))
+
+
+@every_answer
+def test_a_drift_is_answered_whether_or_not_anything_was_noted(make: Callable[[Path], DriftResponse], tmp_path: Path):
+    answer = make(tmp_path)
+    assert list(answer.respond(make_drifted(offset=0))) == []
+    for offset in range(5):
+        answer.observe(example_of(offset))
+    for event in answer.respond(make_drifted(offset=4, changed_at=2, target="big")):
+        assert isinstance(event, Recalled)
+        assert (event.offset, event.target) == (4, "big")
+    list(answer.respond(make_drifted(offset=4, changed_at=2)))  # a second time as well
+
+
+@every_answer
+def test_noting_decides_nothing_and_draws_nothing(make: Callable[[Path], DriftResponse], tmp_path: Path):
+    answer, before = make(tmp_path), torch.random.get_rng_state()
+    assert answer.observe(example_of(0)) is None
+    list(answer.respond(make_drifted(offset=0)))
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def folder_publisher(folder: Path) -> FolderPublisher:
+    learned = count()
+
+    def write(version: Path) -> None:
+        version.mkdir(parents=True)
+        (version / "model.safetensors").write_bytes(b"weights")
+
+    origin = Origin("omnidraft-drafter", "tuesday", "big", "drafter", "ab" * 32)
+    versions: Callable[[], Any] = lambda: (Versions(next(learned), 0, 0), 0)  # noqa: E731  (always something new)
+    return FolderPublisher(folder, write, versions, origin, NoRegistry(), 2, Numbers(), lambda: "2026-01-02T03:04:05Z")
+
+
+PUBLISHERS: dict[str, Callable[[Path], Publisher]] = {
+    "NoPublisher": lambda folder: NoPublisher(),
+    "FolderPublisher": folder_publisher,
+}
+every_publisher = pytest.mark.parametrize("make", PUBLISHERS.values(), ids=list(PUBLISHERS))
+
+
+@every_publisher
+def test_whatever_is_published_has_a_folder_of_its_own_and_follows_the_version_before(
+    make: Callable[[Path], Publisher], tmp_path: Path
+):
+    publisher = make(tmp_path)
+    events: list[VersionPublished] = [*publisher.publish_baseline()]
+    for offset in range(5):
+        events += publisher.publish_if_due(make_completed(offset))
+        events += publisher.publish_on_drift(make_drifted(offset=offset)) if offset == 3 else ()
+    events += publisher.end()
+    assert [event.version for event in events] == list(range(len(events)))
+    assert [event.parent for event in events] == [None, *range(len(events) - 1)][: len(events)]
+    assert {event.target for event in events} <= {"big"}
+    assert all((tmp_path / event.folder / "model.safetensors").is_file() for event in events)
+    assert len({event.folder for event in events}) == len(events)
+
+
+@every_publisher
+def test_nothing_happens_before_it_is_asked_for(make: Callable[[Path], Publisher], tmp_path: Path):
+    publisher = make(tmp_path)
+    started: Sequence[Iterator[VersionPublished]] = [
+        publisher.publish_baseline(),
+        publisher.publish_on_drift(make_drifted()),
+        publisher.end(),
+    ]
+    assert len(started) == 3
+    assert list(tmp_path.iterdir()) == [], "a version is written as its event is taken"
+
+
+def implementations(module: Any, protocol: type) -> set[str]:
+    """Classes of a module that have all of the protocol's methods."""
+    methods = {name for name, value in vars(protocol).items() if inspect.isfunction(value) and name[0] != "_"}
+    classes = [cls for _, cls in inspect.getmembers(module, inspect.isclass) if cls.__module__ == module.__name__]
+    return {cls.__name__ for cls in classes if cls is not protocol and methods <= set(dir(cls))}
+
+
+def test_no_implementation_is_missing_from_this_suite():
+    assert implementations(answer_module, DriftResponse) == set(ANSWERS)
+    assert implementations(publish_module, Publisher) == set(PUBLISHERS)

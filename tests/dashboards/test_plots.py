@@ -1,0 +1,31 @@
+"""What the commands of the dashboards have in common."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from dashboards.load import PARSER
+from dashboards.plots import panels, run_command
+from store.errors import CorruptError, RunError, UsageError
+
+
+@pytest.mark.parametrize("misuse", [1, 2])
+@pytest.mark.parametrize("error", [RunError("no"), UsageError("no"), CorruptError("no"), OSError("no")])
+def test_a_command_that_fails_says_why_in_one_line(
+    error: Exception, misuse: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def fail(_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(sys, "argv", ["load", "load.json", "load.png"])
+    with pytest.raises(SystemExit) as ended:
+        run_command(PARSER, fail, misuse)
+    status = misuse if isinstance(error, UsageError) else 1
+    assert (ended.value.code, capsys.readouterr().err) == (status, "omnidraft: no\n")
+
+
+def test_a_picture_that_is_not_finished_is_not_written(tmp_path: Path):
+    with pytest.raises(ValueError, match="half"), panels(tmp_path / "half.png"):
+        raise ValueError("half")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,127 @@
+"""Snapshots of logs that change while they are read."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stream_making import append, prompt, write
+
+from dashboards.web.logs import KEPT, Logs
+from store.errors import QueryError, RunError, UsageError
+from store.log.partitions import create_worker_partition
+from store.log.run_log import RunLog
+from store.query.log_reader import LogReader
+
+
+def prompts(log: LogReader) -> int:
+    return int(log.select("SELECT count(*) AS n FROM prompts").to_pylist()[0]["n"])
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    return tmp_path / "runs"
+
+
+def test_a_snapshot_is_kept_until_there_is_a_commit(runs: Path):
+    logs, seen = Logs(None, runs), []
+
+    def question(log: LogReader) -> int:
+        seen.append(log)
+        return prompts(log)
+
+    with RunLog(runs / "a") as log:
+        append(log, [prompt(0)], commit=True)
+        assert [logs.read([], question), logs.read(["a"], question)] == [1, 1]
+        append(log, [prompt(1)], commit=True)
+        assert logs.read([], question) == 2
+    assert seen[0] is seen[1] is not seen[2]
+    logs.close()
+
+
+def test_what_a_partition_commits_is_seen(runs: Path):
+    logs = Logs(None, runs)
+    with RunLog(runs / "a") as log:
+        append(log, [prompt(0)], commit=True)
+        assert logs.read([], prompts) == 1
+        with RunLog(create_worker_partition(runs / "a")) as worker:
+            append(worker, [prompt(1)], commit=True)
+            assert logs.read([], prompts) == 2
+        assert [(state.name, state.prompts, state.finished) for state in logs.states()] == [("a", 2, False)]
+    logs.close()
+
+
+def test_what_fails_because_parts_were_replaced_is_asked_again(runs: Path):
+    logs, tries = Logs(None, runs), []
+    with RunLog(runs / "a") as log:
+        append(log, [prompt(0)], commit=True)
+
+        def question(reader: LogReader) -> int:
+            tries.append(reader)
+            if len(tries) == 1:
+                append(log, [prompt(1)], commit=True)
+                raise QueryError("a part is gone")
+            return prompts(reader)
+
+        assert logs.read(["a"], question) == 2
+    assert len(tries) == 2
+    logs.close()
+
+
+def test_what_fails_by_itself_is_asked_once(runs: Path):
+    write(runs / "a", [prompt(0)])
+    logs, tries = Logs(None, runs), []
+
+    def question(reader: LogReader) -> Any:
+        tries.append(reader)
+        raise QueryError("no such column")
+
+    with pytest.raises(QueryError, match="no such column"):
+        logs.read([], question)
+    assert len(tries) == 1
+    logs.close()
+
+
+def test_few_snapshots_stay_open(runs: Path):
+    logs, seen = Logs(None, runs), []
+    for number in range(KEPT + 1):
+        write(runs / str(number), [prompt(0)])
+        logs.read([str(number)], seen.append)
+    assert prompts(seen[-1]) == 1
+    with pytest.raises(QueryError):
+        prompts(seen[0])
+    logs.close()
+
+
+def test_a_run_that_is_gone_is_told(runs: Path):
+    folder = write(runs / "a", [prompt(0)])
+    logs = Logs(folder, runs)
+    assert logs.read([], prompts) == 1
+    (folder / "log" / "manifest.json").unlink()
+    with pytest.raises(RunError, match=r"manifest.json must be the manifest of a run"):
+        logs.read([], prompts)
+    logs.close()
+
+
+def test_the_last_to_commit_is_shown_first(runs: Path):
+    for name in ("b", "a", "c"):
+        write(runs / name, [])
+    assert list(Logs(None, runs).choose_runs([])) == ["c"]
+    assert [state.name for state in Logs(None, runs).states(["a", "b"])] == ["a", "b"]
+    with pytest.raises(UsageError, match="got d"):
+        Logs(None, runs).choose_runs(["a", "d"])
+
+
+def test_a_question_does_not_wait_for_ever(runs: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("dashboards.web.logs.TURN_TIMEOUT", 0.01)
+    write(runs / "a", [prompt(0)])
+    logs = Logs(None, runs)
+    with ThreadPoolExecutor() as threads:
+
+        def another(_: LogReader) -> None:
+            with pytest.raises(UsageError, match="another query is still running"):
+                threads.submit(logs.read, [], prompts).result(timeout=30)
+
+        logs.read([], another)
+        assert logs.read([], prompts) == 1
+    logs.close()

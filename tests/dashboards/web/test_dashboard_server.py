@@ -1,0 +1,248 @@
+"""What the server answers, and to whom."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import warm_python
+from event_making import make_drifted, make_published
+from host_names import HOSTS
+from places import ROOT
+from serving_runs import Serve
+from stream_making import append, prompt, stream, write
+
+from dashboards.serve import serve as start
+from dashboards.serve import url_of
+from store.errors import UsageError
+from store.log.run_log import RunLog
+
+
+def get(url: str, headers: Mapping[str, str] = {}, body: Any = None) -> tuple[int, str, Mapping[str, str]]:
+    """Status, text and headers of an answer."""
+    content = None if body is None else json.dumps(body).encode()
+    more = {"Content-Type": "application/json"} if content else {}
+    request = urllib.request.Request(url, content, {**headers, **more})
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return answer.status, answer.read().decode(), answer.headers
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode(), error.headers
+
+
+@pytest.fixture
+def address(serve: Serve, tmp_path: Path) -> str:
+    write(tmp_path / "runs" / "a", stream())
+    return serve(tmp_path / "runs")
+
+
+@pytest.mark.parametrize(("host", "status"), HOSTS)
+def test_only_its_own_names_are_answered(address: str, host: str, status: int):
+    assert get(f"{address}/api/states", {"Host": host})[0] == status
+
+
+@pytest.mark.parametrize(
+    ("site", "status"), [("cross-site", 403), ("same-site", 403), ("same-origin", 200), ("none", 200)]
+)
+def test_other_sites_may_not_ask_the_log(address: str, site: str, status: int):
+    assert get(f"{address}/api/states", {"Sec-Fetch-Site": site})[0] == status
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [("/stream", 200), ("/api/states", 200), ("/static/page.css", 200), ("/nothing", 404), ("/api/prompts", 500)],
+)
+def test_every_answer_forbids_foreign_content(address: str, monkeypatch: pytest.MonkeyPatch, path: str, status: int):
+    monkeypatch.setattr("dashboards.web.app.read_prompts", None)  # a mistake of ours, which is told with a 500
+    found, _, headers = get(address + path)
+    assert found == status
+    assert "default-src 'none'; script-src 'self';" in headers["Content-Security-Policy"]
+    assert "frame-ancestors 'none'" in headers["Content-Security-Policy"]
+    assert headers["X-Content-Type-Options"] == "nosniff"
+
+
+def test_no_file_of_ours_names_another_host():
+    ours = [path for folder in ("static", "templates") for path in (ROOT / "dashboards" / "web" / folder).iterdir()]
+    assert len(ours) > 10
+    foreign = {name for path in ours for name in re.findall(r"https?://[^\s\"'<]+", path.read_text())}
+    assert foreign == {"http://www.w3.org/2000/svg"}, "a name, which nobody asks for"
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "message"),
+    [
+        ("/api/stream?run=nothing", 400, "a run must be one of a; got nothing"),
+        ("/api/stream?run=../a", 400, "a run must be one of a"),
+        ("/api/stream?split=colour", 400, "curves can be split by"),
+        ("/api/stream?window=-1", 400, "prompts per point must be positive"),
+        ("/api/stream?window=x", 422, "window"),
+        ("/api/prompts?order=%22offset%22;drop", 400, "prompts can be ordered by"),
+        ("/api/completion?offset=999", 400, "the offset must be that of a completed prompt, got 999"),
+        ("/api/completion", 422, "offset"),
+        ("/static/../app.py", 404, "Not Found"),
+        ("/docs", 404, "Not Found"),
+        ("/openapi.json", 404, "Not Found"),
+    ],
+)
+def test_what_cannot_be_answered_is_told_in_a_sentence(address: str, path: str, status: int, message: str):
+    found, text, _ = get(address + path)
+    assert (found, message in text) == (status, True), text
+    assert "Traceback" not in text
+
+
+def test_a_dataset_s_name_cannot_leave_its_quotes(address: str):
+    name = urllib.request.quote("docs' OR true --")
+    assert json.loads(get(f"{address}/api/prompts?dataset={name}")[1])["prompts"] == []
+
+
+def test_at_most_eight_runs_are_shown(serve: Serve, tmp_path: Path):
+    for number in range(9):
+        write(tmp_path / "runs" / str(number), [])
+    address = serve(tmp_path / "runs")
+    names = "&".join(f"run={number}" for number in range(9))
+    assert "at most 8 runs" in get(f"{address}/api/stream?{names}")[1]
+    assert get(f"{address}/api/stream?{names[:-6]}")[0] == 200
+
+
+def test_rows_are_sent_again_only_after_a_commit(serve: Serve, tmp_path: Path):
+    with RunLog(tmp_path / "runs" / "a") as log:
+        append(log, stream(20), commit=True)
+        address = serve(tmp_path / "runs")
+        status, text, headers = get(f"{address}/api/stream")
+        assert json.loads(text)["totals"][0]["prompts"] == 20
+        assert get(f"{address}/api/stream", {"If-None-Match": headers["ETag"]})[0] == 304
+        append(log, stream(30, first=20), commit=True)
+        status, text, _ = get(f"{address}/api/stream", {"If-None-Match": headers["ETag"]})
+    assert (status, json.loads(text)["totals"][0]["prompts"]) == (200, 30)
+
+
+def test_curves_have_at_most_a_thousand_points(serve: Serve, tmp_path: Path):
+    write(tmp_path / "runs" / "a", [prompt(offset) for offset in range(2500)])
+    found = json.loads(get(f"{serve(tmp_path / 'runs')}/api/stream?window=1")[1])
+    assert found["window"] == 3
+    assert len(found["whole"]["first"]) == 834
+
+
+def test_a_large_answer_is_cut_and_says_so(address: str):
+    query = "SELECT * FROM range(20000)"
+    found = json.loads(get(f"{address}/api/sql", body={"runs": [], "query": query})[1])
+    assert (len(found["rows"]), found["total"], found["more"]) == (1000, 10_000, True)
+
+
+def test_values_that_json_lacks(address: str):
+    query = "SELECT 'nan'::DOUBLE, 9007199254740993, '\\xAA'::BLOB, 1.5, {'x': [DATE '2026-01-01']}"
+    found = json.loads(get(f"{address}/api/sql", body={"runs": [], "query": query})[1])
+    assert found["rows"][0] == [None, "9007199254740993", "aa", 1.5, {"x": ["2026-01-01"]}]
+
+
+@pytest.mark.parametrize("date", ["'infinity'::TIMESTAMP", "make_date(290000, 1, 1)", "'290000-01-01'::TIMESTAMP"])
+def test_dates_that_python_lacks_are_refused(address: str, date: str):
+    status, text, _ = get(f"{address}/api/sql", body={"runs": [], "query": f"SELECT {date}"})
+    assert (status, "dates must be within years 1 to 9999" in text) == (400, True), text
+
+
+def test_a_damaged_run_is_listed_and_explained(serve: Serve, tmp_path: Path):
+    folder = write(tmp_path / "runs" / "a", stream(5))
+    (folder / "log" / "manifest.json").write_text("{}")
+    address = serve(tmp_path / "runs")
+    (state,) = json.loads(get(f"{address}/api/states")[1])
+    assert "must be the manifest of a log" in state["problem"]
+    assert "cannot be read" in get(f"{address}/stream")[1]
+    assert "must be the manifest of a log" in get(f"{address}/api/stream")[1]
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:80/"),
+        ("::1", "http://[::1]:80/"),
+        ("localhost", "http://localhost:80/"),
+        ("0.0.0.0", "http://127.0.0.1:80/"),
+        ("192.168.1.7", "http://192.168.1.7:80/"),
+    ],
+)
+def test_where_the_pages_are_opened(host: str, url: str):
+    assert url_of(host, 80) == url
+
+
+def test_a_library_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    monkeypatch.delitem(sys.modules, "dashboards.web.app", raising=False)
+    with pytest.raises(UsageError, match="need plotly, which is not installed; install omnidraft again"):
+        start(None, tmp_path, "127.0.0.1", 0)
+
+
+@contextmanager
+def start_command(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """The command; whatever happens, it does not outlive the test."""
+    program = "from pipeline.cli.pages import dashboard; import typer; typer.run(dashboard)"
+    command = warm_python.Popen(
+        [sys.executable, "-c", program, *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        yield command
+    finally:
+        command.terminate()
+        command.communicate(timeout=30)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_command_serves_until_it_is_told_to_end(tmp_path: Path, number: signal.Signals):
+    write(tmp_path / "a", stream(5))
+    with start_command("--run", str(tmp_path / "a"), "--port", "0") as command:
+        line = command.stdout.readline()
+        (address,) = re.findall(r"http://127\.0\.0\.1:\d+", line)
+        assert '"name":"a"' in get(f"{address}/api/states")[1]
+        command.send_signal(number)
+        rest, errors = command.communicate(timeout=30)
+    assert (command.returncode, rest, errors) == (0, "", "")
+    with pytest.raises(urllib.error.URLError):
+        get(address)
+
+
+def test_another_address_than_loopback_is_warned_about(tmp_path: Path):
+    with start_command("--runs", str(tmp_path), "--port", "0", "--host", "0.0.0.0") as command:
+        assert "http://127.0.0.1:" in command.stdout.readline()
+        command.send_signal(signal.SIGINT)
+        _, errors = command.communicate(timeout=30)
+    assert "warning: listening on 0.0.0.0: anyone who can reach this machine can read all prompts" in errors
+
+
+def test_an_empty_host_is_refused(tmp_path: Path):
+    with start_command("--runs", str(tmp_path), "--port", "0", "--host", "") as command:
+        _, errors = command.communicate(timeout=30)
+    assert command.returncode == 2
+    assert "omnidraft: --host must be an address of this machine, got none" in errors
+
+
+@pytest.mark.parametrize("where", ["--run", "--runs"])
+def test_a_folder_that_does_not_exist_is_refused(tmp_path: Path, where: str):
+    with start_command(where, str(tmp_path / "none"), "--port", "0") as command:
+        _, errors = command.communicate(timeout=30)
+    assert command.returncode == 2
+    assert f"omnidraft: {where} must name an existing folder" in errors
+
+
+def test_many_marks_are_thinned_over_the_whole_stream(serve: Serve, tmp_path: Path):
+    events: list[Any] = [prompt(offset) for offset in range(1500)]
+    events += [make_drifted(offset=offset, action="ignored") for offset in range(0, 1500, 2)]
+    events += [make_published(offset=3 * number, version=number, cache_version=2 * number) for number in range(500)]
+    write(tmp_path / "runs" / "a", events)
+    address = serve(tmp_path / "runs")
+    found = json.loads(get(f"{address}/api/stream")[1])
+    for kind, total in (("drifts", 750), ("versions", 500)):
+        offsets = [mark["offset"] for mark in found["marks"][kind]]
+        assert 300 < len(offsets) <= 400
+        assert (max(offsets) > 1490, min(offsets), found["marks"][kind][0]["total"]) == (True, 0, total)
+    assert found["answered"] == [{"run": "a", "detected": 750, "answered": 0}]
+    sizes = json.loads(get(f"{address}/api/ngrams")[1])
+    assert len(sizes["sizes"]) == 100
+    assert (sum(row["inserted"] for row in sizes["sizes"]), sizes["changes"][0]["evicted"]) == (499, 499)

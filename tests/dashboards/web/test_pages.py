@@ -1,0 +1,415 @@
+"""What each page shows, in headless Chromium; a page that complains or asks another host fails its test."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from event_making import make_drifted, make_published
+from serving_runs import Serve, serve_dashboards
+from stream_making import HOSTILE, append, block_of_every_kind, decision, prompt, stream, write
+
+from store.events import PromptCompleted, TokenDecision
+from store.log.run_log import RunLog
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that learned, and one that did not."""
+    folder = tmp_path_factory.mktemp("two") / "runs"
+    floor = [event for event in stream() if isinstance(event, PromptCompleted | TokenDecision)]
+    write(folder / "floor", floor)
+    write(folder / "learned", stream())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def address(runs: Path) -> Iterator[str]:
+    """Where both are served."""
+    with serve_dashboards(runs) as found:
+        yield found
+
+
+# What is there once a page has shown what it asked for.
+READY = {
+    "stream": "#events table",
+    "text": "#prompts li",
+    "ngrams": "#paying table",
+    "versions": "#all table",
+    "sql": "#query",
+}
+
+
+def has_target(event: Any) -> bool:
+    return hasattr(event, "target")
+
+
+def wait_until(page: Any, expression: str) -> None:
+    """Wait until an expression is true; Playwright's own way evaluates strings, which the pages' policy forbids."""
+    for _ in range(300):
+        if page.evaluate(expression):
+            return
+        page.wait_for_timeout(50)
+    pytest.fail(f"the page never came to {expression}; it shows {page.inner_text('body')[:2000]}")
+
+
+def texts(page: Any, selector: str) -> list[str]:
+    return [text.strip() for text in page.locator(selector).all_inner_texts()]
+
+
+def table(page: Any, place: str) -> list[list[str]]:
+    page.wait_for_selector(f"{place} tbody tr")
+    script = "rows => rows.map(row => [...row.cells].map(cell => cell.textContent))"
+    return page.eval_on_selector_all(f"{place} tbody tr", script)
+
+
+def cards(page: Any) -> dict[str, str]:
+    """Figures by label, of the first run."""
+    page.wait_for_selector("#totals .card b")
+    group = page.locator("#totals .cards").first
+    values = group.locator(".card b").all_inner_texts()
+    return dict(zip(group.locator(".card > span").all_inner_texts(), values, strict=True))
+
+
+def test_the_stream_page_has_figures_curves_and_marks(address: str, page: Any):
+    page.goto(f"{address}/stream?run=learned")
+    figures = cards(page)
+    assert (figures["prompts"], figures["tokens"], figures["acceptance"]) == ("60", "300", "0.375")
+    assert (figures["tokens / forward"], figures["tokens / second"]) == ("2.50", "5.0")
+    assert (figures["drift responses"], figures["updates"]) == ("1", "6")
+    page.wait_for_selector("#chart .scatterlayer .trace")
+    drawn = page.evaluate("document.getElementById('chart').data.map(trace => [trace.yaxis, trace.x.length])")
+    assert [points for axis, points in drawn if axis in ("y", "y2", "y3")] == [12, 12, 12]
+    assert [points for axis, points in drawn if axis == "y4"] == [6, 4, 1, 1]
+    words = " ".join(row[4] for row in table(page, "#events"))
+    assert "drift at 33 in code: fall from 0.500 to 0.250, since 30 (adwin); response: recall" in words
+    assert "version 0 restored at 33" in words
+    assert "version 2 at 32 (drift), parent 1, 11 n-grams" in words
+    assert texts(page, "#state") == ["finished"]
+
+
+def test_several_runs_are_laid_over_one_another(address: str, page: Any):
+    page.goto(f"{address}/stream?run=learned&run=floor")
+    page.wait_for_selector("#chart .scatterlayer .trace")
+    looks = page.evaluate(
+        "document.getElementById('chart').data.filter(trace => trace.yaxis === 'y')"
+        ".map(trace => [trace.name, trace.line.dash, trace.marker.symbol, trace.line.color])"
+    )
+    assert [look[0] for look in looks] == ["learned", "floor"]
+    assert all(one != other for one, other in zip(looks[0], looks[1], strict=True))
+    assert texts(page, "#totals .name") == ["learned", "floor"]
+
+
+def test_a_curve_per_dataset_and_other_windows(address: str, page: Any):
+    page.goto(f"{address}/stream?run=learned")
+    page.wait_for_selector("#chart .scatterlayer .trace")
+    page.select_option("[name=split]", "dataset")
+    page.select_option("[name=window]", "20")
+    wait_until(page, "document.getElementById('window').textContent.startsWith('20 prompts per point')")
+    page.click("text=The curves as a table")
+    rows = table(page, "#figures")
+    assert [row[1:4] for row in rows] == [
+        ["code", "30–39", "0.250"], ["code", "40–59", "0.250"], ["docs", "0–19", "0.500"], ["docs", "20–29", "0.500"],
+    ]  # fmt: skip
+
+
+def test_the_text_page_tells_tokens_apart_and_explains_them(address: str, page: Any):
+    page.goto(f"{address}/text?run=learned&offset=3")
+    page.wait_for_selector(".tokens .t")
+    seen = "found => found.filter(token => token.getClientRects().length)"
+    shown = page.eval_on_selector_all(".tokens .t", f"{seen}.map(token => [token.textContent, token.className])")
+    assert shown == [
+        [" the", "t accepted opens"],
+        [" check", "t accepted ngram"],
+        [" wrong", "t rejected"],
+        [" right", "t residual"],
+        [" the", "t accepted lookup opens"],
+        ["↵\n", "t bonus"],
+    ]
+    page.check("#show-dropped")
+    assert page.locator(".tokens .dropped").is_visible()
+    page.hover(".tokens .ngram")
+    detail = page.inner_text("#detail")
+    assert "drafted as pieces 8, 9 (n-gram, model)" in detail
+    assert "level 1: probability 0.5 by the drafter, 0.5 by the target" in detail
+    assert "accepted with probability 0.8; the draw was 0.25" in detail
+    assert "head's estimate of survival to here 0.75" in detail
+
+
+def test_tokens_are_reached_by_the_keyboard(address: str, page: Any):
+    page.goto(f"{address}/text?run=learned&offset=3")
+    page.wait_for_selector(".tokens .t")
+    page.focus(".tokens")
+    for _ in range(3):
+        page.keyboard.press("ArrowRight")
+    assert page.inner_text("#detail").startswith("Rejected")
+    page.keyboard.press("End")
+    assert page.inner_text("#detail").startswith("Bonus")
+    page.keyboard.press("Escape")
+    assert page.locator("#detail").is_hidden()
+
+
+def test_prompts_are_found_by_number_dataset_speed_and_acceptance(serve: Serve, tmp_path: Path, page: Any):
+    events = [prompt(n, accepted=n % 4, judged=8, dataset="docs" if n < 30 else "code") for n in range(45)]
+    events[7] = replace(events[7], finished=500.0)
+    write(tmp_path / "runs" / "a", events)
+    page.goto(f"{serve(tmp_path / 'runs')}/text")
+
+    def list_prompts() -> list[int]:
+        return [int(text.removeprefix("#")) for text in texts(page, "#prompts b")]
+
+    page.wait_for_selector("#completion h2")
+    assert list_prompts() == list(range(20))
+    page.click("#next")
+    wait_until(page, "document.querySelector('#prompts b').textContent === '#20'")
+    page.select_option("[name=order]", "slowest")
+    wait_until(page, "document.querySelector('#completion h2').textContent.startsWith('Prompt 7 ')")
+    page.select_option("[name=order]", "worst")
+    wait_until(page, "document.querySelector('#completion h2').textContent.startsWith('Prompt 0 ')")
+    assert {offset % 4 for offset in list_prompts()[:11]} == {0}
+    page.select_option("[name=dataset]", "code")
+    wait_until(page, "document.querySelector('#completion h2').textContent.startsWith('Prompt 32 ')")
+    page.fill("[name=offset]", "99")
+    page.click("text=Open")
+    page.wait_for_selector("#problem:not([hidden])")
+    with page.expect_response("**/api/prompts*"):
+        pass  # the page goes on asking, and the message stays
+    assert "the offset must be that of a completed prompt, got 99" in page.inner_text("#problem")
+    page.said.clear()  # the browser's own line about the refusal
+    page.fill("[name=offset]", "41")
+    page.click("text=Open")
+    wait_until(page, "document.querySelector('#completion h2').textContent.startsWith('Prompt 41 ')")
+    assert page.locator("#problem").is_hidden()
+
+
+def test_hostile_text_is_text(serve: Serve, tmp_path: Path, page: Any):
+    place: dict[str, Any] = {"dataset": HOSTILE, "prompt_id": HOSTILE}
+    content = HOSTILE.encode()
+    every = block_of_every_kind(0, **place)
+    tokens = [replace(token, emitted_bytes=content, proposed_bytes=content) for token in every]
+    completion = prompt(0, **place, prompt_text=HOSTILE * 10_000, completion_text=HOSTILE)
+    write(tmp_path / "runs" / "a<b>", [*tokens, completion])
+    address = serve(tmp_path / "runs")
+    for name in READY:
+        page.goto(f"{address}/{name}")
+        page.wait_for_selector(READY[name])
+    page.goto(f"{address}/sql?recipe=rejected-tokens")
+    page.wait_for_selector("#rows tbody tr")
+    assert "<script>window.hacked" in page.inner_text("#rows")
+    page.goto(f"{address}/text")
+    page.wait_for_selector(".tokens .t")
+    page.hover(".tokens .t >> nth=0")
+    shown = page.inner_text(".tokens .t >> nth=0")
+    assert "<script>window.hacked = 1</script>" in shown
+    assert "⟨U+202E⟩abc⟨U+001B⟩[31m" in shown
+    assert len(page.inner_text(".prompt")) < 25_000
+    assert page.evaluate("typeof window.hacked") == "undefined"
+    assert page.evaluate("document.querySelectorAll('main script, main img').length") == 0
+
+
+def test_characters_that_are_spread_over_tokens_come_together(serve: Serve, tmp_path: Path, page: Any):
+    parts = [b"\xf0\x9f", b"\x98\x80", b"\xff", b" \xd8\xb4"]
+    tokens = [decision(0, index, emitted_bytes=part) for index, part in enumerate(parts)]
+    write(tmp_path / "runs" / "a", [*tokens, prompt(0)])
+    page.goto(f"{serve(tmp_path / 'runs')}/text")
+    page.wait_for_selector(".tokens .t")
+    assert page.eval_on_selector_all(".tokens .t", "found => found.map(token => token.textContent)") == [
+        "…", "\U0001f600", "\ufffd", " \u0634",
+    ]  # fmt: skip
+    page.hover(".tokens .t >> nth=0")
+    assert "bytes f0 9f" in page.inner_text("#detail")
+
+
+def test_without_texts_tokens_are_ids(serve: Serve, tmp_path: Path, page: Any):
+    tokens = [replace(token, proposed_bytes=None, emitted_bytes=None) for token in block_of_every_kind(0)]
+    write(tmp_path / "runs" / "a", [*tokens, prompt(0, prompt_text="", completion_text="")])
+    page.goto(f"{serve(tmp_path / 'runs')}/text")
+    page.wait_for_selector(".tokens .t")
+    assert page.inner_text(".tokens").split() == ["#70", "#80", "#70", "#71", "#70", "#72"]
+    assert "keeps no text" in page.inner_text("#completion")
+
+
+def test_the_ngram_page_has_sizes_hits_and_entries_that_pay(address: str, page: Any):
+    page.goto(f"{address}/ngrams?run=learned")
+    figures = cards(page)
+    assert (figures["entries at the last version"], figures["inserted"], figures["evicted"]) == ("12", "15", "3")
+    assert (figures["hits proposed"], figures["hits accepted"], figures["acceptance of hits"]) == ("60", "60", "100.0%")
+    page.wait_for_selector("#chart .scatterlayer .trace")
+    assert table(page, "#paying") == [['" check"', "8 9", "60", "100.0%", "120"]]
+    assert [row[:2] for row in table(page, "#lengths-table")] == [["1", "120"], ["2", "60"]]
+
+
+def test_two_versions_stand_beside_one_another(address: str, page: Any):
+    page.goto(f"{address}/versions?run=learned")
+    rows = {row[0]: row[1:] for row in table(page, "#compared")}
+    assert rows["acceptance"] == ["0.500", "0.250", "-0.250"]
+    page.select_option("[name=a]", '["learned",2]')
+    page.select_option("[name=b]", '["learned",3]')
+    rows = {row[0]: row[1:] for row in table(page, "#compared")}
+    assert rows["response to drift"] == ["–", "at 33: 0.500 to 0.250, recall", ""]
+    assert rows["prompts while the latest"] == ["17", "10", "-7"]
+    page.select_option("[name=a]", '["learned",0]')
+    rows = {row[0]: row[1:] for row in table(page, "#compared")}
+    assert rows["prompts while the latest"] == ["30", "10", "-20"]
+    assert rows["n-grams in the cache"] == ["0", "12", "+12"]
+    assert rows["parent"] == ["–", "2", ""]
+    page.wait_for_selector("#chart .scatterlayer .trace")
+    page.wait_for_selector("#bars .barlayer .trace")
+    assert [row[1:3] for row in table(page, "#all")] == [["0", "–"], ["1", "0"], ["2", "1"], ["3", "2"]]
+
+
+@pytest.mark.parametrize(("noticed", "held"), [(33, 32), (33, 35)], ids=["in order", "out of order"])
+def test_a_drift_is_answered_by_the_version_behind_it(serve: Serve, tmp_path: Path, page: Any, noticed: int, held: int):
+    events = [
+        make_published(), make_drifted(offset=12), make_published(offset=20, version=1, parent=0, reason="interval"),
+        make_drifted(offset=noticed), make_published(offset=held, version=2, parent=1, reason="drift"),
+        make_published(offset=49, version=3, parent=2, reason="interval"),
+        make_published(offset=59, version=4, parent=3, reason="end"),
+    ]  # fmt: skip
+    write(tmp_path / "runs" / "a", [prompt(0), *events])
+    page.goto(f"{serve(tmp_path / 'runs')}/versions")
+    found = []
+    for version in range(5):
+        page.wait_for_selector("#all table")
+        page.select_option("[name=a]", f'["a",{version}]')
+        rows = {row[0]: row[1] for row in table(page, "#compared")}
+        found.append(rows["response to drift"].split(":")[0])
+    assert found == ["–", "at 12", "–", "at 33", "–"]
+
+
+def test_a_query_and_a_recipe_are_answered(address: str, page: Any):
+    page.goto(f"{address}/sql?run=learned&run=floor")
+    page.focus("#query")
+    page.keyboard.press("Control+Enter")
+    assert [row[:3] for row in table(page, "#rows")][:2] == [["floor", "docs", "30"], ["floor", "code", "30"]]
+    page.select_option("#recipe", "drifts")
+    wait_until(page, "document.querySelector('#rows th:nth-child(3)').textContent === 'target'")
+    assert "changed_at" in texts(page, "#rows th")
+    with page.expect_download() as download:
+        page.click("#csv")
+    assert "learned,33,big,code" in Path(download.value.path()).read_text()
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("COPY (SELECT 1) TO 'dashboard-test.csv'", "a query must be one SELECT"),
+        ("SELECT * FROM read_text('/etc/passwd')", "a query must be one SELECT"),
+        ("ATTACH 'x.db'", "a query must be one SELECT"),
+        ("SELECT nothing FROM prompts", "nothing"),
+        ("", "a query must be"),
+    ],
+)
+def test_a_query_that_is_refused_says_why(address: str, page: Any, query: str, message: str):
+    page.goto(f"{address}/sql?run=learned")
+    page.fill("#query", query)
+    page.click("#go")
+    page.wait_for_selector("#problem:not([hidden])")
+    told = page.inner_text("#problem")
+    assert message in told
+    assert "Traceback" not in told
+    assert not Path("dashboard-test.csv").exists()
+    assert all("400" in said for said in page.said), "only the browser's own line about the refusal"
+    page.said.clear()
+
+
+def test_a_page_follows_a_run_that_goes_on(serve: Serve, tmp_path: Path, page: Any):
+    with RunLog(tmp_path / "runs" / "a") as log:
+        append(log, stream(20), commit=True)
+        page.goto(f"{serve(tmp_path / 'runs')}/stream")
+        assert cards(page)["prompts"] == "20"
+        assert re.fullmatch(r"not finished, last commit \d+ s ago", page.inner_text("#state"))
+        assert page.locator("#state.live").count() == 1
+        append(log, stream(60, first=20), commit=True)
+        wait_until(page, "document.querySelector('#totals .card b').textContent === '60'")
+        assert page.evaluate("document.getElementById('chart').data.find(trace => trace.yaxis === 'y').x.length") == 12
+        assert "drift at 33" in page.inner_text("#events")
+    wait_until(page, "document.getElementById('state').textContent === 'finished'")
+    assert [url for url in page.asked if url.endswith("/stream")] == page.asked[:1], "the page was not loaded again"
+
+
+def test_a_page_does_not_ask_again_before_it_is_answered(address: str, browser: Any):
+    held: list[Any] = []
+    asked: list[str] = []
+    page = browser.browser.new_page()  # with a clock of its own
+    page.on("request", lambda request: asked.append(request.url))
+    page.clock.install(time=0)
+
+    def hold(route: Any) -> None:  # Playwright sets an attribute of its handlers, which a built-in method refuses
+        held.append(route)
+
+    page.route("**/api/versions*", hold)
+    page.goto(f"{address}/versions?run=learned")
+    page.clock.pause_at(60_000)  # milliseconds
+    page.clock.run_for(20_000)
+    for _ in range(3):  # what stood in line would be asked for now
+        while held:
+            held.pop().continue_()
+        page.wait_for_timeout(200)
+    page.wait_for_selector("#all table")
+    page.close()
+    assert len([url for url in asked if "/api/versions" in url]) == 1
+
+
+def test_a_folder_without_runs_waits_for_one(serve: Serve, tmp_path: Path, page: Any):
+    (tmp_path / "runs").mkdir()
+    page.goto(f"{serve(tmp_path / 'runs')}/stream")
+    assert "No runs yet" in page.inner_text("main")
+    write(tmp_path / "runs" / "a", stream(20))
+    page.wait_for_selector("#totals .card b")
+    assert cards(page)["prompts"] == "20"
+
+
+def test_a_run_without_rows_and_one_without_drafts(serve: Serve, tmp_path: Path, page: Any):
+    write(tmp_path / "runs" / "empty", [])
+    plain = [prompt(offset, judged=0, accepted=0, drafted=0, blocks=5, first_judged=0) for offset in range(9)]
+    write(tmp_path / "runs" / "plain", plain)
+    address = serve(tmp_path / "runs")
+    for name in READY:
+        page.goto(f"{address}/{name}?run=empty&run=plain")
+        page.wait_for_selector(READY[name])
+        page.wait_for_selector("#state:not(:empty)")
+        assert page.locator("#problem").is_hidden()
+    page.goto(f"{address}/stream?run=plain&run=empty")
+    assert cards(page)["acceptance"] == "–"
+    assert cards(page)["tokens / forward"] == "1.00"
+
+
+def test_several_targets_have_curves_and_caches_of_their_own(serve: Serve, tmp_path: Path, page: Any):
+    events = [replace(event, target="small") if has_target(event) and event.offset % 2 else event for event in stream()]
+    write(tmp_path / "runs" / "a", events)
+    address = serve(tmp_path / "runs")
+    page.goto(f"{address}/stream")
+    page.wait_for_selector("#chart .scatterlayer .trace")
+    page.select_option("[name=split]", "target")
+    curves = "document.getElementById('chart').data.filter(trace => trace.yaxis === 'y')"
+    names = f"{curves}.map(trace => trace.name)"
+    wait_until(page, f"{names}.length === 2")
+    assert page.evaluate(names) == ["big", "small"]
+    page.goto(f"{address}/versions")
+    assert {row[3] for row in table(page, "#all")} <= {"big", "small"}
+
+
+def test_the_page_is_left_by_keyboard_and_runs_are_chosen(address: str, page: Any):
+    page.goto(f"{address}/stream?run=learned")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "To the content"
+    page.focus(".runs summary")
+    page.keyboard.press("Enter")
+    page.check("[name=run][value=floor]")
+    page.click(".runs button")
+    page.wait_for_url("**/stream?run=*&run=*")
+    page.wait_for_selector("#totals .name")
+    assert texts(page, "#totals .name") == ["learned", "floor"]
+    assert page.get_attribute("nav a >> nth=1", "href") == "/text?run=learned&run=floor"
+
+
+def test_a_server_that_is_gone_is_told(runs: Path, page: Any):
+    with serve_dashboards(runs) as address:
+        page.goto(f"{address}/stream?run=learned")
+        page.wait_for_selector("#totals .card b")
+    page.wait_for_selector("#problem:not([hidden])")
+    assert "The server does not answer" in page.inner_text("#problem")
+    page.said.clear()

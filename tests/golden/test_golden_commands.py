@@ -1,0 +1,129 @@
+"""Commands, their options and defaults, and the exit status of wrong uses."""
+
+import shutil
+from collections.abc import Callable
+from enum import Enum
+from inspect import signature, unwrap
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import pytest
+import typer
+from product import app
+from typing_commands import type_command
+
+Golden = Callable[[str, Any], None]
+OLD_RUN = Path(__file__).parent / "log-v3"
+BENCHES = ("plan", "scale", "serve", "store", "translate")
+WRONG = {
+    "an unknown option": ["replay", "--no-such-option"],
+    "an unknown command": ["no-such-command"],
+    "a file of prompts that is missing": ["replay", "no-such-file.jsonl", "--run", "new"],
+    "an unknown setting": ["replay", "--set", "no.such=1"],
+    "a setting without a value": ["replay", "--set", "seed"],
+    "a number that is none": ["replay", "--batch", "many"],
+    "settings for a resumed run": ["replay", "--resume", ".", "--batch", "2"],
+    "a folder that is no run": ["replay", "--resume", "no-such-run"],
+    "a run to read that is missing": ["sql", "--run", "no-such-run", "FROM decisions"],
+    "a study that is unknown": ["study", "no-such-study"],
+    "an engine that is missing": ["bench", "--llama-cpp", "no-such-folder"],
+    "a store that is missing": ["versions", "list", "--mlflow-uri", "sqlite:///no-such.db"],
+}
+
+
+def plain(value: Any) -> Any:
+    """A default as JSON."""
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in value]
+    if isinstance(value, Enum):
+        return plain(value.value)
+    return value.as_posix() if isinstance(value, Path) else value
+
+
+def kind_of(annotation: Any) -> Any:
+    """What a value is: the name of a type, or what may be chosen."""
+    if get_origin(annotation) in (Union, UnionType):
+        (annotation,) = (one for one in get_args(annotation) if one is not NoneType)
+    if get_origin(annotation) is Literal:
+        return [str(one) for one in get_args(annotation)]
+    if get_origin(annotation) in (list, tuple):
+        return [kind_of(one) for one in get_args(annotation) if one is not ...]
+    if issubclass(annotation, Enum):
+        return [plain(one) for one in annotation]
+    return annotation.__name__
+
+
+def parameter(one: Any, hint: Any, default: Any) -> dict[str, Any]:
+    """All that decides how a parameter is typed, by its annotation; its help is not frozen."""
+    annotation, info = get_args(hint)
+    seen = {
+        "kind": one.param_type_name,
+        "spellings": sorted([*one.opts, *one.secondary_opts]),
+        "type": kind_of(annotation),
+        "default": plain(default),
+        **{name: getattr(info, name) for name in ("min", "max", "envvar", "exists", "file_okay", "dir_okay", "hidden")},
+    }
+    defaults = {"exists": False, "file_okay": True, "dir_okay": True, "hidden": False}
+    seen["required"] = one.required
+    return {name: value for name, value in seen.items() if value is not None and value != defaults.get(name, ...)}
+
+
+def parameters(command: Any) -> dict[str, Any]:
+    """All of a command, by the names that its function has for them."""
+    called = unwrap(command.callback) if command.callback else None
+    if called is None:
+        return {}
+    hints, defaults = get_type_hints(called, include_extras=True), signature(called).parameters
+    known = {one.name: one for one in command.params}
+    return {
+        name: parameter(known[name], hints[name], None if given.default is given.empty else given.default)
+        for name, given in defaults.items()
+        if name in known
+    }
+
+
+def commands(command: Any, name: str = "omnidraft") -> dict[str, Any]:
+    """A command and those below it, by the words that call them."""
+    found = {name: parameters(command)}
+    for word, below in getattr(command, "commands", {}).items():
+        found |= commands(below, f"{name} {word}")
+    return found
+
+
+def test_commands_and_options(golden: Golden) -> None:
+    golden("commands", commands(typer.main.get_command(app)))
+
+
+@pytest.fixture
+def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to be in."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_exit_status(golden: Golden, nowhere: Path) -> None:
+    found = {name: type_command(words) for name, words in WRONG.items()}
+    assert [path.name for path in nowhere.iterdir() if path.name != "runs"] == []
+    run = shutil.copytree(OLD_RUN, nowhere / "run")
+    found["a sound log"] = type_command(["check", "--run", run])
+    (run / "log" / "blocks" / "part-000001.parquet").write_bytes(b"cut")
+    found["a damaged log"] = type_command(["check", "--run", run])
+    found["a query of a damaged log"] = type_command(["sql", "--run", run, "FROM blocks"])
+    found["help"] = type_command(["--help"])
+    golden("exit-status", found)
+
+
+@pytest.mark.parametrize("name", BENCHES)
+def test_a_benchmark_has_two_spellings(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TERMINAL_WIDTH", "400")
+    options = commands(typer.main.get_command(app))
+    (of_command,) = [found for words, found in options.items() if words.endswith((f"bench {name}", f"bench-{name}"))]
+    for words in (["bench", name], [f"bench-{name}"]):
+        assert type_command([*words, "--help"]) == 0
+        told = capsys.readouterr().out
+        for one in of_command.values():
+            assert one["kind"] == "argument" or one["spellings"][0] in told
+        assert type_command([*words, "--no-such-option"]) == 2

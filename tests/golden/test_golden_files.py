@@ -1,0 +1,89 @@
+"""Files of a run and of a version, and what their keys, columns and tensors are called."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pyarrow import parquet
+from safetensors import safe_open
+from shapes import shape_of_json, shape_of_lines
+from typing_commands import UNFINISHED
+
+Golden = Callable[[str, Any], None]
+NUMBER = re.compile(r"\d+")
+
+
+def names(folder: Path) -> list[str]:
+    """Files below a folder; numbers in their names are data."""
+    files = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    return sorted({re.sub(r"\d{6}", "<number>", name) for name in files})
+
+
+def tensors(path: Path) -> dict[str, str]:
+    """Names of tensors with their types and dimensions; numbered ones become one."""
+    with safe_open(path, framework="numpy") as content:
+        found = {name: content.get_slice(name) for name in content.keys()}  # noqa: SIM118  (it is no dict)
+        kinds: dict[str, set[str]] = {}
+        for name, one in found.items():
+            kind = f"{one.get_dtype()} of {len(one.get_shape())} dimensions"
+            kinds.setdefault(NUMBER.sub("<number>", name), set()).add(kind)
+    return {name: " | ".join(sorted(of)) for name, of in kinds.items()}
+
+
+def columns(path: Path) -> list[str]:
+    """Of a Parquet file."""
+    return [f"{field.name}: {field.type}" for field in parquet.read_schema(path)]
+
+
+def test_files_of_a_finished_run(golden: Golden, small_run: Path) -> None:
+    golden("files-of-a-run", names(small_run))
+
+
+def test_json_files_of_a_run(golden: Golden, small_run: Path, resumed: tuple[Path, Path]) -> None:
+    run, _ = resumed
+    found = {name: shape_of_json(small_run / name) for name in ("config.json", "summary.json", "log/manifest.json")}
+    found["log/manifest.json of an unfinished run"] = shape_of_json(UNFINISHED / "run" / "log" / "manifest.json")
+    found["rejected.jsonl"] = shape_of_lines(run / "rejected.jsonl")
+    found["registry-queue.jsonl"] = shape_of_lines(run / "registry-queue.jsonl", "kind")
+    golden("json-of-a-run", found)
+
+
+def test_files_of_a_version(golden: Golden, small_run: Path) -> None:
+    version = max((small_run / "versions").iterdir())
+    golden(
+        "version",
+        {
+            "files": names(version),
+            "manifest.json": shape_of_json(version / "manifest.json"),
+            "head.safetensors": tensors(version / "head.safetensors"),
+            "model.safetensors": tensors(version / "model.safetensors"),
+            "ngrams.parquet": columns(version / "ngrams.parquet"),
+        },
+    )
+
+
+def format_of(checkpoint: Path) -> dict[str, Any]:
+    """Names, keys and tensors of a checkpoint, without lengths and values."""
+    return {
+        "files": names(checkpoint),
+        "format": json.loads((checkpoint / "state.json").read_bytes())["format"],
+        "state.json": shape_of_json(checkpoint / "state.json"),
+        "tensors.safetensors": tensors(checkpoint / "tensors.safetensors"),
+    }
+
+
+def test_format_of_a_checkpoint(golden: Golden, resumed: tuple[Path, Path]) -> None:
+    """What the resumed run committed before its first block: always the same state, as the present code saves it."""
+    _, committed = resumed
+    golden("checkpoint", format_of(committed))
+
+
+def test_the_stored_run_shows_what_a_checkpoint_may_hold() -> None:
+    """Otherwise its format would be frozen in part."""
+    (stored,) = (UNFINISHED / "run" / "checkpoint").iterdir()
+    content = json.loads((stored / "state.json").read_bytes())
+    assert len(content["rows"]) == 3  # in flight
+    assert content["lessons"]
+    assert any("entries" in one and one["entries"] for one in content["shared"])  # n-grams

@@ -1,0 +1,174 @@
+"""The probe: fixed prompts, what a drafter is expected to reach on them, and that asking changes nothing."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from replaying import config_of
+from tiny_pair import TinyPair, tiny_pair  # noqa: F401  (a fixture)
+
+from pipeline.assembly.loop import build_loop
+from pipeline.assembly.models import Models, load_models
+from pipeline.assembly.probe import PROMPTS, TOKENS, examples_of, make_probe, prompts
+from pipeline.assembly.stages import draftable
+from pipeline.config.settings import Config
+from pipeline.sources import corpus
+from stages.contract.blocks import TrainingExample
+from stages.sampling.distributions import Sampling
+from stages.tools.transformers_baselines import Request, greedy_generate
+from stages.training.probe import load_or_make_examples
+from store.events import PromptReceived, TokenDecision
+from store.registry.registry import NoRegistry
+
+
+@pytest.fixture
+def config(tiny_pair: TinyPair) -> Config:  # noqa: F811
+    return config_of(tiny_pair, learn__lag=0)
+
+
+@pytest.fixture
+def models(config: Config, tmp_path: Path) -> Models:
+    (loaded,) = load_models(config, "", tmp_path)
+    return loaded
+
+
+@pytest.mark.parametrize("kind", ["docs", "code"])
+def test_no_built_in_stream_yields_a_prompt_of_the_probe(kind: str):
+    streamed = [passage.prompt for passage in corpus.stream(kind)]
+    own = [text for name, text in PROMPTS if name == kind]
+    assert len(own) == len(set(own)) == 12
+    assert [text for text in own for prompt in streamed if prompt.startswith(text) or text.startswith(prompt)] == []
+
+
+def test_the_examples_are_the_target_s_plain_greedy_text(config: Config, models: Models):
+    encoded = [models.target_vocabulary.encode(prompt.text) for prompt in prompts()]
+    request = Request(Sampling(0.0, 0, 1.0), TOKENS, models.target.eos_ids, 0)
+    examples = examples_of(config, models)
+    assert [example.offset for example in examples] == list(range(len(PROMPTS)))
+    for example, ids in zip(examples, encoded, strict=True):
+        (greedy,) = greedy_generate(models.target.model, [ids], request)
+        text = [*models.drafter_vocabulary.encode(prompts()[example.offset].text)]
+        for token in greedy:
+            text += models.pair.context[token]
+        assert example.pieces == tuple(text)
+
+
+def expect(models: Models, config: Config, examples: Sequence[TrainingExample]) -> float:
+    """The share of tokens whose pieces are all the drafter's likeliest, one text at a time by its own modules."""
+    allowed = torch.tensor(sorted(draftable(config.draft, models.pair)))
+    right = total = 0
+    for example in examples:
+        with torch.no_grad():
+            logits_TD = models.drafter.model(torch.tensor([example.pieces])).logits[0]
+        likeliest = [int(allowed[row[allowed].argmax()]) for row in logits_TD]
+        tokens: list[bool] = []
+        for one in example.soft_targets:
+            agrees = likeliest[one.position - 1] == example.pieces[one.position]
+            if one.depth == 0:
+                tokens.append(agrees)
+            else:
+                tokens[-1] = tokens[-1] and agrees
+        right, total = right + sum(tokens), total + len(tokens)
+    return right / total
+
+
+def test_the_acceptance_is_the_share_of_tokens_that_the_drafter_foretells(config: Config, models: Models):
+    examples, found = examples_of(config, models), make_probe(config, models)()
+    assert found["probe/acceptance"] == pytest.approx(expect(models, config, examples), abs=1e-9)
+    assert found["probe/acceptance_docs"] == pytest.approx(expect(models, config, examples[:12]), abs=1e-9)
+    assert found["probe/acceptance_code"] == pytest.approx(expect(models, config, examples[12:]), abs=1e-9)
+    assert 0 < found["probe/acceptance_sampled"] < 1
+
+
+def test_it_tells_drafters_apart_and_follows_the_one_in_service(config: Config, models: Models):
+    probe = make_probe(config, models)
+    before = probe()
+    models.drafter.load_weights([torch.randn_like(weight) for weight in models.drafter.trained_weights])
+    assert probe()["probe/acceptance_sampled"] < before["probe/acceptance_sampled"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"learn__enabled": False},
+        {"sampling__temperature": 1.0, "seed": 7, "batch": 3},
+        {"draft__mode": "tli"},
+        {"draft__max_draft": 1, "cache__policy": "off"},
+    ],
+)
+def test_it_is_the_same_for_runs_of_other_settings(
+    tiny_pair: TinyPair,  # noqa: F811
+    config: Config,
+    models: Models,
+    changes: dict[str, object],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    found = []
+    for place, settings in enumerate((config_of(tiny_pair, **changes), config)):
+        monkeypatch.setenv("OMNIDRAFT_CACHE", str(tmp_path / f"cache-{place}"))  # each makes its own examples
+        found.append(make_probe(settings, models)())
+    assert found[0] == found[1] != {}
+
+
+def test_a_drafter_that_reads_less_leaves_the_examples_of_others_alone(config: Config, models: Models):
+    everything, limits, whole = len(examples_of(config, models)), models.drafter.model.config, models.drafter.max_length
+    lengths = sorted(len(models.drafter_vocabulary.encode(prompt.text)) for prompt in prompts())
+    limits.max_position_embeddings = models.drafter.max_length = lengths[3] + 1
+    assert 0 < len(examples_of(config, models)) < everything
+    limits.max_position_embeddings = models.drafter.max_length = whole
+    assert len(examples_of(config, models)) == everything
+
+
+def test_what_is_kept_on_disk_is_what_was_made(config: Config, models: Models):
+    first = examples_of(config, models)
+    again = examples_of(config, replace(models, name="another"))
+    assert [one.soft_targets for one in again] == [one.soft_targets for one in first]
+    assert {one.target for one in again} == {"another"}
+
+
+def test_examples_are_made_once(config: Config, models: Models):
+    made: list[int] = []
+
+    def make() -> Sequence[TrainingExample]:
+        made.append(1)
+        return examples_of(config, models)
+
+    for _ in range(2):
+        load_or_make_examples(["a test", models.name], models.name, make)
+    assert made == [1]
+
+
+def decisions(config: Config, models: Models, folder: Path, *, probed: bool) -> list[TokenDecision]:
+    loop = build_loop(config, [models], NoRegistry(), folder)
+    torch.manual_seed(1)
+    if probed:
+        make_probe(config, models)()
+    drawn = torch.rand(1)
+    stream = (PromptReceived(n, f"p{n}", "sums", n + 1, f"Ann has {n} apples and") for n in range(12))
+    found = [event for event in loop.run(stream) if isinstance(event, TokenDecision)]
+    assert drawn == torch.rand(1, generator=torch.Generator().manual_seed(1)), "the probe drew a random number"
+    return found
+
+
+def test_the_run_decides_as_if_it_had_not_been_asked(tiny_pair: TinyPair, tmp_path: Path, monkeypatch):  # noqa: F811
+    config = config_of(tiny_pair, learn__lag=0, sampling__temperature=0.7)
+    runs = []
+    for probed in (False, True):
+        monkeypatch.setenv("OMNIDRAFT_CACHE", str(tmp_path / f"cache-{probed}"))  # its examples are made in this run
+        (models,) = load_models(config, "", tmp_path)
+        runs.append(decisions(config, models, tmp_path / str(probed), probed=probed))
+    assert runs[0] == runs[1]
+    assert len(runs[0]) > 50
+
+
+def test_prompts_that_do_not_fit_are_left_out(config: Config, models: Models, tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("OMNIDRAFT_CACHE", str(tmp_path))
+    lengths = sorted(len(models.target_vocabulary.encode(prompt.text)) for prompt in prompts())
+    models.target.model.config.max_position_embeddings = lengths[3] + TOKENS + 1
+    assert 0 < len(examples_of(config, models)) <= 4
+    monkeypatch.setenv("OMNIDRAFT_CACHE", str(tmp_path / "other"))
+    models.target.model.config.max_position_embeddings = TOKENS + 1
+    assert make_probe(config, models)() == {}

@@ -1,0 +1,302 @@
+"""Other engines in the benchmark: found or refused, the same greedy tokens where they are."""
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from time import sleep
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from replaying import config_of
+from tiny_pair import TinyPair, tiny_pair  # noqa: F401  (a fixture)
+
+from pipeline.assembly.models import Models, load_models
+from pipeline.bench.engines import llamacpp as bench_engine_llamacpp
+from pipeline.bench.engines import openvino as bench_engine_openvino
+from pipeline.bench.engines.engines import OtherEngines, find_engines
+from pipeline.bench.engines.llamacpp import LlamaCpp, LlamaCppArm
+from pipeline.bench.engines.openvino import OpenVINOArm
+from pipeline.bench.engines.weights import request_of
+from pipeline.bench.speed.arms import Arm, Engines
+from pipeline.config.settings import Config
+from stages.models.huggingface import load_causal_model
+from store.errors import UsageError
+from store.events import PromptReceived
+
+if TYPE_CHECKING:
+    from pipeline.run.rounds import Round
+
+TEXTS = ("Ann has 3 apples", "Tom has 12", "In the end Ida has", "Carlos has 7 pencils and finds", "more", "")
+NEW_TOKENS = 12
+LLAMA_CPP = os.environ.get("OMNIDRAFT_LLAMA_CPP", "")
+needs_openvino = pytest.mark.skipif(find_spec("openvino_genai") is None, reason="openvino-genai is not installed")
+needs_llama_cpp = pytest.mark.skipif(
+    find_spec("gguf") is None or not LLAMA_CPP, reason="OMNIDRAFT_LLAMA_CPP does not name a build, or no gguf"
+)
+ENGINES = [pytest.param("openvino", marks=needs_openvino), pytest.param("llama.cpp", marks=needs_llama_cpp)]
+
+# What the arm needs of llama.cpp's server, with the end of the prompt for a completion.
+ANSWERING = """
+import json, sys, threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+changed, seeds = threading.Condition(), []
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self):
+        self.answer({"status": "ok"})
+
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        with open(__file__ + ".asked", "a") as file:
+            file.write(json.dumps(asked) + "\\n")
+        with changed:
+            seeds.append(asked["seed"])
+            changed.notify_all()
+            # The first question is the slow one: its answer comes once two others were asked.
+            last = asked["seed"] == 0 and not changed.wait_for(lambda: len(seeds) > 2, timeout=20)
+        self.answer({"tokens": asked["prompt"][-2:]}, 503 if last else 200)
+
+    def answer(self, content, status=200):
+        body = json.dumps(content).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *arguments):
+        pass
+
+if "--version" in sys.argv:
+    print("version: 77 (abc)", file=sys.stderr)
+else:
+    ThreadingHTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).serve_forever()
+"""
+REFUSING = "print('loading'); print('error: draft model vocab must match'); raise SystemExit(1)"
+
+
+def prompts() -> list[PromptReceived]:
+    return [
+        PromptReceived(offset=number, prompt_id=str(number), dataset="sums", line=number, text=text)
+        for number, text in enumerate(TEXTS)
+    ]
+
+
+def settings(pair: TinyPair, **changes: Any) -> Config:
+    return config_of(pair, **{"sampling__max_new_tokens": NEW_TOKENS, "threads": 1, "dtype": "float32", **changes})
+
+
+@pytest.fixture
+def models(tiny_pair: TinyPair, tmp_path: Path) -> Models:  # noqa: F811
+    return load_models(settings(tiny_pair), "", tmp_path)[0]
+
+
+def greedy(models: Models, source: Path) -> list[tuple[int, ...]]:
+    model, completions = load_causal_model(str(source), "float32", "cpu"), []
+    for text in TEXTS:
+        ids = models.target_vocabulary.encode(text)
+        made = model.generate(torch.tensor([ids]), do_sample=False, max_new_tokens=NEW_TOKENS)
+        completions.append(tuple(made[0, len(ids) :].tolist()))
+    return completions
+
+
+def stand_in(folder: Path, program: str) -> Path:
+    """A build folder whose server is a Python program."""
+    server = folder / "build" / "bin" / "llama-server"
+    server.parent.mkdir(parents=True)
+    server.write_text(f"#!{sys.executable}\n{program}", encoding="utf-8")
+    server.chmod(0o755)
+    return folder
+
+
+@pytest.fixture
+def without_conversion(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_engine_llamacpp, "save_gguf", lambda llama, path, dtype, end: path.touch())
+    monkeypatch.setattr(bench_engine_llamacpp, "find_spec", lambda name: name)
+
+
+def test_an_engine_that_is_not_installed_is_refused_with_what_installs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for module in (bench_engine_openvino, bench_engine_llamacpp):
+        monkeypatch.setattr(module, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match="pip install openvino-genai"):
+        find_engines(openvino=True, llama_cpp=None)
+    with pytest.raises(UsageError, match=f"no llama-server is in '{tmp_path}'"):
+        find_engines(openvino=False, llama_cpp=tmp_path)
+    with pytest.raises(UsageError, match="pip install gguf"):
+        find_engines(openvino=False, llama_cpp=stand_in(tmp_path, ANSWERING))
+
+
+def test_names_and_labels_are_those_of_the_engines_asked_for():
+    both: Engines = OtherEngines("2026.4", LlamaCpp(Path("llama-server"), "77 (abc)"))
+    names = both.names(8, 1.0)
+    assert names == ["openvino", "openvino-speculative", "llama.cpp", "llama.cpp-speculative"]
+    assert [both.label(name) for name in names[1:3]] == ["OpenVINO GenAI 2026.4, speculative", "llama.cpp 77 (abc)"]
+    assert list(OtherEngines(None, None).names(1, 0.0)) == []
+
+
+@pytest.mark.usefixtures("without_conversion")
+def test_a_server_is_found_and_asked_in_ids(tiny_pair: TinyPair, models: Models, tmp_path: Path):  # noqa: F811
+    engines = find_engines(openvino=False, llama_cpp=stand_in(tmp_path, ANSWERING))
+    config = settings(tiny_pair, batch=2, sampling__temperature=1.0, seed=40, draft__max_draft=3)
+    arm = engines.build("llama.cpp-speculative", config, models, tmp_path)
+    assert engines.label("llama.cpp-speculative") == "llama.cpp 77 (abc) f32, speculative, k=3"
+    try:
+        made = arm.complete(prompts())
+    finally:
+        arm.close()
+    encoded = [models.target_vocabulary.encode(text) for text in TEXTS]
+    assert made.tokens == tuple(tuple(ids[-2:]) for ids in encoded)
+    record = tmp_path / "build" / "bin" / "llama-server.asked"
+    asked = sorted((json.loads(line) for line in record.read_text().splitlines()), key=lambda one: one["seed"])
+    assert [one["prompt"] for one in asked] == encoded
+    assert [one["seed"] for one in asked] == [40, 41, 42, 43, 44, 45]
+    assert {one["n_predict"] for one in asked} == {NEW_TOKENS}
+    assert asked[0]["samplers"] == ["top_k", "top_p", "temperature"]
+    assert not any(one["cache_prompt"] for one in asked)
+
+
+@pytest.mark.usefixtures("without_conversion")
+def test_a_further_prompt_is_asked_before_the_slowest_is_answered(tiny_pair: TinyPair, models: Models, tmp_path: Path):  # noqa: F811
+    engines = find_engines(openvino=False, llama_cpp=stand_in(tmp_path, ANSWERING))
+    arm = engines.build("llama.cpp", settings(tiny_pair, batch=2, seed=0), models, tmp_path)
+    assert engines.label("llama.cpp") == "llama.cpp 77 (abc) f32"
+    try:
+        assert arm.complete(prompts()[:3]).emitted == 6  # the stand-in refuses the first question otherwise
+    finally:
+        arm.close()
+
+
+class Steps:
+    """In the place of OpenVINO's pipeline: the first text ends after five steps, every other after one."""
+
+    def __init__(self) -> None:
+        self.running: dict[int, int] = {}
+        self.seen: list[tuple[int, ...]] = []
+
+    def add_request(self, place: int, ids: list[int], offset: int) -> SimpleNamespace:
+        self.running[place] = 5 if place == 0 else 1
+        result = [SimpleNamespace(generated_ids=[offset, len(ids)])]
+        return SimpleNamespace(get_status=lambda: self._status(place), read_all=lambda: result)
+
+    def _status(self, place: int) -> SimpleNamespace:
+        return SimpleNamespace(name="RUNNING" if self.running[place] else "FINISHED")
+
+    def step(self) -> None:
+        self.seen.append(tuple(place for place, left in self.running.items() if left))
+        self.running = {place: max(0, left - 1) for place, left in self.running.items()}
+
+
+def test_openvino_gets_a_further_prompt_whenever_a_text_ends(
+    tiny_pair: TinyPair,  # noqa: F811
+    models: Models,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    steps = Steps()
+    monkeypatch.setattr(bench_engine_openvino, "convert_weights", lambda llama, folder: folder)
+    monkeypatch.setattr(bench_engine_openvino, "_tensor", lambda ids: ids)
+    monkeypatch.setattr(bench_engine_openvino, "_settings", lambda request, offset, draft: offset)
+    monkeypatch.setattr(bench_engine_openvino, "_pipeline", lambda *_: steps)
+    request = request_of(settings(tiny_pair, batch=2), models, tmp_path)
+    made = OpenVINOArm(request, models.target_vocabulary, tmp_path, speculative=False).complete(prompts())
+    assert steps.seen == [(0, 1), (0, 2), (0, 3), (0, 4), (0, 5)]
+    assert made.tokens == tuple((place, len(models.target_vocabulary.encode(text))) for place, text in enumerate(TEXTS))
+
+
+@pytest.mark.usefixtures("without_conversion")
+def test_the_server_stops_before_its_questions_are_awaited(tiny_pair: TinyPair, models: Models, tmp_path: Path):  # noqa: F811
+    engines = find_engines(openvino=False, llama_cpp=stand_in(tmp_path, ANSWERING))
+    arm = engines.build("llama.cpp", settings(tiny_pair, batch=1, seed=0), models, tmp_path)
+    assert isinstance(arm, LlamaCppArm)
+    asked = arm._pool.submit(arm._server.ask, arm._question(prompts()[0]))  # waits for others that never come
+    record = tmp_path / "build" / "bin" / "llama-server.asked"
+    while not record.exists():
+        sleep(0.01)
+    arm.close()
+    with pytest.raises(UsageError, match="the connection broke"):
+        asked.result()
+
+
+@pytest.mark.usefixtures("without_conversion")
+def test_a_target_without_an_end_is_refused(tiny_pair: TinyPair, models: Models, tmp_path: Path):  # noqa: F811
+    request = replace(request_of(settings(tiny_pair), models, tmp_path), end=None)
+    with pytest.raises(UsageError, match="needs an end-of-sequence id"):
+        LlamaCppArm(LlamaCpp(tmp_path, ""), request, models.target_vocabulary, tmp_path, speculative=False)
+
+
+@pytest.mark.usefixtures("without_conversion")
+def test_a_server_that_ends_is_refused_with_its_last_words(tiny_pair: TinyPair, models: Models, tmp_path: Path):  # noqa: F811
+    found = LlamaCpp(stand_in(tmp_path, REFUSING) / "build/bin/llama-server", "")
+    request = request_of(settings(tiny_pair), models, tmp_path)
+    with pytest.raises(UsageError, match="draft model vocab must match"):
+        LlamaCppArm(found, request, models.target_vocabulary, tmp_path, speculative=True)
+
+
+@pytest.fixture
+def arm_of(tiny_pair: TinyPair, models: Models, tmp_path: Path) -> Iterator[Any]:  # noqa: F811
+    made: list[Arm] = []
+
+    def build(name: str, drafter: Path = tiny_pair.drafter, **changes: Any) -> Arm:
+        folder = Path(LLAMA_CPP) if name.startswith("llama.cpp") else None
+        engines = find_engines(openvino=folder is None, llama_cpp=folder)
+        with_drafter = replace(models, drafter_folder=drafter)
+        made.append(engines.build(name, settings(tiny_pair, **changes), with_drafter, tmp_path))
+        return made[-1]
+
+    yield build
+    for arm in made:
+        arm.close()
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("name", ENGINES)
+def test_greedy_tokens_are_those_of_transformers(
+    name: str,
+    batch: int,
+    arm_of: Any,
+    tiny_pair: TinyPair,  # noqa: F811
+    models: Models,
+):
+    made: Round = arm_of(name, batch=batch).complete(prompts())
+    assert list(made.tokens) == greedy(models, tiny_pair.target)
+    assert made.seconds > 0
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_drafter_of_the_same_vocabulary_changes_no_token(
+    name: str,
+    batch: int,
+    arm_of: Any,
+    tiny_pair: TinyPair,  # noqa: F811
+    models: Models,
+):
+    made = arm_of(f"{name}-speculative", tiny_pair.target, batch=batch).complete(prompts())
+    wanted = greedy(models, tiny_pair.target)
+    shortest = 0 if name == "openvino" else 5  # llama.cpp stops up to a block before the limit
+    for own, theirs in zip(made.tokens, wanted, strict=True):
+        assert own == theirs[: len(own)]
+        assert len(own) >= len(theirs) - shortest
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_sampling_keeps_to_lengths(name: str, arm_of: Any):
+    made = arm_of(name, sampling__temperature=1.0, batch=4).complete(prompts())
+    assert all(1 <= len(tokens) <= NEW_TOKENS for tokens in made.tokens)
+    assert len(set(made.tokens)) > 1
+
+
+@needs_openvino
+def test_openvino_refuses_two_vocabularies(arm_of: Any):
+    with pytest.raises(UsageError, match="Tokenizers for draft and main models are different"):
+        arm_of("openvino-speculative")

@@ -1,0 +1,272 @@
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from pipeline.cli.log import CELL_CHARACTERS, TABLE_ROWS, check, compact, sql
+from pipeline.reports.log_output import LogLevel, write_log
+from store.errors import QueryError, RunError
+from store.events import Origin, Outcome, TokenDecision, Translation
+from store.log.manifest import MANIFEST, part_path, read_manifest
+from store.log.run_log import Commit, RunLog
+
+ACCEPTED = TokenDecision(
+    offset=0,
+    prompt_id="docs-0",
+    dataset="docs",
+    target="big",
+    block=0,
+    position=0,
+    index=0,
+    pieces=(7, 8),
+    translation=Translation.NGRAM,
+    proposed_id=70,
+    proposed_bytes=b" the",
+    outcome=Outcome.ACCEPTED,
+    emitted_id=70,
+    emitted_bytes=b" the",
+    origin=Origin.ACCEPTED,
+    drafter_levels=(0.5, 0.5),
+    target_levels=(0.25, 1.0),
+    uniform=0.25,
+    head_estimate=None,
+    entropy=1.5,
+    drafter_version=0,
+    head_version=0,
+    cache_version=0,
+)
+
+app = typer.Typer()
+app.command()(sql)
+app.command()(check)
+app.command()(compact)
+
+
+def call(*arguments):
+    with write_log(LogLevel.INFO, as_json=False):
+        return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def write(folder, *decisions):
+    with RunLog(folder) as log:
+        for decision in decisions:
+            log.append(decision)
+    return folder
+
+
+@pytest.fixture
+def runs(tmp_path):
+    write(tmp_path / "runs" / "one", ACCEPTED, replace(ACCEPTED, position=1, index=1))
+    return tmp_path / "runs"
+
+
+def test_without_a_query_the_views_their_columns_and_the_recipes_are_listed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    answer = call("sql")
+    assert answer.exit_code == 0
+    for words in (
+        "decisions",
+        "tokens",
+        "token_id",
+        "head_estimate",
+        "acceptance-over-time",
+        "per window of 20 prompts",
+    ):
+        assert words in answer.stdout
+
+
+def test_all_runs_below_the_folder_are_asked_unless_one_is_named(runs):
+    write(runs / "two", ACCEPTED)
+    query = "SELECT run, count(*) AS n FROM tokens GROUP BY run ORDER BY run"
+    assert call("sql", query, "--runs", runs, "--format", "csv").stdout == "run,n\none,2\ntwo,1\n"
+    assert call("sql", query, "--run", runs / "two", "--format", "csv").stdout == "run,n\ntwo,1\n"
+
+
+def test_runs_is_the_default_folder(runs, monkeypatch):
+    monkeypatch.chdir(runs.parent)
+    assert call("sql", "SELECT count(*) AS n FROM tokens", "--format", "csv").stdout == "n\n2\n"
+
+
+def test_csv_and_json_are_clean_and_lossless(runs):
+    query = """
+        SELECT pieces, emitted_bytes, head_estimate, uniform, 'a,"b"' || chr(10) AS text, 'nan'::FLOAT AS nan
+        FROM decisions LIMIT 1
+    """
+    (row,) = csv.DictReader(io.StringIO(call("sql", query, "--runs", runs, "--format", "csv").stdout))
+    plain = {"emitted_bytes": "20746865", "head_estimate": "", "uniform": "0.25", "text": 'a,"b"\n', "nan": ""}
+    assert row == {"pieces": "[7, 8]", **plain}
+    (row,) = json.loads(call("sql", query, "--runs", runs, "--format", "json").stdout)
+    plain = {"emitted_bytes": "20746865", "head_estimate": None, "uniform": 0.25, "text": 'a,"b"\n', "nan": None}
+    assert row == {"pieces": [7, 8], **plain}
+
+
+@pytest.mark.parametrize(("output", "expected"), [("csv", "run\n"), ("json", "[]\n")])
+def test_no_rows_are_still_well_formed(runs, output, expected):
+    assert call("sql", "SELECT run FROM tokens WHERE false", "--runs", runs, "--format", output).stdout == expected
+
+
+def test_dates_and_structs_have_a_form_in_json(runs):
+    query = "SELECT DATE '2026-01-02' AS day, {'a': [1.5]} AS nested, sum(position) AS total FROM decisions"
+    (row,) = json.loads(call("sql", query, "--runs", runs, "--format", "json").stdout)
+    assert row["day"] == "2026-01-02"
+    assert row["nested"] == {"a": [1.5]}
+    assert row["total"] == 1
+
+
+def test_a_table_rounds_floats_trims_long_cells_and_keeps_to_a_line_each(runs):
+    query = "SELECT 2 / 3 AS ratio, repeat('x', 99) AS long, 'a' || chr(10) || '[red]b' AS text, 1e-9 AS tiny"
+    answer = call("sql", query, "--runs", runs).stdout
+    assert "0.6667 " in answer
+    assert "x" * (CELL_CHARACTERS - 1) + "…" in answer
+    assert "x" * CELL_CHARACTERS not in answer
+    assert r"a\n[red]b" in answer
+    assert "1e-09" in answer
+    assert len(answer.splitlines()) == 5
+
+
+def test_a_long_table_is_cut_and_says_so_beside_the_output(runs):
+    answer = call("sql", f"SELECT i FROM range({TABLE_ROWS + 7}) t(i)", "--runs", runs)
+    assert f"more rows than these {TABLE_ROWS}" in answer.stderr
+    assert f" {TABLE_ROWS - 1} " in answer.stdout
+    assert f" {TABLE_ROWS} " not in answer.stdout
+
+
+def test_a_table_of_an_endless_result_is_printed_without_waiting_for_its_end(runs):
+    answer = call("sql", "SELECT md5(i::VARCHAR) AS text FROM range(1000000000000) t(i)", "--runs", runs)
+    assert "more rows" in answer.stderr
+
+
+def test_columns_of_the_same_name_keep_their_values_apart(runs):
+    query = "SELECT 1 AS a, 2 AS a, 3 AS b"
+    lines = call("sql", query, "--runs", runs).stdout.splitlines()
+    assert [cell.strip() for cell in lines[3].strip("│").split("│")] == ["1", "2", "3"]
+    assert call("sql", query, "--runs", runs, "--format", "csv").stdout == "a,a,b\n1,2,3\n"
+    answer = call("sql", query, "--runs", runs, "--format", "json")
+    assert isinstance(answer.exception, QueryError)
+    assert "different names" in str(answer.exception)
+    assert answer.stdout == ""
+
+
+@pytest.mark.parametrize("output", ["table", "csv", "json"])
+@pytest.mark.parametrize("value", ["'infinity'::TIMESTAMP", "'20000-01-01'::DATE", "['0044-01-01 (BC)'::DATE]"])
+def test_dates_beyond_the_calendar_are_refused_with_a_way_out(runs, output, value):
+    answer = call("sql", f"SELECT {value} AS x", "--runs", runs, "--format", output)
+    assert isinstance(answer.exception, QueryError)
+    assert "cast it to VARCHAR" in str(answer.exception)
+    assert call("sql", f"SELECT ({value})::VARCHAR AS x", "--runs", runs, "--format", output).exit_code == 0
+
+
+def test_a_recipe_runs_by_name(runs):
+    answer = call("sql", "--recipe", "by-ngram-length", "--runs", runs, "--format", "json")
+    (row,) = json.loads(answer.stdout)
+    assert (row["pieces"], row["judged"], row["acceptance_rate"]) == (2, 2, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        (["SELECT 1", "--recipe", "drifts"], QueryError, "both"),
+        (["--recipe", "nonsense"], QueryError, "acceptance-over-time"),
+        (["DROP VIEW tokens"], QueryError, "SELECT"),
+        (["FROM read_csv('/etc/passwd')"], QueryError, "read_csv"),
+    ],
+)
+def test_impossible_requests_are_errors_of_ours(runs, arguments, error, words):
+    answer = call("sql", *arguments, "--runs", runs)
+    assert isinstance(answer.exception, error)
+    assert words in str(answer.exception)
+    assert answer.stdout == ""
+
+
+@pytest.mark.parametrize("arguments", [["sql", "SELECT 1"], ["check"], ["sql", "--recipe", "drifts"]])
+def test_no_runs_are_an_error_that_says_how_to_make_one(tmp_path, arguments):
+    answer = call(*arguments, "--runs", tmp_path / "nowhere")
+    assert isinstance(answer.exception, RunError)
+    assert "omnidraft replay" in str(answer.exception)
+
+
+def test_check_derives_the_latest_run_again(runs):
+    write(runs / "older", ACCEPTED)
+    os.utime(runs / "older" / MANIFEST, (1, 1))
+    answer = call("check", "--runs", runs)
+    assert answer.exit_code == 0
+    assert f"{runs / 'one'}: derived 2 judged decisions again (of 2 in the log): 0 mismatches" in answer.stdout
+
+
+def test_check_fails_on_a_mismatch_and_shows_it(tmp_path):
+    run = write(tmp_path / "run", ACCEPTED, replace(ACCEPTED, position=1, index=1, uniform=0.75))
+    answer = call("check", "--run", run)
+    assert answer.exit_code == 1
+    assert "derived 2 judged decisions again (of 2 in the log): 1 mismatch," in answer.stdout
+    assert "0.7500" in answer.stdout
+
+
+def damage(run, table="decisions"):
+    """Flip one bit of the table's first part; its path."""
+    path = part_path(run, read_manifest(run).tables[table][0])
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    return path
+
+
+def test_check_names_every_changed_file_and_looks_at_the_rest(tmp_path):
+    run = tmp_path / "run"
+    with RunLog(run) as log:
+        for position in range(3):
+            log.append(replace(ACCEPTED, position=position, index=position))
+            log.commit(Commit(dict), wait=True)
+    first = damage(run)
+    last = part_path(run, read_manifest(run).tables["decisions"][2])
+    last.unlink()
+    answer = call("check", "--run", run)
+    assert answer.exit_code == 1
+    assert answer.stderr.splitlines() == [f"{path} is not as it was written" for path in (first, last)]
+    assert "derived 1 judged decisions again (of 1 in the log): 0 mismatches, 0 wrong counts, 2 changed files" in (
+        answer.stdout
+    )
+
+
+def test_sql_reads_what_is_left_when_asked_to(tmp_path):
+    run = write(tmp_path / "run", ACCEPTED)
+    path = damage(run)
+    answer = call("sql", "SELECT count(*) AS n FROM decisions", "--run", run, "--skip-damaged", "--format", "csv")
+    assert (answer.exit_code, answer.stdout) == (0, "n\n0\n")
+    assert answer.stderr == f"{path} is not as it was written; left out\n"
+
+
+def test_compact_says_what_it_did_and_what_it_would_do(tmp_path):
+    run = tmp_path / "runs" / "run"
+    with RunLog(run) as log:
+        for position in range(3):
+            log.append(replace(ACCEPTED, position=position, index=position))
+            log.commit(Commit(dict), wait=True)
+    answer = call("compact", "--runs", tmp_path / "runs", "--dry-run")
+    assert answer.stdout == f"{run}: 3 parts would become 1; 0 replaced files removed\n"
+    answer = call("compact", "--run", run)
+    assert answer.stdout.startswith(f"{run}: 3 parts became 1, ")
+    assert call("compact", "--run", run, "--grace", "0").stdout.endswith("3 replaced files removed\n")
+    damaged = damage(run)
+    write(tmp_path / "runs" / "other", ACCEPTED)
+    answer = call("compact", "--runs", tmp_path / "runs")
+    assert answer.exit_code == 0
+    assert answer.stderr == f"{damaged} is not as it was written; left as it is\n"
+
+
+def test_the_commands_load_the_heavy_libraries_late_or_never(runs):
+    code = (
+        "import sys; from pipeline.cli.log import sql; heavy = {'torch', 'transformers', 'mlflow'}; "
+        "print(sorted((heavy | {'duckdb', 'pyarrow', 'rich.table'}) & set(sys.modules))); "
+        f"from pathlib import Path; sql('SELECT 1 AS one', runs=Path({str(runs)!r})); "
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout.splitlines()[0] == "[]"
+    assert answer.stdout.splitlines()[-1] == "[]"

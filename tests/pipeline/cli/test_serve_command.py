@@ -1,0 +1,171 @@
+"""`omnidraft serve` as it is typed: it answers, ends in order, goes on, and says what it cannot do."""
+
+import json
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+from replaying import Command, omnidraft  # noqa: F401  (a fixture)
+from serving_process import server_arguments, server_process
+from serving_tiny import assert_sound, greedy_generate, select, wait_until
+from tiny_pair import TinyPair, tiny_pair  # noqa: F401  (a fixture)
+
+from store.log.manifest import read_manifest
+
+PROMPT = "Ann has 3 apples and finds"
+
+
+@pytest.mark.parametrize("text", [True, False], ids=["texts", "no texts"])
+def test_it_answers_ends_in_order_and_goes_on(
+    tiny_pair: TinyPair,  # noqa: F811
+    tmp_path: Path,
+    omnidraft: Command,  # noqa: F811
+    text: bool,
+):
+    run = tmp_path / "run"
+    words = server_arguments(tiny_pair, run, "--learn", "off", *([] if text else ["--no-log-text"]))
+    with server_process(tmp_path / "world", *words) as life:
+        answer = life.complete(PROMPT, model=life.model())
+        assert answer["choices"][0]["finish_reason"] in ("stop", "length")
+        assert answer["usage"]["completion_tokens"] == len(greedy_generate(tiny_pair, PROMPT, 12))
+        assert life.end(signal.SIGTERM) == 0, life.err
+    assert f"omnidraft serve --resume {run}" in life.err
+    with server_process(tmp_path / "world", "--resume", run, "--port", 0) as life:
+        again = life.complete(PROMPT, model=life.model())
+        assert again["choices"][0]["text"] == answer["choices"][0]["text"]
+        assert life.end(signal.SIGINT) == 0, life.err
+    assert omnidraft("check", "--run", run).status == 0
+    prompts = select(run, 'SELECT "offset", prompt_text, completion_text FROM prompts ORDER BY "offset"')
+    completion = answer["choices"][0]["text"]
+    kept = (PROMPT, completion) if text else ("", "")
+    assert [tuple(row.values()) for row in prompts] == [(0, *kept), (1, *kept)]
+
+
+def test_a_server_that_is_killed_goes_on_with_what_it_committed(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
+    """Every completed prompt that was committed is there once; offsets go on without being used again."""
+    run = tmp_path / "run"
+    often = {"commit__seconds": 0.01, "commit__share": 1.0}
+    with server_process(tmp_path / "world", *server_arguments(tiny_pair, run, "--learn", "off", **often)) as life:
+        for number in range(5):
+            life.complete(f"Tom has {number} pencils", model=life.model())
+        wait_until(lambda: sum(part.rows for part in read_manifest(run).tables["prompts"]) >= 4)
+        assert life.end(signal.SIGKILL) == -signal.SIGKILL
+    before = select(run, 'SELECT * FROM prompts ORDER BY "offset"')
+    with server_process(tmp_path / "world", "--resume", run, "--port", 0) as life:
+        life.complete(PROMPT, model=life.model())
+        assert life.end() == 0, life.err
+    after = select(run, 'SELECT * FROM prompts ORDER BY "offset"')
+    assert after[:-1] == before
+    assert after[-1]["prompt_text"] == PROMPT
+    offsets = [row["offset"] for row in after]
+    assert offsets == sorted(set(offsets)), "no offset is used again"
+    assert_sound(run)
+
+
+def test_offsets_of_prompts_that_only_the_learner_committed_are_not_used_again(
+    tiny_pair: TinyPair,  # noqa: F811
+    tmp_path: Path,
+):
+    """The learner commits before it hands out; the server's own commit may be long ago when it is killed."""
+    run = tmp_path / "run"
+    seldom = {"learn__spacing": "fixed", "commit__seconds": 1000.0, "serve__learn_share": 1.0}
+    with server_process(tmp_path / "world", *server_arguments(tiny_pair, run, **seldom)) as life:
+        for number in range(8):
+            life.complete(f"Tom has {number} pencils", model=life.model())
+        wait_until(lambda: _named_by_learner(run) >= 3)
+        life.end(signal.SIGKILL)
+    named = _named_by_learner(run)
+    lost = named + 1 - len(select(run, "SELECT * FROM prompts"))
+    assert lost > 0, "the server's log is behind the learner's"
+    with server_process(tmp_path / "world", "--resume", run, "--port", 0) as life:
+        life.complete(PROMPT, model=life.model())
+        assert life.end() == 0, life.err
+    (last,) = select(run, 'SELECT max("offset") AS "offset" FROM prompts')
+    assert last["offset"] > named
+    versions = [row["drafter_version"] for row in select(run, "SELECT drafter_version FROM updates WHERE served")]
+    assert sorted(versions) == versions, "versions go on"
+    assert_sound(run)
+
+
+def _named_by_learner(run: Path) -> int:
+    """The highest offset that the learner's partition has committed."""
+    if not (run / "partitions/learner/log/manifest.json").exists():
+        return -1
+    parts = read_manifest(run / "partitions/learner").tables["updates"]
+    return max((part.last_offset for part in parts), default=-1)
+
+
+def test_a_port_that_is_taken_is_said_in_one_sentence(tiny_pair: TinyPair, tmp_path: Path, omnidraft: Command):  # noqa: F811
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        typed = omnidraft("serve", *tiny_pair.options, "--port", port, "--run", tmp_path / "run")
+    assert typed.status == 2
+    assert str(port) in typed.err
+    assert "Traceback" not in typed.err
+    assert len([line for line in typed.err.splitlines() if line.startswith("omnidraft: ")]) == 1
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture
+def begun(tiny_pair: TinyPair, tmp_path: Path) -> Path:  # noqa: F811
+    """A run that could be gone on with, as far as its settings say."""
+    from serving_tiny import serve_config
+
+    run = tmp_path / "begun"
+    run.mkdir()
+    (run / "config.json").write_text(serve_config(tiny_pair).to_json())
+    return run
+
+
+@pytest.mark.parametrize(
+    ("option", "setting"),
+    [
+        (["--batch", "2"], "batch"),
+        (["--drafter", "other"], "drafter"),
+        (["--no-log-text"], "log.text"),
+        (["--set", "learn.rate=1"], "learn.rate"),
+        (["--config", "other.toml"], "--config"),
+        (["--target", "other"], "targets"),
+        (["--temperature", "0.5"], "sampling.temperature"),
+    ],
+)
+def test_a_server_goes_on_with_its_own_settings_alone(
+    omnidraft: Command,  # noqa: F811
+    begun: Path,
+    option: list[str],
+    setting: str,
+):
+    typed = omnidraft("serve", "--resume", begun, "--port", 0, *option)
+    assert typed.status == 2
+    assert "settings that it began with" in typed.err
+    assert setting in typed.err
+
+
+def test_what_holds_no_run_of_a_server_is_not_gone_on_with(omnidraft: Command, tmp_path: Path):  # noqa: F811
+    typed = omnidraft("serve", "--resume", tmp_path, "--port", 0)
+    assert typed.status == 2
+    assert "must hold a run to resume" in typed.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_holds_files_is_refused_and_left_as_it_is(
+    omnidraft: Command,  # noqa: F811
+    tiny_pair: TinyPair,  # noqa: F811
+    tmp_path: Path,
+):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "mine.txt").write_text("mine")
+    typed = omnidraft("serve", *tiny_pair.options, "--port", 0, "--run", tmp_path / "run")
+    assert typed.status == 2
+    assert "new or empty folder" in typed.err
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["mine.txt"]
+
+
+def test_several_targets_cannot_be_served(omnidraft: Command, tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
+    two = json.dumps([str(tiny_pair.target)] * 2)
+    typed = omnidraft(
+        "serve", "--drafter", tiny_pair.drafter, "--set", f"targets={two}", "--port", 0, "--run", tmp_path / "run"
+    )
+    assert typed.status == 2
+    assert "Traceback" not in typed.err

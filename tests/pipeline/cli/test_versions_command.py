@@ -1,0 +1,280 @@
+"""`omnidraft versions` and `omnidraft ui`, as a person types them."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from pipeline.cli.pages import HOST, ui
+from pipeline.cli.versions import MODEL, versions_group
+from store.errors import CorruptError, ModelError, UsageError
+from store.events import VersionPublished
+from store.registry.outbox import RetryPolicy
+from store.registry.registry import MlflowRegistry, default_uri, fetch_version, list_versions
+from store.registry.version_folder import seal
+
+app = typer.Typer(pretty_exceptions_enable=False)
+app.add_typer(versions_group, name="versions")
+app.command()(ui)
+
+
+def publish(registry: MlflowRegistry, folder: Path, version: int) -> None:
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(bytes([version]))
+    parent = version - 1 if version else None
+    digest = seal(
+        folder,
+        {
+            "name": "omnidraft-drafter",
+            "version": version,
+            "parent": parent,
+            "run": "tuesday",
+            "offset": 50 * version,
+            "target": "builtin:target",
+            "drafter": "builtin:drafter",
+            "pair": "ab" * 32,
+            "counters": {"drafter_version": version},
+            "created_at": "2026-01-02T03:04:05+00:00",
+        },
+    )
+    rate = 0.5 + version / 8 if version else None
+    reason = "drift" if version else "floor"
+    event = VersionPublished(50 * version, version, "big", parent, reason, version, 0, 0, 9, rate, folder.name, digest)
+    registry.publish(folder, event, {"mean_accepted_length": 2.5})
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return store_with(tmp_path_factory.mktemp("runs"), 2)
+
+
+def store_with(folder: Path, versions: int) -> Path:
+    registry = MlflowRegistry(default_uri(folder), folder / "tuesday/q.jsonl", retry_policy=RetryPolicy(linger=0.01))
+    registry.start_run("tuesday", {"mode": "trie"}, {}, [("docs", "builtin:docs")])
+    for version in range(versions):
+        publish(registry, folder / "tuesday" / str(version), version)
+    assert registry.close(120) == 0, registry.last_error
+    return folder
+
+
+def output_of(*arguments: str) -> str:
+    result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.stdout
+
+
+def test_the_list_is_a_table_with_the_newest_first(runs: Path):
+    head, *rows, _ = output_of("versions", "--runs", str(runs)).splitlines()
+    assert head.split() == [
+        "number",
+        "run",
+        "offset",
+        "reason",
+        "parent",
+        "acceptance",
+        "probe",
+        "cache",
+        "aliases",
+        "published",
+        "(UTC)",
+    ]
+    assert rows[0].split()[:8] == ["2", "tuesday", "50", "drift", "1", "0.625", "9", "candidate"]
+    assert rows[1].split()[:5] == ["1", "tuesday", "0", "floor", "9"]
+
+
+def test_the_list_is_for_programs_too(runs: Path):
+    newest, floor = json.loads(output_of("versions", "list", "--runs", str(runs), "--format", "json"))
+    assert (newest["number"], newest["parent"], newest["acceptance"], newest["aliases"]) == (2, 1, 0.625, ["candidate"])
+    assert (floor["number"], floor["parent"], floor["acceptance"], floor["aliases"]) == (1, None, None, [])
+
+
+def test_show_prints_the_manifest_the_figures_and_how_to_use_it(runs: Path):
+    printed = output_of("versions", "show", "2", "--runs", str(runs))
+    for line in (
+        "target      builtin:target",
+        "drafter_version  1",
+        "mean_accepted_length  2.5",
+        "reason         drift",
+    ):
+        assert line in printed
+    assert printed.endswith("use it: omnidraft replay --drafter models:/omnidraft-drafter/2\n")
+
+
+def test_show_is_for_programs_too(runs: Path):
+    details = json.loads(output_of("versions", "show", "2", "--runs", str(runs), "--format", "json"))
+    assert details["manifest"]["digest"] == details["tags"]["digest"]
+    assert details["metrics"]["mean_accepted_length"] == 2.5
+
+
+def test_a_model_that_nobody_published_has_none(runs: Path):
+    assert "no version yet" in output_of("versions", "--runs", str(runs), "--name", "other")
+    assert json.loads(output_of("versions", "--runs", str(runs), "--name", "other", "--format", "json")) == []
+
+
+def test_a_mistake_says_what_to_try(runs: Path):
+    with pytest.raises(ModelError, match="must have a version 7, but has 1 to 2"):
+        output_of("versions", "show", "7", "--runs", str(runs))
+    asked = CliRunner().invoke(app, ["versions", "show", "--runs", str(runs)])
+    assert (asked.exit_code, "Missing argument 'N'" in asked.output) == (2, True)
+
+
+def test_versions_alone_lists_and_its_help_names_all_that_can_be_done(runs: Path):
+    assert output_of("versions", "--runs", str(runs)) == output_of("versions", "list", "--runs", str(runs))
+    shown = output_of("versions", "--help")
+    for command in ("list", "show", "compare", "promote", "rollback", "recall", "export", "prune"):
+        assert f"│ {command} " in shown
+
+
+@pytest.fixture
+def five(tmp_path: Path) -> Path:
+    return store_with(tmp_path / "runs", 5)
+
+
+def champion(runs: Path) -> int | None:
+    found = [version.number for version in list_versions(default_uri(runs)) if "champion" in version.aliases]
+    return found[0] if found else None
+
+
+def test_a_version_is_promoted_and_rolled_back(five: Path):
+    where = ("--runs", str(five))
+    assert output_of("versions", "promote", "2", *where).splitlines() == [
+        "champion: version 2",
+        "use it: omnidraft replay --drafter models:/omnidraft-drafter@champion",
+    ]
+    assert "champion: version 2\n" in output_of("versions", "promote", "2", *where), "it took its own place"
+    assert "champion: version 4; instead of version 2" in output_of("versions", "promote", "4", *where)
+    assert champion(five) == 4
+    assert "champion: version 2 again, instead of version 4" in output_of("versions", "rollback", *where)
+    assert champion(five) == 2
+    with pytest.raises(ModelError, match="former champion"):
+        output_of("versions", "rollback", *where)
+
+
+def test_a_recalled_version_is_the_champion_and_its_checked_files_are_where_asked(five: Path, tmp_path: Path):
+    kept = tmp_path / "kept"
+    printed = output_of("versions", "recall", "3", str(kept), "--runs", str(five))
+    assert "champion: version 3, every file as it was published" in printed
+    assert printed.endswith("use it: omnidraft replay --drafter models:/omnidraft-drafter@champion\n")
+    assert champion(five) == 3
+    fetched = fetch_version(f"models:/{MODEL}@champion", default_uri(five), tmp_path / "fetched")
+    assert (kept / "manifest.json").read_bytes() == (fetched / "manifest.json").read_bytes()
+
+
+def test_a_recalled_version_goes_into_no_file_and_not_where_one_stands(five: Path, tmp_path: Path, monkeypatch):
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    for folder, message in (("../file", "new or empty"), ("../file/x", "name another"), (".", "working directory")):
+        with pytest.raises(UsageError, match=message):
+            output_of("versions", "recall", "3", folder, "--runs", str(five))
+    assert champion(five) is None
+
+
+def test_a_damaged_version_is_not_put_into_service(five: Path):
+    output_of("versions", "promote", "2", "--runs", str(five))
+    (weights,) = [path for path in (five / "mlartifacts").rglob("model.safetensors") if path.read_bytes() == b"\x03"]
+    weights.write_bytes(b"other")
+    with pytest.raises(CorruptError, match=r"model\.safetensors was changed"):
+        output_of("versions", "recall", "4", "--runs", str(five))
+    assert champion(five) == 2
+
+
+def test_prune_leaves_what_is_in_use(five: Path):
+    where = ("--runs", str(five))
+    output_of("versions", "promote", "2", *where)
+    assert "nothing to delete" in output_of("versions", "prune", "--keep", "1", *where)  # all are in one line
+    publish_unrelated(five)
+    before = output_of("versions", *where)
+    assert output_of("versions", "prune", "--keep", "1", "--dry-run", *where) == "would delete versions 3, 4, 5\n"
+    assert output_of("versions", *where) == before
+    assert output_of("versions", "prune", "--keep", "1", *where) == "deleted versions 3, 4, 5\n"
+    assert [version.number for version in list_versions(default_uri(five))] == [6, 2, 1]
+
+
+def publish_unrelated(runs: Path) -> None:
+    """A newer run's floor: the candidate is no longer of the first run."""
+    registry = MlflowRegistry(default_uri(runs), runs / "friday/q.jsonl", retry_policy=RetryPolicy(linger=0.01))
+    registry.start_run("friday", {}, {}, [])
+    publish(registry, runs / "friday" / "0", 0)
+    assert registry.close(120) == 0, registry.last_error
+
+
+@pytest.mark.parametrize("command", ["versions", "ui"])
+def test_without_a_store_both_say_how_to_make_one(tmp_path: Path, command: str):
+    with pytest.raises(UsageError, match="`omnidraft replay` makes one"):
+        output_of(command, "--runs", str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_port_in_use_is_said_before_anything_starts(runs: Path):
+    with socket.socket() as taken:
+        taken.bind((HOST, 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(UsageError, match=f"port {port} must be free.*--port {port + 1}"):
+            output_of("ui", "--runs", str(runs), "--port", str(port))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_pages_are_served_on_loopback_and_end_cleanly(runs: Path, number: signal.Signals):
+    port = free_port()
+    code = "import typer, pipeline.cli.pages as c; typer.run(c.ui)"
+    command = [sys.executable, "-c", code, "--runs", str(runs), "--port", str(port)]
+    served = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        wait_until_up(f"http://{HOST}:{port}/health")
+        assert listening_addresses(port) == {"0100007F"}
+    finally:
+        served.send_signal(number)
+        printed, _ = served.communicate(timeout=30)
+    assert served.returncode == 0
+    assert f"http://{HOST}:{port}/#/experiments/1/runs?compareRunsMode=CHART&workflowType=machine_learning" in printed
+    assert f"http://{HOST}:{port}/#/models/omnidraft-drafter?workflowType=machine_learning" in printed
+    assert listening_addresses(port) == set(), "a server process was left behind"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_until_up(url: str, seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            with urllib.request.urlopen(url, timeout=5) as answer:
+                assert answer.status == 200
+                return
+        except OSError:
+            assert time.monotonic() < end, f"{url} did not answer"
+            time.sleep(0.2)
+
+
+def listening_addresses(port: int) -> set[str]:
+    """Hexadecimal local addresses that listen on the port; 0100007F is 127.0.0.1. Linux only."""
+    if not os.path.exists("/proc/net/tcp"):
+        pytest.skip("needs /proc/net/tcp")
+    found = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        if os.path.exists(table):
+            for line in Path(table).read_text().splitlines()[1:]:
+                address, state = line.split()[1], line.split()[3]
+                if state == "0A" and int(address.split(":")[1], 16) == port:
+                    found.add(address.split(":")[0])
+    return found
+
+
+def test_the_module_loads_nothing_heavy():
+    code = "import sys, pipeline.cli.versions; print({'mlflow', 'torch', 'rich.table', 'pyarrow'} & sys.modules.keys())"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert printed.stdout.strip() == "set()"

@@ -1,0 +1,251 @@
+"""Several workers on Ray: the same texts as one process, every prompt once, also when workers or the learner die."""
+
+import random
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ray")
+
+import warm_python
+from replaying import config_of
+from scaling import (
+    RecordingDisplay,
+    assert_whole,
+    count_committed_prompts,
+    find_owner,
+    kill_owner,
+    many_prompts,
+    read_texts,
+    replay_on_cluster,
+    replay_texts,
+    run_in_parallel,
+    select_rows,
+    start_replay_command,
+    wait_until,
+)
+from tiny_pair import TinyPair, tiny_pair  # noqa: F401
+
+from pipeline.cli.run import _prepare
+from pipeline.cluster.run import WORKERS
+from pipeline.config.settings import Config
+from store.errors import ModelError, RunError, SourceError, UsageError
+from store.log.manifest import edit_manifest, read_manifest
+from store.log.mirror import NoMirror
+from store.log.partitions import LEARNER, partition_folder, worker_folders
+from store.query.summary import SUMMARY
+
+pytestmark = pytest.mark.timeout(900)  # every process loads its libraries and models
+
+PROMPTS = 40
+SERVED = "FROM updates WHERE part = 'drafter' AND served ORDER BY seq"
+
+
+@pytest.fixture(scope="module")
+def address():
+    """A cluster of one machine."""
+    from ray.cluster_utils import Cluster
+
+    with warm_python.ray_workers():
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 6, "include_dashboard": False})
+    yield cluster.address
+    cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def stream(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, list[tuple[int, str]]]:  # noqa: F811
+    """Settings, and the texts of a replay in one process."""
+    folder = tmp_path_factory.mktemp("stream")
+    prompts = many_prompts(folder, PROMPTS)
+    config = config_of(
+        tiny_pair,
+        sources=(str(prompts),),
+        sampling__max_new_tokens=48,
+        batch=2,
+        learn__spacing="fixed",
+        commit__seconds=0.2,
+        commit__share=1.0,
+    )
+    return config, replay_texts(config, folder / "embedded")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_give_the_texts_of_one_process(address, stream, tmp_path: Path, workers: int):
+    config, texts = stream
+    run = tmp_path / "run"
+    summary, display = replay_on_cluster(config, run, address, workers)
+    assert_whole(run, texts)
+    assert summary["totals"]["prompts"] == PROMPTS
+    assert summary["rejected_rows"] == 3
+    assert len(worker_folders(run)) == workers
+    assert all(select_rows(run, "SELECT max(drafter_version) AS v FROM decisions"))
+    assert display.notes == []
+    assert sorted(display.completed) == [offset for offset, _ in texts]
+
+
+def test_a_dead_worker_s_prompts_are_decoded_by_others_and_logged_once(address, stream, tmp_path: Path):
+    config, texts = stream
+    run, killed = tmp_path / "run", []
+
+    def kill() -> None:
+        folder = next(folder for folder in worker_folders(run) if kill_owner(folder))
+        killed.append(f"{folder.name} is lost")
+
+    _, display = replay_on_cluster(config, run, address, 2, display=RecordingDisplay(kill, after=8))
+    assert_whole(run, texts)
+    assert [note.partition(" (")[0] for note in display.notes] == killed
+    assert len(worker_folders(run)) == 3
+
+
+def test_a_dead_learner_restarts_from_its_last_commit(address, stream, tmp_path: Path):
+    config, texts = stream
+    run, killed, before = tmp_path / "run", [], []
+
+    def kill() -> None:
+        assert wait_until(threading.Event(), lambda: bool(select_rows(run, SERVED)))
+        killed.append(kill_owner(partition_folder(run, LEARNER)))
+        before.extend(select_rows(run, SERVED))
+
+    _, display = replay_on_cluster(config, run, address, 2, display=RecordingDisplay(kill, after=8))
+    assert_whole(run, texts)
+    assert killed == [True]
+    assert any("the learner is lost" in note for note in display.notes)
+    after = select_rows(run, SERVED)
+    assert after[: len(before)] == before
+    assert len(after) > len(before)
+    versions = [row["drafter_version"] for row in after]
+    assert versions == sorted(set(versions))
+
+
+def test_a_run_whose_leader_was_killed_resumes(address, stream, tmp_path: Path):
+    config, texts = stream
+    run = tmp_path / "run"
+    leader = start_replay_command(config, run, address, tmp_path)
+    assert wait_until(threading.Event(), lambda: count_committed_prompts(run) >= 8)
+    leader.kill()
+    leader.wait()
+    before = count_committed_prompts(run)
+    _, display = replay_on_cluster(config, run, address, 2, resume=True)
+    assert_whole(run, texts)
+    assert before >= 8
+    assert sorted(display.completed) == [offset for offset, _ in texts]
+
+
+def test_a_stopped_run_resumes_only_with_ray(address, stream, tmp_path: Path):
+    config, texts = stream
+    run = tmp_path / "run"
+    leader = start_replay_command(config, run, address, tmp_path)
+    assert wait_until(threading.Event(), lambda: count_committed_prompts(run) >= 4)
+    leader.terminate()
+    _, errors = leader.communicate(timeout=120)
+    assert leader.returncode == 130, errors
+    assert f"--resume {run} --ray {address}" in errors
+    with pytest.raises(RunError, match="begun with --ray"):
+        _prepare(config, run, NoMirror(run), None, resume=True)
+    assert len(read_texts(run)) < len(texts)
+    replay_on_cluster(config, run, address, 1, resume=True)
+    assert_whole(run, texts)
+
+
+def test_a_worker_joins_while_it_runs(address, stream, tmp_path: Path):
+    config, texts = stream
+    run = tmp_path / "run"
+
+    def join() -> None:
+        (run / WORKERS).write_text("three\n")  # not a number: nothing changes
+        (run / WORKERS).write_text("2\n")
+
+    _, display = replay_on_cluster(config, run, address, 1, display=RecordingDisplay(join, after=4))
+    assert_whole(run, texts)
+    assert len(worker_folders(run)) == 2
+    assert display.notes == []
+
+
+def test_a_worker_leaves_while_it_runs(address, stream, tmp_path: Path):
+    config, texts = stream
+    run, finished_at = tmp_path / "run", []
+
+    def look(over: threading.Event) -> None:
+        if wait_until(over, lambda: read_manifest(worker_folders(run)[1]).finished):
+            finished_at.append(count_committed_prompts(run))
+
+    with run_in_parallel(look):
+        _, display = replay_on_cluster(
+            config, run, address, 2, display=RecordingDisplay(lambda: (run / WORKERS).write_text("1\n"), after=8)
+        )
+    assert_whole(run, texts)
+    assert len(worker_folders(run)) == 2
+    assert display.notes == []
+    assert finished_at
+    assert finished_at[0] < PROMPTS
+
+
+def test_a_run_that_was_killed_after_the_end_of_its_stream_is_finished(address, stream, tmp_path: Path):
+    config, texts = stream
+    run = tmp_path / "run"
+    before, _ = replay_on_cluster(config, run, address, 1)
+    edit_manifest(run, lambda manifest: replace(manifest, finished=False))
+    (run / SUMMARY).unlink()
+    after, _ = replay_on_cluster(config, run, address, 1, resume=True)
+    assert_whole(run, texts)
+    assert len(worker_folders(run)) == 1
+    assert after["totals"] == before["totals"]
+    assert (run / SUMMARY).exists()
+
+
+def test_a_stream_without_prompts_ends(address, stream, tmp_path: Path):
+    config, _ = stream
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text('{"prompt": 7}\n', encoding="utf-8")
+    summary, _ = replay_on_cluster(config.with_overrides({"sources": (str(empty),)}), tmp_path / "run", address, 1)
+    assert (summary["totals"]["prompts"], summary["rejected_rows"]) == (0, 1)
+
+
+def test_an_error_of_a_worker_is_raised(address, stream, tmp_path: Path):
+    config, _ = stream
+    nowhere = config.with_overrides({"targets": (str(tmp_path / "nowhere"),)})
+    with pytest.raises(ModelError, match="nowhere"):
+        replay_on_cluster(nowhere, tmp_path / "run", address, 1)
+
+
+def test_a_run_does_not_resume_with_another_stream(address, stream, tmp_path: Path):
+    config, _ = stream
+    run = tmp_path / "run"
+    own = tmp_path / "own.jsonl"
+    own.write_bytes(Path(config.sources[0]).read_bytes())
+    config = config.with_overrides({"sources": (str(own),)})
+    leader = start_replay_command(config, run, address, tmp_path)
+    assert wait_until(threading.Event(), lambda: count_committed_prompts(run) >= 4)
+    leader.terminate()
+    leader.communicate(timeout=120)
+    own.write_text("\n".join(reversed(own.read_text(encoding="utf-8").splitlines())) + "\n", encoding="utf-8")
+    with pytest.raises(SourceError, match="must begin with"):
+        replay_on_cluster(config, run, address, 1, resume=True)
+
+
+def test_several_targets_and_a_cluster_that_is_not_there_are_refused(stream, tmp_path: Path):
+    config, _ = stream
+    with pytest.raises(UsageError, match="one target"):
+        replay_on_cluster(config.with_overrides({"targets": ("a", "b")}), tmp_path / "run", "local")
+    with pytest.raises(RunError, match="Ray cluster"):
+        replay_on_cluster(config, tmp_path / "run", "127.0.0.1:1")
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("instant", range(20))
+def test_a_worker_dies_at_any_instant(address, stream, tmp_path: Path, instant: int):
+    config, texts = stream
+    run, chosen, killed = tmp_path / "run", random.Random(instant), []
+
+    def kill(over: threading.Event) -> None:
+        if wait_until(over, lambda: any(map(find_owner, worker_folders(run)))):
+            over.wait(chosen.uniform(0.0, 2.5))
+            folders = worker_folders(run)
+            killed.append(any(map(kill_owner, chosen.sample(folders, len(folders)))))
+
+    with run_in_parallel(kill):
+        replay_on_cluster(config, run, address, 2)
+    assert_whole(run, texts)
+    assert killed == [True]

@@ -1,0 +1,40 @@
+"""Settings that choose by name: their names are those of the tables that make what is chosen."""
+
+from collections.abc import Collection
+from typing import get_args
+
+import pytest
+
+from pipeline.config.sections import DriftSettings
+from pipeline.config.settings import settings
+from pipeline.learning.drift import make_detector
+from stages.drafting.stopping import STOP_RULES
+from stages.examples.losses import LOSSES
+from stages.ngrams.eviction import EVICTIONS
+from stages.rules import MODES
+from stages.training.interval import UPDATE_INTERVALS
+
+
+def names_of(key: str) -> list[str]:
+    return list(get_args(settings()[key].annotation))
+
+
+@pytest.mark.parametrize(
+    ("key", "table"),
+    [
+        ("draft.mode", MODES),
+        ("draft.stop_rule", STOP_RULES),
+        ("learn.loss", LOSSES),
+        ("learn.spacing", UPDATE_INTERVALS),
+        ("cache.policy", [*EVICTIONS, "off"]),  # off: no cache, so nothing leaves it
+    ],
+)
+def test_a_setting_names_what_its_table_has(key: str, table: Collection[str]):
+    assert sorted(names_of(key)) == sorted(table)
+
+
+def test_every_detector_is_another():
+    names = names_of("drift.detector")
+    made = {type(make_detector(DriftSettings.model_validate({"detector": name}))).__name__ for name in names}
+    assert made == {"ADWIN", "PageHinkley", "NoDrift"}
+    assert len(names) == len(made)

@@ -1,0 +1,105 @@
+"""`pipeline.open_log`: SQL and Arrow over the logs of runs, read-only."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from replaying import config_of, run_replay
+from tiny_pair import TinyPair, tiny_pair  # noqa: F401  (a fixture)
+
+import pipeline
+from store.query.log_reader import VIEWS, recipes
+
+
+@pytest.fixture(scope="module")
+def runs(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:  # noqa: F811
+    folder = tmp_path_factory.mktemp("runs")
+    for seed, name in enumerate(("first", "second")):
+        config = config_of(tiny_pair, sources=(str(tiny_pair.sums),), seed=seed, sampling__temperature=1.0)
+        run_replay(config, folder / name)
+    return [folder / "first", folder / "second"]
+
+
+def test_sql_gives_arrow_tables(runs: list[Path]):
+    with pipeline.open_log(runs[0]) as log:
+        rows = log.sql("SELECT outcome, count(*) AS tokens FROM decisions GROUP BY outcome ORDER BY outcome")
+        assert isinstance(rows, pa.Table)
+        assert "accepted" in rows["outcome"].to_pylist()
+        assert log.sql("SELECT 1 AS one FROM decisions", rows=3, seconds=60).num_rows == 3
+
+
+def test_every_table_is_listed_and_read(runs: list[Path]):
+    with pipeline.open_log(str(runs[0])) as log:
+        assert tuple(log.tables) == VIEWS
+        assert log.tables["prompts"]["prompt_text"] == "VARCHAR"
+        for name, columns in log.tables.items():
+            assert log.table(name).schema.names == list(columns)
+        assert log.table("prompts").num_rows == 10
+        with pytest.raises(pipeline.QueryError, match=r"must be one of decisions, .*; got 'decision'"):
+            log.table("decision")
+
+
+def test_recipes_are_listed_and_run(runs: list[Path]):
+    with pipeline.open_log(runs[0]) as log:
+        assert set(log.recipes) == set(recipes())
+        assert all(log.recipes.values())
+        assert log.recipe("acceptance-over-time").num_rows > 0
+        assert log.recipe("slowest-prompts", rows=2).num_rows == 2
+        with pytest.raises(pipeline.QueryError, match="a recipe must be one of"):
+            log.recipe("acceptance")
+
+
+def test_several_runs_are_one_log(runs: list[Path]):
+    with pipeline.open_log(runs) as log:
+        rows = log.sql("SELECT run, count(*) AS prompts FROM prompts GROUP BY run ORDER BY run").to_pylist()
+    assert rows == [{"run": "first", "prompts": 10}, {"run": "second", "prompts": 10}]
+
+
+def test_decisions_are_checked(runs: list[Path]):
+    with pipeline.open_log(runs[0]) as log:
+        found = log.check()
+    assert found.judged > 0
+    assert (found.mismatches.num_rows, found.miscounts.num_rows) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["DROP VIEW decisions", "COPY decisions TO 'x'", "SELECT * FROM read_csv('/etc/passwd')", "SELECT", "nonsense"],
+)
+def test_a_log_is_only_read(runs: list[Path], query: str):
+    with (
+        pipeline.open_log(runs[0]) as log,
+        pytest.raises(pipeline.QueryError, match="query must be"),
+    ):
+        log.sql(query)
+
+
+def test_a_closed_log_is_refused(runs: list[Path]):
+    with pipeline.open_log(runs[0]) as log:
+        kept = log.table("prompts")
+    log.close()
+    for read in (lambda: log.sql("SELECT 1"), lambda: log.table("prompts"), lambda: log.recipe("drifts"), log.check):
+        with pytest.raises(pipeline.QueryError, match="this one is closed; open it again with open_log"):
+            read()
+    with pytest.raises(pipeline.QueryError, match="this one is closed"):
+        _ = log.tables
+    assert kept.num_rows == 10, "what was read stays"
+
+
+def test_a_folder_that_is_no_run(tmp_path: Path):
+    with pytest.raises(pipeline.RunError, match=str(tmp_path / "nowhere")):
+        pipeline.open_log(tmp_path / "nowhere")
+
+
+def test_damaged_files_are_named_and_left_out(runs: list[Path]):
+    part = next((runs[1] / "log" / "updates").iterdir())
+    whole = part.read_bytes()
+    try:
+        part.write_bytes(whole[:-100])
+        with pytest.raises(pipeline.CorruptError, match=part.name):
+            pipeline.open_log(runs[1])
+        with pipeline.open_log(runs[1], skip_damaged=True) as log:
+            assert [path.name for path in log.damaged] == [part.name]
+            assert log.table("prompts").num_rows == 10
+    finally:
+        part.write_bytes(whole)

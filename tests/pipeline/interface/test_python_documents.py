@@ -1,0 +1,64 @@
+"""`docs/python.md` and the example in `examples/` run as they are written, over a tiny pair of models."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import pytest
+from builtin_pair import builtin_pair, tiny_pair  # noqa: F401  (fixtures)
+
+ROOT = Path(__file__).resolve().parents[3]
+EXAMPLE = ROOT / "examples" / "first-run.ipynb"
+MOST_BYTES = 100_000  # of the example with its stored outputs
+
+
+@pytest.fixture(autouse=True)
+def _somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, builtin_pair: None) -> None:  # noqa: F811
+    monkeypatch.chdir(tmp_path)
+
+
+def run_in_order(blocks: list[str]) -> dict[str, Any]:
+    """Execute blocks of code in one namespace, as a reader would type them."""
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for number, block in enumerate(blocks):
+        exec(compile(block, f"block {number}", "exec"), names)
+    return names
+
+
+def test_the_document_runs(capsys: pytest.CaptureFixture[str]):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "python.md").read_text(), re.DOTALL)
+    assert len(blocks) == 6
+    names = run_in_order(blocks)
+    assert names["result"].summary.totals.prompts == 8
+    assert names["completion"].usage.emitted > 0
+    assert "Did you mean 'learn.rate'?" in capsys.readouterr().out
+
+
+@pytest.fixture
+def example() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(EXAMPLE.read_text())
+    return found
+
+
+def test_the_example_runs(example: dict[str, Any], capsys: pytest.CaptureFixture[str]):
+    mpl.use("agg")
+    cells = ["".join(cell["source"]) for cell in example["cells"] if cell["cell_type"] == "code"]
+    assert "PROMPTS = 60" in cells[0]
+    names = run_in_order([cells[0].replace("PROMPTS = 60", "PROMPTS = 8"), *cells[1:]])
+    assert len(names["prompts"]) == 8
+    assert len(names["completions"]) == 2
+    assert "tokens per pass" in capsys.readouterr().out
+    names["plt"].close("all")
+
+
+def test_the_example_holds_the_outputs_of_one_whole_run(example: dict[str, Any]):
+    code = [cell for cell in example["cells"] if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
+    outputs = [output for cell in code for output in cell["outputs"]]
+    assert {output["output_type"] for output in outputs} <= {"stream", "execute_result", "display_data"}
+    assert [output["text"] for output in outputs if output.get("name") == "stderr"] == []
+    assert any("image/png" in output.get("data", {}) for output in outputs)
+    assert EXAMPLE.stat().st_size < MOST_BYTES
+    assert str(Path.home()) not in EXAMPLE.read_text()

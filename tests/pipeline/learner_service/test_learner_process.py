@@ -1,0 +1,227 @@
+"""A learner in its own process: the server never waits for it, and continues when it dies."""
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import learner_doubles
+import pytest
+import torch
+from learner_hosting import make_config, make_learner_config, run_local_learner
+from replaying import table_of
+from serving_tiny import (
+    PATIENCE,
+    assert_sound,
+    complete_all,
+    run_server,
+    select,
+    serve_config,
+    submit_prompt,
+    texts,
+    wait_until,
+)
+from tiny_pair import TinyPair, tiny_pair  # noqa: F401  (a fixture)
+
+from pipeline.learner_service import process as learner_process
+from pipeline.learner_service.process import QUEUE_LIMIT, LearnerProcess
+from store.events import Event, Updated
+from store.log.partitions import LEARNER, partition_folder
+
+SHARE = 4.0  # of a core: no sleep
+
+
+def find_children() -> list[multiprocessing.process.BaseProcess]:
+    """Return the live processes of learners."""
+    return [child for child in multiprocessing.active_children() if child.name == "learner"]
+
+
+class DoubledLearner:
+    """A `LearnerProcess` whose process runs a double."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path, double: Callable[..., None]) -> None:
+        monkeypatch.setattr(learner_process, "_run_learner", double)
+        self.folder = folder
+        self.learner = LearnerProcess(folder, 1.0, lambda event: None)
+
+    def allow_reading(self) -> None:
+        (self.folder / learner_doubles.GO).touch()
+
+    def read_received(self) -> list[Any]:
+        return eval((self.folder / learner_doubles.RECEIVED).read_text())
+
+
+def test_all_prompts_are_received_in_order(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    doubled = DoubledLearner(monkeypatch, tmp_path, learner_doubles.listen)
+    for number in range(100):
+        doubled.learner.post(number)
+    assert doubled.learner.lag == 100
+    doubled.allow_reading()
+    wait_until(lambda: doubled.learner.lag == 0)
+    doubled.learner.close(PATIENCE)
+    assert doubled.read_received() == list(range(100))
+    assert (doubled.learner.posted, doubled.learner.handled, doubled.learner.dropped) == (100, 100, 0)
+    assert caplog.records == []
+
+
+def test_posting_never_waits_and_drops_the_oldest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """While the pipe is full, at most `QUEUE_LIMIT` prompts wait, and these are the newest."""
+    doubled, large = DoubledLearner(monkeypatch, tmp_path, learner_doubles.listen), "x" * 10_000
+    learner = doubled.learner
+    for number in range(3 * QUEUE_LIMIT):
+        learner.post((number, large))
+    assert learner.dropped > QUEUE_LIMIT
+    assert learner.lag == 3 * QUEUE_LIMIT - learner.dropped
+    doubled.allow_reading()
+    wait_until(lambda: learner.lag == 0)
+    dropped = learner.dropped
+    learner.close(PATIENCE)
+    received = [number for number, _ in doubled.read_received()]
+    assert len(received) == 3 * QUEUE_LIMIT - dropped
+    assert received[-QUEUE_LIMIT:] == list(range(2 * QUEUE_LIMIT, 3 * QUEUE_LIMIT))
+    assert received[:-QUEUE_LIMIT] == list(range(len(received) - QUEUE_LIMIT)), "those in the pipe"
+
+
+def test_a_learner_that_hangs_is_killed_after_the_timeout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    doubled = DoubledLearner(monkeypatch, tmp_path, learner_doubles.hang)
+    wait_until(lambda: bool(find_children()))
+    for _ in range(1000):
+        doubled.learner.post("x" * 10_000)
+    doubled.learner.close(0.1)
+    assert find_children() == []
+    doubled.learner.close(0.0)  # a second time as well
+
+
+def test_a_learner_that_dies_is_restarted_and_its_prompts_are_lost(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    doubled = DoubledLearner(monkeypatch, tmp_path, learner_doubles.crash_once)
+    doubled.learner.post("lost")
+    wait_until(lambda: bool(caplog.messages))
+    assert doubled.learner.alive
+    assert "restarted" in caplog.messages[0]
+    wait_until(lambda: doubled.learner.lag == 0)
+    assert (doubled.learner.posted, doubled.learner.dropped) == (1, 1)
+    doubled.learner.post("received")
+    wait_until(lambda: doubled.learner.handled == 1)
+    doubled.learner.close(PATIENCE)
+    assert doubled.read_received() == ["received"]
+    assert len(caplog.messages) == 1
+
+
+def test_a_learner_that_dies_twice_is_not_restarted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    doubled = DoubledLearner(monkeypatch, tmp_path, learner_doubles.crash)
+    wait_until(lambda: not doubled.learner.alive)
+    wait_until(lambda: len(caplog.records) == 2)
+    assert ["restarted from" in message for message in caplog.messages] == [True, False]
+    assert "without learning" in caplog.messages[1]
+    assert [record.levelname for record in caplog.records] == ["WARNING", "ERROR"]
+    for number in range(QUEUE_LIMIT + 5):
+        doubled.learner.post(number)  # no process receives them: they must not pile up
+    assert (doubled.learner.lag, doubled.learner.dropped) == (0, QUEUE_LIMIT + 5)
+    assert doubled.learner.take_new_weights() is None
+    doubled.learner.close(PATIENCE)
+
+
+def test_a_real_learner_learns_and_resumes_after_a_kill(
+    tiny_pair: TinyPair,  # noqa: F811
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+):
+    config = make_config(tiny_pair)
+    recorded = run_local_learner(config, tmp_path / "local", 8)
+    events: list[Event] = []
+    run = tmp_path / "run"
+    learner = LearnerProcess(make_learner_config(config, run), SHARE, events.append)
+    try:
+        for finished in recorded.finished[:4]:
+            learner.post(finished)
+        wait_until(lambda: learner.handled == 4)
+        weights = learner.take_new_weights()
+        assert weights is not None
+        (child,) = find_children()
+        os.kill(int(child.pid or 0), signal.SIGKILL)
+        wait_until(lambda: bool(caplog.messages))
+        for finished in recorded.finished[4:]:
+            learner.post(finished)
+        wait_until(lambda: learner.handled == 8)
+        newer = learner.take_new_weights()
+        assert newer is not None
+        assert newer.drafter_version > weights.drafter_version > 0
+        assert not all(map(torch.equal, newer.drafter, weights.drafter))
+    finally:
+        learner.close(PATIENCE)
+    assert find_children() == []
+    local_updates = [event for event in recorded.events if isinstance(event, Updated)]
+    versions = [event.drafter_version for event in events if isinstance(event, Updated) and event.served]
+    assert versions == [event.drafter_version for event in local_updates if event.served]
+    known = table_of(partition_folder(run, LEARNER), "updates").to_pylist()
+    assert [row["offset"] for row in known] == [event.offset for event in local_updates], "all is committed at the end"
+
+
+def test_its_log_arrives_in_the_process_that_serves(
+    tiny_pair: TinyPair,  # noqa: F811
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+):
+    config = make_config(tiny_pair).with_overrides({"cache.budget_bytes": 1})
+    learner = LearnerProcess(make_learner_config(config, tmp_path / "run"), SHARE, lambda event: None)
+    learner.close(60.0)
+    (record,) = caplog.records
+    assert "cache.budget_bytes must be at least" in record.message
+    assert (record.levelname, record.name, record.processName) == ("WARNING", "omnidraft.models", "learner")
+
+
+def test_a_signal_for_the_server_does_not_end_the_learner(
+    tiny_pair: TinyPair,  # noqa: F811
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+):
+    """A terminal's Ctrl-C and the end of a service reach every process; only the server ends the learner."""
+    config = make_config(tiny_pair)
+    recorded = run_local_learner(config, tmp_path / "local", 4)
+    learner = LearnerProcess(make_learner_config(config, tmp_path / "run"), SHARE, lambda event: None)
+    for finished in recorded.finished[:2]:
+        learner.post(finished)
+    wait_until(lambda: learner.handled == 2)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        (child,) = find_children()
+        os.kill(int(child.pid or 0), number)
+    for finished in recorded.finished[2:]:
+        learner.post(finished)
+    learner.close(PATIENCE)
+    assert learner.handled == 4
+    assert caplog.records == []
+
+
+def test_serving_continues_without_the_learner(
+    tiny_pair: TinyPair,  # noqa: F811
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+):
+    """After one kill the learner restarts, after two in quick succession it does not; requests are always answered."""
+    run = tmp_path / "run"
+    config = serve_config(tiny_pair, serve__learn="live", serve__learn_share=SHARE, learn__spacing="fixed")
+    with run_server(config, run) as server:
+        engine = server.engine
+        complete_all(engine, texts(700, 706))
+        wait_until(lambda: engine.read_status().drafter_version > 0 or not complete_all(engine, texts(706, 707)))
+        for life in range(2):
+            wait_until(lambda: bool(find_children()))
+            (child,) = find_children()
+            os.kill(int(child.pid or 0), signal.SIGKILL)
+            wait_until(lambda life=life: caplog.text.count("the learner ended") == life + 1)
+            assert [response.usage.emitted > 0 for response in complete_all(engine, texts(710, 713))] == [True] * 3
+        assert engine.read_status().learner_alive is False
+        assert submit_prompt(engine, "Ann has 3").end().usage.emitted
+    assert_sound(run)
+    named = {row["drafter_version"] for row in select(run, "SELECT DISTINCT drafter_version FROM decisions")}
+    known = {row["drafter_version"] for row in select(run, "SELECT drafter_version FROM updates WHERE served")}
+    assert named > {0}
+    assert named <= {0} | known

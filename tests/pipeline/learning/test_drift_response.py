@@ -1,0 +1,162 @@
+"""What is done about a drift, and which earlier version comes back."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from event_making import make_drifted, make_updated
+
+from pipeline.learning.drift_response import EXAMPLES_KEPT, Recall, ResetHead, VersionSource
+from stages.contract.blocks import TrainingExample
+from store.events import Recalled, Updated
+
+
+class Trainer:
+    """Weights are one number: the acceptance that they bring on every example."""
+
+    def __init__(self, present: float) -> None:
+        self.weights = torch.tensor([present])
+        self.scored: list[list[int]] = []
+        self.others_that_lose: list[str] = []
+
+    def find_losers(self, weights: list[torch.Tensor], gaining: str) -> list[str]:
+        return self.others_that_lose
+
+    def measure_acceptance(
+        self, weights: list[torch.Tensor] | None, examples: Sequence[TrainingExample]
+    ) -> float | None:
+        self.scored.append([example.offset for example in examples])
+        return float(self.weights if weights is None else weights[0])
+
+    def adopt(self, weights: list[torch.Tensor]) -> None:
+        self.weights = weights[0]
+
+
+class Distill:
+    """Stands for the runner's, as far as an answer uses it."""
+
+    def __init__(self, present: float) -> None:
+        self.drafter = self
+        self.trainer = Trainer(present)
+        self.calls: list[str] = []
+
+    def reset_head(self) -> tuple[Updated, ...]:
+        """An update was under way."""
+        self.calls.append("restart")
+        return (make_updated(offset=8, served=False),)
+
+
+class Folders:
+    """Versions whose acceptance stands in a file, and the heads that were read."""
+
+    def __init__(self, root: Path, rates: Sequence[float], distill: Distill) -> None:
+        self.folders = []
+        self._distill = distill
+        for number, rate in enumerate(rates):
+            folder = root / f"{number:06d}"
+            folder.mkdir()
+            (folder / "rate").write_text(str(rate))
+            self.folders.append((number, folder))
+        self.read_folders: list[str] = []
+
+    def read(self, folder: Path) -> list[torch.Tensor]:
+        self.read_folders.append(folder.name)
+        return [torch.tensor([float((folder / "rate").read_text())])]
+
+    def read_head(self, folder: Path) -> None:
+        self._distill.calls.append(f"head {folder.name}")
+
+
+def recall_of(
+    tmp_path: Path, present: float, rates: Sequence[float], margin: float = 0.02, most: int = 12
+) -> tuple[Recall, Distill, Folders]:
+    distill = Distill(present)
+    versions = Folders(tmp_path, rates, distill)
+    answer = Recall(distill, VersionSource(lambda: versions.folders, versions.read, versions.read_head), margin, most)  # type: ignore[arg-type]
+    for offset in range(10):
+        answer.observe(TrainingExample(offset, "big", (1, 2), (), (), ()))
+    return answer, distill, versions
+
+
+def respond_to(answer: Recall, changed_at: int = 6) -> Recalled:
+    dropped, event = answer.respond(make_drifted(offset=9, changed_at=changed_at))
+    assert isinstance(dropped, Updated)
+    assert isinstance(event, Recalled)
+    return event
+
+
+def test_the_best_earlier_version_comes_back_with_its_head_after_the_restart(tmp_path: Path):
+    answer, distill, _ = recall_of(tmp_path, 0.3, [0.1, 0.7, 0.5])
+    event = respond_to(answer)
+    assert (event.offset, event.target, event.version) == (9, "big", 1)
+    assert (event.candidates, event.prompts) == (3, 4)
+    assert (event.acceptance_present, event.acceptance_best) == (pytest.approx(0.3), pytest.approx(0.7))
+    assert float(distill.trainer.weights) == pytest.approx(0.7)
+    assert distill.calls == ["restart", "head 000001"]
+
+
+@pytest.mark.parametrize("rates", [[0.1, 0.2], [0.31, 0.315], [0.3]])
+def test_the_present_stays_where_no_version_wins_by_the_margin(tmp_path: Path, rates: list[float]):
+    answer, distill, _ = recall_of(tmp_path, 0.3, rates)
+    event = respond_to(answer)
+    assert event.version is None
+    assert event.acceptance_best == pytest.approx(max(rates))
+    assert float(distill.trainer.weights) == pytest.approx(0.3)
+    assert distill.calls == ["restart"], "its head begins anew all the same"
+
+
+def test_of_equals_the_newest_comes_back(tmp_path: Path):
+    assert respond_to(recall_of(tmp_path, 0.1, [0.5, 0.6, 0.6, 0.2])[0]).version == 2
+
+
+def test_versions_are_scored_on_the_prompts_since_the_change_alone(tmp_path: Path):
+    answer, distill, _ = recall_of(tmp_path, 0.3, [0.1])
+    respond_to(answer, changed_at=7)
+    assert distill.trainer.scored == [[7, 8, 9], [7, 8, 9]]
+
+
+def test_of_many_versions_the_floor_and_the_newest_are_scored(tmp_path: Path):
+    answer, _, versions = recall_of(tmp_path, 0.3, [0.4, 0.9, 0.9, 0.5, 0.6], most=3)
+    event = respond_to(answer)
+    assert (event.candidates, event.version) == (3, 4)
+    assert set(versions.read_folders) == {"000000", "000003", "000004"}
+
+
+def test_with_room_for_one_it_is_the_floor(tmp_path: Path):
+    answer, _, versions = recall_of(tmp_path, 0.3, [0.4, 0.9], most=1)
+    assert (respond_to(answer).version, set(versions.read_folders)) == (0, {"000000"})
+
+
+def test_no_more_examples_are_kept_than_are_recent(tmp_path: Path):
+    answer, distill, _ = recall_of(tmp_path, 0.3, [0.1])
+    for offset in range(10, 100):
+        answer.observe(TrainingExample(offset, "big", (1, 2), (), (), ()))
+    *_, event = answer.respond(make_drifted(offset=99, changed_at=0))
+    assert event.prompts == EXAMPLES_KEPT
+    assert distill.trainer.scored[0] == list(range(100 - EXAMPLES_KEPT, 100))
+
+
+def test_without_versions_or_prompts_to_score_on_it_is_a_restart(tmp_path: Path):
+    answer, distill, _ = recall_of(tmp_path, 0.3, [])
+    assert [event.offset for event in answer.respond(make_drifted(offset=9, changed_at=6))] == [8]
+    assert distill.calls == ["restart"]
+    (tmp_path / "other").mkdir()
+    answer, distill, _ = recall_of(tmp_path / "other", 0.3, [0.9])
+    assert [event.offset for event in answer.respond(make_drifted(offset=99, changed_at=50))] == [8]
+    assert (distill.calls, float(distill.trainer.weights)) == (["restart"], pytest.approx(0.3))
+
+
+def test_a_restart_restarts_and_tells_of_an_update_that_it_dropped():
+    distill = Distill(0.3)
+    (dropped,) = ResetHead(distill.reset_head).respond(make_drifted())
+    assert (dropped.offset, dropped.served, distill.calls) == (8, False, ["restart"])
+
+
+def test_a_version_under_which_another_target_would_lose_is_not_taken(tmp_path: Path):
+    answer, distill, _ = recall_of(tmp_path, 0.3, [0.8])
+    distill.trainer.others_that_lose = ["small"]
+    event = respond_to(answer)
+    assert (event.version, event.acceptance_best) == (None, pytest.approx(0.8))
+    assert float(distill.trainer.weights) == pytest.approx(0.3)
+    assert distill.calls == ["restart"]

@@ -1,0 +1,228 @@
+"""Publishing: when a version is made, what it says of itself, and that its folder can be trusted."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from event_making import make_completed
+from event_making import make_drifted as drift
+
+from pipeline.learning.publisher import FolderPublisher, NoPublisher, Numbers, Origin
+from pipeline.recorder import Versions
+from store.events import VersionPublished
+from store.registry.registry import NoRegistry
+from store.registry.version_folder import open_version
+
+ORIGIN = Origin("omnidraft-drafter", "tuesday", "builtin:target", "builtin:drafter", "ab" * 32)
+
+
+class Registered(NoRegistry):
+    """Keeps what was published, after a look at the folder as it then was."""
+
+    def __init__(self) -> None:
+        self.published: list[tuple[VersionPublished, dict[str, float]]] = []
+        self.answered: list[int | None] = []
+
+    def publish(
+        self, folder: Path, event: VersionPublished, metrics: Mapping[str, float], drift: int | None = None
+    ) -> None:
+        assert open_version(folder)["digest"] == event.digest
+        self.answered.append(drift)
+        self.published.append((event, dict(metrics)))
+
+
+class Drafter:
+    """Stands for the models: three counters, and a file that tells them."""
+
+    def __init__(self) -> None:
+        self.versions, self.entries = Versions(0, 0, 0), 0
+
+    def learn(self) -> None:
+        self.versions = Versions(self.versions.drafter + 1, self.versions.head + 2, self.versions.cache + 3)
+        self.entries += 5
+
+    def write(self, folder: Path) -> None:
+        folder.mkdir(parents=True)
+        (folder / "model.safetensors").write_text(str(self.versions))
+
+    def state(self) -> tuple[Versions, int]:
+        return self.versions, self.entries
+
+
+@pytest.fixture
+def drafter() -> Drafter:
+    return Drafter()
+
+
+@pytest.fixture
+def registry() -> Registered:
+    return Registered()
+
+
+@pytest.fixture
+def publisher(drafter: Drafter, registry: Registered, tmp_path: Path) -> FolderPublisher:
+    now = iter(f"2026-01-02T03:04:{second:02}+00:00" for second in range(60))
+    return FolderPublisher(tmp_path, drafter.write, drafter.state, ORIGIN, registry, 3, Numbers(), lambda: next(now))
+
+
+def only(events: Iterator[VersionPublished]) -> VersionPublished:
+    (event,) = events
+    return event
+
+
+def test_the_floor_is_version_zero_without_a_parent(publisher: FolderPublisher):
+    floor = only(publisher.publish_baseline())
+    assert (floor.version, floor.parent, floor.reason, floor.offset) == (0, None, "floor", 0)
+    assert (floor.acceptance, floor.folder) == (None, "versions/000000")
+
+
+def test_a_version_every_interval(publisher: FolderPublisher, drafter: Drafter):
+    list(publisher.publish_baseline())
+    found = []
+    for offset in range(7):
+        drafter.learn()
+        found += publisher.publish_if_due(make_completed(offset))
+    assert [(event.offset, event.version, event.parent, event.reason) for event in found] == [
+        (2, 1, 0, "interval"),
+        (5, 2, 1, "interval"),
+    ]
+    assert [event.drafter_version for event in found] == [3, 6]
+    assert (found[0].head_version, found[0].cache_version, found[0].cache_entries) == (6, 9, 15)
+
+
+def test_a_drift_makes_a_version_of_what_was_in_service_and_begins_the_interval_anew(
+    publisher: FolderPublisher, drafter: Drafter
+):
+    list(publisher.publish_baseline())
+    drafter.learn()
+    version = only(publisher.publish_on_drift(drift()))
+    assert (version.reason, version.drafter_version) == ("drift", 1)
+    assert [list(publisher.publish_if_due(make_completed(offset))) for offset in (0, 1)] == [[], []]
+    assert only(publisher.publish_if_due(make_completed(2))).reason == "interval"
+
+
+def test_the_first_version_behind_a_drift_answers_it(
+    publisher: FolderPublisher, drafter: Drafter, registry: Registered
+):
+    list(publisher.publish_baseline())
+    drafter.learn()
+    list(publisher.publish_on_drift(drift(offset=7)))
+    for offset in range(8, 14):
+        list(publisher.publish_if_due(make_completed(offset)))
+    assert [
+        (event.reason, answered) for (event, _), answered in zip(registry.published, registry.answered, strict=True)
+    ] == [
+        ("floor", None),
+        ("drift", None),
+        ("interval", 7),
+        ("interval", None),
+    ]
+
+
+def test_a_drift_while_the_newest_version_is_in_service_makes_no_other(publisher: FolderPublisher, drafter: Drafter):
+    list(publisher.publish_baseline())
+    assert list(publisher.publish_on_drift(drift())) == []
+    drafter.learn()
+    list(publisher.publish_on_drift(drift()))
+    assert list(publisher.publish_on_drift(drift())) == []
+
+
+def test_the_acceptance_is_that_since_the_version_before(publisher: FolderPublisher, registry: Registered):
+    list(publisher.publish_baseline())
+    for offset, accepted in enumerate((5, 10, 15, 1, 2, 3)):
+        list(publisher.publish_if_due(make_completed(offset, judged=20, accepted=accepted)))
+    assert [event.acceptance for event, _ in registry.published] == [None, 30 / 60, 6 / 60]
+    assert [metrics for _, metrics in registry.published][1:] == [{"prompts": 3.0, "judged": 60.0}] * 2
+
+
+def test_a_stream_with_nothing_judged_has_no_acceptance(publisher: FolderPublisher):
+    list(publisher.publish_baseline())
+    events = [
+        event for offset in range(3) for event in publisher.publish_if_due(make_completed(offset, judged=0, accepted=0))
+    ]
+    assert only(iter(events)).acceptance is None
+
+
+def test_the_end_is_published_only_if_something_changed(publisher: FolderPublisher, drafter: Drafter):
+    list(publisher.publish_baseline())
+    assert list(publisher.end()) == []
+    drafter.learn()
+    list(publisher.publish_if_due(make_completed(0)))
+    end = only(publisher.end())
+    assert (end.reason, end.version, end.parent, end.offset) == ("end", 1, 0, 0)
+    assert list(publisher.end()) == []
+
+
+def test_the_folder_is_sealed_and_says_where_it_came_from(publisher: FolderPublisher, drafter: Drafter, tmp_path: Path):
+    list(publisher.publish_baseline())
+    drafter.learn()
+    list(publisher.publish_if_due(make_completed(41)))
+    event = only(publisher.end())
+    manifest = open_version(tmp_path / event.folder)
+    assert manifest["digest"] == event.digest
+    assert list(manifest["files"]) == ["model.safetensors"]
+    assert (manifest["version"], manifest["parent"], manifest["offset"], manifest["run"]) == (1, 0, 41, "tuesday")
+    assert (manifest["target"], manifest["drafter"]) == ("builtin:target", "builtin:drafter")
+    assert (manifest["name"], manifest["pair"]) == ("omnidraft-drafter", "ab" * 32)
+    assert manifest["counters"] == {"drafter": 1, "head": 2, "cache": 3, "cache_entries": 5}
+    assert manifest["created_at"] == "2026-01-02T03:04:01+00:00"
+
+
+def test_earlier_versions_stay_as_they_are(publisher: FolderPublisher, drafter: Drafter, tmp_path: Path):
+    floor = only(publisher.publish_baseline())
+    drafter.learn()
+    later = only(publisher.end())
+    assert open_version(tmp_path / floor.folder)["digest"] == floor.digest != later.digest
+
+
+def test_the_registry_gets_every_version_in_order(publisher: FolderPublisher, drafter: Drafter, registry: Registered):
+    made = list(publisher.publish_baseline())
+    drafter.learn()
+    made += publisher.publish_on_drift(drift())
+    drafter.learn()
+    made += publisher.end()
+    assert [event for event, _ in registry.published] == made
+
+
+def test_no_publisher_publishes_nothing():
+    nothing = NoPublisher()
+    assert [
+        *nothing.publish_baseline(),
+        *nothing.publish_on_drift(drift()),
+        *nothing.publish_if_due(make_completed(0)),
+        *nothing.end(),
+    ] == []
+
+
+def test_versions_of_several_targets_share_their_numbers_but_not_their_parents(tmp_path: Path, registry: Registered):
+    """Each target's first version is its floor."""
+    numbers, drafters, publishers = Numbers(), {}, {}
+    for name in ("big", "small"):
+        drafters[name] = drafter = Drafter()
+        origin = replace(ORIGIN, target=name)
+        publishers[name] = FolderPublisher(
+            tmp_path, drafter.write, drafter.state, origin, registry, 1, numbers, lambda: "2026-01-02T03:04:05+00:00"
+        )
+    found = [only(publishers[name].publish_baseline()) for name in publishers]
+    for offset, name in enumerate(("small", "big", "small")):
+        drafters[name].learn()
+        found.append(only(publishers[name].publish_if_due(make_completed(offset, target=name))))
+    assert [(event.target, event.version, event.parent) for event in found] == [
+        ("big", 0, None),
+        ("small", 1, None),
+        ("small", 2, 1),
+        ("big", 3, 0),
+        ("small", 4, 2),
+    ]
+    assert len({event.folder for event in found}) == 5
+    folders = [(event.version, tmp_path / event.folder) for event in found if event.target == "small"]
+    assert list(publishers["small"].folders) == folders, "oldest first"
+
+
+def test_the_folders_are_those_of_the_versions_so_far(publisher: FolderPublisher, drafter: Drafter, tmp_path: Path):
+    assert list(publisher.folders) == []
+    floor = only(publisher.publish_baseline())
+    drafter.learn()
+    end = only(publisher.end())
+    assert list(publisher.folders) == [(0, tmp_path / floor.folder), (1, tmp_path / end.folder)]

@@ -1,0 +1,165 @@
+"""Taking an earlier version back, with real models: which weights are then in service, and what is told of it."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from event_making import make_drifted
+from loop_doubles import runner_of
+from replaying import config_of
+from tiny_pair import TinyPair, sentences, tiny_pair  # noqa: F401  (a fixture)
+from torch import Tensor
+
+from pipeline.assembly.learner import drift_settings
+from pipeline.assembly.loop import build_loop
+from pipeline.assembly.models import load_models
+from pipeline.config.settings import Config
+from stages.drafting.head import AcceptanceHead, load_head
+from stages.models.language_model import read_trained_weights
+from stages.training.drafter_trainer import DrafterTrainer
+from store.events import Drifted, PromptCompleted, PromptReceived, Recalled, Updated, VersionPublished
+from store.registry.registry import NoRegistry
+
+AT, SINCE = 8, 5  # a fall is noticed at the one prompt, and is found to have begun at the other
+
+
+class OneFall:
+    """Alarms once."""
+
+    def observe(self, prompt: PromptCompleted) -> Drifted | None:
+        if prompt.offset != AT:
+            return None
+        return make_drifted(offset=AT, target=prompt.target, changed_at=SINCE, action="recall")
+
+
+def prompts() -> Iterator[PromptReceived]:
+    for offset, text in enumerate(sentences(600, 612)):
+        yield PromptReceived(offset, str(offset), "sums", offset + 1, text[:30])
+
+
+def is_unharmed(trainer: DrafterTrainer) -> None:
+    """The drafter in service stays as it is."""
+
+
+def spoilt(trainer: DrafterTrainer) -> None:
+    """The drafter in service loses all that it knew."""
+    generator = torch.Generator().manual_seed(0)
+    trainer.adopt([torch.randn(weight.shape, generator=generator) for weight in trainer.served.trained_weights])
+
+
+class Run:
+    """A run with a made drift. What was in service is looked at as soon as the recall is told."""
+
+    def __init__(self, pair: TinyPair, folder: Path, harm: Callable[[DrafterTrainer], None], **changes: Any) -> None:
+        settings = {"publish__enabled": True, "publish__interval": 2, "learn__lora_rank": 4, "learn__lag": 0, **changes}
+        self.config = config_of(pair, **settings)
+        (self.models,) = load_models(self.config, "", folder)
+        loop = build_loop(self.config, (self.models,), NoRegistry(), folder)
+        runner, self.folder = runner_of(loop, self.models.name), folder
+        runner.learner._drift = OneFall()
+        self.distill = runner.learner.distill
+        self.versions: list[VersionPublished] = []
+        self.later: list[PromptCompleted] = []
+        self.dropped: list[Updated] = []
+        for event in loop.run(prompts()):
+            self.see(event, harm)
+
+    def see(self, event: object, harm: Callable[[DrafterTrainer], None]) -> None:
+        trainer = self.distill.drafter.trainer
+        match event:
+            case PromptCompleted(offset=offset) if offset == AT:
+                harm(trainer)
+                self.before = copy_weights(trainer.served.trained_weights)
+            case PromptCompleted(offset=offset) if offset > AT:
+                self.later.append(event)
+            case Updated(served=False, reason=reason) if "drift" in reason:
+                self.dropped.append(event)
+            case Recalled():
+                self.recalled, self.served = event, copy_weights(trainer.served.trained_weights)
+                self.head = copy_weights(self.distill.head.served.parameters())
+            case VersionPublished():
+                self.versions.append(event)
+
+    def weights_of(self, version: int) -> list[Tensor]:
+        (found,) = [event for event in self.versions if event.version == version]
+        return read_trained_weights(self.folder / found.folder, self.models.drafter)
+
+
+def copy_weights(weights: Any) -> list[Tensor]:
+    return [weight.detach().clone() for weight in weights]
+
+
+def same(left: list[Tensor], right: list[Tensor]) -> bool:
+    return len(left) == len(right) > 0 and all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["shared", "lora"])
+def test_the_better_earlier_version_comes_back_bit_for_bit(
+    tiny_pair: TinyPair,  # noqa: F811
+    tmp_path: Path,
+    lora: bool,
+):
+    run = Run(tiny_pair, tmp_path, spoilt, learn__lora=lora, learn__rate=1e-3)
+    told = run.recalled
+    assert told.version is not None
+    assert told.acceptance_best > told.acceptance_present + 0.02
+    assert same(run.served, run.weights_of(told.version))
+    assert not same(run.served, run.before)
+    by_reason = {event.version: event.reason for event in run.versions}
+    assert by_reason[told.version] != "drift", "not what was in service when the drift was detected"
+    assert (told.prompts, told.offset) == (AT - SINCE + 1, AT)
+    assert len(run.later) == 3, "and the stream goes on"
+
+
+def test_the_version_s_head_comes_back_with_it(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
+    run = Run(tiny_pair, tmp_path, spoilt)
+    (version,) = [event for event in run.versions if event.version == run.recalled.version]
+    head = AcceptanceHead(run.models.drafter.hidden_size, 99)
+    load_head(head, tmp_path / version.folder / "head.safetensors")
+    assert same(run.head, copy_weights(head.parameters()))
+
+
+def test_the_present_drafter_stays_where_it_is_no_worse(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
+    run = Run(tiny_pair, tmp_path, is_unharmed, drift__recall_margin=0.3)
+    told = run.recalled
+    assert told.version is None
+    assert told.acceptance_best <= told.acceptance_present + 0.3
+    assert same(run.served, run.before)
+
+
+def test_an_update_that_is_under_way_is_dropped(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
+    """Two prompts to an update: the one handed in with the prompt before the drift."""
+    run = Run(tiny_pair, tmp_path, is_unharmed, learn__lag=1)
+    assert [update.offset for update in run.dropped] == [AT - 1]
+    in_place = Run(tiny_pair, tmp_path / "in place", is_unharmed)
+    assert in_place.dropped == []
+
+
+@pytest.mark.parametrize("most", [1, 2, 12])
+def test_no_more_versions_are_scored_than_asked_for(
+    tiny_pair: TinyPair,  # noqa: F811
+    tmp_path: Path,
+    most: int,
+):
+    run = Run(tiny_pair, tmp_path, spoilt, drift__recall_versions=most)
+    before = [event for event in run.versions if event.reason in ("floor", "drift") or event.offset < AT]
+    assert run.recalled.candidates == min(most, len(before))
+    if most == 1:
+        assert run.recalled.version == 0
+        assert same(run.served, run.weights_of(0)), "the floor: the drafter as loaded"
+
+
+@pytest.mark.parametrize(
+    ("changes", "answer"),
+    [
+        ({}, "recall"),
+        ({"publish.enabled": False}, "reset"),
+        ({"learn.enabled": False}, "none"),
+        ({"drift.answer": "reset"}, "reset"),
+        ({"drift.answer": "none", "publish.enabled": False}, "none"),
+    ],
+)
+def test_a_drift_event_tells_the_answer_that_can_be_given(changes: dict[str, Any], answer: str):
+    assert drift_settings(Config().with_overrides(changes)).answer == answer

@@ -1,0 +1,199 @@
+"""What ends a rest from drafting: a drift that is acted upon, a served update, and a version that is taken back."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from event_making import make_completed, make_drifted
+from learner_hosting import make_config, make_learner_config, make_service
+from learner_hosting import prompts as sums
+from loop_doubles import StubDistill, prompts_of, runner_of, stub_loop, stub_runner
+from replaying import config_of
+from tiny_pair import TinyPair, tiny_pair
+
+from pipeline.assembly.loop import build_loop
+from pipeline.assembly.models import load_models
+from pipeline.learner_protocol import CompletedPrompt
+from pipeline.learning import remote_learner as learner_remote
+from pipeline.learning.remote_learner import RemoteLearner
+from pipeline.loop import Loop
+from stages.contract.blocks import TrainingExample
+from stages.contract.snapshot import SnapshotReader, SnapshotWriter
+from stages.drafting.head import AcceptanceHead
+from stages.drafting.stopping import AdaptiveSpeculation
+from stages.training.weight_update import Weights
+from store.events import BlockDone, Drifted, Event, PromptCompleted, PromptReceived, Updated
+from store.registry.registry import NoRegistry
+
+if TYPE_CHECKING:
+    from stages.decode import Decode
+
+__all__ = ["tiny_pair"]  # a fixture
+AT = 3  # the prompt that brings a drift to light
+
+
+class StillDistill(StubDistill):
+    """Learns nothing."""
+
+    def learn(self, example: TrainingExample) -> tuple[Updated, ...]:
+        return ()
+
+
+def wakes(loop: Loop, name: str = "big") -> list[int]:
+    """How many blocks there had been each time that drafting was woken."""
+    return runner_of(loop, name).stages.decode.woken
+
+
+@pytest.mark.parametrize(
+    ("action", "woken"), [("reset", [6]), ("recall", [6]), ("none", []), ("ignored", []), ("cooldown", [])]
+)
+def test_a_drift_that_is_acted_upon_wakes_the_next_block(action: str, woken: list[int]):
+    loop = stub_loop(drifts={1: action})
+    runner_of(loop).learner.distill = StillDistill()
+    list(loop.run(prompts_of("abc", "abc", "abc", "abc")))
+    assert wakes(loop) == woken
+
+
+def test_every_served_update_wakes_the_next_block():
+    loop = stub_loop()
+    list(loop.run(prompts_of("abc", "ab", "abc")))
+    assert wakes(loop) == [3, 5]
+
+
+def test_a_version_that_is_taken_back_wakes_the_next_block_once():
+    loop, distill = stub_loop(drifts={0: "recall"}), StillDistill()
+    runner_of(loop).learner.distill = distill
+
+    def take(drifted: Drifted) -> Iterator[Event]:
+        distill.drafter_version += 1
+        return iter(())
+
+    runner_of(loop).learner._response.to = take
+    list(loop.run(prompts_of("abc", "abc", "abc")))
+    assert wakes(loop) == [3]
+
+
+def test_an_update_wakes_all_targets_that_share_the_drafter():
+    first = stub_loop()
+    distill, second = runner_of(first).learner.distill, stub_runner(first.clock, "small")
+    second.learner.distill = distill
+    loop = Loop({**first.runners, "small": second}, lambda offset: ("big", "small")[offset % 2], 2, first.clock)
+    list(loop.run(prompts_of("a", "abc", "abc")))
+    assert distill.drafter_version == 3
+    assert wakes(loop, "small") == [0], "by the first prompt of the other"
+    assert wakes(loop) == [1, 3], "by its own, then by that of the other"
+
+
+class ScheduledConnection:
+    """Has weights after so many completed prompts."""
+
+    def __init__(self, weights: dict[int, Weights]) -> None:
+        self._weights, self._posted = weights, 0
+
+    def post(self, finished: CompletedPrompt) -> None:
+        self._posted += 1
+
+    def take_new_weights(self) -> Weights | None:
+        return self._weights.pop(self._posted, None)
+
+
+def test_weights_from_elsewhere_wake_if_an_update_or_a_drift_made_them(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(learner_remote, "apply_weights", lambda weights, drafter, head: None)
+    came = {
+        1: Weights((), {}, 0, 5),
+        2: Weights((), {}, 1, 6),
+        3: Weights((), {}, 1, 7, 1),
+        4: Weights((), {}, 1, 8, 1),
+    }
+    loop = stub_loop()
+    runner: Any = runner_of(loop)
+    runner.learner = RemoteLearner(ScheduledConnection(came), runner.learner, AcceptanceHead(4, 0))
+    list(loop.run(prompts_of("ab", "ab", "ab", "ab", "ab")))
+    assert runner.learner.head_version == 8
+    assert wakes(loop) == [4, 6], "not with a step of the head"
+
+
+class OneFall:
+    """Alarms once."""
+
+    def observe(self, prompt: PromptCompleted) -> Drifted | None:
+        return make_drifted(offset=AT, target=prompt.target, action="reset") if prompt.offset == AT else None
+
+
+def resting_loop(pair: TinyPair, folder: Path) -> tuple[Loop, AdaptiveSpeculation]:
+    """Of a real pair; drafting has just begun its longest rest, and no update will come."""
+    config = config_of(
+        pair, draft__only_where_paying=True, draft__lookup=False, learn__interval=1000, sampling__max_new_tokens=8
+    )
+    (models,) = load_models(config, "", folder)
+    loop = build_loop(config, (models,), NoRegistry(), folder)
+    runner = runner_of(loop, models.name)
+    runner.learner._drift = OneFall()
+    decode: Decode = runner.stages.decode
+    paying = decode._policy
+    assert isinstance(paying, AdaptiveSpeculation)
+    resting = [1.0, 9.0, AdaptiveSpeculation.TRIAL, AdaptiveSpeculation.MAX_PAUSE, AdaptiveSpeculation.MAX_PAUSE]
+    paying.restore(resting, SnapshotReader(SnapshotWriter().files(None)))
+    return loop, paying
+
+
+def find_drafted(events: Sequence[Event]) -> list[int]:
+    return [event.drafted for event in events if isinstance(event, BlockDone)]
+
+
+def prompts() -> Iterator[PromptReceived]:
+    return sums(AT + 3)
+
+
+def split(events: Sequence[Event]) -> tuple[list[Event], list[Event]]:
+    """Before and after the drift."""
+    (place,) = [number for number, event in enumerate(events) if isinstance(event, Drifted)]
+    return list(events[:place]), list(events[place + 1 :])
+
+
+def test_after_a_drift_the_next_block_drafts(tiny_pair: TinyPair, tmp_path: Path):
+    loop, _ = resting_loop(tiny_pair, tmp_path)
+    before, after = split(list(loop.run(prompts())))
+    assert len(find_drafted(before)) >= AT
+    assert not any(find_drafted(before)), "it rests"
+    assert all(find_drafted(after)[: AdaptiveSpeculation.TRIAL]), "it tries again"
+    assert runner_of(loop, *loop.runners).learner.distill.head._labels, "and the head, which began anew, learns from it"
+
+
+def test_a_run_that_is_interrupted_at_the_drift_wakes_when_it_goes_on(tiny_pair: TinyPair, tmp_path: Path):
+    """The snapshot is taken after the drift and before the block that it wakes."""
+    whole = split(list(resting_loop(tiny_pair, tmp_path / "whole")[0].run(prompts())))[1]
+    loop, _ = resting_loop(tiny_pair, tmp_path / "first")
+    stream, seen, files = prompts(), [], {}
+
+    def pause() -> bool:
+        if not any(isinstance(event, Drifted) for event in seen):
+            return False
+        keep = SnapshotWriter()
+        files.update(keep.files(loop.save(keep)))
+        return True
+
+    for event in loop.run(stream, pause):
+        seen.append(event)
+    resumed, paying = resting_loop(tiny_pair, tmp_path / "second")
+    kept = SnapshotReader(files)
+    resumed.restore(kept.state, kept)
+    assert not paying.should_draft(), "nothing has woken it yet"
+    events = list(resumed.run(stream))
+    assert find_drafted(events) == find_drafted(whole)
+    assert find_drafted(events)[0] > 0
+
+
+def test_a_learner_elsewhere_hands_out_a_head_that_a_drift_began_anew_at_once(tiny_pair: TinyPair, tmp_path: Path):
+    config = make_config(tiny_pair, learn__interval=1000)
+    handed: dict[int, Weights] = {}
+    with make_service(make_learner_config(config, tmp_path / "run")) as host:
+        host._learner._drift = OneFall()
+        for offset in range(AT + 3):
+            host.on_prompt_completed(CompletedPrompt(make_completed(offset), None))
+            if weights := host.take_new_weights():
+                handed[offset] = weights
+        host.pause(0.1)
+    assert list(handed) == [AT]
+    assert (handed[AT].drafter_version, handed[AT].drifts) == (0, 1)

@@ -1,0 +1,120 @@
+"""The training of the built-in models: their recipes, and how one is made."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from replaying import Command, omnidraft  # noqa: F401  (a fixture)
+from tiny_pair import sentences, tiny_model
+
+from pipeline.cli import models as commands
+from pipeline.model_building import recipes
+from pipeline.model_building.pretrain import Report
+from pipeline.model_building.recipes import RECIPES
+from pipeline.models import catalog as zoo
+from stages.models.huggingface import load_tokenizer
+from stages.vocabulary.tokenizer_view import Vocabulary
+from store.errors import ModelError, UsageError
+
+THERE = [name for name in zoo.ZOO if (zoo.MODELS_FOLDER / name / "model.safetensors").is_file()]
+
+
+def test_every_model_has_a_recipe():
+    assert {name: recipe.model for name, recipe in RECIPES.items()} == zoo.ZOO
+    assert len({recipe.split for recipe in RECIPES.values()}) == 3
+
+
+def test_an_unknown_name_is_refused():
+    with pytest.raises(ModelError, match=r"drafter-1\.6m, target-7m, target-12m"):
+        recipes.select_recipes(["target-7"], None)
+
+
+def test_the_drafter_has_something_to_learn():
+    """It knows little of the streams' texts, its targets all of their kind."""
+    drafter, *targets = RECIPES.values()
+    assert not {"gsm8k", "mbpp"} & drafter.texts.keys()
+    assert drafter.texts["functions"] < 0.1
+    for target in targets:
+        assert {"gsm8k", "mbpp", "functions", "documentation"} <= {n for n, share in target.texts.items() if share == 1}
+
+
+def test_names_are_chosen_with_or_without_builtin_and_with_other_steps():
+    (recipe,) = recipes.select_recipes(["builtin:target-7m"], 3)
+    assert (recipe.model.name, recipe.training.steps) == ("target-7m", 3)
+    (recipe,) = recipes.select_recipes(["target-7m"], None)
+    assert recipe == RECIPES["target-7m"]
+
+
+@pytest.mark.parametrize("name", THERE)
+def test_a_model_card_says_how_good_it_is(name: str):
+    card = (zoo.path_of(name) / "README.md").read_text(encoding="utf-8")
+    found = re.search(r"\*\*(\d\.\d{3})\*\* on held-out documents", card)
+    assert found, "the validation loss"
+    assert 0.5 < float(found[1]) < 6.0
+    assert f"omnidraft zoo build {name}" in card
+    assert card.count("```text") == len(recipes.SAMPLE_PROMPTS)
+
+
+def test_a_model_is_built_from_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Two steps of training; the card tells what came of it."""
+    monkeypatch.setattr(recipes, "documents", lambda recipe, data: sentences(0, 250))
+    steps: list[int] = []
+    recipe = tiny_model("target", steps=2)
+    report = recipes.build(recipe, tmp_path / "data", tmp_path, lambda step, loss: steps.append(step))
+    assert steps == [1, 2]
+    tokenizer = load_tokenizer(str(tmp_path / "target"))
+    words = Vocabulary(tokenizer)
+    text = "Ann has 3 Brötchen\n\tand 12 €."
+    assert words.decode(words.encode(text)) == text
+    config = json.loads((tmp_path / "target" / "config.json").read_text())
+    assert (config["vocab_size"], config["dtype"]) == (recipe.model.vocabulary_size, "bfloat16")
+    assert config["eos_token_id"] == tokenizer.eos_token_id
+    card = (tmp_path / "target" / "README.md").read_text(encoding="utf-8")
+    assert f"**{report.validation_loss:.3f}** on held-out documents" in card
+
+
+@pytest.mark.parametrize("name", ["drafter", "target"])
+def test_a_tokenizer_gives_every_text_back(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Also what it has never seen: bytes stand in for characters that it does not know."""
+    monkeypatch.setattr(recipes, "documents", lambda recipe, data: sentences(0, 250))
+    recipes.build(tiny_model(name, steps=1), tmp_path, tmp_path, lambda step, loss: None)
+    words = Vocabulary(load_tokenizer(str(tmp_path / name)))
+    for text in ("Tom has 7 apples", "\n\n  x = {'a': 1}\n", "naïve 🙂 日本語", "</s> is text", "1234567890"):
+        assert words.decode(words.encode(text)).removeprefix(" ") == text.removeprefix(" ")
+
+
+def test_a_recipe_without_its_data_says_what_is_missing(tmp_path: Path):
+    with pytest.raises(ModelError, match="--data"):
+        recipes.documents(RECIPES["drafter-1.6m"], tmp_path)
+
+
+def test_the_card_tells_recipe_texts_and_samples():
+    recipe = RECIPES["drafter-1.6m"]
+    card = recipes.model_card(recipe, Report(2.5, 2.25, 1_234_567, 60.0), ["one", "two", "three", "four"])
+    assert "2.250 nats per token at the end of training" in card
+    assert "**2.500** on held-out documents (perplexity 12.2)" in card
+    assert "1,234,567" in card
+    assert "100% of wikitext2" in card
+    assert "2% of functions" in card
+    for prompt, sample in zip(recipes.SAMPLE_PROMPTS, ("one", "two", "three", "four"), strict=True):
+        assert f"{prompt}⏎\n{sample}\n" in card
+
+
+def test_the_command_builds(omnidraft: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # noqa: F811
+    monkeypatch.setattr(recipes, "documents", lambda recipe, data: sentences(0, 250))
+    recipe = tiny_model("tiny")
+    monkeypatch.setitem(zoo.ZOO, "tiny", recipe.model)
+    monkeypatch.setitem(RECIPES, "tiny", recipe)
+    built = omnidraft("zoo", "build", "tiny", "--steps", "2", "--out", tmp_path)
+    assert built.status == 0
+    assert re.search(r"tiny: validation loss \d\.\d{3} nats per token", built.err)
+    assert (tmp_path / "tiny" / "model.safetensors").is_file()
+
+
+def test_the_command_needs_the_source_tree(monkeypatch: pytest.MonkeyPatch):
+    """An installed package has no `pipeline.model_building`."""
+    monkeypatch.setitem(sys.modules, "pipeline.model_building", None)
+    with pytest.raises(UsageError, match="needs the source tree of omnidraft"):
+        commands.build(["target-7m"])

@@ -1,0 +1,111 @@
+"""What commands write of the log: text or JSON lines on standard error, from a level on, and nothing for a library."""
+
+import json
+import logging
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from io import StringIO
+
+import pytest
+from rich.console import Console
+from rich.live import Live
+
+from pipeline.log_records import PROJECT, collect_messages, handle_record
+from pipeline.reports import terminal
+from pipeline.reports.log_output import LogLevel, write_log
+
+LOG = logging.getLogger("omnidraft.test")
+
+
+def read_lines(capsys: pytest.CaptureFixture[str], level: LogLevel = LogLevel.INFO, *, as_json: bool) -> list[str]:
+    """What a record of each level brings to standard error; standard output stays empty."""
+    with write_log(level, as_json=as_json):
+        LOG.debug("costs measured")
+        LOG.info("[red]serving[/red] on %s :smile: %s", "http://[::1]:80/v1", "x" * 200)
+        LOG.warning("drafts ended early", extra={"drafts": 4, "rate": float("nan"), "level": "no"})
+        LOG.error("lost")
+    output = capsys.readouterr()
+    assert output.out == ""
+    return output.err.splitlines()
+
+
+def test_text_is_the_message_as_it_is_however_long(capsys: pytest.CaptureFixture[str]):
+    served = f"[red]serving[/red] on http://[::1]:80/v1 :smile: {'x' * 200}"
+    assert read_lines(capsys, as_json=False) == [served, "drafts ended early", "lost"]
+
+
+@pytest.mark.parametrize(("level", "lines"), [("debug", 4), ("info", 3), ("warning", 2), ("error", 1)])
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_level_leaves_out_what_is_below_it(level: str, lines: int, as_json: bool, capsys: pytest.CaptureFixture[str]):
+    assert len(read_lines(capsys, LogLevel(level), as_json=as_json)) == lines
+
+
+def test_json_has_the_time_the_level_the_logger_and_fields(capsys: pytest.CaptureFixture[str]):
+    _, warning, error = map(json.loads, read_lines(capsys, as_json=True))
+    assert warning | {"time": ""} == {
+        "time": "",
+        "level": "warning",
+        "logger": "omnidraft.test",
+        "message": "drafts ended early",
+        "drafts": 4,
+        "rate": "nan",
+    }
+    assert abs(datetime.fromisoformat(warning["time"]) - datetime.now(UTC)) < timedelta(minutes=1)
+    assert warning["time"].endswith("Z")
+    assert list(error) == ["time", "level", "logger", "message"]
+
+
+def test_json_has_the_traceback_and_the_process(capsys: pytest.CaptureFixture[str]):
+    with write_log(LogLevel.INFO, as_json=True):
+        try:
+            raise ValueError("bad")
+        except ValueError:
+            LOG.exception("stopped")
+        handle_record(LOG.makeRecord(LOG.name, logging.INFO, "", 0, "learned", (), None), "learner")
+    stopped, learned = map(json.loads, capsys.readouterr().err.splitlines())
+    assert "ValueError: bad" in stopped["exception"]
+    assert (learned["message"], learned["process"]) == ("learned", "learner")
+
+
+def test_no_bar_and_no_panel_between_lines_of_json(capsys: pytest.CaptureFixture[str]):
+    with write_log(LogLevel.INFO, as_json=True), terminal.status("loading"), Live("panel", console=console()):
+        console().print("a line of a command")
+        LOG.info("loaded")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert json.loads(line)["message"] == "loaded"
+
+
+def console() -> Console:
+    return terminal.stderr_console()
+
+
+def test_a_line_goes_above_what_is_live(monkeypatch: pytest.MonkeyPatch):
+    """The panel is taken away, the line printed in its place, and the panel drawn again below it."""
+    out = StringIO()
+    terminal_of_test = Console(file=out, force_terminal=True, width=40, height=10, color_system=None)
+    with write_log(LogLevel.INFO, as_json=False):
+        monkeypatch.setattr(terminal, "_STDERR", [terminal_of_test])
+        with Live("the panel", console=terminal_of_test, auto_refresh=False) as live:
+            live.refresh()
+            LOG.info("resumed")
+            live.refresh()
+    lines = out.getvalue().split("resumed\n")
+    assert len(lines) == 2
+    assert lines[0].endswith("\x1b[2K"), "the line of the panel is erased before"
+    assert lines[1].startswith("the panel")
+
+
+def test_afterwards_everything_is_as_before(capsys: pytest.CaptureFixture[str]):
+    before = list(PROJECT.handlers), PROJECT.level, PROJECT.propagate
+    read_lines(capsys, as_json=True)
+    with collect_messages() as messages:
+        LOG.info("measured %d", 3)
+    assert messages == ["measured 3"]
+    assert (PROJECT.handlers, PROJECT.level, PROJECT.propagate) == before
+
+
+def test_a_library_writes_nothing_without_a_handler():
+    program = "import logging, stages.decode as decode; decode.LOG.warning('written'); decode.LOG.error('written')"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", "")

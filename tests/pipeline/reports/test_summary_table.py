@@ -1,0 +1,102 @@
+"""The table at the end of a run fits a terminal of 80 columns, and has the numbers of the summary."""
+
+from io import StringIO
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from pipeline.reports.terminal import make_summary_table
+
+
+def make_metrics(**others: Any) -> dict[str, Any]:
+    rates = {"acceptance_rate": 0.25, "block_efficiency": 1.5}
+    return {
+        "prompts": 1319,
+        "emitted_tokens": 128_000,
+        "tokens_per_second": 1234.56,
+        "first_fifth": rates,
+        "last_fifth": {"acceptance_rate": 0.625, "block_efficiency": 2.25},
+        "drifts": [],
+        "versions": [],
+        **others,
+    }
+
+
+NO_LEDGER = {"update_seconds": 0.0, "waited_seconds": 0.0, "tokens_gained": 0.0, "seconds_saved": None}
+
+
+def print_summary(
+    datasets: dict[str, Any],
+    rejected: int = 0,
+    targets: dict[str, Any] | None = None,
+    ledger: dict[str, Any] = NO_LEDGER,
+) -> list[str]:
+    console = Console(file=StringIO(), width=80, record=True)
+    totals = {"datasets": datasets, "targets": targets or {"big": make_metrics()}, "totals": {"ledger": ledger}}
+    console.print(make_summary_table({"run": "tuesday", "rejected_rows": rejected, **totals}))
+    return console.export_text().splitlines()
+
+
+def find_row(lines: list[str], dataset: str) -> list[str]:
+    return next(line for line in lines if line.startswith(dataset)).split()
+
+
+def test_every_number_is_complete_in_80_columns():
+    drifts = [
+        {"offset": 612, "action": "recall"},
+        {"offset": 640, "action": "cooldown"},
+        {"offset": 660, "action": "none"},
+        {"offset": 700, "action": "ignored"},
+    ]
+    versions = [{"version": number} for number in range(10, 28)]
+    lines = print_summary({"humaneval": make_metrics(drifts=drifts, versions=versions)})
+    expected = ["humaneval", "1,319", "128,000", "1,234.6", "0.250→0.625", "1.50→2.25", "612", "10-27"]
+    assert find_row(lines, "humaneval") == expected
+    assert "tuesday" in lines[0]
+    assert "first fifth→last fifth" in lines[-1]
+
+
+def test_a_missing_number_is_a_dash():
+    nothing = {"acceptance_rate": None, "block_efficiency": None}
+    lines = print_summary({"docs": make_metrics(tokens_per_second=None, first_fifth=nothing, last_fifth=nothing)})
+    assert find_row(lines, "docs")[3:] == ["-", "-→-", "-→-", "-", "-"]
+
+
+def test_versions_that_do_not_follow_each_other_are_listed():
+    lines = print_summary(
+        {
+            "docs": make_metrics(versions=[{"version": 3}, {"version": 5}]),
+            "code": make_metrics(versions=[{"version": 4}]),
+        }
+    )
+    assert " ".join(find_row(lines, "docs")).endswith("3, 5")
+    assert find_row(lines, "code")[-1] == "4"
+
+
+def test_rejected_rows_are_reported_with_their_file():
+    assert "rejected.jsonl" not in "".join(print_summary({"docs": make_metrics()}))
+    assert "1,234, see rejected.jsonl" in "".join(print_summary({"docs": make_metrics()}, rejected=1234))
+
+
+@pytest.mark.parametrize("action", ["reset", "recall", "none", "ignored", "cooldown"])
+def test_a_drift_is_listed_if_it_was_acted_upon(action: str):
+    lines = print_summary(
+        {"docs": make_metrics(prompts=9, emitted_tokens=1, drifts=[{"offset": 612, "action": action}])}
+    )
+    assert find_row(lines, "docs")[6] == ("612" if action in ("reset", "recall") else "-")
+
+
+def test_several_targets_have_a_table_of_their_own_and_one_has_none():
+    few = make_metrics(prompts=7)
+    lines = print_summary({"docs": make_metrics()}, targets={"big": few, "small": make_metrics(prompts=9)})
+    assert find_row(lines, "big")[1:4] == ["7", "128,000", "1,234.6"]
+    assert find_row(lines, "small")[1] == "9"
+    assert "by target" not in "".join(print_summary({"docs": make_metrics()}, targets={"big": few}))
+
+
+def test_the_ledger_is_one_line_and_only_where_something_learned():
+    ledger = {"update_seconds": 12.34, "waited_seconds": 1.23, "tokens_gained": 4567.8, "seconds_saved": 78.91}
+    lines = [line.strip() for line in print_summary({"docs": make_metrics()}, ledger=ledger)]
+    assert "learning: 12.3 s (1.2 s waited for), 4,568 tokens gained, worth 78.9 s" in lines
+    assert "learning:" not in "".join(print_summary({"docs": make_metrics()}))

@@ -1,0 +1,104 @@
+"""When a run commits."""
+
+from typing import Any
+
+import pytest
+
+from pipeline.config.sections import CommitSettings
+from pipeline.run.committer import Committer
+from store.log.run_log import Commit
+from store.registry.registry import NoRegistry
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Log:
+    """Takes commits; `commit_seconds` is what the writer thread needed for the last."""
+
+    def __init__(self) -> None:
+        self.commit_seconds, self.committing = 0.0, False
+        self.all_commit_seconds = 4.0
+        self.taken: list[Commit] = []
+
+    def commit(self, commit: Commit, *, wait: bool = False) -> None:
+        self.taken.append(commit)
+
+
+class World:
+    def __init__(self, **settings: Any) -> None:
+        self.clock, self.log = Clock(), Log()
+        self.learning = False
+        self.saving = 0.0  # seconds that a snapshot takes
+        self.committer = Committer(
+            CommitSettings(**settings),
+            self.save,
+            lambda: self.learning,
+            self.log,  # type: ignore[arg-type]
+            NoRegistry(),
+            self.clock,
+        )
+
+    def save(self, keep: object) -> None:
+        self.clock.now += self.saving
+
+    def commits_at(self, times: list[float]) -> list[float]:
+        """Those of the times at which a commit was due, and made."""
+        made = []
+        for time in times:
+            self.clock.now = max(time, self.clock.now)
+            if self.committer.is_due():
+                made.append(time)
+                self.committer.commit()
+        return made
+
+
+def test_the_first_commit_comes_at_once_and_the_others_after_so_many_seconds():
+    assert World(seconds=10.0).commits_at([0, 1, 9, 10, 19, 20, 29]) == [0, 10, 20]
+
+
+def test_or_after_so_many_prompts():
+    world = World(seconds=10.0, prompts=3)
+    assert world.commits_at([0, 1]) == [0]
+    for _ in range(3):
+        world.committer.count_prompt()
+    assert world.commits_at([1, 2]) == [1]
+    assert world.commits_at([3]) == []
+
+
+def test_a_dear_commit_waits_until_it_is_a_small_share_of_the_time():
+    world = World(seconds=10.0, share=0.02)
+    world.saving, world.log.commit_seconds = 0.5, 0.5
+    assert world.commits_at([0, 10, 49, 51, 100, 102]) == [0, 51, 102]
+
+
+def test_a_commit_waits_for_the_one_before():
+    world = World(seconds=10.0)
+    world.commits_at([0])
+    world.log.committing = True
+    assert world.commits_at([10, 20]) == []
+    world.log.committing = False
+    assert world.commits_at([21]) == [21]
+
+
+def test_an_update_under_way_is_waited_for_but_not_for_ever():
+    world = World(seconds=10.0)
+    world.commits_at([0])
+    world.learning = True
+    assert world.commits_at([10, 19]) == []
+    assert world.commits_at([20]) == [20]
+    world.learning = False
+    assert world.commits_at([29, 30]) == [30]
+
+
+def test_what_it_cost_is_counted():
+    world = World(seconds=10.0, share=1.0)
+    world.saving, world.log.commit_seconds = 0.25, 2.0
+    world.commits_at([0, 11, 22])
+    costs = world.committer.costs
+    assert (costs.commits, costs.seconds) == (3, pytest.approx(0.75))
+    assert costs.seconds_beside == 4.0

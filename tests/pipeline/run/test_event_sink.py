@@ -1,0 +1,36 @@
+"""A prompt's decisions and blocks come with its completion, in their order, or not at all."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from loop_doubles import prompts_of, stub_loop
+
+from pipeline.run.event_sink import WholePrompts
+from store.events import BlockDone, Event, PromptCompleted, TokenDecision
+
+
+def events_of(lengths: list[int], batch: int) -> list[Event]:
+    """What a loop says of prompts that are decoded several at a time."""
+    return list(stub_loop(batch).run(prompts_of(*("x" * length for length in lengths))))
+
+
+@given(st.lists(st.integers(1, 5), max_size=8), st.integers(1, 4), st.integers(1, 9))
+def test_all_events_come_and_those_of_a_prompt_stand_together(lengths: list[int], batch: int, every: int):
+    whole, events = WholePrompts(), events_of(lengths, batch)
+    passed = [event for begin in range(0, len(events), every) for event in whole(events[begin : begin + every])]
+    assert sorted(map(repr, passed)) == sorted(map(repr, events))
+    for offset in range(len(lengths)):
+        own = [event for event in events if isinstance(event, TokenDecision | BlockDone) and event.offset == offset]
+        end = next(place for place, event in enumerate(passed) if event == _completion(events, offset))
+        assert passed[end - len(own) : end] == own
+
+
+def _completion(events: list[Event], offset: int) -> Event:
+    return next(event for event in events if isinstance(event, PromptCompleted) and event.offset == offset)
+
+
+def test_what_is_not_completed_is_held_back():
+    events = events_of([3, 3], batch=2)
+    begun = events[: events.index(_completion(events, 0))]
+    assert any(isinstance(event, TokenDecision) for event in begun)
+    passed = list(WholePrompts()(begun))
+    assert not any(isinstance(event, TokenDecision | BlockDone) for event in passed)

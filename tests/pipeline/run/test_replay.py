@@ -1,0 +1,266 @@
+"""Whole replays over a tiny pair: what they leave behind, that it adds up, and that it is the same every time."""
+
+import json
+from collections.abc import Mapping, Sequence
+from math import ceil
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import pytest
+from replaying import Command, config_of, omnidraft, run_replay, table_of  # noqa: F401  (a fixture)
+from tiny_pair import TinyPair, sentences, tiny_pair  # noqa: F401  (a fixture)
+
+from pipeline.config.settings import load
+from pipeline.reports.progress import PlainDisplay
+from pipeline.run.replay import Replay
+from stages.contract.snapshot import STATE, SnapshotWriter
+from store.errors import SourceError
+from store.events import Outcome
+from store.query.summary import summarize
+
+PROMPTS = 10  # of each dataset
+SETTINGS = {"batch": 2, "sampling__temperature": 1.0, "cache__seed": "vocabulary"}
+
+
+@pytest.fixture(scope="module")
+def run(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: F811
+    """A finished run of two prompts at a time that learned, drawn at temperature 1, with a full n-gram cache."""
+    folder = tmp_path_factory.mktemp("replay") / "run"
+    run_replay(config_of(tiny_pair, **SETTINGS), folder)
+    return folder
+
+
+def rows_of(run: Path, table: str) -> list[dict[str, Any]]:
+    return table_of(run, table).to_pylist()
+
+
+def summary_of(run: Path) -> dict[str, Any]:
+    summary: dict[str, Any] = json.loads((run / "summary.json").read_text())
+    return summary
+
+
+def test_a_run_leaves_its_settings_its_log_and_its_summary(run: Path, tiny_pair: TinyPair):  # noqa: F811
+    assert {path.name for path in run.iterdir()} == {".lock", "checkpoint", "config.json", "log", "summary.json"}
+    assert load(run / "config.json") == config_of(tiny_pair, **SETTINGS)
+    assert summary_of(run) == summarize(run)
+
+
+def test_every_prompt_is_completed_once_with_its_text(run: Path):
+    prompts = rows_of(run, "prompts")
+    assert sorted(prompt["offset"] for prompt in prompts) == list(range(2 * PROMPTS))
+    texts = {prompt["offset"]: prompt["prompt_text"] for prompt in prompts}
+    assert texts[0] == sentences(300, 301)[0][:30]
+    assert texts[PROMPTS] == sentences(400, 401)[0][:30]
+    assert {prompt["dataset"] for prompt in prompts if prompt["offset"] < PROMPTS} == {"sums"}
+
+
+def test_a_prompt_s_decisions_are_its_completion(run: Path):
+    decisions = rows_of(run, "decisions")
+    for prompt in rows_of(run, "prompts"):
+        mine = [row for row in decisions if row["offset"] == prompt["offset"]]
+        emitted = [row for row in mine if row["emitted_id"] is not None]
+        assert [row["position"] for row in emitted] == list(range(prompt["emitted"]))
+        text = b"".join(row["emitted_bytes"] or b"" for row in emitted).decode(errors="replace")
+        assert text == prompt["completion_text"]
+        judged = [row for row in mine if row["outcome"] in (Outcome.ACCEPTED, Outcome.REJECTED)]
+        assert len(judged) == prompt["judged"] + prompt["lookup_judged"]
+        assert sum(row["drafter"] == "lookup" for row in judged) == prompt["lookup_judged"]
+        accepted = sum(row["outcome"] == Outcome.ACCEPTED for row in mine)
+        assert accepted == prompt["accepted"] + prompt["lookup_accepted"]
+        assert len({row["block"] for row in mine}) == prompt["blocks"]
+
+
+def test_something_was_drafted_learned_and_merged(run: Path):
+    """Else the other tests would show little."""
+    decisions = rows_of(run, "decisions")
+    assert {row["outcome"] for row in decisions} >= {Outcome.ACCEPTED, Outcome.REJECTED, Outcome.UNDRAFTED}
+    assert "ngram" in {row["translation"] for row in decisions}
+    assert max(row["drafter_version"] for row in decisions) >= 3
+    assert {update["part"] for update in rows_of(run, "updates")} == {"drafter", "head"}
+
+
+def rates(prompts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    total = {
+        key: sum(prompt[key] for prompt in prompts)
+        for key in ("accepted", "judged", "blocks", "emitted", "lookup_blocks")
+    }
+    return {
+        "acceptance_rate": round(total["accepted"] / total["judged"], 4),
+        "mean_accepted_length": round(total["accepted"] / (total["blocks"] - total["lookup_blocks"]), 4),
+        "block_efficiency": round(total["emitted"] / total["blocks"], 4),
+    }
+
+
+def part_of(figures: Mapping[str, Any]) -> dict[str, float]:
+    return {key: figures[key] for key in ("acceptance_rate", "mean_accepted_length", "block_efficiency")}
+
+
+def test_the_summary_agrees_with_the_log(run: Path):
+    summary, prompts = summary_of(run), rows_of(run, "prompts")
+    assert list(summary["datasets"]) == ["sums", "more"]
+    for dataset, figures in summary["datasets"].items():
+        mine = sorted((row for row in prompts if row["dataset"] == dataset), key=lambda row: row["offset"])
+        fifth = ceil(len(mine) / 5)
+        assert figures["prompts"] == len(mine) == PROMPTS
+        assert figures["emitted_tokens"] == sum(row["emitted"] for row in mine)
+        assert figures["target_forwards"] == sum(row["blocks"] for row in mine)
+        assert part_of(figures) == rates(mine)
+        assert part_of(figures["first_fifth"]) == rates(mine[:fifth])
+        assert part_of(figures["last_fifth"]) == rates(mine[-fifth:])
+        blocks = [row for row in rows_of(run, "blocks") if row["dataset"] == dataset]
+        for stage in ("decode", "translate", "verify"):
+            seconds = sum(row[f"seconds_{stage}"] for row in blocks)
+            assert figures["seconds"][stage] == pytest.approx(seconds, abs=0.002)
+    assert part_of(summary["totals"]) == rates(prompts)
+    assert summary["totals"]["wall_seconds"] <= max(row["finished"] for row in prompts) + 0.001
+    assert summary["rejected_rows"] == 0
+
+
+def test_blocks_add_up_to_their_prompts(run: Path):
+    blocks = rows_of(run, "blocks")
+    for prompt in rows_of(run, "prompts"):
+        mine = [block for block in blocks if block["offset"] == prompt["offset"]]
+        assert [block["block"] for block in mine] == list(range(prompt["blocks"]))
+        assert sum(block["emitted"] for block in mine) == prompt["emitted"]
+        for drafter, prefix in (("model", ""), ("lookup", "lookup_")):
+            for count in ("drafted", "judged", "accepted"):
+                found = sum(block[count] for block in mine if block["drafter"] == drafter)
+                assert found == prompt[prefix + count]
+    assert 2 in {block["rows"] for block in blocks} <= {1, 2}
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_same_seed_makes_the_same_decisions(
+    tiny_pair: TinyPair,  # noqa: F811
+    tmp_path: Path,
+    batch: int,
+    temperature: float,
+):
+    config = config_of(tiny_pair, batch=batch, sampling__temperature=temperature, learn__gate_share=0.3)
+    for name in ("first", "second"):
+        run_replay(config, tmp_path / name)
+    first, second = (table_of(tmp_path / name, "decisions") for name in ("first", "second"))
+    assert first.num_rows > 100
+    assert first.equals(second)
+
+
+def test_another_seed_makes_other_decisions(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
+    for seed in (1, 2):
+        run_replay(config_of(tiny_pair, seed=seed, sampling__temperature=1.0), tmp_path / str(seed))
+    first, second = (rows_of(tmp_path / str(seed), "decisions") for seed in (1, 2))
+    assert [row["uniform"] for row in first[:20]] != [row["uniform"] for row in second[:20]]
+
+
+@pytest.mark.parametrize("mode", ["trie", "match", "tli", "paper"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_every_decision_can_be_derived_again(
+    tiny_pair: TinyPair,  # noqa: F811
+    tmp_path: Path,
+    omnidraft: Command,  # noqa: F811
+    mode: str,
+    temperature: float,
+):
+    config = config_of(tiny_pair, draft__mode=mode, sampling__temperature=temperature, batch=2)
+    run_replay(config, tmp_path / "run")
+    checked = omnidraft("check", "--run", tmp_path / "run")
+    assert (checked.status, checked.err) == (0, "")
+    assert " 0 mismatches" in checked.out
+
+
+def test_a_frozen_drafter_stays_as_it_is(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
+    run_replay(config_of(tiny_pair, learn__enabled=False), tmp_path / "run")
+    assert rows_of_or_none(tmp_path / "run", "updates") == []
+    assert {row["drafter_version"] for row in rows_of(tmp_path / "run", "decisions")} == {0}
+
+
+def rows_of_or_none(run: Path, table: str) -> list[dict[str, Any]]:
+    return rows_of(run, table) if any((run / "log" / table).iterdir()) else []
+
+
+BAD_ROWS = [
+    ('{"prompt": "Ann has 3 apples"}', None),
+    ('{"prompt": "Ann has', "JSON"),
+    ('{"prompt": "  "}', "empty"),
+    ('{"question": "Ann has 3 apples"}', "column"),
+    (json.dumps({"prompt": "Ann has 3 apples. " * 400}), "target's tokens, got"),
+    (b'{"prompt": "Ann \xff has"}', "UTF-8"),
+    ('{"prompt": "Tom has 4 pencils"}', None),
+]
+
+
+def test_rows_that_are_no_prompts_are_set_aside(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
+    path = tmp_path / "mixed.jsonl"
+    path.write_bytes(b"\n".join(row if isinstance(row, bytes) else row.encode() for row, _ in BAD_ROWS))
+    summary = run_replay(config_of(tiny_pair, sources=(str(path),), batch=3), tmp_path / "run")
+    rejected = [json.loads(line) for line in (tmp_path / "run" / "rejected.jsonl").read_text().splitlines()]
+    expected = {line: word for line, (_, word) in enumerate(BAD_ROWS, 1) if word}
+    assert {row["line"] for row in rejected} == set(expected)
+    assert all(expected[row["line"]] in row["reason"] for row in rejected), rejected
+    assert {row["dataset"] for row in rejected} == {"mixed"}
+    assert summary["rejected_rows"] == len(expected)
+    assert summary["totals"]["prompts"] == 2
+
+
+def test_a_stream_without_a_single_prompt_has_a_summary_too(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
+    (tmp_path / "none.jsonl").write_text('{"prompt": ""}\n')
+    summary = run_replay(config_of(tiny_pair, sources=(str(tmp_path / "none.jsonl"),)), tmp_path / "run")
+    assert (summary["datasets"], summary["totals"]["prompts"], summary["rejected_rows"]) == ({}, 0, 1)
+
+
+def test_what_was_done_is_kept_when_a_source_breaks_off(
+    tiny_pair: TinyPair,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    def break_off(sources: object) -> Any:
+        from pipeline.sources.stream import stream
+
+        for event in stream(sources):  # type: ignore[arg-type]
+            yield event
+            if event.line == 4:
+                raise SourceError("The source 'sums' broke off: no route to host.")
+
+    monkeypatch.setattr("pipeline.run.replay.stream", break_off)
+    with pytest.raises(SourceError, match="broke off"):
+        run_replay(config_of(tiny_pair), tmp_path / "run")
+    assert summary_of(tmp_path / "run")["totals"]["prompts"] == len(rows_of(tmp_path / "run", "prompts")) == 4
+
+
+def test_the_n_gram_cache_of_another_pair_is_left_out_with_a_word(
+    tiny_pair: TinyPair,  # noqa: F811
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+):
+    from shutil import copytree
+
+    from store.registry.ngram_file import write_ngrams
+
+    copytree(tiny_pair.drafter, tmp_path / "drafter")
+    write_ngrams(tmp_path / "drafter" / "ngrams.parquet", [((300, 301), 400, 2)], "ab" * 32)
+    run_replay(config_of(tiny_pair, drafter=str(tmp_path / "drafter")), tmp_path / "run")
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "n-gram cache" in record.message
+
+
+def test_two_runs_in_one_process_note_their_own_measurements(
+    tiny_pair: TinyPair,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    saved: list[Any] = []
+    files = SnapshotWriter.files
+
+    def record_calls(writer: SnapshotWriter, state: Any) -> dict[str, bytes]:
+        saved.append(state)
+        return files(writer, state)
+
+    monkeypatch.setattr(SnapshotWriter, "files", record_calls)
+    config = config_of(tiny_pair, draft__relative_cost=None, draft__costs="measured")
+    first, _second = (Replay(config, tmp_path / name, None) for name in ("first", "second"))
+    with PlainDisplay(perf_counter) as display:
+        first.run(display)
+    measured = json.loads(files(SnapshotWriter(), saved[-1])[STATE])["state"]["constants"]["measured"]
+    assert "costs" in {name.partition("-")[0] for name in measured}, "measured when the first began to run"

@@ -1,0 +1,144 @@
+"""A run that is stopped between any two blocks and gone on with decides, learns and publishes what it would have."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from replaying import config_of
+from tiny_pair import TinyPair, TinyTrio, sentences, tiny_pair, tiny_trio  # noqa: F401  (fixtures)
+
+from pipeline.assembly.loop import build_loop
+from pipeline.assembly.models import load_models
+from pipeline.config.settings import Config
+from pipeline.loop import Loop
+from pipeline.sources.position import SourcePosition
+from stages.contract.snapshot import SnapshotReader, SnapshotWriter
+from store.errors import SourceError
+from store.events import Drifted, Event, PromptCompleted, PromptReceived, Recalled, Updated, VersionPublished
+from store.registry.registry import NoRegistry
+
+PROMPTS = 14
+TIMES = ("seconds", "waited", "started", "finished", "seconds_decode", "seconds_translate", "seconds_verify")
+
+
+def prompts() -> Iterator[PromptReceived]:
+    """Sums, then what looks quite different."""
+    for offset, text in enumerate(sentences(600, 600 + PROMPTS)):
+        text = text[:30] if offset < PROMPTS // 2 else text[:30].swapcase()[::-1]
+        yield PromptReceived(offset, str(offset), "sums", offset + 1, text)
+
+
+def loop_of(config: Config, folder: Path) -> Loop:
+    return build_loop(config, load_models(config, "", folder), NoRegistry(), folder)
+
+
+def timeless(event: Event) -> Event:
+    return replace(event, **{name: 0.0 for name in TIMES if hasattr(event, name)})
+
+
+def in_one_go(config: Config, folder: Path) -> list[Event]:
+    return [timeless(event) for event in loop_of(config, folder).run(prompts())]
+
+
+def in_parts(config: Config, folder: Path, every: int) -> tuple[list[Event], int]:
+    """The events of a run that is stopped after every so many blocks, and how often it was. Nothing but the files of
+    the snapshots goes from one part to the next."""
+    events: list[Event] = []
+    files: dict[str, bytes] | None = None
+    for part in range(1000):
+        loop, position = loop_of(config, folder), SourcePosition(prompts())
+        if files:
+            kept = SnapshotReader(files)
+            loop.restore(kept.state["loop"], kept)
+            for event in events:
+                if isinstance(event, PromptCompleted):
+                    loop.runners[event.target].learner.replay_history(event)
+            position.skip(kept.state["position"])
+        blocks = iter(range(every))
+        for event in loop.run(position, lambda blocks=blocks: next(blocks, None) is None):
+            events.append(timeless(event))
+        keep = SnapshotWriter()
+        files = keep.files({"loop": loop.save(keep), "position": position.save()})
+        if next(blocks, None) is not None:  # it ended before it was stopped
+            return events, part
+    raise AssertionError("it makes no progress")
+
+
+def differences(whole: list[Event], parts: list[Event]) -> list[tuple[Event, Event]]:
+    return [(one, other) for one, other in zip(whole, parts, strict=True) if one != other]
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "sampled": {"sampling__temperature": 1.0},
+    "several rows": {"batch": 3, "sampling__temperature": 1.0},
+    "a thread that learns": {"learn__lag": 2, "batch": 2},
+    "always under way": {"learn__lag": 3, "learn__interval": 1, "learn__spacing": "fixed"},
+    "versions": {"publish__enabled": True, "publish__interval": 3},
+    "drift": {
+        "publish__enabled": True,
+        "publish__interval": 2,
+        "drift__threshold": 0.1,
+        "drift__grace": 1,
+        "drift__tolerance": 0.0,
+        "drift__cooldown": 3,
+        "drift__recall_margin": 0.0,
+        "sampling__temperature": 1.0,
+    },
+    "adwin": {"drift__detector": "adwin", "drift__delta": 0.9, "drift__grace": 1, "sampling__temperature": 1.0},
+    "a small cache": {"cache__budget_bytes": 2000, "cache__policy": "lru", "sampling__temperature": 1.0},
+    "a small cache by counts": {"cache__budget_bytes": 2000, "sampling__temperature": 1.0},
+    "resting": {"draft__only_where_paying": True, "draft__relative_cost": 0.9},
+    "bfloat16": {"dtype": "bfloat16", "batch": 2},
+    "taught behind rejections": {"learn__off_policy": True, "sampling__temperature": 1.0},
+    "without learning": {"learn__enabled": False},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_makes_no_difference_where_a_run_was_stopped(
+    tiny_pair: TinyPair,  # noqa: F811
+    tmp_path: Path,
+    case: str,
+):
+    config = config_of(tiny_pair, **CASES[case])
+    whole = in_one_go(config, tmp_path / "whole")
+    parts, stops = in_parts(config, tmp_path / "parts", every=9)
+    assert stops >= 5
+    assert differences(whole, parts) == []
+
+
+def test_the_cases_see_what_they_are_about(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
+    drift = in_one_go(config_of(tiny_pair, **CASES["drift"]), tmp_path / "drift")
+    assert [event for event in drift if isinstance(event, Drifted) and event.acted_upon]
+    assert [event for event in drift if isinstance(event, Recalled)]
+    assert len([event for event in drift if isinstance(event, VersionPublished)]) >= 4
+    thread = in_one_go(config_of(tiny_pair, **CASES["always under way"]), tmp_path / "thread")
+    assert len([event for event in thread if isinstance(event, Updated) and event.served]) >= 3
+
+
+@pytest.mark.parametrize("changes", [{}, {"learn__lora": True}, {"swaps": True}], ids=["shared", "adapters", "swapped"])
+def test_several_targets_go_on_too(tiny_trio: TinyTrio, tmp_path: Path, changes: dict[str, Any]):  # noqa: F811
+    big, small = tiny_trio.targets
+    targets = {"targets": (big, small)}
+    if "swaps" in changes:
+        changes, targets = {"swaps": (f"4={small}", f"9={big}")}, {"targets": (big,)}
+    config = config_of(tiny_trio.pair, **targets, **changes, batch=2, sampling__temperature=1.0)
+    whole = in_one_go(config, tmp_path / "whole")
+    parts, stops = in_parts(config, tmp_path / "parts", every=11)
+    assert stops >= 3
+    assert differences(whole, parts) == []
+
+
+def test_another_stream_is_not_gone_on_with():
+    position = SourcePosition(prompts())
+    for _ in range(5):
+        next(position)
+    SourcePosition(prompts()).skip(position.save())
+    changed = (replace(prompt, text="other") if prompt.offset == 2 else prompt for prompt in prompts())
+    with pytest.raises(SourceError, match="5 rows"):
+        SourcePosition(changed).skip(position.save())
+    with pytest.raises(SourceError, match="5 rows"):
+        SourcePosition(iter(list(prompts())[:3])).skip(position.save())

@@ -1,0 +1,430 @@
+"""`omnidraft serve` from the outside: the official client over a real port, with a scripted engine."""
+
+import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import openai
+import pytest
+from host_names import HOSTS
+from serving_doubles import EOS, MODEL, HttpServer, ScriptedEngine, run_http_server, wait_until
+
+from pipeline.serve.http.limits import Defaults, Limits
+from pipeline.serve.messages import Finish
+
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture(scope="module")
+def engine() -> ScriptedEngine:
+    return ScriptedEngine()
+
+
+@pytest.fixture(scope="module")
+def served(engine: ScriptedEngine) -> Iterator[HttpServer]:
+    with run_http_server(engine, defaults=Defaults(temperature=0.25, top_k=7, top_p=0.5)) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def closed() -> Iterator[HttpServer]:
+    """A server with an API key."""
+    with run_http_server(ScriptedEngine(), key="sécret") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(served: HttpServer) -> Iterator[openai.OpenAI]:
+    with served.client() as client:
+        yield client
+
+
+def test_the_model_is_listed(client: openai.OpenAI):
+    assert [model.id for model in client.models.list()] == [MODEL]
+    assert client.models.retrieve(MODEL).id == MODEL  # with a slash in its name
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.models.retrieve("gpt-4")
+    assert caught.value.code == "model_not_found"
+
+
+def test_a_completion(client: openai.OpenAI):
+    answer = client.completions.create(model=MODEL, prompt="one two")
+    choice = answer.choices[0]
+    assert (choice.text, choice.finish_reason, choice.index, choice.logprobs) == ("one two", "stop", 0, None)
+    assert answer.object == "text_completion"
+    assert answer.id.startswith("cmpl-")
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (7, 8, 15)
+    assert answer.usage.completion_tokens_details.accepted_prediction_tokens == 4
+    assert answer.usage.omnidraft == {"drafted": 16, "accepted": 4, "blocks": 4}
+
+
+def test_parameters_reach_the_engine(client: openai.OpenAI, engine: ScriptedEngine):
+    client.completions.create(
+        model=MODEL,
+        prompt="x",
+        temperature=0,
+        top_p=0.9,
+        max_tokens=3,
+        stop=["b", "c"],
+        seed=-5,
+        extra_body={"top_k": 4},
+    )
+    request = engine.requests[-1]
+    sampling = (request.temperature, request.top_p, request.top_k)
+    assert (*sampling, request.max_new_tokens, request.stop) == (0, 0.9, 4, 3, ("b", "c"))
+    assert request.seed == 2**63 - 5
+    assert (request.store, request.logprobs) == (True, None)
+    assert 0 < request.timeout_seconds <= Limits().deadline_seconds
+    client.completions.create(model=MODEL, prompt="x", extra_body={"store": False})
+    request = engine.requests[-1]
+    sampling = (request.temperature, request.top_p, request.top_k)
+    assert (*sampling, request.max_new_tokens, request.stop) == (0.25, 0.5, 7, 16, ())
+    assert (request.seed, request.store) == (None, False)
+
+
+def test_a_chat(client: openai.OpenAI, engine: ScriptedEngine):
+    parts = [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]
+    messages = [{"role": "developer", "content": "be brief"}, {"role": "user", "content": parts}]
+    answer = client.chat.completions.create(model=MODEL, messages=messages, max_completion_tokens=100, user="me")
+    message = answer.choices[0].message
+    assert (message.role, message.content) == ("assistant", "system:be brief|user:hello")
+    assert answer.object == "chat.completion"
+    assert engine.requests[-1].max_new_tokens == 100
+    client.chat.completions.create(model=MODEL, messages=HELLO)
+    assert engine.requests[-1].max_new_tokens == Limits().max_tokens
+    # A response can be sent back unchanged.
+    more = [*HELLO, message.model_dump(), {"role": "user", "content": "?"}]
+    again = client.chat.completions.create(model=MODEL, messages=more)
+    assert again.choices[0].message.content == "user:hello|assistant:system:be brief|user:hello|user:?"
+
+
+def test_length_and_stop(client: openai.OpenAI):
+    short = client.completions.create(model=MODEL, prompt="abcdef", max_tokens=4).choices[0]
+    assert (short.text, short.finish_reason) == ("abcd", "length")
+    stopped = client.completions.create(model=MODEL, prompt="abcdef", stop="de").choices[0]
+    assert (stopped.text, stopped.finish_reason) == ("abc", "stop")
+
+
+def test_several_choices_of_several_prompts(client: openai.OpenAI, engine: ScriptedEngine):
+    answer = client.completions.create(model=MODEL, prompt=["ab", "cde"], n=2, seed=1)
+    assert [(choice.index, choice.text) for choice in answer.choices] == [(0, "ab"), (1, "ab"), (2, "cde"), (3, "cde")]
+    assert answer.usage.prompt_tokens == 2 + 3
+    assert answer.usage.completion_tokens == 3 + 3 + 4 + 4
+    requests = engine.requests[-4:]
+    assert [request.choice for request in requests] == [0, 1, 2, 3]
+    assert len({request.request_id for request in requests}) == 1
+
+
+def test_echo(client: openai.OpenAI):
+    whole = client.completions.create(model=MODEL, prompt="ab", echo=True)
+    assert whole.choices[0].text == "abab"
+    parts = client.completions.create(model=MODEL, prompt="ab", echo=True, stream=True)
+    assert "".join(part.choices[0].text for part in parts) == "abab"
+
+
+@pytest.mark.parametrize("prompt", ["one two three", "größer als 3 €", "x", "👩‍👩‍👧"])
+@pytest.mark.parametrize("stop", [None, "three", ["r ", "€"]])
+def test_a_stream_equals_the_whole_response(client: openai.OpenAI, prompt: str, stop: str | list[str] | None):
+    settings = {"model": MODEL, "prompt": prompt, "stop": stop, "max_tokens": 40, "logprobs": 2, "n": 2}
+    whole = client.completions.create(**settings)
+    texts, ends, tokens, offsets = ["", ""], ["", ""], [[], []], [[], []]
+    *parts, last = client.completions.create(**settings, stream=True, stream_options={"include_usage": True})
+    for part in parts:
+        assert (part.id, part.usage) == (last.id, None)
+        choice = part.choices[0]
+        texts[choice.index] += choice.text
+        ends[choice.index] = choice.finish_reason
+        tokens[choice.index] += choice.logprobs.tokens
+        offsets[choice.index] += choice.logprobs.text_offset
+    assert texts == [choice.text for choice in whole.choices]
+    assert ends == [choice.finish_reason for choice in whole.choices]
+    assert tokens == [choice.logprobs.tokens for choice in whole.choices]
+    assert offsets == [choice.logprobs.text_offset for choice in whole.choices]
+    assert (last.choices, last.usage) == ([], whole.usage)
+
+
+def test_a_chat_stream(client: openai.OpenAI):
+    parts = list(client.chat.completions.create(model=MODEL, messages=HELLO, stream=True))
+    assert parts[0].object == "chat.completion.chunk"
+    assert parts[0].choices[0].delta.role == "assistant"
+    assert "".join(part.choices[0].delta.content or "" for part in parts) == "user:hello"
+    assert [part.choices[0].finish_reason for part in parts] == [None] * (len(parts) - 1) + ["stop"]
+    assert all(part.usage is None for part in parts)
+
+
+def test_events_are_events(served: HttpServer):
+    body = {"model": MODEL, "prompt": "abc", "stream": True}
+    with served.client()._client.stream("POST", f"{served.url}/v1/completions", json=body) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        *events, end = answer.read().decode().split("\n\n")
+    assert end == ""
+    assert all(event.startswith("data: ") and "\n" not in event for event in events)
+    assert events[-1] == "data: [DONE]"
+    assert all("usage" not in json.loads(event[6:]) for event in events[:-1])
+
+
+def test_log_probabilities_of_a_completion(client: openai.OpenAI):
+    logprobs = client.completions.create(model=MODEL, prompt="aé", logprobs=1).choices[0].logprobs
+    assert logprobs.tokens == ["a", "bytes:\\xc3", "bytes:\\xa9"]  # the end of the sequence is not shown
+    assert logprobs.token_logprobs == [0, -1, -2]
+    assert logprobs.text_offset == [0, 1, 1]
+    assert logprobs.top_logprobs == [{"?": -9, "a": 0}, {"?": -9, "bytes:\\xc3": -1}, {"?": -9, "bytes:\\xa9": -2}]
+    alone = client.completions.create(model=MODEL, prompt="a", logprobs=0).choices[0].logprobs
+    assert alone.top_logprobs == [{"a": 0}]
+
+
+def test_log_probabilities_of_a_chat(client: openai.OpenAI, engine: ScriptedEngine):
+    settings = {"model": MODEL, "messages": [{"role": "user", "content": "é"}], "logprobs": True}
+    content = client.chat.completions.create(**settings, top_logprobs=2).choices[0].logprobs.content
+    assert [entry.token for entry in content] == [*"user:", "\\xc3", "\\xa9"]
+    assert content[-1].bytes == [0xA9]
+    assert content[-1].logprob == -6
+    assert [(other.token, other.bytes, other.logprob) for other in content[0].top_logprobs] == [("?", [63], -9)]
+    assert engine.requests[-1].logprobs == 2
+    content = client.chat.completions.create(**settings).choices[0].logprobs.content
+    assert content[0].top_logprobs == []
+
+
+def test_tokens_after_a_stop_are_not_scored(client: openai.OpenAI):
+    choice = client.completions.create(model=MODEL, prompt="abcdef", stop="d", logprobs=0).choices[0]
+    assert "".join(choice.logprobs.tokens) == choice.text == "abc"
+    end = client.completions.create(model=MODEL, prompt="ab", max_tokens=3, logprobs=0).choices[0]
+    assert bytes([EOS - 1]).decode("latin-1") not in end.logprobs.tokens
+    assert end.logprobs.tokens == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "param", "message"),
+    [
+        ({"temperature": 2.5}, "temperature", "less than or equal to 2, got 2.5"),
+        ({"temperature": "1"}, "temperature", "a valid number"),
+        ({"top_p": 0}, "top_p", "greater than 0"),
+        ({"max_tokens": -1}, "max_tokens", "greater than or equal to 1"),
+        ({"max_tokens": 5000}, "max_tokens", "at most 4096, got 5000"),
+        ({"n": 17}, "n", "at most 16"),
+        ({"n": True}, "n", "a valid integer"),
+        ({"seed": 2**63}, "seed", "less than"),
+        ({"stop": ["x"] * 17}, "stop", "at most 16"),
+        ({"stop": ""}, "stop.0", "at least 1"),
+        ({"logprobs": 20, "max_tokens": 4000, "n": 2}, "logprobs", "8000 tokens are at most 100000, got 20"),
+        ({"logprobs": 21}, "logprobs", "less than or equal to 20"),
+        ({"prompt": [1, 2]}, "prompt", "token ids are not taken"),
+        ({"prompt": []}, "prompt", "a text or a list of texts"),
+        ({"prompt": None}, "prompt", "required"),
+        ({"prompt": ""}, "prompt", "must have 1 to"),
+        ({"prompt": "x" * 4000}, "prompt", "got 4000"),
+        ({"echo": True, "logprobs": 1}, "echo", "not supported"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "'stream': true"),
+        ({"best_of": 3}, "best_of", "not supported"),
+        ({"suffix": "x"}, "suffix", "not supported"),
+        ({"presence_penalty": 0.5}, "presence_penalty", "set it to 0"),
+        ({"logit_bias": {"5": 1}}, "logit_bias", "set it to {}"),
+        ({"temprature": 1}, "temprature", "did you mean 'temperature'?"),
+        ({"metadata": {"a": 1}}, "metadata.a", "a valid string"),
+    ],
+)
+def test_a_wrong_parameter_is_named(client: openai.OpenAI, wrong: dict, param: str, message: str):
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model=MODEL, prompt="x", extra_body=wrong)
+    assert caught.value.param == param
+    assert caught.value.type == "invalid_request_error"
+    assert message in caught.value.body["message"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": "hello"}, "messages"),
+        ({"messages": [{"role": "user", "content": "x"}] * 1025}, "messages"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"role": "user"}]}, "messages.0.content"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages.0.content"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]},
+            "messages.0.content.0",
+        ),
+        ({"messages": [{"role": "assistant", "content": "no more to say"}]}, "messages"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
+        ({"echo": True}, "echo"),
+    ],
+)
+def test_a_wrong_parameter_of_a_chat_is_named(client: openai.OpenAI, wrong: dict, param: str):
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model=MODEL, messages=HELLO, extra_body=wrong)
+    assert caught.value.param.startswith(param)
+
+
+def test_ignored_parameters_are_accepted(client: openai.OpenAI):
+    client.completions.create(
+        model=MODEL, prompt="x", best_of=1, frequency_penalty=0, presence_penalty=0.0, logit_bias={}, suffix=""
+    )
+    client.chat.completions.create(
+        model=MODEL,
+        messages=HELLO,
+        tools=[],
+        tool_choice="none",
+        response_format={"type": "text"},
+        metadata={"a": "b"},
+        parallel_tool_calls=True,
+        service_tier="auto",
+        modalities=["text"],
+        stop=None,
+        store=True,
+    )
+
+
+def test_a_model_that_is_not_served(client: openai.OpenAI):
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.completions.create(model="gpt-4", prompt="x")
+    assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", "/", 404, "unknown_url"),
+        ("GET", "/docs", 404, "unknown_url"),
+        ("POST", "/v1/embeddings", 404, "unknown_url"),
+        ("GET", "/v1/completions", 405, "method_not_allowed"),
+        ("OPTIONS", "/v1/chat/completions", 405, "method_not_allowed"),
+    ],
+)
+def test_unknown_paths_and_methods(served: HttpServer, method: str, path: str, status: int, code: str):
+    answer = served.client()._client.request(method, served.url + path)
+    assert answer.status_code == status
+    assert answer.json()["error"]["code"] == code
+    assert "access-control-allow-origin" not in answer.headers
+
+
+def test_the_key():
+    with run_http_server(ScriptedEngine(), key="sécret") as served:
+        http = served.client()._client
+        for header in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic sécret".encode()}):
+            for path in ("/v1/models", "/metrics", "/nowhere"):
+                answer = http.get(served.url + path, headers=header)
+                assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
+                assert answer.headers["www-authenticate"] == "Bearer"
+        assert http.get(f"{served.url}/health").status_code == 200
+        right = {"Authorization": "Bearer sécret".encode()}
+        assert http.get(f"{served.url}/v1/models", headers=right).status_code == 200
+    with run_http_server(ScriptedEngine(), key="secret") as served:
+        assert served.client("secret").models.list().data[0].id == MODEL
+        with pytest.raises(openai.AuthenticationError):
+            served.client("secreT").completions.create(model=MODEL, prompt="x")
+        named = {"Authorization": "bearer secret", "Host": "elsewhere.example"}
+        assert served.client()._client.get(f"{served.url}/metrics", headers=named).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        "",
+        "Bearer",
+        "Bearer ",
+        "Bearer s",
+        "Bearer sécre",
+        "Bearer écret",
+        "Bearer sécrett",
+        "Bearer sécret sécret",
+        "Bearer Sécret",
+        "Bearer SÉCRET",
+        "Bearer secret",
+        "Bearer sécret\0",
+        "Bearersécret",
+        "sécret",
+        "Basic sécret",
+    ],
+)
+def test_only_the_whole_key_is_accepted(closed: HttpServer, sent: str):
+    for path in ("/v1/models", "/metrics", "/nowhere"):
+        with closed.connect() as connection:
+            head = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nAuthorization: {sent}\r\n\r\n"
+            connection.sendall(head.encode())
+            answer = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+        status = int(answer.split(b" ", 2)[1])
+        assert status == (400 if "\0" in sent else 401)  # a zero byte is no HTTP
+        assert MODEL.encode() not in answer
+
+
+@pytest.mark.parametrize(("host", "status"), HOSTS)
+def test_a_page_of_another_name_is_refused(served: HttpServer, host: str, status: int):
+    answer = served.client()._client.get(f"{served.url}/v1/models", headers={"Host": host})
+    assert answer.status_code == status
+
+
+def test_a_full_queue():
+    with run_http_server(engine := ScriptedEngine(capacity=2, held=True)) as served, served.client() as client:
+        with pytest.raises(openai.RateLimitError) as caught:
+            client.completions.create(model=MODEL, prompt="x", n=3)  # two would fit
+        assert caught.value.response.headers["retry-after"] == "7"
+        wait_until(lambda: engine.running == 0)
+        assert len(engine.cancels) == 2
+        engine.go.set()
+        assert client.completions.create(model=MODEL, prompt="x", n=2).choices[1].text == "x"
+
+
+def test_every_client_receives_its_own_completion(engine: ScriptedEngine, served: HttpServer):
+    def complete(number: int) -> tuple[str, str]:
+        prompt = f"{number} " * (number % 7 + 1)
+        with served.client() as client:
+            parts = client.completions.create(model=MODEL, prompt=prompt, max_tokens=99, n=2, stream=True)
+            texts = ["", ""]
+            for part in parts:
+                texts[part.choices[0].index] += part.choices[0].text
+            whole = client.completions.create(model=MODEL, prompt=prompt, max_tokens=99)
+        return prompt, "|".join([*texts, whole.choices[0].text])
+
+    with ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(complete, range(64)))
+    assert all(text == f"{prompt}|{prompt}|{prompt}" for prompt, text in answers)
+
+
+@pytest.mark.parametrize(
+    ("finish", "status", "code"),
+    [
+        (Finish.DEADLINE, 504, "deadline_exceeded"),
+        (Finish.FAILED, 500, "internal_error"),
+        (Finish.CANCELLED, 503, "server_leaving"),
+    ],
+)
+def test_an_incomplete_completion_is_an_error(finish: Finish, status: int, code: str):
+    with run_http_server(engine := ScriptedEngine(finish=finish)) as served, served.client() as client:
+        with pytest.raises(openai.APIStatusError) as caught:
+            client.completions.create(model=MODEL, prompt="abcd")
+        assert (caught.value.status_code, caught.value.code) == (status, code)
+        parts = iter(client.completions.create(model=MODEL, prompt="abcd", stream=True))
+        assert [next(parts).choices[0].text, next(parts).choices[0].text] == ["ab", "cd"]
+        with pytest.raises(openai.APIError) as ended:
+            next(parts)
+        assert ended.value.code == code
+        wait_until(lambda: engine.running == 0)
+
+
+def test_an_internal_error_reveals_nothing(served: HttpServer, engine: ScriptedEngine, monkeypatch):
+    def raise_error(_: str) -> None:
+        raise RuntimeError("a secret of the inside")
+
+    monkeypatch.setattr(engine, "encode", raise_error)
+    with pytest.raises(openai.InternalServerError) as caught:
+        served.client().completions.create(model=MODEL, prompt="x")
+    assert caught.value.code == "internal_error"
+    assert "secret" not in caught.value.response.text
+
+
+def test_a_prompt_that_is_tokenised_too_late_misses_the_deadline():
+    with run_http_server(
+        engine := ScriptedEngine(held_from=1), Limits(deadline_seconds=0.2, grace_seconds=0.2)
+    ) as served:
+        http = served.client()._client
+        timer = threading.Timer(0.4, engine.encoding.set)
+        timer.start()
+        answer = http.post(f"{served.url}/v1/completions", json={"model": MODEL, "prompt": "x"})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
+        assert answer.headers["x-should-retry"] == "false"
+        assert engine.requests == []

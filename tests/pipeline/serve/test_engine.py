@@ -1,0 +1,252 @@
+"""The engine of a server: a completion equals that of the target alone, whatever else runs at the same time."""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serving_tiny import (
+    PATIENCE,
+    RecordingListener,
+    assert_sound,
+    complete_all,
+    greedy_generate,
+    load_pair,
+    make_request,
+    run_server,
+    select,
+    serve_config,
+    submit_prompt,
+    texts,
+    wait_until,
+)
+from tiny_pair import TinyPair, tiny_pair  # noqa: F401  (a fixture)
+
+from pipeline.loop import UnfitPromptError
+from pipeline.serve.engine import LiveEngine
+from pipeline.serve.messages import Finish
+from pipeline.serve.run import ServerRun
+from store.errors import RunError
+
+LEARNING = {"learn__spacing": "fixed", "learn__interval": 2, "serve__learn_share": 1.0}
+SAMPLED = {"temperature": 1.0}
+
+
+@pytest.fixture(scope="module")
+def server(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerRun]:  # noqa: F811
+    """One server for the tests that check completions alone; nothing learns."""
+    with run_server(serve_config(tiny_pair), tmp_path_factory.mktemp("served") / "run") as server:
+        yield server
+
+
+@pytest.fixture
+def engine(server: ServerRun) -> LiveEngine:
+    return server.engine
+
+
+def submit_mixed(engine: LiveEngine, order: random.Random, prompts: list[str]) -> dict[str, RecordingListener]:
+    """Submit requests of all kinds at once and return the listeners of the greedy ones by prompt."""
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"temperature": 1.0, "seed": 3},
+        {"temperature": 0.7, "top_k": 5, "logprobs": 2},
+        {"temperature": 1.3, "top_p": 0.8, "stop": ("and", "more")},
+        {"max_new_tokens": 3, "store": False},
+    ]
+    requests = [(text, kind) for text in prompts for kind in kinds]
+    order.shuffle(requests)
+    listeners = [(text, kind, submit_prompt(engine, text, **kind)) for text, kind in requests]
+    return {text: one.end() for text, kind, one in listeners if one.end() and not kind}
+
+
+@pytest.mark.parametrize("learn", ["off", "shadow", "live"])
+def test_greedy_requests_equal_plain_decoding(tiny_pair: TinyPair, tmp_path: Path, learn: str):  # noqa: F811
+    """Many at once, in random order, among requests of all other kinds, and while the drafter learns."""
+    prompts, run = texts(700, 708 if learn == "off" else 703), tmp_path / "run"
+    expected = {text: greedy_generate(tiny_pair, text) for text in prompts}
+    with run_server(serve_config(tiny_pair, serve__learn=learn, **LEARNING), run) as server:
+        order = random.Random(3)
+        first = submit_mixed(server.engine, order, prompts)
+        if learn == "live":
+            wait_until(
+                lambda: bool(complete_all(server.engine, prompts[:1]) and server.engine.read_status().drafter_version)
+            )
+        second = submit_mixed(server.engine, order, prompts)
+    for greedy in (first, second):
+        assert {text: listener.tokens for text, listener in greedy.items()} == expected
+    assert_sound(run)
+    served = {row["drafter_version"] for row in select(run, "SELECT DISTINCT drafter_version FROM decisions")}
+    made = {row["drafter_version"] for row in select(run, "SELECT drafter_version FROM updates WHERE served")}
+    assert served <= {0} | made, "every version that a decision names is known"
+    assert (len(served) > 1) == (learn == "live")
+    assert bool(made) == (learn != "off")
+
+
+FROZEN = {"draft__lookup": False, "draft__adapt": False, "cache__budget_bytes": 1}
+
+
+@pytest.mark.parametrize("changes", [FROZEN, {"draft__max_draft": 0}], ids=["drafting", "plain"])
+def test_a_seeded_request_gives_the_same_text_next_to_any_others(
+    tiny_pair: TinyPair,  # noqa: F811
+    tmp_path: Path,
+    changes: dict[str, Any],
+):
+    """Holds if drafting never changes: the draft decides which random number of the seed decides which token."""
+    with run_server(serve_config(tiny_pair, **changes), tmp_path / "run") as server:
+        engine, order = server.engine, random.Random(5)
+        alone = submit_prompt(engine, "Ann has 3 apples", seed=11, **SAMPLED).tokens
+        for _ in range(3):
+            others = [submit_prompt(engine, text, **SAMPLED) for text in order.sample(texts(700, 720), 4)]
+            again = submit_prompt(engine, "Ann has 3 apples", seed=11, **SAMPLED)
+            assert again.tokens == alone
+            assert all(other.end() for other in others)
+        assert submit_prompt(engine, "Ann has 3 apples", seed=12, **SAMPLED).tokens != alone
+
+
+@pytest.mark.parametrize("seed", [None, 11])
+def test_choices_differ(engine: LiveEngine, seed: int | None):
+    def choices() -> list[tuple[int, ...]]:
+        listeners = [
+            submit_prompt(engine, "Ann has 3 apples", seed=seed, choice=number, **SAMPLED) for number in range(4)
+        ]
+        return [one.tokens for one in listeners]
+
+    assert len(set(choices())) > 1
+
+
+def test_a_stop_string_cuts_the_text_and_ends_the_row(engine: LiveEngine, tiny_pair: TinyPair):  # noqa: F811
+    vocabulary = load_pair(tiny_pair).target_vocabulary
+    for text in texts(700, 706):
+        tokens = greedy_generate(tiny_pair, text)
+        whole = vocabulary.decode(list(tokens))
+        stop = whole[6:9]
+        listener = submit_prompt(engine, text, stop=("never there", stop))
+        assert listener.text == whole[: whole.index(stop)]
+        assert listener.finish is Finish.STOP
+        assert listener.tokens == tokens[: len(listener.tokens)]
+        assert len(listener.tokens) < len(tokens), "nothing is decoded after it"
+
+
+def test_the_text_is_that_of_the_tokens_and_none_of_it_comes_twice(
+    engine: LiveEngine,
+    tiny_pair: TinyPair,  # noqa: F811
+):
+    vocabulary = load_pair(tiny_pair).target_vocabulary
+    for listener in complete_all(engine, texts(700, 710), **SAMPLED):
+        shown = listener.tokens[:-1] if listener.finish is Finish.STOP else listener.tokens
+        assert listener.text == vocabulary.decode(list(shown))
+
+
+def test_logprobs_come_with_every_token(engine: LiveEngine):
+    for most in (0, 3):
+        listener = submit_prompt(engine, "Ann has 3 apples", logprobs=most)
+        scores = [one for chunk in listener.end().chunks for one in chunk.logprobs]
+        assert tuple(score.token for score in scores) == listener.tokens
+        assert all(score.logprob <= 0 and len(score.top) == most for score in scores)
+        if most:
+            assert all(score.top[0] == (score.token, score.logprob) for score in scores), "greedy takes the likeliest"
+    assert not any(chunk.logprobs for chunk in submit_prompt(engine, "Ann has 3 apples").end().chunks)
+
+
+def test_a_completion_ends_where_the_context_of_the_target_does(server: ServerRun):
+    engine = server.engine
+    longest = engine.read_status().max_length
+    assert longest == server.models.target.max_length
+    vocabulary = server.models.drafter_vocabulary
+    text = vocabulary.decode(vocabulary.encode("Ann has 3 apples and finds 4 more. " * 200)[: longest - 30])
+    prompt = engine.encode(text)
+    room = longest - len(prompt.tokens)
+    for seed in range(50):  # most end by themselves somewhere
+        listener = submit_prompt(engine, text, max_new_tokens=10 * longest, temperature=2.0, seed=seed)
+        if listener.finish is Finish.LENGTH:
+            break
+        assert listener.usage.emitted < room
+    assert listener.finish is Finish.LENGTH
+    assert listener.usage.emitted == room
+    assert len(prompt.pieces) + listener.usage.emitted > server.models.drafter.max_length, (
+        "the drafter had no room left"
+    )
+
+
+def test_prompts_that_do_not_fit_are_refused_when_they_are_encoded(engine: LiveEngine):
+    text = "Ann " * 2000
+    with pytest.raises(UnfitPromptError, match="must have 1 to"):
+        engine.encode(text)
+    with pytest.raises(UnfitPromptError):
+        engine.encode_chat([{"role": "user", "content": text}])
+
+
+def test_a_cancelled_request_frees_its_place_within_a_block(server: ServerRun):
+    held = RecordingListener(hold=2)
+    cancel = server.engine.submit(make_request(server.engine, "Ann has 3 apples", max_new_tokens=100), held)
+    other = submit_prompt(server.engine, "Tom has 4 pencils", max_new_tokens=60)
+    assert held.reached.wait(PATIENCE)
+    cancel()
+    held.go.set()
+    assert held.finish is Finish.CANCELLED
+    assert held.usage.blocks == 2, "the block in which it was cancelled was its last"
+    assert len(held.tokens) == held.usage.emitted > 0
+    other.end()
+    wait_until(lambda: server.engine.read_status().running == 0)
+    assert server.models.target._order == server.models.drafter._order == []
+    cancel()  # after the end: harmless
+    assert held.finishes == [Finish.CANCELLED]
+
+
+def test_a_deadline_ends_a_running_request(engine: LiveEngine):
+    held = RecordingListener(hold=1)
+    engine.submit(make_request(engine, "Ann has 3 apples", max_new_tokens=100, timeout_seconds=0.3), held)
+    assert held.reached.wait(PATIENCE)
+    late = submit_prompt(engine, "Tom has 4 pencils", timeout_seconds=1e-9)
+    held.ended.wait(0.4)  # the engine is held during this time
+    held.go.set()
+    assert held.finish is Finish.DEADLINE
+    assert held.usage.blocks >= 1
+    assert late.finish is Finish.DEADLINE
+    assert late.usage.blocks == 0
+
+
+def test_usage_adds_up_with_the_log(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
+    run = tmp_path / "run"
+    with run_server(serve_config(tiny_pair), run) as server:
+        prompts = texts(700, 708)
+        listeners = [
+            submit_prompt(server.engine, text, request_id=f"p{number}", store=number % 3 > 0, temperature=number % 2)
+            for number, text in enumerate(prompts)
+        ]
+        usages = {f"p{number}": one.end().usage for number, one in enumerate(listeners)}
+    counts = "prompt_tokens AS prompt, emitted, blocks, drafted + lookup_drafted AS drafted"
+    rows = select(run, f"SELECT prompt_id, {counts}, accepted + lookup_accepted AS accepted FROM prompts")
+    assert {row.pop("prompt_id"): row for row in rows} == {name: vars(usage) for name, usage in usages.items()}
+    blocks = select(run, 'SELECT prompt_id, count(*) AS blocks FROM blocks JOIN prompts USING ("offset") GROUP BY ALL')
+    assert {row["prompt_id"]: row["blocks"] for row in blocks} == {name: one.blocks for name, one in usages.items()}
+    assert_sound(run)
+
+
+def test_a_broken_stage_ends_all_requests_and_is_logged(
+    tiny_pair: TinyPair,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+):
+    """Commits remain valid: the run is resumed."""
+    run = tmp_path / "run"
+
+    def raise_error(*_: Any, **__: Any) -> None:
+        raise ArithmeticError("no numbers any more")
+
+    def serve_until_it_breaks() -> None:
+        with run_server(serve_config(tiny_pair), run) as server:
+            assert submit_prompt(server.engine, "Ann has 3").end().usage.emitted
+            monkeypatch.setattr(server.models.target, "forward", raise_error)
+            listeners = [submit_prompt(server.engine, text) for text in texts(700, 702)]
+            assert {one.finish for one in listeners} == {Finish.FAILED}
+            wait_until(lambda: not server.engine.read_status().ready)
+
+    with pytest.raises(RunError, match="no numbers any more"):
+        serve_until_it_breaks()
+    assert any("no numbers any more" in record.message for record in caplog.records if record.levelname == "ERROR")
+    with run_server(serve_config(tiny_pair), run, resume=True) as server:
+        assert submit_prompt(server.engine, "Ann has 3").end().usage.emitted
+    assert_sound(run)

@@ -1,0 +1,292 @@
+"""Requests from arrival to finish: every listener receives exactly one finish, whatever happens."""
+
+import time
+from collections.abc import Callable
+from itertools import count
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from serving_stubs import MAX_LENGTH, StubEngine, StubVocabulary, stub_request
+from serving_tiny import PATIENCE, RecordingListener, wait_until
+
+from pipeline.serve.messages import BusyError, EncodedPrompt, Finish, GenerationRequest
+from pipeline.serve.request_queue import MAX_RETRY_SECONDS, PREFILL_TOKENS, RequestQueue
+from store.events import BlockDone, PromptCompleted, PromptReceived, TokenDecision
+
+
+class ManualClock:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.seconds = 100.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+def make_queue(clock: Callable[[], float] = lambda: 0.0, waiting: int = 4, offset: int = 0) -> RequestQueue:
+    return RequestQueue(StubVocabulary(), MAX_LENGTH, waiting, 7, offset, log_text=True, clock=clock)
+
+
+def ask_of_length(tokens: int) -> GenerationRequest:
+    return GenerationRequest("long", EncodedPrompt("", (97,) * tokens, (97,) * tokens), 5, 0.0)
+
+
+def test_requests_become_prompts_in_their_order():
+    queue = make_queue(offset=5)
+    for name in ("one", "two"):
+        queue.submit(stub_request(name), RecordingListener())
+    queue.submit(stub_request("two", choice=1), RecordingListener())
+    prompts = list(queue)
+    assert [(prompt.offset, prompt.prompt_id) for prompt in prompts] == [(5, "one"), (6, "two"), (7, "two#1")]
+    assert [prompt.text for prompt in prompts] == ["ab"] * 3
+    assert (queue.next_offset, queue.running, queue.waiting) == (8, 3, 0)
+
+
+def test_a_private_request_is_decoded_without_its_text():
+    queue = make_queue()
+    queue.submit(stub_request(store=False), RecordingListener())
+    (prompt,) = queue
+    row = queue.prepare_sequence(prompt)
+    assert (prompt.text, row.text, row.private) == ("", "", True)
+    assert row.tokens == [97, 98], "it is decoded all the same"
+
+
+def test_a_full_queue_refuses_and_estimates_when_to_retry():
+    clock = ManualClock()
+    queue = make_queue(clock, waiting=4)
+    for _ in range(4):
+        queue.submit(stub_request(), RecordingListener())
+    with pytest.raises(BusyError, match="4 requests") as refused:
+        queue.submit(stub_request(), RecordingListener())
+    assert (refused.value.retry_after, refused.value.shutting_down) == (1, False)
+
+
+@pytest.mark.parametrize(("pace", "expected"), [(0.01, 1), (5.0, 20), (1000.0, MAX_RETRY_SECONDS)])
+def test_the_time_to_wait_follows_the_pace_of_the_last_requests(pace: float, expected: int):
+    clock = ManualClock()
+    queue = make_queue(clock, waiting=4)
+    for _ in range(3):
+        queue.submit(stub_request(), RecordingListener())
+        (prompt,) = queue
+        clock.seconds += pace
+        queue.finish_early(prompt.offset, Finish.CANCELLED)
+    for _ in range(4):
+        queue.submit(stub_request(), RecordingListener())
+    with pytest.raises(BusyError) as refused:
+        queue.submit(stub_request(), RecordingListener())
+    assert refused.value.retry_after == expected
+
+
+def test_a_closed_queue_refuses_requests_but_admits_waiting_ones():
+    queue = make_queue()
+    queue.submit(stub_request("early"), RecordingListener())
+    queue.close()
+    with pytest.raises(BusyError, match="shutting down") as refused:
+        queue.submit(stub_request(), RecordingListener())
+    assert refused.value.shutting_down
+    assert refused.value.retry_after >= 1
+    assert [prompt.prompt_id for prompt in queue] == ["early"]
+
+
+def test_prompts_are_read_a_few_at_a_time():
+    """One prompt at least, then at most `PREFILL_TOKENS` tokens before the next block, so that streams do not wait."""
+    queue = make_queue(waiting=10)
+    for _ in range(3):
+        queue.submit(ask_of_length(PREFILL_TOKENS), RecordingListener())
+    assert [prompt.offset for prompt in queue] == [0]
+    queue.on_verdicts([])  # a block
+    assert [prompt.offset for prompt in queue] == [1]
+
+
+def test_a_completion_is_cut_to_the_room_that_the_context_leaves():
+    queue = make_queue()
+    queue.submit(ask_of_length(MAX_LENGTH - 2), RecordingListener())
+    (prompt,) = queue
+    assert queue.prepare_sequence(prompt).remaining_tokens == 2
+
+
+def test_seeds_of_any_size_and_choices_give_draws_of_their_own():
+    queue, draws = make_queue(waiting=10), []
+    requests = [
+        stub_request(seed=-1),
+        stub_request(seed=1 << 70),
+        stub_request(seed=4),
+        stub_request(seed=4, choice=1),
+        stub_request(),
+    ]
+    for request in requests:
+        queue.submit(request, RecordingListener())
+    for prompt in queue:
+        source = queue.prepare_sequence(prompt).rng
+        draws.append(tuple(source.uniform(None) for _ in range(4)))
+    assert len(set(draws)) == len(requests)
+
+
+@pytest.mark.parametrize("why", [Finish.CANCELLED, Finish.DEADLINE])
+def test_a_request_that_ends_while_it_waits_is_never_admitted(why: Finish):
+    clock = ManualClock()
+    queue, listener = make_queue(clock), RecordingListener()
+    cancel = queue.submit(stub_request(timeout_seconds=3.0), listener)
+    if why is Finish.CANCELLED:
+        cancel()
+    else:
+        clock.seconds += 3.0
+    assert list(queue) == []
+    assert listener.finish is why
+    assert listener.usage.emitted == 0
+    assert queue.next_offset == 0
+
+
+def test_deadlines_and_cancellations_reach_the_queue_while_nothing_is_admitted():
+    clock = ManualClock()
+    queue, late, left, stays = make_queue(clock), RecordingListener(), RecordingListener(), RecordingListener()
+    queue.submit(stub_request(timeout_seconds=3.0), late)
+    queue.submit(stub_request(), left)()
+    queue.submit(stub_request(), stays)
+    clock.seconds += 3.0
+    assert queue.take_expired() == []
+    assert (late.finish, left.finish, queue.waiting) == (Finish.DEADLINE, Finish.CANCELLED, 1)
+    assert stays.chunks == []
+
+
+def test_a_running_request_ends_after_a_block_of_its_own():
+    """One that was admitted and has not decoded yet stays for a block: what is logged of it is never empty."""
+    queue = make_queue()
+    queue.submit(stub_request(), RecordingListener())()
+    queue.submit(stub_request(), RecordingListener())
+    cancel = queue.submit(stub_request(), RecordingListener())
+    prompts = list(queue)
+    cancel()
+    assert [prompt.offset for prompt in prompts] == [0, 1]
+    assert queue.take_expired() == []
+
+
+@st.composite
+def lives(draw: st.DrawFn) -> tuple[int, list[tuple[int, float | None]], list[list[tuple[str, int]]]]:
+    """Rows at a time; requests with their blocks and deadlines; what happens in each block."""
+    requests = draw(st.lists(st.tuples(st.integers(1, 4), st.sampled_from([None, None, 2.0])), min_size=1, max_size=7))
+    deed = st.tuples(st.sampled_from(["cancel", "cancel", "submit", "pass", "close", "fail"]), st.integers(0, 9))
+    return draw(st.integers(1, 3)), requests, draw(st.lists(st.lists(deed, max_size=2), max_size=8))
+
+
+@given(lives())
+def test_every_listener_receives_exactly_one_finish(life: tuple) -> None:
+    """Whatever is cancelled, overdue, submitted, closed or broken in the middle of any block."""
+    batch, requests, blocks = life
+    clock, numbers = ManualClock(), count()
+    listeners: list[RecordingListener] = []
+    cancels: list[Callable[[], None]] = []
+
+    def submit(blocks: int, seconds: float | None) -> None:
+        listener = RecordingListener(fails=len(listeners) % 5 == 4)
+        try:
+            cancels.append(
+                world.engine.submit(stub_request(f"{next(numbers)}", blocks, timeout_seconds=seconds), listener)
+            )
+        except BusyError:
+            return
+        listeners.append(listener)
+
+    def do(deeds: list[tuple[str, int]]) -> None:
+        for deed, number in deeds:
+            if deed == "cancel":
+                cancels[number % len(cancels)]()
+            elif deed == "submit":
+                submit(1 + number % 3, None)
+            elif deed == "pass":
+                clock.seconds += number
+            elif deed == "close":
+                world.queue.close()
+            else:
+                raise ArithmeticError("a stage that breaks")
+
+    script = [lambda deeds=deeds: do(deeds) for deeds in blocks]
+    world = StubEngine(batch, 5, script=script, clock=clock)
+    for request in requests:
+        submit(*request)
+    world.engine.start()
+    for listener in list(listeners):  # noqa: PERF101 (others are added meanwhile)
+        listener.end()
+    world.engine.close(PATIENCE)
+    for cancel in cancels:
+        cancel()  # after the end: harmless
+    assert all(len(listener.finishes) == 1 and listener.chunks[-1].finish for listener in listeners)
+    assert not world.engine.read_status().ready
+    offsets = [event.offset for event in world.seen if isinstance(event, PromptReceived)]
+    assert offsets == list(range(len(offsets)))
+    if world.engine.failure is None:
+        assert world.rows == [0, 0, 0]
+        assert world.queue.running == world.queue.waiting == 0
+    else:
+        assert {listener.finish for listener in listeners[-1:]} <= set(Finish)
+    _assert_whole(world)
+
+
+def _assert_whole(world: StubEngine) -> None:
+    """A log that is cut at any commit holds whole prompts."""
+    for end in world.committer.commits:
+        ended = {event.offset for event in world.log.events[:end] if isinstance(event, PromptCompleted)}
+        kinds = (TokenDecision, BlockDone)
+        assert {event.offset for event in world.log.events[:end] if isinstance(event, kinds)} == ended
+
+
+def test_a_listener_that_raises_does_no_harm_to_others():
+    world = StubEngine()
+    bad, good = RecordingListener(fails=True), RecordingListener()
+    for listener in (bad, good):
+        world.engine.submit(stub_request(blocks=6), listener)
+    world.engine.start()
+    assert good.finish is Finish.LENGTH
+    world.engine.close(PATIENCE)
+    assert bad.finish is Finish.CANCELLED, "nobody is there any more"
+    assert bad.usage.emitted < 6
+    assert world.engine.failure is None
+
+
+def test_a_broken_stage_ends_everything_and_is_logged(caplog: pytest.LogCaptureFixture):
+    def breaks() -> None:
+        raise ArithmeticError("a stage that breaks")
+
+    world = StubEngine(batch=1, script=[lambda: None, breaks])
+    flying, waiting = RecordingListener(), RecordingListener()
+    world.engine.submit(stub_request(blocks=6), flying)
+    world.engine.submit(stub_request(blocks=6), waiting)
+    world.engine.start()
+    assert flying.finish is waiting.finish is Finish.FAILED
+    wait_until(lambda: not world.engine.read_status().ready)
+    assert isinstance(world.engine.failure, ArithmeticError)
+    assert "a stage that breaks" in caplog.messages[0]
+    with pytest.raises(BusyError):
+        world.engine.submit(stub_request(), RecordingListener())
+    world.engine.close(0.0)
+
+
+@pytest.mark.parametrize(("grace", "finish"), [(60.0, Finish.LENGTH), (0.0, Finish.CANCELLED)])
+def test_those_in_flight_finish_within_the_grace_and_end_after_it(grace: float, finish: Finish):
+    slow = [lambda: time.sleep(0.01)] * 200
+    world = StubEngine(batch=1, script=slow)
+    flying, waiting = RecordingListener(hold=1), RecordingListener()
+    world.engine.submit(stub_request(blocks=100), flying)
+    world.engine.submit(stub_request(blocks=100), waiting)
+    world.engine.start()
+    assert flying.reached.wait(PATIENCE)
+    flying.go.set()
+    world.engine.close(grace)
+    assert (flying.finish, waiting.finish) == (finish, finish)
+    assert (flying.usage.emitted == 100) == (finish is Finish.LENGTH)
+    assert world.rows == [0, 0, 0]
+    assert world.log.closed
+
+
+def test_commits_count_prompts():
+    world = StubEngine()
+    listeners = [RecordingListener() for _ in range(3)]
+    for listener in listeners:
+        world.engine.submit(stub_request(), listener)
+    world.engine.start()
+    for listener in listeners:
+        listener.end()
+    world.engine.close(PATIENCE)
+    assert world.committer.prompts == 3

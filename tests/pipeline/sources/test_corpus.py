@@ -1,0 +1,86 @@
+"""Built-in texts: held-out modules are never used for training, and a stream is the same every time."""
+
+import pytest
+
+from pipeline.sources import corpus
+
+
+def find_modules(passages: list[corpus.Passage]) -> set[str]:
+    """Return the modules, or topics, that passages come from."""
+    known = {name for held_out in (False, True) for name, _, _ in corpus._modules(held_out)}
+    return {next(part for part in candidates(passage.name) if part in known) for passage in passages}
+
+
+def candidates(name: str) -> list[str]:
+    """Return the prefixes `a.b.c`, `a.b`, `a` of a name."""
+    parts = name.split(".")
+    return [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
+
+
+def select_modules(passages: list[corpus.Passage]) -> list[corpus.Passage]:
+    return [passage for passage in passages if not passage.name.startswith("topic:")]
+
+
+@pytest.mark.parametrize("kind", [corpus.documentation, corpus.functions])
+def test_no_module_is_both_held_out_and_trained_on(kind):
+    held_out, trained_on = list(kind(held_out=True)), list(kind(held_out=False))
+    assert find_modules(select_modules(held_out)).isdisjoint(find_modules(select_modules(trained_on)))
+    assert all(corpus.is_held_out(module) for module in find_modules(select_modules(held_out)))
+    assert not any(corpus.is_held_out(module) for module in find_modules(select_modules(trained_on)))
+    assert len(held_out) < len(trained_on)
+
+
+def test_topics_of_the_language_reference_are_divided_too():
+    topics = {
+        held_out: {passage.name.split(":")[1] for passage in corpus._topics(held_out=held_out)}
+        for held_out in (True, False)
+    }
+    assert topics[True].isdisjoint(topics[False])
+    assert topics[True]
+    assert topics[False]
+
+
+def test_hardly_any_held_out_text_is_in_the_training_text():
+    """Some of it is: modules copy docstrings, and topics of the reference share paragraphs."""
+    training = {passage.text for kind in (corpus.documentation, corpus.functions) for passage in kind(held_out=False)}
+    for kind in ("docs", "code"):
+        passages = corpus.stream(kind)
+        known = [passage for passage in passages if passage.text in training]
+        assert len(known) <= len(passages) // 20
+
+
+@pytest.mark.parametrize("kind", ["docs", "code"])
+def test_a_stream_is_long_enough_and_its_prompts_are_prompts(kind: str):
+    passages = corpus.stream(kind)
+    assert len(passages) >= 150
+    for passage in passages:
+        assert passage.prompt.strip()
+        assert passage.rest.strip()
+        assert len(passage.prompt) <= 700
+        assert passage.text == passage.prompt + passage.rest
+        assert "\0" not in passage.prompt
+
+
+@pytest.mark.parametrize("kind", ["docs", "code"])
+def test_a_stream_depends_on_its_seed_alone(kind: str):
+    assert corpus.stream(kind, 5) == corpus.stream(kind, 5)
+    assert corpus.stream(kind, 5) != corpus.stream(kind, 6)
+    assert sorted(corpus.stream(kind, 5), key=repr) == sorted(corpus.stream(kind, 6), key=repr)
+
+
+def test_there_are_two_streams():
+    with pytest.raises(KeyError):
+        corpus.stream("poems")
+
+
+def test_a_documentation_prompt_ends_after_twelve_words():
+    for passage in corpus.stream("docs")[:50]:
+        assert len(passage.prompt.split()) == 12
+        assert passage.rest[0].isspace()
+
+
+def test_a_code_prompt_is_a_signature_with_its_docstring():
+    for passage in corpus.stream("code")[:50]:
+        assert passage.prompt.startswith("def ") or passage.prompt.startswith("@")
+        assert '"' in passage.prompt or "'" in passage.prompt
+        assert passage.rest.startswith(("    ", "\n", "\t"))

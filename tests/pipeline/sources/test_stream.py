@@ -1,0 +1,235 @@
+"""Prompt sources: every kind, errors when they are opened, and how they join to one stream."""
+
+import io
+import os
+import sys
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from places import ROOT
+from source_reading import GOOD, PLAIN, list_rejections, list_texts, read, write_file
+
+from pipeline.config.sections import SourceSettings
+from pipeline.sources.stream import open_source, open_sources, stream
+from store.errors import SourceError
+from store.events import PromptReceived, PromptRejected
+
+
+def test_standard_input_is_read_line_by_line():
+    class Pipe(io.BytesIO):
+        def readline(self, size: int | None = -1, /) -> bytes:
+            line = super().readline(size)
+            assert line != b"later\n", "read before it was needed"
+            return line
+
+    events = open_source("-", PLAIN, stdin=Pipe(GOOD + b"later\n")).read(0)
+    assert next(events) == PromptReceived(0, "stdin:1", "stdin", 1, "good")
+    with pytest.raises(AssertionError, match="before it was needed"):
+        next(events)
+
+
+def test_standard_input_that_breaks_off_is_reported():
+    class Broken(io.BytesIO):
+        def readline(self, size: int | None = -1, /) -> bytes:
+            raise OSError(5, "Input/output error")
+
+    with pytest.raises(SourceError, match="'stdin' broke off: Input/output error"):
+        list(open_source("-", PLAIN, stdin=Broken()).read(0))
+
+
+def test_standard_input_can_be_named_once():
+    with pytest.raises(SourceError, match="can be read once, got '-' 2 times"):
+        open_sources(["-", "builtin:docs", "-"], PLAIN)
+
+
+def test_sources_join_to_one_stream(tmp_path):
+    first = write_file(tmp_path / "first.jsonl", GOOD + b"bad\n" + GOOD)
+    second = write_file(tmp_path / "second.csv", b"prompt\nx\n")
+    events = list(stream(open_sources([str(first), str(second), "-"], PLAIN, stdin=io.BytesIO(b"bad\n" + GOOD))))
+    shown = [(event.dataset, getattr(event, "offset", "rejected")) for event in events]
+    assert shown == [
+        ("first", 0),
+        ("first", "rejected"),
+        ("first", 1),
+        ("second", 2),
+        ("stdin", "rejected"),
+        ("stdin", 3),
+    ]
+
+
+@given(st.lists(st.lists(st.booleans(), max_size=6), max_size=4), st.integers(0, 12))
+def test_resuming_a_joined_stream_continues_after_the_last_prompt(pattern: list[list[bool]], start: int):
+    def whole(start: int = 0) -> list[PromptReceived | PromptRejected]:
+        contents = [b"".join(GOOD if good else b"bad\n" for good in part) for part in pattern]
+        return list(stream((open_source("-", PLAIN, stdin=io.BytesIO(content)) for content in contents), start))
+
+    prompts = [index for index, event in enumerate(whole()) if isinstance(event, PromptReceived)]
+    first = 0 if start == 0 else prompts[start - 1] + 1 if start <= len(prompts) else None
+    assert whole(start) == ([] if first is None else whole()[first:])
+
+
+def test_sizes_are_exact_for_small_files_and_close_for_large_ones(tmp_path):
+    small = write_file(tmp_path / "small.jsonl", GOOD * 3 + GOOD.strip())
+    table = write_file(tmp_path / "table.csv", b"prompt\n" + b"some text\n" * 5)
+    large = write_file(tmp_path / "large.jsonl", GOOD * 100_000)
+    assert open_source(str(small), PLAIN).size() == 4
+    assert open_source(str(table), PLAIN).size() == 5
+    assert open_source(str(large), PLAIN).size() == pytest.approx(100_000, rel=0.01)
+    assert open_source(str(large), SourceSettings(limit=9, where=("prompt=good",))).size() == 9
+    assert open_source(str(large), SourceSettings(where=("prompt=good",))).size() is None
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        ("gsm8k.json", "got a name that does not exist. Did you mean '.*gsm8k.jsonl'"),
+        ("nowhere/x.jsonl", "got a name that does not exist. Other sources are 'builtin:docs'"),
+        ("gsm8k.txt", "must end in .parquet, .jsonl, .ndjson, .csv, .tsv"),
+        (".", "got a folder or a pipe. Name a file in it, such as '.*gsm8k.jsonl'"),
+        ("x" * 5000, "must be a readable file: File name too long"),
+    ],
+)
+def test_a_file_that_cannot_be_a_source_is_refused_with_advice(tmp_path, spec: str, reason: str):
+    write_file(tmp_path / "gsm8k.jsonl", GOOD)
+    write_file(tmp_path / "gsm8k.txt", GOOD)
+    with pytest.raises(SourceError, match=reason):
+        open_source(str(tmp_path / spec), PLAIN)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read every file")
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
+def test_a_file_without_permission_is_refused(tmp_path, suffix: str):
+    path = write_file(tmp_path / f"x{suffix}", GOOD)
+    path.chmod(0)
+    with pytest.raises(SourceError, match="Permission denied"):
+        open_source(str(path), PLAIN)
+
+
+def test_a_file_that_vanishes_after_opening_is_reported(tmp_path):
+    path = write_file(tmp_path / "x.jsonl", GOOD)
+    source = open_source(str(path), PLAIN)
+    path.unlink()
+    with pytest.raises(SourceError, match="'x' broke off: No such file"):
+        list(source.read(0))
+
+
+def test_an_unknown_builtin_names_the_known_ones():
+    with pytest.raises(
+        SourceError, match=r"'builtin:docs', 'builtin:code', got 'builtin:doc'\. Did you mean 'builtin:docs'"
+    ):
+        open_source("builtin:doc", PLAIN)
+
+
+def test_a_builtin_stream_has_150_prompts_and_its_seed_shuffles_them():
+    first, again, other = (
+        list_texts(list(open_source("builtin:docs", PLAIN, seed=seed).read(0))) for seed in (0, 0, 1)
+    )
+    assert first == again
+    assert len(first) == 150 == open_source("builtin:docs", PLAIN).size()
+    assert first != other
+
+
+@pytest.mark.parametrize("kind", ["docs", "code"])
+def test_a_builtin_prompt_has_a_name_of_its_own(kind: str):
+    names = [event.prompt_id for event in read(f"builtin:{kind}", limit=10_000)]
+    assert len(names) > 150
+    assert len(set(names)) == len(names)
+
+
+def fake_hub(monkeypatch, rows: list[object], columns: list[str] | None) -> list[tuple[object, ...]]:
+    """Install a fake `datasets` whose stream holds `rows` (an exception is raised); returns its calls."""
+    calls: list[tuple[object, ...]] = []
+
+    class Stream:
+        column_names = columns
+
+        def __iter__(self):
+            for row in rows:
+                if isinstance(row, Exception):
+                    raise row
+                yield row
+
+    def load_dataset(path: str, config: str | None, *, split: str, streaming: bool) -> Stream:
+        calls.append((path, config, split, streaming))
+        return Stream()
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("spec", "call"),
+    [
+        ("hf://openai/gsm8k/main:test", ("openai/gsm8k", "main", "test", True)),
+        ("hf://openai/gsm8k:train", ("openai/gsm8k", None, "train", True)),
+    ],
+)
+def test_a_hub_source_is_streamed(monkeypatch, spec: str, call: tuple[object, ...]):
+    calls = fake_hub(monkeypatch, [{"question": "2 + 2"}], ["question"])
+    assert read(spec) == [PromptReceived(0, "gsm8k:1", "gsm8k", 1, "2 + 2")]
+    assert calls == [call]
+
+
+def test_a_hub_source_of_unknown_columns_decides_row_by_row(monkeypatch):
+    fake_hub(monkeypatch, [{"text": "x"}, {"title": "y"}], None)
+    events = read("hf://owner/data:test")
+    assert list_texts(events) == ["x"]
+    assert [line for line, _ in list_rejections(events)] == [2]
+
+
+def test_a_hub_that_breaks_off_is_reported(monkeypatch):
+    fake_hub(monkeypatch, [{"text": "x"}, ConnectionError("no route")], ["text"])
+    events = open_source("hf://owner/data:test", PLAIN).read(0)
+    assert next(events).text == "x"
+    with pytest.raises(SourceError, match="'hf://owner/data:test' cannot be read: ConnectionError: no route"):
+        next(events)
+
+
+def test_a_hub_out_of_reach_is_reported(monkeypatch):
+    def unreachable(*_: object, **__: object) -> None:
+        raise ConnectionError("no route")
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=unreachable))
+    with pytest.raises(SourceError, match=r"ConnectionError: no route\. Check the name, the split and the network"):
+        open_source("hf://owner/data:test", PLAIN)
+
+
+def test_a_hub_source_without_the_extra_names_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(SourceError, match=r"pip install 'omnidraft\[hub\]'"):
+        open_source("hf://owner/data:test", PLAIN)
+
+
+@pytest.mark.parametrize("spec", ["hf://", "hf://owner/data", "hf://data:test", "hf://owner/data:", "hf://a//b:test"])
+def test_a_hub_source_must_be_spelled_out(spec: str):
+    with pytest.raises(SourceError, match="must be 'hf://owner/dataset"):
+        open_source(spec, PLAIN)
+
+
+DATA = ROOT.parent / "shared" / "data"
+
+
+def dataset(name: str) -> str:
+    path = DATA / f"{name}.parquet"
+    if not path.exists():
+        pytest.skip(f"the dataset {name}.parquet is not next to this checkout")
+    return str(path)
+
+
+def test_gsm8k_test_then_humaneval_make_one_stream():
+    options = SourceSettings(where=("split=test",))
+    specs = [dataset("gsm8k"), dataset("humaneval")]
+    events = list(stream(open_sources(specs, options)))
+    assert [event.offset for event in events if isinstance(event, PromptReceived)] == list(range(1239 + 164))
+    assert [event.dataset for event in events] == ["gsm8k"] * 1239 + ["humaneval"] * 164
+    assert events[0].text.startswith("Janet")
+    assert events[1239].text.lstrip().startswith("from typing import List")
+    assert list(stream(open_sources(specs, options), 1238)) == events[1238:]
+
+
+def test_gsm8k_prompts_fit_a_template_and_a_limit():
+    events = read(dataset("gsm8k"), template="Question: {prompt}\nAnswer:", limit=3)
+    assert len(events) == 3
+    assert all(event.text.startswith("Question: ") and event.text.endswith("\nAnswer:") for event in events)

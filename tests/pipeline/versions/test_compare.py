@@ -1,0 +1,455 @@
+"""Comparing versions: their names, the same prompts on both sides, paired metrics, and the files with
+them.
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from errno import ENOSPC
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+from published_pair import Published, published  # noqa: F401  (fixtures)
+from replaying import config_of
+from tiny_pair import TinyPair, tiny_pair  # noqa: F401
+from typer.testing import CliRunner
+
+from pipeline.assembly.models import load_models
+from pipeline.assembly.probe import prompts as probe_prompts
+from pipeline.cli.versions import versions_group
+from pipeline.config.settings import Config
+from pipeline.run.rounds import Round, Work
+from pipeline.versions import compare as comparing
+from pipeline.versions import sides as compare_build
+from pipeline.versions.compare import (
+    Comparison,
+    compare,
+    describe_result,
+    make_comparison_config,
+    read_prompts,
+    require_free,
+    table_rows,
+)
+from pipeline.versions.sides import Side, find_common_target, open_sides
+from pipeline.versions.statistics import MIN_PROMPTS, PairedMetric, PassageCounts, compare_counts
+from store.errors import CorruptError, ModelError, SourceError, UsageError
+from store.events import PromptReceived
+from store.registry.registry import list_versions
+from store.registry.retention import promote
+from store.registry.version_folder import open_version
+
+MODEL = "omnidraft-drafter"
+COARSE = {"sampling.max_new_tokens": 12, "source.limit": 6, "device": "cpu"}
+
+
+def passage(accepted: int, judged: int = 10, seconds: float = 1.0, tokens: int = 20) -> PassageCounts:
+    return PassageCounts(tuple(range(tokens)), tokens // 2, tokens // 4, judged, accepted, seconds)
+
+
+def test_a_rate_is_a_ratio_of_sums_over_prompts():
+    found = compare_counts([passage(1, 10), passage(9, 30)] * 4, [passage(5, 10), passage(9, 30)] * 4)[
+        "acceptance_rate"
+    ]
+    assert (found.first, found.second) == (0.25, 0.35)
+    assert found.change == pytest.approx(0.1)
+    assert found.low is not None
+    assert found.high is not None
+    assert found.low <= 0.1 <= found.high
+
+
+def test_prompts_are_paired():
+    """Prompts that differ much from each other, all changed alike: the interval is exact."""
+    first = [passage(n % 10) for n in range(40)]
+    second = [passage(n % 10 + 1) for n in range(40)]
+    found = compare_counts(first, second)["acceptance_rate"]
+    assert found.low == pytest.approx(0.1)
+    assert found.high == pytest.approx(0.1)
+
+
+def test_the_interval_covers_a_difference_of_chance_and_narrows_with_prompts():
+    def width(prompts: int) -> float:
+        first, second = [passage(n * 7 % 5) for n in range(prompts)], [passage(n * 3 % 5) for n in range(prompts)]
+        found = compare_counts(first, second)["acceptance_rate"]
+        assert found.low is not None
+        assert found.high is not None
+        assert found.low < 0 < found.high
+        return found.high - found.low
+
+    assert width(400) < 0.5 * width(50)
+
+
+def test_speed_is_the_median_ratio_over_prompts():
+    first, second = [passage(1)] * 5, [passage(1, seconds=0.5)] * 4 + [passage(1, seconds=100.0)]
+    found = compare_counts(first, second)["tokens_per_second"]
+    assert found.change == 2.0
+    assert found.second == pytest.approx(100 / 102)
+
+
+def test_a_metric_that_cannot_be_computed_is_none():
+    assert compare_counts([passage(0, 0)], [passage(1)])["acceptance_rate"] == PairedMetric(None, 0.1, None, None, None)
+
+
+def test_where_few_prompts_were_judged_there_is_a_change_without_an_interval():
+    found = compare_counts([passage(0, 0)] * 9 + [passage(2)], [passage(5)] * 10)["acceptance_rate"]
+    assert (found.first, found.second, found.low, found.high) == (0.2, 0.5, None, None)
+
+
+def test_few_prompts_prove_nothing():
+    for metric in compare_counts([passage(1)] * (MIN_PROMPTS - 1), [passage(5)] * (MIN_PROMPTS - 1)).values():
+        assert metric.change is not None
+        assert (metric.low, metric.high) == (None, None)
+    assert compare_counts([passage(1)] * MIN_PROMPTS, [passage(5)] * MIN_PROMPTS)[
+        "acceptance_rate"
+    ].low == pytest.approx(0.4)
+
+
+def test_accepted_tokens_are_of_the_blocks_that_the_model_drafted():
+    assert compare_counts([passage(5)], [passage(10)])["mean_accepted_length"].first == 1.0
+    assert compare_counts([passage(5)], [passage(10)])["block_efficiency"].first == 2.0
+
+
+def test_the_same_passages_give_the_same_interval_again():
+    first, second = [passage(n % 4) for n in range(9)], [passage(n % 7) for n in range(9)]
+    assert compare_counts(first, second) == compare_counts(first, second)
+
+
+def make_comparison(metrics: dict[str, PairedMetric], count: int = MIN_PROMPTS) -> Comparison:
+    return Comparison(
+        ("version 1", "version 2"),
+        (1, 2),
+        {"sampling": {"temperature": 1.0}},
+        tuple(f"p{n}" for n in range(count)),
+        metrics,
+        ((passage(1),) * count,) * 2,
+    )
+
+
+@pytest.mark.parametrize(
+    ("metric", "expected"),
+    [
+        (PairedMetric(0.2, 0.5, 0.3, 0.1, 0.4), "version 2 accepts more than version 1: +0.300"),
+        (PairedMetric(0.5, 0.2, -0.3, -0.4, -0.1), "version 2 accepts less than version 1: -0.300"),
+        (
+            PairedMetric(0.2, 0.3, 0.1, -0.1, 0.2),
+            "No significant difference of acceptance between version 1 and version 2",
+        ),
+        (PairedMetric(None, 0.2, None, None, None), "Nothing was judged on one side on 8 prompts"),
+        (PairedMetric(0.1, 0.2, 0.1, None, None), "Too little was judged on one side on 8 prompts"),
+    ],
+)
+def test_a_sentence_states_no_more_than_the_interval(metric: PairedMetric, expected: str):
+    comparison = make_comparison({"acceptance_rate": metric})
+    assert next(describe_result(comparison)).startswith(expected)
+    assert len(table_rows(comparison)[0]) == 5
+
+
+def test_a_sentence_reports_few_prompts():
+    sentence = next(describe_result(make_comparison({"acceptance_rate": PairedMetric(0.1, 0.2, 0.1, None, None)}, 3)))
+    assert sentence == "Too few prompts for an interval: 3, and it takes 8 or more."
+
+
+@pytest.fixture
+def sides(published: Published, tmp_path: Path) -> tuple[Side, Side]:  # noqa: F811
+    return open_sides(("floor", str(published.newest)), published.uri, MODEL, tmp_path / "versions")
+
+
+def test_versions_are_named_by_number_alias_folder_or_baseline(published: Published, tmp_path: Path):  # noqa: F811
+    promote(published.uri, MODEL, 2)
+    newest = published.newest
+
+    def numbers(first: str, second: str) -> list[int | None]:
+        found = open_sides((first, second), published.uri, MODEL, tmp_path / f"{first}-{second}".replace("/", "_"))
+        return [side.number for side in found]
+
+    assert numbers("champion", "candidate") == [2, newest]
+    assert numbers("floor", "candidate") == [1, newest]
+    assert numbers("2", "floor") == [2, 1]
+    assert numbers(str(published.folder(1)), "2") == [None, 2]
+
+
+def test_two_folders_need_no_store(published: Published, tmp_path: Path):  # noqa: F811
+    folders = str(published.folder(1)), str(published.folder(2))
+    uri = f"sqlite:///{tmp_path / 'none.db'}"
+    first, second = open_sides(folders, uri, MODEL, tmp_path / "versions")
+    assert (first.label, second.manifest["version"]) == (folders[0], 1)
+
+
+@pytest.mark.parametrize(
+    ("names", "error", "message"),
+    [
+        (("1", "99"), ModelError, "must have a version 99"),
+        (("1", "best"), ModelError, "an alias .*candidate.*, its folder, or 'floor', got 'best'"),
+        (("2", "2"), UsageError, "two different versions"),
+        (("floor", "floor"), UsageError, "the baseline of the other version"),
+        (("floor", "1"), UsageError, "two different versions"),
+        (("1", "²"), ModelError, "got '²'"),
+    ],
+)
+def test_a_name_that_means_nothing_is_refused(
+    published: Published,  # noqa: F811
+    tmp_path: Path,
+    names: tuple[str, str],
+    error: type[Exception],
+    message: str,
+):
+    with pytest.raises(error, match=message):
+        open_sides(names, published.uri, MODEL, tmp_path / "versions")
+
+
+def test_a_pruned_baseline_is_refused(published: Published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # noqa: F811
+    left = list_versions(published.uri)[:-1]
+    monkeypatch.setattr(compare_build, "list_versions", lambda uri, model: left)
+    with pytest.raises(UsageError, match="the baseline was pruned: version 2 is the first that is left"):
+        open_sides(("floor", "candidate"), published.uri, MODEL, tmp_path / "versions")
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        ("learn.lora", "on both sides"),
+        ("batch", "on both sides"),
+        ("draft.lookup", "try --as-served"),
+        ("targets", "chosen by --target"),
+    ],
+)
+def test_a_setting_that_a_comparison_fixes_is_refused(key: str, expected: str, tmp_path: Path):
+    with pytest.raises(UsageError, match=expected):
+        run_command("compare", "1", "2", "--runs", tmp_path, "--set", f"{key}=true")
+
+
+def test_as_served_settings_may_be_chosen():
+    require_free(["draft.lookup", "dtype"], as_served=True)
+    with pytest.raises(UsageError, match=r"learn\.lora"):
+        require_free(["learn.lora"], as_served=True)
+
+
+def test_no_side_learns_an_adapter_of_its_own(sides: tuple[Side, Side]):
+    config = Config().with_overrides({"learn.lora": True})
+    assert not make_comparison_config(config, target=None, sides=sides, as_served=True).learn.lora
+
+
+def test_a_changed_version_is_refused(published: Published, tmp_path: Path):  # noqa: F811
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for path in published.folder(2).iterdir():
+        (copy / path.name).write_bytes(path.read_bytes())
+    (copy / "head.safetensors").write_bytes(b"other")
+    with pytest.raises(CorruptError, match=r"head\.safetensors was changed"):
+        open_sides((str(copy), "1"), published.uri, MODEL, tmp_path / "versions")
+
+
+def test_the_target_is_the_versions_own_unless_it_is_named(sides: tuple[Side, Side], tiny_pair: TinyPair):  # noqa: F811
+    assert find_common_target(*sides) == str(tiny_pair.target)
+    manifest = {**sides[1].manifest, "target": "another"}
+    other = Side("version 9", 9, sides[1].folder, manifest)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"made for .*target and version 9 for another; choose one with --target"):
+        make_comparison_config(Config(), target=None, sides=(sides[0], other), as_served=False)
+    assert make_comparison_config(Config(), target="x", sides=(sides[0], other), as_served=False).targets == ("x",)
+
+
+def test_the_default_prompts_are_the_probe_s(tiny_pair: TinyPair):  # noqa: F811
+    assert read_prompts(Config(), None) == probe_prompts()
+    assert len(read_prompts(Config().with_overrides({"source.limit": 4}), None)) == 4
+    assert len(read_prompts(Config().with_overrides({"source.limit": 4}), str(tiny_pair.sums))) == 4
+
+
+def test_a_probe_without_prompts_is_refused(tmp_path: Path):
+    (tmp_path / "empty.jsonl").write_text('{"prompt": ""}\n')
+    with pytest.raises(SourceError, match="a probe must hold prompts"):
+        read_prompts(Config(), str(tmp_path / "empty.jsonl"))
+
+
+def run(
+    sides: tuple[Side, Side],
+    scratch: Path,
+    source: Path,
+    *,
+    as_served: bool = False,
+    **settings: Any,
+) -> Comparison:
+    given = {key.replace("__", "."): value for key, value in settings.items()}
+    config = Config().with_overrides({**COARSE, **given})
+    config = make_comparison_config(config, target=None, sides=sides, as_served=as_served)
+    return compare(config, sides, read_prompts(config, str(source)), "", scratch, lambda done: None)
+
+
+def test_a_learned_version_differs_from_its_baseline(sides: tuple[Side, Side], tmp_path: Path, tiny_pair: TinyPair):  # noqa: F811
+    found = run(sides, tmp_path, tiny_pair.sums)
+    assert len(found.prompts) == 6
+    assert [one.tokens for one in found.passages[0]] == [one.tokens for one in found.passages[1]]
+    acceptance = found.metrics["acceptance_rate"]
+    assert acceptance.first is not None
+    assert acceptance.second is not None
+    assert acceptance.change == pytest.approx(acceptance.second - acceptance.first)
+    assert acceptance.change != 0
+    emitted, accepted = found.metrics["block_efficiency"], found.metrics["mean_accepted_length"]
+    assert emitted.first is not None
+    assert accepted.first is not None
+    assert 0 <= emitted.first - accepted.first <= 1, "where nothing is looked up a pass gives one token besides"
+
+
+def test_a_version_against_itself_shows_no_change(published: Published, tmp_path: Path, tiny_pair: TinyPair):  # noqa: F811
+    names = ("2", str(published.folder(2)))
+    sides = open_sides(names, published.uri, MODEL, tmp_path / "versions")
+    for temperature in (0.0, 1.0):
+        found = run(sides, tmp_path, tiny_pair.sums, sampling__temperature=temperature)
+        counts = [[(one.tokens, one.blocks, one.judged, one.accepted) for one in side] for side in found.passages]
+        assert counts[0] == counts[1], "the draws were not the same on both sides"
+        assert found.metrics["block_efficiency"].change == 0
+
+
+def test_as_served_each_version_s_head_decides(sides: tuple[Side, Side], tmp_path: Path, tiny_pair: TinyPair):  # noqa: F811
+    costs = {"draft__relative_cost": 0.1}
+    fixed = run(sides, tmp_path, tiny_pair.sums, **costs)
+    served = run(sides, tmp_path, tiny_pair.sums, as_served=True, **costs)
+    assert [one.tokens for one in served.passages[1]] == [one.tokens for one in fixed.passages[1]]
+    assert [one.judged for one in served.passages[1]] != [one.judged for one in fixed.passages[1]]
+
+
+def test_as_served_lookup_s_blocks_are_not_the_model_s(sides: tuple[Side, Side], tmp_path: Path, tiny_pair: TinyPair):  # noqa: F811
+    settings = {"draft__adapt": False, "draft__only_where_paying": False, "sampling__max_new_tokens": 48}
+    found = run(sides, tmp_path, tiny_pair.sums, as_served=True, **settings)
+    mean = found.metrics["mean_accepted_length"]
+    for passages, length in zip(found.passages, (mean.first, mean.second), strict=True):
+        drafted = sum(one.model_blocks for one in passages)
+        assert length == pytest.approx(sum(one.accepted for one in passages) / drafted)
+        assert all(one.model_blocks <= one.blocks for one in passages)
+        assert drafted < sum(one.blocks for one in passages), "nothing was looked up"
+
+
+@dataclass
+class Arm:
+    """An arm that emits given tokens and records the order of turns."""
+
+    name: str
+    turns: list[str]
+    tokens: tuple[int, ...] = (1, 2, 3)
+    model_blocks: int = 0
+    models: Any = field(default_factory=SimpleNamespace)
+
+    def complete(self, prompts: Sequence[PromptReceived]) -> Round:
+        self.turns.append(f"{self.name}{prompts[0].offset}")
+        return Round((self.tokens,), 1.0, Work((), 3, 2, 5, 0.0, 0.0, 0.0, 0.0))
+
+
+def with_arms(monkeypatch: pytest.MonkeyPatch, sides: tuple[Side, Side], tmp_path: Path, *arms: Arm) -> Comparison:
+    monkeypatch.setattr(comparing, "make_arms", lambda *rest: arms)
+    config = make_comparison_config(Config(), target="x", sides=sides, as_served=False)
+    return compare(config, sides, probe_prompts()[:4], "", tmp_path, lambda done: None)
+
+
+def test_the_sides_take_turns(monkeypatch: pytest.MonkeyPatch, sides: tuple[Side, Side], tmp_path: Path):
+    turns: list[str] = []
+    with_arms(monkeypatch, sides, tmp_path, Arm("A", turns), Arm("B", turns))
+    assert turns == ["A4", "B4", "A0", "B0", "B1", "A1", "A2", "B2", "B3", "A3"]  # a warm-up comes first
+
+
+def test_greedy_texts_that_differ_are_an_error(
+    monkeypatch: pytest.MonkeyPatch, sides: tuple[Side, Side], tmp_path: Path
+):
+    arms = Arm("A", []), Arm("B", [], (1, 2))
+    with pytest.raises(CorruptError, match="must give the target's text, but that of prompt probe:docs:0 parts"):
+        with_arms(monkeypatch, sides, tmp_path, *arms)
+
+
+def test_differing_texts_are_judged_after_the_encoded_prompt(
+    monkeypatch: pytest.MonkeyPatch,
+    sides: tuple[Side, Side],
+    tmp_path: Path,
+    tiny_pair: TinyPair,  # noqa: F811
+):
+    """The prompt is in the target's chat template, if prompts are chat prompts."""
+    template = tmp_path / "chat.jinja"
+    template.write_text("{% for message in messages %}user: {{ message['content'] }}\n{% endfor %}answer:")
+    chat = {"source.chat": True, "source.chat_template": template, "device": "cpu"}
+    config = make_comparison_config(
+        Config().with_overrides(chat), target=str(tiny_pair.target), sides=sides, as_served=False
+    )
+    (models,) = load_models(config_of(tiny_pair), "", tmp_path)
+    arms = Arm("A", [], models=models), Arm("B", [], (1, 4, 3), models=models)
+    read: list[list[int]] = []
+    monkeypatch.setattr(comparing, "make_arms", lambda *rest: arms)
+    monkeypatch.setattr(comparing, "preference", lambda model, text, one, other: read.append(list(text)) or 0.0)
+    with pytest.raises(CorruptError, match="parts at token 1; there the target's logits"):
+        compare(config, sides, [PromptReceived(0, "p", "d", 1, "Ann")], "", tmp_path, lambda done: None)
+    assert read == [[*models.target_vocabulary.encode("user: Ann\nanswer:")[1:], 1]], "the template has no begin token"
+
+
+def run_command(*arguments: object) -> str:
+    """Run `omnidraft versions` and return its output."""
+    done = CliRunner().invoke(versions_group, [str(argument) for argument in arguments], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def test_the_command_prints_a_table_and_writes_json_and_mlflow(
+    published: Published,  # noqa: F811
+    tiny_pair: TinyPair,  # noqa: F811
+    tmp_path: Path,
+):
+    options = ("--runs", published.runs, "--probe", tiny_pair.sums, "--limit", 3, "--max-new-tokens", 12)
+    printed = run_command("compare", "floor", "candidate", *options, "--json", tmp_path / "metrics.json")
+    assert "acceptance (accepted / judged)" in printed
+    assert "The texts are the same on both sides, token for token." in printed
+    written = json.loads((tmp_path / "metrics.json").read_text())
+    assert written["numbers"] == [1, published.newest]
+    assert written["settings"]["sources"] == [str(tiny_pair.sums)]
+    assert len(written["prompts"]) == 3
+    run = MlflowClient(published.uri).get_run(printed.rpartition("MLflow: run ")[2].strip())
+    assert run.data.metrics["acceptance_rate/change"] == pytest.approx(written["figures"]["acceptance_rate"]["change"])
+
+
+def test_the_champion_is_a_drafter_by_name(published: Published, tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
+    promote(published.uri, MODEL, 2)
+    named = config_of(tiny_pair, drafter=f"models:/{MODEL}@champion")
+    (models,) = load_models(named, published.uri, tmp_path)
+    assert models.drafter_folder is not None
+    assert open_version(models.drafter_folder) == open_version(published.folder(2))
+
+
+def test_the_command_does_not_write_to_mlflow_with_its_option(published: Published, tiny_pair: TinyPair):  # noqa: F811
+    options = ("--runs", published.runs, "--probe", tiny_pair.sums, "--limit", 1, "--no-publish", "--max-new-tokens", 4)
+    assert "MLflow" not in run_command("compare", "1", "2", *options)
+
+
+def test_a_limit_that_was_typed_counts(published: Published, tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
+    options = ("--runs", published.runs, "--probe", tiny_pair.sums, "--no-publish", "--max-new-tokens", 4)
+    more = ("--set", "source.limit=2", "--set", "sampling.max_new_tokens=9", "--json", tmp_path / "metrics.json")
+    assert "Too few prompts for an interval: 2" in run_command("compare", "1", "2", *options, *more)
+    settings = json.loads((tmp_path / "metrics.json").read_text())["settings"]
+    assert settings["sampling"]["max_new_tokens"] == 4
+
+
+def test_a_json_file_that_cannot_be_written_is_reported(
+    published: Published,  # noqa: F811
+    tiny_pair: TinyPair,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    write = Path.write_text
+
+    def full(path: Path, *rest: Any, **more: Any) -> int:
+        if path.name == "metrics.json":
+            raise OSError(ENOSPC, "No space left on device")
+        return write(path, *rest, **more)
+
+    monkeypatch.setattr(Path, "write_text", full)
+    options = ("--runs", published.runs, "--probe", tiny_pair.sums, "--limit", 1, "--max-new-tokens", 4)
+    with pytest.raises(UsageError, match="could not be written: No space left"):
+        run_command("compare", "1", "2", *options, "--json", tmp_path / "metrics.json")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write every file")
+def test_a_read_only_json_file_is_reported_before_anything_is_loaded(tmp_path: Path):
+    (tmp_path / "x.json").touch(0o400)
+    with pytest.raises(UsageError, match="that can be written"):
+        run_command("compare", "1", "2", "--runs", tmp_path, "--json", tmp_path / "x.json")
+
+
+def test_an_impossible_json_file_is_reported_before_anything_is_loaded(tmp_path: Path):
+    with pytest.raises(UsageError, match="--json must name a file"):
+        run_command("compare", "1", "2", "--runs", tmp_path, "--json", tmp_path / "none" / "x.json")

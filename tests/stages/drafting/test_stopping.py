@@ -1,0 +1,219 @@
+"""How long drafts are: the rules by which they stop, and whether there are any."""
+
+from collections.abc import Sequence
+from itertools import combinations
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.config.sections import DraftSettings
+from stages.contract.snapshot import SnapshotReader, SnapshotWriter
+from stages.drafting.costs import Costs, make_monotone
+from stages.drafting.stopping import (
+    STOP_RULES,
+    AdaptiveSpeculation,
+    AlwaysSpeculate,
+    CostStop,
+    FixedLength,
+    StopRule,
+    ThresholdStop,
+)
+
+chances = st.lists(st.floats(0.01, 1), min_size=1, max_size=8)
+
+
+def survival_of(acceptances: Sequence[float]) -> tuple[float, ...]:
+    survival = [1.0]
+    for acceptance in acceptances:
+        survival.append(survival[-1] * acceptance)
+    return tuple(survival[1:])
+
+
+def drafts_more(rule: StopRule, survival: tuple[float, ...]) -> bool:
+    return list(rule.select_rows([survival], [0])) == [0]
+
+
+def flat(cost: float) -> Costs:
+    """One row: drafting and verifying one more piece costs this share of a target pass."""
+    return Costs(((1, 1.0), (2, 1.0)), ((1, cost),))
+
+
+@given(chances)
+def test_a_fixed_length_always_continues(acceptances: list[float]):
+    assert drafts_more(FixedLength(), survival_of(acceptances))
+
+
+def test_a_threshold_stops_where_a_rejection_is_likelier_than_it():
+    rule = ThresholdStop(0.7)
+    assert rule.select_rows([(0.9, 0.5, 0.31), (0.9, 0.5, 0.29), ()], [0, 1]) == [0]
+    assert drafts_more(ThresholdStop(0.5), (0.5,)), "exactly the threshold is not above it"
+
+
+@given(chances, st.floats(0.01, 1))
+def test_the_cost_rule_continues_while_a_longer_draft_emits_more_per_second(acceptances: list[float], cost: float):
+    survival = survival_of(acceptances)
+    rate = (1 + sum(survival)) / (1 + len(survival) * cost)
+    longer = survival_of([*acceptances, acceptances[-1]])
+    longer_rate = (1 + sum(longer)) / (1 + len(longer) * cost)
+    if longer_rate != pytest.approx(rate, rel=1e-9):
+        assert drafts_more(CostStop(flat(cost)), survival) == (longer_rate > rate)
+
+
+def test_the_cost_rule_stops_sooner_for_dearer_or_worse_pieces():
+    def length(acceptance: float, cost: float) -> int:
+        count = 1
+        while count < 50 and drafts_more(CostStop(flat(cost)), survival_of([acceptance] * count)):
+            count += 1
+        return count
+
+    assert length(0.9, 0.1) > length(0.6, 0.1) > length(0.2, 0.1)
+    assert length(0.9, 0.02) > length(0.9, 0.1) > length(0.9, 0.5)
+
+
+def test_the_cost_rule_stops_where_all_hope_is_gone():
+    assert not drafts_more(CostStop(flat(0.1)), (0.0,))
+    assert not drafts_more(CostStop(flat(0.1)), (0.0, 0.0))
+
+
+@given(
+    st.lists(st.lists(st.floats(0.05, 0.99), min_size=0, max_size=4), min_size=1, max_size=5),
+    st.floats(0.01, 0.5),
+    st.floats(0.0, 0.2),
+)
+def test_the_rows_that_draft_on_are_the_set_with_the_highest_rate(rows: list, drafting: float, verifying: float):
+    """Against all sets: a drafter pass costs the same for one row as for many, a verified token its share."""
+    survivals = [survival_of(row) for row in rows]
+    size = len(rows)
+    costs = Costs(((size, 1.0), (size + 1, 1.0 + verifying)), ((1, drafting),))
+    open_rows = [number for number, survival in enumerate(survivals) if survival]
+    lengths = [len(survival) for survival in survivals]
+
+    def rate(chosen: Sequence[int]) -> float:
+        hopes = (survivals[row][-1] * rows[row][-1] for row in chosen)
+        longer = [length + (row in chosen) for row, length in enumerate(lengths)]
+        passes = max(lengths) + bool(chosen)
+        spent = costs.verification_cost(size + sum(longer)) + passes * drafting
+        return (size + sum(map(sum, survivals)) + sum(hopes)) / spent
+
+    sets = [chosen for number in range(len(open_rows) + 1) for chosen in combinations(open_rows, number)]
+    found = CostStop(costs).select_rows(survivals, open_rows)
+    assert rate(tuple(found)) == pytest.approx(max(map(rate, sets)))
+
+
+def count_drafts(paying: AdaptiveSpeculation, blocks: int, emitted: int, length: int = 2) -> int:
+    """How many of the next blocks draft, when each drafting one emits so many tokens."""
+    count = 0
+    for _ in range(blocks):
+        drafts = paying.should_draft()
+        count += drafts
+        paying.observe([length if drafts else 0], emitted if drafts else 1)
+    return count
+
+
+def test_drafting_continues_where_it_pays_and_pauses_where_it_does_not():
+    assert count_drafts(AdaptiveSpeculation(flat(0.1)), 500, emitted=2) == 500
+    assert count_drafts(AdaptiveSpeculation(flat(0.1)), 5000, emitted=1) / 5000 < 0.04, "trials alone"
+    assert AlwaysSpeculate().should_draft()
+
+
+@pytest.mark.parametrize(("cost", "better"), [(0.1, 2), (0.4, 2)], ids=["by far", "by a ninth"])
+def test_drafting_comes_back_soon_after_it_begins_to_pay(cost: float, better: int):
+    """Two pieces a block: it pays from 1 + 2 * cost tokens on."""
+    paying = AdaptiveSpeculation(flat(cost))
+    count_drafts(paying, 2000, emitted=1)
+    count_drafts(paying, AdaptiveSpeculation.MAX_PAUSE + 2 * AdaptiveSpeculation.TRIAL, emitted=better)
+    assert count_drafts(paying, 100, emitted=better) == 100
+
+
+def test_a_few_bad_blocks_do_not_stop_what_pays():
+    paying = AdaptiveSpeculation(flat(0.1))
+    count_drafts(paying, 60, emitted=3)
+    assert count_drafts(paying, 4, emitted=1) == 4
+    assert count_drafts(paying, 60, emitted=3) == 60
+
+
+def make_paused() -> AdaptiveSpeculation:
+    """One that has found again and again that drafting does not pay, in the middle of its longest rest."""
+    paying = AdaptiveSpeculation(flat(0.1))
+    count_drafts(paying, 2000, emitted=1)
+    for phase in (False, True):
+        while paying.should_draft() is phase:
+            count_drafts(paying, 1, emitted=1)
+    assert count_drafts(paying, AdaptiveSpeculation.MAX_PAUSE // 2, emitted=9) == 0
+    return paying
+
+
+def test_waking_ends_a_rest_for_a_trial_at_once():
+    paying = make_paused()
+    paying.resume()
+    assert count_drafts(paying, AdaptiveSpeculation.TRIAL, emitted=1) == AdaptiveSpeculation.TRIAL
+
+
+def test_after_waking_in_vain_it_pauses_for_the_shortest_time():
+    paying = make_paused()
+    paying.resume()
+    count_drafts(paying, AdaptiveSpeculation.TRIAL, emitted=1)
+    assert count_drafts(paying, AdaptiveSpeculation.MIN_PAUSE, emitted=1) == 0
+    assert paying.should_draft()
+
+
+def test_what_pays_after_waking_continues():
+    paying = make_paused()
+    paying.resume()
+    assert count_drafts(paying, 300, emitted=2) == 300
+
+
+def test_waking_what_does_not_rest_stops_nothing_that_pays():
+    paying = AdaptiveSpeculation(flat(0.1))
+    count = 0
+    for _ in range(50):
+        paying.resume()
+        count += count_drafts(paying, 2, emitted=1) + count_drafts(paying, 10, emitted=3)
+    assert count == 600
+
+
+def test_waking_again_and_again_costs_the_trials_alone():
+    paying, count = make_paused(), 0
+    for _ in range(20):
+        paying.resume()
+        count += count_drafts(paying, AdaptiveSpeculation.MIN_PAUSE, emitted=1)
+    assert count == 20 * AdaptiveSpeculation.TRIAL
+
+
+def test_what_was_woken_continues_from_what_was_saved():
+    paying, other = make_paused(), AdaptiveSpeculation(flat(0.1))
+    paying.resume()
+    kept = SnapshotReader(SnapshotWriter().files(paying.save()))
+    other.restore(kept.state, kept)
+    courses = [[count_drafts(one, 1, emitted=1 + (block < 20)) for block in range(400)] for one in (paying, other)]
+    assert courses[0] == courses[1]
+    assert 0 < sum(courses[0]) < 400
+
+
+def test_what_always_drafts_needs_no_waking():
+    always = AlwaysSpeculate()
+    always.resume()
+    assert always.should_draft()
+    assert always.save() is None
+
+
+def test_costs_are_linear_between_points_and_continue_beyond_them():
+    costs = Costs(((2, 4.0), (4, 6.0), (8, 14.0)), ((1, 1.0), (3, 2.0)))
+    assert [costs.verification_cost(tokens) for tokens in (1, 2, 3, 4, 6, 8, 10)] == [4, 4, 5, 6, 10, 14, 18]
+    assert [costs.drafting_cost(rows) for rows in (1, 2, 3, 5)] == [1, 1.5, 2, 3]
+    assert costs.block_cost([]) == 4
+    assert costs.block_cost([2, 0, 1]) == costs.verification_cost(6) + costs.drafting_cost(2) + costs.drafting_cost(1)
+
+
+def test_measured_falls_are_levelled():
+    assert make_monotone([(1, 2.0), (2, 1.5), (4, 3.0)]) == ((1, 2.0), (2, 2.0), (4, 3.0))
+
+
+def test_the_table_has_every_name_of_the_setting_and_every_rule():
+    assert set(STOP_RULES) == set(get_args(DraftSettings.model_fields["stop_rule"].annotation))
+    made = {name: make(DraftSettings(stop_threshold=0.25), flat(0.1)) for name, make in STOP_RULES.items()}
+    assert {type(rule) for rule in made.values()} == set(StopRule.__subclasses__())
+    assert drafts_more(made["threshold"], (0.75,))
+    assert not drafts_more(made["threshold"], (0.74,))

@@ -1,0 +1,128 @@
+"""Examples side by side: every supervised place is read as if its text stood alone."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from stages.contract.blocks import OffPolicySpan, SoftTarget, TrainingExample
+from stages.examples.batches import PackedBatch, count_pieces, pack
+from stages.models.huggingface import new_llama
+from stages.models.language_model import LanguageModel
+
+CPU = torch.device("cpu")
+SHAPE = {
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}
+
+
+def make_soft_target(position: int, depth: int = 0) -> SoftTarget:
+    return SoftTarget(position, depth, (1,), (0.5,), (0.5,), 0.5)
+
+
+def branch(start: int, *pieces: int) -> OffPolicySpan:
+    """Taught behind each of its pieces, the last one included."""
+    return OffPolicySpan(start, pieces, tuple(make_soft_target(start + number) for number in range(1, len(pieces) + 1)))
+
+
+def example_of(pieces: tuple[int, ...], *branches: OffPolicySpan) -> TrainingExample:
+    soft_targets = tuple(make_soft_target(position) for position in range(2, len(pieces)))
+    return TrainingExample(0, "big", pieces, soft_targets, (), (), 0, branches)
+
+
+LONG = example_of((1, 2, 3, 4, 5, 6, 7), branch(3, 9, 8), branch(3, 8), branch(5, 2, 2, 11), branch(7, 4, 4))
+SHORT = example_of((5, 4, 3))
+MIDDLE = example_of((2, 2, 7, 1), branch(2, 10, 3))
+
+
+@pytest.fixture(scope="module")
+def model() -> LanguageModel:
+    """Distributions that differ from place to place."""
+    model = new_llama(3, vocab_size=12, **SHAPE)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(4)
+    return LanguageModel(model, "tiny")
+
+
+@torch.no_grad()
+def read(model: LanguageModel, packed: PackedBatch) -> Tensor:
+    logits_BTV = model.read(packed.pieces_BT, packed.positions_BT, packed.mask_B1TT)
+    return logits_BTV[packed.rows_N, packed.places_N]
+
+
+@torch.no_grad()
+def alone(model: LanguageModel, pieces: tuple[int, ...]) -> Tensor:
+    """Logits behind the whole of a text."""
+    return model.model(torch.tensor([pieces])).logits[0, -1]
+
+
+def read_alone(model: LanguageModel, examples: list[TrainingExample]) -> Tensor:
+    """Of every supervised place, each read as a text of its own."""
+    texts = []
+    for example in examples:
+        texts += [example.pieces[: soft_target.position] for soft_target in example.soft_targets]
+        for one in example.branches:
+            whole = (*example.pieces[: one.start], *one.pieces)
+            texts += [whole[: soft_target.position] for soft_target in one.soft_targets]
+    return torch.stack([alone(model, text) for text in texts])
+
+
+@pytest.mark.parametrize(
+    "examples",
+    [[LONG], [SHORT], [SHORT, LONG], [LONG, SHORT, MIDDLE], [SHORT, SHORT]],
+    ids=["branches", "a text", "both", "three", "texts"],
+)
+def test_a_branch_is_read_as_if_it_stood_in_its_text_and_saw_no_other(
+    model: LanguageModel, examples: list[TrainingExample]
+):
+    packed = pack(examples, CPU)
+    found, want = read(model, packed), read_alone(model, examples)
+    assert len(packed.soft_targets) == len(want)
+    assert float(want.std()) > 0.1, "else the distributions would say little"
+    torch.testing.assert_close(found, want, atol=1e-5, rtol=1e-5)
+
+
+def test_soft_targets_come_example_by_example_and_branches_behind_their_text():
+    packed = pack([MIDDLE, SHORT], CPU)
+    assert packed.soft_targets == (*MIDDLE.soft_targets, *MIDDLE.branches[0].soft_targets, *SHORT.soft_targets)
+    assert packed.rows_N.tolist() == [0, 0, 0, 0, 1]
+    assert packed.places_N.tolist() == [1, 2, 4, 5, 1]
+    assert packed.emitted_N.tolist() == [7, 1, 3, -1, 3], "what follows in the text, or in the branch; -1 at its end"
+    assert packed.pieces_BT.tolist() == [[2, 2, 7, 1, 10, 3], [5, 4, 3, 0, 0, 0]]
+    assert packed.positions_BT.tolist() == [[0, 1, 2, 3, 2, 3], [0, 1, 2, 0, 0, 0]]
+
+
+def test_behind_the_last_piece_of_a_text_nothing_follows_whatever_stands_there_in_the_input():
+    """A text may end with a token that has no pieces. Behind it there are branches, padding, or nothing."""
+    ended = replace(SHORT, soft_targets=(*SHORT.soft_targets, make_soft_target(3)))
+    branched = replace(ended, branches=(branch(1, 9, 8), branch(2, 7)))
+    packed = pack([ended, branched], CPU)
+    assert packed.emitted_N.tolist() == [3, -1, 3, -1, 8, -1, -1]
+
+
+def test_texts_alone_need_no_mask_and_have_no_branches(model: LanguageModel):
+    packed = pack([LONG, SHORT], CPU, branches=False)
+    assert packed.mask_B1TT is None
+    assert packed.pieces_BT.shape == (2, 7)
+    assert packed.soft_targets == (*LONG.soft_targets, *SHORT.soft_targets)
+    bare = [example_of(example.pieces) for example in (LONG, SHORT)]
+    torch.testing.assert_close(read(model, packed), read_alone(model, bare), atol=1e-5, rtol=1e-5)
+
+
+def test_the_length_is_what_packing_makes_of_a_example():
+    assert [count_pieces(example) for example in (LONG, SHORT, MIDDLE)] == [15, 3, 6]
+    assert pack([LONG], CPU).pieces_BT.shape == (1, 15)
+
+
+def test_gradients_flow_to_the_weights_through_branches(model: LanguageModel):
+    copied = model.copy_to_train()
+    packed = pack([MIDDLE], CPU)
+    copied.read(packed.pieces_BT, packed.positions_BT, packed.mask_B1TT)[0, packed.places_N[-1]].sum().backward()
+    assert all(weight.grad is not None and torch.isfinite(weight.grad).all() for weight in copied.trained_weights)
+    assert all(weight.grad is None for weight in model.trained_weights)

@@ -1,0 +1,243 @@
+"""The n-gram cache against a naive model that sorts and measures everything again at every step."""
+
+import gc
+import math
+import tracemalloc
+from random import Random
+from sys import getsizeof
+
+import pytest
+from cache_measuring import (
+    Spelling,
+    nodes_below,
+    real_spelling,
+    records_bytes,
+    synthetic_spelling,
+    trie_bytes,
+    trie_of_direct_maps,
+)
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from stages.ngrams.cache import Entry, NgramCache, entry_bytes
+from stages.ngrams.eviction import EVICTIONS, LeastFrequentlyUsed, Record
+from stages.ngrams.trie import Trie
+
+PIECES = [(a, b) for a in range(3) for b in range(3)] + [(a, b, 0) for a in range(3) for b in range(3)]
+TOKEN_OF = {pieces: 300 + token for token, pieces in enumerate(PIECES)}
+events = st.lists(st.tuples(st.sampled_from(PIECES), st.integers(1, 3) | st.integers(250, 260)), max_size=60)
+budgets = st.integers(0, 6 * entry_bytes((0, 0, 0)))
+# Fits to the byte: the records of the naive model must not be counted with their large counts.
+FITTING = [*[((0, 0), 1)] * 7, ((0, 0), 250), ((1, 0), 1), ((1, 0, 0), 258), ((2, 0, 0), 1)]
+every_policy = pytest.mark.parametrize("policy", ["lru", "lfu"])
+
+
+class Naive:
+    """What is cached, by the definition of the policies."""
+
+    def __init__(self, policy: str, budget: int) -> None:
+        self.policy, self.budget, self.time = policy, budget, 0
+        self.state: dict[tuple[int, ...], tuple[int, int]] = {}  # touches, time of the last
+
+    def bytes_with(self, *new: tuple[int, ...]) -> int:
+        trie = Trie(400, 3)
+        for pieces in [*self.state, *new]:
+            trie.insert(pieces, TOKEN_OF[pieces]).record = Record(pieces, self.state.get(pieces, (0, 0))[0])
+        untouched = self.policy == "lfu" and new and records_bytes(trie, "lfu") - records_bytes_without(trie, new)
+        return trie_bytes(trie) + records_bytes(trie, self.policy) - (untouched or 0)
+
+    def observe(self, pieces: tuple[int, ...], times: int) -> None:
+        self.time += 1
+        if pieces not in self.state and not self.make_room(pieces):
+            return
+        self.state[pieces] = (self.state.get(pieces, (0, 0))[0] + times, self.time)
+        while self.bytes_with() > self.budget:
+            self.state.pop(min(self.state, key=self.worth))
+
+    def make_room(self, pieces: tuple[int, ...]) -> bool:
+        if self.bytes_with(pieces) - self.bytes_with() > self.budget:
+            return False
+        while self.state and self.bytes_with(pieces) > self.budget:
+            self.state.pop(min(self.state, key=self.worth))
+        return self.bytes_with(pieces) <= self.budget
+
+    def worth(self, pieces: tuple[int, ...]) -> tuple[int, ...]:
+        touches, time = self.state[pieces]
+        return (time,) if self.policy == "lru" else (touches, time)
+
+
+def records_bytes_without(trie: Trie, new: tuple[tuple[int, ...], ...]) -> int:
+    """As if the new entries had records but were in no ring yet."""
+    rest = Trie(400, 3)
+    for record, token in trie.records():
+        if record.pieces not in new:
+            rest.insert(record.pieces, token).record = record
+    return records_bytes(rest, "lfu") + len(new) * getsizeof(Record(()))
+
+
+def new_cache(policy: str, budget: float) -> tuple[NgramCache, Trie]:
+    trie = Trie(400, 3)
+    return NgramCache(trie, budget, EVICTIONS[policy]()), trie
+
+
+@every_policy
+@given(events, budgets)
+@example(FITTING, 2664)
+def test_the_cache_holds_what_the_policy_keeps_within_its_budget(policy: str, events, budget: int):
+    cache, trie = new_cache(policy, budget)
+    naive = Naive(policy, budget)
+    for pieces, times in events:
+        cache.observe(pieces, TOKEN_OF[pieces], times)
+        naive.observe(pieces, times)
+        assert {entry.pieces: entry.count for entry in cache.entries()} == {
+            pieces: touches for pieces, (touches, _) in naive.state.items()
+        }
+        assert cache.bytes == naive.bytes_with() == trie_bytes(trie) + records_bytes(trie, policy) <= budget
+
+
+@given(events)
+def test_an_unbounded_cache_keeps_everything(events):
+    cache, trie = new_cache("unbounded", math.inf)
+    for pieces, times in events:
+        cache.observe(pieces, TOKEN_OF[pieces], times)
+    total = {pieces: sum(times for seen, times in events if seen == pieces) for pieces, _ in events}
+    assert {entry.pieces: entry.count for entry in cache.entries()} == total
+    assert cache.bytes == trie_bytes(trie) + records_bytes(trie, "unbounded")
+
+
+@given(st.lists(st.sampled_from(PIECES), unique=True))
+def test_the_version_counts_what_comes_and_what_goes(found):
+    cache, _ = new_cache("lru", math.inf)
+    for pieces in found * 2:
+        cache.observe(pieces, TOKEN_OF[pieces])
+    assert cache.version == len(found)
+    small, _ = new_cache("lru", 2 * entry_bytes((0, 0)))
+    for pieces in found:
+        version, before = small.version, set(small.entries())
+        small.observe(pieces, TOKEN_OF[pieces])
+        assert small.version - version == len(before ^ set(small.entries()))
+
+
+@every_policy
+def test_of_too_many_saved_entries_those_touched_most_are_kept_and_nothing_is_evicted(policy: str):
+    cache, _ = new_cache(policy, 3 * entry_bytes((0, 0)))
+    cache.load(Entry(pieces, TOKEN_OF[pieces], count) for count, pieces in enumerate(PIECES[:9], start=1))
+    kept = [entry.count for entry in cache.entries()]
+    assert kept == list(range(9, 9 - len(kept), -1))
+    assert 3 <= len(kept) < 9
+    assert cache.version <= len(kept) + 2, "all that was inserted, and one more that did not fit"
+
+
+@every_policy
+def test_of_loaded_entries_the_least_touched_leaves_first(policy: str):
+    cache, _ = new_cache(policy, math.inf)
+    cache.load([Entry((0, 0), 300, 5), Entry((1, 1), 304, 9), Entry((2, 2), 308, 2)])
+    assert cache._eviction.victim().pieces == (2, 2)
+
+
+def test_entries_are_listed_most_touched_first():
+    cache, _ = new_cache("lru", 10_000)
+    for pieces, times in ((PIECES[0], 2), (PIECES[1], 5), (PIECES[2], 2)):
+        cache.observe(pieces, TOKEN_OF[pieces], times)
+    assert cache.entries() == [Entry(PIECES[1], 301, 5), Entry(PIECES[0], 300, 2), Entry(PIECES[2], 302, 2)]
+
+
+def test_an_entry_above_the_whole_budget_evicts_nothing():
+    cache, trie = new_cache("lru", entry_bytes((0, 300)) + 28)
+    cache.observe((0, 1), TOKEN_OF[0, 1])
+    cache.observe((2, 1, 0), TOKEN_OF[2, 1, 0])
+    assert [entry.pieces for entry in cache.entries()] == [(0, 1)]
+    assert cache.bytes == trie_bytes(trie) + records_bytes(trie, "lru")
+
+
+def test_the_policies_differ():
+    kept = {}
+    for policy in EVICTIONS:
+        cache, _ = new_cache(policy, math.inf if policy == "unbounded" else 2 * entry_bytes((0, 0)))
+        for pieces in ((0, 0), (0, 0), (1, 1), (2, 2)):
+            cache.observe(pieces, TOKEN_OF[pieces])
+        kept[policy] = {entry.pieces for entry in cache.entries()}
+    assert kept == {"lru": {(1, 1), (2, 2)}, "lfu": {(0, 0), (2, 2)}, "unbounded": {(0, 0), (1, 1), (2, 2)}}
+
+
+def test_a_prefix_that_entries_share_is_counted_once():
+    apart, shared = (new_cache("lru", math.inf)[0] for _ in range(2))
+    for pieces in ((0, 0, 0), (1, 1, 0), (2, 2, 0)):
+        apart.observe(pieces, 300)
+    for pieces, token in (((0, 0, 0), 300), ((0, 0, 1), 301), ((0, 0, 2), 302)):
+        shared.observe(pieces, token)
+    assert shared.bytes < 0.6 * apart.bytes
+
+
+def test_the_frequency_rings_are_as_many_as_there_are_counts():
+    order = LeastFrequentlyUsed()
+    records = [Record((n, n)) for n in range(3)]
+    for _ in range(1000):
+        for record in records:
+            order.touch(record)
+    assert list(order._ends) == [1000]
+    assert order.victim() is records[0]
+
+
+def test_longer_entries_take_more_bytes():
+    assert 0 < entry_bytes((1, 2)) < entry_bytes((1, 2, 3)) < entry_bytes((1, 2, 3, 4))
+
+
+def trace_memory(
+    spelling: Spelling, drafter_size: int, policy: str, budget: float, steps: int
+) -> list[tuple[int, int, int]]:
+    """(entries, `bytes`, what Python has allocated) at four moments of a stream with common and rare n-grams."""
+    random = Random(1)
+    ngrams = [token for token, pieces in enumerate(spelling) if pieces and len(pieces) > 1]
+    random.shuffle(ngrams)
+    stream = random.choices(ngrams, [1 / rank for rank in range(1, len(ngrams) + 1)], k=steps)
+    trie = trie_of_direct_maps(spelling, drafter_size)
+    read_everything(trie)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        begin, found = tracemalloc.get_traced_memory()[0], []
+        cache = NgramCache(trie, budget, EVICTIONS[policy]())
+        for number, token in enumerate(stream, start=1):
+            cache.observe(spelling[token], int(str(token)))  # a number of its own, as one that comes from a tensor
+            if number % (steps // 4) == 0:
+                read_everything(trie)
+                gc.collect()
+                found.append((len(cache), cache.bytes, tracemalloc.get_traced_memory()[0] - begin))
+        return found
+    finally:
+        tracemalloc.stop()
+
+
+def read_everything(trie: Trie) -> None:
+    assert trie.group_of_token_V.numel()
+    assert all(node.members for node in nodes_below(trie.root))
+
+
+def assert_measured(moments: list[tuple[int, int, int]]) -> None:
+    for entries, counted, allocated in moments:
+        assert entries > 200
+        assert counted == pytest.approx(allocated, rel=0.02)
+
+
+@pytest.mark.parametrize("policy", EVICTIONS)
+def test_the_bytes_are_what_python_allocates_while_filling(policy: str):
+    moments = trace_memory(synthetic_spelling(500, 6000), 500, policy, math.inf, 10_000)
+    assert_measured(moments)
+    assert moments[-1][0] > 2000
+
+
+@every_policy
+def test_the_bytes_are_what_python_allocates_after_many_evictions(policy: str):
+    budget = 400_000
+    moments = trace_memory(synthetic_spelling(500, 6000), 500, policy, budget, 12_000)
+    assert_measured(moments)
+    assert all(counted <= budget for _, counted, _ in moments)
+    assert moments[-1][1] > 0.99 * budget
+
+
+@every_policy
+def test_the_bytes_are_what_python_allocates_for_real_vocabularies(policy: str):
+    moments = trace_memory(*real_spelling(), policy, 700_000, 8_000)
+    assert_measured(moments)
+    assert moments[-1][1] > 0.99 * 700_000

@@ -1,0 +1,49 @@
+"""A checkpoint's files are those that were committed, or the one that is not is named."""
+
+from pathlib import Path
+
+import pytest
+
+from store.errors import CorruptError
+from store.log.checkpoint import read_checkpoint, remove_other_checkpoints, write_checkpoint
+
+FILES = {"state.json": b"{}", "tensors.safetensors": bytes(range(256))}
+
+
+def test_what_was_written_is_read(tmp_path: Path):
+    checkpoint = write_checkpoint(tmp_path, 3, FILES)
+    assert checkpoint.folder == "checkpoint/000003"
+    assert read_checkpoint(tmp_path, checkpoint) == FILES
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+DAMAGE = {"flipped": flip, "cut": lambda path: path.write_bytes(path.read_bytes()[:-1]), "gone": Path.unlink}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("name", FILES)
+def test_a_damaged_file_is_named(tmp_path: Path, name: str, damage: str):
+    checkpoint = write_checkpoint(tmp_path, 1, FILES)
+    DAMAGE[damage](tmp_path / checkpoint.folder / name)
+    with pytest.raises(CorruptError, match=name):
+        read_checkpoint(tmp_path, checkpoint)
+
+
+def test_only_the_committed_one_stays(tmp_path: Path):
+    write_checkpoint(tmp_path, 1, FILES)
+    second = write_checkpoint(tmp_path, 2, FILES)
+    remove_other_checkpoints(tmp_path, second)
+    assert [path.name for path in (tmp_path / "checkpoint").iterdir()] == ["000002"]
+    remove_other_checkpoints(tmp_path, None)
+    assert list((tmp_path / "checkpoint").iterdir()) == []
+
+
+def test_what_a_killed_process_left_is_written_over(tmp_path: Path):
+    write_checkpoint(tmp_path, 1, {"other": b"left over"})
+    checkpoint = write_checkpoint(tmp_path, 1, FILES)
+    assert {path.name for path in (tmp_path / checkpoint.folder).iterdir()} == FILES.keys()

@@ -1,0 +1,70 @@
+"""One process at a time writes a run."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from store.errors import RunError
+from store.log.lock import RunLock
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from store.log.lock import RunLock
+with RunLock(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def holder(folder: Path) -> subprocess.Popen[str]:
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(folder)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def test_a_second_process_is_refused_with_the_number_and_host_of_the_first(tmp_path: Path):
+    first = holder(tmp_path / "run")
+    try:
+        with pytest.raises(RunError, match=rf"process {first.pid} on {socket.gethostname()}"):
+            RunLock(tmp_path / "run").take()
+    finally:
+        first.kill()
+        first.communicate()
+
+
+def test_the_lock_of_a_killed_process_is_taken_over(tmp_path: Path):
+    first = holder(tmp_path)
+    first.send_signal(signal.SIGKILL)
+    first.communicate()
+    with RunLock(tmp_path), pytest.raises(RunError, match=f"process {os.getpid()}"):
+        RunLock(tmp_path).take()
+
+
+def test_a_lock_may_be_taken_again_by_who_holds_it_and_is_free_afterwards(tmp_path: Path):
+    lock = RunLock(tmp_path)
+    lock.take()
+    with lock:
+        pass
+    with RunLock(tmp_path):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+
+
+def test_an_owner_that_cannot_be_read_is_refused_all_the_same(tmp_path: Path):
+    with RunLock(tmp_path):
+        (tmp_path / ".owner.json").write_text("{")
+        with pytest.raises(RunError, match="another process"):
+            RunLock(tmp_path).take()
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_of_the_user_s(tmp_path: Path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(RunError, match="writable"):
+        RunLock(tmp_path / "file" / "run").take()

@@ -1,0 +1,98 @@
+"""A manifest is read whole or refused with a reason, and it names no file outside its run."""
+
+import json
+from pathlib import Path
+
+import pytest
+from synthetic_runs import decision, write_run
+
+from store.errors import CorruptError, RunError
+from store.files import digest_of
+from store.log.manifest import MANIFEST, Checkpoint, read_manifest
+from store.query.log_reader import LogReader
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return write_run(tmp_path / "run", [decision()])
+
+
+def change(run: Path, edit) -> None:
+    content = json.loads((run / MANIFEST).read_bytes())
+    edit(content)
+    (run / MANIFEST).write_text(json.dumps(content))
+
+
+OUTSIDE = [
+    "/etc/passwd",
+    "../../other/log/decisions/part-000001.parquet",
+    "decisions/../../../part-000001.parquet",
+    "prompts/part-000001.parquet",
+    "decisions/part-000001.parquet.",
+    "decisions/part-1.parquet",
+    "decisions/part-000001.parquet\n",
+    "decisions/part-٠٠٠٠٠١.parquet",
+    "",
+    1,
+]
+
+
+@pytest.mark.parametrize("file", OUTSIDE)
+def test_a_part_is_one_of_its_table(run: Path, file: object):
+    change(run, lambda content: content["tables"]["decisions"][0].update(file=file))
+    with pytest.raises(CorruptError, match="must be the manifest of a log"):
+        LogReader([run])
+
+
+@pytest.mark.parametrize("name", ["part-000001.parquet", "part-1234567.parquet", "part-000003-000007.parquet"])
+def test_parts_and_joined_parts_are_named_as_they_are_written(run: Path, name: str):
+    change(run, lambda content: content["tables"]["decisions"][0].update(file=f"decisions/{name}"))
+    assert read_manifest(run).tables["decisions"][0].file == f"decisions/{name}"
+
+
+@pytest.mark.parametrize(
+    ("folder", "file"),
+    [
+        ("checkpoint/../../x", "state.json"),
+        ("/checkpoint/000001", "state.json"),
+        ("checkpoint", "state.json"),
+        ("checkpoint/000001", "../state.json"),
+        ("checkpoint/000001", "/etc/passwd"),
+        ("checkpoint/000001", ".."),
+        ("checkpoint/000001", ""),
+    ],
+)
+def test_a_checkpoint_lies_in_its_run(run: Path, folder: str, file: str):
+    change(run, lambda content: content.update(checkpoint={"folder": folder, "files": {file: "0" * 64}}))
+    with pytest.raises(CorruptError, match="must be the manifest of a log"):
+        read_manifest(run)
+
+
+def test_a_checkpoint_as_it_is_written_is_read(run: Path):
+    checkpoint = {"folder": "checkpoint/000012", "files": {"state.json": "0"}}
+    change(run, lambda content: content.update(checkpoint=checkpoint))
+    assert read_manifest(run).checkpoint == Checkpoint(**checkpoint)
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "{", "[]", "null", '{"schema_version": 4}', '{"schema_version": 4, "tables": []}', "[" * 100_000, "\ud83d"],
+)
+def test_what_is_no_manifest_is_called_corrupt(run: Path, content: str):
+    (run / MANIFEST).write_bytes(content.encode(errors="surrogatepass"))
+    with pytest.raises(CorruptError, match="must be the manifest of a log"):
+        read_manifest(run)
+
+
+def test_a_manifest_that_cannot_be_opened_is_a_wrong_folder(run: Path):
+    (run / MANIFEST).unlink()
+    (run / MANIFEST).mkdir()
+    with pytest.raises(RunError, match=r"manifest\.json must be readable: "):
+        read_manifest(run)
+    with pytest.raises(RunError, match="must be readable: "):
+        read_manifest(run / ("x" * 300))
+
+
+def test_what_cannot_be_read_has_no_digest(tmp_path: Path):
+    assert digest_of(tmp_path) is None
+    assert digest_of(tmp_path / "nothing") is None

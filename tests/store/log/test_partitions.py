@@ -1,0 +1,195 @@
+"""A run that several processes wrote is one run to who reads it; who was taken to be dead commits nothing more."""
+
+import json
+from pathlib import Path
+
+import pytest
+from synthetic_runs import block, decision, make_drift, make_update, prompt, small_run_events, two_blocks, write_run
+
+from store.errors import CorruptError, OmnidraftError, RunError
+from store.events import Event, PromptCompleted, PromptRejected
+from store.log.committed_events import completed_prompts, logged_decisions
+from store.log.compaction import compact
+from store.log.manifest import part_path, read_manifest
+from store.log.measurement import bytes_by_column
+from store.log.partitions import (
+    LEARNER,
+    close_partition,
+    committed_at,
+    create_worker_partition,
+    log_folders,
+    named_parts,
+    open_partition,
+    partition_folder,
+    partition_folders,
+    worker_folders,
+)
+from store.log.run_log import Commit, RunLog
+from store.query.log_reader import VIEWS, LogReader, recipes, run_folders
+from store.query.summary import summarize
+
+OF_A_PROMPT = ("TokenDecision", "BlockDone", "PromptCompleted")
+
+
+def write_partitions(folder: Path, events: list[Event], workers: int = 2) -> Path:
+    """The same events as a run of the learner and so many workers."""
+    write_run(folder, [event for event in events if isinstance(event, PromptRejected)])
+    learner = [event for event in events if type(event).__name__ not in (*OF_A_PROMPT, "PromptRejected")]
+    write_run(partition_folder(folder, LEARNER), learner)
+    for number in range(workers):
+        mine = [event for event in events if type(event).__name__ in OF_A_PROMPT and event.offset % workers == number]
+        write_run(create_worker_partition(folder), mine)
+    return folder
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> Path:
+    return write_run(tmp_path / "whole" / "run", small_run_events())
+
+
+@pytest.fixture
+def parted(tmp_path: Path) -> Path:
+    return write_partitions(tmp_path / "parted" / "run", small_run_events())
+
+
+def rows_of(run: Path, query: str) -> list[dict]:
+    with LogReader([run]) as log:
+        return log.select(query).to_pylist()
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_the_views_have_the_same_rows(whole: Path, parted: Path, view: str):
+    unordered = {"seq"} if view != "tokens" else set()
+
+    def rows(run: Path) -> list[str]:
+        found = rows_of(run, f"FROM {view}")
+        return sorted(repr({name: value for name, value in row.items() if name not in unordered}) for row in found)
+
+    if view.startswith("counts"):
+        assert total(rows_of(whole, f"FROM {view}")) == total(rows_of(parted, f"FROM {view}"))
+    else:
+        assert rows(whole) == rows(parted)
+        assert rows(whole) or view == "recalls"
+
+
+def total(counts: list[dict]) -> int:
+    return sum(row["decisions"] for row in counts)
+
+
+@pytest.mark.parametrize("recipe", sorted(recipes()))
+def test_the_recipes_say_the_same(whole: Path, parted: Path, recipe: str):
+    with LogReader([whole]) as one, LogReader([parted]) as other:
+        assert one.recipe(recipe).to_pylist() == other.recipe(recipe).to_pylist()
+
+
+def test_the_summary_the_sizes_and_the_check_are_those_of_one_run(whole: Path, parted: Path):
+    assert summarize(parted) == summarize(whole)
+    assert sorted(map(repr, logged_decisions(parted, 99))) == sorted(map(repr, logged_decisions(whole, 99)))
+    parts = named_parts(parted, "decisions")
+    assert {folder.name for folder, _ in parts} == {"worker-000", "worker-001"}
+    rows = sum(part.rows for _, part in parts)
+    assert sum(bytes_by_column(parted).values()) * rows == pytest.approx(sum(part.bytes for _, part in parts))
+    with LogReader([parted]) as log:
+        found = log.check()
+    assert (found.decisions, found.mismatches.num_rows, found.miscounts.num_rows) == (rows, 0, 0)
+
+
+def test_completed_prompts_come_in_the_order_of_their_clocks(parted: Path):
+    finished = [event.finished for event in completed_prompts(parted)]
+    assert finished == sorted(finished)
+    assert len(finished) == len(rows_of(parted, "FROM prompts")) > 2
+
+
+def test_a_contradiction_in_a_partition_is_found(tmp_path: Path):
+    doubtful = decision(offset=3, uniform=0.75, target_levels=(0.5,), drafter_levels=(1.0,))
+    run = write_partitions(tmp_path / "run", [doubtful, *two_blocks(0, "docs"), block(offset=0), prompt(offset=0)])
+    with LogReader([run]) as log:
+        (wrong,) = log.check().mismatches.to_pylist()
+    assert (wrong["run"], wrong["offset"]) == ("run", 3)
+
+
+def test_a_damaged_part_of_a_partition_is_named(parted: Path):
+    folder, part = named_parts(parted, "decisions")[-1]
+    path = part_path(folder, part)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(CorruptError, match="worker-001"):
+        LogReader([parted])
+    with LogReader([parted], skip_damaged=True) as log:
+        assert log.damaged == [path]
+
+
+def test_partitions_are_compacted_each_for_itself_and_counts_stay_right(tmp_path: Path):
+    run = tmp_path / "run"
+    write_run(run, [])
+    for _ in range(2):
+        with RunLog(create_worker_partition(run), part_rows=2) as log:
+            for event in small_run_events():
+                if type(event).__name__ in OF_A_PROMPT:
+                    log.append(event)
+    before = rows_of(run, "FROM decisions ORDER BY ALL")
+    done = compact(run, counted=1)
+    assert done.parts_before > done.parts_after
+    assert len(named_parts(run, "decisions")) == len(named_parts(run, "counts_by_token")) == 2
+    assert rows_of(run, "FROM decisions ORDER BY ALL") == before
+    with LogReader([run]) as log:
+        assert log.check().miscounts.num_rows == 0
+
+
+def test_a_folder_of_runs_lists_no_partitions(parted: Path):
+    assert [folder.name for folder in run_folders(parted.parent)] == ["run"]
+    assert [folder.name for folder in log_folders(parted)] == ["run", "learner", "worker-000", "worker-001"]
+    assert partition_folders(parted.parent) == []
+
+
+def test_what_a_partition_commits_shows_in_the_time_of_the_run(parted: Path):
+    before = committed_at(parted)
+    with RunLog(create_worker_partition(parted)) as log:
+        log.append(make_update())
+    assert committed_at(parted) > before
+    assert committed_at(parted / "nothing") == 0.0
+
+
+def test_a_worker_that_was_taken_to_be_dead_commits_nothing_more(tmp_path: Path):
+    folder = create_worker_partition(tmp_path)
+    log = RunLog(folder)
+    log.append(prompt(offset=0))
+    log.commit(Commit(dict), wait=True)
+    log.append(prompt(offset=1))
+    kept = close_partition(folder)
+    assert [part.rows for part in kept.tables["prompts"]] == [1]
+    with pytest.raises(OmnidraftError, match="it is finished"):
+        log.commit(Commit(dict), wait=True)
+    log.close()
+    assert read_manifest(folder) == close_partition(folder) == kept
+    assert [event.offset for event in completed_prompts_of(folder)] == [0]
+    with pytest.raises(RunError):
+        RunLog(folder)
+
+
+def completed_prompts_of(folder: Path) -> list[PromptCompleted]:
+    return list(completed_prompts(folder))
+
+
+def test_a_worker_that_never_began_can_be_closed_too(tmp_path: Path):
+    folder = create_worker_partition(tmp_path)
+    close_partition(folder)
+    with pytest.raises(RunError):
+        RunLog(folder)
+
+
+def test_names_of_workers_are_never_given_twice(tmp_path: Path):
+    names = [create_worker_partition(tmp_path).name for _ in range(3)]
+    assert names == ["worker-000", "worker-001", "worker-002"]
+    open_partition(tmp_path, LEARNER)
+    assert [folder.name for folder in worker_folders(tmp_path)] == names
+    assert create_worker_partition(tmp_path).name == "worker-003"
+
+
+def test_a_partition_is_opened_once(tmp_path: Path):
+    folder = open_partition(tmp_path, LEARNER)
+    with RunLog(folder) as log:
+        log.append(make_drift())
+        log.commit(Commit(dict), wait=True)
+        identity = read_manifest(folder).identity
+        assert open_partition(tmp_path, LEARNER) == folder
+        assert json.loads((folder / "log" / "manifest.json").read_bytes())["identity"] == identity

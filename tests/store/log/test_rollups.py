@@ -1,0 +1,133 @@
+"""Counts beside joined parts: the same numbers as from the decisions, whoever counts."""
+
+from dataclasses import fields, replace
+
+import pyarrow as pa
+import pytest
+from synthetic_runs import bonus, decision, make_rejection, make_unjudged, prompt, small_run_events, write_run
+
+from store.events import DraftSource, Translation
+from store.log.compaction import compact
+from store.log.manifest import part_path, read_manifest
+from store.log.parts import parquet_bytes
+from store.log.rollups import COUNTS, roll_up
+from store.log.schema import to_table
+from store.query.log_reader import LogReader, recipes
+
+
+def varied_events():
+    """Decisions that differ in each column that is counted by, and in those that are not."""
+    pair = {
+        "pieces": (8, 9),
+        "translation": Translation.NGRAM,
+        "drafter_levels": (0.5, 1.0),
+        "target_levels": (1.0, 0.5),
+    }
+    return [
+        decision(),
+        decision(offset=1, position=1, drafter_levels=(0.25,), target_levels=(0.75,)),
+        decision(offset=2, dataset="code"),
+        decision(offset=3, target="small"),
+        decision(offset=4, drafter_version=1),
+        decision(offset=5, drafter=DraftSource.LOOKUP, drafter_levels=(1.0,)),
+        decision(offset=6, index=1),
+        decision(offset=7, **pair),
+        make_rejection(offset=8),
+        make_rejection(offset=9, emitted_id=73, emitted_bytes=b"!"),
+        make_rejection(offset=10, proposed_id=None, proposed_bytes=None),
+        make_rejection(offset=11, emitted_id=73, emitted_bytes=b"!"),
+        make_unjudged(offset=12),
+        bonus(offset=13),
+    ]
+
+
+@pytest.mark.parametrize("table", COUNTS)
+def test_arrow_counts_as_sql_does(tmp_path, table):
+    """The run's own parts are counted by SQL when they are asked for, joined ones by Arrow when they are written."""
+    run = write_run(tmp_path / "run", varied_events())
+    with LogReader([run]) as log:
+        by_sql = log.select(f"SELECT * EXCLUDE (run, seq) FROM {table}")
+    counted = roll_up(to_table("decisions", 0, varied_events()))[table]
+    assert set(counted.schema.names) == {field.name for field in fields(COUNTS[table])}
+    columns = by_sql.schema.names
+    assert sorted(map(repr, by_sql.to_pylist())) == sorted(map(repr, counted.select(columns).to_pylist()))
+
+
+def test_each_kind_of_decision_is_counted_apart(tmp_path):
+    counts = {
+        table: rows["decisions"].to_pylist()
+        for table, rows in roll_up(to_table("decisions", 0, varied_events())).items()
+    }
+    assert sum(counts["counts_by_version"]) == sum(counts["counts_by_place"]) == 14
+    assert sum(counts["counts_by_token"]) == 12, "judged ones alone"
+    assert len(counts["counts_by_version"]) == 8
+    assert len(counts["counts_by_place"]) == 9
+    assert sorted(counts["counts_by_token"]) == [1, 1, 1, 2, 7]
+
+
+def parts_of_run(folder, parts):
+    """A finished run with one part of decisions per list of events."""
+    from store.log.run_log import Commit, RunLog
+
+    with RunLog(folder) as log:
+        for events in parts:
+            for event in events:
+                log.append(event)
+            log.commit(Commit(dict), wait=True)
+    return folder
+
+
+def shift_offsets(events, by):
+    """The same of other prompts, so that no order is left to chance."""
+    return [replace(event, offset=event.offset + by) if hasattr(event, "offset") else event for event in events]
+
+
+def test_recipes_give_the_same_before_and_after_counting(tmp_path):
+    parts = [varied_events(), [*varied_events(), prompt()], small_run_events()]
+    run = parts_of_run(tmp_path / "run", [shift_offsets(events, 100 * number) for number, events in enumerate(parts)])
+    with LogReader([run]) as log:
+        before = {name: log.recipe(name).to_pylist() for name in recipes()}
+        assert log.select("SELECT count(seq) AS stored FROM counts_by_token").to_pylist() == [{"stored": 0}]
+    compact(run, counted=1)
+    with LogReader([run]) as log:
+        assert log.select("SELECT count(seq) > 0 AS stored FROM counts_by_token").to_pylist() == [{"stored": True}]
+        assert {name: log.recipe(name).to_pylist() for name in recipes()} == before
+
+
+def test_a_joined_part_beside_parts_that_are_not_is_counted_once(tmp_path):
+    run = parts_of_run(tmp_path / "run", [small_run_events(), small_run_events()])
+    compact(run, counted=1)
+    with LogReader([run]) as log:
+        (first,) = log.select("SELECT sum(decisions) AS n FROM counts_by_place").to_pylist()
+    assert first["n"] == 150
+    half_counted = parts_of_run(tmp_path / "half", [varied_events()[:1]] * 3)
+    compact(half_counted, rows=2, counted=1)
+    with LogReader([half_counted]) as log:
+        rows = log.select("SELECT decisions, seq FROM counts_by_version ORDER BY ALL").to_pylist()
+    assert rows == [{"decisions": 1, "seq": None}, {"decisions": 2, "seq": 0}]
+
+
+def test_the_check_finds_a_count_that_is_not_what_the_decisions_say(tmp_path):
+    run = parts_of_run(tmp_path / "run", [small_run_events(), small_run_events()])
+    compact(run, counted=1)
+    with LogReader([run]) as log:
+        assert log.check().miscounts.num_rows == 0
+    (part,) = read_manifest(run).tables["counts_by_version"]
+    forge(run, part)
+    with LogReader([run], skip_damaged=False) as log:
+        (row, *_) = log.check().miscounts.to_pylist()
+    assert (row["counts"], row["kept"] - row["found"]) == ("counts_by_version", 1)
+
+
+def forge(run, part):
+    """Add one to a count, in a file that is otherwise as it must be."""
+    import pyarrow.parquet as pq
+
+    path = part_path(run, part)
+    rows = pq.read_table(path, partitioning=None)
+    at = rows.schema.get_field_index("decisions")
+    numbers = rows["decisions"].to_pylist()
+    forged = rows.set_column(at, rows.schema.field(at), pa.array([numbers[0] + 1, *numbers[1:]], pa.int32()))
+    path.write_bytes(parquet_bytes("counts_by_version", forged))
+    manifest = run / "log" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace(f'"bytes": {part.bytes}', f'"bytes": {path.stat().st_size}'))

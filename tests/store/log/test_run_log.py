@@ -1,0 +1,382 @@
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+
+import pyarrow.parquet as pq
+import pytest
+from synthetic_runs import block, decision, prompt, write_run
+
+from store import files as files_module
+from store.errors import CorruptError, OmnidraftError, RunError
+from store.events import PromptReceived, PromptRejected
+from store.files import digest_of, write_whole
+from store.log import parts as parts_module
+from store.log.checkpoint import write_checkpoint
+from store.log.manifest import MANIFEST, part_path, read_manifest
+from store.log.partitions import create_worker_partition, open_partition
+from store.log.run_log import Commit, RunLog
+from store.log.schema import TABLES
+
+
+def visible_rows(run, table="decisions"):
+    return sum(part.rows for part in read_manifest(run).tables[table])
+
+
+def test_rows_become_visible_with_a_forced_commit_and_not_before(tmp_path):
+    with RunLog(tmp_path / "run", part_rows=2) as log:
+        for offset in range(5):
+            log.append(decision(offset=offset))
+        assert visible_rows(tmp_path / "run") == 0
+        log.commit(Commit(dict), wait=True)
+        assert visible_rows(tmp_path / "run") == 5
+        log.append(decision(offset=5))
+        assert visible_rows(tmp_path / "run") == 5
+    assert visible_rows(tmp_path / "run") == 6
+
+
+def test_parts_hold_part_rows_and_keep_order_and_offsets(tmp_path):
+    with RunLog(tmp_path, part_rows=2) as log:
+        for offset in (4, 3, 5, 6, 9):
+            log.append(decision(offset=offset))
+    parts = read_manifest(tmp_path).tables["decisions"]
+    assert [(part.rows, part.first_offset, part.last_offset) for part in parts] == [(2, 3, 4), (2, 5, 6), (1, 9, 9)]
+    assert [part.file for part in parts] == [f"decisions/part-00000{number}.parquet" for number in (1, 2, 3)]
+    rows = [row for part in parts for row in pq.read_table(part_path(tmp_path, part)).to_pylist()]
+    assert [(row["seq"], row["offset"]) for row in rows] == list(enumerate([4, 3, 5, 6, 9]))
+
+
+def test_the_manifest_describes_the_files_exactly(tmp_path):
+    run = write_run(tmp_path / "run", [decision()])
+    (part,) = read_manifest(run).tables["decisions"]
+    assert part.bytes == part_path(run, part).stat().st_size
+    assert part.sha256 == digest_of(part_path(run, part))
+
+
+def test_the_file_says_which_schema_it_has(tmp_path):
+    run = write_run(tmp_path, [block()])
+    (part,) = read_manifest(run).tables["blocks"]
+    assert pq.read_schema(part_path(run, part)).metadata[b"omnidraft.schema_version"] == b"4"
+
+
+def test_a_commit_makes_no_part_of_a_table_without_rows(tmp_path):
+    run = write_run(tmp_path, [decision()])
+    assert sorted(path.parent.name for path in run.rglob("*.parquet")) == ["decisions"]
+
+
+def test_a_commit_that_nobody_waits_for_reaches_readers_too(tmp_path):
+    with RunLog(tmp_path) as log:
+        log.append(decision())
+        log.commit(Commit(dict))
+        log._jobs.join()
+        assert visible_rows(tmp_path) == 1
+        assert not log.committing
+
+
+def test_a_rejected_row_is_a_line_of_json_at_once(tmp_path):
+    with RunLog(tmp_path) as log:
+        log.append(PromptRejected("docs", 3, "broken “JSON”\n"))
+        (line,) = (tmp_path / "rejected.jsonl").read_text("utf-8").splitlines()
+        assert json.loads(line) == {"dataset": "docs", "line": 3, "reason": "broken “JSON”\n"}
+        log.append(PromptRejected("docs", 9, "empty"))
+    assert len((tmp_path / "rejected.jsonl").read_text("utf-8").splitlines()) == 2
+
+
+def test_a_received_prompt_is_not_kept_and_something_foreign_is_refused(tmp_path):
+    with RunLog(tmp_path) as log:
+        log.append(PromptReceived(offset=0, prompt_id="docs-0", dataset="docs", line=1, text="hello"))
+        with pytest.raises(TypeError, match="str"):
+            log.append("hello")
+    assert not (tmp_path / "rejected.jsonl").exists()
+    assert all(parts == () for parts in read_manifest(tmp_path).tables.values())
+
+
+def test_what_no_commit_covers_never_happened(tmp_path):
+    def interrupted_run():
+        with RunLog(tmp_path, part_rows=1) as log:
+            log.append(decision())
+            log.append(PromptRejected("docs", 3, "empty"))
+            log.commit(Commit(lambda: {"state.json": b"{}"}), wait=True)
+            log.append(decision(offset=1))
+            log.append(PromptRejected("docs", 4, "empty"))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted_run()
+    assert visible_rows(tmp_path) == 1
+    assert len(list(tmp_path.rglob("*.parquet"))) == 2
+    with RunLog(tmp_path) as log:
+        assert len(list(tmp_path.rglob("*.parquet"))) == 1
+        assert len((tmp_path / "rejected.jsonl").read_text().splitlines()) == 1
+        log.append(decision(offset=1))
+    parts = read_manifest(tmp_path).tables["decisions"]
+    rows = [row for part in parts for row in pq.read_table(part_path(tmp_path, part)).to_pylist()]
+    assert [(row["seq"], row["offset"]) for row in rows] == [(0, 0), (1, 1)]
+
+
+def test_what_a_compaction_replaced_stays_for_its_readers_when_a_run_goes_on(tmp_path):
+    log = RunLog(tmp_path, part_rows=1)
+    for offset in range(2):
+        log.append(decision(offset=offset))
+    log.commit(Commit(dict), wait=True)
+    log.append(decision(offset=2))
+    log._jobs.join()
+    log.close()
+    counts = tmp_path / "log" / "counts_by_token" / "part-000001-000002.parquet"  # of a part that was joined again
+    counts.write_bytes(b"replaced")
+    RunLog(tmp_path).close()
+    assert counts.exists()
+    names = sorted(path.name for path in (tmp_path / "log" / "decisions").iterdir())
+    assert names == ["part-000001.parquet", "part-000002.parquet"], "the third was never committed"
+
+
+def test_the_end_of_the_stream_leaves_no_checkpoint(tmp_path):
+    with RunLog(tmp_path) as log:
+        log.commit(Commit(lambda: {"state.json": b"{}"}), wait=True)
+        checkpoint = read_manifest(tmp_path).checkpoint
+        assert (tmp_path / checkpoint.folder / "state.json").read_bytes() == b"{}"
+    manifest = read_manifest(tmp_path)
+    assert (manifest.finished, manifest.checkpoint) == (True, None)
+    assert list((tmp_path / "checkpoint").iterdir()) == []
+
+
+def full_disk(path, content):
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("call", ["append", "commit", "finish"])
+def test_a_failing_disk_surfaces_on_the_next_call_and_leaves_the_committed_rows(tmp_path, monkeypatch, call):
+    log = RunLog(tmp_path, part_rows=2)
+    log.append(decision())
+    log.commit(Commit(dict), wait=True)
+    monkeypatch.setattr(parts_module, "write_whole", full_disk)
+    log.append(decision(offset=1))
+    log.append(decision(offset=2))
+    log._jobs.join()
+    calls = {"append": lambda: log.append(decision()), "commit": lambda: log.commit(Commit(dict)), "finish": log.finish}
+    with pytest.raises(OmnidraftError, match="No space left") as raised:
+        calls[call]()
+    assert isinstance(raised.value.__cause__, OSError)
+    monkeypatch.undo()
+    log.close()
+    assert visible_rows(tmp_path) == 1
+    assert not log._writer.is_alive()
+
+
+def test_nothing_is_published_after_a_part_was_lost(tmp_path, monkeypatch):
+    failures = [OSError("one bad moment")]
+
+    def fail_once(path, content):
+        if failures:
+            raise failures.pop()
+        write_whole(path, content)
+
+    log = RunLog(tmp_path, part_rows=1)
+    monkeypatch.setattr(parts_module, "write_whole", fail_once)
+    log._jobs.put(lambda: log._files.write("decisions", [decision()]))
+    log._jobs.put(lambda: log._files.write("decisions", [decision(offset=1)]))
+    with pytest.raises(OmnidraftError, match="one bad moment"):
+        log.finish()
+    assert not failures
+    assert visible_rows(tmp_path) == 0
+    assert list(tmp_path.rglob("*.parquet")) == []
+
+
+def test_a_failing_manifest_surfaces_from_the_commit_that_wanted_it(tmp_path, monkeypatch):
+    log = RunLog(tmp_path)
+    log.append(decision())
+    monkeypatch.setattr(files_module.os, "fsync", lambda descriptor: full_disk(None, None))
+    with pytest.raises(OmnidraftError, match="No space left"):
+        log.commit(Commit(dict), wait=True)
+    log.close()
+
+
+def test_a_value_that_fits_no_column_is_not_lost_silently(tmp_path):
+    log = RunLog(tmp_path)
+    log.append(prompt(emitted=2**40))
+    with pytest.raises(OmnidraftError, match="too large"):
+        log.finish()
+
+
+def test_memory_is_bounded_append_waits_for_the_disk(tmp_path, monkeypatch):
+    disk = threading.Event()
+    encode = parts_module.parquet_bytes
+    monkeypatch.setattr(parts_module, "parquet_bytes", lambda *rows: disk.wait() and encode(*rows))
+    log = RunLog(tmp_path, part_rows=1, queue_parts=2)
+    appended = []
+
+    def produce():
+        for offset in range(6):
+            log.append(decision(offset=offset))
+            appended.append(offset)
+
+    producer = threading.Thread(target=produce)
+    producer.start()
+    producer.join(timeout=0.5)
+    assert producer.is_alive()
+    assert len(appended) == 3  # one being written, two in the queue
+    disk.set()
+    producer.join()
+    log.finish()
+    assert visible_rows(tmp_path) == 6
+
+
+def test_a_reader_beside_the_writer_sees_only_whole_commits(tmp_path):
+    writing = threading.Event()
+    counts, errors = [], []
+
+    def read():
+        while not writing.is_set() or len(counts) < 3:
+            manifest = read_manifest(tmp_path)
+            parts = manifest.tables["decisions"]
+            rows = sum(pq.read_metadata(part_path(tmp_path, part)).num_rows for part in parts)
+            if rows != sum(part.rows for part in parts) or rows % 10:
+                errors.append(rows)
+            counts.append(rows)
+
+    log = RunLog(tmp_path, part_rows=7)
+    reader = threading.Thread(target=read)
+    reader.start()
+    for offset in range(200):
+        log.append(decision(offset=offset))
+        if offset % 10 == 9:
+            log.commit(Commit(dict), wait=True)
+    log.finish()
+    writing.set()
+    reader.join()
+    assert errors == []
+    assert counts == sorted(counts)
+    assert visible_rows(tmp_path) == 200
+
+
+def test_a_second_log_in_the_same_folder_is_refused(tmp_path):
+    write_run(tmp_path, [decision()])
+    with pytest.raises(RunError, match="--run"):
+        RunLog(tmp_path)
+    assert visible_rows(tmp_path) == 1
+
+
+def everything_in(folder):
+    return {path.relative_to(folder).as_posix(): path.is_file() and path.read_bytes() for path in folder.rglob("*")}
+
+
+def written_after_the_manifest(folder, left):
+    """A log whose manifest is lost, of which only one kind of file is left."""
+    log = RunLog(folder, part_rows=1)
+    log.append(decision())
+    log.append(PromptRejected("docs", 3, "empty"))
+    log.commit(Commit(lambda: {"state.json": b"{}"}), wait=True)
+    log.close()
+    for path in ("versions/0000/weights", "log/decisions/.part-000002.parquet.tmp"):
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).touch()
+    RunLog(create_worker_partition(folder)).close()
+    (folder / MANIFEST).unlink()
+    assert (folder / left).exists()
+    for path in folder.rglob("*"):
+        if path.is_file() and path != folder / left and folder / left not in path.parents:
+            path.unlink()
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        "log/decisions/part-000001.parquet",
+        "log/decisions/.part-000002.parquet.tmp",
+        "checkpoint/000001",
+        "versions/0000",
+        "rejected.jsonl",
+        "partitions/worker-000/log/manifest.json",
+    ],
+)
+@pytest.mark.parametrize("opened", [RunLog, lambda folder: open_partition(folder.parents[1], folder.name)])
+def test_a_log_whose_manifest_is_lost_is_neither_continued_nor_begun_again(tmp_path, opened, left):
+    folder = tmp_path / "partitions" / "learner"
+    folder.mkdir(parents=True)
+    written_after_the_manifest(folder, left)
+    for root in ("versions", "checkpoint", "partitions"):  # empty folders are no trace
+        if (folder / root).exists() and not left.startswith(root):
+            shutil.rmtree(folder / root)
+    before = everything_in(tmp_path)
+    with pytest.raises(CorruptError, match=r"manifest\.json must be there.*Restore the manifest") as refused:
+        opened(folder)
+    assert left in str(refused.value)
+    assert everything_in(tmp_path) == before
+
+
+def test_what_a_kill_before_the_first_manifest_leaves_is_no_lost_log(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / ".lock").touch()
+    for table in TABLES:
+        (tmp_path / "log" / table).mkdir(parents=True)
+    (tmp_path / "log" / ".manifest.json.tmp").write_text("{")
+    (tmp_path / "log" / ".manifest.lock").touch()
+    with RunLog(tmp_path) as log:
+        log.append(decision())
+    assert visible_rows(tmp_path) == 1
+
+
+def test_a_first_commit_that_never_stood_is_forgotten(tmp_path):
+    """The manifest is there, and names nothing of what lies beside it."""
+    log = RunLog(tmp_path, part_rows=1)
+    log.append(decision())
+    log.append(PromptRejected("docs", 3, "empty"))
+    log._jobs.join()
+    log.close()
+    write_checkpoint(tmp_path, 1, {"state.json": b"{}"})
+    with RunLog(tmp_path) as log:
+        assert (list(tmp_path.rglob("*.parquet")), list((tmp_path / "checkpoint").iterdir())) == ([], [])
+        log.append(decision(offset=7))
+    assert visible_rows(tmp_path) == 1
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(RunError, match="file"):
+        RunLog(tmp_path / "file")
+
+
+def test_a_closed_log_takes_nothing_and_closes_again_in_peace(tmp_path):
+    log = RunLog(tmp_path)
+    log.close()
+    log.close()
+    with pytest.raises(RunError, match="closed"):
+        log.append(decision())
+
+
+def test_a_folder_without_a_log_and_a_log_of_another_version_are_refused(tmp_path):
+    with pytest.raises(RunError, match="--run"):
+        read_manifest(tmp_path)
+    run = write_run(tmp_path / "run", [])
+    content = json.loads((run / MANIFEST).read_bytes())
+    (run / MANIFEST).write_text(json.dumps(content | {"schema_version": 99}))
+    with pytest.raises(RunError, match="99"):
+        read_manifest(run)
+
+
+@pytest.mark.parametrize("content", ["", "[1]", '{"schema_version": 4, "run": "a", "tables": {}}'])
+def test_a_broken_manifest_is_called_corrupt(tmp_path, content):
+    run = write_run(tmp_path, [])
+    (run / MANIFEST).write_text(content)
+    with pytest.raises(CorruptError, match="manifest"):
+        read_manifest(run)
+
+
+def test_an_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch):
+    target = tmp_path / "file"
+    write_whole(target, b"old")
+    monkeypatch.setattr(os, "replace", full_disk)
+    with pytest.raises(OSError, match="No space"):
+        write_whole(target, b"new")
+    assert target.read_bytes() == b"old"
+
+
+def test_neither_the_log_nor_the_queries_load_the_heavy_libraries():
+    code = (
+        "import sys, store.log.run_log, store.query.log_reader; "
+        "print({'torch', 'transformers', 'mlflow'} & set(sys.modules))"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "set()"

@@ -1,0 +1,111 @@
+import struct
+from dataclasses import dataclass, fields
+
+import pyarrow as pa
+import pytest
+from synthetic_runs import bonus, decision, make_unjudged, prompt
+
+from store.errors import OmnidraftError
+from store.log import schema
+from store.log.schema import SCHEMA_VERSION, TABLES, parquet_options, schema_of, to_table
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_every_field_of_an_event_is_a_column_behind_the_sequence(table):
+    assert schema_of(table).names == ["seq", *(field.name for field in fields(TABLES[table]))]
+
+
+def test_a_column_may_be_null_only_where_its_field_may_be_none():
+    decisions = schema_of("decisions")
+    assert decisions.field("emitted_id").nullable
+    assert not decisions.field("offset").nullable
+    assert not decisions.field("pieces").type.value_field.nullable
+
+
+def test_values_that_are_float32_in_the_models_are_float32_in_the_log():
+    decisions = schema_of("decisions")
+    for name in ("uniform", "head_estimate", "entropy"):
+        assert decisions.field(name).type == pa.float32()
+    assert decisions.field("target_levels").type.value_type == pa.float32()
+    assert schema_of("prompts").field("finished").type == pa.float64()
+
+
+def test_names_that_repeat_are_dictionaries_and_texts_are_not():
+    assert pa.types.is_dictionary(schema_of("decisions").field("outcome").type)
+    assert schema_of("prompts").field("prompt_text").type == pa.string()
+
+
+def test_the_metadata_names_table_and_version():
+    metadata = schema_of("drifts").metadata
+    assert metadata == {b"omnidraft.table": b"drifts", b"omnidraft.schema_version": str(SCHEMA_VERSION).encode()}
+
+
+def test_rows_come_back_as_they_went_in_numbered_from_the_given_start():
+    rows = to_table("decisions", 5, [decision(pieces=(1, 2), uniform=0.1), bonus()]).to_pylist()
+    assert [row["seq"] for row in rows] == [5, 6]
+    assert rows[0]["pieces"] == [1, 2]
+    assert rows[0]["outcome"] == "accepted"
+    assert rows[0]["uniform"] == pytest.approx(0.1, abs=1e-8)
+    assert rows[0]["uniform"] != 0.1
+    assert rows[1]["proposed_bytes"] is None
+
+
+def float32(values):
+    return pa.array(values, pa.float32()).to_pylist()
+
+
+def test_what_decides_nothing_is_rounded_to_eight_bits_and_what_decides_is_not():
+    numbers = (0.1, 0.7, 1 / 3)
+    fields = {"drafter_levels": numbers, "target_levels": numbers, "uniform": 0.1, "entropy": 1.1, "head_estimate": 0.9}
+    judged, other = to_table(
+        "decisions", 0, [decision(**fields), make_unjudged(**fields | {"uniform": None})]
+    ).to_pylist()
+    for row in (judged, other):
+        assert row["entropy"] == pytest.approx(1.1, rel=2**-8)
+        assert row["head_estimate"] == pytest.approx(0.9, rel=2**-8)
+        assert all(lower_bits(row[name]) == 0 for name in ("entropy", "head_estimate"))
+    assert judged["drafter_levels"] == judged["target_levels"] == float32(numbers)
+    assert judged["uniform"] == float32([0.1])[0]
+    assert other["drafter_levels"] == other["target_levels"] == pytest.approx(numbers, rel=2**-8)
+    assert {lower_bits(value) for value in other["drafter_levels"]} == {0}
+    assert all(lower_bits(value) for value in judged["drafter_levels"])
+
+
+def lower_bits(value):
+    return int.from_bytes(struct.pack("<f", value)[:2], "little")
+
+
+def test_rounding_takes_the_nearest_and_keeps_nulls():
+    values = [1.0, 1.0 + 2**-8 + 2**-20, 1.0 + 2**-8 - 2**-20, 0.0, None]
+    rows = to_table("decisions", 0, [decision(entropy=value) for value in values])
+    assert rows["entropy"].to_pylist() == [1.0, 1.0 + 2**-7, 1.0, 0.0, None]
+
+
+def test_a_number_beyond_its_column_is_refused():
+    with pytest.raises(pa.ArrowInvalid):
+        to_table("prompts", 0, [prompt(emitted=2**31)])
+
+
+def test_every_column_has_an_encoding_or_is_left_to_the_default_on_purpose():
+    options = parquet_options("decisions")
+    assert options["column_encoding"]["offset"] == "DELTA_BINARY_PACKED"
+    assert options["column_encoding"]["target_levels.list.element"] == "BYTE_STREAM_SPLIT"
+    assert "emitted_id" in options["use_dictionary"]
+    assert not set(options["use_dictionary"]) & set(options["column_encoding"])
+    assert "prompt_text" not in parquet_options("prompts")["use_dictionary"]
+
+
+def test_an_unknown_table_is_refused_with_the_known_ones():
+    with pytest.raises(OmnidraftError, match="decisions, blocks"):
+        schema_of("tokens")
+
+
+def test_a_field_without_a_column_type_is_refused(monkeypatch):
+    @dataclass(frozen=True)
+    class Odd:
+        offset: int
+        place: complex
+
+    monkeypatch.setattr(schema, "TABLES", {"odd": Odd})
+    with pytest.raises(TypeError, match="place"):
+        schema_of("odd")

@@ -1,0 +1,327 @@
+"""A log on an object store: what a commit puts there and in which order, who may write, and what a reader fetches."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from object_serving import Door, ObjectServer
+from synthetic_runs import decision
+from version_making import publication
+
+from store.errors import CorruptError, OmnidraftError, RunError
+from store.events import PromptRejected
+from store.log.checkpoint import read_checkpoint
+from store.log.manifest import MANIFEST, read_manifest
+from store.log.partitions import partition_folder
+from store.log.run_log import REJECTED, Commit, RunLog
+from store.object_store.client import ObjectStore
+from store.object_store.index import Index
+from store.object_store.mirror import MOST_PIECES, ObjectMirror
+from store.object_store.remote_run import QUEUE, RemoteRun, fetch_logs, local_copy
+from store.object_store.uri import append_path, uri_of
+from store.query.log_reader import LogReader
+from store.registry.version_folder import open_version
+
+CHECKPOINT = {"state.json": b"{}", "tensors.safetensors": bytes(100)}
+
+
+class Run:
+    """A process that writes a run: its folder, its log and what copies the commits."""
+
+    def __init__(self, folder: Path, uri: str, partition: str | None = None) -> None:
+        whole = ObjectMirror(folder, uri)
+        self.folder = partition_folder(folder, partition) if partition else folder
+        self.mirror = whole.partition(partition) if partition else whole
+        self.mirror.pull()
+        self.log = RunLog(self.folder, part_rows=3, mirror=self.mirror)
+
+    def commit(self, *offsets: int, done=lambda: None) -> None:
+        for offset in offsets:
+            self.log.append(decision(offset=offset))
+        state = json.dumps(offsets).encode()
+        self.log.commit(Commit(lambda: {**CHECKPOINT, "state.json": state}, done=done), wait=True)
+
+    def publish(self, version: int) -> str:
+        """The digest of a version that the log names with the next commit."""
+        _, event = publication(self.folder.parent, version, self.folder.name)
+        self.log.append(event)
+        return event.digest
+
+    def kill(self) -> None:
+        """Nothing more comes of it."""
+        self.log.close()
+
+
+@pytest.fixture
+def run(tmp_path: Path, place: str):
+    """Killed at the end, like a process."""
+    made = Run(tmp_path / "one", place)
+    yield made
+    made.kill()
+
+
+def offsets_in(folder: Path) -> list[int]:
+    with LogReader([folder]) as log:
+        return log.select('SELECT "offset" AS o FROM decisions ORDER BY seq').column("o").to_pylist()
+
+
+def named_at(objects: ObjectServer, place: str) -> Index:
+    return Index.parse(place, objects.read(place, MANIFEST.as_posix()))
+
+
+def object_of(objects: ObjectServer, place: str, path: str) -> str:
+    return f"objects/{named_at(objects, place).all_files()[path][0]}"
+
+
+def test_a_uri_survives_being_taken_for_a_path_and_a_folder_is_none():
+    assert uri_of(Path("s3://bucket/a b/run")) == "s3://bucket/a b/run"
+    assert uri_of(Path("s3://bucket/run?scheme=http&endpoint_override=h:1")).endswith(
+        "/run?scheme=http&endpoint_override=h:1"
+    )
+    assert [uri_of(Path(name)) for name in ("runs/a", "/runs/s3:/a", "s3", "C:/runs")] == [None] * 4
+    assert append_path("s3://bucket/run/?region=x", "partitions", "a") == "s3://bucket/run/partitions/a?region=x"
+
+
+@pytest.mark.parametrize(
+    "uri", ["s3://bucket", "s3://key:secret@bucket/run", "s3://bucket/run?retries=3", "s3://b/../c"]
+)
+def test_a_place_that_cannot_be_one_is_refused_without_its_keys(uri: str):
+    with pytest.raises(RunError, match="BUCKET/PATH") as refused:
+        ObjectStore(uri)
+    assert "secret" not in str(refused.value)
+
+
+def test_a_commit_can_be_gone_on_with_elsewhere_without_what_came_after_it(run: Run, tmp_path: Path, place: str):
+    run.commit(0, 1, 2, 3)
+    run.log.append(decision(offset=99))
+    run.kill()
+    other = Run(tmp_path / "other", place)
+    kept = read_manifest(other.folder).checkpoint
+    assert read_checkpoint(other.folder, kept)["state.json"] == b"[0, 1, 2, 3]"
+    other.commit(4)
+    other.log.finish()
+    assert offsets_in(other.folder) == offsets_in(fetch_logs(place)) == [0, 1, 2, 3, 4]
+    assert read_manifest(fetch_logs(place)).finished
+
+
+def test_local_files_that_the_store_does_not_name_are_dropped(run: Run, place: str, objects: ObjectServer, monkeypatch):
+    """The process was killed between its own disk and the store."""
+    run.commit(0)
+    monkeypatch.setattr(ObjectMirror, "push", lambda self, manifest: None)
+    run.commit(1)
+    run.kill()
+    (run.folder / REJECTED).write_text("stale\n")
+    assert offsets_in(run.folder) == [0, 1]
+    monkeypatch.undo()
+    again = Run(run.folder, place)
+    again.kill()
+    assert offsets_in(run.folder) == [0]
+    assert not (run.folder / REJECTED).exists()
+
+
+def test_when_the_manifest_is_put_all_that_it_names_is_there(
+    tmp_path: Path, place: str, objects: ObjectServer, monkeypatch
+):
+    write, missing, commits = ObjectStore.write, [], []
+
+    def check_write(store: ObjectStore, name: str, chunks) -> None:
+        content = b"".join(chunks)
+        if name == MANIFEST.as_posix():
+            there = set(objects.names(place))
+            missing.extend({f"objects/{one}" for one in Index.parse(place, content).digests()} - there)
+            commits.append(name)
+        write(store, name, [content])
+
+    monkeypatch.setattr(ObjectStore, "write", check_write)
+    run = Run(tmp_path / "run", place)
+    (run.folder / "config.json").write_text("{}")
+    run.publish(0)
+    run.commit(0, 1, 2, 3)
+    run.commit(4)
+    run.log.finish()
+    assert (missing, len(commits)) == ([], 4)
+
+
+def test_a_commit_is_done_only_when_the_store_has_it(run: Run, place: str, objects: ObjectServer):
+    seen = []
+    run.commit(0, done=lambda: seen.append(named_at(objects, place).manifest.tables["decisions"][0].rows))
+    assert seen == [1]
+
+
+def test_objects_that_nothing_names_any_more_are_removed(run: Run, place: str, objects: ObjectServer):
+    objects.write(place, "objects/" + "0" * 64, b"of a process that was killed")
+    objects.write(place, "notes.txt", b"of somebody else")
+    for offset in range(4):
+        run.commit(offset)
+    named = {f"objects/{digest}" for digest in named_at(objects, place).digests()}
+    assert set(objects.names(place)) == named | {MANIFEST.as_posix(), "notes.txt"}
+
+
+def test_of_two_writers_the_earlier_is_stopped_and_told_who_writes(run: Run, tmp_path: Path, place: str):
+    run.commit(0)
+    told = []
+    other = Run(tmp_path / "other", place)
+    with pytest.raises(RunError, match=r"two processes, but process \d+ on \S+ \(since"):
+        run.commit(1, done=lambda: told.append(1))
+    other.commit(2)
+    other.kill()
+    assert (offsets_in(fetch_logs(place)), told) == ([0, 2], [])
+
+
+def test_a_new_run_does_not_take_the_place_of_one_that_began_meanwhile(tmp_path: Path, place: str):
+    late = ObjectMirror(tmp_path / "late", place)
+    late.pull()
+    Run(tmp_path / "one", place).kill()
+    with pytest.raises(RunError, match="two processes"):
+        RunLog(tmp_path / "late", mirror=late)
+
+
+@pytest.mark.parametrize("path", ["log/decisions/part-000001.parquet", "checkpoint/000001/state.json"])
+@pytest.mark.parametrize("content", [b"x", None])
+def test_a_damaged_object_is_named_by_its_file(
+    run: Run, place: str, objects: ObjectServer, tmp_path: Path, path: str, content
+):
+    run.commit(0)
+    objects.write(place, object_of(objects, place, path), content)
+    with pytest.raises(CorruptError, match=f"{path} of {place} must be in objects/"):
+        Run(tmp_path / "other", place)
+    assert not (tmp_path / "other" / path).exists()
+
+
+@pytest.mark.parametrize("path", ["../out", "/out", "log/x", "a/../../out", "partitions/a/x", ".lock", "a\\b"])
+def test_a_manifest_cannot_name_files_elsewhere(run: Run, place: str, objects: ObjectServer, tmp_path: Path, path: str):
+    run.commit(0)
+    content = json.loads(objects.read(place, MANIFEST.as_posix()))
+    content["mirror"]["files"] = {path: ["0" * 64]}
+    objects.write(place, MANIFEST.as_posix(), json.dumps(content).encode())
+    with pytest.raises(CorruptError, match="must"):
+        RemoteRun(tmp_path / "other", place).pull()
+
+
+def test_files_that_grow_are_put_in_pieces_and_come_back_whole(
+    run: Run, tmp_path: Path, place: str, objects: ObjectServer
+):
+    lines = b""
+    for number in range(MOST_PIECES + 5):
+        run.log.append(PromptRejected("docs", number + 1, "no prompt"))
+        with (run.folder / QUEUE).open("ab") as queue:
+            queue.write(b'{"id": %d}\n' % number)
+        lines += b'{"id": %d}\n' % number
+        run.commit()
+    assert 1 < len(named_at(objects, place).files[QUEUE]) < MOST_PIECES
+    run.kill()
+    other = Run(tmp_path / "other", place)
+    other.kill()
+    assert (other.folder / QUEUE).read_bytes() == lines
+    assert (other.folder / REJECTED).read_bytes() == (run.folder / REJECTED).read_bytes()
+
+
+def test_a_queue_that_was_written_anew_after_a_resume_is_put_anew(run: Run, tmp_path: Path, place: str):
+    (run.folder / QUEUE).write_bytes(b"one\ntwo\nthree\n")
+    run.commit(0)
+    run.kill()
+    other = Run(tmp_path / "other", place)
+    (other.folder / QUEUE).write_bytes(b"one\nfour\n")
+    other.commit(1)
+    other.kill()
+    third = Run(tmp_path / "third", place)
+    third.kill()
+    assert (third.folder / QUEUE).read_bytes() == b"one\nfour\n"
+
+
+def test_versions_come_back_sealed_and_those_behind_the_commit_do_not(run: Run, tmp_path: Path, place: str):
+    digest = run.publish(0)
+    run.commit(0)
+    publication(run.folder.parent, 1, run.folder.name)
+    run.commit(1)
+    run.kill()
+    other = Run(tmp_path / "other", place)
+    other.commit(2)
+    other.kill()
+    assert open_version(other.folder / "versions" / "000000")["digest"] == digest
+    assert [path.name for path in (other.folder / "versions").iterdir()] == ["000000"]
+    assert not (fetch_logs(place) / "versions").exists()
+
+
+@pytest.mark.parametrize("trouble", ["shut", "mute"])
+def test_a_store_that_goes_away_stops_the_run_at_its_last_commit(
+    trouble: str, tmp_path: Path, objects: ObjectServer, place: str, monkeypatch
+):
+    door = Door(objects.endpoint)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", door.endpoint)
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    run = Run(tmp_path / "run", place)
+    run.commit(0)
+    getattr(door, trouble)()
+    with pytest.raises(OmnidraftError, match=f"omnidraft replay --resume {place}"):
+        run.commit(1)
+    run.kill()
+    door.shut()
+    door.open()
+    other = Run(tmp_path / "other", place)
+    other.commit(2)
+    other.kill()
+    assert offsets_in(fetch_logs(place)) == [0, 2]
+
+
+def test_a_reader_fetches_what_is_new_only(run: Run, place: str, monkeypatch):
+    run.commit(0)
+    fetch_logs(place)
+    asked = []
+    chunks = ObjectStore.chunks
+    monkeypatch.setattr(ObjectStore, "chunks", lambda self, name: asked.append(name) or chunks(self, name))
+    run.commit(1)
+    asked.clear()
+    assert offsets_in(local_copy(Path(place))) == [0, 1]
+    digest = read_manifest(run.folder).tables["decisions"][1].sha256
+    assert asked == [MANIFEST.as_posix(), f"objects/{digest}"]
+
+
+def test_a_reader_follows_a_run_that_replaces_its_manifest_meanwhile(run: Run, place: str, tmp_path: Path, monkeypatch):
+    """The checkpoint that the first manifest names is gone when it is asked for."""
+    run.commit(0)
+    forget = RemoteRun._remove_others
+    once = iter([lambda: run.commit(1)])
+
+    def meanwhile(self, files) -> None:
+        forget(self, files)
+        next(once, lambda: None)()
+
+    monkeypatch.setattr(RemoteRun, "_remove_others", meanwhile)
+    RemoteRun(tmp_path / "other", place).pull()
+    assert offsets_in(tmp_path / "other") == [0, 1]
+
+
+def test_partitions_are_fetched_with_their_run(run: Run, place: str, tmp_path: Path):
+    run.commit(0)
+    worker = Run(tmp_path / "w", place, "worker-000")
+    worker.commit(1, 2)
+    worker.kill()
+    assert sorted(offsets_in(fetch_logs(place))) == [0, 1, 2]
+    run.commit(3)  # whose strays are its own
+    assert sorted(offsets_in(fetch_logs(place))) == [0, 1, 2, 3]
+    assert run.mirror.partitions() == ["worker-000"]
+    stale = shutil.copytree(
+        partition_folder(fetch_logs(place), "worker-000"), fetch_logs(place) / "partitions" / "other"
+    )
+    fetch_logs(place)
+    assert not stale.exists()
+
+
+def test_a_partition_s_versions_lie_in_the_run_s_folder(tmp_path: Path, place: str):
+    first = Run(tmp_path / "one", place, "learner")
+    _, event = publication(tmp_path, 0, "one")
+    first.log.append(event)
+    first.commit(0)
+    first.kill()
+    ObjectMirror(tmp_path / "two", place).pull()
+    Run(tmp_path / "two", place, "learner").kill()
+    assert open_version(tmp_path / "two" / "versions" / "000000")["digest"] == event.digest
+    ObjectMirror(tmp_path / "two", place).pull()
+    assert offsets_in(partition_folder(tmp_path / "two", "learner")) == [0]
+
+
+def test_a_place_without_a_run_says_so(place: str):
+    with pytest.raises(RunError, match="must be a run"):
+        fetch_logs(place)

@@ -1,0 +1,130 @@
+"""The log is checked against itself: every judged decision is derived again from its own row."""
+
+import math
+import random
+import struct
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from synthetic_runs import bonus, decision, make_rejection, make_unjudged, small_run_events, two_blocks, write_run
+
+from store.events import Origin, Outcome, Translation
+from store.log.manifest import part_path, read_manifest
+from store.query.log_reader import LogReader
+
+
+def problems(folder, events):
+    with LogReader([write_run(folder, events)]) as log:
+        return log.check().mismatches["problem"].to_pylist()
+
+
+def test_a_sound_log_has_no_mismatch_and_says_how_much_was_derived(tmp_path):
+    with LogReader([write_run(tmp_path, small_run_events())]) as log:
+        found = log.check()
+    assert (found.decisions, found.judged, found.mismatches.num_rows) == (75, 45, 0)
+
+
+def test_a_changed_number_in_the_file_is_found(tmp_path):
+    run = write_run(tmp_path, two_blocks(0, "docs"))
+    (part,) = read_manifest(run).tables["decisions"]
+    path = part_path(run, part)
+    rows = pq.read_table(path)
+    column = rows.schema.get_field_index("uniform")
+    forged = rows.set_column(column, rows.schema.field(column), pa.array([0.25, 0.25, None, 0.25, None], pa.float32()))
+    size = part.bytes
+    pq.write_table(forged, path)
+    manifest = run / "log" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace(f'"bytes": {size}', f'"bytes": {path.stat().st_size}'))
+    with LogReader([run]) as log:
+        (row,) = log.check().mismatches.to_pylist()
+    assert (row["block"], row["index"], row["outcome"], row["uniform"]) == (0, 1, "rejected", 0.25)
+    assert row["acceptance_probability"] == 0.5
+    assert "product of the levels" in row["problem"]
+
+
+def single(value):
+    """The float32 nearest to `value`."""
+    return struct.unpack("f", struct.pack("f", value))[0]
+
+
+def test_outcomes_agree_with_python_on_the_float32_values(tmp_path):
+    """Uniforms at the product, rounded to float32, and its two neighbours: the closest calls that there can be."""
+    draw = random.Random(1)
+    events = []
+    for offset in range(400):
+        count = draw.randint(1, 4)
+        drafter = tuple(single(draw.uniform(0.001, 1)) for _ in range(count))
+        target = tuple(single(draw.uniform(0, 1)) for _ in range(count))
+        product = math.prod(min(1.0, t / d) for t, d in zip(target, drafter, strict=True))
+        ulp = math.ulp(product) * 2**29
+        uniform = single(min(product + draw.choice([-1, 0, 1]) * ulp, single(1 - 2**-24)))
+        row = decision if uniform < product else make_rejection
+        levels = {"drafter_levels": drafter, "target_levels": target, "uniform": uniform}
+        events.append(row(offset=offset, pieces=(1,) * count, translation=Translation.NGRAM, **levels))
+    assert len({event.outcome for event in events}) == 2
+    assert problems(tmp_path, events) == []
+
+
+def test_a_target_of_zero_is_never_accepted(tmp_path):
+    assert problems(tmp_path / "a", [make_rejection(target_levels=(0.0,), uniform=0.0)]) == []
+    assert len(problems(tmp_path / "b", [decision(target_levels=(0.0,), uniform=0.0)])) == 1
+    assert problems(tmp_path / "d", [make_rejection(target_levels=(0.0,), drafter_levels=(0.0,), uniform=0.0)]) == []
+
+
+@pytest.mark.parametrize("drafter", [0.0, math.nan, math.inf])
+def test_what_the_drafter_cannot_have_drawn_is_never_accepted(tmp_path, drafter: float):
+    levels = {"target_levels": (0.5,), "drafter_levels": (drafter,), "uniform": 0.0}
+    assert problems(tmp_path / "a", [make_rejection(**levels)]) == []
+    assert len(problems(tmp_path / "b", [decision(**levels)])) == 1
+
+
+def test_a_draw_equal_to_the_product_is_a_rejection(tmp_path):
+    levels = {"target_levels": (0.25,), "drafter_levels": (0.5,), "uniform": 0.5}
+    assert problems(tmp_path / "a", [make_rejection(**levels)]) == []
+    assert len(problems(tmp_path / "b", [decision(**levels)])) == 1
+
+
+BROKEN = {
+    "levels": ([decision(drafter_levels=(0.5, 0.5))], "as many target as drafter levels"),
+    "no levels": ([decision(drafter_levels=(), target_levels=())], "as many target as drafter levels"),
+    "no uniform": ([make_rejection(uniform=None)], "must have a uniform"),
+    "accepted another": ([decision(emitted_id=99)], "emitted as proposed"),
+    "accepted without origin": ([decision(origin=None)], "emitted as proposed"),
+    "rejected kept": ([make_rejection(origin=Origin.ACCEPTED)], "origin residual"),
+    "rejected without a token": ([make_rejection(emitted_id=None, emitted_bytes=None)], "origin residual"),
+    "unjudged emitted": ([make_unjudged(emitted_id=5, origin=Origin.BONUS)], "must emit nothing"),
+    "undrafted is no bonus": ([bonus(origin=Origin.ACCEPTED)], "origin bonus"),
+    "judged after a rejection": ([make_rejection(), decision(index=1, position=1)], "after a rejection"),
+    "gap": ([decision(), decision(block=1, position=2)], "positions"),
+    "not from zero": ([decision(position=1)], "positions"),
+    "twice": ([decision(), decision(block=1)], "positions"),
+    "bonus after a rejection": ([make_rejection(), bonus(index=1, position=1)], "after a rejection"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_each_kind_of_contradiction_is_named_once(tmp_path, name):
+    events, words = BROKEN[name]
+    (problem,) = problems(tmp_path, events)
+    assert words in problem
+
+
+def test_blocks_and_prompts_are_separate(tmp_path):
+    events = [
+        make_rejection(block=0),
+        decision(block=1, position=1),
+        decision(offset=1, outcome=Outcome.ACCEPTED),
+    ]
+    assert problems(tmp_path, events) == []
+
+
+@pytest.mark.parametrize("at_once", [1, 7, 20, 1000])
+def test_a_log_that_is_checked_piece_by_piece_gives_the_same(tmp_path, at_once):
+    events = [*small_run_events(), make_rejection(offset=20, uniform=0.1), decision(offset=21, uniform=0.9, position=1)]
+    with LogReader([write_run(tmp_path, events)]) as log:
+        found = log.check(at_once)
+        assert found.mismatches.equals(log.recipe("check"))
+        assert log.select("FROM decisions").num_rows == 77, "the whole log can be asked again"
+    assert (found.decisions, found.judged) == (77, 47)
+    assert found.mismatches["offset"].to_pylist() == [20, 21]

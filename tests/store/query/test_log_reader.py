@@ -1,0 +1,572 @@
+import os
+import random
+import subprocess
+import sys
+from dataclasses import replace
+from hashlib import sha256
+from itertools import pairwise
+
+import pytest
+from synthetic_runs import (
+    decision,
+    make_drift,
+    make_recall,
+    make_rejection,
+    make_update,
+    prompt,
+    small_run_events,
+    write_run,
+)
+
+from store.errors import CorruptError, QueryError, RunError
+from store.events import Outcome, PromptCompleted, TokenDecision
+from store.log.manifest import MANIFEST, part_path, read_manifest
+from store.log.run_log import Commit, RunLog
+from store.log.schema import TABLES, schema_of
+from store.query import log_reader as queries
+from store.query.log_reader import VIEWS, LogReader, recipes, run_folders, statement
+
+
+@pytest.fixture(scope="module")
+def small_run(tmp_path_factory):
+    return write_run(tmp_path_factory.mktemp("runs") / "small", small_run_events())
+
+
+@pytest.fixture(scope="module")
+def small(small_run):
+    with LogReader([small_run]) as log:
+        yield log
+
+
+@pytest.fixture(scope="module")
+def nothing():
+    with LogReader([]) as log:
+        yield log
+
+
+def test_the_views_of_an_empty_log_have_the_columns_and_types_of_a_full_one(small, nothing):
+    assert [row["name"] for row in small.select("SHOW TABLES").to_pylist()] == sorted(VIEWS)
+    for view in VIEWS:
+        assert nothing.columns(view) == small.columns(view)
+        assert nothing.columns(view)[0] == ("run", "VARCHAR")
+    for table in TABLES:
+        assert [name for name, _ in nothing.columns(table)] == ["run", *schema_of(table).names]
+
+
+def test_tokens_are_the_emitted_ones_in_order_with_their_text(tmp_path):
+    events = [
+        decision(offset=1, position=1, emitted_bytes=b"\xe2\x82", index=1),
+        decision(offset=1, position=0, emitted_bytes="né".encode()),
+        make_rejection(offset=0, position=0),
+        decision(offset=0, position=1, outcome=Outcome.UNJUDGED, emitted_id=None, emitted_bytes=None, origin=None),
+    ]
+    with LogReader([write_run(tmp_path / "run", events)]) as log:
+        rows = log.select("FROM tokens").to_pylist()
+    assert [(row["offset"], row["position"], row["text"], row["origin"]) for row in rows] == [
+        (0, 0, " a", "residual"),
+        (1, 0, "né", "accepted"),
+        (1, 1, "\ufffd", "accepted"),
+    ]
+
+
+def test_broken_utf8_is_replaced_as_python_does_it(nothing):
+    draw = random.Random(0)
+    borders = bytes.fromhex("00417f808f909fa0bfc0c1c2dfe0e1eceeedeff0f1f3f4f5ff")
+    samples = [bytes(draw.choices(borders, k=draw.randint(0, 7))) for _ in range(3000)]
+    values = ", ".join(f"({number}, '{sample.hex()}')" for number, sample in enumerate(samples))
+    rows = nothing.select(f"SELECT text_of(unhex(bytes)) AS text FROM (VALUES {values}) v(n, bytes) ORDER BY n")
+    assert rows["text"].to_pylist() == [sample.decode("utf-8", "replace") for sample in samples]
+
+
+def test_runs_are_told_apart_by_their_folders(tmp_path):
+    write_run(tmp_path / "it's", [decision()])
+    write_run(tmp_path / "b", [decision(), decision(position=1, index=1)])
+    (tmp_path / "not-a-run").mkdir()
+    with LogReader(run_folders(tmp_path)) as log:
+        rows = log.select("SELECT run, count(*) AS rows FROM decisions GROUP BY run ORDER BY run").to_pylist()
+    assert rows == [{"run": "b", "rows": 2}, {"run": "it's", "rows": 1}]
+
+
+def test_a_run_may_have_any_name_that_a_folder_may_have(tmp_path):
+    names = ["run", "run1", "run*", "run?", "run[1]", "[a-z]un", "{run,run1}", "a\\b", "new\nline", "ü"]
+    for number, name in enumerate(names):
+        write_run(tmp_path / name, [decision()] * (number + 1))
+    for number, name in enumerate(names):
+        with LogReader([tmp_path / name]) as log:
+            assert log.select("SELECT DISTINCT run, count(*) AS n FROM decisions GROUP BY run").to_pylist() == [
+                {"run": name, "n": number + 1}
+            ]
+
+
+def test_two_runs_of_one_name_are_refused(tmp_path):
+    first, second = write_run(tmp_path / "1" / "run", []), write_run(tmp_path / "2" / "run", [])
+    with pytest.raises(RunError, match="different"):
+        LogReader([first, second])
+
+
+def test_a_folder_without_runs_says_how_to_make_one(tmp_path):
+    with pytest.raises(RunError, match="omnidraft replay"):
+        run_folders(tmp_path)
+    with pytest.raises(RunError, match="manifest"):
+        LogReader([tmp_path])
+
+
+def test_a_part_that_the_manifest_does_not_name_does_not_exist(tmp_path):
+    run = write_run(tmp_path / "run", [decision()])
+    (part,) = read_manifest(run).tables["decisions"]
+    copy = part_path(run, part).with_name("part-000002.parquet")
+    copy.write_bytes(part_path(run, part).read_bytes())
+    with LogReader([run]) as log:
+        assert log.select("FROM decisions").num_rows == 1
+
+
+def test_a_part_that_is_missing_or_cut_is_called_corrupt(tmp_path):
+    run = write_run(tmp_path / "run", [decision()])
+    (part,) = read_manifest(run).tables["decisions"]
+    content = part_path(run, part).read_bytes()
+    part_path(run, part).write_bytes(content[:-1])
+    with pytest.raises(CorruptError, match=r"part-000001\.parquet must .* --skip-damaged"):
+        LogReader([run])
+    part_path(run, part).unlink()
+    with pytest.raises(CorruptError, match=r"part-000001\.parquet"):
+        LogReader([run])
+
+
+@pytest.mark.parametrize("harm", ["magic", "length", "first byte", "name"])
+def test_a_part_with_a_changed_footer_is_called_corrupt(tmp_path, harm):
+    run = write_run(tmp_path / "run", [decision()])
+    path = part_path(run, read_manifest(run).tables["decisions"][0])
+    content = bytearray(path.read_bytes())
+    footer = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+    place = {"magic": -1, "length": -6, "first byte": footer, "name": content.index(b"drafter_version", footer)}[harm]
+    content[place] ^= 255
+    path.write_bytes(content)
+    with pytest.raises(CorruptError, match=r"(?s)/run must be Parquet as .*check.* --skip-damaged") as caught:
+        LogReader([run])
+    assert len(str(caught.value).splitlines()) == 1
+    with LogReader([run], skip_damaged=True) as log:
+        assert log.damaged == [path]
+
+
+def test_no_changed_byte_of_a_footer_escapes_as_an_error_of_the_database(tmp_path):
+    run = write_run(tmp_path / "run", [decision()])
+    path = part_path(run, read_manifest(run).tables["decisions"][0])
+    whole = path.read_bytes()
+    footer = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+    refused = 0
+    for place in random.Random(0).sample(range(footer, len(whole)), 60):
+        path.write_bytes(bytes([*whole[:place], whole[place] ^ 255, *whole[place + 1 :]]))
+        try:
+            with LogReader([run]) as log:
+                log.select("FROM decisions")
+        except (CorruptError, QueryError):
+            refused += 1
+    assert refused > 20
+
+
+def test_a_link_among_the_runs_is_no_second_run(tmp_path):
+    run = write_run(tmp_path / "runs" / "a", [decision()])
+    elsewhere = write_run(tmp_path / "elsewhere" / "b", [decision()])
+    (tmp_path / "runs" / "latest").symlink_to("a")
+    (tmp_path / "runs" / "far").symlink_to(elsewhere)
+    assert run_folders(tmp_path / "runs") == [elsewhere.resolve(), run.resolve()]
+    with LogReader(run_folders(tmp_path / "runs")) as log:
+        assert log.select("SELECT run FROM decisions ORDER BY run")["run"].to_pylist() == ["a", "b"]
+
+
+def test_a_run_whose_name_is_not_utf8_is_refused_by_name(tmp_path):
+    run = write_run(tmp_path / "run", [decision()])
+    odd = tmp_path / os.fsdecode(b"caf\xe9")
+    try:
+        run.rename(odd)
+    except OSError:
+        pytest.skip("this file system takes UTF-8 names only")
+    for opened in (lambda: run_folders(tmp_path), lambda: LogReader([odd])):
+        with pytest.raises(RunError, match=r"caf\\udce9") as caught:
+            opened()
+        str(caught.value).encode()
+
+
+@pytest.mark.parametrize("harm", ["cut", "flipped", "missing"])
+def test_damaged_parts_are_left_out_and_named_when_asked_for(tmp_path, harm):
+    with RunLog(tmp_path) as writer:
+        for offset in range(3):
+            writer.append(decision(offset=offset))
+            writer.commit(Commit(dict), wait=True)
+    path = part_path(tmp_path, read_manifest(tmp_path).tables["decisions"][1])
+    content = path.read_bytes()
+    if harm == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(content[:-9] if harm == "cut" else bytes([*content[:50], content[50] ^ 128, *content[51:]]))
+    with LogReader([tmp_path], skip_damaged=True) as log:
+        assert log.damaged == [path]
+        assert log.select('SELECT "offset" FROM decisions')["offset"].to_pylist() == [0, 2]
+        found = log.check()
+    assert (found.decisions, found.mismatches.num_rows, found.miscounts.num_rows) == (2, 0, 0)
+
+
+def test_a_reader_is_a_snapshot_and_stays_valid_while_the_run_goes_on(tmp_path):
+    with RunLog(tmp_path) as writer:
+        writer.append(decision())
+        writer.commit(Commit(dict), wait=True)
+        with LogReader([tmp_path]) as early:
+            writer.append(decision(position=1, index=1))
+            writer.commit(Commit(dict), wait=True)
+            assert early.select("FROM decisions").num_rows == 1
+        with LogReader([tmp_path]) as late:
+            assert late.select("FROM decisions").num_rows == 2
+
+
+READING = [
+    "FROM tokens LIMIT 1",
+    "SELECT 1;",
+    "WITH t AS (FROM tokens) SELECT count(*) FROM t",
+    "WITH RECURSIVE n(i) AS (VALUES (1) UNION ALL SELECT i + 1 FROM n WHERE i < 3) FROM n",
+    "EXPLAIN SELECT * FROM tokens",
+    "EXPLAIN ANALYZE SELECT * FROM tokens",
+    "DESCRIBE tokens",
+    "SUMMARIZE prompts",
+    "SHOW TABLES",
+    "PIVOT decisions ON outcome IN ('accepted') USING count(*)",
+    "SELECT piece FROM decisions, unnest(pieces) AS _(piece)",
+    "FROM range(3)",
+    "SELECT list_transform([1, 2], lambda x: x + 1)",
+    "SELECT * FROM prompts WHERE prompt_text = 'COPY_QUERY_NODE read_csv(1)'",
+]
+
+
+@pytest.mark.parametrize("most", [0, 1, 7, 75, 76])
+def test_a_query_gives_at_most_as_many_rows_as_asked_for(small, most):
+    rows = small.select("FROM decisions ORDER BY seq", most=most)
+    assert rows.num_rows == min(most, 75)
+    assert rows.schema.names == small.select("FROM decisions").schema.names
+    assert rows["seq"].to_pylist() == list(range(min(most, 75)))
+
+
+def test_rows_beyond_the_most_are_not_computed(small):
+    assert small.select("SELECT md5(i::VARCHAR) AS text FROM range(1000000000000) t(i)", most=5).num_rows == 5
+
+
+def test_a_limited_number_of_rows_may_not_be_of_any_size(small, monkeypatch):
+    monkeypatch.setattr(queries, "_FETCHED_BYTES", 16 << 20)
+    wide = "SELECT repeat('x', 4000) AS text FROM range(20000)"
+    with pytest.raises(QueryError, match="at most 16 MB"):
+        small.select(wide, most=10_000)
+    assert small.select(wide, most=2000).num_rows == 2000
+    assert small.select(wide).num_rows == 20_000
+
+
+ENDLESS = [
+    "SELECT sum(a.range * b.range) FROM range(100000000) a, range(100000000) b",
+    "SELECT a.range FROM range(100000000000) a",
+    "EXPLAIN ANALYZE SELECT count(*) FROM range(100000000) a, range(100000000) b",
+    "WITH RECURSIVE n(i) AS (VALUES (1) UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n",
+]
+
+
+@pytest.mark.parametrize("query", ENDLESS)
+def test_a_query_is_given_up_after_its_time_and_the_next_one_runs(small, query):
+    with pytest.raises(QueryError, match=r"within 0\.2 s"):
+        small.select(query, seconds=0.2)
+    assert small.select("FROM decisions", most=3, seconds=60).num_rows == 3
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["SELECT i FROM range(1000000000) t(i) ORDER BY md5(i::VARCHAR)", "SELECT list(i) FROM range(10000000000) t(i)"],
+)
+def test_a_query_that_needs_too_much_memory_is_refused(tmp_path, monkeypatch, query):
+    monkeypatch.setattr(queries, "MEMORY", "100MB")
+    with LogReader([]) as log:
+        with pytest.raises(QueryError, match="within 100MB of memory"):
+            log.select(query)
+        assert log.select("SELECT 1").num_rows == 1
+
+
+@pytest.mark.parametrize("query", READING)
+def test_reading_statements_run(small, query):
+    small.select(query)
+
+
+FORBIDDEN = [
+    "SELECT * FROM read_csv('/etc/passwd')",
+    "SELECT * FROM MAIN.READ_CSV('/etc/passwd')",
+    "SELECT * FROM '/etc/passwd'",
+    "SELECT * FROM read_text('/etc/passwd')",
+    "SELECT * FROM read_blob('/etc/passwd')",
+    "SELECT * FROM read_json('/etc/passwd')",
+    "SELECT * FROM glob('/etc/*')",
+    "SELECT (SELECT count(*) FROM glob('/etc/*'))",
+    "FROM tokens ORDER BY (SELECT count(*) FROM read_text('/etc/passwd'))",
+    "SELECT list_transform([1], lambda x: (SELECT count(*) FROM read_text('/etc/passwd')))",
+    "SUMMARIZE FROM read_text('/etc/passwd')",
+    "SELECT getenv('HOME')",
+    "SELECT * FROM sniff_csv('/etc/passwd')",
+    "SELECT * FROM read_parquet('{folder}/*.parquet')",
+    "SELECT * FROM '{folder}/../secret.parquet'",
+    "SELECT * FROM query('SELECT 1')",
+    "SELECT * FROM enable_logging()",
+    "SELECT * FROM enable_profiling()",
+    "SELECT * FROM sys.path",
+    "SELECT * FROM FORBIDDEN",
+    "SELECT * FROM parquet_metadata('{part}')",
+    "SELECT * FROM parquet_kv_metadata('{part}')",
+    "SELECT * FROM read_ndjson_objects('/etc/passwd')",
+    "SELECT * FROM duckdb_secrets()",
+    "SELECT * FROM which_secret('s3://x', 's3')",
+    "SELECT * FROM duckdb_settings()",
+    "SELECT * FROM duckdb_logs()",
+    "SELECT * FROM arrow_scan(1, 2, 3)",
+    "SELECT * FROM python_scan_all_frames",
+    "SELECT * FROM pragma_storage_info('decisions')",
+    "SELECT * FROM pg_attach('x')",
+    "SELECT * FROM query_table('/etc/passwd')",
+    "SELECT * FROM 'https://localhost/x.parquet'",
+    "SELECT * FROM read_csv_auto(['/etc/passwd'])",
+    "SELECT * FROM read_duckdb('{folder}/x.db')",
+    "SELECT (SELECT content FROM read_text('/etc/passwd') LIMIT 1) AS t FROM prompts",
+    "SELECT * FROM (VALUES (1)) v(i) WHERE EXISTS (FROM glob('/etc/*'))",
+    "WITH t AS MATERIALIZED (FROM read_blob('/etc/passwd')) FROM t",
+    "SELECT * FROM decisions JOIN LATERAL (FROM read_text('/etc/passwd')) ON true",
+    "WITH x AS (INSERT INTO decisions DEFAULT VALUES RETURNING *) FROM x",
+    "WITH x AS (DELETE FROM decisions RETURNING *) FROM x",
+    "WITH x AS (UPDATE decisions SET seq = 1 RETURNING *) FROM x",
+    "CREATE OR REPLACE MACRO text_of(x) AS 'y'",
+    "CREATE SECRET s (TYPE s3)",
+    "CREATE TEMP TABLE t AS FROM decisions",
+    "ALTER VIEW decisions RENAME TO d",
+    "IMPORT DATABASE '{folder}'",
+    "DETACH memory",
+    "USE memory",
+    "SET VARIABLE x = 1",
+    "SET SESSION memory_limit = '100GB'",
+    "RESET memory_limit",
+    "PRAGMA memory_limit = '100GB'",
+    "CHECKPOINT",
+    "FORCE CHECKPOINT",
+    "VACUUM",
+    "ANALYZE",
+    "EXECUTE x",
+    "EXPLAIN SET threads = 1",
+    "SELECT pg_reload_conf()",
+    "COPY (SELECT 1) TO '{part}'",
+    "COPY decisions TO '{folder}/new.parquet'",
+    "EXPLAIN ANALYZE COPY (SELECT 1) TO '{part}'",
+    "EXPLAIN /* */ ANALYZE COPY (SELECT 1) TO '{part}'",
+    "WITH x AS (COPY (SELECT 1) TO '{part}' (FORMAT parquet, USE_TMP_FILE false)) FROM x",
+    "EXPLAIN ANALYZE WITH x AS (COPY (SELECT 1) TO '{part}' (FORMAT parquet, USE_TMP_FILE false)) FROM x",
+    "FROM query('WITH x AS (COPY (SELECT 1) TO ''{part}'' (FORMAT parquet, USE_TMP_FILE false)) FROM x')",
+    "FROM json_execute_serialized_sql(json_serialize_sql("
+    "'WITH x AS (COPY (SELECT 1) TO ''{part}'' (FORMAT parquet, USE_TMP_FILE false)) FROM x'))",
+    "EXPORT DATABASE '{folder}/out'",
+    "ATTACH '{folder}/x.db'",
+    "INSTALL httpfs",
+    "LOAD httpfs",
+    "PRAGMA database_list",
+    "SET enable_external_access = true",
+    "SET threads = 1",
+    "RESET lock_configuration",
+    "CALL enable_logging()",
+    "CREATE TABLE t AS SELECT 1",
+    "DROP VIEW decisions",
+    "DELETE FROM decisions",
+    "INSERT INTO decisions SELECT * FROM decisions",
+    "BEGIN",
+    "PREPARE x AS SELECT 1",
+    "SELECT 1; DROP VIEW decisions",
+    "SELECT 1; SELECT 2",
+    "",
+    "-- nothing",
+    "SELECT ?",
+    "SELECT nonsense FROM decisions",
+    "not even SQL",
+    "SELECT " + "+".join(["1"] * 2000),
+    "SELECT 'half of a surrogate: \ud83d'",
+]
+
+
+@pytest.mark.parametrize("query", FORBIDDEN)
+def test_everything_else_is_refused_and_changes_no_file(small_run, small, query):
+    (part, *_) = read_manifest(small_run).tables["decisions"]
+    path = part_path(small_run.resolve(), part)
+    before = digests(small_run)
+    with pytest.raises(QueryError, match="must be"):
+        small.select(query.format(part=path, folder=path.parent))
+    assert digests(small_run) == before
+    assert small.select("FROM decisions").num_rows == 75
+
+
+def digests(folder):
+    return {path: sha256(path.read_bytes()).hexdigest() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_connection_itself_is_locked_too(small_run, small):
+    """Were the examination of a query to fail, files and settings would still be closed."""
+    import duckdb
+
+    for query in ("FROM read_csv('/etc/passwd')", "SET threads = 1", f"FROM read_text('{small_run / MANIFEST}')"):
+        with pytest.raises(duckdb.Error):
+            small._connection.execute(query)
+
+
+def test_a_slow_query_draws_no_progress_bar_into_the_output(small):
+    assert small.select("SELECT current_setting('enable_progress_bar') AS bar").to_pylist() == [{"bar": False}]
+
+
+def test_the_reserved_column_name_gets_a_hint(small):
+    with pytest.raises(QueryError, match="double quotes"):
+        small.select("SELECT offset FROM tokens")
+    assert small.select('SELECT "offset", tokens.offset FROM tokens').num_rows == 60
+
+
+def test_there_are_a_dozen_recipes_each_with_one_line_of_description():
+    assert len(recipes()) >= 12
+    for name, recipe in recipes().items():
+        assert statement(name).startswith(f"-- {recipe.description}\n"), name
+        assert len(recipe.description) > 20, name
+
+
+@pytest.mark.parametrize("name", recipes())
+def test_each_recipe_runs_on_a_full_and_on_an_empty_log(small, nothing, name):
+    full, empty = small.recipe(name), nothing.recipe(name)
+    assert full.schema.names == empty.schema.names
+    assert full.schema.names[0] == "run"
+    assert empty.num_rows == 0
+    assert (full.num_rows == 0) == (name == "check")
+
+
+def test_an_unknown_recipe_is_refused_with_the_known_ones(small):
+    with pytest.raises(QueryError, match="acceptance-over-time"):
+        small.recipe("acceptance")
+    with pytest.raises(QueryError):
+        small.recipe("_summary")
+
+
+def test_acceptance_over_time_counts_windows_of_twenty_prompts_and_marks_drifts(tmp_path):
+    events = [prompt(offset=number, judged=4, accepted=1 if number < 20 else 3) for number in range(25)]
+    events += [make_drift(offset=21, direction="rise", action="ignored", rate_before=0.25, rate_after=0.75)]
+    with LogReader([write_run(tmp_path, events)]) as log:
+        first, second = log.recipe("acceptance-over-time").to_pylist()
+    assert (first["first_offset"], first["last_offset"], first["prompts"]) == (0, 19, 20)
+    assert (first["acceptance_rate"], second["acceptance_rate"]) == (0.25, 0.75)
+    assert first["drifts"] is None
+    assert second["drifts"] == "rise at 21 (ignored, 0.25 to 0.75)"
+
+
+def test_acceptance_over_time_of_a_long_stream_has_few_windows_that_hold_every_prompt_once(tmp_path):
+    events = [
+        prompt(offset=number, dataset="code" if number % 3 else "docs", judged=4, accepted=number % 5)
+        for number in range(18_000)
+    ]
+    events.append(make_drift(offset=9000, dataset="docs"))
+    with LogReader([write_run(tmp_path, events)]) as log:
+        rows = log.recipe("acceptance-over-time").to_pylist()
+    for dataset, size in (("docs", 6000), ("code", 12_000)):
+        mine = [row for row in rows if row["dataset"] == dataset]
+        assert sum(row["prompts"] for row in mine) == size
+        assert 250 <= len(mine) <= 500
+        assert all(one["last_offset"] < two["first_offset"] for one, two in pairwise(mine))
+        mean = sum(row["acceptance_rate"] * row["prompts"] for row in mine) / size
+        assert mean == pytest.approx(0.5, abs=1e-9)
+    (marked,) = [row for row in rows if row["drifts"]]
+    assert marked["first_offset"] <= 9000 <= marked["last_offset"]
+
+
+def test_recipes_give_the_figures_of_the_small_run(small):
+    lengths = {row["pieces"]: row for row in small.recipe("by-ngram-length").to_pylist()}
+    assert (lengths[1]["judged"], lengths[1]["accepted"]) == (30, 15)
+    assert (lengths[2]["judged"], lengths[2]["acceptance_rate"]) == (15, 1.0)
+    indexes = [row["acceptance_rate"] for row in small.recipe("by-position").to_pylist()]
+    assert indexes == [1.0, 0.0, None]
+    (worst,) = small.recipe("rejected-tokens").to_pylist()
+    assert (worst["proposed"], worst["rejected"], worst["judged"]) == (" the", 15, 45)
+    assert worst["most_common_replacement"] == " a"
+    (ngram,) = small.recipe("ngrams-that-pay").to_pylist()
+    assert (ngram["token"], ngram["pieces"], ngram["accepted_pieces"]) == (" the", [8, 9], 30)
+    docs, code = small.recipe("stage-times").to_pylist()
+    assert (docs["ms_decode_per_block"], docs["seconds_learn"]) == (250.0, 0.5)
+    assert (code["seconds_verify"], code["seconds_learn"]) == (5.0, 0.25)
+    buckets = small.recipe("calibration-of-head").to_pylist()
+    assert [(row["decisions"], row["accepted_fraction"]) for row in buckets] == [(15, 0.0), (45, pytest.approx(2 / 3))]
+    assert [row["judged"] for row in small.recipe("acceptance-by-version").to_pylist()] == [24, 21]
+
+
+def test_longest_runs_go_on_across_blocks_until_a_residual(tmp_path):
+    events = [decision(position=position, block=position // 2) for position in range(4)]
+    events += [make_rejection(position=4, block=2), decision(position=5, block=3)]
+    with LogReader([write_run(tmp_path, events)]) as log:
+        longest, short = log.recipe("longest-runs").to_pylist()
+    assert (longest["first_position"], longest["accepted_tokens"], longest["text"]) == (0, 4, " the" * 4)
+    assert (short["first_position"], short["accepted_tokens"]) == (5, 1)
+
+
+def test_recipes_run_on_ids_where_the_log_has_no_text(tmp_path, small):
+    events = [
+        replace(event, proposed_bytes=None, emitted_bytes=None)
+        if isinstance(event, TokenDecision)
+        else replace(event, prompt_text="", completion_text="")
+        if isinstance(event, PromptCompleted)
+        else event
+        for event in small_run_events()
+    ]
+    with LogReader([write_run(tmp_path, events)]) as log:
+        rows = {name: log.recipe(name) for name in recipes()}
+    assert {name: of.num_rows for name, of in rows.items()} == {name: small.recipe(name).num_rows for name in recipes()}
+    (worst,) = rows["rejected-tokens"].to_pylist()
+    assert (worst["proposed_id"], worst["proposed"], worst["rejected"]) == (70, None, 15)
+    assert (worst["most_common_replacement_id"], worst["most_common_replacement"]) == (71, None)
+    (longest, *_) = rows["longest-runs"].to_pylist()
+    assert (longest["token_ids"], longest["text"]) == ([70], None)
+
+
+def test_the_ledger_adds_up_step_by_step_and_skips_what_is_unknown(tmp_path):
+    steps = [(0.5, 6.0), (0.25, None), (1.0, -2.5)]
+    events = [make_update(seconds=seconds, tokens_gained=gained) for seconds, gained in steps]
+    with LogReader([write_run(tmp_path, events)]) as log:
+        rows = log.recipe("updates-ledger").to_pylist()
+    assert [row["seconds_so_far"] for row in rows] == [0.5, 0.75, 1.75]
+    assert [row["tokens_gained_so_far"] for row in rows] == [6.0, 6.0, 3.5]
+    assert [row["acceptance_floor"] for row in rows] == [0.25] * 3
+
+
+def test_drifts_tell_which_were_acted_upon(tmp_path):
+    actions = ("reset", "recall", "none", "ignored", "cooldown")
+    with LogReader([write_run(tmp_path, [make_drift(action=action) for action in actions])]) as log:
+        rows = log.recipe("drifts").to_pylist()
+    assert [row["action"] for row in rows] == list(actions)
+    assert [row["acted_upon"] for row in rows] == [make_drift(action=action).acted_upon for action in actions]
+    assert [row["acted_upon"] for row in rows] == [True, True, False, False, False]
+
+
+def test_recalls_tell_by_how_much_the_best_version_led(tmp_path):
+    events = [make_recall(), make_recall(version=None, acceptance_best=0.125)]
+    with LogReader([write_run(tmp_path, events)]) as log:
+        rows = log.recipe("recalls").to_pylist()
+    assert [(row["version"], row["lead"]) for row in rows] == [(1, 0.25), (None, -0.125)]
+
+
+JUPYTER_WITHOUT_WIDGETS = """
+import sys
+from types import ModuleType, SimpleNamespace
+sys.modules["IPython"] = ModuleType("IPython")
+sys.modules["IPython"].get_ipython = lambda: SimpleNamespace(config={"IPKernelApp": {}})
+sys.modules["ipywidgets"] = None
+
+import duckdb
+from store.query.log_reader import LogReader
+try:
+    duckdb.connect(":memory:").execute("SET enable_progress_bar = false")
+except duckdb.Error as error:
+    print(error)
+with LogReader([]) as log:
+    print(log.select("SELECT 1 AS one").to_pylist())
+"""
+
+
+def test_a_log_is_read_in_jupyter_without_widgets():
+    """There DuckDB refuses to set anything of its progress bar. It looks for a kernel when it is imported."""
+    command = [sys.executable, "-c", JUPYTER_WITHOUT_WIDGETS]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert "ipywidgets" in done.stdout, "DuckDB would have refused"
+    assert done.stdout.endswith("[{'one': 1}]\n")

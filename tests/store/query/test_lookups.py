@@ -1,0 +1,80 @@
+"""What lookups drafted is counted apart: the figures of acceptance are the model's."""
+
+import pytest
+from synthetic_runs import block, decision, make_rejection, prompt, write_run
+
+from store.events import DraftSource, Event
+from store.query.log_reader import LogReader
+from store.query.summary import summarize
+
+
+def mixed_run() -> list[Event]:
+    """One prompt of two blocks: the model has one of two accepted; a lookup has both, then is rejected."""
+    copied = {
+        "drafter": DraftSource.LOOKUP,
+        "block": 1,
+        "drafter_levels": (1.0,),
+        "head_estimate": None,
+        "entropy": 0.0,
+    }
+    return [
+        decision(),
+        make_rejection(index=1, position=1),
+        decision(**copied, index=0, position=2, target_levels=(0.5,)),
+        decision(**copied, index=1, position=3, target_levels=(1.0,)),
+        make_rejection(**copied, index=2, position=4, target_levels=(0.125,)),
+        block(drafted=2, proposed=2, judged=2, accepted=1, emitted=2),
+        block(block=1, drafted=3, proposed=3, judged=3, accepted=2, emitted=3, drafter=DraftSource.LOOKUP),
+        prompt(
+            emitted=5, blocks=2, drafted=2, judged=2, accepted=1, first_judged=1, first_accepted=1, lookup_blocks=1,
+            lookup_drafted=3, lookup_judged=3, lookup_accepted=2,
+        ),
+    ]  # fmt: skip
+
+
+def recipe(folder, name: str) -> list[dict]:
+    with LogReader([write_run(folder, mixed_run())]) as log:
+        return log.recipe(name).to_pylist()
+
+
+def test_a_summary_has_the_models_acceptance_and_that_of_lookups_beside_it(tmp_path):
+    totals = summarize(write_run(tmp_path, mixed_run()))["totals"]
+    assert (totals["acceptance_rate"], totals["mean_accepted_length"]) == (0.5, 1.0)
+    assert (totals["lookup_share"], totals["lookup_acceptance_rate"]) == (0.5, 0.6667)
+    assert totals["block_efficiency"] == 2.5, "of all blocks"
+
+
+def test_a_run_without_lookups_says_so(tmp_path):
+    totals = summarize(write_run(tmp_path, [prompt()]))["totals"]
+    assert (totals["lookup_share"], totals["lookup_acceptance_rate"]) == (0.0, None)
+
+
+def test_a_recipe_compares_both_drafters(tmp_path):
+    lookup, model = recipe(tmp_path, "lookups")
+    assert (lookup["drafter"], lookup["target_forwards"], lookup["share_of_forwards"]) == ("lookup", 1, 0.5)
+    assert (lookup["drafted_pieces"], lookup["judged"], lookup["accepted"]) == (3, 3, 2)
+    assert (lookup["acceptance_rate"], lookup["block_efficiency"]) == (pytest.approx(2 / 3), 3.0)
+    assert (model["drafter"], model["acceptance_rate"], model["block_efficiency"]) == ("model", 0.5, 2.0)
+
+
+@pytest.mark.parametrize(
+    "name", ["acceptance-by-dataset", "acceptance-over-time", "acceptance-by-version", "by-ngram-length"]
+)
+def test_rates_of_acceptance_leave_lookups_out(tmp_path, name: str):
+    (row,) = recipe(tmp_path, name)
+    assert row["acceptance_rate"] == 0.5
+    assert row.get("mean_accepted_length", 1.0) == 1.0
+
+
+def test_acceptance_by_place_tells_the_drafters_apart(tmp_path):
+    rows = [(row["drafter"], row["index"], row["acceptance_rate"]) for row in recipe(tmp_path, "by-position")]
+    assert rows == [("lookup", 0, 1.0), ("lookup", 1, 1.0), ("lookup", 2, 0.0), ("model", 0, 1.0), ("model", 1, 0.0)]
+
+
+def test_decisions_about_copies_are_derived_again_and_must_have_been_certain(tmp_path):
+    with LogReader([write_run(tmp_path / "sound", mixed_run())]) as log:
+        assert (log.check().judged, log.check().mismatches.num_rows) == (5, 0)
+    doubtful = decision(drafter=DraftSource.LOOKUP, drafter_levels=(1.0, 0.5), target_levels=(1.0, 0.5))
+    with LogReader([write_run(tmp_path / "doubtful", [doubtful])]) as log:
+        (row,) = log.check().mismatches.to_pylist()
+    assert "probability 1" in row["problem"]

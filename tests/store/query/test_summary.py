@@ -1,0 +1,193 @@
+import json
+import os
+
+import pytest
+from event_making import make_published
+from synthetic_runs import block, make_drift, make_update, prompt, small_run_events, write_run
+
+from store import files as files_module
+from store.errors import RunError
+from store.events import PromptRejected
+from store.query.summary import summarize, write_summary
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    return summarize(write_run(tmp_path_factory.mktemp("runs") / "small", small_run_events()))
+
+
+def test_datasets_come_in_stream_order(tmp_path):
+    events = [prompt(offset=0, dataset="zebra"), prompt(offset=1, dataset="ant")]
+    assert list(summarize(write_run(tmp_path, events))["datasets"]) == ["zebra", "ant"]
+
+
+def test_counts_and_rates_of_a_dataset(small):
+    docs = small["datasets"]["docs"]
+    assert (docs["prompts"], docs["emitted_tokens"], docs["target_forwards"]) == (10, 40, 20)
+    assert docs["acceptance_rate"] == round((8 * 2 + 2 * 3) / 30, 4)
+    assert docs["mean_accepted_length"] == 1.1  # 22 accepted in 20 blocks
+    assert docs["block_efficiency"] == 2.0
+    assert docs["seconds"] == {"decode": 5.0, "translate": 2.5, "verify": 10.0, "learn": 0.5}
+
+
+def test_the_fifths_are_taken_in_stream_order(small):
+    docs = small["datasets"]["docs"]
+    assert docs["first_fifth"]["prompts"] == docs["last_fifth"]["prompts"] == 2
+    assert (docs["first_fifth"]["acceptance_rate"], docs["last_fifth"]["acceptance_rate"]) == (0.6667, 1.0)
+    assert (docs["first_fifth"]["mean_accepted_length"], docs["last_fifth"]["mean_accepted_length"]) == (1.0, 1.5)
+
+
+def test_a_fifth_of_a_few_prompts_is_rounded_up(tmp_path):
+    events = [prompt(offset=number, accepted=number % 4) for number in range(6)]
+    docs = summarize(write_run(tmp_path, events))["datasets"]["docs"]
+    assert docs["first_fifth"]["prompts"] == 2
+    assert docs["last_fifth"]["acceptance_rate"] == round((0 + 1) / 6, 4)
+
+
+def test_drifts_and_versions_go_to_their_dataset_and_to_the_totals(small):
+    docs, code = small["datasets"]["docs"], small["datasets"]["code"]
+    assert docs["drifts"] == []
+    assert code["drifts"] == [
+        {
+            "target": "big",
+            "offset": 12,
+            "direction": "fall",
+            "action": "reset",
+            "rate_before": 0.75,
+            "rate_after": 0.25,
+        }
+    ]
+    assert [version["version"] for version in docs["versions"]] == [0, 1]
+    assert code["versions"] == [{"target": "big", "version": 2, "offset": 12, "reason": "drift"}]
+    assert [drift["dataset"] for drift in small["totals"]["drifts"]] == ["code"]
+    assert len(small["totals"]["versions"]) == 3
+
+
+def test_totals_add_up(small):
+    totals = small["totals"]
+    assert (totals["prompts"], totals["emitted_tokens"], totals["wall_seconds"]) == (15, 60, 15.0)
+    assert totals["acceptance_rate"] == 0.6  # 22 + 5 of 45
+    assert totals["seconds"]["learn"] == 0.75
+    assert small["rejected_rows"] == 1
+    assert small["run"] == "small"
+
+
+def test_the_ledger_is_what_learning_cost_and_what_its_tokens_saved(small):
+    """Two updates of 0.5 + 0.25 s; 6 - 2.5 tokens gained; every target forward took half a second."""
+    assert small["totals"]["ledger"] == {
+        "update_seconds": 0.75,
+        "waited_seconds": 0.5,
+        "tokens_gained": 3.5,
+        "seconds_per_target_forward": 0.5,
+        "seconds_saved": 1.75,
+        "net_seconds": 1.0,
+    }
+
+
+def test_a_target_forward_in_the_ledger_is_a_row_s_share_of_it(tmp_path):
+    events = [block(block=0, rows=4, seconds_verify=0.25), block(block=1, seconds_verify=0.75), prompt()]
+    events += [make_update(seconds=2.0, tokens_gained=3.0), make_update(part="head", seconds=1.0, tokens_gained=None)]
+    ledger = summarize(write_run(tmp_path, events))["totals"]["ledger"]
+    assert (ledger["update_seconds"], ledger["seconds_per_target_forward"]) == (3.0, 0.5)
+    assert (ledger["seconds_saved"], ledger["net_seconds"]) == (1.5, -1.5)
+
+
+def test_the_ledger_of_a_run_that_did_nothing_has_no_price_of_a_forward(tmp_path):
+    ledger = summarize(write_run(tmp_path, [make_published()]))["totals"]["ledger"]
+    assert (ledger["update_seconds"], ledger["tokens_gained"]) == (0.0, 0.0)
+    assert ledger["seconds_per_target_forward"] is ledger["seconds_saved"] is ledger["net_seconds"] is None
+
+
+def test_every_target_has_figures_of_its_own(tmp_path):
+    """Dealt in turn; the second target's acceptance rises, the first one's stays."""
+    events = [make_published(target="big"), make_published(target="small", version=1)]
+    for number in range(12):
+        target = ("big", "small")[number % 2]
+        place = {"offset": number, "started": float(number), "finished": number + 1.0}
+        events.append(prompt(**place, target=target, accepted=1 if target == "big" else number // 4))
+    events += [
+        make_drift(offset=7, target="small", dataset="docs"),
+        make_published(offset=7, target="small", version=2, parent=1, reason="drift"),
+    ]
+    targets = summarize(write_run(tmp_path, events))["targets"]
+    assert list(targets) == ["big", "small"]
+    assert [targets[name]["prompts"] for name in targets] == [6, 6]
+    assert (targets["big"]["acceptance_rate"], targets["small"]["acceptance_rate"]) == (0.3333, round(6 / 18, 4))
+    fifths = [targets["small"][part]["acceptance_rate"] for part in ("first_fifth", "last_fifth")]
+    assert fifths == [0.0, round(2 / 3, 4)], "of two prompts each"
+    assert targets["small"]["block_efficiency"] == 2.0
+    assert (targets["big"]["drifts"], [drift["offset"] for drift in targets["small"]["drifts"]]) == ([], [7])
+    assert [[version["version"] for version in targets[name]["versions"]] for name in targets] == [[0], [1, 2]]
+
+
+def test_one_target_has_the_figures_of_the_whole(small):
+    (target,) = small["targets"].values()
+    for name in ("prompts", "emitted_tokens", "acceptance_rate", "wall_seconds", "tokens_per_second"):
+        assert target[name] == small["totals"][name]
+
+
+def test_overlapping_prompts_share_the_clock(tmp_path):
+    """0-4 s alone and 4-8 s together: 4 + 2 seconds for the first, 2 for the second; 8 in total."""
+    events = [
+        prompt(offset=0, dataset="docs", started=0.0, finished=8.0, emitted=12),
+        prompt(offset=1, dataset="code", started=4.0, finished=8.0, emitted=12),
+    ]
+    summary = summarize(write_run(tmp_path, events))
+    assert [summary["datasets"][name]["wall_seconds"] for name in ("docs", "code")] == [6.0, 2.0]
+    assert [summary["datasets"][name]["tokens_per_second"] for name in ("docs", "code")] == [2.0, 6.0]
+    assert summary["totals"]["wall_seconds"] == 8.0
+    assert summary["totals"]["tokens_per_second"] == 3.0
+
+
+def test_learning_between_two_prompts_slows_the_tokens(tmp_path):
+    events = [
+        prompt(offset=0, started=0.0, finished=1.0),
+        make_update(offset=0, seconds=3.0),
+        prompt(offset=1, started=4.0, finished=5.0),
+    ]
+    docs = summarize(write_run(tmp_path, events))["datasets"]["docs"]
+    assert docs["wall_seconds"] == 5.0
+    assert docs["tokens_per_second"] == 1.6
+    assert docs["last_fifth"]["tokens_per_second"] == 1.0
+
+
+def test_blocks_of_a_prompt_that_was_not_completed_do_not_count(tmp_path):
+    summary = summarize(write_run(tmp_path, [block(offset=0), block(offset=1), prompt(offset=0)]))
+    assert summary["totals"]["seconds"]["verify"] == 0.5
+
+
+def test_nothing_judged_gives_null_and_not_nan(tmp_path):
+    run = write_run(tmp_path, [prompt(judged=0, accepted=0, blocks=0, emitted=0, finished=0.0)])
+    text = json.dumps(write_summary(run), allow_nan=False)
+    docs = json.loads(text)["datasets"]["docs"]
+    assert docs["acceptance_rate"] is docs["block_efficiency"] is docs["tokens_per_second"] is None
+
+
+def test_a_run_without_prompts_has_totals_of_zero(tmp_path):
+    summary = write_summary(write_run(tmp_path, [make_published(), PromptRejected("docs", 1, "empty")]))
+    assert summary["datasets"] == {}
+    assert summary["totals"]["prompts"] == 0
+    assert summary["totals"]["acceptance_rate"] is None
+    assert [version["version"] for version in summary["totals"]["versions"]] == [0]
+    assert summary["rejected_rows"] == 1
+
+
+def test_the_file_holds_the_same_figures_and_is_replaced_whole(tmp_path, monkeypatch):
+    run = write_run(tmp_path, small_run_events())
+    summary = write_summary(run)
+    before = (run / "summary.json").read_bytes()
+    assert json.loads(before) == summary
+
+    def fail(*arguments):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(files_module.os, "replace", fail)
+    with pytest.raises(OSError, match="No space"):
+        write_summary(run)
+    assert (run / "summary.json").read_bytes() == before
+    assert os.listdir(run / "log")
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path):
+    with pytest.raises(RunError):
+        summarize(tmp_path)

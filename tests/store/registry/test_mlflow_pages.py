@@ -1,0 +1,173 @@
+"""What MLflow's own pages show of real runs, looked at in headless Chromium.
+
+With OMNIDRAFT_PICTURES=docs/images the pictures of docs/registry.md are made again.
+"""
+
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from PIL import Image
+from places import ROOT
+from serving import HOST, free_port, wait_until_up
+
+from store.registry.mlflow_client import connect
+from store.registry.registry import MODEL, default_uri, list_versions
+from store.registry.retention import promote
+
+CHROMIUM = next((found for name in ("chromium", "google-chrome") if (found := shutil.which(name))), None)
+QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+NO_PANEL = """
+localStorage.setItem('mlflow.assistant.panelOpen_v1', 'false');
+localStorage.setItem('mlflow.assistant.fab.autoOpenedOnFirstLoad_v1', 'true');
+"""
+MODE = "workflowType=machine_learning"  # otherwise MLflow opens in another mode, which hides registered models
+
+pytestmark = [pytest.mark.sweep, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two replays with different settings, and one that goes on from a version of the first."""
+    if "OMNIDRAFT_RUNS" in os.environ:
+        return Path(os.environ["OMNIDRAFT_RUNS"])
+    folder = tmp_path_factory.mktemp("runs")
+    replay(folder, "monday")
+    replay(folder, "tuesday", "--loss", "direct", "--interval", "8")
+    best = max(list_versions(default_uri(folder)), key=lambda version: version.probe or 0.0)
+    promote(default_uri(folder), MODEL, best.number)
+    replay(folder, "wednesday", "--drafter", f"models:/{MODEL}@champion")
+    return folder
+
+
+def replay(runs: Path, name: str, *options: str) -> None:
+    program = "from pipeline.cli.app import main; main()"
+    size = ["--limit", "100", "--max-new-tokens", "40", "--run", str(runs / name)]
+    subprocess.run(
+        [sys.executable, "-c", program, "replay", *size, *options], cwd=ROOT, check=True, stdout=subprocess.DEVNULL
+    )
+
+
+@contextmanager
+def pages_over(runs: Path) -> Iterator[str]:
+    port = free_port()
+    store = ["--backend-store-uri", default_uri(runs), "--default-artifact-root", (runs / "mlartifacts").as_uri()]
+    command = [sys.executable, "-m", "mlflow", "ui", *store, "--host", HOST, "--port", str(port), "--workers", "1"]
+    server = subprocess.Popen(
+        command, env=os.environ | QUIET, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        wait_until_up(f"http://{HOST}:{port}/health", server)
+        yield f"http://{HOST}:{port}/#"
+    finally:
+        os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+
+
+@pytest.fixture(scope="module")
+def server(runs: Path) -> Iterator[str]:
+    with pages_over(runs) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def page() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright, to drive a browser")
+    if CHROMIUM is None:
+        pytest.skip("the pages are looked at in Chromium, which is not installed (Debian: apt install chromium)")
+    with playwright.sync_playwright() as running:
+        opened = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        context = opened.new_context(viewport={"width": 1400, "height": 950})
+        context.add_init_script(NO_PANEL)
+        page = context.new_page()
+        page.set_default_timeout(60_000)
+        yield page
+        opened.close()
+
+
+def keep(page: Any, name: str) -> None:
+    """Save a picture for the docs, if one is asked for."""
+    folder = os.environ.get("OMNIDRAFT_PICTURES")
+    if folder:
+        page.wait_for_timeout(2500)  # charts and tables move into place
+        for place in page.get_by_text("Path: file:").all():
+            place.evaluate("shown => shown.style.visibility = 'hidden'")  # of the machine that made the picture
+        image = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
+        few = image.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+        few.save(f"{folder}/mlflow-{name}.png", optimize=True)
+
+
+def replays(runs: Path) -> dict[str, Any]:
+    client = connect(default_uri(runs))
+    experiment = client.get_experiment_by_name("omnidraft").experiment_id
+    return {run.info.run_name: run.info for run in client.search_runs([experiment], "tags.kind = 'replay'")}
+
+
+def test_the_curves_of_all_runs_lie_over_each_other(runs: Path, server: str, page: Any):
+    experiment = replays(runs)["monday"].experiment_id
+    page.goto(f"{server}/experiments/{experiment}/runs?compareRunsMode=CHART&{MODE}")
+    page.get_by_text("curve/acceptance_rate").first.wait_for()
+    for name in ("monday", "tuesday", "wednesday"):
+        assert page.get_by_role("link", name=name, exact=True).count() == 1
+    keep(page, "runs")
+
+
+def test_a_run_says_what_it_read_and_gained(runs: Path, server: str, page: Any):
+    run = replays(runs)["monday"]
+    page.goto(f"{server}/experiments/{run.experiment_id}/runs/{run.run_id}?{MODE}")
+    page.get_by_text("one replay of a stream of prompts").first.wait_for()
+    page.get_by_text("monday v2").first.wait_for()
+    page.get_by_text("last fifth").first.wait_for(state="attached")
+    assert page.get_by_text("identity").count() == 0
+
+
+def test_a_run_shows_its_drifts_and_its_tokens(runs: Path, server: str, page: Any):
+    run = replays(runs)["monday"]
+    page.goto(f"{server}/experiments/{run.experiment_id}/runs/{run.run_id}/artifacts/acceptance.png?{MODE}")
+    page.locator("img[src*='acceptance.png'], img[src^='blob:']").first.wait_for()
+    keep(page, "drift")
+    page.goto(f"{server}/experiments/{run.experiment_id}/runs/{run.run_id}/artifacts/tokens.html?{MODE}")
+    page.reload()  # the page looks only once which file it is to show
+    page.frame_locator("iframe").first.locator(".accepted").first.wait_for()
+
+
+def test_runs_compare_by_acceptance_and_by_what_was_set(runs: Path, server: str, page: Any):
+    found = replays(runs)
+    experiment = found["monday"].experiment_id
+    ids = quote(json.dumps([run.run_id for run in found.values()]))
+    page.goto(f"{server}/compare-runs?runs={ids}&experiments={quote(json.dumps([experiment]))}&{MODE}")
+    page.get_by_text("Parallel Coordinates Plot").first.wait_for()
+    for parameter in ("drafter", "interval", "loss"):
+        assert page.get_by_text(parameter, exact=True).count() >= 1
+    page.get_by_text("curve/acceptance_rate").first.wait_for()  # what MLflow chooses: the first that was ever sent
+
+
+def test_the_table_of_versions_tells_their_line_and_worth(server: str, page: Any):
+    page.goto(f"{server}/models/{MODEL}?{MODE}")
+    page.get_by_text("probe").first.wait_for()
+    for tag in ("run", "parent", "learned", "acceptance", "probe"):
+        assert page.get_by_text(tag, exact=True).count() >= 1
+    assert page.get_by_text("@ champion").count() == page.get_by_text("@ candidate").count() == 1
+    keep(page, "versions")
+
+
+def test_versions_of_different_runs_compare_on_the_probe(runs: Path, server: str, page: Any):
+    newest = {version.run: version for version in reversed(list_versions(default_uri(runs)))}
+    client = connect(default_uri(runs))
+    of = {str(one.number): client.get_model_version(MODEL, str(one.number)).run_id for one in newest.values()}
+    page.set_viewport_size({"width": 1400, "height": 1300})
+    page.goto(f"{server}/compare-model-versions?name={quote(json.dumps(MODEL))}&runs={quote(json.dumps(of))}&{MODE}")
+    page.get_by_text("probe/acceptance").first.wait_for()
+    for version in newest.values():
+        assert page.get_by_text(f"{version.run} v{version.version}", exact=True).count() == 1
+    keep(page, "compare-versions")

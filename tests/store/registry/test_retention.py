@@ -1,0 +1,267 @@
+"""Champion, rollback, prune and comparisons, in a real store."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from registry_making import new_store
+from version_making import contents, publication
+
+import store.registry.retention
+from store.errors import CorruptError, ModelError, UsageError
+from store.registry.mlflow_client import connect, delete_version, model_id_of
+from store.registry.mlflow_versions import record_comparison
+from store.registry.outbox import RetryPolicy
+from store.registry.registry import MlflowRegistry, fetch_version, list_versions, show_version
+from store.registry.retention import promote, prune, rollback
+
+QUICK = RetryPolicy(attempts=1, backoff=0.01, max_backoff=0.01, linger=0.01)
+
+
+@pytest.fixture(scope="module")
+def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return new_store(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(scope="module")
+def shared(uri: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A registered model with versions 1 to 5 of a run in a line, of which none is deleted: 1 is the floor."""
+    publish(uri, tmp_path_factory.mktemp("shared"), "shared", "run-s", 5)
+    return "shared"
+
+
+@pytest.fixture
+def model(uri: str, tmp_path: Path) -> str:
+    """The same, of the test's own."""
+    publish(uri, tmp_path, tmp_path.name, "run-a", 5)
+    return tmp_path.name
+
+
+def publish(uri: str, folder: Path, model: str, run: str, count: int, drafter: str = "builtin:drafter") -> None:
+    registry = MlflowRegistry(uri, folder / run / "q.jsonl", model=model, retry_policy=QUICK)
+    registry.start_run(run, {"drafter": drafter}, {}, [("docs", "builtin:docs")])
+    for version in range(count):
+        registry.publish(*publication(folder, version, run), {"probe/acceptance": 0.1 * version})
+    registry.finish({}, [])
+    assert registry.close(120) == 0, registry.last_error
+
+
+def numbers(uri: str, model: str) -> list[int]:
+    return sorted(version.number for version in list_versions(uri, model))
+
+
+def champion(uri: str, model: str) -> list[int]:
+    return [version.number for version in list_versions(uri, model) if "champion" in version.aliases]
+
+
+def files_of(uri: str, model: str, number: int) -> Path:
+    client = connect(uri)
+    return Path(client.get_model_version_download_uri(model, str(number)).removeprefix("file://"))
+
+
+def test_champions_follow_each_other_and_go_back_in_turn(uri: str, shared: str):
+    assert promote(uri, shared, 2) is None
+    assert promote(uri, shared, 4) == 2
+    assert promote(uri, shared, 4) == 4
+    assert promote(uri, shared, 3) == 4
+    assert champion(uri, shared) == [3]
+    assert rollback(uri, shared) == (3, 4)
+    assert rollback(uri, shared) == (4, 2)
+    assert champion(uri, shared) == [2]
+    with pytest.raises(ModelError, match="version 2 has had none"):
+        rollback(uri, shared)
+
+
+def test_a_champion_must_exist(uri: str, shared: str):
+    connect(uri).delete_registered_model_alias(shared, "champion")
+    with pytest.raises(ModelError, match="must have a version 9"):
+        promote(uri, shared, 9)
+    with pytest.raises(ModelError, match="must have a version champion"):
+        rollback(uri, shared)
+    with pytest.raises(ModelError, match="has none"):
+        promote(uri, "nothing", 1)
+
+
+def test_going_back_passes_over_what_was_pruned_and_over_an_edited_tag(uri: str, shared: str):
+    connect(uri).set_registered_model_tag(shared, "former_champions", "2, 77")
+    promote(uri, shared, 5)
+    assert rollback(uri, shared) == (5, 2)
+    connect(uri).set_registered_model_tag(shared, "former_champions", "edited")
+    with pytest.raises(ModelError, match="has had none"):
+        rollback(uri, shared)
+
+
+def test_prune_keeps_champion_candidate_their_ancestors_and_the_newest(uri: str, model: str, tmp_path: Path):
+    publish(uri, tmp_path, model, "run-b", 4)  # 6 to 9; the candidate is 9
+    promote(uri, model, 3)
+    assert prune(uri, model, 1, dry_run=True) == [4, 5]
+    assert numbers(uri, model) == list(range(1, 10))
+    folders = {number: files_of(uri, model, number) for number in numbers(uri, model)}
+    assert prune(uri, model, 1, dry_run=False) == [4, 5]
+    assert numbers(uri, model) == [1, 2, 3, 6, 7, 8, 9]
+    assert [number for number, folder in folders.items() if not folder.exists()] == [4, 5]
+    assert prune(uri, model, 1, dry_run=False) == []
+    fetched = fetch_version(f"models:/{model}/3", uri, tmp_path / "fetched")
+    assert contents(fetched) == contents(tmp_path / "run-a/versions/000002")
+    with pytest.raises(ModelError, match="must have a version 4"):
+        show_version(uri, model, 4)
+
+
+def test_prune_keeps_the_line_of_a_run_that_went_on_from_another(uri: str, model: str, tmp_path: Path):
+    promote(uri, model, 1)
+    publish(uri, tmp_path, model, "run-b", 2, drafter=f"models:/{model}/3")  # 6 and 7
+    assert [version.parent for version in list_versions(uri, model)][:2] == [6, 3]
+    assert prune(uri, model, 0, dry_run=False) == [4, 5]
+    assert numbers(uri, model) == [1, 2, 3, 6, 7]
+
+
+def test_prune_keeps_the_last_ones_whatever_their_line(uri: str, model: str):
+    promote(uri, model, 1)
+    connect(uri).delete_registered_model_alias(model, "candidate")
+    assert prune(uri, model, 2, dry_run=False) == [2, 3]
+    assert numbers(uri, model) == [1, 4, 5]
+
+
+def test_prune_keeps_what_rollback_would_go_back_to_and_its_line(uri: str, model: str, tmp_path: Path):
+    publish(uri, tmp_path, model, "run-b", 3)  # 6 to 8
+    for number in (1, 4, 3, 8):
+        promote(uri, model, number)
+    connect(uri).set_registered_model_tag(model, "former_champions", "1, 4, 3, 77")
+    assert prune(uri, model, 0, dry_run=False) == [4, 5]
+    assert rollback(uri, model) == (8, 3)
+    with pytest.raises(ModelError, match="must have a version 4, but has 1 to 3, 6 to 8;"):
+        promote(uri, model, 4)
+
+
+def test_prune_passes_over_a_version_that_is_promoted_meanwhile(uri: str, model: str, monkeypatch: pytest.MonkeyPatch):
+    def erase_and_promote(client, version):
+        delete_version(client, version)
+        connect(uri).set_registered_model_alias(model, "champion", "3")
+
+    connect(uri).delete_registered_model_alias(model, "candidate")
+    monkeypatch.setattr(store.registry.retention, "delete_version", erase_and_promote)
+    assert prune(uri, model, 1, dry_run=True) == [1, 2, 3, 4]
+    assert prune(uri, model, 1, dry_run=False) == [1, 4]
+    assert numbers(uri, model) == [2, 3, 5]
+
+
+def test_at_most_a_hundred_former_champions_are_remembered(uri: str, model: str):
+    connect(uri).set_registered_model_tag(model, "former_champions", ", ".join(map(str, range(1000, 1150))))
+    promote(uri, model, 2)
+    promote(uri, model, 3)
+    remembered = connect(uri).get_registered_model(model).tags["former_champions"].split(", ")
+    assert (len(remembered), remembered[-2:]) == (100, ["1149", "2"])
+
+
+def test_a_prune_that_broke_off_is_completed_by_the_next(uri: str, model: str, monkeypatch: pytest.MonkeyPatch):
+    from mlflow import MlflowClient
+
+    connect(uri).delete_registered_model_alias(model, "candidate")
+    folders = [files_of(uri, model, number) for number in (1, 2, 3, 4)]
+    logged = [model_id_of(connect(uri).get_model_version(model, number)) for number in "1234"]
+
+    def fail(*about, **named):
+        raise ConnectionError("lost")
+
+    for lost in ("set_tag", "delete_logged_model", "delete_model_version"):
+        with monkeypatch.context() as patch:
+            patch.setattr(MlflowClient, lost, fail)
+            with pytest.raises(ConnectionError):
+                prune(uri, model, 1, dry_run=False)
+    assert prune(uri, model, 1, dry_run=False) == [1, 2, 3, 4]
+    assert numbers(uri, model) == [5]
+    assert not any(folder.exists() for folder in folders)
+    left = connect(uri).search_logged_models(["1"], max_results=1000)
+    assert not {one.model_id for one in left} & set(logged)
+
+
+def test_a_negative_number_to_keep_is_refused(uri: str, shared: str):
+    with pytest.raises(UsageError, match="at least 0, got -1"):
+        prune(uri, shared, -1, dry_run=True)
+
+
+def test_a_comparison_is_one_run_however_often_it_is_written(uri: str, shared: str, tmp_path: Path):
+    report = tmp_path / "comparison.json"
+    report.write_text("{}")
+    figures = {"acceptance/difference": 0.1, "acceptance/low": 0.05}
+    first = record_comparison(uri, shared, 1, 4, figures, [report])
+    assert record_comparison(uri, shared, 1, 4, dict(reversed(figures.items())), [report]) == first
+    run = connect(uri).get_run(first)
+    assert (run.info.status, run.info.run_name) == ("FINISHED", "v1 and v4")
+    assert run.data.metrics == figures
+    assert run.data.params == {"first": "1", "second": "4"}
+    assert run.data.tags["kind"] == "comparison"
+    assert len(connect(uri).get_metric_history(first, "acceptance/low")) == 1
+    compared = [model_id_of(connect(uri).get_model_version(shared, number)) for number in ("1", "4")]
+    assert sorted(given.model_id for given in run.inputs.model_inputs) == sorted(compared)
+    assert [artifact.path for artifact in connect(uri).list_artifacts(first)] == ["comparison.json"]
+    report.write_text("[]")
+    assert record_comparison(uri, shared, 1, 4, figures, [report]) != first
+
+
+def test_a_comparison_of_what_is_not_there_is_refused(uri: str, shared: str):
+    with pytest.raises(ModelError, match="must have a version 9"):
+        record_comparison(uri, shared, 1, 9, {}, [])
+
+
+def test_probe_figures_of_different_runs_share_a_dataset(uri: str, tmp_path: Path):
+    model = tmp_path.name
+    publish(uri, tmp_path, model, "run-a", 1)
+    publish(uri, tmp_path, model, "run-b", 2)
+    client = connect(uri)
+    logged = [client.get_logged_model(model_id_of(client.get_model_version(model, n))) for n in "13"]
+    probes = [next(metric for metric in one.metrics if metric.key == "probe/acceptance") for one in logged]
+    assert {(metric.dataset_name, metric.dataset_digest) for metric in probes} == {("probe", probes[0].dataset_digest)}
+    assert [metric.value for metric in probes] == [0.0, 0.1]
+
+
+def test_every_version_tells_its_line(uri: str, tmp_path: Path):
+    registry = MlflowRegistry(uri, tmp_path / "q.jsonl", model=tmp_path.name, retry_policy=QUICK)
+    registry.start_run("run-z", {}, {}, [])
+    for version in range(3):
+        folder, event = publication(tmp_path, version, "run-z")
+        made = replace(event, reason="drift", offset=100) if version == 2 else event
+        registry.publish(folder, made, {}, drift=60 if version == 1 else None)
+    assert registry.close(60) == 0, registry.last_error
+    newest, middle, floor = list_versions(uri, tmp_path.name)
+    assert (floor.parent, floor.learned, floor.drift) == (None, None, None)
+    assert (middle.parent, middle.learned, middle.drift) == (floor.number, (0, 100), 60)
+    assert (newest.parent, newest.learned, newest.drift) == (middle.number, (100, 100), None)
+    tags = show_version(uri, tmp_path.name, middle.number).tags
+    assert (tags["learned"], tags["drift"], tags["run"], tags["target"]) == ("0-100", "60", "run-z", "builtin:target")
+    assert "the first since the drift at prompt 60" in connect(uri).get_model_version(tmp_path.name, "2").description
+
+
+def move(uri: str, shared: str, to: str) -> None:
+    """What a hostile registry may say about where the files of version 2 are."""
+    import sqlalchemy
+
+    engine = sqlalchemy.create_engine(uri)
+    known = model_id_of(connect(uri).get_model_version(shared, "2"))
+    with engine.begin() as connection:
+        statement = sqlalchemy.text("UPDATE logged_models SET artifact_location = :to WHERE model_id = :id")
+        connection.execute(statement, {"to": to, "id": known})
+    engine.dispose()
+
+
+@pytest.mark.parametrize(
+    "where", ["{root}/../{name}/secret", "file://{root}/secret", "{root}/nothing", "{root}/secret/.."]
+)
+def test_files_that_are_elsewhere_are_refused_and_not_left_behind(uri: str, shared: str, tmp_path: Path, where: str):
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret/password.txt").write_text("secret")
+    move(uri, shared, where.format(root=tmp_path, name=tmp_path.name))
+    before = contents(tmp_path)
+    with pytest.raises((CorruptError, UsageError)):
+        fetch_version(f"models:/{shared}/2", uri, tmp_path / "into/version")
+    assert contents(tmp_path) == before
+
+
+def test_links_among_the_stored_files_are_not_followed_out(uri: str, shared: str, tmp_path: Path):
+    (tmp_path / "secret.txt").write_text("secret")
+    link = files_of(uri, shared, 3) / "tokenizer.txt"
+    link.symlink_to(tmp_path / "secret.txt")
+    with pytest.raises(UsageError, match=r"tokenizer.txt(.|\n)*outside the artifact directory"):
+        fetch_version(f"models:/{shared}/3", uri, tmp_path / "into/version")
+    link.unlink()
+    assert not (tmp_path / "into/version").exists()

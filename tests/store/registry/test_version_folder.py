@@ -1,0 +1,265 @@
+"""A version folder is what its manifest says, or is refused by the name of the file that is not."""
+
+import hashlib
+import inspect
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from version_making import CREATED_AT, fields, fill
+
+from store.errors import CorruptError
+from store.registry.version_folder import CODE_SUFFIXES, MANIFEST, MANIFEST_BYTES, PICKLE_SUFFIXES, open_version, seal
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    fill(tmp_path / "v", seed=1)
+    return tmp_path / "v"
+
+
+@pytest.fixture
+def sealed(folder: Path) -> Path:
+    seal(folder, fields(version=3))
+    return folder
+
+
+def edit_manifest(folder: Path, **changes: object) -> None:
+    path = folder / MANIFEST
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_a_sealed_folder_opens_with_what_was_said_about_it(folder: Path):
+    digest = seal(folder, fields(version=3))
+    manifest = open_version(folder)
+    assert {key: manifest[key] for key in fields()} == fields(version=3)
+    assert manifest["created_at"] == CREATED_AT
+    assert manifest["digest"] == digest
+    assert sorted(manifest["files"]) == [
+        "config.json",
+        "model.safetensors",
+        "ngrams.parquet",
+        "tokenizer/tokenizer.json",
+    ]
+
+
+def test_the_digest_is_the_sha256_of_sorted_names_and_hashes(tmp_path: Path):
+    (tmp_path / "b.json").write_bytes(b"bee")
+    (tmp_path / "a.json").write_bytes(b"ay")
+    lines = f"{hashlib.sha256(b'ay').hexdigest()} a.json\n{hashlib.sha256(b'bee').hexdigest()} b.json\n"
+    assert seal(tmp_path, fields()) == hashlib.sha256(lines.encode()).hexdigest()
+
+
+def test_equal_files_have_equal_digests_whatever_is_said_about_them(tmp_path: Path):
+    for name in ("one", "two"):
+        fill(tmp_path / name, seed=5)
+    assert seal(tmp_path / "one", fields(1, "x")) == seal(tmp_path / "two", fields(2, "y"))
+
+
+def test_another_byte_or_another_name_is_another_digest(folder: Path):
+    first = seal(folder, fields())
+    (folder / "config.json").write_bytes(b"{}")
+    second = seal(folder, fields())
+    (folder / "config.json").rename(folder / "konfig.json")
+    assert len({first, second, seal(folder, fields())}) == 3
+
+
+def test_sealing_again_after_a_crash_leaves_no_trace_of_the_first(folder: Path):
+    digest = seal(folder, fields())
+    (folder / f".{MANIFEST}.part").write_text("cut sho")
+    assert seal(folder, fields()) == digest
+    assert open_version(folder)["digest"] == digest
+
+
+def test_every_flipped_byte_is_found_and_its_file_named(sealed: Path):
+    for path in [path for path in sealed.rglob("*") if path.is_file() and path.name != MANIFEST]:
+        whole = path.read_bytes()
+        for place in (0, len(whole) // 2, len(whole) - 1):
+            path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+            with pytest.raises(CorruptError, match=f"{path.name} was changed"):
+                open_version(sealed)
+        path.write_bytes(whole)
+    open_version(sealed)
+
+
+def test_a_missing_file_is_named(sealed: Path):
+    (sealed / "tokenizer/tokenizer.json").unlink()
+    with pytest.raises(CorruptError, match=r"tokenizer/tokenizer.json is missing"):
+        open_version(sealed)
+
+
+def test_a_file_that_nobody_listed_is_named(sealed: Path):
+    (sealed / "tokenizer" / "extra.json").write_text("{}")
+    with pytest.raises(CorruptError, match=r"tokenizer/extra.json is not listed"):
+        open_version(sealed)
+
+
+@pytest.mark.parametrize(
+    "suffix", sorted({".pkl", ".pt", ".bin", ".pth", ".ckpt", ".joblib", ".PKL"} | PICKLE_SUFFIXES)
+)
+def test_what_may_hold_a_pickle_goes_neither_in_nor_out(sealed: Path, suffix: str):
+    (sealed / f"planted{suffix}").write_bytes(b"\x80\x04N.")
+    with pytest.raises(CorruptError, match=rf"planted\{suffix} may hold a pickle"):
+        open_version(sealed)
+    with pytest.raises(CorruptError, match=rf"planted\{suffix} may hold a pickle"):
+        seal(sealed, fields())
+
+
+def test_a_pickle_is_refused_even_when_the_manifest_lists_it(sealed: Path):
+    (sealed / "planted.pt").write_bytes(b"\x80\x04N.")
+    files = {**open_files(sealed), "planted.pt": hashlib.sha256(b"\x80\x04N.").hexdigest()}
+    edit_manifest(sealed, files=files)
+    with pytest.raises(CorruptError, match=r"planted.pt may hold a pickle"):
+        open_version(sealed)
+
+
+def open_files(folder: Path) -> dict[str, str]:
+    return json.loads((folder / MANIFEST).read_text())["files"]
+
+
+@pytest.mark.parametrize(
+    "name", ["../outside.json", "/etc/hostname", "tokenizer/../../outside.json", "a\\b", "./a", "x//y"]
+)
+def test_a_path_that_leaves_the_folder_is_refused(sealed: Path, name: str):
+    (sealed.parent / "outside.json").write_text("{}")
+    edit_manifest(sealed, files={**open_files(sealed), name: "0" * 64})
+    with pytest.raises(CorruptError, match="leaves the folder or is not in plain form"):
+        open_version(sealed)
+
+
+@pytest.mark.parametrize("target", ["config.json", "../outside.json", "nowhere", "tokenizer"])
+def test_a_link_is_refused_wherever_it_leads(sealed: Path, target: str):
+    (sealed.parent / "outside.json").write_text("{}")
+    (sealed / "link.json").symlink_to(target)
+    for refuse in (open_version, lambda folder: seal(folder, fields())):
+        with pytest.raises(CorruptError, match=r"link.json is a link"):
+            refuse(sealed)
+
+
+def test_a_listed_file_may_not_be_swapped_for_a_link_to_an_equal_one(sealed: Path):
+    (sealed / "config.json").rename(sealed.parent / "config.json")
+    (sealed / "config.json").symlink_to(sealed.parent / "config.json")
+    with pytest.raises(CorruptError, match=r"config.json is a link"):
+        open_version(sealed)
+
+
+def test_a_link_in_the_manifests_place_is_refused(sealed: Path):
+    (sealed / MANIFEST).rename(sealed.parent / MANIFEST)
+    (sealed / MANIFEST).symlink_to(sealed.parent / MANIFEST)
+    with pytest.raises(CorruptError, match=MANIFEST):
+        open_version(sealed)
+
+
+def test_a_digest_that_is_not_that_of_the_files_is_refused(sealed: Path):
+    edit_manifest(sealed, digest="0" * 64)
+    with pytest.raises(CorruptError, match="digest"):
+        open_version(sealed)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "{}", '{"files": 3}', '{"files": {"a": 1}}', '{"files": {"a": "x"}}', '{"files": {}}', "\xff"],
+)
+def test_a_broken_manifest_is_refused(sealed: Path, text: str):
+    (sealed / MANIFEST).write_bytes(text.encode("latin-1"))
+    with pytest.raises(CorruptError, match=MANIFEST):
+        open_version(sealed)
+
+
+@pytest.mark.parametrize("key", ["parent", "run", "digest", "pair", "created_at"])
+def test_a_manifest_without_a_field_names_it(sealed: Path, key: str):
+    manifest = json.loads((sealed / MANIFEST).read_text())
+    del manifest[key]
+    (sealed / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(CorruptError, match=key):
+        open_version(sealed)
+
+
+@pytest.mark.parametrize("suffix", sorted({".PY", ".So"} | CODE_SUFFIXES))
+def test_what_may_hold_code_goes_neither_in_nor_out(sealed: Path, suffix: str):
+    (sealed / f"modeling{suffix}").write_bytes(b"import os")
+    for refuse in (open_version, lambda folder: seal(folder, fields())):
+        with pytest.raises(CorruptError, match=rf"modeling\{suffix} may hold code"):
+            refuse(sealed)
+
+
+def test_a_folder_that_is_a_link_is_refused(sealed: Path):
+    (sealed / "tokenizer").rename(sealed.parent / "tokenizer")
+    (sealed / "tokenizer").symlink_to(sealed.parent / "tokenizer")
+    with pytest.raises(CorruptError, match=r"tokenizer is a link"):
+        open_version(sealed)
+
+
+def test_a_pipe_is_refused_and_not_read(sealed: Path):
+    os.mkfifo(sealed / "endless.json")
+    with pytest.raises(CorruptError, match=r"endless.json is a link or a device"):
+        open_version(sealed)
+
+
+def test_a_huge_manifest_is_not_read(sealed: Path):
+    with (sealed / MANIFEST).open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(CorruptError, match=f"at most {MANIFEST_BYTES} bytes, got {1 << 40}"):
+        open_version(sealed)
+
+
+def test_a_deep_manifest_is_refused(sealed: Path):
+    (sealed / MANIFEST).write_text("[" * (MANIFEST_BYTES - 1))
+    with pytest.raises(CorruptError, match="must be JSON"):
+        open_version(sealed)
+
+
+def test_a_deep_folder_is_walked_to_its_end(sealed: Path):
+    """Not so deep that nobody could remove it, but with little room for those who go down by recursion."""
+    inner = sealed.joinpath(*["d"] * 150)
+    inner.mkdir(parents=True)
+    (inner / "deep.json").write_text("{}")
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(len(inspect.stack()) + 100)
+    try:
+        with pytest.raises(CorruptError, match=r"d/deep.json is not listed"):
+            open_version(sealed)
+    finally:
+        sys.setrecursionlimit(limit)
+
+
+@pytest.mark.parametrize("key", ["files", "digest", "config.json"])
+def test_a_name_that_a_manifest_has_twice_is_refused(sealed: Path, key: str):
+    text = (sealed / MANIFEST).read_text()
+    (sealed / MANIFEST).write_text(text.replace(f'"{key}":', f'"{key}": "{"0" * 64}", "{key}":'))
+    with pytest.raises(CorruptError, match=f"'{key}' is there twice"):
+        open_version(sealed)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("version", "1"), ("parent", "x"), ("run", 3), ("counters", []), ("created_at", None)]
+)
+def test_a_field_of_the_wrong_kind_is_named(sealed: Path, key: str, value: object):
+    edit_manifest(sealed, **{key: value})
+    with pytest.raises(CorruptError, match=f"'{key}', or something of the wrong kind"):
+        open_version(sealed)
+
+
+def test_a_name_cannot_pretend_to_be_two_lines_of_the_digest(tmp_path: Path):
+    """`hash name` lines are what the digest covers, so that a line end in a name could stand for another file."""
+    one, two = (hashlib.sha256(content).hexdigest() for content in (b"one", b"two"))
+    (tmp_path / f"a.json\n{two} b.json").write_bytes(b"one")
+    with pytest.raises(CorruptError, match="not in plain form"):
+        seal(tmp_path, fields())
+    assert one != two
+
+
+def test_a_name_that_is_no_text_is_refused_in_words_that_can_be_printed(sealed: Path):
+    (sealed / os.fsdecode(b"\xff.json")).write_bytes(b"{}")
+    with pytest.raises(CorruptError, match="not in plain form") as refused:
+        open_version(sealed)
+    str(refused.value).encode()
+
+
+def test_nothing_is_no_version(tmp_path: Path):
+    with pytest.raises(CorruptError, match="has none"):
+        open_version(tmp_path)
+    with pytest.raises(CorruptError, match="is empty"):
+        seal(tmp_path, fields())

@@ -1,0 +1,44 @@
+"""Which names are a server's own, and where it listens. Both servers are asked the same in their own tests."""
+
+import pytest
+from host_names import HOSTS
+
+from store.errors import UsageError
+from store.hosts import is_loopback, is_own_name, listen
+
+
+@pytest.mark.parametrize(("host", "status"), HOSTS)
+def test_a_name_is_its_own_or_foreign(host: str, status: int):
+    assert is_own_name(host, "127.0.0.1") == (status == 200)
+
+
+def test_the_name_that_it_was_told_to_listen_on_is_its_own():
+    assert is_own_name("Big.Example:8000", "big.example")
+    assert not is_own_name("other.example", "big.example")
+    assert not is_own_name("big.example:8000:1", "big.example")
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [
+        ("127.0.0.1", True),
+        ("127.8.8.8", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("192.168.1.7", False),
+        ("localhost.example", False),
+    ],
+)
+def test_what_only_this_machine_reaches(host: str, loopback: bool):
+    assert is_loopback(host) == loopback
+
+
+def test_an_address_that_is_taken_or_empty_is_refused():
+    with listen("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(UsageError, match=rf"127.0.0.1 port {port} must be free to listen on"):
+            listen("127.0.0.1", port)
+    with pytest.raises(UsageError, match="got none"):
+        listen("", 0)

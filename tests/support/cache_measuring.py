@@ -1,0 +1,79 @@
+"""What tries and caches take, looked up object by object; and vocabularies to fill them with."""
+
+from functools import cache
+from random import Random
+from sys import getsizeof
+
+import pytest
+from places import ROOT
+
+from stages.ngrams.eviction import Record
+from stages.ngrams.trie import Node, Trie
+from stages.vocabulary.spelling import Pieces
+
+Spelling = tuple[Pieces | None, ...]
+TOKENIZERS = ROOT.parent / "shared" / "tokenizers"  # lies beside the repository where it is
+SHARED_INT = 256  # Python has one object for each int up to here
+
+
+def own_bytes(number: int) -> int:
+    return getsizeof(number) if number > SHARED_INT else 0
+
+
+def nodes_below(node: Node) -> list[Node]:
+    """All nodes below one."""
+    return [each for child in node.children.values() for each in (child, *nodes_below(child))]
+
+
+def trie_bytes(trie: Trie) -> int:
+    """Every node, every table of children, every token, and the members of every inner node but the root."""
+    total = 0
+    for node in nodes_below(trie.root):
+        total += getsizeof(node) + (0 if node.token is None else own_bytes(node.token))
+        if node.children:
+            total += getsizeof(node.children) + getsizeof(node.members)
+    return total
+
+
+def records_bytes(trie: Trie, policy: str) -> int:
+    """Every record, and what their order needs: their counts, or under LFU a ring for each count and a table."""
+    counts = [record.count for record, _ in trie.records()]
+    total = sum(getsizeof(Record(())) for _ in counts)
+    if policy != "lfu":
+        return total + sum(map(own_bytes, counts))
+    rings = {count: Record((), count) for count in counts}
+    return total + getsizeof(rings) - getsizeof({}) + sum(getsizeof(end) + own_bytes(n) for n, end in rings.items())
+
+
+def synthetic_spelling(direct: int, ngrams: int, seed: int = 0) -> Spelling:
+    """A vocabulary that looks like a real one: common first pieces begin many n-grams, which share longer prefixes."""
+    random = Random(seed)
+    found = {(piece,) for piece in range(direct)}
+    known = sorted(found)
+    while len(found) < direct + ngrams:
+        begun = known[int(len(known) * random.random() ** 4)]
+        pieces = (*begun, random.randrange(direct))
+        if pieces not in found and len(pieces) < 7:
+            found.add(pieces)
+            known.append(pieces)
+    return tuple(known)
+
+
+def trie_of_direct_maps(spelling: Spelling, drafter_size: int) -> Trie:
+    trie = Trie(len(spelling), drafter_size)
+    trie.insert_all((pieces, token) for token, pieces in enumerate(spelling) if pieces and len(pieces) == 1)
+    return trie
+
+
+@cache
+def real_spelling() -> tuple[Spelling, int]:
+    """Llama-3's tokens in Llama-2's pieces, and the number of those; skips where the tokenizers are not there."""
+    if not (TOKENIZERS / "llama-3").is_dir():
+        pytest.skip("needs the tokenizers of Llama-2 and Llama-3 in ../shared/tokenizers")
+    from stages.models.huggingface import load_tokenizer
+    from stages.vocabulary.pair import pair
+    from stages.vocabulary.tokenizer_view import Vocabulary
+
+    target, drafter = (Vocabulary(load_tokenizer(str(TOKENIZERS / name)), name) for name in ("llama-3", "llama-2"))
+    found = pair(target, drafter)
+    return found.pieces, found.drafter_size

@@ -1,0 +1,46 @@
+"""Versions of the tiny pair in a store of their own, published by a real run and made once."""
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+from replaying import config_of, run_replay
+from tiny_pair import TinyPair
+
+from store.registry.registry import default_uri, list_versions
+
+
+@dataclass(frozen=True)
+class Published:
+    """A folder of runs with one run in it.
+
+    Attributes:
+        runs: the folder.
+        run: the run's own.
+        newest: number of the newest version; 1 is the floor.
+    """
+
+    runs: Path
+    run: Path
+    newest: int
+
+    @property
+    def uri(self) -> str:
+        return default_uri(self.runs)
+
+    def folder(self, number: int) -> Path:
+        """Of a version, in the run."""
+        return self.run / "versions" / f"{number - 1:06d}"
+
+
+@cache
+def _make(pair: TinyPair, runs: Path) -> Published:
+    config = config_of(pair, publish__enabled=True, publish__interval=8, learn__rate=2e-2, learn__gate_share=0.0)
+    run_replay(config, runs / "tiny")
+    return Published(runs, runs / "tiny", len(list_versions(default_uri(runs))))
+
+
+@pytest.fixture(scope="session")
+def published(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> Published:
+    return _make(tiny_pair, tmp_path_factory.getbasetemp() / "published")

@@ -1,0 +1,111 @@
+"""A pair and a trio of tiny models with different vocabularies, trained for a moment on one family of sentences."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from pipeline.model_building import recipes
+from pipeline.model_building.pretrain import Recipe
+from pipeline.model_building.recipes import ModelRecipe
+
+NAMES = ("Ann", "Tom", "Ida", "Carlos")
+THINGS = ("apples", "pencils", "stones", "blue marbles", "Brötchen")
+
+
+def sentences(begin: int, end: int) -> list[str]:
+    """Sums in words; the numbers of the range decide everything."""
+    return [
+        f"{NAMES[n % 4]} has {n} {THINGS[n % 5]} and finds {n % 7} more. In the end {NAMES[n % 4]} has {n + n % 7} "
+        f"{THINGS[n % 5]}, and gives {n % 3} of the {THINGS[n % 5]} to {NAMES[(n + 1) % 4]}."
+        for n in range(begin, end)
+    ]
+
+
+def shape(layers: int, width: int) -> dict[str, int]:
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    return {"num_hidden_layers": layers, "hidden_size": width, "intermediate_size": 2 * width, **heads}
+
+
+def tiny_model(name: str, steps: int = 40) -> ModelRecipe:
+    """A built-in model's tokenizer kind in a size that is trained at once."""
+    kind, size, layers, width = {"drafter": ("drafter-1.6m", 360, 1, 32), "other": ("target-12m", 480, 1, 48)}.get(
+        name, ("target-7m", 420, 2, 48)
+    )
+    recipe = recipes.RECIPES[kind]
+    model = replace(recipe.model, name=name, vocabulary_size=size, shape=shape(layers, width))
+    return replace(recipe, model=model, training=Recipe(steps=steps, rows=4, length=64, peak_rate=1e-2))
+
+
+@dataclass(frozen=True)
+class TinyPair:
+    """Folders of the two models, and a file of prompts of two datasets each."""
+
+    target: Path
+    drafter: Path
+    sums: Path
+    more: Path
+
+    @property
+    def options(self) -> list[str]:
+        """For the command line."""
+        return ["--target", str(self.target), "--drafter", str(self.drafter)]
+
+
+def write_prompts(path: Path, texts: Sequence[str]) -> Path:
+    """JSONL; each prompt is the beginning of its text."""
+    rows = (json.dumps({"prompt": text[:30], "id": number}, ensure_ascii=False) for number, text in enumerate(texts))
+    path.write_text("\n".join(rows) + "\n", encoding="utf-8")
+    return path
+
+
+def build_models(folder: Path, names: Sequence[str] = ("target", "drafter")) -> None:
+    """Build tiny models as `omnidraft zoo build` builds the large ones; only the text is another."""
+    with patch.object(recipes, "documents", lambda recipe, data: sentences(0, 250)):
+        for name in names:
+            recipes.build(tiny_model(name), Path(), folder, lambda step, loss: None)
+
+
+@cache
+def _make_pair(folder: Path) -> TinyPair:
+    folder.mkdir()
+    build_models(folder)
+    sums = write_prompts(folder / "sums.jsonl", sentences(300, 310))
+    more = write_prompts(folder / "more.jsonl", sentences(400, 410))
+    return TinyPair(folder / "target", folder / "drafter", sums, more)
+
+
+@pytest.fixture(scope="session")
+def tiny_pair(tmp_path_factory: pytest.TempPathFactory) -> TinyPair:
+    """The pair, made once even where several test files import this."""
+    return _make_pair(tmp_path_factory.getbasetemp() / "tiny-pair")
+
+
+@dataclass(frozen=True)
+class TinyTrio:
+    """A pair, and a second target whose vocabulary is a third one."""
+
+    pair: TinyPair
+    other: Path
+
+    @property
+    def targets(self) -> tuple[str, str]:
+        """Both, as they are named in settings."""
+        return str(self.pair.target), str(self.other)
+
+
+@cache
+def _make_trio(folder: Path) -> TinyTrio:
+    pair = _make_pair(folder)
+    build_models(folder, ("other",))
+    return TinyTrio(pair, folder / "other")
+
+
+@pytest.fixture(scope="session")
+def tiny_trio(tmp_path_factory: pytest.TempPathFactory) -> TinyTrio:
+    """The trio, made once."""
+    return _make_trio(tmp_path_factory.getbasetemp() / "tiny-pair")

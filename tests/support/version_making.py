@@ -1,0 +1,57 @@
+"""Small sealed version folders with every kind of file, and their events."""
+
+import random
+from pathlib import Path
+
+from store.events import VersionPublished
+from store.registry.version_folder import ManifestFields, seal
+
+CREATED_AT = "2026-01-02T03:04:05+00:00"
+
+
+def fields(version: int = 0, run: str = "run-a") -> ManifestFields:
+    return {
+        "name": "omnidraft-drafter",
+        "version": version,
+        "parent": version - 1 if version else None,
+        "run": run,
+        "offset": 100 * version,
+        "target": "builtin:target",
+        "drafter": "builtin:drafter",
+        "pair": "ab" * 32,
+        "counters": {"drafter_version": version, "head_version": 0, "cache_version": version},
+        "created_at": CREATED_AT,
+    }
+
+
+def fill(folder: Path, seed: int) -> None:
+    """Write the files of a version; different seeds give different bytes."""
+    (folder / "tokenizer").mkdir(parents=True)
+    for number, name in enumerate(("config.json", "model.safetensors", "ngrams.parquet", "tokenizer/tokenizer.json")):
+        (folder / name).write_bytes(random.Random(10 * seed + number).randbytes(3000))
+
+
+def publication(root: Path, version: int, run: str = "run-a") -> tuple[Path, VersionPublished]:
+    """Make a sealed folder below `root` and its event."""
+    folder = root / run / "versions" / f"{version:06d}"
+    fill(folder, seed=version)
+    digest = seal(folder, fields(version, run))
+    event = VersionPublished(
+        offset=100 * version,
+        version=version,
+        target="builtin:target",
+        parent=version - 1 if version else None,
+        reason="interval" if version else "floor",
+        drafter_version=version,
+        head_version=0,
+        cache_version=version,
+        cache_entries=7 * version,
+        acceptance=0.25 * version if version else None,
+        folder=str(folder.relative_to(root / run)),
+        digest=digest,
+    )
+    return folder, event
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

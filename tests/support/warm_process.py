@@ -1,0 +1,6 @@
+"""What a process of a test does without: it is imported in front of the command."""
+
+import pipeline.run.replay
+
+pipeline.run.replay.UNSENT_TIMEOUT = 0.1  # nobody is there to be waited for
+pipeline.run.replay.draw_run_plots = lambda run_folder: []  # drawing plots takes seconds and has its own tests

@@ -1,0 +1,111 @@
+"""The distribution that whole stages emit: `Decode`, `Translate`, `Verify` over models of known distributions."""
+
+from collections import defaultdict
+from dataclasses import replace
+
+import torch
+from doubles import TableModel, row_of
+from enumeration import Distribution, World, every_outcome, rule_of, translation_of
+from torch import Tensor
+
+from stages.contract.blocks import SequenceState
+from stages.decode import Decode
+from stages.drafting.head import AcceptanceHead
+from stages.drafting.stopping import ThresholdStop
+from stages.examples.teacher import supervise_nothing
+from stages.sampling.distributions import Sampling
+from stages.sampling.random_source import RandomSource
+from stages.translate import Translate
+from stages.verify import Verify
+
+PROMPT = (0, 1)  # in target tokens and in pieces
+EXTRA = 2  # outputs that the target's model has beyond its tokenizer
+Stages = tuple[Decode, Translate, Verify]
+
+
+LOUD = 9.0  # the logit of what must be masked: it would win if nobody did
+
+
+def _target_logits(world: World, tokens: tuple[int, ...]) -> Tensor:
+    distribution = world.target_distribution(tokens[len(PROMPT) :])
+    return torch.cat([distribution.log(), torch.full((EXTRA,), LOUD, dtype=torch.float64)])
+
+
+def _drafter_logits(world: World, pieces: tuple[int, ...]) -> Tensor:
+    logits = world.drafter_distribution(pieces[len(PROMPT) :]).log()
+    logits[[piece for piece in range(world.drafter_size) if piece not in world.allowed]] = LOUD
+    return logits
+
+
+def stages_of(world: World) -> Stages:
+    """Fresh stages over a world, in double precision."""
+    size = len(world.spelling)
+    wide = replace(world, spelling=world.spelling + (None,) * EXTRA)
+    trie, translate = translation_of(wide, ())
+    target = TableModel(lambda tokens: _target_logits(world, tokens), size + EXTRA)
+    drafter = TableModel(lambda pieces: _drafter_logits(world, pieces), world.drafter_size)
+    sampling = Sampling(temperature=1.0)
+    decode = Decode(
+        drafter,
+        AcceptanceHead(drafter.hidden_size, world.seed).requires_grad_(False),
+        ThresholdStop(0.32 if world.adaptive else 1.0),
+        sampling,
+        world.allowed,
+        world.max_draft,
+        None,
+        torch.float64,
+    )
+    context = [spelt or () for spelt in wide.spelling]
+    verify = Verify(target, rule_of(wide, trie), sampling, context, size, world.ends, supervise_nothing, torch.float64)
+    return decode, translate, verify
+
+
+def new_row(
+    rng: RandomSource, remaining_tokens: int, offset: int = 0, sampling: Sampling | None = None
+) -> SequenceState:
+    """A row at its prompt."""
+    row = row_of(PROMPT, PROMPT, offset=offset, remaining_tokens=remaining_tokens, rng=rng)
+    row.sampling = sampling
+    return row
+
+
+def run_block(stages: Stages, rows: list[SequenceState]) -> list[int]:
+    """One block of all rows, released when they are finished. Returns how many pieces each drafted."""
+    decode, translate, verify = stages
+    drafts = decode(rows)
+    verdicts = verify(translate(drafts))
+    translate.observe(verdicts)
+    for row in [row for row in rows if row.finish]:
+        last = rows.pop()
+        if last is not row:
+            rows[rows.index(row)] = last
+        for stage in stages:
+            stage.release(row)
+    return [len(draft.pieces) for draft in drafts]
+
+
+def stage_distribution(
+    world: World, count: int, remaining_tokens: int, neighbours: int = 0
+) -> tuple[Distribution, set[int]]:
+    """The distribution of the first `count` tokens of a row, next to others with fixed random numbers; and the drafts'
+    lengths.
+    """
+    lengths: set[int] = set()
+
+    def run(rng: RandomSource) -> tuple[int, ...]:
+        stages, row = stages_of(world), new_row(rng, remaining_tokens)
+        others = [
+            row_of(PROMPT, PROMPT, offset=number + 1, remaining_tokens=number + 1) for number in range(neighbours)
+        ]
+        rows = [*others, row]
+        for stage in stages:
+            for each in rows:
+                stage.admit(each)
+        while not row.finish and row.emitted < count:
+            lengths.update(run_block(stages, rows))
+        return tuple(row.tokens[row.prompt_length :])[:count]
+
+    distribution: Distribution = defaultdict(float)
+    for weight, tokens in every_outcome(run):
+        distribution[tokens] += weight
+    return distribution, lengths

@@ -1,0 +1,44 @@
+"""The examples in docstrings hold, and the modules that need one to be understood have one."""
+
+import doctest
+import importlib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("pipeline", "stages", "store", "dashboards")
+
+# Modules that are hard to read without a worked example.
+EXPECTED = (
+    "pipeline.routing",
+    "stages.contract.snapshot",
+    "stages.decode",
+    "stages.drafting.costs",
+    "stages.drafting.stopping",
+    "stages.examples.teacher",
+    "stages.ngrams.trie",
+    "stages.rules",
+    "stages.translate",
+    "stages.verify",
+)
+
+
+def has_example(path: Path) -> bool:
+    return ">>> " in path.read_text(encoding="utf-8")
+
+
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts)
+
+
+MODULES = sorted(
+    module_name(path) for package in PACKAGES for path in (ROOT / package).rglob("*.py") if has_example(path)
+)
+
+
+@pytest.mark.parametrize("name", sorted({*MODULES, *EXPECTED}))
+def test_examples_in_docstrings_hold(name: str):
+    result = doctest.testmod(importlib.import_module(name), optionflags=doctest.IGNORE_EXCEPTION_DETAIL)
+    assert result.attempted > 0, f"{name} must have an example in a docstring: lines that begin with >>>"
+    assert result.failed == 0, "the differences are in the captured output"

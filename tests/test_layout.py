@@ -1,0 +1,362 @@
+"""The layout of the project, read off the syntax trees: which folder may import what, and how long things may be."""
+
+import ast
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("dashboards", "pipeline", "stages", "store")
+MODULES = sorted(path.relative_to(ROOT).as_posix() for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+TESTS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("*.py"))
+
+# Per package the modules of ours that it may import, beside itself.
+MAY_IMPORT = {
+    "store": (),
+    "stages": ("store.events", "store.errors"),
+    "pipeline": ("stages", "store"),
+    "dashboards": ("store",),
+}
+# The folders of each package in layers, low to high. A folder may import those of lower layers of its package, and
+# itself; so no two folders import each other in a circle.
+LAYERS = {
+    "store": (
+        ("store",),
+        ("store/log", "store/registry"),
+        ("store/query", "store/object_store"),
+    ),
+    "stages": (
+        ("stages/sampling", "stages/vocabulary"),
+        ("stages/ngrams",),
+        ("stages/contract",),
+        ("stages/models",),
+        ("stages/drafting", "stages/examples"),
+        ("stages/training",),
+        ("stages",),
+        ("stages/tools",),
+    ),
+    "pipeline": (
+        ("pipeline/config",),
+        ("pipeline/sources",),
+        ("pipeline",),
+        ("pipeline/learning", "pipeline/models"),
+        ("pipeline/model_building",),
+        ("pipeline/assembly",),
+        ("pipeline/reports",),
+        ("pipeline/run",),
+        ("pipeline/learner_service",),
+        ("pipeline/cluster", "pipeline/serve", "pipeline/versions"),
+        ("pipeline/serve/http", "pipeline/interface"),
+        # Benchmarks are above everything that they measure.
+        ("pipeline/study", "pipeline/bench/speed", "pipeline/bench/server", "pipeline/bench/storage"),
+        ("pipeline/bench/capacity", "pipeline/bench/engines", "pipeline/bench/scaling"),
+        ("pipeline/cli/bench",),
+        ("pipeline/cli",),
+    ),
+    "dashboards": (("dashboards/web",), ("dashboards",)),
+}
+RANKS = {folder: rank for layers in LAYERS.values() for rank, layer in enumerate(layers) for folder in layer}
+MOST_MODULES = 12  # in one folder
+MEASURING = ("pipeline/bench/", "pipeline/cli/bench/")  # nothing else may import pipeline.bench
+
+# Per heavy library the files that may import it when they are imported themselves.
+LIVES_IN = {
+    "torch": ("stages/*", "pipeline/model_building/*"),
+    "transformers": ("stages/models/huggingface.py",),
+    "pyarrow": ("store/*", "pipeline/model_building/*"),
+    "duckdb": ("store/query/log_reader.py",),
+    "mlflow": (),
+    "peft": (),
+    "river": ("pipeline/learning/drift.py",),
+    "datasets": (),
+    "ray": ("pipeline/cluster/ray_backend.py",),
+    "confluent_kafka": (),
+    "openvino": (),
+    "openvino_genai": (),
+    "openvino_tokenizers": (),
+    "gguf": (),
+    "fastapi": ("dashboards/web/app.py", "pipeline/serve/http/*"),
+    "starlette": ("pipeline/serve/http/*",),
+    "uvicorn": ("pipeline/serve/http/server.py",),
+    "prometheus_client": ("pipeline/serve/http/metrics.py", "pipeline/bench/server/server.py"),
+    "plotly": (),
+    "aiohttp": ("pipeline/bench/server/client.py",),
+    "psutil": ("pipeline/bench/server/server.py",),
+}
+# Those that may import it inside functions only.
+LIVES_INSIDE = {
+    "pyarrow": (
+        "pipeline/sources/files.py",
+        "pipeline/sources/hub_and_ray.py",
+        "pipeline/cli/log.py",
+    ),
+    "mlflow": ("store/registry/mlflow_*.py",),
+    "peft": ("stages/models/adapters.py",),
+    "datasets": ("pipeline/sources/hub_and_ray.py",),
+    "ray": ("pipeline/sources/hub_and_ray.py",),
+    "confluent_kafka": ("pipeline/sources/kafka.py",),
+    "openvino": ("pipeline/bench/engines/*",),
+    "openvino_genai": ("pipeline/bench/engines/*",),
+    "openvino_tokenizers": ("pipeline/bench/engines/*",),
+    "gguf": ("pipeline/bench/engines/*",),
+    "uvicorn": ("dashboards/serve.py",),
+}
+BANNED = ("manager", "helper", "utils", "speculator", "assistant")
+MAY_SAY_ASSISTANT = (
+    "stages/tools/transformers_baselines.py",
+    "pipeline/bench*.py",
+)  # the name of transformers' own option
+LAZY = "pipeline/__init__.py"  # `import pipeline` for users
+FILE_LINES, FUNCTION_LINES = 300, 60  # without docstrings; a file that is longer is reviewed, a function may not be
+
+
+@cache
+def tree_of(path: str) -> ast.Module:
+    return ast.parse((ROOT / path).read_text(encoding="utf-8"))
+
+
+def is_for_types(node: ast.AST) -> bool:
+    """`if TYPE_CHECKING:`, which never runs."""
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
+def imports(node: ast.AST, inside: bool = False) -> Iterator[tuple[str, bool]]:
+    """Every module that is imported below a node when it runs, and whether only inside a function."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            yield from ((alias.name, inside) for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            assert child.level == 0, f"line {child.lineno}: relative import"
+            yield str(child.module), inside
+            yield from ((f"{child.module}.{alias.name}", inside) for alias in child.names if child.module in PACKAGES)
+        elif not is_for_types(child):
+            yield from imports(child, inside or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+def is_below(name: str, *roots: str) -> bool:
+    return any(name == root or name.startswith(f"{root}.") for root in roots)
+
+
+def matches(path: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatch(path, pattern) for pattern in patterns)
+
+
+def functions_of(path: str) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return (node for node in ast.walk(tree_of(path)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+def names_made_in(path: str) -> Iterator[str]:
+    """Names of the module, and those of its classes, functions, their parameters, and what is assigned anywhere."""
+    yield Path(path).stem
+    for node in ast.walk(tree_of(path)):
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                yield node.name
+            case ast.arg():
+                yield node.arg
+            case ast.Name(ctx=ast.Store()):
+                yield node.id
+            case ast.Attribute(ctx=ast.Store()):
+                yield node.attr
+
+
+def test_every_package_has_modules():
+    assert {path.split("/")[0] for path in MODULES} == set(PACKAGES)
+    assert len(MODULES) > 40
+
+
+@pytest.mark.parametrize("path", MODULES)
+def test_imports_run_one_way(path: str):
+    package = path.split("/", maxsplit=1)[0]
+    ours = {name for name, _ in imports(tree_of(path)) if is_below(name, *PACKAGES, "tests") and name not in PACKAGES}
+    foreign = {name for name in ours if not is_below(name, package)}
+    assert {name for name in foreign if not is_below(name, *MAY_IMPORT[package])} == set()
+
+
+def test_the_events_import_nothing_but_the_standard_library():
+    assert {name.split(".")[0] for name, _ in imports(tree_of("store/events.py"))} <= sys.stdlib_module_names
+    assert {name.split(".")[0] for name, _ in imports(tree_of("store/errors.py"))} <= sys.stdlib_module_names
+
+
+@pytest.mark.parametrize("library", LIVES_IN)
+def test_a_heavy_library_lives_where_it_may(library: str):
+    found = {(path, inside) for path in MODULES for name, inside in imports(tree_of(path)) if is_below(name, library)}
+    strays = {path for path, inside in found if not inside and not matches(path, LIVES_IN[library])}
+    assert strays == set(), "imported when the module is"
+    homes = (*LIVES_IN[library], *LIVES_INSIDE.get(library, ()))
+    assert {path for path, _ in found if not matches(path, homes)} == set()
+
+
+def folder_of(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
+def folders_imported_by(path: str) -> set[str]:
+    """Other folders of its package that a module imports from."""
+    package, known = path.split("/", maxsplit=1)[0], set(MODULES)
+    found = {f"{name.replace('.', '/')}.py" for name, _ in imports(tree_of(path)) if is_below(name, package)}
+    return {folder_of(other) for other in found & known} - {folder_of(path)}
+
+
+def test_every_folder_stands_in_the_table_of_layers():
+    modules = {path for path in MODULES if not path.endswith("__init__.py")}
+    assert {folder_of(path) for path in modules} == set(RANKS)
+
+
+@pytest.mark.parametrize("path", MODULES)
+def test_folders_import_lower_layers_only(path: str):
+    mine = RANKS.get(folder_of(path), -1)
+    assert {folder for folder in folders_imported_by(path) if RANKS[folder] >= mine} == set()
+
+
+@pytest.mark.parametrize("path", [path for path in MODULES if not path.startswith(MEASURING)])
+def test_the_product_does_not_depend_on_its_measuring(path: str):
+    assert {name for name, _ in imports(tree_of(path)) if is_below(name, "pipeline.bench")} == set()
+
+
+@pytest.mark.parametrize("folder", RANKS)
+def test_a_folder_has_few_modules(folder: str):
+    modules = [path for path in MODULES if folder_of(path) == folder and not path.endswith("__init__.py")]
+    assert 0 < len(modules) <= MOST_MODULES
+
+
+def code_lines(path: str) -> int:
+    """Lines of a module without its docstrings, which may be as long as the reader needs."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    nodes = [node for node in ast.walk(tree_of(path)) if isinstance(node, documented) and ast.get_docstring(node)]
+    docstrings = sum((node.body[0].end_lineno or 0) - node.body[0].lineno + 1 for node in nodes)
+    return len((ROOT / path).read_text(encoding="utf-8").splitlines()) - docstrings
+
+
+def test_few_files_are_long():
+    lengths = [code_lines(path) for path in MODULES]
+    assert sum(length > FILE_LINES for length in lengths) <= len(MODULES) // 20
+    assert max(lengths) <= 1.5 * FILE_LINES
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_class_name_stands_for_one_class(package: str):
+    classes = [
+        node.name
+        for path in MODULES
+        if path.startswith(f"{package}/")
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.ClassDef)
+    ]
+    assert sorted(name for name in set(classes) if classes.count(name) > 1) == []
+
+
+def test_the_readme_has_a_line_for_every_folder():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert [folder for folder in RANKS if f"{folder}/" not in text] == []
+
+
+@pytest.mark.parametrize("path", [*MODULES, *TESTS])
+def test_functions_are_short(path: str):
+    lines = {node.name: (node.end_lineno or node.lineno) - node.lineno + 1 for node in functions_of(path)}
+    assert {name: length for name, length in lines.items() if length > FUNCTION_LINES} == {}
+
+
+def test_nine_functions_in_ten_fit_on_half_a_page():
+    lengths = sorted((node.end_lineno or 0) - node.lineno + 1 for path in MODULES for node in functions_of(path))
+    assert lengths[len(lengths) // 2] <= 10
+    assert lengths[len(lengths) * 9 // 10] <= 30
+
+
+@pytest.mark.parametrize("path", MODULES)
+def test_names_say_what_a_thing_is(path: str):
+    banned = BANNED[:-1] if matches(path, MAY_SAY_ASSISTANT) else BANNED
+    assert {name for name in names_made_in(path) for word in banned if word in name.lower()} == set()
+
+
+@pytest.mark.parametrize("path", [path for path in MODULES if not path.endswith("__init__.py")])
+def test_a_module_says_what_it_is(path: str):
+    assert len(ast.get_docstring(tree_of(path)) or "") > 20
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_package_s_init_runs_nothing(package: str):
+    allowed = ast.Import | ast.ImportFrom | ast.Expr
+    inits = [path for path in MODULES if path.startswith(f"{package}/") and path.endswith("__init__.py")]
+    inits = [path for path in inits if path != LAZY]
+    assert all(isinstance(node, allowed) for path in inits for node in tree_of(path).body)
+
+
+def test_what_is_not_installed_is_imported_inside_functions_of_the_command_that_needs_it():
+    found = {
+        (path, inside)
+        for path in MODULES
+        for name, inside in imports(tree_of(path))
+        if is_below(name, "pipeline.model_building") and not path.startswith("pipeline/model_building/")
+    }
+    assert found == {("pipeline/cli/models.py", True)}
+
+
+def test_the_wheel_holds_the_packages_with_their_types_and_nothing_else():
+    setup = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+    assert sorted(setup["packages"]["find"]["include"]) == [f"{package}*" for package in PACKAGES]
+    assert setup["packages"]["find"]["exclude"] == ["pipeline.model_building*"]
+    assert {package for package in PACKAGES if "py.typed" in setup["package-data"][package]} == set(PACKAGES)
+    assert [package for package in PACKAGES if not (ROOT / package / "py.typed").is_file()] == []
+    others = {path.name for path in ROOT.iterdir() if path.is_dir() and path.name.startswith(PACKAGES)}
+    assert others == set(PACKAGES)
+
+
+def test_the_interface_only_defines_names_that_are_imported_on_first_use():
+    nodes = [node for node in tree_of(LAZY).body if not is_for_types(node)]
+    imported = {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
+    assert imported == {"importlib", "typing"}
+    assert all(isinstance(node, ast.ImportFrom | ast.Expr | ast.Assign | ast.FunctionDef) for node in nodes)
+
+
+def test_no_test_folder_is_a_package():
+    assert [path for path in TESTS if path.endswith("__init__.py")] == []
+
+
+def test_test_files_have_names_of_their_own():
+    names = [Path(path).name for path in TESTS if not path.endswith("conftest.py")]  # pytest tells those apart
+    assert {name for name in names if names.count(name) > 1} == set()
+
+
+def loaded_by(program: str) -> set[str]:
+    """The top-level modules that a fresh Python has loaded when it has run a program."""
+    report = "\nimport sys; print('LOADED', *{name.split('.')[0] for name in sys.modules})"
+    done = subprocess.run(
+        [sys.executable, "-c", program + report], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True
+    )
+    return set(done.stdout.rpartition("LOADED")[2].split())
+
+
+def test_the_store_is_read_without_torch_and_mlflow():
+    modules = [path.removesuffix(".py").replace("/", ".") for path in MODULES if path.startswith("store/")]
+    loaded = loaded_by("\n".join(f"import {module}" for module in modules))
+    assert {"store", "pyarrow", "duckdb"} <= loaded
+    assert loaded & {"torch", "transformers", "peft", "mlflow", "river", "stages", "pipeline"} == set()
+
+
+def test_the_bare_store_loads_nothing_heavy():
+    loaded = loaded_by("import store, store.events, store.errors, store.registry.registry")
+    assert loaded & {"torch", "mlflow", "pyarrow", "duckdb", "numpy"} == set()
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["replay", "--help"], ["sql", "--help"]])
+def test_help_loads_nothing_heavy(arguments: list[str]):
+    program = f"""
+from pipeline.cli.app import main
+import sys
+sys.argv = ["omnidraft", *{arguments}]
+try:
+    main()
+except SystemExit as end:
+    assert not end.code, end
+"""
+    loaded = loaded_by(program)
+    assert {"pipeline", "typer"} <= loaded
+    heavy = {"torch", "transformers", "peft", "mlflow", "pyarrow", "duckdb", "river", "numpy", "stages"}
+    assert loaded & heavy == set()
