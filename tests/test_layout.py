@@ -68,7 +68,7 @@ MEASURING = ("pipeline/bench/", "pipeline/cli/bench/")  # nothing else may impor
 # Per heavy library the files that may import it when they are imported themselves.
 LIVES_IN = {
     "torch": ("stages/*", "pipeline/model_building/*"),
-    "transformers": ("stages/models/huggingface.py",),
+    "transformers": ("stages/models/huggingface.py", "stages/models/row_cache.py"),
     "pyarrow": ("store/*", "pipeline/model_building/*"),
     "duckdb": ("store/query/log_reader.py",),
     "mlflow": (),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from stages.models.huggingface import RowCache
+from stages.models.row_cache import RowCache
 
 
 class Forward(Protocol):

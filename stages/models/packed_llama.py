@@ -23,9 +23,9 @@ from torch.nn import functional
 from typing_extensions import override
 
 from stages.models.forward import Forward
-from stages.models.huggingface import GROWTH
 from stages.models.linear import MANY_ROWS, Kernel, make_kernel, pick_fastest
 from stages.models.measurements import Measurements
+from stages.models.row_cache import GROWTH
 
 ARCHITECTURES = {"llama", "mistral", "qwen2", "qwen3"}
 FIXED_ROTARY = {"default", "linear", "llama3"}  # positions whose frequencies do not depend on the text's length
