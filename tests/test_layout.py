@@ -32,7 +32,7 @@ LAYERS = {
         ("store/query", "store/object_store"),
     ),
     "stages": (
-        ("stages/sampling", "stages/vocabulary"),
+        ("stages/sampling", "stages/vocabulary", "stages/checkpoints"),
         ("stages/ngrams",),
         ("stages/contract",),
         ("stages/models",),
@@ -68,7 +68,11 @@ MEASURING = ("pipeline/bench/", "pipeline/cli/bench/")  # nothing else may impor
 # Per heavy library the files that may import it when they are imported themselves.
 LIVES_IN = {
     "torch": ("stages/*", "pipeline/model_building/*"),
-    "transformers": ("stages/models/huggingface.py", "stages/models/row_cache.py"),
+    "transformers": (
+        "stages/checkpoints/gguf_*.py",
+        "stages/models/huggingface.py",
+        "stages/models/row_cache.py",
+    ),
     "pyarrow": ("store/*", "pipeline/model_building/*"),
     "duckdb": ("store/query/log_reader.py",),
     "mlflow": (),
@@ -104,7 +108,7 @@ LIVES_INSIDE = {
     "openvino": ("pipeline/bench/engines/*",),
     "openvino_genai": ("pipeline/bench/engines/*",),
     "openvino_tokenizers": ("pipeline/bench/engines/*",),
-    "gguf": ("pipeline/bench/engines/*",),
+    "gguf": ("pipeline/bench/engines/*", "stages/checkpoints/gguf_*.py"),
     "uvicorn": ("dashboards/serve.py",),
 }
 BANNED = ("manager", "helper", "utils", "speculator", "assistant")

@@ -5,6 +5,7 @@ activate their own before every pass. The only file that imports `peft`, inside 
 """
 
 import copy
+import json
 import re
 import warnings
 from pathlib import Path
@@ -18,7 +19,7 @@ from torch import Tensor
 from store.errors import ModelError
 
 ADAPTER_FOLDER = "adapter"
-_WEIGHTS, _PREFIX = "adapter_model.safetensors", "base_model.model."  # peft's own names
+_CONFIG, _WEIGHTS, _PREFIX = "adapter_config.json", "adapter_model.safetensors", "base_model.model."  # peft's names
 
 
 def adapter_name(target: str) -> str:
@@ -135,3 +136,61 @@ def merge_saved_adapter(model: Any, folder: Path) -> None:
     for module in _adapted_modules(model).values():
         module.get_base_layer().weight.data += module.get_delta_weight("saved")
     _strip(model)
+
+
+def is_adapter_folder(source: str) -> bool:
+    """Check whether a name is a folder with a LoRA adapter and without the model itself."""
+    folder = Path(source)
+    return (folder / _CONFIG).is_file() and not (folder / "config.json").exists()
+
+
+def read_base_model(source: str) -> str:
+    """Return the name of the model to which the adapter of a folder belongs; a relative folder is relative to it.
+
+    Raises:
+        ModelError: the adapter names none.
+    """
+    path = Path(source) / _CONFIG
+    try:
+        base = json.loads(path.read_text(encoding="utf-8")).get("base_model_name_or_path")
+    except (OSError, ValueError, AttributeError) as error:
+        raise ModelError(f"{path} must be the configuration of an adapter, but cannot be read: {error}") from error
+    if not base:
+        raise ModelError(f"{path} must name its base model, but has no base_model_name_or_path; add it")
+    relative = Path(source) / base
+    return str(relative) if not Path(base).exists() and relative.exists() else str(base)
+
+
+def merge_lora(model: Any, source: str) -> Any:
+    """Return a model with the LoRA adapter of a folder merged into its weights.
+
+    Raises:
+        ModelError: peft is not installed, the adapter is of another kind, or it does not fit the model.
+    """
+    try:
+        from peft import PeftConfig, PeftModel, get_peft_model_state_dict
+    except ImportError as error:
+        raise ModelError(f"{source!r} holds an adapter, which needs peft: pip install peft") from error
+    kind = PeftConfig.from_pretrained(source).peft_type
+    if kind != "LORA":
+        raise ModelError(f"{source!r} must hold a LoRA adapter, but is of the kind {kind!s}; merge it into its model")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # keys that do not fit are reported below
+        adapted = PeftModel.from_pretrained(model, source)
+    own, saved = set(get_peft_model_state_dict(adapted)), set(_read_saved(Path(source)))
+    if own != saved:
+        strays = sorted(own ^ saved)
+        raise ModelError(
+            f"the adapter in {source!r} must fit its base model, but {len(strays)} tensors have no counterpart: "
+            f"{', '.join(strays[:3])}; name the base model that it was trained on in {_CONFIG}"
+        )
+    return adapted.merge_and_unload()
+
+
+def _read_saved(folder: Path) -> dict[str, Tensor]:
+    """Read the weights of an adapter as peft wrote them."""
+    path = folder / _WEIGHTS
+    if path.exists():
+        return load_file(path)
+    read: dict[str, Tensor] = torch.load(path.with_suffix(".bin"), map_location="cpu", weights_only=True)
+    return read

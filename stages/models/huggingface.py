@@ -1,18 +1,20 @@
 """Loads and makes models and tokenizers of `transformers`."""
 
+import json
+import logging
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Lock
+from threading import RLock
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 import torch
-from safetensors import SafetensorError
 
+from stages.models.adapters import is_adapter_folder, merge_lora, read_base_model
 from store.errors import ModelError
 
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
@@ -20,17 +22,29 @@ os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 from huggingface_hub import ModelCard, try_to_load_from_cache
 from huggingface_hub.constants import ENDPOINT
 from transformers import (
+    CONFIG_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     AutoTokenizer,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
 )
+from transformers import __version__ as transformers_version
 from transformers.utils import logging as transformers_logging
 from yaml import YAMLError
 
+from stages.checkpoints.gguf_file import GgufFile, find_gguf, read_gguf
+from stages.checkpoints.gguf_model import has_family, load_gguf_model
+from stages.checkpoints.gguf_tokenizer import make_tokenizer
+
 transformers_logging.set_verbosity_error()
 transformers_logging.disable_progress_bar()
+
+LOG = logging.getLogger("omnidraft.models")
 
 
 def pick_device(name: str) -> str:
@@ -53,67 +67,271 @@ def set_threads(number: int) -> None:
     torch.set_num_threads(number)
 
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "auto": "auto"}
+DTYPES: dict[str, Any] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "auto": "auto",
+}
 
 
 # `from_pretrained` replaces torch's initialisers for the whole process while it runs. Two at once, measured: both fail,
-# and so does every later one.
-_LOADING = Lock()
+# and so does every later one. An adapter's base model is loaded inside.
+_LOADING = RLock()
+
+# Packages with which `transformers` reads weights of a quantisation, by its name in `config.json`.
+_PACKAGES = {
+    "aqlm": "aqlm[gpu]",
+    "auto-round": "auto-round",
+    "awq": "gptqmodel",
+    "bitsandbytes": "bitsandbytes",
+    "bitsandbytes_4bit": "bitsandbytes",
+    "bitsandbytes_8bit": "bitsandbytes",
+    "compressed-tensors": "compressed-tensors",
+    "eetq": "kernels",
+    "fbgemm_fp8": "fbgemm-gpu",
+    "gptq": "gptqmodel optimum",
+    "higgs": "flute-kernel",
+    "hqq": "hqq",
+    "mxfp4": "kernels",
+    "quanto": "optimum-quanto",
+    "quark": "amd-quark",
+    "spqr": "spqr_quant[gpu]",
+    "torchao": "torchao",
+    "vptq": "vptq",
+}
 
 
 def load_causal_model(source: str, dtype: str, device: str) -> Any:
-    """Load a causal language model from a hub name or folder to a device.
+    """Load a causal language model from a hub name, a folder or a GGUF file to a device.
+
+    A folder may hold a LoRA adapter, which is merged, or a model of images and text, of which the text part is loaded.
+    Models whose attention `torch` cannot compute as a whole get `attn_implementation="eager"`.
+
+    Args:
+        source: hub name, folder, GGUF file, or one of the names of `find_gguf`.
+        dtype: key of `DTYPES`; `auto` is the type of the file, float32 for a quantised GGUF file.
+        device: name of a device of torch.
 
     Raises:
-        ModelError: no model was found, or the hub cannot be reached.
+        ModelError: no model was found, the hub cannot be reached, tensors are missing, unexpected or of another shape,
+            or the model needs code or a package that is not here.
     """
-    _require_reachable(source)
-    try:
-        with _LOADING:
-            model: Any = AutoModelForCausalLM.from_pretrained(
-                source, dtype=DTYPES[dtype], attn_implementation="sdpa", trust_remote_code=False
+    with _explain("model", source), _LOADING:
+        file = find_gguf(source)
+        if file:
+            model = _load_gguf(read_gguf(file), dtype)
+        elif is_adapter_folder(source):
+            base = read_base_model(source)
+            model = merge_lora(load_causal_model(base, dtype, "cpu"), source)
+        else:
+            _require_reachable(source)
+            model = _load_checkpoint(source, dtype, device)
+        return model if str(model.device) == device else model.to(device)
+
+
+def _load_gguf(file: GgufFile, dtype: str) -> Any:
+    kinds = {tensor.float_type for tensor in file.tensors.values()}
+    half = next((kind for kind in (torch.bfloat16, torch.float16) if kind in kinds), torch.float32)
+    wanted = DTYPES[dtype] if dtype != "auto" else torch.float32 if None in kinds else half
+    if has_family(file):
+        return _with_attention(lambda attention: load_gguf_model(file, wanted, attention))
+    model = _load_whole(AutoModelForCausalLM, str(file.path.parent), gguf_file=file.path.name, dtype=wanted)
+    for part in (model.config, model):  # the weights are plain tensors now
+        for left in ("quantization_config", "hf_quantizer", "is_quantized", "quantization_method"):
+            part.__dict__.pop(left, None)
+    return model
+
+
+def _load_checkpoint(source: str, dtype: str, device: str) -> Any:
+    config: Any = AutoConfig.from_pretrained(source, trust_remote_code=False)
+    made: Any = AutoModelForCausalLM
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+        made = AutoModelForImageTextToText
+    quantised = getattr(config, "quantization_config", None) is not None
+    placed = {"device_map": {"": device}} if quantised and device != "cpu" else {}
+    model = _load_whole(made, source, dtype=DTYPES[dtype], **placed)
+    return model if config.get_text_config() is config else _take_text(model, source)
+
+
+def _load_whole(made: Any, source: str, **options: Any) -> Any:
+    """Load a checkpoint and check that each of its tensors has its place.
+
+    Raises:
+        ModelError: tensors are missing, unexpected or of another shape.
+    """
+    common = {"output_loading_info": True, "ignore_mismatched_sizes": True, "trust_remote_code": False, **options}
+    model, info = _with_attention(lambda kind: made.from_pretrained(source, attn_implementation=kind, **common))
+    composite = model.config.get_text_config() is not model.config
+    text_only = composite and not hasattr(getattr(model, "model", model), "language_model")
+    unexpected = sorted(info["unexpected_keys"])
+    if text_only:  # a class for the text part of a checkpoint of images and text
+        unexpected = [name for name in unexpected if "language_model" in name]
+    mismatched = [f"{name} {tuple(got)} for {tuple(wanted)}" for name, got, wanted in sorted(info["mismatched_keys"])]
+    for problem, names in (
+        ("lacks", sorted(info["missing_keys"])),
+        ("has in excess", unexpected),
+        ("has in another shape", mismatched),
+    ):
+        if names:
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            raise ModelError(
+                f"{source!r} must hold the tensors of a {type(model).__name__} and no others, but {problem} "
+                f"{len(names)}: {', '.join(names[:3])}{more}; fetch the model again, or save it with save_pretrained"
             )
-        return model.to(device)
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise ModelError(_load_error("model", source, error)) from error
+    return model
+
+
+def _with_attention(load: Callable[[str], Any]) -> Any:
+    """Load with torch's own attention, or with the model's where that is not offered (gpt-oss, Gemma 2, BLOOM)."""
+    try:
+        return load("sdpa")
+    except ValueError as error:
+        if "scaled_dot_product_attention" not in str(error):
+            raise
+        return load("eager")
+
+
+@torch.inference_mode()
+def _take_text(model: Any, source: str) -> Any:
+    """Return the text part of a model of images and text as a plain model, or the model itself if there is none.
+
+    The part is used only if its logits of a short text are those of the model.
+    """
+    LOG.warning("%s is a model of images and text; only its text part is used", source)
+    config = model.config.get_text_config()
+    made: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    inner, head = getattr(getattr(model, "model", None), "language_model", None), getattr(model, "lm_head", None)
+    if made is None or inner is None or head is None:
+        return model
+    with torch.device("meta"):
+        text = made(config)
+    if type(text.model) is not type(inner):
+        return model
+    text.model, text.lm_head, text.generation_config = inner, head, model.generation_config
+    config.tie_word_embeddings = head.weight is model.get_input_embeddings().weight
+    ids = torch.arange(3, 19, device=model.device)[None] % config.vocab_size
+    same = torch.allclose(text(input_ids=ids).logits, model(input_ids=ids).logits, atol=1e-4, rtol=1e-4)
+    return text.eval() if same else model
 
 
 def load_tokenizer(source: str) -> Any:
-    """Load a fast tokenizer from a hub name or folder.
+    """Load a fast tokenizer from a hub name, a folder or a GGUF file.
 
     Raises:
-        ModelError: no tokenizer was found, or the hub cannot be reached.
+        ModelError: no tokenizer was found, it cannot be made into a fast one, or the hub cannot be reached.
     """
-    _require_reachable(source)
-    try:
+    with _explain("tokenizer", source):
+        file = find_gguf(source)
+        if file:
+            return make_tokenizer(read_gguf(file).metadata, str(file))
+        if is_adapter_folder(source) and not any((Path(source) / name).exists() for name in _TOKENIZER_FILES):
+            return load_tokenizer(read_base_model(source))
+        _require_reachable(source)
         return AutoTokenizer.from_pretrained(source, use_fast=True, trust_remote_code=False)
-    except Exception as error:  # tokenizers raises bare exceptions for broken files
-        raise ModelError(_load_error("tokenizer", source, error)) from error
 
 
 def _require_reachable(source: str) -> None:
     """Fail at once where the hub's own client would retry for half a minute.
 
     Raises:
-        ModelError: the source is neither a folder nor cached, and the hub does not answer.
+        OSError, ValueError: the source is neither a folder nor cached, and the hub does not answer.
+    """
+    if Path(source).exists() or try_to_load_from_cache(source, "config.json") or getproxies():
+        return
+    socket.create_connection((urlsplit(ENDPOINT).hostname, 443), timeout=5).close()
+
+
+@contextmanager
+def _explain(what: str, source: str) -> Iterator[None]:
+    """Raise every error of loading as one line: libraries raise almost anything for a file that is not right.
+
+    Raises:
+        ModelError: in place of any other exception but MemoryError.
     """
     try:
-        if Path(source).exists() or try_to_load_from_cache(source, "config.json") or getproxies():
-            return
-        socket.create_connection((urlsplit(ENDPOINT).hostname, 443), timeout=5).close()
-    except (OSError, ValueError) as error:
-        raise ModelError(_load_error("model", source, error)) from error
+        yield
+    except (ModelError, MemoryError):
+        raise
+    except Exception as error:
+        raise ModelError(_load_error(what, source, error)) from error
 
 
 def _load_error(what: str, source: str, error: Exception) -> str:
-    kind = "the folder" if Path(source).is_dir() else "no folder of that name, and the hub"
-    reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
-    if what == "tokenizer" and Path(source).is_dir() and not (Path(source) / "tokenizer.json").exists():
-        reason = "it has no tokenizer.json"
+    """Return one line: what must hold, what was got, what to try."""
+    reason, config = _first_line(error), _read_config(source)
+    if what == "tokenizer":
+        return _tokenizer_error(source, reason)
+    method = (config.get("quantization_config") or {}).get("quant_method")
+    if method:
+        return _quantisation_error(source, reason, method, package_lacks=isinstance(error, ImportError))
+    fault = _architecture_fault(config, reason)
+    if fault:
+        return f"{source!r} must be a causal language model that transformers {transformers_version} has, but {fault}"
+    if isinstance(error, ImportError):
+        return f"{source!r} needs a package that is not installed: {reason}"
+    if config and not isinstance(error, OSError):
+        kind = config.get("model_type")
+        return f"{source!r} must load as a model of the type {kind!r}, but: {reason}; fetch it again, or name another"
+    return _not_found(what, source, reason)
+
+
+def _not_found(what: str, source: str, reason: str) -> str:
+    place = "the folder" if Path(source).is_dir() else "no folder of that name, and the hub"
     return (
-        f"a {what} must load from {source!r}: {kind} did not give one ({reason}); "
-        "name a folder that save_pretrained wrote, a hub model that this machine can reach, or builtin:NAME"
+        f"a {what} must load from {source!r}: {place} did not give one ({reason}); name a folder that save_pretrained "
+        "wrote, a .gguf file, a hub model that this machine can reach, or builtin:NAME"
     )
+
+
+def _quantisation_error(source: str, reason: str, method: str, *, package_lacks: bool) -> str:
+    if not package_lacks:
+        return f"{source!r}, quantised with {method}, must load here, but: {reason}; name it unquantised or as GGUF"
+    package = "accelerate" if "accelerate" in reason.lower() else _PACKAGES.get(method)
+    advice = f"pip install {package}" if package else reason
+    return f"{source!r} is quantised with {method}, which needs a package that is not installed: {advice}"
+
+
+def _architecture_fault(config: Mapping[str, Any], reason: str) -> str | None:
+    """Return why `transformers` has no causal language model for a configuration; None if it has one."""
+    kind = config.get("model_type")
+    if "auto_map" in config and kind not in CONFIG_MAPPING:
+        return f"its type {kind!r} comes with code of its own, which is never executed; name another model"
+    if kind and kind not in CONFIG_MAPPING:
+        return f"its type is {kind!r}; try pip install --upgrade transformers, or name another model"
+    if "Unrecognized configuration class" in reason:
+        return f"its type {kind!r} generates no text from text alone; name another model"
+    return None
+
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
+
+
+def _tokenizer_error(source: str, reason: str) -> str:
+    there = {name for name in _TOKENIZER_FILES if (Path(source) / name).exists()}
+    needs = {"tokenizer.model": "sentencepiece tiktoken", "tekken.json": "mistral-common"}
+    if Path(source).is_dir() and "tokenizer.json" not in there:
+        reason = "it has no tokenizer.json"
+        for name in sorted(there & needs.keys()):
+            reason = f"it has {name} and no tokenizer.json; to convert it: pip install {needs[name]}"
+    return _not_found("tokenizer", source, reason)
+
+
+def _first_line(error: Exception, longest: int = 300) -> str:
+    """Return the first line of a message, cut between words."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    line = lines[0] if isinstance(error, OSError | ValueError | RuntimeError) else f"{type(error).__name__}: {lines[0]}"
+    return line if len(line) <= longest else f"{line[:longest].rsplit(' ', 1)[0]} ..."
+
+
+def _read_config(source: str) -> dict[str, Any]:
+    """Return the configuration of a folder or cached hub model as it is written; empty if there is none."""
+    try:
+        found = Path(source) / "config.json" if Path(source).is_dir() else try_to_load_from_cache(source, "config.json")
+        read = json.loads(Path(found).read_text(encoding="utf-8")) if isinstance(found, str | Path) else {}
+    except (OSError, ValueError):
+        return {}
+    return read if isinstance(read, dict) else {}
 
 
 def new_llama(seed: int, **shape: Any) -> LlamaForCausalLM:
@@ -149,11 +367,19 @@ def raise_write_errors(folder: Path) -> Iterator[None]:
 
 
 def read_licence(source: str) -> str | None:
-    """Read the licence from the model card of a folder or a cached hub model; None if there is none."""
+    """Read the licence from the model card of a folder or a cached hub model, or from a GGUF file; None without one."""
     try:
+        if file := find_gguf(source):
+            licence = read_gguf(file).metadata.get("general.license")
+            return str(licence) if licence else None
         found = Path(source) / "README.md" if Path(source).is_dir() else try_to_load_from_cache(source, "README.md")
         text = Path(found).read_text(encoding="utf-8") if isinstance(found, str | Path) else ""
         licence = ModelCard(text).data.to_dict().get("license") if text.startswith("---") else None
-    except (OSError, ValueError, YAMLError):  # no card, no metadata in it, or a name that is no repository's
+    except (
+        OSError,
+        ValueError,
+        YAMLError,
+        ModelError,
+    ):  # no card, no metadata in it, or a name that is no repository's
         return None
     return str(licence) if licence else None

@@ -1,0 +1,1 @@
+"""Checkpoints in other formats than that of `transformers`: GGUF files as models and tokenizers."""
