@@ -70,8 +70,10 @@ LIVES_IN = {
     "torch": ("stages/*", "pipeline/model_building/*"),
     "transformers": (
         "stages/checkpoints/gguf_*.py",
+        "stages/models/attention_masks.py",
         "stages/models/huggingface.py",
         "stages/models/row_cache.py",
+        "stages/models/row_forward.py",
     ),
     "pyarrow": ("store/*", "pipeline/model_building/*"),
     "duckdb": ("store/query/log_reader.py",),

@@ -8,13 +8,14 @@ from typing import Any
 
 from pipeline.config.sections import VocabularySettings
 from pipeline.config.settings import Config
-from pipeline.models import catalog as zoo
+from pipeline.models import pullable as zoo
 from pipeline.routing import TargetRouter
 from stages.models.adapters import ADAPTER_FOLDER, adapter_name, add_adapter, load_adapter, merge_saved_adapter
 from stages.models.forward import ModuleForward
 from stages.models.huggingface import load_tokenizer, pick_device, set_threads
 from stages.models.language_model import LanguageModel, fingerprint, load_model
 from stages.models.measurements import Measurements
+from stages.models.packed_llama import PackedLlamaForward
 from stages.vocabulary.pair import Pair, SpecialRule, pair
 from stages.vocabulary.tokenizer_view import Vocabulary
 from store.errors import ConfigError, ModelError
@@ -59,16 +60,15 @@ def fingerprints(models: Models) -> tuple[str, str, str]:
 
 
 def locate(name: str, uri: str, fetched: Path) -> str:
-    """The hub name or folder of a model: `builtin:NAME`, `models:/NAME/VERSION`, or what was given."""
-    if name.startswith("builtin:"):
-        return str(zoo.path_of(name.removeprefix("builtin:")))
+    """The hub name or folder of a model: `builtin:NAME`, a pulled model's name, `models:/NAME/VERSION`, or what was
+    given."""
     if name.startswith("models:/"):
         folder = fetched / re.sub(r"[^\w.-]+", "_", name.removeprefix("models:/"))
         shutil.rmtree(folder, ignore_errors=True)  # an alias may have moved
         return str(fetch_version(name, uri, folder))
     if (Path(name) / MANIFEST).is_file():  # a version's folder: nothing of it is loaded that was changed
         open_version(Path(name))
-    return name
+    return zoo.resolve_name(name)
 
 
 def pin_version(name: str, uri: str) -> str:
@@ -142,7 +142,7 @@ def load_models(
     if config.threads or largest < ONE_THREAD_BELOW:
         set_threads(config.threads or 1)
     for model in (drafter, *targets.values()):
-        model.require_row_cache()  # and, with the threads of the run, see which kernels are fast
+        model.prove_forward()  # and, with the threads of the run, see which kernels are fast
     tokenizer = load_tokenizer(source)
     drafter_vocabulary = Vocabulary(tokenizer, config.drafter)
 
@@ -180,7 +180,9 @@ def load_drafter_models(config: Config, uri: str, fetched: Path) -> DrafterModel
     tokenizer = load_tokenizer(source)
     drafter_vocabulary = Vocabulary(tokenizer, config.drafter)
     target_vocabulary = Vocabulary(load_tokenizer(locate(name, uri, fetched)), name)
-    drafter.forward_pass = ModuleForward(drafter.model)  # nothing is decoded here
+    drafter.prove_forward()
+    if isinstance(drafter.forward_pass, PackedLlamaForward):
+        drafter.forward_pass = ModuleForward(drafter.model)  # nothing is decoded here
     own = drafter.share_weights(_adapter(config, drafter, name, folder))
     return DrafterModels(
         name,

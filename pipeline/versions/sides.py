@@ -175,7 +175,7 @@ def make_arms(config: Config, sides: tuple[Side, Side], uri: str, scratch: Path)
 def replace_drafter(config: Config, models: Models, folder: Path) -> Models:
     """Return models with the same target, on its own rows, and another drafter."""
     drafter = load_drafter(config, str(folder), str(models.target.device))
-    drafter.require_row_cache()
+    drafter.prove_forward()
     tokenizer = load_tokenizer(str(folder))
     drafter_vocabulary = Vocabulary(tokenizer, str(folder))
     return replace(

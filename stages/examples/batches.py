@@ -146,6 +146,7 @@ class ExampleBatcher:
 
     def __init__(self, model: LanguageModel, allowed: Mapping[str, Collection[int]]) -> None:
         self._device, self._width, self._max_length = model.device, model.vocabulary_size, model.max_length
+        self._reads_branches = model.attends_anywhere
         self._forbidden_D = {target: model.mask_without(pieces) for target, pieces in allowed.items()}
 
     def make_batches(self, examples: Sequence[TrainingExample], *, branches: bool = True) -> Iterator[Batch]:
@@ -155,8 +156,9 @@ class ExampleBatcher:
 
         Args:
             examples: in any order.
-            branches: False to read the texts without their branches.
+            branches: False to read the texts without their branches, as for models that read texts in order only.
         """
+        branches = branches and self._reads_branches
         group: list[TrainingExample] = []
         pieces = 0
         usable = [one for one in examples if one.soft_targets and len(one.pieces) <= self._max_length]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from stages.models.attention_masks import AttentionPositions, attend_by_position
 from stages.models.row_cache import RowCache
 
 
@@ -73,12 +74,16 @@ class Forward(Protocol):
         """Take over changed weights of the model."""
         ...
 
+    def share(self) -> "Forward":
+        """Return another forward pass over the same weights, with rows of its own."""
+        ...
+
 
 class ModuleForward(Forward):
     """Uses the modules of `transformers`, for any architecture. Rows of unequal length are padded on the left.
 
     Args:
-        model: a Hugging Face causal language model whose attention takes a boolean mask (`sdpa`).
+        model: a Hugging Face causal language model whose attention is `sdpa` or `eager`.
     """
 
     name = "modules of transformers"
@@ -117,6 +122,10 @@ class ModuleForward(Forward):
         """Do nothing: the modules hold the weights."""
 
     @override
+    def share(self) -> "ModuleForward":
+        return ModuleForward(self._model)
+
+    @override
     def __call__(
         self, first: int, tokens: Sequence[Sequence[int]], starts: Sequence[int], wanted: Sequence[int], *, hidden: bool
     ) -> tuple[Tensor, Tensor]:
@@ -131,16 +140,18 @@ class ModuleForward(Forward):
         seen = max(start + len(new) for start, new in zip(starts, tokens, strict=True))
         self._cache.place(first, places_BQ, seen)
         positions_BQ = places_BQ.where(places_BQ != trash, 0)
-        mask_B1QK = (torch.arange(seen, device=places_BQ.device) <= positions_BQ[..., None])[:, None]
-        output = self._model(
-            input_ids=ids_BQ,
-            attention_mask=mask_B1QK,
-            position_ids=positions_BQ,
-            past_key_values=self._cache,
-            use_cache=True,
-            logits_to_keep=max(1, *wanted),
-            output_hidden_states=hidden,
-        )
+        keys_1K = torch.arange(seen, device=places_BQ.device)[None]
+        with attend_by_position(AttentionPositions(positions_BQ, keys_1K)):
+            output = self._model(
+                input_ids=ids_BQ,
+                # No padding among the keys; some models compute position biases from it.
+                attention_mask=keys_1K.new_ones(len(tokens), seen),
+                position_ids=positions_BQ,
+                past_key_values=self._cache,
+                use_cache=True,
+                logits_to_keep=max(1, *wanted),
+                output_hidden_states=hidden,
+            )
         logits_NV = _take_last(output.logits, wanted)
         return logits_NV, _take_last(output.hidden_states[-1], wanted) if hidden else logits_NV
 

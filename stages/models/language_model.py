@@ -5,9 +5,9 @@ Shapes: B rows, Q new tokens of the longest row, K keys, V vocabulary, W hidden 
 
 import copy
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -25,23 +25,17 @@ from stages.models.adapters import (
     save_adapter,
     strip_adapters,
 )
+from stages.models.attention_masks import AttentionPositions, attend_by_position
 from stages.models.forward import Forward, ModuleForward
 from stages.models.huggingface import load_causal_model, load_tokenizer, raise_write_errors
 from stages.models.measurements import Measurements
 from stages.models.packed_llama import PackedLlamaForward, PackedLlamaWeights, has_packed_forward
-from stages.sampling.random_source import SeededRandomSource
+from stages.models.proof import ROUNDED, check_spans, describe_error, pick_forward, proof_key, tolerance
+from stages.models.row_forward import Reading, RowForward, find_rope_switch
 from store.errors import ModelError
 
 SAMPLES = 64  # values of each weight that enter a fingerprint
 PRUNE_BELOW = 0.75  # share of the output layer's rows below which a pruned layer saves more than the scatter costs
-
-
-def _max_length(config: Any) -> int:
-    """Return the longest text of a model in tokens. Our masks have no sliding window, so a window limits the text."""
-    longest: int = getattr(config, "max_position_embeddings", None) or 1 << 30
-    window: int | None = getattr(config, "sliding_window", None)
-    slides = getattr(config, "use_sliding_window", True) and window
-    return min(longest, window) if slides and window else longest
 
 
 @dataclass(frozen=True)
@@ -63,7 +57,7 @@ class LanguageModel:
     Several instances may share the same modules, each with its own rows and optionally its own adapter.
 
     Args:
-        model: any Hugging Face causal language model whose attention takes a boolean mask (`sdpa`).
+        model: any Hugging Face causal language model.
         name: for messages.
         adapter: name of the injected adapter to compute with.
         weights: format of the packed weights, see `PackedLlamaWeights`.
@@ -85,7 +79,7 @@ class LanguageModel:
         self.device: torch.device = next(model.parameters()).device
         self.vocabulary_size: int = model.get_output_embeddings().weight.shape[0]
         self.hidden_size: int = model.config.get_text_config().hidden_size
-        self.max_length: int = _max_length(model.config.get_text_config())
+        self.max_length: int = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 1 << 30
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         self.layers: int = model.config.get_text_config().num_hidden_layers
         self.weights, self._packed_weights, self.measurements = weights, packed_weights, measurements or Measurements()
@@ -94,12 +88,23 @@ class LanguageModel:
 
     @cached_property
     def forward_pass(self) -> Forward:
-        """The packed forward if it supports the architecture and computes the same, else the modules."""
-        if self.adapter or not has_packed_forward(self.model):
+        """The packed forward if it supports the architecture, else the modules; `prove_forward` may choose another."""
+        if not self._can_pack():
             return ModuleForward(self.model)
+        return self._make_packed()
+
+    def _can_pack(self) -> bool:
+        return not self.adapter and has_packed_forward(self.model)
+
+    def _make_packed(self) -> Forward:
         if self._packed_weights is None:
             self._packed_weights = PackedLlamaWeights(self.model, self.weights, self.measurements)
         return PackedLlamaForward(self._packed_weights)
+
+    @property
+    def attends_anywhere(self) -> bool:
+        """Whether `read` takes a mask: False for models that are computed row by row, which read texts in order."""
+        return not isinstance(self.forward_pass, RowForward)
 
     def share_weights(self, adapter: str | None = None) -> "LanguageModel":
         """Return another instance over the same weights, with its own rows."""
@@ -111,8 +116,9 @@ class LanguageModel:
             packed_weights=None if adapter else self._packed_weights,
             measurements=self.measurements,
         )
-        if isinstance(self.forward_pass, ModuleForward):
-            shared.forward_pass = ModuleForward(self.model)
+        shared.max_length = self.max_length
+        if not adapter or not isinstance(self.forward_pass, PackedLlamaForward):
+            shared.forward_pass = self.forward_pass.share()
         return shared
 
     def admit(self, row: SequenceState, tokens: Sequence[int]) -> None:
@@ -139,41 +145,57 @@ class LanguageModel:
         forbidden_V[torch.tensor(sorted(allowed), dtype=torch.long, device=self.device)] = False
         return forbidden_V
 
-    def require_row_cache(self) -> None:
-        """Check that a text computed in parts through the row cache has the logits of the whole text.
+    def prove_forward(self) -> None:
+        """Choose the fastest forward pass that provably computes what the model computes (`stages/models/proof.py`).
 
-        If the packed forward fails the check, the modules of `transformers` are used.
+        The outcome is stored on this machine for these weights, this configuration and this code.
 
         Raises:
-            ModelError: the modules fail too (models with recurrent state or a custom attention).
+            ModelError: no forward pass is right, or the weight format is int8 and the packed forward is not.
         """
-        exact = self.model.dtype in (torch.float32, torch.float64) and self.weights != "int8"
-        if isinstance(self.forward_pass, PackedLlamaForward) and self._deviation() > (1e-3 if exact else 0.3):
-            self.forward_pass = ModuleForward(self.model)
-        if isinstance(self.forward_pass, ModuleForward) and self._deviation() > 0.1:
-            raise ModelError(
-                f"{self.name} must give the same logits for a text read at once and in parts, but does not: it keeps "
-                "state that the row cache cannot hold; use a model with plain causal attention"
-            )
+        candidates: dict[str, Callable[[], Forward]] = {
+            "modules": lambda: ModuleForward(self.model),
+            **{reading.name.lower(): partial(RowForward, self.model, reading) for reading in Reading},
+        }
+        if find_rope_switch(self.model.config.get_text_config()) is not None:
+            del candidates["modules"]  # one row beyond the switch would change the frequencies of all
+        if self._can_pack():
+            candidates = {"packed": self._make_packed, **candidates}
+        if self.weights == "int8":
+            candidates = {name: make for name, make in candidates.items() if name == "packed"}
+        key = proof_key(self.model, fingerprint(self), self.weights, *candidates)
+        found = self.measurements.get_or_measure("proof", key, lambda: self._prove(candidates))
+        if found["forward"] is None:
+            raise ModelError(self._describe_failure(candidates, found["reasons"]))
+        self.max_length = min(self.max_length, found["longest"] or self.max_length)
+        if not isinstance(self.forward_pass, PackedLlamaForward) or found["forward"] != "packed":
+            self.forward_pass = candidates[found["forward"]]()
 
-    def _deviation(self) -> float:
-        """Return the largest difference between the logits of a text computed at once and in parts, in standard
-        deviations of the logits.
-        """
-        tokens = [3 + 5 * place % max(1, self.vocabulary_size - 3) for place in range(8)]
-        row = SequenceState(0, "", "", "", tokens, len(tokens), [], SeededRandomSource(0, 0), 0)
-        with torch.inference_mode():
-            whole_V = self.model(input_ids=torch.tensor([tokens], device=self.device)).logits[0, -1].float()
-        self.admit(row, tokens[:4])
-        other = SequenceState(1, "", "", "", tokens[:3], 3, [], SeededRandomSource(0, 0), 0)
-        self.admit(other, other.tokens)
-        self.forward([row, other], [[*tokens[3:5], tokens[0]], tokens[2:3]], [1, 0])  # rows of unequal length
-        self.roll_back(row, 5)  # drops the last token
-        self.release(other)
-        self.forward([row], [tokens[5:7]], [0])
-        by_rows_V = self.forward([row], [tokens[7:]], [1])[0][0].float()  # a single token uses other kernels
-        self.release(row)
-        return float((whole_V - by_rows_V).abs().max() / whole_V.std().clamp(min=1e-6))
+    def _prove(self, candidates: Mapping[str, Callable[[], Forward]]) -> dict[str, Any]:
+        """Return the name of the first right forward pass, the longest text it is proved for, and what others did."""
+        try:
+            length, longest = check_spans(self.model)
+        except Exception as error:  # a model may raise anything
+            return {"forward": None, "longest": None, "reasons": [f"the model itself fails: {describe_error(error)}"]}
+        limit = ROUNDED if self.weights == "int8" else tolerance(self.model)
+        number, reasons = pick_forward(self.model, list(candidates.values()), limit, length)
+        return {
+            "forward": None if number is None else list(candidates)[number],
+            "longest": longest,
+            "reasons": reasons,
+        }
+
+    def _describe_failure(self, candidates: Collection[str], reasons: Sequence[str]) -> str:
+        config = self.model.config.get_text_config()
+        kinds = ", ".join(dict.fromkeys(getattr(config, "layer_types", None) or ())) or "of one kind"
+        if self.weights == "int8":
+            why = f"; {reasons[0]}" if reasons else ", which does not support this architecture"
+            return f"{self.name}: weights in int8 need the packed forward{why}; leave out weights = 'int8'"
+        tried = "; ".join(f"{name}: {reason}" for name, reason in zip(candidates, reasons, strict=False))
+        return (
+            f"{self.name} must give the same logits for a text read at once and in parts, but no forward pass does "
+            f"(model type {config.model_type}, layers {kinds}; {tried}); choose another model"
+        )
 
     def restrict(self, ids: Collection[int]) -> None:
         """Allow logits of these ids only; the others are not computed if that is faster."""
@@ -275,9 +297,22 @@ class LanguageModel:
         return copied
 
     def read(self, ids_BT: Tensor, positions_BT: Tensor, mask_B1TT: Tensor | None) -> Tensor:
-        """Compute logits of whole texts in float32 (B, T, V), without the cache; supports gradients."""
+        """Compute logits of whole texts in float32 (B, T, V), without the cache; supports gradients.
+
+        Args:
+            ids_BT: the texts, padded on the right.
+            positions_BT: position of each id; used with a mask only.
+            mask_B1TT: True where the first index may attend to the second; None for causal texts.
+        """
         self._activate()
-        output = self.model(input_ids=ids_BT, attention_mask=mask_B1TT, position_ids=positions_BT, use_cache=False)
+        if mask_B1TT is None:
+            output = self.model(input_ids=ids_BT, use_cache=False)
+        else:
+            with attend_by_position(AttentionPositions(positions_BT, positions_BT, mask_B1TT)):
+                ones_BT = torch.ones_like(ids_BT)  # no padding: what attends to what is in the mask
+                output = self.model(
+                    input_ids=ids_BT, attention_mask=ones_BT, position_ids=positions_BT, use_cache=False
+                )
         logits_BTV: Tensor = output.logits.float()
         return logits_BTV
 
@@ -304,7 +339,7 @@ class LanguageModel:
 def load_model(
     source: str, dtype: str, device: str, weights: str = "fastest", measurements: Measurements | None = None
 ) -> LanguageModel:
-    """Load a causal language model from a hub name or folder. `require_row_cache` checks whether it can be used.
+    """Load a causal language model from a hub name or folder. `prove_forward` checks how it can be used.
 
     Args:
         source: hub name or folder.

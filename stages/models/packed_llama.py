@@ -34,7 +34,7 @@ SHARED_QUERIES = 64  # above it, the mask that sharing repeats costs more memory
 
 
 def has_packed_forward(model: Any) -> bool:
-    """Check whether the packed forward supports this architecture. `require_row_cache` compares its outputs."""
+    """Check whether the packed forward supports this architecture. `prove_forward` compares its outputs."""
     config = model.config
     return (
         config.model_type in ARCHITECTURES
@@ -77,6 +77,8 @@ class PackedLlamaWeights:
         self.eps: float = model.model.norm.variance_epsilon
         self.dtype, self.device = model.dtype, model.device
         self.longest: int = model.config.max_position_embeddings
+        kinds = getattr(model.config, "layer_types", None) or ["sliding_attention"] * len(model.model.layers)
+        self.slides = [kind == "sliding_attention" for kind in kinds]
         self._rotations_PE = torch.empty(0, self.head_size // 2, dtype=torch.complex64, device=self.device)
         self.outputs: int = model.lm_head.weight.shape[0]
         self.version = 0  # incremented whenever the weights are packed
@@ -119,6 +121,12 @@ class PackedLlamaWeights:
         cos_1PE, sin_1PE = self.model.model.rotary_emb(probe, positions)
         half = self.head_size // 2
         return torch.complex(cos_1PE[0, :, :half].float(), sin_1PE[0, :, :half].float())
+
+    @property
+    def window(self) -> int | None:
+        """Number of tokens that a sliding layer attends to, its own included; None if no layer slides."""
+        window: int | None = getattr(self.model.config, "sliding_window", None)
+        return window if any(self.slides) else None
 
     @property
     def bytes_per_token(self) -> int:
@@ -182,13 +190,14 @@ class _Layout:
 
     Attributes:
         rows: the rows of the cache that are read.
-        seen: number of keys of the longest row.
+        seen: end of the keys of the longest row.
         mask_B1QK: added to the scores; None if every query attends to every key.
         share: number of heads that are computed as further queries of the key head that they share: fewer and larger
             products, faster from two queries on.
         gather_BQ: index of the token per row and query, or None if all rows have equally many.
         scatter_N: index among (B, Q) per token, if there is a gather.
         parts: slices of the tokens that are computed one after the other, each with its own layout.
+        begin: place of the first key that is read; a sliding layer reads none before its windows.
     """
 
     rows: slice
@@ -198,6 +207,7 @@ class _Layout:
     gather_BQ: Tensor | None = None
     scatter_N: Tensor | None = None
     parts: "tuple[tuple[slice, _Layout], ...]" = ()
+    begin: int = 0
 
 
 class PackedLlamaForward(Forward):
@@ -218,6 +228,10 @@ class PackedLlamaForward(Forward):
     @override
     def refresh(self) -> None:
         self.weights.refresh()
+
+    @override
+    def share(self) -> "PackedLlamaForward":
+        return PackedLlamaForward(self.weights)
 
     @property
     @override
@@ -272,10 +286,12 @@ class PackedLlamaForward(Forward):
         line = torch.tensor([list(chain(*tokens)), list(chain(*places)), slots], device=device)
         ids_N, positions_N, slots_N = line
         layout = self._make_layout(first, tokens, starts)
+        sliding = layout if weights.window is None else self._make_layout(first, tokens, starts, weights.window)
         rotations_N1E = weights.rotations(positions_N, self._capacity)[:, None]
         state_NW = functional.embedding(ids_N, weights.embedding_VW)
-        for layer, cache_SX in zip(weights.layers, self._caches_SX, strict=True):
-            state_NW = self._compute_layer(layer, cache_SX, state_NW, rotations_N1E, slots_N, layout)
+        for layer, slides, cache_SX in zip(weights.layers, weights.slides, self._caches_SX, strict=True):
+            own = sliding if slides else layout
+            state_NW = self._compute_layer(layer, cache_SX, state_NW, rotations_N1E, slots_N, own)
         kept = _wanted_places(tokens, wanted)
         if len(kept) < len(slots):
             state_NW = state_NW[torch.tensor(kept, dtype=torch.long, device=device)]
@@ -330,7 +346,7 @@ class PackedLlamaForward(Forward):
             return torch.cat([self._attend(queries_NHE[line], cache_SX, part) for line, part in layout.parts])
         weights = self.weights
         by_row = cache_SX.view(self._rows, self._capacity, 2, weights.key_heads, weights.head_size)
-        keys_BGKE, values_BGKE = by_row[layout.rows, : layout.seen].permute(2, 0, 3, 1, 4)
+        keys_BGKE, values_BGKE = by_row[layout.rows, layout.begin : layout.seen].permute(2, 0, 3, 1, 4)
         if layout.gather_BQ is not None:
             queries_NHE = queries_NHE[layout.gather_BQ]
         rows, groups, size = len(keys_BGKE), weights.key_heads, weights.head_size
@@ -349,15 +365,19 @@ class PackedLlamaForward(Forward):
             mixed_NX = mixed_BGQE.view(rows, groups, -1, *shape[3:]).transpose(1, 2).reshape(-1, weights.heads * size)
         return mixed_NX if layout.scatter_N is None else mixed_NX[layout.scatter_N]
 
-    def _make_layout(self, first: int, tokens: Sequence[Sequence[int]], starts: Sequence[int]) -> _Layout:
+    def _make_layout(
+        self, first: int, tokens: Sequence[Sequence[int]], starts: Sequence[int], window: int | None = None
+    ) -> _Layout:
+        """Lay out the new tokens for layers that attend to the last `window` tokens, or to all."""
         device = self.weights.device
         counts = [len(new) for new in tokens]
         seen = max(start + count for start, count in zip(starts, counts, strict=True))
+        begin = 0 if window is None else max(0, min(starts) + 1 - window)
         rows, width = slice(first, first + len(tokens)), max(counts)
         if width == 1 and min(starts) == seen - 1 and min(counts) == 1:
-            return _Layout(rows, seen, None)
+            return _Layout(rows, seen, None, begin=begin)
         if len(counts) * width > PADDING_WASTE * sum(counts):
-            return _Layout(rows, seen, None, parts=self._split_rows(first, tokens, starts))
+            return _Layout(rows, seen, None, parts=self._split_rows(first, tokens, starts, window))
 
         def by_row(begins: Iterable[int]) -> Tensor:
             """Return a range per row, padded with 0; outputs of the padding are dropped after attention."""
@@ -367,23 +387,29 @@ class PackedLlamaForward(Forward):
             ]
             return torch.tensor(lines, device=device)
 
-        mask_BQK = torch.zeros(len(counts), width, seen, dtype=self.weights.dtype, device=device)
-        mask_BQK.masked_fill_(torch.arange(seen, device=device) > by_row(starts)[..., None], -torch.inf)
+        queries_BQ1, keys_K = by_row(starts)[..., None], torch.arange(begin, seen, device=device)
+        mask_BQK = torch.zeros(len(counts), width, seen - begin, dtype=self.weights.dtype, device=device)
+        mask_BQK.masked_fill_(keys_K > queries_BQ1, -torch.inf)
+        if window is not None:
+            mask_BQK.masked_fill_(keys_K <= queries_BQ1 - window, -torch.inf)
+        mask_BQK.masked_fill_(
+            (queries_BQ1 < begin) & (keys_K == begin), 0
+        )  # padding attends to anything, not to nothing
         share = self.weights.heads // self.weights.key_heads if 1 < width <= SHARED_QUERIES else 1
         mask_B1QK = mask_BQK.repeat_interleave(share, 1)[:, None]
         if min(counts) == width:
-            return _Layout(rows, seen, mask_B1QK, share)
+            return _Layout(rows, seen, mask_B1QK, share, begin=begin)
         scatter = [row * width + place for row, count in enumerate(counts) for place in range(count)]
         gather_BQ = by_row([0, *accumulate(counts)])
-        return _Layout(rows, seen, mask_B1QK, share, gather_BQ, torch.tensor(scatter, device=device))
+        return _Layout(rows, seen, mask_B1QK, share, gather_BQ, torch.tensor(scatter, device=device), begin=begin)
 
     def _split_rows(
-        self, first: int, tokens: Sequence[Sequence[int]], starts: Sequence[int]
+        self, first: int, tokens: Sequence[Sequence[int]], starts: Sequence[int], window: int | None
     ) -> tuple[tuple[slice, _Layout], ...]:
         """Make one layout per row that has new tokens."""
         ends = list(accumulate(map(len, tokens)))
         return tuple(
-            (slice(end - len(new), end), self._make_layout(first + row, [new], [start]))
+            (slice(end - len(new), end), self._make_layout(first + row, [new], [start], window))
             for row, (new, start, end) in enumerate(zip(tokens, starts, ends, strict=True))
             if new
         )

@@ -94,3 +94,11 @@ class RowCache(Cache):
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return the number of keys that the next pass reads. Models call it; our masks do not use it."""
         return self._seen
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        """Return the number of keys and the position of the first. The library calls it to make masks."""
+        return self._seen, 0
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        """Return 0: masks follow the positions of each row."""
+        return 0

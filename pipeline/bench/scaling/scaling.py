@@ -200,7 +200,7 @@ def with_context(model: LanguageModel, longest: int, dtype: str, weights: str) -
     larger = load_causal_model(model.name, dtype, str(model.device))
     larger.config.max_position_embeddings = longest
     longer = LanguageModel(larger, model.name, weights=weights)
-    longer.require_row_cache()
+    longer.prove_forward()
     return longer
 
 

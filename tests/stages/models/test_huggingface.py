@@ -213,7 +213,7 @@ def test_what_cannot_be_loaded_says_where_it_was_looked_for(tmp_path):
 def test_a_saved_model_loads_again(model: LanguageModel, tmp_path):
     model.model.save_pretrained(tmp_path)
     loaded = load_model(str(tmp_path), "float32", "cpu")
-    loaded.require_row_cache()
+    loaded.prove_forward()
     assert (loaded.vocabulary_size, loaded.hidden_size, loaded.layers) == (VOCABULARY, 16, 2)
     assert torch.equal(alone(loaded, [1, 2, 3])[0], alone(model, [1, 2, 3])[0])
 

@@ -1,5 +1,7 @@
 """The packed forward against the model's own modules, over the architectures that it is written for."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from doubles import row_of
@@ -37,6 +39,12 @@ LEAN: dict[str, PretrainedConfig] = {
     "qwen3": Qwen3Config(**BASE, head_dim=16),
 }
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.15, torch.float16: 0.02}  # of the logits' standard deviation
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Some tests change what a model computes: no outcome of a proof may outlive its test."""
+    monkeypatch.setenv("OMNIDRAFT_CACHE", str(tmp_path / "cache"))
 
 
 def model_of(config: PretrainedConfig, dtype: torch.dtype = torch.float32) -> LanguageModel:
@@ -85,14 +93,14 @@ def test_a_lean_forward_that_computes_something_else_is_not_used_nor_handed_on()
     model = model_of(LEAN["qwen2"])
     assert isinstance(model.forward_pass, PackedLlamaForward)
     model.forward_pass.weights.eps = 0.5  # as if the architecture were not quite what it says
-    model.require_row_cache()
+    model.prove_forward()
     assert isinstance(model.forward_pass, ModuleForward)
     assert isinstance(model.share_weights().forward_pass, ModuleForward)
 
 
 def test_a_sound_one_is_shared_by_those_beside():
     model = model_of(LEAN["qwen2"])
-    model.require_row_cache()
+    model.prove_forward()
     beside = model.share_weights()
     assert isinstance(model.forward_pass, PackedLlamaForward)
     assert isinstance(beside.forward_pass, PackedLlamaForward)

@@ -71,7 +71,7 @@ def test_rows_in_flight_are_read_on_with_the_new_weights():
     teacher, served = llama(1), llama(2)
     row = row_of([1, 4, 2])
     for model in (teacher, served):
-        model.require_row_cache()
+        model.prove_forward()
     served.admit(row, row.tokens)
     apply_weights(export_weights(teacher, AcceptanceHead(8, 1), 1, 1), served, AcceptanceHead(8, 1))
     served.release(row)

@@ -1,0 +1,220 @@
+"""The proof that a forward pass computes what the model computes, made when a model is loaded.
+
+A text is read at once by the model's own modules, and by the forward pass as decoding reads it: in parts, several
+tokens and single ones, with rollbacks, in a batch of ragged rows, one of which ends. The logits must agree at every
+position. Windows, chunks and switches of the rotary frequencies are made so short for the proof that the text is longer
+than each. Where a model does not take the shorter window from its configuration, the text is longer than the real one.
+
+Shapes: T tokens, V vocabulary.
+"""
+
+import hashlib
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stages.models.attention_masks import LIBRARY
+from stages.models.forward import Forward
+from stages.models.row_forward import find_rope_switch
+
+SPAN = 12  # tokens of a window or chunk during the proof
+TEXT, OTHER_TEXT = 3 * SPAN + 4, SPAN + 6  # tokens of the two rows
+# The longest text of a proof: a window that can be neither shortened nor passed limits the texts of the model instead.
+LONGEST_TEXT = 4096
+SPAN_NAMES = re.compile(r"window|chunk|local_attention|block_size|original_max")
+SHORTENED = ("sliding_window", "attention_chunk_size")
+EXACT, ROUNDED = 1e-3, 0.3  # largest deviation in standard deviations of the logits, in float32 and in less
+
+
+def find_spans(config: Any) -> dict[str, int]:
+    """Return what a text configuration names that may change attention beyond some number of tokens."""
+    values = {**vars(config), **(getattr(config, "rope_parameters", None) or {})}
+    return {
+        name: value
+        for name, value in values.items()
+        if SPAN_NAMES.search(name) and isinstance(value, int) and not isinstance(value, bool) and value > 0
+    }
+
+
+def tolerance(model: Any) -> float:
+    """Return the largest deviation of a correct forward pass of this model."""
+    return EXACT if model.dtype in (torch.float32, torch.float64) else ROUNDED
+
+
+@torch.inference_mode()
+def check_spans(model: Any) -> tuple[int, int | None]:
+    """Find how long a text must be to go beyond everything that the configuration names.
+
+    Returns:
+        The number of tokens of the text of a proof, and the longest text that the proof covers; None: any.
+    """
+    config = model.config.get_text_config()
+    spans = find_spans(config)
+    with shorten_spans(model):
+        if any(_takes_shorter(model, name, spans[name]) for name in SHORTENED if name in spans):
+            spans = {name: span for name, span in spans.items() if name not in SHORTENED}
+    if find_rope_switch(config) is not None:
+        spans.pop("original_max_position_embeddings", None)
+    longest = getattr(config, "max_position_embeddings", None) or 1 << 30
+    longer = [span for span in spans.values() if TEXT <= span < longest]
+    covered = [span for span in longer if span + SPAN <= min(LONGEST_TEXT, longest)]
+    beyond = [span for span in longer if span not in covered]
+    return max([TEXT, *(span + SPAN for span in covered)]), min(beyond, default=None)
+
+
+def _takes_shorter(model: Any, name: str, span: int) -> bool:
+    """Whether the model computes something else with a shortened span than with this one."""
+    config = model.config.get_text_config()
+    ids = torch.tensor([_make_text(TEXT, model)], device=model.device)
+    short_V = model(input_ids=ids).logits[0, -1]
+    shortened = getattr(config, name)
+    setattr(config, name, span)
+    try:
+        return not torch.equal(short_V, model(input_ids=ids).logits[0, -1])
+    finally:
+        setattr(config, name, shortened)
+
+
+@contextmanager
+def shorten_spans(model: Any) -> Iterator[None]:
+    """Make windows, chunks and rotary switches of a model shorter than the text of a proof."""
+    config = model.config.get_text_config()
+    windows = {name: getattr(config, name) for name in SHORTENED if (getattr(config, name, None) or 0) > SPAN}
+    switch, parameters = find_rope_switch(config), getattr(config, "rope_parameters", None) or {}
+    kinds = [one for one in (parameters, *parameters.values()) if isinstance(one, dict)]
+    switching = [one for one in kinds if switch is not None and one.get("original_max_position_embeddings")]
+    lengths = [one["original_max_position_embeddings"] for one in switching]
+    for name in windows:
+        setattr(config, name, SPAN)
+    for one in switching:
+        one["original_max_position_embeddings"] = min(2 * SPAN, one["original_max_position_embeddings"])
+    try:
+        yield
+    finally:
+        for name, window in windows.items():
+            setattr(config, name, window)
+        for one, length in zip(switching, lengths, strict=True):
+            one["original_max_position_embeddings"] = length
+
+
+def _make_text(length: int, model: Any) -> list[int]:
+    size = model.get_input_embeddings().weight.shape[0]
+    return [(3 + 7919 * place) % max(1, size - 3) for place in range(length)]
+
+
+@torch.inference_mode()
+def read_at_once(model: Any, tokens: Sequence[int]) -> Tensor:
+    """Compute the logits of a text with the model's own modules (T, V): those of each position are of the text up to
+    it.
+    """
+    switch = find_rope_switch(model.config.get_text_config())
+    ends = [len(tokens)] if switch is None or switch >= len(tokens) else [switch, len(tokens)]
+    begins = [0, *ends[:-1]]
+    parts = []
+    for begin, end in zip(begins, ends, strict=True):
+        logits_TV = model(input_ids=torch.tensor([tokens[:end]], device=model.device), use_cache=False).logits[0]
+        parts.append(logits_TV[begin:].float())
+    return torch.cat(parts)
+
+
+@torch.inference_mode()
+def measure_deviation(model: Any, forward: Forward, length: int) -> float:
+    """Return the largest difference between a forward pass and the model in standard deviations of the logits.
+
+    Args:
+        model: a Hugging Face causal language model.
+        forward: a forward pass of it with an empty cache.
+        length: number of tokens of the longer text.
+    """
+    with shorten_spans(model):
+        reader = _ProofReader(forward, [_make_text(length, model), _make_text(OTHER_TEXT + 5, model)[5:]])
+        references = [read_at_once(model, text) for text in reader.texts]
+        reader.read_as_decoding_does()
+    found, expected = [], []
+    for row, position, logits_V in reader.found:
+        found.append(logits_V.float())
+        expected.append(references[row][position])
+    found_NV, expected_NV = torch.stack(found), torch.stack(expected)
+    deviation = float((found_NV - expected_NV).abs().max() / expected_NV.std().clamp(min=1e-6))
+    return deviation if deviation == deviation else float("inf")  # noqa: PLR0124 (not a number)
+
+
+def describe_error(error: Exception) -> str:
+    """Return the type and the first line of an error."""
+    return ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
+
+
+class _ProofReader:
+    """Reads two texts as decoding reads them, and keeps the logits.
+
+    Attributes:
+        found: row, position and logits at every position that was read for its logits.
+    """
+
+    def __init__(self, forward: Forward, texts: list[list[int]]) -> None:
+        self.texts, self._forward = texts, forward
+        self._lengths = [0] * len(texts)
+        self.found: list[tuple[int, int, Tensor]] = []
+
+    def read_as_decoding_does(self) -> None:
+        """Read the texts in parts, as ragged rows, with wrong tokens that are rolled back."""
+        longest = len(self.texts[0])
+        self._forward.reserve(1, longest + SPAN)
+        self._pass({0: (longest // 2, 0)}, wanted=0)  # a prompt, and a longer one joins
+        self._forward.reserve(2, longest + SPAN)
+        self._pass({1: (4, 0)}, wanted=0)
+        self._pass({0: (3, 2), 1: (1, 3)})
+        self._pass({0: (1, 0), 1: (5, 1)})
+        self._pass({0: (1, 4), 1: (1, 0)})
+        self._pass({0: (4, 1), 1: (3, 0)})
+        self._forward.move(0, 1)  # the second row ends, the first takes its place
+        self._forward.move(1, 0)
+        self._pass({0: (longest - self._lengths[0] - 2, 3)})
+        self._pass({0: (1, 0)})
+        self._pass({0: (1, 0)})
+
+    def _pass(self, reads: dict[int, tuple[int, int]], wanted: int | None = None) -> None:
+        """Read right tokens and then wrong ones of some rows, keep the logits of the right ones, and roll back."""
+        first, rows = min(reads), range(min(reads), max(reads) + 1)
+        right = [self.texts[row][self._lengths[row] :][: reads[row][0]] for row in rows]
+        wrong = [[1 + place for place in range(reads[row][1])] for row in rows]
+        tokens = [[*good, *bad] for good, bad in zip(right, wrong, strict=True)]
+        counts = [len(new) if wanted is None else wanted for new in tokens]
+        starts = [self._lengths[row] for row in rows]
+        logits_NV, _ = self._forward(first, tokens, starts, counts, hidden=wanted is None)
+        begin = 0
+        for row, good, count in zip(rows, right, counts, strict=True):
+            for place in range(min(count, len(good))):
+                self.found.append((row, self._lengths[row] + place, logits_NV[begin + place]))
+            begin += count
+            self._lengths[row] += len(good)
+
+
+def proof_key(model: Any, *parts: object) -> list[Any]:
+    """Return what the outcome of a proof depends on besides the weights: configuration, library and our own code."""
+    code = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        code.update(path.read_bytes())
+    return [model.config.to_json_string(), LIBRARY, code.hexdigest(), *map(str, parts)]
+
+
+def pick_forward(
+    model: Any, candidates: Sequence[Callable[[], Forward]], limit: float, length: int
+) -> tuple[int | None, list[str]]:
+    """Return the number of the first candidate that computes what the model computes, and what the others did."""
+    reasons = []
+    for number, make in enumerate(candidates):
+        try:
+            deviation = measure_deviation(model, make(), length)
+        except Exception as error:  # models raise anything for a cache that is not their own
+            reasons.append(describe_error(error))
+            continue
+        if deviation <= limit:
+            return number, reasons
+        reasons.append(f"its logits deviate by {deviation:.2g} standard deviations")
+    return None, reasons

@@ -1,0 +1,218 @@
+"""The slowest forward pass, for models whose state no row cache can hold: every row by itself.
+
+Each row has the cache that the model makes for itself: keys and values, states of convolutions and recurrences,
+whatever there is. Such a state cannot be rolled back by a length. A copy of it is kept every few tokens; after a
+rollback the copy is taken, and the tokens since then are computed again together with the new ones, in one pass.
+"""
+
+import copy
+import inspect
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import cache_utils
+from typing_extensions import override
+
+from stages.models.forward import Forward
+
+COPY_EVERY = 16  # tokens between two copies; a draft is rarely longer, so a rollback computes few tokens again
+CACHE_NAMES = ("past_key_values", "cache_params", "state")  # what models call their cache
+
+
+def find_rope_switch(config: Any) -> int | None:
+    """Return the length above which a model's rotary frequencies change (`longrope`); None if they never do.
+
+    The model then computes the keys of a whole text with other frequencies, from its first token on.
+    """
+    parameters = getattr(config, "rope_parameters", None) or {}
+    kinds = [one for one in (parameters, *parameters.values()) if isinstance(one, dict)]
+    lengths = [one.get("original_max_position_embeddings") for one in kinds if one.get("rope_type") == "longrope"]
+    return min((length for length in lengths if length), default=None)
+
+
+@dataclass
+class _Row:
+    """The cached tokens of a row.
+
+    Attributes:
+        tokens: all of them.
+        cache: the model's own cache of them; None before the first.
+        copies: earlier states, as lengths and caches, in order of length.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    cache: Any = None
+    copies: list[tuple[int, Any]] = field(default_factory=list)
+
+    def roll_back(self, length: int) -> list[int]:
+        """Return to the last copy of at most this length; return the tokens to compute again."""
+        if length == len(self.tokens):
+            return []
+        self.copies = [(place, cache) for place, cache in self.copies if place <= length]
+        place, cache = self.copies[-1] if self.copies else (0, None)
+        again, self.tokens, self.cache = self.tokens[place:length], self.tokens[:place], copy.deepcopy(cache)
+        return again
+
+    def keep_copy(self) -> None:
+        """Copy the state if the last copy is old. The last two copies stay."""
+        if self.cache is not None and len(self.tokens) - (self.copies[-1][0] if self.copies else 0) >= COPY_EVERY:
+            self.copies = [*self.copies[-1:], (len(self.tokens), copy.deepcopy(self.cache))]
+
+
+class Reading(Enum):
+    """How a model continues a text that it has a cache of."""
+
+    SEVERAL = "row by row"
+    SINGLE = "row by row and token by token"  # it reads several tokens from the beginning of a text only
+    WHOLE = "row by row, each pass from the beginning of the text"  # its cache is not to be relied on, or it has none
+
+
+class RowForward(Forward):
+    """Computes one row after the other, each with the cache that the model makes for itself.
+
+    Args:
+        model: a Hugging Face causal language model.
+        reading: how the model continues a text.
+    """
+
+    def __init__(self, model: Any, reading: Reading = Reading.SEVERAL) -> None:
+        self._model, self._reading = model, reading
+        self._rows: list[_Row] = []
+        parameters = inspect.signature(model.forward).parameters
+        self._cache_name = next((name for name in CACHE_NAMES if name in parameters), None)
+        self._takes_positions = "position_ids" in parameters
+
+    @property
+    @override
+    def name(self) -> str:
+        return f"modules of transformers, {self._reading.value}"
+
+    @override
+    def share(self) -> "RowForward":
+        return RowForward(self._model, self._reading)
+
+    @property
+    @override
+    def cache_bytes(self) -> int:
+        return sum(
+            tensor.numel() * tensor.element_size()
+            for row in self._rows
+            for cache in (row.cache, *(kept for _, kept in row.copies))
+            for tensor in _tensors(cache)
+        )
+
+    @property
+    @override
+    def capacity(self) -> int:
+        return max((len(row.tokens) for row in self._rows), default=0)
+
+    @override
+    def read_cache(self, place: int, length: int) -> list[Tensor]:
+        """Return one tensor, the bytes of the row's tokens and states: they are lists of objects of `transformers`."""
+        row, file = self._rows[place], io.BytesIO()
+        torch.save({"tokens": row.tokens, "cache": row.cache, "copies": row.copies}, file)
+        return [torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)]
+
+    @override
+    def write_cache(self, place: int, kept: Sequence[Tensor]) -> None:
+        file = io.BytesIO(kept[0].cpu().numpy().tobytes())
+        with torch.serialization.safe_globals(_cache_classes()):  # no other class of a checkpoint is loaded
+            saved = torch.load(file, weights_only=True, map_location=self._model.device)
+        self._rows[place] = _Row(saved["tokens"], saved["cache"], saved["copies"])
+
+    @override
+    def reserve(self, rows: int, capacity: int) -> None:
+        self._rows.extend(_Row() for _ in range(rows - len(self._rows)))
+
+    @override
+    def move(self, source: int, destination: int) -> None:
+        self._rows[destination], self._rows[source] = self._rows[source], _Row()
+
+    @override
+    def refresh(self) -> None:
+        """Do nothing: the modules hold the weights."""
+
+    @override
+    def __call__(
+        self, first: int, tokens: Sequence[Sequence[int]], starts: Sequence[int], wanted: Sequence[int], *, hidden: bool
+    ) -> tuple[Tensor, Tensor]:
+        outputs = [
+            self._read(self._rows[first + place], start, list(new), number, hidden=hidden)
+            for place, (new, start, number) in enumerate(zip(tokens, starts, wanted, strict=True))
+            if new
+        ]
+        logits_NV, hidden_NW = (torch.cat(parts) for parts in zip(*outputs, strict=True))
+        return logits_NV, hidden_NW
+
+    def _read(self, row: _Row, start: int, new: list[int], wanted: int, *, hidden: bool) -> tuple[Tensor, Tensor]:
+        """Compute new tokens of one row from its place `start` on; return the last `wanted` outputs."""
+        if self._reading is Reading.WHOLE:
+            row.tokens = row.tokens[:start]
+        again = row.roll_back(start)
+        if len(again) >= COPY_EVERY:
+            self._compute(row, again, hidden=False)
+            again = []
+        if not again:
+            row.keep_copy()
+        logits_QV, states_QW = self._compute(row, [*again, *new], hidden=hidden)
+        return logits_QV[len(logits_QV) - wanted :], states_QW[len(states_QW) - wanted :]
+
+    def _compute(self, row: _Row, tokens: list[int], *, hidden: bool) -> tuple[Tensor, Tensor]:
+        """Compute tokens in as few passes as the model allows; return the outputs of all of them."""
+        switch = find_rope_switch(self._model.config.get_text_config())
+        below = len(tokens) if switch is None else min(len(tokens), max(0, switch - len(row.tokens)))
+        step = 1 if self._reading is Reading.SINGLE else len(tokens)
+        parts = [tokens[place : min(place + step, below)] for place in range(0, below, step)]
+        outputs = [self._pass(row, part, hidden=hidden) for part in parts]
+        if above := tokens[below:]:
+            if switch is not None and len(row.tokens) <= switch:
+                row.cache = None  # the first token above is computed with other frequencies, and so are all before it
+            outputs.append(self._pass(row, above, hidden=hidden))
+        logits, states = zip(*outputs, strict=True)
+        return torch.cat(logits), torch.cat(states)
+
+    def _pass(self, row: _Row, new: list[int], *, hidden: bool) -> tuple[Tensor, Tensor]:
+        """Compute new tokens in one pass, with the cached ones if there is no cache; return the new tokens' outputs."""
+        begin = 0 if row.cache is None else len(row.tokens)
+        row.tokens = [*row.tokens, *new]
+        arguments: dict[str, Any] = {"output_hidden_states": hidden, "use_cache": False}
+        if self._reading is not Reading.WHOLE and self._cache_name is not None:
+            arguments |= {"use_cache": True, self._cache_name: row.cache}
+        if self._takes_positions:  # some models take the length of another layer's cache
+            arguments["position_ids"] = torch.arange(begin, len(row.tokens), device=self._model.device)[None]
+        output = self._model(input_ids=torch.tensor([row.tokens[begin:]], device=self._model.device), **arguments)
+        if arguments["use_cache"]:
+            row.cache = output[self._cache_name]
+        logits_QV: Tensor = output.logits[0, -len(new) :]
+        return logits_QV, output.hidden_states[-1][0, -len(new) :] if hidden else logits_QV
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors in an object of `transformers`, whatever it is made of."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for one in value.values():
+            yield from _tensors(one)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _tensors(one)
+    elif hasattr(value, "__dict__"):
+        yield from _tensors(vars(value))
+
+
+def _cache_classes() -> list[Any]:
+    """Return the classes of which caches are made; those of a model are known once the model is loaded."""
+    roots = cache_utils.Cache, cache_utils.CacheLayerMixin, cache_utils.LinearAttentionCacheLayerMixin
+    found: list[Any] = [cache_utils.DummyLayer]
+    waiting: list[Any] = list(roots)
+    while waiting:
+        one = waiting.pop()
+        found.append(one)
+        waiting += one.__subclasses__()
+    return found
