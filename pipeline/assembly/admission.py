@@ -1,6 +1,10 @@
-"""Admission: a prompt's text becomes a row, in the ids of the target and in the pieces of the drafter."""
+"""Admission: a prompt's text becomes a row, in the ids of the target and in the pieces of the drafter.
 
-from collections.abc import Callable
+With `source.chat = "auto"` a prompt is a message in the target's chat template if the target has one, except for the
+built-in sources: these are texts to continue, not questions.
+"""
+
+from collections.abc import Callable, Sequence
 
 from pipeline.assembly.models import Models
 from pipeline.config.sections import SourceSettings
@@ -12,7 +16,9 @@ from stages.vocabulary.chat import ChatEncoder
 from store.errors import ConfigError
 from store.events import PromptReceived
 
-Encode = Callable[[str], tuple[list[int], list[int]]]  # a text to the target's ids and the drafter's pieces
+Ids = tuple[list[int], list[int]]  # the target's ids and the drafter's pieces
+Encode = Callable[[PromptReceived], Ids]
+BUILTIN = "builtin:"
 
 
 def make_admission(config: Config, models: Models) -> Callable[[PromptReceived], SequenceState]:
@@ -21,13 +27,13 @@ def make_admission(config: Config, models: Models) -> Callable[[PromptReceived],
     Raises:
         ConfigError: prompts are to be chat prompts, but there is no template that can be used.
     """
-    encode = prompt_encoder(config.source, models)
+    encode = prompt_encoder(config, models)
     budget = config.sampling.max_new_tokens
     limits = {"target": models.target.max_length - budget - 1, "drafter": models.drafter.max_length - 1}
 
     def prepare(prompt: PromptReceived) -> SequenceState:
         try:
-            tokens, pieces = encode(prompt.text)
+            tokens, pieces = encode(prompt)
         except ConfigError as error:
             raise UnfitPromptError(str(error)) from error
         for model, length in (("target", len(tokens)), ("drafter", len(pieces))):
@@ -43,22 +49,61 @@ def make_admission(config: Config, models: Models) -> Callable[[PromptReceived],
     return prepare
 
 
-def prompt_encoder(settings: SourceSettings, models: Models) -> Encode:
-    """Encodes a prompt's text as configured: alone, or as a message in the target's chat template. The encoder raises
+def prompt_encoder(config: Config, models: Models) -> Encode:
+    """Encodes prompts as configured: as text alone, or as a message in the target's chat template. The encoder raises
     ConfigError for a text of which the template makes no prompt.
 
     Raises:
         ConfigError: prompts are to be chat prompts, but there is no template that can be used.
     """
-    return _chat(settings, models) if settings.chat else _plain(models)
+    plain = _plain(models)
+    if not _uses_chat(config.source, models):
+        return lambda prompt: plain(prompt.text)
+    chat, completed = _chat(config.source, models), _list_completed(config)
+    return lambda prompt: (plain if prompt.dataset in completed else chat)(prompt.text)
 
 
-def _plain(models: Models) -> Encode:
+def describe_chat(config: Config, models: Models) -> str | None:
+    """Return a line on what is done with the target's chat template, or None if it is not considered."""
+    if not _uses_chat(config.source, models):
+        return None
+    completed = _list_completed(config)
+    if len(completed) == len(config.sources):
+        return f"chat: built-in prompts are completed as text; --chat puts them into the chat template of {models.name}"
+    line = f"prompts are put into the chat template of {models.name}"
+    if config.source.chat is True:
+        return f"chat: {line}"
+    if not completed:
+        return f"chat: {line}; --no-chat completes them as text"
+    return f"chat: the other {line}; {' and '.join(BUILTIN + name for name in completed)} is completed as text"
+
+
+def _uses_chat(settings: SourceSettings, models: Models) -> bool:
+    """Whether any prompt may be rendered with a chat template."""
+    if settings.chat != "auto":
+        return settings.chat
+    return settings.chat_template is not None or bool(models.target_vocabulary.tokenizer.chat_template)
+
+
+def _list_completed(config: Config) -> Sequence[str]:
+    """The datasets of sources whose texts are continued, not answered."""
+    if config.source.chat != "auto":
+        return ()
+    return [spec.removeprefix(BUILTIN) for spec in config.sources if spec.startswith(BUILTIN)]
+
+
+def _plain(models: Models) -> Callable[[str], Ids]:
     return lambda text: (models.target_vocabulary.encode(text), models.drafter_vocabulary.encode(text))
 
 
-def _chat(settings: SourceSettings, models: Models) -> Encode:
-    return ChatEncoder(models.target_vocabulary, models.drafter_vocabulary, models.pair, chat_template(settings)).encode
+def _chat(settings: SourceSettings, models: Models) -> Callable[[str], Ids]:
+    template = chat_template(settings)
+    try:
+        return ChatEncoder(models.target_vocabulary, models.drafter_vocabulary, models.pair, template).encode
+    except ConfigError as error:
+        if settings.chat != "auto":
+            raise
+        raise ConfigError(f"{error} Or complete prompts as text with --no-chat (source.chat = false).") from error
 
 
 def chat_template(settings: SourceSettings) -> str | None:

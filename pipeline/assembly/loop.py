@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
 
-from pipeline.assembly.admission import make_admission
+from pipeline.assembly.admission import describe_chat, make_admission
 from pipeline.assembly.learner import VersionSink, make_learner
 from pipeline.assembly.models import Models
 from pipeline.assembly.probe import make_probe
@@ -23,11 +23,17 @@ from pipeline.routing import TargetRouter
 from pipeline.stage_set import Stages
 from store.registry.registry import Registry
 
+LOG = logging.getLogger("omnidraft.models")
+
 
 def build_loop(
     config: Config, targets: Sequence[Models], registry: Registry, run_folder: Path, *, level: int = logging.DEBUG
 ) -> Loop:
-    """The whole loop over loaded models, one runner per target. `level`: see `make_drafting`."""
+    """The whole loop over loaded models, one runner per target. `level`: see `make_drafting`; also of
+    the lines on chat templates."""
+    for models in targets:
+        if line := describe_chat(config, models):
+            LOG.log(level, "%s", line, extra={"target": models.name})
     router = TargetRouter.from_config(config)
     drafting = _drafting(config, targets, router, level)
     distills = make_distillers(config, targets, [one.head for one in drafting], piece_cost(config.learn, targets))

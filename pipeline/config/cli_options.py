@@ -42,7 +42,8 @@ def _describe(key: str) -> str:
     from pipeline.config.settings import settings
 
     field = settings()[key]
-    choices = f" One of {', '.join(get_args(field.annotation))}." if get_origin(field.annotation) is Literal else ""
+    values = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+    choices = f" One of {', '.join(map(str, values))}." if values else ""
     shown = " ".join(field.default) if isinstance(field.default, tuple) else field.default
     default = "" if shown in (None, "") else f" [default: {shown}]"
     return f"{field.description}{choices}{default}"
@@ -53,7 +54,7 @@ def overrides_of(command: Callable[..., None], given: Mapping[str, Any]) -> dict
 
     Args:
         command: its annotations name the settings.
-        given: the values of its parameters; what was not given is None, False or an empty list.
+        given: the values of its parameters; what was not given is None, an empty list, or False for a `flag`.
     """
     from pipeline.config.settings import settings
 
@@ -61,7 +62,9 @@ def overrides_of(command: Callable[..., None], given: Mapping[str, Any]) -> dict
     for name, hint in command.__annotations__.items():
         for made in getattr(hint, "__metadata__", ()):
             value = given[name]
-            if not hasattr(made, "setting") or value is None or value is False or value == []:
+            if not hasattr(made, "setting") or value is None or value == []:
+                continue
+            if value is False and made.meaning is not None:
                 continue
             if isinstance(settings()[made.setting].default, tuple):
                 value = tuple(value) if isinstance(value, list) else (value,)

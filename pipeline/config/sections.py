@@ -43,7 +43,11 @@ class SourceSettings(Section):
         description="With several targets: the column that names the target of a row. Rows without it are routed "
         "in turn.",
     )
-    chat: bool = Field(default=False, description="Whether to render prompts with the target's chat template.")
+    chat: Literal[True, False, "auto"] = Field(
+        default="auto",
+        description="Whether to render prompts with the target's chat template; 'auto' does so where the target has "
+        "one, except for the built-in sources.",
+    )
     chat_template: Annotated[Path, Field(strict=False)] | None = Field(
         default=None, description="Jinja file that replaces the target's own chat template."
     )

@@ -194,6 +194,7 @@ _PLAINER = {
     "a string": "text",
     "a tuple": "a list",
     "is not a valid path for <class 'pathlib.Path'>": "must be a path",
+    "True, False": "true, false",
     "String ": "",
     "Tuple ": "",
     "item after validation, not 0": "entry",

@@ -216,7 +216,7 @@ def _require_equal(
     place = first_difference(one, other)
     tie = ""
     if place is not None:
-        tokens, _ = prompt_encoder(config.source, arm.models)(prompt.text)
+        tokens, _ = prompt_encoder(config, arm.models)(prompt)
         text = [*tokens, *one[:place]]
         margin = abs(preference(arm.models.target.model, text, one[place], other[place]))
         tie = f"; there the target's logits of the two tokens are {margin:.2g} apart, and about 0 is a tie of rounding"

@@ -116,7 +116,7 @@ class LlamaCppArm(TextArm):
         request = self._request
         greedy = request.temperature == 0
         return {
-            "prompt": self._words.encode(prompt.text),
+            "prompt": self._words.encode(prompt),
             "cache_prompt": False,  # the other arms prefill every prompt
             "n_predict": request.max_new_tokens,
             "samplers": ["top_k"] if greedy else ["top_k", "top_p", "temperature"],

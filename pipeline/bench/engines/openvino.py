@@ -70,7 +70,7 @@ class OpenVINOArm(TextArm):
             while waiting and len(running) < self._request.batch:
                 place, prompt = waiting.popleft()
                 settings = _settings(self._request, prompt.offset, self._draft)
-                running[place] = self._pipeline.add_request(place, _tensor(self._words.encode(prompt.text)), settings)
+                running[place] = self._pipeline.add_request(place, _tensor(self._words.encode(prompt)), settings)
             self._pipeline.step()
             for place in [place for place, handle in running.items() if handle.get_status().name != "RUNNING"]:
                 tokens[place] = tuple(map(int, running.pop(place).read_all()[0].generated_ids))

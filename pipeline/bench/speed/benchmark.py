@@ -88,13 +88,13 @@ def choose_prompts(sources: Sequence[Source], config: Config, models: Models, nu
         ConfigError: as `prompt_encoder`.
         SourceError: the sources have fewer such prompts.
     """
-    encode = prompt_encoder(config.source, models)
+    encode = prompt_encoder(config, models)
 
     def fits(event: PromptReceived | PromptRejected) -> bool:
         if isinstance(event, PromptRejected):
             return False
         try:
-            longest = max(map(len, encode(event.text)))
+            longest = max(map(len, encode(event)))
         except ConfigError:  # the chat template makes no prompt of it
             return False
         return longest + 2 * config.sampling.max_new_tokens < min(models.target.max_length, models.drafter.max_length)
@@ -160,7 +160,7 @@ def run(config: Config, plan: SpeedPlan, engines: Engines, progress: Progress) -
     with TemporaryDirectory() as scratch, ExitStack() as open_arms:
         workshop = Workshop(config, Path(scratch))
         prompts = choose_prompts(sources, config, workshop.models, plan.warm_up + plan.prompts)
-        longest = max(len(workshop.words.encode(prompt.text)) for prompt in prompts)
+        longest = max(len(workshop.words.encode(prompt)) for prompt in prompts)
         arms: dict[str, Arm] = {}
         refused: dict[str, str] = {}
         for name in plan.arms:
@@ -198,8 +198,8 @@ def _run_sweeps(meter: CostMeter, number: int, rounds: int) -> None:
 
 def meter_of(config: Config, models: Models, prompts: Sequence[PromptReceived]) -> CostMeter:
     """A meter for rows with a prompt of mean length and half of a longest completion."""
-    encode = prompt_encoder(config.source, models)
-    pairs = [encode(prompt.text) for prompt in prompts]
+    encode = prompt_encoder(config, models)
+    pairs = [encode(prompt) for prompt in prompts]
     encoded = [_mean_length_text(texts) for texts in zip(*pairs, strict=True)]
     context = len(encoded[0]) + config.sampling.max_new_tokens // 2
     longest = max(config.draft.max_draft, config.draft.max_lookup if config.draft.lookup else 0)
@@ -229,7 +229,7 @@ def compare(
         temperature: temperature of the target; 0 is greedy.
     """
     encode, reference = workshop.words.encode, rounds[reference_of(tuple(rounds))]
-    encoded = [[encode(prompt.text) for prompt in chunk] for chunk in prompts]
+    encoded = [[encode(prompt) for prompt in chunk] for chunk in prompts]
     if temperature > 0:
         scored = {name: _with_nats(own, encoded, workshop.target, temperature) for name, own in rounds.items()}
         return {name: summarize_rounds(own, reference, costs, greedy=False) for name, own in scored.items()}

@@ -32,16 +32,16 @@ class PromptWords:
     """
 
     def __init__(self, config: Config, models: Models) -> None:
-        self._encode = prompt_encoder(config.source, models)
+        self._encode = prompt_encoder(config, models)
         self.decode = models.target_vocabulary.decode
 
-    def encode(self, text: str) -> list[int]:
-        """Encode the text of a prompt in target tokens.
+    def encode(self, prompt: PromptReceived) -> list[int]:
+        """Encode a prompt in target tokens.
 
         Raises:
-            ConfigError: the chat template fails on the text.
+            ConfigError: the chat template fails on its text.
         """
-        return self._encode(text)[0]
+        return self._encode(prompt)[0]
 
 
 def request_of(models: Models, config: Config) -> Request:
@@ -98,7 +98,7 @@ class GenerateArm(TextArm):
         completions = []
         for chunk in chunks(prompts, self._batch):
             request = replace(self._request, seed=self._request.seed + chunk[0].offset)
-            completions += self._method(self._target, [self._words.encode(one.text) for one in chunk], request)
+            completions += self._method(self._target, [self._words.encode(one) for one in chunk], request)
         return completions
 
 
@@ -126,4 +126,4 @@ class ContinuousArm(TextArm):
 
     @override
     def _generate(self, prompts: Sequence[PromptReceived]) -> list[list[int]]:
-        return self._batching.complete([self._words.encode(prompt.text) for prompt in prompts])
+        return self._batching.complete([self._words.encode(prompt) for prompt in prompts])

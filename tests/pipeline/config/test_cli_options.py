@@ -18,6 +18,7 @@ def command(
     temperature: Annotated[float, option("sampling.temperature", "Temperature.")] = 0.5,
     seed: Annotated[int | None, option("seed", "Seed.", min=0)] = None,
     no_learn: Annotated[bool, flag("learn.enabled", False, "--no-learn", "Freeze.")] = False,
+    chat: Annotated[bool | None, option("source.chat", "Chat.", "--chat/--no-chat")] = None,
     other: Annotated[str, typer.Option(help="No setting.")] = "none",
     settings: Annotated[list[str] | None, set_option("Any other.")] = None,
 ) -> None:
@@ -31,6 +32,8 @@ def command(
         (["--temperature", "0", "--seed", "0"], {"sampling.temperature": 0.0, "seed": 0}),
         (["a", "b", "--other", "x"], {"sampling.temperature": 0.5, "sources": ("a", "b")}),
         (["--target", "t", "--where", "a=b"], {"targets": ("t",), "source.where": ("a=b",)}),
+        (["--chat"], {"source.chat": True}),
+        (["--no-chat"], {"source.chat": False}),
         (["--no-learn", "--set", "learn.rate=0.5"], {"learn.enabled": False, "learn.rate": 0.5}),
     ],
 )

@@ -17,6 +17,7 @@ from pipeline.bench.speed.arms import ArmName
 from pipeline.config.settings import Config
 from stages.models.huggingface import load_tokenizer
 from stages.tools.transformers_baselines import ContinuousBatching
+from store.events import PromptReceived
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,5 +106,7 @@ def test_other_engines_read_them_too(
     (loaded,) = load_models(config, "", tmp_path)
     OtherEngines("1.0", LlamaCpp(tmp_path, "1.0")).build(engine, config, loaded, tmp_path)
     (words,) = given
-    assert {tuple(words.encode(text)) for text in TEXTS[: PROMPTS + WARM_UP]} == chat_ids(folder)
-    assert words.decode(words.encode("red")) == loaded.target_vocabulary.decode(words.encode("red"))
+    prompts = [PromptReceived(place, str(place), "prompts", place, text) for place, text in enumerate(TEXTS)]
+    assert {tuple(words.encode(prompt)) for prompt in prompts[: PROMPTS + WARM_UP]} == chat_ids(folder)
+    ids = words.encode(prompts[0])
+    assert words.decode(ids) == loaded.target_vocabulary.decode(ids)

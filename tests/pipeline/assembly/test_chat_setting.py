@@ -1,0 +1,138 @@
+"""`source.chat`: which prompts are put into the target's chat template, and what is reported of it."""
+
+import logging
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from replaying import config_of, run_replay, table_of
+from tiny_pair import TinyPair, tiny_pair  # noqa: F401  (a fixture)
+
+from pipeline.assembly.admission import describe_chat, make_admission, prompt_encoder
+from pipeline.assembly.models import Models, load_models
+from pipeline.config.settings import Config, load
+from pipeline.loop import UnfitPromptError
+from stages.models.huggingface import load_tokenizer
+from stages.vocabulary.tokenizer_view import Vocabulary
+from store.errors import ConfigError
+from store.events import PromptReceived
+
+TEMPLATE = "{% for message in messages %}user: {{ message['content'] }}\n{% endfor %}answer:"
+PLAIN, CHAT = "Ann has", "user: Ann has\nanswer:"
+QUESTIONS, DOCS = "questions.jsonl", "builtin:docs"
+
+
+@pytest.fixture
+def models(tiny_pair: TinyPair, tmp_path: Path) -> Models:  # noqa: F811
+    """A target without a chat template."""
+    (found,) = load_models(config_of(tiny_pair), "", tmp_path)
+    return found
+
+
+def with_template(models: Models, template: str = TEMPLATE) -> Models:
+    tokenizer = models.target_vocabulary.tokenizer
+    tokenizer.chat_template = template
+    return replace(models, target_vocabulary=Vocabulary(tokenizer, "tiny"))
+
+
+def prompt_of(dataset: str) -> PromptReceived:
+    return PromptReceived(0, "p", dataset, 1, PLAIN)
+
+
+def config_with(*sources: str, **source: Any) -> Config:
+    return Config.from_mapping({"sources": sources, "source": source, "device": "cpu"})
+
+
+def read(config: Config, models: Models, dataset: str) -> str:
+    """The text that the target reads, without its begin token."""
+    tokens, pieces = prompt_encoder(config, models)(prompt_of(dataset))
+    vocabulary = models.target_vocabulary
+    begin = vocabulary.encode("")
+    tokens = tokens[len(begin) :] if tokens[: len(begin)] == begin else tokens
+    assert models.drafter_vocabulary.decode(pieces).strip() == vocabulary.decode(tokens).strip()
+    return vocabulary.decode(tokens)
+
+
+@pytest.mark.parametrize(
+    ("sources", "chat", "dataset", "expected"),
+    [
+        ((QUESTIONS,), "auto", "questions", CHAT),
+        ((QUESTIONS,), True, "questions", CHAT),
+        ((QUESTIONS,), False, "questions", PLAIN),
+        ((DOCS,), "auto", "docs", PLAIN),
+        ((DOCS,), True, "docs", CHAT),
+        ((DOCS, QUESTIONS), "auto", "docs", PLAIN),
+        ((DOCS, QUESTIONS), "auto", "questions", CHAT),
+        ((QUESTIONS, "hf://a/docs:test"), "auto", "docs", CHAT),
+    ],
+)
+def test_prompts_are_chat_prompts_but_for_texts_to_continue(
+    models: Models, sources: tuple[str, ...], chat: Any, dataset: str, expected: str
+):
+    assert read(config_with(*sources, chat=chat), with_template(models), dataset) == expected
+
+
+def test_a_target_without_a_template_completes_text(models: Models, tmp_path: Path):
+    assert read(config_with(QUESTIONS), models, "questions") == PLAIN
+    assert describe_chat(config_with(QUESTIONS), models) is None
+    with pytest.raises(ConfigError, match=r"must have a chat template, but has none.*source\.chat_template=FILE"):
+        prompt_encoder(config_with(QUESTIONS, chat=True), models)
+    (tmp_path / "chat.jinja").write_text(TEMPLATE)
+    assert read(config_with(QUESTIONS, chat_template=tmp_path / "chat.jinja"), models, "questions") == CHAT
+
+
+def test_a_template_that_cannot_be_used_names_the_way_out(models: Models):
+    broken = with_template(models, "{{ raise_exception('out of order') }}")
+    with pytest.raises(ConfigError, match=r"out of order.* with --no-chat \(source\.chat = false\)"):
+        prompt_encoder(config_with(QUESTIONS), broken)
+    with pytest.raises(ConfigError, match="out of order"):
+        prompt_encoder(config_with(QUESTIONS, chat=True), broken)
+    assert read(config_with(QUESTIONS, chat=False), broken, "questions") == PLAIN
+
+
+@pytest.mark.parametrize(
+    ("sources", "chat", "expected"),
+    [
+        ((QUESTIONS,), "auto", "chat: prompts are put into the chat template of .*; --no-chat completes them as text"),
+        ((QUESTIONS,), True, "chat: prompts are put into the chat template of [^;]*"),
+        ((QUESTIONS, DOCS), "auto", "chat: the other prompts are put .*; builtin:docs is completed as text"),
+        ((DOCS,), "auto", "chat: built-in prompts are completed as text; --chat puts them into .*"),
+        ((QUESTIONS,), False, None),
+    ],
+)
+def test_what_is_done_is_reported(models: Models, sources: tuple[str, ...], chat: Any, expected: str | None):
+    line = describe_chat(config_with(*sources, chat=chat), with_template(models))
+    assert (line is None) if expected is None else re.fullmatch(expected, str(line))
+
+
+def test_a_prompt_that_is_too_long_in_the_template_is_refused_with_its_length(models: Models):
+    prepare = make_admission(config_with(QUESTIONS), with_template(models, TEMPLATE.replace("user", "user " * 500)))
+    with pytest.raises(UnfitPromptError, match=r"the prompt p must have 1 to \d+ of the target's tokens, got \d{3,}"):
+        prepare(prompt_of("questions"))
+
+
+def test_a_run_reports_it_in_its_first_line_and_keeps_the_setting(
+    tiny_pair: TinyPair,  # noqa: F811
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+):
+    target = shutil.copytree(tiny_pair.target, tmp_path / "target")
+    tokenizer = load_tokenizer(str(target))
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(target)
+    completed = {}
+    for chat in ("auto", False):
+        caplog.clear()
+        with caplog.at_level(logging.INFO, logger="omnidraft"):
+            config = config_of(tiny_pair, targets=(str(target),), source__chat=chat, source__limit=2)
+            run_replay(config, tmp_path / str(chat))
+        assert caplog.messages[0].startswith("chat: prompts are put into") is (chat == "auto")
+        assert load(tmp_path / str(chat) / "config.json").source.chat == chat
+        completed[chat] = table_of(tmp_path / str(chat), "prompts")
+    lengths = {chat: table.column("prompt_tokens").to_pylist() for chat, table in completed.items()}
+    assert all(chat > plain for chat, plain in zip(lengths["auto"], lengths[False], strict=True))
+    texts = {tuple(table.column("prompt_text").to_pylist()) for table in completed.values()}
+    assert len(texts) == 1, "the log has the prompt as it was given"
