@@ -115,6 +115,7 @@ def load_gguf_model(file: GgufFile, dtype: torch.dtype, attention: str) -> Any:
         ModelError: the file states something that is not known, lacks a tensor, or has one too many.
     """
     config = make_config(file)
+    config.name_or_path = str(file.path)
     made: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     with torch.device("meta"):
         expected = made(config).state_dict()

@@ -34,6 +34,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 from transformers import __version__ as transformers_version
+from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 from transformers.utils import logging as transformers_logging
 from yaml import YAMLError
 
@@ -148,24 +149,32 @@ def _load_checkpoint(source: str, dtype: str, device: str) -> Any:
     made: Any = AutoModelForCausalLM
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
         made = AutoModelForImageTextToText
-    quantised = getattr(config, "quantization_config", None) is not None
+    quantised = getattr(config, "quantization_config", None) or {}
+    method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised.quant_method
+    if quantised and str(getattr(method, "value", method)) not in AUTO_QUANTIZATION_CONFIG_MAPPING:
+        raise ValueError(f"transformers {transformers_version} does not know this quantisation")
     placed = {"device_map": {"": device}} if quantised and device != "cpu" else {}
-    model = _load_whole(made, source, dtype=DTYPES[dtype], **placed)
-    return model if config.get_text_config() is config else _take_text(model, source)
+    composite = config.get_text_config() is not config
+    model = _load_whole(made, source, composite=composite, dtype=DTYPES[dtype], **placed)
+    return _take_text(model, source) if composite else model
 
 
-def _load_whole(made: Any, source: str, **options: Any) -> Any:
+def _load_whole(made: Any, source: str, *, composite: bool = False, **options: Any) -> Any:
     """Load a checkpoint and check that each of its tensors has its place.
+
+    Args:
+        made: class of `transformers` that loads it.
+        source: hub name or folder.
+        composite: the checkpoint holds more than a language model.
+        options: of `from_pretrained`.
 
     Raises:
         ModelError: tensors are missing, unexpected or of another shape.
     """
     common = {"output_loading_info": True, "ignore_mismatched_sizes": True, "trust_remote_code": False, **options}
     model, info = _with_attention(lambda kind: made.from_pretrained(source, attn_implementation=kind, **common))
-    composite = model.config.get_text_config() is not model.config
-    text_only = composite and not hasattr(getattr(model, "model", model), "language_model")
     unexpected = sorted(info["unexpected_keys"])
-    if text_only:  # a class for the text part of a checkpoint of images and text
+    if composite and not hasattr(getattr(model, "model", model), "language_model"):  # a class for the text part alone
         unexpected = [name for name in unexpected if "language_model" in name]
     mismatched = [f"{name} {tuple(got)} for {tuple(wanted)}" for name, got, wanted in sorted(info["mismatched_keys"])]
     for problem, names in (
@@ -228,7 +237,43 @@ def load_tokenizer(source: str) -> Any:
         if is_adapter_folder(source) and not any((Path(source) / name).exists() for name in _TOKENIZER_FILES):
             return load_tokenizer(read_base_model(source))
         _require_reachable(source)
-        return AutoTokenizer.from_pretrained(source, use_fast=True, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(source, use_fast=True, trust_remote_code=False)
+        return _drop_tokens_without_output(tokenizer, source)
+
+
+def _drop_tokens_without_output(tokenizer: Any, source: str) -> Any:
+    """Leave out added tokens whose ids are beyond the model's output layer: it can neither read nor emit them.
+
+    Raises:
+        ModelError: ordinary tokens have no output.
+    """
+    backend, width = getattr(tokenizer, "backend_tokenizer", None), _read_width(source)
+    if backend is None or width is None or backend.get_vocab_size(with_added_tokens=True) <= width:
+        return tokenizer
+    beyond = [token for token, index in backend.get_vocab(with_added_tokens=False).items() if index >= width]
+    if beyond:
+        raise ModelError(
+            f"{source!r} must have an output for each token of its tokenizer, but has {width:,} outputs and "
+            f"{len(beyond):,} tokens without one, such as {beyond[0]!r}; name the folder whose tokenizer fits the model"
+        )
+    state = json.loads(backend.to_str())
+    state["added_tokens"] = [token for token in state["added_tokens"] if token["id"] < width]
+    for role in ("bos_token", "eos_token", "unk_token", "pad_token"):
+        if (getattr(tokenizer, f"{role}_id") or 0) >= width:
+            setattr(tokenizer, role, None)
+    tokenizer._tokenizer = type(backend).from_str(json.dumps(state))
+    return tokenizer
+
+
+def _read_width(source: str) -> int | None:
+    """Return the number of outputs that a model's configuration states; None without one."""
+    if not _read_config(source):
+        return None
+    try:
+        config = AutoConfig.from_pretrained(source, trust_remote_code=False).get_text_config()
+    except Exception:  # the model, not the tokenizer, is what cannot be loaded then
+        return None
+    return getattr(config, "vocab_size", None)
 
 
 def _require_reachable(source: str) -> None:
@@ -270,7 +315,7 @@ def _load_error(what: str, source: str, error: Exception) -> str:
         return f"{source!r} must be a causal language model that transformers {transformers_version} has, but {fault}"
     if isinstance(error, ImportError):
         return f"{source!r} needs a package that is not installed: {reason}"
-    if config and not isinstance(error, OSError):
+    if config:
         kind = config.get("model_type")
         return f"{source!r} must load as a model of the type {kind!r}, but: {reason}; fetch it again, or name another"
     return _not_found(what, source, reason)
