@@ -3,7 +3,8 @@
 Shapes: B rows, Q new tokens of the longest row, K keys, V vocabulary, W hidden width, N wanted positions of all rows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -141,7 +142,8 @@ class ModuleForward(Forward):
         self._cache.place(first, places_BQ, seen)
         positions_BQ = places_BQ.where(places_BQ != trash, 0)
         keys_1K = torch.arange(seen, device=places_BQ.device)[None]
-        with attend_by_position(AttentionPositions(positions_BQ, keys_1K)):
+        positions = AttentionPositions(positions_BQ, keys_1K)
+        with attend_by_position(positions), record_hidden(self._model) as states:
             output = self._model(
                 input_ids=ids_BQ,
                 # No padding among the keys; some models compute position biases from it.
@@ -150,10 +152,23 @@ class ModuleForward(Forward):
                 past_key_values=self._cache,
                 use_cache=True,
                 logits_to_keep=max(1, *wanted),
-                output_hidden_states=hidden,
             )
         logits_NV = _take_last(output.logits, wanted)
-        return logits_NV, _take_last(output.hidden_states[-1], wanted) if hidden else logits_NV
+        return logits_NV, _take_last(states[-1], wanted) if hidden else logits_NV
+
+
+@contextmanager
+def record_hidden(model: Any) -> Iterator[list[Tensor]]:
+    """Yield a list that receives the last hidden states (B, Q, W) of every pass: the inputs of the output layer.
+
+    The model's own list of hidden states has other shapes in some architectures.
+    """
+    states: list[Tensor] = []
+    hook = model.get_output_embeddings().register_forward_pre_hook(lambda _, inputs: states.append(inputs[0]))
+    try:
+        yield states
+    finally:
+        hook.remove()
 
 
 def _take_last(values_BQX: Tensor, wanted: Sequence[int]) -> Tensor:

@@ -78,7 +78,7 @@ class LanguageModel:
         self.model, self.name, self.adapter = model.eval(), name, adapter
         self.device: torch.device = next(model.parameters()).device
         self.vocabulary_size: int = model.get_output_embeddings().weight.shape[0]
-        self.hidden_size: int = model.config.get_text_config().hidden_size
+        self.hidden_size: int = model.get_output_embeddings().weight.shape[1]
         self.max_length: int = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 1 << 30
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         self.layers: int = model.config.get_text_config().num_hidden_layers

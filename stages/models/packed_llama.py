@@ -123,6 +123,11 @@ class PackedLlamaWeights:
         return torch.complex(cos_1PE[0, :, :half].float(), sin_1PE[0, :, :half].float())
 
     @property
+    def rounds_inputs(self) -> bool:
+        """Whether linear layers round their inputs, so that differences in the last bit may grow."""
+        return self._weights == "int8"
+
+    @property
     def window(self) -> int | None:
         """Number of tokens that a sliding layer attends to, its own included; None if no layer slides."""
         window: int | None = getattr(self.model.config, "sliding_window", None)
@@ -374,6 +379,8 @@ class PackedLlamaForward(Forward):
         seen = max(start + count for start, count in zip(starts, counts, strict=True))
         begin = 0 if window is None else max(0, min(starts) + 1 - window)
         rows, width = slice(first, first + len(tokens)), max(counts)
+        if self.weights.rounds_inputs and width <= SHARED_QUERIES:
+            return _Layout(rows, seen, None, parts=self._split_tokens(first, tokens, starts, window))
         if width == 1 and min(starts) == seen - 1 and min(counts) == 1:
             return _Layout(rows, seen, None, begin=begin)
         if len(counts) * width > PADDING_WASTE * sum(counts):
@@ -402,6 +409,33 @@ class PackedLlamaForward(Forward):
         scatter = [row * width + place for row, count in enumerate(counts) for place in range(count)]
         gather_BQ = by_row([0, *accumulate(counts)])
         return _Layout(rows, seen, mask_B1QK, share, gather_BQ, torch.tensor(scatter, device=device), begin=begin)
+
+    def _split_tokens(
+        self, first: int, tokens: Sequence[Sequence[int]], starts: Sequence[int], window: int | None
+    ) -> tuple[tuple[slice, _Layout], ...]:
+        """Make one layout per token.
+
+        Attention over several queries differs in the last bit from that over one; rounding the inputs of the next
+        linear layer can make a whole step of it. One query at a time, a token has the same outputs bit for bit whatever
+        is computed with it.
+        """
+        places = [
+            (row, start + place)
+            for row, (new, start) in enumerate(zip(tokens, starts, strict=True))
+            for place in range(len(new))
+        ]
+        return tuple(
+            (
+                slice(number, number + 1),
+                _Layout(
+                    slice(first + row, first + row + 1),
+                    place + 1,
+                    None,
+                    begin=0 if window is None else max(0, place + 1 - window),
+                ),
+            )
+            for number, (row, place) in enumerate(places)
+        )
 
     def _split_rows(
         self, first: int, tokens: Sequence[Sequence[int]], starts: Sequence[int], window: int | None

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import cache_utils
 from typing_extensions import override
 
-from stages.models.forward import Forward
+from stages.models.forward import Forward, record_hidden
 
 COPY_EVERY = 16  # tokens between two copies; a draft is rarely longer, so a rollback computes few tokens again
 CACHE_NAMES = ("past_key_values", "cache_params", "state")  # what models call their cache
@@ -180,16 +180,17 @@ class RowForward(Forward):
         """Compute new tokens in one pass, with the cached ones if there is no cache; return the new tokens' outputs."""
         begin = 0 if row.cache is None else len(row.tokens)
         row.tokens = [*row.tokens, *new]
-        arguments: dict[str, Any] = {"output_hidden_states": hidden, "use_cache": False}
+        arguments: dict[str, Any] = {"use_cache": False}
         if self._reading is not Reading.WHOLE and self._cache_name is not None:
             arguments |= {"use_cache": True, self._cache_name: row.cache}
         if self._takes_positions:  # some models take the length of another layer's cache
             arguments["position_ids"] = torch.arange(begin, len(row.tokens), device=self._model.device)[None]
-        output = self._model(input_ids=torch.tensor([row.tokens[begin:]], device=self._model.device), **arguments)
+        with record_hidden(self._model) as states:
+            output = self._model(input_ids=torch.tensor([row.tokens[begin:]], device=self._model.device), **arguments)
         if arguments["use_cache"]:
             row.cache = output[self._cache_name]
         logits_QV: Tensor = output.logits[0, -len(new) :]
-        return logits_QV, output.hidden_states[-1][0, -len(new) :] if hidden else logits_QV
+        return logits_QV, states[-1][0, -len(new) :] if hidden else logits_QV
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
