@@ -177,12 +177,12 @@ def find_gguf(source: str) -> Path | None:
         ModelError: there is no such file, or several.
     """
     path, (place, _, which) = Path(source), source.rpartition(":")
-    if path.is_file() or path.suffix == ".gguf":
-        return _require_file(path)
     if path.is_dir():
         return None if (path / "config.json").exists() or not _files_in(path) else _choose(_files_in(path), "", source)
-    if place and which and Path(place).is_dir():
+    if place and which and Path(place).is_dir() and not path.is_file():
         return _choose(_files_in(Path(place)), which, place)
+    if path.is_file() or (path.suffix == ".gguf" and ":" not in path.name):
+        return _require_file(path)
     if re.fullmatch(r"[\w.-]+/[\w.-]+", place) and which:
         return _find_on_hub(place, which)
     return None
