@@ -4,6 +4,7 @@ The file holds the vocabulary, the kind of each token, the merges or scores, the
 template and the *name* of the rule that splits text before the merges are applied; the rules are those of `llama.cpp`.
 """
 
+import logging
 from collections.abc import Mapping
 from importlib import import_module
 from importlib.util import find_spec
@@ -14,6 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from store.errors import ModelError
 
+LOG = logging.getLogger("omnidraft.models")
 _CONTROL, _USER_DEFINED = 3, 4  # kinds of tokens: never text, and text that is always one token
 _BYTE_LEVEL = "gpt2"  # GGUF's name of all byte-level vocabularies
 
@@ -74,7 +76,10 @@ def make_tokenizer(metadata: Mapping[str, Any], name: str) -> PreTrainedTokenize
 
 def _byte_level(metadata: Mapping[str, Any], name: str) -> Tokenizer:
     """Make the tokenizer of a byte-level vocabulary."""
-    pre = metadata.get("tokenizer.ggml.pre", "gpt-2")
+    pre = metadata.get("tokenizer.ggml.pre")
+    if pre is None:
+        LOG.warning("%s does not name its rule of splitting text; that of GPT-2 is used", name)
+        pre = "gpt-2"
     if pre not in _RULE_OF:
         known = ", ".join(sorted(_RULE_OF))
         raise ModelError(

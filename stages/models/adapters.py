@@ -174,9 +174,15 @@ def merge_lora(model: Any, source: str) -> Any:
     kind = PeftConfig.from_pretrained(source).peft_type
     if kind != "LORA":
         raise ModelError(f"{source!r} must hold a LoRA adapter, but is of the kind {kind!s}; merge it into its model")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # keys that do not fit are reported below
-        adapted = PeftModel.from_pretrained(model, source)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # keys that do not fit are reported below
+            adapted = PeftModel.from_pretrained(model, source)
+    except (RuntimeError, ValueError, SafetensorError) as error:  # the reason is in the last line
+        raise ModelError(
+            f"the adapter in {source!r} must fit its base model, but: {str(error).strip().splitlines()[-1].strip()}; "
+            f"name the base model that it was trained on in {_CONFIG}"
+        ) from error
     own, saved = set(get_peft_model_state_dict(adapted)), set(_read_saved(Path(source)))
     if own != saved:
         strays = sorted(own ^ saved)

@@ -3,9 +3,11 @@
 import json
 import logging
 import os
+import re
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from threading import RLock
 from typing import Any
@@ -151,7 +153,8 @@ def _load_checkpoint(source: str, dtype: str, device: str) -> Any:
         made = AutoModelForImageTextToText
     quantised = getattr(config, "quantization_config", None) or {}
     method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised.quant_method
-    if quantised and str(getattr(method, "value", method)) not in AUTO_QUANTIZATION_CONFIG_MAPPING:
+    known = {*AUTO_QUANTIZATION_CONFIG_MAPPING, *_PACKAGES}
+    if quantised and str(getattr(method, "value", method)) not in known:  # transformers would ignore it
         raise ValueError(f"transformers {transformers_version} does not know this quantisation")
     placed = {"device_map": {"": device}} if quantised and device != "cpu" else {}
     composite = config.get_text_config() is not config
@@ -238,6 +241,7 @@ def load_tokenizer(source: str) -> Any:
             return load_tokenizer(read_base_model(source))
         _require_reachable(source)
         tokenizer = AutoTokenizer.from_pretrained(source, use_fast=True, trust_remote_code=False)
+        _require_true_conversion(tokenizer, source)
         return _drop_tokens_without_output(tokenizer, source)
 
 
@@ -340,7 +344,7 @@ def _quantisation_error(source: str, reason: str, method: str, *, package_lacks:
 def _architecture_fault(config: Mapping[str, Any], reason: str) -> str | None:
     """Return why `transformers` has no causal language model for a configuration; None if it has one."""
     kind = config.get("model_type")
-    if "auto_map" in config and kind not in CONFIG_MAPPING:
+    if "auto_map" in config and (kind not in CONFIG_MAPPING or "custom code" in reason):
         return f"its type {kind!r} comes with code of its own, which is never executed; name another model"
     if kind and kind not in CONFIG_MAPPING:
         return f"its type is {kind!r}; try pip install --upgrade transformers, or name another model"
@@ -353,13 +357,53 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.j
 
 
 def _tokenizer_error(source: str, reason: str) -> str:
-    there = {name for name in _TOKENIZER_FILES if (Path(source) / name).exists()}
-    needs = {"tokenizer.model": "sentencepiece tiktoken", "tekken.json": "mistral-common"}
-    if Path(source).is_dir() and "tokenizer.json" not in there:
+    folder = Path(source)
+    if folder.is_dir() and not (folder / "tokenizer.json").exists():
         reason = "it has no tokenizer.json"
-        for name in sorted(there & needs.keys()):
-            reason = f"it has {name} and no tokenizer.json; to convert it: pip install {needs[name]}"
+        if (folder / "tokenizer.model").exists():
+            package = "tiktoken" if _is_tiktoken(folder) else "sentencepiece"
+            lacking = find_spec(package) is None
+            reason += (
+                f"; to convert its tokenizer.model: pip install {package}" if lacking else ", and no other that fits"
+            )
+        elif (folder / "tekken.json").exists() or any(folder.glob("*.tiktoken")):
+            reason += "; transformers cannot convert tekken.json and *.tiktoken"
     return _not_found("tokenizer", source, reason)
+
+
+def _is_tiktoken(folder: Path) -> bool:
+    """Check whether `tokenizer.model` is of tiktoken's kind: lines of a token in base 64 and its rank."""
+    with (folder / "tokenizer.model").open("rb") as file:
+        return bool(re.fullmatch(rb"[A-Za-z0-9+/]+=* \d+\s*", file.readline(1000)))
+
+
+def _require_true_conversion(tokenizer: Any, source: str) -> None:
+    """Check a tokenizer that was converted from `tokenizer.model` against the original.
+
+    Raises:
+        ModelError: the texts tried have other ids, or the file does not hold the special tokens.
+    """
+    folder = Path(source)
+    if not (folder / "tokenizer.model").exists() or (folder / "tokenizer.json").exists():
+        return
+    if _is_tiktoken(folder):
+        if tokenizer.eos_token is None:
+            raise ModelError(
+                f"{source!r} must have a tokenizer with special tokens, but its tokenizer.model of tiktoken's kind has "
+                "none; name a folder of the same model with tokenizer.json"
+            )
+        return
+    from sentencepiece import SentencePieceProcessor
+
+    original = SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
+    if any(tokenizer(text, add_special_tokens=False)["input_ids"] != original.encode(text) for text in _PROBES):
+        raise ModelError(
+            f"{source!r} must have a tokenizer that can be converted exactly, but its tokenizer.model gives other ids "
+            "than the conversion; name a folder of the same model with tokenizer.json, or set tokenizer_class"
+        )
+
+
+_PROBES = ("The naïve café costs 123.45", "return x;\n\n\tdef f(a,  b): 日本 →", "don't 2024-01-31 <b>")
 
 
 def _first_line(error: Exception, longest: int = 300) -> str:

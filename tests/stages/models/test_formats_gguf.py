@@ -148,6 +148,8 @@ def tensors_of(model: Any, architecture: str) -> dict[str, np.ndarray]:
     number = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names, found = gguf.get_tensor_name_map(number, LAYERS * 3), {}
     for name, weight in model.state_dict().items():
+        if name == "lm_head.weight" and model.config.tie_word_embeddings:
+            continue
         values = weight.float().numpy()
         if name.endswith("experts.gate_up_proj"):
             stem = f"blk.{name.split('.')[2]}.ffn_"
@@ -166,8 +168,6 @@ def tensors_of(model: Any, architecture: str) -> dict[str, np.ndarray]:
         if architecture in OFFSET and own.endswith("norm.weight"):
             values = values + 1
         found[own] = np.ascontiguousarray(values)
-    if model.config.tie_word_embeddings:
-        found.pop("output.weight")
     return found
 
 
