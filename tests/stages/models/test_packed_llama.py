@@ -27,7 +27,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-LEAN: dict[str, PretrainedConfig] = {
+CONFIGS: dict[str, PretrainedConfig] = {
     "a key head each": LlamaConfig(**{**BASE, "num_key_value_heads": 4}),
     "one key head": LlamaConfig(**{**BASE, "num_key_value_heads": 1}),
     "biases and tied weights": LlamaConfig(**BASE, attention_bias=True, mlp_bias=True, tie_word_embeddings=True),
@@ -58,9 +58,9 @@ def model_of(config: PretrainedConfig, dtype: torch.dtype = torch.float32) -> La
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("name", LEAN)
+@pytest.mark.parametrize("name", CONFIGS)
 def test_logits_are_those_of_the_modules_for_ragged_rows(name: str, dtype: torch.dtype):
-    model = model_of(LEAN[name], dtype)
+    model = model_of(CONFIGS[name], dtype)
     assert isinstance(model.forward_pass, PackedLlamaForward)
     generator = torch.Generator().manual_seed(1)
 
@@ -89,8 +89,8 @@ def test_positions_that_depend_on_the_length_are_left_to_the_modules(kind: str):
     assert isinstance(model_of(LlamaConfig(**BASE, rope_scaling=scaling)).forward_pass, ModuleForward)
 
 
-def test_a_lean_forward_that_computes_something_else_is_not_used_nor_handed_on():
-    model = model_of(LEAN["qwen2"])
+def test_a_packed_forward_that_computes_something_else_is_not_used_nor_handed_on():
+    model = model_of(CONFIGS["qwen2"])
     assert isinstance(model.forward_pass, PackedLlamaForward)
     model.forward_pass.weights.eps = 0.5  # as if the architecture were not quite what it says
     model.prove_forward()
@@ -99,7 +99,7 @@ def test_a_lean_forward_that_computes_something_else_is_not_used_nor_handed_on()
 
 
 def test_a_sound_one_is_shared_by_those_beside():
-    model = model_of(LEAN["qwen2"])
+    model = model_of(CONFIGS["qwen2"])
     model.prove_forward()
     beside = model.share_weights()
     assert isinstance(model.forward_pass, PackedLlamaForward)
@@ -108,7 +108,7 @@ def test_a_sound_one_is_shared_by_those_beside():
 
 
 def test_a_restriction_replaces_the_one_before():
-    model, row = model_of(LEAN["one key head"]), row_of([1, 2, 3])
+    model, row = model_of(CONFIGS["one key head"]), row_of([1, 2, 3])
     model.admit(row, row.tokens)
 
     def finite() -> set[int]:
@@ -125,7 +125,7 @@ def test_a_restriction_replaces_the_one_before():
 
 
 def test_nothing_wanted_is_no_logits():
-    model, row = model_of(LEAN["qwen3"]), row_of([1, 2, 3])
+    model, row = model_of(CONFIGS["qwen3"]), row_of([1, 2, 3])
     model.admit(row, row.tokens)
     assert model.forward([row], [[4]], [0])[0].shape == (0, 97)
 
@@ -135,7 +135,7 @@ def test_int8_gives_a_token_the_same_bits_whatever_is_computed_with_it(name: str
     texts = [[(5 + 31 * place + 7 * row) % 97 for place in range(20 + 9 * row)] for row in range(4)]
 
     def logits_of(batch: list[int], step: int) -> dict[int, torch.Tensor]:
-        model = model_of(LEAN[name])
+        model = model_of(CONFIGS[name])
         model.weights = "int8"
         rows = [row_of(texts[number][:6], remaining_tokens=64) for number in batch]
         for row in rows:
