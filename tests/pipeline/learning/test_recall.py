@@ -148,7 +148,7 @@ def test_no_more_versions_are_scored_than_asked_for(
     assert run.recalled.candidates == min(most, len(before))
     if most == 1:
         assert run.recalled.version == 0
-        assert same(run.served, run.weights_of(0)), "the floor: the drafter as loaded"
+        assert same(run.served, run.weights_of(0)), "the drafter as loaded"
 
 
 @pytest.mark.parametrize(
