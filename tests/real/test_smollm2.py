@@ -1,0 +1,173 @@
+"""SmolLM2-135M-Instruct as target of the built-in drafter, through the whole pipeline.
+
+It is the file that `omnidraft zoo pull smollm2-135m` fetches; `transformers` with the same weights is the reference.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from faulty_runs import rows_of
+from real_models import config_for, encode, generate, load_plain, needs_smollm2
+from replaying import run_replay, table_of
+from scipy.stats import chi2
+from starlette.testclient import TestClient
+
+from pipeline.reports.progress import PlainDisplay
+from pipeline.run.replay import Replay
+from pipeline.serve.http.api import make_app
+from pipeline.serve.http.limits import Limits
+from pipeline.serve.http.metrics import Metrics
+from pipeline.serve.run import ServerRun
+from pipeline.versions.export import export_version
+from store.fault_points import VARIABLE
+from store.registry.registry import default_uri, list_versions
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), needs_smollm2]
+
+NEW_TOKENS = 16
+SAMPLES = 320
+OPENING = "My favourite colour is"
+QUESTION = "What is the capital of France?"
+
+
+@cache
+def expect_greedy(name: str, prompts: tuple[str, ...]) -> list[tuple[int, ...]]:
+    """The completions of chat prompts by `generate`."""
+    return generate(name, [encode(name, prompt, chat=True) for prompt in prompts], NEW_TOKENS)
+
+
+def write_prompts(path: Path, prompts: list[str]) -> Path:
+    path.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in prompts), encoding="utf-8")
+    return path
+
+
+def emitted_by(run: Path) -> dict[int, tuple[int, ...]]:
+    """The completion of every prompt, by its offset."""
+    found: dict[int, list[tuple[int, int, int]]] = {}
+    for row in table_of(run, "decisions").to_pylist():
+        if row["emitted_id"] is not None:
+            found.setdefault(row["offset"], []).append((row["block"], row["index"], row["emitted_id"]))
+    return {offset: tuple(token for *_, token in sorted(rows)) for offset, rows in sorted(found.items())}
+
+
+def rows_by_offset(run: Path, table: str) -> list[dict[str, Any]]:
+    return sorted(table_of(run, table).to_pylist(), key=lambda row: row["offset"])
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_greedy_chats_equal_generate_while_the_drafter_learns(
+    smollm2: str, questions: list[Path], tmp_path: Path, batch: int
+):
+    config = config_for([smollm2], questions, batch=batch, sampling__max_new_tokens=NEW_TOKENS)
+    run_replay(config, tmp_path)
+    prompts = rows_by_offset(tmp_path, "prompts")
+    assert len(prompts) == 40
+    assert len({row["dataset"] for row in prompts}) == 4
+    found = emitted_by(tmp_path)
+    expected = expect_greedy(smollm2, tuple(row["prompt_text"] for row in prompts))
+    assert {offset: ids for offset, ids in found.items() if ids != expected[offset]} == {}
+    assert sum(row["accepted"] for row in prompts) > 0
+    assert prompts[-1]["drafter_version"] > 0, "an update was served"
+    assert [row for row in table_of(tmp_path, "updates").to_pylist() if row["part"] == "drafter" and row["served"]]
+
+
+def list_pairs(name: str, prompt: str, smallest: float) -> dict[tuple[int, ...], float]:
+    """The probabilities of the first two tokens at temperature 1, of those pairs that have at least `smallest`."""
+    model, ids = load_plain(name)[0], encode(name, prompt, chat=False)
+    with torch.inference_mode():
+        first_V = model(torch.tensor([ids])).logits[0, -1].double().softmax(-1)
+        likely_N = (first_V >= smallest).nonzero()[:, 0]
+        both_NT = torch.tensor([[*ids, token] for token in likely_N.tolist()])
+        second_NV = model(both_NT).logits[:, -1].double().softmax(-1)
+    joint_NV = first_V[likely_N, None] * second_NV
+    return {
+        (int(likely_N[row]), int(token)): float(joint_NV[row, token])
+        for row, token in (joint_NV >= smallest).nonzero().tolist()
+    }
+
+
+def test_two_sampled_tokens_have_the_target_s_distribution(smollm2: str, tmp_path: Path):
+    """Pearson's test over all pairs of tokens that are expected five times or more, and the rest as one."""
+    source = write_prompts(tmp_path / "same.jsonl", [OPENING] * SAMPLES)
+    config = config_for(
+        [smollm2], [source], batch=16, sampling__temperature=1.0, sampling__max_new_tokens=2, source__chat=False,
+        learn__interval=32,
+    )  # fmt: skip
+    run_replay(config, tmp_path / "run")
+    counts = Counter(emitted_by(tmp_path / "run").values())
+    assert counts.total() == SAMPLES
+    probabilities = list_pairs(smollm2, OPENING, 5 / SAMPLES)
+    assert len(probabilities) >= 4
+    rest = 1 - sum(probabilities.values())
+    seen_rest = SAMPLES - sum(counts[pair] for pair in probabilities)
+    deviations = [(counts[pair], SAMPLES * share) for pair, share in probabilities.items()]
+    statistic = sum((seen - expected) ** 2 / expected for seen, expected in [*deviations, (seen_rest, SAMPLES * rest)])
+    assert chi2.sf(statistic, len(probabilities)) > 1e-3
+    rows = table_of(tmp_path / "run", "prompts").to_pylist()
+    assert sum(row["accepted"] for row in rows) > 10, "drafts were accepted, and others rejected"
+    assert sum(row["judged"] - row["accepted"] for row in rows) > 10
+
+
+def test_a_killed_run_resumes_and_ends_with_the_same_rows(smollm2: str, questions: list[Path], tmp_path: Path):
+    config = config_for(
+        [smollm2], questions[:2], source__limit=3, sampling__max_new_tokens=NEW_TOKENS, commit__prompts=1,
+        commit__share=1.0,
+    )  # fmt: skip
+    run_replay(config, tmp_path / "whole")
+    settings = tmp_path / "settings.toml"
+    settings.write_text(config.to_toml(), encoding="utf-8")
+    killed = tmp_path / "killed"
+    program = "from pipeline.cli.app import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "replay", "--config", str(settings), "--run", str(killed)],
+        env=os.environ | {VARIABLE: "commit: before the manifest=3"},
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr.decode()
+    assert not (killed / "summary.json").exists()
+    with PlainDisplay(lambda: 0.0) as display:
+        Replay(config, killed, None, resume=True).run(display)
+    for table in ("decisions", "prompts", "updates"):
+        assert rows_of(killed, table) == rows_of(tmp_path / "whole", table), table
+
+
+def test_a_server_answers_a_chat(smollm2: str, tmp_path: Path):
+    config = config_for([smollm2], ["-"], batch=2, serve__learn="off")
+    metrics = Metrics(smollm2)
+    with ServerRun(config, tmp_path / "run", metrics.count_event) as server:
+        client = TestClient(make_app(server.engine, Limits(), metrics), base_url="http://127.0.0.1")
+        messages = [{"role": "user", "content": QUESTION}]
+        body = {"model": smollm2, "messages": messages, "temperature": 0, "max_tokens": NEW_TOKENS}
+        answer = client.post("/v1/chat/completions", json=body).json()
+    tokenizer = load_plain(smollm2)[1]
+    expected = tokenizer.decode(expect_greedy(smollm2, (QUESTION,))[0], skip_special_tokens=True)
+    assert answer["choices"][0]["message"]["content"] == expected
+    assert "Paris" in expected
+    assert answer["choices"][0]["finish_reason"] == "stop"
+
+
+def test_an_exported_drafter_drafts_for_it(smollm2: str, questions: list[Path], tmp_path: Path):
+    uri = default_uri(tmp_path / "runs")
+    few = {"source__limit": 4, "sampling__max_new_tokens": NEW_TOKENS}
+    config = config_for(
+        [smollm2], questions[:1], **few, publish__enabled=True, publish__probe=False, publish__mlflow_uri=uri
+    )
+    run_replay(config, tmp_path / "runs" / "first")
+    newest = max(version.number for version in list_versions(uri, config.publish.name))
+    assert newest > 1
+    folder = export_version(uri, config.publish.name, newest, tmp_path / "drafter")
+    run_replay(config_for([smollm2], questions[:1], **few, drafter=str(folder)), tmp_path / "second")
+    prompts = rows_by_offset(tmp_path / "second", "prompts")
+    expected = expect_greedy(smollm2, tuple(row["prompt_text"] for row in prompts))
+    assert list(emitted_by(tmp_path / "second").values()) == expected
+    assert sum(row["accepted"] for row in prompts) > 0
