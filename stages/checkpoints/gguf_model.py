@@ -8,6 +8,8 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -101,6 +103,23 @@ _END_NAMES = frozenset(
 def has_family(file: GgufFile) -> bool:
     """Check whether files of this architecture are read here and not by `transformers`."""
     return file.architecture in _FAMILIES
+
+
+def require_reader(file: GgufFile) -> None:
+    """Check that `transformers` reads every tensor of an architecture that is not read here.
+
+    Its older reader, which leaves out tensors and keys that it does not know, is not used.
+
+    Raises:
+        ModelError: it does not.
+    """
+    place = "transformers.integrations.gguf"
+    if find_spec(place) and import_module(place).is_gguf_arch_supported(file.architecture):
+        return
+    raise ModelError(
+        f"{file.path} must be of an architecture that is read exactly ({', '.join(_FAMILIES)}, or one that "
+        f"transformers reads whole), but is of {file.architecture!r}; name a Hugging Face folder of the same model"
+    )
 
 
 def load_gguf_model(file: GgufFile, dtype: torch.dtype, attention: str) -> Any:

@@ -41,7 +41,7 @@ from transformers.utils import logging as transformers_logging
 from yaml import YAMLError
 
 from stages.checkpoints.gguf_file import GgufFile, find_gguf, read_gguf
-from stages.checkpoints.gguf_model import has_family, load_gguf_model
+from stages.checkpoints.gguf_model import has_family, load_gguf_model, require_reader
 from stages.checkpoints.gguf_tokenizer import make_tokenizer
 
 transformers_logging.set_verbosity_error()
@@ -139,6 +139,7 @@ def _load_gguf(file: GgufFile, dtype: str) -> Any:
     wanted = DTYPES[dtype] if dtype != "auto" else torch.float32 if None in kinds else half
     if has_family(file):
         return _with_attention(lambda attention: load_gguf_model(file, wanted, attention))
+    require_reader(file)
     model = _load_whole(AutoModelForCausalLM, str(file.path.parent), gguf_file=file.path.name, dtype=wanted)
     for part in (model.config, model):  # the weights are plain tensors now
         for left in ("quantization_config", "hf_quantizer", "is_quantized", "quantization_method"):

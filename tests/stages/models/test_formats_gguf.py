@@ -319,10 +319,36 @@ def test_what_the_file_states_and_nobody_knows_is_refused(tiny, keys: dict[str, 
 
 def test_an_architecture_that_cannot_be_read_is_refused_in_one_line(tiny):
     path, tensors = tiny
-    write(path, "plamo3", keys_of(), tensors)
-    with pytest.raises(ModelError, match="plamo3") as error:
-        load_causal_model(str(path), "float32", "cpu")
-    assert "\n" not in str(error.value)
+    for architecture in ("plamo3", "gpt-oss"):
+        write(path, architecture, keys_of(), tensors)
+        with pytest.raises(ModelError, match=rf"read exactly \(llama, .* but is of '{architecture}'") as error:
+            load_causal_model(str(path), "float32", "cpu")
+        assert "\n" not in str(error.value)
+
+
+def test_an_architecture_that_transformers_reads_whole_is_left_to_it(tmp_path: Path):
+    pytest.importorskip("accelerate")
+    pytest.importorskip("transformers.integrations.gguf")
+    config = AutoConfig.for_model(
+        "lfm2", **SHAPE, layer_types=["conv", "full_attention"], block_auto_adjust_ff_dim=False
+    )
+    torch.manual_seed(0)
+    model, tensors = AutoModelForCausalLM.from_config(config).eval(), {}
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LFM2, LAYERS)
+    for name, weight in model.state_dict().items():
+        if name != "lm_head.weight":
+            own = names.get_name(name, try_suffixes=(".weight", ".bias"))
+            tensors[own] = weight.squeeze(1).numpy() if "conv.conv" in name else weight.numpy()
+    keys = {**keys_of(), "feed_forward_length": SHAPE["intermediate_size"], "attention.head_count_kv": [0, PAIRS]}
+    keys |= {"shortconv.l_cache": config.conv_L_cache, "rope.freq_base": config.rope_parameters["rope_theta"]}
+    keys |= {"vocab_size": VOCABULARY, "tokenizer.ggml.tokens": [f"t{index}" for index in range(VOCABULARY)]}
+    keys["attention.layer_norm_rms_epsilon"] = config.norm_eps
+    loaded = load_causal_model(str(write(tmp_path / "lfm2.gguf", "lfm2", keys, tensors)), "float32", "cpu")
+    assert not hasattr(loaded.config, "quantization_config")
+    ids = torch.arange(3, 30)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(ids).logits, model(ids).logits, atol=1e-5, rtol=1e-4)
+    loaded.save_pretrained(tmp_path / "saved")
 
 
 def test_names_mean_files(tmp_path: Path, monkeypatch):
