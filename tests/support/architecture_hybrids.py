@@ -92,13 +92,13 @@ HYBRID = (
         "Jamba 1.5 and 1.7",
         EXPERTS
         | {
-            "num_hidden_layers": 4,
             "attn_layer_period": 2,
             "attn_layer_offset": 1,
             "mamba_d_state": 8,
             "mamba_dt_rank": 4,
             "use_mamba_kernels": False,
         },
+        seed=1,
     ),
     Architecture("bamba", "Bamba 9B", MAMBA | {"attn_layer_indices": [1]}),
     Architecture(
@@ -142,8 +142,7 @@ HYBRID = (
         "zamba",
         "Zamba 7B",
         {
-            "num_hidden_layers": 4,
-            "layers_block_type": ["mamba", "hybrid", "mamba", "mamba"],
+            "layers_block_type": ["mamba", "hybrid"],
             "mamba_d_state": 8,
             "mamba_dt_rank": 4,
             "use_mamba_kernels": False,
@@ -199,7 +198,7 @@ HYBRID = (
         },
     ),
     Architecture("kimi_linear", "Kimi Linear 48B A3B", ROUTED | MLA | DELTA | {"num_local_experts": 4}),
-    Architecture("bailing_hybrid", "Ring and Ling 2.5", ROUTED | MLA | DELTA | {"num_local_experts": 4}),
+    Architecture("bailing_hybrid", "Ring and Ling 2.5", ROUTED | MLA | DELTA | {"num_local_experts": 4}, seed=1),
 )
 
 HYBRIDS = (*RECURRENT, *HYBRID)

@@ -92,7 +92,12 @@ def _draw_weights(model: nn.Module, seed: int) -> None:
     """Draw matrices, embeddings and biases; norms and the parameters of recurrences stay as the model makes them."""
     generator = torch.Generator().manual_seed(seed)
     embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    for name, table in model.named_buffers():
+        if name.endswith("tid2eid"):  # the experts of each id
+            table.copy_((torch.arange(len(table))[:, None] + torch.arange(table.shape[1])) % 4)
     for name, weight in model.named_parameters():
+        if name.endswith("dt_bias"):
+            weight.fill_(1.0)  # some models clamp small time steps in passes over several tokens only
         scale = _scale_of(name, weight, is_embedding=id(weight) in embeddings)
         if scale:
             weight.copy_(torch.randn(weight.shape, generator=generator) * scale)

@@ -19,6 +19,7 @@ ROUTED = {
     "topk_group": 1,
     "first_k_dense_replace": 1,
 }
+# With few heads, scores of several keys are exactly zero, and which of these are kept depends on the length of a pass.
 INDEX = {"index_topk": 8, "index_head_dim": 16, "index_n_heads": 16}
 GROUPS = {"n_group": 2, "topk_group": 1}
 
@@ -203,8 +204,10 @@ SPARSE = (
         "deepseek_v4",
         "DeepSeek V4",
         {
-            "num_hidden_layers": 4,
-            "head_dim": 16,
+            "num_hidden_layers": 2,
+            "layer_types": ["heavily_compressed_attention", "compressed_sparse_attention"],
+            "compress_rates": {"heavily_compressed_attention": 16, "compressed_sparse_attention": 4},
+            "mlp_layer_types": ["hash_moe", "moe"],
             "num_key_value_heads": 1,
             "q_lora_rank": 24,
             "sliding_window": 16,

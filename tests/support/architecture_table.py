@@ -52,7 +52,7 @@ LLAMA_FAMILY = (
         {"rope_parameters": DYNAMIC, "max_position_embeddings": 96},
     ),
     Architecture(
-        "llama (bias, tied)", "SmolLM2, InternLM2", {"attention_bias": True, "tie_word_embeddings": True}, seed=1
+        "llama (bias, tied)", "SmolLM2, InternLM2", {"attention_bias": True, "tie_word_embeddings": True}, seed=2
     ),
     Architecture("mistral", "Mistral 7B v0.2 and v0.3, Nemo", {"sliding_window": None}, drafts=True),
     Architecture("mistral (window)", "Mistral 7B v0.1, Zephyr", {"sliding_window": 16}, drafts=True),
@@ -67,7 +67,7 @@ LLAMA_FAMILY = (
     Architecture("apertus", "Apertus 8B and 70B"),
     Architecture("seed_oss", "Seed-OSS 36B"),
     Architecture("internlm3", "InternLM3"),
-    Architecture("iquestcoder", "IQuest-Coder"),
+    Architecture("iquestcoder", "IQuest-Coder", seed=1),
     Architecture("hyperclovax", "HyperCLOVA X SEED"),
     Architecture("jais2", "Jais 2"),
     Architecture("helium", "Helium 1"),
@@ -83,9 +83,9 @@ LLAMA_FAMILY = (
 )
 
 GOOGLE = (
-    Architecture("gemma", "Gemma 1, CodeGemma", drafts=True),
+    Architecture("gemma", "Gemma 1, CodeGemma", drafts=True, seed=1),
     Architecture("gemma2", "Gemma 2", SLIDING | {"query_pre_attn_scalar": 16}, drafts=True),
-    Architecture("gemma3_text", "Gemma 3 270M to 27B", SLIDING | {"query_pre_attn_scalar": 16}, drafts=True, seed=1),
+    Architecture("gemma3_text", "Gemma 3 270M to 27B", SLIDING | {"query_pre_attn_scalar": 16}, drafts=True, seed=2),
     Architecture(
         "gemma3n_text",
         "Gemma 3n E2B and E4B",
@@ -148,7 +148,7 @@ OTHERS = (
     Architecture("glm", "GLM 4 9B (2024), GLM Edge"),
     Architecture("glm4", "GLM 4 9B and 32B (2025)", drafts=True),
     Architecture("olmo", "OLMo 1", drafts=True, seed=1),
-    Architecture("olmo2", "OLMo 2"),
+    Architecture("olmo2", "OLMo 2", seed=1),
     Architecture("olmo3", "OLMo 3", SLIDING),
     Architecture(
         "granite",
@@ -164,7 +164,7 @@ OTHERS = (
     Architecture("starcoder2 (window)", "StarCoder2 3B and 7B", {"sliding_window": 16}),
     Architecture("minicpm3", "MiniCPM3 4B", {**MLA, "scale_emb": 2, "dim_model_base": 32}),
     Architecture("youtu", "Youtu-LLM 2B", MLA),
-    Architecture("persimmon", "Persimmon 8B"),
+    Architecture("persimmon", "Persimmon 8B", seed=1),
     Architecture(
         "modernbert-decoder",
         "ModernBERT decoders, Ettin",
@@ -197,7 +197,7 @@ OLDER = (
     ),
     Architecture("gptj", "GPT-J 6B", {"rotary_dim": 8}),
     Architecture("codegen", "CodeGen", {"rotary_dim": 8}),
-    Architecture("gpt_neox", "GPT-NeoX, Pythia", drafts=True),
+    Architecture("gpt_neox", "GPT-NeoX, Pythia", drafts=True, seed=1),
     Architecture("gpt_neox_japanese", "GPT-NeoX Japanese", {"intermediate_multiple_size": 2}, seed=2),
     Architecture("gpt_bigcode", "StarCoder, SantaCoder"),
     Architecture("opt", "OPT", {"ffn_dim": 96, "word_embed_proj_dim": 64}, drafts=True),
@@ -205,7 +205,7 @@ OLDER = (
     Architecture("biogpt", "BioGPT"),
     Architecture("ctrl", "CTRL", {"dff": 96, "n_positions": 128}),
     Architecture("bloom", "BLOOM, BLOOMZ", drafts=True),
-    Architecture("mpt", "MPT", {"d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 128}, seed=1),
+    Architecture("mpt", "MPT", {"d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 128}, seed=2),
     Architecture("falcon", "Falcon 40B", {"new_decoder_architecture": True, "num_kv_heads": 2, "head_dim": None}),
     Architecture("falcon (multi-query)", "Falcon 7B", {"head_dim": None}, drafts=True),
     Architecture(

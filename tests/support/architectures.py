@@ -33,13 +33,13 @@ from store.events import Event, Outcome, PromptReceived, TokenDecision
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
 ARCHITECTURES = {one.name: one for one in (*DENSE, *MIXTURES, *HYBRIDS)}
 NEW_TOKENS = 24
-TEXTS = (  # of 7, 17, 43 and 64 tokens: the first text crosses the window of 16, the second the change of rope at 32
-    "Ann had",
-    "3 apples and 5 eggs",
+TEXTS = (  # of 12, 22, 43 and 64 tokens: some cross the window of 16 or the change of rope at 32, some begin beyond
+    "Ann had five",
+    "3 apples and 5 eggs cost",
     "In the end, who of us has the most marbles?",
     "A train leaves at noon with 40 people; at each stop 6 get in, 9 ou",
 )
-ALONE = (0, 1)  # prompts that are also run alone
+ALONE = (0,)  # prompts that are also run alone: the text crosses 16 and 32 tokens
 CLOSEST = 1e-4  # gap of the two best logits, in standard deviations, that rounding cannot close
 DRAFTER_NOISE = 0.35  # of the drafter's output layer, in its standard deviations: about half of its pieces are accepted
 

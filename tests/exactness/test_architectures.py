@@ -1,0 +1,117 @@
+"""Every architecture of `transformers` that people use: exact, or refused when it is loaded, as docs/models.md states.
+
+`python tests/support/architectures.py` prints the table; with `--write` it writes the page.
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from architecture_making import make_tokenizer, save_checkpoint
+from architectures import ARCHITECTURES, config_of, line_of, lines_of_page, measure, run_prompts
+from transformers import AutoModelForCausalLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from pipeline.assembly.models import load_models
+from stages.models.language_model import export_drafter
+from store.events import TokenDecision, Updated
+
+ALWAYS = {  # one of each kind of attention, cache and feed-forward part; all others are slow together
+    "llama (rope llama3)",
+    "mistral (window)",
+    "gemma2",
+    "gemma3_text",
+    "gemma4_text",
+    "phi3 (longrope)",
+    "falcon (alibi)",
+    "mixtral",
+    "llama4_text",
+    "gpt_oss",
+    "deepseek_v3",
+    "qwen3_5_text",
+    "mamba2",
+    "lfm2",
+}
+NOT_YET: dict[str, str] = {}  # names of lines that are known to fail, with the reason
+DRAFTERS = [name for name, one in ARCHITECTURES.items() if one.drafts]
+ALWAYS_DRAFTERS = {"llama", "gemma3_text", "mixtral", "qwen3_5_text"}
+
+
+def _choose(names: list[str], always: set[str]) -> list[object]:
+    slow = [pytest.mark.slow]
+    return [pytest.param(name, id=name, marks=() if name in always else slow) for name in names]
+
+
+@pytest.mark.parametrize("name", _choose([name for name in ARCHITECTURES if name not in NOT_YET], ALWAYS))
+def test_texts_are_those_of_generate_or_the_model_is_refused(name: str, tmp_path: Path):
+    measured = measure(ARCHITECTURES[name], tmp_path)
+    assert measured.outcome in {"exact", "refused"}, measured
+    assert line_of(ARCHITECTURES[name], measured) in lines_of_page()
+
+
+def test_the_page_has_the_lines_of_the_table():
+    lines = lines_of_page()
+    names = [line.removeprefix("| ").partition(" |")[0].replace("`", "") for line in lines]
+    assert names == list(ARCHITECTURES)
+    share = sum(line.endswith("| exact |") for line in lines) / len(lines)
+    assert share > 0.95
+    assert NOT_YET == {}
+
+
+LEFT_OUT = {
+    "decoders of encoder-decoder models": "bart bigbird_pegasus blenderbot blenderbot-small marian mbart mvp pegasus "
+    "plbart prophetnet trocr whisper",
+    "encoders with a causal head": "bert bert-generation big_bird camembert data2vec-text electra ernie megatron-bert "
+    "reformer rembert roberta roberta-prelayernorm roc_bert roformer xlm xlm-roberta xlm-roberta-xl xlnet xmod",
+    "speech, music, images": "beam emu3 fuyu git got_ocr2 mllama moshi moss_transcribe_diarize musicgen "
+    "musicgen_melody phi4_multimodal cohere_compass_text",
+    "multimodal models whose text part is in the table": "dots3_note gemma3 gemma3n gemma4 gemma4_unified llama4 "
+    "qwen3_5 qwen3_5_moe qwen4_exp",
+    "drafters of one target that read its hidden states": "gemma4_assistant gemma4_unified_assistant",
+    "another name of a type in the table": "gpt-sw3",
+    "own inputs": "blt cpmant",
+}
+
+
+@pytest.mark.skipif(not transformers.__version__.startswith("5.23."), reason="the list is that of transformers 5.23")
+def test_the_table_has_every_causal_architecture_or_a_reason_why_not():
+    left_out = {name for names in LEFT_OUT.values() for name in names.split()}
+    in_table = {one.model_type for one in ARCHITECTURES.values()}
+    assert in_table | left_out == set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    assert in_table & left_out == set()
+
+
+@pytest.mark.parametrize("name", _choose(DRAFTERS, ALWAYS_DRAFTERS))
+def test_a_drafter_of_the_family_proposes_learns_and_is_exported(name: str, tmp_path: Path):
+    folder = tmp_path / "drafter"
+    save_checkpoint(ARCHITECTURES[name], folder)
+    config = config_of(
+        folder,
+        targets=("builtin:target-7m",),
+        batch=2,
+        sampling__max_new_tokens=12,
+        learn__enabled=True,
+        learn__spacing="fixed",
+        learn__interval=2,
+        learn__steps=1,
+        learn__lag=0,
+        learn__gate_share=0.0,
+    )
+    (models,) = load_models(config, "", tmp_path)
+    before = [weight.detach().clone() for weight in models.drafter.trained_weights]
+    events = run_prompts(config, models, tmp_path, range(4))
+    assert any(event.pieces for event in events if isinstance(event, TokenDecision))
+    updates = [event for event in events if isinstance(event, Updated) and event.part == "drafter"]
+    assert any(event.served for event in updates)
+    changed = [not torch.equal(old, new) for old, new in zip(before, models.drafter.trained_weights, strict=True)]
+    assert any(changed)
+    assert all(weight.isfinite().all() for weight in models.drafter.trained_weights)
+
+    models.drafter.save(tmp_path / "version", make_tokenizer())
+    export_drafter(tmp_path / "version", tmp_path / "exported", 4)
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "exported", dtype=torch.float32).eval()
+    ids_1T = torch.tensor([make_tokenizer().encode("Ann had 3 apples and 5 eggs")])
+    with torch.no_grad():
+        own, other = models.drafter.model(ids_1T).logits, exported(ids_1T).logits
+    torch.testing.assert_close(own, other, atol=1e-3, rtol=1e-3)
