@@ -65,7 +65,7 @@ def prompt_encoder(config: Config, models: Models) -> Encode:
 
 def describe_chat(config: Config, models: Models) -> str | None:
     """Return a line on what is done with the target's chat template, or None if it is not considered."""
-    if not _uses_chat(config.source, models):
+    if not (_uses_chat(config.source, models) and _has_template(config.source, models)):
         return None
     completed = _list_completed(config)
     if len(completed) == len(config.sources):
@@ -80,8 +80,10 @@ def describe_chat(config: Config, models: Models) -> str | None:
 
 def _uses_chat(settings: SourceSettings, models: Models) -> bool:
     """Whether any prompt may be rendered with a chat template."""
-    if settings.chat != "auto":
-        return settings.chat
+    return _has_template(settings, models) if settings.chat == "auto" else settings.chat
+
+
+def _has_template(settings: SourceSettings, models: Models) -> bool:
     return settings.chat_template is not None or bool(models.target_vocabulary.tokenizer.chat_template)
 
 

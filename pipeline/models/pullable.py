@@ -148,6 +148,8 @@ def resolve_name(name: str) -> str:
     Raises:
         ModelError: an unknown built-in model, or one that is not on this machine.
     """
+    if name.removeprefix("builtin:") in PULLABLE and name.startswith("builtin:"):
+        raise ModelError(f"{name} is not built in but pulled: name it without 'builtin:'")
     if name.startswith("builtin:"):
         return str(catalog.path_of(name.removeprefix("builtin:")))
     return str(path_of(name)) if name in PULLABLE and not Path(name).is_dir() else name

@@ -92,7 +92,7 @@ class ChatTemplate:
         if template is None and not vocabulary.tokenizer.chat_template:
             raise ConfigError(
                 f"The tokenizer of {vocabulary.name} must have a chat template, but has none; "
-                "name a Jinja file with source.chat_template=FILE."
+                "name a Jinja file with source.chat_template=FILE, or complete prompts as text with --no-chat."
             )
         added = vocabulary.tokenizer.backend_tokenizer.get_added_tokens_decoder()
         self._markers = {

@@ -80,6 +80,7 @@ def test_a_target_without_a_template_completes_text(models: Models, tmp_path: Pa
     assert describe_chat(config_with(QUESTIONS), models) is None
     with pytest.raises(ConfigError, match=r"must have a chat template, but has none.*source\.chat_template=FILE"):
         prompt_encoder(config_with(QUESTIONS, chat=True), models)
+    assert describe_chat(config_with(QUESTIONS, chat=True), models) is None
     (tmp_path / "chat.jinja").write_text(TEMPLATE)
     assert read(config_with(QUESTIONS, chat_template=tmp_path / "chat.jinja"), models, "questions") == CHAT
 

