@@ -7,16 +7,18 @@ prompt to the runner of its target and keeps up to `batch` prompts in flight. Ta
 each has its own acceptance head, drift detector and publisher.
 
 The learner receives completed prompts (pipeline/learner_protocol.py). It responds to a fall of the acceptance rate: by
-default it resets the head and restores an earlier version that is clearly better
-(pipeline/learning/drift_response.py). About every `learn.interval` prompts it distills the drafter, on a thread of its
-own (stages/distill.py). It publishes versions at the start, every `publish.interval` prompts, before the response to a
-drift, and at the end (pipeline/learning/publisher.py).
+default it resets the acceptance head and, if an earlier version is clearly better, restores that version's drafter and
+head (pipeline/learning/drift_response.py). Each completed prompt becomes training data; about every `learn.interval`
+prompts the drafter is updated on a background thread, and the head with it (stages/distill.py). It publishes versions
+at the start, every `publish.interval` prompts, before the response to a drift, and at the end
+(pipeline/learning/publisher.py).
 
 Everything that happens is yielded as an event. What is learned from a block cannot change the block's own decisions, so
 acceptance rates in the log are prequential. Between two blocks, where the loop calls `pause`, no stage holds
-intermediate state: only there a run can be committed.
+intermediate state: only there can a run be committed.
 
-Names of fields in the `*State` classes are stored in checkpoints; docs/glossary.md lists their present words.
+Field names of the `*State` classes are stored in checkpoints and keep old words; docs/glossary.md lists the current
+ones.
 """
 
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -165,7 +167,7 @@ class TargetRunner:
         """Draft and verify once. `verify` appends the emitted tokens to each sequence and sets its `finish`.
 
         Returns:
-            the verdicts, the updates in service and the n-gram cache's counter as they were before the block, and each
+            the verdicts, the update counters and the n-gram cache's counter as they were before the block, and each
             sequence's share of the time.
         """
         versions, times = self._versions(), [self._clock()]
@@ -263,8 +265,8 @@ class Loop:
 
         Args:
             prompts: the stream; after `restore`, only what was not taken from it yet.
-            pause: called between two blocks, after all events so far were consumed: the place to `save`. If it returns
-                True the loop returns without `end`: prompts stay in flight and no last version is published.
+            pause: called between two blocks, after all events so far were consumed; it may `save`. If it returns True,
+                the loop returns without `end`: prompts stay in flight and no last version is published.
         """
         yield from self.begin()
         paused = yield from self.until_idle(prompts, pause)
