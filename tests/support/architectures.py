@@ -8,7 +8,7 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import process_time
@@ -23,10 +23,12 @@ from architecture_page import FORWARDS, HEAD, INTRODUCTION
 from architecture_table import DENSE
 from torch import Tensor
 from transformers import AutoModelForCausalLM
+from typing_extensions import override
 
 from pipeline.assembly.loop import build_loop
 from pipeline.assembly.models import Models, load_models
 from pipeline.config.settings import Config
+from stages.models.measurements import Measurements
 from store.errors import ModelError
 from store.events import Event, Outcome, PromptReceived, TokenDecision
 
@@ -74,6 +76,14 @@ class Reference:
 
     tokens: list[int]
     closest: float
+
+
+class FreshProofs(Measurements):
+    """Proofs are made at every load, so that a proof that changes the model is found."""
+
+    @override
+    def get_or_measure(self, kind: str, key: list[Any], measure: Callable[[], Any]) -> Any:
+        return measure() if kind == "proof" else super().get_or_measure(kind, key, measure)
 
 
 def generate_references(folder: Path) -> list[Reference]:
@@ -167,7 +177,7 @@ def measure_checkpoint(folder: Path) -> Measured:
         return Measured("unfit", error)
     config = config_of(folder)
     try:
-        (models,) = load_models(config, "", folder)
+        (models,) = load_models(config, "", folder, FreshProofs())
     except ModelError as error:
         return Measured("refused", str(error).replace(str(folder), "FOLDER"))
     name = models.target.forward_pass.name
