@@ -22,7 +22,7 @@ SHARED = ROOT.parent / "shared"
 SMOLLM2_FILE = SHARED / "models" / "smollm2-135m-instruct" / PULLABLE[SMOLLM2].file
 DATA = SHARED / "data"
 DATASETS = ("gsm8k", "mbpp", "alpaca_eval", "dialogsum")
-LONGEST_PROMPT = 600  # characters
+LONGEST_PROMPT = 400  # characters
 TOGETHER = 8  # prompts that `generate` completes in one batch
 
 needs_smollm2 = pytest.mark.skipif(
