@@ -50,7 +50,7 @@ class Forward(Protocol):
         ...
 
     def move(self, source: int, destination: int) -> None:
-        """Copy one row over another."""
+        """Put one row in the place of another. The content of the source is undefined afterwards."""
         ...
 
     def __call__(
@@ -60,7 +60,7 @@ class Forward(Protocol):
 
         Args:
             first: the first row.
-            tokens: new tokens per row; empty for a row without new tokens.
+            tokens: new tokens per row; empty for a row without new tokens, but not for all rows.
             starts: number of cached tokens per row.
             wanted: number of last new tokens per row for which logits are returned.
             hidden: whether to return the last hidden states too.

@@ -5,6 +5,7 @@ Shapes: B rows, Q new tokens of the longest row, K keys, V vocabulary, W hidden 
 
 import copy
 import hashlib
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -30,10 +31,19 @@ from stages.models.forward import Forward, ModuleForward
 from stages.models.huggingface import load_causal_model, load_tokenizer, raise_write_errors
 from stages.models.measurements import Measurements
 from stages.models.packed_llama import PackedLlamaForward, PackedLlamaWeights, has_packed_forward
-from stages.models.proof import ROUNDED, check_spans, describe_error, pick_forward, proof_key, tolerance
+from stages.models.proof import (
+    ROUNDED,
+    check_spans,
+    describe_error,
+    follows_masks,
+    pick_forward,
+    proof_key,
+    tolerance,
+)
 from stages.models.row_forward import Reading, RowForward, find_rope_switch
 from store.errors import ModelError
 
+LOG = logging.getLogger("omnidraft.models")
 SAMPLES = 64  # values of each weight that enter a fingerprint
 PRUNE_BELOW = 0.75  # share of the output layer's rows below which a pruned layer saves more than the scatter costs
 
@@ -83,6 +93,8 @@ class LanguageModel:
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         self.layers: int = model.config.get_text_config().num_hidden_layers
         self.weights, self._packed_weights, self.measurements = weights, packed_weights, measurements or Measurements()
+        # Whether `read` follows a mask and positions: not if a model has states, or biases by column.
+        self.attends_anywhere = True
         self._order: list[SequenceState] = []
         self._lengths: dict[SequenceState, int] = {}
 
@@ -101,11 +113,6 @@ class LanguageModel:
             self._packed_weights = PackedLlamaWeights(self.model, self.weights, self.measurements)
         return PackedLlamaForward(self._packed_weights)
 
-    @property
-    def attends_anywhere(self) -> bool:
-        """Whether `read` takes a mask: False for models that are computed row by row, which read texts in order."""
-        return not isinstance(self.forward_pass, RowForward)
-
     def share_weights(self, adapter: str | None = None) -> "LanguageModel":
         """Return another instance over the same weights, with its own rows."""
         shared = LanguageModel(
@@ -116,7 +123,7 @@ class LanguageModel:
             packed_weights=None if adapter else self._packed_weights,
             measurements=self.measurements,
         )
-        shared.max_length = self.max_length
+        shared.max_length, shared.attends_anywhere = self.max_length, self.attends_anywhere
         if not adapter or not isinstance(self.forward_pass, PackedLlamaForward):
             shared.forward_pass = self.forward_pass.share()
         return shared
@@ -152,6 +159,7 @@ class LanguageModel:
 
         Raises:
             ModelError: no forward pass is right, or the weight format is int8 and the packed forward is not.
+            MemoryError, torch.OutOfMemoryError: there is too little memory for a forward pass.
         """
         candidates: dict[str, Callable[[], Forward]] = {
             "modules": lambda: ModuleForward(self.model),
@@ -165,23 +173,37 @@ class LanguageModel:
             candidates = {name: make for name, make in candidates.items() if name == "packed"}
         key = proof_key(self.model, fingerprint(self), self.weights, *candidates)
         found = self.measurements.get_or_measure("proof", key, lambda: self._prove(candidates))
-        if found["forward"] is None:
-            raise ModelError(self._describe_failure(candidates, found["reasons"]))
-        self.max_length = min(self.max_length, found["longest"] or self.max_length)
-        if not isinstance(self.forward_pass, PackedLlamaForward) or found["forward"] != "packed":
+        if found["longest"] and found["longest"] < self.max_length:
+            LOG.warning(
+                "%s: texts end at %d tokens: its configuration names that span, and no longer text was checked",
+                self.name,
+                found["longest"],
+            )
+            self.max_length = found["longest"]
+        self.attends_anywhere = found["branches"]
+        if found["forward"] != "packed":
+            self._packed_weights = None
             self.forward_pass = candidates[found["forward"]]()
 
     def _prove(self, candidates: Mapping[str, Callable[[], Forward]]) -> dict[str, Any]:
-        """Return the name of the first right forward pass, the longest text it is proved for, and what others did."""
+        """Return the name of the first right forward pass, the longest text it is proved for, whether masks are
+        followed, and what other forward passes did. A failure is raised, and so not stored.
+        """
         try:
             length, longest = check_spans(self.model)
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
         except Exception as error:  # a model may raise anything
-            return {"forward": None, "longest": None, "reasons": [f"the model itself fails: {describe_error(error)}"]}
-        limit = ROUNDED if self.weights == "int8" else tolerance(self.model)
-        number, reasons = pick_forward(self.model, list(candidates.values()), limit, length)
+            raise ModelError(f"{self.name} cannot compute a text: {describe_error(error)}") from error
+        rounds = self.weights == "int8"
+        limit = ROUNDED if rounds else tolerance(self.model)
+        number, reasons = pick_forward(self.model, list(candidates.values()), limit, length, rounds_inputs=rounds)
+        if number is None:
+            raise ModelError(self._describe_failure(candidates, reasons))
         return {
-            "forward": None if number is None else list(candidates)[number],
+            "forward": list(candidates)[number],
             "longest": longest,
+            "branches": follows_masks(self.model, self.read),
             "reasons": reasons,
         }
 
@@ -289,7 +311,9 @@ class LanguageModel:
     def copy_to_train(self) -> "LanguageModel":
         """Return a model with its own copy of the trained weights in float32; the other weights are shared."""
         fixed = [weight for name, weight in self.model.named_parameters() if not self._is_trained(name)]
-        model = copy.deepcopy(self.model, {id(tensor): tensor for tensor in (*fixed, *self.model.buffers())})
+        # Rotary frequencies may change with the length of a text, and the copy is trained in another thread.
+        shared = [buffer for name, buffer in self.model.named_buffers() if "inv_freq" not in name]
+        model = copy.deepcopy(self.model, {id(tensor): tensor for tensor in (*fixed, *shared)})
         copied = LanguageModel(model, self.name, self.adapter)
         for weight in copied.trained_weights:
             weight.data = weight.data.float()

@@ -1,14 +1,17 @@
 """The proof that a forward pass computes what the model computes, made when a model is loaded.
 
-A text is read at once by the model's own modules, and by the forward pass as decoding reads it: in parts, several
-tokens and single ones, with rollbacks, in a batch of ragged rows, one of which ends. The logits must agree at every
-position. Windows, chunks and switches of the rotary frequencies are made so short for the proof that the text is longer
-than each. Where a model does not take the shorter window from its configuration, the text is longer than the real one.
+A text is read at once by the model's own modules, and by the forward pass as decoding reads it: a prompt, then several
+tokens and single ones, with rollbacks, a saved and restored row, in a batch of ragged rows, one of which ends. The
+logits of all tokens after the prompt must agree. Windows, chunks and switches of the rotary frequencies are made so
+short for the proof that the text is longer than each. Where a model does not take the shorter window from its
+configuration, the text is longer than the real one.
 
 Shapes: T tokens, V vocabulary.
 """
 
 import hashlib
+import math
+import random
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,18 +28,17 @@ from stages.models.row_forward import find_rope_switch
 SPAN = 12  # tokens of a window or chunk during the proof
 TEXT, OTHER_TEXT = 3 * SPAN + 4, SPAN + 6  # tokens of the two rows
 # The longest text of a proof: a window that can be neither shortened nor passed limits the texts of the model instead.
-LONGEST_TEXT = 4096
-SPAN_NAMES = re.compile(r"window|chunk|local_attention|block_size|original_max")
+LONGEST_TEXT = 4096 + SPAN
+SPAN_NAMES = re.compile(r"window|chunk|local_attention|block_size|index_topk")
 SHORTENED = ("sliding_window", "attention_chunk_size")
 EXACT, ROUNDED = 1e-3, 0.3  # largest deviation in standard deviations of the logits, in float32 and in less
 
 
 def find_spans(config: Any) -> dict[str, int]:
     """Return what a text configuration names that may change attention beyond some number of tokens."""
-    values = {**vars(config), **(getattr(config, "rope_parameters", None) or {})}
     return {
         name: value
-        for name, value in values.items()
+        for name, value in vars(config).items()
         if SPAN_NAMES.search(name) and isinstance(value, int) and not isinstance(value, bool) and value > 0
     }
 
@@ -56,15 +58,13 @@ def check_spans(model: Any) -> tuple[int, int | None]:
     config = model.config.get_text_config()
     spans = find_spans(config)
     with shorten_spans(model):
-        if any(_takes_shorter(model, name, spans[name]) for name in SHORTENED if name in spans):
-            spans = {name: span for name, span in spans.items() if name not in SHORTENED}
-    if find_rope_switch(config) is not None:
-        spans.pop("original_max_position_embeddings", None)
-    longest = getattr(config, "max_position_embeddings", None) or 1 << 30
+        short = [name for name in SHORTENED if name in spans and _takes_shorter(model, name, spans[name])]
+    spans = {name: span for name, span in spans.items() if name not in short}
+    longest = (getattr(config, "max_position_embeddings", None) or 1 << 30) - SPAN
     longer = [span for span in spans.values() if TEXT <= span < longest]
     covered = [span for span in longer if span + SPAN <= min(LONGEST_TEXT, longest)]
     beyond = [span for span in longer if span not in covered]
-    return max([TEXT, *(span + SPAN for span in covered)]), min(beyond, default=None)
+    return min(longest, max([TEXT, *(span + SPAN for span in covered)])), min(beyond, default=None)
 
 
 def _takes_shorter(model: Any, name: str, span: int) -> bool:
@@ -89,11 +89,13 @@ def shorten_spans(model: Any) -> Iterator[None]:
     kinds = [one for one in (parameters, *parameters.values()) if isinstance(one, dict)]
     switching = [one for one in kinds if switch is not None and one.get("original_max_position_embeddings")]
     lengths = [one["original_max_position_embeddings"] for one in switching]
-    for name in windows:
-        setattr(config, name, SPAN)
-    for one in switching:
-        one["original_max_position_embeddings"] = min(2 * SPAN, one["original_max_position_embeddings"])
+    if switching:  # the first pass computes the frequencies of longer texts, from the real length, and keeps them
+        model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=model.device), use_cache=False)
     try:
+        for name in windows:
+            setattr(config, name, SPAN)
+        for one in switching:
+            one["original_max_position_embeddings"] = min(2 * SPAN, one["original_max_position_embeddings"])
         yield
     finally:
         for name, window in windows.items():
@@ -103,8 +105,9 @@ def shorten_spans(model: Any) -> Iterator[None]:
 
 
 def _make_text(length: int, model: Any) -> list[int]:
+    """Return ids that repeat rarely, the same in every process."""
     size = model.get_input_embeddings().weight.shape[0]
-    return [(3 + 7919 * place) % max(1, size - 3) for place in range(length)]
+    return random.Random(0).choices(range(size), k=length)
 
 
 @torch.inference_mode()
@@ -123,13 +126,17 @@ def read_at_once(model: Any, tokens: Sequence[int]) -> Tensor:
 
 
 @torch.inference_mode()
-def measure_deviation(model: Any, forward: Forward, length: int) -> float:
+def measure_deviation(model: Any, forward: Forward, length: int, *, rounds_inputs: bool = False) -> float:
     """Return the largest difference between a forward pass and the model in standard deviations of the logits.
+
+    Logits that the model sets to minus infinity or to the smallest number are compared as such.
 
     Args:
         model: a Hugging Face causal language model.
         forward: a forward pass of it with an empty cache.
         length: number of tokens of the longer text.
+        rounds_inputs: whether the forward pass is an approximation (int8): then the root of the mean square of the
+            differences is returned, which does not grow with the vocabulary.
     """
     with shorten_spans(model):
         reader = _ProofReader(forward, [_make_text(length, model), _make_text(OTHER_TEXT + 5, model)[5:]])
@@ -139,9 +146,19 @@ def measure_deviation(model: Any, forward: Forward, length: int) -> float:
     for row, position, logits_V in reader.found:
         found.append(logits_V.float())
         expected.append(references[row][position])
-    found_NV, expected_NV = torch.stack(found), torch.stack(expected)
-    deviation = float((found_NV - expected_NV).abs().max() / expected_NV.std().clamp(min=1e-6))
-    return deviation if deviation == deviation else float("inf")  # noqa: PLR0124 (not a number)
+    ratios = [_compare(one, other, rounds_inputs=rounds_inputs) for one, other in zip(found, expected, strict=True)]
+    return math.inf if any(map(math.isnan, ratios)) else max(ratios)
+
+
+def _compare(found_V: Tensor, expected_V: Tensor, *, rounds_inputs: bool) -> float:
+    """Return the difference of the logits of one position in their standard deviations."""
+    smallest = torch.finfo(torch.bfloat16).min / 2
+    used_V = expected_V > smallest
+    if not torch.equal(used_V, found_V > smallest):
+        return math.inf
+    difference_U = (found_V - expected_V)[used_V]
+    size = difference_U.square().mean().sqrt() if rounds_inputs else difference_U.abs().max()
+    return float(size / expected_V[used_V].std().clamp(min=1e-6))
 
 
 def describe_error(error: Exception) -> str:
@@ -171,7 +188,9 @@ class _ProofReader:
         self._pass({0: (3, 2), 1: (1, 3)})
         self._pass({0: (1, 0), 1: (5, 1)})
         self._pass({0: (1, 4), 1: (1, 0)})
-        self._pass({0: (4, 1), 1: (3, 0)})
+        self._forward.write_cache(0, [kept.clone() for kept in self._forward.read_cache(0, self._lengths[0])])
+        self._pass({0: (4, 1), 1: (2, 0)})
+        self._pass({0: (0, 0), 1: (1, 0)})
         self._forward.move(0, 1)  # the second row ends, the first takes its place
         self._forward.move(1, 0)
         self._pass({0: (longest - self._lengths[0] - 2, 3)})
@@ -195,22 +214,57 @@ class _ProofReader:
             self._lengths[row] += len(good)
 
 
+def follows_masks(model: Any, read: Callable[[Tensor, Tensor, Tensor], Tensor]) -> bool:
+    """Check whether a branch that is read next to a text has the logits that it has as its continuation.
+
+    Training reads the branches of a text with it, by a mask and positions (`stages/examples/batches.py`).
+
+    Args:
+        model: a Hugging Face causal language model.
+        read: computes logits (B, T, V) from ids, positions and a mask.
+    """
+    text, branch, start = _make_text(10, model), _make_text(14, model)[10:], 6
+    ids_1T = torch.tensor([[*text, *branch]], device=model.device)
+    positions_1T = torch.tensor([[*range(len(text)), *range(start, start + len(branch))]], device=model.device)
+    mask_TT = torch.ones(ids_1T.shape[1], ids_1T.shape[1], dtype=torch.bool, device=model.device).tril()
+    mask_TT[len(text) :, start : len(text)] = False
+    try:
+        with torch.inference_mode():
+            found_QV = read(ids_1T, positions_1T, mask_TT[None, None])[0, -len(branch) :]
+        expected_QV = read_at_once(model, [*text[:start], *branch])[-len(branch) :]
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception:  # models raise anything for a mask that they do not expect
+        return False
+    ratios = [_compare(one, other, rounds_inputs=False) for one, other in zip(found_QV, expected_QV, strict=True)]
+    return all(ratio <= tolerance(model) for ratio in ratios)
+
+
 def proof_key(model: Any, *parts: object) -> list[Any]:
-    """Return what the outcome of a proof depends on besides the weights: configuration, library and our own code."""
+    """Return what the outcome of a proof depends on besides the weights: configuration, device, libraries, own code."""
     code = hashlib.sha256()
     for path in sorted(Path(__file__).parent.glob("*.py")):
         code.update(path.read_bytes())
-    return [model.config.to_json_string(), LIBRARY, code.hexdigest(), *map(str, parts)]
+    for buffer in model.buffers():  # weights of quantised models
+        code.update(buffer.detach().flatten()[:64].float().cpu().numpy().tobytes())
+    how = f"{model.device.type} {model.config._attn_implementation} torch {torch.__version__}"
+    return [model.config.to_json_string(), how, LIBRARY, code.hexdigest(), *map(str, parts)]
 
 
 def pick_forward(
-    model: Any, candidates: Sequence[Callable[[], Forward]], limit: float, length: int
+    model: Any, candidates: Sequence[Callable[[], Forward]], limit: float, length: int, *, rounds_inputs: bool = False
 ) -> tuple[int | None, list[str]]:
-    """Return the number of the first candidate that computes what the model computes, and what the others did."""
+    """Return the number of the first candidate that computes what the model computes, and what the others did.
+
+    Raises:
+        MemoryError, torch.OutOfMemoryError: not the fault of a candidate.
+    """
     reasons = []
     for number, make in enumerate(candidates):
         try:
-            deviation = measure_deviation(model, make(), length)
+            deviation = measure_deviation(model, make(), length, rounds_inputs=rounds_inputs)
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
         except Exception as error:  # models raise anything for a cache that is not their own
             reasons.append(describe_error(error))
             continue

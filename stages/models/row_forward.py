@@ -8,6 +8,7 @@ rollback the copy is taken, and the tokens since then are computed again togethe
 import copy
 import inspect
 import io
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -53,23 +54,33 @@ class _Row:
         """Return to the last copy of at most this length; return the tokens to compute again."""
         if length == len(self.tokens):
             return []
+        if length == 0:
+            self.tokens, self.cache, self.copies = [], None, []
+            return []
+        if _has_keys_only(self.cache):
+            for layer in self.cache.layers:
+                layer.keys, layer.values = layer.keys[..., :length, :], layer.values[..., :length, :]
+            self.tokens = self.tokens[:length]
+            return []
         self.copies = [(place, cache) for place, cache in self.copies if place <= length]
         place, cache = self.copies[-1] if self.copies else (0, None)
         again, self.tokens, self.cache = self.tokens[place:length], self.tokens[:place], copy.deepcopy(cache)
         return again
 
     def keep_copy(self) -> None:
-        """Copy the state if the last copy is old. The last two copies stay."""
-        if self.cache is not None and len(self.tokens) - (self.copies[-1][0] if self.copies else 0) >= COPY_EVERY:
+        """Copy the state if the last copy is old. The last two copies stay. Keys and values need no copy."""
+        if self.cache is None or _has_keys_only(self.cache):
+            return
+        if len(self.tokens) - (self.copies[-1][0] if self.copies else 0) >= COPY_EVERY:
             self.copies = [*self.copies[-1:], (len(self.tokens), copy.deepcopy(self.cache))]
 
 
 class Reading(Enum):
     """How a model continues a text that it has a cache of."""
 
-    SEVERAL = "row by row"
-    SINGLE = "row by row and token by token"  # it reads several tokens from the beginning of a text only
-    WHOLE = "row by row, each pass from the beginning of the text"  # its cache is not to be relied on, or it has none
+    CHUNKED = "row by row"
+    STEPWISE = "row by row and token by token"  # it reads several tokens from the beginning of a text only
+    UNCACHED = "row by row, each pass from the beginning of the text"  # its cache cannot be relied on, or it has none
 
 
 class RowForward(Forward):
@@ -80,12 +91,12 @@ class RowForward(Forward):
         reading: how the model continues a text.
     """
 
-    def __init__(self, model: Any, reading: Reading = Reading.SEVERAL) -> None:
+    def __init__(self, model: Any, reading: Reading = Reading.CHUNKED) -> None:
         self._model, self._reading = model, reading
         self._rows: list[_Row] = []
         parameters = inspect.signature(model.forward).parameters
         self._cache_name = next((name for name in CACHE_NAMES if name in parameters), None)
-        self._takes_positions = "position_ids" in parameters
+        self._takes_positions, self._keeps_last = "position_ids" in parameters, "logits_to_keep" in parameters
 
     @property
     @override
@@ -121,7 +132,7 @@ class RowForward(Forward):
     @override
     def write_cache(self, place: int, kept: Sequence[Tensor]) -> None:
         file = io.BytesIO(kept[0].cpu().numpy().tobytes())
-        with torch.serialization.safe_globals(_cache_classes()):  # no other class of a checkpoint is loaded
+        with torch.serialization.safe_globals(_cache_classes(self._model)):  # no other class of a checkpoint is loaded
             saved = torch.load(file, weights_only=True, map_location=self._model.device)
         self._rows[place] = _Row(saved["tokens"], saved["cache"], saved["copies"])
 
@@ -131,7 +142,8 @@ class RowForward(Forward):
 
     @override
     def move(self, source: int, destination: int) -> None:
-        self._rows[destination], self._rows[source] = self._rows[source], _Row()
+        if source != destination:
+            self._rows[destination], self._rows[source] = self._rows[source], _Row()
 
     @override
     def refresh(self) -> None:
@@ -151,46 +163,61 @@ class RowForward(Forward):
 
     def _read(self, row: _Row, start: int, new: list[int], wanted: int, *, hidden: bool) -> tuple[Tensor, Tensor]:
         """Compute new tokens of one row from its place `start` on; return the last `wanted` outputs."""
-        if self._reading is Reading.WHOLE:
+        if self._reading is Reading.UNCACHED:
             row.tokens = row.tokens[:start]
-        again = row.roll_back(start)
+        switch = find_rope_switch(self._model.config.get_text_config())
+        if switch is not None and start <= switch < len(row.tokens):  # its keys have the frequencies of longer texts
+            again, row.tokens, row.cache = row.tokens[:start], [], None
+        else:
+            again = row.roll_back(start)
         if len(again) >= COPY_EVERY:
-            self._compute(row, again, hidden=False)
+            self._compute(row, again, 1, hidden=False)
             again = []
         if not again:
             row.keep_copy()
-        logits_QV, states_QW = self._compute(row, [*again, *new], hidden=hidden)
+        logits_QV, states_QW = self._compute(row, [*again, *new], wanted, hidden=hidden)
         return logits_QV[len(logits_QV) - wanted :], states_QW[len(states_QW) - wanted :]
 
-    def _compute(self, row: _Row, tokens: list[int], *, hidden: bool) -> tuple[Tensor, Tensor]:
-        """Compute tokens in as few passes as the model allows; return the outputs of all of them."""
+    def _compute(self, row: _Row, tokens: list[int], wanted: int, *, hidden: bool) -> tuple[Tensor, Tensor]:
+        """Compute tokens in as few passes as the model allows; return the outputs of the last `wanted`, or of more."""
         switch = find_rope_switch(self._model.config.get_text_config())
         below = len(tokens) if switch is None else min(len(tokens), max(0, switch - len(row.tokens)))
-        step = 1 if self._reading is Reading.SINGLE else len(tokens)
+        step = 1 if self._reading is Reading.STEPWISE and row.cache is not None else len(tokens)
         parts = [tokens[place : min(place + step, below)] for place in range(0, below, step)]
-        outputs = [self._pass(row, part, hidden=hidden) for part in parts]
+        outputs = [self._pass(row, part, wanted, hidden=hidden) for part in parts]
         if above := tokens[below:]:
             if switch is not None and len(row.tokens) <= switch:
                 row.cache = None  # the first token above is computed with other frequencies, and so are all before it
-            outputs.append(self._pass(row, above, hidden=hidden))
+            outputs.append(self._pass(row, above, wanted, hidden=hidden))
+        if len(outputs) == 1:
+            return outputs[0]
         logits, states = zip(*outputs, strict=True)
         return torch.cat(logits), torch.cat(states)
 
-    def _pass(self, row: _Row, new: list[int], *, hidden: bool) -> tuple[Tensor, Tensor]:
-        """Compute new tokens in one pass, with the cached ones if there is no cache; return the new tokens' outputs."""
+    def _pass(self, row: _Row, new: list[int], wanted: int, *, hidden: bool) -> tuple[Tensor, Tensor]:
+        """Compute new tokens in one pass, with the cached ones if there is no cache; return outputs as `_compute`."""
         begin = 0 if row.cache is None else len(row.tokens)
         row.tokens = [*row.tokens, *new]
         arguments: dict[str, Any] = {"use_cache": False}
-        if self._reading is not Reading.WHOLE and self._cache_name is not None:
+        if self._reading is not Reading.UNCACHED and self._cache_name is not None:
             arguments |= {"use_cache": True, self._cache_name: row.cache}
         if self._takes_positions:  # some models take the length of another layer's cache
             arguments["position_ids"] = torch.arange(begin, len(row.tokens), device=self._model.device)[None]
+        count = max(1, min(wanted, len(new)))
+        if self._keeps_last:
+            arguments["logits_to_keep"] = count
         with record_hidden(self._model) as states:
             output = self._model(input_ids=torch.tensor([row.tokens[begin:]], device=self._model.device), **arguments)
         if arguments["use_cache"]:
             row.cache = output[self._cache_name]
-        logits_QV: Tensor = output.logits[0, -len(new) :]
-        return logits_QV, states[-1][0, -len(new) :] if hidden else logits_QV
+        logits_QV: Tensor = output.logits[0, -count:]
+        return logits_QV, states[-1][0, -count:] if hidden else logits_QV
+
+
+def _has_keys_only(cache: Any) -> bool:
+    """Whether a cache has nothing but keys and values of all tokens, so that it can be cut."""
+    layers: list[Any] = getattr(cache, "layers", [])
+    return bool(layers) and all(type(layer) is cache_utils.DynamicLayer for layer in layers)
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
@@ -207,10 +234,12 @@ def _tensors(value: Any) -> Iterator[Tensor]:
         yield from _tensors(vars(value))
 
 
-def _cache_classes() -> list[Any]:
-    """Return the classes of which caches are made; those of a model are known once the model is loaded."""
+def _cache_classes(model: Any) -> list[Any]:
+    """Return the classes of which the caches of a model are made: those of the library, and of the model's module."""
+    own = vars(sys.modules[type(model).__module__]).values()
     roots = cache_utils.Cache, cache_utils.CacheLayerMixin, cache_utils.LinearAttentionCacheLayerMixin
     found: list[Any] = [cache_utils.DummyLayer]
+    found += [one for one in own if isinstance(one, type) and one.__name__.endswith("Cache")]
     waiting: list[Any] = list(roots)
     while waiting:
         one = waiting.pop()

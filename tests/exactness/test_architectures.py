@@ -33,9 +33,6 @@ ALWAYS = {  # one of each kind of attention, cache and feed-forward part; all ot
     "mamba2",
     "lfm2",
 }
-NOT_YET = {  # lines that are known to fail, with the reason
-    "phi3 (longrope)": "a fresh proof leaves the long frequencies of `transformers` at the values of a short text",
-}
 DRAFTERS = [name for name, one in ARCHITECTURES.items() if one.drafts]
 ALWAYS_DRAFTERS = {"llama", "gemma3_text", "mixtral", "qwen3_5_text"}
 
@@ -45,7 +42,7 @@ def _choose(names: list[str], always: set[str]) -> list[object]:
     return [pytest.param(name, id=name, marks=() if name in always else slow) for name in names]
 
 
-@pytest.mark.parametrize("name", _choose([name for name in ARCHITECTURES if name not in NOT_YET], ALWAYS))
+@pytest.mark.parametrize("name", _choose(list(ARCHITECTURES), ALWAYS))
 def test_texts_are_those_of_generate_or_the_model_is_refused(name: str, tmp_path: Path):
     measured = measure(ARCHITECTURES[name], tmp_path)
     assert measured.outcome in {"exact", "refused"}, measured
@@ -58,7 +55,6 @@ def test_the_page_has_the_lines_of_the_table():
     assert names == list(ARCHITECTURES)
     share = sum(line.endswith("| exact |") for line in lines) / len(lines)
     assert share > 0.95
-    assert set(NOT_YET) <= set(names)
 
 
 LEFT_OUT = {

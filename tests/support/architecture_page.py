@@ -14,11 +14,12 @@ INTRODUCTION = """# Models
 
 <!-- written by tests/support/architectures.py --write -->
 
-A Hugging Face causal language model either runs exactly or is refused when it is loaded, with the
-reason. When a model is loaded, the logits of a text computed at once are compared with the logits
-of the same text computed in parts, with rejected drafts and with several sequences of different
-lengths. The text is longer than every window, chunk and change of rotary frequencies that the
-configuration names. The fastest forward pass that gives the same logits is used.
+Every Hugging Face causal language model is tried when it is loaded: it runs exactly or is refused,
+with the reason ([exactness.md](exactness.md#the-check-at-load)). The logits of a text computed at
+once are compared with the logits of the same text computed in parts, with rejected drafts and with
+several sequences of different lengths. The text is longer than the windows, chunks and changes of
+rotary frequencies that the configuration names. The fastest forward pass that gives the same logits
+is used.
 
 The table below is a test: `tests/exactness/test_architectures.py`. Each line is a tiny checkpoint
 with random weights of one architecture of `transformers`. It has 2 to 4 layers of width 64, windows

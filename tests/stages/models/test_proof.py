@@ -12,7 +12,7 @@ from stages.models import proof
 from stages.models.forward import ModuleForward
 from stages.models.language_model import LanguageModel
 from stages.models.packed_llama import PackedLlamaForward
-from stages.models.row_forward import RowForward
+from stages.models.row_forward import Reading, RowForward
 from stages.sampling.random_source import SeededRandomSource
 from store.errors import ModelError
 
@@ -127,8 +127,9 @@ def test_every_kind_of_state_runs_as_the_model_computes(case: str):
             found[number].extend(own_QV[: right[number]])
             lengths[number] += right[number]
             model.roll_back(rows[number], lengths[number])
+    reference = make_model(case).model  # one that no proof has touched
     for number, text in enumerate(texts):
-        want_TV = proof.read_at_once(model.model, text[: lengths[number]])
+        want_TV = proof.read_at_once(reference, text[: lengths[number]])
         first = lengths[number] - len(found[number])
         error = (torch.stack(found[number]) - want_TV[first:]).abs().max() / want_TV.std()
         assert float(error) < proof.EXACT
@@ -148,14 +149,14 @@ def test_a_window_that_the_masks_do_not_know_is_found(monkeypatch: pytest.Monkey
     real = proof.measure_deviation
     model = make_model("alternating windows")
 
-    def without_windows(module: Any, forward: Any, length: int) -> float:
+    def without_windows(module: Any, forward: Any, length: int, **rest: Any) -> float:
         with monkeypatch.context() as patch:
             if isinstance(forward, ModuleForward):  # a mask that is causal and nothing else
                 patch.setattr(
                     "stages.models.attention_masks.make_mask",
                     lambda positions, _: positions.keys_BK[:, None, None, :] <= positions.queries_BQ[:, None, :, None],
                 )
-            return real(module, forward, length)
+            return real(module, forward, length, **rest)
 
     monkeypatch.setattr(proof, "measure_deviation", without_windows)
     model.prove_forward()
@@ -206,20 +207,78 @@ def test_a_window_that_cannot_be_shortened_makes_the_text_longer_or_ends_it():
     assert proof.check_spans(model) == (proof.TEXT, proof.LONGEST_TEXT + 1)
 
 
-@pytest.mark.parametrize("case", ["long rope", "convolutions", "recurrence", "state in the modules"])
-def test_rows_are_saved_and_restored_bit_for_bit(case: str):
-    forward = RowForward(make_model(case).model)
+def test_rotary_frequencies_that_are_fixed_limit_no_text():
+    llama3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    settings = {**SIZES, "max_position_embeddings": 131072}
+    settings["rope_parameters"] = {**llama3, "original_max_position_embeddings": 8192}
+    model = LanguageModel(AutoModelForCausalLM.from_config(CONFIG_MAPPING["llama"](**settings)).eval(), "tiny")
+    model.prove_forward()
+    assert model.max_length == 131072
+
+
+def test_a_lack_of_memory_proves_nothing(monkeypatch: pytest.MonkeyPatch):
+    def fail(*_: Any, **__: Any) -> float:
+        raise torch.OutOfMemoryError("no memory left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(proof, "measure_deviation", fail)
+        with pytest.raises(torch.OutOfMemoryError):
+            make_model("window").prove_forward()
+    model = make_model("window")
+    model.prove_forward()
+    assert isinstance(model.forward_pass, PackedLlamaForward)
+
+
+def test_a_column_that_the_model_blocks_hides_no_difference():
+    expected_V = torch.tensor([1.0, 2.0, 3.0, torch.finfo(torch.float32).min])
+    assert proof._compare(expected_V, expected_V, rounds_inputs=False) == 0
+    assert proof._compare(expected_V + torch.tensor([0.5, 0, 0, 0]), expected_V, rounds_inputs=False) > proof.EXACT
+    assert proof._compare(expected_V[[3, 1, 2, 0]], expected_V, rounds_inputs=False) == float("inf")
+
+
+@pytest.mark.parametrize(
+    ("case", "follows"), [("window", True), ("alternating windows", True), ("alibi", False), ("convolutions", False)]
+)
+def test_training_reads_branches_only_where_the_model_follows_a_mask(case: str, follows: bool):
+    model = make_model(case)
+    model.prove_forward()
+    assert model.attends_anywhere is follows
+    assert model.share_weights().attends_anywhere is follows
+
+
+def test_a_copy_to_train_has_rotary_frequencies_of_its_own():
+    model = make_model("long rope")
+    served = model.model.model.rotary_emb.inv_freq
+    before = served.clone()
+    copied = model.copy_to_train()
+    with torch.inference_mode():
+        copied.read(torch.arange(50)[None], torch.arange(50)[None], None)
+    assert torch.equal(served, before)
+    assert not torch.equal(copied.model.model.rotary_emb.inv_freq, before)
+
+
+READINGS = {
+    "long rope": Reading.CHUNKED,
+    "convolutions": Reading.CHUNKED,
+    "recurrence": Reading.STEPWISE,
+    "state in the modules": Reading.UNCACHED,
+}
+
+
+@pytest.mark.parametrize(("case", "reading"), READINGS.items())
+def test_rows_are_saved_and_restored_bit_for_bit(case: str, reading: Reading):
+    forward = RowForward(make_model(case).model, reading)
     forward.reserve(2, 64)
     with torch.inference_mode():
-        if case != "state in the modules":
-            forward(0, [[5, 6, 7] * 7, [9, 8]], [0, 0], [1, 1], hidden=False)
-            kept = [forward.read_cache(place, 0) for place in range(2)]
-            restored = forward.share()
-            restored.reserve(2, 64)
-            for place, tensors in enumerate(kept):
-                restored.write_cache(place, tensors)
-            reads = [[11], [12]] if case == "recurrence" else [[11, 3], [12]]
-            first, _ = forward(0, reads, [21, 2], [1, 1], hidden=False)
-            second, _ = restored(0, reads, [21, 2], [1, 1], hidden=False)
-            assert torch.equal(first, second)
-            assert restored.cache_bytes == forward.cache_bytes > 0
+        forward(0, [[5, 6, 7] * 7, [9, 8]], [0, 0], [1, 1], hidden=False)
+        kept = [forward.read_cache(place, 0) for place in range(2)]
+        restored = forward.share()
+        restored.reserve(2, 64)
+        for place, tensors in enumerate(kept):
+            restored.write_cache(place, tensors)
+        first, _ = forward(0, [[11, 3], [12]], [21, 2], [1, 1], hidden=False)
+        second, _ = restored(0, [[11, 3], [12]], [21, 2], [1, 1], hidden=False)
+        again, _ = restored(0, [[4], [12]], [20, 2], [1, 1], hidden=False)  # after a rollback
+    assert torch.equal(first, second)
+    assert torch.isfinite(again).all()
+    assert (restored.cache_bytes > 0) is (reading is not Reading.UNCACHED)
