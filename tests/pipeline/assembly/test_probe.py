@@ -167,8 +167,8 @@ def test_the_run_decides_as_if_it_had_not_been_asked(tiny_pair: TinyPair, tmp_pa
 def test_prompts_that_do_not_fit_are_left_out(config: Config, models: Models, tmp_path: Path, monkeypatch):
     monkeypatch.setenv("OMNIDRAFT_CACHE", str(tmp_path))
     lengths = sorted(len(models.target_vocabulary.encode(prompt.text)) for prompt in prompts())
-    models.target.model.config.max_position_embeddings = lengths[3] + TOKENS + 1
+    models.target.max_length = lengths[3] + TOKENS + 1
     assert 0 < len(examples_of(config, models)) <= 4
     monkeypatch.setenv("OMNIDRAFT_CACHE", str(tmp_path / "other"))
-    models.target.model.config.max_position_embeddings = TOKENS + 1
+    models.target.max_length = TOKENS + 1
     assert make_probe(config, models)() == {}
