@@ -66,6 +66,8 @@ class JsonHandler(logging.Handler):
         if record.exc_info:
             fields["exception"] = logging.Formatter().formatException(record.exc_info)
         for name in sorted(record.__dict__.keys() - _STANDARD - fields.keys()):
+            if name.startswith("_"):  # private to a library: Ray stamps every record of a process that imported it
+                continue
             fields[name] = _json_value(record.__dict__[name])
         return fields
 

@@ -48,6 +48,6 @@ def test_options_override_their_settings(words: list[str], overrides: dict[str, 
 def test_a_setting_s_own_words_are_the_help():
     app = typer.Typer()
     app.command()(command)
-    told = CliRunner().invoke(app, ["--help"], env={"TERMINAL_WIDTH": "300"}).output
-    assert "conditions on text, 'column=value'" in told
-    assert "Freeze." in told
+    help_texts = [str(getattr(parameter, "help", "")) for parameter in typer.main.get_command(app).params]
+    assert any("conditions on text, 'column=value'" in text for text in help_texts)
+    assert "Freeze." in help_texts

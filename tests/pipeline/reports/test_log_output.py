@@ -23,7 +23,7 @@ def read_lines(capsys: pytest.CaptureFixture[str], level: LogLevel = LogLevel.IN
     with write_log(level, as_json=as_json):
         LOG.debug("costs measured")
         LOG.info("[red]serving[/red] on %s :smile: %s", "http://[::1]:80/v1", "x" * 200)
-        LOG.warning("drafts ended early", extra={"drafts": 4, "rate": float("nan"), "level": "no"})
+        LOG.warning("drafts ended early", extra={"drafts": 4, "rate": float("nan"), "level": "no", "_stamp": 1})
         LOG.error("lost")
     output = capsys.readouterr()
     assert output.out == ""

@@ -24,6 +24,7 @@ from pipeline.bench.engines.llamacpp import LlamaCpp, LlamaCppArm
 from pipeline.bench.engines.openvino import OpenVINOArm
 from pipeline.bench.engines.weights import request_of
 from pipeline.bench.speed.arms import Arm, Engines
+from pipeline.bench.speed.text_arms import PromptWords
 from pipeline.config.settings import Config
 from stages.models.huggingface import load_causal_model
 from store.errors import UsageError
@@ -207,8 +208,9 @@ def test_openvino_gets_a_further_prompt_whenever_a_text_ends(
     monkeypatch.setattr(bench_engine_openvino, "_tensor", lambda ids: ids)
     monkeypatch.setattr(bench_engine_openvino, "_settings", lambda request, offset, draft: offset)
     monkeypatch.setattr(bench_engine_openvino, "_pipeline", lambda *_: steps)
-    request = request_of(settings(tiny_pair, batch=2), models, tmp_path)
-    made = OpenVINOArm(request, models.target_vocabulary, tmp_path, speculative=False).complete(prompts())
+    config = settings(tiny_pair, batch=2)
+    words = PromptWords(config, models)
+    made = OpenVINOArm(request_of(config, models, tmp_path), words, tmp_path, speculative=False).complete(prompts())
     assert steps.seen == [(0, 1), (0, 2), (0, 3), (0, 4), (0, 5)]
     assert made.tokens == tuple((place, len(models.target_vocabulary.encode(text))) for place, text in enumerate(TEXTS))
 
@@ -229,9 +231,10 @@ def test_the_server_stops_before_its_questions_are_awaited(tiny_pair: TinyPair, 
 
 @pytest.mark.usefixtures("without_conversion")
 def test_a_target_without_an_end_is_refused(tiny_pair: TinyPair, models: Models, tmp_path: Path):  # noqa: F811
-    request = replace(request_of(settings(tiny_pair), models, tmp_path), end=None)
+    config = settings(tiny_pair)
+    request = replace(request_of(config, models, tmp_path), end=None)
     with pytest.raises(UsageError, match="needs an end-of-sequence id"):
-        LlamaCppArm(LlamaCpp(tmp_path, ""), request, models.target_vocabulary, tmp_path, speculative=False)
+        LlamaCppArm(LlamaCpp(tmp_path, ""), request, PromptWords(config, models), tmp_path, speculative=False)
 
 
 @pytest.mark.usefixtures("without_conversion")
