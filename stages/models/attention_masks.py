@@ -4,10 +4,13 @@ A model describes each of its masks (causal, sliding window, chunks) as a functi
 of a key; the library evaluates it for texts that all begin in the first column. `attend_by_position` evaluates the same
 functions at the positions of ragged rows, so every pattern that a model has is right without a table of patterns.
 
+New tokens of a row may be a tree: several continuations of its cached tokens at once. A token's position is then that
+in its own continuation, and it attends to no token of another one.
+
 Shapes: B rows, Q queries, K keys.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -68,6 +71,102 @@ def make_mask(
     shape = rows, 1, query_B1Q1.shape[2], key_B11K.shape[3]
     mask_B1QK = mask_B1QK.expand(shape)
     return mask_B1QK if positions.allowed_B1QK is None else mask_B1QK & positions.allowed_B1QK
+
+
+def is_chain(parents: Sequence[int]) -> bool:
+    """Whether every new token of a row follows the one before it.
+
+    >>> is_chain([-1, 0, 1]), is_chain([-1, 0, 0])
+    (True, False)
+    """
+    return all(parent == token - 1 for token, parent in enumerate(parents))
+
+
+def find_paths(parents: Sequence[int]) -> list[list[int]]:
+    """Return the path of each new token of a row: its ancestors among the new tokens and itself.
+
+    >>> find_paths([-1, 0, 0, 2, -1])
+    [[0], [0, 1], [0, 2], [0, 2, 3], [4]]
+
+    Args:
+        parents: per new token the new token that it follows; -1 if it follows the cached tokens.
+    """
+    paths: list[list[int]] = []
+    for token, parent in enumerate(parents):
+        paths.append([*paths[parent], token] if parent >= 0 else [token])
+    return paths
+
+
+def find_branching_paths(parents: Sequence[Sequence[int]] | None) -> list[list[list[int]]] | None:
+    """Return the paths of each row's new tokens, see `find_paths`; None if every row is a chain."""
+    return None if parents is None or all(map(is_chain, parents)) else [find_paths(own) for own in parents]
+
+
+def find_positions(starts: Sequence[int], paths: Sequence[Sequence[Sequence[int]]]) -> list[list[int]]:
+    """Return the position of every new token in its text, per row, from the rows' cached tokens and its path."""
+    return [[start + len(path) - 1 for path in own] for start, own in zip(starts, paths, strict=True)]
+
+
+def mask_chains(mask_BQK: Tensor, queries_BQ1: Tensor, keys: range, window: int | None) -> None:
+    """Hide later keys and those before the window from every query, in place; padding queries are 0.
+
+    Args:
+        mask_BQK: added to the scores.
+        queries_BQ1: position of each query.
+        keys: the slots that are read, whose positions are the same.
+        window: as for `make_tree_mask`.
+    """
+    keys_K = torch.arange(keys.start, keys.stop, device=mask_BQK.device)
+    mask_BQK.masked_fill_(keys_K > queries_BQ1, -torch.inf)
+    if window is not None:
+        mask_BQK.masked_fill_(keys_K <= queries_BQ1 - window, -torch.inf)
+    # Padding attends to anything, not to nothing.
+    mask_BQK.masked_fill_((queries_BQ1 < keys.start) & (keys_K == keys.start), 0)
+
+
+def make_tree_mask(
+    starts: Sequence[int],
+    paths: Sequence[Sequence[Sequence[int]]],
+    keys: range,
+    device: torch.device,
+    *,
+    window: int | None = None,
+    left: bool = False,
+) -> Tensor:
+    """Make a mask for rows of new tokens that are trees (B, Q, K): True for cached tokens, ancestors and the token.
+
+    New token i of a row is in the slot after its cached tokens and i others. Padding attends to the first key,
+    because a query that attends to nothing may give NaN.
+
+    >>> make_tree_mask([2], [find_paths([-1, 0, 0])], range(5), torch.device("cpu")).int()
+    tensor([[[1, 1, 1, 0, 0],
+             [1, 1, 1, 1, 0],
+             [1, 1, 1, 0, 1]]], dtype=torch.int32)
+
+    Args:
+        starts: number of cached tokens per row.
+        paths: per row and new token its path.
+        keys: the slots that are read.
+        device: of the mask.
+        window: number of tokens of its text that a token attends to, its own included; None: all.
+        left: whether short rows are padded on the left.
+    """
+    width, size, seen = max(map(len, paths)), len(keys), window or keys.stop
+    padding: list[list[Sequence[int]]] = [[()] * (width - len(own)) for own in paths]
+    lines = [[*pad, *own] if left else [*own, *pad] for own, pad in zip(paths, padding, strict=True)]
+    shown: list[int] = []  # pairs as indices of the flat mask
+    for row, (start, line) in enumerate(zip(starts, lines, strict=True)):
+        for query, path in enumerate(line, row * width):
+            first = query * size + start - keys.start
+            shown.extend([first + token for token in path[-seen:]] if path else [query * size])
+    starts_B11 = torch.tensor(starts, device=device)[:, None, None]
+    keys_K = torch.arange(keys.start, keys.stop, device=device)
+    mask_BQK = (keys_K < starts_B11).repeat(1, width, 1)
+    if window is not None:
+        depths_BQ = torch.tensor([[len(path) for path in line] for line in lines], device=device)
+        mask_BQK &= keys_K >= starts_B11 + depths_BQ[..., None] - window
+    mask_BQK.view(-1).index_fill_(0, torch.tensor(shown, device=device), True)
+    return mask_BQK
 
 
 def _register(implementation: str, *, additive: bool) -> None:

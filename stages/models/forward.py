@@ -11,7 +11,13 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from stages.models.attention_masks import AttentionPositions, attend_by_position
+from stages.models.attention_masks import (
+    AttentionPositions,
+    attend_by_position,
+    find_branching_paths,
+    find_positions,
+    make_tree_mask,
+)
 from stages.models.row_cache import RowCache
 
 
@@ -19,7 +25,7 @@ class Forward(Protocol):
     """Computes new tokens and keeps their keys and values in a cache of rows.
 
     A row is an index of the cache. The caller keeps the number of tokens per row, so that a rollback is a smaller
-    number in the next call.
+    number in the next call. New tokens take consecutive places after the cached ones, in a tree too.
     """
 
     @property
@@ -35,6 +41,11 @@ class Forward(Protocol):
     @property
     def capacity(self) -> int:
         """Number of tokens that a row of the cache can hold."""
+        ...
+
+    @property
+    def reads_trees(self) -> bool:
+        """Whether it is written to read rows that branch; `follows_trees` checks that it does so rightly."""
         ...
 
     def read_cache(self, place: int, length: int) -> list[Tensor]:
@@ -53,8 +64,25 @@ class Forward(Protocol):
         """Put one row in the place of another. The content of the source is undefined afterwards."""
         ...
 
+    def keep(self, place: int, start: int, path: Sequence[int]) -> None:
+        """Keep the new tokens of a path of the last pass, as if the row had read nothing else.
+
+        Args:
+            place: the row.
+            start: number of its cached tokens before the pass.
+            path: ascending indices among its new tokens: each but the first follows the one before it.
+        """
+        ...
+
     def __call__(
-        self, first: int, tokens: Sequence[Sequence[int]], starts: Sequence[int], wanted: Sequence[int], *, hidden: bool
+        self,
+        first: int,
+        tokens: Sequence[Sequence[int]],
+        starts: Sequence[int],
+        wanted: Sequence[int],
+        *,
+        hidden: bool,
+        parents: Sequence[Sequence[int]] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Compute new tokens of the rows from `first` on.
 
@@ -64,6 +92,9 @@ class Forward(Protocol):
             starts: number of cached tokens per row.
             wanted: number of last new tokens per row for which logits are returned.
             hidden: whether to return the last hidden states too.
+            parents: per row and new token the index, among the row's new tokens, of the one that it follows, which is
+                smaller; -1 if it follows the cached tokens. A token attends to the cached tokens, its ancestors and
+                itself. None: every row is a chain.
 
         Returns:
             logits (N, V) of all wanted positions, rows concatenated, and their last hidden states (N, W), or the logits
@@ -88,6 +119,7 @@ class ModuleForward(Forward):
     """
 
     name = "modules of transformers"
+    reads_trees = True
 
     def __init__(self, model: Any) -> None:
         self._model, self._cache = model, RowCache()
@@ -119,6 +151,10 @@ class ModuleForward(Forward):
         self._cache.move(source, destination)
 
     @override
+    def keep(self, place: int, start: int, path: Sequence[int]) -> None:
+        self._cache.keep(place, start, path)
+
+    @override
     def refresh(self) -> None:
         """Do nothing: the modules hold the weights."""
 
@@ -128,7 +164,14 @@ class ModuleForward(Forward):
 
     @override
     def __call__(
-        self, first: int, tokens: Sequence[Sequence[int]], starts: Sequence[int], wanted: Sequence[int], *, hidden: bool
+        self,
+        first: int,
+        tokens: Sequence[Sequence[int]],
+        starts: Sequence[int],
+        wanted: Sequence[int],
+        *,
+        hidden: bool,
+        parents: Sequence[Sequence[int]] | None = None,
     ) -> tuple[Tensor, Tensor]:
         width, trash = max(map(len, tokens)), self._cache.trash
         # Rows are aligned on the right; the padding on the left is written to the trash slot.
@@ -140,21 +183,45 @@ class ModuleForward(Forward):
         ids_BQ, places_BQ = torch.tensor([ids, places], device=self._model.device)
         seen = max(start + len(new) for start, new in zip(starts, tokens, strict=True))
         self._cache.place(first, places_BQ, seen)
-        positions_BQ = places_BQ.where(places_BQ != trash, 0)
-        keys_1K = torch.arange(seen, device=places_BQ.device)[None]
-        positions = AttentionPositions(positions_BQ, keys_1K)
+        paths = find_branching_paths(parents)
+        if paths is None:
+            keys_1K = torch.arange(seen, device=places_BQ.device)[None]
+            positions = AttentionPositions(places_BQ.where(places_BQ != trash, 0), keys_1K)
+        else:
+            positions = _place_trees(starts, paths, seen, places_BQ.device)
         with attend_by_position(positions), record_hidden(self._model) as states:
             output = self._model(
                 input_ids=ids_BQ,
                 # No padding among the keys; some models compute position biases from it.
-                attention_mask=keys_1K.new_ones(len(tokens), seen),
-                position_ids=positions_BQ,
+                attention_mask=places_BQ.new_ones(len(tokens), seen),
+                position_ids=positions.queries_BQ,
                 past_key_values=self._cache,
                 use_cache=True,
                 logits_to_keep=max(1, *wanted),
             )
         logits_NV = _take_last(output.logits, wanted)
         return logits_NV, _take_last(states[-1], wanted) if hidden else logits_NV
+
+
+def _place_trees(
+    starts: Sequence[int], paths: Sequence[Sequence[Sequence[int]]], seen: int, device: torch.device
+) -> AttentionPositions:
+    """Return the positions of rows whose new tokens are trees, padded on the left.
+
+    Args:
+        starts: number of cached tokens per row.
+        paths: per row and new token its path, see `find_paths`.
+        seen: number of slots that are read.
+        device: of the positions.
+    """
+    width = max(map(len, paths))
+    new = find_positions(starts, paths)
+    queries = [[*[0] * (width - len(own)), *own] for own in new]
+    keys = [[*range(start), *own, *range(start + len(own), seen)] for start, own in zip(starts, new, strict=True)]
+    allowed_BQK = make_tree_mask(starts, paths, range(seen), device, left=True)
+    return AttentionPositions(
+        torch.tensor(queries, device=device), torch.tensor(keys, device=device), allowed_BQK[:, None]
+    )
 
 
 @contextmanager

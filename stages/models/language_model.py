@@ -26,7 +26,7 @@ from stages.models.adapters import (
     save_adapter,
     strip_adapters,
 )
-from stages.models.attention_masks import AttentionPositions, attend_by_position
+from stages.models.attention_masks import AttentionPositions, attend_by_position, is_chain
 from stages.models.forward import Forward, ModuleForward
 from stages.models.huggingface import load_causal_model, load_tokenizer, raise_write_errors
 from stages.models.measurements import Measurements
@@ -36,6 +36,7 @@ from stages.models.proof import (
     check_spans,
     describe_error,
     follows_masks,
+    follows_trees,
     pick_forward,
     proof_key,
     tolerance,
@@ -95,6 +96,7 @@ class LanguageModel:
         self.weights, self._packed_weights, self.measurements = weights, packed_weights, measurements or Measurements()
         # Whether `read` follows a mask and positions: not if a model has states, or biases by column.
         self.attends_anywhere = True
+        self.reads_trees = False  # whether new tokens of a row may be a tree: where `prove_forward` found it right
         self._order: list[SequenceState] = []
         self._lengths: dict[SequenceState, int] = {}
 
@@ -125,7 +127,7 @@ class LanguageModel:
         )
         shared.max_length, shared.attends_anywhere = self.max_length, self.attends_anywhere
         if not adapter or not isinstance(self.forward_pass, PackedLlamaForward):
-            shared.forward_pass = self.forward_pass.share()
+            shared.forward_pass, shared.reads_trees = self.forward_pass.share(), self.reads_trees
         return shared
 
     def admit(self, row: SequenceState, tokens: Sequence[int]) -> None:
@@ -180,14 +182,14 @@ class LanguageModel:
                 found["longest"],
             )
             self.max_length = found["longest"]
-        self.attends_anywhere = found["branches"]
+        self.attends_anywhere, self.reads_trees = found["branches"], found["trees"]
         if found["forward"] != "packed":
             self._packed_weights = None
             self.forward_pass = candidates[found["forward"]]()
 
     def _prove(self, candidates: Mapping[str, Callable[[], Forward]]) -> dict[str, Any]:
         """Return the name of the first right forward pass, the longest text it is proved for, whether masks are
-        followed, and what other forward passes did. A failure is raised, and so not stored.
+        followed, whether it reads trees, and what other forward passes did. A failure is raised, and so not stored.
         """
         try:
             length, longest = check_spans(self.model)
@@ -200,10 +202,12 @@ class LanguageModel:
         number, reasons = pick_forward(self.model, list(candidates.values()), limit, length, rounds_inputs=rounds)
         if number is None:
             raise ModelError(self._describe_failure(candidates, reasons))
+        name = list(candidates)[number]
         return {
-            "forward": list(candidates)[number],
+            "forward": name,
             "longest": longest,
             "branches": follows_masks(self.model, self.read),
+            "trees": follows_trees(self.model, candidates[name], limit, length),
             "reasons": reasons,
         }
 
@@ -252,6 +256,25 @@ class LanguageModel:
         """Drop the cached tokens of a sequence after the first `length`."""
         self._lengths[row] = min(length, self._lengths[row])
 
+    @torch.inference_mode()
+    def keep_path(self, row: SequenceState, start: int, path: Sequence[int]) -> None:
+        """Keep one path of the tree that the last forward pass read after the first `start` tokens of a sequence.
+
+        Args:
+            row: an admitted sequence.
+            start: number of its cached tokens before the pass.
+            path: ascending indices among its new tokens: each but the first follows the one before it.
+
+        Raises:
+            ValueError: the indices do not ascend, or are not among the new tokens.
+        """
+        chain, new = list(range(len(path))), range(self._lengths[row] - start)
+        if list(path) != sorted(set(path)) or not set(path) <= set(new):
+            raise ValueError(f"a path must ascend among the {len(new)} new tokens, got {list(path)}")
+        if list(path) != chain:
+            self.forward_pass.keep(self._order.index(row), start, path)
+        self._lengths[row] = start + len(path)
+
     def forward(
         self,
         rows: Sequence[SequenceState],
@@ -259,6 +282,7 @@ class LanguageModel:
         wanted: Sequence[int],
         *,
         hidden: bool = False,
+        parents: Sequence[Sequence[int]] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Compute new tokens of every admitted sequence, in order of admission.
 
@@ -267,14 +291,30 @@ class LanguageModel:
             tokens: new tokens per sequence; empty for one without new tokens.
             wanted: number of last new tokens per sequence for which logits are returned.
             hidden: whether to return the last hidden states too.
+            parents: per sequence and new token the index, among the sequence's new tokens, of the one that it follows,
+                which is smaller; -1 if it follows the cached tokens. `keep_path` keeps one path. None: every sequence's
+                new tokens are a chain, and so they must be unless the model `reads_trees`.
 
         Returns:
             logits (N, V) at the wanted positions, rows concatenated, and their last hidden states (N, W), or the logits
             again without `hidden`.
+
+        Raises:
+            ValueError: other rows, parents that do not fit the tokens, or a tree where the model reads chains only.
         """
         if list(rows) != self._order:
             raise ValueError("rows must be all admitted rows in the order of admission")
-        return self._read(0, rows, tokens, wanted, hidden=hidden)
+        if parents is not None:
+            self._check_parents(tokens, parents)
+        return self._read(0, rows, tokens, wanted, hidden=hidden, parents=parents)
+
+    def _check_parents(self, tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]) -> None:
+        if list(map(len, parents)) != list(map(len, tokens)):
+            raise ValueError(f"every new token needs a parent, got {parents} for {list(map(len, tokens))} tokens")
+        if not all(-1 <= parent < token for own in parents for token, parent in enumerate(own)):
+            raise ValueError(f"a new token must follow an earlier one, or the cached ones (-1), got {parents}")
+        if not self.reads_trees and not all(map(is_chain, parents)):
+            raise ValueError(f"{self.name} ({self.forward_pass.name}) reads chains only, got the parents {parents}")
 
     @torch.inference_mode()
     def _read(
@@ -285,13 +325,14 @@ class LanguageModel:
         wanted: Sequence[int],
         *,
         hidden: bool,
+        parents: Sequence[Sequence[int]] | None = None,
     ) -> tuple[Tensor, Tensor]:
         self._activate()
         starts = [self._lengths[row] for row in rows]
         for row, new in zip(rows, tokens, strict=True):
             self._lengths[row] += len(new)
         self.forward_pass.reserve(len(self._order), max(self._lengths[row] for row in rows))
-        return self.forward_pass(first, tokens, starts, wanted, hidden=hidden)
+        return self.forward_pass(first, tokens, starts, wanted, hidden=hidden, parents=parents)
 
     @torch.no_grad()
     def load_weights(self, weights: Sequence[Tensor]) -> None:

@@ -36,6 +36,7 @@ class Measurements:
 
     def __init__(self, recorded: dict[str, Any] | None = None) -> None:
         self.recorded = recorded
+        self._present: dict[str, Any] = {}  # of this process, where nothing is recorded
 
     def get_or_measure(self, kind: str, key: list[Any], measure: Callable[[], Any]) -> Any:
         """Return the stored measurement of this key, machine and number of threads; measure it if there is none.
@@ -53,6 +54,17 @@ class Measurements:
         if self.recorded is not None:
             self.recorded[name] = found
         return found
+
+    def measure_once(self, kind: str, key: list[Any], measure: Callable[[], Any]) -> Any:
+        """Return the recorded measurement of the run; measure at its first call, and do not look at earlier runs.
+
+        For what depends on the present load of the machine. The arguments are those of `get_or_measure`.
+        """
+        name = f"{kind}-{digest_json(kind, key)[:32]}"
+        recorded = self._present if self.recorded is None else self.recorded
+        if name not in recorded:
+            recorded[name] = measure()
+        return recorded[name]
 
 
 def _read_or_measure(path: Path | None, measure: Callable[[], Any]) -> Any:

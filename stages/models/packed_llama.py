@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 from typing_extensions import override
 
+from stages.models.attention_masks import find_branching_paths, find_positions, make_tree_mask, mask_chains
 from stages.models.forward import Forward
 from stages.models.linear import MANY_ROWS, Kernel, make_kernel, pick_fastest
 from stages.models.measurements import Measurements
@@ -248,6 +249,12 @@ class PackedLlamaForward(Forward):
     def capacity(self) -> int:
         return self._capacity
 
+    @property
+    @override
+    def reads_trees(self) -> bool:
+        """Rounded inputs need one query at a time, see `_split_tokens`, which attends to all keys before it."""
+        return not self.weights.rounds_inputs
+
     @override
     def read_cache(self, place: int, length: int) -> list[Tensor]:
         begin = place * self._capacity
@@ -282,16 +289,34 @@ class PackedLlamaForward(Forward):
             by_row[destination] = by_row[source]
 
     @override
+    def keep(self, place: int, start: int, path: Sequence[int]) -> None:
+        begin = place * self._capacity + start
+        slots_P = torch.tensor(path, device=self.weights.device) + begin
+        for cache_SX in self._caches_SX:
+            cache_SX[begin : begin + len(path)] = cache_SX[slots_P]
+
+    @override
     def __call__(
-        self, first: int, tokens: Sequence[Sequence[int]], starts: Sequence[int], wanted: Sequence[int], *, hidden: bool
+        self,
+        first: int,
+        tokens: Sequence[Sequence[int]],
+        starts: Sequence[int],
+        wanted: Sequence[int],
+        *,
+        hidden: bool,
+        parents: Sequence[Sequence[int]] | None = None,
     ) -> tuple[Tensor, Tensor]:
         weights, device = self.weights, self.weights.device
+        paths = find_branching_paths(parents)
+        if paths is not None and not self.reads_trees:
+            raise ValueError(f"{self.name} reads chains, not trees: each token is computed by itself")
         places = [range(start, start + len(new)) for start, new in zip(starts, tokens, strict=True)]
         slots = [(first + row) * self._capacity + place for row, own in enumerate(places) for place in own]
-        line = torch.tensor([list(chain(*tokens)), list(chain(*places)), slots], device=device)
+        positions = places if paths is None else find_positions(starts, paths)
+        line = torch.tensor([list(chain(*tokens)), list(chain(*positions)), slots], device=device)
         ids_N, positions_N, slots_N = line
-        layout = self._make_layout(first, tokens, starts)
-        sliding = layout if weights.window is None else self._make_layout(first, tokens, starts, weights.window)
+        layout = self._make_layout(first, tokens, starts, None, paths)
+        sliding = layout if weights.window is None else self._make_layout(first, tokens, starts, weights.window, paths)
         rotations_N1E = weights.rotations(positions_N, self._capacity)[:, None]
         state_NW = functional.embedding(ids_N, weights.embedding_VW)
         for layer, slides, cache_SX in zip(weights.layers, weights.slides, self._caches_SX, strict=True):
@@ -371,9 +396,18 @@ class PackedLlamaForward(Forward):
         return mixed_NX if layout.scatter_N is None else mixed_NX[layout.scatter_N]
 
     def _make_layout(
-        self, first: int, tokens: Sequence[Sequence[int]], starts: Sequence[int], window: int | None = None
+        self,
+        first: int,
+        tokens: Sequence[Sequence[int]],
+        starts: Sequence[int],
+        window: int | None,
+        paths: Sequence[Sequence[Sequence[int]]] | None,
     ) -> _Layout:
-        """Lay out the new tokens for layers that attend to the last `window` tokens, or to all."""
+        """Lay out the new tokens for layers that attend to the last `window` tokens, or to all.
+
+        Keys are read from the window of the first cached or new token on: in a tree too, no token's position is before
+        the first new one's, and no key's slot is before its position.
+        """
         device = self.weights.device
         counts = [len(new) for new in tokens]
         seen = max(start + count for start, count in zip(starts, counts, strict=True))
@@ -384,30 +418,20 @@ class PackedLlamaForward(Forward):
         if width == 1 and min(starts) == seen - 1 and min(counts) == 1:
             return _Layout(rows, seen, None, begin=begin)
         if len(counts) * width > PADDING_WASTE * sum(counts):
-            return _Layout(rows, seen, None, parts=self._split_rows(first, tokens, starts, window))
-
-        def by_row(begins: Iterable[int]) -> Tensor:
-            """Return a range per row, padded with 0; outputs of the padding are dropped after attention."""
-            lines = [
-                [begin + place if place < count else 0 for place in range(width)]
-                for begin, count in zip(begins, counts, strict=False)
-            ]
-            return torch.tensor(lines, device=device)
-
-        queries_BQ1, keys_K = by_row(starts)[..., None], torch.arange(begin, seen, device=device)
+            return _Layout(rows, seen, None, parts=self._split_rows(first, tokens, starts, window, paths))
         mask_BQK = torch.zeros(len(counts), width, seen - begin, dtype=self.weights.dtype, device=device)
-        mask_BQK.masked_fill_(keys_K > queries_BQ1, -torch.inf)
-        if window is not None:
-            mask_BQK.masked_fill_(keys_K <= queries_BQ1 - window, -torch.inf)
-        mask_BQK.masked_fill_(
-            (queries_BQ1 < begin) & (keys_K == begin), 0
-        )  # padding attends to anything, not to nothing
+        if paths is None:
+            queries_BQ1 = _ranges_by_row(starts, counts, device)[..., None]
+            mask_chains(mask_BQK, queries_BQ1, range(begin, seen), window)
+        else:
+            allowed_BQK = make_tree_mask(starts, paths, range(begin, seen), device, window=window)
+            mask_BQK.masked_fill_(~allowed_BQK, -torch.inf)
         share = self.weights.heads // self.weights.key_heads if 1 < width <= SHARED_QUERIES else 1
         mask_B1QK = mask_BQK.repeat_interleave(share, 1)[:, None]
         if min(counts) == width:
             return _Layout(rows, seen, mask_B1QK, share, begin=begin)
         scatter = [row * width + place for row, count in enumerate(counts) for place in range(count)]
-        gather_BQ = by_row([0, *accumulate(counts)])
+        gather_BQ = _ranges_by_row([0, *accumulate(counts)], counts, device)
         return _Layout(rows, seen, mask_B1QK, share, gather_BQ, torch.tensor(scatter, device=device), begin=begin)
 
     def _split_tokens(
@@ -438,15 +462,31 @@ class PackedLlamaForward(Forward):
         )
 
     def _split_rows(
-        self, first: int, tokens: Sequence[Sequence[int]], starts: Sequence[int], window: int | None
+        self,
+        first: int,
+        tokens: Sequence[Sequence[int]],
+        starts: Sequence[int],
+        window: int | None,
+        paths: Sequence[Sequence[Sequence[int]]] | None,
     ) -> tuple[tuple[slice, _Layout], ...]:
         """Make one layout per row that has new tokens."""
         ends = list(accumulate(map(len, tokens)))
+        trees = [None] * len(tokens) if paths is None else [[own] for own in paths]
         return tuple(
-            (slice(end - len(new), end), self._make_layout(first + row, [new], [start], window))
+            (slice(end - len(new), end), self._make_layout(first + row, [new], [start], window, trees[row]))
             for row, (new, start, end) in enumerate(zip(tokens, starts, ends, strict=True))
             if new
         )
+
+
+def _ranges_by_row(begins: Iterable[int], counts: Sequence[int], device: torch.device) -> Tensor:
+    """Return a range per row (B, Q), padded with 0; outputs of the padding are dropped after attention."""
+    width = max(counts)
+    lines = [
+        [begin + place if place < count else 0 for place in range(width)]
+        for begin, count in zip(begins, counts, strict=False)
+    ]
+    return torch.tensor(lines, device=device)
 
 
 def _wanted_places(tokens: Sequence[Sequence[int]], wanted: Sequence[int]) -> list[int]:

@@ -2,9 +2,10 @@
 
 A text is read at once by the model's own modules, and by the forward pass as decoding reads it: a prompt, then several
 tokens and single ones, with rollbacks, a saved and restored row, in a batch of ragged rows, one of which ends. The
-logits of all tokens after the prompt must agree. Windows, chunks and switches of the rotary frequencies are made so
-short for the proof that the text is longer than each. Where a model does not take the shorter window from its
-configuration, the text is longer than the real one.
+logits of all tokens after the prompt must agree. Trees of tokens are checked after that: a forward pass that does not
+read them is used for chains only. Windows, chunks and switches of the rotary frequencies are made so short for the
+proof that the text is longer than each. Where a model does not take the shorter window from its configuration, the text
+is longer than the real one.
 
 Shapes: T tokens, V vocabulary.
 """
@@ -21,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stages.models.attention_masks import LIBRARY
+from stages.models.attention_masks import LIBRARY, find_paths
 from stages.models.forward import Forward
 from stages.models.row_forward import find_rope_switch
 
@@ -31,6 +32,8 @@ TEXT, OTHER_TEXT = 3 * SPAN + 4, SPAN + 6  # tokens of the two rows
 LONGEST_TEXT = 4096 + SPAN
 SPAN_NAMES = re.compile(r"window|chunk|local_attention|block_size|index_topk")
 SHORTENED = ("sliding_window", "attention_chunk_size")
+# A tree and its kept path: the tokens of the second branch are some places from where they would be in a text.
+TREE, KEPT = (-1, 0, 1, 2, 3, 4, 5, 6, 1, 8, 8, -1, 11), (0, 1, 8, 10)
 EXACT, ROUNDED = 1e-3, 0.3  # largest deviation in standard deviations of the logits, in float32 and in less
 
 
@@ -238,6 +241,73 @@ def follows_masks(model: Any, read: Callable[[Tensor, Tensor, Tensor], Tensor]) 
         return False
     ratios = [_compare(one, other, rounds_inputs=False) for one, other in zip(found_QV, expected_QV, strict=True)]
     return all(ratio <= tolerance(model) for ratio in ratios)
+
+
+@torch.inference_mode()
+def follows_trees(model: Any, make: Callable[[], Forward], limit: float, length: int) -> bool:
+    """Check whether a forward pass that reads a tree of new tokens gives each the logits of its own path.
+
+    A row that branches twice is read together with a chain. One path is kept, some tokens of the chain are rolled back,
+    and both rows are continued, the second by a tree.
+
+    Args:
+        model: a Hugging Face causal language model.
+        make: makes a forward pass of it with an empty cache.
+        limit: largest deviation of its logits.
+        length: number of tokens of the longer text.
+    """
+    forward = make()
+    if not forward.reads_trees:
+        return False
+    try:
+        with shorten_spans(model):
+            reader = _TreeReader(model, forward, length)
+            reader.read(TREE, tuple(range(-1, 4)))
+            reader.keep(0, KEPT)
+            reader.keep(1, (0, 1, 2))
+            reader.read((-1, 0), (-1, 0, -1))
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception:  # models raise anything for positions that they do not expect
+        return False
+    return all(ratio <= limit for ratio in reader.ratios)  # False for NaN
+
+
+class _TreeReader:
+    """Reads trees after two prompts, and compares their logits with those of each path read at once.
+
+    Attributes:
+        ratios: differences of the logits of each token in their standard deviations.
+    """
+
+    def __init__(self, model: Any, forward: Forward, length: int) -> None:
+        self._model, self._forward = model, forward
+        text = _make_text(length + 2 * SPAN, model)
+        self._texts = [text[: max(1, length - SPAN)], text[4 : 4 + OTHER_TEXT // 2]]
+        self._unread = iter(text[length - SPAN :] + text[:SPAN])
+        self._read: list[list[int]] = []
+        self.ratios: list[float] = []
+        forward.reserve(2, length + SPAN)
+        for row, prompt in enumerate(self._texts):
+            forward(row, [prompt], [0], [0], hidden=False)
+
+    def read(self, *parents: Sequence[int]) -> None:
+        """Read new tokens with these parents, per row."""
+        self._read = [[next(self._unread) for _ in own] for own in parents]
+        counts, starts = list(map(len, parents)), list(map(len, self._texts))
+        logits_NV, _ = self._forward(0, self._read, starts, counts, hidden=False, parents=parents)
+        for row, (own, found_QV) in enumerate(zip(parents, logits_NV.split(counts), strict=True)):
+            for token, path in enumerate(find_paths(own)):
+                if token not in own:  # nothing follows it
+                    text = [*self._texts[row], *(self._read[row][node] for node in path)]
+                    expected_QV = read_at_once(self._model, text)[-len(path) :]
+                    pairs = zip(found_QV[path].float(), expected_QV, strict=True)
+                    self.ratios += [_compare(one, other, rounds_inputs=False) for one, other in pairs]
+
+    def keep(self, row: int, path: Sequence[int]) -> None:
+        """Keep a path of the last tree of a row."""
+        self._forward.keep(row, len(self._texts[row]), path)
+        self._texts[row] += [self._read[row][token] for token in path]
 
 
 def proof_key(model: Any, *parts: object) -> list[Any]:

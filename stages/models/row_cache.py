@@ -6,6 +6,7 @@ Shapes: B rows, Q new tokens of the longest row, K keys, H key-value heads, E of
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import Cache
 
@@ -53,6 +54,13 @@ class RowCache(Cache):
         for tensors in (self._keys, self._values):
             for layer in tensors:
                 layer[destination] = layer[source]
+
+    def keep(self, place: int, start: int, path: Sequence[int]) -> None:
+        """Move the slots `start + path[i]` of a row to `start + i`; the indices ascend."""
+        slots_P = torch.tensor(path, device=self._keys[0].device) + start
+        for layer in (*self._keys, *self._values):
+            row_HKE = layer[place]
+            row_HKE[:, start : start + len(path)] = row_HKE[:, slots_P]
 
     @property
     def bytes(self) -> int:

@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import cache_utils
 from typing_extensions import override
 
+from stages.models.attention_masks import is_chain
 from stages.models.forward import Forward, record_hidden
 
 COPY_EVERY = 16  # tokens between two copies; a draft is rarely longer, so a rollback computes few tokens again
@@ -91,6 +92,8 @@ class RowForward(Forward):
         reading: how the model continues a text.
     """
 
+    reads_trees = False  # a state has one continuation
+
     def __init__(self, model: Any, reading: Reading = Reading.CHUNKED) -> None:
         self._model, self._reading = model, reading
         self._rows: list[_Row] = []
@@ -146,13 +149,28 @@ class RowForward(Forward):
             self._rows[destination], self._rows[source] = self._rows[source], _Row()
 
     @override
+    def keep(self, place: int, start: int, path: Sequence[int]) -> None:
+        """Do nothing: the path of a chain is its first tokens, and the next pass rolls back."""
+        if list(path) != list(range(len(path))):
+            raise ValueError(f"{self.name} reads chains, whose paths are their first tokens; got {list(path)}")
+
+    @override
     def refresh(self) -> None:
         """Do nothing: the modules hold the weights."""
 
     @override
     def __call__(
-        self, first: int, tokens: Sequence[Sequence[int]], starts: Sequence[int], wanted: Sequence[int], *, hidden: bool
+        self,
+        first: int,
+        tokens: Sequence[Sequence[int]],
+        starts: Sequence[int],
+        wanted: Sequence[int],
+        *,
+        hidden: bool,
+        parents: Sequence[Sequence[int]] | None = None,
     ) -> tuple[Tensor, Tensor]:
+        if parents is not None and not all(map(is_chain, parents)):
+            raise ValueError(f"{self.name} reads chains, not trees; got the parents {list(map(list, parents))}")
         outputs = [
             self._read(self._rows[first + place], start, list(new), number, hidden=hidden)
             for place, (new, start, number) in enumerate(zip(tokens, starts, wanted, strict=True))
