@@ -152,9 +152,11 @@ class TargetRunner:
         speculation resumes; a step of the head is not enough.
         """
         yield from self.learner.apply_new_weights()
-        if self.learner.epoch != self._epoch:
-            self._epoch = self.learner.epoch
+        before, self._epoch = self._epoch, self.learner.epoch
+        if self._epoch != before:
             self.stages.decode.resume_speculation()
+        if self._epoch.drifts != before.drifts:
+            self.stages.decode.respond_to_drift()
         verdicts, versions, seconds = self._run_block()
         for verdict in verdicts:
             if not verdict.proposal.draft.row.private:

@@ -19,6 +19,10 @@ class Decoding(Stage[SequenceState, Draft], Protocol):
         """Resume speculation if it is paused. Called between blocks after a drift or a change of the drafter."""
         ...
 
+    def respond_to_drift(self) -> None:
+        """Adapt to changed text. Called between blocks after a drift that the learner acted upon."""
+        ...
+
     def report(self) -> None:
         """Warn of unusable drafts, if there were any. Called at the end of a run."""
         ...

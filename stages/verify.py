@@ -9,14 +9,14 @@ Shapes: N positions of all rows, V target tokens.
 """
 
 from collections.abc import Collection, Iterable, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from operator import mul
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from stages.contract.blocks import Decision, Proposal, ProposedToken, SequenceState, Verdict
+from stages.contract.blocks import Decision, Proposal, ProposedToken, SequenceState, TokenTree, Verdict
 from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
 from stages.contract.stage import Stage
 from stages.examples.teacher import Supervision, Teacher
@@ -116,6 +116,131 @@ def decide(
     return (*decisions, bonus)
 
 
+def place_distribution(chances: Sequence[float]) -> Tensor:
+    """Return the probabilities of: the first candidate of a place, the second, ..., none of them."""
+    return torch.tensor([*chances, max(0.0, 1.0 - sum(chances))], dtype=torch.float64)
+
+
+def chosen_candidate(chances: Sequence[float], uniform: float) -> int | None:
+    """Return which candidate of a place a uniform number takes; None for a token outside of them.
+
+    Candidates lie end to end with the target's probabilities, so that each is taken with exactly its own.
+
+    >>> [chosen_candidate((0.5, 0.25), uniform) for uniform in (0.4, 0.6, 0.8)]
+    [0, 1, None]
+    """
+    edges = accumulate(chances)
+    return next((number for number, edge in enumerate(edges) if uniform < edge), None)
+
+
+def decide_tree(tree: TokenTree, target_probs_MV: Tensor, rng: RandomSource) -> tuple[Decision, ...]:
+    """Decide the outcome of every candidate of a row's tree, and draw the emitted tokens.
+
+    Candidates are not drawn from a distribution, so the rule is: draw the target's token, and follow the tree while the
+    token is in it. One number decides which of a place's candidates it is; if it is none, the token is drawn from the
+    target's distribution without them. In a chain this is the test of `decide` with drafter probabilities of 1.
+
+    The text is followed by 1 or 2, and 1 by 3. The target gives 0.5 to 1, 0.25 to 2 and 0.25 to 0; after 1 it is sure
+    of 3, after 3 of 0.
+
+    >>> from stages.contract.blocks import Candidate
+    >>> from store.events import DraftSource
+    >>> class ScriptedNumbers(RandomSource):
+    ...     def __init__(self, *numbers):
+    ...         self.numbers = iter(numbers)
+    ...     def uniform(self, distribution):
+    ...         return next(self.numbers)
+    >>> def candidate(token, parent, depth):
+    ...     return Candidate(token, parent, depth, 0.5, DraftSource.MEMORY, 3, 1)
+    >>> tree = TokenTree((candidate(1, -1, 0), candidate(3, 0, 1), candidate(2, -1, 0)))
+    >>> target_probs_MV = torch.tensor([[0.25, 0.5, 0.25, 0], [0, 0, 0, 1.0], [1.0, 0, 0, 0], [1.0, 0, 0, 0]])
+    >>> def show(*numbers):
+    ...     decisions = decide_tree(tree, target_probs_MV, ScriptedNumbers(*numbers))
+    ...     return [(str(decision.outcome), decision.emitted) for decision in decisions]
+    >>> show(0.4, 0.0, 0.0)  # 1, then 3, then what follows
+    [('accepted', 1), ('accepted', 3), ('alternative', None), ('undrafted', 0)]
+    >>> show(0.6, 0.0)  # 2, which has no candidates after it
+    [('alternative', None), ('unjudged', None), ('accepted', 2), ('undrafted', 0)]
+    >>> show(0.8, 0.0)  # neither
+    [('rejected', 0), ('unjudged', None), ('alternative', None)]
+
+    Args:
+        tree: m candidates.
+        target_probs_MV: the target's distributions after the text, and after each candidate.
+        rng: gives one number per place with candidates, and one for the token drawn at the end.
+    """
+    outcomes: dict[int, Decision] = {}
+    place = -1
+    while children := tree.children(place):
+        probs_V = target_probs_MV[place + 1]
+        tokens = [tree.candidates[child].token for child in children]
+        chances = probs_V[tokens].tolist()
+        uniform = to_float32_grid(rng.uniform(place_distribution(chances)))
+        chosen = chosen_candidate(chances, uniform)
+        for number, (child, token, chance) in enumerate(zip(children, tokens, chances, strict=True)):
+            outcome, emitted, origin = Outcome.ALTERNATIVE, None, None
+            if number == chosen:
+                outcome, emitted, origin = Outcome.ACCEPTED, token, Origin.ACCEPTED
+            elif chosen is None and number == 0:
+                outcome, emitted, origin = Outcome.REJECTED, _draw_other(probs_V, tokens, rng), Origin.RESIDUAL
+            outcomes[child] = _judge_candidate(tree, child, chance, outcome, emitted, origin, uniform)
+        if chosen is None:
+            break
+        place = children[chosen]
+    for index, candidate in enumerate(tree.candidates):
+        if index not in outcomes:
+            chance = float(target_probs_MV[candidate.parent + 1][candidate.token])
+            outcomes[index] = _judge_candidate(tree, index, chance, Outcome.UNJUDGED, None, None, None)
+    decisions = [outcomes[index] for index in range(len(tree.candidates))]
+    if not tree.children(place):
+        bonus = sample(target_probs_MV[place + 1], rng)
+        decisions.append(Decision(len(decisions), None, Outcome.UNDRAFTED, bonus, Origin.BONUS))
+    return tuple(decisions)
+
+
+def _judge_candidate(
+    tree: TokenTree,
+    index: int,
+    chance: float,
+    outcome: Outcome,
+    emitted: int | None,
+    origin: Origin | None,
+    uniform: float | None,
+) -> Decision:
+    passed, candidate = int(outcome is Outcome.ACCEPTED), tree.candidates[index]
+    return Decision(index, None, outcome, emitted, origin, (1.0,), (chance,), uniform, passed, candidate)
+
+
+def _draw_other(target_probs_V: Tensor, tokens: Sequence[int], rng: RandomSource) -> int:
+    """Draw a token that is none of these."""
+    weights_V = target_probs_V.clone()
+    weights_V[tokens] = 0
+    # Some other token has mass, or this would not be drawn; only rounding can make the sum 0.
+    return sample(weights_V if float(weights_V.sum()) > 0 else target_probs_V, rng)
+
+
+def emitting_lines(decisions: Sequence[Decision]) -> list[int]:
+    """Return, per emitted token, the line among its row's distributions that it was drawn from.
+
+    A token of a chain has its own index; one of a tree has that of its parent, counted from the text.
+    """
+    lines, parent = [], -1
+    for decision in decisions:
+        if decision.emitted is None:
+            continue
+        if decision.candidate is None:
+            lines.append(decision.index if parent < 0 else parent + 1)
+            continue
+        lines.append(decision.candidate.parent + 1)
+        parent = decision.index
+    return lines
+
+
+def accepted_path(decisions: Sequence[Decision]) -> list[int]:
+    """Return the indices of the accepted tokens or candidates."""
+    return [decision.index for decision in decisions if decision.outcome is Outcome.ACCEPTED]
+
+
 def _list_unjudged(tokens: Sequence[ProposedToken], levels: Sequence[Levels], start: int) -> list[Decision]:
     return [
         Decision(index, tokens[index], Outcome.UNJUDGED, None, None, *levels[index])
@@ -138,12 +263,42 @@ def truncate(
         if emitted == remaining_tokens or decision.emitted in eos_ids:
             decisions = decisions[:number]
             break
-    stop = stop_strings.find_end(_emitted_tokens(decisions)) if stop_strings else None  # emitting decisions come first
-    return tuple(decisions[:stop])
+    stop = stop_strings.find_end(_emitted_tokens(decisions)) if stop_strings else None
+    if stop is not None:
+        emitting = [number for number, decision in enumerate(decisions, start=1) if decision.emitted is not None]
+        decisions = decisions[: emitting[stop - 1] if stop else 0]
+    return tuple(decisions)
 
 
 def _emitted_tokens(decisions: Iterable[Decision]) -> tuple[int, ...]:
     return tuple(decision.emitted for decision in decisions if decision.emitted is not None)
+
+
+def _parents(batch: Sequence[Proposal], fed: Sequence[Sequence[int]]) -> list[Sequence[int]] | None:
+    """Return, per row, the index of the token that each fed token follows; None if no row has branches."""
+    trees = [proposal.draft.tree for proposal in batch]
+    if all(tree is None or tree.is_chain for tree in trees):
+        return None
+    parents: list[Sequence[int]] = []
+    for tree, tokens in zip(trees, fed, strict=True):
+        unread = len(tokens) - len(tree.candidates) if tree else len(tokens)
+        line: list[int] = list(range(-1, unread - 1))
+        parents.append(line + [unread + parent for parent in tree.parents] if tree else line)
+    return parents
+
+
+def _straighten(
+    batch: Sequence[Proposal], outcomes: Sequence[Sequence[Decision]], logits_NV: Tensor, starts: Sequence[int]
+) -> tuple[Tensor, Sequence[int]]:
+    """Return the logits with those of a tree reduced to its emitted tokens, in order, and the start of each row."""
+    if not any(proposal.draft.tree for proposal in batch):
+        return logits_NV, starts
+    lines = [
+        [start + line for line in emitting_lines(decisions)] if proposal.draft.tree else list(range(start, stop))
+        for proposal, decisions, (start, stop) in zip(batch, outcomes, pairwise(starts), strict=True)
+    ]
+    places_N = torch.tensor(list(chain(*lines)), device=logits_NV.device)
+    return logits_NV[places_N], [0, *accumulate(map(len, lines))]
 
 
 def _collect_logprobs(
@@ -152,11 +307,10 @@ def _collect_logprobs(
     """Return per row the log probabilities of its emitted tokens; empty for rows that do not request them."""
     requested = [proposal.draft.row.logprobs for proposal in batch]
     wanted = [
-        (i, starts[i] + decision.index, decision.emitted, most)
+        (i, starts[i] + line, token, most)
         for i, most in enumerate(requested)
         if most is not None
-        for decision in outcomes[i]
-        if decision.emitted is not None
+        for line, token in zip(emitting_lines(outcomes[i]), _emitted_tokens(outcomes[i]), strict=True)
     ]
     found: list[list[TokenLogprobs]] = [[] for _ in batch]
     if wanted:
@@ -231,6 +385,7 @@ class Verify(Stage[Proposal, Verdict]):
         """
         if not batch:
             return []
+        read = [self.model.length(proposal.draft.row) for proposal in batch]
         logits_NV, starts = self._target_logits(batch)
         samplings = [one.draft.row.sampling or self._sampling for one in batch for _ in range(len(one.verifiable) + 1)]
         target_probs_NV = to_probs(logits_NV, samplings, self._probs_dtype)
@@ -241,7 +396,7 @@ class Verify(Stage[Proposal, Verdict]):
         ]
         supervision = self._supervise(batch, outcomes, logits_NV, starts)
         logprobs = _collect_logprobs(batch, outcomes, logits_NV, starts)
-        return [self._extend_row(*parts) for parts in zip(batch, outcomes, supervision, logprobs, strict=True)]
+        return [self._extend_row(*parts) for parts in zip(batch, read, outcomes, supervision, logprobs, strict=True)]
 
     def _supervise(
         self,
@@ -252,6 +407,7 @@ class Verify(Stage[Proposal, Verdict]):
     ) -> list[Supervision]:
         """Return the supervision of each row; empty for rows that collect no examples."""
         numbers = [number for number, proposal in enumerate(batch) if proposal.draft.row.collects_examples]
+        logits_NV, starts = _straighten(batch, outcomes, logits_NV, starts)
         if len(numbers) == len(batch):
             return self._teacher(batch, outcomes, logits_NV, starts)
         chosen = [batch[number] for number in numbers], [outcomes[number] for number in numbers]
@@ -265,13 +421,12 @@ class Verify(Stage[Proposal, Verdict]):
         self, proposal: Proposal, levels: Sequence[Levels], target_probs_MV: Tensor
     ) -> tuple[Decision, ...]:
         """Decide one row's proposed tokens, up to the end of the sequence."""
-        row = proposal.draft.row
-        return truncate(
-            decide(proposal, levels, target_probs_MV, self._rule, row.rng),
-            row.remaining_tokens,
-            self._eos_ids,
-            row.stop_strings,
-        )
+        row, tree = proposal.draft.row, proposal.draft.tree
+        if tree:
+            decisions = decide_tree(tree, target_probs_MV, row.rng)
+        else:
+            decisions = decide(proposal, levels, target_probs_MV, self._rule, row.rng)
+        return truncate(decisions, row.remaining_tokens, self._eos_ids, row.stop_strings)
 
     def _target_logits(self, batch: Sequence[Proposal]) -> tuple[Tensor, list[int]]:
         """Return the logits at every verifiable token and after the last, rows joined, and the start of each row."""
@@ -281,7 +436,7 @@ class Verify(Stage[Proposal, Verdict]):
             [*row.tokens[self.model.length(row) :], *proposal.verifiable]
             for row, proposal in zip(rows, batch, strict=True)
         ]
-        logits_NV, _ = self.model.forward(rows, fed, counts)
+        logits_NV, _ = self.model.forward(rows, fed, counts, parents=_parents(batch, fed))
         logits_NV, starts = logits_NV.masked_fill(self._forbidden_V, -torch.inf), [0, *accumulate(counts)]
         # A NaN anywhere in a line becomes its maximum; -inf is a mask, unless the whole line is.
         finite_N = logits_NV.amax(-1).isfinite()
@@ -292,11 +447,16 @@ class Verify(Stage[Proposal, Verdict]):
     def _extend_row(
         self,
         proposal: Proposal,
+        read: int,
         decisions: tuple[Decision, ...],
         supervision: Supervision,
         logprobs: tuple[TokenLogprobs, ...],
     ) -> Verdict:
         row, emitted = proposal.draft.row, _emitted_tokens(decisions)
+        if proposal.draft.tree:
+            unread = len(row.tokens) - read
+            path = [*range(unread), *(unread + index for index in accepted_path(decisions))]
+            self.model.keep_path(row, read, path)
         row.tokens.extend(emitted)
         for token in emitted:
             row.pieces.extend(self._context[token])

@@ -37,7 +37,7 @@ LAYERS = {
         ("stages/contract",),
         ("stages/models",),
         ("stages/drafting", "stages/examples"),
-        ("stages/training",),
+        ("stages/memory", "stages/training"),
         ("stages",),
         ("stages/tools",),
     ),

@@ -29,7 +29,8 @@ CPU_VERIFY_SHARE, CPU_VERIFY_SHARE_PER_ROW = 0.06, 0.027
 def costs_of(config: Config, models: Models, allowed: int, decode: Callable[[], Decode]) -> Costs:
     """Costs of target passes and of drafting: as configured, measured on this machine, or estimated from sizes.
 
-    A measurement is kept on disk, so that the same run on the same machine decides alike again.
+    They are measured when the run begins, because they depend on the machine's load, and recorded in its checkpoint: a
+    run that resumes decides by them, on any machine.
 
     Args:
         config: all settings.
@@ -50,7 +51,7 @@ def costs_of(config: Config, models: Models, allowed: int, decode: Callable[[], 
         found = measure(models.target, decode(), batch)
         return [[list(point) for point in found.target], [list(point) for point in found.drafter]]
 
-    target, drafter = models.target.measurements.get_or_measure("costs", key, run)
+    target, drafter = models.target.measurements.measure_once("costs", key, run)
     return Costs(*(tuple((int(place), float(cost)) for place, cost in curve) for curve in (target, drafter)))
 
 

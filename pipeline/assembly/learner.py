@@ -17,6 +17,8 @@ from pipeline.learning.publisher import FolderPublisher, NoPublisher, Numbers, O
 from pipeline.recorder import Versions
 from stages.distill import Distill, NoDistiller
 from stages.drafting.head import AcceptanceHead, load_head, save_head
+from stages.memory.memory_file import MEMORY_FILE, write_memory
+from stages.memory.text_memory import TextMemory
 from stages.models.language_model import read_trained_weights
 from stages.ngrams.cache import Cache
 from store.registry.ngram_file import write_ngrams
@@ -52,6 +54,7 @@ def make_learner(
     cache: Cache,
     distill: Distill | NoDistiller,
     sink: VersionSink,
+    memory: TextMemory | None = None,
 ) -> LocalLearner:
     """The learner of one target.
 
@@ -61,8 +64,9 @@ def make_learner(
         head, cache: what is published with it.
         distill: learns them.
         sink: where versions go.
+        memory: what is published with it too; None where the rows are decoded elsewhere.
     """
-    publisher = _publisher(config, models, head, cache, distill, sink)
+    publisher = _publisher(config, models, head, cache, distill, sink, memory)
     return LocalLearner(
         distill, make_drift_monitor(config), _make_response(config, models, head, distill, publisher), publisher
     )
@@ -122,6 +126,7 @@ def _publisher(
     cache: Cache,
     distill: Distill | NoDistiller,
     sink: VersionSink,
+    memory: TextMemory | None,
 ) -> FolderPublisher | NoPublisher:
     if not config.publish.enabled:
         return NoPublisher()
@@ -131,6 +136,8 @@ def _publisher(
         save_head(head, folder / HEAD_FILE)
         ngrams = ((entry.pieces, entry.token, entry.count) for entry in cache.entries())
         write_ngrams(folder / NGRAM_FILE, ngrams, models.pair.digest)
+        if memory is not None and config.memory.publish:
+            write_memory(folder / MEMORY_FILE, memory, models.pair.digest)
 
     def state() -> tuple[Versions, int]:
         return Versions(distill.drafter_version, distill.head_version, cache.version), len(cache)

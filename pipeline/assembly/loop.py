@@ -46,7 +46,7 @@ def build_loop(
             Stages(stages.decode, stages.translate, stages.verify),
             make_admission(config, models),
             make_recorder(models, text=config.log.text),
-            make_learner(config, models, stages.head, stages.cache, distill, sink),
+            make_learner(config, models, stages.head, stages.cache, distill, sink, stages.decode.memory),
             clock,
         )
     return Loop(runners, router, config.batch, clock)

@@ -163,6 +163,11 @@ def registry_uri(config: Config) -> str:
     return config.publish.mlflow_uri or default_uri(Path("runs"))
 
 
+def load_vocabulary(config: Config, target: str, fetched: Path) -> Vocabulary:
+    """The vocabulary of one target, without its weights. Raises ModelError."""
+    return Vocabulary(load_tokenizer(locate(target, registry_uri(config), fetched)), target)
+
+
 def load_only_target(config: Config, fetched: Path) -> Models:
     """The models of a configuration with one target; see `load_models`."""
     (models,) = load_models(config, registry_uri(config), fetched)

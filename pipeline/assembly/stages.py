@@ -8,12 +8,16 @@ from pipeline.assembly.costs import costs_of, describe, make_policy, make_stop_r
 from pipeline.assembly.models import DrafterModels, Models
 from pipeline.config.sections import DraftSettings
 from pipeline.config.settings import Config
+from stages.choose import ChooseDraft
 from stages.decode import Decode
 from stages.drafting.costs import Costs
 from stages.drafting.head import AcceptanceHead, load_head
+from stages.drafting.sources import SourceChooser
 from stages.drafting.stopping import AlwaysSpeculate, FixedLength, SpeculationPolicy, StopRule
 from stages.examples.teacher import TrieTeacher, supervise_nothing
-from stages.lookup import DecodeOrLookup, make_sources
+from stages.memory.memory_file import MEMORY_FILE, read_memory
+from stages.memory.text_memory import TextMemory
+from stages.memory.tree_growth import TreeLimits
 from stages.ngrams.cache import Cache
 from stages.ngrams.trie import Trie, build_direct_trie
 from stages.rules import MODES
@@ -33,7 +37,7 @@ SHARPEST_TEACHER = 0.5  # temperature of the distributions that teach greedy dra
 class Drafting:
     """The three stages of a block, and what of them is saved with a version."""
 
-    decode: Decode | DecodeOrLookup
+    decode: ChooseDraft
     translate: Translate
     verify: Verify
     trie: Trie
@@ -76,7 +80,8 @@ def make_drafting(
     )
     LOG.log(level, "%s", describe(models, costs, config.batch), extra={"target": models.name})
     rule = make_stop_rule(config.draft, costs, usable=head_is_trained or learn.enabled)
-    decode = drafting(rule, config.draft.max_draft, make_policy(config.draft, costs), models.drafter_vocabulary.eos)
+    most = config.draft.max_draft if "model" in config.draft.sources else 0
+    decode = drafting(rule, most, make_policy(config.draft, costs), models.drafter_vocabulary.eos)
     teach = TrieTeacher(
         models.pair,
         learn.teacher_top,
@@ -94,19 +99,26 @@ def make_drafting(
         teach if learn.enabled else supervise_nothing,
     )
     translate = Translate(trie, cache, models.pair.pieces, mode.parse)
-    return Drafting(
-        _with_lookup(config.draft, config.batch, decode, costs, allowed), translate, verify, trie, cache, head
+    return Drafting(_with_memory(config, models, decode, costs), translate, verify, trie, cache, head)
+
+
+def _with_memory(config: Config, models: Models, decode: Decode, costs: Costs) -> ChooseDraft:
+    """With the sources that propose target tokens, where drafts are wanted and the mode allows them."""
+    settings, width = config.memory, config.memory.width if models.target.reads_trees else 1
+    usable = config.draft.max_draft > 0 and MODES[config.draft.mode].copies
+    memory = TextMemory(
+        costs,
+        TreeLimits(settings.nodes, width, settings.depth),
+        models.eos_ids,
+        own=usable and "own" in config.draft.sources,
+        budget_bytes=settings.budget_bytes if usable and "memory" in config.draft.sources else 0,
+        order=settings.order,
+        decays=settings.decay_on_drift,
     )
-
-
-def _with_lookup(
-    draft: DraftSettings, batch: int, decode: Decode, costs: Costs, allowed: set[int]
-) -> Decode | DecodeOrLookup:
-    """With the sources that copy, where drafts are wanted and the mode allows copies."""
-    if not draft.max_draft or not MODES[draft.mode].copies:
-        return decode
-    sources = make_sources(draft, costs, batch, allowed)
-    return DecodeOrLookup(decode, sources) if sources else decode
+    saved = models.drafter_folder / MEMORY_FILE if models.drafter_folder else None
+    if saved is not None and saved.is_file():
+        read_memory(saved, memory, models.pair.digest)
+    return ChooseDraft(decode, memory, SourceChooser(costs, config.batch), costs, model="model" in config.draft.sources)
 
 
 def make_head(models: DrafterModels, seed: int) -> tuple[AcceptanceHead, bool]:

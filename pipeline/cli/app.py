@@ -15,6 +15,7 @@ from pipeline.cli.bench.server import bench_serve
 from pipeline.cli.bench.speed import bench
 from pipeline.cli.bench.study import study
 from pipeline.cli.log import check, compact, sql
+from pipeline.cli.memory import memory
 from pipeline.cli.models import pad, vocab, zoo
 from pipeline.cli.pages import dashboard, ui
 from pipeline.cli.run import RayAlone, replay, serve
@@ -78,6 +79,7 @@ for command in COMMANDS:
     app.command()(command)
 app.add_typer(versions_group, name="versions")
 app.add_typer(zoo, name="zoo")
+app.add_typer(memory, name="memory")
 
 
 def _status_of(error: OmnidraftError) -> int:

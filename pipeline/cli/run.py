@@ -14,7 +14,15 @@ import typer
 from typer.core import TyperCommand
 from typing_extensions import override
 
-from pipeline.config.cli_options import argument, flag, option, overrides_of, parse_settings, set_option
+from pipeline.config.cli_options import (
+    SourcesOption,
+    argument,
+    flag,
+    option,
+    overrides_of,
+    parse_settings,
+    set_option,
+)
 from pipeline.config.serving import BATCH, TEMPERATURE, with_serving_defaults
 from pipeline.config.settings import Config, load
 from pipeline.reports.terminal import make_summary_table, status, stderr_console
@@ -106,6 +114,7 @@ def replay(
     top_k: Annotated[int | None, option("sampling.top_k")] = None,
     max_new_tokens: Annotated[int | None, option("sampling.max_new_tokens")] = None,
     max_draft: Annotated[int | None, option("draft.max_draft")] = None,
+    draft_sources: SourcesOption = None,
     batch: Annotated[int | None, option("batch")] = None,
     loss: Annotated[str | None, option("learn.loss")] = None,
     interval: Annotated[int | None, option("learn.interval")] = None,
@@ -247,6 +256,7 @@ def serve(
         option("sampling.temperature", f"Of requests that name none. [default: {TEMPERATURE}]", min=0),
     ] = None,
     max_draft: Annotated[int | None, option("draft.max_draft", _DRAFT_HELP)] = None,
+    draft_sources: SourcesOption = None,
     chat_template: Annotated[Path | None, option("source.chat_template")] = None,
     run: Run = None,
     resume: Annotated[Path | None, typer.Option(metavar="DIR", help=_RESUME_SERVER_HELP)] = None,

@@ -18,6 +18,13 @@ def option(key: str, words: str | None = None, *names: str, **more: Any) -> Any:
     return _of_setting(typer.Option(*names, help=words or _describe(key), show_default=bool(words), **more), key)
 
 
+def separated_option(key: str, *names: str) -> Any:
+    """An option for a setting of several values, which are separated by commas."""
+    made = option(key, None, *names)
+    made.separated = True
+    return made
+
+
 def argument(key: str, words: str, metavar: str | None = None) -> Any:
     """A typer argument that overrides a setting, as `option`."""
     return _of_setting(typer.Argument(help=words, metavar=metavar, show_default=False), key)
@@ -67,9 +74,15 @@ def overrides_of(command: Callable[..., None], given: Mapping[str, Any]) -> dict
             if value is False and made.meaning is not None:
                 continue
             if isinstance(settings()[made.setting].default, tuple):
-                value = tuple(value) if isinstance(value, list) else (value,)
+                value = _to_tuple(value, separated=hasattr(made, "separated"))
             found[made.setting] = value if made.meaning is None else made.meaning
     return found
+
+
+def _to_tuple(value: Any, *, separated: bool) -> tuple[Any, ...]:
+    if separated:
+        return tuple(filter(None, map(str.strip, value.split(","))))
+    return tuple(value) if isinstance(value, list) else (value,)
 
 
 def parse_settings(settings: list[str] | None) -> dict[str, object]:
@@ -96,6 +109,7 @@ RunOption = Annotated[Path | None, typer.Option("--run", help="One run's folder,
 RunsOption = Annotated[Path, typer.Option("--runs", help="A folder of runs.")]
 SetOption = Annotated[list[str] | None, set_option("Any other setting, such as learn.rate=0.002; may be repeated.")]
 JsonOption = Annotated[Path | None, typer.Option("--json", help="Write all results to this JSON file.")]
+SourcesOption = Annotated[str | None, separated_option("draft.sources", "--draft-sources")]
 MarkdownOption = Annotated[Path | None, typer.Option(help="Also write the tables to this Markdown file.")]
 DrafterOption = Annotated[str | None, option("drafter", "Drafter model.")]
 TargetOption = Annotated[str | None, option("targets", "Target model.")]

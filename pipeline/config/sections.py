@@ -10,6 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 Texts = Annotated[tuple[str, ...], Field(strict=False)]  # files hold lists where this wants tuples
 Share = Annotated[float, Field(ge=0, le=1)]
+SourceName = Literal["own", "memory", "model"]
+Sources = Annotated[tuple[SourceName, ...], Field(strict=False)]
 
 
 class Section(BaseModel):
@@ -85,7 +87,7 @@ class DraftSettings(Section):
     )
     costs: Literal["measured", "estimated"] = Field(
         default="measured",
-        description="Source of the costs that determine draft lengths: measured once on this machine, or estimated "
+        description="Source of the costs that determine draft lengths: measured when the run begins, or estimated "
         "from model sizes.",
     )
     relative_cost: float | None = Field(
@@ -103,12 +105,32 @@ class DraftSettings(Section):
     temperature: float | None = Field(
         default=None, ge=0, description="Temperature of the drafter. Default: sampling.temperature."
     )
-    lookup: bool = Field(
-        default=True,
-        description="Whether repeated text is drafted by prompt lookup where that is faster than the drafter.",
+    sources: Sources = Field(
+        default=("own", "memory", "model"),
+        description="Sources of drafts: the sequence's own text ('own'), what the target emitted before ('memory') and "
+        "the drafter ('model'). Each block uses the one that is expected to be fastest.",
     )
-    max_lookup: int = Field(
-        default=10, ge=1, le=64, description="Maximum number of pieces copied per block by prompt lookup."
+
+
+class MemorySettings(Section):
+    """Drafts in target tokens: the sequence's own text, and the memory of completed texts."""
+
+    budget_bytes: int = Field(
+        default=67_108_864,
+        ge=512,
+        description="Memory budget of one target's completed texts in bytes.",
+    )
+    order: int = Field(default=8, ge=1, le=8, description="Maximum number of tokens of a remembered context.")
+    nodes: int = Field(default=16, ge=1, le=64, description="Maximum number of candidates of a sequence per block.")
+    width: int = Field(
+        default=3, ge=1, le=8, description="Maximum number of candidates after one place; 1 drafts chains."
+    )
+    depth: int = Field(default=12, ge=1, le=64, description="Maximum number of candidates that follow each other.")
+    publish: bool = Field(
+        default=True, description="Whether versions contain the memory, from which its texts can be reconstructed."
+    )
+    decay_on_drift: bool = Field(
+        default=True, description="Whether a drift halves the counts of the memory, so that new text weighs more."
     )
 
 

@@ -28,6 +28,7 @@ from pipeline.config.sections import (
     DriftSettings,
     LearnSettings,
     LogSettings,
+    MemorySettings,
     PublishSettings,
     SamplingSettings,
     Section,
@@ -84,6 +85,7 @@ class Config(Section):
     source: SourceSettings = SourceSettings()
     sampling: SamplingSettings = SamplingSettings()
     draft: DraftSettings = DraftSettings()
+    memory: MemorySettings = MemorySettings()
     vocabulary: VocabularySettings = VocabularySettings()
     cache: CacheSettings = CacheSettings()
     learn: LearnSettings = LearnSettings()
@@ -149,10 +151,21 @@ def load(path: Path) -> Config:
         raise ConfigError(f"The configuration file '{path}' cannot be parsed: {error}.") from None
     if not isinstance(values, dict):
         raise ConfigError(f"The configuration file '{path}' must hold an object of settings, got {values!r}.")
+    if path.suffix == ".json":
+        values = _without_removed(values)
     try:
         return Config.from_mapping(values)
     except ConfigError as error:
         raise ConfigError(f"In '{path}': {error}") from None
+
+
+def _without_removed(values: Mapping[str, object]) -> Mapping[str, object]:
+    """Translate settings of the files of older releases: prompt lookup has become the source 'own'."""
+    draft = values.get("draft")
+    if not isinstance(draft, dict) or "lookup" not in draft:
+        return values
+    kept = {name: value for name, value in draft.items() if name not in ("lookup", "max_lookup")}
+    return {**values, "draft": {"sources": ["own", "model"] if draft["lookup"] else ["model"], **kept}}
 
 
 def settings() -> dict[str, FieldInfo]:

@@ -59,6 +59,7 @@ class GenerationRequest:
         store: whether its text may be logged and learned from.
         timeout_seconds: time from `submit` after which it ends with `Finish.DEADLINE`; None for no limit.
         choice: index among the choices of its HTTP request; part of the seed.
+        tenant: whose request it is: the API key of its client. The memory shows nothing of one tenant to another.
     """
 
     request_id: str
@@ -73,6 +74,7 @@ class GenerationRequest:
     store: bool = True
     timeout_seconds: float | None = None
     choice: int = 0
+    tenant: str = ""
 
 
 @dataclass(frozen=True)

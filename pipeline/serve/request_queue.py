@@ -16,6 +16,7 @@ from typing_extensions import override
 from pipeline.recorder import shown_tokens
 from pipeline.serve.messages import BusyError, Chunk, ChunkListener, Finish, GenerationRequest, Usage
 from stages.contract.blocks import SequenceState, Verdict
+from stages.memory.ngram_table import scope_of
 from stages.sampling.distributions import Sampling
 from stages.sampling.random_source import SeededRandomSource
 from stages.vocabulary.text_stream import StopStrings, TextStream
@@ -209,6 +210,7 @@ class RequestQueue(Iterator[PromptReceived]):
             stop_strings=StopStrings(self._vocabulary.bytes_of, request.stop) if request.stop else None,
             logprobs=request.logprobs,
             record_example=self._learner_accepts_examples(),
+            scope=scope_of(request.tenant),
         )
 
     def on_verdicts(self, verdicts: list[Verdict]) -> None:

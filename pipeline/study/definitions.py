@@ -26,6 +26,7 @@ class StudyName(StrEnum):
     HEAD = "head"
     DRIFT = "drift"
     CACHE = "cache"
+    SOURCES = "sources"
 
 
 @dataclass(frozen=True)
@@ -233,4 +234,21 @@ def _cache() -> Study:
     return Study(StudyName.CACHE, FIXED, arms, ("full",), paper, remark)
 
 
-STUDIES = {study.name: study for study in (_losses(), _head(), _drift(), _cache())}
+def _sources() -> Study:
+    copied, frozen = ("own", "memory"), {"learn.enabled": False}
+    arms = (
+        StudyArm("none", {"draft.max_draft": 0, **frozen}),
+        StudyArm("own", {"draft.sources": ("own",), **frozen}),
+        StudyArm("memory chain", {"draft.sources": copied, "memory.width": 1, **frozen}),
+        StudyArm("memory tree", {"draft.sources": copied, **frozen}),
+        StudyArm("model frozen", {"draft.sources": ("model",), **frozen}),
+        StudyArm("model learning", {"draft.sources": ("model",), "learn.enabled": True}),
+        StudyArm("all", {"draft.sources": (*copied, "model"), "learn.enabled": True}),
+    )
+    remark = "The paper has one source, the drafter. memory chain, memory tree: with the sequence's own text."
+    # Each block uses the source that is expected to be fastest, by costs that are measured.
+    settings = {"draft.costs": "measured", "draft.only_where_paying": True, "draft.adapt": True}
+    return Study(StudyName.SOURCES, settings, arms, ("none", "model frozen"), (), remark)
+
+
+STUDIES = {study.name: study for study in (_losses(), _head(), _drift(), _cache(), _sources())}

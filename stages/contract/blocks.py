@@ -5,7 +5,9 @@ Shapes: K pieces of a draft, D ids of the drafter's vocabulary, F features of th
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy.typing as npt
 from torch import Tensor
 
 from stages.ngrams.trie import Node
@@ -14,6 +16,8 @@ from stages.sampling.logprobs import TokenLogprobs
 from stages.sampling.random_source import RandomSource
 from stages.vocabulary.text_stream import StopStrings
 from store.events import DraftSource, Origin, Outcome, Translation
+
+Numbers = npt.NDArray[Any]
 
 
 @dataclass(eq=False)
@@ -36,6 +40,7 @@ class SequenceState:
         logprobs: alternatives wanted with each emitted token, 0 for the token's own log probability alone; None for
             nothing.
         record_example: whether a training example is recorded, unless the row is private.
+        scope: whose text it is, in the memory: rows of one scope never see text of another.
     """
 
     offset: int
@@ -54,6 +59,7 @@ class SequenceState:
     stop_strings: StopStrings | None = None
     logprobs: int | None = None
     record_example: bool = True
+    scope: int = 0
 
     @property
     def collects_examples(self) -> bool:
@@ -67,6 +73,69 @@ class SequenceState:
 
 
 @dataclass(frozen=True)
+class Candidate:
+    """A target token that is proposed after a row's text or after another candidate: a node of a `TokenTree`.
+
+    Attributes:
+        token: the target token.
+        parent: index of the candidate that it follows; -1 for the row's text.
+        depth: number of candidates before it on its path.
+        chance: estimated probability that it is emitted, given that its parent is.
+        source: what proposed it.
+        context: number of tokens before it that were known to the source.
+        count: how often the source saw it there; 1 for the row's own text.
+    """
+
+    token: int
+    parent: int
+    depth: int
+    chance: float
+    source: DraftSource
+    context: int
+    count: int
+
+
+@dataclass(frozen=True)
+class TokenTree:
+    """Candidates in target tokens, in depth-first order: parents first, siblings by descending chance.
+
+    Candidates of one parent are distinct tokens. A chain is a tree in which every candidate has one child.
+
+    >>> def candidate(token, parent, depth):
+    ...     return Candidate(token, parent, depth, 0.5, DraftSource.MEMORY, 3, 1)
+    >>> tree = TokenTree((candidate(5, -1, 0), candidate(6, 0, 1), candidate(7, 0, 1), candidate(8, -1, 0)))
+    >>> tree.children(-1), tree.children(0), tree.children(1)
+    ([0, 3], [1, 2], [])
+    >>> tree.is_chain
+    False
+
+    Attributes:
+        candidates: the nodes.
+    """
+
+    candidates: tuple[Candidate, ...]
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """The token of each candidate."""
+        return tuple(candidate.token for candidate in self.candidates)
+
+    @property
+    def parents(self) -> tuple[int, ...]:
+        """The parent of each candidate."""
+        return tuple(candidate.parent for candidate in self.candidates)
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether every candidate follows the one before it."""
+        return self.parents == tuple(range(-1, len(self.candidates) - 1))
+
+    def children(self, parent: int) -> list[int]:
+        """Return the indices of the candidates after a candidate, or after the text for -1."""
+        return [index for index, candidate in enumerate(self.candidates) if candidate.parent == parent]
+
+
+@dataclass(frozen=True)
 class Draft:
     """Pieces that the drafter proposes after a row, with the distributions that they were drawn from.
 
@@ -77,7 +146,10 @@ class Draft:
         entropies: entropy of each distribution, in nats.
         features_KF: the head's input at each piece.
         survival: per piece the head's estimate that it and all before it are accepted; empty without a head.
-        source: origin of the draft. Copied pieces have one-hot distributions, no features and no survival.
+        source: origin of the draft; with a tree, that of its first candidate.
+        tree: candidates in target tokens instead of pieces, or None.
+        expected_tokens, expected_seconds: what the block was predicted to emit for the row, and the row's share of the
+            predicted time of the target's pass, in the unit of the costs; None if nothing was predicted.
     """
 
     row: SequenceState
@@ -87,6 +159,9 @@ class Draft:
     features_KF: Tensor | None
     survival: tuple[float, ...]
     source: DraftSource = DraftSource.MODEL
+    tree: TokenTree | None = None
+    expected_tokens: float | None = None
+    expected_seconds: float | None = None
 
 
 STOP = -1  # the option "the token ends at this node"
@@ -145,6 +220,8 @@ class Proposal:
     @property
     def verifiable(self) -> tuple[int, ...]:
         """The target ids that are fed to the target's forward pass."""
+        if self.draft.tree:
+            return self.draft.tree.tokens
         return tuple(proposed.token for proposed in self.tokens if proposed.token is not None)
 
 
@@ -161,6 +238,7 @@ class Decision:
     target_levels: tuple[float, ...] = ()
     uniform: float | None = None
     passed_levels: int = 0  # levels accepted before the rejection; all of them on acceptance
+    candidate: Candidate | None = None  # of a tree; `index` is its index there
 
 
 @dataclass(frozen=True)
@@ -184,6 +262,35 @@ class SoftTarget:
     rest: float
 
 
+@dataclass(frozen=True, eq=False)
+class TopTokens:
+    """The target's likeliest tokens at N tokens of a text, K at each, spelt in the drafter's pieces.
+
+    This is what decoding stores. The soft targets are computed from it when the example becomes part of a batch
+    (`stages/examples/soft_targets.py`). A token has as many soft targets as pieces, and at least one; only one if it is
+    not itself among the K.
+
+    Attributes:
+        positions: index of each token's first piece in the row's pieces (N,).
+        levels: number of soft targets of each token (N,).
+        own: the index of the token itself among the K; read where it has several soft targets (N,).
+        probs: the target's probability of each of the K, in float32 (N, K).
+        lengths: number of stored pieces of each of the K; 0 if it cannot be spelt (N, K).
+        pieces: the stored pieces, concatenated. Of each of the K no more are stored than the token itself has, but at
+            least two if there are two.
+    """
+
+    positions: Numbers
+    levels: Numbers
+    own: Numbers
+    probs: Numbers
+    lengths: Numbers
+    pieces: Numbers
+
+
+Supervised = tuple[SoftTarget | TopTokens, ...]  # soft targets in the order of the text, computed or to be computed
+
+
 @dataclass(frozen=True)
 class OffPolicySpan:
     """The target's distributions along drafted pieces that were not emitted: those after the first rejection.
@@ -196,7 +303,7 @@ class OffPolicySpan:
 
     start: int
     pieces: tuple[int, ...]
-    soft_targets: tuple[SoftTarget, ...]
+    soft_targets: Supervised
 
 
 @dataclass(frozen=True)
@@ -211,7 +318,7 @@ class Verdict:
     emitted: tuple[int, ...]
     judged: int
     accepted: int
-    soft_targets: tuple[SoftTarget, ...] = field(default=(), repr=False)
+    soft_targets: Supervised = field(default=(), repr=False)
     branch: OffPolicySpan | None = field(default=None, repr=False)
     logprobs: tuple[TokenLogprobs, ...] = ()
 
@@ -232,7 +339,7 @@ class TrainingExample:
         offset: position of the prompt in the stream.
         target: name of the target that made the soft targets.
         pieces: the whole text in drafter ids.
-        soft_targets: one or more per emitted token, in order.
+        soft_targets: those of every emitted token, in order.
         labels: one per judged piece.
         ngram_positions: indices of the pieces that belong to accepted n-grams (for the `hybrid` loss).
         judged: number of proposed tokens that were judged.
@@ -242,7 +349,7 @@ class TrainingExample:
     offset: int
     target: str
     pieces: tuple[int, ...]
-    soft_targets: tuple[SoftTarget, ...]
+    soft_targets: Supervised
     labels: tuple[AcceptanceLabel, ...]
     ngram_positions: Sequence[int]
     judged: int = 0

@@ -45,7 +45,7 @@ from stages.sampling.random_source import RandomSourceState, SeededRandomSource
 from store.errors import CorruptError
 
 STATE, TENSORS = "state.json", "tensors.safetensors"
-FORMAT = 2  # incremented when runs of older releases cannot be resumed
+FORMAT = 3  # incremented when runs of older releases cannot be resumed
 
 Json = Any  # a value that JSON can represent
 Saved = object  # the return value of `save`, or the same as decoded from JSON; only its owner reads it
@@ -75,6 +75,7 @@ class RowState:
     finish: str
     sampling: Sampling | None = None
     logprobs: int | None = None
+    scope: int = 0
 
     @classmethod
     def from_sequence(cls, row: SequenceState) -> "RowState":

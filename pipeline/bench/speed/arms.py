@@ -26,13 +26,14 @@ class ArmName(StrEnum):
     PROMPT_LOOKUP = "prompt-lookup"
     CONTINUOUS = "continuous"  # its continuous batching
     OWN_PLAIN = "own-plain"  # this pipeline without drafting
+    MEMORY = "memory"  # with the own text and the memory as the only sources
     FROZEN = "frozen"
     LEARNING = "learning"
     LOGGED = "logged"  # learning with the token log, the curves and the versions that `replay` writes
 
 
 BATCH_ONE = frozenset({ArmName.ASSISTED, ArmName.ASSISTED_DEFAULTS, ArmName.PROMPT_LOOKUP})
-OURS = (ArmName.OWN_PLAIN, ArmName.FROZEN, ArmName.LEARNING, ArmName.LOGGED)
+OURS = (ArmName.OWN_PLAIN, ArmName.MEMORY, ArmName.FROZEN, ArmName.LEARNING, ArmName.LOGGED)
 LEARNERS = frozenset({ArmName.LEARNING, ArmName.LOGGED})
 
 

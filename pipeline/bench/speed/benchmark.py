@@ -202,7 +202,7 @@ def meter_of(config: Config, models: Models, prompts: Sequence[PromptReceived]) 
     pairs = [encode(prompt) for prompt in prompts]
     encoded = [_mean_length_text(texts) for texts in zip(*pairs, strict=True)]
     context = len(encoded[0]) + config.sampling.max_new_tokens // 2
-    longest = max(config.draft.max_draft, config.draft.max_lookup if config.draft.lookup else 0)
+    longest = max(config.draft.max_draft, config.memory.nodes if config.draft.sources != ("model",) else 0)
     return CostMeter(models, config.batch, longest + 1, (encoded[0], encoded[1]), context)
 
 

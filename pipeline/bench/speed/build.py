@@ -187,6 +187,9 @@ class Workshop:
             ArmName.PROMPT_LOOKUP: lambda: self._make_generate(prompt_lookup),
             ArmName.CONTINUOUS: lambda: self._make_continuous(longest),
             ArmName.OWN_PLAIN: lambda: self._make_pipeline(name, {"learn.enabled": False, "draft.max_draft": 0}),
+            ArmName.MEMORY: lambda: self._make_pipeline(
+                name, {"learn.enabled": False, "draft.sources": ("own", "memory")}
+            ),
             ArmName.FROZEN: lambda: self._make_pipeline(name, {"learn.enabled": False}),
             ArmName.LEARNING: lambda: self._make_pipeline(name, {}),
             ArmName.LOGGED: self._make_logged,

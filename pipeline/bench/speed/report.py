@@ -273,6 +273,7 @@ LABELS: dict[str, Callable[[int], str]] = {
     "prompt-lookup": lambda _: "transformers prompt lookup",
     "continuous": lambda _: "transformers continuous batching",
     "own-plain": lambda _: "omnidraft without drafting",
+    "memory": lambda _: "omnidraft memory alone",
     "frozen": lambda _: "omnidraft frozen",
     "learning": lambda _: "omnidraft learning",
     "logged": lambda _: "omnidraft learning, logged",

@@ -34,7 +34,7 @@ STUDIED: Mapping[str, Any] = {
     "batch": 8,
     "threads": 1,
     "draft.adapt": False,
-    "draft.lookup": False,
+    "draft.sources": ("model",),
     "draft.only_where_paying": False,
     "draft.costs": "estimated",
     "learn.spacing": "fixed",

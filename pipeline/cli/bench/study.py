@@ -37,13 +37,14 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("omnidraft.study")
 
 PIPE_COLUMNS = 160  # wide enough that a table in a pipe is not folded
-# Studies compare what the drafter learns: no lookups, updates at fixed positions, equal decisions on every machine.
+# Studies compare what the drafter learns: it is the only source, updates have fixed positions, and decisions are equal
+# on every machine.
 USUAL: Mapping[str, Any] = {
     "batch": 8,
     "threads": 1,
     "sampling.max_new_tokens": 48,
     "sampling.temperature": 0.0,
-    "draft.lookup": False,
+    "draft.sources": ("model",),
     "draft.only_where_paying": False,
     "draft.costs": "estimated",
     "learn.spacing": "fixed",
@@ -83,10 +84,11 @@ def study(
     no_publish: Annotated[bool, typer.Option("--no-publish", help="Do not record the runs in MLflow.")] = False,
     mlflow_uri: Annotated[str | None, option("publish.mlflow_uri")] = None,
 ) -> None:
-    """Compare training losses, stop rules, responses to drift, or sizes of the n-gram cache.
+    """Compare training losses, stop rules, responses to drift, sizes of the n-gram cache, or sources of drafts.
 
     **losses**: no learning, the n-gram cache alone, and every loss. **head**: fixed draft lengths, threshold, cost
     rule. **drift**: detectors and responses at a change of the stream. **cache**: budgets and eviction rules.
+    **sources**: no drafts, the own text, the memory as chains and trees, the drafter frozen and learning, and all.
 
     With equal seeds every arm sees the same prompts and random draws; arms take turns. Finished runs are saved in a
     file, and the same command resumes with the missing ones. Tables show the paper's ratios between arms next to ours.

@@ -13,7 +13,7 @@ from fastapi.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 from typing_extensions import override
 
-from pipeline.serve.http.auth import AuthMiddleware
+from pipeline.serve.http.auth import AuthMiddleware, tenant_of
 from pipeline.serve.http.errors import (
     ApiError,
     add_error_handlers,
@@ -174,7 +174,7 @@ class _Completions:
             encoding = self._pools.run(len(body), lambda: encode_prompts(self._engine, parsed))
             prompts = await run_while_connected(request.receive, encoding)
         stream = ResponseStream(self._metrics, arrived)
-        completion = self._submit(stream, parsed, prompts, arrived)
+        completion = self._submit(stream, parsed, prompts, arrived, tenant_of(request.headers))
         self._active.add(stream)
         if parsed.stream:
             return _EventStreamResponse(stream, completion, self._active)
@@ -198,7 +198,7 @@ class _Completions:
         return parsed
 
     def _submit(
-        self, stream: ResponseStream, parsed: ParsedRequest, prompts: list[EncodedPrompt], arrived: float
+        self, stream: ResponseStream, parsed: ParsedRequest, prompts: list[EncodedPrompt], arrived: float, tenant: str
     ) -> CompletionResponse:
         response_format = (ChatFormat if parsed.is_chat else CompletionFormat)(self._engine.decode_token)
         request_id = response_format.id_prefix + uuid.uuid4().hex
@@ -207,7 +207,7 @@ class _Completions:
             raise deadline_error(self._limits.deadline_seconds)
         if self._active.shutting_down:
             raise shutdown_error()
-        requests = make_generation_requests(parsed, prompts, request_id, remaining_seconds)
+        requests = make_generation_requests(parsed, prompts, request_id, remaining_seconds, tenant)
         stream.submit(self._engine, requests)
         echoes = [request.prompt.text if parsed.echo else "" for request in requests]
         return CompletionResponse(request_id, response_format, parsed, echoes, self._limits.deadline_seconds)

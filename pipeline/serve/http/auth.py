@@ -52,6 +52,12 @@ def _has_key(headers: Headers, key: bytes) -> bool:
     return hmac.compare_digest(sent.strip(), key) and scheme.lower() == b"bearer"
 
 
+def tenant_of(headers: Headers) -> str:
+    """Return the key that a request carries, required or not: requests with one key share a memory. "" for none."""
+    scheme, _, sent = headers.get("authorization", "").partition(" ")
+    return sent.strip() if scheme.lower() == "bearer" else ""
+
+
 def _missing_key_error() -> ApiError:
     message = "the request must bear the key of this server: 'Authorization: Bearer KEY'"
     headers = {"WWW-Authenticate": "Bearer"}

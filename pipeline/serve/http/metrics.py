@@ -77,8 +77,18 @@ class Metrics:
         text = "Draft-verify rounds of one completion; emitted tokens over these are the block efficiency."
         self._blocks = count("omnidraft:blocks", text)
         self._emitted = count("omnidraft:emitted_tokens", "Target tokens emitted in blocks.")
-        pieces = count("omnidraft:drafted_pieces", "Drafter tokens drafted, by their source.", "drafter")
-        self._pieces = {drafter: pieces.labels(self._model, drafter.value) for drafter in DraftSource}
+        # The source of a block is that of its draft; of a tree, that of its first candidate.
+        text = "Drafter tokens, or candidates of trees, by the source of their block."
+        self._pieces = self._by_source("omnidraft:drafted_pieces", text)
+        self._drafted_blocks = self._by_source("omnidraft:drafted_blocks", "Blocks with a proposal, by their source.")
+        text = "Target tokens that were accepted or rejected, by the source of their block."
+        self._judged_by_source = self._by_source("omnidraft:judged_tokens", text)
+        text = "Accepted target tokens, by the source of their block."
+        self._accepted_by_source = self._by_source("omnidraft:accepted_tokens", text)
+
+    def _by_source(self, name: str, text: str) -> dict[DraftSource, Counter]:
+        counter = self._counter(name, text, "drafter")
+        return {source: counter.labels(self._model, source.value) for source in DraftSource}
 
     def _add_learning(self) -> None:
         count = self._counter
@@ -126,6 +136,9 @@ class Metrics:
             self._drafts.inc()
             self._proposed.inc(block.proposed)
             self._accepted.inc(block.accepted)
+            self._drafted_blocks[block.drafter].inc()
+            self._judged_by_source[block.drafter].inc(block.judged)
+            self._accepted_by_source[block.drafter].inc(block.accepted)
             for index in range(block.accepted):  # not by decisions: private requests have none
                 self._position_counter(index).inc()
         if block.drafted:

@@ -57,7 +57,7 @@ def encode_prompts(engine: Engine, parsed: ParsedRequest) -> list[EncodedPrompt]
 
 
 def make_generation_requests(
-    parsed: ParsedRequest, prompts: Sequence[EncodedPrompt], request_id: str, timeout_seconds: float
+    parsed: ParsedRequest, prompts: Sequence[EncodedPrompt], request_id: str, timeout_seconds: float, tenant: str = ""
 ) -> list[GenerationRequest]:
     """Make one generation request per choice: those of the first prompt, then those of the second."""
     return [
@@ -74,6 +74,7 @@ def make_generation_requests(
             store=parsed.store,
             timeout_seconds=timeout_seconds,
             choice=place * parsed.n + number,
+            tenant=tenant,
         )
         for place, prompt in enumerate(prompts)
         for number in range(parsed.n)

@@ -10,7 +10,7 @@ from pipeline.study.definitions import STUDIES, PaperColumn, Study, StudyName
 from store.errors import ConfigError
 
 PAPER = ROOT.parent / "shared" / "PAPER.md"
-LOSSES, HEAD, DRIFT, CACHE = (STUDIES[name] for name in StudyName)
+LOSSES, HEAD, DRIFT, CACHE, SOURCES = (STUDIES[name] for name in StudyName)
 
 
 def column(study: Study, title: str) -> PaperColumn:
@@ -48,6 +48,12 @@ def test_every_answer_to_drift_is_tried_with_and_without_the_cache():
     with_cache = [arm for arm in DRIFT.arms if "cache.policy" not in arm.settings]
     assert len(with_cache) * 2 == len(DRIFT.arms) == 14
     assert {arm.settings["drift.answer"] for arm in with_cache} == {"reset", "recall", "none"}
+
+
+def test_every_source_is_studied_alone_and_all_together():
+    sources = [arm.settings.get("draft.sources") for arm in SOURCES.arms]
+    assert sources == [None, ("own",), *2 * [("own", "memory")], *2 * [("model",)], ("own", "memory", "model")]
+    assert [arm.name for arm in SOURCES.arms if arm.settings["learn.enabled"]] == ["model learning", "all"]
 
 
 def test_what_arms_decide_cannot_be_set_otherwise():

@@ -1,0 +1,102 @@
+"""`omnidraft memory`: what a run remembers of its targets' texts, and how it forgets."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pipeline.config.cli_options import PrintJsonOption
+from pipeline.reports.terminal import print_table, status
+from store.errors import UsageError
+
+if TYPE_CHECKING:
+    from pipeline.run.stored_memory import StoredMemory
+    from stages.vocabulary.tokenizer_view import Vocabulary
+
+memory = typer.Typer(no_args_is_help=True, help="Show what a run remembers, or make it forget a prompt or a tenant.")
+
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="One run's folder.", show_default=False)]
+
+
+@memory.command()
+def show(
+    run: RunArgument,
+    top: Annotated[int, typer.Option(min=0, help="Number of the most used contexts to show.")] = 10,
+    as_json: PrintJsonOption = False,
+) -> None:
+    """Show the size of each target's memory, and its most used contexts with their continuations.
+
+    The memory is read from the run's checkpoint; of a finished run, from its newest versions. Contexts are stored as
+    hashes, so continuations are shown without them.
+    """
+    from pipeline.run.stored_memory import read_memories
+
+    found = read_memories(run)
+    with status("loading tokenizers"):
+        described = [_describe(one, _vocabulary(run, one.target), top) for one in found]
+    if as_json:
+        print(json.dumps(described, indent=2))
+        return
+    for one in described:
+        print(
+            f"{one['target']}: {one['contexts']:,} contexts in {one['bytes']:,} bytes, "
+            f"of {one['texts']:,} texts ({one['file']})"
+        )
+        rows = [[f"{line['count']:,}", " | ".join(map(repr, line["continuations"]))] for line in one["commonest"]]
+        print_table(("seen", "followed by"), rows)
+
+
+@memory.command()
+def forget(
+    run: RunArgument,
+    prompt: Annotated[int | None, typer.Option(metavar="OFFSET", help="Stream offset of a completed prompt.")] = None,
+    tenant: Annotated[str | None, typer.Option(metavar="KEY", help="API key of a server's client.")] = None,
+) -> None:
+    """Forget what the target emitted for one prompt, or for all requests of one client, in a run's checkpoint.
+
+    The run must not be running. Its log and its versions are not changed.
+    """
+    from pipeline.run.stored_memory import edit_memories
+
+    if (prompt is None) == (tenant is None):
+        raise UsageError("either --prompt or --tenant must be given; name one of them")
+    if tenant is not None:
+        from stages.memory.ngram_table import scope_of
+
+        scope = scope_of(tenant)
+        counts: list[int] = []
+        edit_memories(run, lambda target, table: counts.append(table.forget_scope(scope)))
+        print(f"forgot {sum(counts):,} contexts")
+        return
+    from pipeline.run.logged_text import read_logged_text
+
+    with status("loading models"):
+        text = read_logged_text(run, int(prompt or 0))
+    sizes: list[int] = []
+
+    def edit(target: str, table: Any) -> None:
+        if target == text.target:
+            before = len(table)
+            table.forget(text.tokens, text.prompt_length)
+            sizes.append(before - len(table))
+
+    edit_memories(run, edit)
+    print(f"forgot {sum(sizes):,} contexts")
+
+
+def _describe(found: "StoredMemory", vocabulary: "Vocabulary", top: int) -> dict[str, Any]:
+    table = found.table
+    commonest = [
+        {"count": known.total, "continuations": [vocabulary.decode([token]) for token in known.tokens]}
+        for _, known in table.commonest(top)
+    ]
+    sizes = {"contexts": len(table), "bytes": table.bytes, "texts": table.sizes[1]}
+    return {"target": found.target, **sizes, "file": found.file, "commonest": commonest}
+
+
+def _vocabulary(run: Path, target: str) -> "Vocabulary":
+    from pipeline.assembly.models import load_vocabulary
+    from pipeline.config.settings import load
+
+    return load_vocabulary(load(run / "config.json"), target, run)

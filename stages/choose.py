@@ -1,0 +1,119 @@
+"""Choose: drafts by the model or, where that is faster, token trees of the own text and of the memory."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from typing_extensions import override
+
+from stages.contract.blocks import Draft, SequenceState, Verdict
+from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
+from stages.contract.stage import Stage
+from stages.decode import Decode
+from stages.drafting.costs import Costs
+from stages.drafting.sources import SourceChooser
+from stages.memory.text_memory import TextMemory
+from stages.memory.tree_growth import GrownTree
+from store.events import DraftSource
+
+
+@dataclass(frozen=True)
+class ChooseState:
+    """Saved state of a `ChooseDraft`."""
+
+    decode: Saved
+    memory: Saved
+    chooser: Saved
+
+
+class ChooseDraft(Stage[SequenceState, Draft]):
+    """Rows to drafts, each from the source with the highest expected tokens per second.
+
+    The model skips a row that has a tree, and reads the missed pieces the next time it drafts for the row.
+
+    Args:
+        decode: the model's drafting.
+        memory: grows trees of the own text and of completed texts.
+        chooser: compares the two.
+        costs: costs of the models' passes, for the prediction that is logged.
+        model: whether the model is a source.
+    """
+
+    def __init__(
+        self, decode: Decode, memory: TextMemory, chooser: SourceChooser, costs: Costs, *, model: bool = True
+    ) -> None:
+        self.memory = memory
+        self._decode, self._chooser, self._costs, self._model = decode, chooser, costs, model
+        self._expected: dict[SequenceState, float] = {}  # accepted candidates of each row's tree in this block
+
+    @override
+    def admit(self, row: SequenceState) -> None:
+        self._decode.admit(row)
+        self.memory.admit(row)
+
+    @override
+    def release(self, row: SequenceState) -> None:
+        self._decode.release(row)
+        self.memory.release(row)
+        self._expected.pop(row, None)
+
+    @override
+    def __call__(self, batch: Sequence[SequenceState]) -> list[Draft]:
+        grown = dict(zip(batch, self.memory.grow(batch), strict=True))
+        self._expected = {row: one.expected for row, one in grown.items()}
+        trees = {row: one for row, one in grown.items() if one.tree and not self._by_model(one)}
+        skipped = trees.keys() if self._model else grown.keys()
+        drafts = self._decode(batch, skipped=skipped)
+        tokens = len(batch) + sum(len(one.tree.candidates) for one in trees.values() if one.tree)
+        seconds = self._costs.verification_cost(tokens) / len(batch) if batch else 0.0
+        return [
+            self._make_draft(row, trees[row], seconds) if row in trees else draft
+            for row, draft in zip(batch, drafts, strict=True)
+        ]
+
+    def _by_model(self, grown: GrownTree) -> bool:
+        """Return whether the model drafts for a row instead of using its tree."""
+        if not self._model or not self._decode.speculates:
+            return False
+        return self._chooser.prefers_model(len(grown.tree.candidates) if grown.tree else 0, grown.expected)
+
+    def _make_draft(self, row: SequenceState, grown: GrownTree, seconds: float) -> Draft:
+        assert grown.tree is not None
+        model = self._decode.model
+        nothing_KD = torch.zeros(0, model.vocabulary_size, dtype=self._decode.probs_dtype, device=model.device)
+        source = grown.tree.candidates[0].source
+        expected = 1 + grown.expected
+        return Draft(row, (), nothing_KD, (), None, (), source, grown.tree, expected, seconds)
+
+    def observe(self, verdicts: Sequence[Verdict]) -> None:
+        """Update the sources with the block's verdicts. Called once per block, after verification."""
+        if by_model := [one for one in verdicts if one.proposal.draft.source is DraftSource.MODEL]:
+            self._decode.observe(by_model)
+        for verdict in verdicts:
+            self.memory.observe(verdict)
+            self._chooser.observe(verdict, self._expected[verdict.proposal.draft.row])
+
+    def resume_speculation(self) -> None:
+        """Draft with the model again from the next block on. Trees are never paused."""
+        self._decode.resume_speculation()
+
+    def respond_to_drift(self) -> None:
+        """Give the text after a drift more weight in the memory."""
+        self.memory.respond_to_drift()
+
+    def report(self) -> None:
+        """Log how many drafts ended at a distribution that was not finite."""
+        self._decode.report()
+
+    @override
+    def save(self, writer: SnapshotWriter) -> ChooseState:
+        return ChooseState(self._decode.save(writer), self.memory.save(writer), self._chooser.save())
+
+    @override
+    def restore(self, saved: Saved, reader: SnapshotReader) -> None:
+        state = reader.decode(ChooseState, saved)
+        self._decode.restore(state.decode, reader)
+        self.memory.restore(state.memory, reader)
+        self._chooser.restore(state.chooser, reader)
+        for row in self._decode.admitted_rows:
+            self.memory.admit(row)

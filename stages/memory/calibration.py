@@ -1,0 +1,90 @@
+"""Chances of candidates, learned online: how often candidates like this one were emitted."""
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from functools import lru_cache
+
+from stages.contract.snapshot import Saved, SnapshotReader
+from stages.memory.ngram_table import LONGEST
+
+OWN_EDGES = (2, 3, 4, 5, 6, 8, 12, 20, 32)  # matches of the own text of 1, 2, ..., 32 tokens
+COUNT_EDGES = (2, 4, 16)  # how often the memory saw the context
+SHARE_EDGES = (0.2, 0.4, 0.6, 0.8, 0.95)  # the candidate's share of these
+RANKS = 3  # candidates of one context
+DECAY = 0.99  # per trial: the last hundred trials of a cell decide
+PRIOR_HITS, PRIOR_TRIALS = 0.6, 3.0  # candidates are judged also where they are not proposed: no need for optimism
+
+_OWN_CELLS = len(OWN_EDGES) + 1
+_CELLS = _OWN_CELLS + LONGEST * (len(COUNT_EDGES) + 1) * (len(SHARE_EDGES) + 1) * RANKS
+
+
+def own_cell(length: int) -> int:
+    """Return the cell of a continuation of the own text after a match of this many tokens."""
+    return bisect_right(OWN_EDGES, length)
+
+
+@lru_cache(1 << 12)
+def memory_cell(context: int, total: int, count: int, rank: int) -> int:
+    """Return the cell of a continuation that the memory knows.
+
+    Args:
+        context: tokens of the context.
+        total: how often the context was seen.
+        count: how often the candidate followed it.
+        rank: its rank by count, from 0.
+    """
+    counts, shares = len(COUNT_EDGES) + 1, len(SHARE_EDGES) + 1
+    share = bisect_right(SHARE_EDGES, count / total) if total else 0
+    place = ((context - 1) * counts + bisect_right(COUNT_EDGES, total)) * shares + share
+    return _OWN_CELLS + place * RANKS + rank
+
+
+@dataclass(frozen=True)
+class CalibrationState:
+    """Saved state of a `Calibration`: per cell its hits and trials."""
+
+    hits: list[float]
+    trials: list[float]
+
+
+class Calibration:
+    """Decayed hits over trials per cell.
+
+    >>> calibration = Calibration()
+    >>> round(calibration.chance(own_cell(3)), 2)
+    0.2
+    >>> for _ in range(50):
+    ...     calibration.observe(own_cell(3), hit=True)
+    >>> round(calibration.chance(own_cell(3)), 2), round(calibration.chance(own_cell(4)), 2)
+    (0.96, 0.2)
+    """
+
+    def __init__(self) -> None:
+        self._hits, self._trials = [PRIOR_HITS] * _CELLS, [PRIOR_TRIALS] * _CELLS
+
+    def chance(self, cell: int) -> float:
+        """Return the estimated probability that a candidate of this cell is emitted where it is judged."""
+        return self._hits[cell] / self._trials[cell]
+
+    def observe(self, cell: int, *, hit: bool) -> None:
+        """Count a candidate whose place was decided."""
+        self._hits[cell] = DECAY * self._hits[cell] + hit
+        self._trials[cell] = DECAY * self._trials[cell] + 1
+
+    @property
+    def cells(self) -> tuple[list[float], list[float]]:
+        """Hits and trials per cell."""
+        return self._hits, self._trials
+
+    def load_cells(self, hits: list[float], trials: list[float]) -> None:
+        """Replace all cells."""
+        self._hits, self._trials = hits, trials
+
+    def save(self) -> CalibrationState:
+        """Return the state for a checkpoint."""
+        return CalibrationState(list(self._hits), list(self._trials))
+
+    def restore(self, saved: Saved, reader: SnapshotReader) -> None:
+        """Restore a saved state."""
+        state = reader.decode(CalibrationState, saved)
+        self._hits, self._trials = list(state.hits), list(state.trials)

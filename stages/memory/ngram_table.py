@@ -1,0 +1,349 @@
+"""Counts of continuations after contexts of target tokens, in flat arrays of a bounded size.
+
+A context of 1 to 8 tokens is one slot, found by a 64-bit hash. A slot has the four continuations that were counted
+most. So a table of `n` slots takes `n * SLOT_BYTES` bytes, whatever it has seen. It begins small and doubles when it is
+half full. At its final size, a new context evicts the one with the lowest count in its bucket (LFU, the least recently
+touched first). Nothing depends on time or on Python's hashes: equal texts give equal tables everywhere.
+
+Shapes: S slots, C continuations per slot, U used slots.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
+
+LONGEST = 8  # tokens of the longest context
+WAYS = 8  # slots of a bucket: a context lies in one of them
+CONTINUATIONS = 4  # kept per context
+SLOT_BYTES = 8 + CONTINUATIONS * (4 + 4) + 4 + 4 + 4
+FIRST_SLOTS = 1 << 12
+_MASK, _MULTIPLIER, _SEED = (1 << 64) - 1, 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03
+_FREE = 0  # hash of an empty slot
+
+
+class Continuations(NamedTuple):
+    """What was counted after a context: how often it was followed at all, and its tokens with their counts, the
+    commonest first.
+    """
+
+    total: int
+    tokens: list[int]
+    counts: list[int]
+
+
+@dataclass(frozen=True)
+class NgramTableState:
+    """A table in a checkpoint: its number of slots, its clock, and per array the number of the tensor of used slots."""
+
+    slots: int
+    clock: int
+    arrays: dict[str, int]
+
+
+def scope_of(name: str) -> int:
+    """Return the scope of a tenant's name, a number of 32 bits; 0 for no name."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") if name else 0
+
+
+def context_hashes(tokens: Sequence[int], scope: int = 0) -> Iterator[int]:
+    """Yield the hash of the last token, of the last two, ... of the last eight.
+
+    >>> longer = list(context_hashes([1, 2, 3]))
+    >>> len(longer), longer[:2] == list(context_hashes([2, 3]))
+    (3, True)
+    >>> next(context_hashes([3], scope=1)) in longer  # each scope has its own contexts
+    False
+    """
+    value = _first_value(scope)
+    for token in reversed(tokens[-LONGEST:]):
+        value = ((value ^ (token + 1)) * _MULTIPLIER) & _MASK
+        value ^= value >> 29
+        yield value
+
+
+def _first_value(scope: int) -> int:
+    """Return the hash of no token."""
+    return _SEED ^ (scope * _MULTIPLIER & _MASK)
+
+
+class NgramTable:
+    """Counts of continuations within a budget.
+
+    >>> table = NgramTable(budget_bytes=1 << 20)
+    >>> table.learn([7, 8, 9, 7, 8], begin=1)
+    >>> table.find([0, 7])  # the longest known contexts of the text, longest first: here the one token 7
+    [(1, Continuations(total=2, tokens=[8], counts=[2]))]
+    >>> table.forget([7, 8, 9, 7, 8], begin=1)
+    >>> len(table), table.find([0, 7])
+    (0, [])
+
+    Args:
+        budget_bytes: size of the arrays at most; at least one bucket.
+        order: tokens of the longest context.
+    """
+
+    def __init__(self, budget_bytes: int, order: int = LONGEST) -> None:
+        slots = WAYS
+        while 2 * slots * SLOT_BYTES <= budget_bytes:
+            slots *= 2
+        self._most, self._order, self._clock = slots, order, 0
+        self._allocate(min(self._most, FIRST_SLOTS))
+
+    def _allocate(self, slots: int) -> None:
+        self._arrays: dict[str, npt.NDArray[Any]] = {
+            "hashes": np.zeros(slots, np.uint64),
+            "tokens": np.zeros((slots, CONTINUATIONS), np.int32),
+            "counts": np.zeros((slots, CONTINUATIONS), np.uint32),
+            "totals": np.zeros(slots, np.uint32),
+            "stamps": np.zeros(slots, np.uint32),
+            "scopes": np.zeros(slots, np.uint32),
+        }
+        self._used = 0
+        self._view()
+
+    def _view(self) -> None:
+        """Make the views by which single numbers are read and written: many times faster than NumPy's own."""
+        self._slots = len(self._arrays["hashes"])
+        self._buckets = self._slots // WAYS
+        flat = {name: array.reshape(-1).data for name, array in self._arrays.items()}
+        self._hashes, self._tokens, self._counts = flat["hashes"], flat["tokens"], flat["counts"]
+        self._totals, self._stamps, self._scopes = flat["totals"], flat["stamps"], flat["scopes"]
+
+    def __len__(self) -> int:
+        """Number of contexts."""
+        return self._used
+
+    @property
+    def bytes(self) -> int:
+        """Size of the arrays."""
+        return self._slots * SLOT_BYTES
+
+    @property
+    def budget_bytes(self) -> int:
+        """Size of the arrays at most."""
+        return self._most * SLOT_BYTES
+
+    def find(self, tokens: Sequence[int], scope: int = 0, most: int = 2) -> list[tuple[int, Continuations]]:
+        """Return the continuations of the longest known contexts at the end of a text, the longest first.
+
+        Contexts are tried from the shortest on and the first unknown one ends the search: whatever follows a long
+        context was counted after its suffixes too.
+
+        Args:
+            tokens: the text; its last eight tokens count.
+            scope: whose contexts are searched.
+            most: number of contexts to return.
+        """
+        known: list[int] = []
+        hashes, buckets = self._hashes, self._buckets
+        value = _first_value(scope)
+        for token in reversed(tokens[-self._order :]):  # as `context_hashes` and `_find`, in one loop for speed
+            value = ((value ^ (token + 1)) * _MULTIPLIER) & _MASK
+            value ^= value >> 29
+            begin = value % buckets * WAYS
+            bucket = hashes[begin : begin + WAYS].tolist()
+            if value not in bucket:
+                break
+            known.append(begin + bucket.index(value))
+        return [(length, self._read(known[length - 1])) for length in range(len(known), max(0, len(known) - most), -1)]
+
+    def _find(self, value: int) -> int:
+        """Return the slot of a context, -1 if there is none."""
+        begin = value % self._buckets * WAYS
+        bucket = self._hashes[begin : begin + WAYS].tolist()
+        return begin + bucket.index(value) if value in bucket else -1
+
+    def _read(self, slot: int) -> Continuations:
+        begin = slot * CONTINUATIONS
+        counts = self._counts[begin : begin + CONTINUATIONS].tolist()
+        used = CONTINUATIONS - counts.count(0)
+        return Continuations(self._totals[slot], self._tokens[begin : begin + used].tolist(), counts[:used])
+
+    def learn(self, tokens: Sequence[int], begin: int, scope: int = 0) -> None:
+        """Count every token from `begin` on after its contexts.
+
+        Args:
+            tokens: a text; contexts reach back before `begin`.
+            begin: index of the first token that is counted.
+            scope: whose contexts these are.
+        """
+        self._clock += 1
+        for place in range(max(1, begin), len(tokens)):
+            if 2 * self._used > self._slots and self._slots < self._most:
+                self._double()
+            token = tokens[place]
+            for value in context_hashes(tokens[max(0, place - self._order) : place], scope):
+                self._count(value, token, scope)
+
+    def _touch(self, value: int, scope: int) -> int:
+        """Return the slot of a context, which is made if there is none."""
+        slot = self._find(value)
+        if slot < 0:
+            slot = self._free_slot(value)
+            self._hashes[slot], self._scopes[slot] = value, scope
+            self._used += 1
+        self._stamps[slot] = self._clock
+        return slot
+
+    def _count(self, value: int, token: int, scope: int) -> None:
+        slot = self._touch(value, scope)
+        self._totals[slot] += 1
+        self._raise(slot, token, 1)
+
+    def _raise(self, slot: int, token: int, count: int) -> None:
+        """Add to the count of a continuation, and keep the order: by count, and the last to reach it first. A new one
+        takes the place of the last.
+        """
+        tokens, counts = self._tokens, self._counts
+        begin = slot * CONTINUATIONS
+        place, last = begin, begin + CONTINUATIONS - 1
+        while place < last and counts[place] and tokens[place] != token:
+            place += 1
+        count += counts[place] if tokens[place] == token else 0
+        while place > begin and counts[place - 1] <= count:
+            tokens[place], counts[place] = tokens[place - 1], counts[place - 1]
+            place -= 1
+        tokens[place], counts[place] = token, count
+
+    def _free_slot(self, value: int) -> int:
+        """Return an empty slot of the context's bucket; if there is none, that of the evicted context."""
+        begin = value % self._buckets * WAYS
+        bucket = range(begin, begin + WAYS)
+        for slot in bucket:
+            if self._hashes[slot] == _FREE:
+                return slot
+        slot = min(bucket, key=lambda slot: (self._totals[slot], self._stamps[slot]))
+        self._clear(slot)
+        return slot
+
+    def _clear(self, slot: int) -> None:
+        for array in self._arrays.values():
+            array[slot] = 0
+        self._used -= 1
+
+    def _double(self) -> None:
+        """Double the number of slots. A bucket becomes two, whose contexts keep their places in it."""
+        buckets, hashes = np.uint64(2 * self._buckets), self._arrays["hashes"]
+        place_S = np.arange(2 * self._slots)
+        belongs_S = np.tile(hashes, 2) % buckets == (place_S // WAYS).astype(np.uint64)
+        for name, array in self._arrays.items():
+            doubled = np.concatenate([array, array])
+            doubled[~belongs_S] = 0
+            self._arrays[name] = doubled
+        self._view()
+
+    def forget(self, tokens: Sequence[int], begin: int, scope: int = 0) -> None:
+        """Subtract what `learn` counted of a text; a context without a count is erased."""
+        for place in range(max(1, begin), len(tokens)):
+            for value in context_hashes(tokens[max(0, place - self._order) : place], scope):
+                self._subtract(value, tokens[place])
+
+    def _subtract(self, value: int, token: int) -> None:
+        slot = self._find(value)
+        if slot < 0:
+            return
+        self._totals[slot] = max(0, self._totals[slot] - 1)
+        begin = slot * CONTINUATIONS
+        kept = [
+            (one, count - (one == token))
+            for one, count in zip(
+                self._tokens[begin : begin + CONTINUATIONS].tolist(),
+                self._counts[begin : begin + CONTINUATIONS].tolist(),
+                strict=True,
+            )
+            if count - (one == token) > 0
+        ]
+        if not kept:
+            self._clear(slot)
+            return
+        kept.sort(key=lambda one: -one[1])
+        kept += [(0, 0)] * (CONTINUATIONS - len(kept))
+        self._arrays["tokens"][slot] = [one for one, _ in kept]
+        self._arrays["counts"][slot] = [count for _, count in kept]
+
+    def forget_scope(self, scope: int) -> int:
+        """Erase all contexts of a scope. Returns their number."""
+        found_S = (self._arrays["scopes"] == scope) & (self._arrays["hashes"] != _FREE)
+        for array in self._arrays.values():
+            array[found_S] = 0
+        count = int(found_S.sum())
+        self._used -= count
+        return count
+
+    def decay(self) -> None:
+        """Halve all counts, rounded up: nothing is forgotten, and what is counted from now on weighs double."""
+        for name in ("counts", "totals"):
+            self._arrays[name] -= self._arrays[name] // 2
+
+    def merge(self, other: "NgramTable") -> None:
+        """Add the counts of another table."""
+        self._clock += 1
+        for slot in np.flatnonzero(other._arrays["hashes"]).tolist():
+            if 2 * self._used > self._slots and self._slots < self._most:
+                self._double()
+            value, scope = other._hashes[slot], other._scopes[slot]
+            total, tokens, counts = other._read(slot)
+            mine = self._touch(value, scope)
+            self._totals[mine] += total
+            for token, count in zip(tokens, counts, strict=True):
+                self._raise(mine, token, count)
+
+    def commonest(self, count: int, scope: int = 0) -> list[tuple[int, Continuations]]:
+        """Return the slots of a scope with the highest totals and what was counted there."""
+        mine_S = np.where(self._arrays["scopes"] == scope, self._arrays["totals"], 0)
+        order = np.lexsort((np.arange(self._slots), -mine_S.astype(np.int64)))[:count]
+        return [(slot, self._read(slot)) for slot in order.tolist() if self._totals[slot]]
+
+    def to_tensors(self) -> dict[str, Tensor]:
+        """Return the used slots by array, and their places; with the sizes of `sizes` they are the whole table."""
+        used_U = np.flatnonzero(self._arrays["hashes"])
+        tensors = {"places": torch.from_numpy(used_U.astype(np.int64))}
+        for name, array in self._arrays.items():
+            signed = np.int64 if array.dtype == np.uint64 else np.int32
+            tensors[name] = torch.from_numpy(array[used_U].view(signed))
+        return tensors
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """The number of slots, and the number of texts that were learned."""
+        return self._slots, self._clock
+
+    def load_tensors(self, tensors: Mapping[str, Tensor], sizes: tuple[int, int]) -> None:
+        """Replace the table by that of `to_tensors` and `sizes`, bit for bit."""
+        arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+        slots, clock = sizes
+        self._allocate(slots)
+        places_U = arrays["places"]
+        for name, array in self._arrays.items():
+            array[places_U] = arrays[name].view(array.dtype)
+        self._clock, self._used = clock, len(places_U)
+
+    def load(self, tensors: Mapping[str, Tensor], sizes: tuple[int, int]) -> None:
+        """Replace the table by a saved one of any budget: what does not fit into this one is evicted."""
+        if sizes[0] <= self._most:
+            self.load_tensors(tensors, sizes)
+            return
+        larger = NgramTable(sizes[0] * SLOT_BYTES, self._order)
+        larger.load_tensors(tensors, sizes)
+        self._allocate(min(self._most, FIRST_SLOTS))
+        self._clock = 0
+        self.merge(larger)
+
+    def save(self, writer: SnapshotWriter) -> NgramTableState:
+        """Return the state; the used slots go to the writer as tensors."""
+        numbers = {name: writer.tensor(tensor) for name, tensor in self.to_tensors().items()}
+        return NgramTableState(*self.sizes, numbers)
+
+    def restore(self, saved: Saved, reader: SnapshotReader) -> None:
+        """Restore a saved table, bit for bit."""
+        state = reader.decode(NgramTableState, saved)
+        tensors = {name: reader.tensor(number) for name, number in state.arrays.items()}
+        self.load_tensors(tensors, (state.slots, state.clock))

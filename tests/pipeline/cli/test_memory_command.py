@@ -1,0 +1,111 @@
+"""`omnidraft memory` as it is typed: what a stopped run remembers, what a finished one does, and how it forgets."""
+
+import json
+import signal
+from pathlib import Path
+from time import perf_counter
+
+import pytest
+from replaying import Command, config_of, omnidraft, run_replay, table_of  # noqa: F401  (a fixture)
+from tiny_pair import TinyPair, tiny_pair  # noqa: F401  (a fixture)
+
+from pipeline.reports.progress import PlainDisplay
+from pipeline.run.replay import Replay
+from pipeline.run.stored_memory import edit_memories, read_memories
+from stages.memory.ngram_table import scope_of
+from store.events import Event, PromptCompleted
+
+CHANGES = {"draft__sources": ("own", "memory"), "learn__enabled": False, "commit__prompts": 1}
+
+
+class StoppingDisplay(PlainDisplay):
+    """Interrupts the run, as a user does, when some prompts are complete."""
+
+    def __init__(self, prompts: int) -> None:
+        super().__init__(perf_counter)
+        self._left = prompts
+
+    def show(self, event: Event) -> None:
+        super().show(event)
+        if isinstance(event, PromptCompleted):
+            self._left -= 1
+            if self._left == 0:
+                signal.raise_signal(signal.SIGINT)
+
+
+@pytest.fixture
+def stopped(tiny_pair: TinyPair, tmp_path: Path) -> Path:  # noqa: F811
+    """A run that was stopped after six prompts."""
+    folder = tmp_path / "stopped"
+    with StoppingDisplay(6) as display:
+        summary = Replay(config_of(tiny_pair, **CHANGES), folder, None).run(display)
+    assert summary["stopped"]
+    return folder
+
+
+def test_a_stopped_run_shows_its_memory(stopped: Path, omnidraft: Command):  # noqa: F811
+    typed = omnidraft("memory", "show", stopped, "--json")
+    assert typed.status == 0, typed.err
+    (found,) = json.loads(typed.out)
+    completed = len(table_of(stopped, "prompts"))
+    assert found["texts"] == completed >= 6
+    assert 0 < found["contexts"] * 52 <= found["bytes"]
+    assert len(found["commonest"]) == 10
+    counts = [line["count"] for line in found["commonest"]]
+    assert counts == sorted(counts, reverse=True)
+    assert "contexts in" in omnidraft("memory", "show", stopped, "--top", "2").out
+
+
+def test_forgetting_every_prompt_leaves_an_empty_memory(stopped: Path, omnidraft: Command):  # noqa: F811
+    for offset in table_of(stopped, "prompts")["offset"].to_pylist():
+        typed = omnidraft("memory", "forget", stopped, "--prompt", offset)
+        assert typed.status == 0, typed.err
+    (found,) = read_memories(stopped)
+    assert len(found.table) == 0
+    tensors = found.table.to_tensors()
+    assert all(len(tensor) == 0 for tensor in tensors.values())
+
+
+def test_a_run_that_forgot_is_resumed(stopped: Path, omnidraft: Command):  # noqa: F811
+    assert omnidraft("memory", "forget", stopped, "--prompt", 0).status == 0
+    assert omnidraft("replay", "--resume", stopped).status == 0
+    assert omnidraft("check", "--run", stopped).status == 0
+
+
+def test_a_tenant_is_forgotten(stopped: Path, omnidraft: Command):  # noqa: F811
+    before = len(read_memories(stopped)[0].table)
+    edit_memories(stopped, lambda _, table: table.learn([1, 2, 3, 4], 1, scope_of("key")))
+    assert len(read_memories(stopped)[0].table) == before + 6
+    typed = omnidraft("memory", "forget", stopped, "--tenant", "key")
+    assert typed.out == "forgot 6 contexts\n"
+    assert len(read_memories(stopped)[0].table) == before
+
+
+@pytest.mark.parametrize("options", [[], ["--prompt", "0", "--tenant", "key"]])
+def test_exactly_one_text_is_named(options: list[str], stopped: Path, omnidraft: Command):  # noqa: F811
+    typed = omnidraft("memory", "forget", stopped, *options)
+    assert typed.status == 2
+    assert "either --prompt or --tenant must be given" in typed.err
+
+
+def test_an_unknown_prompt_is_refused(stopped: Path, omnidraft: Command):  # noqa: F811
+    typed = omnidraft("memory", "forget", stopped, "--prompt", 999)
+    assert typed.status != 0
+    assert "has no offset 999" in typed.err
+
+
+def test_a_finished_run_shows_that_of_its_newest_version(tiny_pair: TinyPair, tmp_path: Path, omnidraft: Command):  # noqa: F811
+    folder = tmp_path / "finished"
+    published = {"publish__enabled": True, "publish__mlflow_uri": f"sqlite:///{tmp_path}/mlflow.db"}
+    run_replay(config_of(tiny_pair, **CHANGES, **published, publish__probe=False), folder)
+    (found,) = json.loads(omnidraft("memory", "show", folder, "--json").out)
+    assert found["file"].startswith("versions/")
+    assert found["texts"] == len(table_of(folder, "prompts"))
+    typed = omnidraft("memory", "forget", folder, "--prompt", 0)
+    assert "must have a checkpoint to forget from" in typed.err
+
+
+def test_a_run_without_a_memory_says_so(tiny_pair: TinyPair, tmp_path: Path, omnidraft: Command):  # noqa: F811
+    folder = tmp_path / "model"
+    run_replay(config_of(tiny_pair, learn__enabled=False, draft__sources=("model",)), folder)
+    assert "must hold a memory" in omnidraft("memory", "show", folder).err
