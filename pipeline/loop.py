@@ -89,6 +89,11 @@ class LoopState:
     seconds: float
     lanes: Mapping[str, TargetRunnerState]
 
+    @property
+    def runners(self) -> Mapping[str, TargetRunnerState]:
+        """The runners by target."""
+        return self.lanes
+
 
 @dataclass
 class _InFlight:
@@ -323,7 +328,7 @@ class Loop:
         self._begun = True
         self.clock.resume(state.seconds)
         for name, runner in self.runners.items():
-            runner.restore(state.lanes[name], reader)
+            runner.restore(state.runners[name], reader)
 
     def _admit(self, prompts: Iterator[PromptReceived | PromptRejected]) -> Iterator[Event]:
         """Admit prompts until the batch is full. Rejected source rows pass through as events."""

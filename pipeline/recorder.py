@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypedDict
 
-from stages.contract.blocks import Decision, Draft, SequenceState, Verdict
+from stages.contract.blocks import Candidate, Decision, Draft, SequenceState, Verdict
 from store.events import BlockDone, DraftSource, Outcome, PromptCompleted, PromptRejected, TokenDecision, Translation
 
 
@@ -18,7 +18,7 @@ class Versions:
 
 
 class _Place(TypedDict):
-    """Fields of a `TokenDecision`: the position of the token, and what drafted it."""
+    """Fields of a `TokenDecision`: the place of the token, and what drafted it."""
 
     offset: int
     prompt_id: str
@@ -44,7 +44,10 @@ class Seconds:
 
 @dataclass
 class PromptCounters:
-    """Counts of one prompt while it is in flight."""
+    """Counts of one prompt while it is in flight.
+
+    The counts `lookup_*` are of all copied drafts: from the row's own text and from the memory.
+    """
 
     started: float
     blocks: int = 0
@@ -59,22 +62,31 @@ class PromptCounters:
     lookup_accepted: int = 0
 
     def add(self, verdict: Verdict) -> None:
-        """Count one block. Prompt lookup is counted apart: it is no evidence about the drafter."""
+        """Count one block. Copied drafts are counted separately: they are no evidence about the drafter."""
         self.blocks += 1
         if verdict.proposal.draft.source is not DraftSource.MODEL:
-            self._add_lookup(verdict)
+            self._add_copied(verdict)
             return
-        self.drafted += len(verdict.proposal.draft.pieces)
+        self.drafted += _count_drafted(verdict.proposal.draft)
         self.judged += verdict.judged
         self.accepted += verdict.accepted
         self.first_judged += verdict.judged > 0
         self.first_accepted += verdict.accepted > 0
 
-    def _add_lookup(self, verdict: Verdict) -> None:
+    def _add_copied(self, verdict: Verdict) -> None:
         self.lookup_blocks += 1
-        self.lookup_drafted += len(verdict.proposal.draft.pieces)
+        self.lookup_drafted += _count_drafted(verdict.proposal.draft)
         self.lookup_judged += verdict.judged
         self.lookup_accepted += verdict.accepted
+
+
+def _count_candidates(draft: Draft) -> int:
+    return len(draft.tree.candidates) if draft.tree else 0
+
+
+def _count_drafted(draft: Draft) -> int:
+    """Number of pieces, or of candidates of a tree."""
+    return len(draft.pieces) or _count_candidates(draft)
 
 
 def without_text(event: PromptRejected) -> PromptRejected:
@@ -114,32 +126,75 @@ class Recorder:
 
     def record_block(self, verdict: Verdict, rows: int, seconds: Seconds) -> BlockDone:
         """The block's summary. Call it after the verdict was appended to its row."""
-        row = verdict.proposal.draft.row
+        draft = verdict.proposal.draft
+        row, candidates = draft.row, _count_candidates(draft)
         return BlockDone(
             offset=row.offset,
             dataset=row.dataset,
             block=row.block - 1,
             rows=rows,
-            drafted=len(verdict.proposal.draft.pieces),
-            proposed=len(verdict.proposal.tokens),
+            drafted=_count_drafted(draft),
+            proposed=len(verdict.proposal.tokens) + candidates,
             judged=verdict.judged,
             accepted=verdict.accepted,
             emitted=len(verdict.emitted),
             seconds_decode=seconds.decode,
             seconds_translate=seconds.translate,
             seconds_verify=seconds.verify,
-            drafter=verdict.proposal.draft.source,
+            drafter=draft.source,
+            candidates=candidates,
+            expected_tokens=draft.expected_tokens,
+            expected_seconds=draft.expected_seconds,
         )
 
     def record_decisions(self, verdict: Verdict, versions: Versions) -> Iterator[TokenDecision]:
-        """One event per proposed, emitted or dropped token of a block, in order."""
+        """One event per proposed, emitted or dropped token of a block, in order of the index."""
         draft = verdict.proposal.draft
         begin = draft.row.emitted - len(verdict.emitted)
+        if draft.tree:
+            yield from self._tree_decisions(verdict, begin, versions)
+            return
         for decision in verdict.decisions:
             yield self._decision(decision, draft, begin, versions)
         translated = verdict.proposal.tokens[-1].stop if verdict.proposal.tokens else 0
         if len(verdict.decisions) >= len(verdict.proposal.tokens) and translated < len(draft.pieces):
             yield self._drop_text(draft, translated, len(verdict.proposal.tokens), begin, versions)
+
+    def _tree_decisions(self, verdict: Verdict, begin: int, versions: Versions) -> Iterator[TokenDecision]:
+        """A candidate is `depth` tokens after the text, the bonus one after the last accepted candidate."""
+        draft = verdict.proposal.draft
+        accepted = sum(decision.outcome is Outcome.ACCEPTED for decision in verdict.decisions)
+        for decision in verdict.decisions:
+            if decision.candidate is None:
+                yield replace(self._decision(decision, draft, begin, versions), position=begin + accepted)
+            else:
+                yield self._candidate_decision(decision, decision.candidate, draft, begin, versions)
+
+    def _candidate_decision(
+        self, decision: Decision, candidate: Candidate, draft: Draft, begin: int, versions: Versions
+    ) -> TokenDecision:
+        place = self._place(draft, begin, decision.index, versions)
+        place["position"], place["drafter"] = begin + candidate.depth, candidate.source
+        return TokenDecision(
+            **place,
+            pieces=(),
+            translation=Translation.NONE,  # nothing was translated: a candidate is a target token from the start
+            proposed_id=candidate.token,
+            proposed_bytes=self._bytes_of(candidate.token),
+            outcome=decision.outcome,
+            emitted_id=decision.emitted,
+            emitted_bytes=None if decision.emitted is None else self._bytes_of(decision.emitted),
+            origin=decision.origin,
+            drafter_levels=decision.drafter_levels,
+            target_levels=decision.target_levels,
+            uniform=decision.uniform,
+            head_estimate=None,
+            entropy=None,
+            parent=candidate.parent,
+            context=candidate.context,
+            count=candidate.count,
+            chance=candidate.chance,
+        )
 
     def _decision(self, decision: Decision, draft: Draft, begin: int, versions: Versions) -> TokenDecision:
         proposed = decision.proposed

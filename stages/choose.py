@@ -61,7 +61,7 @@ class ChooseDraft(Stage[SequenceState, Draft]):
     def __call__(self, batch: Sequence[SequenceState]) -> list[Draft]:
         grown = dict(zip(batch, self.memory.grow(batch), strict=True))
         self._expected = {row: one.expected for row, one in grown.items()}
-        trees = {row: one for row, one in grown.items() if one.tree and not self._by_model(one)}
+        trees = {row: one for row, one in grown.items() if one.tree and not self._by_model(row, one)}
         skipped = trees.keys() if self._model else grown.keys()
         drafts = self._decode(batch, skipped=skipped)
         tokens = len(batch) + sum(len(one.tree.candidates) for one in trees.values() if one.tree)
@@ -71,9 +71,10 @@ class ChooseDraft(Stage[SequenceState, Draft]):
             for row, draft in zip(batch, drafts, strict=True)
         ]
 
-    def _by_model(self, grown: GrownTree) -> bool:
+    def _by_model(self, row: SequenceState, grown: GrownTree) -> bool:
         """Return whether the model drafts for a row instead of using its tree."""
-        if not self._model or not self._decode.speculates:
+        fits = len(row.pieces) + self._decode.max_draft <= self._decode.model.max_length
+        if not self._model or not fits or not self._decode.speculates:
             return False
         return self._chooser.prefers_model(len(grown.tree.candidates) if grown.tree else 0, grown.expected)
 

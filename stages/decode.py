@@ -7,6 +7,7 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from math import isfinite
 from typing import NamedTuple
 
 import torch
@@ -16,12 +17,17 @@ from typing_extensions import override
 from stages.contract.blocks import Draft, SequenceState, Verdict
 from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
 from stages.contract.stage import Stage
-from stages.drafting.head import AcceptanceHead, piece_features
+from stages.drafting.costs import Costs
+from stages.drafting.head import ENTROPY, AcceptanceHead, piece_features
 from stages.drafting.stopping import AlwaysSpeculate, SpeculationPolicy, StopRule
 from stages.models.language_model import LanguageModel
 from stages.sampling.distributions import Sampling, entropy, sample_rows, to_probs
 
 LOG = logging.getLogger("omnidraft.drafting")
+
+# In one block out of so many, a row's greedy pieces are verified whatever the head estimates: pieces that are never
+# verified give no labels, and a head without labels never learns that they are accepted again.
+EVERY_HOPELESS = 16
 
 
 @dataclass
@@ -30,35 +36,39 @@ class _GrowingDrafts:
 
     Attributes:
         rows: the B rows of the batch.
+        greedy: per row whether its pieces are the likeliest ones, so that their distributions are one-hot.
         pieces, entropies, survival: per row, per piece.
-        going: per pass the numbers of the rows that drafted in it.
-        draft_probs_BD, features_BF: per pass, one line for each of these rows.
+        active: per pass the numbers of the rows that drafted in it.
+        features_BF: per pass, one line for each of these rows.
+        sampled: per pass those of these rows that are not greedy.
+        draft_probs_BD: per pass with such rows, one line for each of them.
     """
 
     rows: Sequence[SequenceState]
+    greedy: Sequence[bool]
     pieces: list[list[int]]
     entropies: list[list[float]]
     survival: list[list[float]]
     active: list[Sequence[int]] = field(default_factory=list)
-    draft_probs_BD: list[Tensor] = field(default_factory=list)
     features_BF: list[Tensor] = field(default_factory=list)
+    sampled: list[Sequence[int]] = field(default_factory=list)
+    draft_probs_BD: list[Tensor] = field(default_factory=list)
 
     @classmethod
-    def from_rows(cls, rows: Sequence[SequenceState]) -> "_GrowingDrafts":
-        return cls(rows, [[] for _ in rows], [[] for _ in rows], [[] for _ in rows])
+    def from_rows(cls, rows: Sequence[SequenceState], greedy: Sequence[bool]) -> "_GrowingDrafts":
+        return cls(rows, greedy, [[] for _ in rows], [[] for _ in rows], [[] for _ in rows])
 
-    def add(
-        self,
-        active: Sequence[int],
-        draft_probs_BD: Tensor,
-        features_BF: Tensor,
-        values: Sequence[tuple[float, float, float]],
-    ) -> None:
+    @property
+    def lengths(self) -> list[int]:
+        """The number of pieces of each row's draft."""
+        return list(map(len, self.pieces))
+
+    def add(self, active: Sequence[int], features_BF: Tensor, values: Sequence[tuple[float, float, float]]) -> None:
         """Append one piece to the draft of each active row.
 
         Args:
             active: numbers of the rows that drafted in this pass.
-            draft_probs_BD, features_BF: one line per active row.
+            features_BF: one line per active row.
             values: per active row the piece, the entropy of its distribution and the head's estimate.
         """
         for number, (piece, spread, estimate) in zip(active, values, strict=True):
@@ -67,24 +77,52 @@ class _GrowingDrafts:
             survival = self.survival[number]
             survival.append(estimate * (survival[-1] if survival else 1.0))
         self.active.append(active)
-        self.draft_probs_BD.append(draft_probs_BD)
         self.features_BF.append(features_BF)
 
-    def freeze(self, drafter_size: int, device: torch.device) -> list[Draft]:
+    def add_probs(self, sampled: Sequence[int], draft_probs_BD: Tensor) -> None:
+        """Append the distributions that the last pieces of the rows that are not greedy were drawn from."""
+        if sampled:
+            self.sampled.append(sampled)
+            self.draft_probs_BD.append(draft_probs_BD)
+
+    def drop_last(self, number: int) -> None:
+        """Drop the last piece of a greedy row's draft."""
+        for values in (self.pieces[number], self.entropies[number], self.survival[number]):
+            values.pop()
+
+    def freeze(self, drafter_size: int, dtype: torch.dtype, device: torch.device) -> list[Draft]:
         """Return one draft per row, in the order of the rows."""
         if not self.active:
-            nothing_KD = torch.zeros(0, drafter_size, device=device)
+            nothing_KD = torch.zeros(0, drafter_size, dtype=dtype, device=device)
             return [Draft(row, (), nothing_KD, (), None, ()) for row in self.rows]
-        owners = list(chain(*self.active))
-        order = torch.tensor(sorted(range(len(owners)), key=owners.__getitem__), device=device)
-        lengths = list(map(len, self.pieces))
-        draft_probs_KD = torch.cat(self.draft_probs_BD)[order].split(lengths)
-        features_KF = torch.cat(self.features_BF)[order].split(lengths)
+        features_KF = _join_by_row(self.active, self.features_BF, len(self.rows))
+        one_hot_KD = self._one_hot_probs(drafter_size, dtype, device)
+        drawn_KD = _join_by_row(self.sampled, self.draft_probs_BD, len(self.rows)) if self.sampled else one_hot_KD
+        both = zip(self.greedy, one_hot_KD, drawn_KD, strict=True)
+        draft_probs_KD = [certain if greedy else drawn for greedy, certain, drawn in both]
         columns = zip(self.rows, self.pieces, draft_probs_KD, self.entropies, features_KF, self.survival, strict=True)
         return [
-            Draft(row, tuple(pieces), distributions, tuple(entropies), features, tuple(survival))
+            Draft(row, tuple(pieces), distributions, tuple(entropies), features[: len(pieces)], tuple(survival))
             for row, pieces, distributions, entropies, features, survival in columns
         ]
+
+    def _one_hot_probs(self, drafter_size: int, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
+        """Return per row the distributions of its pieces, which have all mass; those of other rows are empty."""
+        own = [pieces if greedy else [] for pieces, greedy in zip(self.pieces, self.greedy, strict=True)]
+        pieces_N1 = torch.tensor(list(chain(*own)), dtype=torch.long, device=device)[:, None]
+        probs_ND = torch.zeros(len(pieces_N1), drafter_size, dtype=dtype, device=device).scatter_(1, pieces_N1, 1.0)
+        return list(probs_ND.split(list(map(len, own))))
+
+
+def _join_by_row(owners: Sequence[Sequence[int]], passes_BX: Sequence[Tensor], rows: int) -> list[Tensor]:
+    """Return per row its lines of all passes, in order. `owners` has the number of the row of each line."""
+    joined = list(chain(*owners))
+    lengths = [joined.count(row) for row in range(rows)]
+    lines_NX = torch.cat(list(passes_BX))
+    if max(lengths) < len(joined):  # else they are all of one row
+        order = sorted(range(len(joined)), key=joined.__getitem__)
+        lines_NX = lines_NX[torch.tensor(order, device=lines_NX.device)]
+    return list(lines_NX.split(lengths))
 
 
 class ReadRow(NamedTuple):
@@ -108,7 +146,7 @@ class Decode(Stage[SequenceState, Draft]):
     """Rows to drafts.
 
     A drafter with D = 6 pieces, of which piece 5 may not be drafted, and hidden width W = 8, proposes K = 3 pieces
-    after a text of three. Each piece has the distribution that it was drawn from, and the F = W + 3 features that the
+    after a text of three. Each piece has the distribution that it was drawn from, and the F = W + 5 features that the
     acceptance head reads.
 
     >>> from stages.drafting.stopping import FixedLength
@@ -123,7 +161,7 @@ class Decode(Stage[SequenceState, Draft]):
     >>> decode.admit(row)
     >>> (draft,) = decode([row])
     >>> len(draft.pieces), tuple(draft.draft_probs_KD.shape), tuple(draft.features_KF.shape)
-    (3, (3, 6), (3, 11))
+    (3, (3, 6), (3, 13))
     >>> draft.draft_probs_KD.sum(-1).allclose(torch.ones(3)), draft.draft_probs_KD[:, 5].tolist()
     (True, [0.0, 0.0, 0.0])
     >>> len(draft.survival)  # the estimated probability that a piece and all before it are accepted
@@ -150,6 +188,9 @@ class Decode(Stage[SequenceState, Draft]):
         eos_id: the drafter's end of sequence, after which nothing is drafted, or None.
         probs_dtype: precision of the distributions.
         policy: decides whether a block drafts; by default every block does.
+        costs: with them the last pieces of a draft are dropped where the head's estimate makes verifying them not worth
+            their cost. Only for rows whose pieces are not drawn: a draft that ends where an unlikely piece was drawn
+            would change the distribution of the text.
 
     Attributes:
         unusable: number of drafts that ended because the drafter's distribution was NaN or infinite.
@@ -166,14 +207,17 @@ class Decode(Stage[SequenceState, Draft]):
         eos_id: int | None,
         probs_dtype: torch.dtype = torch.float32,
         policy: SpeculationPolicy | None = None,
+        costs: Costs | None = None,
     ) -> None:
         self.model, self.head, self.max_draft, self.probs_dtype = model, head, max_draft, probs_dtype
         self._stop_rule, self._sampling, self._eos_id = stop_rule, sampling, eos_id
-        self._policy = policy or AlwaysSpeculate()
+        self._policy, self._costs = policy or AlwaysSpeculate(), costs
         self._forbidden_D = model.mask_without(allowed)
+        self._forbids = bool(self._forbidden_D.any())
         model.restrict(allowed)
         self._read: dict[SequenceState, list[int]] = {}
         self._agreed: dict[SequenceState, int] = {}  # how many of the read pieces are final
+        self._drawn: dict[SequenceState, int] = {}  # pieces of this block's drafts, dropped ones included
         self.unusable = 0
 
     @override
@@ -187,6 +231,7 @@ class Decode(Stage[SequenceState, Draft]):
     def release(self, row: SequenceState) -> None:
         self.model.release(row)
         del self._read[row], self._agreed[row]
+        self._drawn.pop(row, None)
 
     @property
     def admitted_rows(self) -> Collection[SequenceState]:
@@ -208,9 +253,18 @@ class Decode(Stage[SequenceState, Draft]):
         self._policy.restore(state.paying, reader)
 
     def observe(self, verdicts: Sequence[Verdict]) -> None:
-        """Pass the block's draft lengths and emitted tokens to the speculation policy."""
-        lengths = [len(verdict.proposal.draft.pieces) for verdict in verdicts]
+        """Pass the block's draft lengths and emitted tokens to the speculation policy.
+
+        Dropped pieces count, because they took a drafter pass.
+        """
+        drafts = [verdict.proposal.draft for verdict in verdicts]
+        lengths = [self._drawn.get(draft.row, len(draft.pieces)) for draft in drafts]
         self._policy.observe(lengths, sum(len(verdict.emitted) for verdict in verdicts))
+
+    @property
+    def speculates(self) -> bool:
+        """Whether the model drafts in the next block."""
+        return self.max_draft > 0 and self._policy.should_draft()
 
     def resume_speculation(self) -> None:
         """Draft again from the next block on, because the text or the drafter changed."""
@@ -227,7 +281,7 @@ class Decode(Stage[SequenceState, Draft]):
             batch: all admitted rows.
             skipped: rows that the model does not read in this block: their drafts are empty.
         """
-        growing = _GrowingDrafts.from_rows(batch)
+        growing = _GrowingDrafts.from_rows(batch, [(row.sampling or self._sampling).is_greedy for row in batch])
         paused = not self._policy.should_draft()
         going = [] if paused else [n for n, row in enumerate(batch) if row not in skipped and self._may_draft(row)]
         fed = {number: self._unread(batch[number]) for number in going}
@@ -236,7 +290,33 @@ class Decode(Stage[SequenceState, Draft]):
             open_rows = [number for number in drafted if self._may_grow(growing.pieces[number], batch[number])]
             going = sorted(self._stop_rule.select_rows(growing.survival, open_rows))
             fed = {number: growing.pieces[number][-1:] for number in going}
-        return growing.freeze(len(self._forbidden_D), self.model.device)
+        self._drawn = dict(zip(batch, growing.lengths, strict=True))
+        if self._costs:
+            self._drop_hopeless(growing, self._costs)
+        return growing.freeze(len(self._forbidden_D), self.probs_dtype, self.model.device)
+
+    def _drop_hopeless(self, growing: _GrowingDrafts, costs: Costs) -> None:
+        """Drop the last pieces of greedy drafts while that raises the expected tokens per cost of the block.
+
+        The drafter's passes are made already; verifying one token less is what is saved. Whatever is dropped, the text
+        has the target's distribution: what a greedy row drafts and where it ends depend on the past alone.
+        """
+        lengths = growing.lengths
+        emitted, spent = len(lengths) + sum(map(sum, growing.survival)), costs.block_cost(lengths)
+        tokens = len(lengths) + sum(lengths)
+        open_rows = {
+            number
+            for number, row in enumerate(growing.rows)
+            if growing.greedy[number] and (row.offset + row.block) % EVERY_HOPELESS
+        }
+        while open_rows := {number for number in open_rows if growing.pieces[number]}:
+            worst = min(sorted(open_rows), key=lambda number: growing.survival[number][-1])
+            fewer = emitted - growing.survival[worst][-1]
+            less = spent - costs.verification_cost(tokens) + costs.verification_cost(tokens - 1)
+            if fewer * spent <= emitted * less:
+                return
+            emitted, spent, tokens = fewer, less, tokens - 1
+            growing.drop_last(worst)
 
     def _may_draft(self, row: SequenceState) -> bool:
         """Return whether tokens remain to be emitted and a draft of maximal length fits into the drafter's context."""
@@ -268,30 +348,48 @@ class Decode(Stage[SequenceState, Draft]):
         self, growing: _GrowingDrafts, active: Sequence[int], logits_BD: Tensor, hidden_BW: Tensor
     ) -> Sequence[int]:
         """Draw one piece for every active row. Returns the rows with a finite distribution, whose drafts have grown."""
-        index = len(growing.active)
-        rows = [growing.rows[number] for number in active]
-        samplings = [row.sampling or self._sampling for row in rows]
-        logits_BD = logits_BD.masked_fill(self._forbidden_D, -torch.inf)
-        draft_probs_BD = to_probs(logits_BD, samplings, self.probs_dtype)
-        pieces_B = sample_rows(draft_probs_BD, [row.rng for row in rows])
-        entropies_B = entropy(draft_probs_BD)
-        probability_B = draft_probs_BD.gather(1, pieces_B[:, None])[:, 0]
-        features_BF = piece_features(hidden_BW.float(), probability_B.float(), entropies_B.float(), index)
-        estimates_B = self.head(features_BF).sigmoid()
-        # A NaN anywhere in a line becomes its maximum. The entropy alone would not show one that the greedy
-        # distribution hides.
-        finite_B = logits_BD.amax(-1).isfinite() & entropies_B.isfinite()
-        values = torch.stack([finite_B.double(), pieces_B.double(), entropies_B.double(), estimates_B.double()])
-        finite, *columns = values.tolist()
-        lines = [line for line, is_finite in enumerate(finite) if is_finite]
-        pieces = list(zip(*columns, strict=True))
-        if len(lines) < len(active):
-            self._count_unusable(len(active) - len(lines))
-            active, pieces = [active[line] for line in lines], [pieces[line] for line in lines]
-            draft_probs_BD, features_BF = draft_probs_BD[lines], features_BF[lines]
+        if self._forbids:
+            logits_BD = logits_BD.masked_fill_(self._forbidden_D, -torch.inf)
+        pieces_B, entropies_B, draft_probs_SD = self._draw(growing, active, logits_BD)
+        features_BF = piece_features(hidden_BW, logits_BD, pieces_B, len(growing.active))
+        estimates_B = self.head(features_BF).sigmoid().double()
+        raw_entropies_B = features_BF[:, ENTROPY].double()  # shows what a greedy row's own entropy would hide
+        columns = torch.stack([pieces_B.double(), entropies_B, estimates_B, raw_entropies_B]).tolist()
+        finite = [isfinite(own) and isfinite(raw) for _, own, _, raw in zip(*columns, strict=True)]
+        values = list(zip(*columns[:3], strict=True))
+        sampled = [number for number in active if not growing.greedy[number]]
+        if not all(finite):
+            self._count_unusable(finite.count(False))
+            lines = [line for line, is_finite in enumerate(finite) if is_finite]
+            kept = {active[line] for line in lines}
+            draft_probs_SD = draft_probs_SD[[line for line, number in enumerate(sampled) if number in kept]]
+            sampled = [number for number in sampled if number in kept]
+            active, values = [active[line] for line in lines], [values[line] for line in lines]
+            features_BF = features_BF[lines]
         if active:
-            growing.add(active, draft_probs_BD, features_BF, pieces)
+            growing.add(active, features_BF, values)
+            growing.add_probs(sampled, draft_probs_SD)
         return active
+
+    def _draw(self, growing: _GrowingDrafts, active: Sequence[int], logits_BD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the pieces (B,), the entropies of their distributions (B,), and the distributions of the S rows that
+        are not greedy (S, D).
+
+        A greedy row takes the first of the largest logits. That is no random decision: it takes no random number.
+        """
+        sampled = [line for line, number in enumerate(active) if not growing.greedy[number]]
+        if not sampled:
+            return logits_BD.argmax(-1), logits_BD.new_zeros(len(active), dtype=torch.float64), logits_BD[:0]
+        rows = [growing.rows[active[line]] for line in sampled]
+        samplings = [row.sampling or self._sampling for row in rows]
+        lines_SD = logits_BD if len(sampled) == len(active) else logits_BD[sampled]
+        draft_probs_SD = to_probs(lines_SD, samplings, self.probs_dtype)
+        drawn_S, entropies_S = sample_rows(draft_probs_SD, [row.rng for row in rows]), entropy(draft_probs_SD).double()
+        if len(sampled) == len(active):
+            return drawn_S, entropies_S, draft_probs_SD
+        pieces_B, entropies_B = logits_BD.argmax(-1), entropies_S.new_zeros(len(active))
+        pieces_B[sampled], entropies_B[sampled] = drawn_S, entropies_S
+        return pieces_B, entropies_B, draft_probs_SD
 
     def _count_unusable(self, count: int) -> None:
         """Count drafts that ended at a distribution that was not finite; warn at the first."""

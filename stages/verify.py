@@ -170,32 +170,43 @@ def decide_tree(tree: TokenTree, target_probs_MV: Tensor, rng: RandomSource) -> 
         rng: gives one number per place with candidates, and one for the token drawn at the end.
     """
     outcomes: dict[int, Decision] = {}
-    place = -1
-    while children := tree.children(place):
-        probs_V = target_probs_MV[place + 1]
-        tokens = [tree.candidates[child].token for child in children]
-        chances = probs_V[tokens].tolist()
-        uniform = to_float32_grid(rng.uniform(place_distribution(chances)))
-        chosen = chosen_candidate(chances, uniform)
-        for number, (child, token, chance) in enumerate(zip(children, tokens, chances, strict=True)):
-            outcome, emitted, origin = Outcome.ALTERNATIVE, None, None
-            if number == chosen:
-                outcome, emitted, origin = Outcome.ACCEPTED, token, Origin.ACCEPTED
-            elif chosen is None and number == 0:
-                outcome, emitted, origin = Outcome.REJECTED, _draw_other(probs_V, tokens, rng), Origin.RESIDUAL
-            outcomes[child] = _judge_candidate(tree, child, chance, outcome, emitted, origin, uniform)
-        if chosen is None:
-            break
-        place = children[chosen]
+    place: int | None = -1
+    while place is not None and tree.children(place):
+        decided, place = _decide_place(tree, place, target_probs_MV[place + 1], rng)
+        outcomes |= decided
     for index, candidate in enumerate(tree.candidates):
         if index not in outcomes:
             chance = float(target_probs_MV[candidate.parent + 1][candidate.token])
-            outcomes[index] = _judge_candidate(tree, index, chance, Outcome.UNJUDGED, None, None, None)
+            outcomes[index] = _judge_candidate(tree, index, chance, Outcome.UNJUDGED)
     decisions = [outcomes[index] for index in range(len(tree.candidates))]
-    if not tree.children(place):
+    if place is not None:
         bonus = sample(target_probs_MV[place + 1], rng)
         decisions.append(Decision(len(decisions), None, Outcome.UNDRAFTED, bonus, Origin.BONUS))
     return tuple(decisions)
+
+
+def _decide_place(
+    tree: TokenTree, place: int, target_probs_V: Tensor, rng: RandomSource
+) -> tuple[dict[int, Decision], int | None]:
+    """Decide the candidates of one place. Returns the decisions, and the accepted candidate or None."""
+    children = tree.children(place)
+    tokens = [tree.candidates[child].token for child in children]
+    chances: list[float] = target_probs_V[tokens].tolist()
+    uniform = to_float32_grid(rng.uniform(place_distribution(chances)))
+    chosen = chosen_candidate(chances, uniform)
+    decided = {
+        child: _judge_candidate(tree, child, chance, Outcome.ALTERNATIVE, uniform=uniform)
+        for child, chance in zip(children, chances, strict=True)
+    }
+    if chosen is None:
+        outcome, emitted, origin = Outcome.REJECTED, _draw_other(target_probs_V, tokens, rng), Origin.RESIDUAL
+    else:
+        outcome, emitted, origin = Outcome.ACCEPTED, tokens[chosen], Origin.ACCEPTED
+    number = chosen or 0  # the first candidate carries the rejection
+    decided[children[number]] = _judge_candidate(
+        tree, children[number], chances[number], outcome, emitted, origin, uniform
+    )
+    return decided, None if chosen is None else children[chosen]
 
 
 def _judge_candidate(
@@ -203,9 +214,9 @@ def _judge_candidate(
     index: int,
     chance: float,
     outcome: Outcome,
-    emitted: int | None,
-    origin: Origin | None,
-    uniform: float | None,
+    emitted: int | None = None,
+    origin: Origin | None = None,
+    uniform: float | None = None,
 ) -> Decision:
     passed, candidate = int(outcome is Outcome.ACCEPTED), tree.candidates[index]
     return Decision(index, None, outcome, emitted, origin, (1.0,), (chance,), uniform, passed, candidate)

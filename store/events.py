@@ -15,15 +15,20 @@ class Translation(StrEnum):
 
     DIRECT = "direct"  # one piece, one token
     NGRAM = "ngram"  # two or more pieces merged into one token
-    NONE = "none"  # the pieces name no active token
+    NONE = "none"  # the pieces name no active token, or there are none: a bonus, or a candidate of a tree
 
 
 class Outcome(StrEnum):
-    """Result of verification for a token. *Judged* means accepted or rejected."""
+    """Result of verification for a token. *Judged* means accepted or rejected.
+
+    A *place* of a tree is the text, or a candidate that was accepted, with the candidates after it. One of them at most
+    is accepted. If none is, the first has the outcome `REJECTED`, and with it the token that was drawn instead.
+    """
 
     ACCEPTED = "accepted"
     REJECTED = "rejected"
-    UNJUDGED = "unjudged"  # after the first rejection of its block
+    ALTERNATIVE = "alternative"  # another candidate of its place was accepted or carries the rejection
+    UNJUDGED = "unjudged"  # after the first rejection of its block, or after a candidate that was not accepted
     UNTRANSLATABLE = "untranslatable"  # drafted pieces after the place where translation ended
     UNDRAFTED = "undrafted"  # nothing was proposed here: the bonus token of a block
 
@@ -32,7 +37,8 @@ class DraftSource(StrEnum):
     """The source of a block's draft."""
 
     MODEL = "model"
-    LOOKUP = "lookup"  # copied from the sequence's own text: every piece has probability 1
+    LOOKUP = "lookup"  # copied from the sequence's own text
+    MEMORY = "memory"  # a continuation that the target emitted before, in other sequences
 
 
 class Origin(StrEnum):
@@ -73,6 +79,11 @@ class TokenDecision:
     probability `drafter_levels[l]`, the target's gives it `target_levels[l]`. With the random number `uniform` u the
     token is accepted if and only if u < prod_l min(1, target_levels[l] / drafter_levels[l]), computed in double
     precision on the float32 values stored here.
+
+    A candidate of a tree of target tokens has one level, with the drafter's probability 1 and the target's probability
+    p. The candidates c_1, ..., c_k after the same place, in the order of `index`, share the number u: c_j is accepted
+    if and only if p(c_1) + ... + p(c_j-1) <= u < p(c_1) + ... + p(c_j), added from the left in double precision on the
+    float32 values stored here. In a chain this is the rule above.
     """
 
     offset: int
@@ -80,9 +91,9 @@ class TokenDecision:
     dataset: str
     target: str
     block: int
-    position: int  # of this token in the completion if everything before it is accepted
-    index: int  # within the block
-    pieces: tuple[int, ...]  # drafter tokens it was proposed as; empty for a bonus
+    position: int  # of this token in the completion if everything before it is accepted; in a tree, on its path
+    index: int  # within the block; in a tree, of the candidate
+    pieces: tuple[int, ...]  # drafter tokens it was proposed as; empty for a bonus and for a candidate of a tree
     translation: Translation
     proposed_id: int | None
     proposed_bytes: bytes | None
@@ -98,7 +109,11 @@ class TokenDecision:
     drafter_version: int
     head_version: int
     cache_version: int
-    drafter: DraftSource = DraftSource.MODEL  # of the block
+    drafter: DraftSource = DraftSource.MODEL  # of this candidate of a tree; otherwise of the block
+    parent: int | None = None  # index of the candidate that this one follows, -1 for the text; None outside of trees
+    context: int | None = None  # of a candidate: tokens before it that its source matched
+    count: int | None = None  # of a candidate: how often its source saw it there
+    chance: float | None = None  # of a candidate: its estimated probability, given that its parent is emitted
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +124,7 @@ class BlockDone:
     dataset: str
     block: int
     rows: int  # prompts in the batch
-    drafted: int  # pieces
+    drafted: int  # pieces, or candidates of a tree
     proposed: int  # target tokens
     judged: int
     accepted: int
@@ -117,14 +132,18 @@ class BlockDone:
     seconds_decode: float
     seconds_translate: float
     seconds_verify: float
-    drafter: DraftSource = DraftSource.MODEL
+    drafter: DraftSource = DraftSource.MODEL  # of a tree, that of its first candidate
+    candidates: int = 0  # of the tree; 0 for pieces
+    expected_tokens: float | None = None  # to be emitted, as predicted when the draft was chosen; None if it was not
+    expected_seconds: float | None = None  # predicted share of the target's pass, in the unit of the costs
 
 
 @dataclass(frozen=True, slots=True)
 class PromptCompleted:
     """A completion has ended. `started` and `finished` are seconds since the run began.
 
-    Drafts by lookup are counted separately, so that acceptance is that of the drafter model.
+    Copied drafts, from the sequence's own text and from the memory, are counted separately in `lookup_*`, so that
+    acceptance is that of the drafter model.
     """
 
     offset: int
@@ -145,9 +164,9 @@ class PromptCompleted:
     started: float
     finished: float
     drafter_version: int
-    lookup_blocks: int = 0  # of `blocks`, those drafted by lookup
-    lookup_drafted: int = 0
-    lookup_judged: int = 0
+    lookup_blocks: int = 0  # of `blocks`, those with a copied draft
+    lookup_drafted: int = 0  # pieces, and candidates of trees
+    lookup_judged: int = 0  # accepted or rejected; alternatives of a tree are not counted
     lookup_accepted: int = 0
 
 

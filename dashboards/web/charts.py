@@ -11,6 +11,7 @@ MOST_POINTS = 1000  # points of one curve, at most
 SMALLEST = 5  # minimum prompts per point; a rate over fewer is mostly noise
 MOST_MARKS = 400  # marks of one kind
 MOST_SIZES = 100  # points of the curve of cache sizes
+MOST_BLOCKS = 10_000_000  # for which sources are shown: of more, counting takes longer than a second
 MOST_VERSIONS = 1000  # versions of a run, the newest ones
 SPLITS = {"none": "''", "dataset": "dataset", "target": "target"}
 
@@ -39,8 +40,16 @@ _TOTALS = """
         sum(accepted) / nullif(sum(judged), 0) AS acceptance,
         sum(emitted) / nullif(sum(blocks), 0) AS efficiency,
         sum(emitted) / nullif(max(finished) - min(started), 0) AS speed,
-        sum(lookup_blocks) / nullif(sum(blocks), 0) AS lookup_share
+        sum(lookup_blocks) / nullif(sum(blocks), 0) AS copied_share
     FROM prompts GROUP BY run
+"""
+# A tree is counted for the source of its first candidate.
+_SOURCES = """
+    SELECT run, min("offset") AS first, max("offset") AS last,
+        coalesce(sum(accepted) FILTER (drafter = 'model'), 0) / count(*) AS model,
+        coalesce(sum(accepted) FILTER (drafter = 'lookup'), 0) / count(*) AS lookup,
+        coalesce(sum(accepted) FILTER (drafter = 'memory'), 0) / count(*) AS memory
+    FROM blocks WHERE (SELECT sum(blocks) FROM prompts) <= {most} GROUP BY run, "offset" // {window} ORDER BY run, first
 """
 _LEARNING = """
     SELECT run, count(*) FILTER (part = 'drafter') AS updates, sum(seconds::DOUBLE) AS seconds,
@@ -203,6 +212,7 @@ def read_stream(log: LogReader, window: int = 0, split: str = "none") -> dict[st
         "window": window,
         "whole": whole,
         "parts": parts,
+        "sources": columns(log.select(_SOURCES.format(window=window, most=MOST_BLOCKS))),
         "datasets": rows(log.select(_DATASETS)),
         "totals": rows(log.select(_TOTALS)),
         "learning": rows(log.select(_LEARNING)),

@@ -3,10 +3,13 @@
 import codecs
 import math
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
+from dashboards.web.trees import describe_source, is_candidate, is_listed, list_siblings, list_tree, share_of
 from store.errors import UsageError
 from store.query.log_reader import LogReader
 
@@ -29,10 +32,11 @@ class Token:
     """A token with its style, text and details.
 
     Attributes:
-        kinds: CSS classes: `accepted`, `residual`, `bonus`, `rejected` (proposed, not emitted) or `dropped` (proposed,
-            never judged); also `ngram` and `lookup` for its source, and `opens` for the first token of a block.
+        kinds: CSS classes: `accepted`, `residual`, `bonus`, `rejected` (proposed, not emitted), `dropped` (proposed,
+            never judged) or `tree` (the other candidates of a block's tree); also `ngram`, `lookup` and `memory` for
+            its source, and `opens` for the first token of a block.
         text: text that the token adds, with control characters made visible. A character that spans several tokens is
-            in the text of the last one.
+            in the text of the last one. Of a tree, the number of its candidates that are not shown as tokens.
         detail: details of the decision, one per line.
     """
 
@@ -68,9 +72,12 @@ def read_completion(log: LogReader, offset: int) -> Completion:
     if not found:
         raise UsageError(f"the offset must be that of a completed prompt, got {offset}; choose one from the list")
     decisions = log.select(_DECISIONS.format(offset=offset, most=MOST)).to_pylist()
+    cut = len(decisions) == MOST
+    if cut:  # only whole blocks, which a tree needs
+        decisions = [row for row in decisions if row["block"] < decisions[-1]["block"]] or decisions
     text = found[0]["prompt_text"] or ""
     shown = visible(text[:PROMPT_CHARACTERS]) + ("…" if len(text) > PROMPT_CHARACTERS else "")
-    return Completion(found[0], shown, list(_tokens(decisions)), len(decisions) == MOST)
+    return Completion(found[0], shown, list(_tokens(decisions)), cut)
 
 
 def visible(text: str) -> str:
@@ -87,30 +94,43 @@ def _visible(char: str) -> str:
 
 
 def _tokens(decisions: list[dict[str, Any]]) -> Iterator[Token]:
-    """Tokens of each decision: the proposed token if it was not emitted, then the emitted token."""
+    """Tokens of each decision: the proposed token if it was not emitted, then the emitted token.
+
+    Candidates of a tree that were neither emitted nor replaced are listed in one token at the end of their block.
+    """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    block = None
-    for row in decisions:
-        opens = row["block"] != block
-        block = row["block"]
-        if row["outcome"] in ("rejected", *DROPPED):
-            kind = "rejected" if row["outcome"] == "rejected" else "dropped"
-            yield _token(row, (kind,), _token_text(row["proposed_id"], row["proposed_bytes"]), opens)
-            opens = False
-        if row["emitted_id"] is not None:
-            yield _token(row, (row["origin"],), _emitted_text(decoder, row), opens)
+    for _, block in groupby(decisions, itemgetter("block")):
+        rows, opens = list(block), True
+        for row in rows:
+            if is_listed(row):
+                continue
+            siblings = list_siblings(rows, row)
+            if row["outcome"] in ("rejected", *DROPPED):
+                kind = "rejected" if row["outcome"] == "rejected" else "dropped"
+                text = _token_text(row["proposed_id"], row["proposed_bytes"])
+                yield _token(row, (kind,), text, opens, siblings)
+                opens = False
+            if row["emitted_id"] is not None:
+                yield _token(row, (row["origin"],), _emitted_text(decoder, row), opens, siblings)
+                opens = False
+        if listed := sum(map(is_listed, rows)):
+            yield Token(("tree",), f"+{listed}", "\n".join(list_tree(rows, _quote_proposed)))
     if rest := decoder.decode(b"", final=True):
         yield Token((), visible(rest), "the text ends within a character")
 
 
-def _token(row: Mapping[str, Any], kinds: tuple[str, ...], text: str, opens: bool) -> Token:
+def _token(
+    row: Mapping[str, Any], kinds: tuple[str, ...], text: str, opens: bool, siblings: Sequence[Mapping[str, Any]]
+) -> Token:
     emitted_as_proposed = kinds[0] not in ("residual", "bonus")
     more = {
         "ngram": emitted_as_proposed and row["translation"] == "ngram",
         "lookup": emitted_as_proposed and row["drafter"] == "lookup",
+        "memory": emitted_as_proposed and row["drafter"] == "memory",
         "opens": opens,
     }
-    return Token((*kinds, *(name for name, so in more.items() if so)), text, "\n".join(_detail(row, kinds[0])))
+    detail = "\n".join(_detail(row, kinds[0], siblings))
+    return Token((*kinds, *(name for name, so in more.items() if so)), text, detail)
 
 
 def _token_text(token: int | None, content: bytes | None) -> str:
@@ -127,19 +147,39 @@ def _emitted_text(decoder: codecs.IncrementalDecoder, row: Mapping[str, Any]) ->
     return visible(decoder.decode(row["emitted_bytes"])) or ("…" if row["emitted_bytes"] else "∅")
 
 
-def _detail(row: Mapping[str, Any], kind: str) -> Iterator[str]:
+def _detail(row: Mapping[str, Any], kind: str, siblings: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     side = "emitted" if kind in ("accepted", "residual", "bonus") else "proposed"
     token = row[f"{side}_id"]
     yield _TITLES[row["outcome"] if kind == "dropped" else kind]
     yield f"token {'none' if token is None else token}{_bytes(row[f'{side}_bytes'])}"
     if kind == "residual":
-        yield f"instead of token {row['proposed_id']}{_bytes(row['proposed_bytes'])}"
+        yield f"instead of token {', '.join(map(_name_proposed, siblings or [row]))}"
     if row["pieces"]:
         names = {"direct": "direct", "ngram": "n-gram", "none": "no translation"}
         yield f"drafted as pieces {', '.join(map(str, row['pieces']))} ({names[row['translation']]}, {row['drafter']})"
-    yield from _probabilities(row)
+    if is_candidate(row):
+        yield f"candidate: {describe_source(row)}"
+    yield from _share(row, siblings) if siblings else _probabilities(row)
     yield f"position {row['position']}, block {row['block']}, index {row['index']}"
     yield f"in service: drafter {row['drafter_version']}, head {row['head_version']}, cache {row['cache_version']}"
+
+
+def _name_proposed(row: Mapping[str, Any]) -> str:
+    return f"{row['proposed_id']}{_bytes(row['proposed_bytes'])}"
+
+
+def _quote_proposed(row: Mapping[str, Any]) -> str:
+    """The text of a proposed token in quotes; its id if the log has no text."""
+    text = _bytes(row["proposed_bytes"]).strip()
+    return text if text.startswith("“") else f"#{row['proposed_id']}{text}"
+
+
+def _share(row: Mapping[str, Any], siblings: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """How a candidate of a tree was judged."""
+    begin, end = share_of(siblings, row)
+    yield f"probability {row['target_levels'][0]:.3g} by the target"
+    if row["uniform"] is not None:
+        yield f"accepted for a draw from {begin:.3g} to {end:.3g}; the draw was {row['uniform']:.3g}"
 
 
 def _probabilities(row: Mapping[str, Any]) -> Iterator[str]:

@@ -226,7 +226,7 @@ def _list_notes(summary: Mapping[str, Any]) -> Iterator["Text"]:
         yield Text(f"learning: {spent} s ({waited} s waited for), {gained} tokens gained, worth {saved} s", "italic")
     if share := summary["totals"].get("lookup_share"):
         rate = _format_number(summary["totals"]["lookup_acceptance_rate"], 3)
-        yield Text(f"lookup: {share:.1%} of the target forwards, acceptance {rate}", "italic")
+        yield Text(f"own text and memory: {share:.1%} of the target forwards, acceptance {rate}", "italic")
     if summary["rejected_rows"]:
         line = f"source rows that were no prompts: {summary['rejected_rows']:,}, see rejected.jsonl"
         yield Text(line, "italic")

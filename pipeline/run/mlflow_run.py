@@ -147,7 +147,10 @@ class Curves:
 
 
 def _rates(window: Sequence[PromptCompleted]) -> dict[str, float]:
-    """Acceptance, its length and the drafts' are those of the model; the rest is of all blocks."""
+    """Acceptance, its length and the drafts' are those of the model; the rest is of all blocks.
+
+    `lookup_share` is the share of copied drafts, from the own text and from the memory.
+    """
     judged = sum(prompt.judged for prompt in window)
     accepted = sum(prompt.accepted for prompt in window)
     blocks = sum(prompt.blocks for prompt in window)

@@ -8,6 +8,7 @@ from typing import Any
 
 from safetensors.torch import load, save
 
+from pipeline.loop import LoopState
 from stages.contract.snapshot import STATE, TENSORS, SnapshotReader
 from stages.memory.memory_file import MEMORY_FILE, read_table
 from stages.memory.ngram_table import SLOT_BYTES, NgramTable, NgramTableState
@@ -36,7 +37,7 @@ def read_memories(run_folder: Path) -> list[StoredMemory]:
     checkpoint = read_manifest(run_folder).checkpoint
     if checkpoint:
         reader = SnapshotReader(read_checkpoint(run_folder, checkpoint))
-        tables = {target: _restore(reader, saved) for target, saved in _find_tables(reader.state).items()}
+        tables = {target: _restore(reader, saved) for target, saved in _find_tables(reader, reader.state).items()}
         found = [StoredMemory(target, table, f"{checkpoint.folder}/{TENSORS}") for target, table in tables.items()]
     else:
         found = _read_versions(run_folder)
@@ -48,11 +49,15 @@ def read_memories(run_folder: Path) -> list[StoredMemory]:
     return found
 
 
-def _find_tables(state: Any) -> dict[str, Any]:
-    """Return the saved table of each target of a checkpoint. A run over several machines has none."""
-    runners = state.get("loop", {}).get("lanes", {})
-    saved = {target: runner["stages"][0].get("memory", {}).get("table") for target, runner in runners.items()}
-    return {target: table for target, table in saved.items() if table}
+def _find_tables(reader: SnapshotReader, state: Any) -> dict[str, Any]:
+    """Return the saved table of each target of a checkpoint, as part of its state. A run over several machines has
+    none.
+    """
+    if "loop" not in state:
+        return {}
+    runners = reader.decode(LoopState, state["loop"]).runners
+    chosen: dict[str, Any] = {target: runner.stages[0] for target, runner in runners.items()}
+    return {target: stage["memory"]["table"] for target, stage in chosen.items() if stage["memory"]["table"]}
 
 
 def _restore(reader: SnapshotReader, saved: Any) -> NgramTable:
@@ -89,7 +94,7 @@ def edit_memories(run_folder: Path, edit: Callable[[str, NgramTable], None]) -> 
             )
         files = read_checkpoint(run_folder, checkpoint)
         reader, value, tensors = SnapshotReader(files), json.loads(files[STATE]), load(files[TENSORS])
-        for target, saved in _find_tables(value["state"]).items():
+        for target, saved in _find_tables(reader, value["state"]).items():
             numbers = reader.decode(NgramTableState, saved).arrays
             table = _restore(reader, saved)
             edit(target, table)

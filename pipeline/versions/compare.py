@@ -1,9 +1,9 @@
 """`omnidraft versions compare`: two versions on the same prompts with the same random draws, in turn for every prompt.
 
 Nothing learns. Each side begins with the n-grams that its version holds and adds those that it emits, as in
-service. By default the drafters alone are compared: every draft has the same length, and nothing is looked up,
+service. By default the drafters alone are compared: every draft has the same length, and nothing is copied,
 because a head that drafts less when it is unsure would raise the acceptance without a better drafter. With
-`as_served` each version's own head decides, and lookup drafts when it is faster.
+`as_served` each version's own head decides, and drafts are copied when that is faster.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -44,7 +44,7 @@ _FROZEN: Mapping[str, object] = {
 }
 _DRAFTERS_ALONE: Mapping[str, object] = {
     "draft.adapt": False,
-    "draft.lookup": False,
+    "draft.sources": ("model",),
     "draft.only_where_paying": False,
     "draft.costs": "estimated",  # without effect then
 }

@@ -137,7 +137,7 @@ def find_common_target(first: Side, second: Side) -> str:
 
 
 class _CountedBlocks(Records):
-    """Counts the blocks in which lookup did not draft."""
+    """Counts the blocks without a copied draft."""
 
     def __init__(self) -> None:
         self.blocks = 0
@@ -156,7 +156,7 @@ class SideArm(LoopInRounds):
 
     @property
     def model_blocks(self) -> int:
-        """Number of blocks so far in which lookup did not draft."""
+        """Number of blocks so far without a copied draft."""
         return self._counted.blocks
 
 

@@ -28,7 +28,7 @@ class PassageCounts:
     Attributes:
         tokens: emitted target ids.
         blocks: target forwards.
-        model_blocks: blocks in which lookup did not draft.
+        model_blocks: blocks without a copied draft.
         judged, accepted: tokens of the drafter model.
         seconds: wall time, prefill included.
     """

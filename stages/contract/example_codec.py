@@ -1,22 +1,24 @@
 """Encode training examples as flat arrays of numbers, without their labels.
 
 Integers of an example: offset, judged, pieces, positions of n-grams, soft targets, branches; every list is preceded by
-its length. Floats: for each soft target the groups, the direct parts and the rest. They are stored in float64 where
-float32 is not exact: most soft targets are computed in float32, those of deeper levels in float64.
+its length. A soft target has its position, depth and ids; `TopTokens` have a mark, their sizes and their arrays.
+Floats: of a soft target the groups, the direct parts and the rest; of `TopTokens` the probabilities. They are stored in
+float64 where float32 is not exact.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from stages.contract.blocks import OffPolicySpan, SoftTarget, TrainingExample
+from stages.contract.blocks import Numbers, OffPolicySpan, SoftTarget, Supervised, TopTokens, TrainingExample
 
-Coded = tuple[npt.NDArray[np.int32], npt.NDArray[np.floating[Any]]]
+Coded = tuple[Numbers, Numbers]  # integers, floats
+Part = Sequence[float] | Numbers
+MARK = -1  # begins `TopTokens`; a soft target begins with its position
 
 
 class IndexEntry(NamedTuple):
@@ -33,36 +35,44 @@ _coded: "WeakKeyDictionary[TrainingExample, Coded]" = WeakKeyDictionary()
 def _encode(example: TrainingExample) -> Coded:
     found = _coded.get(example)
     if found is None:
-        integers: list[int] = [example.offset, example.judged]
-        floats: list[float] = []
+        integers: list[Part] = [(example.offset, example.judged)]
+        floats: list[Part] = []
         _append_list(integers, example.pieces)
         _append_list(integers, example.ngram_positions)
         _append_soft_targets(integers, floats, example.soft_targets)
-        integers.append(len(example.branches))
+        integers.append((len(example.branches),))
         for branch in example.branches:
-            integers.append(branch.start)
+            integers.append((branch.start,))
             _append_list(integers, branch.pieces)
             _append_soft_targets(integers, floats, branch.soft_targets)
-        found = _coded[example] = np.array(integers, np.int32), _narrow(np.array(floats, np.float64))
+        found = _coded[example] = _join(integers, np.int32), _narrow(_join(floats, np.float64))
     return found
 
 
-def _narrow(floats: npt.NDArray[np.float64]) -> npt.NDArray[np.floating[Any]]:
+def _join(parts: Sequence[Part], kind: type[np.generic]) -> Numbers:
+    return np.concatenate([np.zeros(0, kind), *(np.asarray(part, kind).ravel() for part in parts)])
+
+
+def _narrow(floats: Numbers) -> Numbers:
     narrow = floats.astype(np.float32)
     return narrow if np.array_equal(narrow, floats) else floats
 
 
-def _append_list(integers: list[int], numbers: Sequence[int]) -> None:
-    integers.append(len(numbers))
-    integers.extend(numbers)
+def _append_list(integers: list[Part], numbers: Sequence[int]) -> None:
+    integers += ((len(numbers),), numbers)
 
 
-def _append_soft_targets(integers: list[int], floats: list[float], soft_targets: Sequence[SoftTarget]) -> None:
-    integers.append(len(soft_targets))
-    for soft_target in soft_targets:
-        integers += (soft_target.position, soft_target.depth)
-        _append_list(integers, soft_target.ids)
-        floats += (*soft_target.group, *soft_target.direct, soft_target.rest)
+def _append_soft_targets(integers: list[Part], floats: list[Part], soft_targets: Supervised) -> None:
+    integers.append((len(soft_targets),))
+    for one in soft_targets:
+        if isinstance(one, TopTokens):
+            integers += ((MARK, *one.probs.shape, len(one.pieces)), one.positions, one.levels, one.own)
+            integers += (one.lengths, one.pieces)
+            floats.append(one.probs)
+        else:
+            integers.append((one.position, one.depth))
+            _append_list(integers, one.ids)
+            floats += (one.group, one.direct, (one.rest,))
 
 
 class ExampleWriter:
@@ -74,8 +84,8 @@ class ExampleWriter:
 
     def __init__(self) -> None:
         self.index: list[IndexEntry] = []
-        self._integers: list[npt.NDArray[np.int32]] = []
-        self._floats: list[npt.NDArray[np.floating[Any]]] = []
+        self._integers: list[Numbers] = []
+        self._floats: list[Numbers] = []
 
     def add(self, example: TrainingExample) -> None:
         """Append an example to the arrays."""
@@ -99,31 +109,51 @@ class ExampleReader:
     """Decodes examples in the order in which they were added."""
 
     def __init__(self, integers: Tensor, floats: Tensor) -> None:
-        self._integers: Iterator[int] = iter(integers.tolist())
+        self._integers, self._next = integers.numpy(), 0
         self._bytes, self._place, self._double = floats.numpy().tobytes(), 0, False
 
     def read(self, entry: tuple[str, bool]) -> TrainingExample:
         """Decode the next example, given its entry of the index."""
         target, self._double = entry
-        offset, judged = next(self._integers), next(self._integers)
+        offset, judged = self._integer(), self._integer()
         pieces, ngram_positions, soft_targets = self._list(), self._list(), self._soft_targets()
         branches = tuple(
-            OffPolicySpan(next(self._integers), self._list(), self._soft_targets()) for _ in range(next(self._integers))
+            OffPolicySpan(self._integer(), self._list(), self._soft_targets()) for _ in range(self._integer())
         )
         return TrainingExample(offset, target, pieces, soft_targets, (), ngram_positions, judged, branches)
 
-    def _list(self) -> tuple[int, ...]:
-        return tuple(next(self._integers) for _ in range(next(self._integers)))
+    def _take(self, count: int) -> Numbers:
+        self._next += count
+        return self._integers[self._next - count : self._next].copy()
 
-    def _numbers(self, count: int) -> tuple[float, ...]:
+    def _integer(self) -> int:
+        return int(self._take(1)[0])
+
+    def _list(self) -> tuple[int, ...]:
+        return tuple(self._take(self._integer()).tolist())
+
+    def _floats(self, count: int) -> Numbers:
         kind = np.dtype(np.float64 if self._double else np.float32)
         found = np.frombuffer(self._bytes, kind, count, self._place)
         self._place += count * kind.itemsize
-        return tuple(found.tolist())
+        return found
 
-    def _soft_targets(self) -> tuple[SoftTarget, ...]:
-        return tuple(self._soft_target() for _ in range(next(self._integers)))
+    def _numbers(self, count: int) -> tuple[float, ...]:
+        return tuple(self._floats(count).tolist())
 
-    def _soft_target(self) -> SoftTarget:
-        position, depth, ids = next(self._integers), next(self._integers), self._list()
+    def _soft_targets(self) -> Supervised:
+        return tuple(self._soft_target() for _ in range(self._integer()))
+
+    def _soft_target(self) -> SoftTarget | TopTokens:
+        position = self._integer()
+        if position == MARK:
+            return self._top_tokens()
+        depth, ids = self._integer(), self._list()
         return SoftTarget(position, depth, ids, self._numbers(len(ids)), self._numbers(len(ids)), self._numbers(1)[0])
+
+    def _top_tokens(self) -> TopTokens:
+        tokens, kept, pieces = self._integer(), self._integer(), self._integer()
+        probs = self._floats(tokens * kept).astype(np.float32).reshape(tokens, kept)
+        positions, levels, own = (self._take(tokens) for _ in range(3))
+        lengths = self._take(tokens * kept).reshape(tokens, kept)
+        return TopTokens(positions, levels, own, probs, lengths, self._take(pieces))

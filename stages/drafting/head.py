@@ -1,10 +1,12 @@
 """The acceptance head: estimates the probability that a drafted piece is accepted.
 
 Paper: equations 5 to 7; the architecture follows SpecDec++ (residual blocks over the drafter's last hidden state). This
-head reads the state *before* the piece, which is available already, with the piece's probability, the distribution's
-entropy and the piece's index in the draft: so stopping wastes no drafter pass, and it works across vocabularies.
+head reads the state *before* the piece, which is available already, with the piece's index in the draft and four
+numbers of the drafter's distribution: so stopping wastes no drafter pass, and it works across vocabularies. The
+distribution is the softmax at temperature 1 whatever the sampling, since the one-hot distribution of greedy drafting
+has the same entropy and the same largest probability everywhere.
 
-Shapes: B rows, W width of the drafter, F features.
+Shapes: B rows, D drafter ids, W width of the drafter, F features.
 """
 
 from pathlib import Path
@@ -17,7 +19,10 @@ from torch import Tensor, nn
 from stages.models.huggingface import raise_write_errors
 from store.errors import ModelError
 
-EXTRA_FEATURES = 3
+EXTRA_FEATURES = 5
+OLD_EXTRA_FEATURES = 3  # the first of them: those of heads of older releases
+ENTROPY = 1 - EXTRA_FEATURES  # column of the entropy
+ENTER = "enter.weight"  # name of the weights that read the features; heads of older releases lack their last columns
 INNER_WIDTH = 64
 
 
@@ -50,10 +55,27 @@ class AcceptanceHead(nn.Module):
         return logits_B1[:, 0]
 
 
-def piece_features(hidden_BW: Tensor, probability_B: Tensor, entropy_B: Tensor, index: int) -> Tensor:
-    """Return the head's input for one drafted piece per row (B, F)."""
-    place_B = torch.full_like(entropy_B, index / 8)
-    return torch.cat([hidden_BW, torch.stack([probability_B.log().clamp(min=-10), entropy_B, place_B], dim=-1)], dim=-1)
+def piece_features(hidden_BW: Tensor, logits_BD: Tensor, pieces_B: Tensor, index: int) -> Tensor:
+    """Return the head's input for one drafted piece per row (B, F).
+
+    The features after the hidden state are the log probability of the piece, the entropy, the index, the largest
+    probability, and its distance from the second largest. Those of a distribution that is not finite are not finite.
+
+    Args:
+        hidden_BW: the drafter's state before the piece.
+        logits_BD: its logits there, before the sampling transform; pieces that may not be drafted at -inf.
+        pieces_B: the drafted piece.
+        index: number of pieces before it in its draft.
+    """
+    log_BD = logits_BD.float().log_softmax(-1)
+    # The bound changes no product: what is below it has probability 0. A NaN stays one.
+    entropy_B = -(log_BD.exp() * log_BD.clamp(min=-200)).sum(-1)
+    largest_B2 = log_BD.topk(min(2, log_BD.shape[1])).values.exp()
+    first_B = largest_B2[:, 0]
+    second_B = largest_B2[:, 1] if largest_B2.shape[1] > 1 else torch.zeros_like(first_B)
+    own_B = log_BD.gather(1, pieces_B[:, None])[:, 0].clamp(min=-10)
+    extra = [own_B, entropy_B, torch.full_like(first_B, index / 8), first_B, first_B - second_B]
+    return torch.cat([hidden_BW.float(), torch.stack(extra, dim=-1)], dim=-1)
 
 
 def save_head(head: AcceptanceHead, path: Path) -> None:
@@ -65,10 +87,23 @@ def save_head(head: AcceptanceHead, path: Path) -> None:
 def load_head(head: AcceptanceHead, path: Path) -> None:
     """Read weights that `save_head` wrote.
 
+    Heads of older releases have three features after the hidden state: the log probability of the piece and the
+    entropy, both of the distribution that it was drawn from, and the index. They keep their columns. The columns of the
+    other features are zeros, so that these do not change the estimate before they are trained.
+
     Raises:
         ModelError: the weights belong to a drafter of another width.
     """
     try:
-        head.load_state_dict(load_file(path))
+        weights = load_file(path)
+        if ENTER in weights:
+            weights[ENTER] = _widen(weights[ENTER], head.enter.in_features)
+        head.load_state_dict(weights)
     except (RuntimeError, SafetensorError) as error:
         raise ModelError(f"{path} must be the head of a drafter of this width; it does not fit: {error}") from error
+
+
+def _widen(weight_IF: Tensor, features: int) -> Tensor:
+    """Append columns of zeros for the features that a head of an older release did not have."""
+    missing = features - weight_IF.shape[1]
+    return nn.functional.pad(weight_IF, (0, missing)) if missing == EXTRA_FEATURES - OLD_EXTRA_FEATURES else weight_IF

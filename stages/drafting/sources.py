@@ -86,12 +86,13 @@ class SourceChooser:
         draft, kind = verdict.proposal.draft, bisect_right(GAIN_EDGES, expected)
         if draft.source is not DraftSource.MODEL:
             self._turns[kind] += 1
-        elif draft.pieces:
+            return
+        self._turns[kind] = 0  # also if the model had nothing to propose: else it would have every turn from then on
+        if draft.pieces:
             drafted = len(draft.pieces)
             sums = 1.0 + count_accepted_pieces(verdict), self._costs.block_cost([drafted] * self._rows) / self._pass
             self._model.add(*sums)
             self._model_at[kind].add(*sums)
-            self._turns[kind] = 0
 
     def save(self) -> SourceChooserState:
         """Return the state for a checkpoint."""

@@ -12,11 +12,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stages.contract.blocks import OffPolicySpan, SoftTarget, TrainingExample
+from stages.contract.blocks import Numbers, OffPolicySpan, TrainingExample
 from stages.examples.losses import StudentBatch, TeacherBatch
+from stages.examples.soft_targets import SoftTargetTable, join_tables, tabulate
 from stages.models.language_model import LanguageModel
 
 # Bounds of one micro-batch: pieces times ids (at most 64 MiB of logits in float32), and padding in pieces.
@@ -30,7 +32,7 @@ class PackedBatch:
     Attributes:
         pieces_BT, positions_BT: input ids and their positions.
         mask_B1TT: True where the first index attends to the second; None for causal texts without branches.
-        soft_targets: of all examples in order; those of an example's branches follow those of its text.
+        soft_targets: those of all examples in order; those of an example's branches follow those of its text.
         rows_N, places_N: row and column of the output for each soft target.
         emitted_N: the next piece of the text there; -1 after the last.
     """
@@ -38,7 +40,7 @@ class PackedBatch:
     pieces_BT: Tensor
     positions_BT: Tensor
     mask_B1TT: Tensor | None
-    soft_targets: tuple[SoftTarget, ...]
+    soft_targets: SoftTargetTable
     rows_N: Tensor
     places_N: Tensor
     emitted_N: Tensor
@@ -56,16 +58,17 @@ def pack(examples: Sequence[TrainingExample], device: torch.device, *, branches:
     longest = max(map(len, texts))
     pieces = [_pad(text, longest) for text in texts]
     positions = [_pad(_join_positions(example, own), longest) for example, own in zip(examples, taken, strict=True)]
-    placed = [list(_place_soft_targets(example, own)) for example, own in zip(examples, taken, strict=True)]
-    rows_N = torch.tensor([row for row, of_row in enumerate(placed) for _ in of_row], device=device)
-    places_N = torch.tensor([place for of_row in placed for _, place in of_row], device=device)
+    tables = [_tabulate_texts(example, own) for example, own in zip(examples, taken, strict=True)]
+    counts = [sum(len(table.rest_N) for table, _ in of_row) for of_row in tables]
+    rows_N = torch.from_numpy(np.repeat(np.arange(len(examples)), counts)).to(device)
+    places_N = torch.from_numpy(np.concatenate([places for of_row in tables for _, places in of_row])).to(device)
     next_pieces = [_pad(_join_next_pieces(example, own), longest) for example, own in zip(examples, taken, strict=True)]
     # Attention is causal: no supervised position attends to the padding on the right.
     return PackedBatch(
         torch.tensor(pieces, device=device),
         torch.tensor(positions, device=device),
         _make_mask(examples, taken, longest).to(device) if any(taken) else None,
-        tuple(soft_target for of_row in placed for soft_target, _ in of_row),
+        join_tables([table for of_row in tables for table, _ in of_row]),
         rows_N,
         places_N,
         torch.tensor(next_pieces, device=device)[rows_N, places_N],
@@ -93,12 +96,17 @@ def _join_positions(example: TrainingExample, branches: Sequence[OffPolicySpan])
     return positions
 
 
-def _place_soft_targets(example: TrainingExample, branches: Sequence[OffPolicySpan]) -> list[tuple[SoftTarget, int]]:
-    """Pair every soft target with the column of the output that predicts it: that of the piece before it."""
-    found = [(soft_target, soft_target.position - 1) for soft_target in example.soft_targets]
-    begin = len(example.pieces)
+def _tabulate_texts(
+    example: TrainingExample, branches: Sequence[OffPolicySpan]
+) -> list[tuple[SoftTargetTable, Numbers]]:
+    """Return the soft targets of the text and of each branch, each with the column of the output that predicts it: that
+    of the piece before it.
+    """
+    table = tabulate(example.soft_targets)
+    found, begin = [(table, table.positions_N - 1)], len(example.pieces)
     for branch in branches:
-        found += [(soft_target, begin + soft_target.position - branch.start - 1) for soft_target in branch.soft_targets]
+        table = tabulate(branch.soft_targets)
+        found.append((table, begin + table.positions_N - branch.start - 1))
         begin += len(branch.pieces)
     return found
 
@@ -134,6 +142,12 @@ class Batch:
     places: Tensor
     ngram_M1: Tensor
     forbidden_BD: Tensor
+
+
+def sum_by_row(values_N: Tensor, batch: Batch) -> list[float]:
+    """Sum the values at the supervised positions of each example."""
+    sums_B = values_N.new_zeros(len(batch.examples)).index_add_(0, batch.packed.rows_N, values_N)
+    return [float(total) for total in sums_B.tolist()]
 
 
 class ExampleBatcher:
@@ -180,7 +194,7 @@ class ExampleBatcher:
         return Batch(
             examples,
             packed,
-            TeacherBatch.from_soft_targets(packed.soft_targets, packed.emitted_N),
+            TeacherBatch.from_table(packed.soft_targets, packed.emitted_N),
             torch.cat([packed.rows_N, rows_M]),
             torch.cat([packed.places_N, positions_M - 1]),
             packed.pieces_BT[rows_M, positions_M][:, None],

@@ -1,8 +1,11 @@
 """Builds the training example of one prompt, block by block."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from math import prod
 
+import numpy as np
 import torch
 
 from stages.contract.blocks import (
@@ -12,6 +15,8 @@ from stages.contract.blocks import (
     OffPolicySpan,
     SequenceState,
     SoftTarget,
+    Supervised,
+    TopTokens,
     TrainingExample,
     Verdict,
 )
@@ -53,9 +58,29 @@ def make_labels(verdict: Verdict) -> list[AcceptanceLabel]:
     ]
 
 
+def _token_positions(one: SoftTarget | TopTokens) -> list[int]:
+    """Return the positions at which tokens begin."""
+    if isinstance(one, TopTokens):
+        positions: list[int] = one.positions.tolist()
+        return positions
+    return [one.position] if one.depth == 0 else []
+
+
+def _join(soft_targets: Sequence[SoftTarget | TopTokens]) -> Supervised:
+    """Return the same soft targets with those of consecutive blocks in one object."""
+    joined: list[SoftTarget | TopTokens] = []
+    for kind, group in groupby(soft_targets, type):
+        if kind is TopTokens:
+            parts = zip(*(vars(one).values() for one in group), strict=True)
+            joined.append(TopTokens(*map(np.concatenate, parts)))
+        else:
+            joined += group
+    return tuple(joined)
+
+
 def _ngram_positions(verdict: Verdict) -> list[int]:
     """Return the positions of a block's accepted n-grams among the pieces of its sequence."""
-    begins = [soft_target.position for soft_target in verdict.soft_targets if soft_target.depth == 0]
+    begins = [begin for one in verdict.soft_targets for begin in _token_positions(one)]
     found: list[int] = []
     for begin, decision in zip(begins, verdict.decisions, strict=False):
         proposed = decision.proposed
@@ -77,7 +102,7 @@ class ExampleBuilderState:
 class ExampleBuilder:
     """Collects the training example of one sequence while it is in flight."""
 
-    soft_targets: list[SoftTarget] = field(default_factory=list)
+    soft_targets: list[SoftTarget | TopTokens] = field(default_factory=list)
     labels: list[AcceptanceLabel] = field(default_factory=list)
     ngram_positions: list[int] = field(default_factory=list)
     judged: int = 0
@@ -99,7 +124,7 @@ class ExampleBuilder:
             row.offset,
             target,
             tuple(row.pieces),
-            tuple(self.soft_targets),
+            _join(self.soft_targets),
             tuple(self.labels),
             tuple(self.ngram_positions),
             self.judged,

@@ -7,14 +7,15 @@ the full distributions.
 Shapes: N supervised positions, T top pieces (padded), D drafter ids.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from stages.contract.blocks import SoftTarget
+from stages.contract.blocks import Numbers
+from stages.examples.soft_targets import SoftTargetTable
 
 TINY = 1e-8
 
@@ -41,21 +42,19 @@ class TeacherBatch:
     emitted_N: Tensor
 
     @staticmethod
-    def from_soft_targets(soft_targets: Sequence[SoftTarget], emitted_N: Tensor) -> "TeacherBatch":
-        """Stack soft targets, padded to the longest, on the device of `emitted_N`."""
-        device = emitted_N.device
-        width = max(1, *(len(soft_target.ids) for soft_target in soft_targets))
+    def from_table(table: SoftTargetTable, emitted_N: Tensor) -> "TeacherBatch":
+        """Copy a table of soft targets to the device of `emitted_N`."""
 
-        def pad(rows: list[tuple[float, ...]], dtype: torch.dtype = torch.float32) -> Tensor:
-            return torch.tensor([[*row, *[0] * (width - len(row))] for row in rows], dtype=dtype, device=device)
+        def copy(values: Numbers, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.from_numpy(values).to(emitted_N.device, dtype)
 
         return TeacherBatch(
-            pad([t.ids for t in soft_targets], torch.long),
-            pad([(1.0,) * len(t.ids) for t in soft_targets], torch.bool),
-            pad([t.group for t in soft_targets]),
-            pad([t.direct for t in soft_targets]),
-            torch.tensor([t.rest for t in soft_targets], device=device),
-            torch.tensor([t.depth == 0 for t in soft_targets], device=device),
+            copy(table.ids_NT, torch.long),
+            copy(table.valid_NT, torch.bool),
+            copy(table.group_NT),
+            copy(table.direct_NT),
+            copy(table.rest_N),
+            copy(table.depths_N == 0, torch.bool),
             emitted_N,
         )
 

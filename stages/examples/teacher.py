@@ -1,40 +1,39 @@
-"""Soft targets: the target's distribution mapped to drafter pieces, at every emitted token and optionally after
-rejections.
+"""The teacher: the target's likeliest tokens at every emitted token, and optionally after rejections.
 
-The probability of every target token is added to its first piece, so at the beginning of a token the target's
-distribution is a complete distribution over the drafter's vocabulary and needs no alignment. Within a token of several
-pieces the following distributions are conditionals. Only the most probable pieces are stored; the rest is one number.
+It runs on the decoding thread in every block, so it only selects tokens and looks up their pieces. Soft targets are
+computed from these where the example is trained on (`stages/examples/soft_targets.py`).
 
 The teacher has its own temperature. At 0 a distribution carries nothing about the second-best tokens; at 1 the best
 token has too little weight, and a first piece that many tokens share outweighs a more probable token (measurements in
 docs/experiments.md; the paper does not state its choice).
 
-Shapes: N positions, V target tokens, D drafter ids, T top pieces.
+Shapes: N positions, V target tokens, K likeliest tokens, C chunks of the vocabulary.
 """
 
-from bisect import bisect_left
 from collections.abc import Sequence
-from itertools import groupby
 from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from stages.contract.blocks import Decision, OffPolicySpan, Proposal, SoftTarget
+from stages.contract.blocks import Decision, Numbers, OffPolicySpan, Proposal, Supervised, TopTokens
 from stages.vocabulary.pair import Pair
 from store.events import Outcome
+
+CHUNK = 32  # tokens; of a chunk the largest logit decides whether its tokens are compared
 
 
 class Supervision(NamedTuple):
     """The soft targets that one block gives one sequence."""
 
-    soft_targets: tuple[SoftTarget, ...] = ()  # at every emitted token, in order
+    soft_targets: Supervised = ()  # at every emitted token, in order
     span: OffPolicySpan | None = None
 
 
 class Teacher(Protocol):
-    """Makes soft targets from the target's logits. Called once per block, before the sequences are extended; pure."""
+    """Selects what is taught from the target's logits. Pure. Called once per block, before sequences are extended."""
 
     def __call__(
         self,
@@ -48,84 +47,77 @@ class Teacher(Protocol):
         Args:
             batch: the proposals.
             outcomes: per sequence the decisions that were made.
-            logits_NV: the target's, sequences concatenated; those of sequence i begin at `starts[i]`, one per
-                verifiable token and one after the last.
+            logits_NV: the target's, sequences concatenated. Line `starts[i] + j` is that of the j-th emitted token of
+                sequence i. Unless its draft is a tree, there is one per verifiable token and one after the last.
             starts: per sequence the index of its first logits.
         """
         ...
 
 
-class PieceIndex:
-    """All target tokens sorted by their pieces: the tokens that share a prefix are one range."""
+class _Spelling:
+    """The pieces of every target token in flat arrays; none for a token that cannot be spelt."""
 
     def __init__(self, pair: Pair) -> None:
-        spelt = sorted((pieces, token) for token, pieces in enumerate(pair.pieces) if pieces)
-        self._pieces = [pieces for pieces, _ in spelt]
-        self.tokens = [token for _, token in spelt]
+        pieces = [pieces or () for pieces in pair.pieces]
+        self.lengths_V = np.fromiter(map(len, pieces), np.int16, len(pieces))
+        self._starts_V = self.lengths_V.cumsum(dtype=np.int64) - self.lengths_V
+        self._flat = np.fromiter((piece for own in pieces for piece in own), np.int32, int(self.lengths_V.sum()))
 
-    def find_range(self, prefix: tuple[int, ...]) -> range:
-        """Return the range of the tokens whose pieces begin with `prefix`."""
-        after = (*prefix[:-1], prefix[-1] + 1)
-        return range(bisect_left(self._pieces, prefix), bisect_left(self._pieces, after))
-
-    def split_by_piece(self, places: range, depth: int) -> list[tuple[int | None, range]]:
-        """Split a range by the piece at `depth`; None for the token that ends before it."""
-
-        def piece_at(place: int) -> int | None:
-            pieces = self._pieces[place]
-            return pieces[depth] if len(pieces) > depth else None
-
-        groups = [(piece, list(found)) for piece, found in groupby(places, piece_at)]
-        return [(piece, range(found[0], found[-1] + 1)) for piece, found in groups]
+    def spell(self, ids: Numbers, limits: Numbers) -> tuple[Numbers, Numbers]:
+        """Return how many pieces each token has, at most its limit, and these pieces, concatenated."""
+        lengths = np.minimum(self.lengths_V[ids], limits)
+        flat = lengths.ravel().astype(np.int64)
+        places = np.arange(flat.sum()) + np.repeat(self._starts_V[ids.ravel()] - flat.cumsum() + flat, flat)
+        return lengths, self._flat[places]
 
 
 class TrieTeacher(Teacher):
-    """Makes soft targets from the target's logits over the trie of drafter pieces.
+    """Selects the target's likeliest tokens, spelt in the drafter's pieces.
 
     The pieces are 0 "snow", 1 "ball", 2 "the"; the target tokens are 0 "snow", 1 "snowball" (pieces 0, 1), 2 "the". The
-    target emits "snowball" after one piece. Where the token begins, "snow" has the mass of both tokens that begin with
-    it, 0.25 + 0.375; of that, 0.25 is the token "snow" itself. After "snow" the next piece is "ball" with
-    0.375 / 0.625 = 0.6, and the rest, 0.4, is the end of the token.
+    target emits "snowball" after one piece. Its three tokens are stored with their probabilities.
 
     >>> from stages.contract.blocks import Draft, SequenceState
+    >>> from stages.examples.soft_targets import tabulate
     >>> from stages.sampling.random_source import SeededRandomSource
     >>> from store.events import Origin
     >>> spelling = (0,), (0, 1), (2,)
     >>> pair = Pair(pieces=spelling, context=spelling, drafter_size=3, digest="", unspelt=0)
-    >>> teacher = TrieTeacher(pair, top_k=2, device=torch.device("cpu"))
+    >>> teacher = TrieTeacher(pair, top_k=3, device=torch.device("cpu"))
     >>> rng = SeededRandomSource(seed=0, offset=0)
     >>> row = SequenceState(0, "id", "dataset", "text", [2], 1, [2], rng, remaining_tokens=9)
     >>> proposal = Proposal(Draft(row, (), torch.zeros(0, 3), (), None, ()), ())  # nothing was drafted
     >>> decisions = (Decision(0, None, Outcome.UNDRAFTED, emitted=1, origin=Origin.BONUS),)
-    >>> logits_NV = torch.tensor([[0.25, 0.375, 0.375]]).log()  # N = 1 position, V = 3
+    >>> logits_NV = torch.tensor([[0.25, 0.40, 0.35]]).log()  # N = 1 position, V = 3
     >>> (supervision,) = teacher([proposal], [decisions], logits_NV, starts=[0])
-    >>> def show(*numbers):
-    ...     return tuple(round(number, 3) for number in numbers)
-    >>> first, second = supervision.soft_targets
-    >>> first.position, first.depth, first.ids, show(*first.group), show(*first.direct), show(first.rest)
-    (1, 0, (0, 2), (0.625, 0.375), (0.25, 0.375), (0.0,))
-    >>> second.position, second.depth, second.ids, show(*second.group), show(second.rest)
-    (2, 1, (1,), (0.6,), (0.4,))
+    >>> (tokens,) = supervision.soft_targets
+    >>> tokens.probs.astype(float).round(2).tolist(), tokens.lengths.tolist(), tokens.pieces.tolist()
+    ([[0.4, 0.35, 0.25]], [[2, 1, 1]], [0, 1, 2, 0])
+
+    Two soft targets are computed from them. Where the token begins, "snow" has the mass of both tokens that begin with
+    it, 0.25 + 0.40; of that, 0.25 is the token "snow" itself. After "snow" the next piece is "ball" with
+    0.40 / 0.65 = 0.62, and the rest, 0.38, is the end of the token.
+
+    >>> table = tabulate(supervision.soft_targets)
+    >>> table.positions_N.tolist(), table.depths_N.tolist(), table.ids_NT.tolist()
+    ([1, 2], [0, 1], [[0, 2], [1, 0]])
+    >>> table.group_NT.round(2).tolist(), table.direct_NT.round(2).tolist(), table.rest_N.round(2).tolist()
+    ([[0.65, 0.35], [0.62, 0.0]], [[0.25, 0.35], [0.0, 0.0]], [0.0, 0.38])
 
     Args:
         pair: the two vocabularies.
-        top_k: T, the number of pieces stored of each distribution.
+        top_k: K, the number of tokens stored of each distribution.
         device: of the target's logits.
         temperature: of the teacher's distributions, above 0.
-        off_policy: whether to make soft targets after the first rejection too; the target has computed its
-            distributions there anyway.
+        off_policy: whether to teach after the first rejection too; the target has computed its distributions there
+            anyway.
     """
 
     def __init__(
         self, pair: Pair, top_k: int, device: torch.device, *, temperature: float = 1.0, off_policy: bool = False
     ) -> None:
-        self._temperature = temperature
-        self._pair, self._top_k, self._index, self._off_policy = pair, top_k, PieceIndex(pair), off_policy
-        first = [pieces[0] if pieces else pair.drafter_size for pieces in pair.pieces]
-        self._first_piece_V = torch.tensor(first, device=device)
-        self._is_direct_V = torch.tensor(
-            [pieces is not None and len(pieces) == 1 for pieces in pair.pieces], device=device
-        )
+        self._temperature, self._top_k, self._off_policy = temperature, min(top_k, len(pair.pieces)), off_policy
+        self._context, self._spelling = pair.context, _Spelling(pair)
 
     @override
     @torch.inference_mode()
@@ -136,98 +128,107 @@ class TrieTeacher(Teacher):
         logits_NV: Tensor,
         starts: Sequence[int],
     ) -> list[Supervision]:
-        emitted = [tuple(d.emitted for d in decisions if d.emitted is not None) for decisions in outcomes]
-        begins = [len(proposal.draft.row.pieces) for proposal in batch]
-        paths = self._make_path_targets(begins, emitted, logits_NV, starts)
-        branches: list[OffPolicySpan | None] = [None] * len(batch)
-        if self._off_policy:
-            branches = self._make_spans(batch, outcomes, logits_NV, starts)
-        return [Supervision(soft_targets, branch) for soft_targets, branch in zip(paths, branches, strict=True)]
-
-    def _make_path_targets(
-        self, begins: Sequence[int], paths: Sequence[Sequence[int]], logits_NV: Tensor, starts: Sequence[int]
-    ) -> list[tuple[SoftTarget, ...]]:
-        """Make the soft targets of one path of tokens per sequence: at the first piece of each token, then within it.
-
-        Args:
-            begins: per sequence the position of the path's first piece.
-            paths: target tokens per sequence; the distribution at the i-th is `logits_NV[starts[row] + i]`.
-        """
-        places = [start + i for start, path in zip(starts, paths, strict=False) for i in range(len(path))]
-        target_probs_NV = (logits_NV[places].float() / self._temperature).softmax(-1)[:, : len(self._pair.pieces)]
-        firsts, distributions = iter(self._make_first_level(target_probs_NV)), iter(target_probs_NV)
-        targets = []
-        for position, path in zip(begins, paths, strict=True):
-            of_row: list[SoftTarget] = []
-            for token in path:
-                of_row.append(SoftTarget(position, 0, *next(firsts)))
-                of_row += self._make_deeper_levels(position, token, next(distributions))
-                position += len(self._pair.context[token])
-            targets.append(tuple(of_row))
-        return targets
-
-    def _make_spans(
-        self,
-        batch: Sequence[Proposal],
-        outcomes: Sequence[tuple[Decision, ...]],
-        logits_NV: Tensor,
-        starts: Sequence[int],
-    ) -> list[OffPolicySpan | None]:
-        """Make, per sequence, the span from its rejected token on, if the target read any token there."""
-        found = enumerate(map(_find_rejected, batch, outcomes))
-        rejected = [(batch[row], row, index) for row, index in found if index is not None]
-        begins = [len(one.draft.row.pieces) + one.tokens[index].stop for one, _, index in rejected]
-        after = [starts[row] + index + 1 for _, row, index in rejected]
-        paths = [one.verifiable[index + 1 :] for one, _, index in rejected]
-        branches: list[OffPolicySpan | None] = [None] * len(batch)
-        along = self._make_path_targets(begins, paths, logits_NV, after)
-        for (one, row, index), soft_targets in zip(rejected, along, strict=True):
-            if soft_targets:
-                start, last = one.tokens[index].start, one.tokens[len(one.verifiable) - 1]
-                pieces = one.draft.pieces[start : last.stop]
-                branches[row] = OffPolicySpan(len(one.draft.row.pieces) + start, pieces, soft_targets)
-        return branches
-
-    def _make_first_level(
-        self, target_probs_NV: Tensor
-    ) -> list[tuple[tuple[int, ...], tuple[float, ...], tuple[float, ...], float]]:
-        """Return (ids, group, direct, rest) of each distribution, at the first piece of a token."""
-        zeros_ND = target_probs_NV.new_zeros(len(target_probs_NV), self._pair.drafter_size + 1)
-        index_NV = self._first_piece_V.expand_as(target_probs_NV)
-        group_ND = zeros_ND.scatter_add(1, index_NV, target_probs_NV)[:, :-1]
-        direct_ND = zeros_ND.scatter_add(1, index_NV, target_probs_NV * self._is_direct_V)[:, :-1]
-        top = group_ND.topk(min(self._top_k, group_ND.shape[1]))
-        rows = zip(top.indices.tolist(), top.values.tolist(), direct_ND.gather(1, top.indices).tolist(), strict=True)
-        return [(tuple(ids), tuple(group), tuple(direct), max(0.0, 1 - sum(group))) for ids, group, direct in rows]
-
-    def _make_deeper_levels(self, position: int, token: int, target_probs_V: Tensor) -> list[SoftTarget]:
-        pieces = self._pair.pieces[token] or ()
-        return [
-            self._make_conditional(position + depth, pieces[:depth], target_probs_V) for depth in range(1, len(pieces))
+        paths = [
+            _Path(len(proposal.draft.row.pieces), _emitted(decisions), start)
+            for proposal, decisions, start in zip(batch, outcomes, starts, strict=False)
         ]
+        rejected: dict[int, int] = {}  # by sequence the index of its rejected token
+        if self._off_policy:
+            found = enumerate(map(_find_rejected, batch, outcomes))
+            rejected = {number: index for number, index in found if index is not None}
+        after = [_path_after(batch[number], index, starts[number]) for number, index in rejected.items()]
+        taught = self._select([*paths, *after], logits_NV)
+        spans = {
+            number: _make_span(batch[number], index, tokens)
+            for (number, index), tokens in zip(rejected.items(), taught[len(paths) :], strict=True)
+        }
+        return [Supervision((tokens,), spans.get(number)) for number, tokens in enumerate(taught[: len(paths)])]
 
-    def _make_conditional(self, position: int, prefix: tuple[int, ...], target_probs_V: Tensor) -> SoftTarget:
-        """Make the target's distribution over the next piece of a token that begins with `prefix`.
+    def _select(self, paths: Sequence["_Path"], logits_NV: Tensor) -> list[TopTokens]:
+        """Return the likeliest tokens at each token of the paths."""
+        tokens_N = np.array([token for path in paths for token in path.tokens])
+        ids_NK, probs_NK = self._find_top(_take_lines(logits_NV, paths)[:, : len(self._context)])
+        is_own_NK = ids_NK == tokens_N[:, None]
+        own_N = is_own_NK.argmax(1)
+        # Of a token that is not among the likeliest, what follows its first piece is not known from them.
+        levels_N = np.where(is_own_NK.any(1), np.maximum(self._spelling.lengths_V[tokens_N], 1), 1)
+        lengths_NK, pieces = self._spelling.spell(ids_NK, np.maximum(levels_N, 2)[:, None])
+        ends = [0, *lengths_NK.sum(1).cumsum().tolist()]
+        selected, begin = [], 0
+        for path in paths:
+            end = begin + len(path.tokens)
+            positions = (
+                path.position + np.array([0, *(len(self._context[token]) for token in path.tokens[:-1])]).cumsum()
+            )
+            lines = slice(begin, end)
+            of_path = levels_N[lines], own_N[lines], probs_NK[lines], lengths_NK[lines]
+            selected.append(TopTokens(positions, *of_path, pieces[ends[begin] : ends[end]]))
+            begin = end
+        return selected
 
-        `rest` includes the probability that the token ends after the prefix.
-        """
-        places = self._index.find_range(prefix)
-        tokens = self._index.tokens[places.start : places.stop]
-        masses = dict(zip(places, target_probs_V[tokens].double().tolist(), strict=True))
-        total = sum(masses.values()) or 1.0
-        divided = self._index.split_by_piece(places, len(prefix))
-        options = sorted(
-            ((sum(masses[place] for place in below) / total, piece) for piece, below in divided if piece is not None),
-            reverse=True,
-        )[: self._top_k]
-        ids, group = tuple(piece for _, piece in options), tuple(mass for mass, _ in options)
-        return SoftTarget(position, len(prefix), ids, group, (0.0,) * len(ids), max(0.0, 1 - sum(group)))
+    def _find_top(self, logits_NV: Tensor) -> tuple[Numbers, Numbers]:
+        """Return the ids of the likeliest tokens and their probabilities (N, K)."""
+        logits_NV = logits_NV.float()
+        values_NK, ids_NK = largest_logits(logits_NV, self._top_k)
+        sums_N1 = (logits_NV - values_NK[:, :1]).mul_(1 / self._temperature).exp_().sum(-1, keepdim=True)
+        ids, values, sums = ids_NK.cpu().numpy(), values_NK.cpu().numpy(), sums_N1.cpu().numpy()
+        return ids, np.exp((values - values[:, :1]) / self._temperature, dtype=np.float32) / sums
+
+
+class _Path(NamedTuple):
+    """Target tokens in a text: the position of their first piece, and the line of the first one's logits."""
+
+    position: int
+    tokens: tuple[int, ...]
+    line: int
+
+
+def largest_logits(logits_NV: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the largest logits and their ids, in descending order (N, K).
+
+    As `topk`, in two thirds of the time: the largest are in the chunks whose maxima are largest.
+    """
+    rows, size = logits_NV.shape
+    if size < 4 * count * CHUNK:
+        return tuple(logits_NV.topk(count))  # type: ignore[return-value]
+    padded_NV = torch.nn.functional.pad(logits_NV, (0, -size % CHUNK), value=-torch.inf) if size % CHUNK else logits_NV
+    chunks_NCX = padded_NV.view(rows, -1, CHUNK)
+    chosen_NK = chunks_NCX.amax(-1).topk(count).indices
+    lines_N1 = torch.arange(rows, device=logits_NV.device)[:, None]
+    values_NK, places_NK = chunks_NCX[lines_N1, chosen_NK].flatten(1).topk(count)
+    return values_NK, chosen_NK.gather(1, places_NK // CHUNK) * CHUNK + places_NK % CHUNK
+
+
+def _take_lines(logits_NV: Tensor, paths: Sequence[_Path]) -> Tensor:
+    """Return the logits at each token of the paths; a view if they follow each other."""
+    lines = [path.line + number for path in paths for number in range(len(path.tokens))]
+    if lines == list(range(lines[0], lines[0] + len(lines))):
+        return logits_NV[lines[0] : lines[0] + len(lines)]
+    return logits_NV[lines]
+
+
+def _emitted(decisions: Sequence[Decision]) -> tuple[int, ...]:
+    return tuple(decision.emitted for decision in decisions if decision.emitted is not None)
+
+
+def _path_after(proposal: Proposal, index: int, start: int) -> _Path:
+    """Return the path of the drafted tokens after the rejected one that the target read."""
+    position = len(proposal.draft.row.pieces) + proposal.tokens[index].stop
+    return _Path(position, proposal.verifiable[index + 1 :], start + index + 1)
+
+
+def _make_span(proposal: Proposal, index: int, tokens: TopTokens) -> OffPolicySpan:
+    start, last = proposal.tokens[index].start, proposal.tokens[len(proposal.verifiable) - 1]
+    pieces = proposal.draft.pieces[start : last.stop]
+    return OffPolicySpan(len(proposal.draft.row.pieces) + start, pieces, (tokens,))
 
 
 def _find_rejected(proposal: Proposal, decisions: Sequence[Decision]) -> int | None:
-    """Return the index of the rejected token if it was verifiable, so that the target has read it."""
+    """Return the index of the rejected token if the target has read it and a token after it; a tree has no spans."""
+    if proposal.draft.tree:
+        return None
     found = next((one.index for one in decisions if one.outcome is Outcome.REJECTED), None)
-    return found if found is not None and found < len(proposal.verifiable) else None
+    return found if found is not None and found + 1 < len(proposal.verifiable) else None
 
 
 def supervise_nothing(

@@ -77,7 +77,7 @@ class Calibration:
         return self._hits, self._trials
 
     def load_cells(self, hits: list[float], trials: list[float]) -> None:
-        """Replace all cells."""
+        """Replace the hits and trials of all cells."""
         self._hits, self._trials = hits, trials
 
     def save(self) -> CalibrationState:

@@ -118,7 +118,7 @@ class NgramTable:
         self._totals, self._stamps, self._scopes = flat["totals"], flat["stamps"], flat["scopes"]
 
     def __len__(self) -> int:
-        """Number of contexts."""
+        """Return the number of contexts."""
         return self._used
 
     @property

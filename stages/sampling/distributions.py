@@ -45,13 +45,18 @@ class Sampling:
                 f"got {self.temperature}, {self.top_k} and {self.top_p}"
             )
 
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the likeliest token is taken, so that nothing is drawn."""
+        return self.temperature < GREEDY_BELOW
+
     def distribution(self, logits_NV: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """Transform logits to the probabilities that a token is drawn from (N, V), rows summing to 1, in `dtype`.
 
         At temperature 0 all mass is on the first of the largest logits.
         """
         logits_NV = logits_NV.to(dtype)
-        if self.temperature < GREEDY_BELOW:
+        if self.is_greedy:
             return torch.zeros_like(logits_NV).scatter_(-1, logits_NV.argmax(-1, keepdim=True), 1.0)
         logits_NV = logits_NV / self.temperature
         if self.top_k:
@@ -126,7 +131,8 @@ def sample(weights_V: Tensor, rng: RandomSource) -> int:
 
 def entropy(distribution_NV: Tensor) -> Tensor:
     """Return the entropy of each row, in nats (N,)."""
-    entropies_N: Tensor = torch.special.entr(distribution_NV).sum(-1)
+    tiny = torch.finfo(distribution_NV.dtype).tiny  # a probability of 0 contributes 0
+    entropies_N: Tensor = -(distribution_NV * distribution_NV.clamp(min=tiny).log()).sum(-1)
     return entropies_N
 
 

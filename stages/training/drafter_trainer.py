@@ -22,7 +22,7 @@ from torch import Tensor
 
 from stages.contract.blocks import TrainingExample
 from stages.contract.snapshot import Moments, Saved, SnapshotReader, SnapshotWriter, restore_moments, save_moments
-from stages.examples.batches import Batch, ExampleBatcher
+from stages.examples.batches import Batch, ExampleBatcher, sum_by_row
 from stages.examples.losses import Loss, StudentBatch, TeacherBatch
 from stages.models.language_model import LanguageModel
 from stages.training.update import Assignment, Attempt, Gate, Reservoir, Scores, Step, TrainingConfig, mean_score
@@ -216,10 +216,9 @@ class DrafterTrainer:
         found: Scores = {}
         for batch in self._batcher.make_batches(examples, branches=False):
             student, _ = self._batcher.compute_distributions(model, batch)
-            measured = iter((self._measure(student, batch.teacher) * batch.teacher.first_N).tolist())
-            for example in batch.examples:
-                total = sum(next(measured) for _ in example.soft_targets)
-                found[example] = (total, sum(soft_target.depth == 0 for soft_target in example.soft_targets))
+            measured_N = (self._measure(student, batch.teacher) * batch.teacher.first_N).double()
+            totals, tokens = (sum_by_row(values_N, batch) for values_N in (measured_N, batch.teacher.first_N.double()))
+            found |= zip(batch.examples, zip(totals, map(int, tokens), strict=True), strict=True)
             self._yield_cpu()
         return found
 

@@ -4,15 +4,16 @@ Shapes: N supervised positions.
 """
 
 import json
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from stages.contract.blocks import SoftTarget, TrainingExample
+from stages.contract.blocks import TrainingExample
 from stages.contract.example_codec import ExampleReader, ExampleWriter
-from stages.examples.batches import ExampleBatcher
+from stages.examples.batches import ExampleBatcher, sum_by_row
 from stages.examples.losses import expected_acceptance, greedy_agreement
 from stages.models.language_model import LanguageModel
 from stages.vocabulary.disk_cache import Arrays, digest_json, load_arrays, store_arrays
@@ -55,26 +56,21 @@ class Probe:
         found: dict[TrainingExample, ProbeScore] = {}
         for batch in self._batches:
             student, _ = self._batcher.compute_distributions(model, batch)
-            greedy = iter(greedy_agreement(student, batch.teacher).tolist())
-            sampled = iter(expected_acceptance(student, batch.teacher).tolist())
-            for example in batch.examples:
-                of_tokens = (
-                    _multiply_by_token(greedy, example.soft_targets),
-                    _multiply_by_token(sampled, example.soft_targets),
-                )
-                found[example] = ProbeScore(sum(of_tokens[0]), sum(of_tokens[1]), len(of_tokens[0]))
+            measured = greedy_agreement(student, batch.teacher), expected_acceptance(student, batch.teacher)
+            greedy, sampled = (
+                sum_by_row(_multiply_by_token(values_N, batch.teacher.first_N), batch) for values_N in measured
+            )
+            tokens = map(int, sum_by_row(batch.teacher.first_N.double(), batch))
+            found |= zip(batch.examples, map(ProbeScore, greedy, sampled, tokens), strict=True)
         return found
 
 
-def _multiply_by_token(of_pieces: Iterator[float], soft_targets: Sequence[SoftTarget]) -> list[float]:
-    """Multiply the values of each token's pieces. Consumes as many values as there are soft targets."""
-    products: list[float] = []
-    for soft_target, value in zip(soft_targets, of_pieces, strict=False):
-        if soft_target.depth == 0:
-            products.append(value)
-        else:
-            products[-1] *= value
-    return products
+def _multiply_by_token(of_pieces_N: Tensor, first_N: Tensor) -> Tensor:
+    """Return the product over the pieces of each token at its first piece, and 0 at the others (N,)."""
+    token_N = first_N.long().cumsum(0) - 1
+    products = of_pieces_N.new_ones(len(of_pieces_N), dtype=torch.float64)
+    products = products.scatter_reduce(0, token_N, of_pieces_N.double(), "prod")
+    return products[token_N] * first_N
 
 
 @torch.no_grad()

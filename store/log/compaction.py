@@ -27,7 +27,7 @@ from store.log.manifest import LOCK_SECONDS, MANIFEST, Manifest, Part, edit_mani
 from store.log.partitions import log_folders
 from store.log.parts import last_number, newest_number, parquet_bytes, part_of, read_part
 from store.log.rollups import COUNTS, roll_up
-from store.log.schema import SMALL_LEVEL, TABLES, schema_of
+from store.log.schema import SMALL_LEVEL, TABLES, schema_of, to_current_schema
 
 JOINED_ROWS = 1_000_000
 COUNTED_ROWS = 100_000  # fewer are counted as quickly by a query, and take less space
@@ -163,7 +163,7 @@ def _is_too_large(group: Sequence[Part], rows: int) -> bool:
 
 def _join(run_folder: Path, table: str, sources: tuple[Part, ...], counted: int) -> _Joined:
     """Write the joined part and its counts under temporary names."""
-    read = [read_part(run_folder, part).cast(schema_of(table)) for part in sources]
+    read = [to_current_schema(table, read_part(run_folder, part)) for part in sources]
     rows = pa.concat_tables(read).unify_dictionaries()
     first, last = sources[0].file.removesuffix(".parquet").split("-")[1], last_number(sources[-1].file)
     name = f"part-{first}-{last:06d}.parquet"

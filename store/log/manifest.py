@@ -28,7 +28,7 @@ from store.log.schema import SCHEMA_VERSION, TABLES
 MANIFEST = Path("log", "manifest.json")
 _LOCK = Path("log", ".manifest.lock")
 LOCK_SECONDS = 60.0  # for which an edit waits for another
-_READABLE_VERSIONS = (3, SCHEMA_VERSION)
+_READABLE_VERSIONS = (3, 4, SCHEMA_VERSION)
 _PART_NAME = r"part-[0-9]{6,}(-[0-9]{6,})?\.parquet"  # a joined part has the numbers of its first and last source
 _CHECKPOINT_FOLDER = r"checkpoint/[0-9]{6,}"
 # These files are written after a log's first manifest, which is synced: if any exists, there was a manifest.
@@ -55,6 +55,7 @@ class Part:
     sha256: str
     first_offset: int
     last_offset: int
+    schema_version: int = SCHEMA_VERSION  # with which it was written; a resumed or compacted log has older parts, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,7 @@ class Manifest:
 
 
 def read_manifest(run_folder: Path) -> Manifest:
-    """Read the committed state of a run, finished or still being written. Logs of schema version 3 can be read, too.
+    """Read the committed state of a run, finished or still being written, also of schema versions 3 and 4.
 
     Raises:
         RunError: the folder has no log, the log cannot be opened, or its schema version is unknown.
@@ -164,12 +165,13 @@ def require_unicode(folder: Path) -> None:
 def _manifest(path: Path, content: dict[str, Any]) -> Manifest:
     version = content["schema_version"]
     if version not in _READABLE_VERSIONS:
-        known = " or ".join(map(str, _READABLE_VERSIONS))
+        known = f"{', '.join(map(str, _READABLE_VERSIONS[:-1]))} or {_READABLE_VERSIONS[-1]}"
         raise RunError(f"{path} must have schema version {known}, got {version}; use the release that wrote it")
     if version == 3:
         content = _from_version_3(content)
     named = {table: [] for table in COUNTS} | content["tables"]
-    tables = {table: tuple(Part(**part) for part in named[table]) for table in TABLES}
+    oldest = {"schema_version": version}  # of parts in manifests that do not name it
+    tables = {table: tuple(Part(**(oldest | part)) for part in named[table]) for table in TABLES}
     checkpoint = Checkpoint(**content["checkpoint"]) if content["checkpoint"] else None
     _require_inside(tables, checkpoint)
     rest = {key: content[key] for key in ("identity", "finished", "messages", "rejected_bytes")}

@@ -21,7 +21,7 @@ from store.log.compaction import count_decisions
 from store.log.manifest import MANIFEST, Manifest, Part, part_path, read_manifest
 from store.log.partitions import named_parts
 from store.log.parts import parquet_bytes, part_of, read_part
-from store.log.schema import TABLES, schema_of
+from store.log.schema import TABLES, schema_of, to_current_schema
 
 PART_ROWS = 1_000_000
 REST = "(file)"  # bytes outside of columns: the footer with names, positions and statistics
@@ -152,7 +152,7 @@ class _Sampler:
 def _rows(source: Path, table: str) -> pa.Table:
     """Return all rows of a table, sorted by prompt, in one chunk."""
     parts = read_manifest(source).tables[table]
-    read = [read_part(source, part).cast(schema_of(table)) for part in parts]
+    read = [to_current_schema(table, read_part(source, part)) for part in parts]
     rows = pa.concat_tables([schema_of(table).empty_table(), *read]).unify_dictionaries()
     return rows.sort_by([("offset", "ascending"), ("seq", "ascending")]).combine_chunks()
 

@@ -4,12 +4,15 @@ The first column of every table is `seq`, the order of writing within the table 
 an event is a column of the same name; a column may be null only if its field may be `None`. The last tables hold counts
 that compaction writes (store/log/rollups.py) instead of events.
 
-The values that decided a judged token (`uniform` and its levels) are stored to the last bit. Values that decide nothing
-(`entropy`, `head_estimate`, and the levels of tokens that were not judged) are rounded to 8 significant bits, within
-0.2%, and take a third of the space.
+The values that decided a judged token or an alternative (`uniform` and its levels) are stored to the last bit. Values
+that decide nothing (`entropy`, `head_estimate`, and the levels of other tokens) are rounded to 8 significant bits,
+within 0.2%, and take a third of the space.
+
+Parts of an older schema version lack the columns that were added since; readers fill them with the field's default.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from enum import StrEnum
 from operator import attrgetter
 from types import NoneType
@@ -31,7 +34,7 @@ from store.events import (
 )
 from store.log.rollups import COUNTS
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 TABLES: Mapping[str, type] = {
     "decisions": TokenDecision,
@@ -44,6 +47,14 @@ TABLES: Mapping[str, type] = {
     **COUNTS,
 }
 
+# Columns that a version of the schema added to tables that earlier versions had.
+_ADDED: Mapping[int, Mapping[str, tuple[str, ...]]] = {
+    5: {
+        "decisions": ("parent", "context", "count", "chance"),
+        "blocks": ("candidates", "expected_tokens", "expected_seconds"),
+    },
+}
+
 # Stored as float32: values that are computed in float32, and short durations. All other floats are float64.
 FLOAT32_FIELDS = frozenset(
     {
@@ -52,6 +63,9 @@ FLOAT32_FIELDS = frozenset(
         "uniform",
         "head_estimate",
         "entropy",
+        "chance",
+        "expected_tokens",
+        "expected_seconds",
         "seconds_decode",
         "seconds_translate",
         "seconds_verify",
@@ -60,8 +74,8 @@ FLOAT32_FIELDS = frozenset(
     }
 )
 ROUNDED_FIELDS = frozenset({"entropy", "head_estimate"})
-LEVELS = ("drafter_levels", "target_levels")  # rounded for tokens that were not judged
-JUDGED = (Outcome.ACCEPTED.value, Outcome.REJECTED.value)
+LEVELS = ("drafter_levels", "target_levels")  # rounded for tokens about which they decided nothing
+DECIDED = (Outcome.ACCEPTED.value, Outcome.REJECTED.value, Outcome.ALTERNATIVE.value)
 # Columns with minimum and maximum per row group, so that readers can skip row groups.
 SOUGHT_FIELDS = ("seq", "offset", "dataset", "target")
 # Strings that hardly ever repeat gain nothing from a dictionary.
@@ -109,6 +123,21 @@ def to_table(table: str, first_seq: int, events: Sequence[LoggedEvent]) -> pa.Ta
     return _round_levels(rows) if table == "decisions" else rows
 
 
+def missing_columns(table: str, version: int) -> dict[str, Any]:
+    """Return the columns that parts of a schema version lack, each with the value that it has for their rows."""
+    names = {name for added, tables in _ADDED.items() if added > version for name in tables.get(table, ())}
+    return {field.name: field.default for field in fields(TABLES[table]) if field.name in names}
+
+
+def to_current_schema(table: str, rows: pa.Table) -> pa.Table:
+    """Convert rows of a part of any readable schema version to the present columns and types."""
+    schema = schema_of(table)
+    for name, value in missing_columns(table, 0).items():
+        if name not in rows.schema.names:
+            rows = rows.append_column(name, pa.repeat(pa.scalar(value, schema.field(name).type), len(rows)))
+    return rows.select(schema.names).cast(schema)
+
+
 def parquet_options(table: str, level: int = QUICK_LEVEL) -> dict[str, Any]:
     """Return keyword arguments of `pyarrow.parquet.write_table` that make this table small and fast to scan.
 
@@ -139,11 +168,11 @@ def parquet_options(table: str, level: int = QUICK_LEVEL) -> dict[str, Any]:
 
 def _round_levels(decisions: pa.Table) -> pa.Table:
     outcomes = decisions["outcome"].combine_chunks()
-    judged = pc.is_in(outcomes.dictionary, pa.array(JUDGED)).take(outcomes.indices)
+    decided = pc.is_in(outcomes.dictionary, pa.array(DECIDED)).take(outcomes.indices)
     for name in LEVELS:
         levels = decisions[name].combine_chunks()
         values = levels.flatten()
-        exact = judged.take(pc.list_parent_indices(levels))
+        exact = decided.take(pc.list_parent_indices(levels))
         kept = pa.ListArray.from_arrays(
             levels.offsets, pc.if_else(exact, values, _round_floats(values)), type=levels.type
         )

@@ -40,6 +40,7 @@ MEMORY = "3GB"  # for sorting and grouping
 _BATCH_ROWS = 2_048  # as DuckDB; at most one batch more than requested is fetched
 _FETCHED_BYTES = 256 << 20  # for a limited number of rows, which are displayed
 _CHECKED_ROWS = 2_000_000  # checked together
+_OF_ALL_ROWS = "^(positions|indices|the rejection)"  # problems that a missing part can cause
 # The last two are raised for names in a damaged part that are not UTF-8.
 _REFUSALS = (duckdb.Error, RuntimeError, UnicodeDecodeError)
 # Ranges of offsets with about {rows} decisions each.
@@ -170,14 +171,15 @@ class LogReader:
     def check(self, at_once: int = _CHECKED_ROWS) -> Rederivation:
         """Derive every judged decision again from its own row (`store/query/sql/check.sql`); recount all decisions.
 
-        If damaged parts were left out, gaps in the positions of tokens are not mismatches. About `at_once` decisions
-        are checked together, since the check sorts and a large log would not fit into memory.
+        The outcomes of a tree's candidates, alternatives included, are derived from the rows of their place. If damaged
+        parts were left out, gaps in the positions of tokens and in the indices of candidates are not mismatches. About
+        `at_once` decisions are checked together, since the check sorts and a large log would not fit into memory.
         """
         judged = "count(*) FILTER (outcome IN ('accepted', 'rejected'))"
         (counts,) = self.select(f"SELECT count(*) AS decisions, {judged} AS judged FROM decisions").to_pylist()
         mismatches = self._mismatches(at_once)
         if self.damaged:
-            gaps = pc.starts_with(mismatches["problem"], "positions")
+            gaps = pc.match_substring_regex(mismatches["problem"], _OF_ALL_ROWS)
             mismatches = mismatches.filter(pc.invert(gaps))
         return Rederivation(counts["decisions"], counts["judged"], mismatches, self.select(miscounts_query()))
 

@@ -1,7 +1,7 @@
 """SQL of the store: the views over committed parts, and the statements and recipes in `store/query/sql/`."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -13,8 +13,10 @@ from store.files import digest_of
 from store.log.manifest import Manifest, Part, part_path
 from store.log.partitions import read_manifests
 from store.log.rollups import COUNTS, KEYS
-from store.log.schema import TABLES, schema_of
+from store.log.schema import SCHEMA_VERSION, TABLES, missing_columns, schema_of
 from store.query.json_values import quote_text
+
+Paths = Mapping[int, Sequence[str]]  # of parts of one table, by their schema version
 
 VIEWS = ("decisions", "tokens", "blocks", "prompts", "updates", "drifts", "recalls", "versions", *COUNTS)
 
@@ -44,20 +46,20 @@ class CommittedFiles:
 
     Attributes:
         name: the run's name.
-        paths: paths of the parts, by table.
-        uncounted: paths of the parts of decisions that have no counts.
+        paths: paths of the parts, by table and schema version.
+        uncounted: paths of the parts of decisions that have no counts, by schema version.
         damaged: parts that were left out.
     """
 
     name: str
-    paths: dict[str, list[str]]
-    uncounted: list[str]
+    paths: dict[str, dict[int, list[str]]]
+    uncounted: dict[int, list[str]]
     damaged: list[Path]
 
     @classmethod
     def from_run(cls, run_folder: Path, skip_damaged: bool) -> "CommittedFiles":
         """Collect the files of a run. Without `skip_damaged`, raise `CorruptError` for a missing or truncated part."""
-        found = cls(run_folder.name, {table: [] for table in TABLES}, [], [])
+        found = cls(run_folder.name, {table: {} for table in TABLES}, {}, [])
         for folder, manifest in read_manifests(run_folder).items():
             found._add(folder, manifest, skip_damaged)
         return found
@@ -77,9 +79,9 @@ class CommittedFiles:
         there = {Path(part.file).name for part in sound["decisions"]}
         for table, parts in sound.items():
             kept = [part for part in parts if table not in COUNTS or Path(part.file).name in counted & there]
-            self.paths[table].extend(str(part_path(folder, part)) for part in kept)
+            _add_paths(self.paths[table], table, folder, kept)
         decisions = [part for part in sound["decisions"] if Path(part.file).name not in counted]
-        self.uncounted.extend(str(part_path(folder, part)) for part in decisions)
+        _add_paths(self.uncounted, "decisions", folder, decisions)
 
 
 def recipes() -> dict[str, Recipe]:
@@ -102,8 +104,8 @@ def view_definitions(runs: Sequence[CommittedFiles]) -> Iterable[str]:
     """Yield the CREATE VIEW statements of the tables; a view is empty if no run has rows of it."""
     for table in TABLES:
         selects = [_empty_select(table)]
-        selects += [_select_from_parts(run.name, paths) for run in runs if (paths := run.paths[table])]
-        uncounted = [_select_from_parts(run.name, run.uncounted) for run in runs if run.uncounted]
+        selects += [select for run in runs for select in _selects_from_parts(table, run.name, run.paths[table])]
+        uncounted = [select for run in runs for select in _selects_from_parts("decisions", run.name, run.uncounted)]
         if table in COUNTS and uncounted:
             rows = " UNION ALL BY NAME ".join(uncounted)
             selects.append(f"(WITH decisions AS ({rows}) {statement(f'_{table}')})")
@@ -113,7 +115,7 @@ def view_definitions(runs: Sequence[CommittedFiles]) -> Iterable[str]:
 
 def readable_paths(runs: Sequence[CommittedFiles]) -> list[str]:
     """Return the paths that DuckDB must be allowed to read: the parts, and the patterns that name them."""
-    paths = [path for run in runs for paths in run.paths.values() for path in paths]
+    paths = [path for run in runs for of in run.paths.values() for paths in of.values() for path in paths]
     return sorted({*paths, *map(_pattern, paths)})
 
 
@@ -153,8 +155,19 @@ def _require_size(path: Path, size: int) -> None:
         )
 
 
-def _select_from_parts(run: str, paths: list[str]) -> str:
-    return f"SELECT {quote_text(run)} AS run, * FROM read_parquet({quote_list(map(_pattern, paths))})"
+def _add_paths(paths: dict[int, list[str]], table: str, folder: Path, parts: Iterable[Part]) -> None:
+    """Add the paths of parts. Versions with all present columns are read together."""
+    for part in parts:
+        version = part.schema_version if missing_columns(table, part.schema_version) else SCHEMA_VERSION
+        paths.setdefault(version, []).append(str(part_path(folder, part)))
+
+
+def _selects_from_parts(table: str, run: str, paths: Paths) -> Iterator[str]:
+    """Yield a SELECT per schema version. Columns that its parts lack, if not null, are constants."""
+    for version, named in paths.items():
+        missing = missing_columns(table, version)
+        added = "".join(f', {value} AS "{name}"' for name, value in missing.items() if value is not None)
+        yield f"SELECT {quote_text(run)} AS run, *{added} FROM read_parquet({quote_list(map(_pattern, named))})"
 
 
 def _pattern(path: str) -> str:

@@ -15,19 +15,22 @@ import numpy as np
 import pytest
 import torch
 from doubles import TableModel, row_of
+from token_trees import make_tree, tree_proposals
 from torch import Tensor
 
 import stages
+from stages.choose import ChooseDraft
 from stages.contract.blocks import Draft, Proposal, SequenceState, Verdict
 from stages.contract.stage import Stage
 from stages.decode import Decode
 from stages.drafting.costs import Costs
 from stages.drafting.head import AcceptanceHead
-from stages.drafting.prompt_lookup import PromptLookup
-from stages.drafting.sources import DraftSourceSelector
+from stages.drafting.sources import SourceChooser
 from stages.drafting.stopping import ThresholdStop
 from stages.examples.teacher import supervise_nothing
-from stages.lookup import DecodeOrLookup
+from stages.memory.calibration import own_cell
+from stages.memory.text_memory import TextMemory
+from stages.memory.tree_growth import TreeLimits
 from stages.models.huggingface import new_llama
 from stages.models.language_model import LanguageModel
 from stages.ngrams.cache import NgramCache
@@ -57,7 +60,9 @@ def llama(size: int) -> LanguageModel:
     with torch.no_grad():
         for weight in model.parameters():
             weight.mul_(4)  # distributions that differ from position to position
-    return LanguageModel(model, "tiny")
+    tiny = LanguageModel(model, "tiny")
+    tiny.reads_trees = tiny.forward_pass.reads_trees
+    return tiny
 
 
 def new_trie() -> Trie:
@@ -87,18 +92,32 @@ def proposal_of(row: SequenceState, block: int) -> Proposal:
     return Proposal(draft, parse(TRIE, draft.pieces))
 
 
+def tree_proposal_of(row: SequenceState, block: int) -> Proposal:
+    """A tree that depends on the row and the block alone; in some blocks none."""
+    numbers = np.random.default_rng([row.offset, block])
+
+    def branches(depth: int) -> dict[int, Any]:
+        tokens = numbers.permutation(len(SPELLING))[: numbers.integers(0, 4)].tolist()
+        return {token: branches(depth - 1) for token in tokens} if depth else {}
+
+    found = branches(3)
+    return tree_proposals([row], [make_tree(found) if found else None], PIECES)[0]
+
+
 def new_decode(model: Callable[[int], Any]) -> Decode:
     drafter = model(PIECES)
     head = AcceptanceHead(drafter.hidden_size, 0)
     return Decode(drafter, head, ThresholdStop(0.5), SAMPLING, range(PIECES), max_draft=4, eos_id=3)
 
 
-def new_lookup(model: Callable[[int], Any]) -> DecodeOrLookup:
-    selector = DraftSourceSelector(Costs(((1, 1.0), (2, 1.06)), ((1, 0.24),)))
-    for match in range(3, 40):  # pairs are left to the model
+def new_choose(model: Callable[[int], Any]) -> ChooseDraft:
+    """Trees cost nothing, so that those of other rows leave room for a row's own."""
+    free = Costs(((1, 1.0), (2, 1.0)), ((1, 0.24),))
+    memory = TextMemory(free, TreeLimits(8, 3, 6), (), budget_bytes=1 << 16)
+    for length in range(2, 40):  # matches of one token are left to the model
         for _ in range(30):
-            selector.observe_copy(match, [0], [0])
-    return DecodeOrLookup(new_decode(model), [PromptLookup(selector, range(PIECES), most=6)])
+            memory.calibration.observe(own_cell(length), hit=True)
+    return ChooseDraft(new_decode(model), memory, SourceChooser(free), free)
 
 
 def new_verify(model: Callable[[int], Any]) -> Verify:
@@ -124,7 +143,8 @@ class Seen:
 
 
 def see_draft(draft: Draft) -> Seen:
-    return Seen((draft.row.offset, draft.pieces, len(draft.survival)), tuple(draft.draft_probs_KD.flatten().tolist()))
+    seen = draft.row.offset, draft.pieces, len(draft.survival), draft.tree, draft.expected_tokens
+    return Seen(seen, tuple(draft.draft_probs_KD.flatten().tolist()))
 
 
 def see_proposal(proposal: Proposal) -> Seen:
@@ -143,6 +163,18 @@ def read_on(row: SequenceState) -> None:
     row.pieces.append((row.offset + len(row.pieces)) % PIECES)
 
 
+def emit_on(row: SequenceState) -> None:
+    """The same where target tokens matter: a text that soon repeats itself."""
+    row.tokens.append((row.tokens[-1] + 1) % 3)
+    row.pieces.append(row.tokens[-1])
+
+
+def own_scope(row: SequenceState, block: int) -> SequenceState:
+    """Rows of different scopes do not see each other's text."""
+    row.scope = row.offset
+    return row
+
+
 @dataclass(frozen=True)
 class Bench:
     """How a stage is made, fed and looked at."""
@@ -156,11 +188,13 @@ class Bench:
 ALL = {
     "Decode, table": Bench(partial(new_decode, table), lambda row, block: row, see_draft, read_on),
     "Decode, model": Bench(partial(new_decode, llama), lambda row, block: row, see_draft, read_on),
-    "DecodeOrLookup, table": Bench(partial(new_lookup, table), lambda row, block: row, see_draft, read_on),
-    "DecodeOrLookup, model": Bench(partial(new_lookup, llama), lambda row, block: row, see_draft, read_on),
+    "ChooseDraft, table": Bench(partial(new_choose, table), own_scope, see_draft, emit_on),
+    "ChooseDraft, model": Bench(partial(new_choose, llama), own_scope, see_draft, emit_on),
     "Translate": Bench(new_translate, draft_of, see_proposal),
     "Verify, table": Bench(partial(new_verify, table), proposal_of, see_verdict),
     "Verify, model": Bench(partial(new_verify, llama), proposal_of, see_verdict),
+    "Verify, trees, table": Bench(partial(new_verify, table), tree_proposal_of, see_verdict),
+    "Verify, trees, model": Bench(partial(new_verify, llama), tree_proposal_of, see_verdict),
 }
 every_stage = pytest.mark.parametrize("bench", ALL.values(), ids=list(ALL))
 
@@ -243,6 +277,12 @@ def test_nothing_of_a_row_is_kept_after_its_release(bench: Bench):
     del row, each
     gc.collect()
     assert gone() is None
+
+
+def test_the_rows_of_the_choice_have_trees_and_drafts_of_the_model():
+    seen = lives(ALL["ChooseDraft, table"], dict.fromkeys(range(4), (0, 6)))
+    drafts = [draft.decided for outputs in seen.values() for draft in outputs]
+    assert {(bool(pieces), tree is not None) for _, pieces, _, tree, _ in drafts} >= {(True, False), (False, True)}
 
 
 def implementations() -> set[str]:

@@ -10,14 +10,16 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from enumeration import World, translation_of
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from token_trees import GivenTrees, make_tree
 
 from stages import verify
-from stages.contract.blocks import SequenceState
+from stages.contract.blocks import SequenceState, TokenTree
 from stages.decode import Decode
 from stages.drafting.head import AcceptanceHead
 from stages.drafting.stopping import ThresholdStop
@@ -90,6 +92,7 @@ def model_of(seed: int, size: int, forward: str) -> LanguageModel:
     model = LanguageModel(llama, "tiny")
     if forward == "modules":
         model.forward_pass = ModuleForward(llama)
+    model.reads_trees = model.forward_pass.reads_trees
     return model
 
 
@@ -108,6 +111,23 @@ def stages_of(forward: str, max_draft: int, *ends: int) -> tuple[Decode, Any, Ve
         translate,
         Verify(target, rule, Sampling(), context, KNOWN, ends, supervise_nothing, torch.float64),
     )
+
+
+def with_trees(stages: tuple[Decode, Any, Verify]) -> tuple[Any, Any, Verify]:
+    """The same stages, with trees that depend on a row's text alone; after some texts the model drafts."""
+
+    def tree_of(row: SequenceState) -> TokenTree | None:
+        numbers = np.random.default_rng([len(row.tokens), *row.tokens[-2:]])
+
+        def branches(depth: int) -> dict[int, Any]:
+            tokens = numbers.permutation(END + 1)[: numbers.integers(0, 4)].tolist()
+            return {token: branches(depth - 1) for token in tokens} if depth else {}
+
+        found = branches(3)
+        return make_tree(found) if found else None
+
+    decode, translate, judge = stages
+    return GivenTrees(decode, tree_of), translate, judge
 
 
 def row_of(request: Request, number: int) -> SequenceState:
@@ -169,8 +189,12 @@ def assert_alike(request: Request, batched: Answer, alone: Answer) -> None:
         assert [token for token, _ in one.top] == [token for token, _ in other.top]
 
 
-def check(requests: Sequence[Request], forward: str = "packed", max_draft: int = 3) -> list[Answer]:
+def check(
+    requests: Sequence[Request], forward: str = "packed", max_draft: int = 3, *, trees: bool = False
+) -> list[Answer]:
     stages = stages_of(forward, max_draft, END)
+    if trees:
+        stages = with_trees(stages)
     together = serve(stages, requests)
     for request, batched in zip(requests, together, strict=True):
         (alone,) = serve(stages, [Request(**{**vars(request), "arrives": 0, "leaves": None})])
@@ -198,6 +222,14 @@ def test_a_row_gives_in_a_batch_what_it_gives_alone(forward: str, requests: list
     check(requests, forward, max_draft)
 
 
+@pytest.mark.parametrize("forward", ["packed", "modules"])
+@settings(max_examples=30, deadline=None)
+@given(requests=requests_of)
+@example(requests=MANY)
+def test_a_row_with_trees_gives_in_a_batch_what_it_gives_alone(forward: str, requests: list[Request]):
+    check(requests, forward, trees=True)
+
+
 def test_the_requests_that_are_tried_end_in_every_way():
     answers = check(MANY)
     assert {answer.finish for answer in answers} == {"", "stop", "length"}
@@ -221,6 +253,15 @@ def _the_last_row_keeps_its_place(monkeypatch):
     monkeypatch.setattr(PackedLlamaForward, "move", lambda self, source, destination: None)
 
 
+def _the_path_of_another_row_is_kept(monkeypatch):
+    keep = PackedLlamaForward.keep
+    monkeypatch.setattr(PackedLlamaForward, "keep", lambda self, place, *path: keep(self, max(0, place - 1), *path))
+
+
+def _no_path_is_kept(monkeypatch):
+    monkeypatch.setattr(PackedLlamaForward, "keep", lambda self, place, start, path: None)
+
+
 def _draws_are_shared(monkeypatch):
     shared = SeededRandomSource(0, 0)
     monkeypatch.setitem(globals(), "SeededRandomSource", lambda seed, offset: shared)
@@ -240,3 +281,26 @@ def test_what_leaks_from_row_to_row_is_found_out(mutate: Callable[[Any], None], 
     mutate(monkeypatch)
     with pytest.raises(AssertionError):
         check(MANY)
+
+
+def test_a_path_that_is_kept_in_another_row_is_found_out(monkeypatch):
+    _the_path_of_another_row_is_kept(monkeypatch)
+    with pytest.raises(AssertionError):
+        check(MANY, trees=True)
+
+
+@pytest.mark.parametrize("forward", ["packed", "modules"])
+def test_trees_change_nothing_of_greedy_text(forward: str):
+    """So the kept path is what the row would have read without a tree."""
+    greedy = [Request(one.prompt, Sampling(), one.seed, one.stops, one.remaining_tokens, 0) for one in MANY]
+    plain = serve(stages_of(forward, 0, END), greedy)
+    for found, wanted in zip(serve(with_trees(stages_of(forward, 3, END)), greedy), plain, strict=True):
+        assert found.tokens == wanted.tokens
+        for one, other in zip(found.logprobs, wanted.logprobs, strict=True):
+            assert one.logprob == pytest.approx(other.logprob, abs=1e-6)
+
+
+def test_a_path_that_is_not_kept_is_found_out(monkeypatch):
+    _no_path_is_kept(monkeypatch)
+    with pytest.raises(AssertionError):
+        test_trees_change_nothing_of_greedy_text("packed")

@@ -1,4 +1,5 @@
-"""A log that version 3 wrote, before there were checkpoints, counts and rounding, is read as it was."""
+"""Logs that version 3 wrote, before there were checkpoints, counts and rounding, and version 4, before there were trees
+of candidates, are read as they were."""
 
 import json
 import shutil
@@ -6,17 +7,23 @@ from pathlib import Path
 
 import pytest
 import typer
+from synthetic_runs import block
+from tree_making import NODES, make_tree
 from typer.testing import CliRunner
 
 from pipeline.cli.log import check
 from store.errors import RunError
 from store.log.compaction import compact
 from store.log.manifest import MANIFEST, read_manifest
+from store.log.parts import read_part
 from store.log.rollups import COUNTS
+from store.log.run_log import RunLog
+from store.log.schema import TABLES, schema_of, to_current_schema
 from store.query.log_reader import VIEWS, LogReader, recipes
 from store.query.summary import summarize
 
 GOLDEN = Path(__file__).parent / "log-v3"
+VERSION_4 = Path(__file__).parent / "log-v4"  # of a run that was not finished
 ROWS = {
     "decisions": 597,
     "tokens": 563,
@@ -51,7 +58,7 @@ def test_every_view_has_its_rows():
 @pytest.mark.parametrize("name", recipes())
 def test_every_recipe_runs_and_has_something_to_say(name):
     with LogReader([GOLDEN]) as log:
-        assert (log.recipe(name).num_rows == 0) == (name in ("check", "ngrams-that-pay"))
+        assert (log.recipe(name).num_rows == 0) == (name in ("check", "ngrams-that-pay", "memory-calibration"))
 
 
 def test_the_summary_is_the_one_that_version_3_wrote():
@@ -72,7 +79,7 @@ def test_it_is_read_beside_a_log_of_this_version_and_compacts_into_one(copied):
         before = {name: log.recipe(name).to_pylist() for name in recipes()}
         rows = log.select("FROM decisions ORDER BY seq")
     compact(copied)
-    assert json.loads((copied / MANIFEST).read_bytes())["schema_version"] == 4
+    assert json.loads((copied / MANIFEST).read_bytes())["schema_version"] == 5
     with LogReader([copied]) as log:
         assert log.select("FROM decisions ORDER BY seq").equals(rows)
         after = {name: log.recipe(name).to_pylist() for name in recipes()}
@@ -88,7 +95,72 @@ def round_values(rows):
 
 def test_a_version_that_is_not_known_is_refused_with_a_word(copied):
     content = json.loads((copied / MANIFEST).read_bytes())
-    for version in (2, 5):
+    for version in (2, 6):
         (copied / MANIFEST).write_text(json.dumps(content | {"schema_version": version}))
-        with pytest.raises(RunError, match=rf"version 3 or 4, got {version}"):
+        with pytest.raises(RunError, match=rf"version 3, 4 or 5, got {version}"):
             read_manifest(copied)
+
+
+ADDED = {
+    "decisions": ("parent", "context", "count", "chance"),
+    "blocks": ("candidates", "expected_tokens", "expected_seconds"),
+}
+
+
+def added_values(log: LogReader) -> set[tuple]:
+    """Every combination of values in the columns that version 5 added."""
+    found = set()
+    for table, names in ADDED.items():
+        rows = log.select(f"SELECT DISTINCT {', '.join(names)} FROM {table}").to_pylist()
+        found |= {(table, *row.values()) for row in rows}
+    return found
+
+
+@pytest.mark.parametrize("golden_log", [GOLDEN, VERSION_4])
+def test_parts_of_earlier_versions_have_the_new_columns_without_values(golden_log):
+    with LogReader([golden_log]) as log:
+        assert added_values(log) == {("decisions", None, None, None, None), ("blocks", 0, None, None)}
+        assert log.check().mismatches.num_rows == 0
+        assert log.select("FROM decisions").num_rows > 50
+    for table, parts in read_manifest(golden_log).tables.items():
+        for part in parts:
+            rows = to_current_schema(table, read_part(golden_log, part))
+            assert rows.schema.equals(schema_of(table))
+            assert rows.num_rows == part.rows
+
+
+def test_a_log_of_version_4_compacts_into_one_of_this_version(tmp_path):
+    copied = Path(shutil.copytree(VERSION_4, tmp_path / "run"))
+    assert json.loads((copied / MANIFEST).read_bytes())["schema_version"] == 4
+    with LogReader([copied]) as log:
+        before = {table: log.select(f"FROM {table} ORDER BY seq") for table in TABLES if table not in COUNTS}
+    compact(copied)
+    (joined,) = read_manifest(copied).tables["decisions"]
+    assert joined.schema_version == 5
+    with LogReader([copied]) as log:
+        assert {table: log.select(f"FROM {table} ORDER BY seq") for table in before} == before
+
+
+def test_parts_of_two_versions_are_read_as_one_table(tmp_path):
+    """As a resumed run has them."""
+    copied = Path(shutil.copytree(VERSION_4, tmp_path / "run"))
+    with LogReader([copied]) as log:
+        before = log.select("SELECT count(*) AS n FROM decisions").to_pylist()[0]["n"]
+    with RunLog(copied) as log:
+        for event in make_tree(NODES, [0.4, 0.6], offset=1_000):
+            log.append(event)
+        log.append(block(offset=1_000, candidates=4, expected_tokens=2.5))
+    versions = {table: [part.schema_version for part in parts] for table, parts in read_manifest(copied).tables.items()}
+    assert versions["decisions"][-2:] == versions["blocks"][-2:] == [4, 5]
+    for finished in ("as written", "compacted"):
+        with LogReader([copied]) as log:
+            (row,) = log.select("SELECT count(*) AS n, count(parent) AS of_trees FROM decisions").to_pylist()
+            assert (row["n"], row["of_trees"]) == (before + 5, 4), finished
+            assert log.select("SELECT max(candidates) AS n, sum(candidates) AS sum FROM blocks").to_pylist() == [
+                {"n": 4, "sum": 4}
+            ]
+            assert log.select("SELECT sum(decisions) AS n FROM counts_by_place").to_pylist() == [{"n": before + 5}]
+            assert log.check().mismatches.num_rows == 0
+            assert log.recipe("memory-calibration").num_rows
+            assert "memory" in log.recipe("accepted-by-source")["source"].to_pylist()
+        compact(copied, counted=1)

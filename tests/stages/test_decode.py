@@ -10,10 +10,11 @@ import torch
 from doubles import TableModel, row_of
 from torch import Tensor
 
-from stages.contract.blocks import Draft, SequenceState
-from stages.decode import Decode
-from stages.drafting.head import AcceptanceHead
-from stages.drafting.stopping import FixedLength, StopRule
+from stages.contract.blocks import Draft, Proposal, SequenceState, Verdict
+from stages.decode import EVERY_HOPELESS, Decode
+from stages.drafting.costs import Costs
+from stages.drafting.head import EXTRA_FEATURES, AcceptanceHead
+from stages.drafting.stopping import AlwaysSpeculate, FixedLength, SpeculationPolicy, StopRule
 from stages.sampling.distributions import Sampling
 
 PIECES = 6
@@ -25,11 +26,19 @@ def logits(history: tuple[int, ...]) -> Tensor:
     return torch.from_numpy(np.random.default_rng([3, *history]).normal(0, 1.5, PIECES))
 
 
-def new_decode(*, stop_rule: StopRule | None = None, max_draft: int = 4, end: int | None = None, **sampling) -> Decode:
+def new_decode(
+    *,
+    stop_rule: StopRule | None = None,
+    max_draft: int = 4,
+    end: int | None = None,
+    costs: Costs | None = None,
+    policy: SpeculationPolicy | None = None,
+    **sampling,
+) -> Decode:
     model = TableModel(logits, PIECES)
     head = AcceptanceHead(model.hidden_size, 0)
-    chosen = Sampling(**sampling or {"temperature": 1.0})
-    return Decode(model, head, stop_rule or FixedLength(), chosen, ALLOWED, max_draft, end, torch.float64)
+    chosen, rule = Sampling(**sampling or {"temperature": 1.0}), stop_rule or FixedLength()
+    return Decode(model, head, rule, chosen, ALLOWED, max_draft, end, torch.float64, policy, costs)
 
 
 def distribution_after(pieces: list[int], sampling: Sampling) -> Tensor:
@@ -225,3 +234,135 @@ def test_a_skipped_row_draws_nothing():
 
     (short, after_short), (long, after_long) = drafts_with(1), drafts_with(9)
     assert (short.pieces, after_short) == (long.pieces, after_long)
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 0.7, "top_k": 2}])
+def test_the_head_reads_the_distribution_at_temperature_1_in_every_mode(sampling: dict):
+    decode, row = new_decode(**sampling), row_of([0, 1])
+    decode.admit(row)
+    (draft,) = decode([row])
+    assert len(draft.pieces) == 4
+    for place, (piece, features_F) in enumerate(zip(draft.pieces, draft.features_KF, strict=True)):
+        probs_D = distribution_after([*row.pieces, *draft.pieces[:place]], Sampling(1.0)).float()
+        first, second = probs_D.topk(2).values.tolist()
+        entropy = float(torch.special.entr(probs_D).sum())
+        want = [float(probs_D[piece].log()), entropy, place / 8, first, first - second]
+        assert features_F[-EXTRA_FEATURES:].tolist() == pytest.approx(want, abs=1e-5)
+    varied = draft.features_KF[:, -EXTRA_FEATURES:]
+    assert all(float(column.std()) > 0.01 for column in varied.T), "none is constant, at temperature 0 either"
+
+
+class NoNumbers:
+    """Fails when a number is drawn."""
+
+    def uniform(self, distribution: Tensor) -> float:
+        raise AssertionError("nothing is decided at random")
+
+
+def test_greedy_drafting_draws_no_random_numbers():
+    decode = new_decode(temperature=0.0)
+    row = row_of([0, 1], rng=NoNumbers())
+    (draft,) = only(decode, [row])
+    for place, piece in enumerate(draft.pieces):
+        assert piece == int(distribution_after([*row.pieces, *draft.pieces[:place]], Sampling(1.0)).argmax())
+    assert draft.entropies == (0.0,) * 4
+
+
+def test_a_row_that_samples_draws_the_same_numbers_next_to_greedy_rows():
+    def drafted(others: int) -> Draft:
+        rows = [row_of([0, 1], offset=0), *(row_of([2, 2], offset=1 + n) for n in range(others))]
+        for row in rows[1:]:
+            row.sampling = Sampling(0.0)
+        return only(new_decode(), rows)[0]
+
+    alone, beside = drafted(0), drafted(2)
+    assert alone.pieces == beside.pieces
+    torch.testing.assert_close(alone.draft_probs_KD, beside.draft_probs_KD)
+
+
+# A target pass costs 9 + tokens, a drafter pass 1.
+COSTS = Costs(target=((1, 10.0), (11, 20.0)), drafter=((1, 1.0),))
+FREE = Costs(target=((1, 10.0), (11, 10.0)), drafter=((1, 1.0),))
+
+
+def decode_with_estimates(*estimates: float, costs: Costs | None = COSTS, **settings) -> Decode:
+    """A head that gives the pieces of a draft these estimates, by their index."""
+    decode = new_decode(costs=costs, **{"temperature": 0.0, **settings})
+    logits_K = torch.tensor([*estimates, *[0.5] * 8]).logit()
+    decode.head = lambda features_BF: logits_K[(8 * features_BF[:, -3]).round().long()]
+    return decode
+
+
+def row_not_explored(block: int = 1, **settings) -> SequenceState:
+    row = row_of([0, 1], **settings)
+    row.block = block
+    return row
+
+
+@pytest.mark.parametrize(
+    ("estimates", "kept"),
+    [
+        ((0.9, 0.9, 0.9, 0.9), 4),
+        ((0.9, 0.9, 0.02, 0.9), 2),
+        ((0.02, 0.9, 0.9, 0.9), 0),
+        ((0.9, 0.9, 0.9, 0.02), 3),
+        ((0.9, 0.02, 0.02, 0.02), 1),
+    ],
+)
+def test_a_hopeless_greedy_piece_is_drawn_but_not_verified(estimates: tuple[float, ...], kept: int):
+    row = row_not_explored()
+    (whole,) = only(decode_with_estimates(*estimates, costs=None), [row_not_explored()])
+    (draft,) = only(decode_with_estimates(*estimates), [row])
+    assert draft.pieces == whole.pieces[:kept]
+    assert torch.equal(draft.draft_probs_KD, whole.draft_probs_KD[:kept])
+    assert torch.equal(draft.features_KF, whole.features_KF[:kept])
+    assert (draft.entropies, draft.survival) == (whole.entropies[:kept], whole.survival[:kept])
+
+
+def test_a_piece_whose_verification_costs_nothing_is_verified():
+    (draft,) = only(decode_with_estimates(0.001, costs=FREE), [row_not_explored()])
+    assert len(draft.pieces) == 4
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": 1.0}, {"temperature": 0.7, "top_k": 2}])
+def test_a_piece_that_was_drawn_at_random_is_never_dropped(sampling: dict):
+    """A draft that ended where an unlikely piece was drawn would change the distribution of the text."""
+    (draft,) = only(decode_with_estimates(0.001, 0.001, **sampling), [row_not_explored()])
+    assert len(draft.pieces) == 4
+
+
+def test_of_a_mixed_batch_the_greedy_rows_drop():
+    rows = [row_not_explored(offset=offset) for offset in range(3)]
+    rows[1].sampling = Sampling(1.0)
+    drafts = only(decode_with_estimates(0.001), rows)
+    assert [len(draft.pieces) for draft in drafts] == [0, 4, 0]
+    assert_distributions_are_the_drafters(rows[1], drafts[1], Sampling(1.0))
+
+
+def test_now_and_again_a_hopeless_draft_is_verified_so_that_the_head_gets_labels():
+    decode, row = decode_with_estimates(0.001), row_of([0, 1], offset=5)
+    decode.admit(row)
+    lengths = []
+    for _ in range(2 * EVERY_HOPELESS):
+        lengths.append(len(decode([row])[0].pieces))
+        row.block += 1
+    assert lengths == [0 if (5 + block) % EVERY_HOPELESS else 4 for block in range(2 * EVERY_HOPELESS)]
+
+
+class RecordingPolicy(AlwaysSpeculate):
+    """Notes what it observes."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[list[int], int]] = []
+
+    def observe(self, lengths: Sequence[int], emitted: int) -> None:
+        self.seen.append((list(lengths), emitted))
+
+
+def test_a_dropped_piece_counts_as_drafted_for_the_policy():
+    """Else drafting pieces that are always dropped would seem to cost nothing, and never be paused."""
+    policy, row = RecordingPolicy(), row_not_explored()
+    decode = decode_with_estimates(0.02, policy=policy)
+    (draft,) = only(decode, [row])
+    decode.observe([Verdict(Proposal(draft, ()), (), (1,), 0, 0)])
+    assert policy.seen == [([4], 1)]

@@ -1,10 +1,14 @@
 """Verification of a block: what is appended to the row, what is counted, and where it ends."""
 
 import math
+from itertools import accumulate
 
 import pytest
 import torch
 from doubles import TableModel, row_of
+from hypothesis import given
+from hypothesis import strategies as st
+from token_trees import Branches, make_tree, tree_proposals
 from torch import Tensor
 
 from stages.contract.blocks import Draft, OffPolicySpan, Proposal, SequenceState, Verdict
@@ -12,13 +16,25 @@ from stages.examples.teacher import Supervision, supervise_nothing
 from stages.ngrams.trie import Trie
 from stages.rules import TrieRule
 from stages.sampling.distributions import Sampling
+from stages.sampling.random_source import RandomSource
 from stages.translate import parse
-from stages.verify import Verify, _outcome_distribution, passed_levels, truncate
+from stages.verify import (
+    Verify,
+    _outcome_distribution,
+    accepted_path,
+    chosen_candidate,
+    decide_tree,
+    emitting_lines,
+    passed_levels,
+    place_distribution,
+    truncate,
+)
 from stages.vocabulary.text_stream import StopStrings
 from store.errors import ModelError
 from store.events import Origin, Outcome
 
 SPELLING = ((0,), (1,), (0, 1), (2,), None, (3,))
+DIRECT = ((0,), (1,), None, (2,), None, (3,))  # without the n-gram
 END = 5
 BRANCH = OffPolicySpan(0, (1,), ())
 CONTEXT = tuple(pieces or () for pieces in SPELLING)
@@ -33,10 +49,16 @@ def counts_up(history: tuple[int, ...]) -> Tensor:
 
 
 def verify_block(
-    row: SequenceState, pieces: tuple[int, ...], *, teach=supervise_nothing, logits=counts_up, drafted: float = 1.0
+    row: SequenceState,
+    pieces: tuple[int, ...],
+    *,
+    teach=supervise_nothing,
+    logits=counts_up,
+    drafted: float = 1.0,
+    trie_of: tuple = SPELLING,
 ) -> tuple[Verdict, TableModel]:
     trie = Trie(8, 4)
-    trie.insert_all((spelt, token) for token, spelt in enumerate(SPELLING) if spelt)
+    trie.insert_all((spelt, token) for token, spelt in enumerate(trie_of) if spelt)
     model = TableModel(logits, 8)
     verify = Verify(model, TrieRule(trie), Sampling(), CONTEXT, 6, {END}, teach)
     draft_probs_KD = drafted * torch.eye(4)[list(pieces)] if pieces else torch.zeros(0, 4)
@@ -266,3 +288,236 @@ def test_nothing_is_computed_for_rows_that_give_no_example():
     verdicts = verify(proposals)
     assert seen == [([1, 3], [1, 3])]
     assert [verdict.branch and verdict.branch.start for verdict in verdicts] == [None, 1, None, 3]
+
+
+# Trees of target tokens.
+
+
+def verify_tree(
+    row: SequenceState, branches: Branches, *, teach=supervise_nothing, logits=counts_up, unread: int = 1
+) -> tuple[Verdict, TableModel]:
+    """A block with a tree. So many tokens of the row are read in its pass."""
+    model = TableModel(logits, 8)
+    verify = Verify(model, TrieRule(Trie(8, 4)), Sampling(), CONTEXT, 6, {END}, teach)
+    verify.admit(row)
+    model.roll_back(row, len(row.tokens) - unread)
+    (verdict,) = verify(tree_proposals([row], [make_tree(branches) if branches else None], 4))
+    return verdict, model
+
+
+@pytest.mark.parametrize("unread", [1, 2, 3])
+def test_the_path_that_the_target_would_emit_is_accepted(unread: int):
+    row = row_of([3, 4, 0], [2, 1, 0])
+    verdict, model = verify_tree(row, {2: {3: {}}, 1: {4: {}, 2: {0: {}, 3: {}}}, 3: {}}, unread=unread)
+    assert outcomes(verdict) == [
+        (Outcome.ALTERNATIVE, None, None),  # 2
+        (Outcome.UNJUDGED, None, None),
+        (Outcome.ACCEPTED, 1, Origin.ACCEPTED),
+        (Outcome.ALTERNATIVE, None, None),  # 4 after 1
+        (Outcome.ACCEPTED, 2, Origin.ACCEPTED),
+        (Outcome.ALTERNATIVE, None, None),  # 0 after 2
+        (Outcome.ACCEPTED, 3, Origin.ACCEPTED),
+        (Outcome.ALTERNATIVE, None, None),  # 3 after the text
+        (Outcome.UNDRAFTED, 4, Origin.BONUS),
+    ]
+    assert (verdict.emitted, verdict.judged, verdict.accepted) == ((1, 2, 3, 4), 3, 3)
+    assert (row.tokens, row.pieces) == ([3, 4, 0, 1, 2, 3, 4], [2, 1, 0, 1, 0, 1, 2])
+    assert (row.remaining_tokens, row.block, row.finish) == (95, 1, "")
+    assert model.tokens_read(row) == [3, 4, 0, 1, 2, 3], "the path is kept, and the bonus is read with the next block"
+
+
+def test_a_place_without_the_target_s_token_ends_the_block():
+    verdict, model = verify_tree(row := row_of([0]), {1: {4: {5: {}}, 3: {}}, 2: {}})
+    assert outcomes(verdict) == [
+        (Outcome.ACCEPTED, 1, Origin.ACCEPTED),
+        (Outcome.REJECTED, 2, Origin.RESIDUAL),  # the first candidate of its place carries the rejection
+        (Outcome.UNJUDGED, None, None),
+        (Outcome.ALTERNATIVE, None, None),
+        (Outcome.ALTERNATIVE, None, None),
+    ]
+    assert (verdict.emitted, verdict.judged, verdict.accepted) == ((1, 2), 2, 1)
+    assert model.tokens_read(row) == [0, 1]
+
+
+def test_a_candidate_has_the_target_s_probability_and_the_number_of_its_place():
+    logits = torch.tensor([0.5, 0.25, 0.125, 0.125, 0, 0, 0, 0]).log()
+    row = row_of([0])
+    row.sampling = Sampling(1.0)
+    verdict, _ = verify_tree(row, {0: {1: {}, 2: {}}, 3: {0: {}}}, logits=lambda history: logits)
+    assert [decision.index for decision in verdict.decisions] == list(range(len(verdict.decisions)))
+    candidates = [decision for decision in verdict.decisions if decision.candidate]
+    assert {decision.drafter_levels for decision in candidates} == {(1.0,)}
+    for decision in candidates:
+        assert decision.target_levels == (pytest.approx(float(logits.exp()[decision.candidate.token])),)
+        assert decision.proposed is None
+    by_place: dict[int, set] = {}
+    for decision in candidates:
+        by_place.setdefault(decision.candidate.parent, set()).add(decision.uniform)
+    assert all(len(numbers) == 1 for numbers in by_place.values())
+    assert None not in by_place[-1]
+
+
+def test_a_chain_is_tested_as_pieces_of_probability_one():
+    """The same numbers decide alike: without branches it is the test of `decide` with one-hot drafts."""
+    logits = torch.tensor([1.0, 0.5, 0.2, 0.0, -1.0, -1.0, 9.0, 9.0])
+    found: tuple[list[tuple], list[tuple]] = [], []
+    for seed in range(40):
+        for by_tree in (False, True):
+            row = row_of([0], offset=seed)
+            row.sampling = Sampling(1.0)
+            if by_tree:
+                verdict, _ = verify_tree(row, {0: {3: {1: {}}}}, logits=lambda history: logits)
+            else:
+                verdict, _ = verify_block(row, (0, 2, 1), logits=lambda history: logits, trie_of=DIRECT)
+            found[by_tree].append((verdict.emitted, verdict.accepted, verdict.judged))
+    assert found[0] == found[1]
+    assert len(set(found[0])) > 5
+
+
+def test_a_tree_has_as_many_lines_of_logits_as_candidates_and_one():
+    row = row_of([0])
+    model = TableModel(counts_up, 8)
+    verify = Verify(model, TrieRule(Trie(8, 4)), Sampling(), CONTEXT, 6, {END}, supervise_nothing)
+    verify.admit(row)
+    seen = []
+    forward = model.forward
+    model.forward = lambda rows, tokens, wanted, **options: (
+        seen.append((tokens, wanted, options)) or forward(rows, tokens, wanted, **options)
+    )
+    verify(tree_proposals([row], [make_tree({2: {3: {}, 1: {}}, 1: {}})], 4))
+    assert seen == [([[0, 2, 3, 1, 1]], [5], {"parents": [[-1, 0, 1, 1, 0]]})]
+
+
+def test_rows_without_branches_are_read_as_chains():
+    rows = [row_of([0], offset=number) for number in range(3)]
+    model = TableModel(counts_up, 8)
+    verify = Verify(model, TrieRule(Trie(8, 4)), Sampling(), CONTEXT, 6, {END}, supervise_nothing)
+    seen = []
+    for row in rows:
+        verify.admit(row)
+    forward = model.forward
+
+    def noted(*given, parents):
+        seen.append(parents)
+        return forward(*given, parents=parents)
+
+    model.forward = noted
+    chain, fork = make_tree({1: {2: {}}}), make_tree({1: {}, 2: {}})
+    verify(tree_proposals(rows, [chain, None, chain], 4))
+    verify(tree_proposals(rows, [chain, None, fork], 4))
+    assert seen == [None, [[-1, 0, 1], [-1], [-1, 0, 0]]]
+
+
+def test_a_tree_is_cut_at_the_remaining_tokens_at_an_end_and_at_a_stop_string():
+    deep = {2: {}, 1: {0: {}, 2: {3: {4: {}}}}}
+    verdict, model = verify_tree(row := row_of([0], remaining_tokens=2), deep)
+    assert (verdict.emitted, row.finish, row.remaining_tokens) == ((1, 2), "length", 0)
+    assert [decision.emitted for decision in verdict.decisions] == [None, 1, None, 2], "what follows is dropped"
+    assert model.tokens_read(row) == [0, 1]
+
+    verdict, model = verify_tree(row := row_of([3]), {1: {}, 4: {END: {0: {}, 1: {}}}, 5: {}})
+    assert (verdict.emitted, row.finish, row.tokens) == ((4, END), "stop", [3, 4, END])
+    assert len(verdict.decisions) == 3
+    assert model.tokens_read(row) == [3, 4]
+
+    verdict, model = verify_tree(row := stopping_row([0], "bc"), deep)
+    assert (verdict.emitted, row.finish, row.tokens) == ((1, 2), "stop", [0, 1, 2])
+    assert row.stop_strings.complete
+    assert model.tokens_read(row) == [0, 1]
+
+    verdict, _ = verify_tree(row := stopping_row([0], "d"), {1: {3: {}, 4: {}}})
+    assert (verdict.emitted, row.finish) == ((1, 2), ""), "a candidate that was not accepted completes nothing"
+
+
+@pytest.mark.parametrize("branches", [{2: {3: {}}, 1: {4: {}, 2: {}}}, {1: {4: {}}}, {2: {}}, {1: {2: {3: {}}}}])
+def test_log_probabilities_are_of_the_lines_that_tokens_were_drawn_from(branches: Branches):
+    def logits(history: tuple[int, ...]) -> Tensor:
+        return counts_up(history) + torch.arange(8) * (0.1 * sum(history))
+
+    row = row_of([0])
+    row.logprobs = 0
+    verdict, _ = verify_tree(row, branches, logits=logits)
+    for place, one in enumerate(verdict.logprobs):
+        wanted = logits((0, *verdict.emitted[:place]))[:6].log_softmax(0)[one.token]
+        assert (one.token, one.logprob) == (verdict.emitted[place], pytest.approx(float(wanted), abs=1e-5))
+    assert len(verdict.logprobs) == len(verdict.emitted)
+
+
+def test_a_teacher_has_the_logits_of_the_emitted_tokens_in_order():
+    """As if the draft had been what was emitted, next to rows without trees."""
+    seen = []
+
+    def teach(batch, outcomes, logits_NV, starts):
+        seen.append((logits_NV.argmax(-1).tolist(), list(starts)))
+        return [Supervision() for _ in batch]
+
+    rows = [row_of([0], offset=number) for number in range(4)]
+    rows[3].private = True
+    verify = Verify(TableModel(counts_up, 8), TrieRule(Trie(8, 4)), Sampling(), CONTEXT, 6, {END}, teach)
+    for row in rows:
+        verify.admit(row)
+    tree, other = make_tree({2: {3: {}}, 1: {4: {}, 2: {}}}), make_tree({2: {}, 1: {4: {}, 3: {}}})
+    verdicts = verify(tree_proposals(rows, [tree, None, other, tree], 4))
+    assert [verdict.emitted for verdict in verdicts] == [(1, 2, 3), (1,), (1, 2), (1, 2, 3)]
+    assert seen == [([1, 2, 3, 1, 1, 2, 1, 2, 3], [0, 3, 4])]
+
+
+def test_a_private_row_s_tree_has_no_soft_targets():
+    def teach(batch, outcomes, logits_NV, starts):
+        return [Supervision(("taught",), BRANCH)]
+
+    row = row_of([0])
+    row.private = True
+    verdict, _ = verify_tree(row, {1: {}, 2: {}}, teach=teach)
+    assert (verdict.emitted, verdict.soft_targets, verdict.branch) == ((1, 2), (), None)
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_a_target_that_is_not_finite_at_a_candidate_is_an_error(wrong: float):
+    def logits(history: tuple[int, ...]) -> Tensor:
+        return counts_up(history) if history[-1] != 3 else torch.full((8,), wrong)
+
+    with pytest.raises(ModelError, match="prompt:0 after 1 "):
+        verify_tree(row_of([0]), {1: {}, 3: {}}, logits=logits)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=6), st.integers(0, (1 << 24) - 1))
+def test_candidates_of_a_place_lie_end_to_end(weights: list[float], number: int):
+    chances = [weight / max(1.0, sum(weights)) for weight in weights]
+    uniform = number / (1 << 24)
+    distribution = place_distribution(chances)
+    assert len(distribution) == len(chances) + 1
+    assert float(distribution.sum()) == pytest.approx(1)
+    chosen, edges = chosen_candidate(chances, uniform), [0.0, *accumulate(chances)]
+    if chosen is None:
+        assert uniform >= edges[-1]
+    else:
+        assert edges[chosen] <= uniform < edges[chosen + 1]
+        assert chances[chosen] > 0
+
+
+def test_candidates_that_have_all_mass_but_for_rounding_still_emit_a_token():
+    """The numbers of a float32 may add up to a little less than one."""
+    probs_MV = torch.tensor([[1 - 2**-23, 0.0, 0.0], [0.0, 0.0, 1.0]])
+
+    class Last(RandomSource):
+        def uniform(self, distribution: Tensor) -> float:
+            return 1 - 2**-24
+
+    first, *_ = decide_tree(make_tree({0: {}}), probs_MV, Last())
+    assert (first.outcome, first.emitted) == (Outcome.REJECTED, 0)
+
+
+def test_lines_and_paths_of_decisions():
+    probs_MV = torch.eye(6)[[1, 3, 4, 2, 4, 0]]  # after the text, and after each of five candidates
+
+    class First(RandomSource):
+        def uniform(self, distribution: Tensor) -> float:
+            return 0.0
+
+    decisions = decide_tree(make_tree({2: {4: {}}, 1: {5: {}, 2: {}}}), probs_MV, First())
+    assert [decision.emitted for decision in decisions] == [None, None, 1, None, 2, 0]
+    assert accepted_path(decisions) == [2, 4]
+    assert emitting_lines(decisions) == [0, 3, 5]
+    cut = truncate(decisions, 2, ())
+    assert (emitting_lines(cut), accepted_path(cut)) == ([0, 3], [2, 4])

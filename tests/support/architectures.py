@@ -134,7 +134,7 @@ def config_of(folder: Path, **changes: Any) -> Config:
         "draft.costs": "estimated",
         "draft.stop_rule": "never",
         "draft.max_draft": 3,
-        "draft.lookup": False,
+        "draft.sources": ("model",),
         "learn.enabled": False,
     }
     return Config().with_overrides({**fixed, **{key.replace("__", "."): value for key, value in changes.items()}})

@@ -20,6 +20,7 @@ class TableModel:
 
     max_length = 1 << 30
     device = torch.device("cpu")
+    reads_trees = True
 
     def __init__(self, logits: Callable[[tuple[int, ...]], Tensor], vocabulary_size: int, hidden_size: int = 4) -> None:
         self.vocabulary_size, self.hidden_size = vocabulary_size, hidden_size
@@ -44,6 +45,16 @@ class TableModel:
     def roll_back(self, row: SequenceState, length: int) -> None:
         del self._read[row][length:]
 
+    def keep_path(self, row: SequenceState, start: int, path: Sequence[int]) -> None:
+        read = self._read[row]
+        assert list(path) == sorted(set(path)), "each new token follows one before it"
+        assert set(path) <= set(range(len(read) - start)), "only new tokens can be kept"
+        self._read[row] = [*read[:start], *(read[start + token] for token in path)]
+
+    def tokens_read(self, row: SequenceState) -> list[int]:
+        """The tokens of a row that are cached."""
+        return list(self._read[row])
+
     def restrict(self, ids: Collection[int]) -> None:
         self._ids = set(ids)
 
@@ -57,19 +68,30 @@ class TableModel:
         wanted: Sequence[int],
         *,
         hidden: bool = False,
+        parents: Sequence[Sequence[int]] | None = None,
     ) -> tuple[Tensor, Tensor]:
         assert list(rows) == self._order, "all admitted rows, in order, a released row's place taken by the last"
         histories: list[tuple[int, ...]] = []
-        for row, new, number in zip(rows, tokens, wanted, strict=True):
-            assert number <= len(new), "no more positions can be wanted than the row has new tokens"
+        for number, (row, new, count) in enumerate(zip(rows, tokens, wanted, strict=True)):
+            assert count <= len(new), "no more positions can be wanted than the row has new tokens"
+            cached = tuple(self._read[row])
             self._read[row] += new
-            read = self._read[row]
-            histories += [tuple(read[: len(read) - back]) for back in reversed(range(number))]
+            follows = range(-1, len(new) - 1) if parents is None else parents[number]
+            histories += [(*cached, *path) for path in _paths(new, follows)][len(new) - count :]
         logits_NV = torch.stack([self._logits(history) for history in histories]).double()
         logits_NV[:, [number not in self._ids for number in range(self.vocabulary_size)]] = -torch.inf
         if not hidden:
             return logits_NV, logits_NV
         return logits_NV, torch.stack([_hidden_state(history, self.hidden_size) for history in histories])
+
+
+def _paths(tokens: Sequence[int], parents: Sequence[int]) -> list[tuple[int, ...]]:
+    """Per new token the new tokens from the cached ones to itself, given the index of the one that each follows."""
+    paths: list[tuple[int, ...]] = []
+    for index, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
+        assert -1 <= parent < index, "a new token follows an earlier one, or the cached ones"
+        paths.append((*(paths[parent] if parent >= 0 else ()), token))
+    return paths
 
 
 def _hidden_state(history: tuple[int, ...], width: int) -> Tensor:

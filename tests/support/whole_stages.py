@@ -2,13 +2,14 @@
 
 from collections import defaultdict
 from dataclasses import replace
+from typing import Any
 
 import torch
 from doubles import TableModel, row_of
 from enumeration import Distribution, World, every_outcome, rule_of, translation_of
 from torch import Tensor
 
-from stages.contract.blocks import SequenceState
+from stages.contract.blocks import SequenceState, Verdict
 from stages.decode import Decode
 from stages.drafting.head import AcceptanceHead
 from stages.drafting.stopping import ThresholdStop
@@ -20,7 +21,7 @@ from stages.verify import Verify
 
 PROMPT = (0, 1)  # in target tokens and in pieces
 EXTRA = 2  # outputs that the target's model has beyond its tokenizer
-Stages = tuple[Decode, Translate, Verify]
+Stages = tuple[Any, Translate, Verify]  # the first one is `Decode`, or a stage around it
 
 
 LOUD = 9.0  # the logit of what must be masked: it would win if nobody did
@@ -69,19 +70,26 @@ def new_row(
     return row
 
 
-def run_block(stages: Stages, rows: list[SequenceState]) -> list[int]:
-    """One block of all rows, released when they are finished. Returns how many pieces each drafted."""
+def advance(stages: Stages, rows: list[SequenceState]) -> list[Verdict]:
+    """One block of all rows, released when they are finished. Returns their verdicts."""
     decode, translate, verify = stages
-    drafts = decode(rows)
-    verdicts = verify(translate(drafts))
+    verdicts = verify(translate(decode(rows)))
     translate.observe(verdicts)
+    decode.observe(verdicts)
+    for row in rows:
+        assert verify.model.tokens_read(row) == row.tokens[:-1], "the last token is read with the next block"
     for row in [row for row in rows if row.finish]:
         last = rows.pop()
         if last is not row:
             rows[rows.index(row)] = last
         for stage in stages:
             stage.release(row)
-    return [len(draft.pieces) for draft in drafts]
+    return verdicts
+
+
+def run_block(stages: Stages, rows: list[SequenceState]) -> list[int]:
+    """One block of all rows, as `advance`. Returns how many pieces each drafted."""
+    return [len(verdict.proposal.draft.pieces) for verdict in advance(stages, rows)]
 
 
 def stage_distribution(

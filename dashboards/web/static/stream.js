@@ -2,10 +2,18 @@
 import { cards, chart, element, fixed, heading, live, make, percent, plain, question, room, runs, style, table, whole } from "./common.js";
 
 const PANELS = [
-  { key: "acceptance", axis: "y", title: "<b>Acceptance</b> (accepted / judged tokens)", show: ".3f", domain: [0.68, 1] },
-  { key: "efficiency", axis: "y2", title: "<b>Block efficiency</b> (tokens per target forward)", show: ".2f", domain: [0.44, 0.62] },
-  { key: "speed", axis: "y3", title: "<b>Speed</b> (tokens per second)", show: ".0f", domain: [0.2, 0.38] },
+  { key: "acceptance", axis: "y", title: "<b>Acceptance</b> of the drafter model (accepted / judged tokens)", show: ".3f", domain: [0.75, 1] },
+  { key: "efficiency", axis: "y2", title: "<b>Block efficiency</b> (tokens per target forward)", show: ".2f", domain: [0.56, 0.7] },
+  { key: "speed", axis: "y3", title: "<b>Speed</b> (tokens per second)", show: ".0f", domain: [0.18, 0.32] },
 ];
+const SOURCES_TITLE = "<b>Accepted tokens per target forward</b> by source: model (solid), own text (dotted), memory (dashed)";
+const SOURCES_DOMAIN = [0.37, 0.51];
+// Sources of drafts, distinguished by dash and marker; of a single run also by colour.
+const SOURCES = {
+  model: { name: "model", color: "#0072b2", dash: "solid", symbol: "circle" },
+  lookup: { name: "own text", color: "#b07f00", dash: "dot", symbol: "square" },
+  memory: { name: "memory", color: "#a8447d", dash: "dash", symbol: "diamond" },
+};
 // Kinds of marks from top to bottom, distinguished by position and shape.
 const KINDS = {
   drift: { symbol: "triangle-down", size: 13, line: 2 },
@@ -46,6 +54,19 @@ function curveTraces(curves, panels, named) {
   });
 }
 
+function sourceTraces(sources) {
+  return runs.flatMap((run, number) => {
+    const rows = sources.run.flatMap((name, row) => (name === run ? [row] : []));
+    return Object.entries(SOURCES).map(([key, look]) => ({
+      type: "scatter", mode: rows.length > 150 ? "lines" : "lines+markers", yaxis: "y5", name: look.name, legendgroup: run, showlegend: false,
+      x: rows.map((row) => (sources.first[row] + sources.last[row]) / 2), y: rows.map((row) => sources[key][row]),
+      customdata: rows.map((row) => [sources.first[row], sources.last[row]]),
+      line: { color: runs.length > 1 ? style(number).color : look.color, dash: look.dash, width: 2 }, marker: { symbol: look.symbol, size: 5 },
+      hovertemplate: `%{y:.2f} from ${look.name} (prompts %{customdata[0]:,d} to %{customdata[1]:,d})<extra>${plain(run)}</extra>`,
+    }));
+  });
+}
+
 const rate = fixed(3);
 const WORDS = {
   drift: (mark) => `drift at ${whole(mark.offset)} in ${mark.dataset}: ${mark.direction} from ${rate(mark.rate_before)} to ${rate(mark.rate_after)}, ` +
@@ -81,11 +102,11 @@ function backdrop(found) {
   const apart = mine.every((dataset, number) => !number || dataset.first > mine[number - 1].last);
   const bands = apart && mine.length < 30 ? mine : [];
   const shapes = bands.map((band, number) => ({
-    type: "rect", xref: "x", yref: "paper", x0: band.first - 0.5, x1: band.last + 0.5, y0: 0.16, y1: 1, layer: "below", line: { width: 0 },
+    type: "rect", xref: "x", yref: "paper", x0: band.first - 0.5, x1: band.last + 0.5, y0: 0.14, y1: 1, layer: "below", line: { width: 0 },
     fillcolor: number % 2 ? "#eef2f6" : "#ffffff",
   }));
   const annotations = bands.map((band) => ({
-    x: band.first, y: 0.68, xref: "x", yref: "paper", text: plain(band.dataset), showarrow: false, xanchor: "left", yanchor: "bottom", font: { size: 12, color: "#5a6672" },
+    x: band.first, y: PANELS[0].domain[0], xref: "x", yref: "paper", text: plain(band.dataset), showarrow: false, xanchor: "left", yanchor: "bottom", font: { size: 12, color: "#5a6672" },
   }));
   const all = found.marks.drifts.filter((mark) => ACTED.includes(mark.action));
   const acted = all.length > MOST_LINES ? [] : all; // more would hide the curves
@@ -100,17 +121,19 @@ function draw(found, split) {
   const traces = [
     ...curveTraces(found.parts, PANELS.slice(0, 2), byPart),
     ...curveTraces(found.whole, PANELS.slice(2), false).map((trace) => ({ ...trace, line: byPart && runs.length === 1 ? { color: "#5a6672", width: 2 } : trace.line })),
+    ...sourceTraces(found.sources),
     ...markTraces(found.marks),
   ];
   const kinds = Object.keys(KINDS).reverse();
   const { shapes, annotations } = backdrop(found);
   chart(element("chart"), traces, {
-    shapes, annotations: [...annotations, ...PANELS.map((panel) => heading(panel.title, panel.domain[1]))], hovermode: "closest",
+    shapes, annotations: [...annotations, ...PANELS.map((panel) => heading(panel.title, panel.domain[1])), heading(SOURCES_TITLE, SOURCES_DOMAIN[1])], hovermode: "closest",
     xaxis: { title: { text: "prompt (offset in the stream)" }, anchor: "y4", range: room([0, ...found.whole.last]), tickformat: ",d", zeroline: false },
     yaxis: { domain: PANELS[0].domain, range: [0, 1] },
     yaxis2: { domain: PANELS[1].domain, range: [1, Math.max(2, ...found.parts.efficiency) * 1.05] },
     yaxis3: { domain: PANELS[2].domain, rangemode: "tozero" },
-    yaxis4: { domain: [0, 0.15], range: [-0.6, 3.6], tickvals: kinds.map((_, height) => height), ticktext: kinds, fixedrange: true, zeroline: false },
+    yaxis5: { domain: SOURCES_DOMAIN, rangemode: "tozero" },
+    yaxis4: { domain: [0, 0.13], range: [-0.6, 3.6], tickvals: kinds.map((_, height) => height), ticktext: kinds, fixedrange: true, zeroline: false },
   });
 }
 
@@ -131,7 +154,7 @@ function showTotals(found) {
       ["prompts", whole(total.prompts ?? 0), total.targets > 1 ? `${total.targets} targets` : ""],
       ["tokens", whole(total.tokens ?? 0)],
       ["acceptance", rate(total.acceptance), trend(found.whole, run)],
-      ["tokens / forward", fixed(2)(total.efficiency), `${percent(total.lookup_share)} by lookup`],
+      ["tokens / forward", fixed(2)(total.efficiency), `${percent(total.copied_share)} copied`],
       ["tokens / second", fixed(1)(total.speed)],
       ["drift responses", whole(drifts.answered), `${whole(drifts.detected)} detected`],
       ["updates", whole(learning.updates ?? 0), learning.updates ? `${fixed(1)(learning.waited)} s waited` : "did not learn"],
@@ -156,11 +179,14 @@ function showTables(found) {
     { title: "target", of: (row) => row.target }, { title: "description", of: (row) => WORDS[row.kind](row) },
   ], listed, "Drifts, recalls and versions, the newest first");
   const curves = found.parts;
+  const sourceRow = (row) => found.sources.run.findIndex((run, other) => run === curves.run[row] && Math.floor(found.sources.first[other] / found.window) === Math.floor(curves.first[row] / found.window));
+  const bySource = (key) => (row) => (settings().split === "none" ? found.sources[key][sourceRow(row)] : null);
   table(element("figures"), [
     { title: "run", of: (row) => curves.run[row] }, { title: "part", of: (row) => curves.part[row] },
     { title: "prompts", of: (row) => `${whole(curves.first[row])}–${whole(curves.last[row])}` },
     { title: "acceptance", of: (row) => curves.acceptance[row], show: rate, number: true },
     { title: "tokens per forward", of: (row) => curves.efficiency[row], show: fixed(2), number: true },
+    ...Object.entries(SOURCES).map(([key, look]) => ({ title: `accepted, ${look.name}`, of: bySource(key), show: fixed(2), number: true })),
     { title: "tokens per second", of: (row) => (settings().split === "none" ? curves.speed[row] : null), show: fixed(1), number: true },
   ], curves.run.map((_, row) => row), "The curves as values");
 }

@@ -64,6 +64,7 @@ function showDetail(token) {
   active = token;
   token.classList.add("active");
   detail.textContent = token.dataset.detail;
+  detail.classList.toggle("wide", token.classList.contains("tree"));
   detail.hidden = false;
   const place = token.getClientRects()[0];
   const below = place.bottom + 8 + detail.offsetHeight < innerHeight;
@@ -114,7 +115,7 @@ if (runs.length) {
   });
   element("before").addEventListener("click", () => { page -= 1; now(); });
   element("next").addEventListener("click", () => { page += 1; now(); });
-  for (const name of ["rejected", "dropped", "blocks"]) {
+  for (const name of ["rejected", "dropped", "trees", "blocks"]) {
     const box = element(`show-${name}`);
     const apply = () => article.classList.toggle(`hide-${name}`, !box.checked);
     box.addEventListener("change", apply);

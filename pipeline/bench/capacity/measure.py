@@ -121,7 +121,7 @@ class Window:
     Attributes:
         dataset: name of the source.
         first: number of prompts of the source before this window.
-        judged, accepted: proposed tokens of the drafter model, lookups excluded.
+        judged, accepted: proposed tokens of the drafter model, copied drafts excluded.
     """
 
     dataset: str

@@ -1,10 +1,11 @@
--- acceptance rate by draft source and index of the token in its block, with the number of tokens at that index
+-- acceptance rate by draft source and index of the token or tree candidate in its block, with the number at that index
 SELECT
     run,
     drafter,
     index,
     coalesce(sum(decisions) FILTER (outcome <> 'undrafted'), 0)::BIGINT AS proposed_or_drafted,
-    coalesce(sum(decisions) FILTER (outcome IN ('accepted', 'rejected')), 0)::BIGINT AS judged,
+    -- an alternative of a tree was not accepted; the rejection of its place is counted at another index
+    coalesce(sum(decisions) FILTER (outcome IN ('accepted', 'rejected', 'alternative')), 0)::BIGINT AS judged,
     coalesce(sum(decisions) FILTER (outcome = 'accepted'), 0)::BIGINT AS accepted,
     accepted / nullif(judged, 0) AS acceptance_rate
 FROM counts_by_place

@@ -1,11 +1,12 @@
--- target forwards of each dataset drafted by the model and by lookup, with accepted and emitted tokens
+-- target forwards of each dataset by draft source (model, lookup, memory), with accepted and emitted tokens
 SELECT
     run,
     dataset,
     drafter,
     count(*) AS target_forwards,
     target_forwards / sum(count(*)) OVER (PARTITION BY run, dataset) AS share_of_forwards,
-    sum(drafted)::BIGINT AS drafted_pieces,
+    sum(drafted - candidates)::BIGINT AS drafted_pieces,
+    sum(candidates)::BIGINT AS candidates,
     sum(judged)::BIGINT AS judged,
     sum(accepted)::BIGINT AS accepted,
     sum(accepted) / nullif(sum(judged), 0) AS acceptance_rate,

@@ -1,4 +1,4 @@
--- the 25 target tokens that were rejected most often in each run, lookups included, and their most common replacement
+-- the 25 target tokens rejected most often in each run, copied drafts included, and their most common replacement
 WITH counted AS (
     SELECT
         run,

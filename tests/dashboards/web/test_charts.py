@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from event_making import make_drifted, make_published, make_updated
-from stream_making import prompt, write
+from stream_making import prompt, stream, write
 
 from dashboards.web import charts
 from store.query.log_reader import LogReader
@@ -39,3 +39,12 @@ def test_each_run_has_its_last_versions_and_drifts(tmp_path: Path, monkeypatch: 
     assert [(row["run"], row["version"]) for row in found["versions"]] == last
     assert [(row["run"], row["offset"]) for row in found["drifts"]] == last
     assert found["total"] == 6
+
+
+def test_sources_of_very_many_blocks_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with LogReader([write(tmp_path / "run", stream())]) as log:
+        assert len(charts.read_stream(log)["sources"]["run"]) == 12
+        monkeypatch.setattr(charts, "MOST_BLOCKS", 100)
+        found = charts.read_stream(log)
+    assert found["sources"]["run"] == []
+    assert found["whole"]["run"]

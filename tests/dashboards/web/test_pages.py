@@ -10,6 +10,7 @@ import pytest
 from event_making import make_drifted, make_published
 from serving_runs import Serve, serve_dashboards
 from stream_making import HOSTILE, append, block_of_every_kind, decision, prompt, stream, write
+from tree_making import NODES, make_tree
 
 from store.events import PromptCompleted, TokenDecision
 from store.log.run_log import RunLog
@@ -88,6 +89,23 @@ def test_the_stream_page_has_figures_curves_and_marks(address: str, page: Any):
     assert "version 0 restored at 33" in words
     assert "version 2 at 32 (drift), parent 1, 11 n-grams" in words
     assert texts(page, "#state") == ["finished"]
+
+
+def test_the_stream_page_has_accepted_tokens_by_source(address: str, page: Any):
+    page.goto(f"{address}/stream?run=learned")
+    page.wait_for_selector("#chart .scatterlayer .trace")
+    traces = page.evaluate(
+        "document.getElementById('chart').data.filter(trace => trace.yaxis === 'y5')"
+        ".map(trace => [trace.name, trace.line.dash, trace.line.color, trace.y])"
+    )
+    assert [name for name, *_ in traces] == ["model", "own text", "memory"]
+    assert [values for *_, values in traces] == [[1.0] * 12, [0.5] * 12, [0.0] * 12]
+    assert len({dash for _, dash, *_ in traces}) == len({color for *_, color, _ in traces}) == 3
+    page.click("text=The curves as a table")
+    assert {tuple(row[5:8]) for row in table(page, "details > .scroll")} == {("1.00", "0.50", "0.00")}
+    page.select_option("[name=split]", "dataset")
+    wait_until(page, "document.querySelector('details > .scroll').textContent.includes('docs')")
+    assert {tuple(row[5:8]) for row in table(page, "details > .scroll")} == {("–", "–", "–")}
 
 
 def test_several_runs_are_laid_over_one_another(address: str, page: Any):
@@ -360,6 +378,23 @@ def test_a_folder_without_runs_waits_for_one(serve: Serve, tmp_path: Path, page:
     write(tmp_path / "runs" / "a", stream(20))
     page.wait_for_selector("#totals .card b")
     assert cards(page)["prompts"] == "20"
+
+
+def test_the_candidates_of_a_tree_are_listed_and_can_be_hidden(serve: Serve, tmp_path: Path, page: Any):
+    tree = make_tree(NODES, [0.4, 0.6], proposed_bytes=HOSTILE.encode())
+    write(tmp_path / "runs" / "a", [*tree, prompt(0)])
+    page.goto(f"{serve(tmp_path / 'runs')}/text?offset=0")
+    page.wait_for_selector(".tokens .tree")
+    shown = page.eval_on_selector_all(".tokens .t", "found => found.map(token => token.className)")
+    assert shown == ["t accepted memory opens", "t accepted memory", "t bonus", "t tree"]
+    page.hover(".tokens .tree")
+    detail = page.inner_text("#detail").splitlines()
+    assert detail[0] == "Tree of 4 candidates (memory), 2 accepted"
+    assert "<script>window.hacked" in detail[2]
+    assert page.evaluate("typeof window.hacked") == "undefined"
+    page.uncheck("#show-trees")
+    assert page.locator(".tokens .tree").is_hidden()
+    assert texts(page, ".legend .accepted") == ["model", "n-gram", "own text", "memory"]
 
 
 def test_a_run_without_rows_and_one_without_drafts(serve: Serve, tmp_path: Path, page: Any):

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from places import ROOT
 from stream_making import HOSTILE, block_of_every_kind, decision, prompt, stream, write
+from tree_making import NODES, make_tree
 
 from dashboards.token_view import choose_offsets, render
 from dashboards.web.tokens import Completion, read_completion, visible
 from store.errors import UsageError
-from store.events import Event
+from store.events import DraftSource, Event
 from store.query.log_reader import LogReader
 
 
@@ -49,6 +50,78 @@ def test_the_detail_of_a_residual_names_what_it_replaced(tmp_path: Path):
         "position 2, block 0, index 2",
         "in service: drafter 0, head 0, cache 0",
     ]
+
+
+def test_a_tree_shows_its_path_and_lists_the_other_candidates(tmp_path: Path):
+    events = make_tree(NODES, [0.4, 0.6])
+    events[0] = replace(events[0], drafter=DraftSource.LOOKUP)
+    found = completion(tmp_path, [*events, *make_tree(NODES, [0.75], begin=3, block=1), prompt(0)])
+    assert [(token.text, token.kinds) for token in found.tokens] == [
+        (" 5", ("accepted", "lookup", "opens")),
+        (" 7", ("accepted", "memory")),
+        ("↵\n", ("bonus",)),
+        ("+2", ("tree",)),
+        (" 5", ("rejected", "memory", "opens")),
+        (" 999", ("residual",)),
+        ("+3", ("tree",)),
+    ]
+    assert found.tokens[3].detail.splitlines() == [
+        "Tree of 4 candidates (own text, memory), 2 accepted",
+        "✓ “ 5” target 0.5, estimated 0.5, own text (3 tokens, 2×)",
+        "\u2003– “ 6” target 0.25, estimated 0.5, memory (3 tokens, 2×)",
+        "\u2003✓ “ 7” target 0.5, estimated 0.5, memory (3 tokens, 2×)",
+        "– “ 8” target 0.25, estimated 0.5, memory (3 tokens, 2×)",
+        "✓ accepted  ✗ rejected  – alternative  · not judged",
+    ]
+
+
+def test_the_detail_of_a_candidate_has_its_share_of_the_place(tmp_path: Path):
+    found = completion(tmp_path, [*make_tree(NODES, [0.4, 0.6]), prompt(0)])
+    assert found.tokens[1].detail.splitlines() == [
+        "Accepted",
+        "token 7 “ 7”",
+        "candidate: memory, 3 tokens matched, seen 2 times, estimated chance 0.5",
+        "probability 0.5 by the target",
+        "accepted for a draw from 0.25 to 0.75; the draw was 0.6",
+        "position 1, block 0, index 2",
+        "in service: drafter 0, head 0, cache 0",
+    ]
+
+
+def test_the_residual_of_a_tree_replaced_all_candidates_of_its_place(tmp_path: Path):
+    found = completion(tmp_path, [*make_tree(NODES, [0.75], count=1), prompt(0)])
+    rejected, residual = found.tokens[0].detail, found.tokens[1].detail
+    assert "instead of token 5 “ 5”, 8 “ 8”" in residual.splitlines()
+    assert "accepted for a draw from 0 to 0.5; the draw was 0.75" in rejected.splitlines()
+    assert "candidate: memory, 3 tokens matched, seen once, estimated chance 0.5" in rejected.splitlines()
+
+
+def test_a_chain_that_was_emitted_lists_nothing(tmp_path: Path):
+    found = completion(tmp_path, [*make_tree([(5, -1, 0.5), (6, 0, 0.5)], [0.1, 0.1]), prompt(0)])
+    assert [token.kinds[0] for token in found.tokens] == ["accepted", "accepted", "bonus"]
+
+
+def test_of_a_large_tree_the_judged_candidates_are_listed(tmp_path: Path):
+    nodes = [(5, -1, 0.5), *((6 + index, 0, 0.001) for index in range(50)), (90, -1, 0.25)]
+    found = completion(tmp_path, [*make_tree(nodes, [0.6]), prompt(0)])
+    lines = found.tokens[-1].detail.splitlines()
+    assert found.tokens[-1].text == "+51"
+    assert [line.split()[0] for line in lines] == ["Tree", "–", "✓", "…", "✓"]
+    assert lines[3] == "… and 50 more"
+
+
+def test_a_tree_without_text_lists_ids(tmp_path: Path):
+    events = [replace(event, proposed_bytes=None, emitted_bytes=None) for event in make_tree(NODES, [0.6])]
+    found = completion(tmp_path, [*events, prompt(0)])
+    assert "– #5 target 0.5" in found.tokens[-1].detail
+    assert [token.text for token in found.tokens] == ["#8 ", "#72 ", "+3"]
+
+
+def test_a_completion_that_is_too_long_ends_with_a_whole_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("dashboards.web.tokens.MOST", 7)
+    blocks = [make_tree(NODES, [0.6], begin=2 * number, block=number) for number in range(2)]
+    found = completion(tmp_path, [*blocks[0], *blocks[1], prompt(0)])
+    assert (found.cut, len(found.tokens)) == (True, 3)
 
 
 @pytest.mark.parametrize(

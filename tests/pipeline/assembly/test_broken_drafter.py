@@ -35,7 +35,8 @@ def test_the_text_is_that_of_plain_decoding(
     caplog.set_level(logging.WARNING, "omnidraft")
     drafter = damage(tiny_pair.target, tmp_path / "drafter", value)
     same = {
-        "sampling__temperature": temperature, "sampling__top_k": 1, "learn__enabled": False, "draft__lookup": False,
+        "sampling__temperature": temperature, "sampling__top_k": 1, "learn__enabled": False,
+        "draft__sources": ("model",),
     }  # fmt: skip
     run_replay(config_of(tiny_pair, **same, draft__max_draft=0), tmp_path / "plain")
     assert caplog.records == []

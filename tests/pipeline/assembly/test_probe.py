@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from replaying import config_of
+from soft_target_tables import compute_all
 from tiny_pair import TinyPair, tiny_pair  # noqa: F401  (a fixture)
 
 from pipeline.assembly.loop import build_loop
@@ -64,7 +65,7 @@ def expect(models: Models, config: Config, examples: Sequence[TrainingExample]) 
             logits_TD = models.drafter.model(torch.tensor([example.pieces])).logits[0]
         likeliest = [int(allowed[row[allowed].argmax()]) for row in logits_TD]
         tokens: list[bool] = []
-        for one in example.soft_targets:
+        for one in compute_all(example.soft_targets):
             agrees = likeliest[one.position - 1] == example.pieces[one.position]
             if one.depth == 0:
                 tokens.append(agrees)
@@ -125,7 +126,7 @@ def test_a_drafter_that_reads_less_leaves_the_examples_of_others_alone(config: C
 def test_what_is_kept_on_disk_is_what_was_made(config: Config, models: Models):
     first = examples_of(config, models)
     again = examples_of(config, replace(models, name="another"))
-    assert [one.soft_targets for one in again] == [one.soft_targets for one in first]
+    assert [compute_all(one.soft_targets) for one in again] == [compute_all(one.soft_targets) for one in first]
     assert {one.target for one in again} == {"another"}
 
 

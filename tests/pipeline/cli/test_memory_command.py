@@ -105,7 +105,7 @@ def test_a_finished_run_shows_that_of_its_newest_version(tiny_pair: TinyPair, tm
     assert "must have a checkpoint to forget from" in typed.err
 
 
-def test_a_run_without_a_memory_says_so(tiny_pair: TinyPair, tmp_path: Path, omnidraft: Command):  # noqa: F811
+def test_a_run_without_a_memory_is_refused(tiny_pair: TinyPair, tmp_path: Path, omnidraft: Command):  # noqa: F811
     folder = tmp_path / "model"
     run_replay(config_of(tiny_pair, learn__enabled=False, draft__sources=("model",)), folder)
     assert "must hold a memory" in omnidraft("memory", "show", folder).err

@@ -124,13 +124,13 @@ class OneFall:
 def resting_loop(pair: TinyPair, folder: Path) -> tuple[Loop, AdaptiveSpeculation]:
     """Of a real pair; drafting has just begun its longest rest, and no update will come."""
     config = config_of(
-        pair, draft__only_where_paying=True, draft__lookup=False, learn__interval=1000, sampling__max_new_tokens=8
+        pair, draft__only_where_paying=True, draft__sources=("model",), learn__interval=1000, sampling__max_new_tokens=8
     )
     (models,) = load_models(config, "", folder)
     loop = build_loop(config, (models,), NoRegistry(), folder)
     runner = runner_of(loop, models.name)
     runner.learner._drift = OneFall()
-    decode: Decode = runner.stages.decode
+    decode: Decode = runner.stages.decode._decode
     paying = decode._policy
     assert isinstance(paying, AdaptiveSpeculation)
     resting = [1.0, 9.0, AdaptiveSpeculation.TRIAL, AdaptiveSpeculation.MAX_PAUSE, AdaptiveSpeculation.MAX_PAUSE]

@@ -31,7 +31,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory, tiny_trio: TinyTrio) -> Path
 
 
 def config_for(trio: TinyTrio, source: Path, **changes: Any) -> Config:
-    fixed = {"targets": trio.targets, "sources": (str(source),), "learn__gate_share": 0.3, "draft__lookup": False}
+    fixed = {"targets": trio.targets, "sources": (str(source),), "learn__gate_share": 0.3, "draft__sources": ("model",)}
     return config_of(trio.pair, **fixed | changes)
 
 

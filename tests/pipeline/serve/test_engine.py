@@ -83,7 +83,7 @@ def test_greedy_requests_equal_plain_decoding(tiny_pair: TinyPair, tmp_path: Pat
     assert bool(made) == (learn != "off")
 
 
-FROZEN = {"draft__lookup": False, "draft__adapt": False, "cache__budget_bytes": 1}
+FROZEN = {"draft__sources": ("model",), "draft__adapt": False, "cache__budget_bytes": 1}
 
 
 @pytest.mark.parametrize("changes", [FROZEN, {"draft__max_draft": 0}], ids=["drafting", "plain"])

@@ -212,7 +212,7 @@ def test_a_pruned_baseline_is_refused(published: Published, tmp_path: Path, monk
     [
         ("learn.lora", "on both sides"),
         ("batch", "on both sides"),
-        ("draft.lookup", "try --as-served"),
+        ("draft.sources", "try --as-served"),
         ("targets", "chosen by --target"),
     ],
 )
@@ -222,7 +222,7 @@ def test_a_setting_that_a_comparison_fixes_is_refused(key: str, expected: str, t
 
 
 def test_as_served_settings_may_be_chosen():
-    require_free(["draft.lookup", "dtype"], as_served=True)
+    require_free(["draft.sources", "dtype"], as_served=True)
     with pytest.raises(UsageError, match=r"learn\.lora"):
         require_free(["learn.lora"], as_served=True)
 
@@ -310,15 +310,16 @@ def test_as_served_each_version_s_head_decides(sides: tuple[Side, Side], tmp_pat
     assert [one.judged for one in served.passages[1]] != [one.judged for one in fixed.passages[1]]
 
 
-def test_as_served_lookup_s_blocks_are_not_the_model_s(sides: tuple[Side, Side], tmp_path: Path, tiny_pair: TinyPair):  # noqa: F811
+def test_as_served_copied_blocks_are_not_the_model_s(sides: tuple[Side, Side], tmp_path: Path, tiny_pair: TinyPair):  # noqa: F811
     settings = {"draft__adapt": False, "draft__only_where_paying": False, "sampling__max_new_tokens": 48}
+    settings |= {"draft__sources": ("own", "model")}
     found = run(sides, tmp_path, tiny_pair.sums, as_served=True, **settings)
     mean = found.metrics["mean_accepted_length"]
     for passages, length in zip(found.passages, (mean.first, mean.second), strict=True):
         drafted = sum(one.model_blocks for one in passages)
         assert length == pytest.approx(sum(one.accepted for one in passages) / drafted)
         assert all(one.model_blocks <= one.blocks for one in passages)
-        assert drafted < sum(one.blocks for one in passages), "nothing was looked up"
+        assert drafted < sum(one.blocks for one in passages), "nothing was copied"
 
 
 @dataclass

@@ -4,12 +4,13 @@ import json
 from dataclasses import dataclass, replace
 from random import Random
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stages.contract.blocks import OffPolicySpan, SequenceState, SoftTarget, TrainingExample
+from stages.contract.blocks import OffPolicySpan, SequenceState, SoftTarget, TopTokens, TrainingExample
 from stages.contract.snapshot import (
     STATE,
     TENSORS,
@@ -70,6 +71,39 @@ def test_examples_come_back_as_they_were(examples: list[TrainingExample]):
     numbers = [keep.example(example) for example in examples]
     kept = SnapshotReader(keep.files(numbers))
     assert all(map(same, examples, [kept.example(number) for number in kept.state]))
+
+
+def top_tokens(seed: int, tokens: int, kept: int) -> TopTokens:
+    random = np.random.default_rng(seed)
+    lengths = random.integers(0, 4, (tokens, kept))
+    return TopTokens(
+        random.integers(0, 99, tokens),
+        random.integers(1, 4, tokens),
+        random.integers(0, kept, tokens),
+        random.random((tokens, kept), np.float32),
+        lengths,
+        random.integers(0, 1 << 20, int(lengths.sum())),
+    )
+
+
+@pytest.mark.parametrize("others", [(), (SoftTarget(3, 0, (1,), (1 / 3,), (1 / 3,), 2 / 3),)], ids=["narrow", "double"])
+def test_stored_tokens_come_back_as_they_were(others: tuple[SoftTarget, ...]):
+    span = OffPolicySpan(5, (1, 2), (top_tokens(2, 2, 5),))
+    soft_targets = (*others, top_tokens(0, 4, 5), *others, top_tokens(1, 1, 3))
+    example = TrainingExample(7, "t", (1, 2, 3), soft_targets, (), (2,), 4, (span,))
+    keep = SnapshotWriter()
+    number = keep.example(example)
+    found = SnapshotReader(keep.files(number)).example(number)
+    both = zip(
+        (*example.soft_targets, *span.soft_targets), (*found.soft_targets, *found.branches[0].soft_targets), strict=True
+    )
+    for one, other in both:
+        if isinstance(one, SoftTarget):
+            assert one == other
+            continue
+        for values, again in zip(vars(one).values(), vars(other).values(), strict=True):
+            assert np.array_equal(values, again)
+        assert other.probs.dtype == np.float32
 
 
 def test_what_was_one_object_is_one_again():

@@ -1,14 +1,28 @@
 """What a block teaches the head: one label per judged piece, and where the accepted n-grams lie."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 from doubles import row_of
+from soft_target_tables import compute_all
 
-from stages.contract.blocks import Decision, Draft, OffPolicySpan, Proposal, SequenceState, SoftTarget, Verdict
+from stages.contract.blocks import (
+    Decision,
+    Draft,
+    OffPolicySpan,
+    Proposal,
+    SequenceState,
+    SoftTarget,
+    TopTokens,
+    Verdict,
+)
+from stages.contract.snapshot import SnapshotReader, SnapshotWriter
 from stages.examples.builder import ExampleBuilder, make_labels
 from stages.ngrams.trie import Trie
 from stages.translate import parse
-from store.events import Origin, Outcome
+from store.events import DraftSource, Origin, Outcome
 
 SPELLING = ((0,), (1,), (0, 1), (0, 1, 2), (2,))
 Levels = tuple[tuple[float, ...], tuple[float, ...]]
@@ -40,7 +54,7 @@ def bonus(index: int) -> Decision:
 def verdict_of(
     proposal: Proposal,
     *decisions: Decision,
-    soft_targets: tuple[SoftTarget, ...] = (),
+    soft_targets: tuple[SoftTarget | TopTokens, ...] = (),
     branch: OffPolicySpan | None = None,
 ) -> Verdict:
     judged = sum(decision.outcome in (Outcome.ACCEPTED, Outcome.REJECTED) for decision in decisions)
@@ -123,3 +137,53 @@ def test_a_label_holds_its_own_features_and_not_those_of_the_whole_draft():
     verdict = verdict_of(proposal, accept(proposal, 0, ((0.5,) * 3, (0.5,) * 3)))
     for label in make_labels(verdict):
         assert label.features_F.untyped_storage().nbytes() == label.features_F.nbytes
+
+
+def top_tokens_at(*places: tuple[int, int]) -> TopTokens:
+    """One stored token at each position: itself, with so many pieces."""
+    positions, levels = (np.array(column) for column in zip(*places, strict=True))
+    lengths = levels[:, None]
+    return TopTokens(
+        positions, levels, 0 * levels, np.full(lengths.shape, 0.9, np.float32), lengths, np.arange(levels.sum())
+    )
+
+
+def test_what_blocks_store_becomes_one_object_with_the_same_soft_targets():
+    row, notes = row_of([0, 1], [0, 1, 0], offset=7), ExampleBuilder()
+    first, second = proposal_of((0, 1, 1), row), proposal_of((), row)
+    decisions = accept(first, 0, ((0.5, 0.8, 0.5), (0.5, 0.8, 0.5))), accept(first, 1, ((0.5,), (0.5,))), bonus(2)
+    blocks = [(top_tokens_at((3, 2), (5, 1), (6, 1)),), (top_tokens_at((7, 3)),)]
+    notes.add_verdict(verdict_of(first, *decisions, soft_targets=blocks[0]))
+    notes.add_verdict(verdict_of(second, bonus(0), soft_targets=blocks[1]))
+    example = notes.build(row, "big")
+    (stored,) = example.soft_targets
+    assert stored.positions.tolist() == [3, 5, 6, 7]
+    found = compute_all(example.soft_targets)
+    assert found == compute_all(blocks[0]) + compute_all(blocks[1])
+    assert [(one.position, one.depth) for one in found] == [(3, 0), (4, 1), (5, 0), (6, 0), (7, 0), (8, 1), (9, 2)]
+    assert tuple(example.ngram_positions) == (3, 4), "the pieces of the accepted n-gram"
+
+
+def test_a_builder_that_was_saved_continues_with_what_was_stored():
+    row, notes = row_of([0, 1], [0, 1, 0], offset=7), ExampleBuilder()
+    notes.add_verdict(verdict_of(proposal_of((), row), bonus(0), soft_targets=(top_tokens_at((3, 2)),)))
+    writer = SnapshotWriter()
+    reader = SnapshotReader(writer.files(notes.save(row, writer)))
+    again = ExampleBuilder.restore(reader.state, reader)
+    for each in (notes, again):
+        each.add_verdict(verdict_of(proposal_of((), row), bonus(0), soft_targets=(top_tokens_at((5, 1)),)))
+    one, other = (each.build(row, "big") for each in (notes, again))
+    assert len(other.soft_targets) == 1
+    assert compute_all(one.soft_targets) == compute_all(other.soft_targets)
+
+
+@pytest.mark.parametrize(
+    ("source", "judged"), [(DraftSource.MODEL, 1), (DraftSource.LOOKUP, 0), (DraftSource.MEMORY, 0)]
+)
+def test_gains_are_counted_where_the_model_drafted(source: DraftSource, judged: int):
+    """What another source drafted was not asked of the drafter; a block without a draft judges nothing."""
+    proposal, notes = proposal_of((0,)), ExampleBuilder()
+    proposal = replace(proposal, draft=replace(proposal.draft, source=source))
+    notes.add_verdict(verdict_of(proposal, accept(proposal, 0, ((0.5, 1.0), (0.5, 1.0))), bonus(1)))
+    notes.add_verdict(verdict_of(proposal_of(()), bonus(0)))
+    assert notes.build(row_of([0]), "big").judged == judged

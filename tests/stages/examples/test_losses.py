@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from soft_target_tables import teacher_batch
 from torch import Tensor
 
 from pipeline.config.sections import LearnSettings
@@ -46,7 +47,7 @@ def both(
 ) -> tuple[StudentBatch, TeacherBatch]:
     """The pieces emitted are the teachers' likeliest, as in greedy decoding, unless given."""
     pieces = [one.ids[one.group.index(max(one.group))] for one in soft_targets] if emitted is None else list(emitted)
-    teacher = TeacherBatch.from_soft_targets(soft_targets, torch.tensor(pieces))
+    teacher = teacher_batch(soft_targets, torch.tensor(pieces))
     return StudentBatch.from_logits(logits_ND, teacher), teacher
 
 

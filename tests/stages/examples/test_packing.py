@@ -1,12 +1,15 @@
 """Examples side by side: every supervised place is read as if its text stood alone."""
 
+import pickle
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+from soft_target_tables import compute_all, read_table
 from torch import Tensor
 
-from stages.contract.blocks import OffPolicySpan, SoftTarget, TrainingExample
+from stages.contract.blocks import OffPolicySpan, SoftTarget, TopTokens, TrainingExample
 from stages.examples.batches import PackedBatch, count_pieces, pack
 from stages.models.huggingface import new_llama
 from stages.models.language_model import LanguageModel
@@ -83,14 +86,18 @@ def test_a_branch_is_read_as_if_it_stood_in_its_text_and_saw_no_other(
 ):
     packed = pack(examples, CPU)
     found, want = read(model, packed), read_alone(model, examples)
-    assert len(packed.soft_targets) == len(want)
+    assert len(packed.soft_targets.rest_N) == len(want)
     assert float(want.std()) > 0.1, "else the distributions would say little"
     torch.testing.assert_close(found, want, atol=1e-5, rtol=1e-5)
 
 
 def test_soft_targets_come_example_by_example_and_branches_behind_their_text():
     packed = pack([MIDDLE, SHORT], CPU)
-    assert packed.soft_targets == (*MIDDLE.soft_targets, *MIDDLE.branches[0].soft_targets, *SHORT.soft_targets)
+    assert read_table(packed.soft_targets) == (
+        *MIDDLE.soft_targets,
+        *MIDDLE.branches[0].soft_targets,
+        *SHORT.soft_targets,
+    )
     assert packed.rows_N.tolist() == [0, 0, 0, 0, 1]
     assert packed.places_N.tolist() == [1, 2, 4, 5, 1]
     assert packed.emitted_N.tolist() == [7, 1, 3, -1, 3], "what follows in the text, or in the branch; -1 at its end"
@@ -110,7 +117,7 @@ def test_texts_alone_need_no_mask_and_have_no_branches(model: LanguageModel):
     packed = pack([LONG, SHORT], CPU, branches=False)
     assert packed.mask_B1TT is None
     assert packed.pieces_BT.shape == (2, 7)
-    assert packed.soft_targets == (*LONG.soft_targets, *SHORT.soft_targets)
+    assert read_table(packed.soft_targets) == (*LONG.soft_targets, *SHORT.soft_targets)
     bare = [example_of(example.pieces) for example in (LONG, SHORT)]
     torch.testing.assert_close(read(model, packed), read_alone(model, bare), atol=1e-5, rtol=1e-5)
 
@@ -126,3 +133,29 @@ def test_gradients_flow_to_the_weights_through_branches(model: LanguageModel):
     copied.read(packed.pieces_BT, packed.positions_BT, packed.mask_B1TT)[0, packed.places_N[-1]].sum().backward()
     assert all(weight.grad is not None and torch.isfinite(weight.grad).all() for weight in copied.trained_weights)
     assert all(weight.grad is None for weight in model.trained_weights)
+
+
+def stored(*places: tuple[int, int]) -> TopTokens:
+    """Two tokens stored at each position: the one itself, with so many pieces, and one of a single piece."""
+    positions, levels = (np.array(column) for column in zip(*places, strict=True))
+    lengths = np.stack([levels, np.ones_like(levels)], 1)
+    probs = np.tile(np.array([[0.6, 0.3]], np.float32), (len(places), 1))
+    pieces = np.concatenate([[*range(1, count + 1), 9] for count in levels])
+    return TopTokens(positions, levels, 0 * levels, probs, lengths, pieces)
+
+
+def test_stored_tokens_are_packed_as_their_soft_targets():
+    span = OffPolicySpan(3, (9, 8, 2), (stored((4, 2)),))
+    pushed_down = OffPolicySpan(3, (9, 8, 2), compute_all(span.soft_targets))
+    kept = stored((2, 1), (3, 3))
+    first = TrainingExample(0, "big", (1, 2, 3, 4, 5, 6), (kept,), (), (), 0, (span,))
+    second = replace(first, soft_targets=compute_all((kept,)), branches=(pushed_down,))
+    one, other = pack([first, SHORT], CPU), pack([second, SHORT], CPU)
+    assert read_table(one.soft_targets) == read_table(other.soft_targets)
+    for name in ("rows_N", "places_N", "emitted_N", "pieces_BT"):
+        assert torch.equal(getattr(one, name), getattr(other, name))
+
+
+def test_stored_tokens_survive_the_way_to_another_process():
+    example = TrainingExample(0, "big", (1, 2, 3, 4), (stored((2, 1), (3, 2)),), (), ())
+    assert compute_all(pickle.loads(pickle.dumps(example)).soft_targets) == compute_all(example.soft_targets)

@@ -1,18 +1,21 @@
 """The pushed-down distribution against brute force over the vocabulary."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from doubles import row_of
 from hypothesis import given
 from hypothesis import strategies as st
+from soft_target_tables import compute_all
 from torch import Tensor
 
-from stages.contract.blocks import Decision, Draft, OffPolicySpan, Proposal, SoftTarget
-from stages.examples.teacher import PieceIndex, Supervision, TrieTeacher, supervise_nothing
+from stages.contract.blocks import Candidate, Decision, Draft, OffPolicySpan, Proposal, SoftTarget, TokenTree
+from stages.examples.teacher import CHUNK, Supervision, TrieTeacher, largest_logits, supervise_nothing
 from stages.ngrams.trie import Trie
 from stages.translate import parse
 from stages.vocabulary.pair import Pair
-from store.events import Origin, Outcome
+from store.events import DraftSource, Origin, Outcome
 
 PIECES = 4
 EXTRA = 2  # outputs of the target beyond its tokenizer: at -inf, as `Verify` leaves them
@@ -46,7 +49,7 @@ def make_soft_targets(
     outcomes = [tuple(accept(place, token) for place, token in enumerate(tokens)) for tokens in emitted]
     told = TrieTeacher(pair_of(spelling), kept, torch.device("cpu"))(batch, outcomes, logits_NV, starts)
     assert [one.span for one in told] == [None] * len(batch), "nobody asked for them"
-    return [one.soft_targets for one in told]
+    return [compute_all(one.soft_targets) for one in told]
 
 
 def first_level(spelling: tuple, distribution: list[float]) -> dict[int, tuple[float, float]]:
@@ -71,7 +74,7 @@ def test_the_first_level_is_the_distribution_of_the_first_piece(spelling, seed: 
     want = first_level(spelling, logits_NV[0].softmax(-1).tolist())
     got = as_dict(soft_target)
     for piece, (group, direct) in want.items():
-        assert got[piece] == (pytest.approx(group, abs=1e-6), pytest.approx(direct, abs=1e-6))
+        assert got.get(piece, (0, 0)) == (pytest.approx(group, abs=1e-6), pytest.approx(direct, abs=1e-6))
     assert sum(soft_target.group) + soft_target.rest == pytest.approx(1, abs=1e-6)
     unspelt = sum(p for pieces, p in zip(spelling, logits_NV[0].softmax(-1).tolist(), strict=False) if not pieces)
     assert soft_target.rest == pytest.approx(unspelt, abs=1e-6)
@@ -99,18 +102,81 @@ def test_deeper_levels_are_the_conditionals_along_the_token(spelling, seed: int)
             assert pieces[soft_target.depth] in soft_target.ids
 
 
-def test_only_the_likeliest_pieces_are_kept_and_the_rest_is_one_number():
+def test_tokens_that_are_not_stored_are_part_of_the_rest():
     logits_NV = logits_of(SPELLING, 2)
+    distribution = logits_NV[0].softmax(-1)
     for kept in (1, 2, 3):
-        for whole, short in zip(
-            make_soft_targets(SPELLING, [(3,)], logits_NV)[0],
-            make_soft_targets(SPELLING, [(3,)], logits_NV, kept)[0],
-            strict=True,
-        ):
-            likeliest = sorted(whole.group, reverse=True)[:kept]
-            assert sorted(short.group, reverse=True) == pytest.approx(likeliest)
-            assert sum(short.group) + short.rest == pytest.approx(1, abs=1e-6)
-            assert as_dict(short).items() <= as_dict(whole).items()
+        found = make_soft_targets(SPELLING, [(3,)], logits_NV, kept)[0][0]
+        stored = distribution.topk(kept).indices.tolist()
+        want = first_level(SPELLING, [p if token in stored else 0 for token, p in enumerate(distribution.tolist())])
+        assert as_dict(found) == {
+            piece: (pytest.approx(g, abs=1e-6), pytest.approx(d, abs=1e-6)) for piece, (g, d) in want.items() if g
+        }
+        assert sum(found.group) + found.rest == pytest.approx(1, abs=1e-6)
+
+
+def test_a_token_that_is_not_among_the_likeliest_is_taught_at_its_first_piece_alone():
+    """At temperatures above 0 such a token may be emitted; the stored ones say nothing of what follows its pieces."""
+    logits_NV = logits_of(SPELLING, 2)
+    logits_NV[0, 3] = -9.0
+    found = make_soft_targets(SPELLING, [(3, 0)], torch.cat([logits_NV[:1], logits_NV]), 2)[0]
+    assert [(one.position, one.depth) for one in found] == [(5, 0), (8, 0)]
+
+
+def push_down_all(spelling: tuple, token: int, distribution: Tensor, kept: int) -> list[tuple[dict, float]]:
+    """The soft targets of a token from all tokens of the vocabulary, with the likeliest pieces kept: per level the
+    probability of each piece, and the rest.
+    """
+    found = []
+    for depth in range(max(1, len(spelling[token] or ()))):
+        prefix = (spelling[token] or ())[:depth]
+        below = {
+            pieces: float(p)
+            for pieces, p in zip(spelling, distribution, strict=False)
+            if pieces and pieces[:depth] == prefix
+        }
+        total, groups = sum(below.values()) if depth else 1.0, {}
+        for pieces, p in below.items():
+            if len(pieces) > depth:
+                groups[pieces[depth]] = groups.get(pieces[depth], 0.0) + p / total
+        likeliest = dict(sorted(groups.items(), key=lambda item: -item[1])[:kept])
+        found.append((likeliest, 1 - sum(likeliest.values())))
+    return found
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0])
+def test_where_the_stored_tokens_have_the_mass_soft_targets_are_those_of_all_tokens(temperature: float):
+    """Of 3,000 tokens 64 have all but a thousandth of the probability, as with a language model's distributions."""
+    generator = torch.Generator().manual_seed(4)
+    lengths = torch.randint(1, 4, (3000,), generator=generator).tolist()
+    drawn = [tuple(torch.randint(0, 40, (length,), generator=generator).tolist()) for length in lengths]
+    spelling = tuple(None if pieces in drawn[:place] else pieces for place, pieces in enumerate(drawn))
+    logits_NV = 0.5 * torch.randn(3, 3000, generator=generator) - 14
+    likely_NK = torch.stack([torch.randperm(3000, generator=generator)[:40] for _ in range(3)])
+    logits_NV.scatter_(1, likely_NK, 2 * torch.randn(3, 40, generator=generator))
+    emitted = tuple(int(token) for token in logits_NV.argmax(-1))
+    rows = [Proposal(Draft(row_of([0], [0]), (), torch.zeros(0, 40), (), None, ()), ())]
+    outcomes = [tuple(accept(place, token) for place, token in enumerate(emitted))]
+    pair = Pair(spelling, tuple(pieces or () for pieces in spelling), 40, "", 0)
+    teacher = TrieTeacher(pair, 64, torch.device("cpu"), temperature=temperature)
+    found = iter(compute_all(teacher(rows, outcomes, logits_NV, [0])[0].soft_targets))
+    for token, logits_V in zip(emitted, logits_NV, strict=True):
+        for group, rest in push_down_all(spelling, token, (logits_V / temperature).softmax(-1), 64):
+            one = next(found)
+            assert one.rest == pytest.approx(rest, abs=2e-3)
+            got = dict(zip(one.ids, one.group, strict=True))
+            assert all(got.get(piece, 0.0) == pytest.approx(mass, abs=2e-3) for piece, mass in group.items())
+    assert next(found, None) is None
+
+
+def test_the_stored_tokens_are_the_likeliest_of_a_large_vocabulary():
+    """Selected by chunks, also where the vocabulary does not divide into them."""
+    size = 64 * 4 * CHUNK + 13
+    logits_NV = torch.randn(3, size, generator=torch.Generator().manual_seed(0))
+    values_NK, ids_NK = largest_logits(logits_NV, 64)
+    want = logits_NV.topk(64)
+    assert torch.equal(values_NK, want.values)
+    assert torch.equal(ids_NK, want.indices)
 
 
 def test_positions_are_those_of_the_pieces_that_the_row_will_have():
@@ -139,18 +205,6 @@ def test_the_temperature_of_the_sampling_plays_no_part_and_logits_of_half_precis
     whole, half = (make_soft_targets(SPELLING, [(2,)], logits)[0][0] for logits in (logits_NV, logits_NV.bfloat16()))
     assert whole.group == pytest.approx(half.group, abs=0.05)
     assert sum(half.group) + half.rest == pytest.approx(1, abs=1e-6)
-
-
-def test_tokens_below_a_prefix_are_one_range():
-    index = PieceIndex(pair_of(SPELLING))
-
-    def tokens(prefix: tuple[int, ...]) -> set[int]:
-        places = index.find_range(prefix)
-        return set(index.tokens[places.start : places.stop])
-
-    assert tokens((0,)) == {0, 2, 3, 4}
-    assert tokens((0, 1)) == {2, 3}
-    assert tokens((3,)) == set()
 
 
 def test_who_does_not_learn_is_taught_nothing():
@@ -191,7 +245,8 @@ def branches(
     logits_NV = logits_of(SPELLING, starts[-1], seed=3)
     outcomes = [outcome_of(*parts) for parts in zip(batch, rejected, strict=True)]
     told = TrieTeacher(pair_of(SPELLING), 99, torch.device("cpu"), off_policy=True)(batch, outcomes, logits_NV, starts)
-    return [one.span for one in told], told, logits_NV, starts
+    spans = [one.span and replace(one.span, soft_targets=compute_all(one.span.soft_targets)) for one in told]
+    return spans, told, logits_NV, starts
 
 
 LONG = (0, 1, 1, 2, 2)  # tokens 2 (two pieces), 1, and 6 (two pieces)
@@ -199,7 +254,8 @@ LONG = (0, 1, 1, 2, 2)  # tokens 2 (two pieces), 1, and 6 (two pieces)
 
 def assert_first_distribution(soft_target: SoftTarget, logits_V: Tensor) -> None:
     want, got = first_level(SPELLING, logits_V.softmax(-1).tolist()), as_dict(soft_target)
-    assert got == {piece: (pytest.approx(g, abs=1e-6), pytest.approx(d, abs=1e-6)) for piece, (g, d) in want.items()}
+    near = {piece: (pytest.approx(g, abs=1e-6), pytest.approx(d, abs=1e-6)) for piece, (g, d) in want.items() if g}
+    assert got == near
 
 
 def test_behind_a_rejection_the_draft_is_taught_on_with_the_distributions_that_the_target_computed_there():
@@ -257,4 +313,30 @@ def test_soft_target_behind_rejections_changes_nothing_of_the_text_s_own():
     _, told, logits_NV, starts = branches(batch, [1, 0])
     outcomes = [outcome_of(batch[0], 1), outcome_of(batch[1], 0)]
     plain = TrieTeacher(pair_of(SPELLING), 99, torch.device("cpu"))(batch, outcomes, logits_NV, starts)
-    assert [one.soft_targets for one in told] == [one.soft_targets for one in plain]
+    found, want = ([compute_all(one.soft_targets) for one in each] for each in (told, plain))
+    assert found == want
+
+
+def test_a_tree_has_no_span():
+    """Its logits are those of the emitted tokens alone."""
+    tree = TokenTree(
+        (Candidate(2, -1, 0, 0.5, DraftSource.MEMORY, 1, 1), Candidate(1, 0, 1, 0.5, DraftSource.MEMORY, 2, 1))
+    )
+    draft = Draft(row_of([0], [0] * 4), (), torch.zeros(0, PIECES), (), None, (), DraftSource.MEMORY, tree)
+    outcome = (Decision(0, None, Outcome.REJECTED, 4, Origin.RESIDUAL, candidate=tree.candidates[0]),)
+    teacher = TrieTeacher(pair_of(SPELLING), 99, torch.device("cpu"), off_policy=True)
+    (told,) = teacher([Proposal(draft, ())], [outcome], logits_of(SPELLING, 1), [0])
+    assert told.span is None
+    assert_first_distribution(compute_all(told.soft_targets)[0], logits_of(SPELLING, 1)[0])
+
+
+def test_what_is_stored_of_a_block_is_small_and_outlives_the_logits():
+    """It holds arrays of its own: a view would keep the logits of the whole batch in memory."""
+    logits_NV = logits_of(SPELLING, 2)
+    batch = [Proposal(Draft(row_of([0]), (), torch.zeros(0, PIECES), (), None, ()), ())]
+    (told,) = TrieTeacher(pair_of(SPELLING), 3, torch.device("cpu"))(batch, [(accept(0, 3),)], logits_NV, [0])
+    (tokens,) = told.soft_targets
+    before = compute_all(told.soft_targets)
+    logits_NV.fill_(0)
+    assert compute_all(told.soft_targets) == before
+    assert tokens.probs.shape == (1, 3)

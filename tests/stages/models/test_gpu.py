@@ -46,7 +46,7 @@ def test_the_lean_forward_gives_the_logits_of_the_modules():
 
 @pytest.mark.parametrize("batch", [1, 4])
 def test_greedy_text_is_that_of_the_cpu(batch: int, tmp_path: Path):
-    """In float32; lookups, learning and n-grams on."""
+    """In float32; trees, learning and n-grams on."""
     prompts = [
         PromptReceived(n, str(n), "x", n + 1, text) for n, text in enumerate(("def mean(values):", "Return the"))
     ]

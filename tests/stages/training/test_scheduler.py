@@ -123,6 +123,14 @@ def test_a_drafter_that_fell_below_its_floor_has_lost_tokens():
     assert learner.learn(example_of(0, judged=20)).tokens_gained == pytest.approx(-2.0)
 
 
+def test_a_drafter_that_drafted_nothing_has_gained_nothing():
+    """Speculation was paused, or other sources drafted."""
+    learner, _, interval = learner_of(2, step=Step(1.0, 1, 1, 0.9, 0.9, 0.1, True, ""))
+    update = [learner.learn(example_of(offset, judged=0)) for offset in range(2)][-1]
+    assert update.tokens_gained == 0
+    assert interval.observed == [(0, 2)]
+
+
 def test_while_nothing_is_held_out_nothing_is_known_of_gains():
     learner, _, _ = learner_of(1, step=Step(1.0, 1, 1, None, None, None, True, ""))
     assert learner.learn(example_of(0)).tokens_gained is None

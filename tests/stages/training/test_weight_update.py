@@ -48,7 +48,7 @@ def test_what_is_put_into_service_is_what_was_taken_out(dtype: torch.dtype):
     apply_weights(export_weights(teacher, heads[0], 3, 5), served, heads[1])
     assert torch.equal(logits_of(served), logits_of(teacher))
     assert not torch.equal(logits_of(served), before)
-    features_BF = piece_features(torch.randn(3, 8), torch.rand(3), torch.rand(3), 1)
+    features_BF = piece_features(torch.randn(3, 8), torch.randn(3, 5), torch.tensor([0, 4, 2]), 1)
     assert torch.equal(heads[1](features_BF), heads[0](features_BF))
 
 

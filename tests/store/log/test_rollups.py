@@ -5,6 +5,7 @@ from dataclasses import fields, replace
 import pyarrow as pa
 import pytest
 from synthetic_runs import bonus, decision, make_rejection, make_unjudged, prompt, small_run_events, write_run
+from tree_making import NODES, make_tree
 
 from store.events import DraftSource, Translation
 from store.log.compaction import compact
@@ -83,7 +84,8 @@ def shift_offsets(events, by):
 
 
 def test_recipes_give_the_same_before_and_after_counting(tmp_path):
-    parts = [varied_events(), [*varied_events(), prompt()], small_run_events()]
+    trees = [*make_tree(NODES, [0.4, 0.6], offset=14), *make_tree(NODES, [0.75], offset=15)]
+    parts = [varied_events(), [*varied_events(), *trees, prompt()], small_run_events()]
     run = parts_of_run(tmp_path / "run", [shift_offsets(events, 100 * number) for number, events in enumerate(parts)])
     with LogReader([run]) as log:
         before = {name: log.recipe(name).to_pylist() for name in recipes()}

@@ -58,7 +58,7 @@ def test_the_manifest_describes_the_files_exactly(tmp_path):
 def test_the_file_says_which_schema_it_has(tmp_path):
     run = write_run(tmp_path, [block()])
     (part,) = read_manifest(run).tables["blocks"]
-    assert pq.read_schema(part_path(run, part)).metadata[b"omnidraft.schema_version"] == b"4"
+    assert pq.read_schema(part_path(run, part)).metadata[b"omnidraft.schema_version"] == b"5"
 
 
 def test_a_commit_makes_no_part_of_a_table_without_rows(tmp_path):
@@ -356,7 +356,7 @@ def test_a_folder_without_a_log_and_a_log_of_another_version_are_refused(tmp_pat
         read_manifest(run)
 
 
-@pytest.mark.parametrize("content", ["", "[1]", '{"schema_version": 4, "run": "a", "tables": {}}'])
+@pytest.mark.parametrize("content", ["", "[1]", '{"schema_version": 5, "run": "a", "tables": {}}'])
 def test_a_broken_manifest_is_called_corrupt(tmp_path, content):
     run = write_run(tmp_path, [])
     (run / MANIFEST).write_text(content)

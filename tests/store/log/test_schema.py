@@ -3,11 +3,20 @@ from dataclasses import dataclass, fields
 
 import pyarrow as pa
 import pytest
-from synthetic_runs import bonus, decision, make_unjudged, prompt
+from synthetic_runs import block, bonus, decision, make_unjudged, prompt
 
 from store.errors import OmnidraftError
+from store.events import Outcome
 from store.log import schema
-from store.log.schema import SCHEMA_VERSION, TABLES, parquet_options, schema_of, to_table
+from store.log.schema import (
+    SCHEMA_VERSION,
+    TABLES,
+    missing_columns,
+    parquet_options,
+    schema_of,
+    to_current_schema,
+    to_table,
+)
 
 
 @pytest.mark.parametrize("table", TABLES)
@@ -69,6 +78,34 @@ def test_what_decides_nothing_is_rounded_to_eight_bits_and_what_decides_is_not()
     assert other["drafter_levels"] == other["target_levels"] == pytest.approx(numbers, rel=2**-8)
     assert {lower_bits(value) for value in other["drafter_levels"]} == {0}
     assert all(lower_bits(value) for value in judged["drafter_levels"])
+
+
+def test_the_levels_of_an_alternative_decide_and_are_kept():
+    fields = {"drafter_levels": (1.0,), "target_levels": (0.1,)}
+    kept, rounded = to_table(
+        "decisions", 0, [make_unjudged(outcome=Outcome.ALTERNATIVE, **fields), make_unjudged(**fields)]
+    ).to_pylist()
+    assert kept["target_levels"] == float32([0.1])
+    assert rounded["target_levels"] == pytest.approx([0.1], rel=2**-8)
+    assert lower_bits(rounded["target_levels"][0]) == 0
+
+
+def test_older_parts_get_the_columns_that_were_added_since():
+    now = to_table("blocks", 3, [block(), block(block=1, candidates=4, expected_tokens=1.5)])
+    assert missing_columns("blocks", SCHEMA_VERSION) == {}
+    assert missing_columns("blocks", 4) == {"candidates": 0, "expected_tokens": None, "expected_seconds": None}
+    old = now.drop_columns(list(missing_columns("blocks", 4)))
+    rows = to_current_schema("blocks", old)
+    assert rows.schema.equals(now.schema)
+    assert rows.slice(0, 1).equals(now.slice(0, 1))
+    assert rows["candidates"].to_pylist() == [0, 0]
+    assert to_current_schema("blocks", now).equals(now)
+
+
+def test_every_added_column_is_one_of_its_table():
+    for table in TABLES:
+        assert set(missing_columns(table, 0)) <= set(schema_of(table).names)
+    assert len(missing_columns("decisions", 4)) == 4
 
 
 def lower_bits(value):

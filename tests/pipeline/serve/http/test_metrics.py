@@ -38,18 +38,27 @@ def test_blocks():
     metrics.count_event(
         replace(BLOCK, drafted=2, proposed=2, judged=2, accepted=2, emitted=3, drafter=DraftSource.LOOKUP)
     )
+    memory = {"judged": 2, "accepted": 1, "emitted": 2, "drafter": DraftSource.MEMORY, "candidates": 8}
+    metrics.count_event(replace(BLOCK, drafted=8, proposed=8, **memory))
     metrics.count_event(replace(BLOCK, drafted=0, proposed=0, judged=0, accepted=0, emitted=1))
     metrics.count_event(PromptRejected("live", 1, "too long"))  # no metric counts it
     found = samples(metrics)
-    assert found["vllm:spec_decode_num_drafts_total"] == 2
-    assert found["vllm:spec_decode_num_draft_tokens_total"] == 7
-    assert found["vllm:spec_decode_num_accepted_tokens_total"] == 5
+    assert found["vllm:spec_decode_num_drafts_total"] == 3
+    assert found["vllm:spec_decode_num_draft_tokens_total"] == 15
+    assert found["vllm:spec_decode_num_accepted_tokens_total"] == 6
     positions = [found.get(f"vllm:spec_decode_num_accepted_tokens_per_pos_total {position}") for position in range(4)]
-    assert positions == [2, 2, 1, None]
-    assert (found["omnidraft:blocks_total"], found["omnidraft:emitted_tokens_total"]) == (3, 8)
-    assert (found["omnidraft:drafted_pieces_total model"], found["omnidraft:drafted_pieces_total lookup"]) == (6, 2)
+    assert positions == [3, 2, 1, None]
+    assert (found["omnidraft:blocks_total"], found["omnidraft:emitted_tokens_total"]) == (4, 10)
+    by_source = {
+        name: [found[f"omnidraft:{name}_total {source}"] for source in ("model", "lookup", "memory")]
+        for name in ("drafted_pieces", "drafted_blocks", "judged_tokens", "accepted_tokens")
+    }
+    assert by_source == {
+        "drafted_pieces": [6, 2, 8], "drafted_blocks": [1, 1, 1], "judged_tokens": [4, 2, 2],
+        "accepted_tokens": [3, 2, 1],
+    }  # fmt: skip
     assert found["omnidraft:acceptance_rate"] == 3 / 4  # of the model alone
-    assert found["omnidraft:block_efficiency"] == 8 / 3
+    assert found["omnidraft:block_efficiency"] == 10 / 4
 
 
 def test_learning_and_drift():

@@ -1,0 +1,65 @@
+"""Greedy pieces that the head finds hopeless are dropped, and the text keeps the target's distribution.
+
+The drafter is greedy and the target samples, so that what is dropped could show in the text.
+"""
+
+from collections import defaultdict
+
+import pytest
+import torch
+from enumeration import Distribution, World, difference, every_outcome, true_distribution
+from torch import Tensor
+from whole_stages import new_row, run_block, stages_of
+
+from stages.decode import EVERY_HOPELESS, Decode
+from stages.drafting.costs import Costs
+from stages.drafting.stopping import FixedLength
+from stages.sampling.distributions import Sampling
+from stages.sampling.random_source import RandomSource
+
+EXACT = 1e-12
+SPELLINGS = {
+    "nested": ((0,), (1,), (0, 1), (0, 1, 2), (2,), None, (1, 3)),
+    "gaps": ((0,), (1,), (0, 1, 2), (2, 3, 1), (2, 3), (0, 2), None),
+}
+COSTS = Costs(target=((1, 10.0), (11, 40.0)), drafter=((1, 1.0),))
+
+
+def moody_head(features_BF: Tensor) -> Tensor:
+    """Sure of some pieces, and of some that they fail."""
+    return 8 * torch.sin(40 * features_BF.sum(-1))
+
+
+def emitted_with_dropping(world: World, count: int) -> tuple[Distribution, set[int]]:
+    """The distribution of the first tokens, and the lengths of the drafts."""
+    lengths: set[int] = set()
+
+    def run(rng: RandomSource) -> tuple[int, ...]:
+        first, *others = stages_of(world)
+        greedy, most = Sampling(0.0), world.max_draft
+        decode = Decode(
+            first.model, moody_head, FixedLength(), greedy, world.allowed, most, None, torch.float64, costs=COSTS
+        )
+        stages, row = (decode, *others), new_row(rng, 4, offset=EVERY_HOPELESS - 1)
+        for stage in stages:
+            stage.admit(row)
+        while not row.finish and row.emitted < count:
+            lengths.update(run_block(stages, [row]))
+        return tuple(row.tokens[row.prompt_length :])[:count]
+
+    distribution: Distribution = defaultdict(float)
+    for weight, tokens in every_outcome(run):
+        distribution[tokens] += weight
+    return distribution, lengths
+
+
+@pytest.mark.parametrize("mode", ["trie", "match"])
+@pytest.mark.parametrize("vocabulary", SPELLINGS)
+def test_the_text_has_the_targets_distribution_whatever_is_dropped(vocabulary: str, mode: str):
+    seen: set[int] = set()
+    for seed in range(3):
+        world = World(SPELLINGS[vocabulary], 4, mode=mode, max_draft=3, seed=seed, target_support=3)
+        found, lengths = emitted_with_dropping(world, 2)
+        seen |= lengths
+        assert difference(found, true_distribution(world, 2)) < EXACT
+    assert len(seen) > 1, "some pieces were dropped, others were not"

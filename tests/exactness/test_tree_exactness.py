@@ -1,0 +1,594 @@
+"""Exactness of token trees: whatever is proposed in target tokens, emitted text has the target's distribution.
+
+Every outcome of one row is enumerated through whole production stages, in double precision, over trees of all shapes:
+first over given ones, then over those that `ChooseDraft` grows from the row's own text and from the memory while both
+learn. Greedy decoding is compared over the whole loop.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from math import prod
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from doubles import TableModel
+from enumeration import Distribution, World, difference, every_outcome, true_distribution
+from test_greedy_parity import completions, config_of, decisions, plain, prompts
+from test_greedy_parity import run as run_loop
+from test_mixed_rows import MIXED, WARM, stop_at, text_of, wanted_distribution, world_of
+from token_trees import GivenTrees, make_tree
+from whole_stages import PROMPT, Stages, advance, new_row, stages_of
+
+from stages import verify
+from stages.choose import ChooseDraft
+from stages.contract.blocks import Draft, SequenceState, TokenTree, Verdict
+from stages.drafting.costs import Costs
+from stages.drafting.sources import SourceChooser
+from stages.memory.calibration import own_cell
+from stages.memory.text_memory import TextMemory
+from stages.memory.tree_growth import TreeLimits
+from stages.sampling.distributions import Sampling
+from stages.sampling.random_source import RandomSource, SeededRandomSource
+from stages.vocabulary.text_stream import StopStrings
+from store.events import DraftSource, Outcome
+
+EXACT = 1e-12
+VOCABULARY = range(7)  # of `world_of`, of which three have mass after any text
+__all__ = ["plain", "prompts"]  # fixtures
+
+Emitted = tuple[int, ...]
+Pick = Callable[[World, Emitted], Sequence[int]]  # the candidates after a text
+
+
+def random_numbers(world: World, emitted: Emitted) -> np.random.Generator:
+    return np.random.default_rng([99, world.seed, *emitted])
+
+
+def some(world: World, emitted: Emitted) -> Sequence[int]:
+    """Up to three of all tokens, most of which the target never emits."""
+    numbers = random_numbers(world, emitted)
+    return numbers.choice(VOCABULARY, numbers.integers(0, 4), replace=False).tolist()
+
+
+def one(world: World, emitted: Emitted) -> Sequence[int]:
+    return [int(random_numbers(world, emitted).choice(possible(world, emitted)))]
+
+
+def possible(world: World, emitted: Emitted) -> Sequence[int]:
+    return world.target_distribution(emitted).nonzero()[:, 0].tolist()
+
+
+def impossible(world: World, emitted: Emitted) -> Sequence[int]:
+    return [token for token in VOCABULARY if token not in possible(world, emitted)][:2]
+
+
+def all_mass(world: World, emitted: Emitted) -> Sequence[int]:
+    """All tokens that the target may emit, and one among them that it never emits."""
+    first, *others = possible(world, emitted)
+    return [first, impossible(world, emitted)[0], *others]
+
+
+def impossible_first(world: World, emitted: Emitted) -> Sequence[int]:
+    return [*impossible(world, emitted)[:1], *possible(world, emitted)[:2]]
+
+
+KINDS: Mapping[str, Pick] = {
+    "some": some,
+    "one": one,
+    "impossible": impossible,
+    "all mass": all_mass,
+    "impossible first": impossible_first,
+}
+
+
+def grow(world: World, emitted: Emitted, pick: Pick, depth: int) -> dict[int, Any]:
+    if not depth:
+        return {}
+    return {token: grow(world, (*emitted, token), pick, depth - 1) for token in pick(world, emitted)}
+
+
+def trees_of(world: World, pick: Pick, depth: int = 2) -> Callable[[SequenceState], TokenTree | None]:
+    """A function from a row to its tree, which depends on the emitted text alone."""
+
+    def tree_of(row: SequenceState) -> TokenTree | None:
+        branches = grow(world, tuple(row.tokens[len(PROMPT) :]), pick, depth)
+        return make_tree(branches) if branches else None
+
+    return tree_of
+
+
+def given_trees(world: World, pick: Pick, depth: int = 2, **options: Any) -> Stages:
+    decode, translate, judge = stages_of(world)
+    return GivenTrees(decode, trees_of(world, pick, depth), **options), translate, judge
+
+
+def admit(stages: Stages, rows: Sequence[SequenceState]) -> None:
+    for row in rows:
+        for stage in stages:
+            stage.admit(row)
+
+
+def check_logprobs(world: World, verdict: Verdict) -> None:
+    """Each emitted token has the log probability that the target gives it after all before it."""
+    row = verdict.proposal.draft.row
+    begin = row.emitted - len(verdict.emitted)
+    assert [one.token for one in verdict.logprobs] == list(verdict.emitted)
+    for place, found in enumerate(verdict.logprobs):
+        probs = World.target_distribution(world, tuple(row.tokens[len(PROMPT) : len(PROMPT) + begin + place]))
+        assert found.logprob == pytest.approx(float(probs[found.token].log()), abs=1e-5)
+        assert found.top[0] == (int(probs.argmax()), pytest.approx(float(probs.max().log()), abs=1e-5))
+
+
+class Seen:
+    """What happened in all outcomes: number of outcomes, of accepted candidates per block, and whether cut."""
+
+    def __init__(self) -> None:
+        self.accepted: set[int] = set()
+        self.outcomes: set[Outcome] = set()
+        self.sources: set[tuple[DraftSource, ...]] = set()
+        self.cut = 0
+
+    def add(self, verdict: Verdict) -> None:
+        if tree := verdict.proposal.draft.tree:
+            self.accepted.add(verdict.accepted)
+            self.outcomes |= {decision.outcome for decision in verdict.decisions}
+            self.cut += len(verdict.decisions) < len(tree.candidates)
+
+
+def distribution_of(
+    world: World, make: Callable[[], Stages], count: int, remaining_tokens: int, sampling: Sampling | None = None
+) -> tuple[Distribution, Seen]:
+    """The distribution of a row's first `count` tokens."""
+    seen = Seen()
+
+    def run(rng: RandomSource) -> tuple[int, ...]:
+        row, stages = new_row(rng, remaining_tokens, 0, sampling), make()
+        row.logprobs, rows = 1, [row]
+        admit(stages, rows)
+        while not row.finish and row.emitted < count:
+            for verdict in advance(stages, rows):
+                check_logprobs(world, verdict)
+                seen.add(verdict)
+        return tuple(row.tokens[row.prompt_length :])[:count]
+
+    return add_up(run), seen
+
+
+def add_up(run: Callable[[RandomSource], tuple[int, ...]]) -> Distribution:
+    distribution: Distribution = defaultdict(float)
+    for weight, tokens in every_outcome(run):
+        distribution[tokens] += weight
+    return distribution
+
+
+def assert_exact(distribution: Distribution, wanted: Distribution) -> None:
+    assert sum(distribution.values()) == pytest.approx(1, abs=EXACT), "outcomes were left out"
+    assert difference(distribution, wanted) < EXACT
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("vocabulary", ["nested", "gaps"])
+def test_trees_of_all_shapes_keep_the_targets_distribution(vocabulary: str, kind: str):
+    outcomes = set()
+    for seed in range(3):
+        world = world_of(vocabulary, seed)
+        distribution, seen = distribution_of(world, lambda w=world: given_trees(w, KINDS[kind]), 3, 4)
+        assert_exact(distribution, true_distribution(world, 3))
+        outcomes |= seen.outcomes
+    assert (Outcome.ACCEPTED in outcomes) == (kind != "impossible")
+    assert (Outcome.REJECTED in outcomes) == (kind != "all mass")
+
+
+def test_trees_and_drafts_of_the_model_alternate_within_a_text():
+    world = world_of("gaps", 1)
+    for mode in ("trie", "match"):
+        world = world_of("gaps", 1, mode=mode, seeded=False, cache_entries=1)
+        sources: set[tuple[bool, ...]] = set()
+
+        def run(rng: RandomSource, world: World = world, sources: set = sources) -> tuple[int, ...]:
+            row, stages, drafted = new_row(rng, 5), given_trees(world, some), []
+            rows = [row]
+            admit(stages, rows)
+            while not row.finish and row.emitted < 3:
+                drafted += [verdict.proposal.draft.tree is not None for verdict in advance(stages, rows)]
+            sources.add(tuple(drafted))
+            return tuple(row.tokens[row.prompt_length :])[:3]
+
+        assert_exact(add_up(run), true_distribution(world, 3))
+        assert any(True in drafted and False in drafted for drafted in sources)
+
+
+# The end of a row.
+
+
+@pytest.mark.parametrize("remaining_tokens", [1, 2, 3])
+def test_a_tree_that_is_deeper_than_the_remaining_tokens(remaining_tokens: int):
+    world = world_of("nested", 4, target_support=2)
+    for pick in (all_mass, impossible_first):
+        distribution, seen = distribution_of(
+            world,
+            lambda pick=pick: given_trees(world, pick, depth=remaining_tokens + 1),
+            remaining_tokens,
+            remaining_tokens,
+        )
+        assert_exact(distribution, true_distribution(world, remaining_tokens))
+        assert max(seen.accepted) == remaining_tokens
+        assert seen.cut
+
+
+def test_an_end_of_sequence_inside_a_path():
+    world = world_of("nested", 4)
+    ends = (possible(world, ())[0], possible(world, (possible(world, ())[1],))[1])
+    world = world_of("nested", 4, ends=ends)
+    distribution, seen = distribution_of(world, lambda: given_trees(world, all_mass, depth=3), 3, 5)
+    wanted = true_distribution(world, 3)
+    assert_exact(distribution, wanted)
+    assert {len(tokens) for tokens in wanted} == {1, 2, 3}
+    assert {1, 2, 3} <= seen.accepted
+    assert seen.cut, "candidates after the end are dropped"
+
+
+@pytest.mark.parametrize("sampling", [WARM, MIXED[2]])
+def test_a_stop_string_that_is_completed_inside_a_path(sampling: Sampling):
+    world = world_of("nested", 6)
+    plainly = wanted_distribution(world, 3, sampling)
+    first, second, _ = max(plainly, key=plainly.get)
+    stops = [text_of((first, second)), text_of([min(tokens[0] for tokens in plainly if tokens[0] != first)])]
+    ended: set[tuple[int, bool]] = set()
+
+    def run(rng: RandomSource) -> tuple[int, ...]:
+        row, stages = new_row(rng, 3, 0, sampling), given_trees(world, all_mass, depth=3)
+        row.stop_strings = StopStrings(lambda token: text_of([token]).encode(), stops)
+        rows = [row]
+        admit(stages, rows)
+        while not row.finish:
+            for verdict in advance(stages, rows):
+                tree = verdict.proposal.draft.tree
+                ended.add((row.emitted, row.finish == "stop" and len(verdict.decisions) < len(tree.candidates)))
+        return tuple(row.tokens[row.prompt_length :])
+
+    assert_exact(add_up(run), stop_at(plainly, stops))
+    assert {(1, True), (2, True)} <= ended
+
+
+# Batches.
+
+
+def distribution_in_batch(world: World, number: int, samplings: Sequence[Sampling | None], **stages: Any):
+    """The distribution of the first two tokens of one row; the others draw fixed numbers and leave early."""
+
+    def run(rng: RandomSource) -> tuple[int, ...]:
+        rows = [
+            new_row(rng if n == number else SeededRandomSource(5, n), 4 if n == number else 1 + n, n, sampling)
+            for n, sampling in enumerate(samplings)
+        ]
+        row, batch = rows[number], given_trees(world, **stages)
+        admit(batch, rows)
+        while not row.finish and row.emitted < 2:
+            advance(batch, rows)
+        return tuple(row.tokens[row.prompt_length :])[:2]
+
+    return add_up(run)
+
+
+@pytest.mark.parametrize("kind", ["some", "all mass", "impossible first"])
+def test_every_row_has_the_distribution_that_it_requested(kind: str):
+    world = world_of("nested", 3)
+    for number, sampling in enumerate(MIXED):
+        distribution = distribution_in_batch(world, number, MIXED, pick=KINDS[kind])
+        assert_exact(distribution, wanted_distribution(world, 2, sampling))
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)])
+def test_a_tree_next_to_a_draft_of_the_model_and_an_empty_draft(order: tuple[int, ...]):
+    """The rows' places are permuted: lines of logits are counted per row."""
+    world = world_of("gaps", 2)
+    by_tree, by_model = order.index(0), order.index(1)
+
+    def run(rng: RandomSource, number: int) -> tuple[int, ...]:
+        rows = [new_row(rng if n == number else SeededRandomSource(5, n), 3, n) for n in range(3)]
+        trees, row = trees_of(world, all_mass), rows[number]
+        decode, translate, judge = stages_of(world)
+        stages = (
+            GivenTrees(
+                decode,
+                lambda each: trees(each) if each.offset == by_tree else None,
+                lambda each: each.offset == by_model,
+            ),
+            translate,
+            judge,
+        )
+        admit(stages, rows)
+        while not row.finish and row.emitted < 2:
+            for verdict in advance(stages, rows):
+                draft = verdict.proposal.draft
+                found = bool(draft.tree), bool(draft.pieces)
+                assert found == (draft.row.offset == by_tree, draft.row.offset == by_model)
+        return tuple(row.tokens[row.prompt_length :])[:2]
+
+    for number in range(3):
+        assert_exact(add_up(lambda rng, n=number: run(rng, n)), true_distribution(world, 2))
+
+
+def test_rows_of_one_batch_are_independent():
+    world = world_of("nested", 3)
+
+    def run(rng: RandomSource) -> tuple[int, ...]:
+        rows, stages = [new_row(rng, 1, n, sampling) for n, sampling in enumerate(MIXED)], given_trees(world, some)
+        admit(stages, rows)
+        advance(stages, list(rows))
+        return tuple(row.tokens[-1] for row in rows)
+
+    single = [wanted_distribution(world, 1, sampling) for sampling in MIXED]
+    joint = add_up(run)
+    for tokens, weight in joint.items():
+        assert weight == pytest.approx(
+            prod(distribution[(token,)] for distribution, token in zip(single, tokens, strict=True)), abs=EXACT
+        )
+
+
+# Trees that the memory grows.
+
+CHEAP = Costs(((1, 1.0), (2, 1.02)), ((1, 0.45),))
+
+
+class Swaying(SourceChooser):
+    """Changes its choice with what is emitted: a tree is used after every third token."""
+
+    def __init__(self) -> None:
+        super().__init__(CHEAP)
+        self._emitted = 0
+
+    def prefers_model(self, candidates: int, expected: float) -> bool:
+        return not candidates or self._emitted % 3 > 0
+
+    def observe(self, verdict: Verdict, expected: float) -> None:
+        super().observe(verdict, expected)
+        self._emitted += len(verdict.emitted)
+
+
+@cache
+def texts_of(world: World, count: int = 4, length: int = 6) -> list[list[int]]:
+    """Prompts with completions that were drawn from the target."""
+    numbers, texts = np.random.default_rng(world.seed), []
+    for _ in range(count):
+        emitted: Emitted = ()
+        while len(emitted) < length:
+            emitted += (int(numbers.choice(VOCABULARY, p=world.target_distribution(emitted).numpy())),)
+        texts.append([*PROMPT, *emitted])
+    return texts
+
+
+def choosing(
+    world: World, texts: Sequence[list[int]] = (), kind: type[ChooseDraft] = ChooseDraft, **options: Any
+) -> Stages:
+    """Stages over a memory that has learned these texts, and that has seen its options hold a few times."""
+    decode, translate, judge = stages_of(world)
+    memory = TextMemory(CHEAP, TreeLimits(6, 3, 3), world.ends, budget_bytes=1 << 16)
+    for text in texts:
+        memory.table.learn(text, len(PROMPT))
+    for length in range(1, 9):
+        memory.calibration.observe(own_cell(length), hit=True)
+    return kind(decode, memory, Swaying(), CHEAP, **options), translate, judge
+
+
+def complete(stages: Stages, row: SequenceState, sources: list[DraftSource] | None = None) -> tuple[int, ...]:
+    """Run one row alone to its end."""
+    rows = [row]
+    admit(stages, rows)
+    while rows:
+        for verdict in advance(stages, rows):
+            if sources is not None:
+                sources.append(verdict.proposal.draft.source)
+    return tuple(row.tokens[row.prompt_length :])
+
+
+@pytest.mark.parametrize("model", [True, False])
+@pytest.mark.parametrize("vocabulary", ["nested", "gaps"])
+def test_a_memory_that_learned_texts_keeps_the_targets_distribution(vocabulary: str, model: bool):
+    world = world_of(vocabulary, 7)
+    seen: set[DraftSource] = set()
+
+    def run(rng: RandomSource) -> tuple[int, ...]:
+        stages = choosing(world, texts_of(world), model=model)
+        sources: list[DraftSource] = []
+        emitted = complete(stages, new_row(rng, 3), sources)
+        seen.update(sources)
+        return emitted
+
+    assert_exact(add_up(run), true_distribution(world, 3))
+    assert DraftSource.MEMORY in seen
+    assert (DraftSource.MODEL in seen) == model
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_a_row_that_is_completed_in_between_is_learned_and_changes_no_distribution(private: bool):
+    """Both rows are enumerated: the trees of the second depend on what the first one emitted."""
+    world = world_of("nested", 8, target_support=2)
+    trees: set[tuple[int, ...]] = set()
+
+    def run(rng: RandomSource) -> tuple[int, ...]:
+        stages = choosing(world, model=False)
+        first = new_row(rng, 2)
+        first.private = private
+        emitted = complete(stages, first)
+        assert (len(stages[0].memory.table) > 0) == (not private)
+        second = new_row(rng, 2, 1)
+        rows = [second]
+        admit(stages, rows)
+        while rows:
+            (verdict,) = advance(stages, rows)
+            tree = verdict.proposal.draft.tree
+            trees.add(tree.tokens if tree else ())
+        return emitted + tuple(second.tokens[second.prompt_length :])
+
+    alone = true_distribution(world, 2)
+    wanted = {left + right: chance * other for left, chance in alone.items() for right, other in alone.items()}
+    assert_exact(add_up(run), wanted)
+    assert () in trees
+    assert (len(trees) > 3) == (not private)
+
+
+def test_rows_with_trees_enter_and_leave_while_a_row_is_enumerated():
+    """A greedy row is completed and learned after the first block; a private row stays."""
+    world = world_of("gaps", 5)
+    learned: set[int] = set()
+
+    def run(rng: RandomSource) -> tuple[int, ...]:
+        nonlocal learned
+        stages = choosing(world, texts_of(world))
+        row = new_row(rng, 4)
+        greedy = new_row(SeededRandomSource(5, 1), 1, 1, MIXED[0])
+        private = new_row(SeededRandomSource(5, 2), 9, 2, MIXED[2])
+        private.private = True
+        rows = [greedy, private, row]
+        admit(stages, rows)
+        while not row.finish and row.emitted < 3:
+            advance(stages, rows)
+            learned |= {len(stages[0].memory.table)} if not row.finish else set()
+        return tuple(row.tokens[row.prompt_length :])[:3]
+
+    assert_exact(add_up(run), true_distribution(world, 3))
+    assert len(learned) == 1, "the row of one token was learned after the first block, the private one never"
+
+
+@pytest.mark.parametrize("sampling", MIXED)
+def test_trees_of_the_memory_follow_a_row_s_own_sampling(sampling: Sampling):
+    world = world_of("nested", 9)
+
+    def run(rng: RandomSource) -> tuple[int, ...]:
+        return complete(choosing(world, texts_of(world)), new_row(rng, 2, 0, sampling))
+
+    assert_exact(add_up(run), wanted_distribution(world, 2, sampling))
+
+
+# The suite can fail.
+
+
+def _the_candidates_stay_in_the_residual(monkeypatch):
+    monkeypatch.setattr(verify, "_draw_other", lambda probs_V, tokens, rng: verify.sample(probs_V, rng))
+
+
+def _only_the_first_candidate_leaves_the_residual(monkeypatch):
+    drawn = verify._draw_other
+    monkeypatch.setattr(verify, "_draw_other", lambda probs_V, tokens, rng: drawn(probs_V, tokens[:1], rng))
+
+
+def _the_next_sibling_is_accepted(monkeypatch):
+    chosen = verify.chosen_candidate
+
+    def sibling(chances: Sequence[float], uniform: float) -> int | None:
+        found = chosen(chances, uniform)
+        return None if found is None else (found + 1) % len(chances)
+
+    monkeypatch.setattr(verify, "chosen_candidate", sibling)
+
+
+def _siblings_are_tested_one_after_the_other_with_one_number(monkeypatch):
+    def each(chances: Sequence[float], uniform: float) -> int | None:
+        return next((number for number, chance in enumerate(chances) if uniform < chance), None)
+
+    monkeypatch.setattr(verify, "chosen_candidate", each)
+
+
+def _the_path_is_not_kept(monkeypatch):
+    monkeypatch.setattr(TableModel, "keep_path", lambda self, row, start, path: None)
+
+
+def _branches_are_read_as_a_chain(monkeypatch):
+    monkeypatch.setattr(verify, "_parents", lambda batch, fed: None)
+
+
+def _candidates_follow_the_cached_tokens(monkeypatch):
+    """They should follow the last token that is read in the same pass."""
+    parents_of = verify._parents
+
+    def earlier(batch, fed):
+        found = parents_of(batch, fed)
+        return found and [[-1 if parent == 0 else parent for parent in own] for own in found]
+
+    monkeypatch.setattr(verify, "_parents", earlier)
+
+
+def _lines_belong_to_other_candidates(monkeypatch):
+    decide = verify.decide_tree
+    monkeypatch.setattr(
+        verify,
+        "decide_tree",
+        lambda tree, probs_MV, rng: decide(tree, torch.cat([probs_MV[:1], probs_MV[1:].roll(1, 0)]), rng),
+    )
+
+
+def _logprobs_are_of_consecutive_lines(monkeypatch):
+    monkeypatch.setattr(
+        verify, "emitting_lines", lambda decisions: list(range(len([one for one in decisions if one.origin])))
+    )
+
+
+def check_world(world: World, *kinds: str) -> None:
+    for kind in kinds:
+        distribution, _ = distribution_of(world, lambda kind=kind: given_trees(world, KINDS[kind]), 2, 4)
+        assert_exact(distribution, true_distribution(world, 2))
+
+
+@pytest.mark.parametrize(
+    "mutate",
+    [
+        _the_candidates_stay_in_the_residual,
+        _only_the_first_candidate_leaves_the_residual,
+        _the_next_sibling_is_accepted,
+        _siblings_are_tested_one_after_the_other_with_one_number,
+        _the_path_is_not_kept,
+        _branches_are_read_as_a_chain,
+        _candidates_follow_the_cached_tokens,
+        _lines_belong_to_other_candidates,
+        _logprobs_are_of_consecutive_lines,
+    ],
+)
+def test_a_wrong_step_of_verification_is_found_out(mutate: Callable[[Any], None], monkeypatch):
+    mutate(monkeypatch)
+    with pytest.raises(AssertionError):
+        check_world(world_of("nested", 1), "some", "impossible first")
+
+
+class LooksAhead(ChooseDraft):
+    """Uses a tree where the model drew something else: the choice depends on the present draft."""
+
+    def __call__(self, batch: Sequence[SequenceState]) -> list[Draft]:
+        drafts, trees = self._decode(batch), self.memory.grow(batch)
+        self._expected = {row: one.expected for row, one in zip(batch, trees, strict=True)}
+        return [
+            self._make_draft(draft.row, one, 1.0) if one.tree and draft.pieces[0] != one.tree.tokens[0] else draft
+            for draft, one in zip(drafts, trees, strict=True)
+        ]
+
+
+def test_a_choice_that_depends_on_the_present_draft_is_found_out():
+    world = world_of("nested", 7)
+
+    def run(rng: RandomSource) -> tuple[int, ...]:
+        return complete(choosing(world, texts_of(world), LooksAhead), new_row(rng, 3))
+
+    assert difference(add_up(run), true_distribution(world, 3)) > 1e-3
+
+
+# Real models.
+
+
+@pytest.mark.parametrize(
+    "changes", [{"batch": 1}, {"batch": 8, "learn__interval": 10}, {"draft__sources": ("own", "memory")}]
+)
+def test_greedy_is_plain_decoding_with_trees(changes: dict[str, Any], prompts, plain, tmp_path):
+    repeated = [*prompts[::5], *prompts[::20]]  # what the memory knows word for word
+    chosen = [replace(prompt, offset=offset) for offset, prompt in enumerate(repeated)]
+    config = config_of(draft__relative_cost=0.3, **changes)  # costs that no machine changes
+    events, _ = run_loop(config, chosen, tmp_path)
+    wanted = {prompt.offset: plain[prompt.line - 1] for prompt in chosen}
+    assert completions(events) == wanted
+    copied = [event for event in decisions(events) if event.drafter is not DraftSource.MODEL]
+    accepted = {event.drafter for event in copied if event.outcome is Outcome.ACCEPTED}
+    assert accepted == {DraftSource.LOOKUP, DraftSource.MEMORY}

@@ -1,0 +1,105 @@
+"""The calibration: each kind of candidate has a cell of its own, and a cell converges to its frequency."""
+
+from itertools import product
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stages.contract.snapshot import SnapshotReader, SnapshotWriter
+from stages.memory.calibration import (
+    COUNT_EDGES,
+    OWN_EDGES,
+    RANKS,
+    SHARE_EDGES,
+    Calibration,
+    memory_cell,
+    own_cell,
+)
+from stages.memory.ngram_table import LONGEST
+
+totals = st.integers(1, 1 << 32)
+places = st.tuples(st.integers(1, LONGEST), totals, st.floats(0, 1), st.integers(0, RANKS - 1))
+
+
+def count_cells() -> int:
+    return len(Calibration().cells[0])
+
+
+def kind_of(context: int, total: int, count: int, rank: int) -> tuple[int, ...]:
+    """What distinguishes candidates of the memory: cells are the same if and only if this is."""
+    return context, sum(total >= edge for edge in COUNT_EDGES), sum(count / total >= edge for edge in SHARE_EDGES), rank
+
+
+@given(places, places)
+def test_candidates_share_a_cell_if_they_are_of_one_kind(left: tuple, right: tuple):
+    (one, first), (other, second) = (
+        ((context, total, round(share * total), rank), memory_cell(context, total, round(share * total), rank))
+        for context, total, share, rank in (left, right)
+    )
+    assert (kind_of(*one) == kind_of(*other)) == (first == second)
+    assert len(OWN_EDGES) < first < count_cells()
+
+
+def test_every_cell_is_used():
+    own = {own_cell(length) for length in range(1, 40)}
+    seen = {
+        memory_cell(context, total, count, rank)
+        for context, total, rank in product(range(1, LONGEST + 1), (1, 2, 3, 4, 10, 16, 100), range(RANKS))
+        for count in {1, *(int(total * share) for share in (0.1, 0.25, 0.5, 0.7, 0.9, 1))}
+    }
+    assert own == set(range(len(OWN_EDGES) + 1))
+    assert own.isdisjoint(seen)
+    unseen = set(range(count_cells())) - own - seen
+    # A context that was seen once has one candidate, of share 1; one that was seen two or three times has few shares.
+    assert all((cell - len(own)) // RANKS // (len(SHARE_EDGES) + 1) % (len(COUNT_EDGES) + 1) < 2 for cell in unseen)
+
+
+@given(st.integers(1, 200))
+def test_longer_matches_never_have_an_earlier_cell(length: int):
+    assert own_cell(length) <= own_cell(length + 1)
+    assert 0 <= own_cell(length) <= len(OWN_EDGES)
+
+
+def test_a_total_that_was_forgotten_has_a_cell():
+    """After `forget` a slot may count fewer contexts than continuations."""
+    assert memory_cell(3, 0, 1, 0) in range(count_cells())
+    assert memory_cell(3, 1, 5, 2) in range(count_cells())
+
+
+@pytest.mark.parametrize("chance", [0.0, 0.3, 0.9, 1.0])
+def test_a_cell_converges_to_its_frequency(chance: float):
+    calibration, numbers, cell = Calibration(), Random(0), own_cell(5)
+    assert calibration.chance(cell) == pytest.approx(0.2)
+    estimates = []
+    for _ in range(3000):
+        calibration.observe(cell, hit=numbers.random() < chance)
+        estimates.append(calibration.chance(cell))
+    assert sum(estimates[300:]) / 2700 == pytest.approx(chance, abs=0.02)
+    assert all(0 <= estimate <= 1 for estimate in estimates)
+    assert calibration.chance(own_cell(6)) == pytest.approx(0.2), "other cells learned nothing"
+
+
+def test_a_change_is_followed_within_some_hundred_trials():
+    calibration, cell = Calibration(), own_cell(5)
+    for _ in range(10_000):
+        calibration.observe(cell, hit=True)
+    for _ in range(200):
+        calibration.observe(cell, hit=False)
+    assert calibration.chance(cell) < 0.2
+
+
+def test_a_calibration_is_restored_bit_for_bit_and_continues_alike():
+    calibration, numbers = Calibration(), Random(1)
+    for _ in range(500):
+        calibration.observe(numbers.randrange(count_cells()), hit=numbers.random() < 0.4)
+    writer = SnapshotWriter()
+    reader = SnapshotReader(writer.files(calibration.save()))
+    other = Calibration()
+    other.restore(reader.state, reader)
+    assert other.cells == calibration.cells
+    calibration.observe(3, hit=True)
+    assert other.cells != calibration.cells, "nothing is shared"
+    other.observe(3, hit=True)
+    assert other.cells == calibration.cells

@@ -1,0 +1,380 @@
+"""The memory of a target: what it proposes, what it learns of which rows, and when."""
+
+import gc
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from doubles import row_of
+from token_trees import make_tree, tree_draft
+
+from stages.contract.blocks import Draft, Proposal, SequenceState, TokenTree, Verdict
+from stages.contract.snapshot import SnapshotReader, SnapshotWriter
+from stages.drafting.costs import Costs
+from stages.memory.calibration import memory_cell, own_cell
+from stages.memory.text_memory import TextMemory
+from stages.memory.tree_growth import TreeLimits
+from store.events import DraftSource
+
+FREE = Costs(((1, 1.0), (2, 1.0)), ((1, 1.0),))
+END = 9
+
+
+def new_memory(*limits: int, **options: Any) -> TextMemory:
+    """A memory with these limits on the nodes, the width and the depth of a tree."""
+    return TextMemory(FREE, TreeLimits(*limits or (8, 3, 6)), {END}, **{"budget_bytes": 1 << 16} | options)
+
+
+def admit(memory: TextMemory, *rows: SequenceState) -> list[SequenceState]:
+    for row in rows:
+        memory.admit(row)
+    return list(rows)
+
+
+def grow(memory: TextMemory, *rows: SequenceState) -> list[TokenTree | None]:
+    return [grown.tree for grown in memory.grow(rows)]
+
+
+def tokens_of(tree: TokenTree | None) -> tuple[int, ...]:
+    return tree.tokens if tree else ()
+
+
+def emit(row: SequenceState, *tokens: int, tree: TokenTree | None = None) -> Verdict:
+    """What `Verify` returns and does to the row."""
+    row.tokens.extend(tokens)
+    row.remaining_tokens -= len(tokens)
+    row.block += 1
+    return Verdict(Proposal(tree_draft(row, tree, 4, torch.float32), ()), (), tokens, 0, 0)
+
+
+def complete(memory: TextMemory, prompt: Sequence[int], *tokens: int, **changes: Any) -> SequenceState:
+    """A row that emits these tokens in one block and is released."""
+    row = row_of(prompt)
+    for name, value in changes.items():
+        setattr(row, name, value)
+    admit(memory, row)
+    memory.grow([row])
+    memory.observe(emit(row, *tokens))
+    memory.release(row)
+    return row
+
+
+class Recorded:
+    """The candidates that a memory's calibration was given, in order."""
+
+    def __init__(self, memory: TextMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.seen: list[tuple[int, bool]] = []
+        observe = memory.calibration.observe
+
+        def record(cell: int, *, hit: bool) -> None:
+            self.seen.append((cell, hit))
+            observe(cell, hit=hit)
+
+        monkeypatch.setattr(memory.calibration, "observe", record)
+
+
+# What is proposed.
+
+
+def test_a_row_that_repeats_itself_has_a_tree_of_its_own_text():
+    memory = new_memory()
+    (row,) = admit(memory, row_of([1, 2, 3, 4, 1, 2]))
+    for length in range(2, 9):
+        for _ in range(50):
+            memory.calibration.observe(own_cell(length), hit=True)
+    (tree,) = grow(memory, row)
+    assert tree.tokens == (3, 4, 1, 2, 3, 4)
+    assert {candidate.source for candidate in tree.candidates} == {DraftSource.LOOKUP}
+    assert [candidate.context for candidate in tree.candidates] == [2, 3, 4, 5, 2, 3], "the text ends, and begins again"
+
+
+def test_a_row_has_a_tree_of_what_completed_rows_emitted():
+    memory = new_memory()
+    complete(memory, [1], 2, 3, 4)
+    complete(memory, [1], 2, 5)
+    (row,) = admit(memory, row_of([7, 1, 2]))
+    (tree,) = grow(memory, row)
+    assert {(candidate.token, candidate.depth) for candidate in tree.candidates} >= {(3, 0), (5, 0)}
+    assert {candidate.source for candidate in tree.candidates} == {DraftSource.MEMORY}
+    first = tree.candidates[0]
+    assert (first.context, first.count) == (2, 1)
+
+
+def test_what_was_never_seen_has_no_tree():
+    memory = new_memory()
+    complete(memory, [1], 2, 3)
+    assert grow(memory, *admit(memory, row_of([5, 6]))) == [None]
+
+
+def test_each_source_can_be_left_out():
+    for own, budget, wanted in ((True, 1 << 16, {3, 4}), (True, 0, {3}), (False, 1 << 16, {4})):
+        memory = new_memory(own=own, budget_bytes=budget)
+        complete(memory, [7], 1, 2, 4)
+        (row,) = admit(memory, row_of([1, 2, 3, 8, 1, 2]))
+        (tree,) = grow(memory, row)
+        assert {candidate.token for candidate in tree.candidates if candidate.depth == 0} == wanted
+        assert (memory.table is None) == (budget == 0)
+
+
+def test_nothing_follows_an_end_of_sequence():
+    memory = new_memory()
+    for _ in range(5):
+        complete(memory, [1], 2, END, 3, 4)  # as a prompt may have it inside
+    (row,) = admit(memory, row_of([1, 2, END, 3, 1]))
+    (tree,) = grow(memory, row)
+    ends = [index for index, token in enumerate(tree.tokens) if token == END]
+    assert ends
+    assert all(tree.children(index) == [] for index in ends)
+
+
+def test_a_tree_is_no_deeper_than_the_remaining_tokens():
+    memory = new_memory(20, 1, 6)
+    for remaining in (1, 3, 6, 50):
+        (row,) = admit(memory, row_of([1, 1, 1, 1, 1], remaining_tokens=remaining))
+        for length in range(1, 12):
+            for _ in range(50):
+                memory.calibration.observe(own_cell(length), hit=True)
+        (tree,) = grow(memory, row)
+        assert len(tree.candidates) == min(remaining, 6)
+
+
+def test_contexts_have_at_most_the_configured_order():
+    memory = new_memory(order=2)
+    complete(memory, [1, 2, 3, 4], 5)
+    (row,) = admit(memory, row_of([1, 2, 3, 4]))
+    (tree,) = grow(memory, row)
+    assert [candidate.context for candidate in tree.candidates] == [2]
+
+
+def test_growing_draws_no_random_numbers_and_changes_nothing():
+    class NoNumbers:
+        def uniform(self, distribution: torch.Tensor) -> float:
+            raise AssertionError("a tree may not depend on what is about to be drawn")
+
+    memory = new_memory()
+    complete(memory, [1], 2, 3, 4)
+    rows = admit(memory, row_of([1, 2, 1], rng=NoNumbers()), row_of([8, 1], offset=1, rng=NoNumbers()))
+    before = memory.table.sizes, memory.calibration.save()
+    trees = grow(memory, *rows)
+    assert trees == grow(memory, *rows)
+    assert all(trees)
+    assert (memory.table.sizes, memory.calibration.save()) == before
+
+
+def test_rows_of_one_scope_never_see_text_of_another():
+    memory = new_memory()
+    complete(memory, [1], 2, 3, scope=4)
+    rows = [row_of([1, 2], offset=number) for number in range(3)]
+    rows[1].scope, rows[2].scope = 4, 5
+    assert [tokens_of(tree) for tree in grow(memory, *admit(memory, *rows))] == [(), (3,), ()]
+    assert memory.table.forget_scope(4) > 0
+    assert grow(memory, *rows) == [None] * 3
+
+
+# What is learned.
+
+
+def test_a_row_is_learned_when_it_is_released_and_its_prompt_is_context():
+    memory = new_memory()
+    (row,) = admit(memory, row_of([1, 2, 3]))
+    memory.grow([row])
+    memory.observe(emit(row, 4, 5))
+    assert len(memory.table) == 0
+    memory.release(row)
+    assert memory.table.find([3]) == [(1, (1, [4], [1]))]
+    assert [length for length, _ in memory.table.find([1, 2, 3, 4])] == [4, 3]
+    assert memory.table.find([1]) == memory.table.find([2]) == [], "the prompt is not what the target emitted"
+
+
+def test_a_row_that_emitted_nothing_teaches_nothing():
+    memory = new_memory()
+    (row,) = admit(memory, row_of([1, 2, 3]))
+    memory.release(row)
+    assert len(memory.table) == 0
+
+
+def test_private_rows_have_trees_and_are_not_learned():
+    memory = new_memory()
+    complete(memory, [1], 2, 3)
+    before = memory.table.sizes
+    complete(memory, [5, 6], 7, private=True)
+    assert memory.table.sizes == before
+    assert memory.table.find([6]) == []
+    row = row_of([1, 2])
+    row.private = True
+    assert tokens_of(*grow(memory, *admit(memory, row))) == (3,)
+
+
+def test_without_a_table_nothing_is_learned_of_completed_rows():
+    memory = new_memory(budget_bytes=0)
+    complete(memory, [1], 2, 3)
+    memory.respond_to_drift()
+    assert grow(memory, *admit(memory, row_of([1, 2]))) == [None]
+
+
+def test_every_place_of_the_emitted_text_judges_its_options(monkeypatch: pytest.MonkeyPatch):
+    memory = new_memory()
+    complete(memory, [6], 1, 2, 8)
+    (row,) = admit(memory, row_of([1, 2, 3, 1, 2]))
+    (tree,) = grow(memory, row)
+    recorded = Recorded(memory, monkeypatch)
+    memory.observe(emit(row, 3, 5, 1, tree=tree))
+    assert recorded.seen == [
+        (own_cell(2), True),  # 3, as after the first "1 2"
+        (memory_cell(2, 1, 1, 0), False),  # 8 was emitted after "1 2" in another row
+        (own_cell(3), False),  # 1 after "1 2 3"
+    ], "nothing is known after 5"
+
+
+def test_options_are_judged_whatever_drafted_the_block(monkeypatch: pytest.MonkeyPatch):
+    """So trees that are not used become known to hold, and the model's drafts are evidence too."""
+    seen = []
+    for by_model in (True, False):
+        memory = new_memory()
+        (row,) = admit(memory, row_of([1, 2, 3, 4, 1, 2]))
+        (tree,) = grow(memory, row)
+        recorded = Recorded(memory, monkeypatch)
+        if by_model:
+            draft = Draft(row, (3, 0), torch.full((2, 4), 0.25), (1.0, 1.0), None, (0.5, 0.5))
+            verdict = emit(row, 3, 4, 7)
+            memory.observe(Verdict(Proposal(draft, ()), (), verdict.emitted, 2, 1))
+        else:
+            memory.observe(emit(row, 3, 4, 7, tree=tree))
+        seen.append(recorded.seen)
+    assert seen[0] == seen[1] == [(own_cell(2), True), (own_cell(3), True), (own_cell(4), False)]
+
+
+def test_the_accepted_path_is_judged_where_the_tree_did_not_go(monkeypatch: pytest.MonkeyPatch):
+    """A bonus token may be followed in the memory although the tree ended before it."""
+    memory = new_memory(1, 1, 1)
+    complete(memory, [6], 1, 2, 3)
+    (row,) = admit(memory, row_of([6, 1]))
+    (tree,) = grow(memory, row)
+    assert tree.tokens == (2,)
+    recorded = Recorded(memory, monkeypatch)
+    memory.observe(emit(row, 2, 3, tree=tree))
+    assert [hit for _, hit in recorded.seen] == [True, True]
+
+
+def test_only_what_was_known_before_the_block_is_judged(monkeypatch: pytest.MonkeyPatch):
+    """The block repeats itself: that would be known only after it."""
+    memory = new_memory()
+    (row,) = admit(memory, row_of([1, 2]))
+    grow(memory, row)
+    recorded = Recorded(memory, monkeypatch)
+    memory.observe(emit(row, 5, 6, 5, 6, 5))
+    assert recorded.seen == []
+    (tree,) = grow(memory, row)
+    assert tree.tokens[0] == 6, "in the next block it is known"
+    memory.observe(emit(row, 7, 1, 2, 5, tree=tree))
+    # 6 after "6 5"; nothing after 7; after "1" 2 and after "1 2" 5, as before.
+    assert recorded.seen == [(own_cell(3), False), (own_cell(1), True), (own_cell(2), True)]
+
+
+def test_a_row_that_is_released_during_another_row_s_block_is_not_known_to_it_yet(monkeypatch: pytest.MonkeyPatch):
+    memory = new_memory()
+    first, second = admit(memory, row_of([1], offset=0), row_of([1], offset=1))
+    grow(memory, first, second)
+    recorded = Recorded(memory, monkeypatch)
+    verdicts = [emit(first, 2, 3), emit(second, 2, 3)]
+    for verdict in verdicts:
+        memory.observe(verdict)
+    assert recorded.seen == []
+    memory.release(first)
+    (tree,) = grow(memory, second)
+    assert tree is None
+    memory.observe(emit(second, 1))
+    (tree,) = grow(memory, second)
+    assert tree.tokens[0] == 2
+
+
+def test_an_end_of_sequence_ends_what_is_judged(monkeypatch: pytest.MonkeyPatch):
+    memory = new_memory()
+    complete(memory, [1], 2, END)
+    recorded = Recorded(memory, monkeypatch)
+    complete(memory, [1], 2, END)
+    assert recorded.seen == [(memory_cell(1, 1, 1, 0), True), (memory_cell(2, 1, 1, 0), True)]
+
+
+def test_after_a_drift_new_text_weighs_double():
+    for decays, wanted in ((True, [3, 2]), (False, [2, 3])):
+        memory = new_memory(decays=decays)
+        for _ in range(4):
+            complete(memory, [1], 2)
+        memory.respond_to_drift()
+        for _ in range(3):
+            complete(memory, [1], 3)
+        assert memory.table.find([1])[0][1].tokens == wanted
+
+
+def test_chances_learn_from_what_is_emitted():
+    memory = new_memory()
+    (row,) = admit(memory, row_of([1, 2, 3, 1, 2]))
+    expected = []
+    for _ in range(60):
+        expected.append(memory.grow([row])[0].expected)
+        memory.observe(emit(row, 3, 1, 2))
+    assert expected[0] < 0.3
+    assert expected[-1] > 4
+
+
+# Checkpoints.
+
+
+@pytest.mark.parametrize("budget", [0, 1 << 12, 1 << 16])
+def test_rows_of_a_checkpoint_continue_with_the_same_trees(budget: int):
+    numbers = np.random.default_rng(0)
+    memory = new_memory(budget_bytes=budget)
+    for _ in range(20):
+        complete(memory, numbers.integers(0, 5, 3).tolist(), *numbers.integers(0, 5, 10).tolist())
+    rows = admit(memory, *(row_of(numbers.integers(0, 5, 40).tolist(), offset=number) for number in range(3)))
+    blocks = numbers.integers(0, 5, (6, 3, 4)).tolist()
+
+    def run(memory: TextMemory, rows: Sequence[SequenceState], blocks: Sequence[Any]) -> list[TokenTree | None]:
+        trees: list[TokenTree | None] = []
+        for block in blocks:
+            trees += grow(memory, *rows)
+            for row, tokens in zip(rows, block, strict=True):
+                memory.observe(emit(row, *tokens))
+        return trees
+
+    run(memory, rows, blocks[:3])
+    writer = SnapshotWriter()
+    saved = [writer.row(row) for row in rows], memory.save(writer)
+    reader = SnapshotReader(writer.files(saved))
+    restored = new_memory(budget_bytes=budget)
+    restored.restore(reader.state[1], reader)
+    again = admit(restored, *(reader.row(number) for number in reader.state[0]))
+    trees = run(memory, rows, blocks[3:])
+    assert run(restored, again, blocks[3:]) == trees
+    assert any(tree and not tree.is_chain for tree in trees) == (budget > 0)
+    for number in range(3):
+        memory.release(rows[number])
+        restored.release(again[number])
+    assert restored.calibration.cells == memory.calibration.cells
+    if budget:
+        assert restored.table.sizes == memory.table.sizes
+        for name, tensor in memory.table.to_tensors().items():
+            assert torch.equal(tensor, restored.table.to_tensors()[name])
+
+
+def test_nothing_of_a_row_is_kept_after_its_release():
+    memory = new_memory()
+    (row,) = admit(memory, row_of([1, 2, 1, 2]))
+    grow(memory, row)
+    memory.observe(emit(row, 1, 2))
+    memory.release(row)
+    gone = weakref.ref(row)
+    del row
+    gc.collect()
+    assert gone() is None
+
+
+def test_trees_are_made_of_mappings_in_order():
+    """The support that other tests build trees with."""
+    tree = make_tree({1: {3: {}, 4: {}}, 2: {}})
+    assert (tree.tokens, tree.parents) == ((1, 3, 4, 2), (-1, 0, 0, -1))
+    assert [candidate.depth for candidate in tree.candidates] == [0, 1, 1, 0]

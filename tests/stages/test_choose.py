@@ -1,0 +1,426 @@
+"""The choice between trees and drafts of the model: by expected tokens per cost, from past verdicts alone."""
+
+import gc
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from doubles import TableModel, row_of
+from token_trees import make_tree, tree_draft
+
+from stages.choose import ChooseDraft
+from stages.contract.blocks import Decision, Draft, Proposal, ProposedToken, SequenceState, Verdict
+from stages.contract.snapshot import SnapshotReader, SnapshotWriter
+from stages.decode import Decode
+from stages.drafting.costs import Costs
+from stages.drafting.head import AcceptanceHead
+from stages.drafting.sources import EVERY_MODEL_TURN, GAIN_EDGES, SourceChooser, count_accepted_pieces
+from stages.drafting.stopping import FixedLength, SpeculationPolicy
+from stages.memory.calibration import own_cell
+from stages.memory.text_memory import TextMemory
+from stages.memory.tree_growth import TreeLimits
+from stages.sampling.distributions import Sampling
+from store.events import DraftSource, Origin, Outcome
+
+PIECES = 6
+COSTS = Costs(((1, 1.0), (2, 1.06)), ((1, 0.24),))
+
+
+# The comparison.
+
+
+def make_chooser(drafting: float = 0.24, verifying: float = 0.06, rows: int = 1) -> SourceChooser:
+    """Costs of a piece in target passes."""
+    return SourceChooser(Costs(((1, 1.0), (2, 1.0 + verifying)), ((1, drafting),)), rows)
+
+
+def draft_of(row: SequenceState, pieces: Sequence[int]) -> Draft:
+    return Draft(row, tuple(pieces), torch.eye(PIECES)[list(pieces)], (0.0,) * len(pieces), None, ())
+
+
+def verdict_of(draft: Draft, accepted: int, emitted: Sequence[int] = ()) -> Verdict:
+    """One token per piece; so many were accepted, the next was not."""
+    tokens = tuple(ProposedToken(piece, n, n + 1, ()) for n, piece in enumerate(draft.pieces))
+    decisions = tuple(
+        Decision(n, token, Outcome.ACCEPTED, token.token, Origin.ACCEPTED) for n, token in enumerate(tokens[:accepted])
+    )
+    return Verdict(Proposal(draft, tokens), decisions, tuple(emitted), accepted, accepted)
+
+
+def by_model(drafted: int, accepted: int) -> Verdict:
+    return verdict_of(draft_of(row_of([1]), [0] * drafted), accepted)
+
+
+def by_tree() -> Verdict:
+    draft = tree_draft(row_of([1]), make_tree({1: {}}), PIECES, torch.float32)
+    return Verdict(Proposal(draft, ()), (), (1,), 1, 1)
+
+
+def test_before_anything_is_known_a_tree_must_promise_more_than_the_model_usually_gives():
+    chooser = make_chooser()
+    assert chooser.prefers_model(1, 0.2)
+    assert not chooser.prefers_model(4, 3.0)
+    assert chooser.prefers_model(0, 0.0), "without candidates there is no tree"
+
+
+def test_a_tree_is_worth_its_expected_tokens_per_cost_of_the_pass():
+    chooser = make_chooser(verifying=0.1)
+    assert chooser.tree_rate(0, 0.0) == 1
+    assert chooser.tree_rate(5, 2.0) == pytest.approx(3 / 1.5)
+    assert make_chooser(verifying=0.1, rows=4).tree_rate(5, 2.0) == pytest.approx(3 * 1.3 / 3.3)
+
+
+@pytest.mark.parametrize("accepted", [0, 1, 4])
+def test_the_model_drafts_where_it_emitted_more_per_cost(accepted: int):
+    chooser = make_chooser(drafting=0.24, verifying=0.06)
+    for _ in range(200):
+        chooser.observe(by_model(4, accepted), expected=1.2)
+    rate = (1 + accepted) / (1 + 4 * 0.06 + 4 * 0.24)
+    for candidates, expected in ((3, 1.2), (3, 0.02), (3, 3.0)):
+        wanted = rate > chooser.tree_rate(candidates, expected)
+        assert chooser.prefers_model(candidates, expected) == wanted
+
+
+def test_trees_of_another_gain_are_compared_with_the_model_s_drafts_where_trees_gained_as_much():
+    chooser = make_chooser(drafting=0.1)
+    for _ in range(60):
+        chooser.observe(by_model(8, 8), expected=2.0)
+        chooser.observe(by_model(8, 0), expected=0.7)
+    assert chooser.prefers_model(4, 2.0)
+    assert not chooser.prefers_model(2, 0.7)
+
+
+def test_a_model_that_ceases_to_be_accepted_is_given_up_soon():
+    chooser = make_chooser(drafting=0.05)
+    for _ in range(300):
+        chooser.observe(by_model(8, 8), expected=1.2)
+    blocks = 0
+    while chooser.prefers_model(2, 1.2):
+        chooser.observe(by_model(8, 0), expected=1.2)
+        blocks += 1
+    assert blocks < 100
+
+
+def test_after_many_trees_the_model_has_a_turn():
+    chooser = make_chooser()
+    for _ in range(EVERY_MODEL_TURN):
+        assert not chooser.prefers_model(4, 3.0)
+        chooser.observe(by_tree(), expected=3.0)
+    assert chooser.prefers_model(4, 3.0)
+    assert not chooser.prefers_model(2, 2.0), "other gains have turns of their own"
+    chooser.observe(by_model(3, 0), expected=3.0)
+    assert not chooser.prefers_model(4, 3.0)
+
+
+def test_a_turn_in_which_the_model_proposed_nothing_is_over():
+    """Its distribution was not finite, or all its pieces were dropped."""
+    chooser = make_chooser()
+    before = chooser.save()
+    for _ in range(EVERY_MODEL_TURN):
+        chooser.observe(by_tree(), expected=3.0)
+    chooser.observe(by_model(0, 0), expected=3.0)
+    assert not chooser.prefers_model(4, 3.0)
+    assert chooser.save() == before, "and an empty draft is no evidence of the model's rate"
+
+
+def test_all_rows_of_a_batch_are_taken_to_have_equal_drafts():
+    few, many = make_chooser(verifying=0.3), make_chooser(verifying=0.3, rows=8)
+    assert not few.prefers_model(4, 2.0)
+    assert many.prefers_model(4, 2.0), "a candidate costs relatively more where a pass reads many tokens"
+
+
+def test_the_statistics_are_restored():
+    chooser = make_chooser()
+    for number in range(40):
+        chooser.observe(by_model(4, number % 5) if number % 3 else by_tree(), expected=number % 7 / 2)
+    reader = SnapshotReader(SnapshotWriter().files(chooser.save()))
+    again = make_chooser()
+    again.restore(reader.state, reader)
+    assert again.save() == chooser.save() != make_chooser().save()
+    assert len(chooser.save().turns) == len(GAIN_EDGES) + 1
+    for one in (chooser, again):
+        one.observe(by_model(4, 2), expected=0.2)
+    assert again.save() == chooser.save()
+
+
+def test_pieces_of_accepted_tokens_are_counted():
+    draft = draft_of(row_of([1]), [0, 1, 2, 3])
+    tokens = ProposedToken(7, 0, 3, ()), ProposedToken(8, 3, 4, ())
+    decisions = [
+        Decision(0, tokens[0], Outcome.ACCEPTED, 7, Origin.ACCEPTED),
+        Decision(1, tokens[1], Outcome.REJECTED, 9, Origin.RESIDUAL),
+    ]
+    assert count_accepted_pieces(Verdict(Proposal(draft, tokens), tuple(decisions), (7, 9), 2, 1)) == 3
+    assert count_accepted_pieces(Verdict(Proposal(draft, tokens), tuple(decisions[1:]), (9,), 1, 0)) == 0
+
+
+# The stage.
+
+
+def table_model() -> TableModel:
+    return TableModel(lambda history: torch.arange(PIECES).roll(history[-1]).double(), PIECES)
+
+
+class Switch(SpeculationPolicy):
+    """A policy that is paused by hand."""
+
+    def __init__(self) -> None:
+        self.drafts, self.observed = True, 0
+
+    def should_draft(self) -> bool:
+        return self.drafts
+
+    def observe(self, lengths: Sequence[int], emitted: int) -> None:
+        self.observed += 1
+
+    def resume(self) -> None:
+        self.drafts = True
+
+
+def new_stage(costs: Costs = COSTS, sure: bool = True, policy: SpeculationPolicy | None = None, **options: Any):
+    """The stage; its memory is sure of matches of the own text of two tokens and more, if it is `sure`."""
+    model = table_model()
+    head = AcceptanceHead(model.hidden_size, 0)
+    decode = Decode(model, head, FixedLength(), Sampling(1.0), range(PIECES), 3, None, policy=policy)
+    memory = TextMemory(costs, TreeLimits(8, 3, 6), (), budget_bytes=1 << 16)
+    for length in range(2, 40):
+        for _ in range(20 * sure):
+            memory.calibration.observe(own_cell(length), hit=True)
+    return ChooseDraft(decode, memory, SourceChooser(costs), costs, **options)
+
+
+def admit(stage: ChooseDraft, *rows: SequenceState) -> list[SequenceState]:
+    for row in rows:
+        stage.admit(row)
+    return list(rows)
+
+
+def emit(stage: ChooseDraft, drafts: Sequence[Draft], *tokens: int, accepted: int = 0) -> list[Verdict]:
+    """What `Verify` does to the rows, and the update after it. Pieces and tokens are the same numbers."""
+    verdicts = []
+    for draft in drafts:
+        draft.row.tokens.extend(tokens)
+        draft.row.pieces.extend(tokens)
+        draft.row.remaining_tokens -= len(tokens)
+        draft.row.block += 1
+        verdicts.append(verdict_of(draft, accepted if draft.pieces else 0, tokens))
+    stage.observe(verdicts)
+    return verdicts
+
+
+def test_the_model_drafts_where_nothing_is_known_and_trees_where_they_pay():
+    stage = new_stage()
+    rows = admit(stage, row_of([1, 2, 3, 4, 1, 2], offset=0), row_of([1, 2, 3, 4, 5], offset=1))
+    tree, drafted = stage(rows)
+    assert (tree.source, tree.tree.tokens[:4], tree.pieces) == (DraftSource.LOOKUP, (3, 4, 1, 2), ())
+    assert (drafted.source, drafted.tree, len(drafted.pieces)) == (DraftSource.MODEL, None, 3)
+    assert [draft.row for draft in (tree, drafted)] == rows
+
+
+def test_a_tree_that_promises_little_is_left_to_the_model():
+    stage = new_stage(sure=False)
+    (row,) = admit(stage, row_of([1, 2, 3, 4, 1, 2]))
+    (draft,) = stage([row])
+    assert (draft.source, draft.tree) == (DraftSource.MODEL, None)
+
+
+def test_completed_rows_are_a_source():
+    stage = new_stage()
+    for _ in range(30):
+        (row,) = admit(stage, row_of([1]))
+        emit(stage, stage([row]), 2, 3, 4)
+        stage.release(row)
+    (row,) = admit(stage, row_of([5, 1]))
+    (draft,) = stage([row])
+    assert (draft.source, draft.tree.tokens[:3]) == (DraftSource.MEMORY, (2, 3, 4))
+
+
+def test_a_tree_has_no_distributions_and_no_random_number():
+    stage = new_stage()
+    (row,) = admit(stage, row_of([1, 2, 3, 4, 1, 2]))
+    before = row_of([0]).rng.uniform(torch.ones(1))
+    (draft,) = stage([row])
+    assert tuple(draft.draft_probs_KD.shape) == (0, PIECES)
+    assert (draft.entropies, draft.features_KF, draft.survival) == ((), None, ())
+    assert row.rng.uniform(torch.ones(1)) == before
+
+
+def test_what_a_tree_is_expected_to_emit_and_to_cost_is_part_of_the_draft():
+    stage = new_stage()
+    rows = admit(stage, *(row_of([1, 2, 3, 4, 1, 2], offset=number) for number in range(3)))
+    rows += admit(stage, row_of([0], offset=3))
+    drafts = stage(rows)
+    candidates = sum(len(draft.tree.candidates) for draft in drafts[:3])
+    for draft in drafts[:3]:
+        survival, expected = {-1: 1.0}, 1.0
+        for index, candidate in enumerate(draft.tree.candidates):
+            survival[index] = survival[candidate.parent] * candidate.chance
+            expected += survival[index]
+        assert draft.expected_tokens == pytest.approx(expected)
+        assert draft.expected_seconds == pytest.approx(COSTS.verification_cost(4 + candidates) / 4)
+    assert (drafts[3].expected_tokens, drafts[3].expected_seconds) == (None, None)
+
+
+def test_the_model_is_never_used_if_it_is_no_source():
+    stage = new_stage(model=False)
+    rows = admit(stage, row_of([1, 2, 3, 4, 1, 2], remaining_tokens=999), row_of([3, 4, 5], offset=1))
+    read = stage._decode.model.tokens_read(rows[1])
+    for _ in range(2 * EVERY_MODEL_TURN):
+        first, second = stage(rows)
+        assert first.tree
+        assert (second.pieces, second.tree) == ((), None)
+        rows[1].tokens[:] = [3, 4, 5]
+        emit(stage, [first], *first.tree.tokens[:2])
+        stage.memory.observe(verdict_of(second, 0))
+    assert stage._decode.model.tokens_read(rows[1]) == read
+
+
+def test_a_small_gain_is_used_where_the_model_is_no_source():
+    stage = new_stage(sure=False, model=False)
+    (row,) = admit(stage, row_of([1, 2, 3, 4, 1, 2]))
+    assert stage([row])[0].tree
+
+
+def test_while_speculation_is_paused_trees_are_on():
+    policy = Switch()
+    stage = new_stage(sure=False, policy=policy)
+    rows = admit(stage, row_of([1, 2, 3, 4, 1, 2], offset=0), row_of([3, 4, 5], offset=1))
+    policy.drafts = False
+    tree, nothing = stage(rows)
+    assert (tree.source, nothing.source, nothing.pieces) == (DraftSource.LOOKUP, DraftSource.MODEL, ())
+    stage.resume_speculation()
+    assert [len(draft.pieces) for draft in stage(rows)] == [3, 3], "the model gives more than this tree"
+
+
+def test_a_row_that_the_model_has_no_space_for_has_a_tree():
+    stage = new_stage(sure=False)
+    stage._decode.model.max_length = 8
+    rows = admit(stage, row_of([1, 2, 3, 1, 2], offset=0), row_of([1, 2, 3, 1, 2, 3], offset=1))
+    first, second = stage(rows)
+    assert (len(first.pieces), first.tree) == (3, None)
+    assert (second.pieces, bool(second.tree)) == ((), True)
+
+
+def test_the_model_has_a_turn_and_reads_all_that_it_missed():
+    """Its distributions are those of a model that always drafted, whatever else is in the batch."""
+    stage, model = new_stage(), table_model()
+    row, other = row_of([5, 1], remaining_tokens=999), row_of([2, 2, 3, 2, 2], offset=1, remaining_tokens=999)
+    admit(stage, row, other)
+    kinds = []
+    for emitted in ([3, 5, 1], *([3, 5, 1] for _ in range(EVERY_MODEL_TURN + 2)), [0], [4], [2]):
+        draft, another = stage([row, other])
+        kinds.append(draft.source)
+        if draft.source is DraftSource.MODEL:
+            history = [*row.pieces, *draft.pieces[:-1]]
+            wanted = [model._logits(tuple(history[: len(row.pieces) + n])).softmax(0) for n in range(len(draft.pieces))]
+            torch.testing.assert_close(draft.draft_probs_KD, torch.stack(wanted).float())
+        emit(stage, [draft], *emitted)
+        emit(stage, [another], 3, 2, 2)
+    assert kinds[0] is DraftSource.MODEL
+    assert kinds[2 : EVERY_MODEL_TURN // 2] == [DraftSource.LOOKUP] * (EVERY_MODEL_TURN // 2 - 2)
+    assert DraftSource.MODEL in kinds[EVERY_MODEL_TURN // 2 : -3], "the model has a turn, for comparison"
+    assert kinds[-1] is DraftSource.MODEL
+
+
+def test_the_model_s_policy_observes_its_own_drafts_alone():
+    policy = Switch()
+    stage, observed = new_stage(policy=policy), []
+    stage._decode.observe = observed.append
+    rows = admit(stage, row_of([1, 2, 3, 4, 1, 2], offset=0), row_of([1, 2, 3, 4, 5], offset=1))
+    copied, drafted = emit(stage, stage(rows), 3)
+    assert copied.proposal.draft.tree
+    stage.observe([copied])
+    assert observed == [[drafted]]
+
+
+def test_the_chooser_learns_what_the_tree_of_a_row_promised_whatever_drafted():
+    stage, noted = new_stage(), []
+    stage._chooser.observe = lambda verdict, expected: noted.append((verdict.proposal.draft.source, expected))
+    rows = admit(stage, row_of([1, 2, 3, 4, 1, 2], offset=0), row_of([1, 2, 3, 4, 5], offset=1))
+    stage._chooser.prefers_model = lambda candidates, expected: True
+    drafts = stage(rows)
+    emit(stage, drafts, 3)
+    assert [source for source, _ in noted] == [DraftSource.MODEL] * 2
+    assert noted[0][1] > 1
+    assert noted[1][1] == 0
+
+
+def test_the_choice_is_made_before_the_model_drafts():
+    """A choice that depended on the model's draws would change the distribution of its pieces."""
+    stage, calls = new_stage(), []
+    (row,) = admit(stage, row_of([1, 2, 3, 4, 1, 2]))
+    decode, prefers = stage._decode, stage._chooser.prefers_model
+
+    class Noted:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(decode, name)
+
+        def __call__(self, batch: Sequence[SequenceState], skipped: Any = ()) -> list[Draft]:
+            calls.append("draft")
+            return decode(batch, skipped=skipped)
+
+    stage._decode = Noted()
+    stage._chooser.prefers_model = lambda *promised: calls.append("choose") or prefers(*promised)
+    stage([row])
+    assert calls == ["choose", "draft"]
+
+
+def test_an_empty_batch_has_no_drafts():
+    assert new_stage()([]) == []
+
+
+def test_a_stage_that_is_restored_continues_alike():
+    def run(stage: ChooseDraft, rows: list[SequenceState], count: int) -> list[tuple]:
+        seen, numbers = [], np.random.default_rng(count)
+        for _ in range(count):
+            drafts = stage(rows)
+            seen += [(draft.pieces, draft.tree, draft.expected_tokens, draft.source) for draft in drafts]
+            emit(stage, drafts, *numbers.integers(0, PIECES, 3).tolist(), accepted=3)
+        return seen
+
+    def with_saving(stage: ChooseDraft) -> ChooseDraft:
+        model = stage._decode.model
+        model.save_rows = lambda writer: [(writer.row(row), model.tokens_read(row)) for row in model._order]
+
+        def restore_rows(saved: Any, reader: SnapshotReader) -> None:
+            for number, tokens in saved:
+                model.admit(reader.row(number), [*tokens, 0])
+
+        model.restore_rows = restore_rows
+        return stage
+
+    stage = with_saving(new_stage())
+    (gone,) = admit(stage, row_of([1, 2]))
+    run(stage, [gone], 4)
+    stage.release(gone)
+    rows = admit(stage, row_of([1, 2, 3, 1, 2], offset=0), row_of([3, 4, 1], offset=1))
+    run(stage, rows, 9)
+    writer = SnapshotWriter()
+    reader = SnapshotReader(writer.files(([writer.row(row) for row in rows], stage.save(writer))))
+    again = with_saving(new_stage(sure=False))
+    again.restore(reader.state[1], reader)
+    restored = [reader.row(number) for number in reader.state[0]]
+    seen = run(stage, rows, 20)
+    assert run(again, restored, 20) == seen
+    assert {source for *_, source in seen} >= {DraftSource.MODEL, DraftSource.LOOKUP}
+
+
+def test_nothing_of_a_row_is_kept_after_a_block_and_its_release():
+    stage = new_stage()
+    row, _ = admit(stage, row_of([1, 2, 1, 2]), row_of([3]))
+    emit(stage, stage([row, _]), 1)
+    stage.release(row)
+    gone = weakref.ref(row)
+    del row, _
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_drift_gives_new_text_more_weight():
+    stage = new_stage()
+    stage.memory.table.learn([1, 2, 1, 2, 1, 2], 1)
+    stage.respond_to_drift()
+    assert stage.memory.table.find([1])[0][1].total == 2

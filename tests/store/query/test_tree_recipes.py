@@ -1,0 +1,109 @@
+"""What candidates of trees contribute to the recipes, and that the drafter's rates leave them out."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from synthetic_runs import block, bonus, decision, make_rejection, prompt, write_run
+from tree_making import NODES, make_tree
+
+from store.events import DraftSource, Event
+from store.query.log_reader import LogReader
+from store.query.summary import summarize
+
+TEXT = {"drafter": DraftSource.LOOKUP, "drafted": 1, "proposed": 1, "candidates": 1}
+MEMORY = {"drafter": DraftSource.MEMORY, "drafted": 4, "proposed": 4, "candidates": 4}
+
+
+def mixed_run() -> list[Event]:
+    """One prompt of four blocks: the model has one of two accepted, the memory 2 + 0 and the text 1."""
+    own_text = make_tree(NODES[3:], [0.1], begin=5, block=2, drafter=DraftSource.LOOKUP, chance=1.0)
+    return [
+        decision(),
+        make_rejection(index=1, position=1),
+        *make_tree(NODES, [0.4, 0.6], begin=2, block=1),
+        *own_text,
+        *make_tree(NODES, [0.75], begin=7, block=3),
+        bonus(block=4, position=8),
+        block(drafted=2, proposed=2, judged=2, accepted=1, emitted=2),
+        block(block=1, judged=2, accepted=2, emitted=3, expected_tokens=2.5, expected_seconds=0.25, **MEMORY),
+        block(block=2, judged=1, accepted=1, emitted=2, **TEXT),
+        block(block=3, judged=1, accepted=0, emitted=1, **MEMORY),
+        block(block=4, drafted=0, proposed=0, judged=0, accepted=0, emitted=1),
+        prompt(
+            emitted=9, blocks=5, drafted=2, judged=2, accepted=1, first_judged=1, first_accepted=1, lookup_blocks=3,
+            lookup_drafted=9, lookup_judged=4, lookup_accepted=3,
+        ),
+    ]  # fmt: skip
+
+
+def recipe(folder: Path, name: str) -> list[dict[str, Any]]:
+    with LogReader([write_run(folder, mixed_run())]) as log:
+        return log.recipe(name).to_pylist()
+
+
+def test_the_run_is_sound(tmp_path: Path):
+    assert recipe(tmp_path, "check") == []
+
+
+def test_accepted_tokens_by_source(tmp_path: Path):
+    memory, text, model = recipe(tmp_path, "accepted-by-source")
+    assert (memory["source"], text["source"], model["source"]) == ("memory", "lookup", "model")
+    counts = ("candidates", "judged", "alternatives", "accepted")
+    assert [memory[name] for name in counts] == [8, 3, 3, 2]
+    assert [text[name] for name in counts] == [1, 1, 0, 1]
+    assert [model[name] for name in counts] == [2, 2, 0, 1]
+    assert [row["acceptance_rate"] for row in (memory, text, model)] == [pytest.approx(1 / 3), 1.0, 0.5]
+    assert [row["share_of_emitted"] for row in (memory, text, model)] == [pytest.approx(n / 9) for n in (2, 1, 1)]
+    assert [row["accepted_per_forward"] for row in (memory, text, model)] == [0.4, 0.2, 0.2]
+
+
+def test_the_chances_are_compared_with_what_was_accepted(tmp_path: Path):
+    text, memory = recipe(tmp_path, "memory-calibration")
+    assert (text["source"], text["chance_from"], text["mean_chance"]) == ("lookup", 0.9, 1.0)
+    assert (memory["source"], memory["chance_from"], memory["chance_to"]) == ("memory", 0.5, 0.6)
+    assert (memory["judged"], memory["accepted"]) == (6, 2), "alternatives are judged, unjudged candidates are not"
+    assert memory["accepted_fraction"] == pytest.approx(1 / 3)
+    assert memory["overestimate"] == pytest.approx(0.5 - 1 / 3)
+
+
+@pytest.mark.parametrize(("chance", "bucket"), [(0.0, 0), (0.1, 1), (0.3, 3), (0.7, 7), (0.69999, 6), (1.0, 9)])
+def test_a_chance_at_the_beginning_of_a_bucket_is_in_it(tmp_path: Path, chance: float, bucket: int):
+    with LogReader([write_run(tmp_path, make_tree(NODES[:1], [0.1], chance=chance))]) as log:
+        (row,) = log.recipe("memory-calibration").to_pylist()
+    assert row["chance_from"] == bucket / 10
+
+
+def test_lookups_tell_pieces_and_candidates_apart(tmp_path: Path):
+    rows = {row["drafter"]: row for row in recipe(tmp_path, "lookups")}
+    assert {name: (row["drafted_pieces"], row["candidates"]) for name, row in rows.items()} == {
+        "model": (2, 0), "lookup": (0, 1), "memory": (0, 8),
+    }  # fmt: skip
+    assert (rows["memory"]["accepted"], rows["memory"]["judged"], rows["memory"]["block_efficiency"]) == (2, 3, 2.0)
+
+
+@pytest.mark.parametrize(
+    "name", ["acceptance-by-dataset", "acceptance-over-time", "acceptance-by-version", "by-ngram-length"]
+)
+def test_rates_of_the_drafter_leave_trees_out(tmp_path: Path, name: str):
+    (row,) = recipe(tmp_path, name)
+    assert row["acceptance_rate"] == 0.5
+
+
+def test_an_alternative_counts_as_not_accepted_at_its_index(tmp_path: Path):
+    rows = {(row["drafter"], row["index"]): row for row in recipe(tmp_path, "by-position")}
+    memory = [rows["memory", index]["acceptance_rate"] for index in range(4)]
+    assert memory == [0.5, 0.0, 1.0, 0.0]
+    assert rows["model", 1]["acceptance_rate"] == 0.0
+
+
+def test_the_summary_counts_copied_drafts_together(tmp_path: Path):
+    totals = summarize(write_run(tmp_path, mixed_run()))["totals"]
+    assert (totals["acceptance_rate"], totals["mean_accepted_length"]) == (0.5, 0.5)
+    assert (totals["lookup_share"], totals["lookup_acceptance_rate"]) == (0.6, 0.75)
+
+
+def test_predictions_are_columns_of_the_blocks(tmp_path: Path):
+    with LogReader([write_run(tmp_path, mixed_run())]) as log:
+        rows = log.select("SELECT expected_tokens, expected_seconds FROM blocks ORDER BY block").to_pylist()
+    assert [tuple(row.values()) for row in rows] == [(None, None), (2.5, 0.25), *[(None, None)] * 3]
