@@ -1,4 +1,4 @@
-"""Tables of soft targets: the target's likeliest tokens, pushed down to the drafter's pieces.
+"""Tables of soft targets: the target's likeliest tokens, mapped to the drafter's pieces.
 
 The probability of every token is added to its first piece. So at the beginning of a token the target's distribution is
 a distribution over the drafter's pieces and needs no alignment. Within a token of several pieces the following
@@ -41,7 +41,7 @@ def tabulate(soft_targets: Sequence[SoftTarget | TopTokens]) -> SoftTargetTable:
     tables = []
     for kind, group in groupby(soft_targets, type):
         if kind is TopTokens:
-            tables += [_push_down(tokens) for tokens in group if isinstance(tokens, TopTokens)]
+            tables += [_reduce_to_pieces(tokens) for tokens in group if isinstance(tokens, TopTokens)]
         else:
             tables.append(_stack([one for one in group if isinstance(one, SoftTarget)]))
     return join_tables(tables or [_stack([])])
@@ -76,7 +76,7 @@ def _stack(soft_targets: Sequence[SoftTarget]) -> SoftTargetTable:
     )
 
 
-def _push_down(tokens: TopTokens) -> SoftTargetTable:
+def _reduce_to_pieces(tokens: TopTokens) -> SoftTargetTable:
     """Sum the probabilities of tokens per next piece: at the first piece of each token, then after each of its pieces
     over the tokens that begin alike.
     """

@@ -33,7 +33,7 @@ class Supervision(NamedTuple):
 
 
 class Teacher(Protocol):
-    """Selects what is taught from the target's logits. Pure. Called once per block, before sequences are extended."""
+    """Selects what is kept of the target's logits. Pure. Called once per block, before sequences are extended."""
 
     def __call__(
         self,
@@ -129,7 +129,7 @@ class TrieTeacher(Teacher):
         starts: Sequence[int],
     ) -> list[Supervision]:
         paths = [
-            _Path(len(proposal.draft.row.pieces), _emitted(decisions), start)
+            _Path(len(proposal.draft.row.pieces), _emitted_tokens(decisions), start)
             for proposal, decisions, start in zip(batch, outcomes, starts, strict=False)
         ]
         rejected: dict[int, int] = {}  # by sequence the index of its rejected token
@@ -137,12 +137,12 @@ class TrieTeacher(Teacher):
             found = enumerate(map(_find_rejected, batch, outcomes))
             rejected = {number: index for number, index in found if index is not None}
         after = [_path_after(batch[number], index, starts[number]) for number, index in rejected.items()]
-        taught = self._select([*paths, *after], logits_NV)
+        selected = self._select([*paths, *after], logits_NV)
         spans = {
             number: _make_span(batch[number], index, tokens)
-            for (number, index), tokens in zip(rejected.items(), taught[len(paths) :], strict=True)
+            for (number, index), tokens in zip(rejected.items(), selected[len(paths) :], strict=True)
         }
-        return [Supervision((tokens,), spans.get(number)) for number, tokens in enumerate(taught[: len(paths)])]
+        return [Supervision((tokens,), spans.get(number)) for number, tokens in enumerate(selected[: len(paths)])]
 
     def _select(self, paths: Sequence["_Path"], logits_NV: Tensor) -> list[TopTokens]:
         """Return the likeliest tokens at each token of the paths."""
@@ -207,7 +207,7 @@ def _take_lines(logits_NV: Tensor, paths: Sequence[_Path]) -> Tensor:
     return logits_NV[lines]
 
 
-def _emitted(decisions: Sequence[Decision]) -> tuple[int, ...]:
+def _emitted_tokens(decisions: Sequence[Decision]) -> tuple[int, ...]:
     return tuple(decision.emitted for decision in decisions if decision.emitted is not None)
 
 

@@ -206,7 +206,7 @@ def remove(rows: list[SequenceState], row: SequenceState) -> None:
         rows[rows.index(row)] = last
 
 
-def lives(bench: Bench, spans: dict[int, tuple[int, int]]) -> dict[int, list]:
+def run_lifetimes(bench: Bench, spans: dict[int, tuple[int, int]]) -> dict[int, list]:
     """What the stage decides for rows that are there from one block to another (their offset: the two blocks)."""
     stage, rows, seen = bench.make(), [], {offset: [] for offset in spans}
     for block in range(max(end for _, end in spans.values())):
@@ -230,16 +230,16 @@ def test_an_empty_batch_gives_an_empty_list(bench: Bench):
 
 @every_stage
 def test_there_is_one_output_per_input_in_order(bench: Bench):
-    seen = lives(bench, dict.fromkeys((5, 2, 9), (0, 1)))
+    seen = run_lifetimes(bench, dict.fromkeys((5, 2, 9), (0, 1)))
     assert [outputs[0].decided[0] for outputs in seen.values()] == [5, 2, 9]
 
 
 @every_stage
 def test_a_row_is_decided_alike_whatever_rows_are_beside_it_enter_and_leave(bench: Bench):
     spans = {0: (0, 2), 1: (0, 5), 2: (0, 1), 3: (1, 5), 7: (2, 4), 6: (0, 3), 9: (3, 5)}
-    together = lives(bench, spans)
+    together = run_lifetimes(bench, spans)
     for offset, (begin, end) in spans.items():
-        assert together[offset] == lives(bench, {offset: (0, end - begin)})[offset], f"row {offset}"
+        assert together[offset] == run_lifetimes(bench, {offset: (0, end - begin)})[offset], f"row {offset}"
 
 
 @every_stage
@@ -280,7 +280,7 @@ def test_nothing_of_a_row_is_kept_after_its_release(bench: Bench):
 
 
 def test_the_rows_of_the_choice_have_trees_and_drafts_of_the_model():
-    seen = lives(ALL["ChooseDraft, table"], dict.fromkeys(range(4), (0, 6)))
+    seen = run_lifetimes(ALL["ChooseDraft, table"], dict.fromkeys(range(4), (0, 6)))
     drafts = [draft.decided for outputs in seen.values() for draft in outputs]
     assert {(bool(pieces), tree is not None) for _, pieces, _, tree, _ in drafts} >= {(True, False), (False, True)}
 

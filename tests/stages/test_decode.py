@@ -275,9 +275,9 @@ def test_a_row_that_samples_draws_the_same_numbers_next_to_greedy_rows():
             row.sampling = Sampling(0.0)
         return only(new_decode(), rows)[0]
 
-    alone, beside = drafted(0), drafted(2)
-    assert alone.pieces == beside.pieces
-    torch.testing.assert_close(alone.draft_probs_KD, beside.draft_probs_KD)
+    alone, accompanied = drafted(0), drafted(2)
+    assert alone.pieces == accompanied.pieces
+    torch.testing.assert_close(alone.draft_probs_KD, accompanied.draft_probs_KD)
 
 
 # A target pass costs 9 + tokens, a drafter pass 1.

@@ -177,7 +177,7 @@ def test_a_stop_string_after_the_last_remaining_token_or_the_end_is_ignored():
 
 def test_a_private_row_has_no_soft_targets():
     def teach(batch, outcomes, logits_NV, starts):
-        return [Supervision(("taught",), BRANCH)]
+        return [Supervision(("soft",), BRANCH)]
 
     row = row_of([0])
     row.private = True
@@ -191,11 +191,11 @@ def test_soft_target_is_made_before_the_row_grows():
     def teach(batch, outcomes, logits_NV, starts):
         emitted = [tuple(decision.emitted for decision in decisions) for decisions in outcomes]
         seen.append((len(batch[0].draft.row.tokens), emitted, tuple(logits_NV.shape), starts))
-        return [Supervision(("taught",), BRANCH)]
+        return [Supervision(("soft",), BRANCH)]
 
     verdict, _ = verify_block(row_of([0]), (1, 0, 1), teach=teach)
     assert seen == [(1, [(1, 2, 3)], (3, 8), [0, 3])]
-    assert (verdict.soft_targets, verdict.branch) == (("taught",), BRANCH)
+    assert (verdict.soft_targets, verdict.branch) == (("soft",), BRANCH)
 
 
 @pytest.mark.parametrize(
@@ -464,7 +464,7 @@ def test_a_teacher_has_the_logits_of_the_emitted_tokens_in_order():
 
 def test_a_private_row_s_tree_has_no_soft_targets():
     def teach(batch, outcomes, logits_NV, starts):
-        return [Supervision(("taught",), BRANCH)]
+        return [Supervision(("soft",), BRANCH)]
 
     row = row_of([0])
     row.private = True

@@ -47,9 +47,9 @@ def make_soft_targets(
     rows = [row_of([0], [0] * (5 + number)) for number in range(len(emitted))]
     batch = [Proposal(Draft(row, (), torch.zeros(0, PIECES), (), None, ()), ()) for row in rows]
     outcomes = [tuple(accept(place, token) for place, token in enumerate(tokens)) for tokens in emitted]
-    told = TrieTeacher(pair_of(spelling), kept, torch.device("cpu"))(batch, outcomes, logits_NV, starts)
-    assert [one.span for one in told] == [None] * len(batch), "nobody asked for them"
-    return [compute_all(one.soft_targets) for one in told]
+    given = TrieTeacher(pair_of(spelling), kept, torch.device("cpu"))(batch, outcomes, logits_NV, starts)
+    assert [one.span for one in given] == [None] * len(batch), "nobody asked for them"
+    return [compute_all(one.soft_targets) for one in given]
 
 
 def first_level(spelling: tuple, distribution: list[float]) -> dict[int, tuple[float, float]]:
@@ -116,14 +116,14 @@ def test_tokens_that_are_not_stored_are_part_of_the_rest():
 
 
 def test_a_token_that_is_not_among_the_likeliest_is_taught_at_its_first_piece_alone():
-    """At temperatures above 0 such a token may be emitted; the stored ones say nothing of what follows its pieces."""
+    """At temperatures above 0 such a token may be emitted; the stored ones hold nothing of what follows its pieces."""
     logits_NV = logits_of(SPELLING, 2)
     logits_NV[0, 3] = -9.0
     found = make_soft_targets(SPELLING, [(3, 0)], torch.cat([logits_NV[:1], logits_NV]), 2)[0]
     assert [(one.position, one.depth) for one in found] == [(5, 0), (8, 0)]
 
 
-def push_down_all(spelling: tuple, token: int, distribution: Tensor, kept: int) -> list[tuple[dict, float]]:
+def map_all_levels(spelling: tuple, token: int, distribution: Tensor, kept: int) -> list[tuple[dict, float]]:
     """The soft targets of a token from all tokens of the vocabulary, with the likeliest pieces kept: per level the
     probability of each piece, and the rest.
     """
@@ -161,7 +161,7 @@ def test_where_the_stored_tokens_have_the_mass_soft_targets_are_those_of_all_tok
     teacher = TrieTeacher(pair, 64, torch.device("cpu"), temperature=temperature)
     found = iter(compute_all(teacher(rows, outcomes, logits_NV, [0])[0].soft_targets))
     for token, logits_V in zip(emitted, logits_NV, strict=True):
-        for group, rest in push_down_all(spelling, token, (logits_V / temperature).softmax(-1), 64):
+        for group, rest in map_all_levels(spelling, token, (logits_V / temperature).softmax(-1), 64):
             one = next(found)
             assert one.rest == pytest.approx(rest, abs=2e-3)
             got = dict(zip(one.ids, one.group, strict=True))
@@ -244,9 +244,9 @@ def branches(
     starts = torch.tensor([0, *(len(one.verifiable) + 1 for one in batch)]).cumsum(0).tolist()
     logits_NV = logits_of(SPELLING, starts[-1], seed=3)
     outcomes = [outcome_of(*parts) for parts in zip(batch, rejected, strict=True)]
-    told = TrieTeacher(pair_of(SPELLING), 99, torch.device("cpu"), off_policy=True)(batch, outcomes, logits_NV, starts)
-    spans = [one.span and replace(one.span, soft_targets=compute_all(one.span.soft_targets)) for one in told]
-    return spans, told, logits_NV, starts
+    given = TrieTeacher(pair_of(SPELLING), 99, torch.device("cpu"), off_policy=True)(batch, outcomes, logits_NV, starts)
+    spans = [one.span and replace(one.span, soft_targets=compute_all(one.span.soft_targets)) for one in given]
+    return spans, given, logits_NV, starts
 
 
 LONG = (0, 1, 1, 2, 2)  # tokens 2 (two pieces), 1, and 6 (two pieces)
@@ -310,10 +310,10 @@ def test_branches_of_a_batch_are_told_apart():
 
 def test_soft_target_behind_rejections_changes_nothing_of_the_text_s_own():
     batch = [proposal_of(LONG, 5), proposal_of((1, 1), 3)]
-    _, told, logits_NV, starts = branches(batch, [1, 0])
+    _, given, logits_NV, starts = branches(batch, [1, 0])
     outcomes = [outcome_of(batch[0], 1), outcome_of(batch[1], 0)]
     plain = TrieTeacher(pair_of(SPELLING), 99, torch.device("cpu"))(batch, outcomes, logits_NV, starts)
-    found, want = ([compute_all(one.soft_targets) for one in each] for each in (told, plain))
+    found, want = ([compute_all(one.soft_targets) for one in each] for each in (given, plain))
     assert found == want
 
 
@@ -325,18 +325,18 @@ def test_a_tree_has_no_span():
     draft = Draft(row_of([0], [0] * 4), (), torch.zeros(0, PIECES), (), None, (), DraftSource.MEMORY, tree)
     outcome = (Decision(0, None, Outcome.REJECTED, 4, Origin.RESIDUAL, candidate=tree.candidates[0]),)
     teacher = TrieTeacher(pair_of(SPELLING), 99, torch.device("cpu"), off_policy=True)
-    (told,) = teacher([Proposal(draft, ())], [outcome], logits_of(SPELLING, 1), [0])
-    assert told.span is None
-    assert_first_distribution(compute_all(told.soft_targets)[0], logits_of(SPELLING, 1)[0])
+    (given,) = teacher([Proposal(draft, ())], [outcome], logits_of(SPELLING, 1), [0])
+    assert given.span is None
+    assert_first_distribution(compute_all(given.soft_targets)[0], logits_of(SPELLING, 1)[0])
 
 
 def test_what_is_stored_of_a_block_is_small_and_outlives_the_logits():
     """It holds arrays of its own: a view would keep the logits of the whole batch in memory."""
     logits_NV = logits_of(SPELLING, 2)
     batch = [Proposal(Draft(row_of([0]), (), torch.zeros(0, PIECES), (), None, ()), ())]
-    (told,) = TrieTeacher(pair_of(SPELLING), 3, torch.device("cpu"))(batch, [(accept(0, 3),)], logits_NV, [0])
-    (tokens,) = told.soft_targets
-    before = compute_all(told.soft_targets)
+    (given,) = TrieTeacher(pair_of(SPELLING), 3, torch.device("cpu"))(batch, [(accept(0, 3),)], logits_NV, [0])
+    (tokens,) = given.soft_targets
+    before = compute_all(given.soft_targets)
     logits_NV.fill_(0)
-    assert compute_all(told.soft_targets) == before
+    assert compute_all(given.soft_targets) == before
     assert tokens.probs.shape == (1, 3)
