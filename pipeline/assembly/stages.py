@@ -13,7 +13,7 @@ from stages.decode import Decode
 from stages.drafting.costs import Costs
 from stages.drafting.head import AcceptanceHead, load_head
 from stages.drafting.sources import SourceChooser
-from stages.drafting.stopping import AlwaysSpeculate, FixedLength, SpeculationPolicy, StopRule
+from stages.drafting.stopping import AlwaysSpeculate, CostStop, FixedLength, SpeculationPolicy, StopRule
 from stages.examples.teacher import TrieTeacher, supervise_nothing
 from stages.memory.memory_file import MEMORY_FILE, read_memory
 from stages.memory.text_memory import TextMemory
@@ -73,7 +73,10 @@ def make_drafting(
 
     def drafting(stop_rule: StopRule, max_draft: int, paying: SpeculationPolicy, end: int | None) -> Decode:
         transform = Sampling(draft_temperature, settings.top_k, settings.top_p)
-        return Decode(models.drafter, head, stop_rule, transform, allowed, max_draft, end, policy=paying)
+        dropping = costs if isinstance(stop_rule, CostStop) else None
+        return Decode(
+            models.drafter, head, stop_rule, transform, allowed, max_draft, end, policy=paying, costs=dropping
+        )
 
     costs = costs_of(
         config, models, len(allowed), lambda: drafting(FixedLength(), PROBE_DRAFT, AlwaysSpeculate(), None)

@@ -63,6 +63,9 @@ class StubDecode(StubStage):
         super().__init__()
         self.woken: list[int] = []  # blocks before each time
 
+    def respond_to_drift(self) -> None:
+        """Nothing is remembered."""
+
     def resume_speculation(self) -> None:
         self.woken.append(len(self.calls))
 

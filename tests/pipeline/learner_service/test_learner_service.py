@@ -29,6 +29,7 @@ from store.registry.version_folder import open_version
 
 PROMPTS = 14
 DRIFTING = {
+    "draft__sources": ("model",),  # drift is that of the model's acceptance
     "publish__enabled": True,
     "publish__interval": 2,
     "publish__probe": False,
