@@ -1,5 +1,6 @@
 """The file of a memory in a version's folder: what the target emitted, and how good its continuations were."""
 
+import json
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,12 +31,13 @@ def write_memory(path: Path, memory: TextMemory, vocabularies: str) -> None:
         return
     slots, clock = memory.table.sizes
     hits, trials = (torch.tensor(cells, dtype=torch.float64) for cells in memory.calibration.cells)
-    sizes = {"vocabularies": vocabularies, "slots": str(slots), "clock": str(clock)}
-    save_file({**memory.table.to_tensors(), "hits": hits, "trials": trials}, path, sizes)
+    # One entry: the library writes several in any order, and equal memories must be equal files.
+    content = json.dumps({"vocabularies": vocabularies, "slots": slots, "clock": clock})
+    save_file({**memory.table.to_tensors(), "hits": hits, "trials": trials}, path, {"memory": content})
 
 
 class _Content(NamedTuple):
-    vocabularies: str | None
+    vocabularies: str
     sizes: tuple[int, int]
     cells: tuple[list[float], list[float]]
     tensors: dict[str, Tensor]
@@ -44,10 +46,10 @@ class _Content(NamedTuple):
 def _read(path: Path) -> _Content:
     try:
         with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
+            metadata = json.loads((file.metadata() or {})["memory"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
         cells = tensors.pop("hits").tolist(), tensors.pop("trials").tolist()
-        return _Content(metadata.get("vocabularies"), (int(metadata["slots"]), int(metadata["clock"])), cells, tensors)
+        return _Content(metadata["vocabularies"], (metadata["slots"], metadata["clock"]), cells, tensors)
     except (SafetensorError, KeyError, ValueError) as error:
         raise CorruptError(f"{path} must hold the memory of a version, but: {error}") from error
 
