@@ -210,7 +210,7 @@ class LearnSettings(Section):
     ngram_weight: float = Field(default=0.2, ge=0, description="Weight of the n-gram term in the hybrid loss.")
     acceptance_blend: Share = Field(default=0.5, description="Share of the acceptance term in the acceptance loss.")
     teacher_top: int = Field(
-        default=64, ge=1, description="Number of most probable pieces kept per position as soft targets."
+        default=64, ge=1, description="Number of most probable target tokens kept per position as soft targets."
     )
     off_policy: bool = Field(
         default=False, description="Whether drafted positions after the first rejection are trained on as well."
