@@ -105,7 +105,7 @@ def test_it_makes_no_difference_where_a_run_was_stopped(
 ):
     config = config_of(tiny_pair, **CASES[case])
     whole = in_one_go(config, tmp_path / "whole")
-    parts, stops = in_parts(config, tmp_path / "parts", every=9)
+    parts, stops = in_parts(config, tmp_path / "parts", every=6)
     assert stops >= 5
     assert differences(whole, parts) == []
 
@@ -127,7 +127,7 @@ def test_several_targets_go_on_too(tiny_trio: TinyTrio, tmp_path: Path, changes:
         changes, targets = {"swaps": (f"4={small}", f"9={big}")}, {"targets": (big,)}
     config = config_of(tiny_trio.pair, **targets, **changes, batch=2, sampling__temperature=1.0)
     whole = in_one_go(config, tmp_path / "whole")
-    parts, stops = in_parts(config, tmp_path / "parts", every=11)
+    parts, stops = in_parts(config, tmp_path / "parts", every=8)
     assert stops >= 3
     assert differences(whole, parts) == []
 
