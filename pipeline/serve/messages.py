@@ -84,7 +84,7 @@ class Usage:
     Attributes:
         prompt, emitted: target tokens.
         blocks: target passes in which it took part.
-        drafted: pieces, by the model and by lookup.
+        drafted: pieces by the model, and candidates of trees.
         accepted: target tokens that were proposed and accepted.
     """
 

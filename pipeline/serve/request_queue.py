@@ -59,7 +59,8 @@ class PendingRequest:
         """Emit the tokens of a block."""
         row = verdict.proposal.draft.row
         self.blocks += 1
-        self.drafted += len(verdict.proposal.draft.pieces)
+        draft = verdict.proposal.draft
+        self.drafted += len(draft.tree.candidates) if draft.tree else len(draft.pieces)
         self.accepted += verdict.accepted
         self.emitted = row.emitted
         text = self.text_stream.push(shown_tokens(row, verdict.emitted))

@@ -189,7 +189,9 @@ class GivenLogits:
         forbidden_V[sorted(allowed)] = False
         return forbidden_V
 
-    def forward(self, rows: object, tokens: object, wanted: Sequence[int], *, hidden: bool = False) -> tuple[Any, Any]:
+    def forward(
+        self, rows: object, tokens: object, wanted: Sequence[int], *, hidden: bool = False, parents: object = None
+    ) -> tuple[Any, Any]:
         """The given logits (N, V) for all wanted positions, and one hidden state (1, W)."""
         return self.logits_NV[: sum(wanted)], self._hidden_1W
 
