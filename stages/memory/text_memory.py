@@ -34,7 +34,7 @@ class TextMemoryState:
 class TextMemory:
     """Proposes token trees from a row's own text and from what the target emitted in completed rows.
 
-    It needs no model: an option is found in microseconds. It learns at two moments: the chances of its options from
+    It needs no model. It learns at two moments: the chances of its options from
     every emitted token, whatever drafted it, and the text of a row when the row is released. Private rows are not
     learned.
 
