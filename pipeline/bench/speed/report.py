@@ -211,13 +211,11 @@ def _shares(found: ArmResults) -> dict[str, str]:
 
 def _bare(report: SpeedReport) -> Table:
     costs = report.costs
-    widths = list(next(iter(costs.target.values())))
-    rows = [
-        [str(count), *(_milliseconds(of[width]) for width in widths), _milliseconds(costs.drafter[count])]
-        for count, of in costs.target.items()
-    ]
-    heads = [f"target at {width}" for width in widths]
-    return Table(("rows; ms of a bare pass", *heads, "drafter at 1"), rows)
+    widths = next(iter(costs.target.values()))
+    lines = [[f"target at {width}", *(_milliseconds(of[width]) for of in costs.target.values())] for width in widths]
+    lines.append(["drafter at 1", *(_milliseconds(costs.drafter[count]) for count in costs.target)])
+    heads = [f"{count} row{'s' * (count > 1)}" for count in costs.target]
+    return Table(("ms of a bare pass, tokens per row", *heads), lines)
 
 
 def _milliseconds(seconds: float) -> str:
