@@ -87,8 +87,8 @@ def test_a_real_pair_runs_the_whole_pipeline_and_greedy_is_plain_decoding(
         {
             "targets": (str(target),), "drafter": str(drafter), "sources": (str(source),), "batch": 4,
             "sampling.max_new_tokens": NEW_TOKENS, "learn.interval": 2, "learn.rate": 5e-3, "device": "cpu",
-            "publish.enabled": False, "draft.adapt": False, "draft.sources": ("model",), "draft.only_where_paying": False,
-            "cache.seed": "text", "cache.seed_text": str(seed),
+            "publish.enabled": False, "draft.adapt": False, "draft.only_where_paying": False,
+            "draft.sources": ("model",), "cache.seed": "text", "cache.seed_text": str(seed),
         }
     )  # fmt: skip
     run = tmp_path / "run"
