@@ -12,6 +12,7 @@ PACKAGES = ("pipeline", "stages", "store", "dashboards")
 # Modules that are hard to read without a worked example.
 EXPECTED = (
     "pipeline.routing",
+    "stages.chain_decisions",
     "stages.contract.snapshot",
     "stages.decode",
     "stages.drafting.costs",
@@ -20,7 +21,7 @@ EXPECTED = (
     "stages.ngrams.trie",
     "stages.rules",
     "stages.translate",
-    "stages.verify",
+    "stages.tree_decisions",
 )
 
 

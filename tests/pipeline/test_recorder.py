@@ -15,7 +15,7 @@ from stages.contract.blocks import (
     Verdict,
 )
 from stages.sampling.random_source import SeededRandomSource
-from stages.verify import decide_tree
+from stages.tree_decisions import decide_tree
 from store.events import BlockDone, DraftSource, Origin, Outcome, PromptRejected, TokenDecision, Translation
 from store.log.run_log import RunLog
 from store.query.log_reader import LogReader

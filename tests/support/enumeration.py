@@ -15,7 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stages.chain_decisions import decide
 from stages.contract.blocks import Draft, Proposal, SequenceState, Verdict
+from stages.emitted_tokens import truncate
 from stages.ngrams.cache import NgramCache, entry_bytes
 from stages.ngrams.eviction import LeastRecentlyUsed
 from stages.ngrams.trie import Node, Trie
@@ -23,7 +25,6 @@ from stages.rules import MODES, Rule
 from stages.sampling.distributions import sample_rows
 from stages.sampling.random_source import RandomSource
 from stages.translate import Translate
-from stages.verify import decide, truncate
 
 NEGLIGIBLE = 1e-14  # outcomes of less weight are left out; what they add up to stays below the tests' tolerance
 NARROWEST = 2.0**-23  # `to_float32_grid` could move the middle of a narrower cell out of it

@@ -1,0 +1,129 @@
+"""Decide trees: follow a row's candidates with the target's own tokens.
+
+Shapes: M distributions of a row, V target tokens.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from stages.contract.blocks import Decision, TokenTree
+from stages.sampling.distributions import sample
+from stages.sampling.random_source import RandomSource, to_float32_grid
+from store.events import Origin, Outcome
+
+
+def place_distribution(chances: Sequence[float]) -> Tensor:
+    """Return the probabilities of: the first candidate of a place, the second, ..., none of them."""
+    return torch.tensor([*chances, max(0.0, 1.0 - sum(chances))], dtype=torch.float64)
+
+
+def chosen_candidate(chances: Sequence[float], uniform: float) -> int | None:
+    """Return which candidate of a place a uniform number takes; None for a token outside of them.
+
+    Candidates lie end to end with the target's probabilities, so that each is taken with exactly its own.
+
+    >>> [chosen_candidate((0.5, 0.25), uniform) for uniform in (0.4, 0.6, 0.8)]
+    [0, 1, None]
+    """
+    edges = accumulate(chances)
+    return next((number for number, edge in enumerate(edges) if uniform < edge), None)
+
+
+def decide_tree(tree: TokenTree, target_probs_MV: Tensor, rng: RandomSource) -> tuple[Decision, ...]:
+    """Decide the outcome of every candidate of a row's tree, and draw the emitted tokens.
+
+    Candidates are not drawn from a distribution, so the rule is: draw the target's token, and follow the tree while the
+    token is in it. One number decides which of a place's candidates it is; if it is none, the token is drawn from the
+    target's distribution without them. In a chain this is the test of `decide` with drafter probabilities of 1.
+
+    The text is followed by 1 or 2, and 1 by 3. The target gives 0.5 to 1, 0.25 to 2 and 0.25 to 0; after 1 it is sure
+    of 3, after 3 of 0.
+
+    >>> from stages.contract.blocks import Candidate
+    >>> from store.events import DraftSource
+    >>> class ScriptedNumbers(RandomSource):
+    ...     def __init__(self, *numbers):
+    ...         self.numbers = iter(numbers)
+    ...     def uniform(self, distribution):
+    ...         return next(self.numbers)
+    >>> def candidate(token, parent, depth):
+    ...     return Candidate(token, parent, depth, 0.5, DraftSource.MEMORY, 3, 1)
+    >>> tree = TokenTree((candidate(1, -1, 0), candidate(3, 0, 1), candidate(2, -1, 0)))
+    >>> target_probs_MV = torch.tensor([[0.25, 0.5, 0.25, 0], [0, 0, 0, 1.0], [1.0, 0, 0, 0], [1.0, 0, 0, 0]])
+    >>> def show(*numbers):
+    ...     decisions = decide_tree(tree, target_probs_MV, ScriptedNumbers(*numbers))
+    ...     return [(str(decision.outcome), decision.emitted) for decision in decisions]
+    >>> show(0.4, 0.0, 0.0)  # 1, then 3, then what follows
+    [('accepted', 1), ('accepted', 3), ('alternative', None), ('undrafted', 0)]
+    >>> show(0.6, 0.0)  # 2, which has no candidates after it
+    [('alternative', None), ('unjudged', None), ('accepted', 2), ('undrafted', 0)]
+    >>> show(0.8, 0.0)  # neither
+    [('rejected', 0), ('unjudged', None), ('alternative', None)]
+
+    Args:
+        tree: m candidates.
+        target_probs_MV: the target's distributions after the text, and after each candidate.
+        rng: gives one number per place with candidates, and one for the token drawn at the end.
+    """
+    outcomes: dict[int, Decision] = {}
+    place: int | None = -1
+    while place is not None and tree.children(place):
+        decided, place = _decide_place(tree, place, target_probs_MV[place + 1], rng)
+        outcomes |= decided
+    for index, candidate in enumerate(tree.candidates):
+        if index not in outcomes:
+            chance = float(target_probs_MV[candidate.parent + 1][candidate.token])
+            outcomes[index] = _judge_candidate(tree, index, chance, Outcome.UNJUDGED)
+    decisions = [outcomes[index] for index in range(len(tree.candidates))]
+    if place is not None:
+        bonus = sample(target_probs_MV[place + 1], rng)
+        decisions.append(Decision(len(decisions), None, Outcome.UNDRAFTED, bonus, Origin.BONUS))
+    return tuple(decisions)
+
+
+def _decide_place(
+    tree: TokenTree, place: int, target_probs_V: Tensor, rng: RandomSource
+) -> tuple[dict[int, Decision], int | None]:
+    """Decide the candidates of one place. Returns the decisions, and the accepted candidate or None."""
+    children = tree.children(place)
+    tokens = [tree.candidates[child].token for child in children]
+    chances: list[float] = target_probs_V[tokens].tolist()
+    uniform = to_float32_grid(rng.uniform(place_distribution(chances)))
+    chosen = chosen_candidate(chances, uniform)
+    decided = {
+        child: _judge_candidate(tree, child, chance, Outcome.ALTERNATIVE, uniform=uniform)
+        for child, chance in zip(children, chances, strict=True)
+    }
+    if chosen is None:
+        outcome, emitted, origin = Outcome.REJECTED, _draw_other(target_probs_V, tokens, rng), Origin.RESIDUAL
+    else:
+        outcome, emitted, origin = Outcome.ACCEPTED, tokens[chosen], Origin.ACCEPTED
+    number = chosen or 0  # the first candidate carries the rejection
+    decided[children[number]] = _judge_candidate(
+        tree, children[number], chances[number], outcome, emitted, origin, uniform
+    )
+    return decided, None if chosen is None else children[chosen]
+
+
+def _judge_candidate(
+    tree: TokenTree,
+    index: int,
+    chance: float,
+    outcome: Outcome,
+    emitted: int | None = None,
+    origin: Origin | None = None,
+    uniform: float | None = None,
+) -> Decision:
+    passed, candidate = int(outcome is Outcome.ACCEPTED), tree.candidates[index]
+    return Decision(index, None, outcome, emitted, origin, (1.0,), (chance,), uniform, passed, candidate)
+
+
+def _draw_other(target_probs_V: Tensor, tokens: Sequence[int], rng: RandomSource) -> int:
+    """Draw a token that is none of these."""
+    weights_V = target_probs_V.clone()
+    weights_V[tokens] = 0
+    # Some other token has mass, or this would not be drawn; only rounding can make the sum 0.
+    return sample(weights_V if float(weights_V.sum()) > 0 else target_probs_V, rng)
