@@ -58,10 +58,13 @@ class FixedInterval(UpdateInterval):
 
 
 class IntervalState(NamedTuple):
-    """Saved state of a `BreakEvenInterval`: the interval, and the smoothed gain of an update if one was measured."""
+    """Saved state of a `BreakEvenInterval`: the interval, the smoothed gain of an update if one was measured, and the
+    prompts so far. Checkpoints of older releases have no number of prompts.
+    """
 
     interval: int
     gain: float | None
+    seen: int = 0
 
 
 class BreakEvenInterval(UpdateInterval):
@@ -69,11 +72,13 @@ class BreakEvenInterval(UpdateInterval):
 
     Costs and savings are counted in target passes, estimated from sizes, so that equal seeds make equal decisions. An
     accepted token saves one pass of the batch. An update that raises the expected acceptance by g saves g passes per
-    judged token during the horizon.
+    judged token during the horizon: as many prompts as there were so far, at most the configured number. How long a
+    stream goes on is unknown, and a short one must not pay for a long one; after a drift, the new text is a new stream.
 
     Args:
         settings: the bounds of the interval, in prompts (a longest one below the shortest counts as the shortest), the
-            gradient steps of an update, and the horizon: the number of prompts over which its benefit is counted.
+            gradient steps of an update, and the horizon: the maximum number of prompts over which its benefit is
+            counted.
         piece_cost: cost of one piece in one gradient step, in target passes.
         batch: prompts that share a target pass.
     """
@@ -85,31 +90,34 @@ class BreakEvenInterval(UpdateInterval):
         self._longest = max(settings.interval, settings.longest_interval)
         self._steps, self._horizon, self._piece_cost, self._batch = settings.steps, settings.horizon, piece_cost, batch
         self._gain: float | None = None
+        self._seen = 0  # prompts
 
     @override
     def observe_update(self, step: Step, judged: int, prompts: int) -> None:
         """Compare the smoothed savings of an update with its cost. Without a measured gain nothing changes."""
+        self._seen += prompts
         if step.before is None or step.after is None:
             return
         gain = step.after - step.before if step.served else 0.0
         self._gain = gain if self._gain is None else self._gain + self.SMOOTHING * (gain - self._gain)
-        saved = self._gain * self._horizon * judged / prompts / self._batch
+        horizon = min(self._horizon, self._seen)
+        saved = self._gain * horizon * judged / prompts / self._batch
         spent = step.pieces * self._steps * self._piece_cost
         wider = min(self._longest, 2 * self.interval)
         self.interval = max(self._shortest, self.interval // 2) if saved > spent else wider
 
     @override
     def restart(self) -> None:
-        """Return to the shortest interval and forget the gains."""
-        self.interval, self._gain = self._shortest, None
+        """Return to the shortest interval, and forget the gains and the prompts so far."""
+        self.interval, self._gain, self._seen = self._shortest, None, 0
 
     @override
     def save(self) -> IntervalState:
-        return IntervalState(self.interval, self._gain)
+        return IntervalState(self.interval, self._gain, self._seen)
 
     @override
     def restore(self, saved: Saved, reader: SnapshotReader) -> None:
-        self.interval, self._gain = reader.decode(IntervalState, saved)
+        self.interval, self._gain, self._seen = reader.decode(IntervalState, saved)
 
 
 # By the value of the setting. Arguments as for `BreakEvenInterval`.

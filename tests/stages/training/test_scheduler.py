@@ -270,10 +270,25 @@ def test_what_the_worker_raises_is_raised_where_the_update_would_have_been_adopt
 
 
 def paying(**changes: float) -> BreakEvenInterval:
-    """An update of 100 pieces costs 100 x 2 x 0.1 = 20 target passes."""
+    """An update of 100 pieces costs 100 x 2 x 0.1 = 20 target passes. A thousand prompts have passed."""
     own = {name: changes.pop(name, default) for name, default in {"piece_cost": 0.1, "batch": 1}.items()}
     settings = {"interval": 4, "longest_interval": 32, "steps": 2, "horizon": 100}
-    return BreakEvenInterval(LearnSettings(**settings | changes), **own)  # type: ignore[arg-type]
+    interval = BreakEvenInterval(LearnSettings(**settings | changes), **own)  # type: ignore[arg-type]
+    interval.observe_update(step_of(None, None), 0, 1000)
+    return interval
+
+
+def test_the_benefit_of_an_update_is_counted_over_as_many_prompts_as_there_were():
+    """Each would be worth 30 passes over 100 prompts; over 4, 12 and 28 it is worth 1.2, 3.6 and 8.4."""
+    interval = paying()
+    interval.restart()
+    intervals = []
+    for _ in range(3):
+        interval.observe_update(step_of(0.5, 0.53), 10 * interval.interval, interval.interval)
+        intervals.append(interval.interval)
+    assert intervals == [8, 16, 32]
+    interval.observe_update(step_of(0.5, 0.53), 720, 72)
+    assert interval.interval == 16
 
 
 def test_a_fixed_spacing_stays():
@@ -352,5 +367,6 @@ def test_after_a_drift_the_shortest_interval_is_back_and_gains_are_forgotten():
     interval.restart()
     assert interval.interval == 2
     interval.interval = 8
+    interval.observe_update(step_of(None, None), 0, 100)
     interval.observe_update(step_of(0.5, 0.53), 40, 4)
     assert interval.interval == 4, "with the zeros before, the gain would be halved and not pay"
