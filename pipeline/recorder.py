@@ -173,23 +173,12 @@ class Recorder:
     def _candidate_decision(
         self, decision: Decision, candidate: Candidate, draft: Draft, begin: int, versions: Versions
     ) -> TokenDecision:
-        place = self._place(draft, begin, decision.index, versions)
-        place["position"], place["drafter"] = begin + candidate.depth, candidate.source
-        return TokenDecision(
-            **place,
-            pieces=(),
-            translation=Translation.NONE,  # nothing was translated: a candidate is a target token from the start
+        return replace(
+            self._decision(decision, draft, begin, versions),
+            position=begin + candidate.depth,
+            drafter=candidate.source,
             proposed_id=candidate.token,
             proposed_bytes=self._bytes_of(candidate.token),
-            outcome=decision.outcome,
-            emitted_id=decision.emitted,
-            emitted_bytes=None if decision.emitted is None else self._bytes_of(decision.emitted),
-            origin=decision.origin,
-            drafter_levels=decision.drafter_levels,
-            target_levels=decision.target_levels,
-            uniform=decision.uniform,
-            head_estimate=None,
-            entropy=None,
             parent=candidate.parent,
             context=candidate.context,
             count=candidate.count,
