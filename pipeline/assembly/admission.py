@@ -4,7 +4,7 @@ With `source.chat = "auto"` a prompt is a message in the target's chat template 
 built-in sources: these are texts to continue, not questions.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from pipeline.assembly.models import Models
 from pipeline.config.sections import SourceSettings
@@ -47,6 +47,24 @@ def make_admission(config: Config, models: Models) -> Callable[[PromptReceived],
         )
 
     return prepare
+
+
+def find_fault(prompt: PromptReceived, admissions: Iterable[Callable[[PromptReceived], SequenceState]]) -> str | None:
+    """Return why none of several targets admits a prompt; None if one does.
+
+    Args:
+        prompt: the prompt.
+        admissions: of each target, as from `make_admission`.
+    """
+    reason: str | None = None
+    for admit in admissions:
+        try:
+            admit(prompt)
+        except UnfitPromptError as error:
+            reason = reason or str(error)
+        else:
+            return None
+    return reason
 
 
 def prompt_encoder(config: Config, models: Models) -> Encode:

@@ -29,7 +29,7 @@ from pipeline.run.folder import CONFIG
 from pipeline.run.mlflow_run import UNSENT_TIMEOUT, numbers_of
 from pipeline.run.signals import Stop, stop_on_signals
 from pipeline.sources.position import Prefetcher, SourcePosition, SourcePositionState
-from pipeline.sources.stream import datasets_of, open_sources, stream, total
+from pipeline.sources.stream import datasets_of, open_sources, require_prompt, stream, total
 from stages.contract.snapshot import SnapshotWriter
 from store.errors import SourceError, UsageError
 from store.events import PromptReceived
@@ -102,6 +102,8 @@ class ClusterReplay:
             drafter = config.drafter if resume else pin_version(config.drafter, self._uri)
             self.config = config.model_copy(update={"drafter": drafter})
             self._sources = open_sources(config.sources, config.source, seed=config.seed, targets=targets)
+            events = stream(self._sources)
+            self._events = events if resume else require_prompt(events)
 
     def total(self) -> int | None:
         """Estimate the number of prompts, None if a source does not know."""
@@ -119,7 +121,7 @@ class ClusterReplay:
             run.finish()
             costs = CommitCosts(0, 0.0, 0.0, 1.0)
             return {**write_summary(run.folder), "stopped": False, "commits": asdict(costs)}
-        events, state = stream(self._sources), self._read_state()
+        events, state = self._events, self._read_state()
         position, assignments, done = SourcePosition(events), Assignments(), self._read_committed_offsets(display)
         self._reread_open_prompts(state, position, assignments, done)
         began = time.time() - state.seconds

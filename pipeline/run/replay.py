@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.assembly.admission import find_fault, make_admission
 from pipeline.assembly.loop import build_loop
 from pipeline.assembly.models import fingerprints, load_models, pin_version
 from pipeline.config.settings import Config
@@ -17,7 +18,7 @@ from pipeline.run.folder import CONFIG, SPOOL, mlflow_of
 from pipeline.run.mlflow_run import UNSENT_TIMEOUT, numbers_of
 from pipeline.run.signals import Stop, stop_on_signals
 from pipeline.sources.position import SourcePosition, SourcePositionState
-from pipeline.sources.stream import datasets_of, open_sources, stream, total
+from pipeline.sources.stream import datasets_of, open_sources, require_prompt, stream, total
 from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
 from stages.models.measurements import Measurements
 from store.errors import OmnidraftError, RunError, SourceError
@@ -83,7 +84,12 @@ class Replay:
             self._measurements = Measurements(self._state.constants.measured if self._state else {})
             self._router = TargetRouter.from_config(config)
             self._sources = open_sources(config.sources, config.source, seed=config.seed, targets=self._router.targets)
+            events = stream(self._sources)
+            # A run without any prompt is refused before a model is loaded and before anything is written.
+            events = events if resume else require_prompt(events)
             self._models = load_models(self.config, self._uri, run_folder.parent / ".fetched", self._measurements)
+            admissions = [make_admission(self.config, models) for models in self._models]
+            self._events = events if resume else require_prompt(events, lambda prompt: find_fault(prompt, admissions))
             self._fingerprints = tuple((one.name, *fingerprints(one)) for one in self._models)
 
     def total(self) -> int | None:
@@ -125,7 +131,7 @@ class Replay:
         run.connect(self.config, self._uri, run.folder.name, datasets, self._router.targets)
         loop = build_loop(self.config, self._models, run.registry, run.folder, level=logging.INFO)
         position = SourcePosition(
-            stop.take_until_signal(stream(self._sources))
+            stop.take_until_signal(self._events)
         )  # below the position: what a signal interrupts was not taken
         if self._kept and self._state:
             self._resume(self._kept, self._state, loop, position, display, stop)

@@ -1,9 +1,10 @@
 """Sources of prompts: files, standard input, the hub, built-in streams, joined into one stream."""
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from itertools import chain
 from pathlib import Path
 from reprlib import repr as short
 from typing import BinaryIO
@@ -210,3 +211,31 @@ def _suggest(path: Path, files: Sequence[Path]) -> str:
     specs = {file.name: str(file) for file in files} | {kind: f"builtin:{kind}" for kind in BUILTIN_STREAMS}
     close = get_close_matches(path.name, specs, n=1)
     return f" Did you mean '{specs[close[0]]}'?" if close else ""
+
+
+def require_prompt(
+    events: Iterator[PromptReceived | PromptRejected], fault_of: Callable[[PromptReceived], str | None] = lambda _: None
+) -> Iterator[PromptReceived | PromptRejected]:
+    """Read up to the first usable prompt. Returns an iterator over all events from the first one on.
+
+    Args:
+        events: as from `stream`.
+        fault_of: returns the reason for which a prompt cannot be used, None for a usable one.
+
+    Raises:
+        SourceError: a source breaks off, or none of the events is a usable prompt.
+    """
+    read: list[PromptReceived | PromptRejected] = []
+    first: tuple[str, str] | None = None  # where the first row is that is no prompt, and why
+    for event in events:
+        read.append(event)
+        reason = event.reason if isinstance(event, PromptRejected) else fault_of(event)
+        if reason is None:
+            return chain(read, events)
+        first = first or (f"line {event.line} of '{event.dataset}'", reason)
+    if first is None:
+        raise SourceError("The sources must hold at least one prompt, but no row is left of them; nothing was run.")
+    raise SourceError(
+        f"The sources must hold at least one prompt that can be used, but none of {len(read):,} rows is one; nothing "
+        f"was run. The first, {first[0]}: {first[1]}"
+    )
