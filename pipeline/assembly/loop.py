@@ -29,13 +29,12 @@ LOG = logging.getLogger("omnidraft.models")
 def build_loop(
     config: Config, targets: Sequence[Models], registry: Registry, run_folder: Path, *, level: int = logging.DEBUG
 ) -> Loop:
-    """The whole loop over loaded models, one runner per target. `level`: see `make_drafting`; also of
-    the lines on chat templates."""
+    """The whole loop over loaded models, one runner per target. `level`: of the lines on chat templates."""
     for models in targets:
         if line := describe_chat(config, models):
             LOG.log(level, "%s", line, extra={"target": models.name})
     router = TargetRouter.from_config(config)
-    drafting = _drafting(config, targets, router, level)
+    drafting = _drafting(config, targets, router)
     distills = make_distillers(config, targets, [one.head for one in drafting], piece_cost(config.learn, targets))
     numbers, clock, runners = Numbers(), Clock(perf_counter), {}
     for models, stages, distill in zip(targets, drafting, distills, strict=True):
@@ -58,12 +57,12 @@ def make_recorder(models: Models, *, text: bool) -> Recorder:
     return Recorder(models.name, vocabulary.bytes_of, vocabulary.decode, text=text)
 
 
-def _drafting(config: Config, targets: Sequence[Models], router: TargetRouter, level: int) -> list[Drafting]:
+def _drafting(config: Config, targets: Sequence[Models], router: TargetRouter) -> list[Drafting]:
     """Make the stages of every target. One that is swapped in shares the n-grams of one with the same vocabulary."""
     made: list[Drafting] = []
     by_vocabulary: dict[str, Drafting] = {}
     for models in targets:
         shared_with = None if models.name in router.first else by_vocabulary.get(models.pair.digest)
-        made.append(make_drafting(config, models, shared_with, level=level))
+        made.append(make_drafting(config, models, shared_with))
         by_vocabulary.setdefault(models.pair.digest, made[-1])
     return made

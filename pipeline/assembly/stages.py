@@ -50,16 +50,13 @@ def draftable(draft: DraftSettings, words: Pair) -> set[int]:
     return MODES[draft.mode].draftable_pieces(words.pieces)
 
 
-def make_drafting(
-    config: Config, models: Models, shared_with: Drafting | None = None, *, level: int = logging.DEBUG
-) -> Drafting:
-    """The stages of a block over loaded models.
+def make_drafting(config: Config, models: Models, shared_with: Drafting | None = None) -> Drafting:
+    """The stages of a block over loaded models. The forward passes and costs in use are logged as details.
 
     Args:
         config: all settings.
         models: one target with the drafter.
         shared_with: the stages of a target with the same vocabulary, whose n-grams this one shares.
-        level: at which the forward passes and costs in use are logged.
     """
     head, head_is_trained = make_head(models, config.seed)
     learn, settings, device = config.learn, config.sampling, models.target.device
@@ -81,7 +78,7 @@ def make_drafting(
     costs = costs_of(
         config, models, len(allowed), lambda: drafting(FixedLength(), PROBE_DRAFT, AlwaysSpeculate(), None)
     )
-    LOG.log(level, "%s", describe(models, costs, config.batch), extra={"target": models.name})
+    LOG.debug("%s", describe(models, costs, config.batch), extra={"target": models.name})
     rule = make_stop_rule(config.draft, costs, usable=head_is_trained or learn.enabled)
     most = config.draft.max_draft if "model" in config.draft.sources else 0
     decode = drafting(rule, most, make_policy(config.draft, costs), models.drafter_vocabulary.eos)

@@ -77,6 +77,12 @@ def _json_value(value: object) -> object:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def log_details(wanted: bool) -> None:
+    """Lower the level of the log to `debug` until `write_log` ends, if that is wanted."""
+    if wanted:
+        PROJECT.setLevel(logging.DEBUG)
+
+
 @contextmanager
 def write_log(level: LogLevel, *, as_json: bool) -> Iterator[None]:
     """Write the project's log to standard error while the block runs.

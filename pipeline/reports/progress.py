@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 from typing_extensions import override
 
+from pipeline.reports.terminal import format_duration
 from stages.vocabulary.text_stream import TextStream
 from store.events import (
     Drifted,
@@ -29,12 +30,16 @@ LOG = logging.getLogger("omnidraft.progress")
 
 BARS = "▁▂▃▄▅▆▇█"
 BUCKET = 5  # prompts per bar of the curve
-LINE_EVERY = 25  # prompts between two messages of the log
+LINE_SECONDS = 10.0  # between two messages of the log on progress
 STYLES = {Origin.ACCEPTED: "green", Origin.RESIDUAL: "yellow", Origin.BONUS: "cyan"}
 
 
 class ProgressCounters:
     """The counters that both displays show.
+
+    Args:
+        clock: returns the time in seconds.
+        total: expected number of prompts, None if unknown.
 
     Attributes:
         prompts, emitted: number of completed prompts, and of their target tokens.
@@ -42,15 +47,16 @@ class ProgressCounters:
         version: newest published version, or None.
         drifts: number of drifts that were acted upon.
         rejected: number of rejected source rows.
-        curve: acceptance per `BUCKET` prompts, and whether a drift was acted upon in it.
+        curve: acceptance per `BUCKET` prompts, None if nothing was judged, and whether a drift was acted upon in it.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock, self._began = clock, clock()
+    def __init__(self, clock: Callable[[], float], total: int | None = None) -> None:
+        self._clock, self._began, self.total = clock, clock(), total
+        self._earlier = 0  # prompts of earlier processes
         self.prompts = self.emitted = self.drafter = self.drifts = self.rejected = 0
         self.version: int | None = None
         self.dataset = ""
-        self.curve: list[tuple[float, bool]] = []
+        self.curve: list[tuple[float | None, bool]] = []
         self._bucket: list[PromptCompleted] = []
         self._drifted = False
         self._first: list[PromptCompleted] = []
@@ -73,6 +79,7 @@ class ProgressCounters:
         """Count a prompt of an earlier process, but not its tokens."""
         self._complete(prompt)
         self.emitted -= prompt.emitted
+        self._earlier += 1
 
     def _complete(self, prompt: PromptCompleted) -> None:
         self.prompts += 1
@@ -87,13 +94,13 @@ class ProgressCounters:
             self._bucket, self._drifted = [], False
 
     @property
-    def acceptance_now(self) -> float:
-        """Accepted over judged tokens of the last 20 prompts."""
+    def acceptance_now(self) -> float | None:
+        """Accepted over judged tokens of the last 20 prompts; None if nothing was judged."""
         return _acceptance(self._recent)
 
     @property
-    def acceptance_first(self) -> float:
-        """Accepted over judged tokens of the first 20 prompts."""
+    def acceptance_first(self) -> float | None:
+        """Accepted over judged tokens of the first 20 prompts; None if nothing was judged."""
         return _acceptance(self._first)
 
     @property
@@ -102,18 +109,31 @@ class ProgressCounters:
         spent = self._clock() - self._began
         return self.emitted / spent if spent > 0 else 0.0
 
+    @property
+    def seconds_left(self) -> float | None:
+        """Seconds for the other prompts at the speed so far; None if their number or the speed is unknown."""
+        done = self.prompts - self._earlier
+        if self.total is None or not done:
+            return None
+        return max(0, self.total - self.prompts) * (self._clock() - self._began) / done
 
-def _acceptance(changing: Iterable[PromptCompleted]) -> float:
+
+def _acceptance(changing: Iterable[PromptCompleted]) -> float | None:
     prompts = list(changing)  # a copy: the display's own thread calls this while prompts complete
     judged = sum(prompt.judged for prompt in prompts)
-    return sum(prompt.accepted for prompt in prompts) / judged if judged else 0.0
+    return sum(prompt.accepted for prompt in prompts) / judged if judged else None
 
 
 class Display(ABC):
-    """Sees every event of a run, in order; a context manager around the run."""
+    """Sees every event of a run, in order; a context manager around the run.
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._counters = ProgressCounters(clock)
+    Args:
+        clock: returns the time in seconds.
+        total: expected number of prompts, None if unknown.
+    """
+
+    def __init__(self, clock: Callable[[], float], total: int | None = None) -> None:
+        self._clock, self._counters = clock, ProgressCounters(clock, total)
 
     def __enter__(self) -> Self:
         return self
@@ -133,13 +153,16 @@ class Display(ABC):
 class PlainDisplay(Display):
     """Messages of the log, for a file or a pipe."""
 
+    def __init__(self, clock: Callable[[], float], total: int | None = None) -> None:
+        super().__init__(clock, total)
+        self._due, self._has_reported = clock() + LINE_SECONDS, False
+
     @override
     def show(self, event: Event) -> None:
-        """Log a message every so many prompts, and for every drift, recall and version."""
+        """Log a message every 10 seconds, at the first completed prompt, and for every drift, recall and version."""
         self._counters.add(event)
+        self._report_if_due(completed=isinstance(event, PromptCompleted))
         match event:
-            case PromptCompleted() if self._counters.prompts % LINE_EVERY == 0:
-                LOG.info("%s", _status_line(self._counters), extra=_status_fields(self._counters))
             case Drifted():
                 LOG.info("%s", _drift_line(event), extra={"prompt": event.offset, "action": event.action})
             case Recalled():
@@ -148,21 +171,48 @@ class PlainDisplay(Display):
                 version = {"prompt": event.offset, "version": event.version, "reason": event.reason}
                 LOG.info("prompt %d: version %d (%s)", *version.values(), extra=version)
 
+    def _report_if_due(self, *, completed: bool) -> None:
+        now, is_first = self._clock(), completed and not self._has_reported
+        if is_first or now >= self._due:
+            left = _describe_left(self._counters)
+            line = ", ".join([_status_line(self._counters), *([left] if left else [])])
+            LOG.info("%s", line, extra=_status_fields(self._counters))
+            self._due, self._has_reported = now + LINE_SECONDS, self._has_reported or completed
+
 
 def _status_line(counters: ProgressCounters) -> str:
-    version = "-" if counters.version is None else counters.version
-    return (
-        f"{counters.prompts} prompts, {counters.tokens_per_second:.0f} tokens/s, "
-        f"acceptance {counters.acceptance_now:.3f} (first 20 prompts {counters.acceptance_first:.3f}), "
-        f"drafter {counters.drafter}, version {version}, drifts {counters.drifts}"
-        + (f", rejected rows {counters.rejected}" if counters.rejected else "")
-    )
+    done = f"{counters.prompts} prompts" if counters.total is None else f"{counters.prompts}/{counters.total} prompts"
+    parts = [done]
+    if counters.prompts:
+        parts += [
+            f"{counters.tokens_per_second:.0f} tokens/s",
+            f"acceptance {_format_rate(counters.acceptance_now)} "
+            f"(first 20 prompts {_format_rate(counters.acceptance_first)})",
+            f"drafter {counters.drafter}",
+            f"version {'-' if counters.version is None else counters.version}",
+            f"drifts {counters.drifts}",
+        ]
+    if counters.rejected:
+        parts.append(f"rejected rows {counters.rejected}")
+    return ", ".join(parts)
+
+
+def _describe_left(counters: ProgressCounters) -> str:
+    """Describe the time that the other prompts take; empty if it is unknown."""
+    left = counters.seconds_left
+    return "" if left is None else f"{format_duration(left)} left"
+
+
+def _format_rate(rate: float | None) -> str:
+    return "-" if rate is None else f"{rate:.3f}"
 
 
 def _status_fields(counters: ProgressCounters) -> dict[str, object]:
     """Return the numbers of a status line."""
     return {
         "prompts": counters.prompts,
+        "total": counters.total,
+        "seconds_left": counters.seconds_left,
         "tokens_per_second": counters.tokens_per_second,
         "acceptance": counters.acceptance_now,
         "acceptance_first": counters.acceptance_first,
@@ -198,12 +248,16 @@ class LiveDisplay(Display):
     """
 
     def __init__(self, console: Console, clock: Callable[[], float], total: int | None) -> None:
-        super().__init__(clock)
+        super().__init__(clock, total)
         self._console = console
         self._bar = Progress(
-            TextColumn("[bold]{task.fields[dataset]}"), BarColumn(None), MofNCompleteColumn(), TimeElapsedColumn()
+            TextColumn("[bold]{task.fields[dataset]}"),
+            BarColumn(None),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[left]}"),
         )
-        self._task = self._bar.add_task("", total=total, dataset="")
+        self._task = self._bar.add_task("", total=total, dataset="", left="")
         self._text: deque[tuple[str, str]] = deque(maxlen=120)
         self._stream: TextStream[TokenDecision] = TextStream(lambda decision: decision.emitted_bytes)
         self._followed: int | None = None  # offset of the prompt whose text is shown
@@ -248,6 +302,7 @@ class LiveDisplay(Display):
             self._text.append((_make_printable(self._stream.push([decision])), STYLES[origin]))
 
     def _draw_panel(self) -> Panel:
+        self._bar.update(self._task, left=_describe_left(self._counters))
         lines: list[Text] = [Text(_status_line(self._counters)), self._draw_curve()]
         lines += [Text(f"▼ {mark}", style="red") for mark in list(self._marks)]
         return Panel(Group(self._bar, *lines, self._draw_text()), title="omnidraft replay", border_style="dim")
@@ -256,7 +311,7 @@ class LiveDisplay(Display):
         width = max(10, self._console.width - 18)
         text = Text("acceptance  ", style="bold")
         for rate, drifted in self._counters.curve[-width:]:
-            bar = BARS[min(int(rate * len(BARS)), len(BARS) - 1)]
+            bar = "·" if rate is None else BARS[min(int(rate * len(BARS)), len(BARS) - 1)]
             text.append("▼" if drifted else bar, style="red" if drifted else "green")
         return text
 
@@ -277,4 +332,4 @@ def _make_printable(text: str) -> str:
 
 def make_display(console: Console, clock: Callable[[], float], total: int | None) -> Display:
     """Make a live panel on a terminal, messages of the log elsewhere."""
-    return LiveDisplay(console, clock, total) if console.is_terminal else PlainDisplay(clock)
+    return LiveDisplay(console, clock, total) if console.is_terminal else PlainDisplay(clock, total)

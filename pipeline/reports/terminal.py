@@ -4,6 +4,8 @@ Functions import rich when they need it: the help of a command must not wait for
 """
 
 import json
+import os
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -94,10 +96,17 @@ def require_plot_file(path: Path | None) -> None:
 
 
 def make_console(pipe_columns: int = PIPE_COLUMNS) -> "Console":
-    """Make a console on standard output; in a pipe it is wide, so that no table is folded."""
+    """Make a console on standard output; in a pipe it is wide, so that no table is folded, unless `COLUMNS` is set."""
     from rich.console import Console
 
-    return Console() if sys.stdout.isatty() else Console(width=pipe_columns)
+    return Console(width=width_of_output() or pipe_columns)
+
+
+def width_of_output() -> int | None:
+    """Return the width of standard output in columns: of the terminal, or from `COLUMNS`; None for a pipe or a file."""
+    if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal():
+        return shutil.get_terminal_size().columns
+    return None
 
 
 _STDERR: list["Console"] = []  # at most one
@@ -158,6 +167,18 @@ def to_printable(value: object) -> str:
         return f"{value:.4g}"
     text = "" if value is None else str(value)
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def format_duration(seconds: float) -> str:
+    """Format a time that is known roughly.
+
+    >>> [format_duration(seconds) for seconds in (4.4, 119, 130, 7260)]
+    ['4 s', '119 s', '2 min', '2 h 01 min']
+    """
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def _format_number(value: float | None, digits: int) -> str:

@@ -117,7 +117,7 @@ def build_engine(
         learner: the learner process; None if nothing learns.
         on_event: called with every event, on any thread.
     """
-    drafting = make_drafting(config, models, level=logging.INFO)
+    drafting = make_drafting(config, models)
     queue = _make_queue(config, models, learner, resume_point)
     runner = TargetRunner(
         models.name,

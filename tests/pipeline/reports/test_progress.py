@@ -1,6 +1,7 @@
 """The two displays: messages of the log, and the panel in a terminal."""
 
 import logging
+import re
 from dataclasses import replace
 from io import StringIO
 
@@ -9,7 +10,7 @@ from event_making import make_completed
 from rich.console import Console
 
 from pipeline.log_records import collect_messages
-from pipeline.reports.progress import BUCKET, LINE_EVERY, LiveDisplay, PlainDisplay, make_display
+from pipeline.reports.progress import BUCKET, LiveDisplay, PlainDisplay, make_display
 from store.events import (
     Drifted,
     Event,
@@ -85,31 +86,39 @@ DECISION = TokenDecision(
 
 
 class Clock:
-    """A clock by which two seconds have passed since the display was made."""
+    """A clock by which two seconds pass when the display is made, and `step` seconds with each event."""
 
-    def __init__(self) -> None:
-        self.looks = 0
+    def __init__(self, step: float = 0.0) -> None:
+        self.time, self.step = 10.0, step
 
     def __call__(self) -> float:
-        self.looks += 1
-        return 10.0 if self.looks == 1 else 12.0
+        return self.time
+
+    def count(self) -> None:
+        """Let the time of an event pass."""
+        self.time += self.step
 
 
 def make_console(width: int = 100, *, terminal: bool = False) -> Console:
     return Console(file=StringIO(), width=width, height=40, force_terminal=terminal, record=True, color_system=None)
 
 
-def log_lines(*events: Event) -> list[str]:
-    with collect_messages() as lines, PlainDisplay(Clock()) as display:
+def log_lines(*events: Event, step: float = 2.0, total: int | None = None) -> list[str]:
+    """The messages about these events, with `step` seconds before each."""
+    clock = Clock(step)
+    with collect_messages() as lines, PlainDisplay(clock, total) as display:
         for event in events:
+            clock.count()
             display.show(event)
     return lines
 
 
 def draw_panel(*events: Event, width: int = 100) -> str:
     """Draw the panel after these events."""
-    display = LiveDisplay(make_console(terminal=True), Clock(), total=50)
+    clock = Clock(2.0)
+    display = LiveDisplay(make_console(terminal=True), clock, total=50)
     for event in events:
+        clock.count()
         display.show(event)
     console = make_console(width)
     console.print(display._draw_panel())
@@ -120,30 +129,57 @@ def prompts(number: int, begin: int = 0, accepted: int = 10) -> list[Event]:
     return [make_completed(begin + offset, accepted=accepted, drafter_version=7) for offset in range(number)]
 
 
-def test_a_line_every_so_many_prompts():
-    assert log_lines(*prompts(LINE_EVERY - 1)) == []
-    (line,) = log_lines(*prompts(2 * LINE_EVERY - 1))
-    assert line == (
-        "25 prompts, 250 tokens/s, acceptance 0.500 (first 20 prompts 0.500), drafter 7, version -, drifts 0"
+def test_a_line_at_the_first_prompt_and_every_ten_seconds():
+    lines = log_lines(*prompts(12), step=2.0)
+    assert [line.split(",")[0] for line in lines] == ["1 prompts", "6 prompts", "11 prompts"]
+    assert lines[1] == (
+        "6 prompts, 10 tokens/s, acceptance 0.500 (first 20 prompts 0.500), drafter 7, version -, drifts 0"
     )
 
 
+def test_a_line_in_a_long_prompt_too():
+    lines = log_lines(*[DECISION] * 12, *prompts(1), step=1.0, total=3)
+    assert lines[0] == "0/3 prompts"
+    assert lines[1].startswith("1/3 prompts, ")
+    assert lines[1].endswith(", 26 s left")
+
+
+def test_the_time_left_is_that_of_the_other_prompts_at_the_speed_so_far():
+    lines = log_lines(*prompts(40), step=30.0, total=50)
+    assert lines[-1].startswith("40/50 prompts")
+    assert lines[-1].endswith("5 min left")
+    assert "left" not in log_lines(*prompts(1))[-1]
+
+
+def test_prompts_of_an_earlier_process_do_not_count_as_speed():
+    clock = Clock(10.0)
+    with collect_messages() as lines:
+        display = PlainDisplay(clock, 30)
+        for earlier in prompts(20):
+            display.remember(earlier)
+        for event in prompts(5, begin=20):
+            clock.count()
+            display.show(event)
+    assert lines[0].startswith("21/30 prompts")
+    assert lines[-1].startswith("25/30 prompts")
+    assert lines[-1].endswith("50 s left")
+
+
 def test_the_line_has_the_acceptance_now_and_at_the_start():
-    line = log_lines(*prompts(30, accepted=4), *prompts(20, begin=30, accepted=16))[-1]
+    line = log_lines(*prompts(31, accepted=4), *prompts(20, begin=31, accepted=16), step=10.0)[-1]
     assert "acceptance 0.800 (first 20 prompts 0.200)" in line
 
 
 def test_a_line_has_its_numbers_as_fields(caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.INFO, "omnidraft")
-    display = PlainDisplay(Clock())
-    for event in prompts(LINE_EVERY):
-        display.show(event)
+    PlainDisplay(Clock(), 9).show(prompts(1)[0])
     (record,) = caplog.records
-    assert (record.name, vars(record)["prompts"], vars(record)["acceptance"]) == ("omnidraft.progress", 25, 0.5)
+    assert (record.name, vars(record)["prompts"], vars(record)["total"]) == ("omnidraft.progress", 1, 9)
+    assert (vars(record)["acceptance"], vars(record)["seconds_left"]) == (0.5, 0.0)
 
 
 def test_drifts_and_versions_have_lines_of_their_own_and_are_counted():
-    lines = log_lines(DRIFT, VERSION, replace(DRIFT, action="ignored", direction="rise"), *prompts(LINE_EVERY))
+    lines = log_lines(DRIFT, VERSION, replace(DRIFT, action="ignored", direction="rise"), *prompts(1))
     assert lines[0] == "prompt 30 (code): drift, acceptance 0.750 -> 0.250, reset"
     assert lines[1] == "prompt 31: version 2 (drift)"
     assert lines[2].endswith("ignored")
@@ -158,18 +194,25 @@ def test_a_recall_is_reported_with_its_rates():
 
 
 def test_rejected_rows_are_reported_if_there_are_any():
-    lines = log_lines(PromptRejected("docs", 3, "empty"), *prompts(LINE_EVERY))
+    lines = log_lines(PromptRejected("docs", 3, "empty"), *prompts(1))
     assert lines[-1].endswith("rejected rows 1")
 
 
 def test_a_stream_with_nothing_judged_is_shown_too():
-    (line,) = log_lines(*[make_completed(offset, judged=0, accepted=0) for offset in range(LINE_EVERY)])
-    assert "acceptance 0.000" in line
+    (line,) = log_lines(make_completed(0, judged=0, accepted=0))
+    assert "acceptance - (first 20 prompts -)" in line
+    (curve,) = (
+        line
+        for line in draw_panel(*[make_completed(offset, judged=0, accepted=0) for offset in range(BUCKET)]).splitlines()
+        if "acceptance  " in line
+    )
+    assert "·" in curve
 
 
 def test_the_panel_shows_progress_metrics_and_text():
     panel = draw_panel(*prompts(10), VERSION, DECISION)
     assert "10/50" in panel
+    assert re.search(r"\d+ s left", panel)
     assert "docs" in panel
     assert "acceptance 0.500" in panel
     assert "version 2" in panel
