@@ -130,9 +130,9 @@ class Config(Section):
         """Every setting as TOML; one that is None is left out, as TOML has no such value."""
         values = self.model_dump(mode="json", exclude_none=True)
         sections = {name: value for name, value in values.items() if isinstance(value, dict)}
-        lines = _toml_lines({name: value for name, value in values.items() if name not in sections})
+        lines = toml_lines({name: value for name, value in values.items() if name not in sections})
         for name, section in sections.items():
-            lines += ["", f"[{name}]", *_toml_lines(section)]
+            lines += ["", f"[{name}]", *toml_lines(section)]
         return "\n".join(lines) + "\n"
 
 
@@ -181,7 +181,8 @@ def _settings_of(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, F
             yield prefix + name, field
 
 
-def _toml_lines(values: Mapping[str, object]) -> list[str]:
+def toml_lines(values: Mapping[str, object]) -> list[str]:
+    """Format JSON values by name as lines of TOML."""
     # JSON's strings, numbers, booleans and lists are TOML's too, once DEL is escaped.
     dumped = {name: json.dumps(value, ensure_ascii=False) for name, value in values.items()}
     return [f"{name} = {value}".replace("\x7f", "\\u007f") for name, value in dumped.items()]

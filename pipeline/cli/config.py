@@ -1,0 +1,83 @@
+"""`omnidraft config`: the settings in force and their origins, a sample file, and the schema of all settings."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pipeline.config.cli_options import PrintJsonOption, SetOption, parse_settings
+from store.errors import UsageError
+
+if TYPE_CHECKING:
+    from pipeline.config.settings import Config
+
+config = typer.Typer(no_args_is_help=True, help="Show all settings with their origins, or write a sample file.")
+
+FileOption = Annotated[
+    Path | None, typer.Option("--config", help="A TOML file with any of the settings, or a run's config.json.")
+]
+
+
+@config.command()
+def show(
+    file: FileOption = None,
+    settings: SetOption = None,
+    changed: Annotated[
+        bool, typer.Option("--changed", help="Leave out the settings that are at their defaults.")
+    ] = False,
+    as_json: PrintJsonOption = False,
+) -> None:
+    """Show the settings that `omnidraft replay` would use with this file, these variables and these settings, as TOML.
+
+    Later origins override earlier ones: the default, the file, an environment variable, `--set`.
+    """
+    from pipeline.config.environment import read_environment, variable_of
+    from pipeline.config.settings import Config, load
+    from pipeline.config.toml_output import format_settings
+
+    base, variables, typed = load(file) if file else Config(), read_environment(), parse_settings(settings)
+    chosen = base.with_overrides(variables | typed)
+    origins = {key: str(file) for key in _keys_set(base)} if file else {}
+    origins |= {key: variable_of(key) for key in variables} | dict.fromkeys(typed, "--set")
+    if as_json:
+        print(json.dumps({"settings": chosen.model_dump(mode="json"), "origins": origins}, indent=2))
+    else:
+        print(format_settings(chosen, origins, changed=changed), end="")
+
+
+def _keys_set(config: "Config") -> list[str]:
+    """List the settings that a file gave, by dotted key."""
+    from pipeline.config.settings import settings
+
+    def is_set(key: str) -> bool:
+        section, _, name = key.rpartition(".")
+        return name in (getattr(config, section) if section else config).model_fields_set
+
+    return [key for key in settings() if is_set(key)]
+
+
+@config.command()
+def sample(
+    file: Annotated[Path | None, typer.Argument(help="Write it to this new file.", show_default=False)] = None,
+) -> None:
+    """Print a TOML file with every setting: its meaning, its environment variable and its default, commented out."""
+    from pipeline.config.toml_output import format_sample
+
+    if file is None:
+        print(format_sample(), end="")
+        return
+    try:
+        with file.open("x", encoding="utf-8") as written:
+            written.write(format_sample())
+    except OSError as error:
+        raise UsageError(f"the sample must go to a new file, but '{file}': {error.strerror}; name another") from error
+    print(file)
+
+
+@config.command()
+def schema() -> None:
+    """Print the JSON schema of a configuration file, with which editors check and complete it."""
+    from pipeline.config.settings import Config
+
+    print(json.dumps(Config.model_json_schema(), indent=2))
