@@ -100,7 +100,6 @@ LIVES_INSIDE = {
     "pyarrow": (
         "pipeline/sources/files.py",
         "pipeline/sources/hub_and_ray.py",
-        "pipeline/cli/log.py",
     ),
     "mlflow": ("store/registry/mlflow_*.py",),
     "peft": ("stages/models/adapters.py",),

@@ -10,8 +10,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from pipeline.cli.log import CELL_CHARACTERS, TABLE_ROWS, check, compact, sql
+from pipeline.cli.log import check, compact, sql
 from pipeline.reports.log_output import LogLevel, write_log
+from pipeline.reports.rows import CELL_CHARACTERS, SHOWN_ROWS
 from store.errors import QueryError, RunError
 from store.events import Origin, Outcome, TokenDecision, Translation
 from store.log.manifest import MANIFEST, part_path, read_manifest
@@ -82,11 +83,46 @@ def test_without_a_query_the_views_their_columns_and_the_recipes_are_listed(tmp_
         assert words in answer.stdout
 
 
-def test_all_runs_below_the_folder_are_asked_unless_one_is_named(runs):
+def test_the_newest_run_is_queried_unless_another_or_all_are_named(runs):
     write(runs / "two", ACCEPTED)
-    query = "SELECT run, count(*) AS n FROM tokens GROUP BY run ORDER BY run"
-    assert call("sql", query, "--runs", runs, "--format", "csv").stdout == "run,n\none,2\ntwo,1\n"
-    assert call("sql", query, "--run", runs / "two", "--format", "csv").stdout == "run,n\ntwo,1\n"
+    os.utime(runs / "one" / MANIFEST, (1, 1))
+    query = ["SELECT run, count(*) AS n FROM tokens GROUP BY run ORDER BY run", "--runs", runs, "--format", "csv"]
+    newest = call("sql", *query)
+    assert newest.stdout == "run,n\ntwo,1\n"
+    assert newest.stderr == "the newest of 2 runs: two; --all-runs queries all\n"
+    every = call("sql", *query, "--all-runs")
+    assert (every.stdout, every.stderr) == ("run,n\none,2\ntwo,1\n", "")
+    assert call("sql", *query, "--run", runs / "one").stdout == "run,n\none,2\n"
+    both = call("sql", *query, "--run", runs / "one", "--all-runs")
+    assert isinstance(both.exception, QueryError)
+
+
+def test_a_table_fits_its_terminal_by_leaving_columns_out(runs, monkeypatch):
+    query = ["SELECT * FROM decisions", "--runs", runs]
+    assert max(map(len, call("sql", *query).stdout.splitlines())) > 200
+    monkeypatch.setenv("COLUMNS", "90")
+    answer = call("sql", *query)
+    lines = answer.stdout.splitlines()
+    assert max(map(len, lines)) <= 90
+    heads = [cell.strip() for cell in lines[1].strip("┃").split("┃")]
+    assert heads[0] == "run"
+    assert "…" in heads[1:-1]
+    assert f"{len(heads) - 1} of " in answer.stderr
+    narrow = call("sql", "SELECT 1 AS a, 2 AS b", "--runs", runs)
+    assert "…" not in narrow.stdout
+    assert "fit" not in narrow.stderr
+
+
+def test_one_value_a_line_shows_long_values_whole(runs):
+    query = "SELECT 1 AS a, repeat('x', 99) AS long, NULL AS nothing UNION ALL SELECT 2, 'y', NULL"
+    answer = call("sql", query, "--runs", runs, "--format", "vertical")
+    row = ["  a        {}", "  long     {}", "  nothing"]
+    expected = ["row 1", row[0].format(1), row[1].format("x" * 99), row[2], "row 2", row[0].format(2), "  long     y"]
+    assert answer.stdout.splitlines() == [*expected, row[2]]
+
+
+def test_json_is_json_by_its_own_option_too(runs):
+    assert json.loads(call("sql", "SELECT 1 AS a", "--runs", runs, "--json").stdout) == [{"a": 1}]
 
 
 def test_runs_is_the_default_folder(runs, monkeypatch):
@@ -132,10 +168,10 @@ def test_a_table_rounds_floats_trims_long_cells_and_keeps_to_a_line_each(runs):
 
 
 def test_a_long_table_is_cut_and_says_so_beside_the_output(runs):
-    answer = call("sql", f"SELECT i FROM range({TABLE_ROWS + 7}) t(i)", "--runs", runs)
-    assert f"more rows than these {TABLE_ROWS}" in answer.stderr
-    assert f" {TABLE_ROWS - 1} " in answer.stdout
-    assert f" {TABLE_ROWS} " not in answer.stdout
+    answer = call("sql", f"SELECT i FROM range({SHOWN_ROWS + 7}) t(i)", "--runs", runs)
+    assert f"more rows than these {SHOWN_ROWS}" in answer.stderr
+    assert f" {SHOWN_ROWS - 1} " in answer.stdout
+    assert f" {SHOWN_ROWS} " not in answer.stdout
 
 
 def test_a_table_of_an_endless_result_is_printed_without_waiting_for_its_end(runs):
@@ -217,6 +253,16 @@ def damage(run, table="decisions"):
     return path
 
 
+def test_check_reports_as_json(tmp_path):
+    run = write(tmp_path / "run", ACCEPTED, replace(ACCEPTED, position=1, index=1, uniform=0.75))
+    answer = call("check", "--run", run, "--json")
+    found = json.loads(answer.stdout)
+    assert (answer.exit_code, found["run"], found["judged"], found["changed_files"]) == (1, str(run), 2, [])
+    assert [row["position"] for row in found["mismatches"]] == [1]
+    sound = call("check", "--run", write(tmp_path / "sound", ACCEPTED), "--json")
+    assert (sound.exit_code, json.loads(sound.stdout)["mismatches"]) == (0, [])
+
+
 def test_check_names_every_changed_file_and_looks_at_the_rest(tmp_path):
     run = tmp_path / "run"
     with RunLog(run) as log:
@@ -253,6 +299,8 @@ def test_compact_says_what_it_did_and_what_it_would_do(tmp_path):
     answer = call("compact", "--run", run)
     assert answer.stdout.startswith(f"{run}: 3 parts became 1, ")
     assert call("compact", "--run", run, "--grace", "0").stdout.endswith("3 replaced files removed\n")
+    (report,) = json.loads(call("compact", "--run", run, "--json").stdout)
+    assert (report["run"], report["parts_before"], report["parts_after"], report["damaged"]) == (str(run), 1, 1, [])
     damaged = damage(run)
     write(tmp_path / "runs" / "other", ACCEPTED)
     answer = call("compact", "--runs", tmp_path / "runs")

@@ -1,0 +1,79 @@
+"""Which run a command means when none is named, and the commands that show a run."""
+
+import logging
+import shlex
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from store.errors import RunError
+
+if TYPE_CHECKING:
+    from pipeline.config.settings import Config
+    from store.log.manifest import RunKind
+
+LOG = logging.getLogger("omnidraft.cli")
+
+LAST = Path("last")  # in place of a run's folder: the newest run that can be resumed
+
+
+def newest_run(runs: Path) -> Path:
+    """Return the run below a folder that committed last. Raises as `run_folders`."""
+    from store.log.partitions import committed_at
+    from store.query.log_reader import run_folders
+
+    return max(run_folders(runs), key=committed_at)
+
+
+def last_unfinished(kinds: Collection["RunKind"]) -> Path:
+    """Return the newest run below `runs` that can be resumed.
+
+    Args:
+        kinds: the kinds of runs that the command resumes.
+
+    Raises:
+        RunError: there is none.
+        CorruptError: a newer run than the one that can be resumed is damaged.
+    """
+    from pipeline.run.folder import CONFIG, RUNS, is_unfinished
+    from store.log.manifest import has_manifest, read_manifest
+    from store.log.partitions import committed_at
+
+    def begun_or_committed(folder: Path) -> float:
+        return max(committed_at(folder), (folder / CONFIG).stat().st_mtime)
+
+    for folder in sorted((path.parent for path in RUNS.glob(f"*/{CONFIG}")), key=begun_or_committed, reverse=True):
+        if not is_unfinished(folder):
+            continue
+        kind = read_manifest(folder).kind if has_manifest(folder) else None
+        if kind is None or kind in kinds:
+            LOG.info("resuming %s", folder, extra={"run": str(folder)})
+            return folder
+    raise RunError(
+        f"a run that can be resumed must be below {RUNS}, but there is none; name the folder of another with --resume"
+    )
+
+
+def list_next_commands(config: "Config", run: str, versions: int) -> list[str]:
+    """List the commands that show a run that ended.
+
+    Args:
+        config: its settings.
+        run: its name on a command line.
+        versions: number of versions that it published.
+    """
+    from pipeline.run.folder import RUNS
+    from store.object_store.uri import uri_of
+
+    named = f"--run {shlex.quote(run)}"
+    commands = [f"omnidraft dashboard {named}", f"omnidraft sql {named} --recipe acceptance-over-time"]
+    if versions:
+        folder = RUNS if uri_of(Path(run)) else Path(run).parent
+        store = "" if folder == RUNS else f" --runs {shlex.quote(str(folder))}"
+        if config.publish.mlflow_uri:
+            store = f" --mlflow-uri {shlex.quote(config.publish.mlflow_uri)}"
+        name = "" if config.publish.name == "omnidraft-drafter" else f" --name {shlex.quote(config.publish.name)}"
+        commands.append(f"omnidraft versions list{store}{name}")
+        if versions > 1:
+            commands.append(f"omnidraft versions compare floor candidate{store}{name}")
+    return commands

@@ -1,0 +1,184 @@
+"""Rows of a query in every form in which they are printed: a table, one value a line, CSV, JSON."""
+
+import csv
+import json
+import logging
+import sys
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from pipeline.reports.terminal import make_console, width_of_output
+from store.errors import QueryError
+from store.query.json_values import to_json_value
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+LOG = logging.getLogger("omnidraft.cli")
+
+SHOWN_ROWS = 200  # more are for a file, not for eyes
+CELL_CHARACTERS = 60
+PIPE_COLUMNS = 1000  # wide enough that a table in a pipe is not folded
+MORE = "…"  # in place of columns that are left out
+
+
+class RowFormat(StrEnum):
+    """How rows are printed."""
+
+    TABLE = "table"
+    VERTICAL = "vertical"
+    CSV = "csv"
+    JSON = "json"
+
+    @property
+    def row_limit(self) -> int | None:
+        """Number of rows that are printed; None for all."""
+        return SHOWN_ROWS if self in (RowFormat.TABLE, RowFormat.VERTICAL) else None
+
+
+def print_rows(rows: "pa.Table", output: RowFormat) -> None:
+    """Print rows. More rows than the format's limit are left out with a warning.
+
+    Raises:
+        QueryError: a date or a time cannot be printed, or columns of the same name are to be JSON.
+    """
+    match output:
+        case RowFormat.TABLE:
+            _print_table(rows)
+        case RowFormat.VERTICAL:
+            _print_vertically(rows)
+        case RowFormat.CSV:
+            _print_csv(rows)
+        case RowFormat.JSON:
+            _print_json(rows)
+    if output.row_limit and rows.num_rows > output.row_limit:
+        LOG.warning("there are more rows than these %d; --format csv or json prints all", output.row_limit)
+
+
+def choose_columns(widths: Sequence[int], most: int) -> tuple[int, int]:
+    """Return how many columns from the left and how many from the right fit into a table with the others left out.
+
+    Args:
+        widths: characters of each column, without the frame.
+        most: characters of a line.
+
+    >>> choose_columns([5, 5, 5], 25), choose_columns([5, 5, 5], 24), choose_columns([90, 5, 5], 24)
+    ((3, 0), (1, 1), (1, 0))
+    """
+    if 1 + sum(width + 3 for width in widths) <= most:
+        return len(widths), 0
+    free = most - 1 - (len(MORE) + 3) - (widths[0] + 3)
+    left, right = 1, 0
+    while left + right < len(widths) - 1:
+        number = left if left <= right else len(widths) - 1 - right
+        free -= widths[number] + 3
+        if free < 0:
+            break
+        left, right = (left + 1, right) if left <= right else (left, right + 1)
+    return left, right
+
+
+def _print_table(rows: "pa.Table") -> None:
+    from rich.cells import cell_len
+    from rich.table import Table
+    from rich.text import Text
+
+    names = rows.schema.names
+    columns = [[*map(_cell, _values(column))] for column in rows.slice(0, SHOWN_ROWS).columns]
+    numeric = [_is_number(str(field.type)) for field in rows.schema]
+    widths = [max(map(cell_len, (name, *cells))) for name, cells in zip(names, columns, strict=True)]
+    most = width_of_output()
+    left, right = choose_columns(widths, most) if most and widths else (len(names), 0)
+    is_cut, begin = left + right < len(names), len(names) - right
+    table = Table()
+    for number in [*range(left), *range(begin, len(names))]:
+        if is_cut and number == begin:
+            table.add_column(MORE)
+        table.add_column(Text(names[number]), justify="right" if numeric[number] else "left")
+    if is_cut and not right:
+        table.add_column(MORE)
+    for row in zip(*columns, strict=True):
+        more = [MORE] if is_cut else []
+        table.add_row(*map(Text, (*row[:left], *more, *row[begin:])))
+    make_console(PIPE_COLUMNS).print(table)
+    if is_cut:
+        LOG.info("%d of %d columns fit; --format vertical shows all", left + right, len(names))
+
+
+def _print_vertically(rows: "pa.Table") -> None:
+    """Print one value a line, below the number of its row."""
+    names = rows.schema.names
+    width = max(map(len, names), default=0)
+    columns = map(_values, rows.slice(0, SHOWN_ROWS).columns)
+    for number, values in enumerate(zip(*columns, strict=True), 1):
+        print(f"row {number}")
+        for name, value in zip(names, values, strict=True):
+            print(f"  {name:<{width}}  {_to_line(value)}".rstrip())
+
+
+def _is_number(arrow_type: str) -> bool:
+    return arrow_type.startswith(("int", "uint", "float", "double", "halffloat", "decimal"))
+
+
+def _cell(value: Any) -> str:
+    """One line of at most `CELL_CHARACTERS`."""
+    line = _to_line(value)
+    return line if len(line) <= CELL_CHARACTERS else line[: CELL_CHARACTERS - 1] + "…"
+
+
+def _to_line(value: Any) -> str:
+    """One line, floats to four digits."""
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.4g}" if value and abs(value) < 1e-4 else f"{value:.4f}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_to_line, value))}]"
+    text = value if isinstance(value, str) else str(to_json_value(value))
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def _print_csv(rows: "pa.Table") -> None:
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(rows.schema.names)
+    for values in _plain_rows(rows):
+        writer.writerow([_json(value) if isinstance(value, list | dict) else value for value in values])
+
+
+def _print_json(rows: "pa.Table") -> None:
+    """One array, one object per line."""
+    lines = map(_json, to_objects(rows))
+    print("[" + ",\n ".join(lines) + "]")
+
+
+def to_objects(rows: "pa.Table") -> list[dict[str, Any]]:
+    """Convert rows to JSON objects.
+
+    Raises:
+        QueryError: two columns have the same name, or a date or a time has no form.
+    """
+    names = rows.schema.names
+    if len(set(names)) != len(names):
+        raise QueryError(f"columns must have different names for json, got {', '.join(names)}; give them aliases")
+    return [dict(zip(names, values, strict=True)) for values in _plain_rows(rows)]
+
+
+def _plain_rows(rows: "pa.Table") -> Iterable[list[Any]]:
+    for batch in rows.to_batches():
+        for values in zip(*map(_values, batch.columns), strict=True):
+            yield list(map(to_json_value, values))
+
+
+def _values(column: "pa.Array | pa.ChunkedArray") -> list[Any]:
+    try:
+        return list(column.to_pylist())
+    except (OverflowError, ValueError) as error:
+        raise QueryError(
+            "dates must be within years 1 to 9999, and times whole microseconds, to be printed, but a value is not "
+            f"({error}); cast it to VARCHAR"
+        ) from error
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
