@@ -13,6 +13,7 @@ import pytest
 from places import ROOT
 
 from pipeline.cli import pages
+from pipeline.cli.plot import PlotKind, plot
 from pipeline.reports.artifacts import Module, command_of, draw, draw_results, draw_run_plots
 from store.errors import RunError
 from store.log.run_log import RunLog
@@ -22,6 +23,7 @@ STARTED: dict[Module, list[tuple[Any, ...]]] = {
     "token_view": [(draw_run_plots, Path("a"))],
     "load": [(draw_results, "load", "{}", Path("load.png"))],
     "scale": [(draw_results, "scale", "{}", Path("scale.png"))],
+    "study": [(plot, PlotKind.STUDY, Path("study.json"), Path("study.svg"))],
     "serve": [
         (pages.dashboard, run, runs, port, host)
         for run, runs, port, host in [

@@ -1,0 +1,97 @@
+"""`omnidraft plot`: plots of runs and of the files that measuring commands write."""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pipeline.cli.runs import newest_run
+from pipeline.config.cli_options import RunsOption
+from pipeline.reports.artifacts import Module, draw
+from pipeline.reports.terminal import PLOT_SUFFIXES
+from store.errors import RunError, UsageError
+
+
+class PlotKind(StrEnum):
+    """The kinds of plots."""
+
+    CURVE = "curve"
+    TOKENS = "tokens"
+    LOAD = "load"
+    SCALE = "scale"
+    STUDY = "study"
+
+
+# Kinds that are plotted from a file, with the command that writes it.
+MAKERS = {
+    PlotKind.LOAD: "omnidraft bench-serve --json FILE",
+    PlotKind.SCALE: "omnidraft bench-scale --json FILE",
+    PlotKind.STUDY: "omnidraft study",
+}
+MODULES: Mapping[PlotKind, Module] = {
+    PlotKind.CURVE: "curve",
+    PlotKind.TOKENS: "token_view",
+    PlotKind.LOAD: "load",
+    PlotKind.SCALE: "scale",
+    PlotKind.STUDY: "study",
+}
+_SOURCE_HELP = (
+    "For curve and tokens a run's folder, or s3://BUCKET/PATH. [default: the newest run]  For load, scale and study a "
+    "JSON file of results."
+)
+_OUTPUT_HELP = "File to write: .png, .svg or .pdf, of tokens .html. [default: KIND.png, tokens.html]"
+
+
+def plot(
+    kind: Annotated[PlotKind, typer.Argument(help="What to plot.", metavar="KIND", show_default=False)],
+    source: Annotated[Path | None, typer.Argument(help=_SOURCE_HELP, show_default=False)] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help=_OUTPUT_HELP)] = None,
+    window: Annotated[
+        int | None, typer.Option(min=1, help="Prompts per point of a curve. [default: 20]", show_default=False)
+    ] = None,
+    prompts: Annotated[
+        int | None, typer.Option(min=1, help="Completions shown with tokens. [default: 12]", show_default=False)
+    ] = None,
+    runs: RunsOption = Path("runs"),
+) -> None:
+    """Plot a run or the results of a measuring command, and print the name of the file.
+
+    **curve**: acceptance along a run, with drifts and versions. **tokens**: some completions token by token, as one
+    page. **load**: a server under load. **scale**: cost as work grows. **study**: the arms of a study.
+    """
+    file = output or Path("tokens.html" if kind is PlotKind.TOKENS else f"{kind}.png")
+    _require_suffix(kind, file)
+    options = _options(kind, {"window": (PlotKind.CURVE, window), "prompts": (PlotKind.TOKENS, prompts)})
+    if reason := draw(MODULES[kind], str(_resolve_source(kind, source, runs)), str(file), *options):
+        raise RunError(reason.removeprefix("omnidraft: "))
+    print(file)
+
+
+def _require_suffix(kind: PlotKind, file: Path) -> None:
+    suffixes = (".html",) if kind is PlotKind.TOKENS else PLOT_SUFFIXES
+    if file.suffix not in suffixes:
+        raise UsageError(f"--output of a plot of kind {kind} must end in {' or '.join(suffixes)}, got '{file}'")
+
+
+def _options(kind: PlotKind, given: dict[str, tuple[PlotKind, int | None]]) -> list[str]:
+    """Return the options that were given. Raises `UsageError` for one of another kind."""
+    found: list[str] = []
+    for name, (of, value) in given.items():
+        if value is not None:
+            if of is not kind:
+                raise UsageError(f"--{name} is for plots of kind {of}, got kind {kind}; leave it out")
+            found += [f"--{name}", str(value)]
+    return found
+
+
+def _resolve_source(kind: PlotKind, source: Path | None, runs: Path) -> Path:
+    """Return the run or the file of results that is plotted."""
+    from store.object_store.remote_run import local_copy
+
+    if kind not in MAKERS:
+        return local_copy(source or newest_run(runs))
+    if source is None:
+        raise UsageError(f"a plot of kind {kind} needs a file of results; `{MAKERS[kind]}` writes one")
+    return source

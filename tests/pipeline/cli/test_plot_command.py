@@ -1,0 +1,64 @@
+"""`omnidraft plot` as it is typed: the newest run by default, files of results, and refusals."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from replaying import Command, omnidraft  # noqa: F401  (a fixture)
+from synthetic_runs import small_run_events, write_run
+
+from store.log.manifest import MANIFEST
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with two runs, the working folder's `runs`."""
+    monkeypatch.chdir(tmp_path)
+    for number, name in enumerate(("older", "newer")):
+        write_run(tmp_path / "runs" / name, small_run_events())
+        os.utime(tmp_path / "runs" / name / MANIFEST, (number, number))
+    return tmp_path / "runs"
+
+
+def test_the_newest_run_is_plotted_by_default(runs: Path, omnidraft: Command):  # noqa: F811
+    typed = omnidraft("plot", "curve", "--window", "5")
+    assert (typed.status, typed.out) == (0, "curve.png\n"), typed.err
+    assert Path("curve.png").read_bytes().startswith(b"\x89PNG")
+    typed = omnidraft("plot", "tokens", "--output", "page.html")
+    assert typed.status == 0, typed.err
+    assert "newer" in Path("page.html").read_text()
+    assert omnidraft("plot", "tokens", runs / "older").out == "tokens.html\n"
+    assert "older" in Path("tokens.html").read_text()
+
+
+def test_results_of_a_study_are_plotted(tmp_path: Path, omnidraft: Command):  # noqa: F811
+    results = tmp_path / "study.json"
+    results.write_text(json.dumps({"no": "study"}))
+    typed = omnidraft("plot", "study", results, "-o", tmp_path / "study.png")
+    assert typed.status == 2
+    assert typed.err.startswith(f"omnidraft: {results} must be")
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["load"], "omnidraft bench-serve --json FILE"),
+        (["curve", "nowhere"], "nowhere"),
+        (["curve", "--output", "curve.html"], "must end in .png or .svg or .pdf"),
+        (["tokens", "--window", "3"], "--window is for plots of kind curve"),
+        (["curve", "--runs", "none"], "omnidraft replay"),
+    ],
+)
+def test_what_cannot_be_plotted_is_refused(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    omnidraft: Command,  # noqa: F811
+    words: list[str],
+    reason: str,
+):
+    monkeypatch.chdir(tmp_path)
+    typed = omnidraft("plot", *words)
+    assert typed.status == 2
+    assert reason in typed.err
+    assert list(tmp_path.iterdir()) == []
