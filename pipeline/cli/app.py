@@ -3,10 +3,10 @@
 import logging
 import sys
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 from typing_extensions import override
 
 from pipeline.cli.bench.capacity import bench_plan, plan
@@ -14,10 +14,13 @@ from pipeline.cli.bench.parts import bench_scale, bench_store, bench_translate
 from pipeline.cli.bench.server import bench_serve
 from pipeline.cli.bench.speed import bench
 from pipeline.cli.bench.study import study
+from pipeline.cli.config import config
+from pipeline.cli.help import PlainGroup, add_help, order_commands
 from pipeline.cli.log import check, compact, sql
 from pipeline.cli.memory import memory
 from pipeline.cli.models import pad, vocab, zoo
 from pipeline.cli.pages import dashboard, ui
+from pipeline.cli.plot import plot
 from pipeline.cli.run import RayAlone, replay, serve
 from pipeline.cli.versions import versions_group
 from pipeline.reports.log_output import LogLevel, write_log
@@ -26,13 +29,18 @@ from store.errors import OmnidraftError, UsageError
 LOG = logging.getLogger("omnidraft.cli")
 
 
-class Commands(TyperGroup):
+class Commands(PlainGroup):
     """All commands; options set how messages are logged. `bench store` is `bench-store`."""
+
+    @override
+    def list_commands(self, ctx: Any) -> list[str]:
+        return order_commands(super().list_commands(ctx))
 
     @override
     def invoke(self, ctx: Any) -> Any:
         as_json = ctx.params["log_json"]
-        with write_log(LogLevel(ctx.params["log_level"]), as_json=as_json):
+        level = LogLevel.DEBUG if ctx.params["verbose"] else LogLevel(ctx.params["log_level"])
+        with write_log(level, as_json=as_json):
             try:
                 return super().invoke(ctx)
             except OmnidraftError as error:
@@ -52,10 +60,19 @@ app = typer.Typer(
     name="omnidraft",
     help="Speculative decoding across vocabularies with a drafter that learns while the stream runs.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if not wanted:
+        return
+    try:
+        print(f"omnidraft {version('omnidraft')}")
+    except PackageNotFoundError:
+        print("omnidraft, not installed: run from its source tree")
+    raise typer.Exit
 
 
 @app.callback()
@@ -66,6 +83,12 @@ def log_options(
     log_json: Annotated[
         bool, typer.Option("--log-json", help="Write the log as one JSON object a line, and no progress display.")
     ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Log the reasons of decisions too, as --log-level debug.")
+    ] = False,
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
 ) -> None:
     """The options before a command's name. `Commands.invoke` reads them."""
 
@@ -73,13 +96,15 @@ def log_options(
 app.command(cls=RayAlone)(replay)
 COMMANDS: tuple[Callable[..., None], ...] = (
     *(serve, bench, study, vocab, bench_translate, bench_scale, bench_store, bench_serve, bench_plan, plan),
-    *(sql, check, compact, dashboard, ui, pad),
+    *(sql, check, plot, compact, dashboard, ui, pad),
 )
 for command in COMMANDS:
     app.command()(command)
 app.add_typer(versions_group, name="versions")
-app.add_typer(zoo, name="zoo")
-app.add_typer(memory, name="memory")
+app.add_typer(zoo, name="zoo", cls=PlainGroup)
+app.add_typer(memory, name="memory", cls=PlainGroup)
+app.add_typer(config, name="config", cls=PlainGroup)
+add_help(app)
 
 
 def _status_of(error: OmnidraftError) -> int:

@@ -1,9 +1,11 @@
 """`omnidraft zoo`, `pad` and `vocab`: models to start with, larger ones of the same outputs, and vocabularies."""
 
+import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,47 +30,70 @@ zoo = typer.Typer(help="Models to start with: built in, or pulled from the packa
 
 
 @zoo.command("list")
-def list_models() -> None:
+def list_models(as_json: PrintJsonOption = False) -> None:
     """Name, role, parameters, vocabulary, licence, size on disk, and whether the model is there."""
     from rich.console import Console
 
-    rows = [*_list_builtin(), *_list_pullable()]
+    found = [*_list_builtin(), *_list_pullable()]
+    if as_json:
+        print(json.dumps([asdict(model) for model in found], indent=2))
+        return
+    rows = [
+        (
+            model.name,
+            model.role,
+            f"{model.parameters / 1e6:.1f}M",
+            f"{model.vocabulary_size:,}",
+            model.licence,
+            f"{model.bytes / 1e6:.0f}" if model.bytes else "-",
+            model.state,
+        )
+        for model in found
+    ]
     table = Table(("name", "role", "weights", "tokens", "licence", "MB", ""), rows).rich()
     table.columns[0].no_wrap = True
     table.columns[1].justify = table.columns[4].justify = table.columns[6].justify = "left"
     Console().print(table)
 
 
-def _list_builtin() -> Iterator[Sequence[str]]:
+@dataclass(frozen=True)
+class ListedModel:
+    """A model of the zoo.
+
+    Attributes:
+        parameters: number of weights.
+        vocabulary_size: number of tokens.
+        bytes: size on disk, or to fetch; 0 if it is unknown.
+        state: `there`, or the command of the zoo that makes it available.
+    """
+
+    name: str
+    role: str
+    parameters: int
+    vocabulary_size: int
+    licence: str
+    bytes: int
+    state: str
+
+
+def _list_builtin() -> Iterator[ListedModel]:
     from pipeline.models.catalog import MODELS_FOLDER, ZOO
 
     for model in ZOO.values():
         size = _measure(MODELS_FOLDER / model.name)
-        yield (
-            f"builtin:{model.name}",
-            model.role,
-            f"{model.parameters / 1e6:.1f}M",
-            f"{model.vocabulary_size:,}",
-            "see card",
-            f"{size / 1e6:.0f}" if size else "-",
-            "there" if size else "build",
-        )
+        state = "there" if size else "build"
+        name, sizes = f"builtin:{model.name}", (model.parameters, model.vocabulary_size)
+        yield ListedModel(name, model.role, *sizes, "see card", size, state)
 
 
-def _list_pullable() -> Iterator[Sequence[str]]:
+def _list_pullable() -> Iterator[ListedModel]:
     from pipeline.models.pullable import PULLABLE, folder_of
 
     for model in PULLABLE.values():
         folder = folder_of(model.name)
-        yield (
-            model.name,
-            model.role,
-            f"{model.parameters / 1e6:.1f}M",
-            f"{model.vocabulary_size:,}",
-            model.licence,
-            f"{(_measure(folder) if folder else model.size) / 1e6:.0f}",
-            "there" if folder else "pull",
-        )
+        size, state = (_measure(folder), "there") if folder else (model.size, "pull")
+        sizes = model.parameters, model.vocabulary_size
+        yield ListedModel(model.name, model.role, *sizes, model.licence, size, state)
 
 
 def _measure(folder: Path) -> int:

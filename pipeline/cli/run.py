@@ -1,32 +1,39 @@
 """`omnidraft replay` and `omnidraft serve`: a run over prompt sources, and one over live requests."""
 
+import json
 import logging
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 from typing_extensions import override
 
+from pipeline.cli.help import PlainCommand
+from pipeline.cli.runs import LAST, last_unfinished, list_next_commands
 from pipeline.config.cli_options import (
+    RUN,
+    SERVING,
+    SETTINGS,
+    SetOption,
     SourcesOption,
     argument,
     flag,
     option,
     overrides_of,
     parse_settings,
-    set_option,
 )
+from pipeline.config.environment import read_environment
 from pipeline.config.serving import BATCH, TEMPERATURE, with_serving_defaults
 from pipeline.config.settings import Config, load
+from pipeline.reports.log_output import log_details
 from pipeline.reports.terminal import make_summary_table, status, stderr_console
-from store.errors import ConfigError
+from store.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
     from pipeline.cluster.run import ClusterReplay
@@ -36,7 +43,9 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("omnidraft.cli")
 
 MLFLOW = "publish.mlflow_uri"
+Show = Callable[[Mapping[str, Any]], None]  # prints the summary of a run
 RAY = "--ray"
+SEVERAL = "Several machines"  # group of options
 
 _LORA_HELP = "One adapter per target over one frozen drafter."
 _SOURCES_HELP = (
@@ -47,9 +56,14 @@ _SOURCES_HELP = (
 _LOG_TEXT_HELP = "Whether the log keeps prompts, texts and tokens' bytes; ids are kept in any case."
 _NO_TEXT_HELP = "Keep ids in the log, but neither prompts nor texts."
 _RESUME_HELP = (
-    "Resume the unfinished run in this folder or at s3://BUCKET/PATH, from its last commit and with its settings."
+    "Resume the unfinished run in this folder or at s3://BUCKET/PATH, from its last commit and with its settings; "
+    "'last' is the newest one below runs."
 )
-_RESUME_SERVER_HELP = "Resume the run of an earlier server: its log, versions, drafter and settings."
+_RESUME_SERVER_HELP = (
+    "Resume the run of an earlier server: its log, versions, drafter and settings; 'last' is the newest one below runs."
+)
+_VERBOSE_HELP = "Log details too, such as forward passes and costs in use."
+_JSON_HELP = "Print the summary of the run as JSON instead of the table."
 _RAY_HELP = (
     "Decode with several workers on Ray: local (also without an address) for one that ends with the run, auto "
     "for the cluster of this machine, HOST:PORT of another."
@@ -71,7 +85,11 @@ Seed = Annotated[int | None, option("seed")]
 Run = Annotated[Path | None, option("run")]
 MlflowUri = Annotated[str | None, option(MLFLOW)]
 NoPublish = Annotated[bool, flag("publish.enabled", False, "--no-publish", "No versions and no MLflow.")]
-ConfigFile = Annotated[Path | None, typer.Option(help="A TOML file with any of the settings.")]
+ConfigFile = Annotated[
+    Path | None, typer.Option(help="A TOML file with any of the settings.", rich_help_panel=SETTINGS)
+]
+
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", callback=log_details, help=_VERBOSE_HELP)]
 
 
 @dataclass(frozen=True)
@@ -89,7 +107,7 @@ class OnOff(StrEnum):
     OFF = "off"
 
 
-class RayAlone(TyperCommand):
+class RayAlone(PlainCommand):
     """`--ray` without an address is `--ray local`."""
 
     @override
@@ -107,7 +125,7 @@ def replay(
     drafter: Drafter = None,
     swap: Annotated[list[str] | None, option("swaps")] = None,
     run: Run = None,
-    resume: Annotated[Path | None, typer.Option(metavar="DIR", help=_RESUME_HELP)] = None,
+    resume: Annotated[Path | None, typer.Option(metavar="DIR", help=_RESUME_HELP, rich_help_panel=RUN)] = None,
     mode: Annotated[str | None, option("draft.mode")] = None,
     temperature: Annotated[float | None, option("sampling.temperature")] = None,
     top_p: Annotated[float | None, option("sampling.top_p")] = None,
@@ -132,13 +150,16 @@ def replay(
     where: Annotated[list[str] | None, option("source.where")] = None,
     limit: Annotated[int | None, option("source.limit")] = None,
     mlflow_uri: MlflowUri = None,
-    log_text: Annotated[OnOff | None, typer.Option(help=_LOG_TEXT_HELP)] = None,
-    ray: Annotated[str | None, typer.Option(RAY, metavar="ADDRESS", help=_RAY_HELP)] = None,
-    workers: Annotated[int | None, typer.Option(min=1, metavar="N", help=_WORKERS_HELP, show_default="1")] = None,
-    config: ConfigFile = None,
-    settings: Annotated[
-        list[str] | None, set_option("Any other setting, such as learn.rate=0.002; may be repeated.")
+    log_text: Annotated[OnOff | None, typer.Option(help=_LOG_TEXT_HELP, rich_help_panel=RUN)] = None,
+    ray: Annotated[str | None, typer.Option(RAY, metavar="ADDRESS", help=_RAY_HELP, rich_help_panel=SEVERAL)] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help=_WORKERS_HELP, show_default="1", rich_help_panel=SEVERAL),
     ] = None,
+    config: ConfigFile = None,
+    settings: SetOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help=_JSON_HELP)] = False,
+    verbose: Verbose = False,
 ) -> None:
     """Replay prompt sources, one after another, as one stream.
 
@@ -148,11 +169,29 @@ def replay(
     overrides = overrides_of(replay, locals())
     if log_text:
         overrides["log.text"] = log_text is OnOff.ON
-    several = _several(ray, workers)
+    several, show = _several(ray, workers), _print_json if as_json else _print_table
     if resume:
-        _resume(resume, overrides | {"--config": config, "--set": settings}, several)
+        _resume(_find_replay(resume), overrides | {"--config": config, "--set": settings}, several, show)
     else:
-        _begin((load(config) if config else Config()).with_overrides(parse_settings(settings) | overrides), several)
+        given = read_environment() | parse_settings(settings) | overrides
+        _begin((load(config) if config else Config()).with_overrides(given), several, show)
+
+
+def _find_replay(named: Path) -> Path:
+    """Return the run to resume: the named one, or the newest replay."""
+    from store.log.manifest import RunKind
+
+    return last_unfinished((RunKind.REPLAY, RunKind.CLUSTER)) if named == LAST else named
+
+
+def _print_table(summary: Mapping[str, Any]) -> None:
+    from rich.console import Console
+
+    Console().print(make_summary_table(summary))
+
+
+def _print_json(summary: Mapping[str, Any]) -> None:
+    print(json.dumps(summary, indent=2))
 
 
 def _several(address: str | None, workers: int | None) -> Several | None:
@@ -161,18 +200,18 @@ def _several(address: str | None, workers: int | None) -> Several | None:
     return Several(address, workers or 1) if address else None
 
 
-def _begin(config: Config, several: Several | None) -> None:
+def _begin(config: Config, several: Several | None, show: Show) -> None:
     from pipeline.run.folder import is_unfinished, open_new_run
 
     run_folder, mirror = open_new_run(config)
     question = f"{mirror.name} holds a run that is not finished. Resume it, with its own settings?"
     if is_unfinished(run_folder) and sys.stdin.isatty() and typer.confirm(question, default=True):
-        _resume(Path(mirror.name), {}, several)
+        _resume(Path(mirror.name), {}, several, show)
     else:
-        _run(config, run_folder, mirror, several, resume=False)
+        _run(config, run_folder, mirror, several, show, resume=False)
 
 
-def _resume(run: Path, overrides: Mapping[str, object], several: Several | None) -> None:
+def _resume(run: Path, overrides: Mapping[str, object], several: Several | None, show: Show) -> None:
     """Resume with the settings of the run; only the address of MLflow may differ."""
     from pipeline.run.folder import is_unfinished, open_run, resumed_config
     from pipeline.run.mlflow_run import send_leftovers
@@ -181,27 +220,31 @@ def _resume(run: Path, overrides: Mapping[str, object], several: Several | None)
     given = {key: value for key, value in overrides.items() if value not in (None, [])}
     config = resumed_config(run_folder, mirror.name, given)
     if is_unfinished(run_folder):
-        _run(config, run_folder, mirror, several, resume=True)
+        _run(config, run_folder, mirror, several, show, resume=True)
     else:
         print(send_leftovers(config, run_folder, mirror))
 
 
-def _run(config: Config, run_folder: Path, mirror: "Mirror", several: Several | None, *, resume: bool) -> None:
-    from rich.console import Console
-
+def _run(
+    config: Config, run_folder: Path, mirror: "Mirror", several: Several | None, show: Show, *, resume: bool
+) -> None:
     from pipeline.reports.progress import make_display
 
     with status("loading models"):
         prepared = _prepare(config, run_folder, mirror, several, resume)
     with make_display(stderr_console(), time.perf_counter, prepared.total()) as display:
         summary = prepared.run(display)
-    Console().print(make_summary_table(summary))
+    show(summary)
     LOG.info("%s", _commits_line(summary), extra={"commit_seconds": summary["commits"]["seconds"]})
     LOG.info("run: %s", mirror.name, extra={"run": mirror.name})
     if summary["stopped"]:
         ray = f" --ray {several.address}" if several else ""
         LOG.info("resume with: omnidraft replay --resume %s%s", mirror.name, ray)
         raise typer.Exit(130)
+    if not summary["totals"]["prompts"]:
+        raise RunError(f"at least one prompt must be completed, but none was; {mirror.name}/rejected.jsonl has reasons")
+    commands = list_next_commands(config, mirror.name, len(summary["totals"]["versions"]))
+    LOG.info("look at it with:\n  %s", "\n  ".join(commands), extra={"commands": commands})
 
 
 def _prepare(
@@ -243,9 +286,13 @@ def _commits_line(summary: Mapping[str, Any]) -> str:
 def serve(
     target: Annotated[str | None, option("targets", "Target model: hub name, folder or builtin.")] = None,
     drafter: Drafter = None,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
-    api_key: Annotated[str | None, typer.Option(envvar="OMNIDRAFT_API_KEY", help=_KEY_HELP)] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.", rich_help_panel=SERVING)] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.", rich_help_panel=SERVING)
+    ] = 8000,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="OMNIDRAFT_API_KEY", help=_KEY_HELP, rich_help_panel=SERVING)
+    ] = None,
     learn: Annotated[str | None, option("serve.learn")] = None,
     learn_share: Annotated[float | None, option("serve.learn_share")] = None,
     batch: Annotated[int | None, option("batch", f"Requests decoded at the same time. [default: {BATCH}]")] = None,
@@ -259,7 +306,7 @@ def serve(
     draft_sources: SourcesOption = None,
     chat_template: Annotated[Path | None, option("source.chat_template")] = None,
     run: Run = None,
-    resume: Annotated[Path | None, typer.Option(metavar="DIR", help=_RESUME_SERVER_HELP)] = None,
+    resume: Annotated[Path | None, typer.Option(metavar="DIR", help=_RESUME_SERVER_HELP, rich_help_panel=RUN)] = None,
     no_log_text: Annotated[bool, flag("log.text", False, "--no-log-text", _NO_TEXT_HELP)] = False,
     no_publish: NoPublish = False,
     mlflow_uri: MlflowUri = None,
@@ -268,7 +315,8 @@ def serve(
     dtype: Dtype = None,
     threads: Threads = None,
     config: ConfigFile = None,
-    settings: Annotated[list[str] | None, set_option("Any other setting; may be repeated.")] = None,
+    settings: SetOption = None,
+    verbose: Verbose = False,
 ) -> None:
     """Serve a target with a drafter, and learn from the requests.
 
@@ -278,13 +326,15 @@ def serve(
     """
     overrides = overrides_of(serve, locals()) | parse_settings(settings)
     from pipeline.run.folder import open_new_run, open_run, resumed_config
+    from store.log.manifest import RunKind
 
     if resume:
-        run_folder, mirror = open_run(resume)
+        run_folder, mirror = open_run(last_unfinished((RunKind.SERVE,)) if resume == LAST else resume)
         given = overrides | ({"--config": config} if config else {})
         chosen = resumed_config(run_folder, mirror.name, given, section="serve")
     else:
-        chosen = with_serving_defaults(load(config) if config else Config()).with_overrides(overrides)
+        base = with_serving_defaults(load(config) if config else Config())
+        chosen = base.with_overrides(read_environment() | overrides)
         run_folder, mirror = open_new_run(chosen)
     _serve(chosen, run_folder, mirror, host, port, api_key, resume=bool(resume))
 

@@ -14,9 +14,9 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 from typing_extensions import override
 
+from pipeline.cli.help import PlainGroup
 from pipeline.config.cli_options import option, overrides_of, parse_settings, set_option
 from pipeline.reports.terminal import new_folder, print_table, require_file, stderr_console, to_printable
 from store.errors import UsageError
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 MODEL = "omnidraft-drafter"
 RUNS = Path("runs")
 LIMIT = 64  # prompts of a probe that is named
+STANDARD_OUTPUT = Path("-")
 KEPT = 10  # newest versions that prune leaves by default
 _HEADS = ("number", "run", "offset", "reason", "parent", "acceptance", "probe", "cache", "aliases", "published (UTC)")
 
@@ -44,6 +45,7 @@ UriOption = Annotated[str | None, typer.Option("--mlflow-uri", help="Another MLf
 StoreRunsOption = Annotated[Path, typer.Option("--runs", help="A folder of runs; its mlflow.db is the store.")]
 NameOption = Annotated[str, typer.Option("--name", help="The registered model.")]
 FormatOption = Annotated[Format, typer.Option("--format", help="How to print.")]
+AsJsonOption = Annotated[bool, typer.Option("--json", help="Print as JSON, as --format json.")]
 
 
 def store_of(mlflow_uri: str | None, runs: Path) -> str:
@@ -53,7 +55,7 @@ def store_of(mlflow_uri: str | None, runs: Path) -> str:
     return mlflow_uri or default_uri(runs)
 
 
-class _ListByDefault(TyperGroup):
+class _ListByDefault(PlainGroup):
     """`omnidraft versions` alone lists."""
 
     @override
@@ -72,12 +74,13 @@ def list_(
     runs: StoreRunsOption = RUNS,
     name: NameOption = MODEL,
     output: FormatOption = Format.TABLE,
+    as_json: AsJsonOption = False,
 ) -> None:
     """List the published drafters, the newest first."""
     from store.registry.registry import list_versions
 
     found = list_versions(store_of(mlflow_uri, runs), name)
-    if output is Format.JSON:
+    if as_json or output is Format.JSON:
         print(json.dumps([asdict(version) for version in found], default=str, indent=2))
     elif found:
         print_table(_HEADS, map(_row, found))
@@ -92,12 +95,13 @@ def show(
     runs: StoreRunsOption = RUNS,
     name: NameOption = MODEL,
     output: FormatOption = Format.TABLE,
+    as_json: AsJsonOption = False,
 ) -> None:
     """Show the origin of a version, its metrics and how to use it."""
     from store.registry.registry import show_version
 
     details = show_version(store_of(mlflow_uri, runs), name, number)
-    if output is Format.JSON:
+    if as_json or output is Format.JSON:
         print(json.dumps(asdict(details), default=str, indent=2))
     else:
         _print_details(details, name)
@@ -199,7 +203,9 @@ def compare(
     settings: Annotated[
         list[str] | None, set_option("Any other setting, such as dtype=bfloat16; may be repeated.")
     ] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="File for all results, prompt by prompt.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="File for all results, prompt by prompt; - prints them instead.")
+    ] = None,
     no_publish: Annotated[bool, typer.Option("--no-publish", help="Write nothing to MLflow.")] = False,
     mlflow_uri: UriOption = None,
     runs: StoreRunsOption = RUNS,
@@ -224,11 +230,14 @@ def compare(
         config = make_comparison_config(config, target=target, sides=sides, as_served=as_served, probe=probe)
         with _progress(len(prompts)) as progress:
             done = run(config, sides, prompts, uri, Path(scratch), progress)
-        _print(done)
+        if json_file != STANDARD_OUTPUT:
+            _print(done)
         _keep(done, json_file, None if no_publish else uri, name, Path(scratch))
 
 
 def _require_writable(json_file: Path | None) -> None:
+    if json_file == STANDARD_OUTPUT:
+        return
     require_file("--json", json_file)
     if json_file and not os.access(json_file if json_file.exists() else json_file.absolute().parent, os.W_OK):
         raise UsageError(f"--json must name a file that can be written, got '{json_file}'")
@@ -255,7 +264,9 @@ def _print(done: "Comparison") -> None:
 def _keep(done: "Comparison", json_file: Path | None, uri: str | None, name: str, scratch: Path) -> None:
     """Write the results to a file, if one is named, and to MLflow, if both versions are there."""
     text = json.dumps(done.to_json(), indent=2, allow_nan=False) + "\n"
-    if json_file is not None:
+    if json_file == STANDARD_OUTPUT:
+        print(text, end="")
+    elif json_file is not None:
         try:
             json_file.write_text(text, encoding="utf-8")
         except OSError as error:
@@ -268,7 +279,8 @@ def _keep(done: "Comparison", json_file: Path | None, uri: str | None, name: str
 
         (scratch / "comparison.json").write_text(text, encoding="utf-8")
         run = record_comparison(uri, name, first, second, done.flatten_metrics(), [scratch / "comparison.json"])
-        print(f"MLflow: run {run}")
+        if json_file != STANDARD_OUTPUT:
+            print(f"MLflow: run {run}")
 
 
 @versions_group.command()

@@ -6,6 +6,31 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
+# Groups of options in a command's help, by section of their settings.
+PROMPTS, MODELS, RUN = "Prompts", "Models", "Run and versions"
+SERVING, SETTINGS = "Serving", "Settings"
+PANELS: Mapping[str, str] = {
+    "source": PROMPTS,
+    "sampling": "Sampling",
+    "draft": "Drafting",
+    "memory": "Drafting",
+    "vocabulary": "Vocabulary",
+    "cache": "Drafting",
+    "learn": "Learning",
+    "drift": "Learning",
+    "publish": RUN,
+    "log": RUN,
+    "commit": RUN,
+    "serve": SERVING,
+}
+_UNSECTIONED: Mapping[str, str] = {"sources": PROMPTS, "run": RUN, "seed": "Sampling"}
+
+
+def panel_of(key: str) -> str:
+    """Return the group of options in which a setting is shown."""
+    section, dot, _ = key.partition(".")
+    return PANELS[section] if dot else _UNSECTIONED.get(key, MODELS)
+
 
 def option(key: str, words: str | None = None, *names: str, **more: Any) -> Any:
     """A typer option that overrides a setting; `overrides_of` collects what was given.
@@ -15,7 +40,15 @@ def option(key: str, words: str | None = None, *names: str, **more: Any) -> Any:
         words: help; by default the setting's own description, with its choices and its default.
         names, more: as of `typer.Option`.
     """
-    return _of_setting(typer.Option(*names, help=words or _describe(key), show_default=bool(words), **more), key)
+    shown: dict[str, Any] = {"rich_help_panel": panel_of(key), "autocompletion": _complete_choices(key)}
+    made = typer.Option(*names, help=words or _describe(key), show_default=bool(words), **{**shown, **more})
+    return _of_setting(made, key)
+
+
+def _complete_choices(key: str) -> Callable[[], list[str]] | None:
+    """Return a function that lists the words that a setting may have, for the shell; None if it may have others."""
+    choices = [choice for choice in _choices(key) if isinstance(choice, str)]
+    return (lambda: choices) if choices else None
 
 
 def separated_option(key: str, *names: str) -> Any:
@@ -32,12 +65,21 @@ def argument(key: str, words: str, metavar: str | None = None) -> Any:
 
 def flag(key: str, value: bool, name: str, words: str) -> Any:
     """An option without a value that overrides a setting with the given one."""
-    return _of_setting(typer.Option(name, help=words), key, value)
+    return _of_setting(typer.Option(name, help=words, rich_help_panel=panel_of(key)), key, value)
 
 
 def set_option(words: str) -> Any:
-    """`--set KEY=VALUE`, for `parsed`."""
-    return typer.Option("--set", metavar="KEY=VALUE", help=words)
+    """`--set KEY=VALUE`, for `parse_settings`."""
+    return typer.Option(
+        "--set", metavar="KEY=VALUE", help=words, rich_help_panel=SETTINGS, autocompletion=_complete_keys
+    )
+
+
+def _complete_keys(incomplete: str) -> list[str]:
+    """List the settings that begin with these letters, for the shell."""
+    from pipeline.config.settings import settings
+
+    return [f"{key}=" for key in settings() if key.startswith(incomplete)]
 
 
 def _of_setting(made: Any, key: str, value: bool | None = None) -> Any:
@@ -48,12 +90,18 @@ def _of_setting(made: Any, key: str, value: bool | None = None) -> Any:
 def _describe(key: str) -> str:
     from pipeline.config.settings import settings
 
-    field = settings()[key]
-    values = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+    field, values = settings()[key], _choices(key)
     choices = f" One of {', '.join(map(str, values))}." if values else ""
     shown = " ".join(field.default) if isinstance(field.default, tuple) else field.default
     default = "" if shown in (None, "") else f" [default: {shown}]"
     return f"{field.description}{choices}{default}"
+
+
+def _choices(key: str) -> tuple[Any, ...]:
+    from pipeline.config.settings import settings
+
+    annotation = settings()[key].annotation
+    return get_args(annotation) if get_origin(annotation) is Literal else ()
 
 
 def overrides_of(command: Callable[..., None], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """`omnidraft replay` as it is typed: refusals that leave nothing behind, settings, interruption, the registry."""
 
 import json
+import shlex
 import shutil
 import signal
 import subprocess
@@ -12,7 +13,10 @@ import warm_python
 from replaying import Command, Typed, omnidraft, table_of  # noqa: F401  (a fixture)
 from tiny_pair import TinyPair, sentences, tiny_pair, write_prompts  # noqa: F401  (a fixture)
 
+from pipeline.cli.runs import list_next_commands
 from pipeline.config.settings import load
+from pipeline.reports.progress import PlainDisplay
+from store.events import Event, PromptCompleted
 from store.registry.version_folder import open_version
 
 QUICK = ["--max-new-tokens", "8", "--device", "cpu"]
@@ -178,6 +182,85 @@ def test_without_a_name_a_run_gets_one_under_runs(
     assert all((run / "summary.json").is_file() for run in runs)
 
 
+@pytest.mark.parametrize(
+    ("rows", "reason"),
+    [
+        ("", "no row is left"),
+        ("not json\n\n[1, 2]\n", "none of 2 rows is one"),
+        (json.dumps({"prompt": "one and two. " * 400}) + "\n", "of the target's tokens"),
+    ],
+)
+def test_sources_without_a_usable_prompt_are_refused(
+    tiny_pair: TinyPair,  # noqa: F811
+    omnidraft: Command,  # noqa: F811
+    here: Path,
+    rows: str,
+    reason: str,
+):
+    (here / "broken.jsonl").write_text(rows)
+    typed = omnidraft("replay", "broken.jsonl", *tiny_pair.options, *QUICK)
+    assert_refused(typed, "must hold at least one prompt", reason)
+    assert [path.name for path in here.rglob("*") if path.is_file()] == ["broken.jsonl"]
+
+
+def test_the_environment_gives_settings_and_the_command_line_goes_before(
+    tiny_pair: TinyPair,  # noqa: F811
+    omnidraft: Command,  # noqa: F811
+    here: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    (here / "run.toml").write_text("seed = 1\nbatch = 3\n")
+    for name, value in (("SOURCE_LIMIT", "2"), ("BATCH", "2"), ("DRAFT_MAX_DRAFT", "4"), ("RUN", "named")):
+        monkeypatch.setenv(f"OMNIDRAFT_{name}", value)
+    command = ["replay", tiny_pair.sums, *tiny_pair.options, *QUICK, "--config", "run.toml", "--max-draft", "1"]
+    typed = omnidraft(*command, "--no-publish", "--json", "-v")
+    assert typed.status == 0, typed.err
+    summary = json.loads(typed.out)
+    assert (summary["totals"]["prompts"], summary["stopped"]) == (2, False)
+    config = load(here / "named" / "config.json")
+    assert (config.seed, config.batch, config.draft.max_draft, config.source.limit) == (1, 2, 1, 2)
+    assert "packed forward" in typed.err, "a detail, which -v shows"
+
+
+def test_the_end_of_a_run_names_the_commands_that_show_it(
+    runs: Path,
+    omnidraft: Command,  # noqa: F811
+):
+    commands = list_next_commands(load(runs / "first" / "config.json"), str(runs / "first"), 4)
+    assert [command.split()[1] for command in commands] == ["dashboard", "sql", "versions", "versions"]
+    for command in commands[1:3]:
+        typed = omnidraft(*shlex.split(command)[1:])
+        assert typed.status == 0, typed.err
+        assert typed.out
+
+
+def test_the_last_unfinished_run_is_the_one_that_resumes(
+    runs: Path,
+    tiny_pair: TinyPair,  # noqa: F811
+    omnidraft: Command,  # noqa: F811
+    here: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    assert_refused(omnidraft("replay", "--resume", "last"), "can be resumed", "below runs")
+    command = ["replay", tiny_pair.sums, *tiny_pair.options, *QUICK, "--limit", "2", "--no-publish", "--run"]
+    show = PlainDisplay.show
+
+    def show_and_interrupt(display: PlainDisplay, event: Event) -> None:
+        show(display, event)
+        if isinstance(event, PromptCompleted):
+            signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(PlainDisplay, "show", show_and_interrupt)
+        assert omnidraft(*command, "runs/stopped").status == 130
+    assert omnidraft(*command, "runs/finished").status == 0
+    typed = omnidraft("replay", "--resume", "last")
+    assert typed.status == 0, typed.err
+    assert "resuming runs/stopped" in typed.err
+    assert json.loads((here / "runs" / "stopped" / "summary.json").read_text())["totals"]["prompts"] == 2
+    assert_refused(omnidraft("serve", "--resume", "last"), "can be resumed")
+
+
 @pytest.fixture(scope="module")
 def runs(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: F811
     """A folder with one run, `first`, whose versions went to a real MLflow store."""
@@ -261,7 +344,7 @@ def test_ctrl_c_ends_a_run_with_what_was_done(
     )
     assert running.stderr is not None
     lines = iter(running.stderr.readline, "")
-    assert next(line for line in lines if "tokens/s" in line).startswith("25 prompts")
+    assert next(line for line in lines if "tokens/s" in line).startswith("1/4000 prompts")
     running.send_signal(signal.SIGINT)
     output, errors = running.communicate(timeout=120)
     assert running.returncode == 130, errors
@@ -269,7 +352,7 @@ def test_ctrl_c_ends_a_run_with_what_was_done(
     assert "Traceback" not in errors
     assert "endless" in output, "the table of what was done"
     summary = json.loads((runs / "broken" / "summary.json").read_text())
-    assert 25 <= summary["totals"]["prompts"] == table_of(runs / "broken", "prompts").num_rows < 4000
+    assert 1 <= summary["totals"]["prompts"] == table_of(runs / "broken", "prompts").num_rows < 4000
     last = table_of(runs / "broken", "versions").to_pylist()[-1]
     assert open_version(runs / "broken" / last["folder"])["digest"] == last["digest"]
     assert omnidraft("check", "--run", runs / "broken").status == 0
@@ -283,12 +366,11 @@ def test_a_run_that_waits_for_standard_input_can_be_ended(
     running = typed_in_a_process(["-", *tiny_pair.options, *QUICK, "--run", str(tmp_path / "run"), "--no-publish"])
     assert running.stdin is not None
     assert running.stderr is not None
-    prompts = [json.dumps({"prompt": text[:30]}) for text in sentences(0, 25)]
-    running.stdin.write("\n".join(prompts) + "\n")
+    running.stdin.write(json.dumps({"prompt": sentences(0, 1)[0][:30]}) + "\n")
     running.stdin.flush()
-    next(line for line in iter(running.stderr.readline, "") if line.startswith("25 prompts"))
+    next(line for line in iter(running.stderr.readline, "") if line.startswith("1 prompts"))
     running.terminate()
     status = running.wait(timeout=60)  # standard input is still open: more prompts might come
     running.communicate()
     assert status == 130
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["totals"]["prompts"] == 25
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["totals"]["prompts"] == 1

@@ -1,0 +1,156 @@
+"""The help of all commands: their groups, examples for each, and options without a value shown without a type.
+
+`add_help` is called once, when all commands are registered; no command names its own group or examples.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command_name
+from typing_extensions import override
+
+# The commands by group, in the order in which the help lists them.
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    "Run": ("replay", "serve"),
+    "Look at runs": ("dashboard", "sql", "check", "plot", "memory", "ui"),
+    "Versions": ("versions",),
+    "Measure": (
+        *("bench", "bench-serve", "bench-scale", "bench-translate", "bench-store", "bench-plan"),
+        *("plan", "study"),
+    ),
+    "Tools": ("vocab", "zoo", "config", "compact", "pad"),
+}
+# By the words of a command.
+EXAMPLES: Mapping[str, tuple[str, ...]] = {
+    "replay": (
+        "omnidraft replay",
+        "omnidraft replay questions.jsonl --target smollm2-135m --temperature 0.7",
+        "omnidraft replay data.parquet --where split=test --limit 500 --batch 8",
+        "omnidraft replay --resume last",
+    ),
+    "serve": (
+        "omnidraft serve --target smollm2-135m",
+        "omnidraft serve --port 8080 --learn shadow",
+        "omnidraft serve --resume last",
+    ),
+    "dashboard": ("omnidraft dashboard", "omnidraft dashboard --run runs/first --port 0"),
+    "sql": (
+        "omnidraft sql",
+        "omnidraft sql --recipe acceptance-over-time",
+        'omnidraft sql "SELECT outcome, count(*) FROM decisions GROUP BY outcome"',
+        'omnidraft sql "FROM decisions LIMIT 2" --format vertical',
+    ),
+    "check": ("omnidraft check", "omnidraft check --run runs/first --json"),
+    "plot": (
+        "omnidraft plot curve",
+        "omnidraft plot tokens runs/first --output tokens.html",
+        "omnidraft plot study runs/study-cache.json --output cache.svg",
+    ),
+    "memory show": ("omnidraft memory show runs/first --top 20",),
+    "memory forget": ("omnidraft memory forget runs/first --prompt 17",),
+    "ui": ("omnidraft ui", "omnidraft ui --port 5001"),
+    "versions": ("omnidraft versions", "omnidraft versions compare floor candidate"),
+    "versions list": ("omnidraft versions list --json",),
+    "versions show": ("omnidraft versions show 7",),
+    "versions promote": ("omnidraft versions promote 7",),
+    "versions rollback": ("omnidraft versions rollback",),
+    "versions recall": ("omnidraft versions recall 3 drafter-3",),
+    "versions prune": ("omnidraft versions prune --keep 5 --dry-run",),
+    "versions compare": (
+        "omnidraft versions compare floor candidate",
+        "omnidraft versions compare 7 3 --probe questions.jsonl --json differences.json",
+    ),
+    "versions export": ("omnidraft versions export 7 drafter-7",),
+    "bench": (
+        "omnidraft bench",
+        "omnidraft bench prompts.jsonl --target Qwen/Qwen2.5-7B-Instruct --drafter JackFram/llama-68m --batch 1,8",
+    ),
+    "bench-serve": ("omnidraft bench-serve --clients 16 --seconds 60", "omnidraft bench-serve --compare-learning"),
+    "bench-scale": ("omnidraft bench-scale --quick", "omnidraft bench-scale --only batch,context --json scale.json"),
+    "bench-translate": ("omnidraft bench-translate builtin:target-12m builtin:drafter-1.6m",),
+    "bench-store": ("omnidraft bench-store --rows 1000000",),
+    "bench-plan": ("omnidraft bench-plan --delays 0,64,never --json delays.json",),
+    "plan": ("omnidraft plan --prompts-per-day 1e6 --workers 8", "omnidraft plan --run runs/first --json"),
+    "study": ("omnidraft study losses --quick", "omnidraft study cache --seeds 5 --markdown cache.md"),
+    "vocab": (
+        "omnidraft vocab builtin:target-12m builtin:drafter-1.6m",
+        "omnidraft vocab Qwen/Qwen2.5-7B-Instruct JackFram/llama-68m --json",
+    ),
+    "zoo list": ("omnidraft zoo list --json",),
+    "zoo path": ("omnidraft zoo path drafter-1.6m",),
+    "zoo pull": ("omnidraft zoo pull smollm2-135m",),
+    "zoo build": ("omnidraft zoo build drafter-1.6m --data data --steps 100",),
+    "config show": (
+        "omnidraft config show",
+        "omnidraft config show --config settings.toml --set learn.rate=0.0001 --changed",
+    ),
+    "config sample": ("omnidraft config sample settings.toml",),
+    "config schema": ("omnidraft config schema",),
+    "compact": ("omnidraft compact --dry-run", "omnidraft compact --run runs/first"),
+    "pad": ("omnidraft pad target-7m padded-100m --parameters 100M",),
+}
+
+
+class PlainCommand(TyperCommand):
+    """A command whose help shows no type for options without a value."""
+
+    @override
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_types(super().get_params(ctx))
+
+
+class PlainGroup(TyperGroup):
+    """Commands whose help shows no type for options without a value."""
+
+    @override
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_types(super().get_params(ctx))
+
+
+def _without_types(params: list[Any]) -> list[Any]:
+    for one in params:
+        if getattr(one, "is_flag", False):
+            one.metavar = ""
+    return params
+
+
+def order_commands(names: list[str]) -> list[str]:
+    """Sort the names of commands as in `GROUPS`; others follow."""
+    known = [name for group in GROUPS.values() for name in group]
+    return sorted(names, key=lambda name: known.index(name) if name in known else len(known))
+
+
+def add_help(app: typer.Typer, words: str = "") -> None:
+    """Give every command of an app its group and its examples.
+
+    Args:
+        app: the app, with all its commands.
+        words: the words that call it, after `omnidraft`.
+    """
+    for command in app.registered_commands:
+        called = command.name or get_command_name(getattr(command.callback, "__name__", ""))
+        name = f"{words} {called}".strip()
+        command.rich_help_panel = None if words else _group_of(name)
+        command.epilog = _format_examples(name)
+        if command.cls in (None, TyperCommand):
+            command.cls = PlainCommand
+    for group in app.registered_groups:
+        if group.typer_instance is None or not isinstance(group.name, str):
+            continue
+        group.rich_help_panel = _group_of(group.name)
+        group.epilog = _format_examples(group.name)
+        add_help(group.typer_instance, group.name)
+
+
+def _group_of(name: str) -> str | None:
+    return next((title for title, names in GROUPS.items() if name in names), None)
+
+
+def _format_examples(name: str) -> str:
+    """Format the examples as a list in Markdown."""
+    examples = EXAMPLES.get(name, ())
+    if not examples:
+        return ""
+    return "\n".join(["Examples:" if examples[1:] else "Example:", "", *(f"- `{one}`" for one in examples)])

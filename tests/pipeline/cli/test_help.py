@@ -1,0 +1,94 @@
+"""The help of all commands: groups, examples that parse, no types of options without a value, completion, version."""
+
+import shlex
+from collections.abc import Iterator
+from importlib.metadata import version
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from pipeline.cli.app import app
+from pipeline.cli.help import EXAMPLES, GROUPS
+from pipeline.config.cli_options import PANELS, panel_of
+from pipeline.config.settings import settings
+
+ROOT = typer.main.get_command(app)
+
+
+def leaves(command: Any = ROOT, words: str = "") -> Iterator[tuple[str, Any]]:
+    """Every command that does something, by the words that call it."""
+    for name, below in getattr(command, "commands", {}).items():
+        found = f"{words} {name}".strip()
+        yield from leaves(below, found) if hasattr(below, "commands") else [(found, below)]
+
+
+NAMES = [name for name, _ in leaves()]
+
+
+def help_of(*words: str) -> str:
+    done = CliRunner().invoke(app, [*words, "--help"], env={"COLUMNS": "160", "TERMINAL_WIDTH": "160"})
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_every_command_is_in_a_group():
+    names = sorted({name.split()[0] for name in NAMES})
+    assert sorted(name for group in GROUPS.values() for name in group) == names
+    shown = help_of()
+    places = [shown.index(f" {title} ") for title in GROUPS]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_command_has_an_example_that_parses(name: str):
+    command = dict(leaves())[name]
+    assert EXAMPLES[name]
+    for example in EXAMPLES[name]:
+        words = shlex.split(example)
+        assert words[: 1 + len(name.split())] == ["omnidraft", *name.split()]
+        command.make_context("omnidraft", words[1 + len(name.split()) :])
+
+
+@pytest.mark.parametrize("name", ["", *NAMES, "versions", "zoo"])
+def test_help_shows_examples_and_no_type_of_options_without_a_value(name: str):
+    shown = help_of(*name.split())
+    assert "<bool>" not in shown
+    for example in EXAMPLES.get(name, ()):
+        assert example.split(" ", 2)[1] in shown.partition("Example")[2]
+
+
+@pytest.mark.parametrize("name", ["replay", "serve"])
+def test_options_are_in_the_groups_of_their_settings(name: str):
+    shown = help_of(name)
+    for group, option in (("Models", "--drafter"), ("Sampling", "--temperature"), ("Settings", "--config")):
+        panel = shown.partition(f" {group} ")[2].partition("╰")[0]
+        assert option in panel
+    assert len(shown.partition(" Options ")[2].partition("╰")[0].splitlines()) < 10
+
+
+def test_every_section_has_a_group():
+    assert {key.partition(".")[0] for key in settings() if "." in key} == set(PANELS)
+    assert {panel_of(key) for key in settings()} >= {"Prompts", "Models", "Serving"}
+
+
+def test_the_version_is_printed():
+    done = CliRunner().invoke(app, ["--version"])
+    assert (done.exit_code, done.output) == (0, f"omnidraft {version('omnidraft')}\n")
+
+
+@pytest.mark.parametrize(
+    ("typed", "wanted"),
+    [
+        ("omnidraft repl", {"replay"}),
+        ("omnidraft replay --mode t", {"trie", "tli"}),
+        ("omnidraft replay --set learn.ra", {"learn.rate="}),
+        ("omnidraft sql --recipe acceptance-o", {"acceptance-over-time"}),
+    ],
+)
+def test_the_shell_completes_commands_choices_and_settings(typed: str, wanted: set[str]):
+    words = typed.split()
+    environment = {"_OMNIDRAFT_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(len(words) - 1)}
+    done = CliRunner().invoke(app, prog_name="omnidraft", env=environment)
+    assert set(done.output.split()) == wanted
