@@ -149,7 +149,7 @@ def test_a_signal_ends_the_waiting_for_what_was_read_already(waiting: Path, tmp_
     life = Life(World(tmp_path / "world"), ["replay", "--resume", run], reading)
     os.close(reading)
     with open(writing, "wb"):  # nothing is sent, and more might come
-        assert life.wait_until(lambda: "in plain target passes" in life.errors()), "its models are loaded"
+        assert life.wait_until(lambda: "resumed after" in life.errors()), "its models are loaded"
         time.sleep(0.5)
         life.send(signal.SIGTERM)
         life.process.wait(60)
