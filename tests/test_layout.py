@@ -32,6 +32,7 @@ LAYERS = {
         ("store/query", "store/object_store"),
     ),
     "stages": (
+        ("stages/quantisation",),
         ("stages/sampling", "stages/vocabulary", "stages/checkpoints"),
         ("stages/ngrams",),
         ("stages/contract",),

@@ -11,9 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from stages.checkpoints.gguf_blocks import read_groups
+from stages.quantisation.groups import GroupedMatrix
 from store.errors import ModelError
 
 _MAGIC = b"GGUF"
@@ -45,12 +48,21 @@ class StoredTensor:
         """Return the values; quantised ones in float32."""
         if self.kind in _FLOATS:
             return torch.frombuffer(bytearray(self.data), dtype=_FLOATS[self.kind]).reshape(self.shape)
-        import numpy as np
         from gguf import GGMLQuantizationType
         from gguf.quants import dequantize
 
-        rows = np.frombuffer(self.data, dtype=np.uint8).reshape(*self.shape[:-1], -1)
-        return torch.from_numpy(dequantize(rows, GGMLQuantizationType(self.kind))).reshape(self.shape)
+        return torch.from_numpy(dequantize(self._rows, GGMLQuantizationType(self.kind))).reshape(self.shape)
+
+    def read_groups(self) -> GroupedMatrix | None:
+        """Return the codes of a quantised matrix as they are stored; None if its type has no groups of 32."""
+        from gguf import GGMLQuantizationType
+
+        return read_groups(GGMLQuantizationType(self.kind).name, self._rows)
+
+    @property
+    def _rows(self) -> np.ndarray[Any, Any]:
+        """The bytes of each row of the last dimension."""
+        return np.frombuffer(self.data, dtype=np.uint8).reshape(*self.shape[:-1], -1)
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,11 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
 from stages.checkpoints.gguf_file import GgufFile
+from stages.quantisation.modules import attach_groups
 from store.errors import ModelError
 
 
@@ -122,13 +123,14 @@ def require_reader(file: GgufFile) -> None:
     )
 
 
-def load_gguf_model(file: GgufFile, dtype: torch.dtype, attention: str) -> Any:
+def load_gguf_model(file: GgufFile, dtype: torch.dtype, attention: str, *, codes: bool = False) -> Any:
     """Make the model of a file, with all of its weights in one type.
 
     Args:
         file: a file for which `has_family` holds.
         dtype: type of the weights.
         attention: implementation of the attention, as `transformers` calls it.
+        codes: whether linear modules keep the codes of their weights too (`stages/quantisation/modules.py`).
 
     Raises:
         ModelError: the file states something that is not known, lacks a tensor, or has one too many.
@@ -139,7 +141,25 @@ def load_gguf_model(file: GgufFile, dtype: torch.dtype, attention: str) -> Any:
     with torch.device("meta"):
         expected = made(config).state_dict()
     weights = _read_weights(file, config, expected, dtype)
-    return made.from_pretrained(None, config=config, state_dict=weights, dtype=dtype, attn_implementation=attention)
+    model = made.from_pretrained(None, config=config, state_dict=weights, dtype=dtype, attn_implementation=attention)
+    if codes:
+        _attach_codes(file, model)
+    return model
+
+
+def _attach_codes(file: GgufFile, model: Any) -> None:
+    """Attach the codes of every linear module whose weight has groups of 32 in the file."""
+    config = model.config
+    embedding = "model.embed_tokens.weight"
+    for name, linear in model.named_modules():
+        if not isinstance(linear, nn.Linear):
+            continue
+        tied = name == "lm_head" and config.tie_word_embeddings
+        (source, *others) = _source_names(file, config, embedding if tied else f"{name}.weight")
+        groups = None if others or source not in file.tensors else file.tensors[source].read_groups()
+        if groups is not None:
+            order = _order_rows(file, config, source, len(groups.codes_OI))
+            attach_groups(linear, groups if order is None else groups.take(order))
 
 
 def make_config(file: GgufFile) -> Any:
@@ -321,11 +341,20 @@ def _convert(file: GgufFile, config: Any, name: str, sources: list[str]) -> Tens
     """Dequantise one weight and undo what was changed when the file was written."""
     family, parts = _FAMILIES[file.architecture], [file.tensors[source].dequantise() for source in sources]
     weight = torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
-    heads = {"attn_q": config.num_attention_heads, "attn_k": getattr(config, "num_key_value_heads", None)}
-    own = sources[0].split(".")[-2]
-    if family.permuted and own in heads:
-        rows = weight.reshape(heads[own] or config.num_attention_heads, weight.shape[0] // heads[own] // 2, 2, -1)
-        return rows.transpose(1, 2).reshape(weight.shape)
+    order = _order_rows(file, config, sources[0], len(weight))
+    if order is not None:
+        return weight[order]
     if family.offset_norms and sources[0].endswith("norm.weight"):
         return weight.float() - 1
+    own = sources[0].split(".")[-2]
     return weight.unsqueeze(0) if own == "ffn_gate_inp_shexp" and weight.dim() == 1 else weight
+
+
+def _order_rows(file: GgufFile, config: Any, source: str, rows: int) -> Tensor | None:
+    """Return which row of a tensor of the file is which row of the weight; None if they are in the same order."""
+    heads = {"attn_q": config.num_attention_heads, "attn_k": getattr(config, "num_key_value_heads", None)}
+    own = source.split(".")[-2]
+    if not _FAMILIES[file.architecture].permuted or own not in heads:
+        return None
+    number = heads[own] or config.num_attention_heads
+    return torch.arange(rows).reshape(number, rows // number // 2, 2).transpose(1, 2).reshape(-1)

@@ -105,7 +105,7 @@ _PACKAGES = {
 }
 
 
-def load_causal_model(source: str, dtype: str, device: str) -> Any:
+def load_causal_model(source: str, dtype: str, device: str, *, codes: bool = False) -> Any:
     """Load a causal language model from a hub name, a folder or a GGUF file to a device.
 
     A folder may hold a LoRA adapter, which is merged, or a model of images and text, of which the text part is loaded.
@@ -115,6 +115,7 @@ def load_causal_model(source: str, dtype: str, device: str) -> Any:
         source: hub name, folder, GGUF file, or one of the names of `find_gguf`.
         dtype: key of `DTYPES`; `auto` is the type of the file, float32 for a quantised GGUF file.
         device: name of a device of torch.
+        codes: whether linear modules of a quantised GGUF file keep the codes of their weights for the packed forward.
 
     Raises:
         ModelError: no model was found, the hub cannot be reached, tensors are missing, unexpected or of another shape,
@@ -123,7 +124,7 @@ def load_causal_model(source: str, dtype: str, device: str) -> Any:
     with _explain("model", source), _LOADING:
         file = find_gguf(source)
         if file:
-            model = _load_gguf(read_gguf(file), dtype)
+            model = _load_gguf(read_gguf(file), dtype, codes=codes)
         elif is_adapter_folder(source):
             base = read_base_model(source)
             model = merge_lora(load_causal_model(base, dtype, "cpu"), source)
@@ -133,12 +134,12 @@ def load_causal_model(source: str, dtype: str, device: str) -> Any:
         return model if str(model.device) == device else model.to(device)
 
 
-def _load_gguf(file: GgufFile, dtype: str) -> Any:
+def _load_gguf(file: GgufFile, dtype: str, *, codes: bool) -> Any:
     kinds = {tensor.float_type for tensor in file.tensors.values()}
     half = next((kind for kind in (torch.bfloat16, torch.float16) if kind in kinds), torch.float32)
     wanted = DTYPES[dtype] if dtype != "auto" else torch.float32 if None in kinds else half
     if has_family(file):
-        return _with_attention(lambda attention: load_gguf_model(file, wanted, attention))
+        return _with_attention(lambda attention: load_gguf_model(file, wanted, attention, codes=codes))
     require_reader(file)
     model = _load_whole(AutoModelForCausalLM, str(file.path.parent), gguf_file=file.path.name, dtype=wanted)
     for part in (model.config, model):  # the weights are plain tensors now

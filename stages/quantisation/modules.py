@@ -1,0 +1,84 @@
+"""The codes of a model's linear modules, and a model that computes with the weights of few bits.
+
+Shapes: O outputs, I inputs.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stages.quantisation.groups import GROUP, GroupedMatrix
+
+FORMATS = ("bfloat16", "int4")  # formats of weights that change their values but keep the inputs' type
+ROUNDING = ("int8", *FORMATS)  # with which the inputs of matrices are rounded
+_NAME = "omnidraft_groups"
+
+
+def attach_groups(linear: nn.Module, groups: GroupedMatrix) -> None:
+    """Store the codes that a module's weight was dequantised from."""
+    linear.__dict__[_NAME] = groups
+
+
+def count_attached(model: Any) -> tuple[int, int]:
+    """Return the numbers of weights in linear modules that have codes of four bits, and that have not."""
+    found = [0, 0]
+    for linear in _find_linears(model):
+        groups = linear.__dict__.get(_NAME)
+        found[groups is None or groups.bits > 4] += linear.weight.numel()
+    return found[0], found[1]
+
+
+@torch.no_grad()
+def find_groups(linear: nn.Linear, *, quantise: bool) -> GroupedMatrix | None:
+    """Return the codes of a module's weight.
+
+    Args:
+        linear: its attached codes are used if they still give its weight, bit for bit in the weight's type.
+        quantise: whether a weight without codes is quantised to four bits; else, None is returned for it. A weight that
+            changed after codes were attached is always quantised.
+    """
+    weight_OI: Tensor = linear.weight
+    attached: GroupedMatrix | None = linear.__dict__.get(_NAME)
+    if attached is not None and torch.equal(attached.dequantise().to(weight_OI.dtype), weight_OI):
+        return attached
+    fits = weight_OI.shape[1] % GROUP == 0 and weight_OI.numel() > 0
+    return GroupedMatrix.quantise(weight_OI) if fits and (quantise or attached is not None) else None
+
+
+def has_groups(model: Any) -> bool:
+    """Whether any linear module has codes: the others then have more bits in the file that was read, and keep them."""
+    return any(_NAME in linear.__dict__ for linear in _find_linears(model))
+
+
+@contextmanager
+def round_weights(model: Any, weights: str) -> Iterator[None]:
+    """Let the modules of a model compute with the weights of a format of `FORMATS`; others change nothing.
+
+    This is the model that kernels of that format are compared with. Matrices keep their type, and the output layer its
+    weights.
+    """
+    output = model.get_output_embeddings()
+    linears = [linear for linear in _find_linears(model) if linear is not output] if weights in FORMATS else []
+    saved = [(linear, linear.weight, linear.__dict__.get(_NAME)) for linear in linears]
+    quantise = weights == "int4" and not has_groups(model)
+    try:
+        for linear in linears:
+            groups = find_groups(linear, quantise=quantise) if weights == "int4" else None
+            rounded_OI = linear.weight.detach().bfloat16() if groups is None else groups.dequantise()
+            linear.weight = nn.Parameter(rounded_OI.to(linear.weight.dtype), requires_grad=False)
+            if groups is not None:
+                attach_groups(linear, groups)
+        yield
+    finally:
+        for linear, weight_OI, attached in saved:
+            linear.weight = weight_OI
+            linear.__dict__.pop(_NAME, None)
+            if attached is not None:
+                attach_groups(linear, attached)
+
+
+def _find_linears(model: Any) -> list[nn.Linear]:
+    return [module for module in model.modules() if isinstance(module, nn.Linear)]
