@@ -152,6 +152,10 @@ def parse_settings(settings: list[str] | None) -> dict[str, object]:
 
 
 MOST_TOKENS = "Most target tokens in one completion."
+_CHAT_HELP = (
+    "Whether prompts are put into the target's chat template. [default: if it has one, except for builtin:docs and "
+    "builtin:code]"
+)
 
 RunOption = Annotated[Path | None, typer.Option("--run", help="One run's folder, or s3://BUCKET/PATH.")]
 RunsOption = Annotated[Path, typer.Option("--runs", help="A folder of runs.")]
@@ -166,6 +170,7 @@ MostTokensOption = Annotated[int, option("sampling.max_new_tokens", MOST_TOKENS)
 DtypeOption = Annotated[str, option("dtype", "Data type of the weights.")]
 DeviceOption = Annotated[str, option("device", "Torch device; auto takes the best.")]
 TemplateOption = Annotated[str | None, option("source.template", "Template of a prompt, made from a row's columns.")]
+ChatOption = Annotated[bool | None, option("source.chat", _CHAT_HELP, "--chat/--no-chat")]
 TextOption = Annotated[
     list[str] | None,
     option("sources", "Source of text, as for `replay`; may be repeated.", "--text", metavar="SOURCE"),

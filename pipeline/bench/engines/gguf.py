@@ -1,13 +1,15 @@
-"""Writes a Llama as a GGUF file, as llama.cpp's own conversion does."""
+"""Writes a Llama as a GGUF file, as llama.cpp's own conversion does, and names the quantisation of a file."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from pipeline.bench.engines.weights import Array, Llama
+from stages.checkpoints.gguf_file import read_gguf
 from store.errors import ModelError
 
 NAMES = {
@@ -22,18 +24,38 @@ NAMES = {
     "mlp.down_proj": "ffn_down",
 }
 TYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+ENDS = ("eos", "eot", "eom")  # keys of end-of-sequence ids
 NORMAL, UNKNOWN, CONTROL, UNUSED, BYTE = 1, 2, 3, 5, 6  # gguf.TokenType
 THREE_DIGITS = r"\p{N}{1,3}"  # Llama-3's pattern for numbers
 
 
-def save_gguf(llama: Llama, path: Path, dtype: str, end: int | None) -> None:
+def name_quantisation(path: Path) -> str:
+    """Name the quantisation of a GGUF file, such as `Q4_1`: that which it states, else that of most of its bytes.
+
+    Raises:
+        ModelError: it cannot be read.
+    """
+    import gguf
+
+    file = read_gguf(path)
+    try:
+        kind = gguf.LlamaFileType(file.metadata["general.file_type"])
+        return kind.name.removeprefix("MOSTLY_").removeprefix("ALL_")
+    except (KeyError, ValueError):
+        sizes: Counter[int] = Counter()
+        for tensor in file.tensors.values():
+            sizes[tensor.kind] += len(tensor.data)
+        return gguf.GGMLQuantizationType(sizes.most_common(1)[0][0]).name
+
+
+def save_gguf(llama: Llama, path: Path, dtype: str, ends: Sequence[int]) -> None:
     """Write a GGUF file.
 
     Args:
         llama: shape, weights and tokenizer.
         path: file to write.
         dtype: type of the matrices: float32, bfloat16 or float16. Norms stay float32.
-        end: end-of-sequence id; None leaves it to llama.cpp.
+        ends: end-of-sequence ids, three at most; without any llama.cpp chooses.
 
     Raises:
         ModelError: llama.cpp does not support the tokenizer.
@@ -42,7 +64,7 @@ def save_gguf(llama: Llama, path: Path, dtype: str, end: int | None) -> None:
 
     writer = gguf.GGUFWriter(path, "llama")
     _write_shape(writer, llama)
-    _write_tokenizer(writer, llama.tokenizer, llama.vocabulary, end)
+    _write_tokenizer(writer, llama.tokenizer, llama.vocabulary, ends)
     kind = gguf.GGMLQuantizationType[TYPES[dtype]]
     for name, weight in _tensors(llama):
         if weight.ndim == 1 or dtype == "float32":
@@ -90,7 +112,7 @@ def _pair_rotary_rows(weight: Array, heads: int) -> Array:
     return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(weight.shape))
 
 
-def _write_tokenizer(writer: Any, tokenizer: Any, size: int, end: int | None) -> None:
+def _write_tokenizer(writer: Any, tokenizer: Any, size: int, ends: Sequence[int]) -> None:
     state = json.loads(tokenizer.backend_tokenizer.to_str())
     model = state["model"]
     if model["type"] != "BPE":
@@ -109,7 +131,7 @@ def _write_tokenizer(writer: Any, tokenizer: Any, size: int, end: int | None) ->
     writer.add_token_types([kind if index in texts else UNUSED for index, kind in enumerate(kinds)])
     writer.add_add_bos_token(False)  # ids include BOS
     named = {name: getattr(tokenizer, f"{name}_token_id") for name in ("bos", "unk", "pad")}
-    for name, index in (named | {"eos": end}).items():
+    for name, index in (named | dict(zip(ENDS, ends, strict=False))).items():
         if index is not None:
             getattr(writer, f"add_{name}_token_id")(index)
 

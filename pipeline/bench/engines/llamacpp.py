@@ -1,4 +1,4 @@
-"""The benchmark's arms of llama.cpp, plain and speculative, on the same weights, through its server with token ids."""
+"""The benchmark's arms of llama.cpp on the same weights, through its server with token ids."""
 
 import json
 import re
@@ -6,7 +6,7 @@ import socket
 import subprocess
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http.client import HTTPConnection, HTTPException
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,14 +15,18 @@ from typing import Any
 
 from typing_extensions import override
 
-from pipeline.bench.engines.gguf import save_gguf
-from pipeline.bench.engines.weights import PRECISIONS, EngineRequest, Llama, load_llama
+from pipeline.bench.engines.gguf import ENDS, save_gguf
+from pipeline.bench.engines.weights import LOOKUP_NGRAM, PRECISIONS, EngineRequest, Mode, load_llama
 from pipeline.bench.speed.text_arms import PromptWords, TextArm
+from stages.checkpoints.gguf_file import find_gguf
+from stages.models.huggingface import load_tokenizer
+from stages.tools.transformers_baselines import LOOKUP_TOKENS
 from store.errors import UsageError
 from store.events import PromptReceived
 
 SERVER = "llama-server"
 PLACES = (".", "bin", "build/bin")  # folders of a build that may hold the server
+DRAFT, LOOKUP = "draft-simple", "ngram-simple"  # its kinds of speculation: with a draft model, from the own text
 VERSION_SECONDS = 60
 LOADING_SECONDS = 300
 ANSWER_SECONDS = 600
@@ -30,10 +34,26 @@ ANSWER_SECONDS = 600
 
 @dataclass(frozen=True)
 class LlamaCpp:
-    """The server of llama.cpp and its version."""
+    """The server of llama.cpp.
+
+    Attributes:
+        server: its file.
+        version: its version.
+        help_words: words of its help, which contain its options and kinds of speculation. They differ by version.
+    """
 
     server: Path
     version: str
+    help_words: frozenset[str] = frozenset()
+
+    @property
+    def modes(self) -> tuple[Mode, ...]:
+        """The modes that its version has. Servers of 2025 have no lookup."""
+        return tuple(mode for mode in Mode if mode is not Mode.LOOKUP or LOOKUP in self.help_words)
+
+    def choose(self, *options: str) -> str:
+        """The first of these options that its help names, else the last."""
+        return next((option for option in options if option in self.help_words), options[-1])
 
 
 def find_llama_cpp(folder: Path) -> LlamaCpp:
@@ -48,28 +68,26 @@ def find_llama_cpp(folder: Path) -> LlamaCpp:
         raise UsageError(f"--llama-cpp must name the folder that llama.cpp was built in, no {SERVER} is in '{folder}'")
     if find_spec("gguf") is None:
         raise UsageError("--llama-cpp needs the package that converts weights: pip install gguf")
-    named = re.search(r"version: (.+)", _version(found[0]))
-    return LlamaCpp(found[0].resolve(), named[1] if named else "of unknown version")
+    named = re.search(r"version: (.+)", _output(found[0], "--version"))
+    help_words = frozenset(re.findall(r"[\w.-]+", _output(found[0], "--help")))
+    return LlamaCpp(found[0].resolve(), named[1] if named else "of unknown version", help_words)
 
 
-def _version(server: Path) -> str:
-    """The output of `llama-server --version`."""
+def _output(server: Path, option: str) -> str:
+    """What the server prints for an option such as `--version`."""
     try:
         done = subprocess.run(
-            [server, "--version"],
-            check=False,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=VERSION_SECONDS,
+            [server, option], check=False, capture_output=True, text=True, errors="replace", timeout=VERSION_SECONDS
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise UsageError(f"'{server}' must print its version, but: {error}; build it for this machine") from error
+        raise UsageError(f"'{server}' must print its {option[2:]}, but: {error}; build it for this machine") from error
     return done.stdout + done.stderr
 
 
 class LlamaCppArm(TextArm):
     """llama.cpp's server with continuous batching, one slot per prompt of the batch.
+
+    A target in a GGUF file is read as it is; another one is converted to the data type of the other arms.
 
     With a draft model it uses speculative decoding, which translates between vocabularies through text if the version
     supports it. It drafts up to `max_draft` pieces and stops at its own minimum probability. The server counts a whole
@@ -81,30 +99,30 @@ class LlamaCppArm(TextArm):
         request: models, sampling and precision.
         words: encodes prompts in the target's vocabulary.
         folder: folder for the converted weights.
-        speculative: whether to draft with the drafter.
+        mode: one of `found.modes`.
 
     Raises:
         UsageError: the server refuses the models; the message has its reason.
     """
 
     def __init__(
-        self, found: LlamaCpp, request: EngineRequest, words: PromptWords, folder: Path, *, speculative: bool
+        self, found: LlamaCpp, request: EngineRequest, words: PromptWords, folder: Path, mode: Mode = Mode.PLAIN
     ) -> None:
         super().__init__(words)
         self._request = request
+        _require_ends(request)
         folder.mkdir(parents=True, exist_ok=True)
-        target = load_llama(request.target)
-        path = convert_weights(target, folder / "target.gguf", request.dtype, _require_end(request))
-        arguments = _arguments(request, path, target.longest)
-        if speculative:
-            drafter = load_llama(request.drafter)
-            shared = drafter.tokenizer.get_vocab() == target.tokenizer.get_vocab()
-            end = request.end if shared else drafter.tokenizer.eos_token_id
-            path = convert_weights(drafter, folder / "drafter.gguf", request.dtype, end)
-            arguments |= _draft_arguments(request, path)
-        log = folder / f"server{'-speculative' if speculative else ''}.log"
+        arguments = _arguments(request, provide_gguf(request.target, folder / "target.gguf", request))
+        if mode is Mode.SPECULATIVE:
+            drafter = provide_gguf(
+                request.drafter, folder / "drafter.gguf", replace(request, ends=_drafter_ends(request))
+            )
+            arguments |= _draft_arguments(found, request, drafter)
+        elif mode is Mode.LOOKUP:
+            arguments |= _lookup_arguments(found)
         words_of_command = [str(word) for pair in arguments.items() for word in pair]
-        self._server = LlamaCppServer([str(found.server), *words_of_command, "--no-webui"], log)
+        command = [str(found.server), *words_of_command, found.choose("--no-ui", "--no-webui")]
+        self._server = LlamaCppServer(command, folder / f"server{mode}.log")
         self._pool = ThreadPoolExecutor(request.batch)
 
     @override
@@ -135,24 +153,40 @@ class LlamaCppArm(TextArm):
         self._pool.shutdown(cancel_futures=True)
 
 
-def convert_weights(llama: Llama, path: Path, dtype: str, end: int | None) -> Path:
-    """Write a GGUF file with the end-of-sequence id `end`, unless the file exists."""
-    if not path.is_file():
-        save_gguf(llama, path, dtype, end)
-    return path
+def provide_gguf(source: str, path: Path, request: EngineRequest) -> Path:
+    """A model as a GGUF file: the file itself if it is one, else a converted one at `path`, written if it is missing.
+
+    Raises:
+        ModelError: it is not a plain Llama, and no GGUF file.
+    """
+    stored = find_gguf(source)
+    if stored is None and not path.is_file():
+        save_gguf(load_llama(source), path, request.dtype, request.ends)
+    return stored or path
 
 
-def _require_end(request: EngineRequest) -> int:
-    if request.end is None:  # llama.cpp would choose an end-of-sequence id itself
-        raise UsageError(f"llama.cpp needs an end-of-sequence id, {request.target} has none; leave llama.cpp out")
-    return request.end
+def _require_ends(request: EngineRequest) -> None:
+    """Check that a target to convert has end-of-sequence ids that a GGUF file can hold."""
+    if find_gguf(request.target) is None and not 0 < len(request.ends) <= len(ENDS):
+        raise UsageError(  # without any, llama.cpp would choose one itself
+            f"llama.cpp needs one to {len(ENDS)} end-of-sequence ids, {request.target} has {len(request.ends)}; leave "
+            "llama.cpp out"
+        )
 
 
-def _arguments(request: EngineRequest, target: Path, longest: int) -> dict[str, object]:
+def _drafter_ends(request: EngineRequest) -> tuple[int, ...]:
+    """End-of-sequence ids of the drafter: the target's if both have the same vocabulary."""
+    target, drafter = load_tokenizer(request.target), load_tokenizer(request.drafter)
+    if drafter.get_vocab() == target.get_vocab():
+        return request.ends
+    return () if drafter.eos_token_id is None else (drafter.eos_token_id,)
+
+
+def _arguments(request: EngineRequest, target: Path) -> dict[str, object]:
     cache = PRECISIONS[request.dtype]
     return {
         "--model": target,
-        "--ctx-size": request.batch * longest,
+        "--ctx-size": request.batch * request.longest,
         "--parallel": request.batch,
         "--threads": request.threads,
         "--cache-type-k": cache,
@@ -160,13 +194,23 @@ def _arguments(request: EngineRequest, target: Path, longest: int) -> dict[str, 
     }
 
 
-def _draft_arguments(request: EngineRequest, drafter: Path) -> dict[str, object]:
+def _draft_arguments(found: LlamaCpp, request: EngineRequest, drafter: Path) -> dict[str, object]:
     cache = PRECISIONS[request.dtype]
+    kind = {"--spec-type": DRAFT} if DRAFT in found.help_words else {}
     return {
         "--model-draft": drafter,
-        "--draft-max": request.max_draft,
-        "--cache-type-k-draft": cache,
-        "--cache-type-v-draft": cache,
+        found.choose("--spec-draft-n-max", "--draft-max"): request.max_draft,
+        found.choose("--spec-draft-type-k", "--cache-type-k-draft"): cache,
+        found.choose("--spec-draft-type-v", "--cache-type-v-draft"): cache,
+        **kind,
+    }
+
+
+def _lookup_arguments(found: LlamaCpp) -> dict[str, object]:
+    return {
+        "--spec-type": LOOKUP,
+        found.choose("--spec-ngram-simple-size-n", "--spec-ngram-size-n"): LOOKUP_NGRAM,
+        found.choose("--spec-ngram-simple-size-m", "--spec-ngram-size-m"): LOOKUP_TOKENS,
     }
 
 
@@ -188,7 +232,10 @@ class LlamaCppServer:
         address = ["--host", "127.0.0.1", "--port", str(self._port)]
         try:
             with log.open("wb") as output:
-                self._process = subprocess.Popen([*command, *address], stdout=output, stderr=subprocess.STDOUT)
+                # In a session of its own, so that Ctrl-C reaches the benchmark alone, which then stops it.
+                self._process = subprocess.Popen(
+                    [*command, *address], stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+                )
         except OSError as error:
             raise UsageError(f"llama.cpp's server must start, but: {error}; build it for this machine") from error
         try:

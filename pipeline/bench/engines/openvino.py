@@ -1,4 +1,4 @@
-"""The benchmark's arms of OpenVINO GenAI, plain and speculative, on the same weights.
+"""The benchmark's arms of OpenVINO GenAI on the same weights: plain, speculative and prompt lookup.
 
 OpenVINO's export needs an older `transformers` than this project, so this module builds the graph of a Llama from the
 weights. Names, order and shapes of the operations are those that OpenVINO's passes match, so that norms, rotary
@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from pipeline.bench.engines.weights import PRECISIONS, EngineRequest, Llama, load_llama
+from pipeline.bench.engines.weights import LOOKUP_NGRAM, PRECISIONS, EngineRequest, Llama, Mode, load_llama
 from pipeline.bench.speed.text_arms import PromptWords, TextArm
+from stages.tools.transformers_baselines import LOOKUP_TOKENS
 from store.errors import UsageError
 from store.events import PromptReceived
 
@@ -37,7 +38,7 @@ def require_openvino() -> str:
 
 
 class OpenVINOArm(TextArm):
-    """OpenVINO GenAI with continuous batching; with a draft model, its speculative decoding.
+    """OpenVINO GenAI with continuous batching, also with its speculative decoding or its prompt lookup.
 
     It reports how much it drafted, but not how much it judged, so it has no acceptance rate here.
 
@@ -45,19 +46,20 @@ class OpenVINOArm(TextArm):
         request: models, sampling and precision.
         words: encodes prompts in the target's vocabulary.
         folder: folder for the converted weights.
-        speculative: whether to draft with the drafter.
+        mode: how it decodes.
 
     Raises:
         UsageError: OpenVINO refuses the models; the message has its reason.
     """
 
-    def __init__(self, request: EngineRequest, words: PromptWords, folder: Path, *, speculative: bool) -> None:
+    def __init__(self, request: EngineRequest, words: PromptWords, folder: Path, mode: Mode = Mode.PLAIN) -> None:
         super().__init__(words)
-        self._request, self._draft = request, speculative
+        self._request, self._mode = request, mode
         target = convert_weights(load_llama(request.target), folder / "target")
-        drafter = convert_weights(load_llama(request.drafter), folder / "drafter") if speculative else None
+        with_drafter = mode is Mode.SPECULATIVE
+        drafter = convert_weights(load_llama(request.drafter), folder / "drafter") if with_drafter else None
         try:
-            self._pipeline = _pipeline(request, target, drafter)
+            self._pipeline = _pipeline(request, target, drafter, mode)
         except RuntimeError as error:
             raise UsageError(f"OpenVINO GenAI refuses {request.target} and its drafter: {_reason(error)}") from error
 
@@ -69,7 +71,7 @@ class OpenVINOArm(TextArm):
         while waiting or running:
             while waiting and len(running) < self._request.batch:
                 place, prompt = waiting.popleft()
-                settings = _settings(self._request, prompt.offset, self._draft)
+                settings = _settings(self._request, prompt.offset, self._mode)
                 running[place] = self._pipeline.add_request(place, _tensor(self._words.encode(prompt)), settings)
             self._pipeline.step()
             for place in [place for place, handle in running.items() if handle.get_status().name != "RUNNING"]:
@@ -104,21 +106,23 @@ def convert_weights(llama: Llama, folder: Path) -> Path:
     return folder
 
 
-def _pipeline(request: EngineRequest, target: Path, drafter: Path | None) -> Any:
+def _pipeline(request: EngineRequest, target: Path, drafter: Path | None, mode: Mode) -> Any:
     import openvino_genai
 
-    properties = {
+    properties: dict[str, Any] = {
         "INFERENCE_PRECISION_HINT": PRECISIONS[request.dtype],
         "KV_CACHE_PRECISION": PRECISIONS[request.dtype],
         "INFERENCE_NUM_THREADS": request.threads,
     }
-    draft = {"draft_model": openvino_genai.draft_model(drafter, "CPU", **properties)} if drafter else {}
+    draft: dict[str, Any] = {"prompt_lookup": True} if mode is Mode.LOOKUP else {}
+    if drafter:
+        draft["draft_model"] = openvino_genai.draft_model(drafter, "CPU", **properties)
     scheduler = openvino_genai.SchedulerConfig()  # its max_num_seqs limits only the other, slower schedule
     tokenizer = openvino_genai.Tokenizer(target)
     return openvino_genai.ContinuousBatchingPipeline(target, tokenizer, scheduler, "CPU", **properties, **draft)
 
 
-def _settings(request: EngineRequest, offset: int, draft: bool) -> Any:
+def _settings(request: EngineRequest, offset: int, mode: Mode) -> Any:
     import openvino_genai
 
     settings = openvino_genai.GenerationConfig()
@@ -129,10 +133,13 @@ def _settings(request: EngineRequest, offset: int, draft: bool) -> Any:
         settings.rng_seed = request.seed + offset
     if request.temperature > 0 and request.top_k:
         settings.top_k = request.top_k
-    if request.end is not None:
-        settings.set_eos_token_id(request.end)
-    if draft:
+    if request.ends:
+        settings.set_eos_token_id(request.ends[0])
+        settings.stop_token_ids = set(request.ends)
+    if mode is Mode.SPECULATIVE:
         settings.num_assistant_tokens = request.max_draft
+    elif mode is Mode.LOOKUP:
+        settings.num_assistant_tokens, settings.max_ngram_size = LOOKUP_TOKENS, LOOKUP_NGRAM
     return settings
 
 

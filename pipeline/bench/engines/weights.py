@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,23 @@ from pipeline.assembly.models import Models, locate, registry_uri
 from pipeline.config.settings import Config
 from stages.models.devices import count_threads
 from stages.models.huggingface import load_causal_model, load_tokenizer
+from stages.tools.transformers_baselines import LOOKUP_TOKENS
 from store.errors import ModelError
 
 Array = np.ndarray[Any, Any]
 PRECISIONS = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}  # as both engines name them
+
+
+class Mode(StrEnum):
+    """How an engine decodes. The value is the suffix of an arm's name after that of its engine."""
+
+    PLAIN = ""
+    SPECULATIVE = "-speculative"  # with the drafter
+    LOOKUP = "-lookup"  # with drafts copied from the own text
+
+
+CONTEXT_STEP = 256  # tokens; engines allocate caches in such steps
+LOOKUP_NGRAM = 3  # tokens of the own text that must be equal before a draft is copied
 
 
 @dataclass(frozen=True)
@@ -85,7 +99,8 @@ class EngineRequest:
         target, drafter: hub names or folders of the models.
         max_draft: pieces drafted per block.
         temperature, top_k, top_p, max_new_tokens, seed: sampling; temperature 0 is greedy, `top_k` 0 keeps all.
-        end: end-of-sequence id; None if there is none.
+        ends: end-of-sequence ids, the one of the model first; none if there is none.
+        longest: context length that the longest prompt with its completion needs, in tokens.
         batch: batch size.
         threads: CPU threads.
         dtype: type of weights and cache of both models, a key of `PRECISIONS`; that of the target in our arms.
@@ -99,23 +114,28 @@ class EngineRequest:
     top_p: float
     max_new_tokens: int
     seed: int
-    end: int | None
+    ends: tuple[int, ...]
+    longest: int
     batch: int
     threads: int
     dtype: str
 
 
-def request_of(config: Config, models: Models, fetched: Path) -> EngineRequest:
+def request_of(config: Config, models: Models, fetched: Path, longest: int) -> EngineRequest:
     """The request that a configuration describes.
 
+    Args:
+        config: models, sampling, lengths, batch size and seed.
+        models: the loaded models.
+        fetched: folder for models that a registry holds.
+        longest: tokens of the longest prompt and completion together.
+
     Raises:
-        ModelError: the target has several end-of-sequence ids, or a type that other engines do not support.
+        ModelError: the target has a type that other engines do not support.
     """
-    ends = models.eos_ids
-    if len(ends) > 1:
-        raise ModelError(
-            f"other engines support one end-of-sequence id, {models.name} has {sorted(ends)}; leave them out"
-        )
+    ends, own = models.eos_ids, models.target_vocabulary.eos
+    spare = max(config.draft.max_draft, LOOKUP_TOKENS) + 2  # tokens of a block that the limit of length cuts off
+    context = -(-(longest + spare) // CONTEXT_STEP) * CONTEXT_STEP
     dtype = str(models.target.model.dtype).removeprefix("torch.")
     if dtype not in PRECISIONS:
         raise ModelError(f"other engines compute in {', '.join(PRECISIONS)}, {models.name} is {dtype}; set the dtype")
@@ -129,7 +149,8 @@ def request_of(config: Config, models: Models, fetched: Path) -> EngineRequest:
         top_p=sampling.top_p,
         max_new_tokens=sampling.max_new_tokens,
         seed=config.seed,
-        end=next(iter(ends), None),
+        ends=tuple(sorted(ends, key=lambda token: (token != own, token))),
+        longest=min(models.target.max_length, context),
         batch=config.batch,
         threads=count_threads(),
         dtype=dtype,

@@ -35,6 +35,7 @@ class ArmName(StrEnum):
 BATCH_ONE = frozenset({ArmName.ASSISTED, ArmName.ASSISTED_DEFAULTS, ArmName.PROMPT_LOOKUP})
 OURS = (ArmName.OWN_PLAIN, ArmName.MEMORY, ArmName.FROZEN, ArmName.LEARNING, ArmName.LOGGED)
 LEARNERS = frozenset({ArmName.LEARNING, ArmName.LOGGED})
+QUICK_ARMS = (ArmName.PLAIN, ArmName.OWN_PLAIN, ArmName.MEMORY, ArmName.LOGGED)  # with `--quick`
 
 
 class Arm(Protocol):
@@ -61,7 +62,7 @@ class Engines(Protocol):
         """Name of an arm in the table with version and precision, such as `llama.cpp f32, k=5`."""
         ...
 
-    def build(self, name: str, config: "Config", models: "Models", scratch: Path) -> Arm:
+    def build(self, name: str, config: "Config", models: "Models", scratch: Path, longest: int) -> Arm:
         """Build an arm: load and convert its models.
 
         Args:
@@ -69,6 +70,7 @@ class Engines(Protocol):
             config: sampling, lengths, batch size, threads and seed.
             models: names and vocabularies of target and drafter.
             scratch: folder for converted weights.
+            longest: tokens of the longest prompt and completion together.
 
         Raises:
             UsageError: the engine cannot run these models.
@@ -76,9 +78,10 @@ class Engines(Protocol):
         ...
 
 
-def arms_at(batch: int, temperature: float, engines: Engines) -> tuple[str, ...]:
-    """Names of all arms that can run, in the order of the table: `transformers`, other engines, this pipeline."""
-    ours = [name for name in ArmName if batch == 1 or name not in BATCH_ONE]
+def arms_at(batch: int, temperature: float, engines: Engines, *, quick: bool = False) -> tuple[str, ...]:
+    """Names of all arms that can run, in the order of the table: `transformers`, other engines, this pipeline. With
+    `quick` only those of `QUICK_ARMS` and of other engines."""
+    ours = [name for name in (QUICK_ARMS if quick else ArmName) if batch == 1 or name not in BATCH_ONE]
     return (
         *(name for name in ours if name not in OURS),
         *engines.names(batch, temperature),
@@ -99,6 +102,11 @@ def require_usable(names: Sequence[str], batch: int, temperature: float, engines
                 f"--arms must name arms that run at batch {batch} and temperature {temperature:g}, but '{name}' does "
                 f"not; there are {', '.join(usable)}"
             )
+
+
+def reference_of(arms: Sequence[str]) -> str:
+    """Name of the arm that the others are compared with."""
+    return ArmName.PLAIN if ArmName.PLAIN in arms else arms[0]
 
 
 def chunks(prompts: Sequence[PromptReceived], size: int) -> list[Sequence[PromptReceived]]:

@@ -1,7 +1,7 @@
 """The speed benchmark: the same prompts, target and sampling with `transformers`, other engines and this pipeline.
 
-`arms.py` defines arms, `build.py` builds them, `roofline.py` computes the roofline, `results.py` computes the results.
-This module chooses prompts and runs the arms in turn.
+`arms.py` defines arms, `plan.py` the number of their rounds, `build.py` builds arms, `roofline.py` computes the
+roofline, `results.py` computes the results. This module chooses prompts and runs the arms in turn.
 
 All arms run in one process, round by round in rotating order, so that noise of the machine affects them alike. An arm
 is timed only while it runs. All results are paired measurements of the same prompts. At the end of a round the batch
@@ -12,19 +12,21 @@ include it. At the end of a round the benchmark waits for updates on the learner
 in parallel with the next prompts, so the learning arms are charged more than learning costs.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from pipeline.assembly.admission import prompt_encoder
+from pipeline.assembly.admission import describe_chat, prompt_encoder
 from pipeline.assembly.models import Models
-from pipeline.bench.speed.arms import LEARNERS, OURS, Arm, ArmName, Engines, chunks
+from pipeline.bench.speed.arms import LEARNERS, OURS, Arm, ArmName, Engines, chunks, reference_of
 from pipeline.bench.speed.build import Workshop
+from pipeline.bench.speed.monitor import Monitor
+from pipeline.bench.speed.plan import SpeedPlan
 from pipeline.bench.speed.report import Memory, SpeedReport
 from pipeline.bench.speed.results import ArmResults, differing, summarize_rounds
 from pipeline.bench.speed.roofline import SWEEPS, CostMeter, Costs
@@ -38,47 +40,6 @@ from store.events import PromptReceived, PromptRejected
 
 REHEARSALS = 2  # untimed rounds of arms without state between prompts, enough for allocations
 REHEARSED = 48  # maximum untimed prompts of our arms without learning, until n-grams and estimates settle
-FEWEST_ROUNDS, FEWEST_IN_ROUND = 10, 8
-Progress = Callable[[str, int, int], None]
-
-
-@dataclass(frozen=True)
-class SpeedPlan:
-    """Size of a measurement.
-
-    Attributes:
-        arms: names of the arms to run.
-        round_prompts: prompts per round.
-        rounds: number of timed rounds.
-        warm_up: untimed prompts of the same stream before the timed ones, from which the learning arms learn.
-    """
-
-    arms: tuple[str, ...]
-    round_prompts: int
-    rounds: int
-    warm_up: int
-
-    @classmethod
-    def from_options(
-        cls, arms: Sequence[str], batch: int, prompts: int | None, round_prompts: int | None, warm_up: int
-    ) -> "SpeedPlan":
-        """The plan with its defaults: 10 rounds of twice the batch size, but at least eight prompts.
-
-        Args:
-            arms: names of the arms.
-            batch: batch size.
-            prompts: number of timed prompts, rounded up to whole rounds; None for the default.
-            round_prompts: prompts per round; None for the default.
-            warm_up: number of untimed prompts.
-        """
-        size = round_prompts or max(FEWEST_IN_ROUND, 2 * batch)
-        wanted = prompts or FEWEST_ROUNDS * size
-        return cls(tuple(arms), size, -(-wanted // size), warm_up)
-
-    @property
-    def prompts(self) -> int:
-        """Number of timed prompts."""
-        return self.rounds * self.round_prompts
 
 
 def choose_prompts(sources: Sequence[Source], config: Config, models: Models, number: int) -> list[PromptReceived]:
@@ -111,7 +72,7 @@ def measure(
     arms: Mapping[str, Arm],
     prompts: Sequence[PromptReceived],
     plan: SpeedPlan,
-    progress: Progress,
+    monitor: Monitor,
     between: Callable[[int], None],
 ) -> dict[str, list[Round]]:
     """Warm up all arms on the first prompts, then run each round with all arms in rotating order.
@@ -120,79 +81,135 @@ def measure(
         arms: arms by name.
         prompts: `plan.warm_up` untimed prompts, then `plan.prompts` timed ones.
         plan: size of the measurement.
-        progress: called with a description, the number of finished rounds and the number of all rounds.
+        monitor: shows steps and results.
         between: called with the number of each timed round before it starts, while no arm runs.
 
     Returns:
-        the timed rounds of each arm.
+        the timed rounds of each arm. After Ctrl-C these are the rounds that all arms have finished.
+
+    Raises:
+        KeyboardInterrupt: on Ctrl-C before all arms have finished a round.
     """
     rehearsed, timed = (chunks(part, plan.round_prompts) for part in (prompts[: plan.warm_up], prompts[plan.warm_up :]))
     few = {name: -(-REHEARSED // plan.round_prompts) if name in OURS else REHEARSALS for name in arms}
-    before = {name: rehearsed if name in LEARNERS else rehearsed[-few[name] :] for name in arms}
-    done, all_rounds = 0, sum(map(len, before.values())) + len(timed) * len(arms)
-    for name, arm in arms.items():
-        for chunk in before[name]:
+    for number, (name, arm) in enumerate(arms.items(), start=1):
+        before = rehearsed if name in LEARNERS else rehearsed[-few[name] :]
+        monitor.start_step("warm-up", f"{name}, {sum(map(len, before))} prompts", number, len(arms))
+        for chunk in before:
             arm.complete(chunk)
-            progress(f"warming up: {name}", done := done + 1, all_rounds)
     found: dict[str, list[Round]] = {name: [] for name in arms}
-    for number, chunk in enumerate(timed):
-        between(number)
-        for name in rotate(list(arms), number):
-            found[name].append(arms[name].complete(chunk))
-            progress(f"round {number + 1} of {len(timed)}: {name}", done := done + 1, all_rounds)
+    monitor.start_step("measuring", f"{len(timed)} rounds of {plan.round_prompts} prompts in {len(arms)} arms")
+    try:
+        for number, chunk in enumerate(timed):
+            between(number)
+            for name in rotate(list(arms), number):
+                found[name].append(arms[name].complete(chunk))
+                monitor.finish_turn(name, found, len(timed))
+    except KeyboardInterrupt:
+        complete = min(map(len, found.values()))
+        if not complete:
+            raise
+        return {name: rounds[:complete] for name, rounds in found.items()}
     return found
 
 
-def run(config: Config, plan: SpeedPlan, engines: Engines, progress: Progress) -> SpeedReport:
+def run(config: Config, plan: SpeedPlan, engines: Engines, monitor: Monitor) -> SpeedReport:
     """Load the models, choose prompts, measure all arms and compare them with `plain`, or else with the first arm.
 
     Args:
         config: models, sources, sampling and batch size; each arm sets its own publishing.
         plan: size of the measurement; its arms can run at this batch size.
         engines: other engines on this machine.
-        progress: as for `measure`.
+        monitor: shows steps and results.
 
     Raises:
         ModelError, VocabularyError: as `load_models`.
         SourceError: as `choose_prompts`.
+        KeyboardInterrupt: on Ctrl-C before all arms have finished a round. Later, the report is of the finished rounds.
     """
+    monitor.start_step("loading the models", f"{config.targets[0]}, {config.drafter}")
     sources = open_sources(config.sources, config.source, seed=config.seed)
-    with TemporaryDirectory() as scratch, ExitStack() as open_arms:
+    # After Ctrl-C a thread of the log may still write.
+    with TemporaryDirectory(ignore_cleanup_errors=True) as scratch, _closing_arms() as open_arms:
         workshop = Workshop(config, Path(scratch))
         prompts = choose_prompts(sources, config, workshop.models, plan.warm_up + plan.prompts)
-        longest = max(len(workshop.words.encode(prompt)) for prompt in prompts)
-        arms: dict[str, Arm] = {}
-        refused: dict[str, str] = {}
-        for name in plan.arms:
-            try:
-                arms[name] = workshop.make(name, longest + config.sampling.max_new_tokens, engines)
-                open_arms.callback(arms[name].close)
-            except UsageError as error:  # an engine that cannot run this pair is reported as such
-                if name in tuple(ArmName):
-                    raise
-                refused[name] = str(error)
-        if not arms:
-            raise UsageError("At least one arm must run this pair: " + "; ".join(refused.values()))
+        longest = max(len(workshop.words.encode(prompt)) for prompt in prompts) + config.sampling.max_new_tokens
+        arms, refused = _make_arms(workshop, plan, engines, longest, open_arms, monitor)
         machine = machine_of(workshop.models)
         meter = meter_of(config, workshop.models, prompts[plan.warm_up :])
-        rounds = measure(arms, prompts, plan, progress, lambda number: _run_sweeps(meter, number, plan.rounds))
+        rounds = measure(arms, prompts, plan, monitor, lambda number: _run_sweeps(meter, number, plan.rounds))
+        complete = len(next(iter(rounds.values())))
+        monitor.start_step("computing the results", f"{complete} of {plan.rounds} rounds")
         caches = {name: arm.cache_bytes for name, arm in arms.items() if isinstance(arm, LoopInRounds)}
         memory = Memory(peak_memory(), caches)
-        costs, timed = meter.costs(), chunks(prompts[plan.warm_up :], plan.round_prompts)
+        costs, timed = meter.costs(), chunks(prompts[plan.warm_up :], plan.round_prompts)[:complete]
         compared = compare(rounds, timed, costs, workshop, config.sampling.temperature)
-    labels = {name: engines.label(name) for name in plan.arms if name not in tuple(ArmName)}
-    settings, reference = settings_of(config, plan), reference_of(list(arms))
-    return SpeedReport(machine, settings, labels, reference, compared, rounds, costs, memory, refused)
+        if complete < plan.rounds:
+            _close_interrupted(open_arms)
+        chat = describe_chat(config, workshop.models)
+    return SpeedReport(
+        machine=machine,
+        settings=settings_of(config, plan),
+        labels={name: engines.label(name) for name in plan.arms if name not in tuple(ArmName)},
+        reference=reference_of(list(arms)),
+        results=compared,
+        rounds=rounds,
+        planned=plan.rounds,
+        costs=costs,
+        memory=memory,
+        refused=refused,
+        chat=chat,
+    )
 
 
-def reference_of(arms: Sequence[str]) -> str:
-    """Name of the arm that the others are compared with."""
-    return ArmName.PLAIN if ArmName.PLAIN in arms else arms[0]
+def _make_arms(
+    workshop: Workshop, plan: SpeedPlan, engines: Engines, longest: int, open_arms: ExitStack, monitor: Monitor
+) -> tuple[dict[str, Arm], dict[str, str]]:
+    """Build the arms of the plan; `open_arms` closes them.
+
+    Returns:
+        the arms by name, and the reasons of engines that cannot run this pair of models.
+
+    Raises:
+        UsageError: no arm can run this pair.
+    """
+    arms: dict[str, Arm] = {}
+    refused: dict[str, str] = {}
+    for number, name in enumerate(plan.arms, start=1):
+        monitor.start_step("loading the arms", name, number, len(plan.arms))
+        try:
+            arms[name] = workshop.make(name, longest, engines)
+            open_arms.callback(arms[name].close)
+        except UsageError as error:
+            if name in tuple(ArmName):
+                raise
+            refused[name] = str(error)
+    if not arms:
+        raise UsageError("At least one arm must run this pair: " + "; ".join(refused.values()))
+    return arms, refused
+
+
+@contextmanager
+def _closing_arms() -> Iterator[ExitStack]:
+    """Close the arms at the end of the block, also after Ctrl-C."""
+    with ExitStack() as arms:
+        try:
+            yield arms
+        except KeyboardInterrupt:
+            _close_interrupted(arms)
+            raise
+
+
+def _close_interrupted(arms: ExitStack) -> None:
+    """Close the arms. One that was interrupted inside a block may fail to; its results are not used."""
+    with suppress(Exception):
+        arms.pop_all().close()
 
 
 def _run_sweeps(meter: CostMeter, number: int, rounds: int) -> None:
-    """Run the sweeps due before this round, so that all sweeps are spread evenly over the rounds."""
-    for _ in range(SWEEPS * number // rounds, SWEEPS * (number + 1) // rounds):
+    """Run the sweeps due before this round. They are spread evenly over the rounds; the first round has one at least,
+    so that costs are known when a run is interrupted."""
+    for _ in range(-(-SWEEPS * number // rounds), -(-SWEEPS * (number + 1) // rounds)):
         meter.sweep()
 
 

@@ -196,7 +196,7 @@ class Workshop:
         }
         if name in own:
             return own[name]()
-        return engines.build(name, self._config, self.models, self._scratch / "engines")
+        return engines.build(name, self._config, self.models, self._scratch / "engines", longest)
 
     def _make_generate(self, method: Method) -> Arm:
         return GenerateArm(self.words, self.target, self._request, self._config.batch, method)

@@ -46,9 +46,11 @@ class SpeedReport:
         labels: names of the arms of other engines in tables.
         reference: name of the arm that the others are compared with.
         results, rounds: results and timed rounds, by arm.
+        planned: number of planned rounds; an interrupted run has fewer.
         costs: costs of bare forward passes.
         memory: memory at the end of the run.
         refused: arms of other engines that do not run this pair of models, with their reasons.
+        chat: a line on the chat template; None if there is none.
     """
 
     machine: Mapping[str, Any]
@@ -57,9 +59,21 @@ class SpeedReport:
     reference: str
     results: Mapping[str, ArmResults]
     rounds: Mapping[str, Sequence[Round]]
+    planned: int
     costs: Costs
     memory: Memory
     refused: Mapping[str, str] = field(default_factory=dict)
+    chat: str | None = None
+
+    @property
+    def complete(self) -> int:
+        """Number of rounds that all arms have finished."""
+        return len(self.rounds[self.reference])
+
+    @property
+    def partial(self) -> bool:
+        """Whether the run was interrupted before its last round."""
+        return self.complete < self.planned
 
     def off_distribution(self) -> list[str]:
         """Names of the arms that sample from another distribution than the reference; their speed is not comparable."""
@@ -85,6 +99,9 @@ class SpeedReport:
         return {
             "machine": dict(self.machine),
             "settings": dict(self.settings),
+            "partial": self.partial,
+            "rounds": {"complete": self.complete, "planned": self.planned},
+            "chat": self.chat,
             "reference": self.reference,
             "off_law": self.off_distribution(),
             "ratios": {
@@ -121,7 +138,7 @@ def header(report: SpeedReport) -> list[str]:
     """Lines on machine, models, settings and forward passes."""
     machine, settings = report.machine, report.settings
     sampling = settings["sampling"]
-    rounds = settings["prompts"] // settings["round_prompts"]
+    rounds = f"{report.complete} of {report.planned}" if report.partial else str(report.planned)
     lines = [
         f"{machine['device']}, {machine['cores']} cores, {machine['threads']} threads, load {machine['load']}; "
         f"torch {machine['torch']}, transformers {machine['transformers']}, Python {machine['python']}",
@@ -134,6 +151,8 @@ def header(report: SpeedReport) -> list[str]:
     lines.append(
         f"Forward passes of ours: target by {machine['target_forward']}, drafter by {machine['drafter_forward']}"
     )
+    if report.chat:
+        lines.append(report.chat[0].upper() + report.chat[1:])
     return lines
 
 
@@ -148,7 +167,8 @@ def tables(report: SpeedReport) -> Iterator[Table]:
 
 def _speed(report: SpeedReport) -> Table:
     greedy = report.settings["sampling"]["temperature"] == 0
-    heads = ["arm", "tokens/s", "quartiles", f"ratio to {report.reference}", "quartiles", "overall"]
+    first = f"arm (partial: {report.complete} of {report.planned} rounds)" if report.partial else "arm"
+    heads = [first, "tokens/s", "quartiles", f"ratio to {report.reference}", "quartiles", "overall"]
     heads += ["acceptance", "tokens/block", "differing" if greedy else "nats/token"]
     return Table(heads, [[label(name, report), *_cells(found)] for name, found in report.results.items()])
 
@@ -248,8 +268,10 @@ def notes(report: SpeedReport) -> list[str]:
 
 
 def warnings(report: SpeedReport) -> list[str]:
-    """Warnings on results that are not comparable."""
+    """Warnings on results that are partial or not comparable."""
     lines = []
+    if report.partial:
+        lines.append(f"Partial: interrupted after {report.complete} of {report.planned} rounds.")
     if any(found.differing for found in report.results.values()):
         lines.append(
             f"Some greedy completions differ from those of {report.reference}: the column 'differing' has their "

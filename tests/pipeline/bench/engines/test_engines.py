@@ -20,9 +20,9 @@ from pipeline.assembly.models import Models, load_models
 from pipeline.bench.engines import llamacpp as bench_engine_llamacpp
 from pipeline.bench.engines import openvino as bench_engine_openvino
 from pipeline.bench.engines.engines import OtherEngines, find_engines
-from pipeline.bench.engines.llamacpp import LlamaCpp, LlamaCppArm
+from pipeline.bench.engines.llamacpp import LlamaCpp, LlamaCppArm, find_llama_cpp
 from pipeline.bench.engines.openvino import OpenVINOArm
-from pipeline.bench.engines.weights import request_of
+from pipeline.bench.engines.weights import Mode, request_of
 from pipeline.bench.speed.arms import Arm, Engines
 from pipeline.bench.speed.text_arms import PromptWords
 from pipeline.config.settings import Config
@@ -78,7 +78,11 @@ class Handler(BaseHTTPRequestHandler):
 
 if "--version" in sys.argv:
     print("version: 77 (abc)", file=sys.stderr)
+elif "--help" in sys.argv:
+    print("--spec-type [none|ngram-cache|ngram-simple]  --spec-ngram-size-n N  --spec-ngram-size-m M  --draft-max N")
 else:
+    with open(__file__ + ".arguments", "a") as file:
+        file.write(json.dumps(sys.argv[1:]) + "\\n")
     ThreadingHTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).serve_forever()
 """
 REFUSING = "print('loading'); print('error: draft model vocab must match'); raise SystemExit(1)"
@@ -120,7 +124,7 @@ def stand_in(folder: Path, program: str) -> Path:
 
 @pytest.fixture
 def without_conversion(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_engine_llamacpp, "save_gguf", lambda llama, path, dtype, end: path.touch())
+    monkeypatch.setattr(bench_engine_llamacpp, "save_gguf", lambda llama, path, dtype, ends: path.touch())
     monkeypatch.setattr(bench_engine_llamacpp, "find_spec", lambda name: name)
 
 
@@ -140,16 +144,49 @@ def test_an_engine_that_is_not_installed_is_refused_with_what_installs_it(
 def test_names_and_labels_are_those_of_the_engines_asked_for():
     both: Engines = OtherEngines("2026.4", LlamaCpp(Path("llama-server"), "77 (abc)"))
     names = both.names(8, 1.0)
-    assert names == ["openvino", "openvino-speculative", "llama.cpp", "llama.cpp-speculative"]
-    assert [both.label(name) for name in names[1:3]] == ["OpenVINO GenAI 2026.4, speculative", "llama.cpp 77 (abc)"]
+    openvino = ["openvino", "openvino-speculative", "openvino-lookup"]
+    assert names == [*openvino, "llama.cpp", "llama.cpp-speculative"]
+    assert [both.label(name) for name in names[2:4]] == ["OpenVINO GenAI 2026.4, lookup", "llama.cpp 77 (abc)"]
     assert list(OtherEngines(None, None).names(1, 0.0)) == []
+
+
+def test_llama_cpp_has_a_lookup_arm_where_its_help_names_it():
+    words = frozenset({"--spec-type", "ngram-simple"})
+    engines = OtherEngines(None, LlamaCpp(Path("llama-server"), "78", words))
+    assert engines.names(1, 0.0) == ["llama.cpp", "llama.cpp-speculative", "llama.cpp-lookup"]
+
+
+def test_options_of_llama_cpp_are_those_of_its_version(tiny_pair: TinyPair, models: Models, tmp_path: Path):  # noqa: F811
+    request = request_of(settings(tiny_pair, draft__max_draft=3), models, tmp_path, 60)
+    old = LlamaCpp(Path("llama-server"), "old", frozenset({"--draft-max", "--cache-type-k-draft"}))
+    new = LlamaCpp(
+        Path("llama-server"),
+        "new",
+        frozenset({"--draft-max", "--spec-draft-n-max", "--spec-draft-type-k", "draft-simple", "ngram-simple"})
+        | {"--spec-ngram-simple-size-n", "--spec-ngram-simple-size-m"},
+    )
+    drafting = bench_engine_llamacpp._draft_arguments(old, request, Path("d.gguf"))
+    assert drafting == {
+        "--model-draft": Path("d.gguf"),
+        "--draft-max": 3,
+        "--cache-type-k-draft": "f32",
+        "--cache-type-v-draft": "f32",
+    }
+    drafting = bench_engine_llamacpp._draft_arguments(new, request, Path("d.gguf"))
+    assert (drafting["--spec-type"], drafting["--spec-draft-n-max"]) == ("draft-simple", 3)
+    assert "--draft-max" not in drafting
+    assert bench_engine_llamacpp._lookup_arguments(new) == {
+        "--spec-type": "ngram-simple",
+        "--spec-ngram-simple-size-n": 3,
+        "--spec-ngram-simple-size-m": 10,
+    }
 
 
 @pytest.mark.usefixtures("without_conversion")
 def test_a_server_is_found_and_asked_in_ids(tiny_pair: TinyPair, models: Models, tmp_path: Path):  # noqa: F811
     engines = find_engines(openvino=False, llama_cpp=stand_in(tmp_path, ANSWERING))
     config = settings(tiny_pair, batch=2, sampling__temperature=1.0, seed=40, draft__max_draft=3)
-    arm = engines.build("llama.cpp-speculative", config, models, tmp_path)
+    arm = engines.build("llama.cpp-speculative", config, models, tmp_path, 60)
     assert engines.label("llama.cpp-speculative") == "llama.cpp 77 (abc) f32, speculative, k=3"
     try:
         made = arm.complete(prompts())
@@ -169,7 +206,7 @@ def test_a_server_is_found_and_asked_in_ids(tiny_pair: TinyPair, models: Models,
 @pytest.mark.usefixtures("without_conversion")
 def test_a_further_prompt_is_asked_before_the_slowest_is_answered(tiny_pair: TinyPair, models: Models, tmp_path: Path):  # noqa: F811
     engines = find_engines(openvino=False, llama_cpp=stand_in(tmp_path, ANSWERING))
-    arm = engines.build("llama.cpp", settings(tiny_pair, batch=2, seed=0), models, tmp_path)
+    arm = engines.build("llama.cpp", settings(tiny_pair, batch=2, seed=0), models, tmp_path, 60)
     assert engines.label("llama.cpp") == "llama.cpp 77 (abc) f32"
     try:
         assert arm.complete(prompts()[:3]).emitted == 6  # the stand-in refuses the first question otherwise
@@ -206,19 +243,64 @@ def test_openvino_gets_a_further_prompt_whenever_a_text_ends(
     steps = Steps()
     monkeypatch.setattr(bench_engine_openvino, "convert_weights", lambda llama, folder: folder)
     monkeypatch.setattr(bench_engine_openvino, "_tensor", lambda ids: ids)
-    monkeypatch.setattr(bench_engine_openvino, "_settings", lambda request, offset, draft: offset)
+    monkeypatch.setattr(bench_engine_openvino, "_settings", lambda request, offset, mode: offset)
     monkeypatch.setattr(bench_engine_openvino, "_pipeline", lambda *_: steps)
     config = settings(tiny_pair, batch=2)
     words = PromptWords(config, models)
-    made = OpenVINOArm(request_of(config, models, tmp_path), words, tmp_path, speculative=False).complete(prompts())
+    made = OpenVINOArm(request_of(config, models, tmp_path, 60), words, tmp_path).complete(prompts())
     assert steps.seen == [(0, 1), (0, 2), (0, 3), (0, 4), (0, 5)]
     assert made.tokens == tuple((place, len(models.target_vocabulary.encode(text))) for place, text in enumerate(TEXTS))
+
+
+class GenAI:
+    """In the place of `openvino_genai`: keeps what it is given."""
+
+    class GenerationConfig(SimpleNamespace):
+        def set_eos_token_id(self, token: int) -> None:
+            self.eos = token
+
+    SchedulerConfig = Tokenizer = staticmethod(lambda *_: None)
+
+    @staticmethod
+    def draft_model(folder: Path, *_: Any, **__: Any) -> Path:
+        return folder
+
+    @staticmethod
+    def ContinuousBatchingPipeline(*_: Any, **properties: Any) -> dict[str, Any]:  # noqa: N802
+        return properties
+
+
+@pytest.mark.parametrize(
+    ("mode", "pipeline", "lengths"),
+    [
+        (Mode.PLAIN, {}, {}),
+        (Mode.SPECULATIVE, {"draft_model": Path("drafter")}, {"num_assistant_tokens": 3}),
+        (Mode.LOOKUP, {"prompt_lookup": True}, {"num_assistant_tokens": 10, "max_ngram_size": 3}),
+    ],
+)
+def test_each_mode_of_openvino_has_its_properties(
+    mode: Mode,
+    pipeline: dict[str, Any],
+    lengths: dict[str, int],
+    tiny_pair: TinyPair,  # noqa: F811
+    models: Models,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setitem(sys.modules, "openvino_genai", GenAI)
+    request = replace(request_of(settings(tiny_pair, draft__max_draft=3), models, tmp_path, 60), ends=(2, 5))
+    drafter = Path("drafter") if mode is Mode.SPECULATIVE else None
+    properties = bench_engine_openvino._pipeline(request, Path("target"), drafter, mode)
+    assert {name: properties.get(name) for name in ("draft_model", "prompt_lookup") if name in properties} == pipeline
+    made = vars(bench_engine_openvino._settings(request, 7, mode))
+    assert {name: made[name] for name in ("num_assistant_tokens", "max_ngram_size") if name in made} == lengths
+    assert (made["eos"], made["stop_token_ids"], made["do_sample"]) == (2, {2, 5}, False)
 
 
 @pytest.mark.usefixtures("without_conversion")
 def test_the_server_stops_before_its_questions_are_awaited(tiny_pair: TinyPair, models: Models, tmp_path: Path):  # noqa: F811
     engines = find_engines(openvino=False, llama_cpp=stand_in(tmp_path, ANSWERING))
-    arm = engines.build("llama.cpp", settings(tiny_pair, batch=1, seed=0), models, tmp_path)
+    arm = engines.build("llama.cpp", settings(tiny_pair, batch=1, seed=0), models, tmp_path, 60)
     assert isinstance(arm, LlamaCppArm)
     asked = arm._pool.submit(arm._server.ask, arm._question(prompts()[0]))  # waits for others that never come
     record = tmp_path / "build" / "bin" / "llama-server.asked"
@@ -232,17 +314,17 @@ def test_the_server_stops_before_its_questions_are_awaited(tiny_pair: TinyPair, 
 @pytest.mark.usefixtures("without_conversion")
 def test_a_target_without_an_end_is_refused(tiny_pair: TinyPair, models: Models, tmp_path: Path):  # noqa: F811
     config = settings(tiny_pair)
-    request = replace(request_of(config, models, tmp_path), end=None)
-    with pytest.raises(UsageError, match="needs an end-of-sequence id"):
-        LlamaCppArm(LlamaCpp(tmp_path, ""), request, PromptWords(config, models), tmp_path, speculative=False)
+    request = replace(request_of(config, models, tmp_path, 60), ends=())
+    with pytest.raises(UsageError, match="needs one to 3 end-of-sequence ids"):
+        LlamaCppArm(LlamaCpp(tmp_path, ""), request, PromptWords(config, models), tmp_path)
 
 
 @pytest.mark.usefixtures("without_conversion")
 def test_a_server_that_ends_is_refused_with_its_last_words(tiny_pair: TinyPair, models: Models, tmp_path: Path):  # noqa: F811
     found = LlamaCpp(stand_in(tmp_path, REFUSING) / "build/bin/llama-server", "")
-    request = request_of(settings(tiny_pair), models, tmp_path)
+    request = request_of(settings(tiny_pair), models, tmp_path, 60)
     with pytest.raises(UsageError, match="draft model vocab must match"):
-        LlamaCppArm(found, request, models.target_vocabulary, tmp_path, speculative=True)
+        LlamaCppArm(found, request, models.target_vocabulary, tmp_path, Mode.SPECULATIVE)
 
 
 @pytest.fixture
@@ -253,7 +335,7 @@ def arm_of(tiny_pair: TinyPair, models: Models, tmp_path: Path) -> Iterator[Any]
         folder = Path(LLAMA_CPP) if name.startswith("llama.cpp") else None
         engines = find_engines(openvino=folder is None, llama_cpp=folder)
         with_drafter = replace(models, drafter_folder=drafter)
-        made.append(engines.build(name, settings(tiny_pair, **changes), with_drafter, tmp_path))
+        made.append(engines.build(name, settings(tiny_pair, **changes), with_drafter, tmp_path, 60))
         return made[-1]
 
     yield build
@@ -297,6 +379,25 @@ def test_sampling_keeps_to_lengths(name: str, arm_of: Any):
     made = arm_of(name, sampling__temperature=1.0, batch=4).complete(prompts())
     assert all(1 <= len(tokens) <= NEW_TOKENS for tokens in made.tokens)
     assert len(set(made.tokens)) > 1
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("name", ENGINES)
+def test_lookup_changes_no_token(
+    name: str,
+    batch: int,
+    arm_of: Any,
+    tiny_pair: TinyPair,  # noqa: F811
+    models: Models,
+):
+    if name == "llama.cpp" and Mode.LOOKUP not in find_llama_cpp(Path(LLAMA_CPP)).modes:
+        pytest.skip("this version of llama.cpp has no lookup in its server")
+    made = arm_of(f"{name}-lookup", batch=batch).complete(prompts())
+    wanted = greedy(models, tiny_pair.target)
+    shortest = 0 if name == "openvino" else 10  # llama.cpp stops up to a block before the limit
+    for own, theirs in zip(made.tokens, wanted, strict=True):
+        assert own == theirs[: len(own)]
+        assert len(own) >= len(theirs) - shortest
 
 
 @needs_openvino

@@ -11,7 +11,7 @@ from replaying import config_of
 from tiny_pair import TinyPair, tiny_pair  # noqa: F401  (a fixture)
 
 from pipeline.assembly.models import load_models
-from pipeline.bench.engines.gguf import _pair_rotary_rows, _tensors, _write_tokenizer, save_gguf
+from pipeline.bench.engines.gguf import _pair_rotary_rows, _tensors, _write_tokenizer, name_quantisation, save_gguf
 from pipeline.bench.engines.weights import load_llama, request_of
 from stages.models.huggingface import load_tokenizer, new_llama
 from store.errors import ModelError
@@ -56,11 +56,13 @@ def test_tokenizers_become_those_of_llama_cpp(tiny_pair: TinyPair):  # noqa: F81
     written: dict[str, Mapping[str, Any]] = {}
     for name, folder in (("target", tiny_pair.target), ("drafter", tiny_pair.drafter)):
         llama, record = load_llama(str(folder)), Recorded()
-        _write_tokenizer(record, llama.tokenizer, llama.vocabulary + 1, 7)
+        _write_tokenizer(record, llama.tokenizer, llama.vocabulary + 1, [7, 9])
         assert record["token_list"][:3] == ["<unk>", "<s>", "</s>"]
         assert record["token_types"][:3] == [2, 3, 3]
         assert record["token_types"][-1] == 5
-        assert (record["bos_token_id"], record["eos_token_id"]) == (1, 7), "the end is the one asked for"
+        assert (record["bos_token_id"], record["eos_token_id"]) == (1, 7), "the first end is that of the model"
+        assert record["eot_token_id"] == 9
+        assert "eom_token_id" not in record
         written[name] = record
     assert (written["target"]["tokenizer_model"], written["target"]["tokenizer_pre"]) == ("gpt2", "gpt-2")
     assert written["target"]["token_merges"][0].count(" ") == 1
@@ -80,17 +82,18 @@ def test_a_gguf_file_holds_every_weight(tiny_pair: TinyPair, tmp_path: Path, dty
     import gguf
 
     llama = load_llama(str(tiny_pair.target))
-    save_gguf(llama, tmp_path / "model.gguf", dtype, 2)
+    save_gguf(llama, tmp_path / "model.gguf", dtype, [2])
     found = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "model.gguf").tensors}
     assert found.keys() == dict(_tensors(llama)).keys()
     assert found["blk.0.ffn_down.weight"].n_bytes == 48 * 96 * width
     assert found["output_norm.weight"].n_bytes == 48 * 4
+    assert name_quantisation(tmp_path / "model.gguf") == {4: "F32", 2: "BF16"}[width]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_engines_are_asked_for_the_type_in_which_the_target_runs(tiny_pair: TinyPair, tmp_path: Path, dtype: str):  # noqa: F811
     models = load_models(config_of(tiny_pair, dtype=dtype), "", tmp_path)[0]
-    assert request_of(config_of(tiny_pair, dtype="auto"), models, tmp_path).dtype == dtype
+    assert request_of(config_of(tiny_pair, dtype="auto"), models, tmp_path, 60).dtype == dtype
 
 
 def test_a_type_that_other_engines_do_not_have_is_refused(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
@@ -98,4 +101,20 @@ def test_a_type_that_other_engines_do_not_have_is_refused(tiny_pair: TinyPair, t
     models = load_models(config, "", tmp_path)[0]
     models.target.model.double()
     with pytest.raises(ModelError, match="is float64; set the dtype"):
-        request_of(config, models, tmp_path)
+        request_of(config, models, tmp_path, 60)
+
+
+def test_the_context_of_engines_is_that_of_the_longest_prompt_in_whole_steps(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
+    config = config_of(tiny_pair, dtype="float32")
+    models = load_models(config, "", tmp_path)[0]
+    assert request_of(config, models, tmp_path, 60).longest == min(256, models.target.max_length)
+    assert request_of(config, models, tmp_path, 100_000).longest == models.target.max_length
+
+
+def test_the_end_of_the_vocabulary_is_the_first_of_several(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
+    config = config_of(tiny_pair, dtype="float32")
+    models = load_models(config, "", tmp_path)[0]
+    end = models.target_vocabulary.eos
+    assert end is not None
+    models.target.model.generation_config.eos_token_id = [end - 1, end, end + 1]
+    assert request_of(config, models, tmp_path, 60).ends == (end, end - 1, end + 1)

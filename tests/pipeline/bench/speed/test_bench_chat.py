@@ -79,7 +79,7 @@ def chat_ids(folder: Path) -> set[tuple[int, ...]]:  # noqa: F811
 
 
 def test_all_arms_read_the_same_chat_prompts(folder: Path, template: Path, read: Read) -> None:  # noqa: F811
-    chat = ("--set", "source.chat=true", "--set", f"source.chat_template={template}")
+    chat = ("--chat", "--set", f"source.chat_template={template}")
     result = run(folder, *chat, "--set", "draft.costs=estimated", "--json", str(folder / "chat.json"))
     assert result.exit_code == 0, result.output
     expected = chat_ids(folder)
@@ -88,6 +88,19 @@ def test_all_arms_read_the_same_chat_prompts(folder: Path, template: Path, read:
     assert min(map(len, read.values())) >= PROMPTS
     (report,) = json.loads((folder / "chat.json").read_text())["runs"]
     assert {name: arm["differing"] for name, arm in report["arms"].items()} == dict.fromkeys(ArmName, 0)
+    assert report["chat"] == f"chat: prompts are put into the chat template of {folder / 'target'}"
+    assert f"Chat: prompts are put into the chat template of {folder / 'target'}" in result.output
+
+
+def test_no_chat_completes_prompts_as_text(folder: Path, template: Path, read: Read) -> None:  # noqa: F811
+    more = ("--no-chat", "--set", f"source.chat_template={template}", "--arms", "plain,own-plain")
+    result = run(folder, *more, "--json", str(folder / "text.json"))
+    assert result.exit_code == 0, result.output
+    tokenizer = load_tokenizer(str(folder / "target"))
+    texts = {tuple(tokenizer(text)["input_ids"]) for text in TEXTS[: PROMPTS + WARM_UP]}
+    assert read == {"greedy_generate": read["greedy_generate"], "ours": texts}
+    assert read["greedy_generate"] <= texts
+    assert json.loads((folder / "text.json").read_text())["runs"][0]["chat"] is None
 
 
 @pytest.mark.parametrize("engine", ["openvino", "llama.cpp"])
@@ -104,7 +117,7 @@ def test_other_engines_read_them_too(
     models = {"targets": (str(folder / "target"),), "drafter": str(folder / "drafter"), "device": "cpu"}
     config = Config().with_overrides(models | {"source.chat": True, "source.chat_template": template})
     (loaded,) = load_models(config, "", tmp_path)
-    OtherEngines("1.0", LlamaCpp(tmp_path, "1.0")).build(engine, config, loaded, tmp_path)
+    OtherEngines("1.0", LlamaCpp(tmp_path, "1.0")).build(engine, config, loaded, tmp_path, 64)
     (words,) = given
     prompts = [PromptReceived(place, str(place), "prompts", place, text) for place, text in enumerate(TEXTS)]
     assert {tuple(words.encode(prompt)) for prompt in prompts[: PROMPTS + WARM_UP]} == chat_ids(folder)

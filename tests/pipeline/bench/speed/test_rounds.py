@@ -8,8 +8,10 @@ import pytest
 
 from pipeline.bench.engines.engines import OtherEngines
 from pipeline.bench.speed.arms import ArmName, arms_at, chunks, require_usable
-from pipeline.bench.speed.benchmark import SpeedPlan, measure
+from pipeline.bench.speed.benchmark import measure
 from pipeline.bench.speed.build import processor_seconds
+from pipeline.bench.speed.monitor import Monitor, Rounds
+from pipeline.bench.speed.plan import QUICK, SpeedPlan
 from pipeline.run.rounds import Round
 from store.errors import UsageError
 from store.events import PromptReceived
@@ -49,6 +51,20 @@ class NotingArm:
         raise AssertionError("whoever made the arm closes it")
 
 
+class NotingMonitor(Monitor):
+    """Writes down steps and turns."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[str, str, int, int]] = []
+        self.turns: list[tuple[str, int, int]] = []
+
+    def start_step(self, phase: str, what: str, number: int = 1, total: int = 1) -> None:
+        self.steps.append((phase, what, number, total))
+
+    def finish_turn(self, name: str, rounds: Rounds, planned: int) -> None:
+        self.turns.append((name, len(rounds[name]), planned))
+
+
 def rotation() -> Iterator[tuple[str, tuple[int, ...]]]:
     arms = [ArmName.PLAIN, ArmName.FROZEN, ArmName.LEARNING]
     for number in range(3):
@@ -58,7 +74,7 @@ def rotation() -> Iterator[tuple[str, tuple[int, ...]]]:
 
 def test_every_arm_takes_its_turn_at_every_place_and_those_of_ours_warm_up_longer() -> None:
     notes: list[tuple[str, tuple[int, ...]]] = []
-    steps: list[tuple[int, int]] = []
+    monitor = NotingMonitor()
     between: list[tuple[int, int]] = []
     arms = {name: NotingArm(name, notes) for name in (ArmName.PLAIN, ArmName.FROZEN, ArmName.LEARNING)}
     prompts = [PromptReceived(offset, str(offset), "tiny", offset + 1, "text") for offset in range(13)]
@@ -66,15 +82,61 @@ def test_every_arm_takes_its_turn_at_every_place_and_those_of_ours_warm_up_longe
         arms,
         prompts,
         SpeedPlan(tuple(arms), round_prompts=2, rounds=3, warm_up=7),
-        lambda what, done, all_steps: steps.append((done, all_steps)),
+        monitor,
         lambda number: between.append((number, len(notes))),
     )
     rehearsals = [("plain", offsets) for offsets in ((4, 5), (6,))]
     whole = [(name, offsets) for name in ("frozen", "learning") for offsets in ((0, 1), (2, 3), (4, 5), (6,))]
     assert notes == [*rehearsals, *whole, *rotation()]
-    assert steps == [(done, 19) for done in range(1, 20)]
+    warm_up = [("warm-up", "plain, 3 prompts", 1, 3), ("warm-up", "frozen, 7 prompts", 2, 3)]
+    assert monitor.steps[:2] == warm_up
+    assert monitor.steps[2:] == [
+        ("warm-up", "learning, 7 prompts", 3, 3),
+        ("measuring", "3 rounds of 2 prompts in 3 arms", 1, 1),
+    ]
+    assert monitor.turns == [(name, 1 + place // 3, 3) for place, (name, _) in enumerate(rotation())]
     assert between == [(0, 10), (1, 13), (2, 16)]
     assert {name: len(rounds) for name, rounds in found.items()} == dict.fromkeys(arms, 3)
+
+
+class InterruptedArm(NotingArm):
+    """Is interrupted when it is given the prompt with this offset."""
+
+    def __init__(self, offset: int) -> None:
+        super().__init__("interrupted", [])
+        self._offset = offset
+
+    def complete(self, prompts: Sequence[PromptReceived]) -> Round:
+        if prompts[0].offset == self._offset:
+            raise KeyboardInterrupt
+        return super().complete(prompts)
+
+
+@pytest.mark.parametrize(("offset", "complete"), [(2, 1), (4, 2)])
+def test_ctrl_c_keeps_the_rounds_that_all_arms_have_finished(offset: int, complete: int) -> None:
+    arms = {"plain": NotingArm("plain", []), "memory": InterruptedArm(offset)}
+    prompts = [PromptReceived(number, str(number), "tiny", number + 1, "text") for number in range(6)]
+    plan = SpeedPlan(tuple(arms), round_prompts=2, rounds=3, warm_up=0)
+    found = measure(arms, prompts, plan, NotingMonitor(), lambda number: None)
+    assert {name: len(rounds) for name, rounds in found.items()} == {"plain": complete, "memory": complete}
+
+
+@pytest.mark.parametrize(("offset", "warm_up"), [(0, 0), (0, 2)])
+def test_ctrl_c_before_a_round_is_finished_is_passed_on(offset: int, warm_up: int) -> None:
+    arms = {"plain": NotingArm("plain", []), "memory": InterruptedArm(offset)}
+    prompts = [PromptReceived(number, str(number), "tiny", number + 1, "text") for number in range(6)]
+    plan = SpeedPlan(tuple(arms), round_prompts=2, rounds=2, warm_up=warm_up)
+    with pytest.raises(KeyboardInterrupt):
+        measure(arms, prompts, plan, NotingMonitor(), lambda number: None)
+
+
+def test_a_quick_plan_is_short_and_has_few_arms() -> None:
+    none = OtherEngines(None, None)
+    arms = arms_at(1, 0.0, none, quick=True)
+    assert arms == ("plain", "own-plain", "memory", "logged")
+    assert SpeedPlan.from_options(arms, 1, defaults=QUICK) == SpeedPlan(arms, round_prompts=3, rounds=4, warm_up=6)
+    assert SpeedPlan.from_options(arms, 8, warm_up=0, defaults=QUICK).round_prompts == 8
+    assert SpeedPlan.from_options(arms, 8, warm_up=0, defaults=QUICK).warm_up == 0
 
 
 def test_chunks_keep_the_order_and_the_rest() -> None:

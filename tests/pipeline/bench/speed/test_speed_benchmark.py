@@ -234,7 +234,7 @@ class Parrot:
     def label(self, name: str) -> str:
         return self.label_text
 
-    def build(self, name: str, config: Config, models: Models, scratch: Path) -> Arm:
+    def build(self, name: str, config: Config, models: Models, scratch: Path, longest: int) -> Arm:
         return self
 
     def complete(self, prompts: Sequence[PromptReceived]) -> Round:

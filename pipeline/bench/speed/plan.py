@@ -1,0 +1,74 @@
+"""Size of a measurement of the speed benchmark, and its defaults."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class PlanDefaults:
+    """Sizes of a measurement where the options do not set them.
+
+    Attributes:
+        rounds: number of timed rounds.
+        round_prompts: prompts per round, at least `per_row` times the batch size.
+        per_row: see `round_prompts`.
+        warm_up: untimed prompts.
+        max_new_tokens: most target tokens in one completion.
+    """
+
+    rounds: int
+    round_prompts: int
+    per_row: int
+    warm_up: int
+    max_new_tokens: int
+
+
+FULL = PlanDefaults(rounds=10, round_prompts=8, per_row=2, warm_up=42, max_new_tokens=64)
+QUICK = PlanDefaults(rounds=4, round_prompts=3, per_row=1, warm_up=6, max_new_tokens=32)
+
+
+@dataclass(frozen=True)
+class SpeedPlan:
+    """Size of a measurement.
+
+    Attributes:
+        arms: names of the arms to run.
+        round_prompts: prompts per round.
+        rounds: number of timed rounds.
+        warm_up: untimed prompts of the same stream before the timed ones, from which the learning arms learn.
+    """
+
+    arms: tuple[str, ...]
+    round_prompts: int
+    rounds: int
+    warm_up: int
+
+    @classmethod
+    def from_options(
+        cls,
+        arms: Sequence[str],
+        batch: int,
+        prompts: int | None = None,
+        round_prompts: int | None = None,
+        warm_up: int | None = None,
+        *,
+        defaults: PlanDefaults = FULL,
+    ) -> "SpeedPlan":
+        """The plan of a batch size.
+
+        Args:
+            arms: names of the arms.
+            batch: batch size.
+            prompts: number of timed prompts, rounded up to whole rounds; None for the default.
+            round_prompts: prompts per round; None for the default.
+            warm_up: number of untimed prompts; None for the default.
+            defaults: sizes that are not given.
+        """
+        size = round_prompts or max(defaults.round_prompts, defaults.per_row * batch)
+        wanted = prompts or defaults.rounds * size
+        return cls(tuple(arms), size, -(-wanted // size), defaults.warm_up if warm_up is None else warm_up)
+
+    @property
+    def prompts(self) -> int:
+        """Number of timed prompts."""
+        return self.rounds * self.round_prompts
