@@ -20,6 +20,7 @@ from pipeline.config.cli_options import (
     RUN,
     SERVING,
     SETTINGS,
+    ChatOption,
     SetOption,
     SourcesOption,
     argument,
@@ -70,10 +71,6 @@ _RAY_HELP = (
 )
 _WORKERS_HELP = "With --ray: how many workers, which may be changed later in the file 'workers' of the run."
 _KEY_HELP = "Clients must send this as `Authorization: Bearer KEY`. Better set in the environment than typed."
-_CHAT_HELP = (
-    "Whether prompts are put into the target's chat template. [default: if it has one, except for builtin:docs and "
-    "builtin:code]"
-)
 _DRAFT_HELP = "Most pieces drafted per block; 0 decodes plainly. [default: 5]"
 
 # Options of both commands.
@@ -146,7 +143,7 @@ def replay(
     threads: Threads = None,
     prompt_field: Annotated[str | None, option("source.prompt_field")] = None,
     template: Annotated[str | None, option("source.template")] = None,
-    chat: Annotated[bool | None, option("source.chat", _CHAT_HELP, "--chat/--no-chat")] = None,
+    chat: ChatOption = None,
     where: Annotated[list[str] | None, option("source.where")] = None,
     limit: Annotated[int | None, option("source.limit")] = None,
     mlflow_uri: MlflowUri = None,
