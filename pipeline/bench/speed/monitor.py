@@ -67,7 +67,7 @@ class LogMonitor(Monitor):
             return
         results = "; ".join(describe_turn(arm, rounds) for arm in rounds)
         left = (self._clock() - self._began) / done * (planned - done)
-        LOG.info("round %d/%d: %s; about %.0f s left", done, planned, results, left)
+        LOG.info("round %d/%d: %s%s", done, planned, results, f"; about {left:.0f} s left" if left else "")
 
 
 class LiveMonitor(Monitor):

@@ -24,7 +24,7 @@ class PlanDefaults:
 
 
 FULL = PlanDefaults(rounds=10, round_prompts=8, per_row=2, warm_up=42, max_new_tokens=64)
-QUICK = PlanDefaults(rounds=4, round_prompts=3, per_row=1, warm_up=6, max_new_tokens=32)
+QUICK = PlanDefaults(rounds=4, round_prompts=3, per_row=1, warm_up=3, max_new_tokens=32)
 
 
 @dataclass(frozen=True)

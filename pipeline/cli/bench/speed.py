@@ -39,7 +39,7 @@ LOG = logging.getLogger("omnidraft.bench")
 
 _DRAFT_HELP = "Most pieces drafted per block, in all arms except assisted-defaults."
 _ROUND_HELP = "Prompts per round. [default: twice the batch, at least 8; with --quick the batch, at least 3]"
-_WARM_UP_HELP = "Untimed prompts before the timed ones, to learn from. [default: 42; with --quick 6]"
+_WARM_UP_HELP = "Untimed prompts before the timed ones, to learn from. [default: 42; with --quick 3]"
 _QUICK_HELP = (
     "Short measurement: 4 rounds of 3 prompts of up to 32 tokens with the arms plain, own-plain, memory and logged, "
     "and those of other engines. Takes less than three minutes with a target of 135M parameters on two cores. "

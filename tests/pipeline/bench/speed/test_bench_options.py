@@ -69,7 +69,7 @@ def test_a_quick_run_has_few_arms_and_short_completions(folder: Path, tmp_path: 
     report = report_of(tmp_path / "quick.json")
     assert list(report["arms"]) == ["plain", "own-plain", "memory", "logged"]
     sizes = {name: report["settings"][name] for name in ("prompts", "round_prompts", "warm_up")}
-    assert sizes == {"prompts": 12, "round_prompts": 3, "warm_up": 6}
+    assert sizes == {"prompts": 12, "round_prompts": 3, "warm_up": 3}
     assert report["settings"]["sampling"]["max_new_tokens"] == 32
     assert report["partial"] is False
     assert report["rounds"] == {"complete": 4, "planned": 4}

@@ -47,11 +47,13 @@ def test_a_pipe_gets_a_message_per_step_and_per_round(log: pytest.LogCaptureFixt
     monitor.finish_turn("memory", rounds, 4)
     rounds["plain"].append(make_round(10, 1.0))
     monitor.finish_turn("plain", rounds, 4)
+    monitor.finish_turn("plain", rounds, 1)
     assert log.messages == [
         "loading the models: target, drafter",
         "warm-up 2/4: memory",
         "measuring: 4 rounds of 3 prompts in 2 arms",
         "round 1/4: plain 10.0 tokens/s; memory 20.0 tokens/s (2.00); about 90 s left",
+        "round 1/1: plain 10.0 tokens/s; memory 20.0 tokens/s (2.00)",
     ]
 
 

@@ -134,7 +134,7 @@ def test_a_quick_plan_is_short_and_has_few_arms() -> None:
     none = OtherEngines(None, None)
     arms = arms_at(1, 0.0, none, quick=True)
     assert arms == ("plain", "own-plain", "memory", "logged")
-    assert SpeedPlan.from_options(arms, 1, defaults=QUICK) == SpeedPlan(arms, round_prompts=3, rounds=4, warm_up=6)
+    assert SpeedPlan.from_options(arms, 1, defaults=QUICK) == SpeedPlan(arms, round_prompts=3, rounds=4, warm_up=3)
     assert SpeedPlan.from_options(arms, 8, warm_up=0, defaults=QUICK).round_prompts == 8
     assert SpeedPlan.from_options(arms, 8, warm_up=0, defaults=QUICK).warm_up == 0
 
