@@ -64,7 +64,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     ),
     "versions export": ("omnidraft versions export 7 drafter-7",),
     "bench": (
-        "omnidraft bench",
+        "omnidraft bench --quick",
         "omnidraft bench prompts.jsonl --target Qwen/Qwen2.5-7B-Instruct --drafter JackFram/llama-68m --batch 1,8",
     ),
     "bench-serve": ("omnidraft bench-serve --clients 16 --seconds 60", "omnidraft bench-serve --compare-learning"),
