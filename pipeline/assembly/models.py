@@ -125,18 +125,22 @@ def load_models(
 
     Raises:
         ModelError, VocabularyError: see there.
-        ConfigError: a swap or an exception for a special token cannot be read, or int8 weights are wanted of a device
-            that does not multiply them row by row.
+        ConfigError: a swap or an exception for a special token cannot be read, or weights in int8 or int4 are wanted of
+            a device that has no kernels for them.
     """
     device = pick_device(config.device)
-    if device != "cpu" and "int8" in (config.weights, config.draft.weights):
-        raise ConfigError(f"weights in int8 are for the CPU alone, but the device is {device}; try dtype = 'bfloat16'")
+    quantised = {config.weights, config.draft.weights} & {"int8", "int4"}
+    if device != "cpu" and quantised:
+        raise ConfigError(
+            f"weights in {min(quantised)} are for the CPU alone, but the device is {device}; try dtype = 'bfloat16'"
+        )
     source = locate(config.drafter, uri, fetched)
     folder = Path(source) if Path(source).is_dir() else None
     drafter = load_drafter(config, source, device, measurements)
     sources = {name: locate(name, uri, fetched) for name in TargetRouter.from_config(config).targets}
     targets = {
-        name: load_model(found, config.dtype, device, config.weights, measurements) for name, found in sources.items()
+        name: load_model(found, config.dtype, device, config.weights, measurements, one_kernel=config.one_kernel)
+        for name, found in sources.items()
     }
     largest = max(target.parameters for target in targets.values())
     if config.threads or largest < ONE_THREAD_BELOW:

@@ -77,6 +77,7 @@ _DRAFT_HELP = "Most pieces drafted per block; 0 decodes plainly. [default: 5]"
 Drafter = Annotated[str | None, option("drafter")]
 Device = Annotated[str | None, option("device")]
 Dtype = Annotated[str | None, option("dtype")]
+Weights = Annotated[str | None, option("weights")]
 Threads = Annotated[int | None, option("threads")]
 Seed = Annotated[int | None, option("seed")]
 Run = Annotated[Path | None, option("run")]
@@ -140,6 +141,7 @@ def replay(
     seed: Seed = None,
     device: Device = None,
     dtype: Dtype = None,
+    weights: Weights = None,
     threads: Threads = None,
     prompt_field: Annotated[str | None, option("source.prompt_field")] = None,
     template: Annotated[str | None, option("source.template")] = None,
@@ -310,6 +312,7 @@ def serve(
     seed: Seed = None,
     device: Device = None,
     dtype: Dtype = None,
+    weights: Weights = None,
     threads: Threads = None,
     config: ConfigFile = None,
     settings: SetOption = None,

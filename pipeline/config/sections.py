@@ -12,6 +12,7 @@ Texts = Annotated[tuple[str, ...], Field(strict=False)]  # files hold lists wher
 Share = Annotated[float, Field(ge=0, le=1)]
 SourceName = Literal["own", "memory", "model"]
 Sources = Annotated[tuple[SourceName, ...], Field(strict=False)]
+WeightFormat = Literal["auto", "fastest", "float32", "bfloat16", "int8", "int4"]
 
 
 class Section(BaseModel):
@@ -96,11 +97,10 @@ class DraftSettings(Section):
     only_where_paying: bool = Field(
         default=True, description="Whether speculation is paused while decoding without it is faster."
     )
-    weights: Literal["fastest", "int8"] = Field(
-        default="fastest",
-        description="Weight format of the drafter: 'fastest' chooses the fastest exact layout; 'int8' quantises "
-        "it, which costs a little acceptance and is faster on most machines from tens of millions of "
-        "parameters.",
+    weights: WeightFormat = Field(
+        default="auto",
+        description="Weight format of the drafter, as `weights`. 'int8' and 'int4' quantise it, which costs a little "
+        "acceptance and is faster on most machines from tens of millions of parameters.",
     )
     temperature: float | None = Field(
         default=None, ge=0, description="Temperature of the drafter. Default: sampling.temperature."

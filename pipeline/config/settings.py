@@ -36,6 +36,7 @@ from pipeline.config.sections import (
     SourceSettings,
     Texts,
     VocabularySettings,
+    WeightFormat,
 )
 from store.errors import ConfigError
 
@@ -74,10 +75,16 @@ class Config(Section):
         default="float32", description="Data type of the model weights."
     )
     batch: int = Field(default=1, ge=1, description="Number of prompts decoded concurrently.")
-    weights: Literal["fastest", "int8"] = Field(
-        default="fastest",
-        description="Weight format of the targets: 'fastest' chooses the fastest exact layout; 'int8' quantises "
-        "the target and changes its outputs.",
+    weights: WeightFormat = Field(
+        default="auto",
+        description="Weight format of the targets: the fastest layout in the type `dtype` ('fastest'), in 'float32' or "
+        "in 'bfloat16'; 'int8' and 'int4' quantise the target and change its outputs. 'auto': the own bits of a GGUF "
+        "file of four bits, else 'fastest'.",
+    )
+    one_kernel: bool = Field(
+        default=False,
+        description="Whether one kernel computes passes of all sizes, one query at a time: with 'int4', a token then "
+        "has the same logits bit for bit whatever else a pass computes. Slower; no trees are verified.",
     )
     threads: int | None = Field(
         default=None, ge=1, description="Number of CPU threads. Default: 1 for small targets, else torch's choice."

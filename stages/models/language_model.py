@@ -30,7 +30,7 @@ from stages.models.attention_masks import AttentionPositions, attend_by_position
 from stages.models.forward import Forward, ModuleForward
 from stages.models.huggingface import load_causal_model, load_tokenizer, raise_write_errors
 from stages.models.measurements import Measurements
-from stages.models.packed_llama import PackedLlamaForward, PackedLlamaWeights, has_packed_forward
+from stages.models.packed_llama import PackedLlamaForward, PackedLlamaWeights, choose_weights, has_packed_forward
 from stages.models.proof import (
     ROUNDED,
     check_spans,
@@ -42,6 +42,7 @@ from stages.models.proof import (
     tolerance,
 )
 from stages.models.row_forward import Reading, RowForward, find_rope_switch
+from stages.quantisation.modules import FORMATS, ROUNDING, has_groups, round_weights
 from store.errors import ModelError
 
 LOG = logging.getLogger("omnidraft.models")
@@ -69,11 +70,11 @@ class LanguageModel:
 
     Args:
         model: any Hugging Face causal language model.
-        name: for messages.
-        adapter: name of the injected adapter to compute with.
-        weights: format of the packed weights, see `PackedLlamaWeights`.
+        name, adapter: for messages, and of the injected adapter to compute with.
+        weights: format of the packed weights, see `KernelMaker`; `auto` is chosen by `choose_weights`.
         packed_weights: such weights of this model if they exist already.
         measurements: store of the fastest kernels; by default that of this machine.
+        one_kernel: see `PackedLlamaWeights`.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class LanguageModel:
         weights: str = "fastest",
         packed_weights: PackedLlamaWeights | None = None,
         measurements: Measurements | None = None,
+        one_kernel: bool = False,
     ) -> None:
         self.model, self.name, self.adapter = model.eval(), name, adapter
         self.device: torch.device = next(model.parameters()).device
@@ -93,7 +95,9 @@ class LanguageModel:
         self.max_length: int = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 1 << 30
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         self.layers: int = model.config.get_text_config().num_hidden_layers
-        self.weights, self._packed_weights, self.measurements = weights, packed_weights, measurements or Measurements()
+        self.weights = choose_weights(model) if weights == "auto" else weights
+        self.one_kernel, self._packed_weights = one_kernel, packed_weights
+        self.measurements = measurements or Measurements()
         # Whether `read` follows a mask and positions: not if a model has states, or biases by column.
         self.attends_anywhere = True
         self.reads_trees = False  # whether new tokens of a row may be a tree: where `prove_forward` found it right
@@ -112,7 +116,8 @@ class LanguageModel:
 
     def _make_packed(self) -> Forward:
         if self._packed_weights is None:
-            self._packed_weights = PackedLlamaWeights(self.model, self.weights, self.measurements)
+            options = {"one_kernel": self.one_kernel}
+            self._packed_weights = PackedLlamaWeights(self.model, self.weights, self.measurements, **options)
         return PackedLlamaForward(self._packed_weights)
 
     def share_weights(self, adapter: str | None = None) -> "LanguageModel":
@@ -124,6 +129,7 @@ class LanguageModel:
             weights=self.weights,
             packed_weights=None if adapter else self._packed_weights,
             measurements=self.measurements,
+            one_kernel=self.one_kernel,
         )
         shared.max_length, shared.attends_anywhere = self.max_length, self.attends_anywhere
         if not adapter or not isinstance(self.forward_pass, PackedLlamaForward):
@@ -160,7 +166,7 @@ class LanguageModel:
         The outcome is stored on this machine for these weights, this configuration and this code.
 
         Raises:
-            ModelError: no forward pass is right, or the weight format is int8 and the packed forward is not.
+            ModelError: no forward pass is right, or the weights are to be rounded and the packed forward is not.
             MemoryError, torch.OutOfMemoryError: there is too little memory for a forward pass.
         """
         candidates: dict[str, Callable[[], Forward]] = {
@@ -171,9 +177,9 @@ class LanguageModel:
             del candidates["modules"]  # one row beyond the switch would change the frequencies of all
         if self._can_pack():
             candidates = {"packed": self._make_packed, **candidates}
-        if self.weights == "int8":
+        if self._needs_packed:
             candidates = {name: make for name, make in candidates.items() if name == "packed"}
-        key = proof_key(self.model, fingerprint(self), self.weights, *candidates)
+        key = proof_key(self.model, fingerprint(self), self.weights, self.one_kernel, *candidates)
         found = self.measurements.get_or_measure("proof", key, lambda: self._prove(candidates))
         if found["longest"] and found["longest"] < self.max_length:
             LOG.warning(
@@ -197,26 +203,35 @@ class LanguageModel:
             raise
         except Exception as error:  # a model may raise anything
             raise ModelError(f"{self.name} cannot compute a text: {describe_error(error)}") from error
-        rounds = self.weights == "int8"
+        rounds = self.weights in ROUNDING
         limit = ROUNDED if rounds else tolerance(self.model)
-        number, reasons = pick_forward(self.model, list(candidates.values()), limit, length, rounds_inputs=rounds)
-        if number is None:
-            raise ModelError(self._describe_failure(candidates, reasons))
-        name = list(candidates)[number]
-        return {
-            "forward": name,
-            "longest": longest,
-            "branches": follows_masks(self.model, self.read),
-            "trees": follows_trees(self.model, candidates[name], limit, length),
-            "reasons": reasons,
-        }
+        if self._needs_packed and self._can_pack():
+            self._make_packed()  # before the modules have other weights
+        with round_weights(self.model, self.weights):
+            number, reasons = pick_forward(self.model, list(candidates.values()), limit, length, rounds_inputs=rounds)
+            if number is None:
+                raise ModelError(self._describe_failure(candidates, reasons))
+            name = list(candidates)[number]
+            return {
+                "forward": name,
+                "longest": longest,
+                "branches": follows_masks(self.model, self.read),
+                "trees": follows_trees(self.model, candidates[name], limit, length),
+                "reasons": reasons,
+            }
+
+    @property
+    def _needs_packed(self) -> bool:
+        """Whether the format of the weights, or the single kernel, exists in the packed forward alone."""
+        return self.weights in ROUNDING or self.one_kernel
 
     def _describe_failure(self, candidates: Collection[str], reasons: Sequence[str]) -> str:
         config = self.model.config.get_text_config()
         kinds = ", ".join(dict.fromkeys(getattr(config, "layer_types", None) or ())) or "of one kind"
-        if self.weights == "int8":
+        if self._needs_packed:
             why = f"; {reasons[0]}" if reasons else ", which does not support this architecture"
-            return f"{self.name}: weights in int8 need the packed forward{why}; leave out weights = 'int8'"
+            wanted = f"weights in {self.weights} need" if self.weights in ROUNDING else "one_kernel needs"
+            return f"{self.name}: {wanted} the packed forward{why}; try weights = 'fastest'"
         tried = "; ".join(f"{name}: {reason}" for name, reason in zip(candidates, reasons, strict=False))
         return (
             f"{self.name} must give the same logits for a text read at once and in parts, but no forward pass does "
@@ -402,21 +417,26 @@ class LanguageModel:
 
 
 def load_model(
-    source: str, dtype: str, device: str, weights: str = "fastest", measurements: Measurements | None = None
+    source: str,
+    dtype: str,
+    device: str,
+    weights: str = "fastest",
+    measurements: Measurements | None = None,
+    *,
+    one_kernel: bool = False,
 ) -> LanguageModel:
     """Load a causal language model from a hub name or folder. `prove_forward` checks how it can be used.
 
     Args:
         source: hub name or folder.
         dtype, device: type and device of its computation.
-        weights: format of the packed weights: `fastest` chooses the fastest exact layout by measurement; `int8`
-            quantises the model and changes its outputs.
-        measurements: as for `LanguageModel`.
+        weights, measurements, one_kernel: as for `LanguageModel`; `auto` and `int4` keep the codes of a GGUF file.
 
     Raises:
         ModelError: no model was found, or the hub cannot be reached.
     """
-    return LanguageModel(load_causal_model(source, dtype, device), source, weights=weights, measurements=measurements)
+    model = load_causal_model(source, dtype, device, codes=weights in ("auto", "int4"))
+    return LanguageModel(model, source, weights=weights, measurements=measurements, one_kernel=one_kernel)
 
 
 def read_trained_weights(folder: Path, model: LanguageModel) -> list[Tensor]:
@@ -433,7 +453,8 @@ def read_trained_weights(folder: Path, model: LanguageModel) -> list[Tensor]:
 
 def fingerprint(model: LanguageModel) -> str:
     """Return a digest of a sample of every weight, and of the weight format."""
-    digest = hashlib.sha256(f"{model.vocabulary_size} {model.model.dtype} {model.weights == 'int8'}".encode())
+    rounded = f" {model.weights} {has_groups(model.model)}" if model.weights in FORMATS else ""
+    digest = hashlib.sha256(f"{model.vocabulary_size} {model.model.dtype} {model.weights == 'int8'}{rounded}".encode())
     for weight in model.model.parameters():
         numbers = weight.detach().flatten()[:: max(1, weight.numel() // SAMPLES)]
         digest.update(numbers.float().cpu().numpy().tobytes())

@@ -24,9 +24,10 @@ from typing_extensions import override
 
 from stages.models.attention_masks import find_branching_paths, find_positions, make_tree_mask, mask_chains
 from stages.models.forward import Forward
-from stages.models.linear import MANY_ROWS, Kernel, make_kernel, pick_fastest
+from stages.models.linear import Kernel, KernelMaker, Matrix, join_matrices
 from stages.models.measurements import Measurements
 from stages.models.row_cache import GROWTH
+from stages.quantisation.modules import count_attached, has_groups
 
 ARCHITECTURES = {"llama", "mistral", "qwen2", "qwen3"}
 FIXED_ROTARY = {"default", "linear", "llama3"}  # positions whose frequencies do not depend on the text's length
@@ -44,6 +45,14 @@ def has_packed_forward(model: Any) -> bool:
         and getattr(model.model.rotary_emb, "rope_type", None) in FIXED_ROTARY
         and model.model.rotary_emb.inv_freq.shape[0] * 2 == model.model.layers[0].self_attn.head_dim
     )
+
+
+def choose_weights(model: Any) -> str:
+    """Return the format of weights for `auto`: `int4` if most weights of its matrices were stored in four bits, and the
+    packed forward can compute with them; else `fastest`.
+    """
+    few, more = count_attached(model)
+    return "int4" if few > more and model.device.type == "cpu" and has_packed_forward(model) else "fastest"
 
 
 @dataclass(frozen=True)
@@ -65,12 +74,18 @@ class PackedLlamaWeights:
 
     Args:
         model: of one of the `ARCHITECTURES`.
-        weights: format of the weights: `plain`, `packed` or `int8`, or `fastest` to choose by measurement.
+        weights: format of the weights, see `KernelMaker`.
         measurements: store of the measured choices.
+        one_kernel: whether a token's outputs must not depend on what else a pass computes: one kernel for all numbers
+            of rows, and attention for one query at a time.
     """
 
-    def __init__(self, model: Any, weights: str, measurements: Measurements) -> None:
-        self.model, self._weights, self._measurements = model, weights, measurements
+    def __init__(self, model: Any, weights: str, measurements: Measurements, *, one_kernel: bool = False) -> None:
+        self.model, self._one_kernel = model, one_kernel
+        self.rounds_inputs = one_kernel or weights == "int8"  # see `_split_tokens`
+        self._kernels = KernelMaker(
+            weights, one_kernel=one_kernel, quantise=not has_groups(model), measurements=measurements
+        )
         attention = model.model.layers[0].self_attn
         self.head_size: int = attention.head_dim
         self.heads: int = model.config.num_attention_heads
@@ -83,7 +98,6 @@ class PackedLlamaWeights:
         self._rotations_PE = torch.empty(0, self.head_size // 2, dtype=torch.complex64, device=self.device)
         self.outputs: int = model.lm_head.weight.shape[0]
         self.version = 0  # incremented whenever the weights are packed
-        self._kinds: dict[tuple[int, ...], tuple[str, str]] = {}
         self.refresh()
 
     @torch.inference_mode()
@@ -100,10 +114,8 @@ class PackedLlamaWeights:
         """Make the output layer, or its rows of these ids only. Not made in advance: a pruned forward needs no full
         one.
         """
-        weight_VW, bias_V = self.model.lm_head.weight, self.model.lm_head.bias
-        if ids is None:
-            return self._make_kernel(weight_VW, bias_V)
-        return self._make_kernel(weight_VW[ids], None if bias_V is None else bias_V[ids])
+        matrix = self._kernels.read(self.model.lm_head, codes=False)
+        return self._kernels.make_output(matrix if ids is None else matrix.take(ids))
 
     def rotations(self, positions_N: Tensor, longest: int) -> Tensor:
         """Return, per position, the complex numbers that rotate neighbouring pairs (N, E / 2).
@@ -124,11 +136,6 @@ class PackedLlamaWeights:
         return torch.complex(cos_1PE[0, :, :half].float(), sin_1PE[0, :, :half].float())
 
     @property
-    def rounds_inputs(self) -> bool:
-        """Whether linear layers round their inputs, so that differences in the last bit may grow."""
-        return self._weights == "int8"
-
-    @property
     def window(self) -> int | None:
         """Number of tokens that a sliding layer attends to, its own included; None if no layer slides."""
         window: int | None = getattr(self.model.config, "sliding_window", None)
@@ -141,44 +148,30 @@ class PackedLlamaWeights:
 
     def describe(self) -> str:
         """Describe the formats of the weights in readable words."""
-        kinds = sorted({kind for pair in self._kinds.values() for kind in pair})
-        return f"packed forward, {'/'.join(kinds)} weights, {str(self.dtype).removeprefix('torch.')}"
-
-    def _make_kernel(self, weight_OI: Tensor, bias_O: Tensor | None) -> Kernel:
-        shape = tuple(weight_OI.shape)
-        if shape not in self._kinds and self._weights != "fastest":
-            self._kinds[shape] = self._weights, self._weights
-        elif shape not in self._kinds:
-            one, many = (pick_fastest(weight_OI, rows, self._measurements) for rows in (1, MANY_ROWS))
-            self._kinds[shape] = one, many
-        return make_kernel(weight_OI.detach(), None if bias_O is None else bias_O.detach(), *self._kinds[shape])
+        single = " with one kernel for all rows" if self._one_kernel else ""
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"packed forward{single}, {self._kernels.describe()} weights, {dtype}"
 
     def _make_layer(self, layer: Any) -> Layer:
         attention, inner = layer.self_attn, layer.mlp
+        read, make = self._kernels.read, self._kernels.make
         turned = [self._interleave(attention.q_proj), self._interleave(attention.k_proj)]
-        parts = [*turned, (attention.v_proj.weight, attention.v_proj.bias)]
-        biases = [bias for _, bias in parts if bias is not None]
-        gates = inner.gate_proj, inner.up_proj
-        gate_biases = [part.bias for part in gates if part.bias is not None]
         return Layer(
             layer.input_layernorm.weight,
-            self._make_kernel(torch.cat([weight for weight, _ in parts]), torch.cat(biases) if biases else None),
+            make(join_matrices([*turned, read(attention.v_proj)])),
             self._head_norm(attention, "q_norm"),
             self._head_norm(attention, "k_norm"),
-            self._make_kernel(attention.o_proj.weight, attention.o_proj.bias),
+            make(read(attention.o_proj)),
             layer.post_attention_layernorm.weight,
-            self._make_kernel(
-                torch.cat([part.weight for part in gates]), torch.cat(gate_biases) if gate_biases else None
-            ),
-            self._make_kernel(inner.down_proj.weight, inner.down_proj.bias),
+            make(join_matrices([read(inner.gate_proj), read(inner.up_proj)])),
+            make(read(inner.down_proj)),
         )
 
-    def _interleave(self, projection: Any) -> tuple[Tensor, Tensor | None]:
+    def _interleave(self, projection: Any) -> Matrix:
         """Interleave the two halves of every head in weights and bias, so that rotated pairs are neighbours."""
-        weight_OI, bias_O = projection.weight, projection.bias
-        order = self._pairs.repeat(weight_OI.shape[0] // self.head_size)
-        order = order + torch.arange(len(order), device=order.device) // self.head_size * self.head_size
-        return weight_OI[order], None if bias_O is None else bias_O[order]
+        matrix = self._kernels.read(projection)
+        order = self._pairs.repeat(len(matrix.weight_OI) // self.head_size)
+        return matrix.take(order + torch.arange(len(order), device=order.device) // self.head_size * self.head_size)
 
     def _head_norm(self, attention: Any, name: str) -> Tensor | None:
         norm = getattr(attention, name, None)

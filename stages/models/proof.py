@@ -138,8 +138,8 @@ def measure_deviation(model: Any, forward: Forward, length: int, *, rounds_input
         model: a Hugging Face causal language model.
         forward: a forward pass of it with an empty cache.
         length: number of tokens of the longer text.
-        rounds_inputs: whether the forward pass is an approximation (int8): then the root of the mean square of the
-            differences is returned, which does not grow with the vocabulary.
+        rounds_inputs: whether the forward pass is an approximation (int8, int4, bfloat16): then the root of the mean
+            square of the differences is returned, which does not grow with the vocabulary.
     """
     with shorten_spans(model):
         reader = _ProofReader(forward, [_make_text(length, model), _make_text(OTHER_TEXT + 5, model)[5:]])
@@ -313,7 +313,8 @@ class _TreeReader:
 def proof_key(model: Any, *parts: object) -> list[Any]:
     """Return what the outcome of a proof depends on besides the weights: configuration, device, libraries, own code."""
     code = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    own = Path(__file__).parent
+    for path in sorted([*own.glob("*.py"), *own.with_name("quantisation").glob("*.py")]):
         code.update(path.read_bytes())
     for buffer in model.buffers():  # weights of quantised models
         code.update(buffer.detach().flatten()[:64].float().cpu().numpy().tobytes())
