@@ -195,12 +195,13 @@ def test_a_run_that_was_killed_after_the_end_of_its_stream_is_finished(address, 
     assert (run / SUMMARY).exists()
 
 
-def test_a_stream_without_prompts_ends(address, stream, tmp_path: Path):
+def test_a_stream_without_prompts_is_refused_before_a_worker_starts(address, stream, tmp_path: Path):
     config, _ = stream
     empty = tmp_path / "empty.jsonl"
     empty.write_text('{"prompt": 7}\n', encoding="utf-8")
-    summary, _ = replay_on_cluster(config.with_overrides({"sources": (str(empty),)}), tmp_path / "run", address, 1)
-    assert (summary["totals"]["prompts"], summary["rejected_rows"]) == (0, 1)
+    with pytest.raises(SourceError, match="must hold at least one prompt"):
+        replay_on_cluster(config.with_overrides({"sources": (str(empty),)}), tmp_path / "run", address, 1)
+    assert not (tmp_path / "run").exists()
 
 
 def test_an_error_of_a_worker_is_raised(address, stream, tmp_path: Path):

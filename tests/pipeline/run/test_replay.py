@@ -203,10 +203,14 @@ def test_rows_that_are_no_prompts_are_set_aside(tiny_pair: TinyPair, tmp_path: P
     assert summary["totals"]["prompts"] == 2
 
 
-def test_a_stream_without_a_single_prompt_has_a_summary_too(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
+def test_a_stream_without_a_single_prompt_is_refused_and_leaves_no_run(
+    tiny_pair: TinyPair,  # noqa: F811
+    tmp_path: Path,
+):
     (tmp_path / "none.jsonl").write_text('{"prompt": ""}\n')
-    summary = run_replay(config_of(tiny_pair, sources=(str(tmp_path / "none.jsonl"),)), tmp_path / "run")
-    assert (summary["datasets"], summary["totals"]["prompts"], summary["rejected_rows"]) == ({}, 0, 1)
+    with pytest.raises(SourceError, match="line 1 of 'none': the prompt in 'prompt' must not be empty"):
+        run_replay(config_of(tiny_pair, sources=(str(tmp_path / "none.jsonl"),)), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_what_was_done_is_kept_when_a_source_breaks_off(
