@@ -28,6 +28,22 @@ def write_synced(path: Path, chunks: Iterable[bytes]) -> None:
         os.fsync(file.fileno())
 
 
+def keep_copy(path: Path, copy: Path) -> None:
+    """Make `copy` the content that `path` has now, atomically, before `path` is replaced.
+
+    Both must be in one folder. The content is not written again where the disk has hard links. The copy is on disk once
+    the folder is synced, as `write_whole` does.
+    """
+    temporary = copy.with_name(f".{copy.name}.tmp")
+    temporary.unlink(missing_ok=True)
+    try:
+        os.link(path, temporary)
+    except OSError:  # a disk without hard links
+        write_synced(temporary, [path.read_bytes()])
+    os.replace(temporary, copy)
+    temporary.unlink(missing_ok=True)  # POSIX renames nothing if both names are links to one file
+
+
 def sync_file(path: Path) -> None:
     """Sync what was written to a file to disk."""
     with path.open("rb") as file:

@@ -59,10 +59,10 @@ def _read_checked(path: Path, digest: str) -> bytes:
     return content
 
 
-def remove_other_checkpoints(run_folder: Path, kept: Checkpoint | None) -> None:
-    """Remove all checkpoints except the committed one."""
-    root = run_folder / FOLDER
+def remove_other_checkpoints(run_folder: Path, *kept: Checkpoint | None) -> None:
+    """Remove all checkpoints except those given: the committed one, and that of the manifest's predecessor."""
+    root, names = run_folder / FOLDER, {Path(one.folder).name for one in kept if one}
     if root.is_dir():
         for folder in root.iterdir():
-            if kept is None or folder != run_folder / kept.folder:
+            if folder.name not in names:
                 shutil.rmtree(folder, ignore_errors=True)

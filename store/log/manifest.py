@@ -1,6 +1,7 @@
 """The manifest: the file whose replacement commits parts of the log together with a checkpoint.
 
     RUN/log/manifest.json                   names the committed parts and the checkpoint that belongs to them
+    RUN/log/manifest.previous.json          the manifest before that; see store/recovery/repair.py
     RUN/log/<table>/part-000001.parquet     whole, checksummed, never changed
     RUN/checkpoint/000001/...               state to resume from; see store/log/checkpoint.py
 
@@ -21,18 +22,23 @@ from uuid import uuid4
 from filelock import FileLock
 
 from store.errors import CorruptError, RunError
-from store.files import json_bytes, write_whole
+from store.files import json_bytes, keep_copy, write_whole
 from store.log.rollups import COUNTS
 from store.log.schema import SCHEMA_VERSION, TABLES
 
 MANIFEST = Path("log", "manifest.json")
+PREVIOUS = Path("log", "manifest.previous.json")
+UNREADABLE = Path("log", "manifest.unreadable.json")  # what a repair put aside
 _LOCK = Path("log", ".manifest.lock")
 LOCK_SECONDS = 60.0  # for which an edit waits for another
-_READABLE_VERSIONS = (3, 4, SCHEMA_VERSION)
-_PART_NAME = r"part-[0-9]{6,}(-[0-9]{6,})?\.parquet"  # a joined part has the numbers of its first and last source
+READABLE_VERSIONS = (3, 4, SCHEMA_VERSION)
+PART_NAME = r"part-[0-9]{6,}(-[0-9]{6,})?\.parquet"  # a joined part has the numbers of its first and last source
 _CHECKPOINT_FOLDER = r"checkpoint/[0-9]{6,}"
 # These files are written after a log's first manifest, which is synced: if any exists, there was a manifest.
-_WRITTEN_LATER = ("log/*/*part-*", "checkpoint/*", "versions/*", "rejected.jsonl", "partitions/*/log/manifest.json")
+_WRITTEN_LATER = (
+    *("log/*/*part-*", PREVIOUS.as_posix(), "checkpoint/*", "versions/*", "rejected.jsonl"),
+    "partitions/*/log/manifest.json",
+)
 
 
 class RunKind(StrEnum):
@@ -114,15 +120,19 @@ class Manifest:
         )
 
 
-def read_manifest(run_folder: Path) -> Manifest:
+def read_manifest(run_folder: Path, file: Path = MANIFEST) -> Manifest:
     """Read the committed state of a run, finished or still being written, also of schema versions 3 and 4.
+
+    Args:
+        run_folder: of the run or partition.
+        file: `PREVIOUS` reads the commit before the last.
 
     Raises:
         RunError: the folder has no log, the log cannot be opened, or its schema version is unknown.
         CorruptError: the manifest cannot be parsed or names files outside its run.
     """
     require_unicode(run_folder)
-    path = run_folder / MANIFEST
+    path = run_folder / file
     try:
         return _manifest(path, json.loads(path.read_bytes()))
     except (FileNotFoundError, NotADirectoryError):
@@ -132,7 +142,9 @@ def read_manifest(run_folder: Path) -> Manifest:
     except OSError as error:
         raise RunError(f"{path} must be readable: {error.strerror or error}; see --run and --runs") from error
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise CorruptError(f"{path} must be the manifest of a log, but it cannot be read: {error!r}") from error
+        raise CorruptError(
+            f"{path} must be the manifest of a log, but it cannot be read: {error!r}; `omnidraft repair` rebuilds it"
+        ) from error
 
 
 def has_manifest(folder: Path) -> bool:
@@ -148,8 +160,8 @@ def has_manifest(folder: Path) -> bool:
     if found is not None:
         raise CorruptError(
             f"{folder / MANIFEST} must be there to resume the run, but it is missing while {found.relative_to(folder)} "
-            "exists; nothing was changed. Restore the manifest from a copy, or begin a new run in another folder with "
-            "--run; the Parquet files below log/ are complete and can be read without it"
+            "exists; nothing was changed. `omnidraft repair` rebuilds it. Restore the manifest from a copy if there is "
+            "one, or begin a new run in another folder with --run; the Parquet files below log/ are complete"
         )
     return False
 
@@ -164,8 +176,8 @@ def require_unicode(folder: Path) -> None:
 
 def _manifest(path: Path, content: dict[str, Any]) -> Manifest:
     version = content["schema_version"]
-    if version not in _READABLE_VERSIONS:
-        known = f"{', '.join(map(str, _READABLE_VERSIONS[:-1]))} or {_READABLE_VERSIONS[-1]}"
+    if version not in READABLE_VERSIONS:
+        known = f"{', '.join(map(str, READABLE_VERSIONS[:-1]))} or {READABLE_VERSIONS[-1]}"
         raise RunError(f"{path} must have schema version {known}, got {version}; use the release that wrote it")
     if version == 3:
         content = _from_version_3(content)
@@ -173,17 +185,27 @@ def _manifest(path: Path, content: dict[str, Any]) -> Manifest:
     oldest = {"schema_version": version}  # of parts in manifests that do not name it
     tables = {table: tuple(Part(**(oldest | part)) for part in named[table]) for table in TABLES}
     checkpoint = Checkpoint(**content["checkpoint"]) if content["checkpoint"] else None
+    _require_numbers(tables)
     _require_inside(tables, checkpoint)
     rest = {key: content[key] for key in ("identity", "finished", "messages", "rejected_bytes")}
     rest["kind"] = RunKind(content["kind"]) if content.get("kind") else None
     return Manifest(content["run"], MappingProxyType(tables), checkpoint=checkpoint, **rest)
 
 
+def _require_numbers(tables: Mapping[str, tuple[Part, ...]]) -> None:
+    """Raise `ValueError` for counts of a part that are no numbers; readers add them up."""
+    for part in (part for parts in tables.values() for part in parts):
+        counts = {name: getattr(part, name) for name in ("rows", "bytes", "first_offset", "last_offset")}
+        wrong = {name: value for name, value in counts.items() if type(value) is not int or value < 0}
+        if wrong:
+            raise ValueError(f"the numbers of {part.file!r} must be integers from 0 on, got {wrong}")
+
+
 def _require_inside(tables: Mapping[str, tuple[Part, ...]], checkpoint: Checkpoint | None) -> None:
     """Raise `ValueError` for file names that a run does not use: a manifest must not name files outside its run."""
     for table, parts in tables.items():
         for part in parts:
-            if not re.fullmatch(rf"{table}/{_PART_NAME}", part.file):
+            if not re.fullmatch(rf"{table}/{PART_NAME}", part.file):
                 raise ValueError(f"a part of {table} must be {table}/part-NUMBER.parquet, got {part.file!r}")
     if checkpoint is None:
         return
@@ -200,14 +222,26 @@ def _from_version_3(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def edit_manifest(run_folder: Path, edit: Callable[[Manifest], Manifest]) -> Manifest:
-    """Replace the manifest by the result of `edit`, under a lock, and return it.
+    """Replace the manifest by the result of `edit`, under a lock, and return it. Its predecessor is kept.
 
     Raises what `read_manifest` raises, and OSError if the folder cannot be written; the manifest is then unchanged.
     """
     with FileLock(run_folder / _LOCK, timeout=LOCK_SECONDS):
         manifest = edit(read_manifest(run_folder))
+        keep_copy(run_folder / MANIFEST, run_folder / PREVIOUS)
         write_whole(run_folder / MANIFEST, manifest.to_json())
     return manifest
+
+
+def replace_unreadable(run_folder: Path, manifest: Manifest) -> None:
+    """Put a manifest in the place of one that is lost or cannot be read, which is kept as `UNREADABLE`.
+
+    Raises OSError if the folder cannot be written; the manifest is then unchanged.
+    """
+    with FileLock(run_folder / _LOCK, timeout=LOCK_SECONDS):
+        if (run_folder / MANIFEST).exists():
+            keep_copy(run_folder / MANIFEST, run_folder / UNREADABLE)
+        write_whole(run_folder / MANIFEST, manifest.to_json())
 
 
 def require_open(run_folder: Path, manifest: Manifest) -> None:

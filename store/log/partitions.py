@@ -12,7 +12,7 @@ prompts that it had not committed are decoded by another worker, in another part
 from dataclasses import replace
 from pathlib import Path
 
-from store.files import write_whole
+from store.files import sync_folder, write_whole
 from store.log.manifest import MANIFEST, Manifest, Part, RunKind, edit_manifest, has_manifest, read_manifest
 from store.log.schema import TABLES
 
@@ -75,6 +75,8 @@ def open_partition(run_folder: Path, name: str) -> Path:
             (folder / MANIFEST.parent / table).mkdir(parents=True, exist_ok=True)
         kind = RunKind.LEARNER if name == LEARNER else RunKind.WORKER
         write_whole(folder / MANIFEST, Manifest.empty(name, kind).to_json())
+        for made in (folder, folder.parent, run_folder):
+            sync_folder(made)
     return folder
 
 

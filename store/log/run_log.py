@@ -257,11 +257,16 @@ class _LogFiles:
             checkpoint = write_checkpoint(self._run_folder, self._number, commit.files())
         if rejected_bytes:
             sync_file(self._run_folder / REJECTED)
+            if checkpoint is None:  # writing one has synced the folder
+                sync_folder(self._run_folder)
         fault_point("commit: before the manifest")
         written = self._parts.take()
+        previous: Checkpoint | None = None
 
         def add_commit(manifest: Manifest) -> Manifest:
+            nonlocal previous
             require_open(self._run_folder, manifest)
+            previous = manifest.checkpoint
             tables = {table: (*manifest.tables[table], *written[table]) for table in TABLES}
             return replace(
                 manifest,
@@ -276,7 +281,8 @@ class _LogFiles:
         fault_point("commit: after the manifest")
         self._mirror.push(manifest)
         commit.done()
-        remove_other_checkpoints(self._run_folder, checkpoint)
+        # That of the predecessor stays, so that the run can resume from it if the new manifest becomes unreadable.
+        remove_other_checkpoints(self._run_folder, checkpoint, previous if checkpoint else None)
         self.commit_seconds = perf_counter() - started
         self.all_commit_seconds += self.commit_seconds
         self.committed += 1

@@ -24,7 +24,7 @@ from tiny_pair import TinyPair, sentences, write_prompts
 
 from store.fault_points import VARIABLE
 from store.log.lock import LOCK, OWNER
-from store.log.manifest import MANIFEST, Manifest, part_path, read_manifest
+from store.log.manifest import MANIFEST, PREVIOUS, Manifest, part_path, read_manifest
 from store.log.rollups import COUNTS
 from store.log.schema import TABLES
 from store.registry.version_folder import open_version
@@ -308,7 +308,8 @@ def strays(run: Path) -> set[str]:
     """Files of a finished run that nothing names. A process that is killed behind its last commit leaves its name."""
     manifest = read_manifest(run)
     assert manifest.finished
-    named = {"config.json", "summary.json", "rejected.jsonl", SPOOL, LOCK, OWNER, str(MANIFEST), "log/.manifest.lock"}
+    named = {"config.json", "summary.json", "rejected.jsonl", SPOOL, LOCK, OWNER, "log/.manifest.lock"}
+    named |= {str(MANIFEST), str(PREVIOUS)}
     named |= {f"log/{part.file}" for parts in manifest.tables.values() for part in parts}
     for row in rows_of(run, "versions"):
         files = open_version(run / row["folder"])["files"]

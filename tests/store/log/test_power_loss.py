@@ -1,0 +1,145 @@
+"""What a commit promises is on the disk: after a power failure at a commit, all that the manifest names is whole.
+
+Every call of `fsync` is needed: without any one of them, some power failure loses something.
+"""
+
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+
+import pytest
+from power_loss import Disk, Site, record_syncs
+from synthetic_runs import block, decision, prompt
+
+from store.errors import OmnidraftError
+from store.events import PromptRejected
+from store.files import digest_of
+from store.log.checkpoint import read_checkpoint
+from store.log.compaction import compact
+from store.log.manifest import PREVIOUS, part_path, read_manifest
+from store.log.partitions import open_partition
+from store.log.run_log import REJECTED, Commit, RunLog
+
+RUN = Path("runs", "run")
+
+
+class Failures:
+    """Power failures in a scenario. Each leaves a disk of its own."""
+
+    def __init__(self, disk: Disk, images: Path) -> None:
+        self.disk, self._images, self._numbers = disk, images, count()
+        self.run = disk.root / RUN
+
+    def fail(self) -> Path:
+        """Let the power fail now; return the folder of the disk after it."""
+        return self.disk.fail(self._images / str(next(self._numbers)))
+
+    def check(self, place: Path = RUN) -> None:
+        """Require that a log is after a failure what it is without one."""
+        log, left = self.disk.root / place, self.fail() / place
+        manifest = read_manifest(left)
+        assert manifest == read_manifest(log)
+        if (log / PREVIOUS).exists():
+            assert read_manifest(left, PREVIOUS) == read_manifest(log, PREVIOUS)
+        for part in (part for parts in manifest.tables.values() for part in parts):
+            assert digest_of(part_path(left, part)) == part.sha256, part.file
+        if manifest.checkpoint:
+            assert read_checkpoint(left, manifest.checkpoint)
+        if manifest.rejected_bytes:
+            assert (left / REJECTED).stat().st_size >= manifest.rejected_bytes
+
+
+def append(log: RunLog, offset: int) -> None:
+    for event in (decision(offset=offset), block(offset=offset), prompt(offset=offset)):
+        log.append(event)
+    log.append(PromptRejected("docs", offset, "empty"))
+
+
+def commit(log: RunLog, offset: int) -> None:
+    append(log, offset)
+    log.commit(Commit(lambda: {"state.json": b"%d" % offset, "tensors": b"x" * 100}), wait=True)
+
+
+def write_log(failures: Failures) -> None:
+    log = RunLog(failures.run)
+    failures.check()
+    for offset in range(2):
+        commit(log, offset)
+        failures.check()
+    append(log, 2)
+    log.finish()
+    failures.check()
+
+
+def write_log_with_one_commit(failures: Failures) -> None:
+    log = RunLog(failures.run)
+    append(log, 0)
+    log.finish()
+    failures.check()
+
+
+def resume_killed_log(failures: Failures) -> None:
+    log = RunLog(failures.run, part_rows=1)
+    commit(log, 0)
+    log.append(decision(offset=1))
+    log._jobs.join()
+    log.close()
+    RunLog(failures.run).close()
+    failures.check()
+    parts = list((failures.fail() / RUN / "log" / "decisions").iterdir())
+    assert [path.name for path in parts] == ["part-000001.parquet"], "the second was not committed"
+
+
+def join_parts(failures: Failures) -> None:
+    log = RunLog(failures.run)
+    for offset in range(3):
+        commit(log, offset)
+    log.close()
+    compact(failures.run, rows=10, counted=1)
+    failures.check()
+
+
+def write_partition(failures: Failures) -> None:
+    RunLog(failures.run).close()
+    place = RUN / "partitions" / "worker-000"
+    folder = open_partition(failures.run, "worker-000")
+    failures.check(place)
+    log = RunLog(folder)
+    commit(log, 0)
+    failures.check(place)
+    log.close()
+
+
+Scenario = Callable[[Failures], None]
+SCENARIOS: list[Scenario] = [write_log, write_log_with_one_commit, resume_killed_log, join_parts, write_partition]
+
+
+def play(scenario: Scenario, folder: Path, skipped: Site | None = None) -> set[Site]:
+    """Play a scenario on a new disk; return the places that synced."""
+    with record_syncs(folder / "disk", skipped) as disk:
+        scenario(Failures(disk, folder / "images"))
+    return disk.sites
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_nothing_that_was_committed_is_lost(tmp_path: Path, scenario: Scenario):
+    assert len(play(scenario, tmp_path)) >= 4
+
+
+def is_needed(site: Site, scenario: Scenario, folder: Path) -> bool:
+    """Whether a scenario loses something if one place does not sync."""
+    try:
+        play(scenario, folder, site)
+    except (AssertionError, OmnidraftError, OSError):
+        return True
+    return False
+
+
+def test_without_any_one_sync_something_is_lost(tmp_path: Path):
+    sites = {scenario: play(scenario, tmp_path / scenario.__name__) for scenario in SCENARIOS}
+    numbers, survivors = count(), []
+    for site in sorted(set.union(*sites.values())):
+        where = [scenario for scenario in SCENARIOS if site in sites[scenario]]
+        if not any(is_needed(site, scenario, tmp_path / str(next(numbers))) for scenario in where):
+            survivors.append(site)
+    assert survivors == []
