@@ -16,7 +16,7 @@ from pipeline.cli.bench.speed import bench
 from pipeline.cli.bench.study import study
 from pipeline.cli.config import config
 from pipeline.cli.help import PlainGroup, add_help, order_commands
-from pipeline.cli.log import check, compact, sql
+from pipeline.cli.log import check, compact, repair, sql
 from pipeline.cli.memory import memory
 from pipeline.cli.models import pad, vocab, zoo
 from pipeline.cli.pages import dashboard, ui
@@ -96,7 +96,7 @@ def log_options(
 app.command(cls=RayAlone)(replay)
 COMMANDS: tuple[Callable[..., None], ...] = (
     *(serve, bench, study, vocab, bench_translate, bench_scale, bench_store, bench_serve, bench_plan, plan),
-    *(sql, check, plot, compact, dashboard, ui, pad),
+    *(sql, check, plot, compact, repair, dashboard, ui, pad),
 )
 for command in COMMANDS:
     app.command()(command)

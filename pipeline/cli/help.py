@@ -20,7 +20,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         *("bench", "bench-serve", "bench-scale", "bench-translate", "bench-store", "bench-plan"),
         *("plan", "study"),
     ),
-    "Tools": ("vocab", "zoo", "config", "compact", "pad"),
+    "Tools": ("vocab", "zoo", "config", "compact", "repair", "pad"),
 }
 # By the words of a command.
 EXAMPLES: Mapping[str, tuple[str, ...]] = {
@@ -88,6 +88,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     ),
     "config sample": ("omnidraft config sample settings.toml",),
     "config schema": ("omnidraft config schema",),
+    "repair": ("omnidraft repair runs/first", "omnidraft repair runs/first --all-rows"),
     "compact": ("omnidraft compact --dry-run", "omnidraft compact --run runs/first"),
     "pad": ("omnidraft pad target-7m padded-100m --parameters 100M",),
 }

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from faulty_runs import Ended, Life, World, resume_run
+from faulty_runs import Ended, Life, World, differences, resume_run
 
-from store.log.manifest import MANIFEST, part_path, read_manifest
+from store.log.manifest import MANIFEST, PREVIOUS, part_path, read_manifest
 
 Damage = Callable[[Path], None]
 
@@ -98,6 +98,18 @@ def test_a_damaged_manifest_is_named(run: Path):
     truncate(run / MANIFEST)
     for words in (["replay", "--resume", run], ["check", "--run", run]):
         type_command(run, *words).assert_clear(1, str(run / MANIFEST))
+
+
+@pytest.mark.parametrize("damage", [truncate, lose])
+def test_a_run_that_is_repaired_ends_as_if_nothing_had_happened(run: Path, whole: Path, damage: Damage):
+    before = read_manifest(run, PREVIOUS)
+    damage(run / MANIFEST)
+    type_command(run, "replay", "--resume", run).assert_clear(1, "omnidraft repair")
+    repaired = type_command(run, "repair", run)
+    repaired.assert_clear(0)
+    assert "can be resumed" in repaired.out
+    assert read_manifest(run) == before
+    assert differences(resume_run(run, run.parent / "world"), whole) == []
 
 
 def test_damaged_settings_are_named(run: Path):
