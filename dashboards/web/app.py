@@ -13,9 +13,11 @@ from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, PlainTex
 from fastapi.staticfiles import StaticFiles
 from fastapi.templating import Jinja2Templates
 
+from dashboards.web.bounds import BodyBounds
 from dashboards.web.charts import read_ngrams, read_stream, read_versions
-from dashboards.web.logs import Logs
-from dashboards.web.tables import ask, read_catalog, read_prompts
+from dashboards.web.logs import BusyError, Logs
+from dashboards.web.sql_process import SqlProcess
+from dashboards.web.tables import read_catalog, read_prompts
 from dashboards.web.tokens import read_completion
 from store.errors import OmnidraftError
 from store.hosts import is_own_name
@@ -44,21 +46,24 @@ Runs = Annotated[list[str], Query(alias="run", default_factory=list)]
 
 def create_app(run: Path | None, runs: Path, host: str = "127.0.0.1") -> FastAPI:
     """Create the application over one run or a folder of runs, which is served on the address `host`."""
-    # Slow queries have their own snapshots, so that they do not block the other pages.
-    quick, long = Logs(run, runs), Logs(run, runs)
+    # Slow queries have their own snapshots, so that they do not block the other pages; those of visitors a process.
+    quick, long, queries = Logs(run, runs), Logs(run, runs), SqlProcess(run, runs)
 
     @asynccontextmanager
     async def closing(_: FastAPI) -> AsyncIterator[None]:
         yield
+        queries.close()
         quick.close()
         long.close()
 
     app = FastAPI(title="omnidraft", openapi_url=None, lifespan=closing)
     app.mount("/static", StaticFiles(directory=HERE / "static"))
+    app.add_middleware(BodyBounds)
     _add_guard(app, host)
     _add_errors(app)
     _add_pages(app, quick)
     _add_questions(app, quick, long)
+    _add_sql(app, queries)
     return app
 
 
@@ -80,7 +85,7 @@ def _add_guard(app: FastAPI, served: str) -> None:
 def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(OmnidraftError)
     def report_refusal(_: Request, error: OmnidraftError) -> Response:
-        return JSONResponse({"error": str(error)}, 400)
+        return JSONResponse({"error": str(error)}, 429 if isinstance(error, BusyError) else 400)
 
     @app.exception_handler(RequestValidationError)
     def report_malformed(_: Request, error: RequestValidationError) -> Response:
@@ -151,6 +156,8 @@ def _add_questions(app: FastAPI, quick: Logs, long: Logs) -> None:
         found = quick.read(run[:1], lambda log: read_completion(log, offset))
         return TEMPLATES.TemplateResponse(request, "completion.html", {"completion": found})
 
+
+def _add_sql(app: FastAPI, queries: SqlProcess) -> None:
     @app.post("/api/sql")
-    def sql(runs: Annotated[list[str], Body()], query: Annotated[str, Body()]) -> Response:
-        return JSONResponse(long.read(runs, lambda log: ask(log, query)))
+    async def sql(runs: Annotated[list[str], Body()], query: Annotated[str, Body()]) -> Response:
+        return Response(await queries.answer(runs, query), media_type="application/json")

@@ -16,9 +16,14 @@ from store.query.log_reader import LogReader, run_folders
 
 KEPT = 4  # open snapshots
 MOST_RUNS = 8  # runs that a chart can show distinguishably
+MOST_WAITING = 16  # queries that wait for their turn; each takes a thread that pages need, too
 TURN_TIMEOUT = 30.0  # seconds that a query waits for the one before it; some queries cannot be interrupted
 
 Answer = TypeVar("Answer")
+
+
+class BusyError(UsageError):
+    """Raised when too many queries wait already."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,7 @@ class Logs:
     def __init__(self, run: Path | None, runs: Path) -> None:
         self._run, self._runs = run, runs
         self._lock = threading.Lock()
+        self._places = threading.BoundedSemaphore(MOST_WAITING + 1)  # one query runs
         self._open: OrderedDict[tuple[str, ...], tuple[str, LogReader]] = OrderedDict()
 
     def folders(self) -> dict[str, Path]:
@@ -109,6 +115,7 @@ class Logs:
         If compaction replaces parts during the query, it runs once more on a new snapshot.
 
         Raises:
+            BusyError: `MOST_WAITING` queries wait already.
             UsageError: an earlier query did not end within `TURN_TIMEOUT`.
         """
         with self._turn():
@@ -128,12 +135,17 @@ class Logs:
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        if not self._lock.acquire(timeout=TURN_TIMEOUT):
-            raise UsageError("another query is still running; wait, or restart the dashboards")
+        if not self._places.acquire(blocking=False):
+            raise BusyError(f"{MOST_WAITING} queries wait already; try again when one is done")
         try:
-            yield
+            if not self._lock.acquire(timeout=TURN_TIMEOUT):
+                raise UsageError("another query is still running; wait, or restart the dashboards")
+            try:
+                yield
+            finally:
+                self._lock.release()
         finally:
-            self._lock.release()
+            self._places.release()
 
     def _reader(self, names: Sequence[str], stamp: str) -> LogReader:
         chosen = self.choose_runs(names)

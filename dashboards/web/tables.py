@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 EXACT = 2**53  # largest integer up to which JavaScript represents all integers exactly
 SHOWN = 1000  # rows of a query that are sent
 MOST = 10_000  # rows of a query that are fetched
-SECONDS = 20.0  # after which DuckDB is interrupted; it checks for that between two steps of a query
 PAGE = 20  # prompts per page of a list
 START = 90  # characters of a prompt in a list
 ORDERS = {
@@ -56,17 +55,17 @@ def read_catalog() -> dict[str, Any]:
     return {"views": views, "recipes": list(recipes().values())}
 
 
-def ask(log: LogReader, query: str) -> dict[str, Any]:
+def run_query(log: LogReader, query: str, seconds: float) -> dict[str, Any]:
     """Run a query and return its first rows with their total number.
 
-    A query that DuckDB cannot interrupt, such as one that computes a single huge value, may exceed `SECONDS`.
+    A query that DuckDB cannot interrupt, such as one that computes a single huge value, may exceed `seconds`.
 
     Raises:
-        QueryError: the query is not allowed or not valid, was stopped after `SECONDS`, or returns dates that Python
+        QueryError: the query is not allowed or not valid, was stopped after `seconds`, or returns dates that Python
             cannot represent.
     """
     began = perf_counter()
-    table = log.select(query, most=MOST, seconds=SECONDS)
+    table = log.select(query, most=MOST, seconds=seconds)
     try:
         shown = [[plain(column[row].as_py()) for column in table.columns] for row in range(min(SHOWN, table.num_rows))]
     except (OverflowError, ValueError) as error:

@@ -1,5 +1,7 @@
 """Snapshots of logs that change while they are read."""
 
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -7,7 +9,7 @@ from typing import Any
 import pytest
 from stream_making import append, prompt, write
 
-from dashboards.web.logs import KEPT, Logs
+from dashboards.web.logs import KEPT, MOST_WAITING, BusyError, Logs
 from store.errors import QueryError, RunError, UsageError
 from store.log.partitions import create_worker_partition
 from store.log.run_log import RunLog
@@ -124,4 +126,26 @@ def test_a_question_does_not_wait_for_ever(runs: Path, monkeypatch: pytest.Monke
 
         logs.read([], another)
         assert logs.read([], prompts) == 1
+    logs.close()
+
+
+def test_few_questions_wait_so_that_threads_are_left_for_pages(runs: Path):
+    write(runs / "a", [prompt(0)])
+    logs, begun, go = Logs(None, runs), threading.Event(), threading.Event()
+
+    def hold(_: LogReader) -> None:
+        begun.set()
+        go.wait(30)
+
+    with ThreadPoolExecutor(MOST_WAITING + 1) as threads:
+        held = threads.submit(logs.read, [], hold)
+        begun.wait(30)
+        waiting = [threads.submit(logs.read, [], prompts) for _ in range(MOST_WAITING)]
+        while logs._places._value:  # until all of them wait
+            time.sleep(0.001)
+        with pytest.raises(BusyError, match=f"{MOST_WAITING} queries wait already"):
+            logs.read([], prompts)
+        go.set()
+        assert [held.result(), *(one.result() for one in waiting)] == [None, *[1] * MOST_WAITING]
+    assert logs.read([], prompts) == 1, "there is place again"
     logs.close()

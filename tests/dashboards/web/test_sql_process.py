@@ -1,0 +1,207 @@
+"""Queries of visitors end at their time limit, whatever DuckDB does, and pages are answered meanwhile."""
+
+import asyncio
+import itertools
+import json
+import os
+import signal
+import socket
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+
+import pytest
+from serving_runs import Serve, serve_dashboards
+from stream_making import append, prompt, stream, write
+
+from dashboards.web import bounds
+from dashboards.web.logs import BusyError
+from dashboards.web.sql_process import MOST_WAITING, QUERY_BYTES, SqlProcess
+from store.errors import QueryError, UsageError
+from store.log.run_log import RunLog
+
+COUNT = "SELECT count(*) FROM prompts"
+# Each runs for more than ten times the limit of these tests. DuckDB looks at no interrupt while it computes them.
+BOMBS = {
+    "a function": "SELECT levenshtein(repeat('a', 200000), repeat('b', 200000))",
+    "a plan": " UNION ALL ".join(["SELECT 1"] * 3400),
+    "columns": "SELECT " + ", ".join(["1"] * 20_000),
+    "rows": "SELECT count(*) FROM range(1000000) a, range(1000000) b",
+    "a list": "SELECT len(list_sort(range(300000000)))",
+}
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    write(tmp_path / "runs" / "a", stream(20))
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def queries(runs: Path) -> Iterator[SqlProcess]:
+    """A process with a short limit."""
+    found = SqlProcess(None, runs, seconds=0.3)
+    yield found
+    found.close()
+
+
+def rows(queries: SqlProcess, query: str, *names: str) -> list[list[Any]]:
+    return json.loads(queries.run(names, query))["rows"]
+
+
+def test_a_query_is_answered_by_another_process_that_stays(queries: SqlProcess):
+    assert queries.pid is None, "started by the first query"
+    assert rows(queries, COUNT) == [[20]]
+    first = queries.pid
+    assert first not in (None, os.getpid())
+    assert rows(queries, COUNT, "a") == [[20]]
+    assert queries.pid == first
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ("SELECT nothing", "must be one that DuckDB can run"),
+        ("DROP VIEW prompts", "must be one SELECT statement"),
+        ("SELECT '\ud800'", "must be valid Unicode"),
+        (COUNT + " " * QUERY_BYTES, f"must have at most {QUERY_BYTES} bytes"),
+    ],
+)
+def test_what_is_refused_is_explained_and_ends_nothing(queries: SqlProcess, query: str, words: str):
+    assert rows(queries, COUNT) == [[20]]
+    before = queries.pid
+    with pytest.raises(QueryError, match=words):
+        queries.run([], query)
+    assert queries.pid == before
+
+
+def test_an_unknown_run_is_refused(queries: SqlProcess):
+    with pytest.raises(UsageError, match="a run must be one of a; got b"):
+        queries.run(["b"], COUNT)
+
+
+@pytest.mark.parametrize("name", ["a function", "rows"])
+def test_a_query_ends_at_its_limit_and_the_next_one_is_answered(queries: SqlProcess, name: str):
+    with pytest.raises(QueryError, match=r"must be done within 0\.3 s"):
+        queries.run([], BOMBS[name])
+    assert rows(queries, "SELECT 1") == [[1]]
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", BOMBS)
+def test_every_bomb_ends(queries: SqlProcess, name: str):
+    assert rows(queries, "SELECT 1") == [[1]]
+    with pytest.raises(QueryError, match=r"must be (done|possible) within"):
+        queries.run([], BOMBS[name])
+    assert rows(queries, "SELECT 1") == [[1]]
+
+
+def test_a_process_that_is_killed_is_started_again(queries: SqlProcess):
+    assert rows(queries, COUNT) == [[20]]
+    assert queries.pid
+    with ThreadPoolExecutor(1) as thread:
+        queries._seconds = 60.0
+        sent = thread.submit(queries.run, [], BOMBS["a function"])
+        with pytest.raises(TimeoutError):
+            sent.result(timeout=0.2)  # it runs
+        os.kill(queries.pid, signal.SIGKILL)  # as the system does for its memory
+        with pytest.raises(QueryError, match="its process was ended"):
+            sent.result(timeout=30)
+    assert rows(queries, COUNT) == [[20]]
+
+
+def test_a_new_commit_is_seen(tmp_path: Path):
+    with RunLog(tmp_path / "runs" / "a") as log:
+        append(log, [prompt(0)], commit=True)
+        queries = SqlProcess(None, tmp_path / "runs")
+        assert rows(queries, COUNT) == [[1]]
+        append(log, [prompt(1)], commit=True)
+        assert rows(queries, COUNT) == [[2]]
+    queries.close()
+    with pytest.raises(QueryError, match="before the dashboards end"):
+        queries.run([], COUNT)
+
+
+def test_few_queries_wait(queries: SqlProcess):
+    async def ask_many() -> list[object]:
+        sent = [queries.answer([], COUNT) for _ in range(MOST_WAITING + 3)]
+        return await asyncio.gather(*sent, return_exceptions=True)
+
+    found = asyncio.run(ask_many())
+    assert [type(one) for one in found] == [bytes] * (MOST_WAITING + 1) + [BusyError] * 2
+    assert json.loads(asyncio.run(queries.answer([], COUNT)))["rows"] == [[20]], "there is place again"
+
+
+def post(address: str, query: str) -> tuple[int, Any]:
+    content = json.dumps({"runs": [], "query": query}).encode()
+    request = urllib.request.Request(f"{address}/api/sql", content, {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.status, json.load(answer)
+    except HTTPError as error:
+        return error.code, json.load(error)
+
+
+def test_pages_are_answered_while_slow_queries_run(serve: Serve, runs: Path, monkeypatch: pytest.MonkeyPatch):
+    made: list[SqlProcess] = []
+
+    def make(run: Path | None, runs: Path) -> SqlProcess:
+        made.append(SqlProcess(run, runs, seconds=600.0))
+        return made[0]
+
+    monkeypatch.setattr("dashboards.web.app.SqlProcess", make)
+    address = serve(runs)
+    assert post(address, COUNT)[1]["rows"] == [[20]]
+    with ThreadPoolExecutor(60) as threads:
+        sent = [threads.submit(post, address, BOMBS["a function"]) for _ in range(60)]
+        refused = list(itertools.islice(as_completed(sent), 60 - MOST_WAITING - 1))
+        assert {one.result()[0] for one in refused} == {429}
+        assert "try again" in refused[0].result()[1]["error"]
+        for path in ("/stream", "/api/stream", "/api/states", "/api/ngrams", "/api/versions"):
+            with urllib.request.urlopen(address + path, timeout=60) as answer:
+                assert answer.status == 200
+        slow = [one for one in sent if not one.done()]
+        assert len(slow) == MOST_WAITING + 1, "they run and wait still"
+        made[0].close()
+        assert {one.result()[0] for one in slow} == {400}
+
+
+def read_all(connection: socket.socket) -> bytes:
+    read = b""
+    while part := connection.recv(1 << 16):
+        read += part
+    return read
+
+
+def send(address: str, head: str, body: bytes = b"") -> bytes:
+    """Send a request to `/api/sql` and read until the server closes the connection."""
+    host, _, port = address.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port)), timeout=30) as connection:
+        start = f"POST /api/sql HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{head}\r\n\r\n"
+        connection.sendall(start.encode() + body)
+        return read_all(connection)
+
+
+@pytest.mark.parametrize(
+    ("head", "body", "status", "words"),
+    [
+        ("Content-Length: 60000000", b"{", 413, b"at most 524288 bytes, got 60000000"),
+        (f"Content-Length: {'9' * 19}", b"{", 413, b"at most 524288 bytes"),
+        ("Transfer-Encoding: chunked", b"90000\r\n" + b"x" * 0x90000 + b"\r\n", 413, b"at most 524288 bytes"),
+        ("Content-Length: 100", b'{"runs": [', 408, b"within 0.3 seconds"),
+        ("Content-Length: 5\r\nTransfer-Encoding: chunked", b"0\r\n\r\n", 400, b"got both"),
+    ],
+    ids=["long", "very long", "without a length", "half", "two lengths"],
+)
+def test_bodies_are_bounded(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, head: str, body: bytes, status: int, words: bytes
+):
+    monkeypatch.setattr(bounds, "BODY_SECONDS", 0.3)
+    with serve_dashboards(runs) as address:
+        answer = send(address, head, body)
+    assert int(answer.split(b" ", 2)[1]) == status, answer
+    assert words in answer
+    assert b"default-src 'none'" in answer, "with the headers of every response"
