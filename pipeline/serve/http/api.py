@@ -169,26 +169,28 @@ class _Completions:
         arrived = time.perf_counter()
         if self._active.shutting_down:
             raise shutdown_error()
+        tenant = tenant_of(request.headers)
+        client = tenant or (request.client.host if request.client else "")
         async with self._bodies.read_body(request) as body:
-            parsed = await self._pools.run_if_long(len(body), lambda: self._parse(body, parse))
-            encoding = self._pools.run(len(body), lambda: encode_prompts(self._engine, parsed))
+            parsed = await self._pools.run_if_long(len(body), lambda: self._parse(body, parse), client)
+            encoding = self._pools.run(len(body), lambda: encode_prompts(self._engine, parsed), client)
             prompts = await run_while_connected(request.receive, encoding)
         stream = ResponseStream(self._metrics, arrived)
-        completion = self._submit(stream, parsed, prompts, arrived, tenant_of(request.headers))
+        completion = self._submit(stream, parsed, prompts, arrived, tenant)
         self._active.add(stream)
         if parsed.stream:
             return _EventStreamResponse(stream, completion, self._active)
         try:
-            return await run_while_connected(request.receive, self._collect(stream, completion))
+            return await run_while_connected(request.receive, self._collect(stream, completion, client))
         finally:
             self._active.remove(stream)
 
-    async def _collect(self, stream: ResponseStream, completion: CompletionResponse) -> Response:
+    async def _collect(self, stream: ResponseStream, completion: CompletionResponse, client: str) -> Response:
         async for chunks in stream.read_chunks():
             for index, chunk in chunks:
                 completion.add_chunk(index, chunk)
         return await self._pools.run_if_long(
-            completion.estimate_bytes(), lambda: json_response(completion.format_whole())
+            completion.estimate_bytes(), lambda: json_response(completion.format_whole()), client
         )
 
     def _parse(self, body: bytes, parse: Parser) -> ParsedRequest:

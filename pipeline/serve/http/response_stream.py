@@ -2,9 +2,10 @@
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from typing import TypeVar
 
 from starlette.requests import ClientDisconnect
@@ -23,26 +24,69 @@ LONG_BYTES = 16 << 10
 
 class ThreadPools:
     """Threads for parsing and tokenising: one for long texts, so that short ones never wait for them, and one for
-    these.
+    these. Clients with long texts take turns, so that one who sends many delays another by one at most.
     """
 
     def __init__(self) -> None:
         self._short = ThreadPoolExecutor(1, "omnidraft-short")
         self._long = ThreadPoolExecutor(1, "omnidraft-long")
+        self._turns = ClientTurns()
 
-    async def run(self, size: int, task: Callable[[], Result]) -> Result:
+    async def run(self, size: int, task: Callable[[], Result], client: str = "") -> Result:
         """Run a task on `size` bytes of text. A task whose caller is cancelled before it starts does not run."""
-        pool = self._long if size > LONG_BYTES else self._short
-        return await asyncio.get_running_loop().run_in_executor(pool, task)
+        loop = asyncio.get_running_loop()
+        if size <= LONG_BYTES:
+            return await loop.run_in_executor(self._short, task)
+        async with self._turns.take_turn(client):
+            return await loop.run_in_executor(self._long, task)
 
-    async def run_if_long(self, size: int, task: Callable[[], Result]) -> Result:
+    async def run_if_long(self, size: int, task: Callable[[], Result], client: str = "") -> Result:
         """Run a task directly if it takes few bytes, because it ends at once; otherwise on a thread."""
-        return task() if size <= LONG_BYTES else await self.run(size, task)
+        return task() if size <= LONG_BYTES else await self.run(size, task, client)
 
     def close(self) -> None:
         """Drop the tasks that have not started."""
         self._short.shutdown(wait=False, cancel_futures=True)
         self._long.shutdown(wait=False, cancel_futures=True)
+
+
+class ClientTurns:
+    """A lock that clients get in turn, however often one of them wants it. Used on one event loop."""
+
+    def __init__(self) -> None:
+        self._taken = False
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # by client; the next one first
+
+    @asynccontextmanager
+    async def take_turn(self, client: str) -> AsyncIterator[None]:
+        """Wait for the client's turn and hold the lock until the context ends."""
+        if self._taken:
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.setdefault(client, deque()).append(turn)
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if not turn.cancelled():  # it came in the same moment
+                    self._pass_on()
+                raise
+        self._taken = True
+        try:
+            yield
+        finally:
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Give the lock to the next client, who is then the last in the order; or to nobody."""
+        while self._waiting:
+            client = next(iter(self._waiting))
+            turns = self._waiting.pop(client)
+            turn = turns.popleft()
+            if turns:
+                self._waiting[client] = turns
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._taken = False
 
 
 def encode_prompts(engine: Engine, parsed: ParsedRequest) -> list[EncodedPrompt]:

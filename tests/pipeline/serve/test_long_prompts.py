@@ -1,5 +1,6 @@
 """Prompts that are too long for the models are refused by their number of characters, before they are tokenised."""
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -122,3 +123,24 @@ def test_short_prompts_are_served(engine: LiveEngine):
     listener = RecordingListener()
     engine.submit(make_request(engine, "def add(a, b):", max_new_tokens=4), listener)
     assert len(listener.tokens) >= 1
+
+
+@pytest.mark.parametrize("model", ["target", "drafter"])
+def test_short_prompts_are_tokenised_while_a_long_one_is(server: ServerRun, model: str):
+    """A tokenizer that held the interpreter would let nothing else run before the long text is done."""
+    vocabulary = server.models.target_vocabulary if model == "target" else server.models.drafter_vocabulary
+    text, begun, order = "def add return for " * 500_000, threading.Event(), []
+
+    def tokenise_long_text() -> None:
+        begun.set()
+        vocabulary.encode(text)
+        order.append("long")
+
+    thread = threading.Thread(target=tokenise_long_text)
+    thread.start()
+    begun.wait()
+    for _ in range(20):
+        server.engine.encode("def add(a, b):")
+        order.append("short")
+    thread.join()
+    assert order == ["short"] * 20 + ["long"]

@@ -290,3 +290,20 @@ def test_commits_count_prompts():
         listener.end()
     world.engine.close(PATIENCE)
     assert world.committer.prompts == 3
+
+
+def test_a_deadline_ends_a_request_in_flight_after_the_block_in_which_it_passed():
+    clock = ManualClock()
+
+    def wait_too_long() -> None:
+        clock.seconds += 3.0
+
+    world = StubEngine(batch=2, script=[lambda: None, wait_too_long], clock=clock)
+    late, other = RecordingListener(), RecordingListener()
+    world.engine.submit(stub_request("late", blocks=6, timeout_seconds=3.0), late)
+    world.engine.submit(stub_request("other", blocks=6), other)
+    world.engine.start()
+    assert (late.finish, other.finish) == (Finish.DEADLINE, Finish.LENGTH)
+    assert (late.usage.blocks, other.usage.blocks) == (2, 6)
+    world.engine.close(60.0)
+    assert world.rows == [0, 0, 0]
