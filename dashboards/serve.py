@@ -9,6 +9,7 @@ from dashboards.plots import run_command
 from store.errors import UsageError
 from store.hosts import is_loopback, listen
 from store.log.manifest import read_manifest
+from store.repeated_warnings import limit_warnings
 
 HOST, PORT = "127.0.0.1", 8050  # the pages have no password, so no other machine may see them
 
@@ -44,6 +45,7 @@ def serve(run: Path | None, runs: Path, host: str, port: int) -> None:
         print(f"warning: listening on {host}: {warning}", file=sys.stderr, flush=True)
     print(f"dashboards over {folder}: {url_of(host, port)} (Ctrl-C ends them)", flush=True)
     config = uvicorn.Config(create_app(run, runs, host), log_level="warning", server_header=False)
+    limit_warnings("uvicorn.error")
     uvicorn.Server(config).run(sockets=[listener])
 
 

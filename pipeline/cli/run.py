@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import signal
 import sys
 import time
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("omnidraft.cli")
 
 MLFLOW = "publish.mlflow_uri"
+API_KEY = "OMNIDRAFT_API_KEY"
 Show = Callable[[Mapping[str, Any]], None]  # prints the summary of a run
 RAY = "--ray"
 SEVERAL = "Several machines"  # group of options
@@ -289,9 +291,7 @@ def serve(
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.", rich_help_panel=SERVING)
     ] = 8000,
-    api_key: Annotated[
-        str | None, typer.Option(envvar="OMNIDRAFT_API_KEY", help=_KEY_HELP, rich_help_panel=SERVING)
-    ] = None,
+    api_key: Annotated[str | None, typer.Option(envvar=API_KEY, help=_KEY_HELP, rich_help_panel=SERVING)] = None,
     learn: Annotated[str | None, option("serve.learn")] = None,
     learn_share: Annotated[float | None, option("serve.learn_share")] = None,
     batch: Annotated[int | None, option("batch", f"Requests decoded at the same time. [default: {BATCH}]")] = None,
@@ -325,6 +325,7 @@ def serve(
     `"store": false`, and the drafter is trained on them in parallel.
     """
     overrides = overrides_of(serve, locals()) | parse_settings(settings)
+    os.environ.pop(API_KEY, None)  # processes that the server starts do not need it
     from pipeline.run.folder import open_new_run, open_run, resumed_config
     from store.log.manifest import RunKind
 

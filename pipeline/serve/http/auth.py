@@ -5,7 +5,7 @@ import hmac
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pipeline.serve.http.errors import ApiError
+from pipeline.serve.http.errors import ApiError, BodyError
 from pipeline.serve.http.metrics import Metrics
 from store.hosts import is_loopback, is_own_name
 
@@ -39,6 +39,10 @@ class AuthMiddleware:
         await (refusal.response() if refusal else self._app)(scope, receive, send_and_count)
 
     def _check_access(self, headers: Headers, path: str) -> ApiError | None:
+        if "content-length" in headers and "transfer-encoding" in headers:
+            # A proxy that goes by the length would take the rest for another request (RFC 9112, 6.1).
+            message = "a request must have Content-Length or Transfer-Encoding, got both"
+            return BodyError(400, message, code="invalid_http")
         if self._key is not None:
             return None if path in OPEN_PATHS or _has_key(headers, self._key) else _missing_key_error()
         if is_loopback(self._served) and not is_own_name(headers.get("host", ""), self._served):

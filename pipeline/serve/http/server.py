@@ -15,6 +15,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from pipeline.serve.http.errors import ApiError, encode_json
 from pipeline.serve.http.limits import Limits, max_connections
 from store.hosts import BACKLOG, is_loopback
+from store.repeated_warnings import limit_warnings
 
 if TYPE_CHECKING:
     from pipeline.serve.http.api import ActiveRequests
@@ -169,6 +170,7 @@ def make_server(app: FastAPI, limits: Limits) -> DrainingServer:
         timeout_keep_alive=max(1, int(limits.idle_seconds)),
         timeout_graceful_shutdown=SEND_SECONDS,
     )
+    limit_warnings("uvicorn.error")  # one for each request that is not HTTP
     return DrainingServer(config, app, limits.grace_seconds)
 
 

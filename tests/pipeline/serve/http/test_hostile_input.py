@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import socket
 import struct
 from collections.abc import Iterator
@@ -362,3 +363,34 @@ def test_an_old_client_reads_a_stream_to_its_end(served: HttpServer):
         connection.sendall(head(len(body)).replace(b"HTTP/1.1", b"HTTP/1.0") + body)
         answer = read_all(connection)
     assert answer.endswith(b"data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize("path", [PLAIN, "/health"])
+def test_two_lengths_of_one_body_close_the_connection(served: HttpServer, path: str):
+    """A proxy that goes by the length would take what follows for another client's request."""
+    smuggled = b"0\r\n\r\nGET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    both = f"Content-Length: {len(smuggled)}\r\nTransfer-Encoding: chunked"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{both}\r\n\r\n"
+    with served.connect() as connection:
+        connection.sendall(head.encode() + smuggled)
+        answer = read_all(connection)
+    assert status_of(answer) == 400
+    assert answer.count(b"HTTP/1.1") == 1, "what follows is no request"
+    assert b"connection: close" in answer.lower()
+    assert_serves(served)
+
+
+def test_warnings_about_invalid_http_are_few(served: HttpServer):
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("uvicorn.error")
+    logger.addHandler(handler)
+    try:
+        for _ in range(30):
+            with served.connect() as connection:
+                connection.sendall(b"GET\r\n\r\n")
+                assert status_of(connection.recv(1 << 16)) == 400
+    finally:
+        logger.removeHandler(handler)
+    assert len(lines) <= 1
