@@ -16,6 +16,7 @@ from stages.models.huggingface import load_tokenizer, pick_device, set_threads
 from stages.models.language_model import LanguageModel, fingerprint, load_model
 from stages.models.measurements import Measurements
 from stages.models.packed_llama import PackedLlamaForward
+from stages.training.output_layer_trainer import untie_output
 from stages.vocabulary.pair import Pair, SpecialRule, pair
 from stages.vocabulary.tokenizer_view import Vocabulary
 from store.errors import ConfigError, ModelError
@@ -99,6 +100,8 @@ def load_drafter(config: Config, source: str, device: str, measurements: Measure
     drafter = load_model(source, config.dtype, device, config.draft.weights, measurements)
     if (Path(source) / ADAPTER_FOLDER).is_dir() and not config.learn.lora:
         merge_saved_adapter(drafter.model, Path(source) / ADAPTER_FOLDER)
+    if config.learn.enabled and config.learn.trains_output_layer:
+        untie_output(drafter.model)
     return drafter
 
 

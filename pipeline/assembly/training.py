@@ -13,12 +13,14 @@ from stages.examples.losses import LOSSES, expected_acceptance, greedy_agreement
 from stages.training.drafter_trainer import DrafterTrainer
 from stages.training.head_trainer import HeadTrainer
 from stages.training.interval import UPDATE_INTERVALS
+from stages.training.output_layer_trainer import OutputLayerTrainer
 from stages.training.scheduler import InlineWorker, ThreadWorker, UpdateScheduler
 from stages.training.update import TrainingConfig
 
 # What one piece of one gradient step costs per weight of the drafter, in weights read by a target pass: measured on
 # two CPU cores with targets of 12M (.45) and 100M (.76), the gate's share included.
 TRAIN_SHARE = 0.45
+CLOSED_FORM_SHARE = 1 / 3  # of a gradient step: an update in closed form is one forward pass
 
 
 def make_distillers(
@@ -69,12 +71,16 @@ def _learner(
     measure = greedy_agreement if config.sampling.temperature == 0 else expected_acceptance
     allowed = {models.name: draftable(config.draft, models.pair) for models in targets}
     loss = LOSSES[learn.loss](learn)
-    trainer = DrafterTrainer(targets[0].drafter, learn.loss, loss, measure, allowed, training, yield_cpu)
+    in_closed_form = learn.trains_output_layer
+    trainer_type = OutputLayerTrainer if in_closed_form else DrafterTrainer
+    trainer = trainer_type(targets[0].drafter, learn.loss, loss, measure, allowed, training, yield_cpu)
     gate_every = round(1 / learn.gate_share) if learn.gate_share else 1 << 62
     lag = 0 if learn.lora else learn.lag
     worker = ThreadWorker() if lag else InlineWorker()
-    interval = UPDATE_INTERVALS[learn.spacing](learn, cost, config.batch)
-    return UpdateScheduler(trainer, interval, gate_every, learn.interval, lag, worker)
+    step_cost = cost * CLOSED_FORM_SHARE / learn.steps if in_closed_form else cost
+    interval = UPDATE_INTERVALS[learn.spacing](learn, step_cost, config.batch)
+    examples = max(learn.interval, learn.longest_interval) if in_closed_form else learn.interval
+    return UpdateScheduler(trainer, interval, gate_every, examples, lag, worker)
 
 
 def piece_cost(learn: LearnSettings, targets: Sequence[Models]) -> float:

@@ -176,6 +176,11 @@ class LearnSettings(Section):
     loss: Literal["hybrid", "direct", "trie", "acceptance"] = Field(
         default="trie", description="Distillation loss of the drafter."
     )
+    method: Literal["gradient", "least-squares"] = Field(
+        default="gradient",
+        description="How the drafter is trained: 'gradient' trains all its weights, 'least-squares' only its output "
+        "layer, in closed form, at a fraction of the cost. Adapters (lora) are trained by gradient.",
+    )
     interval: int = Field(
         default=4, ge=1, description="Prompts between two updates; with spacing 'paying' the minimum."
     )
@@ -190,7 +195,8 @@ class LearnSettings(Section):
     horizon: int = Field(
         default=1000,
         ge=1,
-        description="Number of prompts over which an update's benefit is counted (spacing 'paying').",
+        description="Maximum number of prompts over which an update's benefit is counted; no more than the stream has "
+        "had so far (spacing 'paying').",
     )
     piece_cost: float | None = Field(
         default=None,
@@ -248,6 +254,11 @@ class LearnSettings(Section):
     head_rate: float = Field(default=5e-3, gt=0, description="Learning rate of the head.")
     head_batch: int = Field(default=256, ge=1, description="Batch size of the head in labelled pieces.")
     head_buffer: int = Field(default=8192, ge=1, description="Size of the head's training buffer in labelled pieces.")
+
+    @property
+    def trains_output_layer(self) -> bool:
+        """Whether only the drafter's output layer is trained, in closed form."""
+        return self.method == "least-squares" and not self.lora
 
 
 class DriftSettings(Section):

@@ -42,6 +42,14 @@ class SavedScore(NamedTuple):
     positions: int
 
 
+class RegressionState(NamedTuple):
+    """The sums of an `OutputLayerTrainer` by number, and the measured acceptance of its strengths."""
+
+    states: int
+    products: int
+    measured: list[float]
+
+
 @dataclass(frozen=True)
 class TrainerState:
     """Saved state of a `DrafterTrainer` without an update in progress; tensors by number.
@@ -57,6 +65,7 @@ class TrainerState:
     floor_scores: list[SavedScore]
     replay: Saved
     gate: Saved
+    regression: RegressionState | None = None
 
 
 @dataclass(frozen=True)
@@ -121,6 +130,9 @@ class DrafterTrainer:
     def add_to_replay(self, example: TrainingExample) -> None:
         """Add an example that no update trains on to the replay buffer."""
         self._replay.add(example)
+
+    def respond_to_drift(self) -> None:
+        """Prepare for text of another kind. By default nothing changes."""
 
     def assign(self, fresh: Sequence[TrainingExample]) -> Assignment:
         """Select fresh examples, as many old ones, and the current held-out examples for an update."""

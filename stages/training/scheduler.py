@@ -230,6 +230,7 @@ class UpdateScheduler:
             step = self.trainer.drop(attempt, "a drift was noticed while it was under way")
             dropped = self._make_event(step, pending, seconds)
         self._interval.restart()
+        self.trainer.respond_to_drift()
         return dropped
 
     @property

@@ -184,6 +184,11 @@ class Gate:
         self._held_out: dict[str, deque[TrainingExample]] = {target: deque(maxlen=window) for target in targets}
         self._tolerance, self._measure = tolerance, measure
 
+    @property
+    def targets(self) -> int:
+        """The number of targets."""
+        return len(self._held_out)
+
     def hold_out(self, example: TrainingExample) -> None:
         """Add a held-out example; it is never trained on."""
         self._held_out[example.target].append(example)

@@ -25,7 +25,7 @@ class Trainer:
     loss_name = "trie"
 
     def __init__(self, step: Step) -> None:
-        self.version = 0
+        self.version = self.drifts = 0
         self.held_out: list[int] = []
         self.kept: list[int] = []
         self.updates: list[list[int]] = []
@@ -44,6 +44,9 @@ class Trainer:
 
     def attempt(self, assignment: Assignment) -> Attempt:
         return Attempt(self._step, {}, {})
+
+    def respond_to_drift(self) -> None:
+        self.drifts += 1
 
     def settle(self, attempt: Attempt) -> Step:
         self.version += attempt.step.served
