@@ -43,6 +43,7 @@ from yaml import YAMLError
 from stages.checkpoints.gguf_file import GgufFile, find_gguf, read_gguf
 from stages.checkpoints.gguf_model import has_family, load_gguf_model, require_reader
 from stages.checkpoints.gguf_tokenizer import make_tokenizer
+from stages.checkpoints.size_check import require_plausible_sizes
 
 transformers_logging.set_verbosity_error()
 transformers_logging.disable_progress_bar()
@@ -160,7 +161,9 @@ def _load_checkpoint(source: str, dtype: str, device: str) -> Any:
         raise ValueError(f"transformers {transformers_version} does not know this quantisation")
     placed = {"device_map": {"": device}} if quantised and device != "cpu" else {}
     composite = config.get_text_config() is not config
-    model = _load_whole(made, source, composite=composite, dtype=DTYPES[dtype], **placed)
+    require_plausible_sizes(source, config.to_dict(), lambda: made.from_config(config))
+    # Other files of weights are pickles, which may run code.
+    model = _load_whole(made, source, composite=composite, dtype=DTYPES[dtype], use_safetensors=True, **placed)
     return _take_text(model, source) if composite else model
 
 
@@ -306,6 +309,10 @@ def _explain(what: str, source: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise ModelError(_load_error(what, source, error)) from error
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # of the tokenizer library
+            raise
+        raise ModelError(_load_error(what, source, RuntimeError(str(error)))) from error
 
 
 def _load_error(what: str, source: str, error: Exception) -> str:
