@@ -181,10 +181,38 @@ def can_halve(weight_OI: Tensor) -> bool:
     return weight_OI.numel() > 0 and float(weight_OI.abs().max()) <= torch.finfo(torch.float16).max
 
 
-def make_kernel(weight_OI: Tensor, bias_O: Tensor | None, single: str, several: str) -> Kernel:
-    """Make a kernel of one kind (a key of `KINDS`) for a single row and of another for several rows."""
-    first = KINDS[single](weight_OI, bias_O)
-    return first if single == several else ByRowsLinear(first, KINDS[several](weight_OI, bias_O))
+@dataclass(frozen=True)
+class KindsByRows:
+    """Kinds of kernels (keys of `KINDS`) for few rows and for many.
+
+    Attributes:
+        few, many: the kinds.
+        many_from: number of rows from which on the second is used.
+    """
+
+    few: str
+    many: str
+    many_from: int = 2
+
+
+def make_kernel(weight_OI: Tensor, bias_O: Tensor | None, kinds: KindsByRows) -> Kernel:
+    """Make one kernel for few rows and another for many, or one for all."""
+    first = KINDS[kinds.few](weight_OI, bias_O)
+    if kinds.few == kinds.many:
+        return first
+    return ByRowsLinear(first, KINDS[kinds.many](weight_OI, bias_O), kinds.many_from)
+
+
+def pick_kinds(weight_OI: Tensor, measurements: Measurements) -> KindsByRows:
+    """Return the fastest kinds for a single row and for many, and the number of rows at which the second takes over:
+    that of the first measured count at which it is the faster one.
+    """
+    few, many = (pick_fastest(weight_OI, rows, measurements) for rows in (1, MANY_ROWS))
+    between = [] if few == many else [rows for rows in ROW_COUNTS if 1 < rows < MANY_ROWS]
+    for rows in between:
+        if pick_fastest(weight_OI, rows, measurements) == many:
+            return KindsByRows(few, many, rows)
+    return KindsByRows(few, many, MANY_ROWS if between else 2)
 
 
 def pick_fastest(weight_OI: Tensor, rows: int, measurements: Measurements) -> str:
@@ -220,7 +248,7 @@ def make_many(layout: str, weight_OI: Tensor, bias_O: Tensor | None, inputs: tor
         return HalfLinear(weight_OI, bias_O, rounds=True)
     rounded_OI = weight_OI.bfloat16()
     kind = "packed" if can_pack(rounded_OI) else "plain"
-    return _make_in_type(rounded_OI, bias_O, inputs, kind, kind)
+    return _make_in_type(rounded_OI, bias_O, inputs, KindsByRows(kind, kind))
 
 
 def _measure_codes(groups: GroupedMatrix) -> tuple[str, int]:
@@ -305,7 +333,7 @@ class KernelMaker:
     def __init__(self, weights: str, *, one_kernel: bool, quantise: bool, measurements: Measurements) -> None:
         self._weights, self._one_kernel, self._quantise = weights, one_kernel, quantise
         self._measurements = measurements
-        self._kinds: dict[tuple[object, ...], tuple[str, str]] = {}  # by shape and type
+        self._kinds: dict[tuple[object, ...], KindsByRows] = {}  # by shape and type
         self._used: set[str] = set()
 
     def describe(self) -> str:
@@ -329,7 +357,7 @@ class KernelMaker:
             dtype = getattr(torch, self._weights, weight_OI.dtype)
             return self._make_in_type(weight_OI.to(dtype), bias_O, weight_OI.dtype)
         self._used.add(self._weights)
-        return make_kernel(weight_OI, bias_O, self._weights, self._weights)
+        return make_kernel(weight_OI, bias_O, KindsByRows(self._weights, self._weights))
 
     def make_output(self, matrix: Matrix) -> Kernel:
         """Make the kernel of an output layer. Its logits are not rounded to bfloat16 on the way: the two best tokens
@@ -348,13 +376,12 @@ class KernelMaker:
         """Make the fastest kernel in the type of the weights, for inputs of a type."""
         key = *weight_OI.shape, weight_OI.dtype
         if key not in self._kinds:
-            counts = (MANY_ROWS, MANY_ROWS) if self._one_kernel else (1, MANY_ROWS)
-            one, many = (pick_fastest(weight_OI, rows, self._measurements) for rows in counts)
-            self._kinds[key] = one, many
-        one, many = self._kinds[key]
+            kind = pick_fastest(weight_OI, MANY_ROWS, self._measurements) if self._one_kernel else ""
+            self._kinds[key] = KindsByRows(kind, kind) if kind else pick_kinds(weight_OI, self._measurements)
+        kinds = self._kinds[key]
         other = weight_OI.dtype != inputs
-        self._used |= {f"{kind} {_name(weight_OI.dtype)}" if other else kind for kind in (one, many)}
-        return _make_in_type(weight_OI, bias_O, inputs, one, many)
+        self._used |= {f"{kind} {_name(weight_OI.dtype)}" if other else kind for kind in (kinds.few, kinds.many)}
+        return _make_in_type(weight_OI, bias_O, inputs, kinds)
 
     def _make_from_codes(self, groups: GroupedMatrix, bias_O: Tensor | None, inputs: torch.dtype) -> Kernel:
         """Make the kernel for codes for few rows, and one of the same weights for more."""
@@ -367,11 +394,11 @@ class KernelMaker:
         return many if many_from == 1 else ByRowsLinear(Int4Linear(groups, bias_O), many, many_from)
 
 
-def _make_in_type(weight_OI: Tensor, bias_O: Tensor | None, inputs: torch.dtype, single: str, several: str) -> Kernel:
+def _make_in_type(weight_OI: Tensor, bias_O: Tensor | None, inputs: torch.dtype, kinds: KindsByRows) -> Kernel:
     """Make a kernel in the type of the weights for inputs of a type."""
     if weight_OI.dtype == inputs:
-        return make_kernel(weight_OI, bias_O, single, several)
-    return InTypeLinear(make_kernel(weight_OI, None, single, several), weight_OI.dtype, bias_O)
+        return make_kernel(weight_OI, bias_O, kinds)
+    return InTypeLinear(make_kernel(weight_OI, None, kinds), weight_OI.dtype, bias_O)
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -20,6 +20,7 @@ from stages.models.linear import (
     InTypeLinear,
     Kernel,
     KernelMaker,
+    KindsByRows,
     Matrix,
     PackedLinear,
     can_halve,
@@ -27,6 +28,7 @@ from stages.models.linear import (
     make_kernel,
     make_many,
     pick_fastest,
+    pick_kinds,
     pick_layout_of_codes,
 )
 from stages.models.measurements import Measurements
@@ -79,9 +81,9 @@ def test_a_row_of_zeros_stays_finite_in_eight_bits():
 
 @packs
 def test_one_row_and_several_may_have_kernels_of_their_own():
-    kernel = make_kernel(*weights(), single="plain", several="packed")
+    kernel = make_kernel(*weights(), KindsByRows("plain", "packed"))
     assert isinstance(kernel, ByRowsLinear)
-    assert isinstance(make_kernel(*weights(), single="plain", several="plain"), DenseLinear)
+    assert isinstance(make_kernel(*weights(), KindsByRows("plain", "plain")), DenseLinear)
     with torch.inference_mode():
         for rows in (1, 3):
             torch.testing.assert_close(
@@ -102,6 +104,24 @@ def test_what_is_fastest_is_measured_once(tmp_path, monkeypatch: pytest.MonkeyPa
     assert [pick_fastest(weights()[0], rows, Measurements()) for rows in (1, 8, 1, 8)] == ["packed"] * 4
     assert measured == [1, 8]
     assert pick_fastest(weights()[0].double(), 1, Measurements()) == "plain", "oneDNN packs no doubles"
+
+
+@packs
+@pytest.mark.parametrize(
+    ("fastest", "kinds"),
+    [
+        ({1: "plain", 2: "plain", 3: "plain", 4: "packed", 8: "packed"}, KindsByRows("plain", "packed", 4)),
+        ({1: "plain", 2: "packed", 8: "packed"}, KindsByRows("plain", "packed", 2)),
+        ({1: "plain", 2: "plain", 3: "plain", 4: "plain", 6: "plain", 8: "packed"}, KindsByRows("plain", "packed", 8)),
+        ({1: "packed", 8: "packed"}, KindsByRows("packed", "packed", 2)),
+    ],
+)
+def test_the_kernel_for_many_rows_begins_where_it_is_the_faster_one(
+    fastest: dict[int, str], kinds: KindsByRows, tmp_path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("OMNIDRAFT_CACHE", str(tmp_path))
+    monkeypatch.setattr(linear, "_measure", lambda _weight, rows: fastest[rows])
+    assert pick_kinds(weights()[0], Measurements()) == kinds
 
 
 @packs
