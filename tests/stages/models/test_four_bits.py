@@ -62,7 +62,7 @@ def write(folder: Path, path: Path, kind: str) -> Path:
     llama = load_llama(str(folder))
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(gguf_writer.TYPES, kind, kind)
-        gguf_writer.save_gguf(llama, path, kind, llama.tokenizer.eos_token_id)
+        gguf_writer.save_gguf(llama, path, kind, [llama.tokenizer.eos_token_id])
     return path
 
 

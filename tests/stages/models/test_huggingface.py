@@ -1,5 +1,6 @@
 """`LanguageModel`: rows of unequal length, rolled back and released, read as if each stood alone."""
 
+import json
 import random
 
 import pytest
@@ -208,6 +209,24 @@ def test_what_cannot_be_loaded_says_where_it_was_looked_for(tmp_path):
     for load in (lambda: load_model(str(tmp_path), "float32", "cpu"), lambda: load_tokenizer(str(tmp_path))):
         with pytest.raises(ModelError, match=r"must load from .*the folder did not give one .*builtin:NAME"):
             load()
+
+
+def test_weights_in_a_pickle_are_refused(llama, tmp_path):
+    """Unpickling may run code."""
+    llama.save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(llama.state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(ModelError, match="must load as a model of the type 'llama'"):
+        load_model(str(tmp_path), "float32", "cpu")
+
+
+def test_a_configuration_of_absurd_sizes_is_refused(llama, tmp_path):
+    llama.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(config | {"num_hidden_layers": 1_000_000}), encoding="utf-8")
+    with pytest.raises(ModelError, match="num_hidden_layers = 1,000,000"):
+        load_model(str(tmp_path), "float32", "cpu")
 
 
 def test_a_saved_model_loads_again(model: LanguageModel, tmp_path):
