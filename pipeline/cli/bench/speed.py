@@ -42,7 +42,7 @@ _ROUND_HELP = "Prompts per round. [default: twice the batch, at least 8; with --
 _WARM_UP_HELP = "Untimed prompts before the timed ones, to learn from. [default: 42; with --quick 3]"
 _QUICK_HELP = (
     "Short measurement: 4 rounds of 3 prompts of up to 32 tokens with the arms plain, own-plain, memory and logged, "
-    "and those of other engines. Takes less than three minutes with a target of 135M parameters on two cores. "
+    "and those of other engines. Meant for three minutes with a target of 135M parameters on two cores. "
     "Quartiles are rough, and so few prompts teach the drafter nothing. Options for sizes and arms override it."
 )
 _GGUF_HELP = (
