@@ -15,7 +15,9 @@ from huggingface_hub import try_to_load_from_cache
 from store.errors import ModelError
 
 HEADER_BYTES = 100 << 20  # of a safetensors file; its own library allows as many
-FEW_MODULES = 1000  # more layers or experts than these must be among the tensors one by one
+# More layers than these must be among the tensors one by one. Experts may be rows of one tensor, or named by the
+# configuration of a model that has none, so more of them are built without a question.
+FEW_MODULES, FEW_EXPERTS = 1000, 100_000
 # Weights of one bit are 8 to a byte; twice as many are allowed for those that a file holds once and a model twice.
 WEIGHTS_PER_BYTE = 16
 _REPEATED = ("layer", "layers", "blocks", "experts")  # how keys end that count modules, such as n_layer
@@ -36,7 +38,7 @@ def require_plausible_sizes(source: str, config: Mapping[str, Any], build: Calla
     if not size:
         return
     for name, count in _count_modules(config):
-        if count > max(FEW_MODULES, tensors):
+        if count > max(FEW_EXPERTS if name.endswith("experts") else FEW_MODULES, tensors):
             raise ModelError(
                 f"{source!r} must have a tensor for each of its modules, but its configuration has {name} = {count:,} "
                 f"and its files hold {tensors:,} tensors; fetch the model again"

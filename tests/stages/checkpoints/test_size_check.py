@@ -56,6 +56,11 @@ def test_a_shape_that_is_a_little_off_is_left_to_the_loader(folder: Path):
     check(folder, intermediate_size=3000)
 
 
+def test_experts_need_no_tensors_of_their_own(folder: Path):
+    """Doge names 16,384 of them in its configuration even where it has none."""
+    check(folder, num_experts=16_384)
+
+
 def test_without_files_to_compare_with_nothing_is_refused(folder: Path):
     for path in folder.glob("*.safetensors"):
         path.unlink()
