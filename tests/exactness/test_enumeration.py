@@ -22,8 +22,8 @@ from enumeration import (
 from torch import Tensor
 from whole_stages import stage_distribution
 
+from stages import chain_decisions, translate
 from stages import rules as acceptance
-from stages import translate, verify
 from stages.ngrams import trie
 from stages.rules import MODES
 from stages.sampling.random_source import RandomSource
@@ -202,7 +202,7 @@ def test_a_distribution_that_is_not_finite_in_the_other_modes(mode: str, value: 
 
 
 def _nan_is_always_accepted(monkeypatch):
-    monkeypatch.setattr(verify, "acceptance_probability", lambda drafter, target: min(1.0, target / drafter))
+    monkeypatch.setattr(chain_decisions, "acceptance_probability", lambda drafter, target: min(1.0, target / drafter))
 
 
 def _infinity_at_another_piece_is_ignored(monkeypatch):

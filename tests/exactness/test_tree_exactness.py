@@ -23,7 +23,7 @@ from test_mixed_rows import MIXED, WARM, stop_at, text_of, wanted_distribution, 
 from token_trees import GivenTrees, make_tree
 from whole_stages import PROMPT, Stages, advance, new_row, stages_of
 
-from stages import verify
+from stages import tree_decisions, verify
 from stages.choose import ChooseDraft
 from stages.contract.blocks import Draft, SequenceState, TokenTree, Verdict
 from stages.drafting.costs import Costs
@@ -470,29 +470,29 @@ def test_trees_of_the_memory_follow_a_row_s_own_sampling(sampling: Sampling):
 
 
 def _the_candidates_stay_in_the_residual(monkeypatch):
-    monkeypatch.setattr(verify, "_draw_other", lambda probs_V, tokens, rng: verify.sample(probs_V, rng))
+    monkeypatch.setattr(tree_decisions, "_draw_other", lambda probs_V, tokens, rng: tree_decisions.sample(probs_V, rng))
 
 
 def _only_the_first_candidate_leaves_the_residual(monkeypatch):
-    drawn = verify._draw_other
-    monkeypatch.setattr(verify, "_draw_other", lambda probs_V, tokens, rng: drawn(probs_V, tokens[:1], rng))
+    drawn = tree_decisions._draw_other
+    monkeypatch.setattr(tree_decisions, "_draw_other", lambda probs_V, tokens, rng: drawn(probs_V, tokens[:1], rng))
 
 
 def _the_next_sibling_is_accepted(monkeypatch):
-    chosen = verify.chosen_candidate
+    chosen = tree_decisions.chosen_candidate
 
     def sibling(chances: Sequence[float], uniform: float) -> int | None:
         found = chosen(chances, uniform)
         return None if found is None else (found + 1) % len(chances)
 
-    monkeypatch.setattr(verify, "chosen_candidate", sibling)
+    monkeypatch.setattr(tree_decisions, "chosen_candidate", sibling)
 
 
 def _siblings_are_tested_one_after_the_other_with_one_number(monkeypatch):
     def each(chances: Sequence[float], uniform: float) -> int | None:
         return next((number for number, chance in enumerate(chances) if uniform < chance), None)
 
-    monkeypatch.setattr(verify, "chosen_candidate", each)
+    monkeypatch.setattr(tree_decisions, "chosen_candidate", each)
 
 
 def _the_path_is_not_kept(monkeypatch):
