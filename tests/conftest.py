@@ -77,6 +77,12 @@ def _mlflow_tables_are_copied() -> None:
     mlflow_tables.copy_tables()  # nothing before MLflow is loaded, which a test may do for all that follow
 
 
+@pytest.fixture(autouse=True)
+def _no_terminal_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables are as wide as in a pipe, whatever libraries that other tests loaded have set."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
 @pytest.fixture
 def forked(monkeypatch: pytest.MonkeyPatch) -> None:
     """What this test, or the code that it tests, starts by `[sys.executable, ...]` has its libraries loaded."""

@@ -62,11 +62,6 @@ def write(folder, *decisions):
     return folder
 
 
-@pytest.fixture(autouse=True)
-def _no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("COLUMNS", raising=False)
-
-
 @pytest.fixture
 def runs(tmp_path):
     write(tmp_path / "runs" / "one", ACCEPTED, replace(ACCEPTED, position=1, index=1))
