@@ -5,6 +5,7 @@
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # in front of torch: every core has a process of tests for itself
+os.environ.pop("COLUMNS", None)  # readline sets it for the processes of tests, and tables would be as narrow as that
 
 import logging
 from collections.abc import Iterator
@@ -75,12 +76,6 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def _mlflow_tables_are_copied() -> None:
     mlflow_tables.copy_tables()  # nothing before MLflow is loaded, which a test may do for all that follow
-
-
-@pytest.fixture(autouse=True)
-def _no_terminal_width(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tables are as wide as in a pipe, whatever libraries that other tests loaded have set."""
-    monkeypatch.delenv("COLUMNS", raising=False)
 
 
 @pytest.fixture
