@@ -35,6 +35,7 @@ START_SECONDS = 60.0
 QUERY_BYTES = 64 << 10  # planning a longer one takes more time than its rows are worth
 MOST_WAITING = 3  # queries that wait for the one that runs
 NICENESS = 10  # pages come first
+_CLOSED = "a query must come before the dashboards end; start them again"
 _ROWS, _REFUSED, _FAILED = b"r", b"x", b"f"  # first byte of an answer; the rest is JSON, or a message
 
 
@@ -73,6 +74,10 @@ class SqlProcess:
         self._pending += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, self.run, names, query)
+        except asyncio.CancelledError as error:
+            if not self._closed:  # the request itself was cancelled
+                raise
+            raise QueryError(_CLOSED) from error
         finally:
             self._pending -= 1
 
@@ -114,7 +119,7 @@ class SqlProcess:
             return self._connection
         self._end()
         if self._closed:
-            raise QueryError("a query must come before the dashboards end; start them again")
+            raise QueryError(_CLOSED)
         ours, theirs = self._context.Pipe()
         arguments = (theirs, self._run, self._runs, self._seconds)
         self._process = self._context.Process(target=_answer_queries, args=arguments, name="sql", daemon=True)
