@@ -20,7 +20,7 @@ from stages.training.update import TrainingConfig
 # What one piece of one gradient step costs per weight of the drafter, in weights read by a target pass: measured on
 # two CPU cores with targets of 12M (.45) and 100M (.76), the gate's share included.
 TRAIN_SHARE = 0.45
-CLOSED_FORM_SHARE = 1 / 3  # of a gradient step: an update in closed form is one forward pass
+CLOSED_FORM_SHARE = 1 / 3  # of a gradient step, by count of passes, not measured: an update is one forward pass
 
 
 def make_distillers(

@@ -23,7 +23,7 @@ from stages.quantisation.groups import GROUP, GroupedMatrix, join_groups
 from stages.quantisation.modules import FORMATS, find_groups
 
 MANY_ROWS = 8  # number of rows that stands for several in measurements
-ROW_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16)  # numbers of rows at which codes are measured against 16 bits
+ROW_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16)  # numbers of rows at which two kernels are compared
 OUTPUTS = 16  # the kernel for four bits wants a multiple of it
 REPEATS = 15
 CACHED_BYTES = 64 << 20  # larger than the last-level cache of most processors
