@@ -1,5 +1,6 @@
 """`pipeline.replay`: a run from Python, its result, its errors, and what it leaves in the process."""
 
+import gc
 import json
 import logging
 import os
@@ -31,6 +32,7 @@ def _nothing_is_left() -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(THREADS)
     yield
+    gc.collect()  # an update's thread ends with its worker, which a cycle of references may keep until here
     for thread in set(threading.enumerate()) - threads:
         thread.join(10)  # it may be about to end
     assert set(threading.enumerate()) - threads == set()
