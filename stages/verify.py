@@ -22,6 +22,7 @@ from stages.models.language_model import LanguageModel
 from stages.rules import Levels, Rule
 from stages.sampling.distributions import Sampling, to_probs
 from stages.sampling.logprobs import TokenLogprobs, compute_logprobs
+from stages.transformed_logits import transform_logits
 from stages.tree_decisions import decide_tree
 from store.errors import ModelError
 from store.events import Outcome
@@ -140,8 +141,9 @@ class Verify(Stage[Proposal, Verdict]):
             return []
         read = [self.model.length(proposal.draft.row) for proposal in batch]
         logits_NV, starts = self._target_logits(batch)
+        wanted_NV = transform_logits(batch, logits_NV, starts, self._probs_dtype)
         samplings = [one.draft.row.sampling or self._sampling for one in batch for _ in range(len(one.verifiable) + 1)]
-        target_probs_NV = to_probs(logits_NV, samplings, self._probs_dtype)
+        target_probs_NV = to_probs(wanted_NV, samplings, self._probs_dtype)
         levels = self._rule.levels(batch, target_probs_NV, starts)
         outcomes = [
             self._decide_row(proposal, levels[i], target_probs_NV[starts[i] : starts[i + 1]])
@@ -179,7 +181,11 @@ class Verify(Stage[Proposal, Verdict]):
             decisions = decide_tree(tree, target_probs_MV, row.rng)
         else:
             decisions = decide(proposal, levels, target_probs_MV, self._rule, row.rng)
-        return truncate(decisions, row.remaining_tokens, self._eos_ids, row.stop_strings)
+        return truncate(decisions, row.remaining_tokens, self._end_ids(row), row.stop_strings)
+
+    def _end_ids(self, row: SequenceState) -> frozenset[int]:
+        """Return the tokens that end a row."""
+        return row.stop_ids if row.ignore_eos else row.stop_ids | self._eos_ids
 
     def _target_logits(self, batch: Sequence[Proposal]) -> tuple[Tensor, list[int]]:
         """Return the logits at every verifiable token and after the last, rows joined, and the start of each row."""
@@ -215,7 +221,7 @@ class Verify(Stage[Proposal, Verdict]):
             row.pieces.extend(self._context[token])
         row.remaining_tokens -= len(emitted)
         row.block += 1
-        stopped = emitted[-1] in self._eos_ids or (row.stop_strings is not None and row.stop_strings.complete)
+        stopped = emitted[-1] in self._end_ids(row) or (row.stop_strings is not None and row.stop_strings.complete)
         row.finish = "stop" if stopped else "" if row.remaining_tokens else "length"
         self.model.roll_back(row, len(row.tokens) - 1)
         accepted = sum(decision.outcome is Outcome.ACCEPTED for decision in decisions)

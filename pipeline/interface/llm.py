@@ -5,7 +5,7 @@ import os
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from queue import SimpleQueue
 from tempfile import TemporaryDirectory
@@ -28,10 +28,13 @@ from pipeline.run.folder import RUNS, open_new_run
 from pipeline.serve.engine import LiveEngine
 from pipeline.serve.messages import BusyError, Chunk, EncodedPrompt, Finish, GenerationRequest, Usage
 from pipeline.serve.run import ServerRun
+from stages.sampling.distributions import Sampling
+from stages.sampling.transforms import TokenControls
 from store.errors import ConfigError, OmnidraftError, UsageError
 from store.registry.registry import default_uri
 
 NO_LIMIT = 2**31  # requests that may wait: the caller waits for them in any case
+CONTROLS = [field.name for field in fields(TokenControls)]
 Message = Mapping[str, str]
 
 
@@ -154,7 +157,9 @@ class LLM:
             prompts: a text, or texts that are decoded together.
             sampling: `max_tokens` (at most so many target tokens), `temperature` (0 is greedy), `top_k`, `top_p`,
                 `stop` (one or several texts before which the completion ends), `seed`. By default those of the
-                settings' section `sampling`.
+                settings' section `sampling`. Also `min_p`, `presence_penalty`, `frequency_penalty`,
+                `repetition_penalty`, `logit_bias` (token ids to numbers), `ignore_eos` and `stop_token_ids`, as in
+                docs/serve-interface.md.
 
         Returns:
             the completion of a text, or a list with one per text in their order.
@@ -229,7 +234,8 @@ class LLM:
 
     def _request(self, prompt: EncodedPrompt, sampling: Mapping[str, Any]) -> GenerationRequest:
         values = dict(sampling)
-        stop, seed = values.pop("stop", ()), values.pop("seed", None)
+        stop, seed, min_p = values.pop("stop", ()), values.pop("seed", None), values.pop("min_p", 0.0)
+        controls = self._make_controls({name: values.pop(name) for name in CONTROLS if name in values})
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
         if not all(isinstance(text, str) and text for text in stops):
             raise ConfigError(f"stop must be a text or texts that are not empty, got {stop!r}")
@@ -245,7 +251,17 @@ class LLM:
             top_p=chosen.top_p,
             stop=stops,
             seed=seed,
+            min_p=Sampling(min_p=min_p).min_p,
+            controls=controls,
         )
+
+    def _make_controls(self, values: dict[str, Any]) -> TokenControls:
+        values["logit_bias"] = tuple(dict(values.get("logit_bias", {})).items())
+        values["stop_token_ids"] = tuple(values.get("stop_token_ids", ()))
+        controls = TokenControls(**values)
+        if unknown := controls.find_unknown_id(size := self._open.vocabulary_size):
+            raise ConfigError(f"{unknown[0]} must have token ids from 0 to {size - 1}, got {unknown[1]}")
+        return controls
 
     @property
     def _open(self) -> LiveEngine:

@@ -116,6 +116,11 @@ class LiveEngine(Engine):
         """Start the engine's thread, which accepts requests."""
         self._thread.start()
 
+    @property
+    @override
+    def vocabulary_size(self) -> int:
+        return self._encoder.vocabulary.size
+
     @override
     def encode(self, text: str) -> EncodedPrompt:
         return self._encoder.encode(text)

@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from stages.sampling.logprobs import TokenLogprobs
+from stages.sampling.transforms import NO_CONTROLS, TokenControls
 
 
 class Finish(StrEnum):
@@ -52,7 +53,7 @@ class GenerationRequest:
         request_id: id of the HTTP request, unique. The prompt's id in the log; choice i > 0 adds `#i`.
         prompt: the text to complete.
         max_new_tokens: at least 1; the engine reduces it to what the models' contexts leave.
-        temperature, top_k, top_p: of the target's distribution for this request.
+        temperature, top_k, top_p, min_p: of the target's distribution for this request.
         stop: strings before which the completion ends.
         seed: of the random numbers; None derives them from the run's seed and the prompt's offset.
         logprobs: alternatives per token, 0 for the emitted token's own log probability alone; None for none at all.
@@ -60,6 +61,7 @@ class GenerationRequest:
         timeout_seconds: time from `submit` after which it ends with `Finish.DEADLINE`; None for no limit.
         choice: index among the choices of its HTTP request; part of the seed.
         tenant: whose request it is: the API key of its client. The memory shows nothing of one tenant to another.
+        controls: penalties, biases, and the tokens that end it.
     """
 
     request_id: str
@@ -75,6 +77,8 @@ class GenerationRequest:
     timeout_seconds: float | None = None
     choice: int = 0
     tenant: str = ""
+    min_p: float = 0.0
+    controls: TokenControls = NO_CONTROLS
 
 
 @dataclass(frozen=True)
@@ -148,6 +152,11 @@ class EngineStatus:
 
 class Engine(Protocol):
     """Completes requests. All methods may be called from any thread and return at once."""
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Number of ids of the target's tokenizer."""
+        ...
 
     def encode(self, text: str) -> EncodedPrompt:
         """Tokenise a plain prompt. Takes time in proportion to its length: call it off the event loop.

@@ -14,6 +14,7 @@ from stages.ngrams.trie import Node
 from stages.sampling.distributions import Sampling
 from stages.sampling.logprobs import TokenLogprobs
 from stages.sampling.random_source import RandomSource
+from stages.sampling.transforms import LogitTransform
 from stages.vocabulary.text_stream import StopStrings
 from store.events import DraftSource, Origin, Outcome, Translation
 
@@ -37,6 +38,9 @@ class SequenceState:
         sampling: the transform of this row's distributions, the drafter's as well as the target's; None for that of the
             stages.
         stop_strings: finds the strings at which the sequence ends; None if it has none.
+        transforms: change the target's logits before the sampling transform, in this order.
+        ignore_eos: whether the target's ends of sequence do not end this one.
+        stop_ids: further tokens that end it.
         logprobs: alternatives wanted with each emitted token, 0 for the token's own log probability alone; None for
             nothing.
         record_example: whether a training example is recorded, unless the row is private.
@@ -57,9 +61,17 @@ class SequenceState:
     private: bool = False
     sampling: Sampling | None = None
     stop_strings: StopStrings | None = None
+    transforms: tuple[LogitTransform, ...] = ()
+    ignore_eos: bool = False
+    stop_ids: frozenset[int] = frozenset()
     logprobs: int | None = None
     record_example: bool = True
     scope: int = 0
+
+    @property
+    def belongs_to_request(self) -> bool:
+        """Whether it has wishes of a request, which ends with the process that answers it."""
+        return bool(self.stop_strings or self.transforms or self.ignore_eos or self.stop_ids)
 
     @property
     def collects_examples(self) -> bool:

@@ -142,12 +142,12 @@ class SnapshotWriter:
         """Add a row in flight. Returns its number.
 
         Raises:
-            ValueError: the row is not included, or it has stop strings: they belong to a request, which ends with the
-                process that answers it.
+            ValueError: the row is not included, or it has stop strings or other wishes of a request, which ends with
+                the process that answers it.
         """
-        if not self.includes(row) or row.stop_strings is not None:
+        if not self.includes(row) or row.belongs_to_request:
             raise ValueError(
-                f"a row in a snapshot must be one that is to be kept, without stop strings, got {row.prompt_id}; "
+                f"a row in a snapshot must be kept and have no wishes of a request, got {row.prompt_id}; "
                 "leave out rows in flight: SnapshotWriter(rows=False)"
             )
         if row not in self._rows:

@@ -3,6 +3,7 @@
 Shapes: N positions, V tokens of a vocabulary, K likeliest tokens.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ class Sampling:
         temperature: 0 or more; below `GREEDY_BELOW` as 0.
         top_k: keep the k most probable tokens; 0 keeps all.
         top_p: keep the smallest set of most probable tokens whose mass reaches this, the likeliest always; 1 keeps all.
+        min_p: keep the tokens with at least this share of the likeliest token's probability, before top-k and top-p; 0
+            keeps all.
 
     Raises:
         ConfigError: a value is out of range, or not a number.
@@ -37,12 +40,14 @@ class Sampling:
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
 
     def __post_init__(self) -> None:
-        if not (0 <= self.temperature <= HOTTEST and self.top_k >= 0 and 0 <= self.top_p <= 1):
+        shares = 0 <= self.top_p <= 1 and 0 <= self.min_p <= 1
+        if not (0 <= self.temperature <= HOTTEST and self.top_k >= 0 and shares):
             raise ConfigError(
-                f"sampling must have a temperature from 0 to {HOTTEST:g}, top_k from 0 and top_p from 0 to 1, "
-                f"got {self.temperature}, {self.top_k} and {self.top_p}"
+                f"sampling must have a temperature from 0 to {HOTTEST:g}, top_k from 0, top_p and min_p from 0 to 1, "
+                f"got {self.temperature}, {self.top_k}, {self.top_p} and {self.min_p}"
             )
 
     @property
@@ -59,6 +64,9 @@ class Sampling:
         if self.is_greedy:
             return torch.zeros_like(logits_NV).scatter_(-1, logits_NV.argmax(-1, keepdim=True), 1.0)
         logits_NV = logits_NV / self.temperature
+        if self.min_p:
+            least_N1 = logits_NV.amax(-1, keepdim=True) + math.log(self.min_p)
+            logits_NV = logits_NV.masked_fill(logits_NV < least_N1, -torch.inf)
         if self.top_k:
             kth_N1 = logits_NV.topk(min(self.top_k, logits_NV.shape[-1])).values[..., -1:]
             logits_NV = logits_NV.masked_fill(logits_NV < kth_N1, -torch.inf)

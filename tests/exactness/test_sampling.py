@@ -19,12 +19,13 @@ from store.errors import ConfigError
 logits_lists = st.lists(st.integers(-64, 64).map(lambda n: n / 16), min_size=1, max_size=9)
 
 
-def reference(logits: list[float], temperature: float, top_k: int, top_p: float) -> list[float]:
-    """The transform token by token: scale, keep the k likeliest, keep the nucleus, normalise."""
+def reference(logits: list[float], temperature: float, top_k: int, top_p: float, min_p: float = 0.0) -> list[float]:
+    """The transform token by token: scale, keep what min-p keeps, the k likeliest and the nucleus, normalise."""
     if temperature == 0:
         return [float(place == logits.index(max(logits))) for place in range(len(logits))]
     kth = sorted(logits, reverse=True)[min(top_k or len(logits), len(logits)) - 1]
-    weights = [math.exp((x - max(logits)) / temperature) if x >= kth else 0.0 for x in logits]
+    shares = [math.exp((x - max(logits)) / temperature) for x in logits]  # of the likeliest token's probability
+    weights = [share if x >= kth and share >= min_p else 0.0 for x, share in zip(logits, shares, strict=True)]
     distribution = [weight / sum(weights) for weight in weights]
     mass, kept = 0.0, set()
     for place in sorted(range(len(distribution)), key=lambda place: -distribution[place]):
@@ -58,6 +59,13 @@ def test_the_distribution_is_that_of_the_reference(
     if top_p < 1:  # which of equally likely tokens the nucleus takes is not promised
         got, want = sorted(got), sorted(want)
     assert got == pytest.approx(want, abs=1e-12)
+
+
+@given(logits_lists, st.integers(0, 10), st.floats(0.01, 1), st.sampled_from([0.02, 0.3, 0.71, 1.0]))
+def test_min_p_comes_before_top_k_and_top_p(logits: list[float], top_k: int, top_p: float, min_p: float):
+    settings = (0.9, top_k, top_p, min_p)
+    got, want = distribution_of(logits, *settings).tolist(), reference(logits, *settings)
+    assert sorted(got) == pytest.approx(sorted(want), abs=1e-12)
 
 
 @given(logits_lists, st.floats(0.05, 5), st.integers(0, 10), st.floats(0.01, 1))

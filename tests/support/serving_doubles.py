@@ -81,6 +81,11 @@ class ScriptedEngine(Engine):
         self._lock = threading.Lock()
         self._running = 0
 
+    @property
+    @override
+    def vocabulary_size(self) -> int:
+        return EOS + 1
+
     @override
     def encode(self, text: str) -> EncodedPrompt:
         if self._held_from is not None and len(text) >= self._held_from:

@@ -21,6 +21,7 @@ from pipeline.serve.http.errors import (
     json_response,
     shutdown_error,
     unknown_model_error,
+    wrong_value_error,
 )
 from pipeline.serve.http.limits import BodyReader, Defaults, Limits, parse_json_object
 from pipeline.serve.http.metrics import CONTENT_TYPE, Metrics
@@ -197,6 +198,8 @@ class _Completions:
         parsed = parse(parse_json_object(body), self._limits, self._defaults)
         if parsed.model != (served := self._engine.read_status().model):
             raise unknown_model_error(parsed.model, served)
+        if unknown := parsed.controls.find_unknown_id(size := self._engine.vocabulary_size):
+            raise wrong_value_error(unknown[0], f"have token ids from 0 to {size - 1}", unknown[1])
         return parsed
 
     def _submit(

@@ -6,6 +6,7 @@ wrong results in silence.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -15,10 +16,12 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from pipeline.serve.http.errors import ApiError, format_value, unsupported_error, wrong_value_error
 from pipeline.serve.http.limits import Defaults, Limits
+from stages.sampling.transforms import MAX_BIAS, MAX_PENALTY, MAX_REPETITION, TokenControls
 
 MAX_STOPS, MAX_STOP_CHARACTERS = 16, 256
 MAX_MESSAGES, MAX_PARTS = 1024, 1024
 MAX_LOGPROBS = 20
+MAX_BIASES, MAX_STOP_IDS = 1024, 64
 MASK63 = (1 << 63) - 1
 
 # Ignored parameters of OpenAI's interface, of vLLM and of SGLang: accepted with these values alone, which do nothing.
@@ -27,15 +30,12 @@ _ANY_VALUE = {"parallel_tool_calls", "prompt_cache_key", "safety_identifier"}
 _IGNORED: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("audio", "moderation", "prediction", "web_search_options"), _NULL_ONLY),
     **dict.fromkeys(("prompt_cache_options", "prompt_cache_retention"), _NULL_ONLY),
-    **dict.fromkeys(("frequency_penalty", "presence_penalty", "min_p", "min_tokens"), (0,)),
-    **dict.fromkeys(("length_penalty", "repetition_penalty"), (1,)),
     **dict.fromkeys(("add_generation_prompt", "skip_special_tokens"), (True,)),
-    **dict.fromkeys(
-        ("continue_final_message", "ignore_eos", "include_stop_str_in_output", "use_beam_search"), (False,)
-    ),
-    **dict.fromkeys(("functions", "stop_token_ids", "tools"), ([],)),
+    **dict.fromkeys(("continue_final_message", "include_stop_str_in_output", "use_beam_search"), (False,)),
+    **dict.fromkeys(("functions", "tools"), ([],)),
     **dict.fromkeys(("function_call", "tool_choice"), _NO_TOOL),
-    "logit_bias": ({},),
+    "length_penalty": (1,),
+    "min_tokens": (0,),
     "modalities": (["text"],),
     "reasoning_effort": ("none",),
     "response_format": ({"type": "text"},),
@@ -55,6 +55,8 @@ def _to_part_list(value: object) -> object:
 
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 Short = Annotated[str, Field(max_length=512)]
+Bias = Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]
+Penalty = Annotated[float, Field(ge=-MAX_PENALTY, le=MAX_PENALTY)]
 
 
 class _Strict(BaseModel):
@@ -77,6 +79,13 @@ class CommonRequest(_Strict):
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=-1, le=MASK63)  # -1 and 0: all tokens
+    min_p: float = Field(0.0, ge=0, le=1)
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    repetition_penalty: float = Field(1.0, ge=1 / MAX_REPETITION, le=MAX_REPETITION)
+    logit_bias: Annotated[dict[Short, Bias], Field(max_length=MAX_BIASES)] = {}
+    ignore_eos: bool = False
+    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_IDS)] = []
     max_tokens: int | None = Field(None, ge=1)
     stop: Annotated[list[StopString], BeforeValidator(_to_stop_list), Field(max_length=MAX_STOPS)] = []
     seed: int | None = Field(None, ge=-(1 << 63), le=MASK63)
@@ -134,7 +143,7 @@ class ParsedRequest:
     Attributes:
         prompts: texts of a plain completion; empty for a chat.
         messages: of a chat, each with `role` and `content`; empty for a plain completion.
-        logprobs: as `GenerationRequest.logprobs`.
+        logprobs, controls: as of `GenerationRequest`.
     """
 
     model: str
@@ -152,6 +161,8 @@ class ParsedRequest:
     echo: bool
     stream: bool
     include_usage: bool
+    min_p: float
+    controls: TokenControls
 
     @property
     def is_chat(self) -> bool:
@@ -224,7 +235,27 @@ def _make_parsed_request(
         echo=echo,
         stream=request.stream,
         include_usage=request.stream_options is not None and request.stream_options.include_usage,
+        min_p=request.min_p,
+        controls=_token_controls(request),
     )
+
+
+def _token_controls(request: CommonRequest) -> TokenControls:
+    return TokenControls(
+        presence_penalty=request.presence_penalty,
+        frequency_penalty=request.frequency_penalty,
+        repetition_penalty=request.repetition_penalty,
+        logit_bias=tuple((_token_id(key), bias) for key, bias in request.logit_bias.items()),
+        ignore_eos=request.ignore_eos,
+        stop_token_ids=tuple(request.stop_token_ids),
+    )
+
+
+def _token_id(key: str) -> int:
+    """The token id that is a key of a JSON object."""
+    if not re.fullmatch("0|[1-9][0-9]{0,8}", key):
+        raise wrong_value_error("logit_bias", "have token ids as names", key)
+    return int(key)
 
 
 def _check_bounds(request: CommonRequest, max_tokens: int, prompts: int, logprobs: int | None, limits: Limits) -> None:

@@ -112,6 +112,8 @@ def make_generation_requests(
             temperature=parsed.temperature,
             top_k=parsed.top_k,
             top_p=parsed.top_p,
+            min_p=parsed.min_p,
+            controls=parsed.controls,
             stop=parsed.stop,
             seed=parsed.seed,
             logprobs=parsed.logprobs,

@@ -53,6 +53,20 @@ def test_one_text_gives_one_completion(llm: pipeline.LLM):
     assert llm.generate([]) == []
 
 
+def test_penalties_biases_and_ends_are_those_of_requests(llm: pipeline.LLM):
+    plain = llm.generate(PROMPTS[0], **GREEDY)
+    first = plain.tokens[0]
+    banned = llm.generate(PROMPTS[0], **GREEDY, logit_bias={first: -100}, presence_penalty=2)
+    assert first not in banned.tokens
+    ended = llm.generate(PROMPTS[0], **GREEDY, stop_token_ids=[first], repetition_penalty=1.0, min_p=0.1)
+    assert (ended.tokens, ended.finish) == ((first,), "stop")
+    for wrong in ({"logit_bias": {10**6: 1}}, {"frequency_penalty": 3}, {"min_p": 2}, {"stop_token_ids": [-1]}):
+        with pytest.raises(
+            pipeline.ConfigError, match=r"logit_bias must|frequency_penalty must|min_p|stop_token_ids must"
+        ):
+            llm.generate(PROMPTS[0], **wrong)
+
+
 def test_a_stream_is_the_completion_in_parts(llm: pipeline.LLM):
     parts = list(llm.stream(PROMPTS[0], **GREEDY))
     assert "".join(parts) == llm.generate(PROMPTS[0], **GREEDY).text

@@ -22,6 +22,7 @@ from stages.contract.snapshot import (
 )
 from stages.sampling.distributions import Sampling
 from stages.sampling.random_source import SeededRandomSource
+from stages.sampling.transforms import TokenControls
 from stages.vocabulary.text_stream import StopStrings
 from store.errors import CorruptError
 
@@ -155,10 +156,13 @@ def test_rows_that_are_not_to_be_kept_are_refused_and_never_written():
     assert [SnapshotWriter(rows=rows).includes(one) for rows in (True, False) for one in (row, private)] == [
         True, False, False, False,
     ]  # fmt: skip
+    penalised = replace(row, transforms=TokenControls(presence_penalty=1).make_transforms([1]))
     for keep, one in (
         (SnapshotWriter(rows=False), row), (SnapshotWriter(), private), (SnapshotWriter(), stopping),
+        (SnapshotWriter(), penalised), (SnapshotWriter(), replace(row, stop_ids=frozenset([1]))),
+        (SnapshotWriter(), replace(row, ignore_eos=True)),
     ):  # fmt: skip
-        with pytest.raises(ValueError, match="to be kept, without stop strings"):
+        with pytest.raises(ValueError, match="must be kept and have no wishes of a request"):
             keep.row(one)
         assert json.loads(keep.files(None)[STATE])["rows"] == []
 

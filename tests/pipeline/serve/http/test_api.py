@@ -12,6 +12,7 @@ from serving_doubles import EOS, MODEL, HttpServer, ScriptedEngine, run_http_ser
 
 from pipeline.serve.http.limits import Defaults, Limits
 from pipeline.serve.messages import Finish
+from stages.sampling.transforms import TokenControls
 
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -82,6 +83,24 @@ def test_parameters_reach_the_engine(client: openai.OpenAI, engine: ScriptedEngi
     sampling = (request.temperature, request.top_p, request.top_k)
     assert (*sampling, request.max_new_tokens, request.stop) == (0.25, 0.5, 7, 16, ())
     assert (request.seed, request.store) == (None, False)
+
+
+def test_controls_reach_the_engine(client: openai.OpenAI, engine: ScriptedEngine):
+    controls = {"repetition_penalty": 1.1, "ignore_eos": True, "stop_token_ids": [7, 9]}
+    client.chat.completions.create(
+        model=MODEL,
+        messages=HELLO,
+        presence_penalty=0.5,
+        frequency_penalty=-2,
+        logit_bias={"5": -100, "11": 0.5},
+        extra_body={"min_p": 0.05, **controls},
+    )
+    request = engine.requests[-1]
+    assert request.min_p == 0.05
+    assert request.controls == TokenControls(0.5, -2, 1.1, ((5, -100), (11, 0.5)), True, (7, 9))
+    client.completions.create(model=MODEL, prompt="x", extra_body=dict.fromkeys(["min_p", "logit_bias", *controls]))
+    request = engine.requests[-1]
+    assert (request.min_p, request.controls) == (0, TokenControls())
 
 
 def test_a_chat(client: openai.OpenAI, engine: ScriptedEngine):
@@ -219,8 +238,18 @@ def test_tokens_after_a_stop_are_not_scored(client: openai.OpenAI):
         ({"stream_options": {"include_usage": True}}, "stream_options", "'stream': true"),
         ({"best_of": 3}, "best_of", "not supported"),
         ({"suffix": "x"}, "suffix", "not supported"),
-        ({"presence_penalty": 0.5}, "presence_penalty", "set it to 0"),
-        ({"logit_bias": {"5": 1}}, "logit_bias", "set it to {}"),
+        ({"min_tokens": 3}, "min_tokens", "set it to 0"),
+        ({"min_p": 1.5}, "min_p", "less than or equal to 1, got 1.5"),
+        ({"presence_penalty": 2.5}, "presence_penalty", "less than or equal to 2"),
+        ({"frequency_penalty": -3}, "frequency_penalty", "greater than or equal to -2"),
+        ({"repetition_penalty": 0}, "repetition_penalty", "greater than or equal to 0.01"),
+        ({"logit_bias": {"5": 101}}, "logit_bias.5", "less than or equal to 100"),
+        ({"logit_bias": {"five": 1}}, "logit_bias", "token ids as names, got"),
+        ({"logit_bias": {"257": 1}}, "logit_bias", "token ids from 0 to 256, got 257"),
+        ({"logit_bias": {str(number): 1 for number in range(1025)}}, "logit_bias", "at most 1024"),
+        ({"ignore_eos": 1}, "ignore_eos", "a valid boolean"),
+        ({"stop_token_ids": [3, -1]}, "stop_token_ids", "token ids from 0 to 256, got -1"),
+        ({"stop_token_ids": [1] * 65}, "stop_token_ids", "at most 64"),
         ({"temprature": 1}, "temprature", "did you mean 'temperature'?"),
         ({"metadata": {"a": 1}}, "metadata.a", "a valid string"),
     ],

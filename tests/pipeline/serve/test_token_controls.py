@@ -1,0 +1,95 @@
+"""Requests with penalties, biases, other ends and min-p over real models, against a plain loop with the same."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from plain_controls import control
+from serving_tiny import (
+    NEW_TOKENS,
+    assert_sound,
+    greedy_generate,
+    load_pair,
+    run_server,
+    select,
+    serve_config,
+    submit_prompt,
+    texts,
+)
+from tiny_pair import TinyPair, tiny_pair  # noqa: F401  (a fixture)
+
+from pipeline.serve.messages import Finish
+from pipeline.serve.run import ServerRun
+from stages.sampling.transforms import TokenControls
+
+CONTROLS = [
+    TokenControls(presence_penalty=1.5, frequency_penalty=0.5),
+    TokenControls(repetition_penalty=1.4),
+    TokenControls(0.5, -0.5, 0.8, ((20, 3.0), (30, -100.0)), ignore_eos=True),
+]
+
+
+@pytest.fixture(scope="module")
+def server(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerRun]:  # noqa: F811
+    with run_server(serve_config(tiny_pair), tmp_path_factory.mktemp("served") / "run") as server:
+        yield server
+
+
+def plain_loop(pair: TinyPair, text: str, controls: TokenControls) -> tuple[int, ...]:
+    """One token per pass of the target's own modules, over the whole text, until an end."""
+    models = load_pair(pair)
+    prompt = models.target_vocabulary.encode(text)
+    ends = {*controls.stop_token_ids, *(() if controls.ignore_eos else models.eos_ids)}
+    emitted: list[int] = []
+    while len(emitted) < NEW_TOKENS and not ends.intersection(emitted[-1:]):
+        with torch.no_grad():
+            logits_V = models.target.model(torch.tensor([prompt + emitted])).logits[0, -1]
+        logits = control(logits_V[: models.target_vocabulary.size].tolist(), prompt, emitted, controls)
+        emitted.append(logits.index(max(logits)))
+    return tuple(emitted)
+
+
+def test_greedy_requests_equal_a_plain_loop(tiny_pair: TinyPair, tmp_path):  # noqa: F811
+    prompts, run = texts(700, 703), tmp_path / "run"
+    with run_server(serve_config(tiny_pair), run) as server:
+        listeners = [
+            (text, one, submit_prompt(server.engine, text, controls=one)) for text in prompts for one in CONTROLS
+        ]
+        others = [(text, submit_prompt(server.engine, text)) for text in prompts]
+        sampled = [
+            submit_prompt(server.engine, text, controls=CONTROLS[0], temperature=1.0, min_p=0.1) for text in prompts
+        ]
+        assert all(one.end() for one in sampled)
+    for text, controls, listener in listeners:
+        assert listener.tokens == plain_loop(tiny_pair, text, controls)
+    for text, listener in others:
+        assert listener.tokens == greedy_generate(tiny_pair, text), "rows without controls are as they were"
+    assert sum(listener.tokens != greedy_generate(tiny_pair, text) for text, _, listener in listeners) > 3
+    assert sum(listener.usage.accepted for _, _, listener in listeners) > 0, "drafts must have been accepted"
+    assert_sound(run)
+    assert select(run, "SELECT count(*) AS n FROM decisions WHERE target_levels IS NOT NULL")[0]["n"]
+
+
+def test_a_stop_token_ends_the_row_and_is_not_in_the_text(server: ServerRun, tiny_pair: TinyPair):  # noqa: F811
+    text = texts(700, 701)[0]
+    whole, vocabulary = greedy_generate(tiny_pair, text), load_pair(tiny_pair).target_vocabulary
+    stop = whole[5]
+    listener = submit_prompt(server.engine, text, controls=TokenControls(stop_token_ids=(stop,)))
+    assert (listener.finish, listener.tokens) == (Finish.STOP, whole[: whole.index(stop) + 1])
+    assert listener.text == vocabulary.decode(list(listener.tokens[:-1]))
+
+
+def test_an_ignored_end_of_sequence_is_followed_by_more(server: ServerRun, tiny_pair: TinyPair):  # noqa: F811
+    (end,) = load_pair(tiny_pair).eos_ids
+    bias = ((end, 100.0),)
+    (text,) = texts(700, 701)
+    ended = submit_prompt(server.engine, text, controls=TokenControls(logit_bias=bias))
+    assert (ended.tokens, ended.finish, ended.text) == ((end,), Finish.STOP, "")
+    ignored = submit_prompt(server.engine, text, controls=TokenControls(logit_bias=bias, ignore_eos=True))
+    assert (ignored.tokens, ignored.finish, ignored.text) == ((end,) * NEW_TOKENS, Finish.LENGTH, "")
+
+
+def test_min_p_of_1_leaves_the_likeliest_token(server: ServerRun, tiny_pair: TinyPair):  # noqa: F811
+    for text in texts(700, 703):
+        sampled = submit_prompt(server.engine, text, temperature=1.0, min_p=1.0)
+        assert sampled.tokens == greedy_generate(tiny_pair, text)
