@@ -3,7 +3,7 @@
 Shapes: K pieces of a draft, D ids of the drafter's vocabulary, F features of the head.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -278,7 +278,7 @@ class SoftTarget:
 class TopTokens:
     """The target's likeliest tokens at N tokens of a text, K at each, spelt in the drafter's pieces.
 
-    This is what decoding stores. The soft targets are computed from it when the example becomes part of a batch
+    This is what examples store. The soft targets are computed from it when the example becomes part of a batch
     (`stages/examples/soft_targets.py`). A token has as many soft targets as pieces, and at least one; only one if it is
     not itself among the K.
 
@@ -300,7 +300,31 @@ class TopTokens:
     pieces: Numbers
 
 
+@dataclass(frozen=True, eq=False)
+class TopLogits:
+    """The target's largest logits at N tokens of a text, K at each: what a block stores.
+
+    `spell` makes them `TopTokens`, for a whole text at once: per block it would take longer than the selection.
+
+    Attributes:
+        positions: index of each token's first piece in the row's pieces (N,).
+        tokens: the target's token there (N,).
+        ids: ids of the K largest logits, in descending order (N, K).
+        logits: these logits, in float32 (N, K).
+        sums: sum of the exponentials of all logits minus the largest, at the teacher's temperature (N, 1).
+        spell: spells this value in the drafter's pieces.
+    """
+
+    positions: Numbers
+    tokens: Numbers
+    ids: Numbers
+    logits: Numbers
+    sums: Numbers
+    spell: Callable[["TopLogits"], TopTokens] = field(repr=False)
+
+
 Supervised = tuple[SoftTarget | TopTokens, ...]  # soft targets in the order of the text, computed or to be computed
+Collected = tuple[SoftTarget | TopTokens | TopLogits, ...]  # as a block stores them
 
 
 @dataclass(frozen=True)
@@ -330,7 +354,7 @@ class Verdict:
     emitted: tuple[int, ...]
     judged: int
     accepted: int
-    soft_targets: Supervised = field(default=(), repr=False)
+    soft_targets: Collected = field(default=(), repr=False)
     branch: OffPolicySpan | None = field(default=None, repr=False)
     logprobs: tuple[TokenLogprobs, ...] = ()
 

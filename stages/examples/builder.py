@@ -16,6 +16,7 @@ from stages.contract.blocks import (
     SequenceState,
     SoftTarget,
     Supervised,
+    TopLogits,
     TopTokens,
     TrainingExample,
     Verdict,
@@ -58,24 +59,37 @@ def make_labels(verdict: Verdict) -> list[AcceptanceLabel]:
     ]
 
 
-def _token_positions(one: SoftTarget | TopTokens) -> list[int]:
+def _token_positions(one: SoftTarget | TopTokens | TopLogits) -> list[int]:
     """Return the positions at which tokens begin."""
-    if isinstance(one, TopTokens):
+    if isinstance(one, TopTokens | TopLogits):
         positions: list[int] = one.positions.tolist()
         return positions
     return [one.position] if one.depth == 0 else []
 
 
-def _join(soft_targets: Sequence[SoftTarget | TopTokens]) -> Supervised:
-    """Return the same soft targets with those of consecutive blocks in one object."""
+def _join(soft_targets: Sequence[SoftTarget | TopTokens | TopLogits]) -> Supervised:
+    """Return the same soft targets, spelt, with those of consecutive blocks in one object."""
     joined: list[SoftTarget | TopTokens] = []
-    for kind, group in groupby(soft_targets, type):
-        if kind is TopTokens:
-            parts = zip(*(vars(one).values() for one in group), strict=True)
-            joined.append(TopTokens(*map(np.concatenate, parts)))
+    for of_tokens, group in groupby(soft_targets, lambda one: not isinstance(one, SoftTarget)):
+        if of_tokens:
+            spelt = _spell_all([one for one in group if not isinstance(one, SoftTarget)])
+            joined.append(TopTokens(*map(np.concatenate, zip(*(vars(one).values() for one in spelt), strict=True))))
         else:
-            joined += group
+            joined += [one for one in group if isinstance(one, SoftTarget)]
     return tuple(joined)
+
+
+def _spell_all(stored: Sequence[TopTokens | TopLogits]) -> list[TopTokens]:
+    """Spell what blocks stored; a checkpoint has already spelt what was before it."""
+    logits = [one for one in stored if isinstance(one, TopLogits)]
+    return [one for one in stored if isinstance(one, TopTokens)] + ([_spell(logits)] if logits else [])
+
+
+def _spell(of_blocks: Sequence[TopLogits]) -> TopTokens:
+    """Spell what consecutive blocks stored."""
+    arrays = zip(*((one.positions, one.tokens, one.ids, one.logits, one.sums) for one in of_blocks), strict=True)
+    whole = TopLogits(*map(np.concatenate, arrays), of_blocks[0].spell)
+    return whole.spell(whole)
 
 
 def _ngram_positions(verdict: Verdict) -> list[int]:
@@ -102,7 +116,7 @@ class ExampleBuilderState:
 class ExampleBuilder:
     """Collects the training example of one sequence while it is in flight."""
 
-    soft_targets: list[SoftTarget | TopTokens] = field(default_factory=list)
+    soft_targets: list[SoftTarget | TopTokens | TopLogits] = field(default_factory=list)
     labels: list[AcceptanceLabel] = field(default_factory=list)
     ngram_positions: list[int] = field(default_factory=list)
     judged: int = 0

@@ -1,7 +1,8 @@
 """The teacher: the target's likeliest tokens at every emitted token, and optionally after rejections.
 
-It runs on the decoding thread in every block, so it only selects tokens and looks up their pieces. Soft targets are
-computed from these where the example is trained on (`stages/examples/soft_targets.py`).
+It runs on the decoding thread in every block, so it only selects the largest logits. Their tokens are spelt in pieces
+once per text (`stages/examples/builder.py`), and soft targets are computed from these where the example is trained on
+(`stages/examples/soft_targets.py`).
 
 The teacher has its own temperature. At 0 a distribution carries nothing about the second-best tokens; at 1 the best
 token has too little weight, and a first piece that many tokens share outweighs a more probable token (measurements in
@@ -11,6 +12,7 @@ Shapes: N positions, V target tokens, K likeliest tokens, C chunks of the vocabu
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -18,7 +20,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from stages.contract.blocks import Decision, Numbers, OffPolicySpan, Proposal, Supervised, TopTokens
+from stages.contract.blocks import Collected, Decision, Numbers, OffPolicySpan, Proposal, TopLogits, TopTokens
 from stages.vocabulary.pair import Pair
 from store.events import Outcome
 
@@ -28,7 +30,7 @@ CHUNK = 32  # tokens; of a chunk the largest logit decides whether its tokens ar
 class Supervision(NamedTuple):
     """The soft targets that one block gives one sequence."""
 
-    soft_targets: Supervised = ()  # at every emitted token, in order
+    soft_targets: Collected = ()  # at every emitted token, in order
     span: OffPolicySpan | None = None
 
 
@@ -65,17 +67,17 @@ class _Spelling:
 
     def spell(self, ids: Numbers, limits: Numbers) -> tuple[Numbers, Numbers]:
         """Return how many pieces each token has, at most its limit, and these pieces, concatenated."""
-        lengths = np.minimum(self.lengths_V[ids], limits)
+        lengths = np.minimum(self.lengths_V[ids], limits.astype(np.int16))
         flat = lengths.ravel().astype(np.int64)
         places = np.arange(flat.sum()) + np.repeat(self._starts_V[ids.ravel()] - flat.cumsum() + flat, flat)
         return lengths, self._flat[places]
 
 
 class TrieTeacher(Teacher):
-    """Selects the target's likeliest tokens, spelt in the drafter's pieces.
+    """Selects the target's likeliest tokens, and spells them in the drafter's pieces.
 
     The pieces are 0 "snow", 1 "ball", 2 "the"; the target tokens are 0 "snow", 1 "snowball" (pieces 0, 1), 2 "the". The
-    target emits "snowball" after one piece. Its three tokens are stored with their probabilities.
+    target emits "snowball" after one piece. The logits of its three tokens are stored, and spelt with the whole text.
 
     >>> from stages.contract.blocks import Draft, SequenceState
     >>> from stages.examples.soft_targets import tabulate
@@ -90,7 +92,8 @@ class TrieTeacher(Teacher):
     >>> decisions = (Decision(0, None, Outcome.UNDRAFTED, emitted=1, origin=Origin.BONUS),)
     >>> logits_NV = torch.tensor([[0.25, 0.40, 0.35]]).log()  # N = 1 position, V = 3
     >>> (supervision,) = teacher([proposal], [decisions], logits_NV, starts=[0])
-    >>> (tokens,) = supervision.soft_targets
+    >>> (logits,) = supervision.soft_targets
+    >>> tokens = logits.spell(logits)
     >>> tokens.probs.astype(float).round(2).tolist(), tokens.lengths.tolist(), tokens.pieces.tolist()
     ([[0.4, 0.35, 0.25]], [[2, 1, 1]], [0, 1, 2, 0])
 
@@ -98,7 +101,7 @@ class TrieTeacher(Teacher):
     it, 0.25 + 0.40; of that, 0.25 is the token "snow" itself. After "snow" the next piece is "ball" with
     0.40 / 0.65 = 0.62, and the rest, 0.38, is the end of the token.
 
-    >>> table = tabulate(supervision.soft_targets)
+    >>> table = tabulate([tokens])
     >>> table.positions_N.tolist(), table.depths_N.tolist(), table.ids_NT.tolist()
     ([1, 2], [0, 1], [[0, 2], [1, 0]])
     >>> table.group_NT.round(2).tolist(), table.direct_NT.round(2).tolist(), table.rest_N.round(2).tolist()
@@ -139,40 +142,37 @@ class TrieTeacher(Teacher):
         after = [_path_after(batch[number], index, starts[number]) for number, index in rejected.items()]
         selected = self._select([*paths, *after], logits_NV)
         spans = {
-            number: _make_span(batch[number], index, tokens)
-            for (number, index), tokens in zip(rejected.items(), selected[len(paths) :], strict=True)
+            number: _make_span(batch[number], index, logits)
+            for (number, index), logits in zip(rejected.items(), selected[len(paths) :], strict=True)
         }
-        return [Supervision((tokens,), spans.get(number)) for number, tokens in enumerate(selected[: len(paths)])]
+        return [Supervision((logits,), spans.get(number)) for number, logits in enumerate(selected[: len(paths)])]
 
-    def _select(self, paths: Sequence["_Path"], logits_NV: Tensor) -> list[TopTokens]:
-        """Return the likeliest tokens at each token of the paths."""
-        tokens_N = np.array([token for path in paths for token in path.tokens])
-        ids_NK, probs_NK = self._find_top(_take_lines(logits_NV, paths)[:, : len(self._context)])
-        is_own_NK = ids_NK == tokens_N[:, None]
-        own_N = is_own_NK.argmax(1)
-        # Of a token that is not among the likeliest, what follows its first piece is not known from them.
-        levels_N = np.where(is_own_NK.any(1), np.maximum(self._spelling.lengths_V[tokens_N], 1), 1)
-        lengths_NK, pieces = self._spelling.spell(ids_NK, np.maximum(levels_N, 2)[:, None])
-        ends = [0, *lengths_NK.sum(1).cumsum().tolist()]
+    def _select(self, paths: Sequence["_Path"], logits_NV: Tensor) -> list[TopLogits]:
+        """Return the largest logits at each token of the paths."""
+        ids_NK, values_NK, sums_N1 = self._find_top(_take_lines(logits_NV, paths)[:, : len(self._context)])
         selected, begin = [], 0
         for path in paths:
-            end = begin + len(path.tokens)
-            positions = (
-                path.position + np.array([0, *(len(self._context[token]) for token in path.tokens[:-1])]).cumsum()
-            )
-            lines = slice(begin, end)
-            of_path = levels_N[lines], own_N[lines], probs_NK[lines], lengths_NK[lines]
-            selected.append(TopTokens(positions, *of_path, pieces[ends[begin] : ends[end]]))
-            begin = end
+            lines = slice(begin, begin := begin + len(path.tokens))
+            starts = accumulate((len(self._context[token]) for token in path.tokens[:-1]), initial=path.position)
+            of_path = np.array(list(starts)), np.array(path.tokens), ids_NK[lines], values_NK[lines], sums_N1[lines]
+            selected.append(TopLogits(*of_path, self._spell))
         return selected
 
-    def _find_top(self, logits_NV: Tensor) -> tuple[Numbers, Numbers]:
-        """Return the ids of the likeliest tokens and their probabilities (N, K)."""
+    def _find_top(self, logits_NV: Tensor) -> tuple[Numbers, Numbers, Numbers]:
+        """Return the ids of the largest logits, these logits, and the sum of all exponentials (see `TopLogits`)."""
         logits_NV = logits_NV.float()
         values_NK, ids_NK = largest_logits(logits_NV, self._top_k)
         sums_N1 = (logits_NV - values_NK[:, :1]).mul_(1 / self._temperature).exp_().sum(-1, keepdim=True)
-        ids, values, sums = ids_NK.cpu().numpy(), values_NK.cpu().numpy(), sums_N1.cpu().numpy()
-        return ids, np.exp((values - values[:, :1]) / self._temperature, dtype=np.float32) / sums
+        return ids_NK.int().cpu().numpy(), values_NK.cpu().numpy(), sums_N1.cpu().numpy()
+
+    def _spell(self, top: TopLogits) -> TopTokens:
+        """Return the tokens of logits, with their probabilities, in the drafter's pieces."""
+        is_own_NK = top.ids == top.tokens[:, None]
+        # Of a token that is not among the likeliest, what follows its first piece is not known from them.
+        levels_N = np.where(is_own_NK.any(1), np.maximum(self._spelling.lengths_V[top.tokens], 1), 1)
+        lengths_NK, pieces = self._spelling.spell(top.ids, np.maximum(levels_N, 2)[:, None])
+        probs_NK = np.exp((top.logits - top.logits[:, :1]) / self._temperature, dtype=np.float32) / top.sums
+        return TopTokens(top.positions, levels_N, is_own_NK.argmax(1), probs_NK, lengths_NK, pieces)
 
 
 class _Path(NamedTuple):
@@ -217,10 +217,10 @@ def _path_after(proposal: Proposal, index: int, start: int) -> _Path:
     return _Path(position, proposal.verifiable[index + 1 :], start + index + 1)
 
 
-def _make_span(proposal: Proposal, index: int, tokens: TopTokens) -> OffPolicySpan:
+def _make_span(proposal: Proposal, index: int, logits: TopLogits) -> OffPolicySpan:
     start, last = proposal.tokens[index].start, proposal.tokens[len(proposal.verifiable) - 1]
     pieces = proposal.draft.pieces[start : last.stop]
-    return OffPolicySpan(len(proposal.draft.row.pieces) + start, pieces, (tokens,))
+    return OffPolicySpan(len(proposal.draft.row.pieces) + start, pieces, (logits.spell(logits),))
 
 
 def _find_rejected(proposal: Proposal, decisions: Sequence[Decision]) -> int | None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from stages.contract.blocks import SoftTarget, TopTokens
+from stages.contract.blocks import SoftTarget, TopLogits, TopTokens
 from stages.examples.losses import TeacherBatch
 from stages.examples.soft_targets import SoftTargetTable, tabulate
 
@@ -19,9 +19,9 @@ def read_table(table: SoftTargetTable) -> tuple[SoftTarget, ...]:
     return tuple(found)
 
 
-def compute_all(soft_targets: Sequence[SoftTarget | TopTokens]) -> tuple[SoftTarget, ...]:
+def compute_all(soft_targets: Sequence[SoftTarget | TopTokens | TopLogits]) -> tuple[SoftTarget, ...]:
     """The soft targets of an example or of a block, as training computes them."""
-    return read_table(tabulate(soft_targets))
+    return read_table(tabulate([one.spell(one) if isinstance(one, TopLogits) else one for one in soft_targets]))
 
 
 def teacher_batch(soft_targets: Sequence[SoftTarget | TopTokens], emitted_N: Tensor | None = None) -> TeacherBatch:

@@ -335,8 +335,8 @@ def test_what_is_stored_of_a_block_is_small_and_outlives_the_logits():
     logits_NV = logits_of(SPELLING, 2)
     batch = [Proposal(Draft(row_of([0]), (), torch.zeros(0, PIECES), (), None, ()), ())]
     (given,) = TrieTeacher(pair_of(SPELLING), 3, torch.device("cpu"))(batch, [(accept(0, 3),)], logits_NV, [0])
-    (tokens,) = given.soft_targets
+    (logits,) = given.soft_targets
     before = compute_all(given.soft_targets)
     logits_NV.fill_(0)
     assert compute_all(given.soft_targets) == before
-    assert tokens.probs.shape == (1, 3)
+    assert logits.spell(logits).probs.shape == (1, 3)
