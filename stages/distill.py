@@ -83,8 +83,8 @@ class Distill(Distiller):
     Args:
         drafter: updates the drafter's weights, possibly from examples of other targets too.
         head: trains this target's acceptance head.
-        interleaved: train the head also on the prompts between drafter updates (algorithm 4), not only with them
-            (algorithm 3).
+        interleaved: train the head after every prompt with new labels (algorithm 4) instead of with the drafter's
+            updates (algorithm 3).
     """
 
     def __init__(self, drafter: UpdateScheduler, head: HeadTrainer, *, interleaved: bool) -> None:
@@ -109,7 +109,8 @@ class Distill(Distiller):
     def learn(self, example: TrainingExample) -> tuple[Updated, ...]:
         self.head.observe(example.labels)
         updated = self._add_head_version(self.drafter.learn(replace(example, labels=())))  # without tensors
-        return (*updated, *self._head_step(example)) if updated or self._interleaved else ()
+        trains_head = example.labels if self._interleaved else updated
+        return (*updated, *self._head_step(example)) if trains_head else updated
 
     def _add_head_version(self, updated: Updated | None) -> tuple[Updated, ...]:
         return (replace(updated, head_version=self.head.version),) if updated else ()

@@ -108,3 +108,16 @@ def test_an_end_may_come_at_any_time_and_again(make: Callable[[], Distiller]):
 def test_no_implementation_is_missing_from_this_suite():
     classes = [cls for _, cls in inspect.getmembers(distill_module, inspect.isclass) if cls is not Distiller]
     assert {cls.__name__ for cls in classes if Distiller in cls.__mro__} == {name.split(",")[0] for name in LEARNERS}
+
+
+def test_the_head_makes_no_step_after_a_prompt_without_labels():
+    learner = new_distill()
+    for offset in range(4):
+        learner.learn(example_of(offset))
+    version = learner.head_version
+    assert version > 0
+    updates = [update for offset in range(4, 8) for update in learner.learn(replace(example_of(offset), labels=()))]
+    assert {update.part for update in updates} == {"drafter"}
+    assert learner.head_version == version
+    learner.learn(example_of(8))
+    assert learner.head_version == version + 1
