@@ -185,9 +185,12 @@ class NgramTable:
 
     def _touch(self, value: int, scope: int) -> int:
         """Return the slot of a context, which is made if there is none."""
-        slot = self._find(value)
-        if slot < 0:
-            slot = self._free_slot(value)
+        begin = value % self._buckets * WAYS
+        bucket = self._hashes[begin : begin + WAYS].tolist()
+        if value in bucket:
+            slot = begin + bucket.index(value)
+        else:
+            slot = begin + bucket.index(_FREE) if _FREE in bucket else self._evict(begin)
             self._hashes[slot], self._scopes[slot] = value, scope
             self._used += 1
         self._stamps[slot] = self._clock
@@ -196,7 +199,12 @@ class NgramTable:
     def _count(self, value: int, token: int, scope: int) -> None:
         slot = self._touch(value, scope)
         self._totals[slot] += 1
-        self._raise(slot, token, 1)
+        first = slot * CONTINUATIONS
+        if self._tokens[first] == token or not self._counts[first]:  # as `_raise`, for most contexts
+            self._tokens[first] = token
+            self._counts[first] += 1
+        else:
+            self._raise(slot, token, 1)
 
     def _raise(self, slot: int, token: int, count: int) -> None:
         """Add to the count of a continuation, and keep the order: by count, and the last to reach it first. A new one
@@ -213,20 +221,18 @@ class NgramTable:
             place -= 1
         tokens[place], counts[place] = token, count
 
-    def _free_slot(self, value: int) -> int:
-        """Return an empty slot of the context's bucket; if there is none, that of the evicted context."""
-        begin = value % self._buckets * WAYS
-        bucket = range(begin, begin + WAYS)
-        for slot in bucket:
-            if self._hashes[slot] == _FREE:
-                return slot
-        slot = min(bucket, key=lambda slot: (self._totals[slot], self._stamps[slot]))
+    def _evict(self, begin: int) -> int:
+        """Clear the least frequent slot of a bucket, of equals the least recently touched, and return it."""
+        totals = self._totals[begin : begin + WAYS].tolist()
+        stamps = self._stamps[begin : begin + WAYS].tolist()
+        slot = begin + min(range(WAYS), key=lambda way: (totals[way], stamps[way]))
         self._clear(slot)
         return slot
 
     def _clear(self, slot: int) -> None:
-        for array in self._arrays.values():
-            array[slot] = 0
+        self._hashes[slot] = self._totals[slot] = self._stamps[slot] = self._scopes[slot] = 0
+        for place in range(slot * CONTINUATIONS, (slot + 1) * CONTINUATIONS):
+            self._tokens[place] = self._counts[place] = 0
         self._used -= 1
 
     def _double(self) -> None:
