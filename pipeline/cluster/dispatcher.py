@@ -259,6 +259,7 @@ class Dispatcher:
             self.pool.request_target_info(ready.worker)
 
     def _on_report(self, worker: str, report: WorkerReport) -> None:
+        self.pool.share_memory(worker, report.memory)
         self._assignments.mark_completed(worker, (prompt.offset for prompt in report.completed))
         self._assignments.mark_committed(worker, report.committed)
         self._assignments.mark_committed(worker, (offset for offset, _ in report.refused))

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from logging import LogRecord
 from pathlib import Path
 from time import perf_counter
@@ -20,7 +20,7 @@ from pipeline.assembly.admission import make_admission
 from pipeline.assembly.loop import make_recorder
 from pipeline.assembly.models import Models, fingerprints, load_models
 from pipeline.assembly.probe import examples_of
-from pipeline.assembly.stages import make_drafting
+from pipeline.assembly.stages import Drafting, make_drafting
 from pipeline.assembly.training import piece_cost
 from pipeline.config.settings import Config
 from pipeline.learner_protocol import CompletedPrompt
@@ -31,6 +31,7 @@ from pipeline.routing import TargetRouter
 from pipeline.run.context import RunContext
 from pipeline.stage_set import Stages
 from stages.contract.blocks import TrainingExample
+from stages.memory.memory_share import MemoryShare
 from stages.training.weight_update import Weights
 from store.events import Event, PromptCompleted, PromptReceived, PromptRejected
 from store.log.manifest import RunKind
@@ -74,12 +75,14 @@ class WorkerReport:
         committed: offsets of completed prompts that are durable in the worker's log.
         refused: offset and event of prompts that do not fit the models. They are in no log yet.
         records: log records of its process since the last report.
+        memory: what its memory learned since the last report.
     """
 
     completed: tuple[PromptCompleted, ...]
     committed: tuple[int, ...]
     refused: tuple[tuple[int, PromptRejected], ...]
     records: tuple[LogRecord, ...] = ()
+    memory: MemoryShare = field(default_factory=MemoryShare)
 
 
 class WorkItemConnection(LearnerConnection):
@@ -155,7 +158,10 @@ class DecodeWorker:
         self._exit.enter_context(self._run.open())
         (self._models,) = load_models(config, self._setup.uri, self._folder / ".fetched")
         model_fingerprints = fingerprints(self._models)
-        self._loop = _build_worker_loop(config, self._models, self._connection, self._setup.began)
+        drafting = make_drafting(config, self._models)
+        self._memory = drafting.decode.memory
+        self._memory.start_sharing()
+        self._loop = _build_worker_loop(config, self._models, drafting, self._connection, self._setup.began)
         self._run.commit_by(config, lambda writer: None, self._on_event)
         return model_fingerprints
 
@@ -168,13 +174,19 @@ class DecodeWorker:
         )
 
     def work(
-        self, prompts: Sequence[PromptReceived], weights: Weights | None, *, more: bool
+        self,
+        prompts: Sequence[PromptReceived],
+        weights: Weights | None,
+        memory: MemoryShare | None = None,
+        *,
+        more: bool,
     ) -> tuple[WorkerReport, list[CompletedPrompt]]:
         """Take prompts and weights, and decode for a while.
 
         Args:
             prompts: to decode after those that it has.
             weights: put into service before the next block; None if there are no new ones.
+            memory: what the memories of other workers learned.
             more: whether more prompts wait; it then returns as soon as the batch has space.
 
         Returns:
@@ -183,6 +195,8 @@ class DecodeWorker:
         self._prompts.waiting.extend(prompts)
         if weights:
             self._connection.put_weights(weights)
+        if memory:
+            self._memory.add_share(memory)
         until = perf_counter() + WORK_SECONDS
 
         def pause() -> bool:
@@ -225,12 +239,14 @@ class DecodeWorker:
             committed, self._committing = self._committing, []
         completed, self._completed = self._completed, []
         refused, self._refused = self._refused, []
-        return WorkerReport(tuple(completed), tuple(committed), tuple(refused), self._records.drain())
+        lists = tuple(completed), tuple(committed), tuple(refused)
+        return WorkerReport(*lists, self._records.drain(), self._memory.take_share())
 
 
-def _build_worker_loop(config: Config, models: Models, connection: WorkItemConnection, began: float) -> Loop:
+def _build_worker_loop(
+    config: Config, models: Models, drafting: Drafting, connection: WorkItemConnection, began: float
+) -> Loop:
     """Build a loop as `build_loop` does, with a remote learner."""
-    drafting = make_drafting(config, models)
     clock = Clock(perf_counter)
     clock.resume(time.time() - began)
     runner = TargetRunner(

@@ -12,9 +12,11 @@ from time import monotonic, sleep
 from typing import Any, Protocol
 
 from pipeline.cluster.learner import LearnerActor, LearnerReport
+from pipeline.cluster.memory_exchange import MemoryExchange
 from pipeline.cluster.messages import ActorLost, DeadError, GoneError, Message, Ref, WorkerReady, WorkReported
 from pipeline.cluster.worker import DecodeWorker, TargetInfo, WorkerReport, WorkerSetup
 from pipeline.learner_service.service import LearnerConfig
+from stages.memory.memory_share import MemoryShare
 from store.errors import RunError
 from store.events import PromptReceived
 from store.log.manifest import read_manifest
@@ -93,6 +95,7 @@ class WorkerPool:
         self._actors, self._setup, self._run_folder, self._options = actors, setup, run_folder, dict(options)
         self._handles: dict[str, WorkerHandle] = {}
         self._calls: dict[Ref, _Call] = {}
+        self._memories = MemoryExchange()
         self._weights: Ref = None
         self._learner_config: LearnerConfig | None = None
         self._learner: object | None = None
@@ -133,12 +136,20 @@ class WorkerPool:
         return None if handle.calls or handle.state is not WorkerState.READY else handle.called_at
 
     def submit(self, worker: str, prompts: Sequence[PromptReceived], *, more: bool) -> None:
-        """Give a worker a work item with the newest weights. The arguments are those of `DecodeWorker.work`."""
+        """Give a worker a work item, with the newest weights and what the memories of other workers learned.
+
+        The arguments are those of `DecodeWorker.work`.
+        """
         handle = self._handles[worker]
         weights = None if handle.weights is self._weights else self._weights
         handle.weights, handle.calls, handle.called_at = self._weights, handle.calls + 1, monotonic()
-        report, finished = self._actors.call(handle.actor, "work", prompts, weights, more=more, returns=2)
+        memory = self._memories.take(worker)
+        report, finished = self._actors.call(handle.actor, "work", prompts, weights, memory, more=more, returns=2)
         self._calls[report] = _Call(worker, lambda found: self._on_work_reported(worker, found, finished))
+
+    def share_memory(self, worker: str, share: MemoryShare) -> None:
+        """Keep what the memory of a worker learned, for the next work item of every other worker."""
+        self._memories.receive(worker, share)
 
     def request_target_info(self, worker: str) -> None:
         """Request a worker's description of the target."""
@@ -157,6 +168,7 @@ class WorkerPool:
     def remove(self, worker: str) -> None:
         """Kill a worker and forget its pending calls."""
         self._actors.kill(self._handles.pop(worker).actor)
+        self._memories.remove(worker)
         self._calls = {ref: call for ref, call in self._calls.items() if call.name != worker}
 
     def wait(self, seconds: float) -> list[Message]:

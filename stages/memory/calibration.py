@@ -61,15 +61,32 @@ class Calibration:
 
     def __init__(self) -> None:
         self._hits, self._trials = [PRIOR_HITS] * _CELLS, [PRIOR_TRIALS] * _CELLS
+        self._first = list(self._hits), list(self._trials)  # before anything was observed here
+        self._hits_elsewhere, self._trials_elsewhere = [0.0] * _CELLS, [0.0] * _CELLS
 
     def chance(self, cell: int) -> float:
         """Return the estimated probability that a candidate of this cell is emitted where it is judged."""
-        return self._hits[cell] / self._trials[cell]
+        trials = self._trials[cell] + self._trials_elsewhere[cell]
+        return (self._hits[cell] + self._hits_elsewhere[cell]) / trials
 
     def observe(self, cell: int, *, hit: bool) -> None:
         """Count a candidate whose place was decided."""
         self._hits[cell] = DECAY * self._hits[cell] + hit
         self._trials[cell] = DECAY * self._trials[cell] + 1
+
+    def evidence(self) -> "CalibrationState":
+        """Return the hits and trials of the candidates observed here, without those of the prior or of a file."""
+        limit = 1 / (1 - DECAY)  # a trial moves the trials of a cell towards it
+        hits, trials = list(self._hits), list(self._trials)
+        for cell, (first_hits, first_trials) in enumerate(zip(*self._first, strict=True)):
+            left = (limit - trials[cell]) / (limit - first_trials) if first_trials < limit else 0.0
+            hits[cell] -= left * first_hits
+            trials[cell] -= left * first_trials
+        return CalibrationState(hits, trials)
+
+    def pool(self, elsewhere: "CalibrationState") -> None:
+        """Add the hits and trials of other calibrations to every chance, in place of those of the last call."""
+        self._hits_elsewhere, self._trials_elsewhere = elsewhere.hits, elsewhere.trials
 
     @property
     def cells(self) -> tuple[list[float], list[float]]:
@@ -79,6 +96,7 @@ class Calibration:
     def load_cells(self, hits: list[float], trials: list[float]) -> None:
         """Replace the hits and trials of all cells."""
         self._hits, self._trials = hits, trials
+        self._first = list(hits), list(trials)
 
     def save(self) -> CalibrationState:
         """Return the state for a checkpoint."""

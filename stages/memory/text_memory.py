@@ -8,6 +8,7 @@ from stages.contract.blocks import SequenceState, Verdict
 from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
 from stages.drafting.costs import Costs
 from stages.memory.calibration import Calibration
+from stages.memory.memory_share import LearnedText, MemoryShare
 from stages.memory.ngram_table import LONGEST, NgramTable
 from stages.memory.options import Option, OptionFinder, last_tokens
 from stages.memory.own_text import SuffixIndex
@@ -64,6 +65,7 @@ class TextMemory:
         self._finder = OptionFinder(self.table, self.calibration, own=own)
         self._costs, self._limits, self._ends, self._decays = costs, limits, frozenset(ends), decays
         self._rows: dict[SequenceState, _RowMemory] = {}
+        self._unshared: list[LearnedText] | None = None  # None if nothing is shared
 
     def admit(self, row: SequenceState) -> None:
         """Add a row: a new one, or one of a checkpoint that is resumed."""
@@ -74,6 +76,29 @@ class TextMemory:
         del self._rows[row]
         if self.table is not None and not row.private:
             self.table.learn(row.tokens, row.prompt_length, row.scope)
+            if self._unshared is not None:
+                begin = min(row.prompt_length, LONGEST)
+                text = tuple(row.tokens[row.prompt_length - begin :])
+                self._unshared.append(LearnedText(text, begin, row.scope))
+
+    def start_sharing(self) -> None:
+        """Collect what is learned from now on for `take_share`."""
+        self._unshared = []
+
+    def take_share(self) -> MemoryShare:
+        """Return the texts that were learned here since the last call, and the hits and trials of all of them."""
+        texts = tuple(self._unshared or ())
+        if self._unshared:
+            self._unshared.clear()
+        return MemoryShare(texts, self.calibration.evidence())
+
+    def add_share(self, share: MemoryShare) -> None:
+        """Learn what other memories learned. Their hits and trials replace those of the last share."""
+        if self.table is not None:
+            for text in share.texts:
+                self.table.learn(text.tokens, text.begin, text.scope)
+        if share.cells:
+            self.calibration.pool(share.cells)
 
     def grow(self, batch: Sequence[SequenceState]) -> list[GrownTree]:
         """Return a tree per row; see `grow_trees`. Draws no random numbers."""

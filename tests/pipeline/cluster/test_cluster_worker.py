@@ -156,3 +156,20 @@ def test_learned_weights_are_committed_and_used_in_the_next_block(config, run):
     assert len(used) > 1
     assert used <= versions
     assert learner.end({}, (), 1.0) == 0
+
+
+def test_what_one_worker_completed_is_drafted_by_another(config, run):
+    """Both decode the same prompts: the second copies the texts of the first from its memory."""
+    frozen = config.with_overrides({"learn.enabled": False, "draft.sources": ("memory",), "draft.costs": "estimated"})
+    prompts = read_prompts(frozen)[:2]
+    first, second, alone = (start_worker(frozen, create_worker_partition(run)) for _ in range(3))
+    reports, _ = work_until_done(first, [prompts])
+    shares = [report.memory for report in reports]
+    assert sum(len(share.texts) for share in shares) == len(prompts)
+    for share in shares:
+        second.work([], None, share, more=False)
+    accepted = []
+    for worker in (second, alone):
+        reports, _ = work_until_done(worker, [prompts])
+        accepted.append(sum(prompt.lookup_accepted for report in reports for prompt in report.completed))
+    assert accepted[0] > accepted[1]
