@@ -246,8 +246,8 @@ def _sources() -> Study:
         StudyArm("all", {"draft.sources": (*copied, "model"), "learn.enabled": True}),
     )
     remark = "The paper has one source, the drafter. memory chain, memory tree: with the sequence's own text."
-    # Each block uses the source that is expected to be fastest, by costs that are measured.
-    settings = {"draft.costs": "measured", "draft.only_where_paying": True, "draft.adapt": True}
+    # Each block uses the source that is expected to be fastest: by estimated costs, unless draft.costs is given.
+    settings = {"draft.only_where_paying": True, "draft.adapt": True}
     return Study(StudyName.SOURCES, settings, arms, ("none", "model frozen"), (), remark)
 
 
