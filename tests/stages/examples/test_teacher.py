@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from soft_target_tables import compute_all
 from torch import Tensor
 
-from stages.contract.blocks import Candidate, Decision, Draft, OffPolicySpan, Proposal, SoftTarget, TokenTree
+from stages.contract.blocks import Candidate, Decision, Draft, OffPolicySpan, Proposal, SoftTarget, TokenTree, Verdict
+from stages.contract.snapshot import SnapshotReader, SnapshotWriter
+from stages.examples.builder import ExampleBuilder
 from stages.examples.teacher import CHUNK, Supervision, TrieTeacher, largest_logits, supervise_nothing
 from stages.ngrams.trie import Trie
 from stages.translate import parse
@@ -340,3 +342,22 @@ def test_what_is_stored_of_a_block_is_small_and_outlives_the_logits():
     logits_NV.fill_(0)
     assert compute_all(given.soft_targets) == before
     assert logits.spell(logits).probs.shape == (1, 3)
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_blocks_are_spelt_together_as_each_alone(saved: bool):
+    row, builder = row_of([0], [0] * 5), ExampleBuilder()
+    teacher = TrieTeacher(pair_of(SPELLING), 4, torch.device("cpu"))
+    proposal = Proposal(Draft(row, (), torch.zeros(0, PIECES), (), None, ()), ())
+    alone = []
+    for number, emitted in enumerate([(0, 2, 5), (3,), (1, 6)]):
+        outcome = tuple(accept(place, token) for place, token in enumerate(emitted))
+        (given,) = teacher([proposal], [outcome], logits_of(SPELLING, 3, seed=number), [0])
+        builder.add_verdict(Verdict(proposal, outcome, emitted, 0, 0, given.soft_targets))
+        alone += compute_all(given.soft_targets)
+        if saved:
+            writer = SnapshotWriter()
+            reader = SnapshotReader(writer.files(builder.save(row, writer)))
+            builder = ExampleBuilder.restore(reader.state, reader)
+    (spelt,) = builder.build(row, "big").soft_targets
+    assert list(compute_all([spelt])) == alone
