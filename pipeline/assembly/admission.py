@@ -1,7 +1,7 @@
 """Admission: a prompt's text becomes a row, in the ids of the target and in the pieces of the drafter.
 
 With `source.chat = "auto"` a prompt is a message in the target's chat template if the target has one, except for the
-built-in sources: these are texts to continue, not questions.
+built-in sources `docs` and `code`: these are texts to continue, not questions.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -10,6 +10,7 @@ from pipeline.assembly.models import Models
 from pipeline.config.sections import SourceSettings
 from pipeline.config.settings import Config
 from pipeline.loop import UnfitPromptError
+from pipeline.sources.corpus import TEXT_STREAMS
 from stages.contract.blocks import SequenceState
 from stages.sampling.random_source import SeededRandomSource
 from stages.vocabulary.chat import ChatEncoder
@@ -109,7 +110,8 @@ def _list_completed(config: Config) -> Sequence[str]:
     """The datasets of sources whose texts are continued, not answered."""
     if config.source.chat != "auto":
         return ()
-    return [spec.removeprefix(BUILTIN) for spec in config.sources if spec.startswith(BUILTIN)]
+    builtin = [spec.removeprefix(BUILTIN) for spec in config.sources if spec.startswith(BUILTIN)]
+    return [name for name in builtin if name in TEXT_STREAMS]
 
 
 def _plain(models: Models) -> Callable[[str], Ids]:

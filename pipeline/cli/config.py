@@ -2,15 +2,12 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from pipeline.config.cli_options import PrintJsonOption, SetOption, parse_settings
 from store.errors import UsageError
-
-if TYPE_CHECKING:
-    from pipeline.config.settings import Config
 
 config = typer.Typer(no_args_is_help=True, help="Show all settings with their origins, or write a sample file.")
 
@@ -30,31 +27,21 @@ def show(
 ) -> None:
     """Show the settings that `omnidraft replay` would use with this file, these variables and these settings, as TOML.
 
-    Later origins override earlier ones: the default, the file, an environment variable, `--set`.
+    Later origins override earlier ones: the default, the file, an environment variable, `--set`. A replay for which
+    none of them names a source or a target has some other defaults: it runs SmolLM2-135M-Instruct.
     """
     from pipeline.config.environment import read_environment, variable_of
-    from pipeline.config.settings import Config, load
+    from pipeline.config.settings import Config, list_given, load
     from pipeline.config.toml_output import format_settings
 
     base, variables, typed = load(file) if file else Config(), read_environment(), parse_settings(settings)
     chosen = base.with_overrides(variables | typed)
-    origins = {key: str(file) for key in _keys_set(base)} if file else {}
+    origins = {key: str(file) for key in list_given(base)} if file else {}
     origins |= {key: variable_of(key) for key in variables} | dict.fromkeys(typed, "--set")
     if as_json:
         print(json.dumps({"settings": chosen.model_dump(mode="json"), "origins": origins}, indent=2))
     else:
         print(format_settings(chosen, origins, changed=changed), end="")
-
-
-def _keys_set(config: "Config") -> list[str]:
-    """List the settings that a file gave, by dotted key."""
-    from pipeline.config.settings import settings
-
-    def is_set(key: str) -> bool:
-        section, _, name = key.rpartition(".")
-        return name in (getattr(config, section) if section else config).model_fields_set
-
-    return [key for key in settings() if is_set(key)]
 
 
 @config.command()

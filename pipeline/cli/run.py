@@ -30,6 +30,7 @@ from pipeline.config.cli_options import (
     overrides_of,
     parse_settings,
 )
+from pipeline.config.default_run import is_default_run, make_default_run
 from pipeline.config.environment import read_environment
 from pipeline.config.serving import BATCH, TEMPERATURE, with_serving_defaults
 from pipeline.config.settings import Config, load
@@ -54,7 +55,7 @@ _LORA_HELP = "One adapter per target over one frozen drafter."
 _SOURCES_HELP = (
     "Parquet, JSONL or CSV files, - for JSONL on standard input, hf://owner/dataset[/config]:split, "
     "ray:FOLDER/*.parquet (Ray Data, also from s3://...), kafka://HOST:PORT/TOPIC[?partition=N&follow=true], "
-    "builtin:docs, builtin:code. [default: builtin:docs builtin:code]"
+    "builtin:questions, builtin:docs, builtin:code. [default: builtin:questions builtin:code]"
 )
 _LOG_TEXT_HELP = "Whether the log keeps prompts, texts and tokens' bytes; ids are kept in any case."
 _NO_TEXT_HELP = "Keep ids in the log, but neither prompts nor texts."
@@ -175,7 +176,19 @@ def replay(
         _resume(_find_replay(resume), overrides | {"--config": config, "--set": settings}, several, show)
     else:
         given = read_environment() | parse_settings(settings) | overrides
-        _begin((load(config) if config else Config()).with_overrides(given), several, show)
+        _begin(_choose_settings(load(config) if config else Config(), given), several, show)
+
+
+def _choose_settings(base: Config, given: Mapping[str, object]) -> Config:
+    """Return the settings of a new replay: those of the default run where no source and no target is named."""
+    chosen = base.with_overrides(given)  # what is wrong is refused before anything is fetched
+    if not is_default_run(base, given):
+        return chosen
+    from pipeline.models.default_target import find_default_target
+
+    with status("looking for a model"):
+        target = find_default_target(lambda line: LOG.info("%s", line))
+    return make_default_run(base, given, target)
 
 
 def _find_replay(named: Path) -> Path:

@@ -49,7 +49,7 @@ class SourceSettings(Section):
     chat: Literal[True, False, "auto"] = Field(
         default="auto",
         description="Whether to render prompts with the target's chat template; 'auto' does so where the target has "
-        "one, except for the built-in sources.",
+        "one, except for builtin:docs and builtin:code, which are texts to continue.",
     )
     chat_template: Annotated[Path, Field(strict=False)] | None = Field(
         default=None, description="Jinja file that replaces the target's own chat template."

@@ -180,6 +180,16 @@ def settings() -> dict[str, FieldInfo]:
     return dict(_settings_of(Config, ""))
 
 
+def list_given(config: Config) -> list[str]:
+    """List the settings that were given when a configuration was made, by dotted key."""
+
+    def is_given(key: str) -> bool:
+        section, _, name = key.rpartition(".")
+        return name in (getattr(config, section) if section else config).model_fields_set
+
+    return [key for key in settings() if is_given(key)]
+
+
 def _settings_of(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, FieldInfo]]:
     for name, field in section.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, Section):

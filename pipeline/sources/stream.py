@@ -199,8 +199,8 @@ def _check_is_file(path: Path) -> None:
     except OSError as error:
         raise SourceError(f"The source '{path}' must be a readable file: {error.strerror}.") from None
     others = (
-        "Other sources are 'builtin:docs', 'builtin:code', 'hf://owner/dataset:split', 'ray:FOLDER/*.parquet', "
-        "'kafka://HOST:PORT/TOPIC' and '-'."
+        "Other sources are 'builtin:docs', 'builtin:code', 'builtin:questions', 'hf://owner/dataset:split', "
+        "'ray:FOLDER/*.parquet', 'kafka://HOST:PORT/TOPIC' and '-'."
     )
     raise SourceError(f"The source '{path}' must be a file, got {got}.{_suggest(path, files)} {others}")
 

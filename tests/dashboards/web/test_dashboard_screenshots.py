@@ -31,7 +31,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("real") / "runs"
     for name, more in (("learned", []), ("floor", ["--no-learn"])):
         program = "from pipeline.cli.app import main; main()"
-        same = ["--set", "draft.costs=estimated"]  # drafts of the same lengths, however busy this machine is
+        # Drafts of the same lengths, however busy this machine is.
+        same = ["builtin:docs", "builtin:code", "--set", "draft.costs=estimated"]
         command = [sys.executable, "-c", program, "replay", "--run", str(folder / name), *same, *more]
         subprocess.run(command, cwd=ROOT, check=True)
     return folder

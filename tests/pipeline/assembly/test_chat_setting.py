@@ -64,6 +64,7 @@ def read(config: Config, models: Models, dataset: str) -> str:
         ((QUESTIONS,), False, "questions", PLAIN),
         ((DOCS,), "auto", "docs", PLAIN),
         ((DOCS,), True, "docs", CHAT),
+        (("builtin:questions",), "auto", "questions", CHAT),
         ((DOCS, QUESTIONS), "auto", "docs", PLAIN),
         ((DOCS, QUESTIONS), "auto", "questions", CHAT),
         ((QUESTIONS, "hf://a/docs:test"), "auto", "docs", CHAT),

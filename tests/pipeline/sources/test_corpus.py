@@ -68,7 +68,7 @@ def test_a_stream_depends_on_its_seed_alone(kind: str):
     assert sorted(corpus.stream(kind, 5), key=repr) == sorted(corpus.stream(kind, 6), key=repr)
 
 
-def test_there_are_two_streams():
+def test_an_unknown_stream_is_refused():
     with pytest.raises(KeyError):
         corpus.stream("poems")
 

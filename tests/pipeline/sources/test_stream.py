@@ -117,7 +117,7 @@ def test_a_file_that_vanishes_after_opening_is_reported(tmp_path):
 
 def test_an_unknown_builtin_names_the_known_ones():
     with pytest.raises(
-        SourceError, match=r"'builtin:docs', 'builtin:code', got 'builtin:doc'\. Did you mean 'builtin:docs'"
+        SourceError, match=r"'builtin:code', 'builtin:questions', got 'builtin:doc'\. Did you mean 'builtin:docs'"
     ):
         open_source("builtin:doc", PLAIN)
 

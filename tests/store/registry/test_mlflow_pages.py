@@ -52,7 +52,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def replay(runs: Path, name: str, *options: str) -> None:
     program = "from pipeline.cli.app import main; main()"
-    size = ["--limit", "100", "--max-new-tokens", "40", "--run", str(runs / name)]
+    size = ["builtin:docs", "builtin:code", "--limit", "100", "--max-new-tokens", "40", "--run", str(runs / name)]
     subprocess.run(
         [sys.executable, "-c", program, "replay", *size, *options], cwd=ROOT, check=True, stdout=subprocess.DEVNULL
     )
