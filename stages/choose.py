@@ -16,6 +16,8 @@ from stages.memory.text_memory import TextMemory
 from stages.memory.tree_growth import GrownTree
 from store.events import DraftSource
 
+DRAFTS_AFTER_DRIFT = 32  # of the model, of which each has a label or more: the head's first step needs 32 labels
+
 
 @dataclass(frozen=True)
 class ChooseState:
@@ -24,6 +26,7 @@ class ChooseState:
     decode: Saved
     memory: Saved
     chooser: Saved
+    due: int = 0
 
 
 class ChooseDraft(Stage[SequenceState, Draft]):
@@ -45,6 +48,7 @@ class ChooseDraft(Stage[SequenceState, Draft]):
         self.memory = memory
         self._decode, self._chooser, self._costs, self._model = decode, chooser, costs, model
         self._expected: dict[SequenceState, float] = {}  # accepted candidates of each row's tree in this block
+        self._due = 0  # drafts that the model makes before trees are used again
 
     @override
     def admit(self, row: SequenceState) -> None:
@@ -76,6 +80,8 @@ class ChooseDraft(Stage[SequenceState, Draft]):
         fits = len(row.pieces) + self._decode.max_draft <= self._decode.model.max_length
         if not self._model or not fits or not self._decode.speculates:
             return False
+        if self._due:
+            return True
         return self._chooser.prefers_model(len(grown.tree.candidates) if grown.tree else 0, grown.expected)
 
     def _make_draft(self, row: SequenceState, grown: GrownTree, seconds: float) -> Draft:
@@ -90,17 +96,22 @@ class ChooseDraft(Stage[SequenceState, Draft]):
         """Update the sources with the block's verdicts. Called once per block, after verification."""
         if by_model := [one for one in verdicts if one.proposal.draft.source is DraftSource.MODEL]:
             self._decode.observe(by_model)
+            self._due = max(0, self._due - len(by_model))
         for verdict in verdicts:
             self.memory.observe(verdict)
             self._chooser.observe(verdict, self._expected[verdict.proposal.draft.row])
 
     def resume_speculation(self) -> None:
-        """Draft with the model again from the next block on. Trees are never paused."""
+        """Draft with the model again from the next block on, also where trees are preferred. Trees are never paused."""
         self._decode.resume_speculation()
+        self._chooser.try_model()
 
     def respond_to_drift(self) -> None:
-        """Give the text after a drift more weight in the memory."""
+        """Give the text after a drift more weight in the memory, and draft with the model until the acceptance head,
+        which was reset, has labels to be trained on."""
         self.memory.respond_to_drift()
+        self._decode.resume_speculation(DRAFTS_AFTER_DRIFT)
+        self._due = DRAFTS_AFTER_DRIFT
 
     def report(self) -> None:
         """Log how many drafts ended at a distribution that was not finite."""
@@ -108,7 +119,7 @@ class ChooseDraft(Stage[SequenceState, Draft]):
 
     @override
     def save(self, writer: SnapshotWriter) -> ChooseState:
-        return ChooseState(self._decode.save(writer), self.memory.save(writer), self._chooser.save())
+        return ChooseState(self._decode.save(writer), self.memory.save(writer), self._chooser.save(), self._due)
 
     @override
     def restore(self, saved: Saved, reader: SnapshotReader) -> None:
@@ -116,5 +127,6 @@ class ChooseDraft(Stage[SequenceState, Draft]):
         self._decode.restore(state.decode, reader)
         self.memory.restore(state.memory, reader)
         self._chooser.restore(state.chooser, reader)
+        self._due = state.due
         for row in self._decode.admitted_rows:
             self.memory.admit(row)

@@ -266,9 +266,9 @@ class Decode(Stage[SequenceState, Draft]):
         """Whether the model drafts in the next block."""
         return self.max_draft > 0 and self._policy.should_draft()
 
-    def resume_speculation(self) -> None:
-        """Draft again from the next block on, because the text or the drafter changed."""
-        self._policy.resume()
+    def resume_speculation(self, drafts: int = 1) -> None:
+        """Make this many drafts at least from the next block on, because the text or the drafter changed."""
+        self._policy.resume(drafts)
 
     @override
     @torch.inference_mode()

@@ -11,8 +11,9 @@ NAMING = frozenset({"sources", "targets", "swaps"})  # who gives one of these ha
 REAL_RUN: Mapping[str, object] = {
     "sources": ("builtin:questions", "builtin:code"),
     "source.chat": True,
-    "source.limit": 60,
+    "source.limit": 36,
     "sampling.max_new_tokens": 48,
+    "publish.probe": False,  # the target would complete all prompts of the probe before it shows any text
 }
 BUILTIN_RUN: Mapping[str, object] = {"sampling.temperature": 0.7}  # greedy text of the built-in models repeats itself
 
@@ -22,17 +23,17 @@ def is_default_run(base: Config, overrides: Collection[str]) -> bool:
     return NAMING.isdisjoint({*list_given(base), *overrides})
 
 
-def make_default_run(base: Config, overrides: Mapping[str, object], target: str | None) -> Config:
+def make_default_run(base: Config, overrides: Mapping[str, object], model: Mapping[str, object] | None) -> Config:
     """Return the settings of the default run.
 
     Args:
         base: settings of a file, or the defaults.
         overrides: settings that the user gave otherwise, by dotted key.
-        target: the real model; None for the built-in pair.
+        model: settings of the real model, by dotted key; None for the built-in pair.
 
     Raises:
         ConfigError: as `Config.with_overrides`.
     """
-    usual = BUILTIN_RUN if target is None else {**REAL_RUN, "targets": (target,)}
+    usual = BUILTIN_RUN if model is None else {**REAL_RUN, **model}
     given = {*list_given(base), *overrides}
     return base.with_overrides({key: value for key, value in usual.items() if key not in given} | dict(overrides))

@@ -76,6 +76,10 @@ class SourceChooser:
             return True
         return self._model_rate(kind) > self.tree_rate(candidates, expected)
 
+    def try_model(self) -> None:
+        """Let the model draft at the next tree of each kind, because it may be better than it was."""
+        self._turns = [EVERY_MODEL_TURN for _ in self._turns]
+
     def _model_rate(self, kind: int) -> float:
         """Return the model's rate where trees promise this, shrunk to its overall rate while there are few samples."""
         here, weight = self._model_at[kind], 4

@@ -116,8 +116,12 @@ class SpeculationPolicy(Protocol):
         """Update with a block: pieces drafted per row, and tokens emitted by all rows. By default ignored."""
         return
 
-    def resume(self) -> None:
-        """End a pause, because the text or the drafter changed since it was measured: the next block drafts."""
+    def resume(self, drafts: int = 1) -> None:
+        """End a pause, because the text or the drafter changed since it was measured.
+
+        Args:
+            drafts: minimum number of drafts before the next pause.
+        """
         return
 
     def save(self) -> Saved:
@@ -196,13 +200,13 @@ class AdaptiveSpeculation(SpeculationPolicy):
             self._next_pause = self.MIN_PAUSE
 
     @override
-    def resume(self) -> None:
+    def resume(self, drafts: int = 1) -> None:
         """End the pause: draft for a trial at least, and pause for the shortest time if the trial fails.
 
         The sums are kept: they decay with every block, and have decayed at the pause.
         """
         self._pause_left, self._next_pause = 0, self.MIN_PAUSE
-        self._drafts_left = max(self._drafts_left, self.TRIAL)
+        self._drafts_left = max(self._drafts_left, self.TRIAL, drafts)
 
     @override
     def save(self) -> AdaptiveSpeculationState:

@@ -11,7 +11,7 @@ import torch
 from doubles import TableModel, row_of
 from token_trees import make_tree, tree_draft
 
-from stages.choose import ChooseDraft
+from stages.choose import DRAFTS_AFTER_DRIFT, ChooseDraft
 from stages.contract.blocks import Decision, Draft, Proposal, ProposedToken, SequenceState, Verdict
 from stages.contract.snapshot import SnapshotReader, SnapshotWriter
 from stages.decode import Decode
@@ -176,7 +176,7 @@ class Switch(SpeculationPolicy):
     def observe(self, lengths: Sequence[int], emitted: int) -> None:
         self.observed += 1
 
-    def resume(self) -> None:
+    def resume(self, drafts: int = 1) -> None:
         self.drafts = True
 
 
@@ -293,6 +293,28 @@ def test_while_speculation_is_paused_trees_are_on():
     assert (tree.source, nothing.source, nothing.pieces) == (DraftSource.LOOKUP, DraftSource.MODEL, ())
     stage.resume_speculation()
     assert [len(draft.pieces) for draft in stage(rows)] == [3, 3], "the model gives more than this tree"
+
+
+def sources_of_blocks(stage: ChooseDraft, row: SequenceState, blocks: int) -> list[DraftSource]:
+    """Which source drafted in each of the next blocks, in all of which the row's own text has a sure tree."""
+    found = []
+    for _ in range(blocks):
+        (draft,) = stage([row])
+        found.append(draft.source)
+        emit(stage, [draft], 3, 5, 1)
+    return found
+
+
+@pytest.mark.parametrize(("drift", "drafts"), [(False, 1), (True, DRAFTS_AFTER_DRIFT)])
+def test_the_model_drafts_where_trees_are_preferred_after_an_update_and_after_a_drift(drift: bool, drafts: int):
+    stage = new_stage()
+    (row,) = admit(stage, row_of([5, 1], remaining_tokens=999))
+    assert sources_of_blocks(stage, row, 20)[10:] == [DraftSource.LOOKUP] * 10
+    stage.resume_speculation()
+    if drift:
+        stage.respond_to_drift()
+    found = sources_of_blocks(stage, row, drafts + 10)
+    assert found == [DraftSource.MODEL] * drafts + [DraftSource.LOOKUP] * 10
 
 
 def test_a_row_that_the_model_has_no_space_for_has_a_tree():

@@ -20,6 +20,7 @@ from pipeline.learning.remote_learner import RemoteLearner
 from pipeline.loop import Loop
 from stages.contract.blocks import TrainingExample
 from stages.contract.snapshot import SnapshotReader, SnapshotWriter
+from stages.drafting.costs import Costs
 from stages.drafting.head import AcceptanceHead
 from stages.drafting.stopping import AdaptiveSpeculation
 from stages.training.weight_update import Weights
@@ -121,10 +122,12 @@ class OneFall:
         return make_drifted(offset=AT, target=prompt.target, action="reset") if prompt.offset == AT else None
 
 
-def resting_loop(pair: TinyPair, folder: Path) -> tuple[Loop, AdaptiveSpeculation]:
+def resting_loop(
+    pair: TinyPair, folder: Path, sources: tuple[str, ...] = ("model",)
+) -> tuple[Loop, AdaptiveSpeculation]:
     """Of a real pair; drafting has just begun its longest rest, and no update will come."""
     config = config_of(
-        pair, draft__only_where_paying=True, draft__sources=("model",), learn__interval=1000, sampling__max_new_tokens=8
+        pair, draft__only_where_paying=True, draft__sources=sources, learn__interval=1000, sampling__max_new_tokens=8
     )
     (models,) = load_models(config, "", folder)
     loop = build_loop(config, (models,), NoRegistry(), folder)
@@ -159,6 +162,18 @@ def test_after_a_drift_the_next_block_drafts(tiny_pair: TinyPair, tmp_path: Path
     assert not any(find_drafted(before)), "it rests"
     assert all(find_drafted(after)[: AdaptiveSpeculation.TRIAL]), "it tries again"
     assert runner_of(loop, *loop.runners).learner.distill.head._labels, "and the head, which began anew, learns from it"
+
+
+def test_within_ten_prompts_after_a_reset_the_head_is_trained_again(tiny_pair: TinyPair, tmp_path: Path):
+    """Although drafting never pays, and the own text and the memory have trees."""
+    loop, paying = resting_loop(tiny_pair, tmp_path, ("own", "memory", "model"))
+    paying._costs = Costs(((1, 1.0),), ((1, 9.0),))
+    before, after = split(list(loop.run(sums(AT + 11))))
+    steps = [event.offset for event in after if isinstance(event, Updated) and event.part == "head"]
+    assert not [event for event in before if isinstance(event, Updated)]
+    assert steps, "it has labels"
+    assert steps[0] <= AT + 10
+    assert len([1 for drafted in find_drafted(after) if drafted]) < len(find_drafted(after)), "and drafting rests again"
 
 
 def test_a_run_that_is_interrupted_at_the_drift_wakes_when_it_goes_on(tiny_pair: TinyPair, tmp_path: Path):

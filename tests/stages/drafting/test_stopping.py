@@ -151,6 +151,12 @@ def test_waking_ends_a_rest_for_a_trial_at_once():
     assert count_drafts(paying, AdaptiveSpeculation.TRIAL, emitted=1) == AdaptiveSpeculation.TRIAL
 
 
+def test_waking_for_a_number_of_drafts_makes_that_many():
+    paying = make_paused()
+    paying.resume(30)
+    assert count_drafts(paying, 30 + AdaptiveSpeculation.MIN_PAUSE, emitted=1) == 30
+
+
 def test_after_waking_in_vain_it_pauses_for_the_shortest_time():
     paying = make_paused()
     paying.resume()
