@@ -173,7 +173,7 @@ def test_within_ten_prompts_after_a_reset_the_head_is_trained_again(tiny_pair: T
     assert not [event for event in before if isinstance(event, Updated)]
     assert steps, "it has labels"
     assert steps[0] <= AT + 10
-    assert len([1 for drafted in find_drafted(after) if drafted]) < len(find_drafted(after)), "and drafting rests again"
+    assert len([1 for drafted in find_drafted(after) if drafted]) < len(find_drafted(after)), "and drafting is paused again"
 
 
 def test_a_run_that_is_interrupted_at_the_drift_wakes_when_it_goes_on(tiny_pair: TinyPair, tmp_path: Path):
