@@ -52,7 +52,7 @@ LAYERS = {
         ("pipeline/reports",),
         ("pipeline/run",),
         ("pipeline/learner_service",),
-        ("pipeline/cluster", "pipeline/serve", "pipeline/versions"),
+        ("pipeline/cluster", "pipeline/serve", "pipeline/training", "pipeline/versions"),
         ("pipeline/serve/http", "pipeline/interface"),
         # Benchmarks are above everything that they measure.
         ("pipeline/study", "pipeline/bench/speed", "pipeline/bench/server", "pipeline/bench/storage"),

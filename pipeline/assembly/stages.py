@@ -82,13 +82,6 @@ def make_drafting(config: Config, models: Models, shared_with: Drafting | None =
     rule = make_stop_rule(config.draft, costs, usable=head_is_trained or learn.enabled)
     most = config.draft.max_draft if "model" in config.draft.sources else 0
     decode = drafting(rule, most, make_policy(config.draft, costs), models.drafter_vocabulary.eos)
-    teach = TrieTeacher(
-        models.pair,
-        learn.teacher_top,
-        device,
-        temperature=learn.teacher_temperature or max(SHARPEST_TEACHER, settings.temperature),
-        off_policy=learn.off_policy,
-    )
     verify = Verify(
         models.target,
         mode.make_rule(trie, models.pair.pieces),
@@ -96,10 +89,22 @@ def make_drafting(config: Config, models: Models, shared_with: Drafting | None =
         models.pair.context,
         models.target_vocabulary.size,
         models.eos_ids,
-        teach if learn.enabled else supervise_nothing,
+        make_teacher(config, models) if learn.enabled else supervise_nothing,
     )
     translate = Translate(trie, cache, models.pair.pieces, mode.parse)
     return Drafting(_with_memory(config, models, decode, costs), translate, verify, trie, cache, head)
+
+
+def make_teacher(config: Config, models: Models) -> TrieTeacher:
+    """Make what selects the target's likeliest tokens as soft targets."""
+    learn = config.learn
+    return TrieTeacher(
+        models.pair,
+        learn.teacher_top,
+        models.target.device,
+        temperature=learn.teacher_temperature or max(SHARPEST_TEACHER, config.sampling.temperature),
+        off_policy=learn.off_policy,
+    )
 
 
 def _with_memory(config: Config, models: Models, decode: Decode, costs: Costs) -> ChooseDraft:

@@ -10,6 +10,7 @@ import typer
 from typing_extensions import override
 
 from pipeline.cli.bench.capacity import bench_plan, plan
+from pipeline.cli.bench.paper import study_paper
 from pipeline.cli.bench.parts import bench_scale, bench_store, bench_translate
 from pipeline.cli.bench.server import bench_serve
 from pipeline.cli.bench.speed import bench
@@ -22,6 +23,7 @@ from pipeline.cli.models import pad, vocab, zoo
 from pipeline.cli.pages import dashboard, ui
 from pipeline.cli.plot import plot
 from pipeline.cli.run import RayAlone, replay, serve
+from pipeline.cli.train import train
 from pipeline.cli.versions import versions_group
 from pipeline.reports.log_output import LogLevel, write_log
 from store.errors import OmnidraftError, UsageError
@@ -95,8 +97,8 @@ def log_options(
 
 app.command(cls=RayAlone)(replay)
 COMMANDS: tuple[Callable[..., None], ...] = (
-    *(serve, bench, study, vocab, bench_translate, bench_scale, bench_store, bench_serve, bench_plan, plan),
-    *(sql, check, plot, compact, repair, dashboard, ui, pad),
+    *(serve, train, bench, study, study_paper, vocab, bench_translate, bench_scale, bench_store, bench_serve),
+    *(bench_plan, plan, sql, check, plot, compact, repair, dashboard, ui, pad),
 )
 for command in COMMANDS:
     app.command()(command)

@@ -13,12 +13,12 @@ from typing_extensions import override
 
 # The commands by group, in the order in which the help lists them.
 GROUPS: Mapping[str, tuple[str, ...]] = {
-    "Run": ("replay", "serve"),
+    "Run": ("replay", "serve", "train"),
     "Look at runs": ("dashboard", "sql", "check", "plot", "memory", "ui"),
     "Versions": ("versions",),
     "Measure": (
         *("bench", "bench-serve", "bench-scale", "bench-translate", "bench-store", "bench-plan"),
-        *("plan", "study"),
+        *("plan", "study", "study-paper"),
     ),
     "Tools": ("vocab", "zoo", "config", "compact", "repair", "pad"),
 }
@@ -34,6 +34,10 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "omnidraft serve --target smollm2-135m",
         "omnidraft serve --port 8080 --learn shadow",
         "omnidraft serve --resume last",
+    ),
+    "train": (
+        "omnidraft train --from-log runs/first",
+        "omnidraft train --from-log runs/monday runs/tuesday --target smollm2-135m --passes 4",
     ),
     "dashboard": ("omnidraft dashboard", "omnidraft dashboard --run runs/first --port 0"),
     "sql": (
@@ -74,6 +78,10 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "bench-plan": ("omnidraft bench-plan --delays 0,64,never --json delays.json",),
     "plan": ("omnidraft plan --prompts-per-day 1e6 --workers 8", "omnidraft plan --run runs/first --json"),
     "study": ("omnidraft study losses --quick", "omnidraft study cache --seeds 5 --markdown cache.md"),
+    "study-paper": (
+        "omnidraft study paper --table 6 --data data --quick",
+        "omnidraft study paper --table 1 --data data --target smollm2-135m --markdown docs/studies/table-1.md",
+    ),
     "vocab": (
         "omnidraft vocab builtin:target-12m builtin:drafter-1.6m",
         "omnidraft vocab Qwen/Qwen2.5-7B-Instruct JackFram/llama-68m --json",

@@ -35,6 +35,13 @@ class Publisher:
         """Publish the last state. Called after the last prompt."""
         return ()
 
+    def publish_trained(self, offset: int) -> Iterable[VersionPublished]:
+        """Publish what was trained from logs. Called once, after the training.
+
+        `offset`: number of texts that were trained on.
+        """
+        return ()
+
     def save(self) -> Saved:
         """Return the state for a checkpoint."""
         return None
@@ -160,6 +167,12 @@ class FolderPublisher(Publisher):
         """Publish the last state, unless it is a version already."""
         if self._state()[0] != self._published:
             yield self._publish("end")
+
+    @override
+    def publish_trained(self, offset: int) -> Iterator[VersionPublished]:
+        """Publish the drafter, whether or not any update was accepted: n-grams and memory are new in any case."""
+        self._offset = offset
+        yield self._publish("end")
 
     @override
     def save(self) -> PublisherState:

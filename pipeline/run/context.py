@@ -99,6 +99,8 @@ class RunContext:
 
     def _require_kind(self) -> None:
         found = kind_of(self.folder, self.snapshot)
+        if found is RunKind.TRAINING:
+            raise RunError(f"{self.name} holds a training, which cannot be resumed; begin it again: omnidraft train")
         if found not in (None, self.kind):
             what, command = _RESUMED_BY[found]
             raise RunError(f"{self.name} holds {what}; resume it with `{command.format(name=self.name)}`")

@@ -77,7 +77,7 @@ class Study:
     """A comparison of arms.
 
     Attributes:
-        name: name of the study.
+        name: a `StudyName`, or that of a block of the paper's tables.
         settings: settings that all arms share, by dotted key.
         arms: arms in the order of the tables.
         references: names of the arms that the others are compared with.
@@ -85,7 +85,7 @@ class Study:
         remark: note on reading the paper's numbers, or its statement if it gives none.
     """
 
-    name: StudyName
+    name: str
     settings: Mapping[str, Any]
     arms: tuple[StudyArm, ...]
     references: tuple[str, ...]

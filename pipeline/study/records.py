@@ -70,6 +70,7 @@ class Record:
         same_vocabulary: whether target and drafter share one vocabulary.
         machine: processor, libraries and load that the speed depends on.
         notices: messages of the run's log, from level info on.
+        accepted_ngrams: number of accepted tokens that were proposed as several pieces.
     """
 
     key: Key
@@ -87,6 +88,7 @@ class Record:
     same_vocabulary: bool
     machine: Mapping[str, Any]
     notices: tuple[str, ...] = ()
+    accepted_ngrams: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """The record as JSON values, with one list per count of the prompts."""

@@ -91,13 +91,19 @@ def tables(results: Results) -> list[Table]:
 def _rates_table(results: Results, title: str, part: Callable[[Record], RunRates]) -> Table:
     head = ("arm", *(words for words, _ in RATES.values()))
     rows = tuple(
-        (arm, *(_format(results.over_seeds(arm, of_rates(part, name)), digits) for name, (_, digits) in RATES.items()))
+        (
+            arm,
+            *(
+                format_estimate(results.over_seeds(arm, of_rates(part, name)), digits)
+                for name, (_, digits) in RATES.items()
+            ),
+        )
         for arm in results.by_arm
     )
     return Table(head, rows, title)
 
 
-def _format(found: Estimate | None, digits: int) -> str:
+def format_estimate(found: Estimate | None, digits: int) -> str:
     """Format an estimate as `0.512 ± 0.004`, without the error for one seed."""
     if found is None:
         return NONE
@@ -119,7 +125,7 @@ def _acceptance_table(results: Results, reference: str) -> Table:
     columns = results.plan.study.paper
     found = {arm: results.ratio(arm, reference, figure) for arm in results.by_arm}
     rows = tuple(
-        (arm, _format(one, 2), _gain(one), *_paper(columns, PaperColumn.acceptance, arm, reference))
+        (arm, format_estimate(one, 2), _gain(one), *_paper(columns, PaperColumn.acceptance, arm, reference))
         for arm, one in found.items()
     )
     title = f"acceptance as a multiple of '{reference}': ours in the last fifth, paired by seed; the paper's"
@@ -136,7 +142,7 @@ def _speed_table(results: Results, reference: str) -> Table:
     rows = tuple(
         (
             arm,
-            *(_format(results.ratio(arm, reference, figure), 2) for figure in ours),
+            *(format_estimate(results.ratio(arm, reference, figure), 2) for figure in ours),
             *_paper(columns, PaperColumn.speed_ratio, arm, reference),
         )
         for arm in results.by_arm
@@ -177,7 +183,7 @@ def _head_notes(results: Results) -> tuple[str, ...]:
         best = best_fixed(results, speed)
         if best is not None:
             found = {arm: results.ratio(arm, best, of_rates(whole, speed)) for arm in results.by_arm}
-            over = [f"{arm} {_format(one, 3)}" for arm, one in found.items() if not arm.startswith("fixed ")]
+            over = [f"{arm} {format_estimate(one, 3)}" for arm, one in found.items() if not arm.startswith("fixed ")]
             notes.append(
                 f"Best fixed length by {RATES[speed][0]} over the whole stream, chosen afterwards: {best}. Over it, "
                 f"paired by seed: {'; '.join(over)}."
@@ -190,7 +196,7 @@ def _size_table(results: Results) -> Table:
         share = results.plan.study.arm(arm).share
         entries = results.over_seeds(arm, lambda record: record.cache_entries)
         size = results.over_seeds(arm, lambda record: record.cache_bytes / 1024)
-        return (NONE if share is None else f"{share:.2f}", _format(entries, 0), _format(size, 1))
+        return (NONE if share is None else f"{share:.2f}", format_estimate(entries, 0), format_estimate(size, 1))
 
     head = ("arm", "budget, share of full", "entries at the end", "KiB at the end")
     return Table(head, tuple((arm, *size(arm)) for arm in results.by_arm), "size of the cache")
@@ -230,7 +236,7 @@ def _switch_rows(
     def cell(records: Sequence[Record], value: Callable[[Switch], float | None]) -> str:
         found = estimate(value(switch(record)) for record in records)
         some = f" ({found.seeds} of {len(records)})" if found and found.seeds < len(records) else ""
-        return _format(found, digits) + some
+        return format_estimate(found, digits) + some
 
     return tuple((arm, *(cell(own, value) for value in columns.values())) for arm, own in results.by_arm.items())
 
@@ -243,11 +249,15 @@ def _segment_tables(results: Results) -> list[Table]:
     def span(arm: str, number: int) -> str:
         first = results.over_seeds(arm, lambda record: segment_rates(record, number)[0])
         last = results.over_seeds(arm, lambda record: segment_rates(record, number)[1])
-        return f"{_format(first, 3)} → {_format(last, 3)}"
+        return f"{format_estimate(first, 3)} → {format_estimate(last, 3)}"
 
     names = ("1, A", "2, B", "3, A", "4, B")
     rows = tuple(
-        (arm, *(span(arm, number) for number in range(len(names))), _format(results.over_seeds(arm, back_again), 3))
+        (
+            arm,
+            *(span(arm, number) for number in range(len(names))),
+            format_estimate(results.over_seeds(arm, back_again), 3),
+        )
         for arm in results.by_arm
     )
     return [Table(("arm", *names, "3 over 1"), rows, "acceptance in the first → last fifth of each segment")]

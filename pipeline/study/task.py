@@ -19,7 +19,18 @@ from pipeline.sources.stream import BUILTIN_LIMIT, Source, open_sources
 from pipeline.study.records import Alarm, Key, PromptCounts, Record
 from stages.models.devices import synchronize
 from store.errors import SourceError
-from store.events import Drifted, Event, PromptCompleted, PromptReceived, PromptRejected, Recalled, Updated
+from store.events import (
+    Drifted,
+    Event,
+    Outcome,
+    PromptCompleted,
+    PromptReceived,
+    PromptRejected,
+    Recalled,
+    TokenDecision,
+    Translation,
+    Updated,
+)
 from store.registry.registry import NoRegistry
 
 POOL = 20_000  # prompts of a source from which a seed chooses
@@ -130,7 +141,7 @@ class Collector:
         self.alarms: list[Alarm] = []
         self.recalls: list[int] = []
         self.learning = 0.0
-        self.rejected = 0
+        self.rejected = self.accepted_ngrams = 0
 
     def add(self, event: Event, now: ClockTimes) -> None:
         """Add an event that occurred at the time `now` from the start of the run."""
@@ -146,6 +157,8 @@ class Collector:
                 self.learning += event.seconds
             case PromptRejected():
                 self.rejected += 1
+            case TokenDecision(outcome=Outcome.ACCEPTED, translation=Translation.NGRAM):
+                self.accepted_ngrams += 1
 
 
 def run_task(task: StudyTask, passed: Callable[[], None] = lambda: None) -> Record:
@@ -186,6 +199,7 @@ def run_task(task: StudyTask, passed: Callable[[], None] = lambda: None) -> Reco
         same_vocabulary=_same_vocabulary(models),
         machine=machine_of(models),
         notices=tuple(messages),
+        accepted_ngrams=collector.accepted_ngrams,
     )
 
 

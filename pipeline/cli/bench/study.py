@@ -141,7 +141,7 @@ def _study(plan: "StudyPlan", path: Path, jobs: int, page: Path | None, *, publi
     file = StudyFile(path, plan.shared_settings())
     try:
         console, publisher = stderr_console(), _publisher(plan, path) if publish else None
-        with _show_progress(console, plan, file, publisher) as progress:
+        with show_progress(console, plan, file, publisher) as progress:
             run(plan, file, jobs, progress.finish_run, progress.count_prompt)
     except KeyboardInterrupt:
         LOG.info("stopped; finished runs are in %s, and the same command resumes", path)
@@ -150,10 +150,10 @@ def _study(plan: "StudyPlan", path: Path, jobs: int, page: Path | None, *, publi
     file.write(results_json(results))
     print_report(make_console(PIPE_COLUMNS), plan, results)
     if page is not None:
-        page.write_text(markdown(plan, results, _command(), time.strftime("%Y-%m-%d")), encoding="utf-8")
+        page.write_text(markdown(plan, results, typed_command(), time.strftime("%Y-%m-%d")), encoding="utf-8")
 
 
-def _command() -> str:
+def typed_command() -> str:
     """The typed command, without the options that name output files."""
     typed = shlex.join(["omnidraft", *sys.argv[1:]])
     return re.sub(r" --(out|markdown)[ =]('[^']*'|\S+)", "", typed)
@@ -207,9 +207,10 @@ def _duration(seconds: float) -> str:
 
 
 @contextmanager
-def _show_progress(
+def show_progress(
     console: "Console", plan: "StudyPlan", file: "StudyFile", publisher: "StudyPublisher | None"
 ) -> Iterator[StudyProgress]:
+    """Show the progress of a study while it runs, and send to MLflow what earlier commands could not."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     if publisher is not None:

@@ -1,0 +1,352 @@
+"""The tables of the OmniDraft paper as studies: their blocks, arms and numbers (arXiv 2507.02659v3).
+
+A block is one part of a table, such as a task or a temperature; it is a study of its own, with its own file of runs.
+The paper measures accepted / *proposed* after training on other prompts, with targets of 7B and more on one
+accelerator; ours are rates while learning. Only ratios between arms can be compared.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipeline.study.definitions import FIXED, LONGEST, STUDIES, PaperColumn, Study, StudyArm, StudyName
+
+NONE, HYBRID = "none", "hybrid"
+# AdamW's steps with this rate are below the precision of any weight: the drafter stays as loaded, bit for bit.
+NO_STEP = 1e-30
+
+Pair = tuple[float, float]  # the paper's acceptance rate and speed-up
+
+
+@dataclass(frozen=True)
+class PaperTask:
+    """A task of the paper.
+
+    Attributes:
+        name: on the command line.
+        title: in the paper's tables.
+        files: data sets in a folder of data, read one after the other.
+        threshold: estimated probability of a rejection at which a draft stops, as the paper recommends for the task.
+    """
+
+    name: str
+    title: str
+    files: tuple[str, ...]
+    threshold: float
+
+
+GSM8K = PaperTask("gsm8k", "GSM8K", ("gsm8k.parquet",), 0.7)
+CODE = PaperTask("code", "MBPP+HE", ("mbpp.parquet", "humaneval.parquet"), 0.7)
+ALPACA = PaperTask("alpaca", "Alpaca", ("alpaca.parquet",), 0.3)
+SUMMARIES = PaperTask("summaries", "XSum", ("dialogsum.parquet", "scitldr.parquet"), 0.3)
+TASKS = (GSM8K, CODE, ALPACA, SUMMARIES)
+
+
+@dataclass(frozen=True)
+class CacheSize:
+    """The paper's cache of a task after training: entries, megabytes, and training prompts."""
+
+    entries: int
+    megabytes: float
+    prompts: int
+
+    @property
+    def bytes_per_entry(self) -> float:
+        """Bytes per entry."""
+        return self.megabytes * 1e6 / self.entries
+
+    @property
+    def entries_per_prompt(self) -> float:
+        """Entries per training prompt."""
+        return self.entries / self.prompts
+
+
+@dataclass(frozen=True)
+class PaperBlock:
+    """A part of a table.
+
+    Attributes:
+        name: on the command line and of its file.
+        title: in the tables.
+        task: where its prompts come from.
+        study: its arms and the paper's columns.
+        hits: the paper's accepted n-grams per response, by arm; empty where it gives none.
+        cache: the paper's size of the cache; None where it gives none.
+    """
+
+    name: str
+    title: str
+    task: PaperTask
+    study: Study
+    hits: Mapping[str, float] = field(default_factory=dict)
+    cache: CacheSize | None = None
+
+    @property
+    def reference(self) -> str:
+        """Name of the arm that the others are compared with."""
+        return self.study.references[0]
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """A table of the paper.
+
+    Attributes:
+        number: in the paper.
+        title: what it compares.
+        blocks: its parts, in the order of the page.
+        remark: how to read the paper's numbers next to ours.
+    """
+
+    number: int
+    title: str
+    blocks: tuple[PaperBlock, ...]
+    remark: str
+
+
+def _block(
+    number: int,
+    title: str,
+    task: PaperTask,
+    arms: tuple[StudyArm, ...],
+    columns: Mapping[str, Mapping[str, Pair]],
+    *,
+    name: str = "",
+    settings: Mapping[str, Any] = FIXED,
+    reference: str = NONE,
+    **more: Any,
+) -> PaperBlock:
+    """Make a block. `columns`: the paper's numbers by arm, by the title of the column."""
+    name = name or task.name
+    paper = tuple(PaperColumn(heading, f"table {number}", values) for heading, values in columns.items())
+    study = Study(f"paper-table-{number}-{name}", settings, arms, (reference,), paper, "")
+    return PaperBlock(name, title, task, study, **more)
+
+
+_WITHOUT_CACHE = {"cache.policy": "off"}
+_NONE = StudyArm(NONE, {"learn.enabled": False, **_WITHOUT_CACHE})
+_DIRECT_ONLY = StudyArm("direct only", {"learn.loss": "direct", **_WITHOUT_CACHE})
+_HYBRID = StudyArm(HYBRID, {"learn.loss": "hybrid"})
+_TRIE = StudyArm("trie", {"learn.loss": "trie"})
+_CLOSED_FORM = {"learn.loss": "trie", "learn.method": "least-squares"}
+_COPIES = ("own", "memory")
+# Arms that the paper does not have.
+_OURS = (
+    _TRIE,
+    StudyArm("closed form", _CLOSED_FORM),
+    StudyArm("memory", {"learn.enabled": False, "draft.sources": _COPIES}),
+    StudyArm("memory and closed form", {**_CLOSED_FORM, "draft.sources": (*_COPIES, "model")}),
+)
+
+
+def _table_1() -> PaperTable:
+    arms = (_NONE, _DIRECT_ONLY, _HYBRID, StudyArm("hybrid, LoRA", {"learn.loss": "hybrid", "learn.lora": True}))
+    names = [arm.name for arm in arms]
+    numbers: dict[PaperTask, dict[str, tuple[Pair, ...]]] = {
+        GSM8K: {
+            "Llama3-8B": ((0.10, 0.94), (0.32, 1.58), (0.42, 1.70), (0.37, 1.59)),
+            "Qwen2-7B": ((0.14, 1.04), (0.33, 1.50), (0.37, 1.61), (0.31, 1.41)),
+        },
+        CODE: {
+            "Llama3-8B": ((0.09, 1.03), (0.22, 1.26), (0.27, 1.33), (0.19, 1.28)),
+            "Qwen2-7B": ((0.09, 0.91), (0.22, 1.29), (0.26, 1.36), (0.21, 1.21)),
+        },
+        ALPACA: {
+            "Llama3-8B": ((0.09, 0.96), (0.16, 1.25), (0.20, 1.30), (0.17, 1.21)),
+            "Qwen2-7B": ((0.13, 1.01), (0.17, 1.25), (0.20, 1.30), (0.18, 1.25)),
+        },
+        SUMMARIES: {
+            "Llama3-8B": ((0.11, 0.91), (0.20, 1.20), (0.24, 1.24), (0.23, 1.21)),
+            "Qwen2-7B": ((0.12, 0.96), (0.19, 1.16), (0.22, 1.22), (0.22, 1.21)),
+        },
+    }
+    blocks = tuple(
+        _block(1, task.title, task, (*arms, *_OURS), {of: dict(zip(names, row, strict=True)) for of, row in by.items()})
+        for task, by in numbers.items()
+    )
+    return PaperTable(
+        1,
+        "losses on four tasks",
+        blocks,
+        "Paper: Llama-68M drafter; none = SpD_DM, direct only = L_DM, hybrid = L_DM + λ L_N. It has no other arms. "
+        "Its fourth task is XSum; ours is DialogSum, then SciTLDR.",
+    )
+
+
+def _table_2() -> PaperTable:
+    numbers: dict[PaperTask, tuple[Pair, ...]] = {
+        GSM8K: ((0.21, 1.44), (0.38, 1.50), (0.42, 2.20), (0.61, 2.08), (0.52, 2.15)),
+        CODE: ((0.14, 1.22), (0.28, 1.34), (0.35, 1.92), (0.51, 1.91), (0.48, 1.94)),
+        ALPACA: ((0.20, 1.44), (0.38, 1.52), (0.25, 1.57), (0.44, 1.61), (0.41, 1.60)),
+        SUMMARIES: ((0.20, 1.42), (0.38, 1.51), (0.23, 1.53), (0.42, 1.59), (0.38, 1.58)),
+    }
+    with_lora: dict[PaperTask, tuple[Pair, ...]] = {
+        GSM8K: ((0.37, 1.95), (0.49, 1.87), (0.49, 1.94)),
+        CODE: ((0.24, 1.52), (0.39, 1.59), (0.38, 1.61)),
+        ALPACA: ((0.25, 1.54), (0.39, 1.58), (0.42, 1.58)),
+        SUMMARIES: ((0.23, 1.49), (0.41, 1.54), (0.39, 1.55)),
+    }
+    blocks = []
+    for task, row in numbers.items():
+        arms = _head_arms(task.threshold)
+        values = dict(zip((arm.name for arm in arms), (*row, *with_lora[task]), strict=False))
+        settings = {"learn.enabled": True}
+        blocks.append(_block(2, task.title, task, arms, {"Vicuna-7B": values}, settings=settings))
+    return PaperTable(
+        2,
+        "the adaptive head on four tasks (tables 2 and 11)",
+        tuple(blocks),
+        "Paper: Vicuna-7B, whose vocabulary is the drafter's; none = SpD. Drafts have five pieces, or end at the "
+        "threshold that the paper recommends for the task, or after eight pieces. adapt only: the head learns; the "
+        "drafter's updates are computed, but with a learning rate that changes nothing, so it takes too many seconds. "
+        "cost: our rule, which the paper does not have. Its fourth task is XSum; ours is DialogSum, then SciTLDR.",
+    )
+
+
+def _head_arms(threshold: float) -> tuple[StudyArm, ...]:
+    adaptive = {"draft.adapt": True, "draft.max_draft": LONGEST, "draft.stop_rule": "threshold"}
+    at_threshold = {**adaptive, "draft.stop_threshold": threshold}
+    learned = {
+        "distil only": FIXED,
+        "joint": {**at_threshold, "learn.head_schedule": "joint"},
+        "interleaved": {**at_threshold, "learn.head_schedule": "interleaved"},
+    }
+    return (
+        StudyArm(NONE, {**FIXED, "learn.enabled": False}),
+        StudyArm("adapt only", {**at_threshold, "learn.rate": NO_STEP}),
+        *(StudyArm(name, settings) for name, settings in learned.items()),
+        *(StudyArm(f"{name}, LoRA", {**settings, "learn.lora": True}) for name, settings in learned.items()),
+        StudyArm("cost", {**adaptive, "draft.stop_rule": "cost"}),
+    )
+
+
+def _table_3() -> PaperTable:
+    numbers: dict[PaperTask, dict[str, tuple[Pair, Pair]]] = {
+        GSM8K: {
+            "7B, 68M": ((0.15, 1.02), (0.401, 1.66)),
+            "14B, 68M": ((0.15, 1.17), (0.407, 1.92)),
+            "32B, 68M": ((0.153, 1.30), (0.42, 2.05)),
+            "7B, 160M": ((0.18, 0.70), (0.47, 1.12)),
+            "14B, 160M": ((0.178, 0.89), (0.472, 1.40)),
+            "32B, 160M": ((0.187, 1.03), (0.49, 1.62)),
+        },
+        CODE: {
+            "7B, 68M": ((0.10, 0.94), (0.27, 1.33)),
+            "14B, 68M": ((0.10, 1.14), (0.272, 1.57)),
+            "32B, 68M": ((0.10, 1.23), (0.274, 1.71)),
+            "7B, 160M": ((0.13, 0.60), (0.32, 0.90)),
+            "14B, 160M": ((0.13, 0.83), (0.33, 1.19)),
+            "32B, 160M": ((0.133, 0.97), (0.335, 1.40)),
+        },
+    }
+    blocks = tuple(
+        _block(
+            3,
+            task.title,
+            task,
+            (_NONE, _HYBRID, _TRIE),
+            {of: dict(zip((NONE, HYBRID), row, strict=True)) for of, row in by.items()},
+        )
+        for task, by in numbers.items()
+    )
+    return PaperTable(
+        3,
+        "sizes of target and drafter",
+        blocks,
+        "Paper: Qwen2.5 targets; the columns name the target and the drafter. Ours: a table for each --target; "
+        "`omnidraft pad` makes larger targets with the same outputs.",
+    )
+
+
+def _table_4() -> PaperTable:
+    sizes = {
+        GSM8K: CacheSize(5569, 1.372, 7473),
+        CODE: CacheSize(2238, 0.501, 910),
+        ALPACA: CacheSize(20339, 4.569, 8000),
+        SUMMARIES: CacheSize(17013, 3.924, 8000),
+    }
+    arm = StudyArm(HYBRID, {"learn.loss": "hybrid", "cache.policy": "unbounded"})
+    blocks = tuple(
+        _block(4, task.title, task, (arm,), {}, reference=HYBRID, cache=size) for task, size in sizes.items()
+    )
+    return PaperTable(
+        4,
+        "size of the n-gram cache",
+        blocks,
+        "Paper: Llama-68M drafter, Qwen2-7B, the cache after training on 7,473, 910, 8,000 and 4,000 or 8,000 prompts "
+        "(it names both for XSum; 8,000 is taken), as Python objects. Ours: the bytes that the budget counts.",
+    )
+
+
+def _table_5() -> PaperTable:
+    arms = (
+        _NONE,
+        StudyArm("cache only", {"learn.enabled": False}),
+        _DIRECT_ONLY,
+        StudyArm("direct", {"learn.loss": "direct"}),
+        _HYBRID,
+        _TRIE,
+    )
+    names = [arm.name for arm in arms[:5]]
+    rows: dict[int, tuple[tuple[Pair, ...], tuple[float, ...]]] = {
+        3: (((0.16, 1.04), (0.20, 1.16), (0.40, 1.59), (0.42, 1.61), (0.46, 1.66)), (0, 0.87, 0, 0.48, 2.40)),
+        4: (((0.12, 1.01), (0.16, 1.11), (0.32, 1.51), (0.35, 1.54), (0.41, 1.61)), (0, 1.49, 0, 0.75, 3.66)),
+    }
+    blocks = tuple(
+        _block(
+            5,
+            f"k={k}",
+            GSM8K,
+            arms,
+            {"Llama3-8B": dict(zip(names, row, strict=True))},
+            name=f"k{k}",
+            settings={**FIXED, "draft.max_draft": k},
+            hits=dict(zip(names, hits, strict=True)),
+        )
+        for k, (row, hits) in rows.items()
+    )
+    return PaperTable(
+        5,
+        "draft lengths and n-grams on GSM8K",
+        blocks,
+        "Paper: Llama3-8B; cache only = + N-gram post-processing, direct = L_DM + post-processing. Its n-gram hits are "
+        "counts per response.",
+    )
+
+
+def _table_6() -> PaperTable:
+    rows: dict[float, tuple[Pair, Pair]] = {0.01: ((0.375, 1.57), (0.376, 1.57)), 1.0: ((0.273, 1.27), (0.275, 1.31))}
+    blocks = tuple(
+        _block(
+            6,
+            f"temperature {temperature:g}",
+            GSM8K,
+            (_NONE, _DIRECT_ONLY, _HYBRID, _TRIE, StudyArm("acceptance", {"learn.loss": "acceptance"})),
+            {"Llama3-8B": dict(zip((HYBRID, "trie"), row, strict=True))},
+            name=f"t{temperature:g}",
+            settings={**FIXED, "sampling.temperature": temperature},
+            reference=HYBRID,
+        )
+        for temperature, row in rows.items()
+    )
+    return PaperTable(
+        6,
+        "losses at two temperatures on GSM8K",
+        blocks,
+        "Paper: Llama3-8B; hybrid = DM-KL + N-NLL. trie is next to its DM-KL + N-KL, the approximate divergence over "
+        "n-grams; ours is the divergence of the trie, without approximation. Its other two rows have no arm here: "
+        "N-gram NLL only (.09/0.86 at temperature 0.01, .07/0.79 at 1) and DM-NLL + N-NLL (.368/1.51, .271/1.23).",
+    )
+
+
+def _table_14() -> PaperTable:
+    study = STUDIES[StudyName.CACHE]
+    values = study.paper[0].values
+    block = _block(14, CODE.title, CODE, study.arms, {"Qwen2-7B": values}, settings=study.settings, reference="full")
+    return PaperTable(14, "budgets of the n-gram cache on code", (block,), study.remark)
+
+
+PAPER_TABLES: Mapping[int, PaperTable] = {
+    table.number: table
+    for table in (_table_1(), _table_2(), _table_3(), _table_4(), _table_5(), _table_6(), _table_14())
+}

@@ -1,0 +1,334 @@
+"""One training from logs: the texts of earlier runs become a drafter version, in a run of its own."""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from pipeline.assembly.learner import VersionSink, make_learner
+from pipeline.assembly.models import Models, load_models, pin_version
+from pipeline.assembly.probe import make_probe
+from pipeline.assembly.stages import Drafting, make_drafting, make_teacher
+from pipeline.assembly.training import make_distillers
+from pipeline.config.settings import Config, load
+from pipeline.learning.publisher import Numbers
+from pipeline.run.context import RunContext
+from pipeline.run.event_sink import EventSink
+from pipeline.run.folder import CONFIG, mlflow_of
+from pipeline.run.mlflow_run import UNSENT_TIMEOUT
+from pipeline.run.signals import stop_on_signals
+from pipeline.training.logged_texts import RunTexts, TextEncoder, read_run_texts, split_by_prompt
+from stages.contract.blocks import TrainingExample
+from stages.distill import Distill
+from stages.examples.teacher_forcing import CompletedText, TeacherForcing
+from stages.ngrams.cache import count_text_ngrams
+from stages.training.offline import OfflineTraining, OfflineUpdate
+from store.errors import RunError
+from store.events import Event, Updated
+from store.log.manifest import RunKind
+from store.log.mirror import Mirror
+from store.registry.registered_version import check_model_name
+
+LOG = logging.getLogger("omnidraft.train")
+
+# What differs from learning online: updates follow each other, and each text is read several times.
+OFFLINE: Mapping[str, Any] = {
+    "swaps": (),
+    "run": None,
+    "draft.costs": "estimated",  # nothing is decoded
+    "learn.enabled": True,
+    "learn.spacing": "fixed",
+    "learn.lag": 0,
+    "learn.interval": 16,
+    "learn.steps": 1,
+    "learn.replay_prompts": 0,
+    "learn.gate_window": 64,
+    "publish.enabled": True,
+}
+
+
+@dataclass(frozen=True)
+class TrainingSummary:
+    """The outcome of a training.
+
+    Attributes:
+        texts, tokens: texts used, and the target tokens of their completions.
+        left_out: number of texts by the reason for which they were left out.
+        held_out: number of the texts that only the gate saw.
+        updates, served: updates that were computed, and those that the gate accepted.
+        acceptance: expected acceptance on the held-out texts: as loaded, then after each pass.
+        teacher_seconds, training_seconds: wall time of the target's passes, and of all updates.
+        stopped: whether a signal ended the training early.
+        version: folder of the published version, relative to the run's; None if nothing is published.
+    """
+
+    texts: int
+    tokens: int
+    left_out: Mapping[str, int]
+    held_out: int
+    updates: int
+    served: int
+    acceptance: Sequence[float]
+    teacher_seconds: float
+    training_seconds: float
+    stopped: bool
+    version: str | None
+
+    def to_json(self) -> dict[str, Any]:
+        """The summary as JSON values."""
+        return asdict(self)
+
+
+def make_training_config(logs: Sequence[Path], overrides: Mapping[str, object], base: Config | None = None) -> Config:
+    """Return the settings of a training: those of the first run, but for what an offline training does differently.
+
+    Args:
+        logs: folders of the runs.
+        overrides: settings by dotted key that take precedence.
+        base: settings to begin with in place of the first run's.
+
+    Raises:
+        RunError: a folder holds no run.
+        ConfigError: a setting is wrong, or there are several targets.
+    """
+    missing = [folder for folder in logs if not (folder / CONFIG).is_file()]
+    if missing:
+        raise RunError(f"--from-log must name folders of runs, but {missing[0]} has no {CONFIG}")
+    base = base or load(logs[0] / CONFIG)
+    config = base.with_overrides({**OFFLINE, "sources": tuple(map(str, logs)), **overrides})
+    if len(config.targets) != 1:
+        raise RunError(
+            f"a training must have one target, but {logs[0]} has {', '.join(config.targets)}; name one with --target"
+        )
+    return config
+
+
+class LogTraining:
+    """A training that is ready to start: logs are read and models are loaded; nothing has been written yet.
+
+    Args:
+        config: all settings, from `make_training_config`.
+        logs: folders of the runs to learn from; their texts must be in their logs.
+        run_folder: new or empty; the training's log and versions go there.
+        uri: of the MLflow store; None for the local one next to the run.
+        newest: number of the newest prompts of each run to use; None for all.
+        mirror: what the run is copied to, if to anywhere.
+
+    Raises:
+        UsageError: for anything that cannot work.
+        CorruptError: a log or the drafter is damaged.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        logs: Sequence[Path],
+        run_folder: Path,
+        uri: str | None,
+        *,
+        newest: int | None = None,
+        mirror: Mirror | None = None,
+    ) -> None:
+        self._run = RunContext(run_folder, RunKind.TRAINING, mirror)
+        self._uri = uri or mlflow_of(self._run.name)
+        with self._run.acquire(resume=False):
+            if config.publish.enabled:
+                check_model_name(config.publish.name)
+            read = [read_run_texts(folder, newest) for folder in logs]
+            if not any(texts.completions for texts in read):
+                raise RunError(
+                    f"the logs must hold prompts with their texts (log.text), but {', '.join(map(str, logs))} hold none"
+                )
+            self.config = config.model_copy(update={"drafter": pin_version(config.drafter, self._uri)})
+            (self._models,) = load_models(self.config, self._uri, run_folder.parent / ".fetched")
+            self._texts, self._shared, self._left_out = encode_texts(self._models, read)
+            self._train, self._held = split_by_prompt(
+                self._texts, config.learn.gate_share or 0.1, config.learn.gate_window
+            )
+        if not self._held or not self._train:
+            reasons = "; ".join(f"{number} left out: {reason}" for reason, number in self._left_out.items())
+            raise RunError(
+                f"a training needs texts of two different prompts or more, got {len(self._texts)} texts"
+                f"{f' ({reasons})' if reasons else ''}"
+            )
+
+    def run(self, passes: int, show: Callable[[str], None]) -> TrainingSummary:
+        """Train, and publish the best drafter as a version.
+
+        Args:
+            passes: maximum number of passes over the texts.
+            show: called with a line that describes the progress.
+        """
+        with self._run.open(self.config), stop_on_signals() as stop:
+            datasets = [(Path(folder).name, folder) for folder in self.config.sources]
+            self._run.connect(self.config, self._uri, self._run.folder.name, datasets, self.config.targets)
+            metrics = self._run.metrics if self.config.publish.enabled else None
+            events = EventSink(self._run.log, metrics)
+            summary = self._train_and_publish(passes, events, show, lambda: stop.requested)
+            self._run.metrics.flush()
+            self._run.finish(_numbers_of(summary), [self._run.folder / CONFIG] if summary.version else [])
+        unsent = self._run.disconnect(UNSENT_TIMEOUT)
+        if unsent:
+            LOG.warning(
+                "MLflow did not take %d messages; `omnidraft replay --resume %s` sends them", unsent, self._run.name
+            )
+        self._run.push()
+        return summary
+
+    def _train_and_publish(
+        self, passes: int, events: EventSink, show: Callable[[str], None], stop: Callable[[], bool]
+    ) -> TrainingSummary:
+        drafting, measured = make_drafting(self.config, self._models), dict[str, float]()
+        (distill,) = make_distillers(self.config, [self._models], [drafting.head], 0.0)
+        assert isinstance(distill, Distill)  # learn.enabled
+        probe = make_probe(self.config, self._models) if self.config.publish.probe else dict
+        sink = VersionSink(self._run.folder, self._run.registry, Numbers(), lambda: {**probe(), **measured})
+        memory = drafting.decode.memory
+        learner = make_learner(self.config, self._models, drafting.head, drafting.cache, distill, sink, memory)
+        versions = _Versions()
+        events.take(versions.watch_published(learner.publish_baseline()))
+        began = perf_counter()
+        examples = list(self._make_examples(show, stop))
+        made = perf_counter()
+        held, train = self._divide(examples)
+        if not held or not train:
+            raise RunError("the training was stopped before the target had read the texts; begin it again")
+        training = OfflineTraining(
+            distill.drafter.trainer,
+            held,
+            passes=passes,
+            update_examples=self.config.learn.interval,
+            seed=self.config.seed,
+        )
+        counts = {"updates": 0, "served": 0}
+        events.take(self._updates(training, train, distill, counts, show, stop))
+        measured["train/acceptance"] = training.best
+        self._fill(drafting)
+        events.take(versions.watch_published(learner.publisher.publish_trained(len(self._train))))
+        return TrainingSummary(
+            texts=len(self._texts),
+            tokens=sum(len(text.emitted) for text in self._texts),
+            left_out=self._left_out,
+            held_out=len(held),
+            **counts,
+            acceptance=tuple(training.acceptances),
+            teacher_seconds=made - began,
+            training_seconds=perf_counter() - made,
+            stopped=stop(),
+            version=versions.folder,
+        )
+
+    def _make_examples(self, show: Callable[[str], None], stop: Callable[[], bool]) -> Iterator[TrainingExample]:
+        """Yield the examples of the texts, by the target's passes over them; an example has the index of its text."""
+        models = self._models
+        forcing = TeacherForcing(models.target, models.name, make_teacher(self.config, models), models.pair.context)
+        for number, example in enumerate(forcing.make_examples(self._texts)):
+            if stop():
+                return
+            show(f"the target reads the texts: {number + 1} of {len(self._texts)}")
+            yield example
+
+    def _divide(self, examples: Sequence[TrainingExample]) -> tuple[list[TrainingExample], list[TrainingExample]]:
+        """Return the held-out examples and those to train on, each in the order of the texts."""
+        held, ordered = set(self._held), sorted(examples, key=lambda example: example.offset)
+        return (
+            [example for example in ordered if example.offset in held],
+            [example for example in ordered if example.offset not in held],
+        )
+
+    def _updates(
+        self,
+        training: OfflineTraining,
+        examples: Sequence[TrainingExample],
+        distill: Distill,
+        counts: dict[str, int],
+        show: Callable[[str], None],
+        stop: Callable[[], bool],
+    ) -> Iterator[Event]:
+        """Yield the events of the updates; their offsets count the texts read."""
+        for update in training.train(examples, stop):
+            counts["updates"] += 1
+            counts["served"] += update.step.served
+            show(
+                f"pass {update.pass_number + 1}, {update.read} texts read, loss {update.step.loss:.3f}, "
+                f"expected acceptance {training.acceptances[0]:.3f} as loaded, best pass {training.best:.3f}"
+            )
+            yield _make_event(update, distill)
+
+    def _fill(self, drafting: Drafting) -> None:
+        """Add the n-grams of the completions to the cache, and the texts to the memory.
+
+        Requests to a server stay out of the memory, which must not show the text of one client to another.
+        """
+        tokens = [token for text in self._texts for token in text.emitted]
+        drafting.cache.fill(count_text_ngrams(tokens, self._models.pair.pieces))
+        table = drafting.decode.memory.table
+        if table is not None:
+            for text in self._texts[: self._shared]:
+                table.learn([*text.prompt, *text.emitted], len(text.prompt), 0)
+
+
+class _Versions:
+    """Remembers the folder of the newest version that was published."""
+
+    def __init__(self) -> None:
+        self.folder: str | None = None
+
+    def watch_published(self, events: Iterable[Event]) -> Iterator[Event]:
+        for event in events:
+            self.folder = getattr(event, "folder", self.folder)
+            yield event
+
+
+def encode_texts(models: Models, runs: Sequence[RunTexts]) -> tuple[list[CompletedText], int, Mapping[str, int]]:
+    """Put the texts of runs into a target's tokens.
+
+    Returns:
+        the texts, numbered from 0, those of replays first; the number of those of replays; and the number of texts that
+        were left out, by reason.
+    """
+    encoder, texts, shared = TextEncoder(models), list[CompletedText](), 0
+    for run in sorted(runs, key=lambda run: run.served):
+        found = encoder.encode_run(run, load(run.folder / CONFIG))
+        texts += [
+            CompletedText(number, text.prompt, text.prompt_pieces, text.emitted)
+            for number, text in enumerate(found, len(texts))
+        ]
+        shared = shared if run.served else len(texts)
+    return texts, shared, dict(encoder.left_out)
+
+
+def _make_event(update: OfflineUpdate, distill: Distill) -> Updated:
+    step = update.step
+    return Updated(
+        offset=update.read - 1,
+        target=update.last.target,
+        part="drafter",
+        loss_name=distill.drafter.trainer.loss_name,
+        loss=step.loss,
+        positions=step.positions,
+        acceptance_before=step.before,
+        acceptance_after=step.after,
+        acceptance_floor=step.floor,
+        tokens_gained=None,
+        served=step.served,
+        reason=step.reason,
+        seconds=update.seconds,
+        waited=update.seconds,
+        drafter_version=distill.drafter_version,
+        head_version=distill.head_version,
+    )
+
+
+def _numbers_of(summary: TrainingSummary) -> dict[str, float]:
+    """The numbers of a summary, for MLflow."""
+    return {
+        "train/texts": summary.texts,
+        "train/tokens": summary.tokens,
+        "train/acceptance_as_loaded": summary.acceptance[0],
+        "train/acceptance": max(summary.acceptance),
+        "train/teacher_seconds": summary.teacher_seconds,
+        "train/training_seconds": summary.training_seconds,
+    }
