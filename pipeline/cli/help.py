@@ -79,8 +79,8 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "plan": ("omnidraft plan --prompts-per-day 1e6 --workers 8", "omnidraft plan --run runs/first --json"),
     "study": ("omnidraft study losses --quick", "omnidraft study cache --seeds 5 --markdown cache.md"),
     "study-paper": (
-        "omnidraft study paper --table 6 --data data --quick",
-        "omnidraft study paper --table 1 --data data --target smollm2-135m --markdown docs/studies/table-1.md",
+        "omnidraft study-paper --table 6 --data data --quick",
+        "omnidraft study-paper --table 1 --data data --target smollm2-135m --markdown docs/studies/table-1.md",
     ),
     "vocab": (
         "omnidraft vocab builtin:target-12m builtin:drafter-1.6m",

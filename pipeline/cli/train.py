@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("omnidraft.cli")
 
-_FROM_LOG_HELP = "Folder of a run, or s3://BUCKET/PATH, whose logged texts are learned; further runs may follow it."
+_FROM_LOG_HELP = "Folder of a run whose logged texts are learned; further runs may follow it."
 _INTERVAL_HELP = "Texts of one update. [default: 16]"
 _NEWEST_HELP = "Use the newest prompts of each run only, so many. Default: all."
 _PASSES_HELP = "Most passes over the texts; a pass without a gain on the held-out texts is the last."
@@ -54,10 +54,9 @@ def train(
     from pipeline.config.settings import load
     from pipeline.run.folder import open_new_run
     from pipeline.training.offline_run import LogTraining, make_training_config
-    from store.object_store.remote_run import local_copy
 
     given = read_environment() | parse_settings(settings) | overrides_of(train, locals())
-    logs = [local_copy(one) for one in (*from_log, *(more or ()))]
+    logs = [*from_log, *(more or ())]
     made = make_training_config(logs, given, load(config) if config else None)
     run_folder, mirror = open_new_run(made)
     with status("reading the logs and loading models") as show:

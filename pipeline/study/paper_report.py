@@ -1,15 +1,16 @@
 """Report of a table of the paper: ours next to the paper's ratios, for the terminal and as a page of Markdown."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pipeline.reports.tables import Table
-from pipeline.study.metrics import Figure, last_fifth, whole
+from pipeline.study.metrics import last_fifth, whole
 from pipeline.study.paper_tables import CacheSize, PaperBlock, PaperTable
 from pipeline.study.records import Record
 from pipeline.study.report import NONE, Results, circumstances, format_estimate, of_rates
 from pipeline.study.runner import StudyPlan
 
+Metric = Callable[[Record], float | None]
 Section = tuple[str, Sequence[Table]]  # heading and tables
 
 
@@ -92,13 +93,13 @@ def _make_acceptance_table(block: PaperBlock, results: Results) -> Table:
 
 def _make_speed_table(block: PaperBlock, results: Results) -> Table:
     columns, reference = block.study.paper, block.reference
-    ratios: Sequence[Figure] = (_WHOLE_EFFICIENCY, _CPU_SPEED)
+    ratios: Sequence[Metric] = (_WHOLE_EFFICIENCY, _CPU_SPEED)
     rows = [
         (
             arm,
             format_estimate(results.over_seeds(arm, _WHOLE_EFFICIENCY), 3),
             format_estimate(results.over_seeds(arm, _CPU_SPEED), 1),
-            *(format_estimate(results.ratio(arm, reference, figure), 2) for figure in ratios),
+            *(format_estimate(results.ratio(arm, reference, metric), 2) for metric in ratios),
             *(_format_ratio(column.speed_ratio(arm, reference)) for column in columns),
         )
         for arm in results.by_arm
@@ -130,8 +131,8 @@ def count_hits(record: Record) -> float | None:
 
 
 def _make_size_table(block: PaperBlock, paper: CacheSize, results: Results) -> Table:
-    def row(name: str, figure: Figure, digits: int, theirs: float) -> tuple[str, ...]:
-        ours = (format_estimate(results.over_seeds(arm, figure), digits) for arm in results.by_arm)
+    def row(name: str, metric: Metric, digits: int, theirs: float) -> tuple[str, ...]:
+        ours = (format_estimate(results.over_seeds(arm, metric), digits) for arm in results.by_arm)
         return (name, *ours, f"{theirs:,.{digits}f}")
 
     rows = (

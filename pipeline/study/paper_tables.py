@@ -52,12 +52,12 @@ class CacheSize:
 
     @property
     def bytes_per_entry(self) -> float:
-        """Bytes per entry."""
+        """The paper's number of bytes of an entry, as Python objects."""
         return self.megabytes * 1e6 / self.entries
 
     @property
     def entries_per_prompt(self) -> float:
-        """Entries per training prompt."""
+        """The paper's number of entries per training prompt."""
         return self.entries / self.prompts
 
 
@@ -235,7 +235,7 @@ def _table_3() -> PaperTable:
             "14B, 68M": ((0.10, 1.14), (0.272, 1.57)),
             "32B, 68M": ((0.10, 1.23), (0.274, 1.71)),
             "7B, 160M": ((0.13, 0.60), (0.32, 0.90)),
-            "14B, 160M": ((0.13, 0.83), (0.33, 1.19)),
+            "14B, 160M": ((0.13, 0.84), (0.33, 1.19)),
             "32B, 160M": ((0.133, 0.97), (0.335, 1.40)),
         },
     }

@@ -180,6 +180,6 @@ def split_by_prompt(texts: Sequence[CompletedText], share: float, most: int) -> 
     numbers: dict[tuple[int, ...], int] = {}
     for text in texts:
         numbers.setdefault(text.prompt, len(numbers))
-    every = max(2, round(1 / share), -(-len(numbers) // most))
+    every = max(2, min(len(numbers), max(round(1 / share), -(-len(numbers) // most))))
     is_held = [numbers[text.prompt] % every == every - 1 for text in texts]
     return [i for i, held in enumerate(is_held) if not held], [i for i, held in enumerate(is_held) if held]

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -188,7 +188,7 @@ class LogTraining:
         memory = drafting.decode.memory
         learner = make_learner(self.config, self._models, drafting.head, drafting.cache, distill, sink, memory)
         versions = _Versions()
-        events.take(versions.watch_published(learner.publish_baseline()))
+        events.take(versions.note_folder(learner.publish_baseline()))
         began = perf_counter()
         examples = list(self._make_examples(show, stop))
         made = perf_counter()
@@ -206,7 +206,7 @@ class LogTraining:
         events.take(self._updates(training, train, distill, counts, show, stop))
         measured["train/acceptance"] = training.best
         self._fill(drafting)
-        events.take(versions.watch_published(learner.publisher.publish_trained(len(self._train))))
+        events.take(versions.note_folder(learner.publisher.publish_trained(len(self._train))))
         return TrainingSummary(
             texts=len(self._texts),
             tokens=sum(len(text.emitted) for text in self._texts),
@@ -276,7 +276,7 @@ class _Versions:
     def __init__(self) -> None:
         self.folder: str | None = None
 
-    def watch_published(self, events: Iterable[Event]) -> Iterator[Event]:
+    def note_folder(self, events: Iterable[Event]) -> Iterator[Event]:
         for event in events:
             self.folder = getattr(event, "folder", self.folder)
             yield event
@@ -301,20 +301,20 @@ def encode_texts(models: Models, runs: Sequence[RunTexts]) -> tuple[list[Complet
 
 
 def _make_event(update: OfflineUpdate, distill: Distill) -> Updated:
-    step = update.step
+    loss, positions, _, before, after, baseline, served, reason = astuple(update.step)
     return Updated(
         offset=update.read - 1,
         target=update.last.target,
         part="drafter",
         loss_name=distill.drafter.trainer.loss_name,
-        loss=step.loss,
-        positions=step.positions,
-        acceptance_before=step.before,
-        acceptance_after=step.after,
-        acceptance_floor=step.floor,
+        loss=loss,
+        positions=positions,
+        acceptance_before=before,
+        acceptance_after=after,
+        acceptance_floor=baseline,
         tokens_gained=None,
-        served=step.served,
-        reason=step.reason,
+        served=served,
+        reason=reason,
         seconds=update.seconds,
         waited=update.seconds,
         drafter_version=distill.drafter_version,

@@ -82,7 +82,7 @@ class TeacherForcing:
                 active.append((number, start))
             start += len(tokens)
         supervisions = self._teacher(
-            [Proposal(_undrafted(rows[number]), ()) for number, _ in active],
+            [Proposal(_make_empty_draft(rows[number]), ()) for number, _ in active],
             [_emit(emitted[number]) for number, _ in active],
             logits_NV,
             [start for _, start in active],
@@ -112,7 +112,7 @@ def _make_row(text: CompletedText) -> SequenceState:
     )
 
 
-def _undrafted(row: SequenceState) -> Draft:
+def _make_empty_draft(row: SequenceState) -> Draft:
     return Draft(row, (), torch.zeros(0, 0), (), None, ())
 
 

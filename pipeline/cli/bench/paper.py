@@ -66,13 +66,16 @@ def study_paper(
     if table not in PAPER_TABLES:
         raise UsageError(f"--table must be one of {', '.join(map(str, PAPER_TABLES))}, got {table}")
     require_file("--markdown", markdown)
-    overrides = {**USUAL} | (QUICK if quick else {}) | parse_settings(settings) | overrides_of(study_paper, locals())
+    given = parse_settings(settings) | overrides_of(study_paper, locals())
+    overrides = {**USUAL} | (QUICK if quick else {}) | given
     prompts = limit or (QUICK["source.limit"] if quick else LIMIT)
     chosen, folder = PAPER_TABLES[table], out or Path("runs", f"paper-table-{table}")
     plans = [
         (block, _plan(block, overrides, data, prompts, targets, seeds or (1 if quick else 3)))
         for block in _choose_blocks(chosen, only)
     ]
+    for block, _ in plans:
+        block.study.check(given)
     _run(chosen, plans, folder, jobs, markdown)
 
 
@@ -96,7 +99,6 @@ def _plan(
     from pipeline.config.settings import Config
     from pipeline.study.runner import StudyPlan
 
-    block.study.check({key: value for key, value in overrides.items() if key not in USUAL})
     files = [data / name for name in block.task.files]
     missing = [str(path) for path in files if not path.is_file()]
     if missing:

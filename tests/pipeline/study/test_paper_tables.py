@@ -8,21 +8,27 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
+import torch
 import typer
 from places import ROOT
-from replaying import config_of, run_replay, table_of
+from replaying import config_of
 from study_making import record
 from tiny_pair import TinyPair, sentences, tiny_pair  # noqa: F401  (a fixture)
 from typer.testing import CliRunner, Result
 
+from pipeline.assembly.loop import build_loop
+from pipeline.assembly.models import load_only_target
 from pipeline.cli.bench.paper import study_paper
+from pipeline.cli.bench.study import USUAL
 from pipeline.config.settings import Config
 from pipeline.study import task as study_run
 from pipeline.study.paper_report import BlockResults, make_sections, to_markdown
 from pipeline.study.paper_tables import FIXED, NO_STEP, PAPER_TABLES, PaperTable
 from pipeline.study.report import results_of
 from pipeline.study.runner import StudyPlan
-from stages.models.huggingface import load_causal_model
+from pipeline.study.task import choose_prompts
+from store.events import Updated
+from store.registry.registry import NoRegistry
 
 PAPER = ROOT.parent / "shared" / "PAPER.md"
 app = typer.Typer()
@@ -34,7 +40,7 @@ app.command("other")(lambda: None)
 def test_every_block_is_a_study_whose_arms_differ(table: PaperTable):
     for block in table.blocks:
         study = block.study
-        made = [Config().with_overrides({**study.settings, **arm.settings}) for arm in study.arms]
+        made = [Config().with_overrides({**USUAL, **study.settings, **arm.settings}) for arm in study.arms]
         seen = {(config.to_json(), arm.share) for config, arm in zip(made, study.arms, strict=True)}
         names = {arm.name for arm in study.arms}
         assert len(seen) == len(names) == len(study.arms)
@@ -156,12 +162,13 @@ def test_the_drafter_of_adapt_only_stays_as_loaded_while_its_head_learns(tiny_pa
     arm = PAPER_TABLES[2].blocks[0].study.arm("adapt only")
     assert arm.settings["learn.rate"] == NO_STEP
     assert arm.settings["draft.max_draft"] > FIXED["draft.max_draft"]
-    changes = {"publish.enabled": True, "publish.probe": False, "publish.mlflow_uri": f"sqlite:///{tmp_path / 'ml.db'}"}
-    config = config_of(tiny_pair, learn__spacing="fixed").with_overrides({**arm.settings, **changes})
-    run_replay(config, tmp_path / "run")
-    updates = table_of(tmp_path / "run", "updates").to_pylist()
-    assert any(row["part"] == "drafter" and row["served"] for row in updates)
-    assert any(row["part"] == "head" for row in updates)
-    loaded = load_causal_model(str(tiny_pair.drafter), "float32", "cpu").state_dict()
-    last = load_causal_model(str(max((tmp_path / "run" / "versions").iterdir())), "float32", "cpu").state_dict()
-    assert all(weight.equal(loaded[name]) for name, weight in last.items())
+    quick = {"draft.sources": ("model",), "learn.spacing": "fixed", "learn.lag": 0, "learn.head_batch": 16}
+    config = config_of(tiny_pair).with_overrides({**quick, **arm.settings})
+    models = load_only_target(config, tmp_path)
+    loaded = [weight.detach().clone() for weight in models.drafter.trained_weights]
+    loop = build_loop(config, (models,), NoRegistry(), tmp_path / "run")
+    prompts = choose_prompts(config, None).chosen
+    updates = [event for event in loop.run(iter(prompts)) if isinstance(event, Updated)]
+    assert any(update.part == "drafter" and update.served for update in updates)
+    assert any(update.part == "head" for update in updates)
+    assert all(map(torch.equal, models.drafter.trained_weights, loaded))

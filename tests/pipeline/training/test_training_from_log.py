@@ -10,6 +10,7 @@ from tiny_pair import TinyPair, TinyTrio, tiny_pair, tiny_trio  # noqa: F401  (f
 
 from pipeline.assembly.models import Models, load_only_target
 from pipeline.assembly.stages import make_teacher
+from pipeline.run import context
 from pipeline.training.logged_texts import TextEncoder, read_run_texts
 from pipeline.training.offline_run import LogTraining, encode_texts, make_training_config
 from stages.contract.blocks import TopTokens, TrainingExample
@@ -19,6 +20,7 @@ from stages.examples.teacher_forcing import TeacherForcing
 from stages.models.huggingface import load_causal_model
 from store.errors import RunError
 from store.log.manifest import RunKind, read_manifest
+from store.registry.registry import NoRegistry
 from store.registry.version_folder import open_version
 
 # Drafts of all sources, so that online examples are made of accepted, rejected and copied tokens.
@@ -47,11 +49,11 @@ def online(
     seen: dict[int, TrainingExample] = {}
     learn = Distill.learn
 
-    def watch(self: Distill, example: TrainingExample):
+    def collect(self: Distill, example: TrainingExample):
         seen[example.offset] = example
         return learn(self, example)
 
-    monkeypatch.setattr(Distill, "learn", watch)
+    monkeypatch.setattr(Distill, "learn", collect)
     run_replay(config_of(tiny_pair, **SETTINGS), tmp_path / "online")
     return tmp_path / "online", seen
 
@@ -93,9 +95,10 @@ def test_a_training_raises_the_acceptance_and_its_version_drafts_the_same_text(
     run: Path,
     tiny_pair: TinyPair,  # noqa: F811
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ):
-    changes = {"publish.mlflow_uri": f"sqlite:///{tmp_path / 'ml.db'}", "publish.probe": False, "learn.interval": 4}
-    config = make_training_config([run], changes)
+    monkeypatch.setattr(context, "open_registry", lambda *_: NoRegistry())  # MLflow takes 15 s to begin
+    config = make_training_config([run], {"publish.probe": False, "learn.interval": 4})
     assert config.targets == (str(tiny_pair.target),)
     lines: list[str] = []
     summary = LogTraining(config, [run], tmp_path / "training", config.publish.mlflow_uri).run(3, lines.append)
