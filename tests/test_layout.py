@@ -46,7 +46,7 @@ LAYERS = {
         ("pipeline/config",),
         ("pipeline/sources",),
         ("pipeline",),
-        ("pipeline/learning", "pipeline/models"),
+        ("pipeline/learning", "pipeline/models", "pipeline/vllm_plugin"),
         ("pipeline/model_building",),
         ("pipeline/assembly",),
         ("pipeline/reports",),
@@ -95,6 +95,7 @@ LIVES_IN = {
     "plotly": (),
     "aiohttp": ("pipeline/bench/server/client.py",),
     "psutil": ("pipeline/bench/server/server.py",),
+    "vllm": (),
 }
 # Those that may import it inside functions only.
 LIVES_INSIDE = {
@@ -112,6 +113,7 @@ LIVES_INSIDE = {
     "openvino_tokenizers": ("pipeline/bench/engines/*",),
     "gguf": ("pipeline/bench/engines/*", "stages/checkpoints/gguf_*.py"),
     "uvicorn": ("dashboards/serve.py",),
+    "vllm": ("pipeline/vllm_plugin/proposer.py",),
 }
 BANNED = ("manager", "helper", "utils", "speculator", "assistant")
 MAY_SAY_ASSISTANT = (

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from stages.ngrams.trie import Node
@@ -174,6 +175,12 @@ class Draft:
     tree: TokenTree | None = None
     expected_tokens: float | None = None
     expected_seconds: float | None = None
+
+    @classmethod
+    def from_tree(cls, row: SequenceState, tree: TokenTree | None, expected_tokens: float) -> "Draft":
+        """Return a draft without pieces, for a target that draws from its own distribution; with None, an empty one."""
+        source = tree.candidates[0].source if tree else DraftSource.MEMORY
+        return cls(row, (), torch.zeros(0, 0), (), None, (), source, tree, expected_tokens)
 
 
 STOP = -1  # the option "the token ends at this node"

@@ -3,6 +3,9 @@
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
+
+from typing_extensions import override
 
 Curve = tuple[tuple[int, float], ...]
 
@@ -16,8 +19,16 @@ def _interpolate(curve: Curve, x: int) -> float:
     return low_cost + (high_cost - low_cost) * (x - low) / (high - low)
 
 
+class VerificationCosts(Protocol):
+    """Costs of the target's passes, in seconds or in any other unit. They may change from block to block."""
+
+    def verification_cost(self, tokens: int) -> float:
+        """Return the cost of a target pass that reads this many tokens."""
+        ...
+
+
 @dataclass(frozen=True)
-class Costs:
+class Costs(VerificationCosts):
     """Costs of passes, in seconds or in any other unit: only their ratios count.
 
     Two rows with drafts of 3 and 1 pieces: the target reads 2 + 4 tokens, the drafter runs 3 passes, of which the first
@@ -37,8 +48,8 @@ class Costs:
     target: Curve
     drafter: Curve
 
+    @override
     def verification_cost(self, tokens: int) -> float:
-        """Return the cost of a target pass that reads this many tokens."""
         return _interpolate(self.target, tokens)
 
     def drafting_cost(self, rows: int) -> float:

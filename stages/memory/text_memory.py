@@ -6,7 +6,7 @@ from functools import partial
 
 from stages.contract.blocks import SequenceState, Verdict
 from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
-from stages.drafting.costs import Costs
+from stages.drafting.costs import VerificationCosts
 from stages.memory.calibration import Calibration
 from stages.memory.memory_share import LearnedText, MemoryShare
 from stages.memory.ngram_table import LONGEST, NgramTable
@@ -51,7 +51,7 @@ class TextMemory:
 
     def __init__(
         self,
-        costs: Costs,
+        costs: VerificationCosts,
         limits: TreeLimits,
         ends: Collection[int],
         *,

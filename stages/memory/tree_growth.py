@@ -5,7 +5,7 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from stages.contract.blocks import Candidate, TokenTree
-from stages.drafting.costs import Costs
+from stages.drafting.costs import VerificationCosts
 from stages.memory.options import Option
 
 LOOK_AHEAD = 4  # candidates beyond the best number after which growing ends: costs may have steps
@@ -40,7 +40,7 @@ class GrownTree(NamedTuple):
 def grow_trees(
     expand: Sequence[Callable[[Path, Option | None], Sequence[Option]]],
     limits: Sequence[TreeLimits],
-    costs: Costs,
+    costs: VerificationCosts,
 ) -> list[GrownTree]:
     """Grow the trees of a batch.
 

@@ -1,0 +1,73 @@
+"""Costs of the engine's passes by the number of tokens that they read, measured while the engine runs."""
+
+from collections import deque
+from statistics import median
+
+from typing_extensions import override
+
+from stages.drafting.costs import Costs, VerificationCosts, make_monotone
+
+EXACT = 16  # up to this many tokens, each number has its own measurements; then numbers within an eighth share them
+KEPT = 32  # measurements of a group, of which the median counts
+LEAST = 4  # measurements before a group counts
+FORGOTTEN = 2000  # passes after which a group that had none is forgotten, so that it is tried again
+PRIOR_SLOPE = 0.03  # cost of one more token relative to a pass over one, where nothing is measured
+
+
+def group_of(tokens: int) -> int:
+    """Return the largest number of tokens of a number's group.
+
+    >>> [group_of(tokens) for tokens in (1, 15, 16, 17, 18, 19, 100)]
+    [1, 15, 16, 18, 18, 20, 104]
+    """
+    step = 1
+    while tokens > EXACT * step:
+        step *= 2
+    return -(-tokens // step) * step
+
+
+class PassCosts(VerificationCosts):
+    """The median seconds per group of passes, linear between groups; outside of what is measured, a nearly flat prior.
+
+    >>> costs = PassCosts()
+    >>> costs.verification_cost(1), round(costs.verification_cost(11), 2)
+    (1.0, 1.3)
+    >>> for _ in range(LEAST):
+    ...     costs.observe(1, 0.02)
+    ...     costs.observe(5, 0.03)
+    >>> costs.verification_cost(1), round(costs.verification_cost(3), 3)
+    (0.02, 0.025)
+    """
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, deque[float]] = {}
+        self._last: dict[int, int] = {}  # number of the last pass of each group
+        self._passes = 0
+        self._costs: Costs | None = None
+
+    def observe(self, tokens: int, seconds: float) -> None:
+        """Add the measurement of a pass that read this many tokens."""
+        self._passes += 1
+        group = group_of(tokens)
+        self._seconds.setdefault(group, deque(maxlen=KEPT)).append(seconds)
+        self._last[group] = self._passes
+        for old in [old for old, last in self._last.items() if self._passes - last > FORGOTTEN]:
+            del self._seconds[old], self._last[old]
+        points = [(group, median(found)) for group, found in sorted(self._seconds.items()) if len(found) >= LEAST]
+        self._costs = Costs(make_monotone(points), drafter=((1, 0.0),)) if points else None
+
+    def is_measured(self, tokens: int) -> bool:
+        """Return whether the cost of a pass over this many tokens is known."""
+        return len(self._seconds.get(group_of(tokens), ())) >= LEAST
+
+    @override
+    def verification_cost(self, tokens: int) -> float:
+        if self._costs is None:
+            return _prior(tokens)
+        first, last = self._costs.target[0][0], self._costs.target[-1][0]
+        nearest = min(max(tokens, first), last)
+        return self._costs.verification_cost(nearest) * _prior(tokens) / _prior(nearest)
+
+
+def _prior(tokens: int) -> float:
+    return 1 + PRIOR_SLOPE * (tokens - 1)

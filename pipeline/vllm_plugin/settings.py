@@ -1,0 +1,76 @@
+"""Settings of the plugin: from a TOML file that OMNIDRAFT_VLLM_CONFIG names, and from environment variables.
+
+vLLM passes no options to a proposer class. A setting is read from OMNIDRAFT_VLLM_ and its name in capitals, written as
+in TOML; variables take precedence over the file.
+
+>>> read_settings({"OMNIDRAFT_VLLM_ORDER": "4", "OMNIDRAFT_VLLM_SOURCES": '["memory"]'})
+PluginSettings(sources=('memory',), memory_bytes=67108864, order=4, pass_costs=None)
+"""
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError
+
+from pipeline.config.sections import Section
+from store.errors import ConfigError
+
+PREFIX = "OMNIDRAFT_VLLM_"
+CONFIG = PREFIX + "CONFIG"
+CopySources = Annotated[tuple[Literal["own", "memory"], ...], Field(strict=False)]
+CostPoint = Annotated[tuple[int, float], Field(strict=False)]
+CostPoints = Annotated[tuple[CostPoint, ...], Field(strict=False, min_length=1)]
+
+
+class PluginSettings(Section):
+    """All settings of the plugin."""
+
+    sources: CopySources = Field(
+        default=("own", "memory"),
+        description="Sources of drafts: the request's own text ('own') and what the model emitted before ('memory').",
+    )
+    memory_bytes: int = Field(default=67_108_864, ge=512, description="Memory budget of completed texts in bytes.")
+    order: int = Field(default=8, ge=1, le=8, description="Maximum number of tokens of a remembered context.")
+    pass_costs: CostPoints | None = Field(
+        default=None,
+        description="Costs of the model's passes in any unit, as [tokens read, cost], tokens ascending. "
+        "Default: measured while the engine runs.",
+    )
+
+
+def read_settings(environment: Mapping[str, str] = os.environ) -> PluginSettings:
+    """Return the settings of the environment.
+
+    Raises:
+        ConfigError: the file cannot be read, a setting is unknown, or a value is outside its range.
+    """
+    file = environment.get(CONFIG)
+    values = _read_file(Path(file)) if file else {}
+    for name, text in environment.items():
+        if name.startswith(PREFIX) and name != CONFIG and text:
+            values[name.removeprefix(PREFIX).lower()] = _parse(name, text)
+    try:
+        return PluginSettings.model_validate(values)
+    except ValidationError as error:
+        mistakes = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+        known = ", ".join(PluginSettings.model_fields)
+        raise ConfigError(f"Settings of the vLLM plugin are refused: {mistakes}. There are: {known}.") from None
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{CONFIG} must name a file that can be read, but '{path}': {error.strerror}.") from None
+    except ValueError as error:
+        raise ConfigError(f"The file '{path}' of {CONFIG} must be TOML, but: {error}.") from None
+
+
+def _parse(name: str, text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        raise ConfigError(f'{name} must be written as in TOML, such as 4 or ["own"], got {text!r}.') from None

@@ -1,0 +1,156 @@
+"""The engine-neutral part of the plugin: what is recognised, learned, counted and paid for."""
+
+from itertools import count
+
+import numpy as np
+import pytest
+from vllm_stand_in import END
+
+from pipeline.vllm_plugin.drafter import EngineDrafter
+from pipeline.vllm_plugin.pass_costs import FORGOTTEN, LEAST, PassCosts
+from pipeline.vllm_plugin.sequences import EngineRow
+from pipeline.vllm_plugin.settings import PluginSettings
+from store.events import BlockDone, DraftSource, Event, PromptCompleted
+
+FREE = ((1, 1.0), (2, 1.0))
+
+
+class Engine:
+    """A drafter with all events that it emitted."""
+
+    def __init__(self, **settings: object) -> None:
+        self.events: list[Event] = []
+        chosen = PluginSettings.model_validate({"pass_costs": FREE, "memory_bytes": 1 << 16} | settings)
+        self.drafter = EngineDrafter(chosen, 6, 100, {END}, "target", map(float, count()).__next__, self.events.append)
+
+    def step(self, *rows: tuple[list[int], int]) -> list[list[int]]:
+        """One pass: whole texts, and how many of their last tokens it emitted."""
+        return self.drafter.step([EngineRow(np.array(text, np.int32), emitted) for text, emitted in rows])
+
+    def complete(self, prompt: list[int], *tokens: int, times: int = 1) -> None:
+        """Requests that emit these tokens one by one."""
+        for _ in range(times):
+            for end in range(1, len(tokens) + 1):
+                self.step((prompt + list(tokens[:end]), 1))
+            self.step()
+
+    def completed(self) -> list[PromptCompleted]:
+        return [event for event in self.events if isinstance(event, PromptCompleted)]
+
+
+def test_what_a_request_emitted_is_drafted_after_it_ended():
+    engine = Engine(sources=["memory"])
+    engine.complete([1, 2], 3, 4, 5, 6, times=9)
+    assert engine.step(([9, 2, 3], 1)) == [[4, 5, 6]]
+    others = Engine(sources=["own"])
+    others.complete([1, 2], 3, 4, 5, 6, times=9)
+    assert others.step(([9, 2, 3], 1)) == [[]]
+
+
+def test_nothing_is_learned_before_a_request_ends_and_the_last_is_learned_at_the_end():
+    engine = Engine(sources=["memory"])
+    engine.step(([1, 2, 3], 1))
+    engine.step(([1, 2, 3, 4], 1))
+    table = engine.drafter.memory.table
+    assert table is not None
+    assert len(table) == 0
+    engine.drafter.finish_all()
+    assert [one.emitted for one in engine.completed()] == [2]
+    assert table.find([1, 2])[0][1].tokens == [3]
+    assert table.find([2, 3])[0][1].tokens == [4]
+
+
+def test_tokens_after_the_end_of_a_sequence_are_not_learned():
+    engine = Engine(sources=["memory"])
+    engine.step(([1, 2, 3], 1))
+    engine.step(([1, 2, 3, END, 7], 2))
+    engine.step()
+    assert engine.completed()[0].finish == "stop"
+    assert engine.completed()[0].emitted == 2
+    table = engine.drafter.memory.table
+    assert table is not None
+    assert table.find([3])[0][1].tokens == [END]
+    assert table.find([END]) == []
+
+
+def test_the_next_turn_of_a_chat_is_another_request():
+    engine = Engine()
+    engine.step(([1, 2, 3], 1))
+    engine.step(([1, 2, 3, 4], 1))
+    engine.step(([1, 2, 3, 4, 20, 21, 22, 5], 1))
+    engine.drafter.finish_all()
+    assert [(one.prompt_tokens, one.emitted) for one in engine.completed()] == [(2, 2), (7, 1)]
+
+
+def test_rows_that_move_and_rows_of_equal_text_are_recognised():
+    engine = Engine()
+    engine.step(([1, 2], 1), ([5, 6], 1), ([5, 6], 1))
+    engine.step(([5, 6, 7], 1), ([1, 2, 3], 1), ([5, 6, 8], 1))
+    engine.step(([5, 6, 8, 9], 1), ([1, 2, 3, 4], 1))
+    engine.drafter.finish_all()
+    assert sorted((one.prompt_tokens, one.emitted) for one in engine.completed()) == [(1, 2), (1, 3), (1, 3)]
+
+
+def test_a_block_is_counted_as_the_engine_decided_it():
+    engine = Engine(sources=["memory"])
+    engine.complete([1, 2], 3, 4, 5, 6, times=9)
+    engine.events.clear()
+    assert engine.step(([9, 2, 3], 1)) == [[4, 5, 6]]
+    engine.step(([9, 2, 3, 4, 8], 2))
+    (block,) = (event for event in engine.events if isinstance(event, BlockDone))
+    assert (block.proposed, block.judged, block.accepted, block.emitted) == (3, 2, 1, 2)
+    assert block.drafter is DraftSource.MEMORY
+    engine.step()
+    (completed,) = engine.completed()
+    assert (completed.lookup_drafted, completed.lookup_judged, completed.lookup_accepted) == (3, 2, 1)
+    assert (completed.prompt_text, completed.completion_text) == ("", "")
+
+
+def test_a_draft_is_as_long_as_it_pays():
+    lengths = {}
+    for slope in (0.0, 0.8, 2.0):
+        engine = Engine(sources=["memory"], pass_costs=((1, 1.0), (11, 1.0 + 10 * slope)))
+        engine.complete([1, 2], 3, 4, 5, 6, times=3)
+        lengths[slope] = len(engine.step(([9, 2, 3], 1))[0])
+    assert lengths[0.0] == 3
+    assert 0 < lengths[0.0] > lengths[0.8]
+    assert lengths[2.0] == 0
+
+
+@pytest.mark.parametrize(("slope", "drafts"), [(0.0, True), (1.5, False)])
+def test_costs_are_measured_between_two_steps(slope: float, drafts: bool):
+    now = [0.0]
+    settings = PluginSettings(memory_bytes=1 << 16, sources=("own",))
+    drafter = EngineDrafter(settings, 4, 1000, {END}, "target", lambda: now[0], lambda event: None)
+    text, draft = [1, 2, 3], list[int]()
+    lengths = []
+    for _ in range(60):
+        now[0] += 1 + slope * len(draft)  # the pass
+        text += [*draft, 1 + text[-1] % 3] if draft else [1 + text[-1] % 3]
+        (draft,) = drafter.step([EngineRow(np.array(text, np.int32), len(draft) + 1)])
+        lengths.append(len(draft))
+        draft = [1 + (text[-1] + place) % 3 for place in range(len(draft))]
+    assert (max(lengths[40:]) > 0) == drafts
+
+
+def test_passes_that_read_prompts_are_not_measured():
+    drafter = EngineDrafter(PluginSettings(), 4, 100, {END}, "target", map(float, count()).__next__, lambda event: None)
+    costs = drafter._measured
+    assert costs is not None
+    for length in range(2, 20):
+        drafter.step([EngineRow(np.arange(length, dtype=np.int32), 1)], only_decoded=False)
+    assert costs.verification_cost(1) == PassCosts().verification_cost(1)
+    for length in range(20, 25):
+        drafter.step([EngineRow(np.arange(length, dtype=np.int32), 1)])
+    assert costs.verification_cost(1) == 1.0
+
+
+def test_measurements_that_are_old_are_forgotten():
+    costs = PassCosts()
+    for _ in range(LEAST):
+        costs.observe(8, 50.0)
+    for _ in range(FORGOTTEN):
+        costs.observe(1, 2.0)
+    assert costs.verification_cost(8) > 40
+    costs.observe(1, 2.0)
+    assert costs.verification_cost(8) < 3

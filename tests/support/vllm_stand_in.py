@@ -1,0 +1,150 @@
+"""A stand-in of vLLM's runner: batches of requests, prompts read in parts, and a proposer that is called as vLLM does.
+
+The target is a function from a text to the next token, so that the texts without drafts are known. A pass emits the
+accepted tokens of a draft and one more, also after the end of a sequence, as in vLLM, whose scheduler cuts texts later.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+END, VOCABULARY = 0, 40
+Target = Callable[[Sequence[int]], int]
+
+
+def phrases(tokens: Sequence[int]) -> int:
+    """A target that mostly repeats phrases, and ends after about 60 tokens."""
+    last, before = tokens[-1], tokens[-2] if len(tokens) > 1 else 1
+    if (last * 7 + before * 3 + len(tokens)) % 61 == 0:
+        return END
+    return 1 + (last * 11 + (before % 3) * 5) % (VOCABULARY - 1)
+
+
+def complete(target: Target, prompt: Sequence[int], most: int) -> list[int]:
+    """The text without drafts, up to the end or `most` tokens."""
+    tokens = list(prompt)
+    while len(tokens) < len(prompt) + most and (len(tokens) == len(prompt) or tokens[-1] != END):
+        tokens.append(target(tokens))
+    return tokens[len(prompt) :]
+
+
+@dataclass
+class _Request:
+    number: int
+    prompt: list[int]
+    text: list[int]
+    read: int = 0  # tokens of the text that were read
+    draft: list[int] = field(default_factory=list)
+
+
+class StandInRunner:
+    """Runs requests through a proposer with the arguments that vLLM passes.
+
+    Args:
+        proposer: has vLLM's `propose`.
+        target: the model.
+        rows: maximum number of requests in the batch.
+        longest: tokens of a row.
+        chunk: tokens of a prompt that one pass reads.
+        on_pass: called at each pass with the number of tokens that it reads.
+    """
+
+    def __init__(
+        self,
+        proposer: Any,
+        target: Target = phrases,
+        rows: int = 1,
+        longest: int = 200,
+        chunk: int = 6,
+        on_pass: Callable[[int], None] = lambda tokens: None,
+    ) -> None:
+        self.proposer, self.drafts, self.passes = proposer, list[list[int]](), 0
+        self._target, self._rows, self._chunk, self._on_pass = target, rows, chunk, on_pass
+        self._tokens_RM = np.zeros((rows, longest), np.int32)
+        self._lengths_R = np.zeros(rows, np.int32)
+
+    def run(self, prompts: Sequence[Sequence[int]], most: int, preempt_every: int = 0) -> list[list[int]]:
+        """Complete prompts. Every so many passes the first row is removed and enters again later."""
+        waiting = [_Request(number, list(prompt), list(prompt)) for number, prompt in enumerate(prompts)]
+        running: list[_Request] = []
+        done: dict[int, list[int]] = {}
+        while waiting or running:
+            while waiting and len(running) < self._rows:
+                running.append(waiting.pop(0))
+            self._step(running)
+            for request in [one for one in running if self._is_done(one, most)]:
+                done[request.number] = self._completion(request, most)
+                self._remove(running, request)
+            if preempt_every and running and self.passes % preempt_every == 0:
+                self._remove(running, preempted := running[0])
+                preempted.read, preempted.draft = 0, []
+                waiting.append(preempted)
+        return [done[number] for number in range(len(prompts))]
+
+    def _step(self, running: list[_Request]) -> None:
+        self.passes += 1
+        sampled = [self._pass(request) for request in running]
+        for row, (request, new) in enumerate(zip(running, sampled, strict=True)):
+            request.text += new
+            self._tokens_RM[row, : len(request.text)] = request.text
+            self._lengths_R[row] = len(request.text)
+        drafts = self.proposer.propose(sampled, self._lengths_R, self._tokens_RM, slot_mappings={})
+        assert len(drafts) == len(running)
+        for request, new, draft in zip(running, sampled, drafts, strict=True):
+            assert new or not draft, "a draft for a row whose prompt is not read yet"
+            assert len(request.text) + len(draft) < self._tokens_RM.shape[1]
+            request.draft = draft
+            self.drafts.append(draft)
+
+    def _pass(self, request: _Request) -> list[int]:
+        unread = len(request.text) - request.read
+        if unread > self._chunk:
+            request.read += self._chunk
+            self._on_pass(self._chunk)
+            return []
+        self._on_pass(unread + len(request.draft))
+        new = [self._target(request.text)]
+        while len(new) <= len(request.draft) and new[-1] == request.draft[len(new) - 1]:
+            new.append(self._target([*request.text, *new]))
+        request.read = len(request.text) + len(new) - 1
+        return new
+
+    def _is_done(self, request: _Request, most: int) -> bool:
+        emitted = request.text[len(request.prompt) :]
+        return END in emitted or len(emitted) >= most
+
+    def _completion(self, request: _Request, most: int) -> list[int]:
+        emitted = request.text[len(request.prompt) :][:most]
+        return emitted[: emitted.index(END) + 1] if END in emitted else emitted
+
+    def _remove(self, running: list[_Request], request: _Request) -> None:
+        """The last row takes the place of a removed one."""
+        last = running.pop()
+        if last is not request:
+            running[running.index(request)] = last
+
+
+def stand_in_config(most: int = 4, longest: int = 200, rank: int = 0, tensor_parallel: int = 1) -> SimpleNamespace:
+    """What the proposer reads of vLLM's `VllmConfig`."""
+    return SimpleNamespace(
+        device_config=SimpleNamespace(device_type="cuda"),
+        parallel_config=SimpleNamespace(rank=rank, tensor_parallel_size=tensor_parallel),
+        speculative_config=SimpleNamespace(num_speculative_tokens=most),
+        model_config=SimpleNamespace(
+            model="stand-in",
+            max_model_len=longest,
+            hf_text_config=SimpleNamespace(eos_token_id=END),
+            try_get_generation_config=lambda: {"eos_token_id": [END]},
+        ),
+    )
+
+
+def put_vllm(monkeypatch: pytest.MonkeyPatch, version: str = "0.32.0") -> None:
+    """Let `import vllm` find a module with a version and nothing else."""
+    module = ModuleType("vllm")
+    module.__dict__["__version__"] = version
+    monkeypatch.setitem(__import__("sys").modules, "vllm", module)
