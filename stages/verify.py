@@ -19,6 +19,7 @@ from stages.contract.stage import Stage
 from stages.emitted_tokens import accepted_path, emitted_tokens, emitting_lines, truncate
 from stages.examples.teacher import Supervision, Teacher
 from stages.models.language_model import LanguageModel
+from stages.prompts.prompt_reader import PromptReader
 from stages.rules import Levels, Rule
 from stages.sampling.distributions import Sampling, to_probs
 from stages.sampling.logprobs import TokenLogprobs, compute_logprobs
@@ -96,6 +97,7 @@ class Verify(Stage[Proposal, Verdict]):
         eos_ids: the ids that end a sequence.
         teacher: makes soft targets from the target's distributions; `teach_nothing` without a learner.
         probs_dtype: precision of the distributions.
+        reader: reads prompts; by default each is read in one pass, when its row is admitted.
     """
 
     def __init__(
@@ -108,19 +110,23 @@ class Verify(Stage[Proposal, Verdict]):
         eos_ids: Collection[int],
         teacher: Teacher,
         probs_dtype: torch.dtype = torch.float32,
+        reader: PromptReader | None = None,
     ) -> None:
-        self.model = model
+        self.model, self.reader = model, reader
         self._rule, self._sampling, self._context, self._eos_ids = rule, sampling, context, frozenset(eos_ids)
         self._forbidden_V = torch.arange(model.vocabulary_size, device=model.device) >= tokenizer_size
         self._teacher, self._probs_dtype = teacher, probs_dtype
 
     @override
     def admit(self, row: SequenceState) -> None:
-        self.model.admit(row, row.tokens)
+        if self.reader:
+            self.reader.admit(row)
+        else:
+            self.model.admit(row, row.tokens)
 
     @override
     def release(self, row: SequenceState) -> None:
-        self.model.release(row)
+        (self.reader or self.model).release(row)
 
     @override
     def save(self, writer: SnapshotWriter) -> Saved:

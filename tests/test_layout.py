@@ -37,7 +37,7 @@ LAYERS = {
         ("stages/ngrams",),
         ("stages/contract",),
         ("stages/models",),
-        ("stages/drafting", "stages/examples"),
+        ("stages/drafting", "stages/examples", "stages/prompts"),
         ("stages/memory", "stages/training"),
         ("stages",),
         ("stages/tools",),

@@ -20,6 +20,8 @@ from stages.memory.text_memory import TextMemory
 from stages.memory.tree_growth import TreeLimits
 from stages.ngrams.cache import Cache
 from stages.ngrams.trie import Trie, build_direct_trie
+from stages.prompts.prefix_cache import PrefixCache
+from stages.prompts.prompt_reader import PromptReader
 from stages.rules import MODES
 from stages.sampling.distributions import Sampling
 from stages.translate import Translate
@@ -30,6 +32,7 @@ LOG = logging.getLogger("omnidraft.models")
 
 HEAD_FILE = "head.safetensors"
 PROBE_DRAFT = 4  # pieces of the drafts that are timed
+LIVE_BLOCK = 16  # tokens of a block of a server's prefix cache
 SHARPEST_TEACHER = 0.5  # temperature of the distributions that teach greedy drafting
 
 
@@ -50,13 +53,16 @@ def draftable(draft: DraftSettings, words: Pair) -> set[int]:
     return MODES[draft.mode].draftable_pieces(words.pieces)
 
 
-def make_drafting(config: Config, models: Models, shared_with: Drafting | None = None) -> Drafting:
+def make_drafting(
+    config: Config, models: Models, shared_with: Drafting | None = None, *, live: bool = False
+) -> Drafting:
     """The stages of a block over loaded models. The forward passes and costs in use are logged as details.
 
     Args:
         config: all settings.
         models: one target with the drafter.
         shared_with: the stages of a target with the same vocabulary, whose n-grams this one shares.
+        live: whether the prompts are requests, which are never decoded again.
     """
     head, head_is_trained = make_head(models, config.seed)
     learn, settings, device = config.learn, config.sampling, models.target.device
@@ -90,6 +96,7 @@ def make_drafting(config: Config, models: Models, shared_with: Drafting | None =
         models.target_vocabulary.size,
         models.eos_ids,
         make_teacher(config, models) if learn.enabled else supervise_nothing,
+        reader=_make_reader(config, models, live=live),
     )
     translate = Translate(trie, cache, models.pair.pieces, mode.parse)
     return Drafting(_with_memory(config, models, decode, costs), translate, verify, trie, cache, head)
@@ -105,6 +112,16 @@ def make_teacher(config: Config, models: Models) -> TrieTeacher:
         temperature=learn.teacher_temperature or max(SHARPEST_TEACHER, config.sampling.temperature),
         off_policy=learn.off_policy,
     )
+
+
+def _make_reader(config: Config, models: Models, *, live: bool) -> PromptReader | None:
+    """The reader of prompts; None for a target whose cached rows cannot be cut, which reads prompts in one pass."""
+    settings, target = config.prompts, models.target
+    if not target.forward_pass.cuts_rows:
+        return None
+    chunk, block = settings.chunk, LIVE_BLOCK if live else settings.chunk
+    cache = PrefixCache(settings.cache_bytes, block, shared=settings.share_tenants) if settings.cache_bytes else None
+    return PromptReader(target, chunk, cache, live=live)
 
 
 def _with_memory(config: Config, models: Models, decode: Decode, costs: Costs) -> ChooseDraft:

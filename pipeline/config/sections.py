@@ -134,6 +134,22 @@ class MemorySettings(Section):
     )
 
 
+class PromptSettings(Section):
+    """How the target reads prompts, and which of their keys and values are kept for prompts that begin alike."""
+
+    chunk: int = Field(default=128, ge=1, description="Maximum number of prompt tokens that the target reads at once.")
+    cache_bytes: int = Field(
+        default=268_435_456,
+        ge=0,
+        description="Memory budget of one target's prefix cache in bytes: keys and values of the beginnings of earlier "
+        "prompts, which are copied for prompts that begin alike; 0 keeps none.",
+    )
+    share_tenants: bool = Field(
+        default=False,
+        description="Whether the prefixes of one tenant of a server (an API key) serve the others too.",
+    )
+
+
 class VocabularySettings(Section):
     """How special tokens of the target map to the drafter. BOS, EOS, PAD and equal names are matched automatically."""
 

@@ -29,6 +29,7 @@ from pipeline.config.sections import (
     LearnSettings,
     LogSettings,
     MemorySettings,
+    PromptSettings,
     PublishSettings,
     SamplingSettings,
     Section,
@@ -93,6 +94,7 @@ class Config(Section):
     sampling: SamplingSettings = SamplingSettings()
     draft: DraftSettings = DraftSettings()
     memory: MemorySettings = MemorySettings()
+    prompts: PromptSettings = PromptSettings()
     vocabulary: VocabularySettings = VocabularySettings()
     cache: CacheSettings = CacheSettings()
     learn: LearnSettings = LearnSettings()

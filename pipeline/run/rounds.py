@@ -198,6 +198,7 @@ class LoopInRounds:
         keep: Callable[[Loop, Callable[[], float]], Records] = lambda loop, clock: Records(),
     ) -> None:
         self.models = models
+        config = config.with_overrides({"prompts.cache_bytes": 0})  # rounds repeat their prompts
         self._loop = build_loop(config, [models], NoRegistry(), folder)
         self._clock = RoundClock()
         self._records = keep(self._loop, self._clock)

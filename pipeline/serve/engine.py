@@ -13,9 +13,18 @@ from pipeline.learner_service.process import LearnerProcess
 from pipeline.loop import Loop, TargetRunner, UnfitPromptError
 from pipeline.run.committer import Committer
 from pipeline.run.event_sink import EventSink
-from pipeline.serve.messages import ChunkListener, EncodedPrompt, Engine, EngineStatus, Finish, GenerationRequest
+from pipeline.serve.messages import (
+    NO_PREFIXES,
+    ChunkListener,
+    EncodedPrompt,
+    Engine,
+    EngineStatus,
+    Finish,
+    GenerationRequest,
+)
 from pipeline.serve.request_queue import RequestQueue
 from stages.models.huggingface import set_threads
+from stages.prompts.prompt_reader import PromptReader
 from stages.vocabulary.chat import Conversation, Ids
 from stages.vocabulary.tokenizer_view import Vocabulary
 from store.errors import ConfigError
@@ -93,6 +102,7 @@ class LiveEngine(Engine):
         committer: commits the log.
         learner: for the status; None where nothing learns.
         threads: number of threads that the models compute with.
+        reader: of prompts, for the status; None where there is none.
     """
 
     def __init__(
@@ -105,10 +115,11 @@ class LiveEngine(Engine):
         committer: Committer,
         learner: LearnerProcess | None,
         threads: int,
+        reader: PromptReader | None = None,
     ) -> None:
         self._queue, self._loop, self._runner, self._encoder = queue, loop, runner, encoder
         self._events, self._committer, self._learner = events, committer, learner
-        self._threads = threads
+        self._threads, self._reader = threads, reader
         self.failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -139,7 +150,7 @@ class LiveEngine(Engine):
 
     @override
     def read_status(self) -> EngineStatus:
-        learner, served = self._learner, self._runner.learner
+        learner, served, reader = self._learner, self._runner.learner, self._reader
         return EngineStatus(
             model=self._encoder.vocabulary.name,
             ready=self._thread.is_alive() and not self._queue.closed,
@@ -152,6 +163,8 @@ class LiveEngine(Engine):
             learner_dropped=learner.dropped if learner else 0,
             learner_alive=learner.alive if learner else None,
             max_length=self._encoder.max_lengths[0] + 1,
+            prefixes=reader.counts if reader else NO_PREFIXES,
+            prefix_bytes=reader.cache.bytes if reader and reader.cache else 0,
         )
 
     def close(self, grace_seconds: float) -> None:

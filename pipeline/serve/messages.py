@@ -9,8 +9,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from stages.prompts.prompt_reader import PrefixCounts
 from stages.sampling.logprobs import TokenLogprobs
 from stages.sampling.transforms import NO_CONTROLS, TokenControls
+
+NO_PREFIXES = PrefixCounts()
 
 
 class Finish(StrEnum):
@@ -135,6 +138,8 @@ class EngineStatus:
         learner_dropped: completed prompts that it never processes, because its queue was full.
         learner_alive: None where nothing learns.
         max_length: longest prompt and completion together, in target tokens.
+        prefixes: what the prefix cache was good for.
+        prefix_bytes: its size in bytes.
     """
 
     model: str
@@ -148,6 +153,8 @@ class EngineStatus:
     learner_dropped: int
     learner_alive: bool | None
     max_length: int
+    prefixes: PrefixCounts = NO_PREFIXES
+    prefix_bytes: int = 0
 
 
 class Engine(Protocol):

@@ -117,7 +117,7 @@ def build_engine(
         learner: the learner process; None if nothing learns.
         on_event: called with every event, on any thread.
     """
-    drafting = make_drafting(config, models)
+    drafting = make_drafting(config, models, live=True)
     queue = _make_queue(config, models, learner, resume_point)
     runner = TargetRunner(
         models.name,
@@ -139,7 +139,8 @@ def build_engine(
 
     run.commit_by(config, save, on_event)
     encoder = _make_encoder(config, models)
-    return LiveEngine(queue, loop, runner, encoder, run.events, run.committer, learner, count_threads())
+    reader = drafting.verify.reader
+    return LiveEngine(queue, loop, runner, encoder, run.events, run.committer, learner, count_threads(), reader)
 
 
 def _make_encoder(config: Config, models: Models) -> RequestEncoder:

@@ -48,12 +48,17 @@ class Forward(Protocol):
         """Whether it is written to read rows that branch; `follows_trees` checks that it does so rightly."""
         ...
 
+    @property
+    def cuts_rows(self) -> bool:
+        """Whether the tensors of `read_cache` have tokens as their last dimension but one, and can be cut there."""
+        ...
+
     def read_cache(self, place: int, length: int) -> list[Tensor]:
         """Return views of the keys and values of a row's first tokens; an empty list if the cache is empty."""
         ...
 
-    def write_cache(self, place: int, kept: Sequence[Tensor]) -> None:
-        """Write keys and values that `read_cache` returned to a reserved row."""
+    def write_cache(self, place: int, kept: Sequence[Tensor], start: int = 0) -> None:
+        """Write keys and values that `read_cache` returned to a reserved row, or a cut of them from `start` on."""
         ...
 
     def reserve(self, rows: int, capacity: int) -> None:
@@ -120,6 +125,7 @@ class ModuleForward(Forward):
 
     name = "modules of transformers"
     reads_trees = True
+    cuts_rows = True
 
     def __init__(self, model: Any) -> None:
         self._model, self._cache = model, RowCache()
@@ -139,8 +145,8 @@ class ModuleForward(Forward):
         return self._cache.read_row(place, length)
 
     @override
-    def write_cache(self, place: int, kept: Sequence[Tensor]) -> None:
-        self._cache.write_row(place, kept)
+    def write_cache(self, place: int, kept: Sequence[Tensor], start: int = 0) -> None:
+        self._cache.write_row(place, kept, start)
 
     @override
     def reserve(self, rows: int, capacity: int) -> None:

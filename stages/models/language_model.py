@@ -21,14 +21,13 @@ from stages.models.adapters import (
     ADAPTER_FOLDER,
     activate,
     is_adapter_weight,
-    merge_saved_adapter,
     read_adapter,
     save_adapter,
     strip_adapters,
 )
 from stages.models.attention_masks import AttentionPositions, attend_by_position, is_chain
 from stages.models.forward import Forward, ModuleForward
-from stages.models.huggingface import load_causal_model, load_tokenizer, raise_write_errors
+from stages.models.huggingface import load_causal_model, raise_write_errors
 from stages.models.measurements import Measurements
 from stages.models.packed_llama import PackedLlamaForward, PackedLlamaWeights, choose_weights, has_packed_forward
 from stages.models.proof import (
@@ -136,13 +135,27 @@ class LanguageModel:
             shared.forward_pass, shared.reads_trees = self.forward_pass.share(), self.reads_trees
         return shared
 
-    def admit(self, row: SequenceState, tokens: Sequence[int]) -> None:
-        """Add a sequence and compute all of its tokens but the last."""
+    def admit(self, row: SequenceState, tokens: Sequence[int], *, read: bool = True) -> None:
+        """Add a sequence and compute all of its tokens but the last; without `read`, none of them."""
         self._order.append(row)
         self._lengths[row] = 0
         self.forward_pass.reserve(len(self._order), len(tokens) + row.remaining_tokens)
-        if len(tokens) > 1:
-            self._read(len(self._order) - 1, [row], [tokens[:-1]], [0], hidden=False)
+        if read and len(tokens) > 1:
+            self.extend(row, tokens[:-1])
+
+    def extend(self, row: SequenceState, tokens: Sequence[int]) -> None:
+        """Compute the next tokens of one sequence in a pass without outputs."""
+        self._read(self._order.index(row), [row], [tokens], [0], hidden=False)
+
+    def read_row(self, row: SequenceState) -> list[Tensor]:
+        """Return views of the keys and values of a sequence; they change with the next pass."""
+        return self.forward_pass.read_cache(self._order.index(row), self._lengths[row])
+
+    @torch.inference_mode()
+    def write_row(self, row: SequenceState, start: int, kept: Sequence[Tensor]) -> None:
+        """Write keys and values of the tokens from `start` on, cut from what `read_row` returned for equal ones."""
+        self.forward_pass.write_cache(self._order.index(row), kept, start)
+        self._lengths[row] = start + kept[0].shape[-2]
 
     @torch.inference_mode()  # the cache's tensors are made in it
     def release(self, row: SequenceState) -> None:
@@ -459,42 +472,3 @@ def fingerprint(model: LanguageModel) -> str:
         numbers = weight.detach().flatten()[:: max(1, weight.numel() // SAMPLES)]
         digest.update(numbers.float().cpu().numpy().tobytes())
     return digest.hexdigest()
-
-
-def load_plain_drafter(version: Path) -> tuple[Any, Any]:
-    """The drafter of a version's folder as a model and tokenizer of `transformers`, on the CPU and in the type that it
-    was saved in; an adapter that it was saved with is merged.
-
-    Args:
-        version: what `LanguageModel.save` wrote; its files must have been checked.
-
-    Raises:
-        ModelError: the folder holds no model or no tokenizer.
-    """
-    model, tokenizer = load_causal_model(str(version), "auto", "cpu"), load_tokenizer(str(version))
-    if (version / ADAPTER_FOLDER).is_dir():
-        merge_saved_adapter(model, version / ADAPTER_FOLDER)
-    return model, tokenizer
-
-
-def export_drafter(version: Path, into: Path, draft_length: int) -> int:
-    """Write the drafter of a checked version folder to another folder, in the type that it was saved in.
-
-    Args:
-        version: a folder that `LanguageModel.save` wrote.
-        into: the destination; its other content stays.
-        draft_length: pieces per draft for `transformers`, instead of its default of 20.
-
-    Returns:
-        The number of parameters.
-
-    Raises:
-        ModelError: the version folder holds no model or no tokenizer.
-        OSError: the destination cannot be written.
-    """
-    model, tokenizer = load_plain_drafter(version)
-    model.generation_config.update(num_assistant_tokens=draft_length, num_assistant_tokens_schedule="constant")
-    with raise_write_errors(into):
-        model.save_pretrained(into)
-        tokenizer.save_pretrained(into)
-    return sum(parameter.numel() for parameter in model.parameters())

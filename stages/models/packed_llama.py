@@ -212,6 +212,8 @@ class _Layout:
 class PackedLlamaForward(Forward):
     """Packed forward with its own keys and values over shared weights."""
 
+    cuts_rows = True
+
     def __init__(self, weights: PackedLlamaWeights) -> None:
         self.weights = weights
         self._caches_SX: list[Tensor] = []  # per layer and slot: keys of all heads, then values
@@ -254,8 +256,8 @@ class PackedLlamaForward(Forward):
         return [cache_SX[begin : begin + length] for cache_SX in self._caches_SX]
 
     @override
-    def write_cache(self, place: int, kept: Sequence[Tensor]) -> None:
-        begin = place * self._capacity
+    def write_cache(self, place: int, kept: Sequence[Tensor], start: int = 0) -> None:
+        begin = place * self._capacity + start
         for cache_SX, slots in zip(self._caches_SX, kept, strict=True):
             cache_SX[begin : begin + len(slots)] = slots
 

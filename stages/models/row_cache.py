@@ -71,13 +71,13 @@ class RowCache(Cache):
         """Return views of a row's first keys, by layer, then of its values; an empty list if the cache is empty."""
         return [layer[place, :, :length] for layer in (*self._keys, *self._values)]
 
-    def write_row(self, place: int, kept: Sequence[Tensor]) -> None:
-        """Write keys and values that `read_row` returned."""
+    def write_row(self, place: int, kept: Sequence[Tensor], start: int = 0) -> None:
+        """Write keys and values that `read_row` returned, from the slot `start` on."""
         half = len(kept) // 2
         for layers, tensors in ((self._keys, kept[:half]), (self._values, kept[half:])):
             layers.extend(self._allocate(tokens[None]) for tokens in tensors[len(layers) :])
             for layer, tokens in zip(layers, tensors, strict=True):
-                layer[place, :, : tokens.shape[1]] = tokens
+                layer[place, :, start : start + tokens.shape[1]] = tokens
 
     @property
     def trash(self) -> int:

@@ -93,6 +93,7 @@ class RowForward(Forward):
     """
 
     reads_trees = False  # a state has one continuation
+    cuts_rows = False  # nor can it be cut
 
     def __init__(self, model: Any, reading: Reading = Reading.CHUNKED) -> None:
         self._model, self._reading = model, reading
@@ -133,7 +134,7 @@ class RowForward(Forward):
         return [torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)]
 
     @override
-    def write_cache(self, place: int, kept: Sequence[Tensor]) -> None:
+    def write_cache(self, place: int, kept: Sequence[Tensor], start: int = 0) -> None:
         file = io.BytesIO(kept[0].cpu().numpy().tobytes())
         with torch.serialization.safe_globals(_cache_classes(self._model)):  # no other class of a checkpoint is loaded
             saved = torch.load(file, weights_only=True, map_location=self._model.device)

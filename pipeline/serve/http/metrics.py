@@ -200,6 +200,7 @@ class _StatusCollector(Collector):
     @override
     def collect(self) -> Iterator[Metric]:
         status, (rate, efficiency) = self._status, self._recent.rates()
+        prefixes = status.prefixes
         recently = f"over the last {RECENT_BLOCKS} blocks"
         gauges = {
             "vllm:num_requests_running": ("Completions being decoded.", status.running),
@@ -214,6 +215,7 @@ class _StatusCollector(Collector):
                 status.learner_lag,
             ),
             "omnidraft:acceptance_rate": (f"Accepted over judged tokens of the drafter model {recently}.", rate),
+            "omnidraft:prefix_cache_bytes": ("Size of the prefix cache.", status.prefix_bytes),
             "omnidraft:block_efficiency": (f"Emitted tokens per target pass {recently}.", efficiency),
         }
         for name, (text, value) in gauges.items():
@@ -221,7 +223,13 @@ class _StatusCollector(Collector):
                 gauge = GaugeMetricFamily(name, text, labels=("model_name",))
                 gauge.add_metric((self._model,), value)
                 yield gauge
-        text = "Completed prompts that the learner dropped."
-        dropped = CounterMetricFamily("omnidraft:learner_dropped", text, labels=("model_name",))
-        dropped.add_metric((self._model,), status.learner_dropped)
-        yield dropped
+        counters = {
+            "omnidraft:learner_dropped": ("Completed prompts that the learner dropped.", status.learner_dropped),
+            "vllm:prefix_cache_queries": ("Prompt tokens for which the prefix cache was searched.", prefixes.tokens),
+            "vllm:prefix_cache_hits": ("Prompt tokens copied from the prefix cache.", prefixes.copied_tokens),
+            "omnidraft:prefix_cache_prompts": ("Prompts with a prefix that was copied.", prefixes.copied_prompts),
+        }
+        for name, (text, value) in counters.items():
+            counter = CounterMetricFamily(name, text, labels=("model_name",))
+            counter.add_metric((self._model,), value)
+            yield counter

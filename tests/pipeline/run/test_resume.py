@@ -94,6 +94,7 @@ CASES: dict[str, dict[str, Any]] = {
     "bfloat16": {"dtype": "bfloat16", "batch": 2},
     "taught behind rejections": {"learn__off_policy": True, "sampling__temperature": 1.0},
     "without learning": {"learn__enabled": False},
+    "known prefixes": {"prompts__chunk": 2, "batch": 3, "sampling__temperature": 1.0},
 }
 
 
@@ -108,6 +109,16 @@ def test_it_makes_no_difference_where_a_run_was_stopped(
     parts, stops = in_parts(config, tmp_path / "parts", every=6)
     assert stops >= 5
     assert differences(whole, parts) == []
+
+
+def test_known_prefixes_change_no_bit(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
+    """Neither the decisions with their probabilities, nor what is learned of them."""
+    config = config_of(tiny_pair, **CASES["known prefixes"])
+    loop = loop_of(config, tmp_path / "with")
+    cached = [timeless(event) for event in loop.run(prompts())]
+    (runner,) = loop.runners.values()
+    assert runner.stages.verify.reader.counts.copied_prompts >= 4, "texts of equal names begin alike"
+    assert differences(cached, in_one_go(config.with_overrides({"prompts.cache_bytes": 0}), tmp_path / "without")) == []
 
 
 def test_the_cases_see_what_they_are_about(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811

@@ -1,0 +1,112 @@
+"""Keys and values of the beginnings of earlier texts, in blocks, least recently used first out.
+
+A new row whose text begins like an earlier one copies the keys and values of the common blocks instead of computing
+them. Rows have copies, so a block can be evicted at any time, and what a row does never changes a block.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+import torch
+from torch import Tensor
+
+Key = tuple[int, int, tuple[int, ...]]  # scope, number of the block before (0: none), tokens
+
+
+@dataclass(frozen=True)
+class _Block:
+    """The keys and values of consecutive tokens, as lists of the layers' tensors.
+
+    Attributes:
+        number: unique, for the keys of the blocks that follow.
+        tensors: as `Forward.read_cache` returns them, of these tokens alone.
+        bytes: size of the tensors.
+    """
+
+    number: int
+    tensors: list[Tensor]
+    bytes: int
+
+
+class PrefixCache:
+    """Blocks of keys and values, each found by the block before it and by its tokens.
+
+    >>> cache = PrefixCache(budget_bytes=1 << 10, block=2)
+    >>> keys = [torch.arange(5.0)[:, None]]  # one layer, five tokens, width 1
+    >>> cache.keep(0, [7, 8, 9, 7, 8], keys)  # two whole blocks
+    >>> [block[0].flatten().tolist() for block in cache.find(0, [7, 8, 9, 6])]
+    [[0.0, 1.0]]
+    >>> cache.find(1, [7, 8, 9, 7]), cache.bytes
+    ([], 16)
+
+    Args:
+        budget_bytes: maximum size of all tensors. Before a block is added, others are evicted.
+        block: tokens of a block.
+        shared: whether rows of all scopes have the same blocks.
+    """
+
+    def __init__(self, budget_bytes: int, block: int, *, shared: bool = False) -> None:
+        self.block, self.bytes = block, 0
+        self._budget_bytes, self._shared = budget_bytes, shared
+        # From the least recently used one on. A block is never more recent than the one before it in its text, so that
+        # the first one has no successors.
+        self._blocks: OrderedDict[Key, _Block] = OrderedDict()
+        self._numbers = count(1)
+
+    def find(self, scope: int, tokens: Sequence[int]) -> list[list[Tensor]]:
+        """Return the tensors of the longest chain of blocks with which a text begins."""
+        found: dict[Key, _Block] = {}
+        for tokens_of_block in self._split(tokens):
+            key = self._key(scope, list(found.values()), tokens_of_block)
+            if (block := self._blocks.get(key)) is None:
+                break
+            found[key] = block
+        self._touch(list(found))
+        return [block.tensors for block in found.values()]
+
+    def keep(self, scope: int, tokens: Sequence[int], kept: Sequence[Tensor]) -> None:
+        """Copy the whole blocks of a text that are not known yet, as long as others can be evicted for them.
+
+        Args:
+            scope: whose text it is.
+            tokens: of the text.
+            kept: its keys and values, as `Forward.read_cache` returns them: tokens are the last dimension but one.
+        """
+        chain: dict[Key, _Block] = {}
+        for place, tokens_of_block in enumerate(self._split(tokens)):
+            key = self._key(scope, list(chain.values()), tokens_of_block)
+            block = self._blocks.get(key)
+            if block is None:
+                views = [tensor.narrow(-2, place * self.block, self.block) for tensor in kept]
+                size = sum(view.numel() * view.element_size() for view in views)
+                if not self._evict(self._budget_bytes - size, chain):
+                    break
+                copies = [view.clone(memory_format=torch.contiguous_format) for view in views]
+                block = self._blocks[key] = _Block(next(self._numbers), copies, size)
+                self.bytes += size
+            else:
+                self._blocks.move_to_end(key)
+            chain[key] = block
+        self._touch(list(chain))
+
+    def _split(self, tokens: Sequence[int]) -> Iterator[tuple[int, ...]]:
+        for begin in range(0, len(tokens) - self.block + 1, self.block):
+            yield tuple(tokens[begin : begin + self.block])
+
+    def _key(self, scope: int, before: Sequence[_Block], tokens: tuple[int, ...]) -> Key:
+        return 0 if self._shared else scope, before[-1].number if before else 0, tokens
+
+    def _touch(self, chain: Sequence[Key]) -> None:
+        for key in reversed(chain):
+            self._blocks.move_to_end(key)
+
+    def _evict(self, most: int, chain: dict[Key, _Block]) -> bool:
+        """Evict blocks until at most so many bytes are left; return False if only those of `chain` could be."""
+        while self.bytes > most:
+            oldest = next(iter(self._blocks), None)
+            if oldest is None or oldest in chain:
+                return False
+            self.bytes -= self._blocks.pop(oldest).bytes
+        return True

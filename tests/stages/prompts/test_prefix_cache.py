@@ -1,0 +1,82 @@
+"""The blocks of the prefix cache: what is found, what is evicted, and whose it is."""
+
+import random
+
+import pytest
+import torch
+
+from stages.prompts.prefix_cache import PrefixCache
+
+BLOCK, WIDTH = 2, 4
+SIZE = BLOCK * WIDTH * 4 * 2  # bytes of a block of two layers
+
+
+def kept(tokens: list[int]) -> list[torch.Tensor]:
+    """Keys and values in which every token's slot says which text came before it."""
+    prefixes = [float(hash(tuple(tokens[: end + 1])) % 100_003) for end in range(len(tokens))]
+    layer_TW = torch.tensor(prefixes)[:, None].expand(-1, WIDTH)
+    return [layer_TW, -layer_TW]
+
+
+def found(cache: PrefixCache, tokens: list[int], scope: int = 0) -> int:
+    """How many tokens of a text are found; their keys and values must be those of this text."""
+    blocks = cache.find(scope, tokens)
+    for layer, want_TW in enumerate(kept(tokens)):
+        own = [block[layer] for block in blocks]
+        if own:
+            assert torch.equal(torch.cat(own), want_TW[: len(own) * BLOCK])
+    return len(blocks) * BLOCK
+
+
+def test_the_longest_common_prefix_in_whole_blocks_is_found():
+    cache = PrefixCache(1 << 20, BLOCK)
+    cache.keep(0, text := [1, 2, 3, 4, 5], kept(text))
+    assert found(cache, [1, 2, 3, 4, 5, 6]) == 4
+    assert found(cache, [1, 2, 3, 9]) == 2
+    assert found(cache, [3, 4, 1, 2]) == 0, "a block belongs to the text before it"
+    assert found(cache, [1]) == 0
+    assert cache.bytes == 2 * SIZE
+
+
+def test_what_is_kept_are_copies():
+    cache, text = PrefixCache(1 << 20, BLOCK), [1, 2, 3, 4]
+    tensors = [tensor.clone() for tensor in kept(text)]
+    cache.keep(0, text, tensors)
+    for tensor in tensors:
+        tensor.zero_()
+    assert found(cache, text) == 4
+
+
+def test_scopes_are_apart_unless_they_share():
+    for shared in (False, True):
+        cache = PrefixCache(1 << 20, BLOCK, shared=shared)
+        cache.keep(1, text := [1, 2, 3, 4], kept(text))
+        assert [found(cache, text, scope) for scope in (0, 1, 2)] == ([4, 4, 4] if shared else [0, 4, 0])
+
+
+def test_the_least_recently_used_block_at_the_end_of_a_text_goes_first():
+    cache = PrefixCache(4 * SIZE, BLOCK)
+    cache.keep(0, one := [1, 2, 3, 4], kept(one))
+    cache.keep(0, two := [5, 6, 7, 8], kept(two))
+    found(cache, one)
+    cache.keep(0, three := [9, 9], kept(three))
+    assert [found(cache, text) for text in (one, two, three)] == [4, 2, 2]
+
+
+@pytest.mark.parametrize("blocks", [0, 1, 3, 8])
+def test_it_stays_in_its_budget_and_never_finds_the_keys_of_another_text(blocks: int):
+    draw = random.Random(blocks)
+    cache, longest = PrefixCache(blocks * SIZE, BLOCK), 0
+    for _ in range(400):
+        text, scope = [draw.randint(0, 2) for _ in range(draw.randint(0, 9))], draw.randint(0, 1)
+        longest = max(longest, found(cache, text, scope))
+        cache.keep(scope, text, kept(text))
+        assert cache.bytes <= blocks * SIZE
+        assert found(cache, text, scope) == min(len(text) // BLOCK, blocks) * BLOCK, "the newest text is known"
+    assert (longest > 0) == (blocks > 0)
+
+
+def test_a_text_longer_than_the_budget_keeps_its_beginning():
+    cache = PrefixCache(2 * SIZE, BLOCK)
+    cache.keep(0, text := list(range(10)), kept(text))
+    assert found(cache, text) == 4
