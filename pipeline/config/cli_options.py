@@ -14,6 +14,7 @@ PANELS: Mapping[str, str] = {
     "sampling": "Sampling",
     "draft": "Drafting",
     "memory": "Drafting",
+    "prompts": MODELS,
     "vocabulary": "Vocabulary",
     "cache": "Drafting",
     "learn": "Learning",
