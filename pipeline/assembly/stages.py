@@ -18,6 +18,7 @@ from stages.examples.teacher import TrieTeacher, supervise_nothing
 from stages.memory.memory_file import MEMORY_FILE, read_memory
 from stages.memory.text_memory import TextMemory
 from stages.memory.tree_growth import TreeLimits
+from stages.models.packed_llama import SHARED_QUERIES
 from stages.ngrams.cache import Cache
 from stages.ngrams.trie import Trie, build_direct_trie
 from stages.prompts.prefix_cache import PrefixCache
@@ -119,7 +120,9 @@ def _make_reader(config: Config, models: Models, *, live: bool) -> PromptReader 
     settings, target = config.prompts, models.target
     if not target.forward_pass.cuts_rows:
         return None
-    chunk, block = settings.chunk, LIVE_BLOCK if live else settings.chunk
+    # Up to so many tokens, these models compute each with bits that depend on no other.
+    chunk = min(settings.chunk, SHARED_QUERIES) if config.one_kernel or config.weights == "int8" else settings.chunk
+    block = LIVE_BLOCK if live else chunk
     cache = PrefixCache(settings.cache_bytes, block, shared=settings.share_tenants) if settings.cache_bytes else None
     return PromptReader(target, chunk, cache, live=live)
 
