@@ -184,7 +184,7 @@ class TargetRunner:
         times.append(self._clock())
         verdicts = self.stages.verify(proposals)
         times.append(self._clock())
-        self.stages.decode.observe(verdicts)
+        self.stages.decode.observe(verdicts, (times[1] - times[0], times[3] - times[2]))
         # The n-gram cache is shared and published: text of private rows must not enter it.
         self.stages.translate.observe([verdict for verdict in verdicts if not verdict.proposal.draft.row.private])
         for verdict in verdicts:

@@ -10,7 +10,7 @@ from stages.contract.blocks import Draft, SequenceState, Verdict
 from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
 from stages.contract.stage import Stage
 from stages.decode import Decode
-from stages.drafting.costs import Costs
+from stages.drafting.costs import BlockTimes, CostModel
 from stages.drafting.sources import SourceChooser
 from stages.memory.text_memory import TextMemory
 from stages.memory.tree_growth import GrownTree
@@ -27,6 +27,7 @@ class ChooseState:
     memory: Saved
     chooser: Saved
     due: int = 0
+    costs: Saved = None
 
 
 class ChooseDraft(Stage[SequenceState, Draft]):
@@ -38,12 +39,12 @@ class ChooseDraft(Stage[SequenceState, Draft]):
         decode: the model's drafting.
         memory: grows trees of the own text and of completed texts.
         chooser: compares the two.
-        costs: costs of the models' passes, for the prediction that is logged.
+        costs: costs of the models' passes: updated here, and predicting what is logged.
         model: whether the model is a source.
     """
 
     def __init__(
-        self, decode: Decode, memory: TextMemory, chooser: SourceChooser, costs: Costs, *, model: bool = True
+        self, decode: Decode, memory: TextMemory, chooser: SourceChooser, costs: CostModel, *, model: bool = True
     ) -> None:
         self.memory = memory
         self._decode, self._chooser, self._costs, self._model = decode, chooser, costs, model
@@ -92,8 +93,15 @@ class ChooseDraft(Stage[SequenceState, Draft]):
         expected = 1 + grown.expected
         return Draft(row, (), nothing_KD, (), None, (), source, grown.tree, expected, seconds)
 
-    def observe(self, verdicts: Sequence[Verdict]) -> None:
-        """Update the sources with the block's verdicts. Called once per block, after verification."""
+    def observe(self, verdicts: Sequence[Verdict], seconds: tuple[float, float] | None = None) -> None:
+        """Update the sources with the block's verdicts and the costs with its seconds of drafting and verifying,
+        if they were measured. Called once per block, after verification.
+        """
+        first = any(verdict.proposal.draft.row.block == 1 for verdict in verdicts)  # which may read a prompt
+        if seconds and not first:
+            lengths = [len(verdict.proposal.draft.pieces) for verdict in verdicts]
+            tokens = sum(1 + len(verdict.proposal.verifiable) for verdict in verdicts)
+            self._costs.observe(BlockTimes(lengths, tokens, *seconds))
         if by_model := [one for one in verdicts if one.proposal.draft.source is DraftSource.MODEL]:
             self._decode.observe(by_model)
             self._due = max(0, self._due - len(by_model))
@@ -119,7 +127,8 @@ class ChooseDraft(Stage[SequenceState, Draft]):
 
     @override
     def save(self, writer: SnapshotWriter) -> ChooseState:
-        return ChooseState(self._decode.save(writer), self.memory.save(writer), self._chooser.save(), self._due)
+        decode, memory = self._decode.save(writer), self.memory.save(writer)
+        return ChooseState(decode, memory, self._chooser.save(), self._due, self._costs.save())
 
     @override
     def restore(self, saved: Saved, reader: SnapshotReader) -> None:
@@ -128,5 +137,6 @@ class ChooseDraft(Stage[SequenceState, Draft]):
         self.memory.restore(state.memory, reader)
         self._chooser.restore(state.chooser, reader)
         self._due = state.due
+        self._costs.restore(state.costs, reader)
         for row in self._decode.admitted_rows:
             self.memory.admit(row)

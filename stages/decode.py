@@ -17,7 +17,7 @@ from typing_extensions import override
 from stages.contract.blocks import Draft, SequenceState, Verdict
 from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
 from stages.contract.stage import Stage
-from stages.drafting.costs import Costs
+from stages.drafting.costs import CostModel
 from stages.drafting.head import ENTROPY, AcceptanceHead, piece_features
 from stages.drafting.stopping import AlwaysSpeculate, SpeculationPolicy, StopRule
 from stages.models.language_model import LanguageModel
@@ -207,7 +207,7 @@ class Decode(Stage[SequenceState, Draft]):
         eos_id: int | None,
         probs_dtype: torch.dtype = torch.float32,
         policy: SpeculationPolicy | None = None,
-        costs: Costs | None = None,
+        costs: CostModel | None = None,
     ) -> None:
         self.model, self.head, self.max_draft, self.probs_dtype = model, head, max_draft, probs_dtype
         self._stop_rule, self._sampling, self._eos_id = stop_rule, sampling, eos_id
@@ -295,7 +295,7 @@ class Decode(Stage[SequenceState, Draft]):
             self._drop_hopeless(growing, self._costs)
         return growing.freeze(len(self._forbidden_D), self.probs_dtype, self.model.device)
 
-    def _drop_hopeless(self, growing: _GrowingDrafts, costs: Costs) -> None:
+    def _drop_hopeless(self, growing: _GrowingDrafts, costs: CostModel) -> None:
         """Drop the last pieces of greedy drafts while that raises the expected tokens per cost of the block.
 
         The drafter's passes are made already; verifying one token less is what is saved. Whatever is dropped, the text

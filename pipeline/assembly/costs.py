@@ -6,7 +6,7 @@ from pipeline.assembly.models import Models
 from pipeline.config.sections import DraftSettings
 from pipeline.config.settings import Config
 from stages.decode import Decode
-from stages.drafting.costs import Costs
+from stages.drafting.costs import CostModel, Costs
 from stages.drafting.stopping import (
     STOP_RULES,
     AdaptiveSpeculation,
@@ -15,6 +15,7 @@ from stages.drafting.stopping import (
     SpeculationPolicy,
     StopRule,
 )
+from stages.drafting.tracked_costs import TrackedCosts
 from stages.models.devices import device_name
 from stages.models.language_model import LanguageModel
 from stages.tools.cost_probe import measure
@@ -26,7 +27,14 @@ VERIFY_SHARE = 0.05  # what one more verified token adds to a target pass where 
 CPU_VERIFY_SHARE, CPU_VERIFY_SHARE_PER_ROW = 0.06, 0.027
 
 
-def costs_of(config: Config, models: Models, allowed: int, decode: Callable[[], Decode]) -> Costs:
+def make_costs(config: Config, models: Models, allowed: int, decode: Callable[[], Decode]) -> CostModel:
+    """As `initial_costs`, and kept up to date while the run goes on if that is configured."""
+    costs = initial_costs(config, models, allowed, decode)
+    tracked = config.draft.costs == "tracked" and config.draft.relative_cost is None
+    return TrackedCosts(costs) if tracked else costs
+
+
+def initial_costs(config: Config, models: Models, allowed: int, decode: Callable[[], Decode]) -> Costs:
     """Costs of target passes and of drafting: as configured, measured on this machine, or estimated from sizes.
 
     They are measured when the run begins, because they depend on the machine's load, and recorded in its checkpoint: a
@@ -71,17 +79,17 @@ def estimate_costs(models: Models, batch: int) -> Costs:
     return Costs(((batch, 1.0), (2 * batch, 1.0 + share)), ((1, sizes[0] / sizes[1]),))
 
 
-def make_stop_rule(draft: DraftSettings, costs: Costs, *, usable: bool) -> StopRule:
+def make_stop_rule(draft: DraftSettings, costs: CostModel, *, usable: bool) -> StopRule:
     """The configured rule. A head that neither has learned nor will learn (not `usable`) decides nothing."""
     return STOP_RULES[draft.stop_rule](draft, costs) if draft.adapt and usable else FixedLength()
 
 
-def make_policy(draft: DraftSettings, costs: Costs) -> SpeculationPolicy:
+def make_policy(draft: DraftSettings, costs: CostModel) -> SpeculationPolicy:
     """Whether blocks draft."""
     return AdaptiveSpeculation(costs) if draft.only_where_paying else AlwaysSpeculate()
 
 
-def describe(models: Models, costs: Costs, batch: int) -> str:
+def describe(models: Models, costs: CostModel, batch: int) -> str:
     """Describe the choices made at the start and the measurements behind them, in one line."""
     plain, four = costs.verification_cost(batch), costs.verification_cost(5 * batch)
     return (

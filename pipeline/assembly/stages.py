@@ -4,13 +4,13 @@ import logging
 from dataclasses import dataclass
 
 from pipeline.assembly.cache import make_cache
-from pipeline.assembly.costs import costs_of, describe, make_policy, make_stop_rule
+from pipeline.assembly.costs import describe, make_costs, make_policy, make_stop_rule
 from pipeline.assembly.models import DrafterModels, Models
 from pipeline.config.sections import DraftSettings
 from pipeline.config.settings import Config
 from stages.choose import ChooseDraft
 from stages.decode import Decode
-from stages.drafting.costs import Costs
+from stages.drafting.costs import CostModel
 from stages.drafting.head import AcceptanceHead, load_head
 from stages.drafting.sources import SourceChooser
 from stages.drafting.stopping import AlwaysSpeculate, CostStop, FixedLength, SpeculationPolicy, StopRule
@@ -82,7 +82,7 @@ def make_drafting(
             models.drafter, head, stop_rule, transform, allowed, max_draft, end, policy=paying, costs=dropping
         )
 
-    costs = costs_of(
+    costs = make_costs(
         config, models, len(allowed), lambda: drafting(FixedLength(), PROBE_DRAFT, AlwaysSpeculate(), None)
     )
     LOG.debug("%s", describe(models, costs, config.batch), extra={"target": models.name})
@@ -127,7 +127,7 @@ def _make_reader(config: Config, models: Models, *, live: bool) -> PromptReader 
     return PromptReader(target, chunk, cache, live=live)
 
 
-def _with_memory(config: Config, models: Models, decode: Decode, costs: Costs) -> ChooseDraft:
+def _with_memory(config: Config, models: Models, decode: Decode, costs: CostModel) -> ChooseDraft:
     """With the sources that propose target tokens, where drafts are wanted and the mode allows them."""
     settings, width = config.memory, config.memory.width if models.target.reads_trees else 1
     usable = config.draft.max_draft > 0 and MODES[config.draft.mode].copies

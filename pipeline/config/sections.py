@@ -86,10 +86,10 @@ class DraftSettings(Section):
         default=0.7,
         description="With stop_rule 'threshold': estimated probability of a rejection at which a draft stops.",
     )
-    costs: Literal["measured", "estimated"] = Field(
+    costs: Literal["measured", "tracked", "estimated"] = Field(
         default="measured",
-        description="Source of the costs that determine draft lengths: measured when the run begins, or estimated "
-        "from model sizes.",
+        description="Source of the costs that determine draft lengths: measured when the run begins, also corrected "
+        "by the time of every block ('tracked'), or estimated from model sizes.",
     )
     relative_cost: float | None = Field(
         default=None, ge=0, description="Cost of one more drafted piece in target passes; overrides draft.costs."

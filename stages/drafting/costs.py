@@ -3,9 +3,11 @@
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from typing_extensions import override
+
+from stages.contract.snapshot import Saved, SnapshotReader
 
 Curve = tuple[tuple[int, float], ...]
 
@@ -19,6 +21,21 @@ def _interpolate(curve: Curve, x: int) -> float:
     return low_cost + (high_cost - low_cost) * (x - low) / (high - low)
 
 
+class BlockTimes(NamedTuple):
+    """What a block took.
+
+    Attributes:
+        lengths: pieces drafted by the model, per row.
+        tokens: read by the target, of all rows together.
+        drafting, verifying: seconds.
+    """
+
+    lengths: Sequence[int]
+    tokens: int
+    drafting: float
+    verifying: float
+
+
 class VerificationCosts(Protocol):
     """Costs of the target's passes, in seconds or in any other unit. They may change from block to block."""
 
@@ -27,9 +44,38 @@ class VerificationCosts(Protocol):
         ...
 
 
+class CostModel(VerificationCosts, Protocol):
+    """Predicts what passes cost, in one unit: only ratios count. Read in every block; `observe` is called after it."""
+
+    def drafting_cost(self, rows: int) -> float:
+        """Return the cost of a drafter pass with this many rows: one piece for each."""
+        ...
+
+    def drafts_cost(self, lengths: Sequence[int]) -> float:
+        """Return the cost of the drafter's passes for drafts of these lengths, one per row."""
+        passes = (sum(length > index for length in lengths) for index in range(max(lengths, default=0)))
+        return sum(map(self.drafting_cost, passes))
+
+    def block_cost(self, lengths: Sequence[int]) -> float:
+        """Return the cost of a block whose rows have drafts of these lengths."""
+        return self.verification_cost(len(lengths) + sum(lengths)) + self.drafts_cost(lengths)
+
+    def observe(self, block: BlockTimes) -> None:
+        """Update with what a block took. By default ignored."""
+        return
+
+    def save(self) -> Saved:
+        """Return the state for a checkpoint; by default there is none."""
+        return None
+
+    def restore(self, saved: Saved, reader: SnapshotReader) -> None:
+        """Restore a saved state; by default there is none."""
+        return
+
+
 @dataclass(frozen=True)
-class Costs(VerificationCosts):
-    """Costs of passes, in seconds or in any other unit: only their ratios count.
+class Costs(CostModel):
+    """Costs of passes as they were measured or estimated once, in seconds or in any other unit.
 
     Two rows with drafts of 3 and 1 pieces: the target reads 2 + 4 tokens, the drafter runs 3 passes, of which the first
     has two rows. Between two points of a curve, and after the last, the cost is linear.
@@ -52,14 +98,9 @@ class Costs(VerificationCosts):
     def verification_cost(self, tokens: int) -> float:
         return _interpolate(self.target, tokens)
 
+    @override
     def drafting_cost(self, rows: int) -> float:
-        """Return the cost of a drafter pass with this many rows: one piece for each."""
         return _interpolate(self.drafter, rows)
-
-    def block_cost(self, lengths: Sequence[int]) -> float:
-        """Return the cost of a block whose rows have drafts of these lengths."""
-        passes = (sum(length > index for length in lengths) for index in range(max(lengths, default=0)))
-        return self.verification_cost(len(lengths) + sum(lengths)) + sum(map(self.drafting_cost, passes))
 
 
 def make_monotone(curve: Sequence[tuple[int, float]]) -> Curve:

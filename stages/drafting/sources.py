@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from stages.contract.blocks import Verdict
 from stages.contract.snapshot import Saved, SnapshotReader
-from stages.drafting.costs import Costs
+from stages.drafting.costs import CostModel
 from store.events import DraftSource, Outcome
 
 GAIN_EDGES = (0.1, 0.3, 0.6, 1.0, 1.6, 2.5)  # expected accepted candidates of a tree; the model has statistics for each
@@ -58,8 +58,8 @@ class SourceChooser:
         rows: number of rows of a batch, which are assumed to have equal drafts.
     """
 
-    def __init__(self, costs: Costs, rows: int = 1) -> None:
-        self._costs, self._rows, self._pass = costs, rows, costs.verification_cost(rows)
+    def __init__(self, costs: CostModel, rows: int = 1) -> None:
+        self._costs, self._rows = costs, rows
         kinds = range(len(GAIN_EDGES) + 1)
         self._model = _DecayedRatio(5.0, 4.0, 0.95)
         self._model_at = [_DecayedRatio(0.0, 0.0, 0.95) for _ in kinds]
@@ -67,7 +67,8 @@ class SourceChooser:
 
     def tree_rate(self, candidates: int, expected: float) -> float:
         """Return the tokens per cost of a tree, relative to plain decoding."""
-        return (1 + expected) * self._pass / self._costs.verification_cost(self._rows * (1 + candidates))
+        cost = self._costs.verification_cost(self._rows * (1 + candidates))
+        return (1 + expected) * self._costs.verification_cost(self._rows) / cost
 
     def prefers_model(self, candidates: int, expected: float) -> bool:
         """Return whether the model drafts instead of a tree of this many candidates and expected accepted ones."""
@@ -94,7 +95,8 @@ class SourceChooser:
         self._turns[kind] = 0  # also if the model had nothing to propose: else it would have every turn from then on
         if draft.pieces:
             drafted = len(draft.pieces)
-            sums = 1.0 + count_accepted_pieces(verdict), self._costs.block_cost([drafted] * self._rows) / self._pass
+            cost = self._costs.block_cost([drafted] * self._rows) / self._costs.verification_cost(self._rows)
+            sums = 1.0 + count_accepted_pieces(verdict), cost
             self._model.add(*sums)
             self._model_at[kind].add(*sums)
 

@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 from typing_extensions import override
 
 from stages.contract.snapshot import Saved, SnapshotReader
-from stages.drafting.costs import Costs
+from stages.drafting.costs import CostModel
 
 Survival = Sequence[float]  # per drafted piece the estimated probability that it and all before it are accepted
 
@@ -57,6 +57,7 @@ class CostStop(StopRule):
     emit 1 + 0.8 tokens at a cost of 9 + 2 + 1 = 12, 0.150 a unit. A second piece survives with 0.8 * 0.8: 2.44 tokens
     at a cost of 14, 0.174 a unit, so the row continues. With survival 0.2 it would fall from 1.2 / 12 to 1.24 / 14.
 
+    >>> from stages.drafting.costs import Costs
     >>> rule = CostStop(Costs(target=((1, 10.0), (11, 20.0)), drafter=((1, 1.0),)))
     >>> rule.select_rows([[0.8]], open_rows=[0]), rule.select_rows([[0.2]], open_rows=[0])
     ([0], [])
@@ -67,7 +68,7 @@ class CostStop(StopRule):
     [0]
     """
 
-    def __init__(self, costs: Costs) -> None:
+    def __init__(self, costs: CostModel) -> None:
         self._costs = costs
 
     @override
@@ -98,7 +99,7 @@ class StopSettings(Protocol):
     stop_threshold: float
 
 
-STOP_RULES: dict[str, Callable[[StopSettings, Costs], StopRule]] = {  # by the value of the setting
+STOP_RULES: dict[str, Callable[[StopSettings, CostModel], StopRule]] = {  # by the value of the setting
     "cost": lambda settings, costs: CostStop(costs),
     "threshold": lambda settings, costs: ThresholdStop(settings.stop_threshold),
     "never": lambda settings, costs: FixedLength(),
@@ -168,7 +169,7 @@ class AdaptiveSpeculation(SpeculationPolicy):
     WARM_UP = 16  # drafts before the first comparison
     TRIAL, MIN_PAUSE, MAX_PAUSE = 4, 32, 256  # drafts of a trial; blocks of a pause
 
-    def __init__(self, costs: Costs) -> None:
+    def __init__(self, costs: CostModel) -> None:
         self._costs = costs
         self._emitted = self._plain = 0.0  # recent tokens, and those of plain decoding in that time
         self._drafts_left = self.WARM_UP  # drafts until the next comparison

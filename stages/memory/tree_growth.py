@@ -51,6 +51,7 @@ def grow_trees(
     A pass over two tokens costs a tenth more than one over one. The text is followed by 7 with 0.5, and 7 by 8 with
     0.9: (1 + 0.5) / 1.1 and (1 + 0.5 + 0.45) / 1.2 both raise the rate.
 
+    >>> from stages.drafting.costs import Costs
     >>> from store.events import DraftSource
     >>> def expand(path, option):
     ...     following = {(): (7, 0.5), (7,): (8, 0.9), (7, 8): (9, 0.1)}.get(path)

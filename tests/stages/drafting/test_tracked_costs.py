@@ -1,0 +1,91 @@
+"""Costs that follow what blocks take: only ratios count, interruptions are bounded, and a checkpoint holds them."""
+
+import pytest
+
+from stages.contract.snapshot import SnapshotReader, SnapshotWriter
+from stages.drafting.costs import BlockTimes, Costs
+from stages.drafting.tracked_costs import TrackedCosts
+
+START = Costs(target=((1, 2.0), (3, 2.2), (9, 4.0)), drafter=((1, 0.5), (2, 0.6)))
+SIZES = (1, 2, 3, 6, 9, 12)
+
+
+def observe(costs: TrackedCosts, tokens: int, verifying: float, *lengths: int, drafting: float = 0.0) -> None:
+    costs.observe(BlockTimes(lengths or (0,), tokens, drafting, verifying))
+
+
+def rises(costs: TrackedCosts | Costs) -> list[float]:
+    return [costs.verification_cost(tokens) / costs.verification_cost(1) for tokens in SIZES]
+
+
+def test_before_the_first_block_they_are_those_of_the_start():
+    costs = TrackedCosts(START)
+    assert rises(costs) == rises(START)
+    assert costs.block_cost([3, 1]) == START.block_cost([3, 1])
+
+
+def test_a_machine_that_is_slower_in_all_changes_no_ratio():
+    costs = TrackedCosts(START)
+    for tokens in SIZES * 20:
+        observe(costs, tokens, 3 * START.verification_cost(tokens), 2, drafting=3 * START.drafts_cost([2]))
+    assert rises(costs) == pytest.approx(rises(START))
+    assert costs.drafting_cost(2) == pytest.approx(3 * START.drafting_cost(2))
+
+
+def test_what_a_busy_start_measured_is_forgotten():
+    truth = Costs(target=((1, 2.0), (3, 2.0), (9, 2.5)), drafter=START.drafter)
+    costs = TrackedCosts(START)
+    for tokens in SIZES * 60:
+        observe(costs, tokens, truth.verification_cost(tokens))
+    assert rises(costs) == pytest.approx(rises(truth), rel=0.08)
+    assert abs(rises(START)[4] / rises(truth)[4] - 1) > 0.5
+
+
+def test_the_drafter_is_followed_on_its_own():
+    costs = TrackedCosts(START)
+    for _ in range(300):
+        observe(costs, 3, START.verification_cost(3), 2, drafting=4 * START.drafts_cost([2]))
+    assert costs.drafting_cost(1) / costs.verification_cost(3) == pytest.approx(4 * 0.5 / 2.2, rel=0.1)
+
+
+def test_a_block_without_drafts_leaves_the_drafter_s_cost():
+    costs, other = TrackedCosts(START), TrackedCosts(START)
+    for drafting in (0.0, 99.0):
+        for one in (costs, other):
+            observe(one, 1, 2.0, 0, drafting=drafting if one is costs else 0.0)
+    assert costs.drafting_cost(1) == other.drafting_cost(1)
+
+
+def test_an_interruption_counts_as_twice_the_mean():
+    costs, other = TrackedCosts(START), TrackedCosts(START)
+    for one, longest in ((costs, 1000.0), (other, 4.0)):
+        for _ in range(10):
+            observe(one, 1, 2.0)
+        observe(one, 1, longest)
+    assert rises(costs) == rises(other)
+
+
+def test_more_tokens_never_cost_less():
+    costs = TrackedCosts(START)
+    for _ in range(100):
+        observe(costs, 1, 9.0)
+        observe(costs, 9, 1.0)
+    assert rises(costs) == sorted(rises(costs))
+
+
+def test_a_checkpoint_restores_them_bit_for_bit():
+    costs, again = TrackedCosts(START), TrackedCosts(START)
+    for number, tokens in enumerate(SIZES * 3):
+        observe(costs, tokens, 1.0 + number / 7, 1, drafting=0.3)
+    reader = SnapshotReader(SnapshotWriter().files(costs.save()))
+    again.restore(reader.state, reader)
+    assert (rises(again), again.drafting_cost(1)) == (rises(costs), costs.drafting_cost(1))
+    observe(costs, 2, 1.0)
+    observe(again, 2, 1.0)
+    assert rises(again) == rises(costs)
+
+
+def test_a_checkpoint_without_them_leaves_the_start():
+    costs = TrackedCosts(START)
+    costs.restore(None, SnapshotReader(SnapshotWriter().files(None)))
+    assert rises(costs) == rises(START)
