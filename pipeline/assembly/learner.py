@@ -10,7 +10,7 @@ from pipeline.assembly.models import DrafterModels
 from pipeline.assembly.stages import HEAD_FILE
 from pipeline.config.sections import DriftSettings
 from pipeline.config.settings import Config
-from pipeline.learning.drift import DriftMonitor, Rates
+from pipeline.learning.drift import DriftMonitor, Rates, Signal
 from pipeline.learning.drift_response import DriftResponse, NoResponse, Recall, ResetHead, VersionSource
 from pipeline.learning.local_learner import LocalLearner
 from pipeline.learning.publisher import FolderPublisher, NoPublisher, Numbers, Origin
@@ -21,6 +21,7 @@ from stages.memory.memory_file import MEMORY_FILE, write_memory
 from stages.memory.text_memory import TextMemory
 from stages.models.language_model import read_trained_weights
 from stages.ngrams.cache import Cache
+from stages.rules import MODES
 from store.registry.ngram_file import write_ngrams
 from store.registry.registry import Registry
 from store.registry.version_folder import open_version
@@ -74,12 +75,15 @@ def make_learner(
 
 def make_drift_monitor(config: Config) -> DriftMonitor:
     """Make the drift monitor."""
-    return DriftMonitor(drift_settings(config), Rates(_first_only(config)))
+    return DriftMonitor(drift_settings(config), Rates(_signal(config)))
 
 
-def _first_only(config: Config) -> bool:
-    signal = config.drift.signal
-    return signal == "first" or (signal == "auto" and config.draft.adapt and config.learn.enabled)
+def _signal(config: Config) -> Signal:
+    if config.drift.signal != "auto":
+        return config.drift.signal
+    if set(config.draft.sources) != {"model"} and MODES[config.draft.mode].copies:
+        return "drafted"
+    return "first" if config.draft.adapt and config.learn.enabled else "judged"
 
 
 def drift_settings(config: Config) -> DriftSettings:

@@ -278,13 +278,18 @@ class LearnSettings(Section):
 
 
 class DriftSettings(Section):
-    """Detection of drift in the acceptance rate, by detectors of river, and the response to it."""
+    """Detection of drift and the response to it."""
 
-    detector: Literal["adwin", "page-hinkley", "none"] = Field(
-        default="page-hinkley", description="Drift detector; 'none' disables detection."
+    detector: Literal["fall", "adwin", "page-hinkley", "none"] = Field(
+        default="fall",
+        description="Drift detector: 'fall' compares with the recent past in standard deviations; 'adwin' and "
+        "'page-hinkley' are river's; 'none' disables detection.",
     )
     delta: float = Field(default=0.002, gt=0, lt=1, description="Probability of a false alarm (ADWIN).")
-    grace: int = Field(default=5, ge=1, description="Number of prompts before the first possible alarm.")
+    deviations: float = Field(
+        default=7.0, gt=0, description="Cumulative fall in standard deviations that raises an alarm ('fall')."
+    )
+    grace: int = Field(default=10, ge=1, description="Number of prompts before the first possible alarm.")
     threshold: float = Field(default=3.0, gt=0, description="Cumulative deviation that raises an alarm (Page-Hinkley).")
     tolerance: float = Field(default=0.05, ge=0, description="Deviation per prompt that is ignored (Page-Hinkley).")
     answer: Literal["reset", "recall", "none"] = Field(
@@ -301,10 +306,11 @@ class DriftSettings(Section):
     cooldown: int = Field(
         default=20, ge=0, description="Number of prompts after a response during which drift is only logged."
     )
-    signal: Literal["auto", "judged", "first"] = Field(
+    signal: Literal["auto", "drafted", "judged", "first"] = Field(
         default="auto",
-        description="Acceptance rate fed to the detector: of all judged tokens, or only of the first one in each "
-        "block; 'auto' chooses.",
+        description="Value of a prompt fed to the detector: share of its tokens that came from drafts of any source "
+        "('drafted'), acceptance rate of the model's drafts ('judged'), or only of the first token in each block "
+        "('first'). 'auto' is 'drafted' where there are other sources than the model.",
     )
 
 

@@ -43,7 +43,7 @@ class StubConnection:
 
 
 def local() -> Learner:
-    return LocalLearner(new_distill(), DriftMonitor(DriftSettings(), Rates(False)), NoResponse(), NoPublisher())
+    return LocalLearner(new_distill(), DriftMonitor(DriftSettings(), Rates("judged")), NoResponse(), NoPublisher())
 
 
 def remote() -> Learner:
@@ -52,7 +52,7 @@ def remote() -> Learner:
 
 
 def watching() -> Learner:
-    return NoLearner(DriftMonitor(DriftSettings(), Rates(False)))
+    return NoLearner(DriftMonitor(DriftSettings(), Rates("judged")))
 
 
 LEARNERS: dict[str, Callable[[], Learner]] = {"LocalLearner": local, "RemoteLearner": remote, "NoLearner": watching}

@@ -11,12 +11,11 @@ from typing import Any, TypeVar
 
 from typing_extensions import override
 
-from pipeline.assembly.learner import drift_settings
+from pipeline.assembly.learner import make_drift_monitor
 from pipeline.assembly.models import Models, load_only_target, locate, registry_uri
 from pipeline.bench.speed.arms import Arm, ArmName, Engines
 from pipeline.bench.speed.text_arms import ContinuousArm, GenerateArm, Method, PromptWords, request_of
 from pipeline.config.settings import Config
-from pipeline.learning.drift import DriftMonitor, Rates
 from pipeline.learning.local_learner import LocalLearner
 from pipeline.learning.publisher import Publisher
 from pipeline.loop import Loop
@@ -104,7 +103,7 @@ class ReplayRecords(Records):
         self._writers = set(threading.enumerate()) - others
         self._watches = {"log": Stopwatch(), "versions": Stopwatch(), "drift": Stopwatch()}
         self._committer = Committer(config.commit, loop.save, lambda: loop.updating, self._log, NoRegistry(), clock)
-        self._drift = DriftMonitor(drift_settings(config), Rates(first_only=False))
+        self._drift = make_drift_monitor(config)
         for runner in loop.runners.values():
             if isinstance(runner.learner, LocalLearner):
                 runner.learner.publisher = TimedPublisher(runner.learner.publisher, self._watches["versions"])

@@ -8,15 +8,15 @@ import pytest
 from event_making import make_completed
 
 from pipeline.config.sections import DriftSettings
-from pipeline.learning.drift import DriftMonitor, Rates, change_point
-from store.events import Drifted
+from pipeline.learning.drift import DriftMonitor, Rates, Signal, change_point
+from store.events import Drifted, PromptCompleted
 
 JUDGED = 60  # tokens of a prompt
 BEFORE, AFTER = 150, 60  # prompts; ADWIN is slow to believe in a change
 
 
-def watch_of(*, first_only: bool = False, **settings: object) -> DriftMonitor:
-    return DriftMonitor(DriftSettings(**settings), Rates(first_only))
+def monitor_of(*, signal: Signal = "judged", **settings: object) -> DriftMonitor:
+    return DriftMonitor(DriftSettings(**settings), Rates(signal))
 
 
 def noisy(rates: Iterable[float], seed: int = 0) -> list[int]:
@@ -32,20 +32,20 @@ def alarms(watch: DriftMonitor, accepted: Sequence[int], begin: int = 0) -> list
 
 @pytest.mark.parametrize(("answer", "acted_upon"), [("recall", True), ("reset", True), ("none", False)])
 def test_a_fall_is_answered_as_configured(answer: str, acted_upon: bool):
-    (alarm,) = alarms(watch_of(answer=answer), noisy([0.8] * BEFORE + [0.3] * AFTER))
+    (alarm,) = alarms(monitor_of(answer=answer), noisy([0.8] * BEFORE + [0.3] * AFTER))
     assert (alarm.action, alarm.acted_upon) == (answer, acted_upon)
 
 
 def test_a_cooldown_and_a_rise_are_not_acted_upon():
-    found = alarms(watch_of(cooldown=150), noisy([0.9] * BEFORE + [0.5] * AFTER + [0.1] * AFTER))
+    found = alarms(monitor_of(cooldown=150), noisy([0.9] * BEFORE + [0.5] * AFTER + [0.1] * AFTER))
     assert [event.acted_upon for event in found] == [True, False]
-    (rise,) = alarms(watch_of(detector="adwin"), noisy([0.3] * BEFORE + [0.8] * AFTER))
+    (rise,) = alarms(monitor_of(detector="adwin"), noisy([0.3] * BEFORE + [0.8] * AFTER))
     assert not rise.acted_upon
 
 
 def test_the_change_is_placed_at_the_prompt_with_which_it_began():
     """Far enough in that the alarm comes later; prompts with nothing judged have no rate, and offsets may have gaps."""
-    watch, accepted = watch_of(), noisy([0.8] * BEFORE + [0.3] * AFTER)
+    watch, accepted = monitor_of(), noisy([0.8] * BEFORE + [0.3] * AFTER)
     prompts = [make_completed(3 * n, judged=JUDGED, accepted=one, target="small") for n, one in enumerate(accepted)]
     prompts.insert(BEFORE, make_completed(3 * BEFORE - 1, judged=0, accepted=0))
     (alarm,) = [event for event in map(watch.observe, prompts) if event]
@@ -54,7 +54,7 @@ def test_the_change_is_placed_at_the_prompt_with_which_it_began():
 
 
 def test_the_change_among_prompts_that_finish_out_of_order_is_the_lowest_offset_behind_it():
-    watch, accepted = watch_of(), noisy([0.9] * BEFORE + [0.2] * AFTER)
+    watch, accepted = monitor_of(), noisy([0.9] * BEFORE + [0.2] * AFTER)
     offsets = [*range(BEFORE), *(n ^ 1 for n in range(BEFORE, BEFORE + AFTER))]  # in pairs, the later one first
     prompts = [
         make_completed(offset, judged=JUDGED, accepted=one) for offset, one in zip(offsets, accepted, strict=True)
@@ -63,57 +63,57 @@ def test_the_change_among_prompts_that_finish_out_of_order_is_the_lowest_offset_
     assert alarm.changed_at == BEFORE
 
 
-@pytest.mark.parametrize("detector", ["adwin", "page-hinkley"])
+@pytest.mark.parametrize("detector", ["adwin", "page-hinkley", "fall"])
 def test_a_fall_is_acted_upon_soon_after_it_happened(detector: str):
-    (alarm,) = alarms(watch_of(detector=detector), noisy([0.8] * BEFORE + [0.3] * AFTER))
+    (alarm,) = alarms(monitor_of(detector=detector), noisy([0.8] * BEFORE + [0.3] * AFTER))
     assert (alarm.direction, alarm.action, alarm.detector, alarm.dataset) == ("fall", "recall", detector, "docs")
     assert BEFORE <= alarm.offset < BEFORE + 45
 
 
 def test_the_rates_are_those_on_both_sides_of_the_change():
-    (alarm,) = alarms(watch_of(), noisy([0.8] * BEFORE + [0.3] * AFTER))
+    (alarm,) = alarms(monitor_of(), noisy([0.8] * BEFORE + [0.3] * AFTER))
     assert alarm.rate_before == pytest.approx(0.8, abs=0.05)
     assert alarm.rate_after == pytest.approx(0.3, abs=0.1)
 
 
 def test_page_hinkley_s_rates_lie_on_their_sides():
-    (alarm,) = alarms(watch_of(detector="page-hinkley"), noisy([0.8] * BEFORE + [0.3] * AFTER))
+    (alarm,) = alarms(monitor_of(detector="page-hinkley"), noisy([0.8] * BEFORE + [0.3] * AFTER))
     assert 0.7 < alarm.rate_before < 0.9
     assert 0.25 < alarm.rate_after < 0.5
 
 
 def test_a_rise_is_told_and_ignored():
-    (alarm,) = alarms(watch_of(detector="adwin"), noisy([0.3] * BEFORE + [0.8] * AFTER))
+    (alarm,) = alarms(monitor_of(detector="adwin"), noisy([0.3] * BEFORE + [0.8] * AFTER))
     assert (alarm.direction, alarm.action) == ("rise", "ignored")
     assert alarm.rate_before < alarm.rate_after
 
 
 def test_page_hinkley_does_not_see_a_rise():
-    assert alarms(watch_of(detector="page-hinkley"), noisy([0.3] * BEFORE + [0.8] * AFTER)) == []
+    assert alarms(monitor_of(detector="page-hinkley"), noisy([0.3] * BEFORE + [0.8] * AFTER)) == []
 
 
 def test_a_second_fall_within_the_cooldown_is_not_acted_upon():
     accepted = noisy([0.9] * BEFORE + [0.5] * AFTER + [0.1] * AFTER)
-    first, *others = alarms(watch_of(cooldown=150), accepted)
+    first, *others = alarms(monitor_of(cooldown=150), accepted)
     assert first.action == "recall"
     assert [event.action for event in others] == ["cooldown"]
 
 
 def test_a_second_fall_after_the_cooldown_is_acted_upon_again():
     accepted = noisy([0.9] * BEFORE + [0.5] * AFTER + [0.1] * AFTER)
-    assert [event.action for event in alarms(watch_of(cooldown=10), accepted)] == ["recall", "recall"]
+    assert [event.action for event in alarms(monitor_of(cooldown=10), accepted)] == ["recall", "recall"]
 
 
 def test_an_ignored_rise_starts_no_cooldown():
     accepted = noisy([0.3] * BEFORE + [0.9] * AFTER + [0.3] * AFTER)
-    found = alarms(watch_of(detector="adwin", cooldown=300), accepted)
+    found = alarms(monitor_of(detector="adwin", cooldown=300), accepted)
     assert [event.action for event in found] == ["ignored", "recall"]
     assert found[1].rate_before == pytest.approx(0.9, abs=0.1), "what came before the rise is forgotten"
 
 
 def test_prompts_with_nothing_judged_are_skipped_and_do_no_harm():
     """A NaN or a zero in their place would blind the detector or alarm it."""
-    watch = watch_of()
+    watch = monitor_of()
     assert alarms(watch, noisy([0.8] * BEFORE)) == []
     assert all(watch.observe(make_completed(BEFORE + number, judged=0, accepted=0)) is None for number in range(50))
     assert alarms(watch, noisy([0.8] * 30, seed=1), begin=BEFORE + 50) == []
@@ -134,27 +134,56 @@ def test_the_first_position_alone_can_be_watched():
         )
         for number in range(BEFORE + AFTER)
     ]
-    assert [event for event in map(watch_of(first_only=True).observe, prompts) if event] == []
-    assert [event.action for event in map(watch_of().observe, prompts) if event] == ["recall"]
+    assert [event for event in map(monitor_of(signal="first").observe, prompts) if event] == []
+    assert [event.action for event in map(monitor_of().observe, prompts) if event] == ["recall"]
 
 
 def test_the_first_position_is_skipped_where_it_was_never_judged():
-    rates = Rates(first_only=True)
-    assert rates.acceptance(make_completed(0, judged=3, accepted=1, first_judged=0, first_accepted=0)) is None
-    assert rates.acceptance(make_completed(0, judged=3, accepted=1, first_judged=4, first_accepted=1)) == 0.25
-    assert (
-        Rates(first_only=False).acceptance(make_completed(0, judged=4, accepted=1, first_judged=1, first_accepted=1))
-        == 0.25
+    rates = Rates("first")
+    assert rates.read(make_completed(0, judged=3, accepted=1, first_judged=0, first_accepted=0)) is None
+    assert rates.read(make_completed(0, judged=3, accepted=1, first_judged=4, first_accepted=1)) == 0.25
+    assert Rates("judged").read(make_completed(0, judged=4, accepted=1, first_judged=1, first_accepted=1)) == 0.25
+
+
+def drafted(shares: Iterable[float], seed: int) -> list[PromptCompleted]:
+    """Prompts of 64 tokens with these shares of drafted tokens and nothing judged of the model."""
+    random = Random(seed)
+    blocks = [sum(random.random() >= share for _ in range(64)) for share in shares]
+    return [make_completed(n, judged=0, accepted=0, emitted=64, blocks=max(1, one)) for n, one in enumerate(blocks)]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_fall_of_the_drafted_share_is_seen_within_ten_prompts_without_drafts_of_the_model(seed: int):
+    """Shares as measured on SmolLM2: they climb with the memory over word problems, and fall where code begins."""
+    climbing = [0.30 + 0.15 * min(1, number / 40) for number in range(60)]
+    found = [
+        event for event in map(monitor_of(signal="drafted").observe, drafted([*climbing, *[0.28] * 15], seed)) if event
+    ]
+    assert [(event.direction, event.action) for event in found] == [("fall", "recall")]
+    assert 60 <= found[0].offset < 70
+    assert found[0].rate_before > 0.35 > found[0].rate_after
+
+
+def test_a_thousand_prompts_of_one_kind_raise_no_alarm():
+    prompts = drafted([0.4] * 1000, seed=7)
+    assert [event for event in map(monitor_of(signal="drafted").observe, prompts) if event] == []
+
+
+def test_the_drafted_share_of_a_prompt_without_tokens_is_none():
+    assert Rates("drafted").read(make_completed(0, emitted=0, blocks=0)) is None
+    assert Rates("drafted").read(make_completed(0, emitted=8, blocks=2)) == 0.75
+    assert Rates("drafted").read(make_completed(0, emitted=1, blocks=2)) == 0, (
+        "the last pass may emit nothing that counts"
     )
 
 
 def test_no_detector_sees_nothing():
-    assert alarms(watch_of(detector="none"), [JUDGED] * 100 + [0] * 100) == []
+    assert alarms(monitor_of(detector="none"), [JUDGED] * 100 + [0] * 100) == []
 
 
-@pytest.mark.parametrize("first_only", [False, True])
+@pytest.mark.parametrize("signal", ["judged", "first"])
 @pytest.mark.parametrize("seed", range(3))
-def test_a_stationary_stream_of_unlike_prompts_is_no_drift(seed: int, first_only: bool):
+def test_a_stationary_stream_of_unlike_prompts_is_no_drift(seed: int, signal: Signal):
     """Prompts differ in difficulty and length, as they do in real streams; the mixture does not change."""
     random = Random(seed)
     prompts = []
@@ -163,15 +192,15 @@ def test_a_stationary_stream_of_unlike_prompts_is_no_drift(seed: int, first_only
         accepted = sum(random.random() < rate for _ in range(judged))
         prompts.append(make_completed(number, judged=judged, accepted=accepted))
     assert fmean(prompt.accepted / prompt.judged for prompt in prompts) == pytest.approx(0.6, abs=0.03)
-    watch = watch_of(first_only=first_only)
+    watch = monitor_of(signal=signal)
     assert [event for event in map(watch.observe, prompts) if event] == []
 
 
-@pytest.mark.parametrize("detector", ["adwin", "page-hinkley"])
+@pytest.mark.parametrize("detector", ["adwin", "page-hinkley", "fall"])
 def test_the_grace_period_is_kept(detector: str):
     falling = [JUDGED] * 40 + [0] * 60
-    (early,) = alarms(watch_of(detector=detector, grace=5), falling)
-    (late,) = alarms(watch_of(detector=detector, grace=90), falling)
+    (early,) = alarms(monitor_of(detector=detector, grace=5), falling)
+    (late,) = alarms(monitor_of(detector=detector, grace=90), falling)
     assert 40 <= early.offset < 89 <= late.offset
 
 
@@ -193,7 +222,7 @@ def test_the_change_is_where_the_sides_differ_most(rates: list[float], place: in
 def test_a_fall_after_a_long_rise_is_a_fall():
     """While the drafter learns the rate climbs for hundreds of prompts; the last of them decide, not the first."""
     climbing = [0.2 + 0.3 * number / 300 for number in range(300)]
-    found = alarms(watch_of(), noisy([*climbing, *[0.15] * 20]))
+    found = alarms(monitor_of(), noisy([*climbing, *[0.15] * 20]))
     assert [event.action for event in found] == ["recall"]
     assert 300 <= found[0].offset < 320
 
@@ -201,7 +230,7 @@ def test_a_fall_after_a_long_rise_is_a_fall():
 def test_one_alarm_per_change():
     """What came before a change is forgotten with it, so that it cannot raise the alarm again."""
     levels = [0.9, 0.5, 0.9, 0.5]
-    found = alarms(watch_of(detector="adwin", cooldown=0), noisy(level for level in levels for _ in range(100)))
+    found = alarms(monitor_of(detector="adwin", cooldown=0), noisy(level for level in levels for _ in range(100)))
     assert [event.direction for event in found] == ["fall", "rise", "fall"]
     for event, before, after in zip(found, levels[:-1], levels[1:], strict=True):
         assert (event.rate_before, event.rate_after) == (pytest.approx(before, abs=0.06), pytest.approx(after, abs=0.1))
