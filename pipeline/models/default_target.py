@@ -29,17 +29,17 @@ def find_default_target(report: Callable[[str], None], *, on_cpu: bool) -> dict[
         if _is_in_hub_cache():
             return {"targets": (HUB_NAME,)}
         if os.environ.get(OFFLINE, "").upper() in ("1", "ON", "YES", "TRUE"):
-            report(_without(f"it is not on this machine and {OFFLINE} is set"))
+            report(_describe_fallback(f"it is not on this machine and {OFFLINE} is set"))
             return None
         report(f"fetching {model.title} once: {model.size / 1e6:,.0f} MB, licence: {model.terms}")
         pull(NAME, report, patient=False)
     except OmnidraftError as error:
-        report(_without(str(error)))
+        report(_describe_fallback(str(error)))
         return None
     return pulled
 
 
-def _without(reason: str) -> str:
+def _describe_fallback(reason: str) -> str:
     return f"the built-in pair is used instead of {PULLABLE[NAME].title}: {reason}"
 
 

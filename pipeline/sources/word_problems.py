@@ -152,7 +152,7 @@ TEMPLATES: tuple[tuple[str, Callable[[int, int, int], int]], ...] = (
         lambda a, b, c: a + a * b - c,
     ),
     (
-        "A hotel has {b} floors with {a} rooms each. {c} rooms of the hotel are being repaired. How many rooms can "
+        "A ship has {b} decks with {a} cabins each. {c} cabins of the ship are being repaired. How many cabins can "
         "be used?",
         lambda a, b, c: a * b - c,
     ),

@@ -32,7 +32,7 @@ class BlockResults:
 def make_sections(blocks: Sequence[BlockResults]) -> list[Section]:
     """The tables of each target: one over all blocks, then one per block."""
     targets = blocks[0].plan.targets
-    sections = []
+    sections: list[Section] = []
     for place, target in enumerate(targets):
         results = [(one.block, one.by_target[place]) for one in blocks]
         drafter = blocks[0].plan.config.drafter

@@ -206,7 +206,7 @@ def _table_2() -> PaperTable:
 def _head_arms(threshold: float) -> tuple[StudyArm, ...]:
     adaptive = {"draft.adapt": True, "draft.max_draft": LONGEST, "draft.stop_rule": "threshold"}
     at_threshold = {**adaptive, "draft.stop_threshold": threshold}
-    learned = {
+    learned: dict[str, Mapping[str, Any]] = {
         "distil only": FIXED,
         "joint": {**at_threshold, "learn.head_schedule": "joint"},
         "interleaved": {**at_threshold, "learn.head_schedule": "interleaved"},

@@ -87,8 +87,11 @@ def _spell_all(stored: Sequence[TopTokens | TopLogits]) -> list[TopTokens]:
 
 def _spell(of_blocks: Sequence[TopLogits]) -> TopTokens:
     """Spell what consecutive blocks stored."""
-    arrays = zip(*((one.positions, one.tokens, one.ids, one.logits, one.sums) for one in of_blocks), strict=True)
-    whole = TopLogits(*map(np.concatenate, arrays), of_blocks[0].spell)
+    positions, tokens, ids, logits, sums = (
+        np.concatenate([getattr(one, name) for one in of_blocks])
+        for name in ("positions", "tokens", "ids", "logits", "sums")
+    )
+    whole = TopLogits(positions, tokens, ids, logits, sums, of_blocks[0].spell)
     return whole.spell(whole)
 
 
@@ -161,11 +164,5 @@ class ExampleBuilder:
         example = reader.example(state.lesson)
         features = () if state.features is None else reader.tensor(state.features)
         labels = list(map(AcceptanceLabel, features, state.acceptances))
-        noted = (
-            list(example.soft_targets),
-            labels,
-            list(example.ngram_positions),
-            example.judged,
-            list(example.branches),
-        )
-        return cls(*noted)
+        soft_targets: list[SoftTarget | TopTokens | TopLogits] = list(example.soft_targets)
+        return cls(soft_targets, labels, list(example.ngram_positions), example.judged, list(example.branches))

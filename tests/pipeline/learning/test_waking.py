@@ -122,7 +122,7 @@ class OneFall:
         return make_drifted(offset=AT, target=prompt.target, action="reset") if prompt.offset == AT else None
 
 
-def resting_loop(
+def paused_loop(
     pair: TinyPair, folder: Path, sources: tuple[str, ...] = ("model",)
 ) -> tuple[Loop, AdaptiveSpeculation]:
     """Of a real pair; drafting has just begun its longest rest, and no update will come."""
@@ -156,7 +156,7 @@ def split(events: Sequence[Event]) -> tuple[list[Event], list[Event]]:
 
 
 def test_after_a_drift_the_next_block_drafts(tiny_pair: TinyPair, tmp_path: Path):
-    loop, _ = resting_loop(tiny_pair, tmp_path)
+    loop, _ = paused_loop(tiny_pair, tmp_path)
     before, after = split(list(loop.run(prompts())))
     assert len(find_drafted(before)) >= AT
     assert not any(find_drafted(before)), "it rests"
@@ -166,20 +166,22 @@ def test_after_a_drift_the_next_block_drafts(tiny_pair: TinyPair, tmp_path: Path
 
 def test_within_ten_prompts_after_a_reset_the_head_is_trained_again(tiny_pair: TinyPair, tmp_path: Path):
     """Although drafting never pays, and the own text and the memory have trees."""
-    loop, paying = resting_loop(tiny_pair, tmp_path, ("own", "memory", "model"))
+    loop, paying = paused_loop(tiny_pair, tmp_path, ("own", "memory", "model"))
     paying._costs = Costs(((1, 1.0),), ((1, 9.0),))
     before, after = split(list(loop.run(sums(AT + 11))))
     steps = [event.offset for event in after if isinstance(event, Updated) and event.part == "head"]
     assert not [event for event in before if isinstance(event, Updated)]
     assert steps, "it has labels"
     assert steps[0] <= AT + 10
-    assert len([1 for drafted in find_drafted(after) if drafted]) < len(find_drafted(after)), "and drafting is paused again"
+    assert len([1 for drafted in find_drafted(after) if drafted]) < len(find_drafted(after)), (
+        "and drafting is paused again"
+    )
 
 
 def test_a_run_that_is_interrupted_at_the_drift_wakes_when_it_goes_on(tiny_pair: TinyPair, tmp_path: Path):
     """The snapshot is taken after the drift and before the block that it wakes."""
-    whole = split(list(resting_loop(tiny_pair, tmp_path / "whole")[0].run(prompts())))[1]
-    loop, _ = resting_loop(tiny_pair, tmp_path / "first")
+    whole = split(list(paused_loop(tiny_pair, tmp_path / "whole")[0].run(prompts())))[1]
+    loop, _ = paused_loop(tiny_pair, tmp_path / "first")
     stream, seen, files = prompts(), [], {}
 
     def pause() -> bool:
@@ -191,7 +193,7 @@ def test_a_run_that_is_interrupted_at_the_drift_wakes_when_it_goes_on(tiny_pair:
 
     for event in loop.run(stream, pause):
         seen.append(event)
-    resumed, paying = resting_loop(tiny_pair, tmp_path / "second")
+    resumed, paying = paused_loop(tiny_pair, tmp_path / "second")
     kept = SnapshotReader(files)
     resumed.restore(kept.state, kept)
     assert not paying.should_draft(), "nothing has woken it yet"

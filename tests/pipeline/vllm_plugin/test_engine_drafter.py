@@ -4,7 +4,7 @@ from itertools import count
 
 import numpy as np
 import pytest
-from vllm_stand_in import END
+from fake_vllm import END
 
 from pipeline.vllm_plugin.drafter import EngineDrafter
 from pipeline.vllm_plugin.pass_costs import FORGOTTEN, LEAST, PassCosts

@@ -1,4 +1,4 @@
-"""The proposer against a stand-in of vLLM: the same texts in fewer passes, and nothing that could end the engine."""
+"""The proposer against a fake of vLLM: the same texts in fewer passes, and nothing that could end the engine."""
 
 import random
 import subprocess
@@ -7,8 +7,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from fake_vllm import FakeRunner, complete, fake_config, phrases, put_vllm
 from places import ROOT
-from vllm_stand_in import StandInRunner, complete, phrases, put_vllm, stand_in_config
 
 from pipeline.vllm_plugin.proposer import OmnidraftProposer, check_version
 from store.errors import ConfigError, UsageError
@@ -25,7 +25,7 @@ def make_prompts(count: int) -> list[list[int]]:
 def proposer(monkeypatch: pytest.MonkeyPatch) -> OmnidraftProposer:
     put_vllm(monkeypatch)
     monkeypatch.setenv("OMNIDRAFT_VLLM_PASS_COSTS", "[[1, 1.0], [40, 1.4]]")
-    made = OmnidraftProposer(stand_in_config())
+    made = OmnidraftProposer(fake_config())
     made.load_model(object())
     return made
 
@@ -33,9 +33,9 @@ def proposer(monkeypatch: pytest.MonkeyPatch) -> OmnidraftProposer:
 @pytest.mark.parametrize("rows", [1, 4, 16])
 @pytest.mark.parametrize("preempt_every", [0, 40])
 def test_texts_are_those_without_drafts_in_fewer_passes(proposer: OmnidraftProposer, rows: int, preempt_every: int):
-    runner, prompts = StandInRunner(proposer, rows=rows), make_prompts(40)
+    runner, prompts = FakeRunner(proposer, rows=rows), make_prompts(40)
     texts = runner.run([*prompts, *prompts[:3]], MOST, preempt_every)
-    plain = StandInRunner(NothingDrafted(), rows=rows)
+    plain = FakeRunner(NothingDrafted(), rows=rows)
     assert texts == plain.run([*prompts, *prompts[:3]], MOST, preempt_every)
     assert texts[:40] == [complete(phrases, prompt, MOST) for prompt in prompts]
     assert runner.passes < 0.7 * plain.passes
@@ -48,14 +48,14 @@ class NothingDrafted:
 
 
 def test_drafts_end_before_the_longest_text(proposer: OmnidraftProposer, monkeypatch: pytest.MonkeyPatch):
-    proposer = OmnidraftProposer(stand_in_config(longest=40))
-    runner = StandInRunner(proposer, lambda tokens: 3 + len(tokens) % 2, longest=40)  # asserts it at each draft
+    proposer = OmnidraftProposer(fake_config(longest=40))
+    runner = FakeRunner(proposer, lambda tokens: 3 + len(tokens) % 2, longest=40)  # asserts it at each draft
     runner.run([[1, 2]], 37)
     assert max(map(len, runner.drafts)) == 4
 
 
 def test_only_the_first_tensor_parallel_rank_drafts(proposer: OmnidraftProposer):
-    runner = StandInRunner(OmnidraftProposer(stand_in_config(rank=1, tensor_parallel=2)))
+    runner = FakeRunner(OmnidraftProposer(fake_config(rank=1, tensor_parallel=2)))
     runner.run(make_prompts(5), MOST)
     assert not any(runner.drafts)
 
@@ -68,7 +68,7 @@ def test_an_error_ends_the_drafting_and_not_the_engine(
     def fail(*arguments: object) -> None:
         raise ZeroDivisionError
 
-    runner = StandInRunner(proposer, rows=2)
+    runner = FakeRunner(proposer, rows=2)
     runner.run(prompts[:3], MOST)
     drafted = len([draft for draft in runner.drafts if draft])
     monkeypatch.setattr("pipeline.vllm_plugin.drafter.TextMemory.grow", fail)
@@ -82,7 +82,7 @@ def test_an_error_ends_the_drafting_and_not_the_engine(
 def test_other_versions_of_vllm_are_refused(monkeypatch: pytest.MonkeyPatch, version: str):
     put_vllm(monkeypatch, version)
     with pytest.raises(UsageError, match=f"0.32 up to, not including, 0.33; got {version}"):
-        OmnidraftProposer(stand_in_config())
+        OmnidraftProposer(fake_config())
 
 
 def test_the_extra_asks_for_the_versions_that_are_not_refused():
@@ -97,7 +97,7 @@ def test_a_file_and_variables_set_it_up(monkeypatch: pytest.MonkeyPatch, tmp_pat
     (tmp_path / "settings.toml").write_text('sources = ["own"]\norder = 3\n')
     monkeypatch.setenv("OMNIDRAFT_VLLM_CONFIG", str(tmp_path / "settings.toml"))
     monkeypatch.setenv("OMNIDRAFT_VLLM_PASS_COSTS", "[[1, 1.0], [2, 9.0]]")
-    runner = StandInRunner(OmnidraftProposer(stand_in_config()))
+    runner = FakeRunner(OmnidraftProposer(fake_config()))
     runner.run(make_prompts(5), MOST)
     assert not any(runner.drafts), "a token more costs more than it can bring"
 
@@ -115,7 +115,7 @@ def test_mistakes_in_settings_are_named(monkeypatch: pytest.MonkeyPatch, name: s
     put_vllm(monkeypatch)
     monkeypatch.setenv(f"OMNIDRAFT_VLLM_{name}", value)
     with pytest.raises(ConfigError, match=message):
-        OmnidraftProposer(stand_in_config())
+        OmnidraftProposer(fake_config())
 
 
 def test_the_import_pulls_no_server_and_no_libraries_that_vllm_does_not_need():

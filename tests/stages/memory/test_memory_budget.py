@@ -13,7 +13,7 @@ TOKENS, TEXT = 1_000_000, 100
 
 @pytest.mark.sweep
 def test_a_million_tokens_fit_the_default_budget():
-    """Tokens by Zipf's law have hardly a long context twice: the table fills as fast as any text can fill it."""
+    """Tokens with Zipf's frequencies have hardly a long context twice, so the table fills as fast as it can."""
     table, numbers = NgramTable(MemorySettings().budget_bytes), np.random.default_rng(0)
     texts = (numbers.zipf(1.3, (TOKENS // TEXT, TEXT)) % 30_000).tolist()
     sizes: list[int] = []

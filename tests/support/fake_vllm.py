@@ -1,4 +1,4 @@
-"""A stand-in of vLLM's runner: batches of requests, prompts read in parts, and a proposer that is called as vLLM does.
+"""A fake of vLLM's runner: batches of requests, prompts read in parts, and a proposer that is called as vLLM does.
 
 The target is a function from a text to the next token, so that the texts without drafts are known. A pass emits the
 accepted tokens of a draft and one more, also after the end of a sequence, as in vLLM, whose scheduler cuts texts later.
@@ -41,7 +41,7 @@ class _Request:
     draft: list[int] = field(default_factory=list)
 
 
-class StandInRunner:
+class FakeRunner:
     """Runs requests through a proposer with the arguments that vLLM passes.
 
     Args:
@@ -128,14 +128,14 @@ class StandInRunner:
             running[running.index(request)] = last
 
 
-def stand_in_config(most: int = 4, longest: int = 200, rank: int = 0, tensor_parallel: int = 1) -> SimpleNamespace:
+def fake_config(most: int = 4, longest: int = 200, rank: int = 0, tensor_parallel: int = 1) -> SimpleNamespace:
     """What the proposer reads of vLLM's `VllmConfig`."""
     return SimpleNamespace(
         device_config=SimpleNamespace(device_type="cuda"),
         parallel_config=SimpleNamespace(rank=rank, tensor_parallel_size=tensor_parallel),
         speculative_config=SimpleNamespace(num_speculative_tokens=most),
         model_config=SimpleNamespace(
-            model="stand-in",
+            model="fake",
             max_model_len=longest,
             hf_text_config=SimpleNamespace(eos_token_id=END),
             try_get_generation_config=lambda: {"eos_token_id": [END]},
