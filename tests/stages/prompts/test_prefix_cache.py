@@ -12,7 +12,7 @@ SIZE = BLOCK * WIDTH * 4 * 2  # bytes of a block of two layers
 
 
 def kept(tokens: list[int]) -> list[torch.Tensor]:
-    """Keys and values in which every token's slot says which text came before it."""
+    """Keys and values in which every token's slot encodes the text before it."""
     prefixes = [float(hash(tuple(tokens[: end + 1])) % 100_003) for end in range(len(tokens))]
     layer_TW = torch.tensor(prefixes)[:, None].expand(-1, WIDTH)
     return [layer_TW, -layer_TW]
