@@ -185,12 +185,10 @@ def _choose_settings(base: Config, given: Mapping[str, object]) -> Config:
     if not is_default_run(base, given):
         return chosen
     from pipeline.models.default_target import find_default_target
-    from stages.models.huggingface import pick_device
 
-    on_cpu = pick_device(chosen.device) == "cpu"
     with status("looking for a model"):
-        model = find_default_target(lambda line: LOG.info("%s", line), on_cpu=on_cpu)
-    return make_default_run(base, given, model)
+        target = find_default_target(lambda line: LOG.info("%s", line))
+    return make_default_run(base, given, target)
 
 
 def _find_replay(named: Path) -> Path:

