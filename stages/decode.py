@@ -4,7 +4,7 @@ Shapes: B rows, D drafter ids, W hidden width, F head features.
 """
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from math import isfinite
@@ -20,6 +20,7 @@ from stages.contract.stage import Stage
 from stages.drafting.costs import CostModel
 from stages.drafting.head import ENTROPY, AcceptanceHead, piece_features
 from stages.drafting.stopping import AlwaysSpeculate, SpeculationPolicy, StopRule
+from stages.drafting.target_states import AGE_DECAY
 from stages.models.language_model import LanguageModel
 from stages.sampling.distributions import Sampling, entropy, sample_rows, to_probs
 
@@ -191,6 +192,8 @@ class Decode(Stage[SequenceState, Draft]):
         costs: with them the last pieces of a draft are dropped where the head's estimate makes verifying them not worth
             their cost. Only for rows whose pieces are not drawn: a draft that ends where an unlikely piece was drawn
             would change the distribution of the text.
+        state_logits: computes the term of the logits for the first piece after each of the target's states, (B, S) to
+            (B, D), if the drafter reads them; the term is part of the recorded distribution.
 
     Attributes:
         unusable: number of drafts that ended because the drafter's distribution was NaN or infinite.
@@ -208,10 +211,11 @@ class Decode(Stage[SequenceState, Draft]):
         probs_dtype: torch.dtype = torch.float32,
         policy: SpeculationPolicy | None = None,
         costs: CostModel | None = None,
+        state_logits: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         self.model, self.head, self.max_draft, self.probs_dtype = model, head, max_draft, probs_dtype
         self._stop_rule, self._sampling, self._eos_id = stop_rule, sampling, eos_id
-        self._policy, self._costs = policy or AlwaysSpeculate(), costs
+        self._policy, self._costs, self._state_logits = policy or AlwaysSpeculate(), costs, state_logits
         self._forbidden_D = model.mask_without(allowed)
         self._forbids = bool(self._forbidden_D.any())
         model.restrict(allowed)
@@ -285,8 +289,13 @@ class Decode(Stage[SequenceState, Draft]):
         paused = not self._policy.should_draft()
         going = [] if paused else [n for n, row in enumerate(batch) if row not in skipped and self._may_draft(row)]
         fed = {number: self._unread(batch[number]) for number in going}
+        state_terms = self._compute_state_terms(batch, going)
         while going:
-            drafted = self._extend(growing, going, *self._forward(batch, fed))
+            logits_BD, hidden_BW = self._forward(batch, fed)
+            for line, number in enumerate(going):
+                if number in state_terms:
+                    logits_BD[line] += AGE_DECAY ** len(growing.pieces[number]) * state_terms[number]
+            drafted = self._extend(growing, going, logits_BD, hidden_BW)
             open_rows = [number for number in drafted if self._may_grow(growing.pieces[number], batch[number])]
             going = sorted(self._stop_rule.select_rows(growing.survival, open_rows))
             fed = {number: growing.pieces[number][-1:] for number in going}
@@ -294,6 +303,13 @@ class Decode(Stage[SequenceState, Draft]):
         if self._costs:
             self._drop_hopeless(growing, self._costs)
         return growing.freeze(len(self._forbidden_D), self.probs_dtype, self.model.device)
+
+    def _compute_state_terms(self, batch: Sequence[SequenceState], going: Sequence[int]) -> dict[int, Tensor]:
+        """Return what the target's state adds to the logits of the first piece, for rows that have a state (D,)."""
+        states = {number: state for number in going if (state := batch[number].target_state) is not None}
+        if self._state_logits is None or not states:
+            return {}
+        return dict(zip(states, self._state_logits(torch.stack(list(states.values()))), strict=True))
 
     def _drop_hopeless(self, growing: _GrowingDrafts, costs: CostModel) -> None:
         """Drop the last pieces of greedy drafts while that raises the expected tokens per cost of the block.

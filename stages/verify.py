@@ -5,7 +5,7 @@ How one row is decided, and why the distribution is kept: chain_decisions.py and
 Shapes: N positions of all rows, M positions of one row, V target tokens.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import accumulate, chain, pairwise
 
 import torch
@@ -98,6 +98,7 @@ class Verify(Stage[Proposal, Verdict]):
         teacher: makes soft targets from the target's distributions; `teach_nothing` without a learner.
         probs_dtype: precision of the distributions.
         reader: reads prompts; by default each is read in one pass, when its row is admitted.
+        project: reduces the target's hidden states, for drafters that read them.
     """
 
     def __init__(
@@ -111,8 +112,9 @@ class Verify(Stage[Proposal, Verdict]):
         teacher: Teacher,
         probs_dtype: torch.dtype = torch.float32,
         reader: PromptReader | None = None,
+        project: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        self.model, self.reader = model, reader
+        self.model, self.reader, self._project = model, reader, project
         self._rule, self._sampling, self._context, self._eos_ids = rule, sampling, context, frozenset(eos_ids)
         self._forbidden_V = torch.arange(model.vocabulary_size, device=model.device) >= tokenizer_size
         self._teacher, self._probs_dtype = teacher, probs_dtype
@@ -146,7 +148,7 @@ class Verify(Stage[Proposal, Verdict]):
         if not batch:
             return []
         read = [self.model.length(proposal.draft.row) for proposal in batch]
-        logits_NV, starts = self._target_logits(batch)
+        logits_NV, hidden_NW, starts = self._target_logits(batch)
         wanted_NV = transform_logits(batch, logits_NV, starts, self._probs_dtype)
         samplings = [one.draft.row.sampling or self._sampling for one in batch for _ in range(len(one.verifiable) + 1)]
         target_probs_NV = to_probs(wanted_NV, samplings, self._probs_dtype)
@@ -157,7 +159,20 @@ class Verify(Stage[Proposal, Verdict]):
         ]
         supervision = self._supervise(batch, outcomes, logits_NV, starts)
         logprobs = _collect_logprobs(batch, outcomes, logits_NV, starts)
-        return [self._extend_row(*parts) for parts in zip(batch, read, outcomes, supervision, logprobs, strict=True)]
+        states = self._project_states(outcomes, hidden_NW, starts)
+        columns = zip(batch, read, outcomes, supervision, logprobs, states, strict=True)
+        return [self._extend_row(*parts) for parts in columns]
+
+    def _project_states(
+        self, outcomes: Sequence[tuple[Decision, ...]], hidden_NW: Tensor, starts: Sequence[int]
+    ) -> Sequence[Tensor | None]:
+        """Return per row the reduced hidden states that its emitted tokens were drawn from (tokens, S)."""
+        if self._project is None:
+            return [None] * len(outcomes)
+        lines = [emitting_lines(decisions) for decisions in outcomes]
+        places = [start + line for start, own in zip(starts, lines, strict=False) for line in own]
+        states_NS = self._project(hidden_NW[places])
+        return list(states_NS.split(list(map(len, lines))))
 
     def _supervise(
         self,
@@ -193,21 +208,24 @@ class Verify(Stage[Proposal, Verdict]):
         """Return the tokens that end a row."""
         return row.stop_ids if row.ignore_eos else row.stop_ids | self._eos_ids
 
-    def _target_logits(self, batch: Sequence[Proposal]) -> tuple[Tensor, list[int]]:
-        """Return the logits at every verifiable token and after the last, rows joined, and the start of each row."""
+    def _target_logits(self, batch: Sequence[Proposal]) -> tuple[Tensor, Tensor, list[int]]:
+        """Return the logits at every verifiable token and after the last, rows joined, the hidden states there if they
+        are projected (the logits again if not), and the start of each row.
+        """
         rows = [proposal.draft.row for proposal in batch]
         counts = [len(proposal.verifiable) + 1 for proposal in batch]
         fed = [
             [*row.tokens[self.model.length(row) :], *proposal.verifiable]
             for row, proposal in zip(rows, batch, strict=True)
         ]
-        logits_NV, _ = self.model.forward(rows, fed, counts, parents=_parents(batch, fed))
+        projects = self._project is not None
+        logits_NV, hidden_NW = self.model.forward(rows, fed, counts, hidden=projects, parents=_parents(batch, fed))
         logits_NV, starts = logits_NV.masked_fill(self._forbidden_V, -torch.inf), [0, *accumulate(counts)]
         # A NaN anywhere in a line becomes its maximum; -inf is a mask, unless the whole line is.
         finite_N = logits_NV.amax(-1).isfinite()
         if not bool(finite_N.all()):
             raise ModelError(_describe_nonfinite(rows, starts, finite_N.tolist()))
-        return logits_NV, starts
+        return logits_NV, hidden_NW, starts
 
     def _extend_row(
         self,
@@ -216,6 +234,7 @@ class Verify(Stage[Proposal, Verdict]):
         decisions: tuple[Decision, ...],
         supervision: Supervision,
         logprobs: tuple[TokenLogprobs, ...],
+        states: Tensor | None,
     ) -> Verdict:
         row, emitted = proposal.draft.row, emitted_tokens(decisions)
         if proposal.draft.tree:
@@ -227,9 +246,10 @@ class Verify(Stage[Proposal, Verdict]):
             row.pieces.extend(self._context[token])
         row.remaining_tokens -= len(emitted)
         row.block += 1
+        row.target_state = None if states is None else states[-1]
         stopped = emitted[-1] in self._end_ids(row) or (row.stop_strings is not None and row.stop_strings.complete)
         row.finish = "stop" if stopped else "" if row.remaining_tokens else "length"
         self.model.roll_back(row, len(row.tokens) - 1)
         accepted = sum(decision.outcome is Outcome.ACCEPTED for decision in decisions)
         rejected = sum(decision.outcome is Outcome.REJECTED for decision in decisions)
-        return Verdict(proposal, decisions, emitted, accepted + rejected, accepted, *supervision, logprobs)
+        return Verdict(proposal, decisions, emitted, accepted + rejected, accepted, *supervision, logprobs, states)

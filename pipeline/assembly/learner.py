@@ -17,9 +17,9 @@ from pipeline.learning.publisher import FolderPublisher, NoPublisher, Numbers, O
 from pipeline.recorder import Versions
 from stages.distill import Distill, NoDistiller
 from stages.drafting.head import AcceptanceHead, load_head, save_head
+from stages.drafting.target_states import TargetStates, read_version_weights
 from stages.memory.memory_file import MEMORY_FILE, write_memory
 from stages.memory.text_memory import TextMemory
-from stages.models.language_model import read_trained_weights
 from stages.ngrams.cache import Cache
 from stages.rules import MODES
 from store.registry.ngram_file import write_ngrams
@@ -111,7 +111,7 @@ def _make_response(
         return ResetHead(distill.reset_head)
     versions = VersionSource(
         lambda: publisher.folders,
-        lambda folder: read_trained_weights(_verify_folder(folder), models.drafter),
+        lambda folder: read_version_weights(_verify_folder(folder), models.drafter),
         lambda folder: load_head(head, folder / HEAD_FILE),
     )
     return Recall(distill, versions, config.drift.recall_margin, config.drift.recall_versions)
@@ -137,6 +137,8 @@ def _publisher(
 
     def write(folder: Path) -> None:
         models.drafter.save(folder, models.drafter_tokenizer)
+        if isinstance(models.drafter.extra, TargetStates):
+            models.drafter.extra.write(folder)
         save_head(head, folder / HEAD_FILE)
         ngrams = ((entry.pieces, entry.token, entry.count) for entry in cache.entries())
         write_ngrams(folder / NGRAM_FILE, ngrams, models.pair.digest)

@@ -10,6 +10,7 @@ from pipeline.config.sections import VocabularySettings
 from pipeline.config.settings import Config
 from pipeline.models import pullable as zoo
 from pipeline.routing import TargetRouter
+from stages.drafting.target_states import STATES_FILE, TargetStates
 from stages.models.adapters import ADAPTER_FOLDER, adapter_name, add_adapter, load_adapter, merge_saved_adapter
 from stages.models.forward import ModuleForward
 from stages.models.huggingface import load_tokenizer, pick_device, set_threads
@@ -102,7 +103,17 @@ def load_drafter(config: Config, source: str, device: str, measurements: Measure
         merge_saved_adapter(drafter.model, Path(source) / ADAPTER_FOLDER)
     if config.learn.enabled and config.learn.trains_output_layer:
         untie_output(drafter.model)
+    _attach_states(config, drafter, Path(source))
     return drafter
+
+
+def _attach_states(config: Config, drafter: LanguageModel, folder: Path) -> None:
+    """Attach the weights of the targets' states if they are trained, or if nothing is trained and there are some."""
+    learn, saved = config.learn, (folder / STATES_FILE).is_file()
+    if learn.trains_output_layer and learn.target_state if learn.enabled else saved:
+        states = TargetStates(TargetRouter.from_config(config).targets, drafter.vocabulary_size, drafter.device)
+        states.load(folder)
+        drafter.extra = states
 
 
 def pair_of(settings: VocabularySettings, target: Vocabulary, drafter: Vocabulary) -> Pair:

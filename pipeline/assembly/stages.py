@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import dataclass
+from functools import partial
 
 from pipeline.assembly.cache import make_cache
 from pipeline.assembly.costs import describe, make_costs, make_policy, make_stop_rule
@@ -14,6 +15,7 @@ from stages.drafting.costs import CostModel
 from stages.drafting.head import AcceptanceHead, load_head
 from stages.drafting.sources import SourceChooser
 from stages.drafting.stopping import AlwaysSpeculate, CostStop, FixedLength, SpeculationPolicy, StopRule
+from stages.drafting.target_states import StateProjection, TargetStates
 from stages.examples.teacher import TrieTeacher, supervise_nothing
 from stages.memory.memory_file import MEMORY_FILE, read_memory
 from stages.memory.text_memory import TextMemory
@@ -74,12 +76,22 @@ def make_drafting(
     draft_temperature = settings.temperature if config.draft.temperature is None else config.draft.temperature
 
     allowed = draftable(config.draft, models.pair)
+    states = models.drafter.extra if isinstance(models.drafter.extra, TargetStates) else None
 
     def drafting(stop_rule: StopRule, max_draft: int, paying: SpeculationPolicy, end: int | None) -> Decode:
         transform = Sampling(draft_temperature, settings.top_k, settings.top_p)
         dropping = costs if isinstance(stop_rule, CostStop) else None
         return Decode(
-            models.drafter, head, stop_rule, transform, allowed, max_draft, end, policy=paying, costs=dropping
+            models.drafter,
+            head,
+            stop_rule,
+            transform,
+            allowed,
+            max_draft,
+            end,
+            policy=paying,
+            costs=dropping,
+            state_logits=states and partial(states.compute_logits, models.name),
         )
 
     costs = make_costs(
@@ -98,6 +110,7 @@ def make_drafting(
         models.eos_ids,
         make_teacher(config, models) if learn.enabled else supervise_nothing,
         reader=_make_reader(config, models, live=live),
+        project=states and StateProjection(models.name, models.target.hidden_size, device),
     )
     translate = Translate(trie, cache, models.pair.pieces, mode.parse)
     return Drafting(_with_memory(config, models, decode, costs), translate, verify, trie, cache, head)

@@ -197,6 +197,10 @@ class LearnSettings(Section):
         description="How the drafter is trained: 'gradient' trains all its weights, 'least-squares' only its output "
         "layer, in closed form, at a fraction of the cost. Adapters (lora) are trained by gradient.",
     )
+    target_state: bool = Field(
+        default=True,
+        description="Whether the drafter also reads the target's last hidden state (method 'least-squares').",
+    )
     interval: int = Field(
         default=4, ge=1, description="Prompts between two updates; with spacing 'paying' the minimum."
     )

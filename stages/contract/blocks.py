@@ -46,6 +46,8 @@ class SequenceState:
             nothing.
         record_example: whether a training example is recorded, unless the row is private.
         scope: whose text it is, in the memory: rows of one scope never see text of another.
+        target_state: the target's reduced hidden state at the last emitted token (S,); None before there is one, or if
+            the drafter does not read it.
     """
 
     offset: int
@@ -68,6 +70,7 @@ class SequenceState:
     logprobs: int | None = None
     record_example: bool = True
     scope: int = 0
+    target_state: Tensor | None = None
 
     @property
     def belongs_to_request(self) -> bool:
@@ -354,6 +357,7 @@ class Verdict:
     """The decisions on a proposal, and the tokens that were appended to the row, up to the end of the sequence.
 
     `logprobs` has one entry per emitted token if the row requests them; a private row has no soft targets.
+    `states` has the target's reduced hidden state at each emitted token (tokens, S) if the drafter reads them.
     """
 
     proposal: Proposal
@@ -364,6 +368,7 @@ class Verdict:
     soft_targets: Collected = field(default=(), repr=False)
     branch: OffPolicySpan | None = field(default=None, repr=False)
     logprobs: tuple[TokenLogprobs, ...] = ()
+    states: Tensor | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -387,6 +392,7 @@ class TrainingExample:
         ngram_positions: indices of the pieces that belong to accepted n-grams (for the `hybrid` loss).
         judged: number of proposed tokens that were judged.
         branches: soft targets after first rejections; empty unless enabled.
+        states: the target's reduced hidden state at each emitted token, int8 (tokens, S), or None.
     """
 
     offset: int
@@ -397,3 +403,4 @@ class TrainingExample:
     ngram_positions: Sequence[int]
     judged: int = 0
     branches: tuple[OffPolicySpan, ...] = ()
+    states: Numbers | None = None

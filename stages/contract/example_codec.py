@@ -1,7 +1,9 @@
 """Encode training examples as flat arrays of numbers, without their labels.
 
 Integers of an example: offset, judged, pieces, positions of n-grams, soft targets, branches; every list is preceded by
-its length. A soft target has its position, depth and ids; `TopTokens` have a mark, their sizes and their arrays.
+its length. A soft target has its position, depth and ids; `TopTokens` have a mark, their sizes and their arrays. States
+come last: their shape and their bytes, four to an integer.
+
 Floats: of a soft target the groups, the direct parts and the rest; of `TopTokens` the probabilities. They are stored in
 float64 where float32 is not exact.
 """
@@ -22,10 +24,11 @@ MARK = -1  # begins `TopTokens`; a soft target begins with its position
 
 
 class IndexEntry(NamedTuple):
-    """The target of an example, and whether its floats are stored in float64."""
+    """The target of an example, whether its floats are stored in float64, and whether it has states."""
 
     target: str
     double: bool
+    states: bool = False
 
 
 # A cache: an example is immutable and remains in the buffers for many snapshots.
@@ -45,12 +48,20 @@ def _encode(example: TrainingExample) -> Coded:
             integers.append((branch.start,))
             _append_list(integers, branch.pieces)
             _append_soft_targets(integers, floats, branch.soft_targets)
+        if example.states is not None:
+            integers += (example.states.shape, _to_integers(example.states))
         found = _coded[example] = _join(integers, np.int32), _narrow(_join(floats, np.float64))
     return found
 
 
 def _join(parts: Sequence[Part], kind: type[np.generic]) -> Numbers:
     return np.concatenate([np.zeros(0, kind), *(np.asarray(part, kind).ravel() for part in parts)])
+
+
+def _to_integers(states: Numbers) -> Numbers:
+    """Return the bytes of states as integers, the last one filled up with zeros."""
+    found: Numbers = np.frombuffer(states.tobytes() + bytes(-states.size % 4), np.int32)
+    return found
 
 
 def _narrow(floats: Numbers) -> Numbers:
@@ -90,7 +101,7 @@ class ExampleWriter:
     def add(self, example: TrainingExample) -> None:
         """Append an example to the arrays."""
         integers, floats = _encode(example)
-        self.index.append(IndexEntry(example.target, floats.dtype == np.float64))
+        self.index.append(IndexEntry(example.target, floats.dtype == np.float64, example.states is not None))
         self._integers.append(integers)
         self._floats.append(floats)
 
@@ -112,15 +123,21 @@ class ExampleReader:
         self._integers, self._next = integers.numpy(), 0
         self._bytes, self._place, self._double = floats.numpy().tobytes(), 0, False
 
-    def read(self, entry: tuple[str, bool]) -> TrainingExample:
+    def read(self, entry: IndexEntry) -> TrainingExample:
         """Decode the next example, given its entry of the index."""
-        target, self._double = entry
+        target, self._double, has_states = entry
         offset, judged = self._integer(), self._integer()
         pieces, ngram_positions, soft_targets = self._list(), self._list(), self._soft_targets()
         branches = tuple(
             OffPolicySpan(self._integer(), self._list(), self._soft_targets()) for _ in range(self._integer())
         )
-        return TrainingExample(offset, target, pieces, soft_targets, (), ngram_positions, judged, branches)
+        states = self._states() if has_states else None
+        return TrainingExample(offset, target, pieces, soft_targets, (), ngram_positions, judged, branches, states)
+
+    def _states(self) -> Numbers:
+        tokens, size = self._integer(), self._integer()
+        numbers = self._take((tokens * size + 3) // 4).astype(np.int32)
+        return np.frombuffer(numbers.tobytes(), np.int8, tokens * size).reshape(tokens, size)
 
     def _take(self, count: int) -> Numbers:
         self._next += count

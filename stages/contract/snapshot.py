@@ -60,7 +60,7 @@ _ATTRIBUTES = {"room": "remaining_tokens", "draws": "rng"}  # of a `SequenceStat
 
 @dataclass(frozen=True)
 class RowState:
-    """A `SequenceState` as it is saved. Rows of older releases have neither `sampling` nor `logprobs`."""
+    """A `SequenceState` as it is saved. Rows of older releases lack some of the fields with defaults."""
 
     offset: int
     prompt_id: str
@@ -76,18 +76,22 @@ class RowState:
     sampling: Sampling | None = None
     logprobs: int | None = None
     scope: int = 0
+    target_state: list[int] | None = None
 
     @classmethod
     def from_sequence(cls, row: SequenceState) -> "RowState":
         """Copy a sequence, including its mutable values."""
         assert isinstance(row.rng, SeededRandomSource)
         copied = {field.name: getattr(row, _ATTRIBUTES.get(field.name, field.name)) for field in fields(cls)}
-        return cls(**{**copied, "tokens": [*row.tokens], "pieces": [*row.pieces], "draws": row.rng.save()})
+        state = None if row.target_state is None else row.target_state.tolist()
+        mutable = {"tokens": [*row.tokens], "pieces": [*row.pieces], "draws": row.rng.save(), "target_state": state}
+        return cls(**{**copied, **mutable})
 
     def to_sequence(self) -> SequenceState:
         """Make the sequence, which continues with its own random numbers."""
         values = {_ATTRIBUTES.get(field.name, field.name): getattr(self, field.name) for field in fields(self)}
-        return SequenceState(**{**values, "rng": SeededRandomSource.from_state(self.draws)})
+        state = None if self.target_state is None else torch.tensor(self.target_state, dtype=torch.int8)
+        return SequenceState(**{**values, "rng": SeededRandomSource.from_state(self.draws), "target_state": state})
 
 
 @dataclass(frozen=True)

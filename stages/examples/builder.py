@@ -12,6 +12,7 @@ from stages.contract.blocks import (
     STOP,
     AcceptanceLabel,
     Decision,
+    Numbers,
     OffPolicySpan,
     SequenceState,
     SoftTarget,
@@ -124,6 +125,7 @@ class ExampleBuilder:
     ngram_positions: list[int] = field(default_factory=list)
     judged: int = 0
     branches: list[OffPolicySpan] = field(default_factory=list)
+    states: list[Numbers] = field(default_factory=list)
 
     def add_verdict(self, verdict: Verdict) -> None:
         """Add a block's soft targets and labels."""
@@ -134,6 +136,8 @@ class ExampleBuilder:
             self.judged += verdict.judged
         if verdict.branch:
             self.branches.append(verdict.branch)
+        if verdict.states is not None:
+            self.states.append(verdict.states.numpy())
 
     def build(self, row: SequenceState, target: str) -> TrainingExample:
         """Build the training example of the whole prompt with the soft targets of that target."""
@@ -146,6 +150,7 @@ class ExampleBuilder:
             tuple(self.ngram_positions),
             self.judged,
             tuple(self.branches),
+            np.concatenate(self.states) if self.states else None,
         )
 
     def save(self, row: SequenceState, writer: SnapshotWriter) -> ExampleBuilderState:
@@ -165,4 +170,6 @@ class ExampleBuilder:
         features = () if state.features is None else reader.tensor(state.features)
         labels = list(map(AcceptanceLabel, features, state.acceptances))
         soft_targets: list[SoftTarget | TopTokens | TopLogits] = list(example.soft_targets)
-        return cls(soft_targets, labels, list(example.ngram_positions), example.judged, list(example.branches))
+        states = [] if example.states is None else [example.states]
+        branches, positions = list(example.branches), list(example.ngram_positions)
+        return cls(soft_targets, labels, positions, example.judged, branches, states)

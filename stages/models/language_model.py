@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from stages.contract.blocks import SequenceState
 from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
@@ -99,6 +99,7 @@ class LanguageModel:
         self.measurements = measurements or Measurements()
         # Whether `read` follows a mask and positions: not if a model has states, or biases by column.
         self.attends_anywhere = True
+        self.extra: nn.Module | None = None  # trained with the model, but no part of it
         self.reads_trees = False  # whether new tokens of a row may be a tree: where `prove_forward` found it right
         self._order: list[SequenceState] = []
         self._lengths: dict[SequenceState, int] = {}
@@ -131,6 +132,7 @@ class LanguageModel:
             one_kernel=self.one_kernel,
         )
         shared.max_length, shared.attends_anywhere = self.max_length, self.attends_anywhere
+        shared.extra = self.extra
         if not adapter or not isinstance(self.forward_pass, PackedLlamaForward):
             shared.forward_pass, shared.reads_trees = self.forward_pass.share(), self.reads_trees
         return shared
@@ -371,8 +373,11 @@ class LanguageModel:
 
     @property
     def trained_weights(self) -> list[Tensor]:
-        """The weights that training changes, always in the same order: the adapter's if there is one, else all."""
-        return [weight for name, weight in self.model.named_parameters() if self._is_trained(name)]
+        """The weights that training changes, always in the same order: the adapter's if there is one, else all, and the
+        extra ones.
+        """
+        own = [weight for name, weight in self.model.named_parameters() if self._is_trained(name)]
+        return [*own, *self.extra.parameters()] if self.extra else own
 
     def _is_trained(self, weight: str) -> bool:
         return self.adapter is None or is_adapter_weight(weight, self.adapter)
@@ -384,6 +389,7 @@ class LanguageModel:
         shared = [buffer for name, buffer in self.model.named_buffers() if "inv_freq" not in name]
         model = copy.deepcopy(self.model, {id(tensor): tensor for tensor in (*fixed, *shared)})
         copied = LanguageModel(model, self.name, self.adapter)
+        copied.extra = copy.deepcopy(self.extra)
         for weight in copied.trained_weights:
             weight.data = weight.data.float()
             weight.requires_grad_()

@@ -1,24 +1,30 @@
-"""Trains the drafter's output layer by least squares on its hidden states; the rest of the drafter stays as loaded.
+"""Trains the drafter's output layer by least squares on hidden states; the rest of the drafter stays as loaded.
+
+The features of a position are the drafter's hidden state and, per target, its reduced hidden state at the last token
+that is known when a draft reaches the position (`stages/drafting/target_states.py`).
 
 One pass over an example gives its part of two sums, and from the sums the layer follows in closed form, so an update
 costs a fraction of a gradient step and forgets nothing that it was not asked to forget.
 
-Shapes: N supervised positions, W hidden width, D drafter ids, T top pieces.
+Shapes: N supervised positions, W hidden width, F features of a state, X features in all, D drafter ids, T top pieces.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from stages.contract.blocks import TrainingExample
+from stages.contract.blocks import Numbers, TrainingExample
 from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
+from stages.drafting.target_states import AGE_DECAY, FEATURES, SIZE, TargetStates, state_features
 from stages.examples.batches import Batch
 from stages.examples.losses import StudentBatch, TeacherBatch
+from stages.examples.soft_targets import tabulate
 from stages.models.language_model import LanguageModel
 from stages.training.drafter_trainer import DrafterTrainer, RegressionState, TrainerState
 from stages.training.update import Assignment, Scores
@@ -65,9 +71,10 @@ class LeastSquaresSums:
 
     def solve(self) -> Tensor:
         """Return the layer (D, W) that gives the missing probabilities; zeros without positions."""
-        width, scale = len(self.states_WW), float(self.states_WW.diagonal().mean())
-        if not scale:
+        width, diagonal_W = len(self.states_WW), self.states_WW.diagonal()
+        if not bool(diagonal_W.any()):
             return torch.zeros_like(self.products_WD.T)
+        scale = float(diagonal_W[diagonal_W > 0].mean())  # a feature that never occurred is no reason for less ridge
         ridge_WW = RIDGE * scale * torch.eye(width, dtype=torch.float64, device=self.states_WW.device)
         factor_WW = torch.linalg.cholesky(self.states_WW + ridge_WW)
         return torch.cholesky_solve(self.products_WD.double(), factor_WW).float().T
@@ -78,18 +85,49 @@ class _Places:
     """Positions of texts.
 
     Attributes:
-        hidden_NW: what the output layer reads.
+        features_NX: hidden states of the drafter and the target.
         forbidden_ND: True for ids that may not be drafted.
         teacher: the soft targets.
     """
 
-    hidden_NW: Tensor
+    features_NX: Tensor
     forbidden_ND: Tensor
     teacher: TeacherBatch
 
-    def logits(self, weight_DW: Tensor) -> Tensor:
-        """Return the logits of an output layer (N, D)."""
-        return (self.hidden_NW @ weight_DW.T).masked_fill_(self.forbidden_ND, -torch.inf)
+    def logits(self, weight_DX: Tensor) -> Tensor:
+        """Return the logits (N, D)."""
+        return (self.features_NX @ weight_DX.T).masked_fill_(self.forbidden_ND, -torch.inf)
+
+    def take(self, chosen_N: Tensor) -> "_Places":
+        """Return some of the positions, by mask or index."""
+        teacher = TeacherBatch(*(getattr(self.teacher, field.name)[chosen_N] for field in fields(self.teacher)))
+        return _Places(self.features_NX[chosen_N], self.forbidden_ND[chosen_N], teacher)
+
+
+class _LaterPlaces(NamedTuple):
+    """Positions as drafts from a token earlier reach them: which of all positions, and their features."""
+
+    lines: Tensor
+    features_NX: Tensor
+
+
+def find_states(example: TrainingExample, positions_N: Numbers, back: int) -> tuple[Numbers, Numbers, Numbers]:
+    """Find the state that a draft reads at each position of an example's text, if it begins `back` tokens before that
+    of the position.
+
+    Returns:
+        which of the positions have a state (indices); the number of pieces from the draft's beginning to each of these;
+        their states.
+    """
+    tokens = tabulate(example.soft_targets)
+    starts = tokens.positions_N[tokens.depths_N == 0]
+    nothing = np.zeros(0, np.int64)
+    if example.states is None or len(example.states) != len(starts):
+        return nothing, nothing, np.zeros((0, SIZE), np.int8)
+    begins_N = np.searchsorted(starts, positions_N, side="right") - 1 - back
+    (found,) = ((begins_N > 0) & (positions_N <= len(example.pieces))).nonzero()
+    begins = begins_N[found]
+    return found, positions_N[found] - starts[begins], example.states[begins - 1]
 
 
 class OutputLayerTrainer(DrafterTrainer):
@@ -103,11 +141,10 @@ class OutputLayerTrainer(DrafterTrainer):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        output = _output_layer(self._baseline.model)
-        vocabulary, width = output.weight.shape
-        self._loaded_DW = output.weight.detach().float()
-        self._sums = LeastSquaresSums(width, vocabulary, self._loaded_DW.device)
-        self._correction_DW: Tensor | None = None  # the last solution, unless the sums changed since
+        self._loaded_DX = _read_layer(self._baseline)
+        outputs, width = self._loaded_DX.shape
+        self._sums = LeastSquaresSums(width, outputs, self._loaded_DX.device)
+        self._correction_DX: Tensor | None = None  # the last solution, unless the sums changed since
         self._measured = [0.0] * len(STRENGTHS)  # decayed sums of the measured acceptance
         self._read: dict[TrainingExample, _Places] = {}  # of held-out examples
         self._most_read = 2 * self._training.gate_window * self._gate.targets
@@ -125,7 +162,7 @@ class OutputLayerTrainer(DrafterTrainer):
     def respond_to_drift(self) -> None:
         """Give the text before a drift less weight."""
         self._sums.scale(DRIFT_DECAY)
-        self._correction_DW = None
+        self._correction_DX = None
 
     @override
     @torch.no_grad()
@@ -134,24 +171,25 @@ class OutputLayerTrainer(DrafterTrainer):
 
         Returns the loss before, the supervised positions and the input pieces.
         """
-        before_DW = self._sums.solve() if self._correction_DW is None else self._correction_DW
+        before_DX = self._sums.solve() if self._correction_DX is None else self._correction_DX
+        candidate_DX = _read_layer(self._candidate)
         measured_S, loss, positions, pieces = torch.zeros(len(STRENGTHS), dtype=torch.float64), 0.0, 0, 0
         for batch in self._batcher.make_batches(examples):
-            count = len(batch.teacher.rest_N)
-            student, ngram_log_M, hidden_NW = self._compute(batch)
-            loss += float(self._loss(student, batch.teacher, ngram_log_M)) * count
-            forbidden_ND = batch.forbidden_BD[batch.packed.rows_N]
-            first_N = batch.teacher.first_N
-            firsts = _Places(hidden_NW[first_N], forbidden_ND[first_N], _take(batch.teacher, first_N))
-            measured_S += self._measure_strengths(firsts, before_DW)
-            self._sums.add(hidden_NW, self._missing_probs(_Places(hidden_NW, forbidden_ND, batch.teacher)))
+            places, later, ngram_log_M = self._read_batch(batch)
+            count = len(places.features_NX)
+            student = StudentBatch.from_logits(places.logits(candidate_DX), places.teacher)
+            loss += float(self._loss(student, places.teacher, ngram_log_M)) * count
+            measured_S += self._measure_strengths(places.take(places.teacher.first_N), before_DX)
+            missing_ND = self._missing_probs(places)
+            self._sums.add(places.features_NX, missing_ND)
+            self._sums.add(later.features_NX, missing_ND[later.lines])
             positions, pieces = positions + count, pieces + batch.packed.pieces_BT.numel()
             self._yield_cpu()
         self._measured = [
             STRENGTH_DECAY * old + new for old, new in zip(self._measured, measured_S.tolist(), strict=True)
         ]
-        self._correction_DW = self._sums.solve()
-        _output_layer(self._candidate.model).weight.copy_(self._loaded_DW + self._strength * self._correction_DW)
+        self._correction_DX = self._sums.solve()
+        _write_layer(self._candidate, self._loaded_DX + self._strength * self._correction_DX)
         return loss / max(1, positions), positions, pieces
 
     @property
@@ -160,21 +198,50 @@ class OutputLayerTrainer(DrafterTrainer):
         best = max(self._measured)
         return STRENGTHS[self._measured.index(best)] if best > min(self._measured) else FIRST_STRENGTH
 
-    def _compute(self, batch: Batch) -> tuple[StudentBatch, Tensor, Tensor]:
-        """Return what `ExampleBatcher.compute_distributions` does, and the hidden states (N, W)."""
+    def _read_batch(self, batch: Batch) -> tuple["_Places", "_LaterPlaces", Tensor]:
+        """Return the supervised positions as drafts begin there or with their token, some of them again as drafts reach
+        them from a token earlier, and the log-likelihood of the n-grams' pieces (M,).
+        """
         with _capture_inputs(_output_layer(self._candidate.model)) as captured:
-            student, ngram_log_M = self._batcher.compute_distributions(self._candidate, batch)
-        return student, ngram_log_M, captured[0][: len(batch.teacher.rest_N)].float()
+            _, ngram_log_M = self._batcher.compute_distributions(self._candidate, batch)
+        hidden_NW = captured[0][: len(batch.teacher.rest_N)].float()
+        states_NF, _ = self._state_features(batch, 0)
+        earlier_NF, has_N = self._state_features(batch, 1)
+        forbidden_ND = batch.forbidden_BD[batch.packed.rows_N]
+        places = _Places(torch.cat([hidden_NW, states_NF], -1), forbidden_ND, batch.teacher)
+        later = _LaterPlaces(has_N, torch.cat([hidden_NW[has_N], earlier_NF[has_N]], -1))
+        return places, later, ngram_log_M
 
-    def _measure_strengths(self, firsts: "_Places", correction_DW: Tensor) -> Tensor:
+    def _state_features(self, batch: Batch, back: int) -> tuple[Tensor, Tensor]:
+        """Return the features of the targets' states at the supervised positions (N, targets x F), and where there are
+        any (N,).
+
+        Args:
+            batch: the examples.
+            back: how many tokens before that of a position its draft begins.
+        """
+        rows_N, places_N = batch.packed.rows_N, batch.packed.places_N
+        states, targets = self._candidate.extra, _targets(self._candidate)
+        features_NTF = torch.zeros(len(rows_N), len(targets), FEATURES if targets else 0, device=rows_N.device)
+        has_N = torch.zeros(len(rows_N), dtype=torch.bool, device=rows_N.device)
+        for row, example in enumerate(batch.examples if states else ()):
+            (lines,) = (rows_N == row).nonzero(as_tuple=True)
+            found, ages, read = find_states(example, (places_N[lines] + 1).cpu().numpy(), back)
+            lines = lines[torch.from_numpy(found).to(lines.device)]
+            own_NF = AGE_DECAY ** torch.from_numpy(ages)[:, None] * state_features(torch.from_numpy(read))
+            features_NTF[lines, targets.index(example.target)] = own_NF.to(features_NTF)
+            has_N[lines] = True
+        return features_NTF.flatten(1), has_N
+
+    def _measure_strengths(self, firsts: "_Places", correction_DX: Tensor) -> Tensor:
         """Return the total acceptance at the first pieces of tokens under each strength (S,)."""
-        loaded_ND, change_ND = firsts.logits(self._loaded_DW), firsts.hidden_NW @ correction_DW.T
+        loaded_ND, change_ND = firsts.logits(self._loaded_DX), firsts.features_NX @ correction_DX.T
         students = (StudentBatch.from_logits(loaded_ND + factor * change_ND, firsts.teacher) for factor in STRENGTHS)
         return torch.stack([self._measure(student, firsts.teacher).double().sum().cpu() for student in students])
 
     def _missing_probs(self, places: "_Places") -> Tensor:
         """Return the target's probabilities of pieces, less those of the drafter as loaded (N, D)."""
-        teacher, probs_ND = places.teacher, places.logits(self._loaded_DW).softmax(-1)
+        teacher, probs_ND = places.teacher, places.logits(self._loaded_DX).softmax(-1)
         target_NT = teacher.group_NT.masked_fill(~teacher.valid_NT, 0)
         return probs_ND.neg_().scatter_add_(1, teacher.ids_NT, target_NT)
 
@@ -185,22 +252,22 @@ class OutputLayerTrainer(DrafterTrainer):
         below the output layer.
         """
         self._read_all(examples)
-        weight_DW, found = _output_layer(model.model).weight.float(), Scores()
+        weight_DX, found = _read_layer(model), Scores()
         for example in examples:
             if (places := self._read.get(example)) is not None:
-                student = StudentBatch.from_logits(places.logits(weight_DW), places.teacher)
+                student = StudentBatch.from_logits(places.logits(weight_DX), places.teacher)
                 total = float(self._measure(student, places.teacher).double().sum())
-                found[example] = total, len(places.hidden_NW)
+                found[example] = total, len(places.features_NX)
         return found
 
     def _read_all(self, examples: Sequence[TrainingExample]) -> None:
         """Compute the hidden states of examples that have none yet, and drop the oldest above the limit."""
         for batch in self._batcher.make_batches([one for one in examples if one not in self._read], branches=False):
-            _, _, hidden_NW = self._compute(batch)
+            places, _, _ = self._read_batch(batch)
             for row, example in enumerate(batch.examples):
-                own_N = (batch.packed.rows_N == row) & batch.teacher.first_N
-                forbidden_ND = batch.forbidden_BD[row].expand(int(own_N.sum()), -1)
-                self._read[example] = _Places(hidden_NW[own_N], forbidden_ND, _take(batch.teacher, own_N))
+                own = places.take((batch.packed.rows_N == row) & batch.teacher.first_N)
+                forbidden_ND = batch.forbidden_BD[row].expand(len(own.features_NX), -1)  # one line for all
+                self._read[example] = replace(own, forbidden_ND=forbidden_ND)
             self._yield_cpu()
         for example in [one for one in self._read if one not in examples][: max(0, len(self._read) - self._most_read)]:
             del self._read[example]
@@ -236,9 +303,25 @@ def _output_layer(model: Any) -> nn.Linear:
     return layer
 
 
-def _take(teacher: TeacherBatch, chosen_N: Tensor) -> TeacherBatch:
-    """Return the soft targets of the chosen positions."""
-    return TeacherBatch(*(getattr(teacher, field.name)[chosen_N] for field in fields(teacher)))
+def _targets(model: LanguageModel) -> tuple[str, ...]:
+    """Return the targets whose states the drafter reads."""
+    return model.extra.targets if isinstance(model.extra, TargetStates) else ()
+
+
+def _state_weights(model: LanguageModel) -> list[Tensor]:
+    return list(model.extra.weights) if isinstance(model.extra, TargetStates) else []
+
+
+def _read_layer(model: LanguageModel) -> Tensor:
+    """Return the weights of the output layer and of the targets' states, in float32 (D, X)."""
+    weights = [_output_layer(model.model).weight, *_state_weights(model)]
+    return torch.cat([weight.detach().float() for weight in weights], -1)
+
+
+def _write_layer(model: LanguageModel, weight_DX: Tensor) -> None:
+    weights = [_output_layer(model.model).weight, *_state_weights(model)]
+    for own, new in zip(weights, weight_DX.split([weight.shape[1] for weight in weights], -1), strict=True):
+        own.copy_(new)
 
 
 @contextmanager

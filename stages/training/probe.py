@@ -5,14 +5,14 @@ Shapes: N supervised positions.
 
 import json
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from stages.contract.blocks import TrainingExample
-from stages.contract.example_codec import ExampleReader, ExampleWriter
+from stages.contract.example_codec import ExampleReader, ExampleWriter, IndexEntry
 from stages.examples.batches import ExampleBatcher, sum_by_row
 from stages.examples.losses import expected_acceptance, greedy_agreement
 from stages.models.language_model import LanguageModel
@@ -95,8 +95,8 @@ def load_or_make_examples(
 def _to_arrays(examples: Sequence[TrainingExample]) -> Arrays:
     written = ExampleWriter()
     for example in examples:
-        written.add(example)
-    doubles = [double for _, double in written.index]
+        written.add(replace(example, states=None))  # they belong to drafters that read them
+    doubles = [entry.double for entry in written.index]
     return {
         "doubles": np.frombuffer(json.dumps(doubles).encode(), np.uint8),
         "integers": written.integers.numpy(),
@@ -106,4 +106,4 @@ def _to_arrays(examples: Sequence[TrainingExample]) -> Arrays:
 
 def _from_arrays(arrays: Arrays, target: str) -> list[TrainingExample]:
     reader = ExampleReader(torch.from_numpy(arrays["integers"]), torch.from_numpy(arrays["floats"]))
-    return [reader.read((target, double)) for double in json.loads(arrays["doubles"].tobytes())]
+    return [reader.read(IndexEntry(target, double)) for double in json.loads(arrays["doubles"].tobytes())]

@@ -377,3 +377,12 @@ def test_whole_stages_stop_at_an_end():
     distribution, _ = stage_distribution(world, 2, remaining_tokens=3)
     assert difference(distribution, true_distribution(world, 2)) < EXACT
     assert any(len(tokens) == 1 for tokens in distribution), "some sequences must have ended"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_drafter_that_reads_the_targets_states_keeps_the_distribution(seed: int):
+    world = random_world(seed)
+    got, lengths = stage_distribution(world, 2, 99, states=True)
+    assert sum(got.values()) == pytest.approx(1, abs=EXACT), "outcomes were left out"
+    assert difference(got, true_distribution(world, 2)) < EXACT
+    assert max(lengths) > 0

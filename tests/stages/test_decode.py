@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -33,12 +33,13 @@ def new_decode(
     end: int | None = None,
     costs: Costs | None = None,
     policy: SpeculationPolicy | None = None,
+    state_logits: Callable[[Tensor], Tensor] | None = None,
     **sampling,
 ) -> Decode:
     model = TableModel(logits, PIECES)
     head = AcceptanceHead(model.hidden_size, 0)
     chosen, rule = Sampling(**sampling or {"temperature": 1.0}), stop_rule or FixedLength()
-    return Decode(model, head, rule, chosen, ALLOWED, max_draft, end, torch.float64, policy, costs)
+    return Decode(model, head, rule, chosen, ALLOWED, max_draft, end, torch.float64, policy, costs, state_logits)
 
 
 def distribution_after(pieces: list[int], sampling: Sampling) -> Tensor:
@@ -70,6 +71,20 @@ def test_distributions_are_the_drafters_whatever_became_of_the_draft_before(samp
             assert_distributions_are_the_drafters(row, draft, Sampling(**sampling))
             kept = int(fates.integers(0, len(draft.pieces) + 1))
             row.pieces += [*draft.pieces[:kept], *fates.integers(0, PIECES, fates.integers(0, 3)).tolist()]
+
+
+def test_the_targets_state_is_part_of_the_recorded_distribution_and_fades_along_the_draft():
+    term_D = torch.linspace(-2, 2, PIECES).double()
+    decode = new_decode(state_logits=lambda states_BS: states_BS[:, :1].double() * term_D)
+    rows = [row_of([0, 1], offset=0), row_of([2, 2, 2], offset=1), row_of([0, 1], offset=0)]
+    rows[0].target_state, rows[1].target_state = torch.tensor([1, 5]), torch.tensor([-2, 5])
+    for row in rows:
+        decode.admit(row)
+    for row, factor, draft in zip(rows, (1, -2, 0), decode(rows), strict=True):
+        for place, draft_probs_D in enumerate(draft.draft_probs_KD):
+            want_D = logits((*row.pieces, *draft.pieces[:place])) + 0.5**place * factor * term_D
+            want_D[3] = -torch.inf
+            torch.testing.assert_close(draft_probs_D, want_D.softmax(-1))
 
 
 def test_a_row_with_a_transform_of_its_own_is_drafted_by_that():

@@ -5,7 +5,7 @@ from itertools import accumulate
 
 import pytest
 import torch
-from doubles import TableModel, row_of
+from doubles import TableModel, _hidden_state, row_of
 from hypothesis import given
 from hypothesis import strategies as st
 from token_trees import Branches, make_tree, tree_proposals
@@ -166,6 +166,28 @@ def test_a_stop_string_after_the_last_remaining_token_or_the_end_is_ignored():
     assert (row.tokens, row.finish, row.stop_strings.complete) == ([0, 1, 2], "length", False)
     verify_block(row := stopping_row([4], "a"), (3, 0))
     assert (row.tokens, row.finish, row.stop_strings.complete) == ([4, END], "stop", False)
+
+
+def test_a_row_has_the_targets_state_that_its_last_token_was_drawn_from():
+    model, projected = TableModel(counts_up, 8), []
+
+    def project(hidden_NW: Tensor) -> Tensor:
+        projected.append(hidden_NW)
+        return torch.arange(len(hidden_NW))[:, None]
+
+    trie = Trie(8, 4)
+    trie.insert_all((spelt, token) for token, spelt in enumerate(SPELLING) if spelt)
+    verify = Verify(model, TrieRule(trie), Sampling(), CONTEXT, 6, {END}, supervise_nothing, project=project)
+    rows = [row_of([0]), row_of([4], offset=1)]
+    for row in rows:
+        verify.admit(row)
+    drafts = [Draft(row, (1,), torch.eye(4)[[1]], (), None, ()) for row in rows]
+    verdicts = verify([Proposal(draft, parse(trie, draft.pieces)) for draft in drafts])
+    assert [len(verdict.emitted) for verdict in verdicts] == [2, 1], "the second row rejects its draft"
+    assert [verdict.states.flatten().tolist() for verdict in verdicts] == [[0, 1], [2]]
+    assert [row.target_state.tolist() for row in rows] == [[1], [2]]
+    states_NW = [_hidden_state(history, 4) for history in ((0,), (0, 1), (4,))]
+    torch.testing.assert_close(projected[0], torch.stack(states_NW))
 
 
 def test_a_private_row_has_no_soft_targets():

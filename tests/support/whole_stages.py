@@ -1,7 +1,9 @@
 """The distribution that whole stages emit: `Decode`, `Translate`, `Verify` over models of known distributions."""
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ from stages.contract.blocks import SequenceState, Verdict
 from stages.decode import Decode
 from stages.drafting.head import AcceptanceHead
 from stages.drafting.stopping import ThresholdStop
+from stages.drafting.target_states import StateProjection, TargetStates
 from stages.examples.teacher import supervise_nothing
 from stages.sampling.distributions import Sampling
 from stages.sampling.random_source import RandomSource
@@ -32,14 +35,21 @@ def _target_logits(world: World, tokens: tuple[int, ...]) -> Tensor:
     return torch.cat([distribution.log(), torch.full((EXTRA,), LOUD, dtype=torch.float64)])
 
 
+def _state_logits(world: World) -> Callable[[Tensor], Tensor]:
+    """Weights that change the drafter's distributions a lot."""
+    layer = TargetStates(["target"], world.drafter_size, torch.device("cpu")).requires_grad_(False)
+    layer.weights[0].normal_(0, 0.2, generator=torch.Generator().manual_seed(world.seed))
+    return partial(layer.compute_logits, "target")
+
+
 def _drafter_logits(world: World, pieces: tuple[int, ...]) -> Tensor:
     logits = world.drafter_distribution(pieces[len(PROMPT) :]).log()
     logits[[piece for piece in range(world.drafter_size) if piece not in world.allowed]] = LOUD
     return logits
 
 
-def stages_of(world: World) -> Stages:
-    """Fresh stages over a world, in double precision."""
+def stages_of(world: World, *, states: bool = False) -> Stages:
+    """Fresh stages over a world, in double precision; with `states`, the drafter reads those of the target."""
     size = len(world.spelling)
     wide = replace(world, spelling=world.spelling + (None,) * EXTRA)
     trie, translate = translation_of(wide, ())
@@ -55,9 +65,21 @@ def stages_of(world: World) -> Stages:
         world.max_draft,
         None,
         torch.float64,
+        state_logits=_state_logits(world) if states else None,
     )
     context = [spelt or () for spelt in wide.spelling]
-    verify = Verify(target, rule_of(wide, trie), sampling, context, size, world.ends, supervise_nothing, torch.float64)
+    project = StateProjection("target", target.hidden_size, target.device) if states else None
+    verify = Verify(
+        target,
+        rule_of(wide, trie),
+        sampling,
+        context,
+        size,
+        world.ends,
+        supervise_nothing,
+        torch.float64,
+        project=project,
+    )
     return decode, translate, verify
 
 
@@ -93,7 +115,7 @@ def run_block(stages: Stages, rows: list[SequenceState]) -> list[int]:
 
 
 def stage_distribution(
-    world: World, count: int, remaining_tokens: int, neighbours: int = 0
+    world: World, count: int, remaining_tokens: int, neighbours: int = 0, *, states: bool = False
 ) -> tuple[Distribution, set[int]]:
     """The distribution of the first `count` tokens of a row, next to others with fixed random numbers; and the drafts'
     lengths.
@@ -101,7 +123,7 @@ def stage_distribution(
     lengths: set[int] = set()
 
     def run(rng: RandomSource) -> tuple[int, ...]:
-        stages, row = stages_of(world), new_row(rng, remaining_tokens)
+        stages, row = stages_of(world, states=states), new_row(rng, remaining_tokens)
         others = [
             row_of(PROMPT, PROMPT, offset=number + 1, remaining_tokens=number + 1) for number in range(neighbours)
         ]

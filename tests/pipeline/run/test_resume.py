@@ -95,6 +95,7 @@ CASES: dict[str, dict[str, Any]] = {
     "taught behind rejections": {"learn__off_policy": True, "sampling__temperature": 1.0},
     "without learning": {"learn__enabled": False},
     "known prefixes": {"prompts__chunk": 2, "batch": 3, "sampling__temperature": 1.0},
+    "least squares": {"learn__method": "least-squares", "draft__sources": ("model",)},
 }
 
 

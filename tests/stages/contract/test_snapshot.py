@@ -107,6 +107,20 @@ def test_stored_tokens_come_back_as_they_were(others: tuple[SoftTarget, ...]):
         assert other.probs.dtype == np.float32
 
 
+@pytest.mark.parametrize("size", [256, 3])
+def test_states_come_back_as_they_were(size: int):
+    states = np.random.default_rng(0).integers(-127, 128, (5, size), np.int8)
+    examples = [TrainingExample(0, "t", (1,), (), (), (), 0, (), own) for own in (states, None, states[:1])]
+    row = SequenceState(3, "a", "docs", "text", [1, 2], 1, [5], SeededRandomSource(0, 3), 7)
+    row.target_state = torch.from_numpy(states[0])
+    keep = SnapshotWriter()
+    keep.row(row)
+    kept = SnapshotReader(keep.files([keep.example(example) for example in examples]))
+    for number, example in zip(kept.state, examples, strict=True):
+        assert np.array_equal(kept.example(number).states, example.states)
+    assert torch.equal(kept.row(0).target_state, row.target_state)
+
+
 def test_what_was_one_object_is_one_again():
     example = TrainingExample(0, "t", (1,), (), (), ())
     row = SequenceState(3, "a", "docs", "text", [1, 2], 1, [5], SeededRandomSource(0, 3), 7)

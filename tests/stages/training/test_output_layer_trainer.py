@@ -1,16 +1,20 @@
 """Training the drafter's output layer in closed form: it learns, forgets on request, and touches nothing else."""
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from test_drafter_trainer import ALLOWED, BACKWARD, COUNTING, LATER, SHAPE, VOCABULARY, same, update, weights
 
+from stages.contract.blocks import SoftTarget, TrainingExample
 from stages.contract.snapshot import SnapshotReader, SnapshotWriter
+from stages.drafting.target_states import SIZE, TargetStates
 from stages.examples.losses import expected_acceptance, greedy_agreement, trie_loss
 from stages.models.huggingface import new_llama
 from stages.models.language_model import LanguageModel
-from stages.training.output_layer_trainer import LeastSquaresSums, OutputLayerTrainer, untie_output
+from stages.training.output_layer_trainer import LeastSquaresSums, OutputLayerTrainer, find_states, untie_output
 from stages.training.update import TrainingConfig
 
 
@@ -19,11 +23,13 @@ def new_trainer(**changes: Any) -> OutputLayerTrainer:
         "rate": 1e-2, "weight_decay": 0.0, "steps": 2, "clip": 1.0, "replay": 16, "gate_window": 4,
         "gate_tolerance": 0.01, "seed": 0,
     }  # fmt: skip
-    measure = changes.pop("measure", expected_acceptance)
+    measure, reads_states = changes.pop("measure", expected_acceptance), changes.pop("reads_states", True)
     model = new_llama(1, vocab_size=VOCABULARY, tie_word_embeddings=True, **SHAPE)
     untie_output(model)
     training = TrainingConfig(**settings | changes)
     served = LanguageModel(model, "tiny")
+    if reads_states:
+        served.extra = TargetStates(["one", "other"], VOCABULARY, served.device)
     return OutputLayerTrainer(served, "trie", trie_loss, measure, {"one": ALLOWED, "other": ALLOWED}, training)
 
 
@@ -110,3 +116,38 @@ def test_a_restored_trainer_goes_on_to_the_same_weights():
         update(one, [BACKWARD])
     assert same(weights(trainer.served.model), weights(again.served.model))
     assert trainer.version == again.version
+
+
+def with_states(example: TrainingExample, seed: int) -> TrainingExample:
+    """The same text in random order of its tokens; the target's state at a token tells the next one but one."""
+    numbers = np.random.default_rng(seed)
+    pieces = tuple(numbers.integers(0, 7, len(example.pieces)).tolist())
+    soft_targets = [SoftTarget(place, 0, (pieces[place],), (1.0,), (1.0,), 0.0) for place in range(1, len(pieces))]
+    states = np.zeros((len(soft_targets), SIZE), np.int8)
+    states[range(len(soft_targets) - 1), pieces[2:]] = 64
+    return replace(example, pieces=pieces, soft_targets=tuple(soft_targets), states=states)
+
+
+def test_what_the_targets_state_tells_is_learned_and_scored():
+    """The pieces are random, so that nothing but the states foretells them."""
+    found = []
+    for reads in (True, False):
+        trainer = new_trainer(measure=greedy_agreement, reads_states=reads)
+        trainer.hold_out(with_states(LATER, 1))
+        steps = [update(trainer, [with_states(COUNTING, seed)]) for seed in range(2, 8)]
+        found.append(steps[-1].after)
+    assert found[0] > 0.8
+    assert found[1] < 0.5
+
+
+def test_a_draft_reads_the_state_before_its_first_token():
+    """Tokens begin at pieces 2, 3, 5 and 6; the one at 3 has two pieces."""
+    starts = [(2, 0), (3, 0), (3, 1), (5, 0), (6, 0)]
+    soft_targets = tuple(SoftTarget(position + depth, depth, (0,), (1.0,), (1.0,), 0.0) for position, depth in starts)
+    states = np.arange(4, dtype=np.int8)[:, None].repeat(SIZE, 1)
+    example = replace(COUNTING, pieces=(0,) * 7, soft_targets=soft_targets, states=states)
+    positions = np.array([2, 3, 4, 5, 6, 9])
+    for back, expected in ((0, [(1, 0, 0), (2, 1, 0), (3, 0, 1), (4, 0, 2)]), (1, [(3, 2, 0), (4, 1, 1)])):
+        found, ages, read = find_states(example, positions, back)
+        assert list(zip(found.tolist(), ages.tolist(), read[:, 0].tolist(), strict=True)) == expected
+    assert len(find_states(replace(example, states=states[:3]), positions, 0)[0]) == 0, "some are missing"

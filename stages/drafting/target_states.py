@@ -1,0 +1,122 @@
+"""The target's hidden state as a feature of the drafter: a term that is added to the logits of a draft.
+
+Verification computes the target's hidden state at every token that it emits. A fixed random projection reduces it to
+a few numbers in eight bits, which are stored with the text: what training reads is what drafting used. The state at the
+last emitted token is a feature of every piece of the next draft, halved from piece to piece as it becomes older.
+
+Shapes: N positions, W hidden width of the target, S numbers of a reduced state, F features of it, D drafter ids.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from stages.models.language_model import LanguageModel, read_trained_weights
+from store.errors import ModelError
+
+STATES_FILE = "target_states.safetensors"
+SIZE = 256  # S: on SmolLM2 and GSM8K as good as 384, better than 128 (docs/experiments.md)
+FEATURES = SIZE + 1  # F: with a constant
+STEP = 1 / 16  # of the eight bits; the numbers have variance 1
+SCALE = 2.0  # of the features: the larger, the less the ridge shrinks their weights
+AGE_DECAY = 0.5  # of the features with every piece since the state
+
+
+class StateProjection:
+    """Reduces a target's hidden states to S whole numbers.
+
+    >>> project = StateProjection("target", 4, torch.device("cpu"))
+    >>> states_NS = project(torch.tensor([[1.0, 2.0, 3.0, 4.0], [2.0, 4.0, 6.0, 8.0]]))
+    >>> states_NS.shape, states_NS.dtype, bool((states_NS[0] == states_NS[1]).all())  # the length is divided out
+    (torch.Size([2, 256]), torch.int8, True)
+
+    Args:
+        target: name of the target, the seed of its matrix.
+        width: W.
+        device: of the hidden states.
+    """
+
+    def __init__(self, target: str, width: int, device: torch.device) -> None:
+        seed = int.from_bytes(hashlib.sha256(target.encode()).digest()[:6], "big")
+        matrix_WS = torch.randn(width, SIZE, generator=torch.Generator().manual_seed(seed))
+        self._matrix_WS = (matrix_WS / (STEP * width**0.5)).to(device)
+
+    @torch.inference_mode()
+    def __call__(self, hidden_NW: Tensor) -> Tensor:
+        """Return the states on the CPU (N, S), as int8. States that are not finite become zeros."""
+        hidden_NW = hidden_NW.float()
+        size_N1 = hidden_NW.square().mean(-1, keepdim=True).sqrt().clamp(min=1e-6)
+        numbers_NS = (hidden_NW / size_N1) @ self._matrix_WS
+        states_NS: Tensor = numbers_NS.nan_to_num(0, 0, 0).round().clamp(-127, 127).to("cpu", torch.int8)
+        return states_NS
+
+
+def state_features(states_NS: Tensor) -> Tensor:
+    """Return the features of states for the first piece of a draft (N, F)."""
+    constant_N1 = states_NS.new_ones(len(states_NS), 1, dtype=torch.float32)
+    return SCALE * torch.cat([states_NS.float() * STEP, constant_N1], -1)
+
+
+class TargetStates(nn.Module):
+    """The weights from each target's features to the drafter's logits; zeros at first.
+
+    Args:
+        targets: names of the targets.
+        outputs: D.
+        device: of the drafter.
+
+    Attributes:
+        weights: one matrix (D, F) per target, in float32.
+    """
+
+    def __init__(self, targets: Sequence[str], outputs: int, device: torch.device) -> None:
+        super().__init__()
+        self.targets = tuple(targets)
+        self.weights = nn.ParameterList(torch.zeros(outputs, FEATURES, device=device) for _ in targets)
+
+    def compute_logits(self, target: str, states_NS: Tensor) -> Tensor:
+        """Return the term of the logits for the first piece of a draft after each state (N, D)."""
+        weight_DF: Tensor = self.weights[self.targets.index(target)]
+        logits_ND: Tensor = state_features(states_NS.to(weight_DF.device)) @ weight_DF.T
+        return logits_ND
+
+    def write(self, folder: Path) -> None:
+        """Write the weights, by target."""
+        tensors = {name: weight.detach().contiguous() for name, weight in zip(self.targets, self.weights, strict=True)}
+        save_file(tensors, folder / STATES_FILE)
+
+    @torch.no_grad()
+    def load(self, folder: Path) -> None:
+        """Take over what `read` returns."""
+        for own, new in zip(self.weights, self.read(folder), strict=True):
+            own.copy_(new)
+
+    def read(self, folder: Path) -> list[Tensor]:
+        """Read weights in the order of these targets; zeros for a target that the folder has none for.
+
+        Raises:
+            ModelError: the file cannot be read, or its weights are those of another drafter.
+        """
+        path, device = folder / STATES_FILE, self.weights[0].device
+        if not path.is_file():
+            return [torch.zeros_like(weight) for weight in self.weights]
+        try:
+            found = load_file(path, device=str(device))
+        except (OSError, SafetensorError) as error:
+            raise ModelError(f"{path} must hold the weights of target states, but: {error}") from error
+        read = [found.get(name, torch.zeros_like(own)) for name, own in zip(self.targets, self.weights, strict=True)]
+        for name, new, own in zip(self.targets, read, self.weights, strict=True):
+            if new.shape != own.shape:
+                raise ModelError(f"{path} must hold weights of {tuple(own.shape)} for {name}, got {tuple(new.shape)}")
+        return read
+
+
+def read_version_weights(folder: Path, drafter: LanguageModel) -> list[Tensor]:
+    """Read `drafter.trained_weights` as of the time when this version was written. Raises ModelError."""
+    states = drafter.extra.read(folder) if isinstance(drafter.extra, TargetStates) else []
+    return [*read_trained_weights(folder, drafter), *states]
