@@ -43,11 +43,14 @@ class SavedScore(NamedTuple):
 
 
 class RegressionState(NamedTuple):
-    """The sums of an `OutputLayerTrainer` by number, and the measured acceptance of its strengths."""
+    """The sums of an `OutputLayerTrainer` by number, the measured acceptance of its strengths, and the newest examples,
+    by number with their weights in the sums.
+    """
 
     states: int
     products: int
     measured: list[float]
+    learned: list[tuple[int, float]]
 
 
 @dataclass(frozen=True)

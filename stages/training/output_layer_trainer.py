@@ -59,10 +59,17 @@ class LeastSquaresSums:
         self.states_WW = torch.zeros(width, width, dtype=torch.float64, device=device)
         self.products_WD = torch.zeros(width, vocabulary, device=device)
 
-    def add(self, hidden_NW: Tensor, missing_ND: Tensor) -> None:
-        """Add positions: their hidden states, and the target's probabilities less the drafter's."""
-        self.states_WW += hidden_NW.double().T @ hidden_NW.double()
-        self.products_WD += hidden_NW.T @ missing_ND
+    def add(self, hidden_NW: Tensor, missing_ND: Tensor, weight: float = 1.0) -> None:
+        """Add positions: their hidden states, and the target's probabilities less the drafter's. A negative weight
+        takes away what was added with the positive one.
+        """
+        self.states_WW += weight * (hidden_NW.double().T @ hidden_NW.double())
+        self.products_WD += weight * (hidden_NW.T @ missing_ND)
+
+    def merge(self, other: "LeastSquaresSums") -> None:
+        """Add all positions of other sums, as if they had been added to these."""
+        self.states_WW += other.states_WW
+        self.products_WD += other.products_WD
 
     def scale(self, factor: float) -> None:
         """Give all positions so far a smaller weight."""
@@ -74,7 +81,8 @@ class LeastSquaresSums:
         width, diagonal_W = len(self.states_WW), self.states_WW.diagonal()
         if not bool(diagonal_W.any()):
             return torch.zeros_like(self.products_WD.T)
-        scale = float(diagonal_W[diagonal_W > 0].mean())  # a feature that never occurred is no reason for less ridge
+        occurs_W = diagonal_W > 1e-9 * diagonal_W.max()  # a feature that never did is no reason for less ridge
+        scale = float(diagonal_W[occurs_W].mean())
         ridge_WW = RIDGE * scale * torch.eye(width, dtype=torch.float64, device=self.states_WW.device)
         factor_WW = torch.linalg.cholesky(self.states_WW + ridge_WW)
         return torch.cholesky_solve(self.products_WD.double(), factor_WW).float().T
@@ -147,6 +155,7 @@ class OutputLayerTrainer(DrafterTrainer):
         self._correction_DX: Tensor | None = None  # the last solution, unless the sums changed since
         self._measured = [0.0] * len(STRENGTHS)  # decayed sums of the measured acceptance
         self._read: dict[TrainingExample, _Places] = {}  # of held-out examples
+        self._learned: dict[TrainingExample, float] = {}  # newest last; their weights in the sums
         self._most_read = 2 * self._training.gate_window * self._gate.targets
 
     @override
@@ -162,7 +171,33 @@ class OutputLayerTrainer(DrafterTrainer):
     def respond_to_drift(self) -> None:
         """Give the text before a drift less weight."""
         self._sums.scale(DRIFT_DECAY)
+        self._learned = {example: DRIFT_DECAY * weight for example, weight in self._learned.items()}
         self._correction_DX = None
+
+    @torch.no_grad()
+    def forget(self, offset: int, target: str) -> bool:
+        """Take a prompt out of the sums and put the solution without it into service, not asking the gate.
+
+        The solution is that of a trainer that never saw the prompt; the strength is the one measured so far. Possible
+        for the newest `TrainingConfig.replay` prompts.
+
+        Args:
+            offset, target: of the prompt.
+
+        Returns:
+            Whether the prompt was found.
+        """
+        found = [example for example in self._learned if (example.offset, example.target) == (offset, target)]
+        for example in found:
+            weight = self._learned.pop(example)
+            for batch in self._batcher.make_batches([example]):
+                places, later, _ = self._read_batch(batch)
+                self._add_to_sums(places, later, -weight)
+        if found:
+            self._correction_DX = self._sums.solve()
+            _write_layer(self._candidate, self._loaded_DX + self._strength * self._correction_DX)
+            self.adopt([weight.detach().clone() for weight in self._candidate.trained_weights])
+        return bool(found)
 
     @override
     @torch.no_grad()
@@ -180,11 +215,12 @@ class OutputLayerTrainer(DrafterTrainer):
             student = StudentBatch.from_logits(places.logits(candidate_DX), places.teacher)
             loss += float(self._loss(student, places.teacher, ngram_log_M)) * count
             measured_S += self._measure_strengths(places.take(places.teacher.first_N), before_DX)
-            missing_ND = self._missing_probs(places)
-            self._sums.add(places.features_NX, missing_ND)
-            self._sums.add(later.features_NX, missing_ND[later.lines])
+            self._add_to_sums(places, later, 1.0)
             positions, pieces = positions + count, pieces + batch.packed.pieces_BT.numel()
             self._yield_cpu()
+        self._learned |= dict.fromkeys(examples, 1.0)
+        for example in list(self._learned)[: max(0, len(self._learned) - self._training.replay)]:
+            del self._learned[example]
         self._measured = [
             STRENGTH_DECAY * old + new for old, new in zip(self._measured, measured_S.tolist(), strict=True)
         ]
@@ -239,6 +275,11 @@ class OutputLayerTrainer(DrafterTrainer):
         students = (StudentBatch.from_logits(loaded_ND + factor * change_ND, firsts.teacher) for factor in STRENGTHS)
         return torch.stack([self._measure(student, firsts.teacher).double().sum().cpu() for student in students])
 
+    def _add_to_sums(self, places: _Places, later: _LaterPlaces, weight: float) -> None:
+        missing_ND = self._missing_probs(places)
+        self._sums.add(places.features_NX, missing_ND, weight)
+        self._sums.add(later.features_NX, missing_ND[later.lines], weight)
+
     def _missing_probs(self, places: "_Places") -> Tensor:
         """Return the target's probabilities of pieces, less those of the drafter as loaded (N, D)."""
         teacher, probs_ND = places.teacher, places.logits(self._loaded_DX).softmax(-1)
@@ -275,7 +316,10 @@ class OutputLayerTrainer(DrafterTrainer):
     @override
     def save(self, writer: SnapshotWriter) -> TrainerState:
         sums = RegressionState(
-            writer.tensor(self._sums.states_WW), writer.tensor(self._sums.products_WD), list(self._measured)
+            writer.tensor(self._sums.states_WW),
+            writer.tensor(self._sums.products_WD),
+            list(self._measured),
+            [(writer.example(example), weight) for example, weight in self._learned.items()],
         )
         return replace(super().save(writer), regression=sums)
 
@@ -288,6 +332,7 @@ class OutputLayerTrainer(DrafterTrainer):
             self._sums.states_WW.copy_(reader.tensor(state.states))
             self._sums.products_WD.copy_(reader.tensor(state.products))
             self._measured = list(state.measured)
+            self._learned = {reader.example(number): weight for number, weight in state.learned}
 
 
 def untie_output(model: Any) -> None:

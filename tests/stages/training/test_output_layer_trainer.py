@@ -151,3 +151,36 @@ def test_a_draft_reads_the_state_before_its_first_token():
         found, ages, read = find_states(example, positions, back)
         assert list(zip(found.tolist(), ages.tolist(), read[:, 0].tolist(), strict=True)) == expected
     assert len(find_states(replace(example, states=states[:3]), positions, 0)[0]) == 0, "some are missing"
+
+
+def test_a_forgotten_prompt_leaves_the_weights_of_a_run_that_never_saw_it():
+    """Two updates before a drift and one after it; the prompt was in the first."""
+    secret = with_states(replace(COUNTING, offset=17), 9)
+    others = [with_states(replace(COUNTING, offset=offset), offset) for offset in range(3)]
+    trainers = [new_trainer(), new_trainer()]
+    for trainer, first in zip(trainers, ([others[0], secret], [others[0]]), strict=True):
+        update(trainer, first)
+        update(trainer, [others[1]])
+        trainer.respond_to_drift()
+        update(trainer, [others[2]])
+    forgetful, ignorant = trainers
+    before = max_difference(forgetful, ignorant)
+    assert forgetful.forget(17, "one")
+    assert forgetful._strength == ignorant._strength
+    assert before > 1e-2
+    assert max_difference(forgetful, ignorant) < 1e-6
+    assert not forgetful.forget(17, "one"), "it is not there any more"
+
+
+def max_difference(one: OutputLayerTrainer, other: OutputLayerTrainer) -> float:
+    pairs = zip(one.served.trained_weights, other.served.trained_weights, strict=True)
+    return max(float((left - right).abs().max()) for left, right in pairs)
+
+
+def test_merged_sums_are_those_of_one_trainer_that_saw_everything():
+    examples = [with_states(replace(COUNTING, offset=offset), offset) for offset in range(4)]
+    left, right, both = (new_trainer() for _ in range(3))
+    for trainer, own in ((left, examples[:2]), (right, examples[2:]), (both, examples)):
+        update(trainer, own)
+    left._sums.merge(right._sums)
+    torch.testing.assert_close(left._sums.solve(), both._sums.solve(), atol=1e-6, rtol=0)
