@@ -218,8 +218,8 @@ class Verify(Stage[Proposal, Verdict]):
             [*row.tokens[self.model.length(row) :], *proposal.verifiable]
             for row, proposal in zip(rows, batch, strict=True)
         ]
-        projects = self._project is not None
-        logits_NV, hidden_NW = self.model.forward(rows, fed, counts, hidden=projects, parents=_parents(batch, fed))
+        options = {} if self._project is None else {"hidden": True}
+        logits_NV, hidden_NW = self.model.forward(rows, fed, counts, parents=_parents(batch, fed), **options)
         logits_NV, starts = logits_NV.masked_fill(self._forbidden_V, -torch.inf), [0, *accumulate(counts)]
         # A NaN anywhere in a line becomes its maximum; -inf is a mask, unless the whole line is.
         finite_N = logits_NV.amax(-1).isfinite()

@@ -57,14 +57,15 @@ class LeastSquaresSums:
 
     def __init__(self, width: int, vocabulary: int, device: torch.device) -> None:
         self.states_WW = torch.zeros(width, width, dtype=torch.float64, device=device)
-        self.products_WD = torch.zeros(width, vocabulary, device=device)
+        self.products_WD = torch.zeros(width, vocabulary, dtype=torch.float64, device=device)
 
     def add(self, hidden_NW: Tensor, missing_ND: Tensor, weight: float = 1.0) -> None:
         """Add positions: their hidden states, and the target's probabilities less the drafter's. A negative weight
         takes away what was added with the positive one.
         """
-        self.states_WW += weight * (hidden_NW.double().T @ hidden_NW.double())
-        self.products_WD += weight * (hidden_NW.T @ missing_ND)
+        hidden_NW = hidden_NW.double()
+        self.states_WW += weight * (hidden_NW.T @ hidden_NW)
+        self.products_WD += weight * (hidden_NW.T @ missing_ND.double())
 
     def merge(self, other: "LeastSquaresSums") -> None:
         """Add all positions of other sums, as if they had been added to these."""
@@ -80,12 +81,12 @@ class LeastSquaresSums:
         """Return the layer (D, W) that gives the missing probabilities; zeros without positions."""
         width, diagonal_W = len(self.states_WW), self.states_WW.diagonal()
         if not bool(diagonal_W.any()):
-            return torch.zeros_like(self.products_WD.T)
+            return torch.zeros_like(self.products_WD.T, dtype=torch.float32)
         occurs_W = diagonal_W > 1e-9 * diagonal_W.max()  # a feature that never did is no reason for less ridge
         scale = float(diagonal_W[occurs_W].mean())
         ridge_WW = RIDGE * scale * torch.eye(width, dtype=torch.float64, device=self.states_WW.device)
         factor_WW = torch.linalg.cholesky(self.states_WW + ridge_WW)
-        return torch.cholesky_solve(self.products_WD.double(), factor_WW).float().T
+        return torch.cholesky_solve(self.products_WD, factor_WW).float().T
 
 
 @dataclass(frozen=True)

@@ -174,7 +174,7 @@ def test_a_forgotten_prompt_leaves_the_weights_of_a_run_that_never_saw_it():
 
 def max_difference(one: OutputLayerTrainer, other: OutputLayerTrainer) -> float:
     pairs = zip(one.served.trained_weights, other.served.trained_weights, strict=True)
-    return max(float((left - right).abs().max()) for left, right in pairs)
+    return max(float((left - right).detach().abs().max()) for left, right in pairs)
 
 
 def test_merged_sums_are_those_of_one_trainer_that_saw_everything():
