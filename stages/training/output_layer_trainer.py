@@ -24,7 +24,6 @@ from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
 from stages.drafting.target_states import AGE_DECAY, FEATURES, SIZE, TargetStates, state_features
 from stages.examples.batches import Batch
 from stages.examples.losses import StudentBatch, TeacherBatch
-from stages.examples.soft_targets import tabulate
 from stages.models.language_model import LanguageModel
 from stages.training.drafter_trainer import DrafterTrainer, RegressionState, TrainerState
 from stages.training.update import Assignment, Scores
@@ -120,21 +119,29 @@ class _LaterPlaces(NamedTuple):
     features_NX: Tensor
 
 
-def find_states(example: TrainingExample, positions_N: Numbers, back: int) -> tuple[Numbers, Numbers, Numbers]:
+def find_states(
+    example: TrainingExample, positions_N: Numbers, first_N: Numbers, back: int
+) -> tuple[Numbers, Numbers, Numbers]:
     """Find the state that a draft reads at each position of an example's text, if it begins `back` tokens before that
     of the position.
+
+    Args:
+        example: the text, with states.
+        positions_N: supervised positions of the text in order; those of branches, which have no states, follow it.
+        first_N: where tokens begin.
+        back: 0 for drafts that begin with the position's own token.
 
     Returns:
         which of the positions have a state (indices); the number of pieces from the draft's beginning to each of these;
         their states.
     """
-    tokens = tabulate(example.soft_targets)
-    starts = tokens.positions_N[tokens.depths_N == 0]
+    in_text_N = positions_N <= len(example.pieces)
+    starts = positions_N[in_text_N & first_N]
     nothing = np.zeros(0, np.int64)
     if example.states is None or len(example.states) != len(starts):
         return nothing, nothing, np.zeros((0, SIZE), np.int8)
     begins_N = np.searchsorted(starts, positions_N, side="right") - 1 - back
-    (found,) = ((begins_N > 0) & (positions_N <= len(example.pieces))).nonzero()
+    (found,) = ((begins_N > 0) & in_text_N).nonzero()
     begins = begins_N[found]
     return found, positions_N[found] - starts[begins], example.states[begins - 1]
 
@@ -263,7 +270,8 @@ class OutputLayerTrainer(DrafterTrainer):
         has_N = torch.zeros(len(rows_N), dtype=torch.bool, device=rows_N.device)
         for row, example in enumerate(batch.examples if states else ()):
             (lines,) = (rows_N == row).nonzero(as_tuple=True)
-            found, ages, read = find_states(example, (places_N[lines] + 1).cpu().numpy(), back)
+            positions, firsts = ((places_N[lines] + 1).cpu().numpy(), batch.teacher.first_N[lines].cpu().numpy())
+            found, ages, read = find_states(example, positions, firsts, back)
             lines = lines[torch.from_numpy(found).to(lines.device)]
             own_NF = AGE_DECAY ** torch.from_numpy(ages)[:, None] * state_features(torch.from_numpy(read))
             features_NTF[lines, targets.index(example.target)] = own_NF.to(features_NTF)

@@ -141,16 +141,14 @@ def test_what_the_targets_state_tells_is_learned_and_scored():
 
 
 def test_a_draft_reads_the_state_before_its_first_token():
-    """Tokens begin at pieces 2, 3, 5 and 6; the one at 3 has two pieces."""
-    starts = [(2, 0), (3, 0), (3, 1), (5, 0), (6, 0)]
-    soft_targets = tuple(SoftTarget(position + depth, depth, (0,), (1.0,), (1.0,), 0.0) for position, depth in starts)
+    """Tokens begin at pieces 2, 3, 5 and 6; the one at 3 has two pieces. Position 9 is that of a branch."""
+    positions, first = np.array([2, 3, 4, 5, 6, 9]), np.array([True, True, False, True, True, True])
     states = np.arange(4, dtype=np.int8)[:, None].repeat(SIZE, 1)
-    example = replace(COUNTING, pieces=(0,) * 7, soft_targets=soft_targets, states=states)
-    positions = np.array([2, 3, 4, 5, 6, 9])
+    example = replace(COUNTING, pieces=(0,) * 7, states=states)
     for back, expected in ((0, [(1, 0, 0), (2, 1, 0), (3, 0, 1), (4, 0, 2)]), (1, [(3, 2, 0), (4, 1, 1)])):
-        found, ages, read = find_states(example, positions, back)
+        found, ages, read = find_states(example, positions, first, back)
         assert list(zip(found.tolist(), ages.tolist(), read[:, 0].tolist(), strict=True)) == expected
-    assert len(find_states(replace(example, states=states[:3]), positions, 0)[0]) == 0, "some are missing"
+    assert len(find_states(replace(example, states=states[:3]), positions, first, 0)[0]) == 0, "some are missing"
 
 
 def test_a_forgotten_prompt_leaves_the_weights_of_a_run_that_never_saw_it():
