@@ -38,7 +38,7 @@ def _target_logits(world: World, tokens: tuple[int, ...]) -> Tensor:
 def _state_logits(world: World) -> Callable[[Tensor], Tensor]:
     """Weights that change the drafter's distributions a lot."""
     layer = TargetStates(["target"], world.drafter_size, torch.device("cpu")).requires_grad_(False)
-    layer.weights[0].normal_(0, 0.2, generator=torch.Generator().manual_seed(world.seed))
+    layer.weights[0].normal_(0, 0.03, generator=torch.Generator().manual_seed(world.seed))
     return partial(layer.compute_logits, "target")
 
 
