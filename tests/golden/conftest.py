@@ -22,7 +22,14 @@ import pytest
 from typing_commands import FROZEN, UNFINISHED, type_command
 
 LEARNING = ("learn.interval=1", "learn.spacing=fixed", "learn.gate_share=0.34", "publish.interval=2")
-DRIFTING = ("drift.threshold=0.1", "drift.grace=1", "drift.tolerance=0.0", "drift.cooldown=1")
+DRIFTING = (
+    "drift.detector=page-hinkley",
+    "drift.signal=first",
+    "drift.threshold=0.1",
+    "drift.grace=1",
+    "drift.tolerance=0.0",
+    "drift.cooldown=1",
+)
 DRAFTING = ("draft.relative_cost=0.05", "draft.only_where_paying=false", "threads=1")
 
 
