@@ -59,7 +59,7 @@ class CapacityInputs:
 
     drafter_parameters: float = _measured_field(1_598_400, "builtin:drafter-1.6m")
     worker_prompts: float = _measured_field(7.3, "docs/benchmarks.md, the main job: 300 prompts in 40.8 s on one core")
-    example_bytes: float = _measured_field(76_500, STUDIED)
+    example_bytes: float = _measured_field(55_800, "bench-plan gsm8k.parquet mbpp.parquet --limit 32 --delays 0")
     example_seconds: float = _measured_field(0.006, STUDIED)
     update_examples: float = _measured_field(4, "the setting learn.interval")
     update_seconds: float = _measured_field(0.064, STUDIED)
