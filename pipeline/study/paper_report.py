@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from textwrap import fill
 
 from pipeline.reports.tables import Table
 from pipeline.study.metrics import last_fifth, whole
@@ -10,6 +11,7 @@ from pipeline.study.records import Record
 from pipeline.study.report import NONE, Results, circumstances, format_estimate, of_rates
 from pipeline.study.runner import StudyPlan
 
+WIDTH = 100  # columns of a page's text
 Metric = Callable[[Record], float | None]
 Section = tuple[str, Sequence[Table]]  # heading and tables
 
@@ -47,7 +49,7 @@ def _make_overview(results: Sequence[tuple[PaperBlock, Results]]) -> Table:
     arms = list(dict.fromkeys(arm for block, _ in results for arm in (one.name for one in block.study.arms)))
     rows = [(arm, *(_format_cell(block, found, arm) for block, found in results)) for arm in arms]
     reference = results[0][0].reference
-    title = f"acceptance as a multiple of '{reference}': ours over the whole stream (the paper's)"
+    title = f"Acceptance as a multiple of '{reference}': ours over the whole stream (the paper's)"
     return Table(("arm", *(block.title for block, _ in results)), rows, title)
 
 
@@ -165,9 +167,14 @@ def describe(blocks: Sequence[BlockResults]) -> list[str]:
 
 def to_markdown(table: PaperTable, blocks: Sequence[BlockResults], command: str, date: str) -> str:
     """The report as a page, with command, date and all tables."""
-    parts = [f"# Table {table.number}: {table.title}", f"Measured on {date}.", f"    {command}", table.remark]
-    parts += [f"- {line}" for line in describe(blocks)]
+    parts = [
+        f"# Table {table.number}: {table.title}",
+        f"Measured on {date}.",
+        f"    {command}",
+        fill(table.remark, WIDTH),
+    ]
+    parts.append("\n".join(fill(line, WIDTH, initial_indent="- ", subsequent_indent="  ") for line in describe(blocks)))
     for heading, tables in make_sections(blocks):
         parts.append(f"## {heading[0].upper()}{heading[1:]}")
-        parts += [f"**{one.title[0].upper()}{one.title[1:]}**\n\n{one.markdown()}" for one in tables]
+        parts += [f"**{one.title}**\n\n{one.markdown()}" for one in tables]
     return "\n\n".join(parts) + "\n"

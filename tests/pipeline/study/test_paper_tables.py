@@ -109,7 +109,7 @@ def test_a_table_is_measured_resumed_and_written_as_a_page(tiny_pair: TinyPair, 
     text = page.read_text(encoding="utf-8")
     assert text.startswith("# Table 5: ")
     assert "--table 5" in text
-    assert "**K=4: accepted n-grams per response**" in text
+    assert "**k=4: accepted n-grams per response**" in text
     assert re.search(r"^\| cache only \| .* \| 1\.25 \|$", text, re.MULTILINE)  # .20 / .16
 
 
