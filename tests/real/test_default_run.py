@@ -1,0 +1,60 @@
+"""What README and quickstart promise of a default run. OMNIDRAFT_RUN names the folder of a finished one, if any."""
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pytest
+from places import ROOT
+from real_models import needs_smollm2
+from replaying import table_of
+
+from pipeline.config.settings import load
+from pipeline.models.pullable import path_of
+from stages.models.huggingface import load_tokenizer
+
+pytestmark = [pytest.mark.sweep, pytest.mark.timeout(1800), needs_smollm2]
+MOST_REPEATS = 4  # of four tokens in a row
+
+
+@pytest.fixture(scope="module")
+def run(smollm2: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a default run, of which the model was in the cache."""
+    if "OMNIDRAFT_RUN" in os.environ:
+        return Path(os.environ["OMNIDRAFT_RUN"])
+    folder = tmp_path_factory.mktemp("default") / "run"
+    program = "from pipeline.cli.app import main; main()"
+    subprocess.run([sys.executable, "-c", program, "replay", "--run", str(folder)], cwd=ROOT, check=True)
+    return folder
+
+
+def prompts_of_run(run: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = table_of(run, "prompts").to_pylist()
+    return sorted(rows, key=lambda row: int(row["offset"]))
+
+
+def test_a_real_model_answers_questions_and_then_completes_functions(run: Path):
+    datasets = [(name, len(list(rows))) for name, rows in groupby(prompts_of_run(run), lambda row: row["dataset"])]
+    assert datasets == [("questions", 36), ("code", 36)]
+    assert load(run / "config.json").targets == ("smollm2-135m",)
+
+
+def test_none_of_the_first_twenty_completions_repeats_itself(run: Path):
+    tokenizer = load_tokenizer(str(path_of("smollm2-135m")))
+    for row in prompts_of_run(run)[:20]:
+        ids = tokenizer(row["completion_text"])["input_ids"]
+        repeats = Counter(zip(ids, ids[1:], ids[2:], ids[3:], strict=False))
+        assert max(repeats.values(), default=0) <= MOST_REPEATS, row["completion_text"]
+
+
+@pytest.mark.parametrize("dataset", ["questions", "code"])
+def test_tokens_per_forward_rise_within_a_dataset(run: Path, dataset: str):
+    rows = [row for row in prompts_of_run(run) if row["dataset"] == dataset]
+    first, last = (
+        sum(row["emitted"] for row in part) / sum(row["blocks"] for row in part) for part in (rows[:9], rows[-9:])
+    )
+    assert last > first > 1
