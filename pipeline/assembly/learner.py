@@ -81,7 +81,8 @@ def make_drift_monitor(config: Config) -> DriftMonitor:
 def _signal(config: Config) -> Signal:
     if config.drift.signal != "auto":
         return config.drift.signal
-    if set(config.draft.sources) != {"model"} and MODES[config.draft.mode].copies:
+    copies = set(config.draft.sources) != {"model"} and MODES[config.draft.mode].copies
+    if config.drift.detector == "fall" and copies:
         return "drafted"
     return "first" if config.draft.adapt and config.learn.enabled else "judged"
 

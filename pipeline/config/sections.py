@@ -314,7 +314,7 @@ class DriftSettings(Section):
         default="auto",
         description="Value of a prompt fed to the detector: share of its tokens that came from drafts of any source "
         "('drafted'), acceptance rate of the model's drafts ('judged'), or only of the first token in each block "
-        "('first'). 'auto' is 'drafted' where there are other sources than the model.",
+        "('first'). 'auto' is 'drafted' for the detector 'fall' where there are other sources than the model.",
     )
 
 
