@@ -184,6 +184,8 @@ SETTINGS = {
     "learn.gate_share": 0.34,
     "learn.gate_window": 4,
     "draft.relative_cost": 0.2,  # at 0.05 drafting rests only if the rounding of the machine's kernels wants it
+    "drift.detector": "page-hinkley",
+    "drift.signal": "first",
     "drift.threshold": 0.1,
     "drift.grace": 1,
     "drift.tolerance": 0.0,
