@@ -33,6 +33,8 @@ DRIFTING = {
     "publish__enabled": True,
     "publish__interval": 2,
     "publish__probe": False,
+    "drift__detector": "page-hinkley",
+    "drift__signal": "first",
     "drift__threshold": 0.02,
     "sampling__temperature": 1.0,
     "drift__grace": 1,

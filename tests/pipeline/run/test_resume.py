@@ -80,6 +80,8 @@ CASES: dict[str, dict[str, Any]] = {
     "drift": {
         "publish__enabled": True,
         "publish__interval": 2,
+        "drift__detector": "page-hinkley",
+        "drift__signal": "first",
         "drift__threshold": 0.1,
         "drift__grace": 1,
         "drift__tolerance": 0.0,
