@@ -55,7 +55,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of its own, with little room."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1300k", "omnidraft-test", str(folder)]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2000k", "omnidraft-test", str(folder)]
     if not shutil.which("mount") or subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("a small file system can be mounted by root only, and not in every container")
     yield folder
