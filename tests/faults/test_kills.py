@@ -102,7 +102,7 @@ def test_the_stream_shows_what_a_run_may_lose(whole: Path):
     assert len(rows_of(whole, "versions")) >= 3
     last = rows_of(whole, "versions")[-1]
     assert last["cache_version"] > last["cache_entries"], "n-grams were evicted: each changes the version once more"
-    assert {row["rows"] for row in rows_of(whole, "blocks")} >= {2, 3}
+    assert {row["rows"] for row in rows_of(whole, "blocks")} > {3}, "rows are alone or two at the end"
     assert {row["drafter"] for row in rows_of(whole, "blocks")} == {"model", "lookup", "memory"}
     assert {row["drafted"] > 0 for row in rows_of(whole, "blocks") if row["drafter"] == "model"} == {True, False}
     assert len(rejected_of(whole)) == 4
