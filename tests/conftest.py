@@ -8,6 +8,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # in front of torch: every core h
 os.environ.pop("COLUMNS", None)  # readline sets it for the processes of tests, and tables would be as narrow as that
 
 import logging
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,7 +49,10 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long files first. xdist hands out files in this order."""
+    """Long files first. xdist hands out files in this order. Of tests with representatives, the other cases are marked
+    sweep.
+    """
+    mark_all_but_representatives(items)
     tests = Path(__file__).parent
 
     def place(item: pytest.Item) -> int:
@@ -56,6 +60,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return next((place for place, begin in enumerate(LONGEST) if path.startswith(begin)), len(LONGEST))
 
     items.sort(key=place)
+
+
+def mark_all_but_representatives(items: list[pytest.Item]) -> None:
+    """`@pytest.mark.representatives(3)`: three cases run always, the first and others at even distances;
+    `representatives("lru", "lfu")`: those with these ids.
+    """
+    cases: dict[tuple[Path, str], list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("representatives") is not None and hasattr(item, "callspec"):
+            cases[item.path, item.originalname].append(item)
+    for (_, name), all_of_it in cases.items():
+        chosen = all_of_it[0].get_closest_marker("representatives").args
+        ids = [item.callspec.id for item in all_of_it]
+        if isinstance(chosen[0], int):
+            kept = {ids[place * len(ids) // chosen[0]] for place in range(chosen[0])}
+        else:
+            kept = set(chosen)
+        if len(ids) > 1 and not kept <= set(ids):  # one id alone where a single case was asked for by its name
+            raise pytest.UsageError(f"{name} must have the cases {sorted(kept)}; it has {ids}")
+        for item in all_of_it:
+            if len(ids) > 1 and item.callspec.id not in kept:
+                item.add_marker(pytest.mark.sweep)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -147,6 +147,11 @@ def imports(node: ast.AST, inside: bool = False) -> Iterator[tuple[str, bool]]:
             yield from imports(child, inside or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef))
 
 
+@cache
+def imports_of(path: str) -> tuple[tuple[str, bool], ...]:
+    return tuple(imports(tree_of(path)))
+
+
 def is_below(name: str, *roots: str) -> bool:
     return any(name == root or name.startswith(f"{root}.") for root in roots)
 
@@ -182,19 +187,19 @@ def test_every_package_has_modules():
 @pytest.mark.parametrize("path", MODULES)
 def test_imports_run_one_way(path: str):
     package = path.split("/", maxsplit=1)[0]
-    ours = {name for name, _ in imports(tree_of(path)) if is_below(name, *PACKAGES, "tests") and name not in PACKAGES}
+    ours = {name for name, _ in imports_of(path) if is_below(name, *PACKAGES, "tests") and name not in PACKAGES}
     foreign = {name for name in ours if not is_below(name, package)}
     assert {name for name in foreign if not is_below(name, *MAY_IMPORT[package])} == set()
 
 
 def test_the_events_import_nothing_but_the_standard_library():
-    assert {name.split(".")[0] for name, _ in imports(tree_of("store/events.py"))} <= sys.stdlib_module_names
-    assert {name.split(".")[0] for name, _ in imports(tree_of("store/errors.py"))} <= sys.stdlib_module_names
+    assert {name.split(".")[0] for name, _ in imports_of("store/events.py")} <= sys.stdlib_module_names
+    assert {name.split(".")[0] for name, _ in imports_of("store/errors.py")} <= sys.stdlib_module_names
 
 
 @pytest.mark.parametrize("library", LIVES_IN)
 def test_a_heavy_library_lives_where_it_may(library: str):
-    found = {(path, inside) for path in MODULES for name, inside in imports(tree_of(path)) if is_below(name, library)}
+    found = {(path, inside) for path in MODULES for name, inside in imports_of(path) if is_below(name, library)}
     strays = {path for path, inside in found if not inside and not matches(path, LIVES_IN[library])}
     assert strays == set(), "imported when the module is"
     homes = (*LIVES_IN[library], *LIVES_INSIDE.get(library, ()))
@@ -208,7 +213,7 @@ def folder_of(path: str) -> str:
 def folders_imported_by(path: str) -> set[str]:
     """Other folders of its package that a module imports from."""
     package, known = path.split("/", maxsplit=1)[0], set(MODULES)
-    found = {f"{name.replace('.', '/')}.py" for name, _ in imports(tree_of(path)) if is_below(name, package)}
+    found = {f"{name.replace('.', '/')}.py" for name, _ in imports_of(path) if is_below(name, package)}
     return {folder_of(other) for other in found & known} - {folder_of(path)}
 
 
@@ -225,7 +230,7 @@ def test_folders_import_lower_layers_only(path: str):
 
 @pytest.mark.parametrize("path", [path for path in MODULES if not path.startswith(MEASURING)])
 def test_the_product_does_not_depend_on_its_measuring(path: str):
-    assert {name for name, _ in imports(tree_of(path)) if is_below(name, "pipeline.bench")} == set()
+    assert {name for name, _ in imports_of(path) if is_below(name, "pipeline.bench")} == set()
 
 
 @pytest.mark.parametrize("folder", RANKS)
@@ -300,7 +305,7 @@ def test_what_is_not_installed_is_imported_inside_functions_of_the_command_that_
     found = {
         (path, inside)
         for path in MODULES
-        for name, inside in imports(tree_of(path))
+        for name, inside in imports_of(path)
         if is_below(name, "pipeline.model_building") and not path.startswith("pipeline/model_building/")
     }
     assert found == {("pipeline/cli/models.py", True)}

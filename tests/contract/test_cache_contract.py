@@ -65,6 +65,8 @@ def complete(node: Node, path: tuple[int, ...] = ()) -> dict[tuple[int, ...], in
     return found
 
 
+@pytest.mark.slow
+@pytest.mark.representatives(3)
 @every_cache
 @given(calls)
 def test_the_trie_holds_the_direct_maps_and_the_entries_within_the_budget_after_every_call(make, budget, calls):
@@ -86,6 +88,7 @@ def test_the_trie_holds_the_direct_maps_and_the_entries_within_the_budget_after_
         ]
 
 
+@pytest.mark.slow
 @every_cache
 @given(calls)
 def test_equal_calls_leave_equal_entries_and_bytes(make, budget, calls):
@@ -106,6 +109,7 @@ def test_filling_leaves_what_is_there_as_it_is(make, budget, found):
     assert set(cache.entries()) >= set(before)
 
 
+@pytest.mark.slow
 @every_cache
 @given(calls)
 def test_what_is_saved_and_loaded_again_is_the_same(make, budget, calls):
@@ -129,6 +133,8 @@ def members(node: Node) -> list[tuple[int, ...]]:
     return [node.members, *(below for child in node.children.values() for below in members(child))]
 
 
+@pytest.mark.slow
+@pytest.mark.representatives(3)
 @every_cache
 @given(calls, calls, calls)
 def test_a_restored_cache_goes_on_as_the_saved_one_would_have(make, budget, before, other, after):

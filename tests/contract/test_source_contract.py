@@ -87,6 +87,7 @@ every_table = pytest.mark.parametrize("make", TABLE_KINDS, indirect=True)
 LIMITED = SourceSettings(limit=4)
 
 
+@pytest.mark.slow
 @every_kind
 def test_every_event_carries_the_dataset_and_prompts_are_numbered_without_gaps(make: Make):
     source = make(LIMITED)
@@ -117,6 +118,7 @@ def test_size_is_unknown_or_a_number_up_to_the_limit(make: Make):
     assert make(LIMITED).size() in (None, 4)
 
 
+@pytest.mark.slow
 @every_kind
 @pytest.mark.parametrize("start", range(6))
 def test_a_resumed_stream_is_what_follows_in_the_whole_one(make: Make, start: int):

@@ -254,6 +254,7 @@ def test_numbers_are_drawn_from_the_rows_alone(bench: Bench):
     assert random.getstate() == before[2]
 
 
+@pytest.mark.slow
 @every_stage
 def test_nothing_of_an_input_is_kept_beyond_the_call(bench: Bench):
     stage, row = bench.make(), new_row(3)
@@ -266,6 +267,7 @@ def test_nothing_of_an_input_is_kept_beyond_the_call(bench: Bench):
     assert [reference() for reference in gone] == [None] * len(gone)
 
 
+@pytest.mark.slow
 @every_stage
 def test_nothing_of_a_row_is_kept_after_its_release(bench: Bench):
     stage, row, other = bench.make(), new_row(3), new_row(6)

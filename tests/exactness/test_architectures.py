@@ -17,7 +17,7 @@ from pipeline.assembly.models import load_models
 from stages.tools.drafter_export import export_drafter
 from store.events import TokenDecision, Updated
 
-ALWAYS = {  # one of each kind of attention, cache and feed-forward part; all others are slow together
+ALWAYS = {  # one of each kind of attention, cache and feed-forward part; all others are run by hand
     "llama (rope llama3)",
     "mistral (window)",
     "gemma2",
@@ -38,8 +38,8 @@ ALWAYS_DRAFTERS = {"llama", "gemma3_text", "mixtral", "qwen3_5_text"}
 
 
 def _choose(names: list[str], always: set[str]) -> list[object]:
-    slow = [pytest.mark.slow]
-    return [pytest.param(name, id=name, marks=() if name in always else slow) for name in names]
+    by_hand = [pytest.mark.sweep]
+    return [pytest.param(name, id=name, marks=() if name in always else by_hand) for name in names]
 
 
 @pytest.mark.parametrize("name", _choose(list(ARCHITECTURES), ALWAYS))
@@ -80,6 +80,7 @@ def test_the_table_has_every_causal_architecture_or_a_reason_why_not():
     assert in_table & left_out == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", _choose(DRAFTERS, ALWAYS_DRAFTERS))
 def test_a_drafter_of_the_family_proposes_learns_and_is_exported(name: str, tmp_path: Path):
     folder = tmp_path / "drafter"

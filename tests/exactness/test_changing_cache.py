@@ -100,6 +100,7 @@ def stage_distribution(world: World, count: int, changes: Changes) -> Distributi
     return distribution
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
 def test_whole_stages_over_several_blocks_with_one_cache(policy: str, vocabulary: str):
     world, changes = world_of(vocabulary, 1, seed=3, max_draft=1, target_support=2), Changes()
@@ -171,6 +172,8 @@ def interleaved_distribution(worlds: tuple[World, World], place: int, seed: int)
     return distribution
 
 
+@pytest.mark.slow
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("place", [0, 1])
 def test_a_target_interleaved_with_another_keeps_its_own_distribution(policy: str, place: int):
     worlds = two_targets()
@@ -222,6 +225,7 @@ def _members_are_not_kept_up_to_date(monkeypatch):
     monkeypatch.setattr(trie.Node, "invalidate_members", lambda self: None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mutate", "entries"),
     [

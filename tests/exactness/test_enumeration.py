@@ -78,6 +78,7 @@ def test_no_mode_is_declared_inexact_to_leave_the_suite():
     assert INEXACT_MODES == ["paper"]
 
 
+@pytest.mark.representatives(4)
 @pytest.mark.parametrize("max_draft", range(4))
 @pytest.mark.parametrize("mode", EXACT_MODES)
 @pytest.mark.parametrize("vocabulary", ["nested", "gaps"])
@@ -90,6 +91,8 @@ def test_an_untrained_vocabulary_without_direct_maps_is_exact_too(mode: str):
     assert_exact(World(NO_DIRECT, 3, mode, 3, seed=5))
 
 
+@pytest.mark.slow
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("adaptive", [False, True])
 @pytest.mark.parametrize("vocabulary", ["nested", "gaps"])
 def test_drafts_of_four_pieces(vocabulary: str, adaptive: bool):
@@ -106,6 +109,8 @@ def test_random_vocabularies_caches_and_stops(seed: int, mode: str):
     assert_exact(replace(random_world(seed), mode=mode))
 
 
+@pytest.mark.slow
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
 def test_a_cache_that_fills_and_evicts_between_blocks(vocabulary: str):
     assert_exact(World(VOCABULARIES[vocabulary], 4, "trie", 2, seed=3, seeded=False, cache_entries=1), count=3)
@@ -120,6 +125,8 @@ def test_a_window_that_ends_inside_ngrams_and_gaps(remaining_tokens: int):
     )
 
 
+@pytest.mark.slow
+@pytest.mark.representatives("trie")
 @pytest.mark.parametrize("mode", EXACT_MODES)
 def test_a_sequence_that_ends(mode: str):
     assert_exact(World(NESTED, 4, mode, 3, seed=9, ends=(1,)))
@@ -132,6 +139,7 @@ def test_a_block_emits_at_most_what_there_is_room_for_and_stops_at_an_end():
         assert 0 not in tokens[:-1]
 
 
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize("drafter", ["greedy", "warm"])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("vocabulary", ["nested", "gaps"])
@@ -184,6 +192,7 @@ class BrokenWorld(World):
         return super().draw(distribution, rng) if distribution.isfinite().all() else self.blind
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("blind", range(4))
 @pytest.mark.parametrize("after", [(0,), (1,), (0, 1)])
 @pytest.mark.parametrize(("value", "whole"), [(math.nan, True), (math.nan, False), (math.inf, True), (math.inf, False)])
@@ -195,6 +204,7 @@ def test_a_drafter_whose_distribution_is_not_finite_leaves_the_targets_distribut
     assert_exact(BrokenWorld(VOCABULARIES[vocabulary], 4, "trie", 3, seed=6, drafter_support=3, **broken))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["match", "tli"])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_distribution_that_is_not_finite_in_the_other_modes(mode: str, value: float):
@@ -217,6 +227,7 @@ def _residual_of_what_is_not_finite(monkeypatch):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mutate", [_nan_is_always_accepted, _infinity_at_another_piece_is_ignored, _residual_of_what_is_not_finite]
 )
@@ -301,6 +312,8 @@ def _members_are_not_kept_up_to_date(monkeypatch):
     monkeypatch.setattr(trie.Node, "invalidate_members", lambda self: None)
 
 
+@pytest.mark.slow
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize(
     "mutate",
     [
@@ -338,6 +351,7 @@ def test_the_enumeration_refuses_cells_that_the_logged_number_could_miss():
 # Whole stages: feeding, rollback, lengths and remaining are part of it.
 
 
+@pytest.mark.representatives(4)
 @pytest.mark.parametrize("neighbours", [0, 2])
 @pytest.mark.parametrize("mode", EXACT_MODES)
 @pytest.mark.parametrize("vocabulary", ["nested", "gaps"])
@@ -349,6 +363,8 @@ def test_whole_stages_emit_the_targets_distribution(vocabulary: str, mode: str, 
     assert max(lengths) == 2
 
 
+@pytest.mark.slow
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("vocabulary", ["nested", "gaps"])
 def test_whole_stages_with_an_adaptive_head_and_a_cache_of_one_entry(vocabulary: str):
     world = World(
@@ -379,6 +395,8 @@ def test_whole_stages_stop_at_an_end():
     assert any(len(tokens) == 1 for tokens in distribution), "some sequences must have ended"
 
 
+@pytest.mark.slow
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("seed", range(4))
 def test_a_drafter_that_reads_the_targets_states_keeps_the_distribution(seed: int):
     world = random_world(seed)

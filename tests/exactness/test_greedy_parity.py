@@ -93,6 +93,7 @@ def decisions(events: Sequence[Event]) -> list[TokenDecision]:
     return [event for event in events if isinstance(event, TokenDecision)]
 
 
+@pytest.mark.representatives("8")
 @pytest.mark.parametrize("batch", [1, 8])
 def test_greedy_is_plain_decoding_while_the_drafter_learns(batch: int, prompts, plain, tmp_path):
     events, _ = run(config_of(batch=batch, **LEARNING), prompts, tmp_path)
@@ -103,6 +104,8 @@ def test_greedy_is_plain_decoding_while_the_drafter_learns(batch: int, prompts, 
     assert accepted > PROMPTS, "the drafter must have mattered"
 
 
+@pytest.mark.slow
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -125,6 +128,7 @@ def test_greedy_is_plain_decoding_however_it_is_drafted(changes: dict[str, Any],
 SAMPLED = {"sampling__temperature": 1.0, "sampling__max_new_tokens": 16}
 
 
+@pytest.mark.slow
 def test_equal_seeds_give_equal_decisions_while_the_drafter_learns(prompts, tmp_path):
     config = config_of(batch=4, seed=5, **LEARNING | {"learn__interval": 4}, **SAMPLED)
     chosen = prompts[45:57]
@@ -134,6 +138,7 @@ def test_equal_seeds_give_equal_decisions_while_the_drafter_learns(prompts, tmp_
     assert completions(other) != completions(first)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{"draft__max_draft": 0}, {"draft__mode": "match"}])
 def test_sampled_tokens_are_among_those_that_the_transform_keeps(changes: dict[str, Any], prompts, tmp_path):
     config = config_of(seed=3, sampling__top_k=2, learn__enabled=False, **changes, **SAMPLED)

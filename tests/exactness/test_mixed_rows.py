@@ -87,12 +87,15 @@ def worst(world: World) -> float:
     )
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("mode", ["trie", "match", "tli"])
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
 def test_every_row_has_the_distribution_that_it_requested(vocabulary: str, mode: str):
     assert worst(world_of(vocabulary, 3, mode=mode)) < EXACT
 
 
+@pytest.mark.slow
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("seed", range(4))
 def test_every_row_has_the_distribution_that_it_requested_while_drafts_stop_and_the_cache_changes(seed: int):
     assert worst(world_of("gaps", seed, seeded=False, cache_entries=1, adaptive=True)) < EXACT
@@ -137,6 +140,7 @@ def _places_are_taken_for_rows(logits_NV, samplings, dtype):
     return to_probs(logits_NV, [by_row[min(n, len(by_row) - 1)] for n in range(len(samplings))], dtype)
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize(
     "mutate", [_everybody_samples_as_the_first, _everybody_samples_as_somebody_else, _places_are_taken_for_rows]
 )
@@ -161,6 +165,8 @@ def stop_at(distribution: Distribution, stops: Sequence[str]) -> Distribution:
     return found
 
 
+@pytest.mark.slow
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
 @pytest.mark.parametrize("sampling", [WARM, NUCLEUS])
 def test_a_row_that_ends_at_a_stop_string_has_the_targets_distribution_until_there(vocabulary: str, sampling: Sampling):

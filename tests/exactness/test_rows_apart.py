@@ -214,6 +214,7 @@ MANY = [
 ]
 
 
+@pytest.mark.representatives("packed")
 @pytest.mark.parametrize("forward", ["packed", "modules"])
 @settings(max_examples=60, deadline=None)
 @given(requests=requests_of, max_draft=st.sampled_from([0, 1, 3]))
@@ -222,6 +223,8 @@ def test_a_row_gives_in_a_batch_what_it_gives_alone(forward: str, requests: list
     check(requests, forward, max_draft)
 
 
+@pytest.mark.slow
+@pytest.mark.representatives("packed")
 @pytest.mark.parametrize("forward", ["packed", "modules"])
 @settings(max_examples=30, deadline=None)
 @given(requests=requests_of)

@@ -105,6 +105,7 @@ def test_without_rows_a_snapshot_is_as_if_none_were_admitted(kind: str, forward:
     assert files == block.save(SnapshotWriter())
 
 
+@pytest.mark.slow
 @every_kind
 @every_forward
 def test_a_stage_that_was_saved_without_rows_takes_new_ones(kind: str, forward: str):

@@ -83,6 +83,7 @@ def assert_exact(distribution: Distribution, wanted: Distribution) -> None:
     assert difference(distribution, wanted) < EXACT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", [WARM, CUT, Sampling(0.0)], ids=["warm", "cut", "greedy"])
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
 def test_drafts_of_the_model_keep_the_transformed_distribution(vocabulary: str, sampling: Sampling):
@@ -91,6 +92,7 @@ def test_drafts_of_the_model_keep_the_transformed_distribution(vocabulary: str, 
     assert_exact(distribution, wanted_distribution(world, 2, EVERYTHING, sampling))
 
 
+@pytest.mark.sweep
 def test_three_tokens_of_which_two_may_be_equal():
     world = world_of("nested", 3, target_support=2)
     wanted = wanted_distribution(world, 3, PENALISED)
@@ -99,6 +101,7 @@ def test_three_tokens_of_which_two_may_be_equal():
     assert_exact(row_distribution(lambda: stages_of(world), [(PENALISED, WARM)], 0, 3), wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", [WARM, CUT, Sampling(0.0)], ids=["warm", "cut", "greedy"])
 def test_trees_keep_the_transformed_distribution(sampling: Sampling):
     for kind, seed in (("some", 4), ("all mass", 5), ("impossible first", 6)):
@@ -110,6 +113,7 @@ def test_trees_keep_the_transformed_distribution(sampling: Sampling):
 MIXED = [(EVERYTHING, CUT), (NO_CONTROLS, WARM), (REPEATED, WARM)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(MIXED)))
 @pytest.mark.parametrize("trees", [False, True])
 def test_each_row_of_a_batch_has_its_own_transforms(number: int, trees: bool):
@@ -120,6 +124,7 @@ def test_each_row_of_a_batch_has_its_own_transforms(number: int, trees: bool):
     assert_exact(distribution, wanted_distribution(world, 2, *MIXED[number]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trees", [False, True])
 def test_ends_of_sequence_that_are_ignored_and_further_ones(trees: bool):
     world = world_of("nested", 4)

@@ -170,6 +170,7 @@ def assert_exact(distribution: Distribution, wanted: Distribution) -> None:
     assert difference(distribution, wanted) < EXACT
 
 
+@pytest.mark.representatives(4)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("vocabulary", ["nested", "gaps"])
 def test_trees_of_all_shapes_keep_the_targets_distribution(vocabulary: str, kind: str):
@@ -283,6 +284,8 @@ def test_every_row_has_the_distribution_that_it_requested(kind: str):
         assert_exact(distribution, wanted_distribution(world, 2, sampling))
 
 
+@pytest.mark.slow
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)])
 def test_a_tree_next_to_a_draft_of_the_model_and_an_empty_draft(order: tuple[int, ...]):
     """The rows' places are permuted: lines of logits are counted per row."""
@@ -433,6 +436,7 @@ def test_a_row_that_is_completed_in_between_is_learned_and_changes_no_distributi
     assert (len(trees) > 3) == (not private)
 
 
+@pytest.mark.slow
 def test_rows_with_trees_enter_and_leave_while_a_row_is_enumerated():
     """A greedy row is completed and learned after the first block; a private row stays."""
     world = world_of("gaps", 5)
@@ -567,6 +571,7 @@ class LooksAhead(ChooseDraft):
         ]
 
 
+@pytest.mark.slow
 def test_a_choice_that_depends_on_the_present_draft_is_found_out():
     world = world_of("nested", 7)
 
@@ -579,6 +584,7 @@ def test_a_choice_that_depends_on_the_present_draft_is_found_out():
 # Real models.
 
 
+@pytest.mark.representatives("changes1", "changes2")
 @pytest.mark.parametrize(
     "changes", [{"batch": 1}, {"batch": 8, "learn__interval": 10}, {"draft__sources": ("own", "memory")}]
 )

@@ -39,11 +39,13 @@ def type_command(run: Path, *words: object) -> Ended:
     return Life(World(run.parent / "world"), words).end()
 
 
+@pytest.mark.slow
 def test_the_copy_of_a_run_goes_on(run: Path):
     resume_run(run, run.parent / "world")
     assert read_manifest(run).finished
 
 
+@pytest.mark.slow
 @DAMAGES
 @pytest.mark.parametrize("name", ["state.json", "tensors.safetensors"])
 def test_a_damaged_checkpoint_is_named_and_the_log_is_readable(run: Path, damage: Damage, name: str):
@@ -63,6 +65,7 @@ def part_of(run: Path, table: str, number: int = 1) -> Path:
     return part_path(run, read_manifest(run).tables[table][number])
 
 
+@pytest.mark.slow
 @DAMAGES
 def test_a_damaged_part_is_named_by_check(run: Path, damage: Damage):
     path = part_of(run, "decisions")
@@ -74,6 +77,7 @@ def test_a_damaged_part_is_named_by_check(run: Path, damage: Damage):
     assert str(part_of(run, "decisions", 0)) not in checked.err
 
 
+@pytest.mark.slow
 @DAMAGES
 def test_with_a_damaged_part_of_prompts_a_run_does_not_go_on(run: Path, damage: Damage):
     path = part_of(run, "prompts")
@@ -81,6 +85,7 @@ def test_with_a_damaged_part_of_prompts_a_run_does_not_go_on(run: Path, damage: 
     type_command(run, "replay", "--resume", run).assert_clear(1, str(path))
 
 
+@pytest.mark.slow
 @DAMAGES
 def test_what_is_not_damaged_can_still_be_read(run: Path, damage: Damage):
     path = part_of(run, "prompts")
@@ -100,6 +105,8 @@ def test_a_damaged_manifest_is_named(run: Path):
         type_command(run, *words).assert_clear(1, str(run / MANIFEST))
 
 
+@pytest.mark.slow
+@pytest.mark.representatives("lose")
 @pytest.mark.parametrize("damage", [truncate, lose])
 def test_a_run_that_is_repaired_ends_as_if_nothing_had_happened(run: Path, whole: Path, damage: Damage):
     before = read_manifest(run, PREVIOUS)

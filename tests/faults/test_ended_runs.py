@@ -34,6 +34,8 @@ def ended_by(number: int, life: Life, run: Path, wait: float) -> Ended:
     return life.end()
 
 
+@pytest.mark.slow
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_commits_and_the_run_goes_on(stream: Stream, whole: Path, tmp_path: Path, number: int):
     run, chance = tmp_path / "run", random.Random(int(number))
@@ -49,6 +51,7 @@ def test_a_signal_commits_and_the_run_goes_on(stream: Stream, whole: Path, tmp_p
     assert strays(run) == set()
 
 
+@pytest.mark.slow
 def test_everything_up_to_the_signal_is_committed(stream: Stream, tmp_path: Path):
     """With commits hours apart there is one at the start, and the one that the signal asks for."""
     run = tmp_path / "run"
@@ -85,6 +88,8 @@ Loop.end = interrupted
 """
 
 
+@pytest.mark.slow
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("moment", [WHILE_A_ROW_IS_TAKEN, AT_THE_END], ids=["taking a row", "at the end"])
 def test_no_moment_is_bad_for_a_signal(stream: Stream, whole: Path, tmp_path: Path, moment: str):
     run = tmp_path / "run"
@@ -129,6 +134,7 @@ def waiting(from_input: Stream, sent: Path, tmp_path_factory: pytest.TempPathFac
     return folder / "run"
 
 
+@pytest.mark.sweep
 def test_a_run_that_waited_for_input_goes_on_when_all_is_sent_again(
     from_input: Stream, waiting: Path, sent: Path, tmp_path: Path
 ):

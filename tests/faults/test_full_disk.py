@@ -26,6 +26,8 @@ def assert_readable(run: Path, world: World) -> None:
     assert "0 mismatches" in checked.out
 
 
+@pytest.mark.slow
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("largest", [60_000, 8_000, 300])
 def test_a_file_that_cannot_grow_ends_the_run_with_its_last_commit(
     stream: Stream, half: Path, whole: Path, tmp_path: Path, largest: int
@@ -42,6 +44,7 @@ def test_a_file_that_cannot_grow_ends_the_run_with_its_last_commit(
     assert strays(run) == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("largest", [100_000, 20_000, 2_000, 100])
 def test_a_new_run_without_room_says_so(stream: Stream, whole: Path, tmp_path: Path, largest: int):
     run = tmp_path / "run"

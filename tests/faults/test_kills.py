@@ -112,10 +112,12 @@ def test_a_run_that_is_left_alone_leaves_no_stray_file(whole: Path):
     assert strays(whole) == set()
 
 
+@pytest.mark.slow
 def test_two_runs_that_are_left_alone_are_the_same(stream: Stream, whole: Path, tmp_path: Path):
     assert_same(list_completed(stream, tmp_path / "world", tmp_path / "run"), whole)
 
 
+@pytest.mark.sweep
 def test_kills_at_random_instants_change_nothing(stream: Stream, whole: Path, tmp_path: Path):
     for run in sweep_kills(stream, tmp_path, kills=8, seed=1):
         assert_same(run, whole)
@@ -129,6 +131,7 @@ def test_a_hundred_kills_at_random_instants_change_nothing(stream: Stream, whole
         assert_same(run, whole)
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("place", PLACES)
 def test_a_kill_inside_a_commit_changes_nothing(stream: Stream, whole: Path, tmp_path: Path, place: str):
     """At the fourth commit, and again at the second of the process that goes on."""
@@ -147,6 +150,8 @@ def die_before_calls(stream: Stream, folder: Path, numbers: list[int]) -> Path:
     return resume_run(folder / "run", folder / "world")
 
 
+@pytest.mark.slow
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("numbers", [[30, 9], [205, 40]])
 def test_a_kill_between_two_changes_of_files_changes_nothing(
     stream: Stream, whole: Path, tmp_path: Path, numbers: list[int]
@@ -162,6 +167,7 @@ def test_kills_between_all_changes_of_files_change_nothing(stream: Stream, whole
     assert_same(die_before_calls(stream, tmp_path, [150, first, first + 15, first + 30, first + 45]), whole)
 
 
+@pytest.mark.slow
 def test_a_kill_before_the_first_commit_costs_no_more_than_beginning_again(stream: Stream, whole: Path, tmp_path: Path):
     run = tmp_path / "run"
     world = World(tmp_path / "world", environment={VARIABLE: f"{PLACES[0]}=1"})
@@ -170,6 +176,7 @@ def test_a_kill_before_the_first_commit_costs_no_more_than_beginning_again(strea
     assert_same(resume_run(run, tmp_path / "world"), whole)
 
 
+@pytest.mark.slow
 def test_rejected_rows_behind_the_last_commit_are_kept_once(stream: Stream, whole: Path, tmp_path: Path):
     """With one commit at the start and one at the end: the first rejected row lies between them."""
     run, rare = tmp_path / "run", ["--set", "commit.seconds=10000", "--set", "commit.prompts=10000"]
@@ -192,6 +199,7 @@ def joined_parts(run: Path) -> list[str]:
     return [part.file for part in parts if Path(part.file).stem.count("-") == 2]
 
 
+@pytest.mark.slow
 def test_a_log_that_is_compacted_meanwhile_and_killed_has_the_same_rows(stream: Stream, whole: Path, tmp_path: Path):
     """Compacted again and again while it is written, killed in its middle, compacted, and gone on with."""
     run, world = tmp_path / "run", World(tmp_path / "world")
@@ -207,6 +215,7 @@ def test_a_log_that_is_compacted_meanwhile_and_killed_has_the_same_rows(stream: 
     assert differences(run, whole) == []
 
 
+@pytest.mark.slow
 def test_a_compaction_while_a_run_goes_on_loses_nothing(half: Path, whole: Path, tmp_path: Path):
     run = shutil.copytree(half, tmp_path / "run")
     Life(World(tmp_path / "world", before=COMPACTING), ["replay", "--resume", run]).end().assert_clear(0)

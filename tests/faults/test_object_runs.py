@@ -63,6 +63,7 @@ def assert_same(place: str, whole: Path, folder: Path) -> None:
     assert strays(run) == set()
 
 
+@pytest.mark.slow
 def test_a_run_on_an_object_store_is_the_same_as_one_in_a_folder(
     stream: Stream,
     whole: Path,
@@ -80,6 +81,8 @@ def test_a_run_on_an_object_store_is_the_same_as_one_in_a_folder(
     machines.life(stream.begin(place)).end().assert_clear(2, f"{place} holds a finished run")
 
 
+@pytest.mark.representatives(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLACES)
 def test_a_kill_inside_a_commit_costs_no_more_than_what_came_after_the_last(
     name: str,
@@ -97,6 +100,7 @@ def test_a_kill_inside_a_commit_costs_no_more_than_what_came_after_the_last(
     assert_same(place, whole, tmp_path)
 
 
+@pytest.mark.sweep
 def test_kills_at_any_instant_change_nothing(
     stream: Stream,
     whole: Path,
@@ -116,6 +120,7 @@ def test_kills_at_any_instant_change_nothing(
     assert_same(place, whole, tmp_path)
 
 
+@pytest.mark.sweep
 def test_of_two_machines_that_go_on_the_earlier_ends_with_a_word(
     stream: Stream,
     whole: Path,
@@ -133,6 +138,7 @@ def test_of_two_machines_that_go_on_the_earlier_ends_with_a_word(
     assert_same(place, whole, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_store_that_goes_away_ends_the_run_with_what_to_type(
     stream: Stream,
     whole: Path,
@@ -150,7 +156,7 @@ def test_a_store_that_goes_away_ends_the_run_with_what_to_type(
     assert_same(place, whole, tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_a_run_gone_on_with_elsewhere_is_once_in_mlflow(
     stream: Stream,
     whole: Path,

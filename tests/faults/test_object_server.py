@@ -24,7 +24,7 @@ def serve_requests(config: Config, place: str, prompts: list[str], *, resume: bo
     shutil.rmtree(folder)
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_it_goes_on_on_another_machine(
     tiny_pair: TinyPair,  # noqa: F811
     objects: ObjectServer,

@@ -24,6 +24,8 @@ def writing(stream: Stream, tmp_path: Path) -> Iterator[Life]:
     life.end()
 
 
+@pytest.mark.slow
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("how", ["resume", "run"])
 def test_a_second_process_is_refused_and_told_of_the_first(
     stream: Stream, whole: Path, writing: Life, tmp_path: Path, how: str
@@ -36,6 +38,7 @@ def test_a_second_process_is_refused_and_told_of_the_first(
     assert differences(run, whole) == []
 
 
+@pytest.mark.slow
 def test_the_lock_of_a_killed_process_is_taken_over(writing: Life, tmp_path: Path):
     run = tmp_path / "run"
     writing.send(signal.SIGKILL)
@@ -45,6 +48,7 @@ def test_the_lock_of_a_killed_process_is_taken_over(writing: Life, tmp_path: Pat
     assert not (run / OWNER).exists()
 
 
+@pytest.mark.slow
 def test_the_lock_of_a_process_that_is_no_more_but_whose_number_is_taken_is_taken_over(writing: Life, tmp_path: Path):
     """What counts is the lock that the system holds, not what is written of its owner."""
     run = shutil.copytree(tmp_path / "run", tmp_path / "copy")

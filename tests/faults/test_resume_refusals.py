@@ -23,6 +23,7 @@ def type_command(folder: Path, *words: object) -> Ended:
     return Life(World(folder / "world"), words).end()
 
 
+@pytest.mark.slow
 def test_a_finished_run(run: Path, tmp_path: Path):
     resume_run(run, tmp_path / "world")
     (run / SPOOL).unlink()  # or it would be sent
@@ -65,6 +66,7 @@ def test_a_partition_whose_manifest_is_lost(run: Path, tmp_path: Path, command: 
     assert everything_in(run) == before
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_before_its_first_manifest_is_resumed(run: Path, whole: Path, tmp_path: Path):
     """Nothing but the settings and the files of locks is there: nothing can be lost."""
     for path in run.iterdir():
@@ -94,6 +96,7 @@ def test_other_settings(run: Path, tmp_path: Path, option: list[str], setting: s
     assert read_manifest(run) == before
 
 
+@pytest.mark.slow
 def test_another_mlflow_server_is_allowed(run: Path, tmp_path: Path):
     type_command(tmp_path, "replay", "--resume", run, "--mlflow-uri", "http://127.0.0.1:19").assert_clear(0)
 
@@ -129,6 +132,7 @@ def test_sources_that_are_gone(run: Path, tmp_path: Path):
     type_command(tmp_path, "replay", "--resume", run).assert_clear(2, "gone.jsonl", "does not exist")
 
 
+@pytest.mark.slow
 def test_sources_that_have_grown_since(stream: Stream, run: Path, tmp_path: Path):
     """What was read is as it was: the run goes on to the new end."""
     grown = Path(shutil.copy(stream.sources[1], tmp_path / "strange.jsonl"))
@@ -139,6 +143,7 @@ def test_sources_that_have_grown_since(stream: Stream, run: Path, tmp_path: Path
     assert last == 32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", ["targets", "drafter"])
 def test_models_that_were_changed_since(tiny_pair: TinyPair, run: Path, tmp_path: Path, which: str):
     """Behind the same name lies another model: the drafter's place is taken by the target, and the other way round."""
@@ -158,6 +163,7 @@ def test_models_that_were_changed_since(tiny_pair: TinyPair, run: Path, tmp_path
     assert read_manifest(run) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", ["target", "drafter"])
 def test_models_whose_weights_were_changed_since(
     tiny_pair: TinyPair,

@@ -43,6 +43,7 @@ def points_of(run: Path) -> list[tuple[str, int, int]]:
     return [(key, step, time) for key, _, step, time in sent]
 
 
+@pytest.mark.slow
 def test_a_clock_that_jumps_back_changes_nothing(stream: Stream, whole: Path, tmp_path: Path):
     run = tmp_path / "run"
     Life(World(tmp_path / "world", before=JUMPING_CLOCK), stream.begin(run)).end().assert_clear(0)
@@ -84,6 +85,7 @@ def broken_server() -> Iterator[str]:
         server.server_close()
 
 
+@pytest.mark.slow
 def test_an_mlflow_server_that_is_broken_does_not_hold_up_a_run(stream: Stream, whole: Path, tmp_path: Path):
     run = tmp_path / "run"
     with broken_server() as uri:
@@ -113,6 +115,7 @@ def test_a_killed_run_registers_each_version_once(tiny_pair: TinyPair, tmp_path:
     assert len(published) >= 5
 
 
+@pytest.mark.slow
 def test_a_finished_run_sends_what_mlflow_has_not_taken(whole: Path, tmp_path: Path):
     """Its server was away to the end, and is there now."""
     run, uri = shutil.copytree(whole, tmp_path / "run"), default_uri(tmp_path)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from product import connect, read_manifest
 
 
@@ -52,6 +53,7 @@ def find_in(client: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_names_in_mlflow(golden: Callable[[str, Any], None], small_run: Path, resumed: tuple[Path, Path]) -> None:
     """Both runs are in one store."""
     assert read_manifest(resumed[0]).finished

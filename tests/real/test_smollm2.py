@@ -161,6 +161,7 @@ def test_a_server_answers_a_chat(smollm2: str, tmp_path: Path):
     assert answer["choices"][0]["finish_reason"] == "stop"
 
 
+@pytest.mark.sweep
 def test_an_exported_drafter_drafts_for_it(smollm2: str, questions: list[Path], tmp_path: Path):
     uri = default_uri(tmp_path / "runs")
     few = {"source__limit": 4, "sampling__max_new_tokens": NEW_TOKENS}

@@ -143,6 +143,7 @@ def test_values_that_json_lacks(address: str):
     assert found["rows"][0] == [None, "9007199254740993", "aa", 1.5, {"x": ["2026-01-01"]}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("date", ["'infinity'::TIMESTAMP", "make_date(290000, 1, 1)", "'290000-01-01'::TIMESTAMP"])
 def test_dates_that_python_lacks_are_refused(address: str, date: str):
     status, text, _ = get(f"{address}/api/sql", body={"runs": [], "query": f"SELECT {date}"})
@@ -194,6 +195,7 @@ def start_command(*arguments: str) -> Iterator[subprocess.Popen[str]]:
         command.communicate(timeout=30)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_command_serves_until_it_is_told_to_end(tmp_path: Path, number: signal.Signals):
     write(tmp_path / "a", stream(5))
@@ -223,6 +225,7 @@ def test_an_empty_host_is_refused(tmp_path: Path):
     assert "omnidraft: --host must be an address of this machine, got none" in errors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["--run", "--runs"])
 def test_a_folder_that_does_not_exist_is_refused(tmp_path: Path, where: str):
     with start_command(where, str(tmp_path / "none"), "--port", "0") as command:

@@ -91,6 +91,7 @@ def test_the_stream_page_has_figures_curves_and_marks(address: str, page: Any):
     assert texts(page, "#state") == ["finished"]
 
 
+@pytest.mark.slow
 def test_the_stream_page_has_accepted_tokens_by_source(address: str, page: Any):
     page.goto(f"{address}/stream?run=learned")
     page.wait_for_selector("#chart .scatterlayer .trace")
@@ -108,6 +109,7 @@ def test_the_stream_page_has_accepted_tokens_by_source(address: str, page: Any):
     assert {tuple(row[5:8]) for row in table(page, "details > .scroll")} == {("–", "–", "–")}
 
 
+@pytest.mark.slow
 def test_several_runs_are_laid_over_one_another(address: str, page: Any):
     page.goto(f"{address}/stream?run=learned&run=floor")
     page.wait_for_selector("#chart .scatterlayer .trace")
@@ -120,6 +122,7 @@ def test_several_runs_are_laid_over_one_another(address: str, page: Any):
     assert texts(page, "#totals .name") == ["learned", "floor"]
 
 
+@pytest.mark.slow
 def test_a_curve_per_dataset_and_other_windows(address: str, page: Any):
     page.goto(f"{address}/stream?run=learned")
     page.wait_for_selector("#chart .scatterlayer .trace")
@@ -202,6 +205,7 @@ def test_prompts_are_found_by_number_dataset_speed_and_acceptance(serve: Serve, 
     assert page.locator("#problem").is_hidden()
 
 
+@pytest.mark.slow
 def test_hostile_text_is_text(serve: Serve, tmp_path: Path, page: Any):
     place: dict[str, Any] = {"dataset": HOSTILE, "prompt_id": HOSTILE}
     content = HOSTILE.encode()
@@ -249,6 +253,7 @@ def test_without_texts_tokens_are_ids(serve: Serve, tmp_path: Path, page: Any):
     assert "keeps no text" in page.inner_text("#completion")
 
 
+@pytest.mark.slow
 def test_the_ngram_page_has_sizes_hits_and_entries_that_pay(address: str, page: Any):
     page.goto(f"{address}/ngrams?run=learned")
     figures = cards(page)
@@ -259,6 +264,7 @@ def test_the_ngram_page_has_sizes_hits_and_entries_that_pay(address: str, page: 
     assert [row[:2] for row in table(page, "#lengths-table")] == [["1", "120"], ["2", "60"]]
 
 
+@pytest.mark.slow
 def test_two_versions_stand_beside_one_another(address: str, page: Any):
     page.goto(f"{address}/versions?run=learned")
     rows = {row[0]: row[1:] for row in table(page, "#compared")}
@@ -278,6 +284,7 @@ def test_two_versions_stand_beside_one_another(address: str, page: Any):
     assert [row[1:3] for row in table(page, "#all")] == [["0", "–"], ["1", "0"], ["2", "1"], ["3", "2"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("noticed", "held"), [(33, 32), (33, 35)], ids=["in order", "out of order"])
 def test_a_drift_is_answered_by_the_version_behind_it(serve: Serve, tmp_path: Path, page: Any, noticed: int, held: int):
     events = [
@@ -310,6 +317,7 @@ def test_a_query_and_a_recipe_are_answered(address: str, page: Any):
     assert "learned,33,big,code" in Path(download.value.path()).read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("query", "message"),
     [
@@ -333,6 +341,7 @@ def test_a_query_that_is_refused_says_why(address: str, page: Any, query: str, m
     page.said.clear()
 
 
+@pytest.mark.slow
 def test_a_page_follows_a_run_that_goes_on(serve: Serve, tmp_path: Path, page: Any):
     with RunLog(tmp_path / "runs" / "a") as log:
         append(log, stream(20), commit=True)
@@ -348,6 +357,7 @@ def test_a_page_follows_a_run_that_goes_on(serve: Serve, tmp_path: Path, page: A
     assert [url for url in page.asked if url.endswith("/stream")] == page.asked[:1], "the page was not loaded again"
 
 
+@pytest.mark.slow
 def test_a_page_does_not_ask_again_before_it_is_answered(address: str, browser: Any):
     held: list[Any] = []
     asked: list[str] = []
@@ -371,6 +381,7 @@ def test_a_page_does_not_ask_again_before_it_is_answered(address: str, browser: 
     assert len([url for url in asked if "/api/versions" in url]) == 1
 
 
+@pytest.mark.slow
 def test_a_folder_without_runs_waits_for_one(serve: Serve, tmp_path: Path, page: Any):
     (tmp_path / "runs").mkdir()
     page.goto(f"{serve(tmp_path / 'runs')}/stream")
@@ -397,6 +408,7 @@ def test_the_candidates_of_a_tree_are_listed_and_can_be_hidden(serve: Serve, tmp
     assert texts(page, ".legend .accepted") == ["model", "n-gram", "own text", "memory"]
 
 
+@pytest.mark.slow
 def test_a_run_without_rows_and_one_without_drafts(serve: Serve, tmp_path: Path, page: Any):
     write(tmp_path / "runs" / "empty", [])
     plain = [prompt(offset, judged=0, accepted=0, drafted=0, blocks=5, first_judged=0) for offset in range(9)]
@@ -412,6 +424,7 @@ def test_a_run_without_rows_and_one_without_drafts(serve: Serve, tmp_path: Path,
     assert cards(page)["tokens / forward"] == "1.00"
 
 
+@pytest.mark.slow
 def test_several_targets_have_curves_and_caches_of_their_own(serve: Serve, tmp_path: Path, page: Any):
     events = [replace(event, target="small") if has_target(event) and event.offset % 2 else event for event in stream()]
     write(tmp_path / "runs" / "a", events)
@@ -427,6 +440,7 @@ def test_several_targets_have_curves_and_caches_of_their_own(serve: Serve, tmp_p
     assert {row[3] for row in table(page, "#all")} <= {"big", "small"}
 
 
+@pytest.mark.slow
 def test_the_page_is_left_by_keyboard_and_runs_are_chosen(address: str, page: Any):
     page.goto(f"{address}/stream?run=learned")
     page.keyboard.press("Tab")
@@ -441,6 +455,7 @@ def test_the_page_is_left_by_keyboard_and_runs_are_chosen(address: str, page: An
     assert page.get_attribute("nav a >> nth=1", "href") == "/text?run=learned&run=floor"
 
 
+@pytest.mark.slow
 def test_a_server_that_is_gone_is_told(runs: Path, page: Any):
     with serve_dashboards(runs) as address:
         page.goto(f"{address}/stream?run=learned")

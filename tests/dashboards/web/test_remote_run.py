@@ -8,6 +8,7 @@ import time
 import urllib.request
 from pathlib import Path
 
+import pytest
 from object_serving import objects, place  # noqa: F401  (fixtures)
 from places import ROOT
 from stream_making import append, prompt
@@ -30,6 +31,7 @@ def prompts_shown(address: str) -> int:
     return state["prompts"]
 
 
+@pytest.mark.slow
 def test_a_run_on_an_object_store_is_shown_and_followed(place: str, tmp_path: Path):  # noqa: F811
     mirror = ObjectMirror(tmp_path, place)
     mirror.pull()

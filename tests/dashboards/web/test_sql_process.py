@@ -42,10 +42,18 @@ def runs(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def queries(runs: Path) -> Iterator[SqlProcess]:
-    """A process with a short limit."""
-    found = SqlProcess(None, runs, seconds=0.3)
+    """A process with a limit that no query of these tests reaches, however busy the machine is."""
+    found = SqlProcess(None, runs, seconds=60.0)
     yield found
     found.close()
+
+
+def end_at_limit(queries: SqlProcess, query: str, words: str) -> None:
+    """Run a query that takes longer than a limit of 0.3 s."""
+    before, queries._seconds = queries._seconds, 0.3
+    with pytest.raises(QueryError, match=words):
+        queries.run([], query)
+    queries._seconds = before
 
 
 def rows(queries: SqlProcess, query: str, *names: str) -> list[list[Any]]:
@@ -83,10 +91,11 @@ def test_an_unknown_run_is_refused(queries: SqlProcess):
         queries.run(["b"], COUNT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["a function", "rows"])
 def test_a_query_ends_at_its_limit_and_the_next_one_is_answered(queries: SqlProcess, name: str):
-    with pytest.raises(QueryError, match=r"must be done within 0\.3 s"):
-        queries.run([], BOMBS[name])
+    assert rows(queries, "SELECT 1") == [[1]], "its process has started"
+    end_at_limit(queries, BOMBS[name], r"must be done within 0\.3 s")
     assert rows(queries, "SELECT 1") == [[1]]
 
 
@@ -94,8 +103,7 @@ def test_a_query_ends_at_its_limit_and_the_next_one_is_answered(queries: SqlProc
 @pytest.mark.parametrize("name", BOMBS)
 def test_every_bomb_ends(queries: SqlProcess, name: str):
     assert rows(queries, "SELECT 1") == [[1]]
-    with pytest.raises(QueryError, match=r"must be (done|possible) within"):
-        queries.run([], BOMBS[name])
+    end_at_limit(queries, BOMBS[name], r"must be (done|possible) within")
     assert rows(queries, "SELECT 1") == [[1]]
 
 
@@ -103,7 +111,6 @@ def test_a_process_that_is_killed_is_started_again(queries: SqlProcess):
     assert rows(queries, COUNT) == [[20]]
     assert queries.pid
     with ThreadPoolExecutor(1) as thread:
-        queries._seconds = 60.0
         sent = thread.submit(queries.run, [], BOMBS["a function"])
         with pytest.raises(TimeoutError):
             sent.result(timeout=0.2)  # it runs
@@ -185,6 +192,7 @@ def send(address: str, head: str, body: bytes = b"") -> bytes:
         return read_all(connection)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("head", "body", "status", "words"),
     [
@@ -199,7 +207,8 @@ def send(address: str, head: str, body: bytes = b"") -> bytes:
 def test_bodies_are_bounded(
     runs: Path, monkeypatch: pytest.MonkeyPatch, head: str, body: bytes, status: int, words: bytes
 ):
-    monkeypatch.setattr(bounds, "BODY_SECONDS", 0.3)
+    if status == 408:
+        monkeypatch.setattr(bounds, "BODY_SECONDS", 0.3)
     with serve_dashboards(runs) as address:
         answer = send(address, head, body)
     assert int(answer.split(b" ", 2)[1]) == status, answer

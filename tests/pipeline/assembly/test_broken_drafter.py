@@ -26,6 +26,7 @@ def texts(run: Path) -> dict[str, str]:
     return {row["prompt_id"]: row["completion_text"] for row in rows}
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_the_text_is_that_of_plain_decoding(

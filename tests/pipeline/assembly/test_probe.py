@@ -43,6 +43,7 @@ def test_no_built_in_stream_yields_a_prompt_of_the_probe(kind: str):
     assert [text for text in own for prompt in streamed if prompt.startswith(text) or text.startswith(prompt)] == []
 
 
+@pytest.mark.slow
 def test_the_examples_are_the_target_s_plain_greedy_text(config: Config, models: Models):
     encoded = [models.target_vocabulary.encode(prompt.text) for prompt in prompts()]
     request = Request(Sampling(0.0, 0, 1.0), TOKENS, models.target.eos_ids, 0)
@@ -90,6 +91,8 @@ def test_it_tells_drafters_apart_and_follows_the_one_in_service(config: Config, 
     assert probe()["probe/acceptance_sampled"] < before["probe/acceptance_sampled"]
 
 
+@pytest.mark.slow
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -154,6 +157,7 @@ def decisions(config: Config, models: Models, folder: Path, *, probed: bool) -> 
     return found
 
 
+@pytest.mark.slow
 def test_the_run_decides_as_if_it_had_not_been_asked(tiny_pair: TinyPair, tmp_path: Path, monkeypatch):  # noqa: F811
     config = config_of(tiny_pair, learn__lag=0, sampling__temperature=0.7)
     runs = []

@@ -71,6 +71,7 @@ def test_a_model_in_the_cache_is_used(here: Path, tiny_pair: TinyPair, omnidraft
     assert table_of(here / "run", "prompts").column("dataset").to_pylist() == ["questions", "code"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("offline", [False, True])
 def test_the_built_in_pair_is_used_where_no_model_can_be_had(
     here: Path,

@@ -66,6 +66,7 @@ def test_forgetting_every_prompt_leaves_an_empty_memory(stopped: Path, omnidraft
     assert all(len(tensor) == 0 for tensor in tensors.values())
 
 
+@pytest.mark.slow
 def test_a_run_that_forgot_is_resumed(stopped: Path, omnidraft: Command):  # noqa: F811
     assert omnidraft("memory", "forget", stopped, "--prompt", 0).status == 0
     assert omnidraft("replay", "--resume", stopped).status == 0
@@ -94,6 +95,7 @@ def test_an_unknown_prompt_is_refused(stopped: Path, omnidraft: Command):  # noq
     assert "has no offset 999" in typed.err
 
 
+@pytest.mark.slow
 def test_a_finished_run_shows_that_of_its_newest_version(tiny_pair: TinyPair, tmp_path: Path, omnidraft: Command):  # noqa: F811
     folder = tmp_path / "finished"
     published = {"publish__enabled": True, "publish__mlflow_uri": f"sqlite:///{tmp_path}/mlflow.db"}
@@ -105,6 +107,7 @@ def test_a_finished_run_shows_that_of_its_newest_version(tiny_pair: TinyPair, tm
     assert "must have a checkpoint to forget from" in typed.err
 
 
+@pytest.mark.slow
 def test_a_run_without_a_memory_is_refused(tiny_pair: TinyPair, tmp_path: Path, omnidraft: Command):  # noqa: F811
     folder = tmp_path / "model"
     run_replay(config_of(tiny_pair, learn__enabled=False, draft__sources=("model",)), folder)

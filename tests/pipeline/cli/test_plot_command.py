@@ -21,6 +21,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "runs"
 
 
+@pytest.mark.slow
 def test_the_newest_run_is_plotted_by_default(runs: Path, omnidraft: Command):  # noqa: F811
     typed = omnidraft("plot", "curve", "--window", "5")
     assert (typed.status, typed.out) == (0, "curve.png\n"), typed.err

@@ -222,6 +222,7 @@ def test_the_environment_gives_settings_and_the_command_line_goes_before(
     assert "packed forward" in typed.err, "a detail, which -v shows"
 
 
+@pytest.mark.slow
 def test_the_end_of_a_run_names_the_commands_that_show_it(
     runs: Path,
     omnidraft: Command,  # noqa: F811
@@ -234,6 +235,7 @@ def test_the_end_of_a_run_names_the_commands_that_show_it(
         assert typed.out
 
 
+@pytest.mark.slow
 def test_the_last_unfinished_run_is_the_one_that_resumes(
     runs: Path,
     tiny_pair: TinyPair,  # noqa: F811
@@ -299,6 +301,8 @@ def test_versions_lie_sealed_in_the_run_s_folder(runs: Path):
     assert [version["version"] for version in summary["totals"]["versions"]] == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("number", [1, 4])
 def test_a_run_goes_on_from_a_registered_version(
     runs: Path,
@@ -331,6 +335,7 @@ def test_a_version_that_does_not_exist_is_refused(
     assert not (runs / "no").exists()
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_run_with_what_was_done(
     runs: Path,
     tiny_pair: TinyPair,  # noqa: F811

@@ -16,6 +16,7 @@ from store.log.manifest import read_manifest
 PROMPT = "Ann has 3 apples and finds"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", [True, False], ids=["texts", "no texts"])
 def test_it_answers_ends_in_order_and_goes_on(
     tiny_pair: TinyPair,  # noqa: F811
@@ -42,6 +43,7 @@ def test_it_answers_ends_in_order_and_goes_on(
     assert [tuple(row.values()) for row in prompts] == [(0, *kept), (1, *kept)]
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_goes_on_with_what_it_committed(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
     """Every completed prompt that was committed is there once; offsets go on without being used again."""
     run = tmp_path / "run"
@@ -63,6 +65,7 @@ def test_a_server_that_is_killed_goes_on_with_what_it_committed(tiny_pair: TinyP
     assert_sound(run)
 
 
+@pytest.mark.sweep
 def test_offsets_of_prompts_that_only_the_learner_committed_are_not_used_again(
     tiny_pair: TinyPair,  # noqa: F811
     tmp_path: Path,

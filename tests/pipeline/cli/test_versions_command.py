@@ -224,6 +224,8 @@ def test_a_port_in_use_is_said_before_anything_starts(runs: Path):
             output_of("ui", "--runs", str(runs), "--port", str(port))
 
 
+@pytest.mark.representatives(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_pages_are_served_on_loopback_and_end_cleanly(runs: Path, number: signal.Signals):
     port = free_port()

@@ -20,6 +20,7 @@ def call(*arguments: object):
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not SMALL.is_dir(), reason="the built-in models are not built")
 @pytest.mark.parametrize("source", ["builtin:target-7m", SMALL])
 def test_pad_writes_a_folder_and_tells_its_size(source: object, tmp_path: Path):

@@ -25,7 +25,7 @@ def _workers_are_forked() -> Iterator[None]:
         yield
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.timeout(600)
 def test_machines_come_and_go(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
     """Three workers on two machines with one CPU each: one machine is removed with its worker, and two are added, so

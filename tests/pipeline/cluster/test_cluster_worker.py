@@ -67,6 +67,8 @@ def work_until_done(
     return reports, finished
 
 
+@pytest.mark.slow
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("size", [1, 3, 99])
 def test_texts_do_not_depend_on_work_items_and_the_log_holds_all_reported_prompts(
     config, run, tmp_path: Path, size: int
@@ -133,6 +135,7 @@ def _work_and_finish(worker: DecodeWorker, prompts: list[PromptReceived]) -> Non
     worker.finish()
 
 
+@pytest.mark.slow
 def test_learned_weights_are_committed_and_used_in_the_next_block(config, run):
     worker = start_worker(config, create_worker_partition(run))
     info = worker.describe_target()

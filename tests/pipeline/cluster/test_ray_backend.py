@@ -71,6 +71,8 @@ def stream(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> tup
     return config, replay_texts(config, folder / "embedded")
 
 
+@pytest.mark.representatives(1)
+@pytest.mark.sweep
 @pytest.mark.parametrize("workers", [1, 2])
 def test_workers_give_the_texts_of_one_process(address, stream, tmp_path: Path, workers: int):
     config, texts = stream
@@ -85,6 +87,7 @@ def test_workers_give_the_texts_of_one_process(address, stream, tmp_path: Path, 
     assert sorted(display.completed) == [offset for offset, _ in texts]
 
 
+@pytest.mark.slow
 def test_a_dead_worker_s_prompts_are_decoded_by_others_and_logged_once(address, stream, tmp_path: Path):
     config, texts = stream
     run, killed = tmp_path / "run", []
@@ -99,6 +102,7 @@ def test_a_dead_worker_s_prompts_are_decoded_by_others_and_logged_once(address, 
     assert len(worker_folders(run)) == 3
 
 
+@pytest.mark.sweep
 def test_a_dead_learner_restarts_from_its_last_commit(address, stream, tmp_path: Path):
     config, texts = stream
     run, killed, before = tmp_path / "run", [], []
@@ -119,6 +123,7 @@ def test_a_dead_learner_restarts_from_its_last_commit(address, stream, tmp_path:
     assert versions == sorted(set(versions))
 
 
+@pytest.mark.slow
 def test_a_run_whose_leader_was_killed_resumes(address, stream, tmp_path: Path):
     config, texts = stream
     run = tmp_path / "run"
@@ -133,6 +138,7 @@ def test_a_run_whose_leader_was_killed_resumes(address, stream, tmp_path: Path):
     assert sorted(display.completed) == [offset for offset, _ in texts]
 
 
+@pytest.mark.sweep
 def test_a_stopped_run_resumes_only_with_ray(address, stream, tmp_path: Path):
     config, texts = stream
     run = tmp_path / "run"
@@ -149,6 +155,7 @@ def test_a_stopped_run_resumes_only_with_ray(address, stream, tmp_path: Path):
     assert_whole(run, texts)
 
 
+@pytest.mark.slow
 def test_a_worker_joins_while_it_runs(address, stream, tmp_path: Path):
     config, texts = stream
     run = tmp_path / "run"
@@ -163,6 +170,7 @@ def test_a_worker_joins_while_it_runs(address, stream, tmp_path: Path):
     assert display.notes == []
 
 
+@pytest.mark.sweep
 def test_a_worker_leaves_while_it_runs(address, stream, tmp_path: Path):
     config, texts = stream
     run, finished_at = tmp_path / "run", []
@@ -182,6 +190,7 @@ def test_a_worker_leaves_while_it_runs(address, stream, tmp_path: Path):
     assert finished_at[0] < PROMPTS
 
 
+@pytest.mark.sweep
 def test_a_run_that_was_killed_after_the_end_of_its_stream_is_finished(address, stream, tmp_path: Path):
     config, texts = stream
     run = tmp_path / "run"
@@ -204,6 +213,7 @@ def test_a_stream_without_prompts_is_refused_before_a_worker_starts(address, str
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_an_error_of_a_worker_is_raised(address, stream, tmp_path: Path):
     config, _ = stream
     nowhere = config.with_overrides({"targets": (str(tmp_path / "nowhere"),)})
@@ -211,6 +221,7 @@ def test_an_error_of_a_worker_is_raised(address, stream, tmp_path: Path):
         replay_on_cluster(nowhere, tmp_path / "run", address, 1)
 
 
+@pytest.mark.sweep
 def test_a_run_does_not_resume_with_another_stream(address, stream, tmp_path: Path):
     config, _ = stream
     run = tmp_path / "run"

@@ -65,6 +65,7 @@ def test_a_replay_has_a_typed_result(tiny_pair: TinyPair, tmp_path: Path, capfd:
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.slow
 def test_progress_goes_to_standard_error(
     tiny_pair: TinyPair,  # noqa: F811
     tmp_path: Path,
@@ -76,6 +77,7 @@ def test_progress_goes_to_standard_error(
     assert "version 0 (floor)" in shown.err
 
 
+@pytest.mark.slow
 def test_what_is_published_is_named(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
     result = quick(tiny_pair, tmp_path / "run", publish={"enabled": True, "probe": False, "interval": 5})
     assert [version["version"] for version in result.summary.versions][:3] == [0, 1, 2]
@@ -89,6 +91,7 @@ def test_what_is_published_is_named(tiny_pair: TinyPair, tmp_path: Path):  # noq
     assert again.mlflow_uri == result.mlflow_uri
 
 
+@pytest.mark.slow
 def test_two_replays_in_one_process_decide_alike(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
     first, second = (quick(tiny_pair, tmp_path / name) for name in ("first", "second"))
     with first.log() as one, second.log() as other:
@@ -97,6 +100,7 @@ def test_two_replays_in_one_process_decide_alike(tiny_pair: TinyPair, tmp_path: 
         assert one.sql(query).num_rows > 100
 
 
+@pytest.mark.slow
 def test_a_replay_runs_in_any_thread(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
     with ThreadPoolExecutor(2) as pool:
         runs = [pool.submit(quick, tiny_pair, tmp_path / name) for name in ("first", "second")]
@@ -116,6 +120,7 @@ def interrupt_after(prompts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.run.replay.stream", read_and_interrupt)
 
 
+@pytest.mark.slow
 def test_ctrl_c_commits_and_raises_and_the_run_resumes(
     tiny_pair: TinyPair,  # noqa: F811
     tmp_path: Path,
@@ -149,6 +154,7 @@ def test_warnings_are_logged(
     assert "a warning" in caplog.messages
 
 
+@pytest.mark.slow
 def test_errors_are_the_project_s_own(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "file").touch()

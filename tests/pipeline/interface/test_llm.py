@@ -192,6 +192,7 @@ def test_an_engine_that_fails_is_an_error(tiny_pair: TinyPair, monkeypatch: pyte
         llm.close()
 
 
+@pytest.mark.slow
 def test_a_run_keeps_its_log_and_learns(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
     run, learn = tmp_path / "run", {"spacing": "fixed", "interval": 2}
     others = {"serve": {"learn_share": 1.0}, "publish": {"enabled": False}}
@@ -210,6 +211,7 @@ def test_a_run_keeps_its_log_and_learns(tiny_pair: TinyPair, tmp_path: Path):  #
         make_llm(tiny_pair, run=run)
 
 
+@pytest.mark.slow
 def test_a_version_is_the_drafter(published: Published, tiny_pair: TinyPair):  # noqa: F811
     with make_llm(tiny_pair, drafter=pipeline.load_version(2, published.uri)) as llm:
         assert llm.generate(PROMPTS[0], **GREEDY).tokens == greedy_generate(tiny_pair, PROMPTS[0])

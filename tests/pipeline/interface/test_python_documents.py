@@ -27,6 +27,7 @@ def run_in_order(blocks: list[str]) -> dict[str, Any]:
     return names
 
 
+@pytest.mark.slow
 def test_the_document_runs(capsys: pytest.CaptureFixture[str]):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "python.md").read_text(), re.DOTALL)
     assert len(blocks) == 6
@@ -42,6 +43,7 @@ def example() -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_the_example_runs(example: dict[str, Any], capsys: pytest.CaptureFixture[str]):
     mpl.use("agg")
     cells = ["".join(cell["source"]) for cell in example["cells"] if cell["cell_type"] == "code"]

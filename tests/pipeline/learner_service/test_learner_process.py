@@ -129,6 +129,7 @@ def test_a_learner_that_dies_twice_is_not_restarted(
     doubled.learner.close(PATIENCE)
 
 
+@pytest.mark.slow
 def test_a_real_learner_learns_and_resumes_after_a_kill(
     tiny_pair: TinyPair,  # noqa: F811
     tmp_path: Path,
@@ -200,6 +201,7 @@ def test_a_signal_for_the_server_does_not_end_the_learner(
     assert caplog.records == []
 
 
+@pytest.mark.slow
 def test_serving_continues_without_the_learner(
     tiny_pair: TinyPair,  # noqa: F811
     tmp_path: Path,

@@ -57,6 +57,7 @@ def case(request: pytest.FixtureRequest, tiny_pair: TinyPair, tmp_path_factory: 
     return config, run_local_learner(config, tmp_path_factory.mktemp("local") / "run", PROMPTS)
 
 
+@pytest.mark.slow
 def test_a_service_gives_the_events_of_a_local_learner(case: tuple[Config, RecordingLearner], tmp_path: Path):
     config, learner = case
     with make_service(make_learner_config(config, tmp_path / "run")) as service:
@@ -67,6 +68,7 @@ def test_a_service_gives_the_events_of_a_local_learner(case: tuple[Config, Recor
     assert any(isinstance(event, Updated) and event.served for event in events)
 
 
+@pytest.mark.slow
 def test_a_service_that_is_stopped_at_any_point_gives_the_same_events(
     case: tuple[Config, RecordingLearner], tmp_path: Path
 ):
@@ -98,6 +100,7 @@ def recorded(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> t
     return config, run_local_learner(config, tmp_path_factory.mktemp("local") / "run", PROMPTS)
 
 
+@pytest.mark.slow
 def test_weights_are_committed_before_they_are_given_out(
     recorded: tuple[Config, RecordingLearner], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from replaying import config_of, run_replay, table_of
 from safetensors.torch import load_file
 from tiny_pair import TinyPair, tiny_pair  # noqa: F401  (a fixture)
@@ -16,6 +17,7 @@ def completions(run: Path) -> list[str]:
     return [row["completion_text"] for row in table_of(run, "prompts").sort_by("offset").to_pylist()]
 
 
+@pytest.mark.slow
 def test_the_text_is_that_without_learning_and_the_drafter_gains(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
     run_replay(config_of(tiny_pair, **LEARNING, learn__enabled=False), tmp_path / "plain")
     run_replay(config_of(tiny_pair, **LEARNING), tmp_path / "learning")
@@ -26,6 +28,7 @@ def test_the_text_is_that_without_learning_and_the_drafter_gains(tiny_pair: Tiny
     assert last["acceptance_after"] > last["acceptance_floor"]
 
 
+@pytest.mark.slow
 def test_a_published_version_has_an_output_layer_of_its_own_and_drafts(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
     changes = {"publish__enabled": True, "publish__mlflow_uri": f"sqlite:///{tmp_path / 'ml.db'}"}
     run_replay(config_of(tiny_pair, **LEARNING, **changes), tmp_path / "run")

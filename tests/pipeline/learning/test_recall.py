@@ -95,6 +95,7 @@ def same(left: list[Tensor], right: list[Tensor]) -> bool:
     return len(left) == len(right) > 0 and all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [False, True], ids=["shared", "lora"])
 def test_the_better_earlier_version_comes_back_bit_for_bit(
     tiny_pair: TinyPair,  # noqa: F811
@@ -137,6 +138,7 @@ def test_an_update_that_is_under_way_is_dropped(tiny_pair: TinyPair, tmp_path: P
     assert in_place.dropped == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [1, 2, 12])
 def test_no_more_versions_are_scored_than_asked_for(
     tiny_pair: TinyPair,  # noqa: F811

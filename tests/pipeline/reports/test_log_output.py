@@ -105,6 +105,7 @@ def test_afterwards_everything_is_as_before(capsys: pytest.CaptureFixture[str]):
     assert (PROJECT.handlers, PROJECT.level, PROJECT.propagate) == before
 
 
+@pytest.mark.slow
 def test_a_library_writes_nothing_without_a_handler():
     program = "import logging, stages.decode as decode; decode.LOG.warning('written'); decode.LOG.error('written')"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

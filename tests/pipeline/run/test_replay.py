@@ -130,6 +130,8 @@ def test_blocks_add_up_to_their_prompts(run: Path):
     assert 2 in {block["rows"] for block in blocks} <= {1, 2}
 
 
+@pytest.mark.slow
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_same_seed_makes_the_same_decisions(
@@ -146,6 +148,7 @@ def test_the_same_seed_makes_the_same_decisions(
     assert first.equals(second)
 
 
+@pytest.mark.slow
 def test_another_seed_makes_other_decisions(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
     for seed in (1, 2):
         run_replay(config_of(tiny_pair, seed=seed, sampling__temperature=1.0), tmp_path / str(seed))
@@ -153,6 +156,7 @@ def test_another_seed_makes_other_decisions(tiny_pair: TinyPair, tmp_path: Path)
     assert [row["uniform"] for row in first[:20]] != [row["uniform"] for row in second[:20]]
 
 
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize("mode", ["trie", "match", "tli", "paper"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_every_decision_can_be_derived_again(

@@ -101,6 +101,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.representatives(5)
 @pytest.mark.parametrize("case", CASES)
 def test_it_makes_no_difference_where_a_run_was_stopped(
     tiny_pair: TinyPair,  # noqa: F811
@@ -133,6 +134,8 @@ def test_the_cases_see_what_they_are_about(tiny_pair: TinyPair, tmp_path: Path):
     assert len([event for event in thread if isinstance(event, Updated) and event.served]) >= 3
 
 
+@pytest.mark.slow
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("changes", [{}, {"learn__lora": True}, {"swaps": True}], ids=["shared", "adapters", "swapped"])
 def test_several_targets_go_on_too(tiny_trio: TinyTrio, tmp_path: Path, changes: dict[str, Any]):  # noqa: F811
     big, small = tiny_trio.targets

@@ -63,6 +63,7 @@ def targets(tiny_trio: TinyTrio, mixed: Path) -> dict[str, Models]:  # noqa: F81
     return {models.name: models for models in load_models(config_for(tiny_trio, mixed), "", Path())}
 
 
+@pytest.mark.slow
 def test_the_vocabularies_differ(targets: dict[str, Models]):
     """Else the other tests would show little."""
     first, second = targets.values()
@@ -72,6 +73,7 @@ def test_the_vocabularies_differ(targets: dict[str, Models]):
     assert first.pair.digest != second.pair.digest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize("lora", [False, True], ids=["shared", "lora"])
 def test_greedy_is_plain_decoding_of_each_target_while_the_drafter_learns(
@@ -108,6 +110,7 @@ def test_prompts_are_dealt_in_turn_or_go_where_they_say_and_an_unknown_target_is
     assert summary["totals"]["prompts"] == PROMPTS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [False, True], ids=["shared", "lora"])
 def test_equal_seeds_make_equal_decisions(
     tiny_trio: TinyTrio,  # noqa: F811
@@ -169,6 +172,7 @@ def files_of(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [False, True], ids=["shared", "lora"])
 def test_each_target_has_versions_of_its_own_in_the_run_s_folder(
     tiny_trio: TinyTrio,  # noqa: F811

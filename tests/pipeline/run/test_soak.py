@@ -133,6 +133,7 @@ def short(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> tupl
     return run(soak_config(tiny_pair, folder, 300, **SMALL), folder, watch), watch
 
 
+@pytest.mark.sweep
 def test_nothing_of_finished_prompts_stays_alive(short: tuple[Models, Watch]):
     _, watch = short
     first = watch.seen[100]

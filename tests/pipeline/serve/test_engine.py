@@ -60,6 +60,7 @@ def submit_mixed(engine: LiveEngine, order: random.Random, prompts: list[str]) -
     return {text: one.end() for text, kind, one in listeners if one.end() and not kind}
 
 
+@pytest.mark.representatives("live")
 @pytest.mark.parametrize("learn", ["off", "shadow", "live"])
 def test_greedy_requests_equal_plain_decoding(tiny_pair: TinyPair, tmp_path: Path, learn: str):  # noqa: F811
     """Many at once, in random order, among requests of all other kinds, and while the drafter learns."""
@@ -86,6 +87,7 @@ def test_greedy_requests_equal_plain_decoding(tiny_pair: TinyPair, tmp_path: Pat
 FROZEN = {"draft__sources": ("model",), "draft__adapt": False, "cache__budget_bytes": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [FROZEN, {"draft__max_draft": 0}], ids=["drafting", "plain"])
 def test_a_seeded_request_gives_the_same_text_next_to_any_others(
     tiny_pair: TinyPair,  # noqa: F811
@@ -149,6 +151,7 @@ def test_logprobs_come_with_every_token(engine: LiveEngine):
     assert not any(chunk.logprobs for chunk in submit_prompt(engine, "Ann has 3 apples").end().chunks)
 
 
+@pytest.mark.slow
 def test_a_completion_ends_where_the_context_of_the_target_does(server: ServerRun):
     engine = server.engine
     longest = engine.read_status().max_length
@@ -189,7 +192,9 @@ def test_a_cancelled_request_frees_its_place_within_a_block(server: ServerRun):
     assert len(held.tokens) == held.usage.emitted > 0
     other.end()
     wait_until(lambda: server.engine.read_status().running == 0)
-    assert server.models.target._order == server.models.drafter._order == []
+    wait_until(
+        lambda: server.models.target._order == server.models.drafter._order == []
+    )  # released after the last chunk
     cancel()  # after the end: harmless
     assert held.finishes == [Finish.CANCELLED]
 
@@ -224,6 +229,7 @@ def test_usage_adds_up_with_the_log(tiny_pair: TinyPair, tmp_path: Path):  # noq
     assert_sound(run)
 
 
+@pytest.mark.slow
 def test_a_broken_stage_ends_all_requests_and_is_logged(
     tiny_pair: TinyPair,  # noqa: F811
     tmp_path: Path,

@@ -62,6 +62,7 @@ def longest_of_all(server: ServerRun) -> str:
     return token * repeats
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", LONG, ids=["letters", "spaces", "words", "accents"])
 def test_a_prompt_that_cannot_fit_is_never_tokenised(engine: LiveEngine, cuts: list[str], text: str):
     with pytest.raises(UnfitPromptError, match=r"must have 1 to 1023 of the target's tokens, got [0-9]+ or more$"):
@@ -125,6 +126,8 @@ def test_short_prompts_are_served(engine: LiveEngine):
     assert len(listener.tokens) >= 1
 
 
+@pytest.mark.slow
+@pytest.mark.representatives("target")
 @pytest.mark.parametrize("model", ["target", "drafter"])
 def test_short_prompts_are_tokenised_while_a_long_one_is(server: ServerRun, model: str):
     """A tokenizer that held the interpreter would let nothing else run before the long text is done."""

@@ -17,6 +17,7 @@ def copied(engine: LiveEngine) -> int:
     return engine.read_status().prefixes.copied_prompts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, {"prompts__chunk": 5}, {"prompts__cache_bytes": 0}], ids=str)
 def test_greedy_text_is_that_of_plain_decoding(
     tiny_pair: TinyPair,  # noqa: F811
@@ -38,6 +39,7 @@ def test_greedy_text_is_that_of_plain_decoding(
         assert 0 < status.prefix_bytes <= server.config.prompts.cache_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared", [False, True])
 def test_tenants_are_apart_unless_they_share(tiny_pair: TinyPair, tmp_path: Path, shared: bool):  # noqa: F811
     with run_server(serve_config(tiny_pair, prompts__share_tenants=shared), tmp_path / "run") as server:

@@ -85,6 +85,7 @@ def test_a_stored_request_is_found(server: ServerRun, tmp_path: Path):
     assert tuple(row["emitted_id"] for row in rows) == listener.tokens
 
 
+@pytest.mark.slow
 def test_no_file_holds_a_private_request(server: ServerRun, tmp_path: Path):
     run, engine = tmp_path / "run", server.engine
     runner = engine._runner

@@ -126,6 +126,7 @@ def test_a_second_signal_ends_the_server_at_once():
         assert len(failed) == 1
 
 
+@pytest.mark.slow
 def test_a_signal_shuts_the_server_down():
     command = [sys.executable, "-c", f"import sys; sys.path.insert(0, 'tests/support'){SERVER}", "30"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:

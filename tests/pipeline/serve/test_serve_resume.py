@@ -37,6 +37,7 @@ def equal(some: list[Tensor], others: list[Tensor]) -> bool:
     return all(map(torch.equal, some, others))
 
 
+@pytest.mark.slow
 def test_learned_weights_are_in_service_again(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
     run = tmp_path / "run"
     base = learn_live(tiny_pair, run)
@@ -53,6 +54,7 @@ def test_learned_weights_are_in_service_again(tiny_pair: TinyPair, tmp_path: Pat
     assert (first, last > 0) == (0, True)
 
 
+@pytest.mark.slow
 def test_shadow_weights_are_not_put_into_service(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
     run = tmp_path / "run"
     with run_server(serve_config(tiny_pair, serve__learn="shadow", **LEARNING), run) as server:
@@ -67,6 +69,8 @@ def test_shadow_weights_are_not_put_into_service(tiny_pair: TinyPair, tmp_path: 
     assert equal(weights, base)
 
 
+@pytest.mark.representatives("live")
+@pytest.mark.slow
 @pytest.mark.parametrize("learn", ["off", "live"])
 def test_offsets_resume_after_those_of_the_learner(tiny_pair: TinyPair, tmp_path: Path, learn: str):  # noqa: F811
     run = tmp_path / "run"

@@ -43,6 +43,7 @@ def open_server(config: Config, run: Path, *, resume: bool = True) -> None:
         pass
 
 
+@pytest.mark.slow
 def test_a_run_resumes_where_it_ended(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
     """Offsets, the n-gram cache and the time of the run continue in one log."""
     config = serve_config(tiny_pair)
@@ -98,6 +99,7 @@ def test_shutdown_ends_running_requests_after_the_grace_time(tiny_pair: TinyPair
     assert_sound(run)
 
 
+@pytest.mark.slow
 def test_a_commit_in_the_middle_holds_whole_prompts_and_no_rows(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
     """A copy of the folder at any time equals the run of a server that was killed then."""
     run, copy = tmp_path / "run", tmp_path / "copy"
@@ -122,6 +124,7 @@ def test_a_commit_in_the_middle_holds_whole_prompts_and_no_rows(tiny_pair: TinyP
     assert_sound(copy)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", ["target", "drafter"])
 def test_other_models_are_refused_before_anything_is_written(
     tiny_pair: TinyPair,  # noqa: F811
@@ -214,6 +217,7 @@ def test_a_failed_start_releases_everything(
     open_server(config, run)
 
 
+@pytest.mark.slow
 def test_a_resumed_server_may_learn_where_the_first_did_not(
     tiny_pair: TinyPair,  # noqa: F811
     tmp_path: Path,

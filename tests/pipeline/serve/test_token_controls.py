@@ -49,6 +49,7 @@ def plain_loop(pair: TinyPair, text: str, controls: TokenControls) -> tuple[int,
     return tuple(emitted)
 
 
+@pytest.mark.slow
 def test_greedy_requests_equal_a_plain_loop(tiny_pair: TinyPair, tmp_path):  # noqa: F811
     prompts, run = texts(700, 703), tmp_path / "run"
     with run_server(serve_config(tiny_pair), run) as server:
@@ -70,6 +71,7 @@ def test_greedy_requests_equal_a_plain_loop(tiny_pair: TinyPair, tmp_path):  # n
     assert select(run, "SELECT count(*) AS n FROM decisions WHERE target_levels IS NOT NULL")[0]["n"]
 
 
+@pytest.mark.slow
 def test_a_stop_token_ends_the_row_and_is_not_in_the_text(server: ServerRun, tiny_pair: TinyPair):  # noqa: F811
     text = texts(700, 701)[0]
     whole, vocabulary = greedy_generate(tiny_pair, text), load_pair(tiny_pair).target_vocabulary

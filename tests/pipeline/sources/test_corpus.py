@@ -21,6 +21,7 @@ def select_modules(passages: list[corpus.Passage]) -> list[corpus.Passage]:
     return [passage for passage in passages if not passage.name.startswith("topic:")]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", [corpus.documentation, corpus.functions])
 def test_no_module_is_both_held_out_and_trained_on(kind):
     held_out, trained_on = list(kind(held_out=True)), list(kind(held_out=False))
@@ -40,6 +41,7 @@ def test_topics_of_the_language_reference_are_divided_too():
     assert topics[False]
 
 
+@pytest.mark.slow
 def test_hardly_any_held_out_text_is_in_the_training_text():
     """Some of it is: modules copy docstrings, and topics of the reference share paragraphs."""
     training = {passage.text for kind in (corpus.documentation, corpus.functions) for passage in kind(held_out=False)}

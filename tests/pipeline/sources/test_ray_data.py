@@ -40,6 +40,7 @@ def bytes_in(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
+@pytest.mark.sweep
 def test_more_than_ray_s_store_holds_streams_through_it_in_order(tmp_path, ray_cluster):
     for number in range(20):  # 10 MB each once it is read; the store holds 80
         names = [f"{number}/{row}" for row in range(1000)]

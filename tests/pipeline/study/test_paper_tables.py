@@ -87,6 +87,7 @@ def run_table(pair: TinyPair, data: Path, *arguments: object) -> Result:
         return CliRunner().invoke(app, line)
 
 
+@pytest.mark.slow
 def test_a_table_is_measured_resumed_and_written_as_a_page(tiny_pair: TinyPair, data: Path, tmp_path: Path):  # noqa: F811
     page, out = tmp_path / "page.md", tmp_path / "runs"
     arguments = ("--table", 5, "--limit", 6, "--out", out, "--markdown", page)

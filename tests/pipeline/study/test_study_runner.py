@@ -59,6 +59,7 @@ def losses(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> tup
     return folder, result
 
 
+@pytest.mark.slow
 def test_every_arm_of_a_seed_sees_the_same_prompts_and_every_seed_others(losses: tuple[Path, Result]):
     runs = runs_of(losses[0] / "kept.json")
     assert set(runs) == {(arm, seed) for arm in ("none", "hybrid", "trie") for seed in (0, 1)}
@@ -181,6 +182,7 @@ def test_the_full_cache_comes_first_and_budgets_are_its_shares(tiny_pair: TinyPa
     assert list(policies.values()) == ["unbounded", "off", "lru", "lfu", "lru", "lfu"]
 
 
+@pytest.mark.sweep
 def test_caches_end_within_their_budgets(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
     quick = ("--quick", "--limit", 3, "--arms", "full; none; 1/2 LFU", "--jobs", 2)
     result = run_study(tiny_pair, "cache", *quick, "--out", tmp_path / "kept.json")

@@ -65,6 +65,7 @@ def joined(example: TrainingExample) -> TopTokens:
     return tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("logits", [1, 1 << 25])
 def test_the_examples_of_a_log_are_those_of_decoding(
     online: tuple[Path, dict[int, TrainingExample]],
@@ -91,6 +92,7 @@ def test_the_examples_of_a_log_are_those_of_decoding(
         np.testing.assert_allclose(np.sort(ours.probs), np.sort(theirs.probs), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_training_raises_the_acceptance_and_its_version_drafts_the_same_text(
     run: Path,
     tiny_pair: TinyPair,  # noqa: F811

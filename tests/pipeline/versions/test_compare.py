@@ -157,6 +157,7 @@ def sides(published: Published, tmp_path: Path) -> tuple[Side, Side]:  # noqa: F
     return open_sides(("floor", str(published.newest)), published.uri, MODEL, tmp_path / "versions")
 
 
+@pytest.mark.slow
 def test_versions_are_named_by_number_alias_folder_or_baseline(published: Published, tmp_path: Path):  # noqa: F811
     promote(published.uri, MODEL, 2)
     newest = published.newest
@@ -292,6 +293,7 @@ def test_a_learned_version_differs_from_its_baseline(sides: tuple[Side, Side], t
     assert 0 <= emitted.first - accepted.first <= 1, "where nothing is looked up a pass gives one token besides"
 
 
+@pytest.mark.slow
 def test_a_version_against_itself_shows_no_change(published: Published, tmp_path: Path, tiny_pair: TinyPair):  # noqa: F811
     names = ("2", str(published.folder(2)))
     sides = open_sides(names, published.uri, MODEL, tmp_path / "versions")

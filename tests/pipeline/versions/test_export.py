@@ -43,6 +43,7 @@ def exported(published: Published, tmp_path_factory: pytest.TempPathFactory) -> 
     return export_version(published.uri, MODEL, published.newest, tmp_path_factory.mktemp("export") / "drafter")
 
 
+@pytest.mark.slow
 def test_it_is_a_plain_folder_with_one_set_of_weights(exported: Path):
     names = {path.name for path in exported.iterdir()}
     assert names == {
@@ -156,6 +157,7 @@ def same_vocabulary_target(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPat
     return folder / "same_vocabulary_target"
 
 
+@pytest.mark.slow
 def test_with_one_vocabulary_it_reaches_what_the_probe_promised(
     exported: Path,
     same_vocabulary_target: Path,
@@ -187,6 +189,7 @@ def test_with_one_vocabulary_it_reaches_what_the_probe_promised(
     assert counts.acceptance == pytest.approx(promised, abs=0.1)
 
 
+@pytest.mark.slow
 def test_an_adapter_is_merged(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
     config = config_of(tiny_pair, publish__enabled=True, learn__lora=True, learn__lora_rank=4, learn__gate_share=0.0)
     run_replay(config.with_overrides({"learn.rate": 2e-2}), tmp_path / "runs" / "lora")
@@ -319,7 +322,7 @@ def test_the_licence_is_the_one_that_the_source_s_card_names(tmp_path: Path, car
     assert read_licence(str(tmp_path)) == licence
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_a_learned_built_in_drafter_keeps_the_promise_in_transformers(tmp_path: Path):
     """Two vocabularies, each text cut by the drafter's own tokenizer, as `transformers` cuts it before it drafts."""
     everywhere = {"device": "cpu", "draft.costs": "estimated"}  # the same decisions on every machine

@@ -118,6 +118,7 @@ def test_mistakes_in_settings_are_named(monkeypatch: pytest.MonkeyPatch, name: s
         OmnidraftProposer(fake_config())
 
 
+@pytest.mark.slow
 def test_the_import_pulls_no_server_and_no_libraries_that_vllm_does_not_need():
     code = (
         "import sys, pipeline.vllm_plugin.proposer\n"

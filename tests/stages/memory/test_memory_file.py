@@ -33,6 +33,7 @@ def memory_of(text: list[int], budget_bytes: int = 1 << 20) -> TextMemory:
     return memory
 
 
+@pytest.mark.sweep
 def test_equal_memories_are_equal_files_in_every_process(tmp_path: Path):
     digests = set()
     for number in range(4):

@@ -272,6 +272,7 @@ def test_the_table_is_the_largest_within_the_budget_and_at_least_one_bucket(budg
     assert table.bytes == min(table.budget_bytes, FIRST_SLOTS * SLOT_BYTES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("order", "tokens"), [(8, 20_000), (2, 200_000)])
 def test_the_budget_is_never_exceeded_however_much_is_learned(order: int, tokens: int):
     table = NgramTable(1 << 14, order)

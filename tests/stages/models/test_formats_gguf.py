@@ -399,6 +399,8 @@ TOKENIZERS = ROOT.parent / "shared" / "tokenizers"
 TEXTS = ("Hello  world, 12345 it's", "日本語 → naïve\n\n\tdef f(x):   return x", " leading", "DON'T 3.14 <|eot_id|>")
 
 
+@pytest.mark.slow
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize(
     ("name", "pre"),
     [
@@ -444,6 +446,7 @@ def test_an_unknown_rule_of_splitting_is_refused_by_name():
         make_tokenizer({}, "model.gguf")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not SMOLLM.exists(), reason="the model is not at hand")
 def test_a_real_chat_model_answers():
     model, tokenizer = load_causal_model(str(SMOLLM.parent), "float32", "cpu"), load_tokenizer(str(SMOLLM))

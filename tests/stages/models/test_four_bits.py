@@ -155,6 +155,7 @@ def test_weights_that_training_changed_are_quantised_again(files: dict[str, Path
     assert compare(after_TV, read(plain, text)) < 0.5 * compare(before_TV, read(plain, text))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", ["int4", "int8"])
 def test_with_one_kernel_a_token_has_the_same_bits_whatever_is_computed_with_it(files: dict[str, Path], weights: str):
     texts = [[(5 + 31 * place + 7 * row) % 300 for place in range(24 + 9 * row)] for row in range(3)]
@@ -227,6 +228,8 @@ def decode_plainly(
     return found, logits
 
 
+@pytest.mark.slow
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize("one_kernel", [True, False])
 def test_greedy_text_is_that_of_plain_decoding(

@@ -57,6 +57,7 @@ def model_of(config: PretrainedConfig, dtype: torch.dtype = torch.float32) -> La
     return LanguageModel(model.to(dtype), "tiny")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_logits_are_those_of_the_modules_for_ragged_rows(name: str, dtype: torch.dtype):

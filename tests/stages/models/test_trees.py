@@ -256,6 +256,7 @@ def any_model(request: pytest.FixtureRequest) -> Iterator[LanguageModel]:
         yield make_model(FORWARDS[request.param])
 
 
+@pytest.mark.slow
 @settings(max_examples=12)
 @given(
     blocks=st.lists(st.tuples(trees(), trees()), min_size=1, max_size=3),

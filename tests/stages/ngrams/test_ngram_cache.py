@@ -220,6 +220,8 @@ def assert_measured(moments: list[tuple[int, int, int]]) -> None:
         assert counted == pytest.approx(allocated, rel=0.02)
 
 
+@pytest.mark.slow
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("policy", EVICTIONS)
 def test_the_bytes_are_what_python_allocates_while_filling(policy: str):
     moments = trace_memory(synthetic_spelling(500, 6000), 500, policy, math.inf, 10_000)
@@ -227,6 +229,8 @@ def test_the_bytes_are_what_python_allocates_while_filling(policy: str):
     assert moments[-1][0] > 2000
 
 
+@pytest.mark.slow
+@pytest.mark.representatives(1)
 @every_policy
 def test_the_bytes_are_what_python_allocates_after_many_evictions(policy: str):
     budget = 400_000
@@ -236,6 +240,8 @@ def test_the_bytes_are_what_python_allocates_after_many_evictions(policy: str):
     assert moments[-1][1] > 0.99 * budget
 
 
+@pytest.mark.slow
+@pytest.mark.representatives(1)
 @every_policy
 def test_the_bytes_are_what_python_allocates_for_real_vocabularies(policy: str):
     moments = trace_memory(*real_spelling(), policy, 700_000, 8_000)

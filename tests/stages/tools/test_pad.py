@@ -120,6 +120,7 @@ def test_a_usual_shape_has_the_parameters_asked_for(source: str, millions: int):
     assert sum(weight.numel() for weight in large.parameters()) == pytest.approx(millions * 1e6, rel=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", TARGET_SOURCES[:1])
 def test_a_written_folder_loads_and_writes_the_same_text(source: str, tmp_path: Path):
     found = write_padded(source, tmp_path / "large", 60_000_000, "float32", seed=0)

@@ -87,6 +87,7 @@ def same(left: list[Tensor], right: list[Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LOSSES)
 def test_the_loss_falls_on_a_example_that_comes_again_and_again(name: str):
     trainer = new_trainer(LOSSES[name])

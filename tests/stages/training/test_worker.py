@@ -49,6 +49,7 @@ def test_work_on_the_own_thread_does_not_keep_the_caller():
     assert work.result()
 
 
+@pytest.mark.slow
 def test_the_thread_ends_with_its_worker():
     worker = ThreadWorker()
     (thread,) = [

@@ -105,6 +105,7 @@ def real_encoder(target: str, drafter: str, template: str, special: str = "block
     return ChatEncoder(vocabulary_of(target), vocabulary_of(drafter), pair_of(target, drafter, special), template)
 
 
+@pytest.mark.representatives(4)
 @needs_real_ones
 @pytest.mark.parametrize(("name", "kind", "template"), ALL_CASES, ids=[f"{name}-{kind}" for name, kind, _ in ALL_CASES])
 def test_a_usual_message_gives_the_tokenizer_s_own_ids(name: str, kind: str, template: str):

@@ -70,6 +70,7 @@ def decode_bytes(words: Vocabulary, ids: Sequence[int]) -> bytes:
 # --- each by itself ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.representatives(3)
 def test_every_token_is_read_back_from_its_bytes(words: Vocabulary):
     """The tokenizer's own decoder says the same of all that is text, and its own cut gives the token back."""
     backend = words.tokenizer.backend_tokenizer
@@ -93,6 +94,7 @@ def test_every_byte_string_of_a_token_is_spelt_by_one_token(words: Vocabulary):
     assert controls.isdisjoint(words.id_of_bytes.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "number"),
     [("llama-2", 96), ("phi-3", 96), ("mistral-v1", 125), ("mistral-v3", 125), ("gpt-neox", 23), ("deepseek-llm", 11),
@@ -346,6 +348,8 @@ def check_specials(found: Pair, flat: Flat, target: Vocabulary, drafter: Vocabul
                 assert not shown
 
 
+@pytest.mark.slow
+@pytest.mark.representatives("llama-3", "gpt-2")
 @pytest.mark.parametrize("name", NAMES)
 def test_every_target_is_spelt_in_the_pieces_of(name: str, monkeypatch: pytest.MonkeyPatch):
     """Twelve targets per drafter."""
@@ -361,6 +365,7 @@ def test_every_target_is_spelt_in_the_pieces_of(name: str, monkeypatch: pytest.M
     vars(drafter)["known"].clear()
 
 
+@pytest.mark.slow
 def test_the_pieces_are_those_that_were_counted_before():
     """Direct maps and lengths for the drafter Llama-2, against figures made by other code."""
     counted = json.loads((FOLDER / "pair_stats.json").read_text())["pairs"]

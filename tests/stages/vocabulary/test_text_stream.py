@@ -87,6 +87,7 @@ def test_tokens_that_are_no_text_say_nothing():
     assert stream.push([0, 1, 2]) == "é"
 
 
+@pytest.mark.representatives(3)
 @pytest.mark.skipif(not NAMES, reason=f"needs the real tokenizers in {TOKENIZERS}")
 @pytest.mark.parametrize("name", NAMES)
 @given(st.text(max_size=20), st.lists(st.integers(min_value=0, max_value=250_000), max_size=12))

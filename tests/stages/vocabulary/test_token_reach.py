@@ -132,6 +132,7 @@ def ticks() -> Iterator[list[float]]:
     thread.join()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_other_threads_run_while_a_long_text_is_tokenised(name: str, ticks: list[float]):
     words = load_built_in(name)

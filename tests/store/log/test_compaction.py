@@ -248,6 +248,7 @@ def test_parts_that_were_replaced_meanwhile_are_not_replaced_again(tmp_path, mon
     assert names(tmp_path) == ["part-000002.parquet"]
 
 
+@pytest.mark.slow
 def test_readers_always_see_whole_commits_while_a_run_writes_and_is_compacted(tmp_path):
     """Each commit adds a block of three decisions: whatever a reader opens, it finds threes and no gap."""
     RunLog(tmp_path).close()

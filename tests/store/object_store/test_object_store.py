@@ -199,6 +199,7 @@ def test_a_manifest_cannot_name_files_elsewhere(run: Run, place: str, objects: O
         RemoteRun(tmp_path / "other", place).pull()
 
 
+@pytest.mark.slow
 def test_files_that_grow_are_put_in_pieces_and_come_back_whole(
     run: Run, tmp_path: Path, place: str, objects: ObjectServer
 ):
@@ -244,6 +245,8 @@ def test_versions_come_back_sealed_and_those_behind_the_commit_do_not(run: Run, 
     assert not (fetch_logs(place) / "versions").exists()
 
 
+@pytest.mark.representatives("mute")
+@pytest.mark.slow
 @pytest.mark.parametrize("trouble", ["shut", "mute"])
 def test_a_store_that_goes_away_stops_the_run_at_its_last_commit(
     trouble: str, tmp_path: Path, objects: ObjectServer, place: str, monkeypatch

@@ -72,6 +72,7 @@ def test_a_target_of_zero_is_never_accepted(tmp_path):
     assert problems(tmp_path / "d", [make_rejection(target_levels=(0.0,), drafter_levels=(0.0,), uniform=0.0)]) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", [0.0, math.nan, math.inf])
 def test_what_the_drafter_cannot_have_drawn_is_never_accepted(tmp_path, drafter: float):
     levels = {"target_levels": (0.5,), "drafter_levels": (drafter,), "uniform": 0.0}
@@ -119,6 +120,7 @@ def test_blocks_and_prompts_are_separate(tmp_path):
     assert problems(tmp_path, events) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at_once", [1, 7, 20, 1000])
 def test_a_log_that_is_checked_piece_by_piece_gives_the_same(tmp_path, at_once):
     events = [*small_run_events(), make_rejection(offset=20, uniform=0.1), decision(offset=21, uniform=0.9, position=1)]

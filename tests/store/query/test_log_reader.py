@@ -148,6 +148,7 @@ def test_a_part_with_a_changed_footer_is_called_corrupt(tmp_path, harm):
         assert log.damaged == [path]
 
 
+@pytest.mark.slow
 def test_no_changed_byte_of_a_footer_escapes_as_an_error_of_the_database(tmp_path):
     run = write_run(tmp_path / "run", [decision()])
     path = part_path(run, read_manifest(run).tables["decisions"][0])

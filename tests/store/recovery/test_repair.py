@@ -184,6 +184,7 @@ def test_rows_that_are_missing_at_the_end_are_named(tmp_path: Path):
     assert "prompts: rows 3 to 5 are missing" in repaired.doubts, "as the predecessor shows"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("previous", [True, False])
 @pytest.mark.parametrize("sources", ["there", "gone", "in part"])
 def test_joined_parts_and_their_sources_give_each_row_once(tmp_path: Path, previous: bool, sources: str):

@@ -339,6 +339,7 @@ def test_importing_the_registry_imports_neither_mlflow_nor_torch():
     assert printed.stdout.strip() == "set()"
 
 
+@pytest.mark.slow
 def test_sending_prints_nothing(tmp_path: Path):
     code = f"""
 from pathlib import Path

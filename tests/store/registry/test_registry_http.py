@@ -31,6 +31,7 @@ def proxy(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
     proxy.close()
 
 
+@pytest.mark.slow
 def test_versions_travel_through_a_server_and_back_without_a_word(
     server: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ):
@@ -51,6 +52,7 @@ def test_versions_travel_through_a_server_and_back_without_a_word(
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "mood", ["moody", "down", *(pytest.param(mood, marks=SWEEP) for mood in ("broken", "slow", "mute"))]
 )

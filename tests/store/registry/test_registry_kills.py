@@ -46,6 +46,8 @@ def test_the_sweeps_cover_every_call(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ]
 
 
+@pytest.mark.slow
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize(("at", "how"), SHORT)
 def test_a_call_that_fails_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int, how: str):
     run_with(tmp_path / "runs", Faults(at, how), monkeypatch)
@@ -65,6 +67,7 @@ def test_what_arrives_after_it_was_given_up_is_removed_at_the_end(tmp_path: Path
     assert len(faults.made) == 9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("at", "how"), [(26, "after")])
 def test_a_process_that_is_killed_in_a_call_is_as_if_it_had_never_been(tmp_path: Path, at: int, how: str):
     kill_and_go_on(tmp_path / "runs", at, how)

@@ -59,6 +59,7 @@ def files_of(uri: str, model: str, number: int) -> Path:
     return Path(client.get_model_version_download_uri(model, str(number)).removeprefix("file://"))
 
 
+@pytest.mark.slow
 def test_champions_follow_each_other_and_go_back_in_turn(uri: str, shared: str):
     assert promote(uri, shared, 2) is None
     assert promote(uri, shared, 4) == 2
@@ -91,6 +92,7 @@ def test_going_back_passes_over_what_was_pruned_and_over_an_edited_tag(uri: str,
         rollback(uri, shared)
 
 
+@pytest.mark.slow
 def test_prune_keeps_champion_candidate_their_ancestors_and_the_newest(uri: str, model: str, tmp_path: Path):
     publish(uri, tmp_path, model, "run-b", 4)  # 6 to 9; the candidate is 9
     promote(uri, model, 3)
@@ -107,6 +109,7 @@ def test_prune_keeps_champion_candidate_their_ancestors_and_the_newest(uri: str,
         show_version(uri, model, 4)
 
 
+@pytest.mark.slow
 def test_prune_keeps_the_line_of_a_run_that_went_on_from_another(uri: str, model: str, tmp_path: Path):
     promote(uri, model, 1)
     publish(uri, tmp_path, model, "run-b", 2, drafter=f"models:/{model}/3")  # 6 and 7
@@ -122,6 +125,7 @@ def test_prune_keeps_the_last_ones_whatever_their_line(uri: str, model: str):
     assert numbers(uri, model) == [1, 4, 5]
 
 
+@pytest.mark.slow
 def test_prune_keeps_what_rollback_would_go_back_to_and_its_line(uri: str, model: str, tmp_path: Path):
     publish(uri, tmp_path, model, "run-b", 3)  # 6 to 8
     for number in (1, 4, 3, 8):

@@ -214,6 +214,7 @@ def found(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> tupl
     return run(tiny_pair.sums, *tiny_pair.options, *options, "--quick", *files), folder
 
 
+@pytest.mark.slow
 def test_the_command_measures_every_curve(found: tuple[Result, Path]):
     result, folder = found
     assert result.exit_code == 0, result.output

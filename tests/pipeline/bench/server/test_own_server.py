@@ -28,6 +28,7 @@ def prompts() -> list[str]:
     return prompts_of(Config().with_overrides({"source.limit": 6}))
 
 
+@pytest.mark.slow
 def test_a_server_is_started_loaded_and_ended(tmp_path: Path, prompts: list[str], reference: Reference):
     options = ["--learn", "off", "--set", "serve.waiting=2", "--set", "batch=2"]
     with OwnServer(options, tmp_path, tmp_path / "runs" / "run") as server:
@@ -44,6 +45,7 @@ def test_a_server_is_started_loaded_and_ended(tmp_path: Path, prompts: list[str]
     assert found.differing == []
 
 
+@pytest.mark.slow
 def test_a_paused_server_goes_on_when_it_may(tmp_path: Path):
     with OwnServer(["--learn", "off"], tmp_path, tmp_path / "runs" / "run") as server:
         server.pause()

@@ -24,6 +24,7 @@ def command(*arguments: str) -> Result:
     return CliRunner().invoke(app, arguments)
 
 
+@pytest.mark.slow
 def test_a_running_server_is_loaded_and_everything_written(tmp_path: Path):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "a first text"}\n{"prompt": "another text"}\n', encoding="utf-8")

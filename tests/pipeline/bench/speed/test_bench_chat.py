@@ -78,6 +78,7 @@ def chat_ids(folder: Path) -> set[tuple[int, ...]]:  # noqa: F811
     return {tuple(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts}
 
 
+@pytest.mark.slow
 def test_all_arms_read_the_same_chat_prompts(folder: Path, template: Path, read: Read) -> None:  # noqa: F811
     chat = ("--chat", "--set", f"source.chat_template={template}")
     result = run(folder, *chat, "--set", "draft.costs=estimated", "--json", str(folder / "chat.json"))

@@ -57,6 +57,7 @@ def report_of(path: Path) -> dict[str, Any]:
     return report
 
 
+@pytest.mark.slow
 def test_a_quick_run_has_few_arms_and_short_completions(folder: Path, tmp_path: Path) -> None:  # noqa: F811
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("\n".join(json.dumps({"prompt": text}) for text in TEXTS[:20]), encoding="utf-8")

@@ -90,6 +90,7 @@ def greedy(folder: Path) -> tuple[list[dict], str]:
     return json.loads((folder / "greedy.json").read_text())["runs"], result.output
 
 
+@pytest.mark.sweep
 def test_all_arms_run_that_can_at_the_batch(greedy: tuple[list[dict], str]) -> None:
     (one, three), _ = greedy
     assert list(one["arms"]) == list(ArmName)
@@ -171,6 +172,7 @@ def test_the_tables_name_arms_machine_and_settings(greedy: tuple[list[dict], str
         assert words in output
 
 
+@pytest.mark.sweep
 def test_sampling_reports_surprisal_in_place_of_differences_as_markdown(folder: Path) -> None:
     path = folder / "sampled.json"
     arms = "plain,assisted,prompt-lookup,continuous,frozen"

@@ -30,6 +30,7 @@ def test_the_recipes_that_are_timed_are_recipes():
     assert recipes().keys() >= set(RECIPES)
 
 
+@pytest.mark.slow
 def test_the_command_prints_and_writes_all_figures_and_leaves_nothing(tmp_path):
     app = typer.Typer()
     app.command()(bench_store)

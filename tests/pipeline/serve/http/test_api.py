@@ -398,6 +398,7 @@ def test_a_full_queue():
         assert client.completions.create(model=MODEL, prompt="x", n=2).choices[1].text == "x"
 
 
+@pytest.mark.slow
 def test_every_client_receives_its_own_completion(engine: ScriptedEngine, served: HttpServer):
     def complete(number: int) -> tuple[str, str]:
         prompt = f"{number} " * (number % 7 + 1)

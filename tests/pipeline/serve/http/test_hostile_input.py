@@ -70,6 +70,7 @@ def test_any_bytes(path: str, body: bytes):
     assert post(path, body)[0] == 400
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "rest"), [(PLAIN, {"prompt": "own"}), (CHAT, {"messages": [{"role": "user", "content": "own"}]})]
 )
@@ -241,6 +242,8 @@ def test_a_slow_sender():
     assert b"request_timeout" in answer
 
 
+@pytest.mark.slow
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize(
     "sent",
     [b"", b"POST /v1", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /hea"],
@@ -266,6 +269,7 @@ def test_invalid_http(served: HttpServer, sent: bytes):
     assert_serves(served)
 
 
+@pytest.mark.slow
 def test_two_thousand_idle_connections(served: HttpServer):
     idle = [served.connect() for _ in range(2000)]
     try:
@@ -293,6 +297,7 @@ def test_beyond_the_limit_the_one_idle_longest_makes_room():
             connection.close()
 
 
+@pytest.mark.slow
 def test_a_slow_reader_is_disconnected_and_delays_nobody():
     bounds = Limits(reader_seconds=1, grace_seconds=0.2, choices=30, scores=10**7)
     with run_http_server(engine := ScriptedEngine(capacity=5000), bounds) as served, served.connect() as connection:

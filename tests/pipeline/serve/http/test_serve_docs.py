@@ -10,6 +10,7 @@ from serving_process import server_process
 PAGE = ROOT / "docs" / "serve.md"
 
 
+@pytest.mark.slow
 def test_the_documented_client_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     pytest.importorskip("openai")
     (block,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
