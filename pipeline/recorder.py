@@ -60,6 +60,7 @@ class PromptCounters:
     lookup_drafted: int = 0
     lookup_judged: int = 0
     lookup_accepted: int = 0
+    own_accepted: int = 0
 
     def add(self, verdict: Verdict) -> None:
         """Count one block. Copied drafts are counted separately: they are no evidence about the drafter."""
@@ -78,6 +79,19 @@ class PromptCounters:
         self.lookup_drafted += _count_drafted(verdict.proposal.draft)
         self.lookup_judged += verdict.judged
         self.lookup_accepted += verdict.accepted
+        self.own_accepted += _count_own(verdict)
+
+
+def _count_own(verdict: Verdict) -> int:
+    """Number of accepted tokens that were copied from the sequence's own text."""
+    draft = verdict.proposal.draft
+    if draft.tree is None:
+        return verdict.accepted if draft.source is DraftSource.LOOKUP else 0
+    return sum(
+        decision.outcome is Outcome.ACCEPTED and decision.candidate.source is DraftSource.LOOKUP
+        for decision in verdict.decisions
+        if decision.candidate is not None
+    )
 
 
 def _count_candidates(draft: Draft) -> int:
@@ -267,6 +281,7 @@ class Recorder:
             lookup_drafted=counters.lookup_drafted,
             lookup_judged=counters.lookup_judged,
             lookup_accepted=counters.lookup_accepted,
+            own_accepted=counters.own_accepted,
         )
 
 

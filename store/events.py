@@ -168,6 +168,7 @@ class PromptCompleted:
     lookup_drafted: int = 0  # pieces, and candidates of trees
     lookup_judged: int = 0  # accepted or rejected; alternatives of a tree are not counted
     lookup_accepted: int = 0
+    own_accepted: int = 0  # of `lookup_accepted`, tokens copied from the sequence's own text
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +200,7 @@ class Updated:
 
 @dataclass(frozen=True, slots=True)
 class Drifted:
-    """The detector raised an alarm: the acceptance rate changed."""
+    """The detector raised an alarm: what it watches changed."""
 
     offset: int
     target: str
@@ -210,6 +211,9 @@ class Drifted:
     rate_before: float
     rate_after: float
     action: str  # "reset", "recall" or "none" as configured, "ignored" (a rise) or "cooldown"
+    signal: str = (
+        ""  # what the rates are: "drafted", "learned", "judged" or "first"; "" in logs of schema 5 and earlier
+    )
 
     @property
     def acted_upon(self) -> bool:

@@ -10,7 +10,7 @@ from pipeline.assembly.models import DrafterModels
 from pipeline.assembly.stages import HEAD_FILE
 from pipeline.config.sections import DriftSettings
 from pipeline.config.settings import Config
-from pipeline.learning.drift import DriftMonitor, Rates, Signal
+from pipeline.learning.drift import DriftMonitor, Signal
 from pipeline.learning.drift_response import DriftResponse, NoResponse, Recall, ResetHead, VersionSource
 from pipeline.learning.local_learner import LocalLearner
 from pipeline.learning.publisher import FolderPublisher, NoPublisher, Numbers, Origin
@@ -75,16 +75,17 @@ def make_learner(
 
 def make_drift_monitor(config: Config) -> DriftMonitor:
     """Make the drift monitor."""
-    return DriftMonitor(drift_settings(config), Rates(_signal(config)))
+    return DriftMonitor(drift_settings(config), choose_signals(config))
 
 
-def _signal(config: Config) -> Signal:
+def choose_signals(config: Config) -> tuple[Signal, ...]:
+    """Return what is watched for drift."""
     if config.drift.signal != "auto":
-        return config.drift.signal
+        return (config.drift.signal,)
     copies = set(config.draft.sources) != {"model"} and MODES[config.draft.mode].copies
     if config.drift.detector == "fall" and copies:
-        return "drafted"
-    return "first" if config.draft.adapt and config.learn.enabled else "judged"
+        return ("drafted", "learned")
+    return ("first",) if config.draft.adapt and config.learn.enabled else ("judged",)
 
 
 def drift_settings(config: Config) -> DriftSettings:

@@ -1,8 +1,7 @@
-"""Drift detection on the share of tokens that were drafted, or on the acceptance rate: the only file that imports
-`river`.
+"""Drift detection on shares of the emitted tokens, or on the acceptance rate: the only file that imports `river`.
 
-The detector receives one value per prompt, because tokens of one prompt are not independent. A prompt without a value
-is skipped, because one NaN disables ADWIN permanently. ADWIN also alarms on improvements, which need no response.
+A detector receives one value per prompt, because tokens of one prompt are not independent. A prompt without a value is
+skipped, because one NaN disables ADWIN permanently. ADWIN also alarms on improvements, which need no response.
 
 An alarm does not reveal when the change happened: ADWIN's window still holds most of the older values. The change point
 is estimated as the split of the recent rates that separates its two sides best, and a new detector continues from
@@ -11,7 +10,7 @@ rise.)
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal, Protocol
@@ -52,7 +51,8 @@ def make_detector(settings: DriftSettings) -> Detector:
     return NoDrift()
 
 
-Signal = Literal["drafted", "judged", "first"]
+Signal = Literal["drafted", "learned", "judged", "first"]
+LEAST_TOKENS = 8  # of a prompt, not copied from its own text: fewer have no share of learned tokens
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,9 @@ class Rates:
 
     Attributes:
         signal: "drafted": share of the emitted tokens that came from drafts, whatever drafted them; it exists for every
-            prompt. "judged": accepted over judged, of the model's drafts. "first": the same, of the first proposal of
-            each block.
+            prompt. "learned": the same without what was copied from the prompt's own text, so that drafts which rest on
+            earlier prompts alone count. "judged": accepted over judged, of the model's drafts. "first": the same, of
+            the first proposal of each block.
     """
 
     signal: Signal
@@ -75,68 +76,97 @@ class Rates:
         """
         if self.signal == "drafted":
             return max(0.0, 1 - prompt.blocks / prompt.emitted) if prompt.emitted else None
+        if self.signal == "learned":
+            others = prompt.emitted - prompt.own_accepted
+            return max(0.0, 1 - prompt.blocks / others) if others >= LEAST_TOKENS else None
         judged, accepted = prompt.judged, prompt.accepted
         if self.signal == "first":
             judged, accepted = prompt.first_judged, prompt.first_accepted
         return accepted / judged if judged else None
 
 
-class DriftMonitor:
-    """Turns completed prompts into drift events.
+class WatchedSignal:
+    """One signal with its detector and the values since the last change.
 
     Args:
         settings: the detector and its parameters.
-        rates: selects the detector's input.
+        signal: selects the value of a prompt.
     """
 
-    def __init__(self, settings: DriftSettings, rates: Rates) -> None:
-        self._settings, self._rates = settings, rates
+    def __init__(self, settings: DriftSettings, signal: Signal) -> None:
+        self.signal = signal
+        self.values: deque[tuple[int, float]] = deque(maxlen=MEMORY)  # offset and value
+        self._settings, self._rates = settings, Rates(signal)
         self._detector = make_detector(settings)
-        self._since_change: deque[tuple[int, float]] = deque(maxlen=MEMORY)  # offset and rate
+
+    def observe(self, prompt: PromptCompleted) -> bool:
+        """Add one prompt. Returns whether the detector alarms."""
+        value = self._rates.read(prompt)
+        if value is None:
+            return False
+        self._add(prompt.offset, value)
+        return self._detector.drift_detected
+
+    def find_change(self) -> int:
+        """Return the number of values before the change that caused the alarm."""
+        values = [value for _, value in self.values]
+        falls_only = self._settings.detector != "adwin"  # a detector of falls found one, even after a larger rise
+        return max(0, len(values) - RECENT) + change_point(values[-RECENT:], falls_only=falls_only)
+
+    def restart(self, offsets: Collection[int]) -> None:
+        """Replace the detector by a new one that has seen the values of these prompts only."""
+        kept = [(offset, value) for offset, value in self.values if offset in offsets]
+        self._detector = make_detector(self._settings)
+        self.values.clear()
+        for offset, value in kept:
+            self._add(offset, value)
+
+    def _add(self, offset: int, value: float) -> None:
+        self.values.append((offset, value))
+        self._detector.update(value)
+
+
+class DriftMonitor:
+    """Turns completed prompts into drift events. The first signal that alarms decides; all begin again after it.
+
+    Args:
+        settings: the detector and its parameters.
+        signals: what is watched, each by a detector of its own.
+    """
+
+    def __init__(self, settings: DriftSettings, signals: Sequence[Signal]) -> None:
+        self._settings = settings
+        self._watched = [WatchedSignal(settings, signal) for signal in signals]
         self._quiet = 0  # prompts left of the cooldown
 
     def observe(self, prompt: PromptCompleted) -> Drifted | None:
-        """Add one prompt. Returns an event if the detector alarms; its `action` is the response to take."""
+        """Add one prompt. Returns an event if a detector alarms; its `action` is the response to take."""
         self._quiet = max(0, self._quiet - 1)
-        rate = self._rates.read(prompt)
-        if rate is None:
-            return None
-        self._add(prompt.offset, rate)
-        return self._alarm(prompt) if self._detector.drift_detected else None
+        alarmed = [watched for watched in self._watched if watched.observe(prompt)]
+        return self._alarm(prompt, alarmed[0]) if alarmed else None
 
-    def _add(self, offset: int, rate: float) -> None:
-        self._since_change.append((offset, rate))
-        self._detector.update(rate)
-
-    def _alarm(self, prompt: PromptCompleted) -> Drifted:
-        rates = [rate for _, rate in self._since_change]
-        falls_only = self._settings.detector != "adwin"  # a detector of falls found one, even after a larger rise
-        change = max(0, len(rates) - RECENT) + change_point(rates[-RECENT:], falls_only=falls_only)
-        before, after = fmean(rates[:change]), fmean(rates[change:])
+    def _alarm(self, prompt: PromptCompleted, watched: WatchedSignal) -> Drifted:
+        change, values = watched.find_change(), list(watched.values)
+        before, after = (fmean(value for _, value in part) for part in (values[:change], values[change:]))
         direction = "fall" if after < before else "rise"
         action = "ignored" if direction == "rise" else "cooldown" if self._quiet else self._settings.answer
         if action == self._settings.answer:
             self._quiet = self._settings.cooldown
-        since = list(self._since_change)[change:]
-        self._restart(since)
+        since = {offset for offset, _ in values[change:]}
+        for one in self._watched:
+            one.restart(since)
         return Drifted(
             offset=prompt.offset,
             target=prompt.target,
             dataset=prompt.dataset,
             detector=self._settings.detector,
             direction=direction,
-            changed_at=min(offset for offset, _ in since),
+            changed_at=min(since),
             rate_before=before,
             rate_after=after,
             action=action,
+            signal=watched.signal,
         )
-
-    def _restart(self, rates: Sequence[tuple[int, float]]) -> None:
-        """Replace the detector by a new one that has seen only these rates."""
-        self._detector = make_detector(self._settings)
-        self._since_change.clear()
-        for offset, rate in rates:
-            self._add(offset, rate)
 
 
 def change_point(rates: Sequence[float], *, falls_only: bool = False) -> int:

@@ -223,9 +223,17 @@ def _status_fields(counters: ProgressCounters) -> dict[str, object]:
     }
 
 
+SIGNALS = {  # what the rates of a drift are
+    "drafted": "share of drafted tokens",
+    "learned": "share of tokens drafted from earlier prompts",
+    "first": "acceptance of first tokens",
+}
+
+
 def _drift_line(event: Drifted) -> str:
+    what = SIGNALS.get(event.signal, "acceptance")
     return (
-        f"prompt {event.offset} ({event.dataset}): drift, acceptance {event.rate_before:.3f} -> "
+        f"prompt {event.offset} ({event.dataset}): drift, {what} {event.rate_before:.3f} -> "
         f"{event.rate_after:.3f}, {event.action}"
     )
 

@@ -34,7 +34,7 @@ from store.events import (
 )
 from store.log.rollups import COUNTS
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 
 TABLES: Mapping[str, type] = {
     "decisions": TokenDecision,
@@ -53,6 +53,7 @@ _ADDED: Mapping[int, Mapping[str, tuple[str, ...]]] = {
         "decisions": ("parent", "context", "count", "chance"),
         "blocks": ("candidates", "expected_tokens", "expected_seconds"),
     },
+    6: {"prompts": ("own_accepted",), "drifts": ("signal",)},
 }
 
 # Stored as float32: values that are computed in float32, and short durations. All other floats are float64.

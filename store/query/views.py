@@ -170,8 +170,9 @@ def _add_paths(paths: dict[int, list[str]], table: str, folder: Path, parts: Ite
 def _selects_from_parts(table: str, run: str, paths: Paths) -> Iterator[str]:
     """Yield a SELECT per schema version. Columns that its parts lack, if not null, are constants."""
     for version, named in paths.items():
-        missing = missing_columns(table, version)
-        added = "".join(f', {value} AS "{name}"' for name, value in missing.items() if value is not None)
+        missing = {name: value for name, value in missing_columns(table, version).items() if value is not None}
+        constants = {name: quote_text(value) if isinstance(value, str) else value for name, value in missing.items()}
+        added = "".join(f', {value} AS "{name}"' for name, value in constants.items())
         yield f"SELECT {quote_text(run)} AS run, *{added} FROM read_parquet({quote_list(map(_pattern, named))})"
 
 

@@ -16,7 +16,7 @@ from pipeline.config.sections import DriftSettings
 from pipeline.learner_protocol import CompletedPrompt, Learner
 from pipeline.learning import local_learner as learner_module
 from pipeline.learning import remote_learner as remote_module
-from pipeline.learning.drift import DriftMonitor, Rates
+from pipeline.learning.drift import DriftMonitor
 from pipeline.learning.drift_response import NoResponse
 from pipeline.learning.local_learner import FollowingLearner, LocalLearner, NoLearner
 from pipeline.learning.publisher import NoPublisher
@@ -43,7 +43,7 @@ class StubConnection:
 
 
 def local() -> Learner:
-    return LocalLearner(new_distill(), DriftMonitor(DriftSettings(), Rates("judged")), NoResponse(), NoPublisher())
+    return LocalLearner(new_distill(), DriftMonitor(DriftSettings(), ("judged",)), NoResponse(), NoPublisher())
 
 
 def remote() -> Learner:
@@ -52,7 +52,7 @@ def remote() -> Learner:
 
 
 def watching() -> Learner:
-    return NoLearner(DriftMonitor(DriftSettings(), Rates("judged")))
+    return NoLearner(DriftMonitor(DriftSettings(), ("judged",)))
 
 
 LEARNERS: dict[str, Callable[[], Learner]] = {"LocalLearner": local, "RemoteLearner": remote, "NoLearner": watching}

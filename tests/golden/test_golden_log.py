@@ -79,7 +79,7 @@ def test_it_is_read_beside_a_log_of_this_version_and_compacts_into_one(copied):
         before = {name: log.recipe(name).to_pylist() for name in recipes()}
         rows = log.select("FROM decisions ORDER BY seq")
     compact(copied)
-    assert json.loads((copied / MANIFEST).read_bytes())["schema_version"] == 5
+    assert json.loads((copied / MANIFEST).read_bytes())["schema_version"] == 6
     with LogReader([copied]) as log:
         assert log.select("FROM decisions ORDER BY seq").equals(rows)
         after = {name: log.recipe(name).to_pylist() for name in recipes()}
@@ -95,9 +95,9 @@ def round_values(rows):
 
 def test_a_version_that_is_not_known_is_refused_with_a_word(copied):
     content = json.loads((copied / MANIFEST).read_bytes())
-    for version in (2, 6):
+    for version in (2, 7):
         (copied / MANIFEST).write_text(json.dumps(content | {"schema_version": version}))
-        with pytest.raises(RunError, match=rf"version 3, 4 or 5, got {version}"):
+        with pytest.raises(RunError, match=rf"version 3, 4, 5 or 6, got {version}"):
             read_manifest(copied)
 
 
@@ -136,7 +136,7 @@ def test_a_log_of_version_4_compacts_into_one_of_this_version(tmp_path):
         before = {table: log.select(f"FROM {table} ORDER BY seq") for table in TABLES if table not in COUNTS}
     compact(copied)
     (joined,) = read_manifest(copied).tables["decisions"]
-    assert joined.schema_version == 5
+    assert joined.schema_version == 6
     with LogReader([copied]) as log:
         assert {table: log.select(f"FROM {table} ORDER BY seq") for table in before} == before
 
@@ -151,7 +151,7 @@ def test_parts_of_two_versions_are_read_as_one_table(tmp_path):
             log.append(event)
         log.append(block(offset=1_000, candidates=4, expected_tokens=2.5))
     versions = {table: [part.schema_version for part in parts] for table, parts in read_manifest(copied).tables.items()}
-    assert versions["decisions"][-2:] == versions["blocks"][-2:] == [4, 5]
+    assert versions["decisions"][-2:] == versions["blocks"][-2:] == [4, 6]
     for finished in ("as written", "compacted"):
         with LogReader([copied]) as log:
             (row,) = log.select("SELECT count(*) AS n, count(parent) AS of_trees FROM decisions").to_pylist()

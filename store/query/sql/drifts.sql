@@ -5,6 +5,7 @@ SELECT
     target,
     dataset,
     detector,
+    signal,
     direction,
     changed_at,
     rate_before,
