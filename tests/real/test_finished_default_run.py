@@ -51,6 +51,24 @@ def test_none_of_the_first_twenty_completions_repeats_itself(run: Path):
         assert max(repeats.values(), default=0) <= MOST_REPEATS, row["completion_text"]
 
 
+def test_the_switch_to_code_is_a_drift_and_the_head_is_reset_and_trained_again(run: Path):
+    drifts = [row for row in table_of(run, "drifts").to_pylist() if row["direction"] == "fall"]
+    assert drifts, "no drift was detected"
+    assert 36 <= drifts[0]["offset"] < 36 + 15
+    assert drifts[0]["changed_at"] >= 36
+    assert drifts[0]["action"] == "recall", "the default response, of which the head's reset is a part"
+    heads = [row["offset"] for row in table_of(run, "updates").to_pylist() if row["part"] == "head"]
+    assert any(drifts[0]["offset"] <= offset <= drifts[0]["offset"] + 10 for offset in heads)
+
+
+def test_tokens_per_forward_fall_where_the_code_begins(run: Path):
+    rows = prompts_of_run(run)
+    before, after = (
+        sum(row["emitted"] for row in part) / sum(row["blocks"] for row in part) for part in (rows[27:36], rows[36:40])
+    )
+    assert after < before
+
+
 @pytest.mark.parametrize("dataset", ["questions", "code"])
 def test_tokens_per_forward_rise_within_a_dataset(run: Path, dataset: str):
     rows = [row for row in prompts_of_run(run) if row["dataset"] == dataset]
