@@ -177,14 +177,15 @@ class TargetRunner:
             the verdicts, the update counters and the n-gram cache's counter as they were before the block, and each
             sequence's share of the time.
         """
-        versions, times = self._versions(), [self._clock()]
+        reading, versions, times = any(row.reading for row in self._rows), self._versions(), [self._clock()]
         drafts = self.stages.decode(self._rows)
         times.append(self._clock())
         proposals = self.stages.translate(drafts)
         times.append(self._clock())
-        verdicts = self.stages.verify(proposals)
+        verdicts = [verdict for verdict in self.stages.verify(proposals) if verdict.emitted]  # not while reading
         times.append(self._clock())
-        self.stages.decode.observe(verdicts, (times[1] - times[0], times[3] - times[2]))
+        # A pass that also reads prompts does not have the cost of its drafts.
+        self.stages.decode.observe(verdicts, None if reading else (times[1] - times[0], times[3] - times[2]))
         # The n-gram cache is shared and published: text of private rows must not enter it.
         self.stages.translate.observe([verdict for verdict in verdicts if not verdict.proposal.draft.row.private])
         for verdict in verdicts:
@@ -194,7 +195,7 @@ class TargetRunner:
                 in_flight.example.add_verdict(verdict)
         if self._on_verdicts:
             self._on_verdicts(verdicts)
-        shares = [(end - begin) / len(verdicts) for begin, end in pairwise(times)]
+        shares = [(end - begin) / max(1, len(verdicts)) for begin, end in pairwise(times)]
         return verdicts, versions, Seconds(*shares)
 
     def finish_early(self, offset: int, finish: str) -> Iterator[Event]:
@@ -213,7 +214,7 @@ class TargetRunner:
             stage.release(row)
         completed = self._recorder.record_completion(row, in_flight.counters, self._clock(), self._versions())
         yield completed
-        example = in_flight.example.build(row, self._target) if row.collects_examples else None
+        example = in_flight.example.build(row, self._target) if row.collects_examples and row.emitted else None
         emitted = () if row.private else tuple(row.tokens[row.prompt_length :])
         yield from self.learner.on_prompt_completed(CompletedPrompt(completed, example, emitted))
 

@@ -11,8 +11,10 @@ from stages.translate import Translate
 class Decoding(Stage[SequenceState, Draft], Protocol):
     """The drafting stage, which also receives the outcome of its drafts."""
 
-    def observe(self, verdicts: list[Verdict], seconds: tuple[float, float]) -> None:
-        """Called once per block, after verification, with the seconds of drafting and verifying."""
+    def observe(self, verdicts: list[Verdict], seconds: tuple[float, float] | None) -> None:
+        """Called once per block, after verification, with the seconds of drafting and verifying; None if the block
+        also read prompts.
+        """
         ...
 
     def resume_speculation(self) -> None:

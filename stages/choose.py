@@ -64,13 +64,14 @@ class ChooseDraft(Stage[SequenceState, Draft]):
 
     @override
     def __call__(self, batch: Sequence[SequenceState]) -> list[Draft]:
-        grown = dict(zip(batch, self.memory.grow(batch), strict=True))
+        ready = [row for row in batch if not row.reading]
+        grown = dict(zip(ready, self.memory.grow(ready), strict=True))
         self._expected = {row: one.expected for row, one in grown.items()}
         trees = {row: one for row, one in grown.items() if one.tree and not self._by_model(row, one)}
         skipped = trees.keys() if self._model else grown.keys()
         drafts = self._decode(batch, skipped=skipped)
-        tokens = len(batch) + sum(len(one.tree.candidates) for one in trees.values() if one.tree)
-        seconds = self._costs.verification_cost(tokens) / len(batch) if batch else 0.0
+        tokens = len(ready) + sum(len(one.tree.candidates) for one in trees.values() if one.tree)
+        seconds = self._costs.verification_cost(tokens) / len(ready) if ready else 0.0
         return [
             self._make_draft(row, trees[row], seconds) if row in trees else draft
             for row, draft in zip(batch, drafts, strict=True)

@@ -335,10 +335,12 @@ class Decode(Stage[SequenceState, Draft]):
             growing.drop_last(worst)
 
     def _may_draft(self, row: SequenceState) -> bool:
-        """Return whether tokens remain to be emitted and a draft of maximal length fits into the drafter's context."""
-        return (
-            min(self.max_draft, row.remaining_tokens) > 0 and len(row.pieces) + self.max_draft <= self.model.max_length
-        )
+        """Return whether the prompt is read, tokens remain to be emitted and the longest draft fits into the drafter's
+        context.
+        """
+        if row.reading or min(self.max_draft, row.remaining_tokens) == 0:
+            return False
+        return len(row.pieces) + self.max_draft <= self.model.max_length
 
     def _may_grow(self, pieces: Sequence[int], row: SequenceState) -> bool:
         return len(pieces) < min(self.max_draft, row.remaining_tokens) and pieces[-1] != self._eos_id

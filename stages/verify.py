@@ -5,7 +5,7 @@ How one row is decided, and why the distribution is kept: chain_decisions.py and
 Shapes: N positions of all rows, M positions of one row, V target tokens.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import accumulate, chain, pairwise
 
 import torch
@@ -140,15 +140,31 @@ class Verify(Stage[Proposal, Verdict]):
 
     @override
     def __call__(self, batch: Sequence[Proposal]) -> list[Verdict]:
-        """Test each proposal and append what is emitted to its row.
+        """Test each proposal and append what is emitted to its row. A row whose prompt is being read emits nothing.
 
         Raises:
             ModelError: the target's logits are not finite.
         """
         if not batch:
             return []
-        read = [self.model.length(proposal.draft.row) for proposal in batch]
-        logits_NV, hidden_NW, starts = self._target_logits(batch)
+        ready = [proposal for proposal in batch if not proposal.draft.row.reading]
+        read = [self.model.length(proposal.draft.row) for proposal in ready]
+        logits_NV, hidden_NW, starts = self._target_logits(batch, ready)
+        verdicts = iter(self._decide(ready, read, logits_NV, hidden_NW, starts) if ready else ())
+        found = [Verdict(one, (), (), 0, 0) if one.draft.row.reading else next(verdicts) for one in batch]
+        if self.reader:
+            self.reader.after_pass()
+        return found
+
+    def _decide(
+        self,
+        batch: Sequence[Proposal],
+        read: Sequence[int],
+        logits_NV: Tensor,
+        hidden_NW: Tensor,
+        starts: Sequence[int],
+    ) -> list[Verdict]:
+        """Decide proposals, given each row's number of cached tokens before the pass, and what the pass returned."""
         wanted_NV = transform_logits(batch, logits_NV, starts, self._probs_dtype)
         samplings = [one.draft.row.sampling or self._sampling for one in batch for _ in range(len(one.verifiable) + 1)]
         target_probs_NV = to_probs(wanted_NV, samplings, self._probs_dtype)
@@ -208,24 +224,32 @@ class Verify(Stage[Proposal, Verdict]):
         """Return the tokens that end a row."""
         return row.stop_ids if row.ignore_eos else row.stop_ids | self._eos_ids
 
-    def _target_logits(self, batch: Sequence[Proposal]) -> tuple[Tensor, Tensor, list[int]]:
-        """Return the logits at every verifiable token and after the last, rows joined, the hidden states there if they
-        are projected (the logits again if not), and the start of each row.
+    def _target_logits(self, batch: Sequence[Proposal], ready: Sequence[Proposal]) -> tuple[Tensor, Tensor, list[int]]:
+        """Compute a pass over the whole batch, which also reads of the prompts of the rows that are not ready.
+
+        Returns:
+            of the ready rows: the logits at every verifiable token and after the last, rows joined, the hidden states
+            there if they are projected (the logits again if not), and the start of each row.
         """
-        rows = [proposal.draft.row for proposal in batch]
-        counts = [len(proposal.verifiable) + 1 for proposal in batch]
-        fed = [
-            [*row.tokens[self.model.length(row) :], *proposal.verifiable]
-            for row, proposal in zip(rows, batch, strict=True)
-        ]
+        prompts = self.reader.next_tokens() if self.reader else {}
+        fed = [self._new_tokens(proposal, prompts) for proposal in batch]
+        counts = [0 if one.draft.row.reading else len(one.verifiable) + 1 for one in batch]
+        everyone = [proposal.draft.row for proposal in batch]
         options = {} if self._project is None else {"hidden": True}
-        logits_NV, hidden_NW = self.model.forward(rows, fed, counts, parents=_parents(batch, fed), **options)
-        logits_NV, starts = logits_NV.masked_fill(self._forbidden_V, -torch.inf), [0, *accumulate(counts)]
+        logits_NV, hidden_NW = self.model.forward(everyone, fed, counts, parents=_parents(batch, fed), **options)
+        rows = [proposal.draft.row for proposal in ready]
+        logits_NV, starts = logits_NV.masked_fill(self._forbidden_V, -torch.inf), [0, *accumulate(filter(None, counts))]
         # A NaN anywhere in a line becomes its maximum; -inf is a mask, unless the whole line is.
         finite_N = logits_NV.amax(-1).isfinite()
         if not bool(finite_N.all()):
             raise ModelError(_describe_nonfinite(rows, starts, finite_N.tolist()))
         return logits_NV, hidden_NW, starts
+
+    def _new_tokens(self, proposal: Proposal, prompts: Mapping[SequenceState, Sequence[int]]) -> Sequence[int]:
+        row = proposal.draft.row
+        if row.reading:
+            return prompts.get(row, ())
+        return [*row.tokens[self.model.length(row) :], *proposal.verifiable]
 
     def _extend_row(
         self,

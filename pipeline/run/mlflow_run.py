@@ -157,10 +157,9 @@ def _rates(window: Sequence[PromptCompleted]) -> dict[str, float]:
     by_model = blocks - sum(prompt.lookup_blocks for prompt in window)
     emitted = sum(prompt.emitted for prompt in window)
     spent = window[-1].finished - min(prompt.started for prompt in window)
-    found = {
-        "curve/block_efficiency": emitted / blocks,
-        "curve/tokens_per_second": emitted / spent if spent > 0 else 0.0,
-    }
+    found = {"curve/tokens_per_second": emitted / spent if spent > 0 else 0.0}
+    if blocks:  # none if all were cancelled while their prompts were read
+        found["curve/block_efficiency"] = emitted / blocks
     if by_model < blocks:
         found["curve/lookup_share"] = 1 - by_model / blocks
     if by_model:

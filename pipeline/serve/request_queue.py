@@ -38,6 +38,7 @@ class PendingRequest:
         deadline: time at which it must end, by the queue's clock.
         offset: of its prompt in the stream; -1 while it is queued.
         early_finish: reason to end it early, once there is one.
+        sequence: its state in the loop; None while it is queued.
     """
 
     request: GenerationRequest
@@ -46,6 +47,7 @@ class PendingRequest:
     text_stream: TextStream[int]
     offset: int = -1
     early_finish: Finish | None = None
+    sequence: SequenceState | None = None
     blocks: int = 0
     drafted: int = 0
     accepted: int = 0
@@ -54,6 +56,11 @@ class PendingRequest:
 
     def __post_init__(self) -> None:
         self.prompt_tokens = len(self.request.prompt.tokens)
+
+    @property
+    def begun(self) -> bool:
+        """Whether it may end early: it has emitted tokens, or its prompt is still being read."""
+        return self.blocks > 0 or (self.sequence is not None and self.sequence.reading)
 
     def deliver(self, verdict: Verdict) -> None:
         """Emit the tokens of a block."""
@@ -190,13 +197,14 @@ class RequestQueue(Iterator[PromptReceived]):
 
     def prepare_sequence(self, prompt: PromptReceived) -> SequenceState:
         """Make the sequence to decode for an admitted prompt."""
-        request = self._running[prompt.offset].request
+        pending = self._running[prompt.offset]
+        request = pending.request
         if request.seed is None:
             seed, place = self._seed, prompt.offset
         else:
             seed, place = request.seed % SEED_COUNT, request.choice
         tokens = list(request.prompt.tokens)
-        return SequenceState(
+        pending.sequence = SequenceState(
             prompt.offset,
             prompt.prompt_id,
             prompt.dataset,
@@ -216,6 +224,7 @@ class RequestQueue(Iterator[PromptReceived]):
             record_example=self._learner_accepts_examples(),
             scope=scope_of(request.tenant),
         )
+        return pending.sequence
 
     def on_verdicts(self, verdicts: list[Verdict]) -> None:
         """Deliver a block's verdicts to their listeners and drop finished requests."""
@@ -230,7 +239,8 @@ class RequestQueue(Iterator[PromptReceived]):
     def take_expired(self) -> list[tuple[int, Finish]]:
         """Finish queued requests that were cancelled or are overdue, and list the running ones by offset and reason.
 
-        A running request is listed after one block at least. The caller ends its sequence and calls `finish_early`.
+        A running request is listed while its prompt is read, and after one block at least. The caller ends its sequence
+        and calls `finish_early`.
         """
         now = self._clock()
         with self._change:
@@ -242,7 +252,7 @@ class RequestQueue(Iterator[PromptReceived]):
         for pending in self._running.values():
             if now >= pending.deadline:
                 pending.early_finish = pending.early_finish or Finish.DEADLINE
-        return [(offset, one.early_finish) for offset, one in self._running.items() if one.early_finish and one.blocks]
+        return [(offset, one.early_finish) for offset, one in self._running.items() if one.early_finish and one.begun]
 
     def finish_early(self, offset: int, finish: Finish) -> None:
         """Finish a running request whose sequence was ended early."""

@@ -48,6 +48,7 @@ class SequenceState:
         scope: whose text it is, in the memory: rows of one scope never see text of another.
         target_state: the target's reduced hidden state at the last emitted token (S,); None before there is one, or if
             the drafter does not read it.
+        reading: whether the target is still reading the prompt: until then nothing is drafted or emitted.
     """
 
     offset: int
@@ -71,6 +72,7 @@ class SequenceState:
     record_example: bool = True
     scope: int = 0
     target_state: Tensor | None = None
+    reading: bool = False
 
     @property
     def belongs_to_request(self) -> bool:

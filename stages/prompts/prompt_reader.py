@@ -1,7 +1,7 @@
 """Reading of prompts into the target's cache: pass by pass, from the end of the longest prefix that is known."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stages.contract.blocks import SequenceState
 from stages.models.language_model import LanguageModel
@@ -30,13 +30,14 @@ class PromptReader:
     A replay reads each prompt at its admission, in passes that begin at multiples of `chunk`. Its cache has blocks of
     `chunk` tokens from such passes, so that a row has the same keys and values bit for bit whether they were copied or
     computed. A server (`live`) copies the longest prefix that the cache knows, whatever passes computed it: up to
-    rounding, that is the same.
+    rounding, that is the same. It reads the rest part by part, in the passes that verify the drafts of other rows, so
+    that these continue: while `SequenceState.reading` is set, a row drafts and emits nothing.
 
     Args:
         model: the target; its cached rows can be cut anywhere (`Forward.cuts_rows`).
         chunk: maximum number of tokens of a pass.
         cache: known prefixes, None for none; in a replay its blocks have `chunk` tokens.
-        live: whether completed texts are kept, too, and the last tokens of a prompt are left to the first block.
+        live: whether prompts are read part by part, and completed texts are kept too.
     """
 
     def __init__(self, model: LanguageModel, chunk: int, cache: PrefixCache | None, *, live: bool = False) -> None:
@@ -44,36 +45,77 @@ class PromptReader:
             raise ValueError(f"a replay's prefix cache must have blocks of {chunk} tokens, got {cache.block}")
         self.model, self.cache, self.counts = model, cache, PrefixCounts()
         self._chunk, self._live = chunk, live
+        self._reading: dict[SequenceState, None] = {}  # from the oldest one on
 
     def admit(self, row: SequenceState) -> None:
-        """Add a row to the model and read its prompt but the last token, or but the last few."""
+        """Add a row to the model and, in a replay, read its prompt but the last token."""
         self.model.admit(row, row.tokens, read=False)
+        self.counts = replace(self.counts, tokens=self.counts.tokens + len(row.tokens))
         self._copy_prefix(row)
-        last = UNREAD if self._live else 1
-        while (unread := len(row.tokens) - self.model.length(row)) > last:
-            self.model.extend(row, self._next_tokens(row, unread))
+        if self._live:
+            self._reading[row] = None
+            self._set_reading(row)
+            return
+        while unread := row.tokens[self.model.length(row) : -1]:
+            self.model.extend(row, unread[: self._chunk])
         self._keep(row)
 
-    def _next_tokens(self, row: SequenceState, unread: int) -> Sequence[int]:
+    def next_tokens(self) -> dict[SequenceState, Sequence[int]]:
+        """Return what the next pass reads of the prompts that are being read: no more than `chunk` tokens together.
+
+        Half of them are for the oldest row, so that no prompt waits for ever, and half for the one with the fewest
+        tokens left, so that a short prompt does not wait for a long one. Equal prompts are read once: the others copy.
+        """
+        if not self._reading:
+            return {}
+        oldest, shortest = next(iter(self._reading)), min(self._reading, key=self._count_unread)
+        if oldest is shortest:
+            return {oldest: self._take(oldest, self._chunk)}
+        half = (self._chunk + 1) // 2
+        return {oldest: self._take(oldest, half), shortest: self._take(shortest, half)}
+
+    def _take(self, row: SequenceState, most: int) -> Sequence[int]:
         begin = self.model.length(row)
-        return row.tokens[begin : begin + min(self._chunk, unread - 1)]
+        return row.tokens[begin : begin + min(most, self._count_unread(row) - 1)]
+
+    def _count_unread(self, row: SequenceState) -> int:
+        return len(row.tokens) - self.model.length(row)
+
+    def after_pass(self) -> None:
+        """Keep what a pass has read, and let rows whose prompts are nearly read take part in the next block."""
+        for row in list(self._reading):
+            self._keep(row)
+        for row in list(self._reading):
+            self._copy_prefix(row)
+            self._set_reading(row)
+
+    def _set_reading(self, row: SequenceState) -> None:
+        row.reading = self._count_unread(row) > UNREAD
+        if not row.reading:
+            del self._reading[row]
 
     def release(self, row: SequenceState) -> None:
         """Remove a row; its text becomes a known prefix for the next turn of a conversation."""
         if self._live:
             self._keep(row)
+        self._reading.pop(row, None)
         self.model.release(row)
 
     def _copy_prefix(self, row: SequenceState) -> None:
         """Copy the longest known prefix of a prompt without its last token, whose logits are wanted."""
         if self.cache is None:
             return
+        begin = self.model.length(row)
         blocks = self.cache.find(row.scope, row.tokens[:-1])
-        for number, tensors in enumerate(blocks):
-            self.model.write_row(row, number * self.cache.block, tensors)
-        before, copied = self.counts, len(blocks) * self.cache.block
-        self.counts = PrefixCounts(
-            before.tokens + len(row.tokens), before.copied_tokens + copied, before.copied_prompts + bool(blocks)
+        copied = len(blocks) * self.cache.block - begin
+        if copied <= 0:
+            return
+        for number in range(begin // self.cache.block, len(blocks)):
+            self.model.write_row(row, number * self.cache.block, blocks[number])
+        self.counts = replace(
+            self.counts,
+            copied_tokens=self.counts.copied_tokens + copied,
+            copied_prompts=self.counts.copied_prompts + (begin == 0),
         )
 
     def _keep(self, row: SequenceState) -> None:

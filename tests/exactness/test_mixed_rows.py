@@ -12,13 +12,15 @@ from typing import Any
 
 import pytest
 import torch
+from doubles import row_of
 from enumeration import Distribution, World, difference, every_outcome, true_distribution
 from test_sampling import reference
 from torch import Tensor
-from whole_stages import new_row, run_block, stages_of
+from whole_stages import PROMPT, new_row, run_block, stages_of
 
 from stages import verify
 from stages.contract.blocks import SequenceState
+from stages.prompts.prompt_reader import PromptReader
 from stages.sampling.distributions import Sampling, to_probs
 from stages.sampling.random_source import RandomSource, SeededRandomSource
 from stages.vocabulary.text_stream import StopStrings
@@ -147,6 +149,31 @@ def _places_are_taken_for_rows(logits_NV, samplings, dtype):
 def test_a_transform_used_for_another_row_is_found_out(mutate, monkeypatch):
     monkeypatch.setattr(verify, "to_probs", mutate)
     assert worst(world_of("nested", 3)) > 1e-3
+
+
+def test_a_row_next_to_a_prompt_that_is_read_has_the_targets_distribution():
+    """A row whose prompt is read part by part in the same passes draws nothing and emits nothing."""
+    world = world_of("nested", 3)
+
+    def run(rng: RandomSource) -> tuple[int, ...]:
+        reading, row = row_of(PROMPT * 30, PROMPT, offset=1), new_row(rng, 3)
+        decode, translate, judge = stages_of(world)
+        judge.reader = PromptReader(judge.model, 5, None, live=True)
+        for stage in (decode, translate, judge):
+            stage.admit(reading)
+            stage.admit(row)
+        while row.emitted < 2:
+            before = judge.model.length(reading)
+            empty, verdict = judge(translate(decode([reading, row])))
+            assert (empty.emitted, judge.model.length(reading)) == ((), before + 5)
+            assert verdict.proposal.draft.row is row
+        assert reading.reading
+        return tuple(row.tokens[row.prompt_length :])[:2]
+
+    distribution: Distribution = defaultdict(float)
+    for weight, tokens in every_outcome(run):
+        distribution[tokens] += weight
+    assert difference(distribution, true_distribution(world, 2)) < EXACT
 
 
 # Stop strings: tokens are the letters a, b, c, ...

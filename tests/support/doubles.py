@@ -29,9 +29,9 @@ class TableModel:
         self._read: dict[SequenceState, list[int]] = {}
         self._ids = set(range(vocabulary_size))
 
-    def admit(self, row: SequenceState, tokens: Sequence[int]) -> None:
+    def admit(self, row: SequenceState, tokens: Sequence[int], *, read: bool = True) -> None:
         self._order.append(row)
-        self._read[row] = list(tokens[:-1])
+        self._read[row] = list(tokens[:-1]) if read else []
 
     def release(self, row: SequenceState) -> None:
         place = self._order.index(row)

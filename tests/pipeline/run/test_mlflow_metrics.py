@@ -61,6 +61,12 @@ def test_a_prompt_gives_the_rates_at_its_offset(curves: Curves, received: Receiv
     assert {point[3] for point in received.points} == {1_700_000_000_000}
 
 
+def test_requests_that_were_cancelled_before_their_first_block_have_no_rates(curves: Curves, received: Received):
+    curves.add(make_completed(3, judged=0, accepted=0, blocks=0, emitted=0, finish="cancelled"))
+    curves.flush()
+    assert received.values(3) == {"curve/tokens_per_second": 0.0}
+
+
 def test_a_rate_looks_back_on_a_window_and_no_further(curves: Curves, received: Received):
     curves.add(make_completed(0, judged=1000, accepted=1000))
     for offset in range(1, WINDOW + 1):

@@ -1,13 +1,26 @@
 """Known prefixes of a server: the same text with and without them, and nobody uses those of another tenant."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from serving_tiny import complete_all, greedy_generate, run_server, serve_config, submit_prompt
+from serving_tiny import (
+    RecordingListener,
+    assert_sound,
+    complete_all,
+    greedy_generate,
+    make_request,
+    run_server,
+    serve_config,
+    submit_prompt,
+)
 from tiny_pair import TinyPair, sentences, tiny_pair  # noqa: F401  (a fixture)
 
 from pipeline.serve.engine import LiveEngine
+from pipeline.serve.messages import Chunk, Finish
+from pipeline.serve.run import ServerRun
+from stages.prompts.prompt_reader import UNREAD
 
 SYSTEM = " ".join(sentences(20, 22))
 QUESTIONS = [f"{SYSTEM} {text[:30]}" for text in sentences(800, 804)]
@@ -66,3 +79,54 @@ def test_the_cache_stays_in_its_budget(tiny_pair: TinyPair, tmp_path: Path):  # 
         for text in QUESTIONS * 2:
             assert submit_prompt(server.engine, text).tokens == greedy_generate(tiny_pair, text)
             assert 0 < server.engine.read_status().prefix_bytes <= budget
+
+
+def run_while_reading(
+    server: ServerRun, prompt: str, act: Callable[[Callable[[], None]], None]
+) -> tuple[RecordingListener, RecordingListener, int]:
+    """Submit a prompt after the first block of a running request; act on its cancellation after three more blocks.
+
+    Returns:
+        the listeners of both, and the number of blocks of the running request before the prompt's first chunk.
+    """
+    running, reading, before = RecordingListener(), RecordingListener(), []
+    cancel: list[Callable[[], None]] = []
+
+    def on_running(chunk: Chunk) -> None:
+        running(chunk)
+        if len(running.chunks) == 1:
+            cancel.append(server.engine.submit(make_request(server.engine, prompt), on_reading))
+        elif len(running.chunks) == 4:
+            act(*cancel)
+
+    def on_reading(chunk: Chunk) -> None:
+        before.append(len(running.chunks))
+        reading(chunk)
+
+    server.engine.submit(make_request(server.engine, "Ann has", max_new_tokens=60), on_running)
+    return running.end(), reading.end(), before[0]
+
+
+def test_a_running_request_continues_while_a_long_prompt_is_read(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
+    with run_server(serve_config(tiny_pair, prompts__chunk=4, draft__max_draft=0), tmp_path / "run") as server:
+        parts = (len(server.engine.encode(QUESTIONS[0]).tokens) - UNREAD) // 4
+        running, reading, before = run_while_reading(server, QUESTIONS[0], lambda cancel: None)
+    assert running.tokens == greedy_generate(tiny_pair, "Ann has", 60)
+    assert reading.tokens == greedy_generate(tiny_pair, QUESTIONS[0])
+    assert before > parts > 5
+
+
+def test_a_request_that_is_cancelled_while_its_prompt_is_read_ends_at_once(
+    tiny_pair: TinyPair,  # noqa: F811
+    tmp_path: Path,
+):
+    """What was read of its prompt is known to the next one."""
+    run = tmp_path / "run"
+    with run_server(serve_config(tiny_pair, prompts__chunk=8, draft__max_draft=0), run) as server:
+        running, cancelled, before = run_while_reading(server, QUESTIONS[0], lambda cancel: cancel())
+        again = submit_prompt(server.engine, QUESTIONS[0]).tokens
+        assert copied(server.engine) == 1
+    assert (cancelled.finish, cancelled.usage.blocks, cancelled.tokens, before) == (Finish.CANCELLED, 0, (), 4)
+    assert running.tokens == greedy_generate(tiny_pair, "Ann has", 60)
+    assert again == greedy_generate(tiny_pair, QUESTIONS[0])
+    assert_sound(run)

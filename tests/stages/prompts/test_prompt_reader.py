@@ -39,8 +39,20 @@ def live_reader(model: LanguageModel, chunk: int = CHUNK, budget: int = 1 << 20)
     return PromptReader(model, chunk, PrefixCache(budget, 4), live=True)
 
 
+def read_prompts(reader: PromptReader, rows: list[SequenceState]) -> list[list[int]]:
+    """Read the prompts of all admitted rows as far as blocks do. Returns how many tokens each pass read of each row."""
+    passes = []
+    while any(row.reading for row in rows):
+        new = reader.next_tokens()
+        passes.append([len(new.get(row, ())) for row in rows])
+        reader.model.forward(rows, [new.get(row, ()) for row in rows], [0] * len(rows))
+        reader.after_pass()
+    return passes
+
+
 def finish(reader: PromptReader, row: SequenceState) -> Tensor:
     """Return the logits after a row's prompt, and release the row."""
+    read_prompts(reader, [row])
     unread = row.tokens[reader.model.length(row) :]
     logits_1V, _ = reader.model.forward([row], [unread], [1])
     reader.release(row)
@@ -102,6 +114,7 @@ def test_rows_next_to_a_copied_one_keep_their_keys():
     rows = [row_of(TEXT[:40]), row_of(TEXT[5:60]), row_of(TEXT)]
     for row in rows:
         reader.admit(row)
+    read_prompts(reader, rows)
     unread = [row.tokens[reader.model.length(row) :] for row in rows]
     logits_3V, _ = reader.model.forward(rows, unread, [1, 1, 1])
     for row in rows:
@@ -121,6 +134,37 @@ def test_a_completed_text_is_known_to_the_next_turn_and_few_tokens_are_left_to_i
     reader.admit(later := row_of(TEXT))
     assert reader.model.length(later) == reader.counts.copied_tokens == 56
     assert 1 <= len(TEXT) - 56 <= UNREAD
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_one_nor_the_long_one_for_ever():
+    reader = PromptReader(make_model(), 10, None, live=True)
+    rows = [row_of(TEXT + TEXT), row_of(TEXT[:50]), row_of(TEXT[:60])]
+    for row in rows:
+        reader.admit(row)
+    passes = read_prompts(reader, rows)
+    assert all(0 < sum(counts) <= 10 for counts in passes)
+    assert all(counts[0] for counts in passes), "the oldest prompt is read in every pass"
+    assert [sum(column) for column in zip(*passes, strict=True)] == [118 + 2, 20, 30]
+    assert not any(counts[1] for counts in passes[4:]), "the shortest is read first"
+
+
+def test_equal_prompts_are_read_once_unless_they_are_private():
+    for private, want in ((False, 45), (True, 90)):
+        reader, rows = live_reader(make_model()), [row_of(TEXT, offset=offset) for offset in range(2)]
+        for row in rows:
+            row.private = private
+            reader.admit(row)
+        assert sum(map(sum, read_prompts(reader, rows))) >= want
+        assert reader.counts.copied_prompts == (not private)
+        assert [reader.model.length(row) >= len(TEXT) - UNREAD for row in rows] == [True, True]
+
+
+def test_a_row_that_is_released_while_its_prompt_is_read_is_forgotten():
+    reader, row = live_reader(make_model()), row_of(TEXT)
+    reader.admit(row)
+    assert row.reading
+    reader.release(row)
+    assert reader.next_tokens() == {}
 
 
 def test_a_private_row_leaves_nothing():
