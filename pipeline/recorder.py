@@ -159,6 +159,8 @@ class Recorder:
             candidates=candidates,
             expected_tokens=draft.expected_tokens,
             expected_seconds=draft.expected_seconds,
+            action=draft.action,
+            propensity=draft.propensity,
         )
 
     def record_decisions(self, verdict: Verdict, versions: Versions) -> Iterator[TokenDecision]:

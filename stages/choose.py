@@ -1,7 +1,7 @@
 """Choose: drafts by the model or, where that is faster, token trees of the own text and of the memory."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from typing_extensions import override
@@ -11,10 +11,11 @@ from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
 from stages.contract.stage import Stage
 from stages.decode import Decode
 from stages.drafting.costs import BlockTimes, CostModel
+from stages.drafting.holdout import NO_HOLDOUT, Choice, Holdout
 from stages.drafting.sources import SourceChooser
 from stages.memory.text_memory import TextMemory
 from stages.memory.tree_growth import GrownTree
-from store.events import DraftSource
+from store.events import Action, DraftSource
 
 DRAFTS_AFTER_DRIFT = 32  # of the model, of which each has a label or more: the head's first step needs 32 labels
 
@@ -41,13 +42,23 @@ class ChooseDraft(Stage[SequenceState, Draft]):
         chooser: compares the two.
         costs: costs of the models' passes: updated here, and predicting what is logged.
         model: whether the model is a source.
+        holdout: draws the action of a few blocks.
     """
 
     def __init__(
-        self, decode: Decode, memory: TextMemory, chooser: SourceChooser, costs: CostModel, *, model: bool = True
+        self,
+        decode: Decode,
+        memory: TextMemory,
+        chooser: SourceChooser,
+        costs: CostModel,
+        *,
+        model: bool = True,
+        holdout: Holdout = NO_HOLDOUT,
     ) -> None:
         self.memory = memory
         self._decode, self._chooser, self._costs, self._model = decode, chooser, costs, model
+        self._holdout = holdout
+        self._choices: dict[SequenceState, Choice] = {}  # of this block
         self._expected: dict[SequenceState, float] = {}  # accepted candidates of each row's tree in this block
         self._due = 0  # drafts that the model makes before trees are used again
 
@@ -61,21 +72,37 @@ class ChooseDraft(Stage[SequenceState, Draft]):
         self._decode.release(row)
         self.memory.release(row)
         self._expected.pop(row, None)
+        self._choices.pop(row, None)
 
     @override
     def __call__(self, batch: Sequence[SequenceState]) -> list[Draft]:
         ready = [row for row in batch if not row.reading]
         grown = dict(zip(ready, self.memory.grow(ready), strict=True))
         self._expected = {row: one.expected for row, one in grown.items()}
-        trees = {row: one for row, one in grown.items() if one.tree and not self._by_model(row, one)}
-        skipped = trees.keys() if self._model else grown.keys()
-        drafts = self._decode(batch, skipped=skipped)
+        self._choices = {
+            row: self._holdout.choose(row.offset, row.block, self._prefer(row, one)) for row, one in grown.items()
+        }
+        trees = {row: one for row, one in grown.items() if one.tree and self._choices[row].action is Action.COPIES}
+        by_model = {row for row, choice in self._choices.items() if choice.action is Action.MODEL}
+        forced = {row for row in by_model if self._choices[row].drawn}
+        drafts = self._decode(batch, skipped=grown.keys() - by_model, forced=forced)
         tokens = len(ready) + sum(len(one.tree.candidates) for one in trees.values() if one.tree)
         seconds = self._costs.verification_cost(tokens) / len(ready) if ready else 0.0
-        return [
+        drafts = [
             self._make_draft(row, trees[row], seconds) if row in trees else draft
             for row, draft in zip(batch, drafts, strict=True)
         ]
+        return [self._with_choice(draft) for draft in drafts]
+
+    def _with_choice(self, draft: Draft) -> Draft:
+        choice = self._choices.get(draft.row)
+        return replace(draft, action=choice.action, propensity=choice.propensity) if choice else draft
+
+    def _prefer(self, row: SequenceState, grown: GrownTree) -> Action:
+        """Return the action with the highest expected tokens per second."""
+        if grown.tree and not self._by_model(row, grown):
+            return Action.COPIES
+        return Action.MODEL if self._model and self._decode.speculates else Action.NOTHING
 
     def _by_model(self, row: SequenceState, grown: GrownTree) -> bool:
         """Return whether the model drafts for a row instead of using its tree."""
@@ -103,12 +130,19 @@ class ChooseDraft(Stage[SequenceState, Draft]):
             lengths = [len(verdict.proposal.draft.pieces) for verdict in verdicts]
             tokens = sum(1 + len(verdict.proposal.verifiable) for verdict in verdicts)
             self._costs.observe(BlockTimes(lengths, tokens, *seconds))
-        if by_model := [one for one in verdicts if one.proposal.draft.source is DraftSource.MODEL]:
+        preferred = [one for one in verdicts if not self._is_drawn(one)]
+        if by_model := [one for one in preferred if one.proposal.draft.source is DraftSource.MODEL]:
             self._decode.observe(by_model)
             self._due = max(0, self._due - len(by_model))
         for verdict in verdicts:
             self.memory.observe(verdict)
+        for verdict in preferred:
             self._chooser.observe(verdict, self._expected[verdict.proposal.draft.row])
+
+    def _is_drawn(self, verdict: Verdict) -> bool:
+        """Return whether the action of the block was drawn: what it gives is no part of what is being compared."""
+        choice = self._choices.get(verdict.proposal.draft.row)
+        return choice is not None and choice.drawn
 
     def resume_speculation(self) -> None:
         """Draft with the model again from the next block on, also where trees are preferred. Trees are never paused."""

@@ -276,18 +276,25 @@ class Decode(Stage[SequenceState, Draft]):
 
     @override
     @torch.inference_mode()
-    def __call__(self, batch: Sequence[SequenceState], skipped: Collection[SequenceState] = ()) -> list[Draft]:
+    def __call__(
+        self,
+        batch: Sequence[SequenceState],
+        skipped: Collection[SequenceState] = (),
+        forced: Collection[SequenceState] = (),
+    ) -> list[Draft]:
         """Draft after each row until the stop rule, its remaining tokens or `max_draft` ends the draft.
 
-        While the policy pauses speculation, all drafts are empty.
+        While the policy pauses speculation, all drafts are empty but those of forced rows.
 
         Args:
             batch: all admitted rows.
             skipped: rows that the model does not read in this block: their drafts are empty.
+            forced: rows that are drafted for while the policy pauses speculation, too.
         """
         growing = _GrowingDrafts.from_rows(batch, [(row.sampling or self._sampling).is_greedy for row in batch])
         paused = not self._policy.should_draft()
-        going = [] if paused else [n for n, row in enumerate(batch) if row not in skipped and self._may_draft(row)]
+        wanted = [(number, row) for number, row in enumerate(batch) if row in forced or not (paused or row in skipped)]
+        going = [number for number, row in wanted if self._may_draft(row)]
         fed = {number: self._unread(batch[number]) for number in going}
         state_terms = self._compute_state_terms(batch, going)
         while going:

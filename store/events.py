@@ -41,6 +41,14 @@ class DraftSource(StrEnum):
     MEMORY = "memory"  # a continuation that the target emitted before, in other sequences
 
 
+class Action(StrEnum):
+    """What a sequence does in a block."""
+
+    NOTHING = "nothing"  # no draft
+    COPIES = "copies"  # a tree of the own text and of the memory, if they know a continuation
+    MODEL = "model"  # a draft of the drafter
+
+
 class Origin(StrEnum):
     """The origin of an emitted token."""
 
@@ -136,6 +144,8 @@ class BlockDone:
     candidates: int = 0  # of the tree; 0 for pieces
     expected_tokens: float | None = None  # to be emitted, as predicted when the draft was chosen; None if it was not
     expected_seconds: float | None = None  # predicted share of the target's pass, in the unit of the costs
+    action: Action | None = None  # None in runs that draft with the model alone
+    propensity: float | None = None  # the chance with which the action was taken; 1 without a holdout
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from stages.choose import ChooseDraft
 from stages.decode import Decode
 from stages.drafting.costs import CostModel
 from stages.drafting.head import AcceptanceHead, load_head
+from stages.drafting.holdout import Holdout
 from stages.drafting.sources import SourceChooser
 from stages.drafting.stopping import AlwaysSpeculate, CostStop, FixedLength, SpeculationPolicy, StopRule
 from stages.drafting.target_states import StateProjection, TargetStates
@@ -30,6 +31,7 @@ from stages.sampling.distributions import Sampling
 from stages.translate import Translate
 from stages.verify import Verify
 from stages.vocabulary.pair import Pair
+from store.events import Action
 
 LOG = logging.getLogger("omnidraft.models")
 
@@ -156,7 +158,10 @@ def _with_memory(config: Config, models: Models, decode: Decode, costs: CostMode
     saved = models.drafter_folder / MEMORY_FILE if models.drafter_folder else None
     if saved is not None and saved.is_file():
         read_memory(saved, memory, models.pair.digest)
-    return ChooseDraft(decode, memory, SourceChooser(costs, config.batch), costs, model="model" in config.draft.sources)
+    model = "model" in config.draft.sources
+    actions = (Action.NOTHING, Action.COPIES, *((Action.MODEL,) if model else ()))
+    holdout = Holdout(config.draft.holdout, config.seed, actions)
+    return ChooseDraft(decode, memory, SourceChooser(costs, config.batch), costs, model=model, holdout=holdout)
 
 
 def make_head(models: DrafterModels, seed: int) -> tuple[AcceptanceHead, bool]:

@@ -13,6 +13,7 @@ REAL_RUN: Mapping[str, object] = {
     "source.chat": True,
     "source.limit": 36,
     "sampling.max_new_tokens": 48,
+    "draft.holdout": 1 / 32,  # so that the run's log tells what each source of drafts is worth
     "publish.probe": False,  # the target would complete all prompts of the probe before it shows any text
 }
 BUILTIN_RUN: Mapping[str, object] = {"sampling.temperature": 0.7}  # greedy text of the built-in models repeats itself

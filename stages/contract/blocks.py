@@ -17,7 +17,7 @@ from stages.sampling.logprobs import TokenLogprobs
 from stages.sampling.random_source import RandomSource
 from stages.sampling.transforms import LogitTransform
 from stages.vocabulary.text_stream import StopStrings
-from store.events import DraftSource, Origin, Outcome, Translation
+from store.events import Action, DraftSource, Origin, Outcome, Translation
 
 Numbers = npt.NDArray[Any]
 
@@ -168,6 +168,8 @@ class Draft:
         tree: candidates in target tokens instead of pieces, or None.
         expected_tokens, expected_seconds: what the block was predicted to emit for the row, and the row's share of the
             predicted time of the target's pass, in the unit of the costs; None if nothing was predicted.
+        action, propensity: what the row does in this block, and the chance with which that was chosen; None where
+            nothing is chosen.
     """
 
     row: SequenceState
@@ -180,6 +182,8 @@ class Draft:
     tree: TokenTree | None = None
     expected_tokens: float | None = None
     expected_seconds: float | None = None
+    action: Action | None = None
+    propensity: float | None = None
 
     @classmethod
     def from_tree(cls, row: SequenceState, tree: TokenTree | None, expected_tokens: float) -> "Draft":

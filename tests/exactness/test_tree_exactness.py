@@ -27,6 +27,7 @@ from stages import tree_decisions, verify
 from stages.choose import ChooseDraft
 from stages.contract.blocks import Draft, SequenceState, TokenTree, Verdict
 from stages.drafting.costs import Costs
+from stages.drafting.holdout import Holdout
 from stages.drafting.sources import SourceChooser
 from stages.memory.calibration import own_cell
 from stages.memory.text_memory import TextMemory
@@ -34,7 +35,7 @@ from stages.memory.tree_growth import TreeLimits
 from stages.sampling.distributions import Sampling
 from stages.sampling.random_source import RandomSource, SeededRandomSource
 from stages.vocabulary.text_stream import StopStrings
-from store.events import DraftSource, Outcome
+from store.events import Action, DraftSource, Outcome
 
 EXACT = 1e-12
 VOCABULARY = range(7)  # of `world_of`, of which three have mass after any text
@@ -406,6 +407,25 @@ def test_a_memory_that_learned_texts_keeps_the_targets_distribution(vocabulary: 
     assert_exact(add_up(run), true_distribution(world, 3))
     assert DraftSource.MEMORY in seen
     assert (DraftSource.MODEL in seen) == model
+
+
+def test_actions_that_are_drawn_keep_the_targets_distribution():
+    """Every block draws what it does: nothing, a tree or a draft of the model."""
+    world = world_of("nested", 7)
+    actions: set[Action | None] = set()
+
+    def run(rng: RandomSource) -> tuple[int, ...]:
+        choose, translate, judge = choosing(world, texts_of(world))
+        choose._holdout = Holdout(1.0, 26, tuple(Action))  # nothing, then the model, then copies
+        row = new_row(rng, 3)
+        admit((choose, translate, judge), [row])
+        rows = [row]
+        while rows:
+            actions.update(verdict.proposal.draft.action for verdict in advance((choose, translate, judge), rows))
+        return tuple(row.tokens[row.prompt_length :])
+
+    assert_exact(add_up(run), true_distribution(world, 3))
+    assert actions == set(Action)
 
 
 @pytest.mark.parametrize("private", [False, True])

@@ -17,13 +17,14 @@ from stages.contract.snapshot import SnapshotReader, SnapshotWriter
 from stages.decode import Decode
 from stages.drafting.costs import Costs
 from stages.drafting.head import AcceptanceHead
+from stages.drafting.holdout import Holdout
 from stages.drafting.sources import EVERY_MODEL_TURN, GAIN_EDGES, SourceChooser, count_accepted_pieces
 from stages.drafting.stopping import FixedLength, SpeculationPolicy
 from stages.memory.calibration import own_cell
 from stages.memory.text_memory import TextMemory
 from stages.memory.tree_growth import TreeLimits
 from stages.sampling.distributions import Sampling
-from store.events import DraftSource, Origin, Outcome
+from store.events import Action, DraftSource, Origin, Outcome
 
 PIECES = 6
 COSTS = Costs(((1, 1.0), (2, 1.06)), ((1, 0.24),))
@@ -380,9 +381,9 @@ def test_the_choice_is_made_before_the_model_drafts():
         def __getattr__(self, name: str) -> Any:
             return getattr(decode, name)
 
-        def __call__(self, batch: Sequence[SequenceState], skipped: Any = ()) -> list[Draft]:
+        def __call__(self, batch: Sequence[SequenceState], **chosen: Any) -> list[Draft]:
             calls.append("draft")
-            return decode(batch, skipped=skipped)
+            return decode(batch, **chosen)
 
     stage._decode = Noted()
     stage._chooser.prefers_model = lambda *promised: calls.append("choose") or prefers(*promised)
@@ -446,3 +447,55 @@ def test_a_drift_gives_new_text_more_weight():
     stage.memory.table.learn([1, 2, 1, 2, 1, 2], 1)
     stage.respond_to_drift()
     assert stage.memory.table.find([1])[0][1].total == 2
+
+
+# The holdout.
+
+KNOWN, UNKNOWN = [1, 2, 3, 4, 1, 2], [1, 2, 3, 4, 5]  # texts with and without a continuation of their own
+
+
+def held_out(action: Action, **options: Any) -> ChooseDraft:
+    """The stage, every second block of which has this action."""
+    return new_stage(holdout=Holdout(0.5, 0, [action]), **options)
+
+
+def drawn_block(stage: ChooseDraft, row: SequenceState) -> int:
+    """Number of the row's first block of which the action is drawn."""
+    return next(n for n in range(50) if stage._holdout.choose(row.offset, n, Action.COPIES).drawn)
+
+
+@pytest.mark.parametrize("text", [KNOWN, UNKNOWN])
+def test_a_block_that_is_held_out_drafts_nothing(text: list[int]):
+    stage = held_out(Action.NOTHING)
+    (row,) = admit(stage, row_of(text))
+    row.block = drawn_block(stage, row)
+    (draft,) = stage([row])
+    assert (draft.pieces, draft.tree, draft.action, draft.propensity) == ((), None, Action.NOTHING, 0.5)
+
+
+def test_the_model_drafts_where_it_is_drawn_even_in_a_pause():
+    policy = Switch()
+    policy.drafts = False
+    stage = held_out(Action.MODEL, policy=policy)
+    (row,) = admit(stage, row_of(KNOWN))
+    row.block = drawn_block(stage, row)
+    (draft,) = stage([row])
+    assert (len(draft.pieces), draft.tree, draft.action) == (3, None, Action.MODEL)
+    emit(stage, [draft], 5)
+    assert policy.observed == 0, "a pause is not shortened by what is drawn"
+
+
+def test_copies_are_used_where_they_are_drawn_though_the_model_is_preferred():
+    stage = held_out(Action.COPIES, sure=False)
+    rows = admit(stage, row_of(KNOWN), row_of(UNKNOWN, offset=1))
+    for row in rows:
+        row.block = drawn_block(stage, row)
+    known, unknown = stage(rows)
+    assert (known.tree is not None, known.action) == (True, Action.COPIES)
+    assert (unknown.pieces, unknown.tree, unknown.action) == ((), None, Action.COPIES), "they know nothing"
+
+
+def test_without_a_holdout_each_draft_has_its_action():
+    stage = new_stage()
+    drafts = stage(admit(stage, row_of(KNOWN, offset=0), row_of(UNKNOWN, offset=1)))
+    assert [(draft.action, draft.propensity) for draft in drafts] == [(Action.COPIES, 1.0), (Action.MODEL, 1.0)]

@@ -74,7 +74,7 @@ CASES: dict[str, dict[str, Any]] = {
     "greedy": {},
     "sampled": {"sampling__temperature": 1.0},
     "several rows": {"batch": 3, "sampling__temperature": 1.0},
-    "a thread that learns": {"learn__lag": 2, "batch": 2},
+    "a thread that learns": {"learn__lag": 2, "batch": 2, "draft__holdout": 0.3},
     "always under way": {"learn__lag": 3, "learn__interval": 1, "learn__spacing": "fixed"},
     "versions": {"publish__enabled": True, "publish__interval": 3},
     "drift": {

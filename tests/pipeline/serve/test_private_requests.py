@@ -30,7 +30,7 @@ from store.log.manifest import read_manifest
 
 SECRET = "Zoë keeps 7391 violets"
 PUBLIC = "Ann has 3 apples and"
-UNLIKE_OTHERS = 5.0  # temperature of private text, which must not be that of a public request by chance
+DISTINCT = 5.0  # temperature of private text, which must not be that of a public request by chance
 
 
 class NotingLearner(NoLearner):
@@ -94,7 +94,8 @@ def test_no_file_holds_a_private_request(server: ServerRun, tmp_path: Path):
     engine._queue._learner_accepts_examples = lambda: True  # as if a learner waited for examples
     held = RecordingListener(hold=3)
     engine.submit(
-        make_request(engine, SECRET, store=False, request_id="private", temperature=UNLIKE_OTHERS, max_new_tokens=40), held
+        make_request(engine, SECRET, store=False, request_id="private", temperature=DISTINCT, max_new_tokens=40),
+        held,
     )
     assert held.reached.wait(PATIENCE)
     public = submit_prompt(engine, PUBLIC, request_id="public", max_new_tokens=2)
@@ -128,7 +129,7 @@ def test_a_checkpoint_during_a_private_request_holds_nothing_of_it(server: Serve
     submit_prompt(engine, PUBLIC, gate, max_new_tokens=60)
     assert gate.reached.wait(PATIENCE)  # the next two are taken together
     gate.hold = None
-    engine.submit(make_request(engine, SECRET, store=False, temperature=UNLIKE_OTHERS, max_new_tokens=60), held)
+    engine.submit(make_request(engine, SECRET, store=False, temperature=DISTINCT, max_new_tokens=60), held)
     other = submit_prompt(engine, PUBLIC, max_new_tokens=1)  # completes at once: there is something to commit
     gate.go.set()
     assert held.reached.wait(PATIENCE)
@@ -149,9 +150,9 @@ def _offset_kept(run: Path) -> int:
 
 def test_the_ngram_cache_ignores_private_requests(server: ServerRun):
     runner = server.engine._runner
-    submit_prompt(server.engine, PUBLIC, store=False, temperature=UNLIKE_OTHERS, max_new_tokens=60).end()
+    submit_prompt(server.engine, PUBLIC, store=False, temperature=DISTINCT, max_new_tokens=60).end()
     assert (runner.stages.translate.cache_version, list(runner.stages.translate.cache.entries())) == (0, [])
-    submit_prompt(server.engine, PUBLIC, temperature=UNLIKE_OTHERS, max_new_tokens=60).end()
+    submit_prompt(server.engine, PUBLIC, temperature=DISTINCT, max_new_tokens=60).end()
     assert runner.stages.translate.cache_version > 0, "it would have"
 
 

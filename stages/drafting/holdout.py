@@ -1,0 +1,60 @@
+"""Randomised holdout: in a few blocks the action is drawn, so that a log can value every action without bias.
+
+What a block gives depends on where in the text it is. The present policy takes each action where it promises most, so
+averages over the blocks of each action do not compare them. Where the action was drawn, with a known chance, a
+block counts as 1 / chance blocks of its kind (inverse-propensity weighting).
+"""
+
+from collections.abc import Sequence
+from random import Random
+from typing import NamedTuple
+
+from store.events import Action
+
+
+class Choice(NamedTuple):
+    """What a row does in a block.
+
+    Attributes:
+        action: what is done.
+        propensity: the chance with which this action was taken.
+        drawn: whether the action was drawn instead of preferred.
+    """
+
+    action: Action
+    propensity: float
+    drawn: bool
+
+
+class Holdout:
+    """Draws the action of a few blocks. A draw depends on the seed, the prompt's offset and the block's number only, so
+    that a resumed run draws the same, and the text keeps the target's distribution.
+
+    >>> holdout = Holdout(share=0.25, seed=0, actions=(Action.NOTHING, Action.COPIES, Action.MODEL))
+    >>> choices = [holdout.choose(offset=0, block=block, preferred=Action.COPIES) for block in range(12)]
+    >>> [choice.action.value for choice in choices if choice.drawn]
+    ['copies', 'model']
+    >>> sorted({round(choice.propensity, 4) for choice in choices})
+    [0.0833, 0.8333]
+
+    Args:
+        share: chance that the action of a block is drawn.
+        seed: of the run.
+        actions: from which it is drawn, each with the same chance.
+    """
+
+    def __init__(self, share: float, seed: int, actions: Sequence[Action]) -> None:
+        self._share, self._seed, self._actions = share, seed, tuple(actions)
+
+    def choose(self, offset: int, block: int, preferred: Action) -> Choice:
+        """Return the preferred action or, in a block that is held out, a drawn one."""
+        if not self._share:
+            return Choice(preferred, 1.0, drawn=False)
+        random = Random(f"holdout {self._seed} {offset} {block}")
+        drawn = random.random() < self._share
+        action = random.choice(self._actions) if drawn else preferred
+        uniform = self._share / len(self._actions)
+        return Choice(action, uniform + (1 - self._share) * (action is preferred), drawn)
+
+
+NO_HOLDOUT = Holdout(0.0, 0, tuple(Action))

@@ -1,0 +1,80 @@
+"""The recipe policy-values: its estimates are those of runs in which the action had always been taken."""
+
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from synthetic_runs import block, write_run
+
+from stages.drafting.holdout import Holdout
+from store.events import Action, Event
+from store.query.log_reader import LogReader
+
+BLOCKS = 4000
+SECONDS = {Action.NOTHING: 1.0, Action.COPIES: 1.2, Action.MODEL: 1.5}
+
+
+def tokens_of(action: Action, kind: int, random: Random) -> int:
+    """Tokens that an action emits in a block of one of two kinds: what is good in one is bad in the other."""
+    chances = {Action.NOTHING: (0.0, 0.0), Action.COPIES: (0.9, 0.1), Action.MODEL: (0.2, 0.7)}
+    return 1 + (random.random() < chances[action][kind])
+
+
+def make_blocks(share: float) -> list[Event]:
+    """Blocks of a policy that takes copies in blocks of the first kind and the model in the others."""
+    random, holdout = Random(3), Holdout(share, 3, tuple(Action))
+    events: list[Event] = []
+    for number in range(BLOCKS):
+        kind = random.random() < 0.5
+        choice = holdout.choose(0, number + 1, Action.MODEL if kind else Action.COPIES)
+        events.append(
+            block(
+                block=number + 1,
+                emitted=tokens_of(choice.action, kind, random),
+                seconds_decode=0.0,
+                seconds_translate=0.0,
+                seconds_verify=SECONDS[choice.action],
+                action=choice.action,
+                propensity=choice.propensity,
+            )
+        )
+    return events
+
+
+def values_of(folder: Path, share: float) -> dict[str, dict[str, Any]]:
+    with LogReader([write_run(folder, make_blocks(share))]) as log:
+        return {row["action"]: row for row in log.recipe("policy-values").to_pylist()}
+
+
+def test_an_estimate_is_what_always_taking_the_action_gives(tmp_path: Path):
+    found = values_of(tmp_path, 0.25)
+    wanted = {"nothing": 1.0, "copies": 1.5, "model": 1.45, "as run": None}
+    assert set(found) == set(wanted)
+    for action, row in found.items():
+        if (tokens := wanted[action]) is not None:
+            seconds = SECONDS[Action(action)]
+            assert abs(row["tokens_per_forward"] - tokens) <= 3 * row["forward_error"] + 1e-12
+            assert abs(row["tokens_per_second"] - tokens / seconds) <= 3 * row["second_error"] + 1e-6
+            assert row["forward_error"] < 0.06
+    assert found["as run"]["tokens_per_forward"] > 1.6, "the policy takes what is best in each kind"
+    assert found["as run"]["blocks"] == BLOCKS
+
+
+def test_averages_without_weights_would_be_wrong(tmp_path: Path):
+    """Copies were mostly taken where they are good."""
+    with LogReader([write_run(tmp_path, make_blocks(0.25))]) as log:
+        (row,) = log.select("SELECT avg(emitted) AS mean FROM blocks WHERE action = 'copies'").to_pylist()
+    assert row["mean"] > 1.7
+
+
+def test_a_log_without_a_holdout_has_no_estimates(tmp_path: Path):
+    assert values_of(tmp_path, 0.0) == {}
+
+
+@pytest.mark.parametrize("share", [0.25])
+def test_the_first_block_is_left_out(tmp_path: Path, share: float):
+    events = [*make_blocks(share), block(block=0, emitted=1, seconds_verify=1e6, action=Action.COPIES, propensity=0.1)]
+    with LogReader([write_run(tmp_path, events)]) as log:
+        rows = {row["action"]: row for row in log.recipe("policy-values").to_pylist()}
+    assert rows["as run"]["blocks"] == BLOCKS
