@@ -88,6 +88,7 @@ LIVES_IN = {
     "openvino_genai": (),
     "openvino_tokenizers": (),
     "gguf": (),
+    "llguidance": (),
     "fastapi": ("dashboards/web/app.py", "pipeline/serve/http/*"),
     "starlette": ("pipeline/serve/http/*",),
     "uvicorn": ("pipeline/serve/http/server.py",),
@@ -112,6 +113,7 @@ LIVES_INSIDE = {
     "openvino_genai": ("pipeline/bench/engines/*",),
     "openvino_tokenizers": ("pipeline/bench/engines/*",),
     "gguf": ("pipeline/bench/engines/*", "stages/checkpoints/gguf_*.py"),
+    "llguidance": ("stages/sampling/grammars.py",),
     "uvicorn": ("dashboards/serve.py",),
     "vllm": ("pipeline/vllm_plugin/proposer.py",),
 }

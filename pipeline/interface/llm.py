@@ -29,6 +29,7 @@ from pipeline.serve.engine import LiveEngine
 from pipeline.serve.messages import BusyError, Chunk, EncodedPrompt, Finish, GenerationRequest, Usage
 from pipeline.serve.run import ServerRun
 from stages.sampling.distributions import Sampling
+from stages.sampling.grammars import GrammarSource
 from stages.sampling.transforms import TokenControls
 from store.errors import ConfigError, OmnidraftError, UsageError
 from store.registry.registry import default_uri
@@ -158,8 +159,8 @@ class LLM:
             sampling: `max_tokens` (at most so many target tokens), `temperature` (0 is greedy), `top_k`, `top_p`,
                 `stop` (one or several texts before which the completion ends), `seed`. By default those of the
                 settings' section `sampling`. Also `min_p`, `presence_penalty`, `frequency_penalty`,
-                `repetition_penalty`, `logit_bias` (token ids to numbers), `ignore_eos` and `stop_token_ids`, as in
-                docs/serve-interface.md.
+                `repetition_penalty`, `logit_bias` (token ids to numbers), `ignore_eos`, `stop_token_ids` and
+                `response_format` (a mapping), as in docs/serve-interface.md.
 
         Returns:
             the completion of a text, or a list with one per text in their order.
@@ -235,7 +236,10 @@ class LLM:
     def _request(self, prompt: EncodedPrompt, sampling: Mapping[str, Any]) -> GenerationRequest:
         values = dict(sampling)
         stop, seed, min_p = values.pop("stop", ()), values.pop("seed", None), values.pop("min_p", 0.0)
+        source = GrammarSource.from_response_format(values.pop("response_format", {"type": "text"}))
         controls = self._make_controls({name: values.pop(name) for name in CONTROLS if name in values})
+        if source and controls.ignore_eos:
+            raise ConfigError("ignore_eos must be False with a response_format, which ends by itself, got True")
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
         if not all(isinstance(text, str) and text for text in stops):
             raise ConfigError(f"stop must be a text or texts that are not empty, got {stop!r}")
@@ -253,6 +257,7 @@ class LLM:
             seed=seed,
             min_p=Sampling(min_p=min_p).min_p,
             controls=controls,
+            grammar=self._open.compile_grammar(source) if source else None,
         )
 
     def _make_controls(self, values: dict[str, Any]) -> TokenControls:

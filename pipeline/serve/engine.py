@@ -5,7 +5,8 @@ One thread runs it. Between two blocks it ends cancelled and overdue requests, a
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cached_property
 
 from typing_extensions import override
 
@@ -25,6 +26,7 @@ from pipeline.serve.messages import (
 from pipeline.serve.request_queue import RequestQueue
 from stages.models.huggingface import set_threads
 from stages.prompts.prompt_reader import PromptReader
+from stages.sampling.grammars import Grammar, GrammarCompiler, GrammarSource
 from stages.vocabulary.chat import Conversation, Ids
 from stages.vocabulary.tokenizer_view import Vocabulary
 from store.errors import ConfigError
@@ -43,6 +45,7 @@ class RequestEncoder:
         conversation: returns the target ids and the drafter pieces of messages.
         vocabulary: of the target.
         max_lengths: of a prompt, in target tokens and in drafter pieces.
+        eos_ids: the target's ends of sequence.
     """
 
     def __init__(
@@ -52,10 +55,12 @@ class RequestEncoder:
         conversation: Conversation,
         vocabulary: Vocabulary,
         max_lengths: tuple[int, int],
+        eos_ids: Collection[int] = (),
     ) -> None:
         self._encode, self._min_lengths, self._conversation = encode, min_lengths, conversation
         self.vocabulary, self.max_lengths = vocabulary, max_lengths
         self._names = {token: name for name, token in vocabulary.specials.items()}
+        self._eos_ids = eos_ids
 
     def encode(self, text: str) -> EncodedPrompt:
         """Tokenise a plain prompt; as `Engine.encode`."""
@@ -69,6 +74,14 @@ class RequestEncoder:
         except ConfigError as error:
             raise UnfitPromptError(str(error)) from error
         return self._check_length(self.vocabulary.decode(tokens), tokens, pieces)
+
+    @cached_property
+    def _grammars(self) -> GrammarCompiler:
+        return GrammarCompiler(self.vocabulary.token_bytes, self.vocabulary.spell, self._eos_ids)
+
+    def compile_grammar(self, source: GrammarSource) -> Grammar:
+        """Compile a grammar; as `Engine.compile_grammar`."""
+        return self._grammars.compile(source)
 
     def decode_token(self, token: int) -> bytes:
         """Return the bytes of a target token; of a special token its name."""
@@ -139,6 +152,10 @@ class LiveEngine(Engine):
     @override
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> EncodedPrompt:
         return self._encoder.encode_chat(messages)
+
+    @override
+    def compile_grammar(self, source: GrammarSource) -> Grammar:
+        return self._encoder.compile_grammar(source)
 
     @override
     def decode_token(self, token: int) -> bytes:

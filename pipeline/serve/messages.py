@@ -10,8 +10,9 @@ from enum import StrEnum
 from typing import Protocol
 
 from stages.prompts.prompt_reader import PrefixCounts
+from stages.sampling.grammars import Grammar, GrammarSource
 from stages.sampling.logprobs import TokenLogprobs
-from stages.sampling.transforms import NO_CONTROLS, TokenControls
+from stages.sampling.transforms import NO_CONTROLS, LogitTransform, TokenControls
 
 NO_PREFIXES = PrefixCounts()
 
@@ -65,6 +66,7 @@ class GenerationRequest:
         choice: index among the choices of its HTTP request; part of the seed.
         tenant: whose request it is: the API key of its client. The memory shows nothing of one tenant to another.
         controls: penalties, biases, and the tokens that end it.
+        grammar: what its text must follow; None for any text.
     """
 
     request_id: str
@@ -82,6 +84,12 @@ class GenerationRequest:
     tenant: str = ""
     min_p: float = 0.0
     controls: TokenControls = NO_CONTROLS
+    grammar: Grammar | None = None
+
+    def make_transforms(self) -> tuple[LogitTransform, ...]:
+        """Make the transforms of its sequence, which keep the sequence's own state."""
+        transforms = self.controls.make_transforms(self.prompt.tokens)
+        return (*transforms, self.grammar.start()) if self.grammar else transforms
 
 
 @dataclass(frozen=True)
@@ -178,6 +186,14 @@ class Engine(Protocol):
 
         Raises:
             UnfitPromptError: as `encode`, or the template cannot render it.
+        """
+        ...
+
+    def compile_grammar(self, source: GrammarSource) -> Grammar:
+        """Compile a grammar for the target's vocabulary. Takes up to a second: call it off the event loop.
+
+        Raises:
+            ConfigError: it is not valid, or cannot be used.
         """
         ...
 

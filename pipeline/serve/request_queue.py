@@ -217,7 +217,7 @@ class RequestQueue(Iterator[PromptReceived]):
             private=not request.store,
             sampling=Sampling(request.temperature, request.top_k, request.top_p, request.min_p),
             stop_strings=StopStrings(self._vocabulary.bytes_of, request.stop) if request.stop else None,
-            transforms=request.controls.make_transforms(tokens),
+            transforms=request.make_transforms(),
             ignore_eos=request.controls.ignore_eos,
             stop_ids=frozenset(request.controls.stop_token_ids),
             logprobs=request.logprobs,

@@ -153,7 +153,12 @@ def _make_encoder(config: Config, models: Models) -> RequestEncoder:
     min_lengths(0)  # reads the vocabularies once, before a client waits for it
     max_lengths = models.target.max_length - 1, models.drafter.max_length - 1
     return RequestEncoder(
-        encode, min_lengths, make_conversation(config.source, models), models.target_vocabulary, max_lengths
+        encode,
+        min_lengths,
+        make_conversation(config.source, models),
+        models.target_vocabulary,
+        max_lengths,
+        models.eos_ids,
     )
 
 

@@ -29,7 +29,9 @@ from pipeline.serve.messages import (
     GenerationRequest,
     Usage,
 )
+from stages.sampling.grammars import Grammar, GrammarSource
 from stages.sampling.logprobs import TokenLogprobs
+from store.errors import ConfigError
 from store.hosts import listen
 
 MODEL = "family/echo-1"
@@ -74,6 +76,7 @@ class ScriptedEngine(Engine):
         if not held:
             self.go.set()
         self.requests: list[GenerationRequest] = []
+        self.sources: list[GrammarSource] = []
         self.pending: list[PendingRequest] = []
         self.cancels: list[str] = []
         self.encoding = threading.Event()
@@ -100,6 +103,13 @@ class ScriptedEngine(Engine):
         if messages[-1]["role"] == "assistant":
             raise UnfitPromptError("the last message must not be the assistant's")
         return self.encode("|".join(f"{message['role']}:{message['content']}" for message in messages))
+
+    @override
+    def compile_grammar(self, source: GrammarSource) -> Grammar:
+        if "invalid" in source.text:
+            raise ConfigError("response_format must have a valid grammar, but: no")
+        self.sources.append(source)
+        return Grammar(None, [EOS])
 
     @override
     def decode_token(self, token: int) -> bytes:

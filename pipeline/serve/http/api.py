@@ -28,13 +28,16 @@ from pipeline.serve.http.metrics import CONTENT_TYPE, Metrics
 from pipeline.serve.http.openai_requests import ParsedRequest, parse_chat, parse_completion
 from pipeline.serve.http.openai_responses import ChatFormat, CompletionFormat, CompletionResponse, encode_event
 from pipeline.serve.http.response_stream import (
+    LONG_BYTES,
     ResponseStream,
     ThreadPools,
+    compile_grammar,
     encode_prompts,
     make_generation_requests,
     run_while_connected,
 )
 from pipeline.serve.messages import EncodedPrompt, Engine
+from stages.sampling.grammars import Grammar
 
 Parser = Callable[[Mapping[str, object], Limits, Defaults], ParsedRequest]
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -174,10 +177,11 @@ class _Completions:
         client = tenant or (request.client.host if request.client else "")
         async with self._bodies.read_body(request) as body:
             parsed = await self._pools.run_if_long(len(body), lambda: self._parse(body, parse), client)
-            encoding = self._pools.run(len(body), lambda: encode_prompts(self._engine, parsed), client)
-            prompts = await run_while_connected(request.receive, encoding)
+            size = LONG_BYTES + 1 if parsed.grammar else len(body)  # compiling takes as long as a long text
+            encoding = self._pools.run(size, lambda: self._prepare(parsed), client)
+            prompts, grammar = await run_while_connected(request.receive, encoding)
         stream = ResponseStream(self._metrics, arrived)
-        completion = self._submit(stream, parsed, prompts, arrived, tenant)
+        completion = self._submit(stream, parsed, prompts, grammar, arrived, tenant)
         self._active.add(stream)
         if parsed.stream:
             return _EventStreamResponse(stream, completion, self._active)
@@ -202,8 +206,17 @@ class _Completions:
             raise wrong_value_error(unknown[0], f"have token ids from 0 to {size - 1}", unknown[1])
         return parsed
 
+    def _prepare(self, parsed: ParsedRequest) -> tuple[list[EncodedPrompt], Grammar | None]:
+        return encode_prompts(self._engine, parsed), compile_grammar(self._engine, parsed)
+
     def _submit(
-        self, stream: ResponseStream, parsed: ParsedRequest, prompts: list[EncodedPrompt], arrived: float, tenant: str
+        self,
+        stream: ResponseStream,
+        parsed: ParsedRequest,
+        prompts: list[EncodedPrompt],
+        grammar: Grammar | None,
+        arrived: float,
+        tenant: str,
     ) -> CompletionResponse:
         response_format = (ChatFormat if parsed.is_chat else CompletionFormat)(self._engine.decode_token)
         request_id = response_format.id_prefix + uuid.uuid4().hex
@@ -212,7 +225,7 @@ class _Completions:
             raise deadline_error(self._limits.deadline_seconds)
         if self._active.shutting_down:
             raise shutdown_error()
-        requests = make_generation_requests(parsed, prompts, request_id, remaining_seconds, tenant)
+        requests = make_generation_requests(parsed, prompts, grammar, request_id, remaining_seconds, tenant)
         stream.submit(self._engine, requests)
         echoes = [request.prompt.text if parsed.echo else "" for request in requests]
         return CompletionResponse(request_id, response_format, parsed, echoes, self._limits.deadline_seconds)

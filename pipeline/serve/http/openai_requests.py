@@ -16,7 +16,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from pipeline.serve.http.errors import ApiError, format_value, unsupported_error, wrong_value_error
 from pipeline.serve.http.limits import Defaults, Limits
+from stages.sampling.grammars import GrammarSource
 from stages.sampling.transforms import MAX_BIAS, MAX_PENALTY, MAX_REPETITION, TokenControls
+from store.errors import ConfigError
 
 MAX_STOPS, MAX_STOP_CHARACTERS = 16, 256
 MAX_MESSAGES, MAX_PARTS = 1024, 1024
@@ -38,7 +40,6 @@ _IGNORED: dict[str, tuple[object, ...]] = {
     "min_tokens": (0,),
     "modalities": (["text"],),
     "reasoning_effort": ("none",),
-    "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default"),
     "suffix": ("",),
     "verbosity": ("medium",),
@@ -86,6 +87,7 @@ class CommonRequest(_Strict):
     logit_bias: Annotated[dict[Short, Bias], Field(max_length=MAX_BIASES)] = {}
     ignore_eos: bool = False
     stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_IDS)] = []
+    response_format: dict[str, object] = {"type": "text"}
     max_tokens: int | None = Field(None, ge=1)
     stop: Annotated[list[StopString], BeforeValidator(_to_stop_list), Field(max_length=MAX_STOPS)] = []
     seed: int | None = Field(None, ge=-(1 << 63), le=MASK63)
@@ -144,6 +146,7 @@ class ParsedRequest:
         prompts: texts of a plain completion; empty for a chat.
         messages: of a chat, each with `role` and `content`; empty for a plain completion.
         logprobs, controls: as of `GenerationRequest`.
+        grammar: what the text must follow; None for any text.
     """
 
     model: str
@@ -163,6 +166,7 @@ class ParsedRequest:
     include_usage: bool
     min_p: float
     controls: TokenControls
+    grammar: GrammarSource | None
 
     @property
     def is_chat(self) -> bool:
@@ -237,7 +241,18 @@ def _make_parsed_request(
         include_usage=request.stream_options is not None and request.stream_options.include_usage,
         min_p=request.min_p,
         controls=_token_controls(request),
+        grammar=_grammar_source(request),
     )
+
+
+def _grammar_source(request: CommonRequest) -> GrammarSource | None:
+    try:
+        source = GrammarSource.from_response_format(request.response_format)
+    except ConfigError as error:
+        raise ApiError(400, str(error), param="response_format", code="invalid_value") from None
+    if source and request.ignore_eos:
+        raise wrong_value_error("ignore_eos", "be false with a 'response_format', which ends by itself", value=True)
+    return source
 
 
 def _token_controls(request: CommonRequest) -> TokenControls:

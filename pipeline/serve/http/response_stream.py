@@ -16,6 +16,8 @@ from pipeline.serve.http.errors import ApiError, busy_error
 from pipeline.serve.http.metrics import Metrics
 from pipeline.serve.http.openai_requests import ParsedRequest
 from pipeline.serve.messages import BusyError, Chunk, ChunkListener, EncodedPrompt, Engine, Finish, GenerationRequest
+from stages.sampling.grammars import Grammar
+from store.errors import ConfigError
 
 Result = TypeVar("Result")
 ChoiceChunk = tuple[int, Chunk]  # with the index of its choice
@@ -100,8 +102,21 @@ def encode_prompts(engine: Engine, parsed: ParsedRequest) -> list[EncodedPrompt]
         raise ApiError(400, str(reason), param=param, code="invalid_prompt") from None
 
 
+def compile_grammar(engine: Engine, parsed: ParsedRequest) -> Grammar | None:
+    """Compile the grammar of a request, if it has one. Raises `ApiError` for one that cannot be used."""
+    try:
+        return engine.compile_grammar(parsed.grammar) if parsed.grammar else None
+    except ConfigError as error:
+        raise ApiError(400, str(error), param="response_format", code="invalid_value") from None
+
+
 def make_generation_requests(
-    parsed: ParsedRequest, prompts: Sequence[EncodedPrompt], request_id: str, timeout_seconds: float, tenant: str = ""
+    parsed: ParsedRequest,
+    prompts: Sequence[EncodedPrompt],
+    grammar: Grammar | None,
+    request_id: str,
+    timeout_seconds: float,
+    tenant: str = "",
 ) -> list[GenerationRequest]:
     """Make one generation request per choice: those of the first prompt, then those of the second."""
     return [
@@ -114,6 +129,7 @@ def make_generation_requests(
             top_p=parsed.top_p,
             min_p=parsed.min_p,
             controls=parsed.controls,
+            grammar=grammar,
             stop=parsed.stop,
             seed=parsed.seed,
             logprobs=parsed.logprobs,

@@ -103,6 +103,25 @@ def test_controls_reach_the_engine(client: openai.OpenAI, engine: ScriptedEngine
     assert (request.min_p, request.controls) == (0, TokenControls())
 
 
+def test_response_formats_are_compiled(client: openai.OpenAI, engine: ScriptedEngine):
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    formats = [
+        {"type": "json_schema", "json_schema": {"name": "a", "schema": schema, "strict": True}},
+        {"type": "json_object"},
+        {"type": "grammar", "grammar": 'root ::= "a"'},
+    ]
+    for wanted in formats:
+        client.chat.completions.create(model=MODEL, messages=HELLO, response_format=wanted)
+        assert engine.requests[-1].grammar is not None
+    client.completions.create(model=MODEL, prompt="x", n=2, extra_body={"response_format": {"type": "json_object"}})
+    assert engine.requests[-1].grammar is engine.requests[-2].grammar is not None, "compiled once for all choices"
+    client.chat.completions.create(model=MODEL, messages=HELLO, response_format={"type": "text"})
+    assert engine.requests[-1].grammar is None
+    found = [(source.kind, source.text) for source in engine.sources[-4:]]
+    whole = ("json_schema", '{"type": "object"}')
+    assert found == [("json_schema", json.dumps(schema)), whole, ("grammar", 'root ::= "a"'), whole]
+
+
 def test_a_chat(client: openai.OpenAI, engine: ScriptedEngine):
     parts = [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]
     messages = [{"role": "developer", "content": "be brief"}, {"role": "user", "content": parts}]
@@ -278,7 +297,13 @@ def test_a_wrong_parameter_is_named(client: openai.OpenAI, wrong: dict, param: s
         ({"messages": [{"role": "assistant", "content": "no more to say"}]}, "messages"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"tools": [{"type": "function"}]}, "tools"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "json"}}, "response_format"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "response_format"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": "invalid"}}}, "response_format"),
+        ({"response_format": {"type": "grammar", "grammar": "invalid"}}, "response_format"),
+        ({"response_format": {"type": "text", "schema": {}}}, "response_format"),
+        ({"response_format": "json_object"}, "response_format"),
+        ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "ignore_eos"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
         ({"echo": True}, "echo"),
     ],

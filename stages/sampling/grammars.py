@@ -1,0 +1,188 @@
+"""Grammars that a completion must follow, through `llguidance`, which is imported when the first one is compiled.
+
+A grammar is a transform like any other: at each place it allows the tokens after which the text can still be completed,
+and the end of the sequence where the text is complete. Where the grammar leaves no choice of bytes, llguidance allows
+the tokenizer's own spelling of them alone.
+
+Shapes: V target tokens.
+"""
+
+import json
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from stages.sampling.transforms import LogitTransform
+from store.errors import ConfigError
+
+FORMS = (
+    "{'type': 'json_object'}, {'type': 'json_schema', 'json_schema': {...}} or {'type': 'grammar', 'grammar': '...'}"
+)
+
+
+@dataclass(frozen=True)
+class GrammarSource:
+    """A grammar as text: a JSON schema, or a context-free grammar in the notation of Lark or of llama.cpp (GBNF)."""
+
+    kind: Literal["json_schema", "grammar"]
+    text: str
+
+    @classmethod
+    def from_response_format(cls, value: Mapping[str, Any]) -> "GrammarSource | None":
+        """Read the parameter `response_format` of OpenAI's interface, extended by `grammar`. None for plain text.
+
+        >>> GrammarSource.from_response_format({"type": "json_object"})
+        GrammarSource(kind='json_schema', text='{"type": "object"}')
+        >>> GrammarSource.from_response_format({"type": "text"})
+
+        Raises:
+            ConfigError: it has another form.
+        """
+        kind, body = value.get("type"), {name: inner for name, inner in value.items() if name != "type"}
+        match kind, body:
+            case "text", {**rest} if not rest:
+                return None
+            case "json_object", {**rest} if not rest:
+                return cls("json_schema", json.dumps({"type": "object"}))
+            case "json_schema", {"json_schema": {"schema": dict(schema)}, **rest} if not rest:
+                return cls("json_schema", json.dumps(schema))
+            case "grammar", {"grammar": str(text), **rest} if not rest:
+                return cls("grammar", text)
+        raise ConfigError(f"response_format must be {{'type': 'text'}}, {FORMS}, got {str(dict(value))[:200]}")
+
+
+class Grammar:
+    """A compiled grammar. May be used by several rows, from any thread.
+
+    Args:
+        matcher: an `LLMatcher` at the beginning.
+        eos_ids: the ends of the sequence.
+    """
+
+    def __init__(self, matcher: Any, eos_ids: Collection[int]) -> None:
+        self._matcher, self._eos_ids = matcher, sorted(eos_ids)
+
+    def start(self) -> "GrammarTransform":
+        """Make the transform of one row."""
+        return GrammarTransform(self._matcher.deep_copy(), self._eos_ids)
+
+
+class GrammarTransform(LogitTransform):
+    """Masks the tokens that a grammar does not allow after what was emitted.
+
+    After tokens that the grammar does not allow, the logits remain as they are: such a place is never reached, as the
+    tokens before it have probability 0. If the parser gives up (a limit of llguidance), only the ends of the sequence
+    are allowed.
+
+    Args:
+        matcher: an `LLMatcher` at the beginning, of this row alone.
+        eos_ids: the ends of the sequence.
+    """
+
+    def __init__(self, matcher: Any, eos_ids: Sequence[int]) -> None:
+        self._matcher, self._eos_ids = matcher, frozenset(eos_ids)
+        self._eos_index = torch.tensor(eos_ids, dtype=torch.long)
+        self._consumed: list[int] = []  # by the matcher
+
+    @override
+    def apply(self, logits_V: Tensor, emitted: Sequence[int]) -> None:
+        if not self._eos_ids.isdisjoint(emitted) or not self._move_to(emitted):
+            return
+        if self._matcher.is_error():
+            forbidden_V = torch.ones_like(logits_V, dtype=torch.bool).index_fill_(0, self._eos_index, value=False)
+        else:
+            bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+            allowed = torch.from_numpy(np.unpackbits(bits, count=len(logits_V), bitorder="little"))
+            forbidden_V = (allowed == 0).to(logits_V.device)
+        logits_V.masked_fill_(forbidden_V, -torch.inf)
+
+    def _move_to(self, emitted: Sequence[int]) -> bool:
+        """Move the matcher after these tokens, as far as it allows them. Returns whether it allows all."""
+        pairs = enumerate(zip(self._consumed, emitted, strict=False))
+        shared = next((place for place, (old, new) in pairs if old != new), min(len(self._consumed), len(emitted)))
+        self._matcher.rollback(len(self._consumed) - shared)
+        new = list(emitted[shared:])
+        taken = self._matcher.try_consume_tokens(new)
+        self._consumed[shared:] = new[:taken]
+        return bool(taken == len(new)) or self._matcher.is_error()
+
+
+class GrammarCompiler:
+    """Compiles grammars for one vocabulary. May be called from any thread.
+
+    Args:
+        token_bytes: per id the bytes it stands for; None for special and unused ids.
+        spell: returns ids that spell bytes in the middle of a text; None if there are none.
+        eos_ids: the ends of the sequence.
+    """
+
+    def __init__(
+        self,
+        token_bytes: Sequence[bytes | None],
+        spell: Callable[[bytes], Sequence[int] | None],
+        eos_ids: Collection[int],
+    ) -> None:
+        self._token_bytes, self._spell, self._eos_ids = token_bytes, spell, sorted(eos_ids)
+        self._lock = threading.Lock()
+        self._tokenizer: Any = None
+
+    def compile(self, source: GrammarSource) -> Grammar:
+        """Compile a grammar. Takes milliseconds, up to a second for a large one.
+
+        Raises:
+            ConfigError: the grammar is not valid or too complex, the target has no end of sequence, or the package is
+                not installed.
+        """
+        try:
+            import llguidance
+        except ImportError:
+            raise ConfigError("response_format needs llguidance: pip install 'omnidraft[grammar]'") from None
+        if not self._eos_ids:
+            raise ConfigError("response_format needs a target with an end of sequence, but this one has none")
+        try:
+            grammar = llguidance.grammar_from(source.kind, source.text)
+        except ValueError as error:
+            raise ConfigError(f"response_format must have a valid grammar, but: {str(error)[:300]}") from None
+        matcher = llguidance.LLMatcher(self._open_tokenizer(), grammar, log_level=0)
+        if matcher.is_error():
+            raise ConfigError(f"response_format must have a valid grammar, but: {matcher.get_error()[:300]}")
+        return Grammar(matcher, self._eos_ids)
+
+    def _open_tokenizer(self) -> Any:
+        """The vocabulary as llguidance reads it; made once, in about a second."""
+        import llguidance
+
+        with self._lock:
+            if self._tokenizer is None:
+                wrapper = llguidance.TokenizerWrapper(_Tokens(self._token_bytes, self._spell, self._eos_ids[0]))
+                self._tokenizer = llguidance.LLTokenizer(
+                    wrapper, n_vocab=len(self._token_bytes), eos_token=list(self._eos_ids)
+                )
+            return self._tokenizer
+
+
+class _Tokens:
+    """A vocabulary with the attributes that llguidance reads."""
+
+    def __init__(
+        self,
+        token_bytes: Sequence[bytes | None],
+        spell: Callable[[bytes], Sequence[int] | None],
+        eos_token_id: int,
+    ) -> None:
+        self.tokens = [token or b"" for token in token_bytes]
+        self.special_token_ids = [number for number, token in enumerate(token_bytes) if token is None]
+        self.eos_token_id, self.bos_token_id = eos_token_id, None
+        self._spell = spell
+
+    def __call__(self, text: bytes) -> list[int]:
+        spelt = self._spell(text)
+        if spelt is None:
+            raise ValueError(f"the target's tokenizer must spell {text!r}, but cannot")
+        return list(spelt)
