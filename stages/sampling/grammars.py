@@ -108,7 +108,8 @@ class GrammarTransform(LogitTransform):
         shared = next((place for place, (old, new) in pairs if old != new), min(len(self._consumed), len(emitted)))
         self._matcher.rollback(len(self._consumed) - shared)
         new = list(emitted[shared:])
-        taken = self._matcher.try_consume_tokens(new)
+        taken = self._matcher.validate_tokens(new)  # consuming one that is refused would end the matcher
+        self._matcher.consume_tokens(new[:taken])
         self._consumed[shared:] = new[:taken]
         return bool(taken == len(new)) or self._matcher.is_error()
 

@@ -25,8 +25,15 @@ from pipeline.serve.http.errors import (
 )
 from pipeline.serve.http.limits import BodyReader, Defaults, Limits, parse_json_object
 from pipeline.serve.http.metrics import CONTENT_TYPE, Metrics
-from pipeline.serve.http.openai_requests import ParsedRequest, parse_chat, parse_completion
+from pipeline.serve.http.openai_requests import (
+    ChatRequest,
+    CompletionRequest,
+    ParsedRequest,
+    parse_chat,
+    parse_completion,
+)
 from pipeline.serve.http.openai_responses import ChatFormat, CompletionFormat, CompletionResponse, encode_event
+from pipeline.serve.http.openapi import add_description, body_of
 from pipeline.serve.http.response_stream import (
     LONG_BYTES,
     ResponseStream,
@@ -102,20 +109,21 @@ def make_app(
         yield
         completions.close()
 
-    app = FastAPI(title="omnidraft", openapi_url=None, lifespan=close_after_serving, redirect_slashes=False)
+    app = FastAPI(openapi_url=None, lifespan=close_after_serving, redirect_slashes=False)
     app.state.active_requests = active
     app.add_middleware(AuthMiddleware, key=api_key, served=host, metrics=metrics)
     add_error_handlers(app)
     _add_status_endpoints(app, engine, metrics, active)
 
-    @app.post("/v1/completions")
+    @app.post("/v1/completions", openapi_extra=body_of(CompletionRequest))
     async def create_completion(request: Request) -> Response:
         return await completions.respond(request, parse_completion)
 
-    @app.post("/v1/chat/completions")
+    @app.post("/v1/chat/completions", openapi_extra=body_of(ChatRequest))
     async def create_chat_completion(request: Request) -> Response:
         return await completions.respond(request, parse_chat)
 
+    add_description(app)
     return app
 
 

@@ -9,14 +9,14 @@ from pipeline.serve.http.errors import ApiError, BodyError
 from pipeline.serve.http.metrics import Metrics
 from store.hosts import is_loopback, is_own_name
 
-OPEN_PATHS = ("/health",)  # health checks have no key
+OPEN_PATHS = ("/health", "/docs", "/openapi.json")  # health checks and browsers have no key
 
 
 class AuthMiddleware:
     """ASGI middleware that refuses requests before their body is read, and counts responses.
 
     Args:
-        key: that requests must carry, except those for `/health`; None for none.
+        key: that requests must carry, except those for `OPEN_PATHS`; None for none.
         served: the address that is listened on.
     """
 

@@ -251,7 +251,7 @@ def _grammar_source(request: CommonRequest) -> GrammarSource | None:
     except ConfigError as error:
         raise ApiError(400, str(error), param="response_format", code="invalid_value") from None
     if source and request.ignore_eos:
-        raise wrong_value_error("ignore_eos", "be false with a 'response_format', which ends by itself", value=True)
+        raise wrong_value_error("ignore_eos", "be false with a 'response_format', which ends by itself", got=True)
     return source
 
 

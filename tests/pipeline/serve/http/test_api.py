@@ -1,6 +1,7 @@
 """`omnidraft serve` from the outside: the official client over a real port, with a scripted engine."""
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,7 @@ from host_names import HOSTS
 from serving_doubles import EOS, MODEL, HttpServer, ScriptedEngine, run_http_server, wait_until
 
 from pipeline.serve.http.limits import Defaults, Limits
+from pipeline.serve.http.openai_requests import ChatRequest, CompletionRequest
 from pipeline.serve.messages import Finish
 from stages.sampling.transforms import TokenControls
 
@@ -333,6 +335,25 @@ def test_ignored_parameters_are_accepted(client: openai.OpenAI):
     )
 
 
+def test_the_interface_is_described(served: HttpServer, closed: HttpServer):
+    """Every path, and every parameter of the two bodies; without a key, and without content from elsewhere."""
+    for server in (served, closed):
+        described = server.client()._client.get(f"{server.url}/openapi.json").json()
+        page = server.client()._client.get(f"{server.url}/docs")
+        assert page.headers["content-type"].startswith("text/html")
+        assert "http" not in page.text
+    paths, schemas = described["paths"], described["components"]["schemas"]
+    assert {"/v1/models", "/v1/completions", "/v1/chat/completions", "/health", "/metrics"} <= set(paths)
+    for path, kind in (("/v1/completions", CompletionRequest), ("/v1/chat/completions", ChatRequest)):
+        body = paths[path]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+        schema = schemas[body.rpartition("/")[2]]
+        assert list(schema["properties"]) == list(kind.model_fields)
+        assert all(f"<td>{name}</td>" in page.text for name in kind.model_fields)
+    references = re.findall(r'"#/components/schemas/(\w+)"', json.dumps(described))
+    assert set(references) <= set(schemas)
+    assert {"TextPart", "ChatMessage"} <= set(references)
+
+
 def test_a_model_that_is_not_served(client: openai.OpenAI):
     with pytest.raises(openai.NotFoundError) as caught:
         client.completions.create(model="gpt-4", prompt="x")
@@ -343,7 +364,6 @@ def test_a_model_that_is_not_served(client: openai.OpenAI):
     ("method", "path", "status", "code"),
     [
         ("GET", "/", 404, "unknown_url"),
-        ("GET", "/docs", 404, "unknown_url"),
         ("POST", "/v1/embeddings", 404, "unknown_url"),
         ("GET", "/v1/completions", 405, "method_not_allowed"),
         ("OPTIONS", "/v1/chat/completions", 405, "method_not_allowed"),
