@@ -70,7 +70,7 @@ class Grammar:
 
     def start(self) -> "GrammarTransform":
         """Make the transform of one row."""
-        return GrammarTransform(self._matcher.deep_copy(), self._eos_ids)
+        return GrammarTransform(self._matcher, self._eos_ids)
 
 
 class GrammarTransform(LogitTransform):
@@ -81,29 +81,39 @@ class GrammarTransform(LogitTransform):
     are allowed.
 
     Args:
-        matcher: an `LLMatcher` at the beginning, of this row alone.
+        matcher: an `LLMatcher` at the beginning. It is copied and stays there.
         eos_ids: the ends of the sequence.
     """
 
     def __init__(self, matcher: Any, eos_ids: Sequence[int]) -> None:
-        self._matcher, self._eos_ids = matcher, frozenset(eos_ids)
+        self._first, self._eos_ids = matcher, frozenset(eos_ids)
         self._eos_index = torch.tensor(eos_ids, dtype=torch.long)
+        self._restart()
+
+    def _restart(self) -> None:
+        self._matcher = self._first.deep_copy()
         self._consumed: list[int] = []  # by the matcher
 
     @override
     def apply(self, logits_V: Tensor, emitted: Sequence[int]) -> None:
-        if not self._eos_ids.isdisjoint(emitted) or not self._move_to(emitted):
+        if not self._eos_ids.isdisjoint(emitted):
             return
+        allowed = self._find_allowed(emitted)
+        if self._matcher.is_error():  # perhaps a limit on all that it ever read, rejected drafts included
+            self._restart()
+            allowed = self._find_allowed(emitted)
         if self._matcher.is_error():
-            forbidden_V = torch.ones_like(logits_V, dtype=torch.bool).index_fill_(0, self._eos_index, value=False)
+            forbidden_V = torch.ones_like(logits_V, dtype=torch.bool)
+            forbidden_V[self._eos_index.to(logits_V.device)] = False
+        elif allowed is None:
+            return
         else:
-            bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
-            allowed = torch.from_numpy(np.unpackbits(bits, count=len(logits_V), bitorder="little"))
-            forbidden_V = (allowed == 0).to(logits_V.device)
+            bits = np.unpackbits(np.frombuffer(allowed, dtype=np.uint8), count=len(logits_V), bitorder="little")
+            forbidden_V = (torch.from_numpy(bits) == 0).to(logits_V.device)
         logits_V.masked_fill_(forbidden_V, -torch.inf)
 
-    def _move_to(self, emitted: Sequence[int]) -> bool:
-        """Move the matcher after these tokens, as far as it allows them. Returns whether it allows all."""
+    def _find_allowed(self, emitted: Sequence[int]) -> bytes | None:
+        """Return a bit per token, those that are allowed after these; None if these are not allowed themselves."""
         pairs = enumerate(zip(self._consumed, emitted, strict=False))
         shared = next((place for place, (old, new) in pairs if old != new), min(len(self._consumed), len(emitted)))
         self._matcher.rollback(len(self._consumed) - shared)
@@ -111,7 +121,7 @@ class GrammarTransform(LogitTransform):
         taken = self._matcher.validate_tokens(new)  # consuming one that is refused would end the matcher
         self._matcher.consume_tokens(new[:taken])
         self._consumed[shared:] = new[:taken]
-        return bool(taken == len(new)) or self._matcher.is_error()
+        return self._matcher.compute_bitmask() if taken == len(new) else None
 
 
 class GrammarCompiler:
