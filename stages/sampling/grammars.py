@@ -21,6 +21,9 @@ from typing_extensions import override
 from stages.sampling.transforms import LogitTransform
 from store.errors import ConfigError
 
+MAX_CHARACTERS = 1 << 16
+MAX_RULES = 500  # llguidance compiles rules recursively: a chain of 3,000 overflows a stack of 8 MiB
+LEXER_FUEL = 100_000  # a tenth of llguidance's default, with which /(a{1000}){1000}/ takes seconds for one token
 FORMS = (
     "{'type': 'json_object'}, {'type': 'json_schema', 'json_schema': {...}} or {'type': 'grammar', 'grammar': '...'}"
 )
@@ -76,9 +79,8 @@ class Grammar:
 class GrammarTransform(LogitTransform):
     """Masks the tokens that a grammar does not allow after what was emitted.
 
-    After tokens that the grammar does not allow, the logits remain as they are: such a place is never reached, as the
-    tokens before it have probability 0. If the parser gives up (a limit of llguidance), only the ends of the sequence
-    are allowed.
+    Where it allows none, only the ends of the sequence are allowed. Those are places that are never reached, as the
+    tokens before have probability 0, and places at which the parser gives up (a limit of llguidance).
 
     Args:
         matcher: an `LLMatcher` at the beginning. It is copied and stays there.
@@ -86,8 +88,7 @@ class GrammarTransform(LogitTransform):
     """
 
     def __init__(self, matcher: Any, eos_ids: Sequence[int]) -> None:
-        self._first, self._eos_ids = matcher, frozenset(eos_ids)
-        self._eos_index = torch.tensor(eos_ids, dtype=torch.long)
+        self._first, self._eos_ids = matcher, list(eos_ids)
         self._restart()
 
     def _restart(self) -> None:
@@ -96,24 +97,18 @@ class GrammarTransform(LogitTransform):
 
     @override
     def apply(self, logits_V: Tensor, emitted: Sequence[int]) -> None:
-        if not self._eos_ids.isdisjoint(emitted):
-            return
-        allowed = self._find_allowed(emitted)
-        if self._matcher.is_error():  # perhaps a limit on all that it ever read, rejected drafts included
+        bits = self._find_allowed(emitted)
+        if self._matcher.is_error():  # perhaps after a draft that was rejected
             self._restart()
-            allowed = self._find_allowed(emitted)
-        if self._matcher.is_error():
-            forbidden_V = torch.ones_like(logits_V, dtype=torch.bool)
-            forbidden_V[self._eos_index.to(logits_V.device)] = False
-        elif allowed is None:
-            return
-        else:
-            bits = np.unpackbits(np.frombuffer(allowed, dtype=np.uint8), count=len(logits_V), bitorder="little")
-            forbidden_V = (torch.from_numpy(bits) == 0).to(logits_V.device)
-        logits_V.masked_fill_(forbidden_V, -torch.inf)
+            bits = self._find_allowed(emitted)
+        bytes_B = np.frombuffer(bits, dtype=np.uint8)
+        allowed_V = torch.from_numpy(np.unpackbits(bytes_B, count=len(logits_V), bitorder="little")).bool()
+        if not allowed_V.any():
+            allowed_V[self._eos_ids] = True
+        logits_V.masked_fill_(~allowed_V.to(logits_V.device), -torch.inf)
 
-    def _find_allowed(self, emitted: Sequence[int]) -> bytes | None:
-        """Return a bit per token, those that are allowed after these; None if these are not allowed themselves."""
+    def _find_allowed(self, emitted: Sequence[int]) -> bytes:
+        """Return a bit per token, those that are allowed after these; nothing if these are not allowed themselves."""
         pairs = enumerate(zip(self._consumed, emitted, strict=False))
         shared = next((place for place, (old, new) in pairs if old != new), min(len(self._consumed), len(emitted)))
         self._matcher.rollback(len(self._consumed) - shared)
@@ -121,7 +116,8 @@ class GrammarTransform(LogitTransform):
         taken = self._matcher.validate_tokens(new)  # consuming one that is refused would end the matcher
         self._matcher.consume_tokens(new[:taken])
         self._consumed[shared:] = new[:taken]
-        return self._matcher.compute_bitmask() if taken == len(new) else None
+        allowed: bytes = self._matcher.compute_bitmask() if taken == len(new) else b""
+        return allowed
 
 
 class GrammarCompiler:
@@ -156,13 +152,16 @@ class GrammarCompiler:
             raise ConfigError("response_format needs llguidance: pip install 'omnidraft[grammar]'") from None
         if not self._eos_ids:
             raise ConfigError("response_format needs a target with an end of sequence, but this one has none")
+        _check_size(source)
         try:
             grammar = llguidance.grammar_from(source.kind, source.text)
         except ValueError as error:
-            raise ConfigError(f"response_format must have a valid grammar, but: {str(error)[:300]}") from None
-        matcher = llguidance.LLMatcher(self._open_tokenizer(), grammar, log_level=0)
+            raise _invalid_error(str(error)) from None
+        limits = llguidance.LLParserLimits(initial_lexer_fuel=LEXER_FUEL)
+        matcher = llguidance.LLMatcher(self._open_tokenizer(), grammar, log_level=0, limits=limits)
+        matcher.compute_bitmask()  # finds grammars without a text, and those that are too complex at once
         if matcher.is_error():
-            raise ConfigError(f"response_format must have a valid grammar, but: {matcher.get_error()[:300]}")
+            raise _invalid_error(matcher.get_error())
         return Grammar(matcher, self._eos_ids)
 
     def _open_tokenizer(self) -> Any:
@@ -176,6 +175,18 @@ class GrammarCompiler:
                     wrapper, n_vocab=len(self._token_bytes), eos_token=list(self._eos_ids)
                 )
             return self._tokenizer
+
+
+def _check_size(source: GrammarSource) -> None:
+    if len(source.text) > MAX_CHARACTERS:
+        raise _invalid_error(f"it has {len(source.text)} characters, at most {MAX_CHARACTERS} are possible")
+    colons = source.text.count(":")  # every rule has one
+    if source.kind == "grammar" and colons > MAX_RULES:
+        raise _invalid_error(f"it has {colons} colons, at most {MAX_RULES} are possible")
+
+
+def _invalid_error(reason: str) -> ConfigError:
+    return ConfigError(f"response_format must have a valid grammar, but: {reason.partition(chr(10))[0][:300]}")
 
 
 class _Tokens:
@@ -192,8 +203,9 @@ class _Tokens:
         self.eos_token_id, self.bos_token_id = eos_token_id, None
         self._spell = spell
 
-    def __call__(self, text: bytes) -> list[int]:
-        spelt = self._spell(text)
+    def __call__(self, text: bytes | str) -> list[int]:
+        """Spell a text. llguidance sends bytes, unless a first trial with bytes raised an error."""
+        spelt = self._spell(text.encode() if isinstance(text, str) else text)
         if spelt is None:
             raise ValueError(f"the target's tokenizer must spell {text!r}, but cannot")
         return list(spelt)

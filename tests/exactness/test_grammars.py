@@ -109,21 +109,18 @@ def test_the_mask_depends_on_the_history_alone(source: GrammarSource):
     """After any walk, with drafts that the grammar refuses among it, it is that of a matcher that reads it at once."""
     pytest.importorskip("llguidance")
     grammar, random = GrammarCompiler(WORDS, spell, [END]).compile(source), Random(1)
-    walked, history, complete = grammar.start(), list[int](), 0
-    for _ in range(600):
+    walked, history, choices = grammar.start(), list[int](), 0
+    for _ in range(80):
         got, wanted = torch.zeros(len(WORDS) + 3), torch.zeros(len(WORDS) + 3)
         walked.apply(got, history)
         grammar.start().apply(wanted, history)
-        assert torch.equal(got, wanted), (history, walked._consumed)
+        assert torch.equal(got, wanted), history
         allowed = (got == 0).nonzero()[:, 0].tolist()
-        assert allowed
-        usable = [token for token in allowed if token < len(WORDS)]
-        history = [*history, random.choice(usable) if random.random() < 0.85 else random.randrange(len(WORDS))]
-        if history[-1] == END and END in allowed and len(allowed) < len(WORDS):
-            complete += 1
+        choices += allowed != [END]
+        history = [*history, random.choice(allowed) if random.random() < 0.85 else random.randrange(len(WORDS))]
         if END in history or random.random() < 0.3:
             history = history[: random.randrange(len(history))]
-    assert complete
+    assert choices > 30
 
 
 @pytest.mark.parametrize(
@@ -132,7 +129,12 @@ def test_the_mask_depends_on_the_history_alone(source: GrammarSource):
         GrammarSource("json_schema", '{"type": "strin"}'),
         GrammarSource("json_schema", '{"$ref": "http://example.com/schema"}'),
         GrammarSource("grammar", 'start: "a'),
+        GrammarSource("grammar", "start: a0\n" + "".join(f"a{n}: a{n + 1}\n" for n in range(5000)) + 'a5000: "a"'),
+        GrammarSource("grammar", f"root ::= {'(' * 20_000}"),
+        GrammarSource("json_schema", '{"$ref": "#"}'),
+        GrammarSource("json_schema", json.dumps({"enum": ["a" * 70_000]})),
     ],
+    ids=["type", "reference", "syntax", "chain", "nesting", "no text", "length"],
 )
 def test_a_grammar_that_is_not_valid_is_refused(source: GrammarSource):
     pytest.importorskip("llguidance")
