@@ -24,6 +24,7 @@ from store.errors import ConfigError
 MAX_CHARACTERS = 1 << 16
 MAX_RULES = 500  # llguidance compiles rules recursively: a chain of 3,000 overflows a stack of 8 MiB
 LEXER_FUEL = 100_000  # a tenth of llguidance's default, with which /(a{1000}){1000}/ takes seconds for one token
+JSON_SPACE = r"[\x20\x0A\x0D\x09]{1,16}"  # between the parts of JSON; by default a model may write it for ever
 FORMS = (
     "{'type': 'json_object'}, {'type': 'json_schema', 'json_schema': {...}} or {'type': 'grammar', 'grammar': '...'}"
 )
@@ -154,7 +155,12 @@ class GrammarCompiler:
             raise ConfigError("response_format needs a target with an end of sequence, but this one has none")
         _check_size(source)
         try:
-            grammar = llguidance.grammar_from(source.kind, source.text)
+            if source.kind == "json_schema":
+                grammar = llguidance.LLMatcher.grammar_from_json_schema(
+                    source.text, defaults={"whitespace_pattern": JSON_SPACE}
+                )
+            else:
+                grammar = llguidance.grammar_from(source.kind, source.text)
         except ValueError as error:
             raise _invalid_error(str(error)) from None
         limits = llguidance.LLParserLimits(initial_lexer_fuel=LEXER_FUEL)
