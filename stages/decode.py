@@ -22,6 +22,7 @@ from stages.drafting.head import ENTROPY, AcceptanceHead, piece_features
 from stages.drafting.stopping import AlwaysSpeculate, SpeculationPolicy, StopRule
 from stages.drafting.target_states import AGE_DECAY
 from stages.models.language_model import LanguageModel
+from stages.prompts.prompt_reader import PromptReader
 from stages.sampling.distributions import Sampling, entropy, sample_rows, to_probs
 
 LOG = logging.getLogger("omnidraft.drafting")
@@ -196,8 +197,11 @@ class Decode(Stage[SequenceState, Draft]):
             (B, D), if the drafter reads them; the term is part of the recorded distribution.
 
     Attributes:
+        reader: reads prompts; None, the default, reads each in one pass.
         unusable: number of drafts that ended because the drafter's distribution was NaN or infinite.
     """
+
+    reader: PromptReader | None = None
 
     def __init__(
         self,
@@ -227,7 +231,10 @@ class Decode(Stage[SequenceState, Draft]):
     @override
     def admit(self, row: SequenceState) -> None:
         """Read the prompt, unless drafting is disabled."""
-        self.model.admit(row, row.pieces if self.max_draft else row.pieces[:1])
+        if self.reader and self.max_draft:
+            self.reader.admit(row)
+        else:
+            self.model.admit(row, row.pieces if self.max_draft else row.pieces[:1])
         self._read[row] = row.pieces[: self.model.length(row)]
         self._agreed[row] = len(self._read[row])
 

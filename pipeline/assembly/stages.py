@@ -103,6 +103,7 @@ def make_drafting(
     rule = make_stop_rule(config.draft, costs, usable=head_is_trained or learn.enabled)
     most = config.draft.max_draft if "model" in config.draft.sources else 0
     decode = drafting(rule, most, make_policy(config.draft, costs), models.drafter_vocabulary.eos)
+    decode.reader, reader = _make_readers(config, models, live=live)
     verify = Verify(
         models.target,
         mode.make_rule(trie, models.pair.pieces),
@@ -111,7 +112,7 @@ def make_drafting(
         models.target_vocabulary.size,
         models.eos_ids,
         make_teacher(config, models) if learn.enabled else supervise_nothing,
-        reader=_make_reader(config, models, live=live),
+        reader=reader,
         project=states and StateProjection(models.name, models.target.hidden_size, device),
     )
     translate = Translate(trie, cache, models.pair.pieces, mode.parse)
@@ -130,16 +131,22 @@ def make_teacher(config: Config, models: Models) -> TrieTeacher:
     )
 
 
-def _make_reader(config: Config, models: Models, *, live: bool) -> PromptReader | None:
-    """The reader of prompts; None for a target whose cached rows cannot be cut, which reads prompts in one pass."""
-    settings, target = config.prompts, models.target
-    if not target.forward_pass.cuts_rows:
-        return None
+def _make_readers(config: Config, models: Models, *, live: bool) -> tuple[PromptReader | None, PromptReader | None]:
+    """The drafter's and the target's readers of prompts, whose known prefixes share a budget; None for a model whose
+    cached rows cannot be cut, which reads prompts in one pass.
+    """
+    settings, target, drafter = config.prompts, models.target, models.drafter
     # Up to so many tokens, these models compute each with bits that depend on no other.
     chunk = min(settings.chunk, SHARED_QUERIES) if config.one_kernel or config.weights == "int8" else settings.chunk
     block = LIVE_BLOCK if live else chunk
     cache = PrefixCache(settings.cache_bytes, block, shared=settings.share_tenants) if settings.cache_bytes else None
-    return PromptReader(target, chunk, cache, live=live)
+    of_pieces = cache.for_other_model(settings.chunk) if cache else None
+    return (
+        PromptReader(drafter, settings.chunk, of_pieces, text=lambda row: row.pieces)
+        if drafter.forward_pass.cuts_rows
+        else None,
+        PromptReader(target, chunk, cache, live=live) if target.forward_pass.cuts_rows else None,
+    )
 
 
 def _with_memory(config: Config, models: Models, decode: Decode, costs: CostModel) -> ChooseDraft:

@@ -143,14 +143,14 @@ class MemorySettings(Section):
 
 
 class PromptSettings(Section):
-    """How the target reads prompts, and which of their keys and values are kept for prompts that begin alike."""
+    """How the models read prompts, and which of their keys and values are kept for prompts that begin alike."""
 
-    chunk: int = Field(default=128, ge=1, description="Maximum number of prompt tokens that the target reads at once.")
+    chunk: int = Field(default=128, ge=1, description="Maximum number of prompt tokens that a model reads at once.")
     cache_bytes: int = Field(
         default=268_435_456,
         ge=0,
-        description="Memory budget of one target's prefix cache in bytes: keys and values of the beginnings of earlier "
-        "prompts, which are copied for prompts that begin alike; 0 keeps none.",
+        description="Memory budget of the prefix cache of one target and its drafter in bytes: keys and values of the "
+        "beginnings of earlier prompts, which are copied for prompts that begin alike; 0 keeps none.",
     )
     share_tenants: bool = Field(
         default=False,

@@ -49,6 +49,13 @@ SAMPLES = 64  # values of each weight that enter a fingerprint
 PRUNE_BELOW = 0.75  # share of the output layer's rows below which a pruned layer saves more than the scatter costs
 
 
+@dataclass
+class _WeightChanges:
+    """How often trained weights were replaced; of all instances that share them."""
+
+    count: int = 0
+
+
 @dataclass(frozen=True)
 class RowsState:
     """Saved cache of a model.
@@ -101,6 +108,7 @@ class LanguageModel:
         self.attends_anywhere = True
         self.extra: nn.Module | None = None  # trained with the model, but no part of it
         self.reads_trees = False  # whether new tokens of a row may be a tree: where `prove_forward` found it right
+        self._changes = _WeightChanges()
         self._order: list[SequenceState] = []
         self._lengths: dict[SequenceState, int] = {}
 
@@ -133,6 +141,8 @@ class LanguageModel:
         )
         shared.max_length, shared.attends_anywhere = self.max_length, self.attends_anywhere
         shared.extra = self.extra
+        if not adapter:
+            shared._changes = self._changes
         if not adapter or not isinstance(self.forward_pass, PackedLlamaForward):
             shared.forward_pass, shared.reads_trees = self.forward_pass.share(), self.reads_trees
         return shared
@@ -369,7 +379,13 @@ class LanguageModel:
         """Copy values into the trained weights; they take effect in the next pass."""
         for own, new in zip(self.trained_weights, weights, strict=True):
             own.copy_(new)
+        self._changes.count += 1
         self.forward_pass.refresh()
+
+    @property
+    def weight_changes(self) -> int:
+        """How often the trained weights were replaced. Keys and values are of the weights that computed them."""
+        return self._changes.count
 
     @property
     def trained_weights(self) -> list[Tensor]:

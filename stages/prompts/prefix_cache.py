@@ -6,13 +6,14 @@ them. Rows have copies, so a block can be evicted at any time, and what a row do
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, field
 from itertools import count
 
 import torch
 from torch import Tensor
 
-Key = tuple[int, int, tuple[int, ...]]  # scope, number of the block before (0: none), tokens
+Key = tuple[int, int, int, tuple[int, ...]]  # model, scope, number of the block before (0: none), tokens
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,36 @@ class _Block:
     number: int
     tensors: list[Tensor]
     bytes: int
+
+
+@dataclass
+class _Store:
+    """The blocks of all models that share a budget.
+
+    Attributes:
+        budget_bytes, bytes: maximum and present size of all tensors.
+        blocks: from the least recently used one on. A block is never more recent than the one before it in its text, so
+            that the first one has no successors.
+        numbers, models: numbers that were not given to a block, and to a model.
+    """
+
+    budget_bytes: int
+    bytes: int = 0
+    blocks: OrderedDict[Key, _Block] = field(default_factory=OrderedDict)
+    numbers: Iterator[int] = field(default_factory=lambda: count(1))
+    models: Iterator[int] = field(default_factory=count)
+
+    def evict(self, most: int, chain: dict[Key, _Block]) -> bool:
+        """Evict blocks until at most so many bytes are left; return False if only those of `chain` could be."""
+        while self.bytes > most:
+            oldest = next(iter(self.blocks), None)
+            if oldest is None or oldest in chain:
+                return False
+            self.drop(oldest)
+        return True
+
+    def drop(self, key: Key) -> None:
+        self.bytes -= self.blocks.pop(key).bytes
 
 
 class PrefixCache:
@@ -48,19 +79,27 @@ class PrefixCache:
     """
 
     def __init__(self, budget_bytes: int, block: int, *, shared: bool = False) -> None:
-        self.block, self.bytes = block, 0
-        self._budget_bytes, self._shared = budget_bytes, shared
-        # From the least recently used one on. A block is never more recent than the one before it in its text, so that
-        # the first one has no successors.
-        self._blocks: OrderedDict[Key, _Block] = OrderedDict()
-        self._numbers = count(1)
+        self.block, self._shared = block, shared
+        self._store = _Store(budget_bytes)
+        self._model = next(self._store.models)
+
+    def for_other_model(self, block: int) -> "PrefixCache":
+        """Return a cache for the keys and values of another model, within the same budget."""
+        other = copy(self)
+        other.block, other._model = block, next(self._store.models)
+        return other
+
+    @property
+    def bytes(self) -> int:
+        """Size of the tensors of all models that share the budget."""
+        return self._store.bytes
 
     def find(self, scope: int, tokens: Sequence[int]) -> list[list[Tensor]]:
         """Return the tensors of the longest chain of blocks with which a text begins."""
         found: dict[Key, _Block] = {}
         for tokens_of_block in self._split(tokens):
             key = self._key(scope, list(found.values()), tokens_of_block)
-            if (block := self._blocks.get(key)) is None:
+            if (block := self._store.blocks.get(key)) is None:
                 break
             found[key] = block
         self._touch(list(found))
@@ -74,39 +113,36 @@ class PrefixCache:
             tokens: of the text.
             kept: its keys and values, as `Forward.read_cache` returns them: tokens are the last dimension but one.
         """
+        store = self._store
         chain: dict[Key, _Block] = {}
         for place, tokens_of_block in enumerate(self._split(tokens)):
             key = self._key(scope, list(chain.values()), tokens_of_block)
-            block = self._blocks.get(key)
+            block = store.blocks.get(key)
             if block is None:
                 views = [tensor.narrow(-2, place * self.block, self.block) for tensor in kept]
                 size = sum(view.numel() * view.element_size() for view in views)
-                if not self._evict(self._budget_bytes - size, chain):
+                if not store.evict(store.budget_bytes - size, chain):
                     break
                 copies = [view.clone(memory_format=torch.contiguous_format) for view in views]
-                block = self._blocks[key] = _Block(next(self._numbers), copies, size)
-                self.bytes += size
+                block = store.blocks[key] = _Block(next(store.numbers), copies, size)
+                store.bytes += size
             else:
-                self._blocks.move_to_end(key)
+                store.blocks.move_to_end(key)
             chain[key] = block
         self._touch(list(chain))
+
+    def clear(self) -> None:
+        """Drop the blocks of this model, whose weights have changed."""
+        for key in [key for key in self._store.blocks if key[0] == self._model]:
+            self._store.drop(key)
 
     def _split(self, tokens: Sequence[int]) -> Iterator[tuple[int, ...]]:
         for begin in range(0, len(tokens) - self.block + 1, self.block):
             yield tuple(tokens[begin : begin + self.block])
 
     def _key(self, scope: int, before: Sequence[_Block], tokens: tuple[int, ...]) -> Key:
-        return 0 if self._shared else scope, before[-1].number if before else 0, tokens
+        return self._model, 0 if self._shared else scope, before[-1].number if before else 0, tokens
 
     def _touch(self, chain: Sequence[Key]) -> None:
         for key in reversed(chain):
-            self._blocks.move_to_end(key)
-
-    def _evict(self, most: int, chain: dict[Key, _Block]) -> bool:
-        """Evict blocks until at most so many bytes are left; return False if only those of `chain` could be."""
-        while self.bytes > most:
-            oldest = next(iter(self._blocks), None)
-            if oldest is None or oldest in chain:
-                return False
-            self.bytes -= self._blocks.pop(oldest).bytes
-        return True
+            self._store.blocks.move_to_end(key)

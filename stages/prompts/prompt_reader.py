@@ -1,6 +1,6 @@
-"""Reading of prompts into the target's cache: pass by pass, from the end of the longest prefix that is known."""
+"""Reading of prompts into a model's cache: pass by pass, from the end of the longest prefix that is known."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from stages.contract.blocks import SequenceState
@@ -25,38 +25,50 @@ class PrefixCounts:
 
 
 class PromptReader:
-    """Admits rows to the target and computes their prompts.
+    """Admits rows to a model and computes their prompts.
 
-    A replay reads each prompt at its admission, in passes that begin at multiples of `chunk`. Its cache has blocks of
-    `chunk` tokens from such passes, so that a row has the same keys and values bit for bit whether they were copied or
-    computed. A server (`live`) copies the longest prefix that the cache knows, whatever passes computed it: up to
+    Each prompt is read at its admission, in passes that begin at multiples of `chunk`. The cache has blocks of `chunk`
+    tokens from such passes, so that a row has the same keys and values bit for bit whether they were copied or
+    computed. When the model's weights change, the cache is emptied.
+
+    The target of a server (`live`) copies the longest prefix that the cache knows, whatever passes computed it: up to
     rounding, that is the same. It reads the rest part by part, in the passes that verify the drafts of other rows, so
     that these continue: while `SequenceState.reading` is set, a row drafts and emits nothing.
 
     Args:
-        model: the target; its cached rows can be cut anywhere (`Forward.cuts_rows`).
+        model: its cached rows can be cut anywhere (`Forward.cuts_rows`).
         chunk: maximum number of tokens of a pass.
-        cache: known prefixes, None for none; in a replay its blocks have `chunk` tokens.
-        live: whether prompts are read part by part, and completed texts are kept too.
+        cache: known prefixes, None for none; unless `live`, its blocks have `chunk` tokens.
+        live: whether prompts are read part by part, and completed texts are kept too; the weights never change.
+        text: returns the ids of a row that the model reads; by default the target's.
     """
 
-    def __init__(self, model: LanguageModel, chunk: int, cache: PrefixCache | None, *, live: bool = False) -> None:
+    def __init__(
+        self,
+        model: LanguageModel,
+        chunk: int,
+        cache: PrefixCache | None,
+        *,
+        live: bool = False,
+        text: Callable[[SequenceState], list[int]] = lambda row: row.tokens,
+    ) -> None:
         if cache is not None and not live and cache.block != chunk:
-            raise ValueError(f"a replay's prefix cache must have blocks of {chunk} tokens, got {cache.block}")
+            raise ValueError(f"a prefix cache must have blocks of {chunk} tokens, those of a pass, got {cache.block}")
         self.model, self.cache, self.counts = model, cache, PrefixCounts()
-        self._chunk, self._live = chunk, live
+        self._chunk, self._live, self._text, self._weight_changes = chunk, live, text, model.weight_changes
         self._reading: dict[SequenceState, None] = {}  # from the oldest one on
 
     def admit(self, row: SequenceState) -> None:
-        """Add a row to the model and, in a replay, read its prompt but the last token."""
-        self.model.admit(row, row.tokens, read=False)
-        self.counts = replace(self.counts, tokens=self.counts.tokens + len(row.tokens))
+        """Add a row to the model and, unless `live`, read its prompt but the last token."""
+        text = self._text(row)
+        self.model.admit(row, text, read=False)
+        self.counts = replace(self.counts, tokens=self.counts.tokens + len(text))
         self._copy_prefix(row)
         if self._live:
             self._reading[row] = None
             self._set_reading(row)
             return
-        while unread := row.tokens[self.model.length(row) : -1]:
+        while unread := text[self.model.length(row) : -1]:
             self.model.extend(row, unread[: self._chunk])
         self._keep(row)
 
@@ -105,8 +117,11 @@ class PromptReader:
         """Copy the longest known prefix of a prompt without its last token, whose logits are wanted."""
         if self.cache is None:
             return
+        if self.model.weight_changes != self._weight_changes:
+            self._weight_changes = self.model.weight_changes
+            self.cache.clear()
         begin = self.model.length(row)
-        blocks = self.cache.find(row.scope, row.tokens[:-1])
+        blocks = self.cache.find(row.scope, self._text(row)[:-1])
         copied = len(blocks) * self.cache.block - begin
         if copied <= 0:
             return
@@ -121,4 +136,4 @@ class PromptReader:
     def _keep(self, row: SequenceState) -> None:
         """Keep the prefixes of a row's text as far as it is read, unless the row is private."""
         if self.cache is not None and not row.private and self.model.length(row) >= self.cache.block:
-            self.cache.keep(row.scope, row.tokens[: self.model.length(row)], self.model.read_row(row))
+            self.cache.keep(row.scope, self._text(row)[: self.model.length(row)], self.model.read_row(row))

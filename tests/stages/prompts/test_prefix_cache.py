@@ -80,3 +80,15 @@ def test_a_text_longer_than_the_budget_keeps_its_beginning():
     cache = PrefixCache(2 * SIZE, BLOCK)
     cache.keep(0, text := list(range(10)), kept(text))
     assert found(cache, text) == 4
+
+
+def test_models_share_a_budget_but_no_blocks_and_one_can_be_cleared():
+    cache, text = PrefixCache(3 * SIZE, BLOCK), [1, 2, 3, 4]
+    other = cache.for_other_model(4)
+    cache.keep(0, text, kept(text))
+    assert other.find(0, text) == []
+    other.keep(0, text, kept(text))  # one block of twice the size
+    assert cache.bytes == other.bytes == 3 * SIZE
+    assert (found(cache, text), len(other.find(0, text))) == (2, 1), "the end of the older text was evicted"
+    other.clear()
+    assert (found(cache, text), other.find(0, text), cache.bytes) == (2, [], SIZE)

@@ -91,6 +91,23 @@ def test_a_replay_computes_the_same_bits_with_and_without_its_cache(name: str):
     assert cached.counts.copied_prompts == 4
 
 
+def test_nothing_is_copied_of_weights_that_were_replaced_nor_by_an_instance_that_shares_them():
+    def reader_of(model: LanguageModel) -> PromptReader:
+        return PromptReader(model, CHUNK, PrefixCache(1 << 20, CHUNK))
+
+    drafter, changed = make_model(), make_model()
+    weights = [weight * 1.1 for weight in drafter.trained_weights]
+    changed.load_weights(weights)
+    readers = [reader_of(drafter), reader_of(drafter.share_weights())]
+    before = [complete(reader, TEXT) for reader in readers * 2]
+    drafter.load_weights(weights)
+    after = [complete(reader, TEXT) for reader in readers]
+    want = complete(reader_of(changed), TEXT)
+    assert [torch.equal(logits, before[0]) for logits in before] == [True] * 4
+    assert [torch.equal(logits, want) for logits in after] == [True, True]
+    assert [reader.counts.copied_tokens for reader in readers] == [64, 64], "before the weights were replaced"
+
+
 @pytest.mark.parametrize("name", ["packed", "modules"])
 @pytest.mark.parametrize("chunk", [1, 2, 7, 40, 100])
 def test_any_chunk_and_any_prefix_give_the_logits_of_a_prompt_that_is_read_at_once(name: str, chunk: int):
@@ -186,5 +203,5 @@ def test_tenants_copy_nothing_of_each_other():
 
 
 def test_the_cache_of_a_replay_must_have_blocks_of_whole_passes():
-    with pytest.raises(ValueError, match="blocks of 16 tokens, got 4"):
+    with pytest.raises(ValueError, match="blocks of 16 tokens, those of a pass, got 4"):
         PromptReader(make_model(), CHUNK, PrefixCache(1 << 20, 4))
