@@ -5,10 +5,8 @@ import shlex
 from pathlib import Path
 
 import pytest
-import typer
-from typer import Context
+from command_parsing import parse_command
 
-from pipeline.cli.app import app
 from pipeline.config.settings import load
 from store.log.run_log import RunLog
 from store.query.log_reader import LogReader
@@ -43,12 +41,7 @@ def test_queries_run(tmp_path: Path, page: str, query: str):
 
 @pytest.mark.parametrize(("page", "line"), command_lines())
 def test_command_lines_parse(page: str, line: str):
-    words = shlex.split(line)[1:]
-    command = typer.main.get_command(app)
-    while words and hasattr(command, "commands"):
-        words = command.make_parser(Context(command)).parse_args(words)[1]  # without the options of all commands
-        command = command.commands[words.pop(0)]
-    command.make_context("omnidraft", words)
+    parse_command(shlex.split(line)[1:])
 
 
 def test_there_are_commands_to_test():

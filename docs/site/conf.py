@@ -45,17 +45,18 @@ napoleon_use_rtype = False
 # The changelog quotes what a shell or a log shows; not all of that can be highlighted.
 suppress_warnings = ["misc.highlighting_failure"]
 
+STUDIES = sorted(f"docs/studies/{page.stem}" for page in (ROOT / "docs" / "studies").glob("*.md"))
 # The navigation: documents by what a reader wants to do.
 NAVIGATION = {
     "Start": ("docs/quickstart", "docs/python", "docs/glossary"),
     "How it works": ("docs/path-of-a-prompt", "docs/memory", "docs/exactness", "docs/targets", "docs/models"),
     "Look at runs": ("docs/dashboards", "docs/log", "docs/versions", "docs/registry"),
     "Operate": (
-        *("docs/serve", "docs/vllm", "docs/ray", "docs/object-store", "docs/scale", "docs/faults"),
+        *("docs/serve", "docs/deploy", "docs/vllm", "docs/ray", "docs/object-store", "docs/scale", "docs/faults"),
         "docs/logging",
     ),
     "Reference": ("docs/settings", "docs/api", "docs/serve-interface"),
-    "Measurements": ("docs/benchmarks", "docs/studies", "docs/studies/table-5", "docs/experiments"),
+    "Measurements": ("docs/benchmarks", "docs/studies", *STUDIES, "docs/experiments"),
     "Project": ("CONTRIBUTING", "CHANGELOG"),
 }
 GENERATED = {"docs/settings": format_settings, "docs/api": format_interface}
