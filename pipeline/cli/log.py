@@ -150,6 +150,7 @@ def repair(
         bool,
         typer.Option("--all-rows", help="Keep every readable row, also of the last commit; ends the log."),
     ] = False,
+    as_json: PrintJsonOption = False,
 ) -> None:
     """Rebuild the manifest of a run where it is lost or unreadable, and print what cannot be vouched for.
 
@@ -161,14 +162,18 @@ def repair(
 
     if uri_of(run):
         raise RunError(f"a run that is repaired must be in a folder, got {uri_of(run)}; its commits are on the store")
-    repaired = repair_run(run, all_rows=all_rows)
+    repaired, reports = repair_run(run, all_rows=all_rows), []
     for one in repaired:
-        prompts = sum(part.rows for part in one.manifest.tables["prompts"])
-        state = "finished" if one.manifest.finished else "can be resumed"
-        print(f"{one.folder}: {one.kind}, {_plural(prompts, 'prompt')}, {state}")
+        prompts, finished = sum(part.rows for part in one.manifest.tables["prompts"]), one.manifest.finished
+        reports.append({"folder": str(one.folder), "kind": one.kind, "prompts": prompts, "finished": finished})
+        if not as_json:
+            state = "finished" if finished else "can be resumed"
+            print(f"{one.folder}: {one.kind}, {_plural(prompts, 'prompt')}, {state}")
         for doubt in one.doubts:
             LOG.warning("%s: %s", one.folder, doubt)
-    if any(one.kind is not RepairKind.SOUND for one in repaired):
+    if as_json:
+        print(json.dumps(reports, indent=2))
+    elif any(one.kind is not RepairKind.SOUND for one in repaired):
         print("now run `omnidraft check`, which derives every decision again from its own row")
 
 

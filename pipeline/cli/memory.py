@@ -52,6 +52,7 @@ def forget(
     run: RunArgument,
     prompt: Annotated[int | None, typer.Option(metavar="OFFSET", help="Stream offset of a completed prompt.")] = None,
     tenant: Annotated[str | None, typer.Option(metavar="KEY", help="API key of a server's client.")] = None,
+    as_json: PrintJsonOption = False,
 ) -> None:
     """Forget what the target emitted for one prompt, or for all requests of one client, in a run's checkpoint.
 
@@ -67,7 +68,7 @@ def forget(
         scope = scope_of(tenant)
         counts: list[int] = []
         edit_memories(run, lambda target, table: counts.append(table.forget_scope(scope)))
-        print(f"forgot {sum(counts):,} contexts")
+        _print_forgotten(sum(counts), as_json=as_json)
         return
     from pipeline.run.logged_text import read_logged_text
 
@@ -82,7 +83,11 @@ def forget(
             sizes.append(before - len(table))
 
     edit_memories(run, edit)
-    print(f"forgot {sum(sizes):,} contexts")
+    _print_forgotten(sum(sizes), as_json=as_json)
+
+
+def _print_forgotten(contexts: int, *, as_json: bool) -> None:
+    print(json.dumps({"contexts": contexts}) if as_json else f"forgot {contexts:,} contexts")
 
 
 def _describe(found: "StoredMemory", vocabulary: "Vocabulary", top: int) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import typer
 from typing_extensions import override
 
 from pipeline.cli.help import PlainGroup
-from pipeline.config.cli_options import option, overrides_of, parse_settings, set_option
+from pipeline.config.cli_options import PrintJsonOption, option, overrides_of, parse_settings, set_option
 from pipeline.reports.terminal import new_folder, print_table, require_file, stderr_console, to_printable
 from store.errors import UsageError
 
@@ -165,6 +165,7 @@ def prune(
     mlflow_uri: UriOption = None,
     runs: StoreRunsOption = RUNS,
     name: NameOption = MODEL,
+    as_json: PrintJsonOption = False,
 ) -> None:
     """Delete versions from MLflow, but for champion, candidate, their lineage and the newest ones.
 
@@ -173,7 +174,9 @@ def prune(
     from store.registry.retention import prune as clear
 
     gone = clear(store_of(mlflow_uri, runs), name, keep, dry_run)
-    if gone:
+    if as_json:
+        print(json.dumps({"versions": gone, "deleted": not dry_run}, indent=2))
+    elif gone:
         print(
             f"{'would delete' if dry_run else 'deleted'} version{'s' if gone[1:] else ''} {', '.join(map(str, gone))}"
         )

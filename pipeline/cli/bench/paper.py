@@ -1,5 +1,6 @@
 """The command `omnidraft study paper`: the tables of the OmniDraft paper on models and data at hand."""
 
+import json
 import logging
 import time
 from pathlib import Path
@@ -11,6 +12,7 @@ from pipeline.cli.bench.study import PIPE_COLUMNS, QUICK, USUAL, show_progress, 
 from pipeline.config.cli_options import (
     MOST_TOKENS,
     MarkdownOption,
+    PrintJsonOption,
     option,
     overrides_of,
     parse_settings,
@@ -54,6 +56,7 @@ def study_paper(
         typer.Option(help="Folder of finished runs, to resume from. [default: runs/paper-table-N]"),
     ] = None,
     markdown: MarkdownOption = None,
+    as_json: PrintJsonOption = False,
 ) -> None:
     """Measure a table of the OmniDraft paper, and show its ratios next to ours.
 
@@ -76,7 +79,7 @@ def study_paper(
     ]
     for block, _ in plans:
         block.study.check(given)
-    _run(chosen, plans, folder, jobs, markdown)
+    _run(chosen, plans, folder, jobs, markdown, as_json=as_json)
 
 
 def _choose_blocks(table: PaperTable, only: str | None) -> list[PaperBlock]:
@@ -114,9 +117,12 @@ def _run(
     folder: Path,
     jobs: int,
     page: Path | None,
+    *,
+    as_json: bool,
 ) -> None:
     from pipeline.study.paper_report import to_markdown
     from pipeline.study.records import StudyFile
+    from pipeline.study.report import results_json
     from pipeline.study.runner import run
 
     files = [(block, plan, StudyFile(folder / f"{block.name}.json", plan.shared_settings())) for block, plan in plans]
@@ -129,7 +135,10 @@ def _run(
         LOG.info("stopped; finished runs are in %s, and the same command resumes", folder)
         raise typer.Exit(130) from None
     blocks = [_collect(*one) for one in files]
-    _print(table, blocks)
+    if as_json:
+        print(json.dumps({one.block.name: results_json(one.by_target) for one in blocks}, indent=2))
+    else:
+        _print(table, blocks)
     if page is not None:
         page.write_text(to_markdown(table, blocks, typed_command(), time.strftime("%Y-%m-%d")), encoding="utf-8")
 

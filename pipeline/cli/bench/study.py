@@ -1,5 +1,6 @@
 """The command `omnidraft study`: the ablations."""
 
+import json
 import logging
 import re
 import shlex
@@ -16,6 +17,7 @@ import typer
 from pipeline.config.cli_options import (
     MOST_TOKENS,
     MarkdownOption,
+    PrintJsonOption,
     argument,
     option,
     overrides_of,
@@ -81,6 +83,7 @@ def study(
         Path | None, typer.Option(help="File of finished runs, to resume from. [default: runs/study-STUDY.json]")
     ] = None,
     markdown: MarkdownOption = None,
+    as_json: PrintJsonOption = False,
     no_publish: Annotated[bool, typer.Option("--no-publish", help="Do not record the runs in MLflow.")] = False,
     mlflow_uri: Annotated[str | None, option("publish.mlflow_uri")] = None,
 ) -> None:
@@ -96,7 +99,8 @@ def study(
     overrides = {**USUAL} | (QUICK if quick else {}) | parse_settings(settings) | overrides_of(study, locals())
     require_file("--markdown", markdown)
     plan = _plan(STUDIES[name], overrides, targets, arms, seeds or (1 if quick else 3), alternate)
-    _study(plan, out or Path("runs", f"study-{name}.json"), jobs, markdown, publish=not no_publish)
+    path = out or Path("runs", f"study-{name}.json")
+    _study(plan, path, jobs, markdown, publish=not no_publish, as_json=as_json)
 
 
 def _plan(
@@ -133,7 +137,7 @@ def _arms(chosen: Study, text: str | None) -> tuple[StudyArm, ...]:
     return tuple(arm for arm in chosen.arms if arm.name in names)
 
 
-def _study(plan: "StudyPlan", path: Path, jobs: int, page: Path | None, *, publish: bool) -> None:
+def _study(plan: "StudyPlan", path: Path, jobs: int, page: Path | None, *, publish: bool, as_json: bool) -> None:
     from pipeline.study.records import StudyFile
     from pipeline.study.report import markdown, print_report, results_json, results_of
     from pipeline.study.runner import run
@@ -148,7 +152,10 @@ def _study(plan: "StudyPlan", path: Path, jobs: int, page: Path | None, *, publi
         raise typer.Exit(130) from None
     results = results_of(plan, list(file.records.values()))
     file.write(results_json(results))
-    print_report(make_console(PIPE_COLUMNS), plan, results)
+    if as_json:
+        print(json.dumps(results_json(results), indent=2))
+    else:
+        print_report(make_console(PIPE_COLUMNS), plan, results)
     if page is not None:
         page.write_text(markdown(plan, results, typed_command(), time.strftime("%Y-%m-%d")), encoding="utf-8")
 

@@ -59,6 +59,13 @@ def test_help_shows_examples_and_no_type_of_options_without_a_value(name: str):
         assert example.split(" ", 2)[1] in shown.partition("Example")[2]
 
 
+def test_every_command_that_reports_can_do_so_in_json():
+    texts = {"config sample", "config schema", "serve", "dashboard", "ui", "plot", "pad", "zoo path", "zoo pull"}
+    actions = {"zoo build", *(f"versions {name}" for name in ("promote", "rollback", "recall", "export"))}
+    without = {name for name, command in leaves() if not any("--json" in one.opts for one in command.params)}
+    assert without == texts | actions
+
+
 @pytest.mark.parametrize("name", ["replay", "serve"])
 def test_options_are_in_the_groups_of_their_settings(name: str):
     shown = help_of(name)

@@ -79,6 +79,8 @@ def test_a_tenant_is_forgotten(stopped: Path, omnidraft: Command):  # noqa: F811
     assert len(read_memories(stopped)[0].table) == before + 6
     typed = omnidraft("memory", "forget", stopped, "--tenant", "key")
     assert typed.out == "forgot 6 contexts\n"
+    again = omnidraft("memory", "forget", stopped, "--tenant", "key", "--json")
+    assert json.loads(again.out) == {"contexts": 0}
     assert len(read_memories(stopped)[0].table) == before
 
 

@@ -33,6 +33,8 @@ def test_a_sound_run_is_left_alone(run: Path):
     before = (run / MANIFEST).read_bytes()
     answer = call("repair", run)
     assert (answer.exit_code, answer.stdout) == (0, f"{run}: sound, 15 prompts, finished\n")
+    (report,) = json.loads(call("repair", run, "--json").stdout)
+    assert report == {"folder": str(run), "kind": "sound", "prompts": 15, "finished": True}
     assert (run / MANIFEST).read_bytes() == before
 
 

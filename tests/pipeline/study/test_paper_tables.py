@@ -105,8 +105,12 @@ def test_a_table_is_measured_resumed_and_written_as_a_page(tiny_pair: TinyPair, 
 
     with patch.object(study_run, "run_task", count):
         again = run_table(tiny_pair, data, *arguments)
+        in_json = json.loads(run_table(tiny_pair, data, *arguments, "--json").stdout)
     assert again.exit_code == 0, again.output
     assert len(started) == len(PAPER_TABLES[5].blocks[1].study.arms)  # k4 alone
+    assert list(in_json) == ["k3", "k4"]
+    (arms,) = in_json["k4"].values()
+    assert list(arms) == [arm.name for arm in PAPER_TABLES[5].blocks[1].study.arms]
     text = page.read_text(encoding="utf-8")
     assert text.startswith("# Table 5: ")
     assert "--table 5" in text

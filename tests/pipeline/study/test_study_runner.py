@@ -136,8 +136,14 @@ def test_a_finished_study_only_prints(losses: tuple[Path, Result], tiny_pair: Ti
         result = run_study(
             tiny_pair, "losses", "--arms", "none; hybrid; trie", "--seeds", 2, "--out", folder / "kept.json"
         )
+        as_json = run_study(
+            tiny_pair, "losses", "--arms", "none; hybrid; trie", "--seeds", 2, "--out", folder / "kept.json", "--json"
+        )
     assert result.exit_code == 0, result.output
     assert result.stdout == first.stdout
+    (arms,) = json.loads(as_json.stdout).values()
+    assert list(arms) == ["none", "hybrid", "trie"]
+    assert arms["trie"]["last_fifth"]["acceptance"]["seeds"] == 2
 
 
 def test_other_settings_in_the_same_file_are_refused(losses: tuple[Path, Result], tiny_pair: TinyPair):  # noqa: F811
