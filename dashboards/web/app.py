@@ -9,13 +9,15 @@ from typing import Annotated, Any
 
 from fastapi import Body, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
+from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, PlainTextResponse, Response
 from fastapi.staticfiles import StaticFiles
 from fastapi.templating import Jinja2Templates
+from starlette.exceptions import HTTPException
 
 from dashboards.web.bounds import BodyBounds
 from dashboards.web.charts import read_ngrams, read_stream, read_versions
-from dashboards.web.logs import BusyError, Logs
+from dashboards.web.logs import BusyError, Logs, default_runs
+from dashboards.web.overview import Overview
 from dashboards.web.sql_process import SqlProcess
 from dashboards.web.tables import read_catalog, read_prompts
 from dashboards.web.tokens import read_completion
@@ -25,7 +27,7 @@ from store.query.log_reader import LogReader
 
 HERE = Path(__file__).parent
 TEMPLATES = Jinja2Templates(directory=HERE / "templates")
-PAGES = {"stream": "Stream", "text": "Text", "ngrams": "N-grams", "versions": "Versions", "sql": "SQL"}
+PAGES = {"runs": "Runs", "stream": "Stream", "text": "Text", "ngrams": "N-grams", "versions": "Versions", "sql": "SQL"}
 PLOTLY = Path(str(files("plotly"))) / "package_data" / "plotly.min.js"
 # Own content only. Inline styles are allowed, because Plotly sets them; inline scripts are not.
 POLICY = (
@@ -60,7 +62,7 @@ def create_app(run: Path | None, runs: Path, host: str = "127.0.0.1") -> FastAPI
     app.mount("/static", StaticFiles(directory=HERE / "static"))
     app.add_middleware(BodyBounds)
     _add_guard(app, host)
-    _add_errors(app)
+    _add_errors(app, quick)
     _add_pages(app, quick)
     _add_questions(app, quick, long)
     _add_sql(app, queries)
@@ -82,7 +84,14 @@ def _add_guard(app: FastAPI, served: str) -> None:
         return answer
 
 
-def _add_errors(app: FastAPI) -> None:
+def _add_errors(app: FastAPI, logs: Logs) -> None:
+    @app.exception_handler(HTTPException)
+    def report_missing(request: Request, error: HTTPException) -> Response:
+        if request.url.path.startswith(("/api/", "/static/")) or error.status_code != 404:
+            return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+        context = {"page": "", "pages": PAGES, "states": logs.states(), "chosen": [], "unknown": []}
+        return TEMPLATES.TemplateResponse(request, "missing.html", context, 404)
+
     @app.exception_handler(OmnidraftError)
     def report_refusal(_: Request, error: OmnidraftError) -> Response:
         return JSONResponse({"error": str(error)}, 429 if isinstance(error, BusyError) else 400)
@@ -101,10 +110,6 @@ def _add_errors(app: FastAPI) -> None:
 def _add_pages(app: FastAPI, logs: Logs) -> None:
     catalog = read_catalog()
 
-    @app.get("/")
-    def start() -> Response:
-        return RedirectResponse("/stream")
-
     @app.get("/plotly.js")
     def plotly() -> Response:
         return FileResponse(PLOTLY, media_type="text/javascript", headers={"Cache-Control": "max-age=3600"})
@@ -113,23 +118,31 @@ def _add_pages(app: FastAPI, logs: Logs) -> None:
         def show_page(request: Request, run: Runs) -> Response:
             states = logs.states()
             known = [state.name for state in states]
-            chosen = [name for name in dict.fromkeys(run) if name in known] or known[:1]
-            context = {"page": name, "pages": PAGES, "states": states, "chosen": chosen, "catalog": catalog}
+            chosen = [name for name in dict.fromkeys(run) if name in known] or default_runs(states)
+            unknown = [name for name in dict.fromkeys(run) if name not in known]
+            context = {"page": name, "pages": PAGES, "states": states, "chosen": chosen, "unknown": unknown}
+            context["catalog"] = catalog
             return TEMPLATES.TemplateResponse(request, f"{name}.html", context)
 
         return show_page
 
     for name in PAGES:
-        app.get(f"/{name}", response_class=HTMLResponse)(page(name))
+        app.get("/" if name == "runs" else f"/{name}", response_class=HTMLResponse)(page(name))
 
 
 def _add_questions(app: FastAPI, quick: Logs, long: Logs) -> None:
+    overview = Overview(quick)
+
     def answer(request: Request, logs: Logs, names: list[str], question: Callable[[LogReader], Any]) -> Response:
         """Response with the result as JSON, or status 304 if the log has not changed since the page's last request."""
         stamp = f'"{logs.stamp(names).encode().hex()}"'
         if request.headers.get("if-none-match") == stamp:
             return Response(status_code=304)
         return JSONResponse(logs.read(names, question), headers={"ETag": stamp, "Cache-Control": "no-cache"})
+
+    @app.get("/api/runs")
+    def runs() -> Response:
+        return JSONResponse(overview.list_runs())
 
     @app.get("/api/stream")
     def stream(request: Request, run: Runs, window: int = 0, split: str = "none") -> Response:

@@ -10,6 +10,7 @@ from time import time
 from typing import TypeVar
 
 from store.errors import CorruptError, OmnidraftError, QueryError, RunError, UsageError
+from store.log.lock import is_being_written
 from store.log.manifest import MANIFEST
 from store.log.partitions import committed_at, log_folders, read_manifests
 from store.query.log_reader import LogReader, run_folders
@@ -17,6 +18,7 @@ from store.query.log_reader import LogReader, run_folders
 KEPT = 4  # open snapshots
 MOST_RUNS = 8  # runs that a chart can show distinguishably
 MOST_WAITING = 16  # queries that wait for their turn; each takes a thread that pages need, too
+RECENT_SECONDS = 60.0  # a copy of a run has no lock: it counts as running for so long after a commit
 TURN_TIMEOUT = 30.0  # seconds that a query waits for the one before it; some queries cannot be interrupted
 
 Answer = TypeVar("Answer")
@@ -33,14 +35,14 @@ class RunState:
     Attributes:
         name: name of its folder.
         prompts: number of completed and committed prompts.
-        finished: whether its whole stream is in the log.
+        activity: `finished` if its whole stream is in the log, `running` while a process writes it, or `stopped`.
         seconds: seconds since its last commit.
         problem: error that prevents reading it; empty if there is none.
     """
 
     name: str
     prompts: int
-    finished: bool
+    activity: str
     seconds: float
     problem: str = ""
 
@@ -77,14 +79,14 @@ class Logs:
         return [_state(folder) for name, folder in found.items() if not names or name in names]
 
     def choose_runs(self, names: Sequence[str]) -> dict[str, Path]:
-        """Folders of the named runs, each once; without names the run with the newest commit.
+        """Folders of the named runs, each once; without names the newest run with a completed prompt.
 
         Raises:
             RunError: there are no runs.
             UsageError: a name is unknown, or there are too many names.
         """
         folders = self.folders()
-        wanted = list(dict.fromkeys(names)) or list(folders)[:1]
+        wanted = list(dict.fromkeys(names)) or default_runs(self.states())
         if unknown := [name for name in wanted if name not in folders]:
             raise UsageError(f"a run must be one of {', '.join(folders)}; got {', '.join(unknown)}")
         if len(wanted) > MOST_RUNS:
@@ -166,6 +168,19 @@ def _state(folder: Path) -> RunState:
     try:
         manifests = read_manifests(folder)
     except OmnidraftError as error:
-        return RunState(folder.name, 0, True, seconds, str(error))
+        return RunState(folder.name, 0, "stopped", seconds, str(error))
     prompts = sum(part.rows for manifest in manifests.values() for part in manifest.tables["prompts"])
-    return RunState(folder.name, prompts, manifests[folder].finished, seconds)
+    return RunState(folder.name, prompts, _activity(folder, manifests[folder].finished, seconds), seconds)
+
+
+def _activity(folder: Path, finished: bool, seconds: float) -> str:
+    if finished:
+        return "finished"
+    written = is_being_written(folder)
+    return "running" if (seconds < RECENT_SECONDS if written is None else written) else "stopped"
+
+
+def default_runs(states: Sequence[RunState]) -> list[str]:
+    """Name of the run to show if none is named: the newest one with a completed prompt. None without runs."""
+    with_prompts = [state.name for state in states if state.prompts]
+    return (with_prompts or [state.name for state in states])[:1]

@@ -1,9 +1,11 @@
 """Tables of the log as JSON values: rows of a query, and lists of prompts."""
 
+from collections.abc import Mapping
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from store.errors import QueryError, UsageError
+from store.query.acceptance import Acceptance
 from store.query.json_values import quote_text
 from store.query.json_values import to_json_value as plain_value
 from store.query.log_reader import VIEWS, LogReader, recipes
@@ -26,7 +28,7 @@ ORDERS = {
 }
 
 _LIST = """
-    SELECT "offset", dataset, target, emitted, blocks, left(prompt_text, {start}) AS start,
+    SELECT "offset", dataset, target, emitted, blocks, judged, accepted, left(prompt_text, {start}) AS start,
         accepted / nullif(judged, 0) AS acceptance, emitted / nullif(finished - started, 0) AS speed
     FROM prompts WHERE {condition} ORDER BY {order} LIMIT {page} OFFSET {skip}
 """
@@ -46,6 +48,13 @@ def columns(table: "pa.Table") -> dict[str, list[Any]]:
 def plain(value: Any) -> Any:
     """Convert a value to JSON types, with large integers as text."""
     return plain_value(value, EXACT)
+
+
+def acceptance_of(row: Mapping[str, Any]) -> dict[str, float | None]:
+    """The rate and the interval of a row's `accepted` and `judged` tokens, as `acceptance`, `low` and `high`."""
+    found = Acceptance(int(row["accepted"] or 0), int(row["judged"] or 0))
+    low, high = found.interval or (None, None)
+    return {"acceptance": found.rate, "low": low, "high": high}
 
 
 def read_catalog() -> dict[str, Any]:

@@ -80,7 +80,31 @@ class RunLock:
         self.release()
 
     def _owner(self) -> str:
-        try:
-            return str(Owner(**json.loads((self._folder / OWNER).read_bytes())))
-        except (OSError, ValueError, TypeError):
-            return "another process"
+        return str(_read_owner(self._folder) or "another process")
+
+
+def is_being_written(run_folder: Path) -> bool | None:
+    """Whether a process of this machine writes the run; None for a copy of a run, which has no lock.
+
+    The lock itself is not touched, since even a short attempt to acquire it could refuse a writer. The number of a
+    process that was killed may belong to another process by now; then this is wrong.
+    """
+    owner = _read_owner(run_folder)
+    if owner is None:
+        return False if (run_folder / LOCK).exists() else None
+    if owner.host != socket.gethostname():
+        return None
+    try:
+        os.kill(owner.pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # a process of another user
+        pass
+    return True
+
+
+def _read_owner(run_folder: Path) -> Owner | None:
+    try:
+        return Owner(**json.loads((run_folder / OWNER).read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return None

@@ -1,22 +1,29 @@
 // Shared parts of the pages: requests to the server, errors, tables, and the style of charts.
 
-// Those of Okabe and Ito's colours that are dark enough for lines, each with its own dash and marker.
+const dark = matchMedia("(prefers-color-scheme: dark)");
+dark.addEventListener("change", () => location.reload()); // charts are drawn with the colours of their time
+
+// The colours of page.css, which has a light and a dark set.
+const sheet = getComputedStyle(document.documentElement);
+export const colorOf = (name) => sheet.getPropertyValue(`--${name}`).trim();
+export const narrow = () => innerWidth < 640;
+
+// Okabe and Ito's colours for lines, each with its own dash and marker.
 export const STYLES = [
-  { color: "#0072b2", dash: "solid", symbol: "circle" },
-  { color: "#d55e00", dash: "dash", symbol: "square" },
-  { color: "#009e73", dash: "dot", symbol: "diamond" },
-  { color: "#cc79a7", dash: "dashdot", symbol: "triangle-up" },
-  { color: "#e69f00", dash: "longdash", symbol: "triangle-down" },
-  { color: "#56b4e9", dash: "longdashdot", symbol: "pentagon" },
-  { color: "#111111", dash: "solid", symbol: "x" },
-  { color: "#7a7a7a", dash: "dash", symbol: "star" },
+  { color: colorOf("blue"), dash: "solid", symbol: "circle" },
+  { color: colorOf("red"), dash: "dash", symbol: "square" },
+  { color: colorOf("green"), dash: "dot", symbol: "diamond" },
+  { color: colorOf("pink"), dash: "dashdot", symbol: "triangle-up" },
+  { color: colorOf("amber"), dash: "longdash", symbol: "triangle-down" },
+  { color: colorOf("sky"), dash: "longdashdot", symbol: "pentagon" },
+  { color: colorOf("ink"), dash: "solid", symbol: "x" },
+  { color: colorOf("grey"), dash: "dash", symbol: "star" },
 ];
 export const style = (number) => STYLES[number % STYLES.length];
 export const runs = JSON.parse(document.body.dataset.runs);
 export const element = (id) => document.getElementById(id);
 
 const EVERY = 2000; // milliseconds between two requests for a running run
-const STILL = 60; // seconds
 const etags = new Map();
 const problems = new Map();
 
@@ -86,6 +93,13 @@ export const fixed = (digits) => (value) => (value === null || value === undefin
 export const signed = (digits) => (value) => (value === null || value === undefined ? "–" : (value > 0 ? "+" : "") + Number(value).toFixed(digits));
 export const percent = (value) => (value === null || value === undefined ? "–" : `${(100 * value).toFixed(1)}%`);
 
+// An acceptance rate with its interval and count, of a row that the server computed with store/query/acceptance.py.
+export function interval({ acceptance, low, high, judged }) {
+  if (acceptance === null || acceptance === undefined) return make("small", { text: "nothing judged" });
+  const range = make("small", { text: ` ${fixed(2)(low)}–${fixed(2)(high)} of ${whole(judged)}`, title: "interval of 95%, and judged tokens" });
+  return make("span", {}, make("b", { text: fixed(3)(acceptance) }), range);
+}
+
 // `<` and `&` as text where Plotly reads a little markup.
 export const plain = (text) => String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
 
@@ -98,12 +112,13 @@ export function make(tag, { text, className, ...attributes } = {}, ...children) 
   return made;
 }
 
-// Columns are { title, of: row => value, show: value => text, number, text, code }.
+// Columns are { title, of: row => value, show: value => text, number, text, code, short }; the last four choose a style.
 export function table(place, columns, rows, caption) {
-  const kind = (column) => (column.number ? "number" : column.code ? "code" : column.text ? "text" : "");
+  const kind = (column) => ["number", "code", "text", "short"].find((name) => column[name]) ?? "";
   const head = make("tr", {}, ...columns.map((column) => make("th", { text: column.title, className: kind(column), scope: "col" })));
   const body = rows.map((row) => make("tr", {}, ...columns.map((column) => cell(column, column.of(row), kind(column)))));
   const top = place.scrollTop;
+  place.classList.remove("loading");
   place.replaceChildren(make("table", { "aria-label": caption }, make("thead", {}, head), make("tbody", {}, ...body)));
   if (!rows.length) place.append(make("p", { text: "Nothing yet.", className: "note" }));
   place.tabIndex = 0;
@@ -144,21 +159,21 @@ export const room = (values) => {
 };
 
 // The title of a panel, above its left end.
-export const heading = (text, top) => ({ text, x: 0, y: top, xref: "paper", yref: "paper", xanchor: "left", yanchor: "bottom", showarrow: false, font: { size: 13, color: "#17212b" } });
+export const heading = (text, top) => ({ text, x: 0, y: top, xref: "paper", yref: "paper", xanchor: "left", yanchor: "bottom", showarrow: false, font: { size: 13, color: colorOf("ink") } });
 
 // A pattern that distinguishes bars in addition to their colour.
-export const pattern = (shape) => ({ shape, fillmode: "overlay", fgcolor: "#fff", size: 8, solidity: 0.22 });
+export const pattern = (shape) => ({ shape, fillmode: "overlay", fgcolor: colorOf("paper"), size: 8, solidity: 0.22 });
 
 // Draws or updates a chart; keeps its zoom.
 export function chart(place, traces, layout) {
-  const axis = { tickfont: { size: 12 }, title: { font: { size: 13 } }, gridcolor: "#e6ebf0", zerolinecolor: "#c3ccd4", linecolor: "#b5c0ca", automargin: true };
+  const axis = { tickfont: { size: 12 }, title: { font: { size: 13 } }, gridcolor: colorOf("grid"), zerolinecolor: colorOf("edge"), linecolor: colorOf("edge"), automargin: true };
   const axes = Object.fromEntries(Object.entries(layout).filter(([key]) => /^[xy]axis/.test(key)).map(([key, value]) => [key, { ...axis, ...value, title: { ...axis.title, ...value.title } }]));
   const looks = {
-    font: { family: "system-ui, DejaVu Sans, sans-serif", size: 13, color: "#17212b" },
-    margin: { l: 62, r: 20, t: 48, b: 46 }, paper_bgcolor: "#fff", plot_bgcolor: "#fff", uirevision: "stay",
-    hoverlabel: { align: "left", namelength: -1 }, legend: { orientation: "h", x: 1, xanchor: "right", y: 1.01, yanchor: "bottom" }, ...layout, ...axes,
+    font: { family: "system-ui, DejaVu Sans, sans-serif", size: 13, color: colorOf("ink") },
+    margin: narrow() ? { l: 44, r: 8, t: 48, b: 44 } : { l: 62, r: 20, t: 48, b: 46 }, paper_bgcolor: colorOf("paper"), plot_bgcolor: colorOf("paper"), uirevision: "stay",
+    hoverlabel: { align: "left", namelength: -1, bgcolor: "#101b26", font: { color: "#f3f7fa" } }, legend: { orientation: "h", x: 1, xanchor: "right", y: 1.01, yanchor: "bottom" }, ...layout, ...axes,
   };
-  const config = { displaylogo: false, responsive: true, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
+  const config = { displaylogo: false, displayModeBar: narrow() ? false : "hover", responsive: true, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
   return window.Plotly.react(place, traces, looks, config);
 }
 
@@ -168,11 +183,13 @@ async function showState() {
     if (states.length) location.reload();
     return;
   }
-  const running = states.filter((state) => !state.finished);
+  const open = states.filter((state) => state.activity !== "finished");
   const place = element("state");
-  const last = Math.round(Math.min(...running.map((state) => state.seconds)));
-  place.className = last < STILL ? "live" : ""; // without a commit for long, it may have been killed
-  place.textContent = running.length ? `not finished, last commit ${last < 120 ? `${last} s` : `${Math.round(last / 60)} min`} ago` : "finished";
+  const last = Math.round(Math.min(...open.map((state) => state.seconds)));
+  const running = open.some((state) => state.activity === "running");
+  place.className = running ? "live" : "";
+  const ago = last < 120 ? `${last} s` : last < 7200 ? `${Math.round(last / 60)} min` : `${Math.round(last / 3600)} h`;
+  place.textContent = open.length ? `${running ? "running" : "stopped"}, last commit ${ago} ago` : "finished";
 }
 
 showState().catch(() => {});

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from store.errors import RunError
-from store.log.lock import RunLock
+from store.log.lock import OWNER, RunLock, is_being_written
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from store.log.lock import RunLock
+from store.log.lock import OWNER, RunLock, is_being_written
 with RunLock(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)
@@ -68,3 +68,20 @@ def test_a_folder_that_cannot_be_made_is_an_error_of_the_user_s(tmp_path: Path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(RunError, match="writable"):
         RunLock(tmp_path / "file" / "run").take()
+
+
+def test_whether_a_run_is_being_written_is_found_without_its_lock(tmp_path: Path):
+    run = tmp_path / "run"
+    assert is_being_written(run) is None, "a copy has no lock"
+    process = holder(run)
+    try:
+        assert is_being_written(run) is True
+    finally:
+        process.kill()
+        process.communicate()
+    assert is_being_written(run) is False, "it was killed"
+    with RunLock(run):
+        assert is_being_written(run) is True
+    assert is_being_written(run) is False
+    (run / OWNER).write_text(f'{{"pid": {os.getpid()}, "host": "elsewhere", "since": ""}}')
+    assert is_being_written(run) is None

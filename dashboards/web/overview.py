@@ -1,0 +1,82 @@
+"""The table of runs: when each began, on what, how far it came, and what it reached."""
+
+import re
+import threading
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from dashboards.web.logs import Logs, RunState
+from dashboards.web.tables import acceptance_of, rows
+from store.errors import OmnidraftError
+from store.query.log_reader import LogReader
+
+_NAMED_BY_TIME = re.compile(r"[0-9]{8}-[0-9]{6}")
+_PROMPTS = """
+    SELECT coalesce(list_sort(list(DISTINCT target)), []) AS targets,
+        coalesce(list_sort(list(DISTINCT dataset)), []) AS datasets,
+        coalesce(sum(emitted), 0)::BIGINT AS tokens,
+        coalesce(sum(accepted), 0)::BIGINT AS accepted, coalesce(sum(judged), 0)::BIGINT AS judged,
+        (sum(accepted) + sum(lookup_accepted)) / nullif(sum(emitted), 0) AS drafted_share,
+        sum(emitted) / nullif(sum(blocks), 0) AS efficiency,
+        sum(emitted) / nullif(max(finished) - min(started), 0) AS speed
+    FROM prompts
+"""
+_EVENTS = """
+    SELECT (SELECT count(*) FROM drifts WHERE action IN ('reset', 'recall')) AS drifts,
+        (SELECT count(*) FROM versions) AS versions
+"""
+_NOTHING: dict[str, Any] = {"targets": [], "datasets": []}
+
+
+class Overview:
+    """Rows of the table of runs; a run is read again only after it has committed more. Thread-safe."""
+
+    def __init__(self, logs: Logs) -> None:
+        self._logs = logs
+        self._lock = threading.Lock()
+        self._known: dict[str, tuple[str, dict[str, Any]]] = {}  # by the name of the run: stamp, totals
+
+    def list_runs(self) -> list[dict[str, Any]]:
+        """One row per run, the newest commit first: its state, and the totals of its log."""
+        with self._lock:
+            states = self._logs.states()
+            folders = self._logs.folders() if states else {}
+            return [self._describe(folders[state.name], state) for state in states if state.name in folders]
+
+    def _describe(self, folder: Path, state: RunState) -> dict[str, Any]:
+        row = {
+            "run": state.name,
+            "started": _started(folder),
+            "state": state.activity,
+            "prompts": state.prompts,
+            "problem": state.problem,
+        }
+        if state.problem:
+            return row | _NOTHING
+        try:
+            return row | self._read_totals(folder)
+        except OmnidraftError as error:
+            return row | _NOTHING | {"problem": str(error)}
+
+    def _read_totals(self, folder: Path) -> dict[str, Any]:
+        stamp = self._logs.stamp([folder.name])
+        known = self._known.get(folder.name)
+        if known is None or known[0] != stamp:
+            with LogReader([folder]) as log:
+                (prompts,), (events,) = rows(log.select(_PROMPTS)), rows(log.select(_EVENTS))
+            known = self._known[folder.name] = stamp, {**prompts, **events, **acceptance_of(prompts)}
+        return known[1]
+
+
+def _started(folder: Path) -> float | None:
+    """When a run began, in seconds since 1970: by its name, or else when its process wrote the settings."""
+    if _NAMED_BY_TIME.fullmatch(folder.name):
+        try:
+            return datetime.strptime(folder.name, "%Y%m%d-%H%M%S").replace(tzinfo=UTC).timestamp()
+        except ValueError:
+            pass
+    try:
+        return (folder / "config.json").stat().st_mtime
+    except OSError:
+        return None

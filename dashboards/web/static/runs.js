@@ -1,0 +1,44 @@
+// The table of runs: the start of the pages.
+import { element, fixed, interval, live, make, percent, reach, table, whole } from "./common.js";
+
+const form = element("chosen");
+const when = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium", timeStyle: "short" });
+
+function nameOf(row) {
+  const box = make("input", { type: "checkbox", name: "run", value: row.run, "aria-label": `choose ${row.run}` });
+  box.checked = Boolean(form.querySelector(`input[value="${CSS.escape(row.run)}"]:checked`));
+  return make("span", { className: "pick" }, box, make("a", { href: `/stream?${new URLSearchParams({ run: row.run })}` }, make("bdi", { text: row.run })));
+}
+
+function stateOf(row) {
+  if (row.problem) return make("span", { text: "cannot be read", className: "state unreadable", title: row.problem });
+  const state = row.state === "finished" && !row.prompts ? "empty" : row.state;
+  return make("span", { text: state, className: `state ${state}` });
+}
+
+const COLUMNS = [
+  { title: "run", of: nameOf },
+  { title: "state", of: stateOf },
+  { title: "started", of: (row) => (row.started === null ? null : when.format(row.started * 1000)), short: true },
+  { title: "target", of: (row) => row.targets.join(", ") },
+  { title: "data", of: (row) => row.datasets.join(", ") },
+  { title: "prompts", of: (row) => row.prompts, show: whole, number: true },
+  { title: "acceptance", of: interval, number: true },
+  { title: "from drafts", of: (row) => row.drafted_share, show: percent, number: true },
+  { title: "tokens / forward", of: (row) => row.efficiency, show: fixed(2), number: true },
+  { title: "tokens / second", of: (row) => row.speed, show: fixed(1), number: true },
+  { title: "drifts", of: (row) => row.drifts, show: whole, number: true },
+  { title: "versions", of: (row) => row.versions, show: whole, number: true },
+];
+
+const enable = () => { element("compare").disabled = !form.querySelector(":checked"); };
+
+live(async () => {
+  const rows = await (await reach("/api/runs", { cache: "no-store" })).json();
+  const text = JSON.stringify(rows);
+  if (form.dataset.shown === text) return;
+  form.dataset.shown = text;
+  table(element("runs"), COLUMNS, rows, "Runs, the newest first");
+  enable();
+});
+form.addEventListener("change", enable);

@@ -1,0 +1,109 @@
+"""The table of runs, and the run that is shown if none is named."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from event_making import make_completed
+from serving_runs import Serve
+from stream_making import append, stream, write
+
+from dashboards.web import overview
+from dashboards.web.logs import Logs, default_runs
+from store.log.lock import RunLock
+from store.log.run_log import RunLog
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """A run with a drift, one of which nothing was judged, one that was stopped, and an empty one, the newest."""
+    folder = tmp_path / "runs"
+    write(folder / "20261121-114049", stream())
+    write(folder / "plain", [make_completed(offset, judged=0, accepted=0) for offset in range(3)])
+    with RunLog(folder / "stopped") as log:
+        append(log, stream(20), commit=True)
+        log.close()  # before the end of its stream
+    (folder / "stopped" / ".lock").touch()
+    write(folder / "empty", [])
+    for age, name in enumerate(("empty", "stopped", "plain", "20261121-114049")):
+        os.utime(folder / name / "log" / "manifest.json", (1e9 - age, 1e9 - age))
+    return folder
+
+
+def test_each_run_has_its_state_and_totals(runs: Path):
+    rows = {row["run"]: row for row in overview.Overview(Logs(None, runs)).list_runs()}
+    assert list(rows) == ["empty", "stopped", "plain", "20261121-114049"]
+    learned = rows["20261121-114049"]
+    assert (learned["prompts"], learned["tokens"], learned["targets"]) == (60, 300, ["big"])
+    assert (learned["accepted"], learned["judged"], learned["acceptance"]) == (90, 240, 0.375)
+    assert learned["low"] < 0.375 < learned["high"]
+    assert learned["drafted_share"] == 90 / 300
+    assert (learned["speed"], learned["efficiency"]) == (5.0, 2.5)
+    assert (learned["drifts"], learned["versions"], learned["state"]) == (1, 4, "finished")
+    assert learned["started"] == 1_795_261_249  # 2026-11-21 11:40:49 UTC
+    assert (rows["plain"]["judged"], rows["plain"]["acceptance"], rows["plain"]["low"]) == (0, None, None)
+    assert (rows["stopped"]["state"], rows["stopped"]["prompts"]) == ("stopped", 20)
+    assert (rows["empty"]["state"], rows["empty"]["prompts"], rows["empty"]["targets"]) == ("finished", 0, [])
+
+
+def test_a_run_that_is_written_is_running(runs: Path):
+    with RunLock(runs / "stopped"):
+        states = {state.name: state.activity for state in Logs(None, runs).states()}
+    assert (states["stopped"], states["plain"]) == ("running", "finished")
+
+
+def test_the_newest_run_with_a_prompt_is_the_default(runs: Path):
+    logs = Logs(None, runs)
+    assert default_runs(logs.states()) == ["stopped"]
+    assert list(logs.choose_runs([])) == ["stopped"]
+    assert default_runs([state for state in logs.states() if state.name == "empty"]) == ["empty"]
+
+
+def test_a_log_is_read_again_only_after_a_commit(runs: Path, monkeypatch: pytest.MonkeyPatch):
+    table = overview.Overview(Logs(None, runs))
+    first = table.list_runs()
+    monkeypatch.setattr(overview, "LogReader", None)
+    assert table.list_runs() == first
+    os.utime(runs / "plain" / "log" / "manifest.json")
+    with pytest.raises(TypeError):
+        table.list_runs()
+
+
+def test_a_run_that_cannot_be_read_does_not_hide_the_others(runs: Path):
+    (runs / "plain" / "log" / "manifest.json").write_text("{")
+    rows = {row["run"]: row for row in overview.Overview(Logs(None, runs)).list_runs()}
+    assert "manifest.json" in rows["plain"]["problem"]
+    assert rows["stopped"]["judged"] == 80
+
+
+def test_the_start_page_leads_to_each_run(serve: Serve, runs: Path, page: Any):
+    address = serve(runs)
+    page.goto(address)
+    page.wait_for_selector("#runs tbody tr")
+    shown = page.eval_on_selector_all("#runs tbody tr", "rows => rows.map(row => [...row.cells].map(c => c.innerText))")
+    assert [row[:2] for row in shown] == [
+        ["empty", "empty"], ["stopped", "stopped"], ["plain", "finished"], ["20261121-114049", "finished"],
+    ]  # fmt: skip
+    assert shown[3][5:7] == ["60", "0.375 0.32–0.44 of 240"]
+    assert shown[2][6] == "nothing judged"
+    assert page.locator("#compare").is_disabled()
+    page.check("[value=plain]")
+    page.check("[value=stopped]")
+    page.click("#compare")
+    page.wait_for_url("**/stream?run=stopped&run=plain")
+    page.goto(address)
+    page.click("#runs a >> text=20261121-114049")
+    page.wait_for_url("**/stream?run=20261121-114049")
+
+
+def test_a_page_without_a_run_and_one_of_an_unknown_run(serve: Serve, runs: Path, page: Any):
+    address = serve(runs)
+    page.goto(f"{address}/sql")
+    assert page.inner_text(".runs summary") == "run stopped"
+    page.goto(f"{address}/sql?run=nothing")
+    assert page.inner_text(".notice") == "There is no run nothing here. This is stopped."
+    page.goto(f"{address}/nothing")
+    page.click("main a")
+    page.wait_for_selector("#runs tbody tr")
+    page.said.clear()  # the browser's own line about the status

@@ -1,0 +1,29 @@
+"""The acceptance rate with its interval."""
+
+from math import sqrt
+
+import pytest
+from event_making import make_completed
+
+from store.query.acceptance import Acceptance, Z
+
+
+@pytest.mark.parametrize(("accepted", "judged"), [(1, 3), (30, 40), (999, 1000), (0, 7), (5, 5)])
+def test_the_ends_of_the_interval_are_the_rates_that_the_count_just_does_not_refute(accepted: int, judged: int):
+    found = Acceptance(accepted, judged)
+    low, high = found.interval or (0.0, 0.0)
+    assert found.rate is not None
+    assert 0 <= low <= found.rate <= high <= 1
+    for end in (low, high):
+        if end not in (0, 1):
+            assert abs(found.rate - end) == pytest.approx(Z * sqrt(end * (1 - end) / judged), abs=1e-12)
+
+
+def test_without_judged_tokens_there_is_no_rate():
+    assert (Acceptance().rate, Acceptance().interval, Acceptance().is_vague) == (None, None, True)
+
+
+def test_prompts_weigh_by_their_judged_tokens():
+    prompts = [make_completed(0, judged=10, accepted=1), make_completed(1, judged=90, accepted=89)]
+    assert Acceptance.of(prompts) == Acceptance(90, 100)
+    assert not Acceptance.of(prompts).is_vague
