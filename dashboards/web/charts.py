@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from dashboards.web.tables import columns, rows
+from dashboards.web.story import read_story
+from dashboards.web.tables import acceptance_of, columns, rows
 from store.errors import UsageError
 from store.query.log_reader import LogReader
 
@@ -20,8 +21,8 @@ _CURVES = """
     WITH windows AS (
         SELECT run, {part} AS part, "offset" // {window} AS number,
             min("offset") AS first, max("offset") AS last, count(*) AS prompts,
-            sum(judged) AS judged, sum(accepted) AS accepted, sum(emitted) AS emitted, sum(blocks) AS blocks,
-            min(started) AS started, max(finished) AS finished
+            sum(judged)::BIGINT AS judged, sum(accepted)::BIGINT AS accepted,
+            sum(emitted) AS emitted, sum(blocks) AS blocks, min(started) AS started, max(finished) AS finished
         FROM prompts GROUP BY ALL
     ),
     timed AS (
@@ -29,15 +30,14 @@ _CURVES = """
         FROM windows
         WINDOW before AS (PARTITION BY run, part ORDER BY number ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
     )
-    SELECT run, part, first, last, prompts, judged,
-        accepted / nullif(judged, 0) AS acceptance,
+    SELECT run, part, first, last, prompts, judged, accepted,
         emitted / nullif(blocks, 0) AS efficiency,
         CASE WHEN finished > entered THEN emitted / (finished - entered) END AS speed
     FROM timed ORDER BY run, part, number
 """
 _TOTALS = """
     SELECT run, count(*) AS prompts, sum(emitted) AS tokens, count(DISTINCT target) AS targets,
-        sum(accepted) / nullif(sum(judged), 0) AS acceptance,
+        sum(accepted)::BIGINT AS accepted, sum(judged)::BIGINT AS judged,
         sum(emitted) / nullif(sum(blocks), 0) AS efficiency,
         sum(emitted) / nullif(max(finished) - min(started), 0) AS speed,
         sum(lookup_blocks) / nullif(sum(blocks), 0) AS copied_share
@@ -206,19 +206,29 @@ def read_stream(log: LogReader, window: int = 0, split: str = "none") -> dict[st
     if split not in SPLITS:
         raise UsageError(f"curves can be split by {', '.join(SPLITS)}; got {split!r}")
     window = window_of(log, window)
-    whole = columns(log.select(_CURVES.format(part=SPLITS["none"], window=window)))
-    parts = whole if split == "none" else columns(log.select(_CURVES.format(part=SPLITS[split], window=window)))
+    whole = _read_curves(log, "none", window)
+    parts = whole if split == "none" else _read_curves(log, split, window)
     return {
         "window": window,
+        "story": read_story(log, by_source=_count_blocks(log) <= MOST_BLOCKS),
         "whole": whole,
         "parts": parts,
         "sources": columns(log.select(_SOURCES.format(window=window, most=MOST_BLOCKS))),
         "datasets": rows(log.select(_DATASETS)),
-        "totals": rows(log.select(_TOTALS)),
+        "totals": [row | acceptance_of(row) for row in rows(log.select(_TOTALS))],
         "learning": rows(log.select(_LEARNING)),
         "answered": rows(log.select(_ANSWERED)),
         "marks": _marks(log, window),
     }
+
+
+def _read_curves(log: LogReader, split: str, window: int) -> dict[str, list[Any]]:
+    found = columns(log.select(_CURVES.format(part=SPLITS[split], window=window)))
+    rates = [
+        acceptance_of({"accepted": accepted, "judged": judged})
+        for accepted, judged in zip(found["accepted"], found["judged"], strict=True)
+    ]
+    return found | {name: [rate[name] for rate in rates] for name in ("acceptance", "low", "high")}
 
 
 def _marks(log: LogReader, window: int) -> dict[str, list[dict[str, Any]]]:
@@ -274,6 +284,11 @@ def stretch_of(log: LogReader, most: int) -> int:
 def _prompts(log: LogReader) -> int:
     (row,) = log.select('SELECT coalesce(max("offset") + 1, 0) AS prompts FROM prompts').to_pylist()
     return int(row["prompts"])
+
+
+def _count_blocks(log: LogReader) -> int:
+    (row,) = log.select("SELECT coalesce(sum(blocks), 0) AS blocks FROM prompts").to_pylist()
+    return int(row["blocks"])
 
 
 def _round_number(least: float) -> int:

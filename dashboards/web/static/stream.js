@@ -1,27 +1,29 @@
 // Acceptance, block efficiency and speed along the stream, with drifts, recalls, versions and updates.
-import { cards, chart, element, fixed, heading, live, make, percent, plain, question, room, runs, style, table, whole } from "./common.js";
+import { cards, chart, colorOf, element, fixed, heading, interval, live, make, narrow, percent, plain, question, room, runs, style, swatch, table, whole } from "./common.js";
 
 const PANELS = [
-  { key: "acceptance", axis: "y", title: "<b>Acceptance</b> of the drafter model (accepted / judged tokens)", show: ".3f", domain: [0.75, 1] },
-  { key: "efficiency", axis: "y2", title: "<b>Block efficiency</b> (tokens per target forward)", show: ".2f", domain: [0.56, 0.7] },
-  { key: "speed", axis: "y3", title: "<b>Speed</b> (tokens per second)", show: ".0f", domain: [0.18, 0.32] },
+  { key: "acceptance", axis: "y", title: "<b>Acceptance</b> of the drafter model's drafts", show: ".3f", domain: [0.75, 1] },
+  { key: "efficiency", axis: "y2", title: "<b>Block efficiency</b> (tokens per target forward)", show: ".2f", domain: [0.57, 0.7] },
+  { key: "speed", axis: "y3", title: "<b>Speed</b> (tokens per second)", show: ".0f", domain: [0.2, 0.33] },
 ];
-const SOURCES_TITLE = "<b>Accepted tokens per target forward</b> by source: model (solid), own text (dotted), memory (dashed)";
-const SOURCES_DOMAIN = [0.37, 0.51];
+const SOURCES_TITLE = narrow() ? "<b>Accepted per forward</b>: model ─, own text ···, memory ╌" :
+  "<b>Accepted tokens per target forward</b> by source: model (solid), own text (dotted), memory (dashed)";
+const SOURCES_DOMAIN = [0.38, 0.52];
 // Sources of drafts, distinguished by dash and marker; of a single run also by colour.
 const SOURCES = {
-  model: { name: "model", color: "#0072b2", dash: "solid", symbol: "circle" },
-  lookup: { name: "own text", color: "#b07f00", dash: "dot", symbol: "square" },
-  memory: { name: "memory", color: "#a8447d", dash: "dash", symbol: "diamond" },
+  model: { name: "model", color: colorOf("blue"), dash: "solid", symbol: "circle" },
+  lookup: { name: "own text", color: colorOf("amber"), dash: "dot", symbol: "square" },
+  memory: { name: "memory", color: colorOf("pink"), dash: "dash", symbol: "diamond" },
 };
-// Kinds of marks from top to bottom, distinguished by position and shape.
+// Kinds of marks from top to bottom, each with a place, a shape and a colour of its own.
 const KINDS = {
-  drift: { symbol: "triangle-down", size: 13, line: 2 },
-  recall: { symbol: "star", size: 12, line: 1 },
-  version: { symbol: "diamond", size: 10, line: 1 },
-  update: { symbol: "line-ns-open", size: 9, line: 1.5 },
+  drift: { symbol: "triangle-down", glyph: "▼", size: 13, line: 2, color: colorOf("red"), of: "drifts" },
+  "head reset": { symbol: "cross", glyph: "✚", size: 11, line: 1, color: colorOf("pink"), of: "resets" },
+  recall: { symbol: "star", glyph: "★", size: 12, line: 1, color: colorOf("amber"), of: "recalls" },
+  version: { symbol: "diamond", glyph: "◆", size: 10, line: 1, color: colorOf("blue"), of: "versions" },
+  update: { symbol: "line-ns-open", glyph: "|", size: 9, line: 1.5, color: colorOf("green"), of: "updates" },
 };
-const FEWEST = 10; // minimum judged tokens of a point; a rate over fewer is mostly noise
+const FEW = 30; // judged tokens, as in store/query/acceptance.py; points over fewer are hollow
 const MOST_LINES = 40;
 const MOST_LISTED = 300;
 const ACTED = ["reset", "recall"];
@@ -39,6 +41,17 @@ function groups(curves) {
   return [...found.values()].sort((one, other) => runs.indexOf(one.run) - runs.indexOf(other.run));
 }
 
+// The interval of each rate as a bar in a pale colour, wide where little was judged; hollow points over few tokens.
+function certainty(curves, rows, look) {
+  const distance = (end, sign) => rows.map((row) => (curves.acceptance[row] === null ? 0 : sign * (curves[end][row] - curves.acceptance[row])));
+  return {
+    mode: "lines+markers",
+    marker: { size: rows.length > 150 ? 4 : 6, symbol: rows.map((row) => `${look.symbol}${curves.judged[row] < FEW ? "-open" : ""}`) },
+    error_y: { type: "data", symmetric: false, array: distance("high", 1), arrayminus: distance("low", -1), width: 0, thickness: rows.length > 150 ? 2 : 7, color: `${look.color}44` },
+    hovertemplate: "%{y:.3f}, interval %{customdata[3]:.2f} to %{customdata[4]:.2f} over %{customdata[2]:,d} judged tokens (prompts %{customdata[0]:,d} to %{customdata[1]:,d})<extra></extra>",
+  };
+}
+
 function curveTraces(curves, panels, named) {
   return groups(curves).flatMap((group, number) => {
     const look = style(named ? number : runs.indexOf(group.run));
@@ -46,10 +59,11 @@ function curveTraces(curves, panels, named) {
     return panels.map((panel) => ({
       type: "scatter", mode: group.rows.length > 150 ? "lines" : "lines+markers", yaxis: panel.axis, name, legendgroup: name,
       showlegend: panel.key === "acceptance" && (named || runs.length > 1),
-      x: group.rows.map((row) => (curves.first[row] + curves.last[row]) / 2), y: group.rows.map((row) => (panel.key === "acceptance" && curves.judged[row] < FEWEST ? null : curves[panel.key][row])),
-      customdata: group.rows.map((row) => [curves.first[row], curves.last[row]]), connectgaps: false,
+      x: group.rows.map((row) => (curves.first[row] + curves.last[row]) / 2), y: group.rows.map((row) => curves[panel.key][row]),
+      customdata: group.rows.map((row) => [curves.first[row], curves.last[row], curves.judged[row], curves.low[row], curves.high[row]]), connectgaps: false,
       line: { color: look.color, dash: look.dash, width: 2 }, marker: { symbol: look.symbol, size: 5 },
       hovertemplate: `%{y:${panel.show}} (prompts %{customdata[0]:,d} to %{customdata[1]:,d})<extra>${name}</extra>`,
+      ...(panel.key === "acceptance" ? certainty(curves, group.rows, look) : {}),
     }));
   });
 }
@@ -71,6 +85,8 @@ const rate = fixed(3);
 const WORDS = {
   drift: (mark) => `drift at ${whole(mark.offset)} in ${mark.dataset}: ${mark.direction} from ${rate(mark.rate_before)} to ${rate(mark.rate_after)}, ` +
     `since ${whole(mark.changed_at)} (${mark.detector}); ${{ ignored: "ignored", cooldown: "cooldown, no response", none: "no response" }[mark.action] ?? `response: ${mark.action}`}`,
+  "head reset": (mark) => `acceptance head reset at ${whole(mark.offset)}, in response to the drift; its labels were dropped` +
+    `${mark.restored === null ? "" : `; then the head of version ${mark.restored} was restored`}`,
   recall: (mark) => `${mark.version === null ? "current drafter kept" : `version ${mark.version} restored`} at ${whole(mark.offset)}: best of ` +
     `${mark.candidates} earlier ones ${rate(mark.acceptance_best)}, current ${rate(mark.acceptance_present)}`,
   version: (mark) => `version ${mark.version} at ${whole(mark.offset)} (${mark.reason}), parent ${mark.parent ?? "none"}, ${whole(mark.cache_entries)} n-grams, ` +
@@ -79,19 +95,27 @@ const WORDS = {
     `${mark.served ? "served" : "refused by the gate"}, ${fixed(1)(mark.seconds)} s, drafter ${mark.drafter_version}`,
 };
 
+// A response to a drift begins with a reset of the head, which has no row of its own in the log.
+function withResets(marks) {
+  const restored = (drift) => marks.recalls.find((mark) => mark.run === drift.run && mark.target === drift.target && mark.offset === drift.offset)?.version ?? null;
+  const acted = marks.drifts.filter((mark) => ACTED.includes(mark.action));
+  return { ...marks, resets: acted.map((mark) => ({ ...mark, restored: restored(mark) })) };
+}
+
 function markTraces(marks) {
   const kinds = Object.keys(KINDS).reverse();
   return kinds.flatMap((kind, height) => runs.map((run, number) => {
-    const mine = marks[`${kind}s`].filter((mark) => mark.run === run);
+    const { of, symbol, size, line, color } = KINDS[kind];
+    const mine = marks[of].filter((mark) => mark.run === run);
     const filled = (mark) => (kind === "drift" ? ACTED.includes(mark.action) : kind === "recall" ? mark.version !== null : kind === "update" ? mark.served : true);
-    const open = (symbol) => (symbol.endsWith("-open") ? "x-thin-open" : `${symbol}-open`);
+    const open = symbol.endsWith("-open") ? "x-thin-open" : `${symbol}-open`;
+    const words = (mark) => `${runs.length > 1 ? `${run}: ` : ""}${WORDS[kind](mark)}`;
     return {
       type: "scatter", mode: kind === "version" && mine.length < 40 ? "markers+text" : "markers", yaxis: "y4", cliponaxis: false, showlegend: false, legendgroup: run,
       x: mine.map((mark) => mark.offset), y: mine.map(() => height + (runs.length > 1 ? (0.5 - number / (runs.length - 1)) * 0.5 : 0)),
       text: mine.map((mark) => (kind === "version" ? ` ${mark.version}` : "")), textposition: "middle right", textfont: { size: 11 },
-      hovertext: mine.map((mark) => plain(WORDS[kind](mark))), hoverinfo: "text",
-      marker: { color: style(number).color, size: mine.length > 60 ? 6 : KINDS[kind].size, opacity: mine.length > 60 ? 0.6 : 1, line: { width: KINDS[kind].line, color: style(number).color },
-        symbol: mine.map((mark) => (filled(mark) ? KINDS[kind].symbol : open(KINDS[kind].symbol))) },
+      hovertext: mine.map((mark) => plain(words(mark))), hoverinfo: "text",
+      marker: { color, size: mine.length > 60 ? 6 : size, opacity: mine.length > 60 ? 0.6 : 1, line: { width: line, color }, symbol: mine.map((mark) => (filled(mark) ? symbol : open)) },
     };
   }));
 }
@@ -102,16 +126,16 @@ function backdrop(found) {
   const apart = mine.every((dataset, number) => !number || dataset.first > mine[number - 1].last);
   const bands = apart && mine.length < 30 ? mine : [];
   const shapes = bands.map((band, number) => ({
-    type: "rect", xref: "x", yref: "paper", x0: band.first - 0.5, x1: band.last + 0.5, y0: 0.14, y1: 1, layer: "below", line: { width: 0 },
-    fillcolor: number % 2 ? "#eef2f6" : "#ffffff",
+    type: "rect", xref: "x", yref: "paper", x0: band.first - 0.5, x1: band.last + 0.5, y0: 0.16, y1: 1, layer: "below", line: { width: 0 },
+    fillcolor: colorOf(number % 2 ? "head" : "paper"),
   }));
   const annotations = bands.map((band) => ({
-    x: band.first, y: PANELS[0].domain[0], xref: "x", yref: "paper", text: plain(band.dataset), showarrow: false, xanchor: "left", yanchor: "bottom", font: { size: 12, color: "#5a6672" },
+    x: band.first, y: PANELS[0].domain[0], xref: "x", yref: "paper", text: plain(band.dataset), showarrow: false, xanchor: "left", yanchor: "bottom", font: { size: 12, color: colorOf("soft") },
   }));
   const all = found.marks.drifts.filter((mark) => ACTED.includes(mark.action));
   const acted = all.length > MOST_LINES ? [] : all; // more would hide the curves
   const lines = acted.map((mark) => ({
-    type: "line", xref: "x", yref: "paper", x0: mark.offset, x1: mark.offset, y0: 0, y1: 1, line: { color: style(runs.indexOf(mark.run)).color, width: 1.3, dash: "dash" },
+    type: "line", xref: "x", yref: "paper", x0: mark.offset, x1: mark.offset, y0: 0, y1: 1, line: { color: KINDS.drift.color, width: 1.3, dash: "dash" },
   }));
   return { shapes: [...shapes, ...lines], annotations };
 }
@@ -120,7 +144,7 @@ function draw(found, split) {
   const byPart = split !== "none";
   const traces = [
     ...curveTraces(found.parts, PANELS.slice(0, 2), byPart),
-    ...curveTraces(found.whole, PANELS.slice(2), false).map((trace) => ({ ...trace, line: byPart && runs.length === 1 ? { color: "#5a6672", width: 2 } : trace.line })),
+    ...curveTraces(found.whole, PANELS.slice(2), false).map((trace) => ({ ...trace, line: byPart && runs.length === 1 ? { color: colorOf("soft"), width: 2 } : trace.line })),
     ...sourceTraces(found.sources),
     ...markTraces(found.marks),
   ];
@@ -133,16 +157,8 @@ function draw(found, split) {
     yaxis2: { domain: PANELS[1].domain, range: [1, Math.max(2, ...found.parts.efficiency) * 1.05] },
     yaxis3: { domain: PANELS[2].domain, rangemode: "tozero" },
     yaxis5: { domain: SOURCES_DOMAIN, rangemode: "tozero" },
-    yaxis4: { domain: [0, 0.13], range: [-0.6, 3.6], tickvals: kinds.map((_, height) => height), ticktext: kinds, fixedrange: true, zeroline: false },
+    yaxis4: { domain: [0, 0.15], range: [-0.6, 4.6], tickvals: kinds.map((_, height) => height), ticktext: kinds, fixedrange: true, zeroline: false },
   });
-}
-
-// Acceptance in the first and the last fifth of a run's windows, as the page explains.
-function trend(curves, run) {
-  const mine = curves.run.flatMap((name, row) => (name === run && curves.judged[row] ? [row] : []));
-  const fifth = Math.ceil(mine.length / 5);
-  const mean = (rows) => rows.reduce((sum, row) => sum + curves.acceptance[row] * curves.judged[row], 0) / rows.reduce((sum, row) => sum + curves.judged[row], 0);
-  return mine.length < 5 ? "" : `${rate(mean(mine.slice(0, fifth)))} → ${rate(mean(mine.slice(-fifth)))}`;
 }
 
 function showTotals(found) {
@@ -153,7 +169,7 @@ function showTotals(found) {
     return { name: run, color: style(number).color, figures: [
       ["prompts", whole(total.prompts ?? 0), total.targets > 1 ? `${total.targets} targets` : ""],
       ["tokens", whole(total.tokens ?? 0)],
-      ["acceptance", rate(total.acceptance), trend(found.whole, run)],
+      ["acceptance", rate(total.acceptance), total.judged ? `${fixed(2)(total.low)} to ${fixed(2)(total.high)} of ${whole(total.judged)}` : "nothing judged"],
       ["tokens / forward", fixed(2)(total.efficiency), `${percent(total.copied_share)} copied`],
       ["tokens / second", fixed(1)(total.speed)],
       ["drift responses", whole(drifts.answered), `${whole(drifts.detected)} detected`],
@@ -163,20 +179,35 @@ function showTotals(found) {
   }));
 }
 
+function showStory(stories) {
+  const place = element("story");
+  place.classList.remove("loading");
+  place.replaceChildren(...stories.map(({ run, sentences }) => {
+    const name = runs.length > 1 ? [swatch(style(runs.indexOf(run)).color), make("b", {}, make("bdi", { text: run })), ": "] : [];
+    return make("p", {}, ...name, sentences.join(" "));
+  }));
+}
+
+function kindOf({ kind }) {
+  const glyph = make("span", { text: `${KINDS[kind].glyph} `, "aria-hidden": "true" });
+  glyph.style.color = KINDS[kind].color;
+  return make("span", {}, glyph, kind);
+}
+
 // A link to the text of a prompt.
 function textOf({ run, offset }) {
   return make("a", { href: `/text?${new URLSearchParams({ run, offset })}`, text: whole(offset) });
 }
 
 function showTables(found) {
-  const happened = Object.keys(KINDS).filter((kind) => kind !== "update").flatMap((kind) => found.marks[`${kind}s`].map((mark) => ({ kind, ...mark })));
+  const happened = Object.keys(KINDS).filter((kind) => kind !== "update").flatMap((kind) => found.marks[KINDS[kind].of].map((mark) => ({ kind, ...mark })));
   happened.sort((one, other) => other.offset - one.offset);
-  const total = ["drifts", "recalls", "versions"].reduce((sum, kind) => sum + (found.marks[kind][0]?.total ?? 0), 0);
+  const total = found.marks.resets.length + ["drifts", "recalls", "versions"].reduce((sum, kind) => sum + (found.marks[kind][0]?.total ?? 0), 0);
   const listed = happened.slice(0, MOST_LISTED);
   element("shown").textContent = total > listed.length ? `${whole(listed.length)} of ${whole(total)} are listed, the newest first; the SQL page has all.` : "";
   table(element("events"), [
-    { title: "run", of: (row) => row.run }, { title: "prompt", of: textOf, number: true }, { title: "what", of: (row) => row.kind },
-    { title: "target", of: (row) => row.target }, { title: "description", of: (row) => WORDS[row.kind](row) },
+    { title: "prompt", of: textOf, number: true }, { title: "what", of: kindOf, short: true }, { title: "description", of: (row) => WORDS[row.kind](row) },
+    { title: "target", of: (row) => row.target }, { title: "run", of: (row) => row.run },
   ], listed, "Drifts, recalls and versions, the newest first");
   const curves = found.parts;
   const sourceRow = (row) => found.sources.run.findIndex((run, other) => run === curves.run[row] && Math.floor(found.sources.first[other] / found.window) === Math.floor(curves.first[row] / found.window));
@@ -184,7 +215,7 @@ function showTables(found) {
   table(element("figures"), [
     { title: "run", of: (row) => curves.run[row] }, { title: "part", of: (row) => curves.part[row] },
     { title: "prompts", of: (row) => `${whole(curves.first[row])}–${whole(curves.last[row])}` },
-    { title: "acceptance", of: (row) => curves.acceptance[row], show: rate, number: true },
+    { title: "acceptance", of: (row) => interval({ acceptance: curves.acceptance[row], low: curves.low[row], high: curves.high[row], judged: curves.judged[row] }), number: true },
     { title: "tokens per forward", of: (row) => curves.efficiency[row], show: fixed(2), number: true },
     ...Object.entries(SOURCES).map(([key, look]) => ({ title: `accepted, ${look.name}`, of: bySource(key), show: fixed(2), number: true })),
     { title: "tokens per second", of: (row) => (settings().split === "none" ? curves.speed[row] : null), show: fixed(1), number: true },
@@ -197,6 +228,8 @@ if (runs.length) {
     const found = await question("stream", { parameters: asked, again });
     if (!found) return;
     element("window").textContent = `${whole(found.window)} prompts per point${asked.split === "none" ? "" : "; tokens per second are of the whole run"}`;
+    found.marks = withResets(found.marks);
+    showStory(found.story);
     showTotals(found);
     draw(found, asked.split);
     showTables(found);

@@ -35,6 +35,7 @@ def address(runs: Path) -> Iterator[str]:
 
 # What is there once a page has shown what it asked for.
 READY = {
+    "": "#runs table",
     "stream": "#events table",
     "text": "#prompts li",
     "ngrams": "#paying table",
@@ -83,10 +84,17 @@ def test_the_stream_page_has_figures_curves_and_marks(address: str, page: Any):
     page.wait_for_selector("#chart .scatterlayer .trace")
     drawn = page.evaluate("document.getElementById('chart').data.map(trace => [trace.yaxis, trace.x.length])")
     assert [points for axis, points in drawn if axis in ("y", "y2", "y3")] == [12, 12, 12]
-    assert [points for axis, points in drawn if axis == "y4"] == [6, 4, 1, 1]
-    words = " ".join(row[4] for row in table(page, "#events"))
+    assert [points for axis, points in drawn if axis == "y4"] == [6, 4, 1, 1, 1]
+    colors = page.evaluate(
+        "document.getElementById('chart').data.filter(trace => trace.yaxis === 'y4').map(trace => trace.marker.color)"
+    )
+    assert len(set(colors)) == 5, "one colour for each kind of event"
+    words = " ".join(row[2] for row in table(page, "#events"))
     assert "drift at 33 in code: fall from 0.500 to 0.250, since 30 (adwin); response: recall" in words
     assert "version 0 restored at 33" in words
+    assert "acceptance head reset at 33, in response to the drift" in words
+    story = page.inner_text("#story")
+    assert "50% of 300 tokens came from drafts (30% the drafter model, 20% the own text)" in story
     assert "version 2 at 32 (drift), parent 1, 11 n-grams" in words
     assert texts(page, "#state") == ["finished"]
 
@@ -347,7 +355,7 @@ def test_a_page_follows_a_run_that_goes_on(serve: Serve, tmp_path: Path, page: A
         append(log, stream(20), commit=True)
         page.goto(f"{serve(tmp_path / 'runs')}/stream")
         assert cards(page)["prompts"] == "20"
-        assert re.fullmatch(r"not finished, last commit \d+ s ago", page.inner_text("#state"))
+        assert re.fullmatch(r"running, last commit \d+ s ago", page.inner_text("#state"))
         assert page.locator("#state.live").count() == 1
         append(log, stream(60, first=20), commit=True)
         wait_until(page, "document.querySelector('#totals .card b').textContent === '60'")
@@ -452,7 +460,7 @@ def test_the_page_is_left_by_keyboard_and_runs_are_chosen(address: str, page: An
     page.wait_for_url("**/stream?run=*&run=*")
     page.wait_for_selector("#totals .name")
     assert texts(page, "#totals .name") == ["learned", "floor"]
-    assert page.get_attribute("nav a >> nth=1", "href") == "/text?run=learned&run=floor"
+    assert page.get_attribute("nav a >> nth=2", "href") == "/text?run=learned&run=floor"
 
 
 @pytest.mark.slow

@@ -1,0 +1,133 @@
+"""A run in a few sentences: where its tokens came from, what learning cost and gained, and what a drift did."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from dashboards.web.tables import rows
+from store.query.json_values import quote_text
+from store.query.log_reader import LogReader
+
+AROUND = 20  # prompts before and after a drift that are compared
+_NAMED = 3  # drifts whose prompts are named
+
+# A copied draft is counted as a whole in the rows of prompts; the rows of blocks divide it by source.
+_TOKENS = """
+    SELECT run, sum(emitted)::BIGINT AS emitted, sum(blocks)::BIGINT AS blocks, sum(accepted)::BIGINT AS model,
+        sum(lookup_accepted)::BIGINT AS copied, max("offset") AS last
+    FROM prompts GROUP BY run
+"""
+_SOURCES = """
+    SELECT run, coalesce(sum(accepted) FILTER (drafter = 'lookup'), 0)::BIGINT AS lookup,
+        coalesce(sum(accepted) FILTER (drafter = 'memory'), 0)::BIGINT AS memory,
+        sum(seconds_verify::DOUBLE) / count(*) AS seconds_per_target_forward
+    FROM blocks GROUP BY run
+"""
+# As store/query/sql/_ledger.sql.
+_LEARNING = """
+    SELECT run, count(*) FILTER (part = 'drafter') AS steps, sum(seconds::DOUBLE) AS seconds,
+        sum(waited::DOUBLE) AS waited, coalesce(sum(tokens_gained), 0) AS gained
+    FROM updates GROUP BY run
+"""
+_DRIFTS = """
+    SELECT drifts.run, drifts."offset", drifts.changed_at, recalls.version
+    FROM drifts LEFT JOIN recalls
+        ON recalls.run = drifts.run AND recalls.target = drifts.target AND recalls."offset" = drifts."offset"
+    WHERE action IN ('reset', 'recall') ORDER BY drifts.run, drifts.seq
+"""
+_AROUND = """
+    SELECT sum(emitted) / nullif(sum(blocks), 0) AS efficiency
+    FROM prompts WHERE run = {run} AND "offset" BETWEEN {first} AND {first} + {around} - 1
+"""
+
+
+def read_story(log: LogReader, *, by_source: bool = True) -> list[dict[str, Any]]:
+    """Describe each run of the log in sentences.
+
+    Args:
+        log: log of one or several runs.
+        by_source: divide copied tokens into those of the own text and of the memory, and say what learning gained in
+            seconds, which both need a row per block.
+
+    Returns:
+        One entry per run with a completed prompt: its `run` and its `sentences`.
+    """
+    blocks = {row["run"]: row for row in rows(log.select(_SOURCES))} if by_source else {}
+    learning = {row["run"]: row for row in rows(log.select(_LEARNING))}
+    drifts = rows(log.select(_DRIFTS))
+    found = []
+    for tokens in rows(log.select(_TOKENS)):
+        run = tokens["run"]
+        sentences = [
+            _tell_tokens(tokens, blocks.get(run)),
+            _tell_learning(learning.get(run), blocks.get(run)),
+            *_tell_drifts(log, [row for row in drifts if row["run"] == run], tokens),
+        ]
+        found.append({"run": run, "sentences": sentences})
+    return found
+
+
+def _tell_tokens(tokens: Mapping[str, Any], blocks: Mapping[str, Any] | None) -> str:
+    emitted, model, copied = tokens["emitted"], tokens["model"], tokens["copied"]
+    if not emitted:
+        return "No token was emitted."
+    parts = {"the drafter model": model}
+    if blocks is None:
+        parts["copied drafts"] = copied
+    else:  # a tree counts for the source of its first candidate
+        parts |= {"the own text": blocks["lookup"], "the memory": blocks["memory"]}
+    shares = ", ".join(f"{_percent(count, emitted)} {source}" for source, count in parts.items() if count)
+    from_drafts = f"{_percent(model + copied, emitted)} of {emitted:,} tokens came from drafts"
+    own = f"{_percent(emitted - model - copied, emitted)} from the target itself"
+    rate = f"{emitted / tokens['blocks']:.2f} tokens per target forward"
+    return f"{from_drafts}{f' ({shares})' if shares else ''}, {own}: {rate}."
+
+
+def _tell_learning(learning: Mapping[str, Any] | None, blocks: Mapping[str, Any] | None) -> str:
+    if learning is None:
+        return "Nothing was learned, so learning cost nothing."
+    cost = f"Learning cost {learning['seconds']:.1f} s ({learning['waited']:.1f} s of it waited for)"
+    gained = f"{learning['gained']:,.0f} accepted tokens over the baseline"
+    if not blocks or blocks["seconds_per_target_forward"] is None:
+        return f"{cost} and gained {gained}."
+    saved = learning["gained"] * blocks["seconds_per_target_forward"]
+    net = saved - learning["seconds"]
+    verdict = f"a gain of {net:.1f} s" if net >= 0 else f"a loss of {-net:.1f} s"
+    return f"{cost} and gained {saved:.1f} s ({gained}): {verdict}."
+
+
+def _tell_drifts(log: LogReader, drifts: list[dict[str, Any]], tokens: Mapping[str, Any]) -> Iterator[str]:
+    """The drifts that were acted upon, and what the last one did to the tokens per target forward."""
+    if not drifts:
+        yield "No drift was acted upon."
+        return
+    named = ", ".join(str(row["offset"]) for row in drifts[-_NAMED:])
+    which = f"the last at {named}" if len(drifts) > _NAMED else f"at prompt {named}"
+    last, restored = drifts[-1], sum(row["version"] is not None for row in drifts)
+    answer = f"Drift was acted upon {_times(len(drifts))} ({which}): the acceptance head was reset"
+    yield answer + (f", and an earlier version was restored {_times(restored)}." if restored else ".")
+    changed = last["changed_at"]
+    before, after, now = (
+        _efficiency(log, tokens["run"], first) for first in (changed - AROUND, changed, tokens["last"] - AROUND + 1)
+    )
+    if before is not None and after is not None:
+        yield (
+            f"Around the {'last ' if len(drifts) > 1 else ''}change, at prompt {changed}, tokens per target "
+            f"forward went from {before:.2f} to {after:.2f} ({AROUND} prompts each); they are {now:.2f} in the last "
+            f"{AROUND} prompts."
+        )
+
+
+def _efficiency(log: LogReader, run: str, first: int) -> float | None:
+    """Tokens per target forward of `AROUND` prompts."""
+    (row,) = log.select(_AROUND.format(run=quote_text(run), first=first, around=AROUND)).to_pylist()
+    efficiency: float | None = row["efficiency"]
+    return efficiency
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
+def _percent(part: float, whole: float) -> str:
+    share = 100 * part / whole
+    return f"{share:.1f}%" if 0 < share < 1 else f"{share:.0f}%"

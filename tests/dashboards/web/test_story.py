@@ -1,0 +1,77 @@
+"""The sentences on top of the stream, compared with the log's own numbers."""
+
+from pathlib import Path
+
+import pytest
+from event_making import make_completed, make_drifted, make_updated
+from stream_making import blocks, prompt, stream, write
+
+from dashboards.web.story import read_story
+from store.events import BlockDone, DraftSource, Event
+from store.query.log_reader import LogReader
+from store.query.summary import summarize
+
+
+def tell(tmp_path: Path, events: list[Event], *, by_source: bool = True) -> list[str]:
+    with LogReader([write(tmp_path / "run", events)]) as log:
+        (found,) = read_story(log, by_source=by_source)
+    sentences: list[str] = found["sentences"]
+    return sentences
+
+
+def copied(offset: int, source: DraftSource) -> list[Event]:
+    """Make a prompt of ten tokens in four target forwards: six from a source of copies, two from the model."""
+    block = BlockDone(offset, "docs", 0, 1, 8, 8, 6, 6, 7, 0.0, 0.0, 0.5, source)
+    counts = {"emitted": 10, "blocks": 4, "judged": 2, "accepted": 2, "lookup_blocks": 1, "lookup_accepted": 6}
+    return [block, make_completed(offset, **counts)]
+
+
+def test_tokens_are_divided_by_their_source(tmp_path: Path):
+    events = [*copied(0, DraftSource.LOOKUP), *copied(1, DraftSource.MEMORY)]
+    assert tell(tmp_path / "a", events)[0] == (
+        "80% of 20 tokens came from drafts (20% the drafter model, 30% the own text, 30% the memory), "
+        "20% from the target itself: 2.50 tokens per target forward."
+    )
+    assert "(20% the drafter model, 60% copied drafts)" in tell(tmp_path / "b", events, by_source=False)[0]
+
+
+@pytest.mark.parametrize(("gained", "verdict"), [(40.0, "a gain of "), (2.0, "a loss of ")])
+def test_cost_and_gain_of_learning_are_those_of_the_ledger(tmp_path: Path, gained: float, verdict: str):
+    events: list[Event] = [*blocks(0), prompt(0)]
+    events += [make_updated(seconds=2.5, waited=0.5, tokens_gained=gained), make_updated(part="head", seconds=0.25)]
+    sentence = tell(tmp_path, events)[1]
+    ledger = summarize(tmp_path / "run")["totals"]["ledger"]
+    assert sentence == (
+        f"Learning cost {ledger['update_seconds']:.1f} s ({ledger['waited_seconds']:.1f} s of it waited for) and "
+        f"gained {ledger['seconds_saved']:.1f} s ({gained:.0f} accepted tokens over the baseline): "
+        f"{verdict}{abs(ledger['net_seconds']):.1f} s."
+    )
+
+
+def test_a_drift_has_its_response_and_its_effect(tmp_path: Path):
+    assert tell(tmp_path, stream())[2:] == [
+        "Drift was acted upon once (at prompt 33): the acceptance head was reset, and an earlier version was "
+        "restored once.",
+        "Around the change, at prompt 30, tokens per target forward went from 2.50 to 2.50 (20 prompts each); they are "
+        "2.50 in the last 20 prompts.",
+    ]
+
+
+def test_the_last_of_several_drifts_is_described(tmp_path: Path):
+    events: list[Event] = [prompt(offset, emitted=4 if offset < 30 else 2) for offset in range(60)]
+    events += [make_drifted(offset=offset, changed_at=offset - 3, action="reset") for offset in (5, 12, 20, 33)]
+    events.append(make_drifted(offset=40, changed_at=38, action="cooldown"))
+    assert tell(tmp_path, events)[2:] == [
+        "Drift was acted upon 4 times (the last at 12, 20, 33): the acceptance head was reset.",
+        "Around the last change, at prompt 30, tokens per target forward went from 2.00 to 1.00 (20 prompts each); "
+        "they are 1.00 in the last 20 prompts.",
+    ]
+
+
+def test_a_run_without_learning_and_drafts(tmp_path: Path):
+    plain = [make_completed(0, judged=0, accepted=0, drafted=0, emitted=5, blocks=5)]
+    assert tell(tmp_path, list(plain)) == [
+        "0% of 5 tokens came from drafts, 100% from the target itself: 1.00 tokens per target forward.",
+        "Nothing was learned, so learning cost nothing.",
+        "No drift was acted upon.",
+    ]
