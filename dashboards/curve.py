@@ -1,7 +1,7 @@
 """Plots the acceptance curve of one run: `python -m dashboards.curve RUN curve.png`.
 
-The plot shows acceptance rate and block efficiency per window of prompts, with datasets, drift marks and versions
-along the stream. Each kind of mark has its own shape.
+The plot shows acceptance rate, with a band for its interval of 95%, and block efficiency per window of prompts, with
+datasets, drift marks and versions along the stream. Each kind of mark has its own shape.
 """
 
 from collections.abc import Sequence
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dashboards.plots import BLUE, GREY, ORANGE, panels, plot_parser, run_command
+from store.query.acceptance import Acceptance
 from store.query.log_reader import LogReader
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ class Curve:
 
     Attributes:
         offsets: last stream offset of each window.
-        acceptance: accepted / judged tokens in each window; NaN if nothing was judged.
+        acceptance: that of the drafter model's drafts in each window.
         efficiency: emitted target tokens per target forward in each window.
         datasets: name and first offset of each dataset.
         drifts: offsets of the alarms with a response.
@@ -33,7 +34,7 @@ class Curve:
     """
 
     offsets: Sequence[int]
-    acceptance: Sequence[float]
+    acceptance: Sequence[Acceptance]
     efficiency: Sequence[float]
     datasets: Sequence[tuple[str, int]]
     drifts: Sequence[int]
@@ -44,7 +45,7 @@ _WINDOWS = """
     WITH numbered AS (
         SELECT *, (row_number() OVER (PARTITION BY dataset ORDER BY "offset") - 1) // {window} AS part FROM prompts
     )
-    SELECT max("offset") AS last, sum(accepted) / nullif(sum(judged), 0) AS acceptance,
+    SELECT max("offset") AS last, sum(accepted)::BIGINT AS accepted, sum(judged)::BIGINT AS judged,
            sum(emitted) / sum(blocks) AS efficiency
     FROM numbered GROUP BY dataset, part ORDER BY last
 """
@@ -61,7 +62,7 @@ def read_curve(run_folder: Path, window: int = WINDOW) -> Curve:
         versions = log.select('SELECT "offset" AS at, version FROM versions ORDER BY seq').to_pylist()
     return Curve(
         windows["last"],
-        [float("nan") if rate is None else rate for rate in windows["acceptance"]],
+        [Acceptance(*counts) for counts in zip(windows["accepted"], windows["judged"], strict=True)],
         windows["efficiency"],
         [(row["dataset"], row["first"]) for row in datasets],
         drifts["at"],
@@ -72,7 +73,7 @@ def read_curve(run_folder: Path, window: int = WINDOW) -> Curve:
 def draw(curve: Curve, picture: Path, title: str) -> None:
     """Write the plot; the suffix of the file determines its format (png, svg, pdf)."""
     with panels(picture, 2, sharex=True, figsize=(10, 5.5), layout="constrained") as (_, ((above,), (below,))):
-        above.plot(curve.offsets, curve.acceptance, color=BLUE, marker="o", markersize=3)
+        _draw_acceptance(above, curve)
         above.set(ylabel="acceptance rate\n(accepted / judged)", ylim=(0, 1))
         above.set_title(title, loc="left", fontweight="bold", parse_math=False)
         below.plot(curve.offsets, curve.efficiency, color=BLUE, marker="s", markersize=3)
@@ -83,6 +84,16 @@ def draw(curve: Curve, picture: Path, title: str) -> None:
             axes.grid(alpha=0.25)
             for at in curve.drifts:
                 axes.axvline(at, color=ORANGE, linestyle="--", linewidth=1)
+
+
+def _draw_acceptance(axes: "Axes", curve: Curve) -> None:
+    """Draw the rates, and their intervals as a band; nothing where nothing was judged."""
+    none = float("nan")
+    rates = [none if one.rate is None else one.rate for one in curve.acceptance]
+    intervals = [one.interval or (none, none) for one in curve.acceptance]
+    low, high = [low for low, _ in intervals], [high for _, high in intervals]
+    axes.fill_between(curve.offsets, low, high, color=BLUE, alpha=0.18, linewidth=0)
+    axes.plot(curve.offsets, rates, color=BLUE, marker="o", markersize=3)
 
 
 def _mark(axes: "Axes", curve: Curve) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from dashboards.web.trees import describe_source, is_candidate, is_listed, list_siblings, list_tree, share_of
 from store.errors import UsageError
+from store.query.acceptance import Acceptance
 from store.query.log_reader import LogReader
 
 MOST = 20_000  # maximum decisions of one completion
@@ -20,7 +21,7 @@ LINE_END = "↵"
 BREAK = LINE_END + "\n"
 
 _PROMPT = """
-    SELECT *, accepted / nullif(judged, 0) AS acceptance, emitted / nullif(blocks, 0) AS efficiency,
+    SELECT *, emitted / nullif(blocks, 0) AS efficiency,
         emitted / nullif(finished - started, 0) AS speed
     FROM prompts WHERE "offset" = {offset}
 """
@@ -50,7 +51,7 @@ class Completion:
     """One completion with its prompt.
 
     Attributes:
-        prompt: row of the prompt in the log.
+        prompt: row of the prompt in the log, with its `acceptance`.
         prompt_text: text of the prompt, shortened.
         tokens: tokens in order.
         cut: whether there are more tokens than in `tokens`.
@@ -77,7 +78,8 @@ def read_completion(log: LogReader, offset: int) -> Completion:
         decisions = [row for row in decisions if row["block"] < decisions[-1]["block"]] or decisions
     text = found[0]["prompt_text"] or ""
     shown = visible(text[:PROMPT_CHARACTERS]) + ("…" if len(text) > PROMPT_CHARACTERS else "")
-    return Completion(found[0], shown, list(_tokens(decisions)), cut)
+    prompt = found[0] | {"acceptance": Acceptance(found[0]["accepted"], found[0]["judged"])}
+    return Completion(prompt, shown, list(_tokens(decisions)), cut)
 
 
 def visible(text: str) -> str:

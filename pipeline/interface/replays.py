@@ -42,6 +42,8 @@ class StreamMetrics:
         wall_seconds: while n prompts are in flight, each counts 1/n of the time.
         tokens_per_second: emitted tokens per wall second.
         acceptance_rate: accepted over judged tokens of what the drafter model proposed.
+        acceptance_interval: ends of its interval of 95%.
+        judged_tokens: number of tokens that the acceptance rate is over.
         mean_accepted_length: accepted tokens per block that the drafter model drafted.
         block_efficiency: emitted tokens per block, between 1 and the draft length plus 1.
         lookup_share: share of the blocks that were drafted by copying earlier text.
@@ -55,6 +57,8 @@ class StreamMetrics:
     wall_seconds: float
     tokens_per_second: float | None
     acceptance_rate: float | None
+    acceptance_interval: Sequence[float] | None
+    judged_tokens: int
     mean_accepted_length: float | None
     block_efficiency: float | None
     lookup_share: float | None

@@ -3,7 +3,7 @@
 import logging
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Self
 
 from rich.console import Console, Group
@@ -25,6 +25,7 @@ from store.events import (
     TokenDecision,
     VersionPublished,
 )
+from store.query.acceptance import Acceptance
 
 LOG = logging.getLogger("omnidraft.progress")
 
@@ -90,18 +91,18 @@ class ProgressCounters:
         self._recent.append(prompt)
         self._bucket.append(prompt)
         if len(self._bucket) == BUCKET:
-            self.curve.append((_acceptance(self._bucket), self._drifted))
+            self.curve.append((Acceptance.of(self._bucket).rate, self._drifted))
             self._bucket, self._drifted = [], False
 
     @property
-    def acceptance_now(self) -> float | None:
-        """Accepted over judged tokens of the last 20 prompts; None if nothing was judged."""
-        return _acceptance(self._recent)
+    def acceptance_now(self) -> Acceptance:
+        """That of the last 20 prompts."""
+        return Acceptance.of(list(self._recent))  # a copy: the display's own thread calls this while prompts complete
 
     @property
-    def acceptance_first(self) -> float | None:
-        """Accepted over judged tokens of the first 20 prompts; None if nothing was judged."""
-        return _acceptance(self._first)
+    def acceptance_first(self) -> Acceptance:
+        """That of the first 20 prompts."""
+        return Acceptance.of(list(self._first))
 
     @property
     def tokens_per_second(self) -> float:
@@ -116,12 +117,6 @@ class ProgressCounters:
         if self.total is None or not done:
             return None
         return max(0, self.total - self.prompts) * (self._clock() - self._began) / done
-
-
-def _acceptance(changing: Iterable[PromptCompleted]) -> float | None:
-    prompts = list(changing)  # a copy: the display's own thread calls this while prompts complete
-    judged = sum(prompt.judged for prompt in prompts)
-    return sum(prompt.accepted for prompt in prompts) / judged if judged else None
 
 
 class Display(ABC):
@@ -186,8 +181,7 @@ def _status_line(counters: ProgressCounters) -> str:
     if counters.prompts:
         parts += [
             f"{counters.tokens_per_second:.0f} tokens/s",
-            f"acceptance {_format_rate(counters.acceptance_now)} "
-            f"(first 20 prompts {_format_rate(counters.acceptance_first)})",
+            f"acceptance {counters.acceptance_now}, first 20 prompts {_format_rate(counters.acceptance_first.rate)}",
             f"drafter {counters.drafter}",
             f"version {'-' if counters.version is None else counters.version}",
             f"drifts {counters.drifts}",
@@ -214,8 +208,10 @@ def _status_fields(counters: ProgressCounters) -> dict[str, object]:
         "total": counters.total,
         "seconds_left": counters.seconds_left,
         "tokens_per_second": counters.tokens_per_second,
-        "acceptance": counters.acceptance_now,
-        "acceptance_first": counters.acceptance_first,
+        "acceptance": counters.acceptance_now.rate,
+        "acceptance_interval": counters.acceptance_now.interval,
+        "acceptance_judged": counters.acceptance_now.judged,
+        "acceptance_first": counters.acceptance_first.rate,
         "drafter_version": counters.drafter,
         "version": counters.version,
         "drifts": counters.drifts,

@@ -239,6 +239,10 @@ def _list_notes(summary: Mapping[str, Any]) -> Iterator["Text"]:
     from rich.text import Text
 
     yield Text("acceptance, tokens/forward: first fifth→last fifth of the prompts", "italic")
+    if interval := summary["totals"].get("acceptance_interval"):
+        rate, judged = _format_number(summary["totals"]["acceptance_rate"], 3), summary["totals"]["judged_tokens"]
+        whole = f"acceptance of the drafter model: {rate} ({interval[0]:.2f} to {interval[1]:.2f}, {judged:,} judged)"
+        yield Text(whole, "italic")
     ledger = summary["totals"]["ledger"]
     if ledger["update_seconds"]:
         spent, gained = _format_number(ledger["update_seconds"], 1), _format_number(ledger["tokens_gained"], 0)

@@ -20,6 +20,7 @@ from store.log.lock import RunLock
 from store.log.manifest import Manifest, read_manifest
 from store.log.mirror import Mirror
 from store.log.partitions import LEARNER, partition_folder
+from store.query.acceptance import Acceptance
 from store.registry.outbox import read_undelivered
 from store.registry.registered_version import metric_name
 from store.registry.registry import MlflowRegistry, NoRegistry, Point, Registry
@@ -149,10 +150,11 @@ class Curves:
 def _rates(window: Sequence[PromptCompleted]) -> dict[str, float]:
     """Acceptance, its length and the drafts' are those of the model; the rest is of all blocks.
 
-    `lookup_share` is the share of copied drafts, from the own text and from the memory.
+    `lookup_share` is the share of copied drafts, from the own text and from the memory. `acceptance_low` and
+    `acceptance_high` are the ends of the interval of 95%, for `acceptance_judged` tokens. Where none was judged, these
+    are left out.
     """
-    judged = sum(prompt.judged for prompt in window)
-    accepted = sum(prompt.accepted for prompt in window)
+    acceptance = Acceptance.of(window)
     blocks = sum(prompt.blocks for prompt in window)
     by_model = blocks - sum(prompt.lookup_blocks for prompt in window)
     emitted = sum(prompt.emitted for prompt in window)
@@ -164,8 +166,15 @@ def _rates(window: Sequence[PromptCompleted]) -> dict[str, float]:
         found["curve/lookup_share"] = 1 - by_model / blocks
     if by_model:
         drafted = sum(prompt.drafted for prompt in window)
-        found |= {"curve/mean_accepted_length": accepted / by_model, "curve/drafted_pieces": drafted / by_model}
-    return found | ({"curve/acceptance_rate": accepted / judged} if judged else {})
+        found |= {
+            "curve/mean_accepted_length": acceptance.accepted / by_model,
+            "curve/drafted_pieces": drafted / by_model,
+        }
+    if acceptance.rate is None or acceptance.interval is None:
+        return found
+    low, high = acceptance.interval
+    rates = {"rate": acceptance.rate, "low": low, "high": high, "judged": float(acceptance.judged)}
+    return found | {f"curve/acceptance_{name}": value for name, value in rates.items()}
 
 
 def send_leftovers(config: Config, run_folder: Path, mirror: Mirror) -> str:

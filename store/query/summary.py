@@ -11,6 +11,7 @@ from typing import Any
 from store.files import json_bytes, write_whole
 from store.log.partitions import log_folders
 from store.log.run_log import REJECTED
+from store.query.acceptance import Acceptance
 from store.query.log_reader import LogReader, statement
 
 SUMMARY = "summary.json"
@@ -20,7 +21,6 @@ Events = Sequence[Mapping[str, Any]]
 
 _COUNTS = ("prompts", "emitted_tokens", "target_forwards")
 _RATES = (
-    "acceptance_rate",
     "mean_accepted_length",
     "block_efficiency",
     "lookup_share",
@@ -46,7 +46,8 @@ def summarize(run_folder: Path) -> dict[str, Any]:
     - `prompts`, `emitted_tokens`, `target_forwards` (blocks) of the completed prompts;
     - `wall_seconds`, `tokens_per_second`: wall-clock time; while n prompts are in flight, each is charged 1/n of it;
     - `seconds` per stage: `decode`, `translate`, `verify`, `learn`;
-    - `acceptance_rate` (accepted / judged) and `mean_accepted_length` (accepted / blocks) of drafts by the model;
+    - `acceptance_rate` (accepted / judged) and `mean_accepted_length` (accepted / blocks) of drafts by the model, with
+      `judged_tokens`, the count behind the rate, and `acceptance_interval`, its interval of 95%;
       `block_efficiency` (emitted / blocks) of all blocks; `lookup_share`, the share of blocks with a copied draft (from
       the own text or the memory), and `lookup_acceptance_rate`; null if nothing was judged or no block was run;
     - `drifts` and `versions`, with their stream offsets.
@@ -110,7 +111,16 @@ def _section(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _speed_and_rates(row: Mapping[str, Any]) -> dict[str, Any]:
     speed = {"tokens_per_second": _round_value(row.get("tokens_per_second"), 2)}
-    return speed | {name: _round_value(row.get(name), 4) for name in _RATES}
+    return speed | _acceptance(row) | {name: _round_value(row.get(name), 4) for name in _RATES}
+
+
+def _acceptance(row: Mapping[str, Any]) -> dict[str, Any]:
+    found = Acceptance(row.get("accepted", 0), row.get("judged", 0))
+    return {
+        "acceptance_rate": _round_value(found.rate, 4),
+        "acceptance_interval": [round(end, 4) for end in found.interval] if found.interval else None,
+        "judged_tokens": found.judged,
+    }
 
 
 def _events_of(kind: str, name: str, events: Events) -> list[dict[str, Any]]:

@@ -1,6 +1,5 @@
 """The acceptance curve of a synthetic run."""
 
-import math
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from matplotlib import pyplot
 from dashboards.curve import Curve, draw, read_curve
 from store.events import Drifted, PromptCompleted
 from store.log.run_log import RunLog
+from store.query.acceptance import Acceptance
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -36,8 +36,7 @@ def run(tmp_path: Path) -> Path:
 def test_windows_are_of_one_dataset_and_weigh_by_what_was_judged(run: Path):
     curve = read_curve(run, window=2)
     assert list(curve.offsets) == [1, 3, 4, 5]
-    assert list(curve.acceptance[:3]) == [1 / 20, 5 / 20, 4 / 10]
-    assert math.isnan(curve.acceptance[3])
+    assert [(one.accepted, one.judged) for one in curve.acceptance] == [(1, 20), (5, 20), (4, 10), (0, 0)]
     assert list(curve.efficiency) == [2.0] * 4
 
 
@@ -50,7 +49,8 @@ def test_marks_are_the_datasets_and_the_falls_that_were_acted_upon(run: Path):
 @pytest.mark.parametrize("suffix", ["png", "svg"])
 def test_a_picture_is_written(tmp_path: Path, suffix: str):
     picture = tmp_path / f"curve.{suffix}"
-    draw(Curve([1, 3], [0.2, 0.4], [1.1, 1.5], [("docs", 0)], [2], [(0, 0), (3, 1)]), picture, "a run")
+    rates = [Acceptance(2, 10), Acceptance(), Acceptance(4, 10)]
+    draw(Curve([1, 3, 5], rates, [1.1, 1.2, 1.5], [("docs", 0)], [2], [(0, 0), (3, 1)]), picture, "a run")
     assert picture.stat().st_size > 1000
 
 

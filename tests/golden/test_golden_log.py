@@ -24,6 +24,7 @@ from store.query.summary import summarize
 
 GOLDEN = Path(__file__).parent / "log-v3"
 VERSION_4 = Path(__file__).parent / "log-v4"  # of a run that was not finished
+ADDED_TO_SUMMARY = ("acceptance_interval", "judged_tokens")
 ROWS = {
     "decisions": 597,
     "tokens": 563,
@@ -65,7 +66,14 @@ def test_every_recipe_runs_and_has_something_to_say(name):
 
 
 def test_the_summary_is_the_one_that_version_3_wrote():
-    assert summarize(GOLDEN) == json.loads((GOLDEN / "summary.json").read_bytes())
+    assert drop_added(summarize(GOLDEN)) == json.loads((GOLDEN / "summary.json").read_bytes())
+
+
+def drop_added(summary):
+    """A summary without the entries that later releases added."""
+    if not isinstance(summary, dict):
+        return summary
+    return {key: drop_added(value) for key, value in summary.items() if key not in ADDED_TO_SUMMARY}
 
 
 def test_every_decision_is_derived_again():

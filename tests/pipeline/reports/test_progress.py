@@ -22,6 +22,7 @@ from store.events import (
     Translation,
     VersionPublished,
 )
+from store.query.acceptance import Acceptance
 
 DRIFT = Drifted(
     offset=30,
@@ -133,7 +134,8 @@ def test_a_line_at_the_first_prompt_and_every_ten_seconds():
     lines = log_lines(*prompts(12), step=2.0)
     assert [line.split(",")[0] for line in lines] == ["1 prompts", "6 prompts", "11 prompts"]
     assert lines[1] == (
-        "6 prompts, 10 tokens/s, acceptance 0.500 (first 20 prompts 0.500), drafter 7, version -, drifts 0"
+        "6 prompts, 10 tokens/s, acceptance 0.500 (0.41 to 0.59, 120 judged), first 20 prompts 0.500, drafter 7, "
+        "version -, drifts 0"
     )
 
 
@@ -167,7 +169,7 @@ def test_prompts_of_an_earlier_process_do_not_count_as_speed():
 
 def test_the_line_has_the_acceptance_now_and_at_the_start():
     line = log_lines(*prompts(31, accepted=4), *prompts(20, begin=31, accepted=16), step=10.0)[-1]
-    assert "acceptance 0.800 (first 20 prompts 0.200)" in line
+    assert "acceptance 0.800 (0.76 to 0.84, 400 judged), first 20 prompts 0.200" in line
 
 
 def test_a_line_has_its_numbers_as_fields(caplog: pytest.LogCaptureFixture):
@@ -176,6 +178,7 @@ def test_a_line_has_its_numbers_as_fields(caplog: pytest.LogCaptureFixture):
     (record,) = caplog.records
     assert (record.name, vars(record)["prompts"], vars(record)["total"]) == ("omnidraft.progress", 1, 9)
     assert (vars(record)["acceptance"], vars(record)["seconds_left"]) == (0.5, 0.0)
+    assert (vars(record)["acceptance_judged"], vars(record)["acceptance_interval"]) == (20, Acceptance(10, 20).interval)
 
 
 def test_drifts_and_versions_have_lines_of_their_own_and_are_counted():
@@ -200,7 +203,7 @@ def test_rejected_rows_are_reported_if_there_are_any():
 
 def test_a_stream_with_nothing_judged_is_shown_too():
     (line,) = log_lines(make_completed(0, judged=0, accepted=0))
-    assert "acceptance - (first 20 prompts -)" in line
+    assert "acceptance - (none judged), first 20 prompts -" in line
     (curve,) = (
         line
         for line in draw_panel(*[make_completed(offset, judged=0, accepted=0) for offset in range(BUCKET)]).splitlines()

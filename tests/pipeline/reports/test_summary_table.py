@@ -57,6 +57,15 @@ def test_every_number_is_complete_in_80_columns():
     assert "first fifth→last fifth" in lines[-1]
 
 
+def test_the_acceptance_of_the_run_has_its_interval_and_count():
+    console = Console(file=StringIO(), width=80, record=True)
+    rates = {"acceptance_rate": 0.322, "acceptance_interval": [0.2341, 0.4256], "judged_tokens": 1087}
+    groups = {"datasets": {"docs": make_metrics()}, "targets": {"big": make_metrics()}}
+    summary = {"run": "tuesday", "rejected_rows": 0, **groups, "totals": {"ledger": NO_LEDGER, **rates}}
+    console.print(make_summary_table(summary))
+    assert "acceptance of the drafter model: 0.322 (0.23 to 0.43, 1,087 judged)" in console.export_text()
+
+
 def test_a_missing_number_is_a_dash():
     nothing = {"acceptance_rate": None, "block_efficiency": None}
     lines = print_summary({"docs": make_metrics(tokens_per_second=None, first_fifth=nothing, last_fifth=nothing)})

@@ -7,10 +7,11 @@ from event_making import make_completed, make_drifted, make_published, make_upda
 
 from pipeline.run.mlflow_run import FLUSH, WINDOW, Curves
 from store.events import BlockDone, Updated
+from store.query.acceptance import Acceptance
 from store.registry.registry import NoRegistry, Point
 
-RATES = {
-    "curve/acceptance_rate",
+ACCEPTANCE = {f"curve/acceptance_{name}" for name in ("rate", "low", "high", "judged")}
+RATES = ACCEPTANCE | {
     "curve/mean_accepted_length",
     "curve/block_efficiency",
     "curve/drafted_pieces",
@@ -51,8 +52,12 @@ def update(part: str, after: float | None = 0.6) -> Updated:
 def test_a_prompt_gives_the_rates_at_its_offset(curves: Curves, received: Received):
     curves.add(make_completed(3, judged=20, accepted=10))  # ten blocks, twenty tokens, one second
     curves.flush()
+    low, high = Acceptance(10, 20).interval or (0.0, 1.0)
     assert received.values(3) == {
         "curve/acceptance_rate": 0.5,
+        "curve/acceptance_low": low,
+        "curve/acceptance_high": high,
+        "curve/acceptance_judged": 20.0,
         "curve/mean_accepted_length": 1.0,
         "curve/block_efficiency": 2.0,
         "curve/drafted_pieces": 2.5,
@@ -86,7 +91,7 @@ def test_tokens_per_second_counts_overlapping_prompts_once(curves: Curves, recei
 def test_nothing_judged_gives_no_acceptance_rate(curves: Curves, received: Received):
     curves.add(make_completed(0, judged=0, accepted=0))
     curves.flush()
-    assert set(received.values(0)) == RATES - {"curve/acceptance_rate"}
+    assert set(received.values(0)) == RATES - ACCEPTANCE
 
 
 def test_an_update_of_the_drafter_gives_its_loss_and_its_fate(curves: Curves, received: Received):
@@ -134,7 +139,7 @@ def test_each_of_several_targets_has_rates_of_its_own_beside_those_of_the_whole(
     curves.add(make_completed(1, target="/models/small one", judged=20, accepted=20))
     curves.add(make_completed(2, target="builtin:big", judged=20, accepted=0))
     curves.flush()
-    rates = [{key: value for key, value in received.values(step).items() if "acceptance" in key} for step in range(3)]
+    rates = [{key: value for key, value in received.values(step).items() if "rate" in key} for step in range(3)]
     assert rates == [
         {"curve/acceptance_rate": 0.5, "curve/acceptance_rate.builtin_big": 0.5},
         {"curve/acceptance_rate": 0.75, "curve/acceptance_rate._models_small_one": 1.0},
