@@ -261,6 +261,13 @@ class VersionPublished:
     acceptance: float | None  # accepted / judged of the target's prompts since the previous version
     folder: str  # relative to the run's folder
     digest: str  # sha256 over the folder's files
+    # On each prompt of the probe, which is the same for all versions: tokens of the target's greedy text, those of them
+    # that the drafter foretells, the sum of their acceptance probabilities at temperature 1, and the target forwards
+    # that greedy drafts would take. None if the probe was not measured.
+    probe_tokens: tuple[int, ...] | None = None
+    probe_greedy: tuple[int, ...] | None = None
+    probe_sampled: tuple[float, ...] | None = None
+    probe_forwards: tuple[int, ...] | None = None
 
 
 Event = (

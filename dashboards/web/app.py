@@ -15,14 +15,17 @@ from fastapi.templating import Jinja2Templates
 from starlette.exceptions import HTTPException
 
 from dashboards.web.bounds import BodyBounds
-from dashboards.web.charts import read_ngrams, read_stream, read_versions
+from dashboards.web.charts import read_ngrams, read_stream
 from dashboards.web.logs import BusyError, Logs, default_runs
 from dashboards.web.overview import Overview
+from dashboards.web.registered import RegisteredNumbers
 from dashboards.web.sql_process import SqlProcess
-from dashboards.web.tables import read_catalog, read_prompts
+from dashboards.web.tables import find_rejection, read_catalog, read_prompts
 from dashboards.web.tokens import read_completion
-from store.errors import OmnidraftError
+from dashboards.web.versions import read_versions
+from store.errors import OmnidraftError, UsageError
 from store.hosts import is_own_name
+from store.query.exports import MEDIA_TYPES
 from store.query.log_reader import LogReader
 
 HERE = Path(__file__).parent
@@ -64,6 +67,7 @@ def create_app(run: Path | None, runs: Path, host: str = "127.0.0.1") -> FastAPI
     _add_guard(app, host)
     _add_errors(app, quick)
     _add_pages(app, quick)
+    _add_lists(app, quick, run.resolve().parent if run else runs)
     _add_questions(app, quick, long)
     _add_sql(app, queries)
     return app
@@ -130,9 +134,23 @@ def _add_pages(app: FastAPI, logs: Logs) -> None:
         app.get("/" if name == "runs" else f"/{name}", response_class=HTMLResponse)(page(name))
 
 
-def _add_questions(app: FastAPI, quick: Logs, long: Logs) -> None:
-    overview = Overview(quick)
+def _add_lists(app: FastAPI, logs: Logs, runs_folder: Path) -> None:
+    overview, registered = Overview(logs), RegisteredNumbers(runs_folder)
 
+    @app.get("/api/runs")
+    def runs() -> Response:
+        return JSONResponse(overview.list_runs())
+
+    @app.get("/api/registry")
+    def registry(run: Runs) -> Response:
+        return JSONResponse(registered.list_numbers(run))
+
+    @app.get("/api/states")
+    def states(run: Runs) -> Response:
+        return JSONResponse([asdict(state) for state in logs.states(run)])
+
+
+def _add_questions(app: FastAPI, quick: Logs, long: Logs) -> None:
     def answer(request: Request, logs: Logs, names: list[str], question: Callable[[LogReader], Any]) -> Response:
         """Response with the result as JSON, or status 304 if the log has not changed since the page's last request."""
         stamp = f'"{logs.stamp(names).encode().hex()}"'
@@ -140,17 +158,19 @@ def _add_questions(app: FastAPI, quick: Logs, long: Logs) -> None:
             return Response(status_code=304)
         return JSONResponse(logs.read(names, question), headers={"ETag": stamp, "Cache-Control": "no-cache"})
 
-    @app.get("/api/runs")
-    def runs() -> Response:
-        return JSONResponse(overview.list_runs())
-
     @app.get("/api/stream")
     def stream(request: Request, run: Runs, window: int = 0, split: str = "none") -> Response:
         return answer(request, quick, run, lambda log: read_stream(log, window, split))
 
     @app.get("/api/prompts")
-    def prompts(request: Request, run: Runs, order: str = "stream", dataset: str = "", page: int = 0) -> Response:
-        return answer(request, quick, run[:1], lambda log: read_prompts(log, order, dataset, page))
+    def prompts(
+        request: Request, run: Runs, order: str = "stream", dataset: str = "", page: int = 0, search: str = ""
+    ) -> Response:
+        return answer(request, quick, run[:1], lambda log: read_prompts(log, order, dataset, page, search))
+
+    @app.get("/api/rejection")
+    def rejection(request: Request, run: Runs, offset: int = -1) -> Response:
+        return answer(request, quick, run[:1], lambda log: find_rejection(log, offset))
 
     @app.get("/api/ngrams")
     def ngrams(request: Request, run: Runs, window: int = 0) -> Response:
@@ -159,10 +179,6 @@ def _add_questions(app: FastAPI, quick: Logs, long: Logs) -> None:
     @app.get("/api/versions")
     def versions(request: Request, run: Runs) -> Response:
         return answer(request, quick, run, read_versions)
-
-    @app.get("/api/states")
-    def states(run: Runs) -> Response:
-        return JSONResponse([asdict(state) for state in quick.states(run)])
 
     @app.get("/api/completion")
     def completion(request: Request, run: Runs, offset: int) -> Response:
@@ -174,3 +190,12 @@ def _add_sql(app: FastAPI, queries: SqlProcess) -> None:
     @app.post("/api/sql")
     async def sql(runs: Annotated[list[str], Body()], query: Annotated[str, Body()]) -> Response:
         return Response(await queries.answer(runs, query), media_type="application/json")
+
+    @app.post("/api/sql/export")
+    async def export(
+        runs: Annotated[list[str], Body()], query: Annotated[str, Body()], kind: Annotated[str, Body()]
+    ) -> Response:
+        if kind not in MEDIA_TYPES:
+            raise UsageError(f"rows can be saved as {', '.join(MEDIA_TYPES)}; got {kind!r}")
+        headers = {"Content-Disposition": f'attachment; filename="rows.{kind}"'}
+        return Response(await queries.answer(runs, query, kind), media_type=MEDIA_TYPES[kind], headers=headers)

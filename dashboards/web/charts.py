@@ -1,4 +1,4 @@
-"""Data of the charts: curves and marks along the stream, the n-gram cache, and published versions."""
+"""Data of the charts: curves and marks along the stream, and the n-gram cache."""
 
 from typing import Any
 
@@ -13,7 +13,6 @@ SMALLEST = 5  # minimum prompts per point; a rate over fewer is mostly noise
 MOST_MARKS = 400  # marks of one kind
 MOST_SIZES = 100  # points of the curve of cache sizes
 MOST_BLOCKS = 10_000_000  # for which sources are shown: of more, counting takes longer than a second
-MOST_VERSIONS = 1000  # versions of a run, the newest ones
 SPLITS = {"none": "''", "dataset": "dataset", "target": "target"}
 
 # The time of a window starts at the end of all windows before it, because prompts overlap and windows must not.
@@ -68,7 +67,7 @@ _THINNED = """
 """
 _DRIFT_MARKS = """
     SELECT run, "offset", target, dataset, detector, direction, changed_at, rate_before, rate_after, action,
-        count(*) OVER () AS total
+        signal, count(*) OVER () AS total
     FROM drifts
 """
 _RECALL_MARKS = """
@@ -135,62 +134,6 @@ _HITS = """
     FROM counted GROUP BY run, number ORDER BY run, first
 """
 
-_LATEST = """
-    WITH latest AS (
-        SELECT *, CASE WHEN parent IS NULL THEN -1 ELSE "offset" END AS since
-        FROM versions QUALIFY row_number() OVER (PARTITION BY run ORDER BY seq DESC) <= {most}
-    )
-"""
-# If two versions were published after the same prompt, the later one served. This happens if a drift is detected with
-# the prompt after the last one of an interval.
-_SERVING = (
-    _LATEST
-    + """, serving AS (
-        SELECT * FROM latest QUALIFY row_number() OVER (PARTITION BY run, target, since ORDER BY version DESC) = 1
-    )
-"""
-)
-_VERSIONS = (
-    _LATEST
-    + """
-    SELECT run, target, version, parent, reason, "offset", drafter_version, head_version, cache_version, cache_entries,
-        acceptance AS acceptance_before, folder, digest
-    FROM latest ORDER BY run, version
-"""
-)
-# A version is the latest of its target for the prompts after it, up to and including that of the next version; a
-# baseline is the latest from the first prompt.
-_SERVED = (
-    _SERVING
-    + """
-    SELECT prompts.run, serving.version, prompts.dataset, count(*) AS prompts,
-        sum(judged)::BIGINT AS judged, sum(accepted)::BIGINT AS accepted,
-        sum(emitted)::BIGINT AS emitted, sum(blocks)::BIGINT AS blocks
-    FROM prompts
-    ASOF JOIN serving
-        ON prompts.run = serving.run AND prompts.target = serving.target AND prompts."offset" > serving.since
-    GROUP BY ALL ORDER BY prompts.run, serving.version, min(prompts."offset")
-"""
-)
-_LEARNED = (
-    _SERVING
-    + """
-    SELECT updates.run, serving.version, count(*) AS steps, count(*) FILTER (updates.served) AS served,
-        sum(seconds::DOUBLE) AS seconds, sum(tokens_gained) AS tokens_gained
-    FROM updates
-    ASOF JOIN serving
-        ON updates.run = serving.run AND updates.target = serving.target AND updates."offset" > serving.since
-    WHERE part = 'drafter'
-    GROUP BY ALL
-"""
-)
-_DRIFTS = """
-    SELECT run, "offset", target, dataset, direction, action, rate_before, rate_after
-    FROM drifts WHERE action IN ('reset', 'recall')
-    QUALIFY row_number() OVER (PARTITION BY run ORDER BY seq DESC) <= {most} ORDER BY run, seq
-"""
-_RECALLS = 'SELECT run, "offset", target, version, acceptance_present, acceptance_best FROM recalls ORDER BY seq'
-
 
 def read_stream(log: LogReader, window: int = 0, split: str = "none") -> dict[str, Any]:
     """Read curves and marks along the stream. Rates weigh each prompt by its judged tokens.
@@ -249,18 +192,6 @@ def read_ngrams(log: LogReader, window: int = 0) -> dict[str, Any]:
         "hits": columns(log.select(_HITS.format(window=window))),
         "paying": rows(log.recipe("ngrams-that-pay")),
         "lengths": rows(log.recipe("by-ngram-length")),
-    }
-
-
-def read_versions(log: LogReader) -> dict[str, Any]:
-    """Read versions, acceptance and updates while each was the latest, and drifts and recalls of their runs."""
-    return {
-        "total": log.select("SELECT count(*) AS n FROM versions").to_pylist()[0]["n"],
-        "versions": rows(log.select(_VERSIONS.format(most=MOST_VERSIONS))),
-        "served": rows(log.select(_SERVED.format(most=MOST_VERSIONS))),
-        "learned": rows(log.select(_LEARNED.format(most=MOST_VERSIONS))),
-        "drifts": rows(log.select(_DRIFTS.format(most=MOST_VERSIONS))),
-        "recalls": rows(log.select(_RECALLS)),
     }
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dashboards.web.logs import BusyError, Logs
-from dashboards.web.tables import run_query
+from dashboards.web.tables import export_query, run_query
 from store.errors import OmnidraftError, QueryError
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ SPARE_SECONDS = 0.5  # in which an interrupted query must end before its process
 START_SECONDS = 60.0
 QUERY_BYTES = 64 << 10  # planning a longer one takes more time than its rows are worth
 MOST_WAITING = 3  # queries that wait for the one that runs
+PAGE = "page"  # kind of an answer that is shown; others are files
 NICENESS = 10  # pages come first
 _CLOSED = "a query must come before the dashboards end; start them again"
 _ROWS, _REFUSED, _FAILED = b"r", b"x", b"f"  # first byte of an answer; the rest is JSON, or a message
@@ -63,7 +64,7 @@ class SqlProcess:
         """Number of the process; None while there is none."""
         return self._process.pid if self._process else None
 
-    async def answer(self, names: Sequence[str], query: str) -> bytes:
+    async def answer(self, names: Sequence[str], query: str, kind: str = PAGE) -> bytes:
         """Run a query when its turn comes. Called on the event loop; raises as `run`.
 
         Raises:
@@ -73,7 +74,7 @@ class SqlProcess:
             raise BusyError(f"{self._pending} queries run or wait already; try again when one is done")
         self._pending += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, self.run, names, query)
+            return await asyncio.get_running_loop().run_in_executor(self._thread, self.run, names, query, kind)
         except asyncio.CancelledError as error:
             if not self._closed:  # the request itself was cancelled
                 raise
@@ -81,8 +82,11 @@ class SqlProcess:
         finally:
             self._pending -= 1
 
-    def run(self, names: Sequence[str], query: str) -> bytes:
-        """Run a query over the named runs; return what `run_query` returns as JSON. Called by one thread at a time.
+    def run(self, names: Sequence[str], query: str, kind: str = PAGE) -> bytes:
+        """Run a query over the named runs. Called by one thread at a time.
+
+        Returns:
+            For `PAGE` what `run_query` returns, as JSON; for another kind the file of `export_rows`.
 
         Raises:
             QueryError: the query is too long, not allowed or not valid, or its process was ended: at the time limit, or
@@ -94,7 +98,7 @@ class SqlProcess:
             raise QueryError(f"a query must have at most {QUERY_BYTES} bytes, got {size}; use `omnidraft sql`")
         connection = self._connect()
         try:
-            connection.send_bytes(json.dumps([list(names), query]).encode())
+            connection.send_bytes(json.dumps([list(names), query, kind]).encode())
             if not connection.poll(self._seconds + SPARE_SECONDS):
                 self._end()
                 raise QueryError(
@@ -166,12 +170,14 @@ def _answer_queries(connection: Connection, run: Path | None, runs: Path, second
     connection.send_bytes(b"")
     with suppress(EOFError, OSError):
         while True:
-            names, query = json.loads(connection.recv_bytes())
-            connection.send_bytes(_answer_query(logs, names, query, seconds))
+            names, query, kind = json.loads(connection.recv_bytes())
+            connection.send_bytes(_answer_query(logs, names, query, kind, seconds))
 
 
-def _answer_query(logs: Logs, names: Sequence[str], query: str, seconds: float) -> bytes:
+def _answer_query(logs: Logs, names: Sequence[str], query: str, kind: str, seconds: float) -> bytes:
     try:
+        if kind != PAGE:
+            return _ROWS + logs.read(names, lambda log: export_query(log, query, kind, seconds))
         found = logs.read(names, lambda log: run_query(log, query, seconds))
         return _ROWS + json.dumps(found, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
     except OmnidraftError as error:

@@ -17,7 +17,8 @@ _TOKENS = """
     FROM prompts GROUP BY run
 """
 _SOURCES = """
-    SELECT run, coalesce(sum(accepted) FILTER (drafter = 'lookup'), 0)::BIGINT AS lookup,
+    SELECT run, coalesce(sum(accepted) FILTER (drafter = 'model'), 0)::BIGINT AS model,
+        coalesce(sum(accepted) FILTER (drafter = 'lookup'), 0)::BIGINT AS lookup,
         coalesce(sum(accepted) FILTER (drafter = 'memory'), 0)::BIGINT AS memory,
         sum(seconds_verify::DOUBLE) / count(*) AS seconds_per_target_forward
     FROM blocks GROUP BY run
@@ -67,17 +68,17 @@ def read_story(log: LogReader, *, by_source: bool = True) -> list[dict[str, Any]
 
 
 def _tell_tokens(tokens: Mapping[str, Any], blocks: Mapping[str, Any] | None) -> str:
-    emitted, model, copied = tokens["emitted"], tokens["model"], tokens["copied"]
+    emitted = tokens["emitted"]
     if not emitted:
         return "No token was emitted."
-    parts = {"the drafter model": model}
     if blocks is None:
-        parts["copied drafts"] = copied
+        parts = {"the drafter model": tokens["model"], "copied drafts": tokens["copied"]}
     else:  # a tree counts for the source of its first candidate
-        parts |= {"the own text": blocks["lookup"], "the memory": blocks["memory"]}
+        parts = {"the drafter model": blocks["model"], "the own text": blocks["lookup"], "the memory": blocks["memory"]}
+    accepted = sum(parts.values())
     shares = ", ".join(f"{_percent(count, emitted)} {source}" for source, count in parts.items() if count)
-    from_drafts = f"{_percent(model + copied, emitted)} of {emitted:,} tokens came from drafts"
-    own = f"{_percent(emitted - model - copied, emitted)} from the target itself"
+    from_drafts = f"{_percent(accepted, emitted)} of {emitted:,} tokens came from drafts"
+    own = f"{_percent(emitted - accepted, emitted)} from the target itself"
     rate = f"{emitted / tokens['blocks']:.2f} tokens per target forward"
     return f"{from_drafts}{f' ({shares})' if shares else ''}, {own}: {rate}."
 

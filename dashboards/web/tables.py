@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from store.errors import QueryError, UsageError
 from store.query.acceptance import Acceptance
+from store.query.exports import export_rows
 from store.query.json_values import quote_text
 from store.query.json_values import to_json_value as plain_value
 from store.query.log_reader import VIEWS, LogReader, recipes
@@ -31,6 +32,9 @@ _LIST = """
     SELECT "offset", dataset, target, emitted, blocks, judged, accepted, left(prompt_text, {start}) AS start,
         accepted / nullif(judged, 0) AS acceptance, emitted / nullif(finished - started, 0) AS speed
     FROM prompts WHERE {condition} ORDER BY {order} LIMIT {page} OFFSET {skip}
+"""
+_REJECTION = """
+    SELECT min("offset") AS "offset" FROM decisions WHERE outcome = 'rejected' AND "offset" > {offset}
 """
 _DATASETS = 'SELECT dataset, count(*) AS prompts FROM prompts GROUP BY dataset ORDER BY min("offset")'
 
@@ -89,10 +93,21 @@ def run_query(log: LogReader, query: str, seconds: float) -> dict[str, Any]:
     }
 
 
-def read_prompts(log: LogReader, order: str = "stream", dataset: str = "", page: int = 0) -> dict[str, Any]:
+def export_query(log: LogReader, query: str, kind: str, seconds: float) -> bytes:
+    """Run a query as `run_query` and return its first `MOST` rows as a file of `store.query.exports`."""
+    try:
+        return export_rows(log.select(query, most=MOST, seconds=seconds), kind)
+    except (OverflowError, ValueError) as error:
+        raise QueryError("dates must be within years 1 to 9999; cast others to VARCHAR") from error
+
+
+def read_prompts(
+    log: LogReader, order: str = "stream", dataset: str = "", page: int = 0, search: str = ""
+) -> dict[str, Any]:
     """Read one page of prompts in an order, of all datasets or one, and the names of the datasets.
 
-    Orders by acceptance list only prompts with at least 5 judged tokens; `slowest` only those with emitted tokens.
+    `search` selects the prompts whose text or completion contains it, in upper or lower case. Orders by
+    acceptance list only prompts with at least 5 judged tokens; `slowest` only those with emitted tokens.
 
     Raises:
         UsageError: the order is unknown.
@@ -100,7 +115,15 @@ def read_prompts(log: LogReader, order: str = "stream", dataset: str = "", page:
     if order not in ORDERS:
         raise UsageError(f"prompts can be ordered by {', '.join(ORDERS)}; got {order!r}")
     conditions = [f"dataset = {quote_text(dataset)}"] if dataset else []
+    if search:
+        conditions.append(f"contains(lower(prompt_text || ' ' || completion_text), lower({quote_text(search)}))")
     conditions += {"worst": ["judged >= 5"], "best": ["judged >= 5"], "slowest": ["emitted > 0"]}.get(order, [])
     condition, skip = " AND ".join(conditions) or "true", PAGE * max(0, page)
     query = _LIST.format(start=START, condition=condition, order=ORDERS[order], page=PAGE, skip=skip)
     return {"prompts": rows(log.select(query)), "datasets": rows(log.select(_DATASETS)), "page_size": PAGE}
+
+
+def find_rejection(log: LogReader, offset: int) -> dict[str, int | None]:
+    """Find the first prompt after `offset` with a rejected token; its `offset` is None if there is none."""
+    (row,) = rows(log.select(_REJECTION.format(offset=offset)))
+    return row

@@ -1,6 +1,6 @@
 """Builds the learner of one target: drift detection and response, distillation, versions."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,6 +22,7 @@ from stages.memory.memory_file import MEMORY_FILE, write_memory
 from stages.memory.text_memory import TextMemory
 from stages.ngrams.cache import Cache
 from stages.rules import MODES
+from stages.training.probe import ProbeResult
 from store.registry.ngram_file import write_ngrams
 from store.registry.registry import Registry
 from store.registry.version_folder import open_version
@@ -39,13 +40,13 @@ class VersionSink:
         folder: the run's.
         registry: where they are registered.
         numbers: which all targets of the run share.
-        probe: measures a version on what never changes, by name.
+        probe: measures a version on what never changes.
     """
 
     folder: Path
     registry: Registry
     numbers: Numbers
-    probe: Callable[[], Mapping[str, float]]
+    probe: Callable[[], ProbeResult]
 
 
 def make_learner(

@@ -21,6 +21,7 @@ from pipeline.loop import Clock, Loop, TargetRunner
 from pipeline.recorder import Recorder
 from pipeline.routing import TargetRouter
 from pipeline.stage_set import Stages
+from stages.training.probe import ProbeResult
 from store.registry.registry import Registry
 
 LOG = logging.getLogger("omnidraft.models")
@@ -38,7 +39,7 @@ def build_loop(
     distills = make_distillers(config, targets, [one.head for one in drafting], piece_cost(config.learn, targets))
     numbers, clock, runners = Numbers(), Clock(perf_counter), {}
     for models, stages, distill in zip(targets, drafting, distills, strict=True):
-        probe = make_probe(config, models) if config.publish.enabled and config.publish.probe else dict
+        probe = make_probe(config, models) if config.publish.enabled and config.publish.probe else ProbeResult
         sink = VersionSink(run_folder, registry, numbers, probe)
         runners[models.name] = TargetRunner(
             models.name,

@@ -18,8 +18,9 @@ from pipeline.loop import UnfitPromptError
 from stages.contract.blocks import SequenceState, TrainingExample
 from stages.examples.builder import ExampleBuilder
 from stages.models.language_model import fingerprint
-from stages.training.probe import Probe, ProbeScore, load_or_make_examples
+from stages.training.probe import Probe, ProbeResult, ProbeScore, load_or_make_examples
 from store.events import PromptReceived
+from store.query.probe_statistics import estimate_ratio
 
 FORMAT = 1  # of the examples kept on disk: goes up when they change without their key
 TOKENS = 32  # of every completion
@@ -45,13 +46,15 @@ _PLAIN: Mapping[str, object] = {
 }
 
 
-def make_probe(config: Config, models: Models) -> Callable[[], dict[str, float]]:
-    """Return a function that measures the drafter as it is when called, by metric; no metrics if no prompt fits.
+def make_probe(config: Config, models: Models) -> Callable[[], ProbeResult]:
+    """Return a function that measures the drafter as it is when called; it has no metrics if no prompt fits.
 
     `probe/acceptance` is the share of the target's greedy tokens that the drafter foretells, `probe/acceptance_docs`
     and `_code` that of each kind of prompt; `probe/acceptance_sampled` is a bound of the acceptance to expect at
-    temperature 1, from above: all pieces but the `KEPT` likeliest of a distribution count as one. Draws no random
-    numbers, and leaves rows, kernels and costs of the run alone.
+    temperature 1, from above: all pieces but the `KEPT` likeliest of a distribution count as one;
+    `probe/tokens_per_forward` is what greedy drafts of `stages.training.probe.DRAFT` tokens would emit per target
+    forward. `_low` and `_high` are the ends of intervals of 95% over prompts. Draws no random numbers, and leaves rows,
+    kernels and costs of the run alone.
 
     Args:
         config: of the run.
@@ -60,12 +63,10 @@ def make_probe(config: Config, models: Models) -> Callable[[], dict[str, float]]
     return probe_of(config, models, examples_of(config, models))
 
 
-def probe_of(
-    config: Config, models: DrafterModels, examples: Sequence[TrainingExample]
-) -> Callable[[], dict[str, float]]:
+def probe_of(config: Config, models: DrafterModels, examples: Sequence[TrainingExample]) -> Callable[[], ProbeResult]:
     """As `make_probe`, over the target's examples."""
     probe = Probe(examples, models.drafter, draftable(config.with_overrides(_PLAIN).draft, models.pair))
-    return lambda: metrics(probe.score(models.drafter))
+    return lambda: summarize(probe.score(models.drafter))
 
 
 def examples_of(config: Config, models: Models) -> Sequence[TrainingExample]:
@@ -75,18 +76,24 @@ def examples_of(config: Config, models: Models) -> Sequence[TrainingExample]:
     return load_or_make_examples(key, models.name, lambda: _make_examples(config, models))
 
 
-def metrics(marks: Mapping[TrainingExample, ProbeScore]) -> dict[str, float]:
+def summarize(marks: Mapping[TrainingExample, ProbeScore]) -> ProbeResult:
     """Rates over all tokens, and over those of each kind of prompt."""
     kinds: dict[str, list[ProbeScore]] = defaultdict(list)
-    for example, mark in marks.items():
-        kinds[PROMPTS[example.offset][0]].append(mark)
-    every = list(marks.values())
-    tokens = sum(mark.tokens for mark in every)
-    if not tokens:
-        return {}
-    by_kind = {f"probe/acceptance_{kind}": _greedy_rate(found) for kind, found in kinds.items()}
-    sampled = sum(mark.sampled for mark in every) / tokens
-    return {"probe/acceptance": _greedy_rate(every), "probe/acceptance_sampled": sampled, **by_kind}
+    for example in sorted(marks, key=lambda example: example.offset):
+        kinds[PROMPTS[example.offset][0]].append(marks[example])
+    every = [score for found in kinds.values() for score in found]
+    tokens, forwards = [score.tokens for score in every], [score.forwards for score in every]
+    estimates = {
+        "acceptance": estimate_ratio([score.greedy for score in every], tokens),
+        "acceptance_sampled": estimate_ratio([score.sampled for score in every], tokens),
+        "tokens_per_forward": estimate_ratio(tokens, forwards),
+    }
+    found = {f"probe/acceptance_{kind}": _greedy_rate(scores) for kind, scores in kinds.items() if any(tokens)}
+    for name, estimate in estimates.items():
+        if estimate:
+            ends = {"": estimate.value, "_low": estimate.low, "_high": estimate.high}
+            found |= {f"probe/{name}{end}": value for end, value in ends.items()}
+    return ProbeResult(found, every) if any(tokens) else ProbeResult()
 
 
 def _greedy_rate(marks: Sequence[ProbeScore]) -> float:

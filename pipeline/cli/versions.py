@@ -30,7 +30,18 @@ RUNS = Path("runs")
 LIMIT = 64  # prompts of a probe that is named
 STANDARD_OUTPUT = Path("-")
 KEPT = 10  # newest versions that prune leaves by default
-_HEADS = ("number", "run", "offset", "reason", "parent", "acceptance", "probe", "cache", "aliases", "published (UTC)")
+_HEADS = (
+    "number",
+    "run/version",
+    "offset",
+    "reason",
+    "parent",
+    "acceptance",
+    "probe",
+    "cache",
+    "aliases",
+    "published (UTC)",
+)
 
 
 class Format(StrEnum):
@@ -40,7 +51,7 @@ class Format(StrEnum):
     JSON = "json"
 
 
-Number = Annotated[int, typer.Argument(metavar="N", help="A version's number in the list.", show_default=False)]
+Number = Annotated[int, typer.Argument(metavar="N", help="A number of the list, without #.", show_default=False)]
 UriOption = Annotated[str | None, typer.Option("--mlflow-uri", help="Another MLflow store or server.")]
 StoreRunsOption = Annotated[Path, typer.Option("--runs", help="A folder of runs; its mlflow.db is the store.")]
 NameOption = Annotated[str, typer.Option("--name", help="The registered model.")]
@@ -115,7 +126,7 @@ def promote(
     from store.registry.retention import promote as put_forward
 
     before = put_forward(store_of(mlflow_uri, runs), name, number)
-    print(f"champion: version {number}{_instead(before, number)}")
+    print(f"champion: #{number}{_instead(before, number)}")
     _print_usage(name, "@champion")
 
 
@@ -125,7 +136,7 @@ def rollback(mlflow_uri: UriOption = None, runs: StoreRunsOption = RUNS, name: N
     from store.registry.retention import rollback as step_back
 
     lost, found = step_back(store_of(mlflow_uri, runs), name)
-    print(f"champion: version {found} again, instead of version {lost}")
+    print(f"champion: #{found} again, instead of #{lost}")
     _print_usage(name, "@champion")
 
 
@@ -150,7 +161,7 @@ def recall(
     with TemporaryDirectory() as scratch, new_folder(folder or Path(scratch) / "version") as free:
         fetch_version(f"models:/{name}/{number}", uri, free)
     before = put_forward(uri, name, number)
-    print(f"champion: version {number}, every file as it was published{_instead(before, number)}")
+    print(f"champion: #{number}, every file as it was published{_instead(before, number)}")
     if folder:
         print(f"its files: {folder}")
     _print_usage(name, "@champion")
@@ -298,11 +309,11 @@ def export(
     from pipeline.versions.export import export_version
 
     export_version(store_of(mlflow_uri, runs), name, number, folder)
-    print(f"version {number} is in {folder}; {folder / 'README.md'} describes how to use it")
+    print(f"#{number} is in {folder}; {folder / 'README.md'} describes how to use it")
 
 
 def _instead(before: int | None, number: int) -> str:
-    return "" if before in (None, number) else f"; instead of version {before}"
+    return "" if before in (None, number) else f"; instead of #{before}"
 
 
 def _print_usage(name: str, which: str) -> None:
@@ -311,7 +322,9 @@ def _print_usage(name: str, which: str) -> None:
 
 def _row(version: "RegisteredVersion") -> list[str]:
     aliases, when = ", ".join(version.aliases), f"{version.created_at:%Y-%m-%d %H:%M}"
-    fields = (version.number, version.run, version.offset, version.reason, version.parent)
+    within = None if version.run is None or version.version is None else f"{version.run}/{version.version}"
+    parent = None if version.parent is None else f"#{version.parent}"
+    fields = (f"#{version.number}", within, version.offset, version.reason, parent)
     rates = (None if rate is None else f"{rate:.3f}" for rate in (version.acceptance, version.probe))
     return [to_printable(value) for value in (*fields, *rates, version.cache_entries, aliases, when)]
 
@@ -319,14 +332,20 @@ def _row(version: "RegisteredVersion") -> list[str]:
 def _print_details(details: "VersionDetails", name: str) -> None:
     manifest = details.manifest
     files = {file: f"sha256 {digest[:16]}…" for file, digest in manifest["files"].items()}
-    plain = {key: value for key, value in manifest.items() if key not in ("files", "counters")}
+    plain = {key: value for key, value in manifest.items() if key not in ("files", "counters", "version", "parent")}
+    plain["run/version"] = f"{manifest['run']}/{manifest['version']}"
+    if manifest["parent"] is not None:
+        plain["parent"] = f"{manifest['run']}/{manifest['parent']}"
+    tags = {key: value for key, value in details.tags.items() if key not in ("version", "parent")}
+    if details.summary.parent is not None:
+        tags["parent in the registry"] = f"#{details.summary.parent}"
     for title, values in (
         ("manifest", plain),
         ("counters", manifest["counters"]),
         ("files", files),
         ("metrics", details.metrics),
         ("settings", details.params),
-        ("tags", {**details.tags, "aliases": ", ".join(details.summary.aliases)}),
+        ("tags", {**tags, "number": f"#{details.summary.number}", "aliases": ", ".join(details.summary.aliases)}),
     ):
         print_table((title, ""), ((key, to_printable(value)) for key, value in sorted(values.items())))
     _print_usage(name, f"/{details.summary.number}")

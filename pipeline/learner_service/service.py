@@ -31,6 +31,7 @@ from stages.distill import read_weights
 from stages.models.huggingface import set_threads
 from stages.ngrams.trie import build_direct_trie
 from stages.rules import MODES
+from stages.training.probe import ProbeResult
 from stages.training.weight_update import Weights, export_weights
 from stages.translate import cache_ngrams
 from store.events import Event, PromptCompleted, VersionPublished
@@ -153,7 +154,7 @@ class LearnerService:
         trie = build_direct_trie(models.pair.pieces, *sizes, models.drafter.device)
         self._cache = make_cache(config.cache, MODES[config.draft.mode], models, trie)
         (distill,) = make_distillers(config, [models], [self._head], setup.piece_cost, yield_cpu)
-        probe: Callable[[], Mapping[str, float]] = probe_of(config, models, setup.probe) if setup.probe else dict
+        probe = probe_of(config, models, setup.probe) if setup.probe else ProbeResult
         sink = VersionSink(setup.run_folder, self._run.registry, Numbers(), probe)
         self._learner = make_learner(config, models, self._head, self._cache, distill, sink)
 

@@ -1,14 +1,16 @@
 """Publishing: when the drafter, its head and its n-gram cache become a version, and where it is stored."""
 
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from typing_extensions import override
 
 from pipeline.recorder import Versions
 from stages.contract.snapshot import Saved, SnapshotReader
+from stages.training.probe import ProbeResult, ProbeScore
 from store.events import Drifted, PromptCompleted, VersionPublished
 from store.registry.registry import Registry
 from store.registry.version_folder import ManifestFields, seal
@@ -109,7 +111,7 @@ class FolderPublisher(Publisher):
         registry: where versions are registered.
         interval: completed prompts between two versions.
         numbers: gives the next version its number; publishers of one run share it.
-        probe: measures the drafter as it is on what never changes, by name.
+        probe: measures the drafter as it is on what never changes.
         now: the time as ISO 8601, UTC.
     """
 
@@ -123,7 +125,7 @@ class FolderPublisher(Publisher):
         interval: int,
         numbers: Numbers,
         now: Callable[[], str],
-        probe: Callable[[], Mapping[str, float]] = dict,
+        probe: Callable[[], ProbeResult] = ProbeResult,
     ) -> None:
         self._probe = probe
         self._run_folder, self._write, self._state = run_folder, write, state
@@ -195,6 +197,7 @@ class FolderPublisher(Publisher):
         self._write(folder)
         acceptance = self._accepted / self._judged if self._judged else None
         digest = seal(folder, self._manifest(number, parent, versions, entries))
+        probed = self._probe()
         event = VersionPublished(
             offset=self._offset,
             version=number,
@@ -208,16 +211,15 @@ class FolderPublisher(Publisher):
             acceptance=acceptance,
             folder=str(folder.relative_to(self._run_folder)),
             digest=digest,
+            **_of_probe(probed.scores),
         )
-        self._registry.publish(folder, event, self._metrics(), drift=self._drift)
+        counts = {"prompts": float(self._prompts), "judged": float(self._judged)}
+        self._registry.publish(folder, event, {**counts, **probed.metrics}, drift=self._drift)
         self._drift = None
         self._folders.append((number, folder))
         self._published = versions
         self._prompts = self._judged = self._accepted = 0
         return event
-
-    def _metrics(self) -> Mapping[str, float]:
-        return {"prompts": float(self._prompts), "judged": float(self._judged), **self._probe()}
 
     def _manifest(self, number: int, parent: int | None, versions: Versions, entries: int) -> ManifestFields:
         return {
@@ -237,3 +239,15 @@ class FolderPublisher(Publisher):
             },
             "created_at": self._now(),
         }
+
+
+def _of_probe(scores: Sequence[ProbeScore]) -> dict[str, Any]:
+    """The fields of `VersionPublished` that the probe measures; none if it measured nothing."""
+    if not scores:
+        return {}
+    return {
+        "probe_tokens": tuple(score.tokens for score in scores),
+        "probe_greedy": tuple(round(score.greedy) for score in scores),
+        "probe_sampled": tuple(score.sampled for score in scores),
+        "probe_forwards": tuple(score.forwards for score in scores),
+    }

@@ -21,6 +21,7 @@ from store.log.manifest import Manifest, read_manifest
 from store.log.mirror import Mirror
 from store.log.partitions import LEARNER, partition_folder
 from store.query.acceptance import Acceptance
+from store.query.probe_statistics import estimate_ratio
 from store.registry.outbox import read_undelivered
 from store.registry.registered_version import metric_name
 from store.registry.registry import MlflowRegistry, NoRegistry, Point, Registry
@@ -99,6 +100,7 @@ class Curves:
         self._windows: dict[str, deque[PromptCompleted]] = {target: deque(maxlen=WINDOW) for target in several}
         self._window: deque[PromptCompleted] = deque(maxlen=WINDOW)
         self._points: list[Point] = []
+        self._baselines: list[VersionPublished] = []  # their points wait for those of the first prompt
 
     def remember(self, prompt: PromptCompleted) -> None:
         """Count a prompt whose points were sent before the run was resumed."""
@@ -112,6 +114,9 @@ class Curves:
             case PromptCompleted():
                 self._window.append(event)
                 self._add_points(event.offset, _rates(self._window) | self._rates_of_its_target(event))
+                while self._baselines:
+                    baseline = self._baselines.pop(0)
+                    self._add_points(baseline.offset, self._probe_rates(baseline))
             case Updated(part="drafter"):
                 found = {"learn/loss": event.loss, "learn/served": float(event.served)}
                 if event.acceptance_after is not None:
@@ -121,10 +126,24 @@ class Curves:
                 self._add_points(
                     event.offset, {"drift/rate_before": event.rate_before, "drift/rate_after": event.rate_after}
                 )
-            case VersionPublished() if event.reason != "floor":  # MLflow compares by the metric that came first
+            case VersionPublished(reason="floor"):  # MLflow compares by the metric that came first
+                self._baselines.append(event)
+            case VersionPublished():
                 self._add_points(
                     event.offset, {"version/number": event.version, "version/cache_entries": event.cache_entries}
                 )
+                self._add_points(event.offset, self._probe_rates(event))
+
+    def _probe_rates(self, version: VersionPublished) -> dict[str, float]:
+        """Rates on the probe, so that the page of a run has a curve of its versions; none if it was not measured."""
+        of_target = f".{metric_name(version.target)}" if version.target in self._windows else ""
+        tokens = version.probe_tokens or ()
+        rates = {
+            "acceptance": estimate_ratio(version.probe_greedy or (), tokens),
+            "acceptance_sampled": estimate_ratio(version.probe_sampled or (), tokens),
+            "tokens_per_forward": estimate_ratio(tokens, version.probe_forwards or ()),
+        }
+        return {f"probe/{name}{of_target}": rate.value for name, rate in rates.items() if rate}
 
     def _rates_of_its_target(self, prompt: PromptCompleted) -> dict[str, float]:
         if prompt.target not in self._windows:

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -25,6 +25,7 @@ from stages.distill import Distill
 from stages.examples.teacher_forcing import CompletedText, TeacherForcing
 from stages.ngrams.cache import count_text_ngrams
 from stages.training.offline import OfflineTraining, OfflineUpdate
+from stages.training.probe import ProbeResult
 from store.errors import RunError
 from store.events import Event, Updated
 from store.log.manifest import RunKind
@@ -183,8 +184,13 @@ class LogTraining:
         drafting, measured = make_drafting(self.config, self._models), dict[str, float]()
         (distill,) = make_distillers(self.config, [self._models], [drafting.head], 0.0)
         assert isinstance(distill, Distill)  # learn.enabled
-        probe = make_probe(self.config, self._models) if self.config.publish.probe else dict
-        sink = VersionSink(self._run.folder, self._run.registry, Numbers(), lambda: {**probe(), **measured})
+        probe = make_probe(self.config, self._models) if self.config.publish.probe else ProbeResult
+
+        def measure() -> ProbeResult:
+            found = probe()
+            return replace(found, metrics={**found.metrics, **measured})
+
+        sink = VersionSink(self._run.folder, self._run.registry, Numbers(), measure)
         memory = drafting.decode.memory
         learner = make_learner(self.config, self._models, drafting.head, drafting.cache, distill, sink, memory)
         versions = _Versions()

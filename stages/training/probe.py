@@ -4,8 +4,8 @@ Shapes: N supervised positions.
 """
 
 import json
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -18,6 +18,8 @@ from stages.examples.losses import expected_acceptance, greedy_agreement
 from stages.models.language_model import LanguageModel
 from stages.vocabulary.disk_cache import Arrays, digest_json, load_arrays, store_arrays
 
+DRAFT = 5  # tokens of a draft, as many as pieces by default
+
 
 @dataclass(frozen=True)
 class ProbeScore:
@@ -27,11 +29,26 @@ class ProbeScore:
         greedy: number of tokens whose pieces are all the drafter's most probable ones: accepted at temperature 0.
         sampled: sum over tokens of the probability that they are accepted at temperature 1.
         tokens: number of emitted target tokens.
+        forwards: target forwards that these tokens take at temperature 0 with drafts of `DRAFT` tokens each.
     """
 
     greedy: float
     sampled: float
     tokens: int
+    forwards: int
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """What the probe measured of a drafter.
+
+    Attributes:
+        metrics: by name.
+        scores: per prompt, in the order of the prompts; none if nothing was measured.
+    """
+
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    scores: Sequence[ProbeScore] = ()
 
 
 class Probe:
@@ -57,12 +74,29 @@ class Probe:
         for batch in self._batches:
             student, _ = self._batcher.compute_distributions(model, batch)
             measured = greedy_agreement(student, batch.teacher), expected_acceptance(student, batch.teacher)
-            greedy, sampled = (
-                sum_by_row(_multiply_by_token(values_N, batch.teacher.first_N), batch) for values_N in measured
-            )
-            tokens = map(int, sum_by_row(batch.teacher.first_N.double(), batch))
-            found |= zip(batch.examples, map(ProbeScore, greedy, sampled, tokens), strict=True)
+            first_N = batch.teacher.first_N
+            products = [_multiply_by_token(values_N, first_N) for values_N in measured]
+            greedy, sampled = (sum_by_row(values_N, batch) for values_N in products)
+            tokens = list(map(int, sum_by_row(first_N.double(), batch)))
+            foretold = (products[0][first_N.bool()] > 0).split(tokens)  # positions are in the order of the rows
+            forwards = (count_forwards(token_T.tolist()) for token_T in foretold)
+            found |= zip(batch.examples, map(ProbeScore, greedy, sampled, tokens, forwards), strict=True)
         return found
+
+
+def count_forwards(foretold: Sequence[bool], draft: int = DRAFT) -> int:
+    """Count the target forwards of a text in which each emits the accepted beginning of a draft and one token more.
+
+    Args:
+        foretold: for each token of the text, whether the drafter would propose it there.
+        draft: tokens of each draft.
+    """
+    forwards = position = 0
+    while position < len(foretold):
+        ahead = [*foretold[position : position + draft], False]
+        position += ahead.index(False) + 1
+        forwards += 1
+    return forwards
 
 
 def _multiply_by_token(of_pieces_N: Tensor, first_N: Tensor) -> Tensor:

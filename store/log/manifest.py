@@ -122,7 +122,7 @@ class Manifest:
 
 
 def read_manifest(run_folder: Path, file: Path = MANIFEST) -> Manifest:
-    """Read the committed state of a run, finished or still being written, also of schema versions 3 and 4.
+    """Read the committed state of a run, finished or still being written, also of schema versions 3 to 5.
 
     Args:
         run_folder: of the run or partition.

@@ -53,7 +53,12 @@ _ADDED: Mapping[int, Mapping[str, tuple[str, ...]]] = {
         "decisions": ("parent", "context", "count", "chance"),
         "blocks": ("candidates", "expected_tokens", "expected_seconds"),
     },
-    6: {"blocks": ("action", "propensity"), "prompts": ("own_accepted",), "drifts": ("signal",)},
+    6: {
+        "blocks": ("action", "propensity"),
+        "prompts": ("own_accepted",),
+        "drifts": ("signal",),
+        "versions": ("probe_tokens", "probe_greedy", "probe_sampled", "probe_forwards"),
+    },
 }
 
 # Stored as float32: values that are computed in float32, and short durations. All other floats are float64.

@@ -233,6 +233,6 @@ def version_note(made: VersionPublished, lineage: Lineage) -> str:
     origin = loaded if lineage.first is None else f"trained on prompts {lineage.first} to {made.offset}"
     since = "" if lineage.drift is None else f", the first since the drift at prompt {lineage.drift}"
     return (
-        f"{made.reason} at prompt {made.offset}: version {made.version} of {lineage.run} for {made.target}, {origin}"
+        f"{made.reason} at prompt {made.offset}: {lineage.run}/{made.version} for {made.target}, {origin}"
         f"{since}, with {made.cache_entries} cached n-grams."
     )

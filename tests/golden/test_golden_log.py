@@ -18,7 +18,7 @@ from store.log.manifest import MANIFEST, read_manifest
 from store.log.parts import read_part
 from store.log.rollups import COUNTS
 from store.log.run_log import RunLog
-from store.log.schema import TABLES, schema_of, to_current_schema
+from store.log.schema import SCHEMA_VERSION, TABLES, schema_of, to_current_schema
 from store.query.log_reader import VIEWS, LogReader, recipes
 from store.query.summary import summarize
 
@@ -90,7 +90,7 @@ def test_it_is_read_beside_a_log_of_this_version_and_compacts_into_one(copied):
         before = {name: log.recipe(name).to_pylist() for name in recipes()}
         rows = log.select("FROM decisions ORDER BY seq")
     compact(copied)
-    assert json.loads((copied / MANIFEST).read_bytes())["schema_version"] == 6
+    assert json.loads((copied / MANIFEST).read_bytes())["schema_version"] == SCHEMA_VERSION
     with LogReader([copied]) as log:
         assert log.select("FROM decisions ORDER BY seq").equals(rows)
         after = {name: log.recipe(name).to_pylist() for name in recipes()}
@@ -115,11 +115,12 @@ def test_a_version_that_is_not_known_is_refused_with_a_word(copied):
 ADDED = {
     "decisions": ("parent", "context", "count", "chance"),
     "blocks": ("candidates", "expected_tokens", "expected_seconds"),
+    "versions": ("probe_tokens", "probe_greedy", "probe_sampled", "probe_forwards"),
 }
 
 
 def added_values(log: LogReader) -> set[tuple]:
-    """Every combination of values in the columns that version 5 added."""
+    """Every combination of values in the columns that were added since version 4."""
     found = set()
     for table, names in ADDED.items():
         rows = log.select(f"SELECT DISTINCT {', '.join(names)} FROM {table}").to_pylist()
@@ -130,7 +131,9 @@ def added_values(log: LogReader) -> set[tuple]:
 @pytest.mark.parametrize("golden_log", [GOLDEN, VERSION_4])
 def test_parts_of_earlier_versions_have_the_new_columns_without_values(golden_log):
     with LogReader([golden_log]) as log:
-        assert added_values(log) == {("decisions", None, None, None, None), ("blocks", 0, None, None)}
+        assert added_values(log) == {
+            ("decisions", None, None, None, None), ("blocks", 0, None, None), ("versions", None, None, None, None)
+        }  # fmt: skip
         assert log.check().mismatches.num_rows == 0
         assert log.select("FROM decisions").num_rows > 50
     for table, parts in read_manifest(golden_log).tables.items():
@@ -147,7 +150,7 @@ def test_a_log_of_version_4_compacts_into_one_of_this_version(tmp_path):
         before = {table: log.select(f"FROM {table} ORDER BY seq") for table in TABLES if table not in COUNTS}
     compact(copied)
     (joined,) = read_manifest(copied).tables["decisions"]
-    assert joined.schema_version == 6
+    assert joined.schema_version == SCHEMA_VERSION
     with LogReader([copied]) as log:
         assert {table: log.select(f"FROM {table} ORDER BY seq") for table in before} == before
 
@@ -162,7 +165,7 @@ def test_parts_of_two_versions_are_read_as_one_table(tmp_path):
             log.append(event)
         log.append(block(offset=1_000, candidates=4, expected_tokens=2.5))
     versions = {table: [part.schema_version for part in parts] for table, parts in read_manifest(copied).tables.items()}
-    assert versions["decisions"][-2:] == versions["blocks"][-2:] == [4, 6]
+    assert versions["decisions"][-2:] == versions["blocks"][-2:] == [4, SCHEMA_VERSION]
     for finished in ("as written", "compacted"):
         with LogReader([copied]) as log:
             (row,) = log.select("SELECT count(*) AS n, count(parent) AS of_trees FROM decisions").to_pylist()

@@ -1,9 +1,11 @@
 // Queries in SQL.
-import { element, make, problem, reach, runs, table, whole } from "./common.js";
+import { element, make, reach, runs, table, whole } from "./common.js";
 
 const query = element("query");
 const recipe = element("recipe");
+const LONGEST_ADDRESS = 8000; // characters; servers refuse longer ones
 let answer = null;
+let asked = "";
 
 function shown(value) {
   if (value === null) return "";
@@ -11,18 +13,33 @@ function shown(value) {
   return typeof value === "object" ? JSON.stringify(value) : String(value);
 }
 
+const request = (path, more = {}) => reach(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ runs, query: asked, ...more }) });
+
+// A result belongs to the query above it: while another one runs, and if it fails, nothing is shown.
+function clear(message = "") {
+  answer = null;
+  element("rows").replaceChildren();
+  element("took").textContent = "";
+  element("query-problem").textContent = message;
+  element("query-problem").hidden = !message;
+  document.querySelectorAll(".save").forEach((button) => { button.disabled = true; });
+}
+
 async function ask() {
   const button = element("go");
   button.disabled = true;
+  clear();
   element("took").textContent = "asking …";
+  asked = query.value;
+  const address = new URL(location.href);
+  address.searchParams.delete("recipe");
+  address.searchParams.set("query", asked);
+  if (address.href.length < LONGEST_ADDRESS) history.replaceState(null, "", address);
   try {
-    const response = await reach("/api/sql", { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ runs, query: query.value }) });
-    answer = await response.json();
+    answer = await (await request("/api/sql")).json();
     show();
-    problem("");
   } catch (error) {
-    element("took").textContent = "";
-    problem(error.message);
+    clear(error.message);
   }
   button.disabled = false;
 }
@@ -35,21 +52,18 @@ function show() {
   const seconds = answer.seconds < 0.01 ? "under 0.01" : answer.seconds.toFixed(2);
   const all = `${whole(answer.total)}${answer.more ? " or more" : ""} row${answer.total === 1 ? "" : "s"}`;
   element("took").textContent = `${answer.rows.length < answer.total ? `the first ${whole(answer.rows.length)} of ` : ""}${all}, ${seconds} s`;
-  element("csv").disabled = !answer.rows.length;
+  document.querySelectorAll(".save").forEach((button) => { button.disabled = !answer.rows.length; });
 }
 
-// CSV after RFC 4180. A spreadsheet must not interpret a prompt as a formula.
-function field(value) {
-  const text = value === null ? "" : typeof value === "object" ? JSON.stringify(value) : String(value);
-  const safe = typeof value === "string" && /^[=+\-@\t\r]/.test(text) ? `'${text}` : text;
-  return /[",\r\n]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
-}
-
-function save() {
-  const lines = [answer.columns, ...answer.rows].map((row) => row.map(field).join(","));
-  const link = make("a", { href: URL.createObjectURL(new Blob([lines.join("\r\n") + "\r\n"], { type: "text/csv" })), download: "rows.csv" });
-  link.click();
-  URL.revokeObjectURL(link.href);
+async function save(kind) {
+  try {
+    const link = make("a", { href: URL.createObjectURL(await (await request("/api/sql/export", { kind })).blob()), download: `rows.${kind}` });
+    link.click();
+    URL.revokeObjectURL(link.href);
+  } catch (error) {
+    element("query-problem").textContent = error.message;
+    element("query-problem").hidden = false;
+  }
 }
 
 function choose() {
@@ -63,7 +77,7 @@ function choose() {
 if (runs.length) {
   recipe.addEventListener("change", choose);
   element("ask").addEventListener("submit", (event) => { event.preventDefault(); ask(); });
-  element("csv").addEventListener("click", save);
+  document.querySelectorAll(".save").forEach((button) => button.addEventListener("click", () => save(button.id)));
   query.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); ask(); }
   });
@@ -73,6 +87,13 @@ if (runs.length) {
     query.setRangeText(name, query.selectionStart, query.selectionEnd, "end");
     query.focus();
   }));
-  const asked = new URLSearchParams(location.search).get("recipe");
-  if (asked) { recipe.value = asked; choose(); }
+  const address = new URLSearchParams(location.search);
+  const named = address.get("query");
+  if (named !== null) {
+    query.value = named;
+    ask();
+  } else if (address.get("recipe")) {
+    recipe.value = address.get("recipe");
+    choose();
+  }
 }

@@ -82,8 +82,9 @@ function sourceTraces(sources) {
 }
 
 const rate = fixed(3);
+const SIGNALS = { drafted: " of the share of tokens from drafts", learned: " of the share of tokens from the model and the memory", judged: " of acceptance", first: " of acceptance of first tokens" };
 const WORDS = {
-  drift: (mark) => `drift at ${whole(mark.offset)} in ${mark.dataset}: ${mark.direction} from ${rate(mark.rate_before)} to ${rate(mark.rate_after)}, ` +
+  drift: (mark) => `drift at ${whole(mark.offset)} in ${mark.dataset}: ${mark.direction}${SIGNALS[mark.signal] ?? ""} from ${rate(mark.rate_before)} to ${rate(mark.rate_after)}, ` +
     `since ${whole(mark.changed_at)} (${mark.detector}); ${{ ignored: "ignored", cooldown: "cooldown, no response", none: "no response" }[mark.action] ?? `response: ${mark.action}`}`,
   "head reset": (mark) => `acceptance head reset at ${whole(mark.offset)}, in response to the drift; its labels were dropped` +
     `${mark.restored === null ? "" : `; then the head of version ${mark.restored} was restored`}`,

@@ -9,8 +9,9 @@ const PAGE = 20; // prompts, as the server sends them
 let page = 0;
 let opened = null;
 let active = null;
+let reached = null; // the rejection that was shown last
 
-const settings = () => ({ order: form.elements.order.value, dataset: form.elements.dataset.value, page });
+const settings = () => ({ order: form.elements.order.value, dataset: form.elements.dataset.value, search: form.elements.search.value.trim(), page });
 
 function item(prompt) {
   const facts = make("small", {}, make("b", { text: `#${whole(prompt.offset)}` }), make("bdi", { text: prompt.dataset }),
@@ -43,6 +44,7 @@ async function open(offset) {
     if (opened !== offset) return;
     // The server escapes every text and sends no scripts; the content security policy would not run them.
     article.innerHTML = content;
+    reached = null;
     form.elements.offset.value = offset;
     hideDetail();
     const address = new URL(location.href);
@@ -93,6 +95,34 @@ function moved(event) {
   showDetail(next);
 }
 
+// The next rejected token: of this completion after the one reached before, or else of the next prompt that has one.
+async function nextRejection() {
+  const tokens = [...article.querySelectorAll(".tokens .t")];
+  const rejected = tokens.slice(tokens.indexOf(reached) + 1).find((token) => token.classList.contains("rejected"));
+  if (rejected) return showRejection(rejected);
+  try {
+    const { offset } = await question("rejection", { names: run, parameters: { offset: opened ?? -1 } });
+    if (offset === null) {
+      element("where").textContent = "No prompt after this one has a rejection.";
+      return undefined;
+    }
+    await open(offset);
+    return showRejection(article.querySelector(".tokens .t.rejected"));
+  } catch (error) {
+    return problem(error.message);
+  }
+}
+
+function showRejection(token) {
+  reached = token;
+  if (!token) return;
+  element("show-rejected").checked = true;
+  article.classList.remove("hide-rejected");
+  token.scrollIntoView({ block: "center" });
+  element("where").textContent = `Prompt ${whole(opened)}`;
+  setTimeout(() => showDetail(token), 60); // scrolling hides details
+}
+
 if (runs.length) {
   const address = new URLSearchParams(location.search);
   if (address.get("offset")) {
@@ -103,8 +133,17 @@ if (runs.length) {
     const found = await question("prompts", { names: run, parameters: settings(), again });
     if (found) showList(found);
   });
+  element("next-rejection").addEventListener("click", nextRejection);
+  addEventListener("keydown", (event) => {
+    if (event.key === "n" && !event.ctrlKey && !event.metaKey && !event.altKey && !event.target.closest("input, select, textarea")) nextRejection();
+  });
+  let typing;
+  form.elements.search.addEventListener("input", () => {
+    clearTimeout(typing);
+    typing = setTimeout(() => { page = 0; now(); }, 300);
+  });
   form.addEventListener("change", (event) => {
-    if (event.target.name === "offset") return;
+    if (["offset", "search"].includes(event.target.name)) return;
     page = 0;
     opened = null;
     now();

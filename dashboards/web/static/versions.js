@@ -1,14 +1,15 @@
-// Published versions: lineage, acceptance while each was the latest, and a comparison of two.
-import { chart, element, fixed, live, make, pattern, plain, question, room, runs, signed, style, swatch, table, whole } from "./common.js";
+// Published versions: the probe, a comparison of two, and the acceptance while each was the latest.
+import { chart, element, fixed, interval, live, make, narrow, pattern, plain, question, room, runs, signed, style, swatch, table, whole } from "./common.js";
 
 const SHAPES = { floor: "square", interval: "circle", drift: "triangle-down", end: "diamond" };
 const MOST_NUMBERS = 60;
 const form = element("pair");
 let found = null;
+let registered = [];
 
 const key = (version) => JSON.stringify([version.run, version.version]);
-const name = (version) => `${runs.length > 1 ? `${version.run}: ` : ""}version ${version.version}`;
-const ratio = (over, under) => (under ? over / under : null);
+const name = (version) => `version ${runs.length > 1 ? `${version.run}/` : ""}${version.version}`;
+const estimate = (found, digits) => (found ? `${found.value.toFixed(digits)} (${found.low.toFixed(digits)} to ${found.high.toFixed(digits)})` : "–");
 
 // The drift before which a version was published. If prompts end out of order, its offset may be the smaller one.
 function causeOf(version, drifts) {
@@ -25,41 +26,83 @@ function answeredBy(version, parent, drifts) {
   return drifts.findLast((drift) => drift === before || (drift !== own && parent.offset < drift.offset && drift.offset <= version.offset)) ?? null;
 }
 
-// All data of each version in one row.
-function joined({ versions, served, learned, drifts }) {
+// The versions in the order of the chosen runs, each with the drift that it answers and its number in the registry.
+function joined({ versions, drifts }) {
   const sorted = versions.sort((one, other) => runs.indexOf(one.run) - runs.indexOf(other.run) || one.version - other.version);
   return sorted.map((version) => {
-    const same = (row) => row.run === version.run && row.version === version.version;
-    const mine = served.filter(same);
-    const total = (column) => mine.reduce((sum, row) => sum + row[column], 0);
-    const steps = learned.find(same) ?? {};
     const parent = sorted.find((other) => other.run === version.run && other.version === version.parent);
     const answered = answeredBy(version, parent, drifts.filter((drift) => drift.run === version.run && drift.target === version.target));
-    return { ...version, datasets: mine, prompts: total("prompts"), judged: total("judged"), acceptance: ratio(total("accepted"), total("judged")),
-      efficiency: ratio(total("emitted"), total("blocks")), steps: steps.steps ?? 0, gained: steps.tokens_gained ?? null, seconds: steps.seconds ?? null, drift: answered };
+    return { ...version, steps: version.learned?.steps ?? 0, gained: version.learned?.tokens_gained ?? null, seconds: version.learned?.seconds ?? null, drift: answered };
   });
 }
 
-const height = (version) => version.acceptance ?? version.acceptance_before;
+const rateOf = (name) => (version) => version.probe?.[name]?.value ?? null;
+const registeredOf = (version) => registered.find((row) => row.run === version.run && row.version === version.version);
+const aliasesOf = (version) => registeredOf(version)?.aliases ?? [];
+
+// Acceptance (left) and tokens per target forward (right) of each version on the probe, in the order of publication.
+function drawProbe(versions) {
+  const place = element("probe");
+  const measured = versions.filter((version) => version.probe);
+  place.hidden = !measured.length;
+  if (!measured.length) return;
+  const lines = [...new Set(measured.map((version) => JSON.stringify([version.run, version.target])))].map((line) => JSON.parse(line));
+  const trace = (mine, look, label, rate, axis, dash, shown) => {
+    const found = mine.filter((version) => version.probe[rate]);
+    const end = (key, sign) => found.map((version) => sign * (version.probe[rate][key] - version.probe[rate].value));
+    return {
+      type: "scatter", mode: "lines+markers", name: label, legendgroup: label, showlegend: shown, xaxis: axis === "y2" ? "x2" : "x", yaxis: axis,
+      x: found.map((version) => version.offset), y: found.map(rateOf(rate)), line: { color: look.color, dash, width: 2 },
+      marker: { color: look.color, size: 9, symbol: found.map((version) => `${SHAPES[version.reason] ?? "circle"}${dash === "dot" ? "-open" : ""}`) },
+      error_y: { type: "data", symmetric: false, array: end("high", 1), arrayminus: end("low", -1), color: `${look.color}88`, thickness: 2, width: 4 },
+      hovertext: found.map((version) => plain(`${name(version)}: ${estimate(version.probe[rate], rate === "forwards" ? 2 : 3)}`)), hoverinfo: "text",
+    };
+  };
+  const traces = lines.flatMap(([run, target], number) => {
+    const mine = measured.filter((version) => version.run === run && version.target === target);
+    const look = style(number);
+    const label = plain(lines.length > 1 ? `${run}: ${target}` : run);
+    return [trace(mine, look, label, "greedy", "y", "solid", lines.length > 1), trace(mine, look, label, "sampled", "y", "dot", false), trace(mine, look, label, "forwards", "y2", look.dash, false)];
+  });
+  const x = { title: { text: "published at prompt" }, range: room(measured.map((version) => version.offset)), tickformat: ",d", zeroline: false };
+  const tall = narrow();
+  chart(place, traces, {
+    hovermode: "closest", grid: { rows: tall ? 2 : 1, columns: tall ? 1 : 2, pattern: "independent", xgap: 0.12, ygap: 0.3 },
+    xaxis: x, xaxis2: x, yaxis: { title: { text: "acceptance" }, rangemode: "tozero" }, yaxis2: { title: { text: "tokens per forward" }, anchor: "x2" },
+  });
+}
+
+function showVerdicts(verdicts) {
+  const place = element("verdict");
+  place.classList.remove("loading");
+  place.replaceChildren(...verdicts.map(({ run, target, sentences }) => {
+    const named = runs.length > 1 || verdicts.length > 1;
+    return make("p", {}, ...(named ? [make("b", { text: `${run}, ${target}: ` })] : []), sentences.join(" "));
+  }));
+  const held = registered.filter((row) => row.aliases.length);
+  const words = held.map((row) => `${row.aliases.join(" and ")} is version ${runs.length > 1 ? `${row.run}/` : ""}${row.version} (#${row.number} in the registry)`);
+  if (words.length) place.append(make("p", { text: `In MLflow, ${words.join("; ")}.` }));
+}
 
 function draw(versions, recalls) {
   const lines = [...new Set(versions.map((version) => JSON.stringify([version.run, version.target])))].map((line) => JSON.parse(line));
   const several = new Set(lines.map(([run]) => run)).size < lines.length;
   const traces = lines.map(([run, target], number) => {
-    const mine = versions.filter((version) => version.run === run && version.target === target);
+    const mine = versions.filter((version) => version.run === run && version.target === target && version.acceptance !== null);
     const parents = new Map(mine.map((version) => [version.version, version]));
     const look = style(number);
     const steps = mine.flatMap((version) => (parents.has(version.parent) ? [parents.get(version.parent), version, null] : []));
     const label = plain(several ? `${run}: ${target}` : run);
     return [
-      { type: "scatter", mode: "lines", x: steps.map((version) => version && version.offset), y: steps.map((version) => version && height(version)), hoverinfo: "skip",
+      { type: "scatter", mode: "lines", x: steps.map((version) => version && version.offset), y: steps.map((version) => version && version.acceptance), hoverinfo: "skip",
         line: { color: look.color, dash: look.dash, width: 2 }, legendgroup: label, showlegend: false },
       { type: "scatter", mode: mine.length > MOST_NUMBERS ? "markers" : "markers+text", cliponaxis: false, name: label, legendgroup: label,
-        showlegend: lines.length > 1, x: mine.map((version) => version.offset), y: mine.map(height),
+        showlegend: lines.length > 1, x: mine.map((version) => version.offset), y: mine.map((version) => version.acceptance),
+        error_y: { type: "data", symmetric: false, array: mine.map((version) => version.high - version.acceptance), arrayminus: mine.map((version) => version.acceptance - version.low), color: `${look.color}88`, thickness: 2, width: 4 },
         text: mine.map((version) => `${version.version}`), textposition: "top center",
         marker: { color: look.color, size: mine.length > MOST_NUMBERS ? 5 : 11, symbol: mine.map((version) => SHAPES[version.reason] ?? "circle") },
         hovertext: mine.map((version) => plain(`${name(version)} (${version.reason}), published at prompt ${whole(version.offset)}\nacceptance while the latest ${fixed(3)(version.acceptance)} ` +
-          `over ${whole(version.prompts)} prompts\nparent ${version.parent ?? "none"}, ${whole(version.cache_entries)} n-grams`).replaceAll("\n", "<br>")), hoverinfo: "text" },
+          `(${fixed(2)(version.low)} to ${fixed(2)(version.high)}) over ${whole(version.judged)} judged tokens\nparent ${version.parent ?? "none"}, ${whole(version.cache_entries)} n-grams`).replaceAll("\n", "<br>")), hoverinfo: "text" },
     ];
   }).flat();
   const marks = recalls.filter((recall) => recall.version !== null).map((recall) => ({
@@ -68,22 +111,16 @@ function draw(versions, recalls) {
   chart(element("chart"), traces, {
     annotations: marks, hovermode: "closest",
     xaxis: { title: { text: "published at prompt" }, range: room(versions.length ? versions.map((version) => version.offset) : [0]), tickformat: ",d", zeroline: false },
-    yaxis: { title: { text: "acceptance while the latest" }, range: [0, Math.min(1.05, 0.15 + Math.max(0.35, ...versions.map((version) => height(version) ?? 0)))] },
+    yaxis: { title: { text: "acceptance while the latest" }, range: [0, Math.min(1.05, 0.15 + Math.max(0.35, ...versions.map((version) => version.high ?? 0)))] },
   });
 }
 
-const lastMeasured = (versions) => versions.findLast((version) => version.judged) ?? versions.at(-1);
-
-function lastOfTwoRuns(versions) {
-  const [one, other] = runs.map((run) => lastMeasured(versions.filter((version) => version.run === run))).filter(Boolean);
-  return [one, other ?? one];
-}
-
-// The first version, and the last one that shares a dataset with the first.
-function floorAndLast(versions) {
-  const met = versions[0].datasets.map((row) => row.dataset);
-  const alike = versions.slice(1).findLast((version) => version.datasets.some((row) => met.includes(row.dataset)));
-  return [versions[0], alike ?? lastMeasured(versions)];
+// The baseline and the newest version of the first run; of several runs, the newest of the first two.
+function firstChoice(versions) {
+  const newest = (run) => versions.findLast((version) => version.run === run);
+  if (runs.length > 1 && newest(runs[0]) && newest(runs[1])) return [newest(runs[0]), newest(runs[1])];
+  const last = versions.findLast((version) => version.run === versions[0].run);
+  return [versions.find((version) => version.target === last.target && version.run === last.run) ?? last, last];
 }
 
 function fillChoices(versions) {
@@ -91,35 +128,47 @@ function fillChoices(versions) {
   const known = [...selects[0].options].map((option) => option.value);
   const fresh = versions.filter((version) => !known.includes(key(version)));
   const untouched = !form.dataset.touched;
-  selects.forEach((select) => fresh.forEach((version) => select.add(new Option(`${name(version)} (${version.reason})`, key(version)))));
+  selects.forEach((select) => fresh.forEach((version) => select.add(new Option(`${name(version)} (${version.parent === null ? "baseline" : version.reason})`, key(version)))));
   if (!untouched || !versions.length) return;
-  const [one, other] = (runs.length > 1 ? lastOfTwoRuns : floorAndLast)(versions);
+  const [one, other] = firstChoice(versions);
   selects[0].value = key(one);
   selects[1].value = key(other);
 }
 
 const driftInWords = (drift) => `at ${drift.offset}: ${fixed(3)(drift.rate_before)} to ${fixed(3)(drift.rate_after)}, ${drift.action}`;
 
+// What matters comes first. Of the rows with digits, a difference is shown, and the larger value is marked if `more` is better.
 const ROWS = [
-  ["run", (version) => version.run], ["target", (version) => version.target],
-  ["published at prompt", (version) => version.offset, whole], ["reason", (version) => version.reason],
-  ["parent", (version) => version.parent], ["response to drift", (version) => version.drift && driftInWords(version.drift)],
-  ["prompts while the latest", (version) => version.prompts, whole, 0], ["judged tokens", (version) => version.judged, whole, 0],
-  ["acceptance", (version) => version.acceptance, fixed(3), 3], ["tokens per target forward", (version) => version.efficiency, fixed(2), 2],
-  ["acceptance before it", (version) => version.acceptance_before, fixed(3), 3], ["n-grams in the cache", (version) => version.cache_entries, whole, 0],
-  ["drafter's update", (version) => version.drafter_version, whole, 0], ["head's update", (version) => version.head_version, whole, 0],
-  ["updates while the latest", (version) => version.steps, whole, 0], ["seconds of learning", (version) => version.seconds, fixed(1), 1],
-  ["tokens gained", (version) => version.gained, fixed(0), 0], ["folder", (version) => version.folder], ["sha256", (version) => version.digest && `${version.digest.slice(0, 16)}…`],
+  { title: "probe: acceptance, greedy", of: rateOf("greedy"), show: (_, version) => estimate(version.probe?.greedy, 3), digits: 3, more: true },
+  { title: "probe: tokens per forward", of: rateOf("forwards"), show: (_, version) => estimate(version.probe?.forwards, 2), digits: 2, more: true },
+  { title: "probe: acceptance, temperature 1", of: rateOf("sampled"), show: (_, version) => estimate(version.probe?.sampled, 3), digits: 3, more: true },
+  { title: "alias", of: (version) => aliasesOf(version).join(", ") || null }, { title: "number in the registry", of: (version) => registeredOf(version)?.number ?? null, show: (value) => (value === null ? "–" : `#${value}`) },
+  { title: "acceptance", of: (version) => version.acceptance, show: fixed(3), digits: 3 }, { title: "judged tokens", of: (version) => version.judged, show: whole, digits: 0 },
+  { title: "tokens per target forward", of: (version) => version.efficiency, show: fixed(2), digits: 2 }, { title: "prompts while the latest", of: (version) => version.prompts, show: whole, digits: 0 },
+  { title: "tokens gained", of: (version) => version.gained, show: fixed(0), digits: 0 }, { title: "seconds of learning", of: (version) => version.seconds, show: fixed(1), digits: 1 },
+  { title: "updates while the latest", of: (version) => version.steps, show: whole, digits: 0 },
+  { title: "response to drift", of: (version) => version.drift && driftInWords(version.drift) }, { title: "reason", of: (version) => version.reason },
+  { title: "published at prompt", of: (version) => version.offset, show: whole }, { title: "parent", of: (version) => version.parent }, { title: "n-grams in the cache", of: (version) => version.cache_entries, show: whole, digits: 0 },
+  { title: "drafter's update", of: (version) => version.drafter_version, show: whole, digits: 0 }, { title: "head's update", of: (version) => version.head_version, show: whole, digits: 0 },
+  { title: "run", of: (version) => version.run }, { title: "target", of: (version) => version.target }, { title: "folder", of: (version) => version.folder },
+  { title: "sha256", of: (version) => version.digest && `${version.digest.slice(0, 16)}…` },
 ];
 
 function compare(versions) {
   const [one, other] = [form.elements.a.value, form.elements.b.value].map((value) => versions.find((version) => key(version) === value));
   if (!one || !other) return table(element("compared"), [{ title: "version", of: () => "" }], [], "Two versions");
-  const difference = ([, of, , digits]) => (digits === undefined || of(one) === null || of(other) === null ? "" : signed(digits)(of(other) - of(one)));
+  const difference = ({ of, digits }) => (digits === undefined || of(one) === null || of(other) === null ? "" : signed(digits)(of(other) - of(one)));
+  const cell = (version, rival) => (row) => {
+    const [value, theirs] = [row.of(version), row.of(rival)];
+    const better = row.more && value !== null && theirs !== null && value > theirs;
+    return make(better ? "b" : "span", { text: `${row.show ? row.show(value, version) : value ?? "–"}`, className: better ? "better" : "" });
+  };
   table(element("compared"), [
-    { title: "", of: (row) => row[0] }, { title: `A: ${name(one)}`, of: (row) => row[1](one), show: undefined, number: true },
-    { title: `B: ${name(other)}`, of: (row) => row[1](other), number: true }, { title: "B − A", of: difference, number: true },
-  ].map((column, number) => (number === 1 || number === 2 ? { ...column, of: (row) => (row[2] ? row[2](column.of(row)) : column.of(row) ?? "–") } : column)), ROWS, "Comparison of two versions");
+    { title: "", of: (row) => row.title }, { title: `A: ${name(one)}`, of: cell(one, other), number: true },
+    { title: `B: ${name(other)}`, of: cell(other, one), number: true }, { title: "B − A", of: difference, number: true },
+  ], ROWS, "Comparison of two versions");
+  const [first, second] = [one, other].map((version) => registeredOf(version)?.number);
+  element("pair-command").textContent = first && second && first !== second ? `omnidraft versions compare ${first} ${second}` : "";
   bars(one, other);
 }
 
@@ -128,8 +177,8 @@ function bars(one, other) {
   const trace = (version, letter, look, shape) => {
     const rows = datasets.map((dataset) => version.datasets.find((row) => row.dataset === dataset));
     return { type: "bar", name: `${letter}: ${plain(name(version))}`, x: datasets.map(plain),
-      y: rows.map((row) => row && ratio(row.accepted, row.judged)), customdata: rows.map((row) => row?.judged ?? 0),
-      text: rows.map((row) => (row ? fixed(3)(ratio(row.accepted, row.judged)) : "none")), textposition: "outside",
+      y: rows.map((row) => row && row.acceptance), customdata: rows.map((row) => row?.judged ?? 0),
+      text: rows.map((row) => (row ? fixed(3)(row.acceptance) : "none")), textposition: "outside",
       marker: { color: look.color, pattern: pattern(shape) },
       hovertemplate: "%{y:.3f} of %{customdata:,d} judged<extra></extra>" };
   };
@@ -140,15 +189,28 @@ function bars(one, other) {
 
 function showAll(versions) {
   const colors = new Map(runs.map((run, number) => [run, style(number).color]));
+  const best = Math.max(...versions.map((version) => rateOf("greedy")(version) ?? -1));
+  const ranked = versions.toSorted((one, other) => (rateOf("greedy")(other) ?? -1) - (rateOf("greedy")(one) ?? -1) || runs.indexOf(one.run) - runs.indexOf(other.run) || one.version - other.version);
+  const isBest = (version) => best > 0 && rateOf("greedy")(version) === best;
   table(element("all"), [
-    { title: "run", of: (row) => make("span", {}, swatch(colors.get(row.run)), make("bdi", { text: row.run })) },
-    { title: "version", of: (row) => row.version, number: true }, { title: "parent", of: (row) => row.parent, number: true }, { title: "target", of: (row) => row.target },
-    { title: "reason", of: (row) => row.reason }, { title: "prompt", of: (row) => row.offset, show: whole, number: true },
-    { title: "acceptance", of: (row) => row.acceptance, show: fixed(3), number: true }, { title: "judged", of: (row) => row.judged, show: whole, number: true },
-    { title: "tokens per forward", of: (row) => row.efficiency, show: fixed(2), number: true }, { title: "n-grams", of: (row) => row.cache_entries, show: whole, number: true },
-    { title: "drafter", of: (row) => row.drafter_version, number: true }, { title: "updates", of: (row) => row.steps, show: whole, number: true },
-    { title: "tokens gained", of: (row) => row.gained, show: fixed(0), number: true },
-  ], versions, "All versions");
+    { title: "version", of: (row) => make("span", {}, ...(runs.length > 1 ? [swatch(colors.get(row.run)), make("bdi", { text: `${row.run}/` })] : []), make("b", { text: `${row.version}` }), isBest(row) ? " ★" : ""), short: true },
+    { title: "alias", of: (row) => aliasesOf(row).join(", ") }, { title: "registry", of: (row) => registeredOf(row)?.number ?? null, show: (value) => (value === null ? "–" : `#${value}`), number: true },
+    { title: "probe, greedy", of: (row) => estimate(row.probe?.greedy, 3), number: true },
+    { title: "over the baseline", of: (row) => (row.parent === null ? "baseline" : row.gain?.greedy ? `${signed(3)(row.gain.greedy.value)} (${signed(3)(row.gain.greedy.low)} to ${signed(3)(row.gain.greedy.high)})` : "–"), number: true },
+    { title: "probe, tokens / forward", of: (row) => estimate(row.probe?.forwards, 2), number: true }, { title: "probe, temperature 1", of: (row) => estimate(row.probe?.sampled, 3), number: true },
+    { title: "parent", of: (row) => row.parent, number: true }, { title: "reason", of: (row) => row.reason }, { title: "prompt", of: (row) => row.offset, show: whole, number: true },
+    { title: "acceptance in service", of: interval, number: true }, { title: "tokens / forward in service", of: (row) => row.efficiency, show: fixed(2), number: true },
+    { title: "n-grams", of: (row) => row.cache_entries, show: whole, number: true }, { title: "updates", of: (row) => row.steps, show: whole, number: true },
+    { title: "tokens gained", of: (row) => row.gained, show: fixed(0), number: true }, { title: "target", of: (row) => row.target },
+  ], ranked, "All versions, the best on the probe first");
+}
+
+let verdicts = [];
+
+function show() {
+  showVerdicts(verdicts);
+  compare(found);
+  showAll(found);
 }
 
 if (runs.length) {
@@ -156,11 +218,19 @@ if (runs.length) {
     const answer = await question("versions", { again });
     if (!answer) return;
     found = joined(answer);
+    verdicts = answer.verdicts;
+    drawProbe(found);
     draw(found, answer.recalls);
     fillChoices(found);
-    compare(found);
-    showAll(found);
+    show();
     element("shown").textContent = answer.total > found.length ? `The last ${whole(found.length)} of ${whole(answer.total)} are shown.` : "";
+  });
+  // MLflow is slow, so its answer comes later.
+  live(async () => {
+    const fresh = await question("registry");
+    if (JSON.stringify(fresh) === JSON.stringify(registered)) return;
+    registered = fresh;
+    if (found) show();
   });
   form.addEventListener("change", () => {
     form.dataset.touched = "yes";

@@ -6,7 +6,7 @@ import pytest
 from event_making import make_drifted, make_published, make_updated
 from stream_making import prompt, stream, write
 
-from dashboards.web import charts
+from dashboards.web import charts, versions
 from store.query.log_reader import LogReader
 
 
@@ -20,21 +20,22 @@ def test_of_two_versions_at_one_prompt_the_later_served(tmp_path: Path):
             make_published(offset=offset, version=2 * number + 2, parent=2 * number + 1, reason="drift"),
         ]
     with LogReader([write(tmp_path / "run", events)]) as log:
-        found = charts.read_versions(log)
+        found = versions.read_versions(log)
     assert [row["version"] for row in found["versions"]] == list(range(21))
-    assert [(row["version"], row["prompts"]) for row in found["served"]] == [(even, 10) for even in range(0, 21, 2)]
-    assert [(row["version"], row["steps"]) for row in found["learned"]] == [(2, 1)]
+    served = [(row["version"], row["prompts"]) for row in found["versions"] if row["prompts"]]
+    assert served == [(even, 10) for even in range(0, 21, 2)]
+    assert [(row["version"], row["learned"]["steps"]) for row in found["versions"] if row["learned"]] == [(2, 1)]
 
 
 def test_each_run_has_its_last_versions_and_drifts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(charts, "MOST_VERSIONS", 2)
+    monkeypatch.setattr(versions, "MOST_VERSIONS", 2)
     events = [prompt(0)] + [make_drifted(offset=number) for number in range(3)]
     events += [
         make_published(offset=number, version=number, parent=number - 1 if number else None) for number in range(3)
     ]
     runs = [write(tmp_path / name, events) for name in ("a", "b")]
     with LogReader(runs) as log:
-        found = charts.read_versions(log)
+        found = versions.read_versions(log)
     last = [("a", 1), ("a", 2), ("b", 1), ("b", 2)]
     assert [(row["run"], row["version"]) for row in found["versions"]] == last
     assert [(row["run"], row["offset"]) for row in found["drifts"]] == last

@@ -51,6 +51,26 @@ def save(page: Any, name: str) -> None:
     assert picture.stat().st_size < MOST_BYTES
 
 
+def test_the_runs(address: str, page: Any):
+    page.set_viewport_size({"width": 1280, "height": 420})
+    page.goto(address)
+    page.wait_for_selector("#runs tbody tr")
+    save(page, "runs")
+
+
+@pytest.mark.parametrize("path", ["/", "/stream", "/text", "/ngrams", "/versions", "/sql?recipe=drifts"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_no_page_is_wider_than_a_phone(address: str, page: Any, path: str, scheme: Any):
+    page.emulate_media(color_scheme=scheme)
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto(f"{address}{path}")
+    page.wait_for_load_state("networkidle")
+    page.wait_for_timeout(1000)
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    if (path, scheme) == ("/stream", "dark"):
+        save(page, "phone")
+
+
 def test_the_stream(address: str, page: Any):
     page.set_viewport_size({"width": 1280, "height": 1150})
     page.goto(f"{address}/stream?run=learned&run=floor")
@@ -86,6 +106,7 @@ def test_the_ngrams(address: str, page: Any):
 def test_the_versions(address: str, page: Any):
     page.set_viewport_size({"width": 1280, "height": 1180})
     page.goto(f"{address}/versions?run=learned")
+    page.wait_for_selector("#probe .scatterlayer .trace")
     page.wait_for_selector("#bars .barlayer .trace")
     assert page.locator("#all tbody tr").count() > 5
     save(page, "versions")

@@ -77,6 +77,7 @@ def test_a_run_that_cannot_be_read_does_not_hide_the_others(runs: Path):
     assert rows["stopped"]["judged"] == 80
 
 
+@pytest.mark.slow
 def test_the_start_page_leads_to_each_run(serve: Serve, runs: Path, page: Any):
     address = serve(runs)
     page.goto(address)
@@ -97,6 +98,7 @@ def test_the_start_page_leads_to_each_run(serve: Serve, runs: Path, page: Any):
     page.wait_for_url("**/stream?run=20261121-114049")
 
 
+@pytest.mark.slow
 def test_a_page_without_a_run_and_one_of_an_unknown_run(serve: Serve, runs: Path, page: Any):
     address = serve(runs)
     page.goto(f"{address}/sql")

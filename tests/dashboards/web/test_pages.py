@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 from event_making import make_drifted, make_published
@@ -94,7 +95,7 @@ def test_the_stream_page_has_figures_curves_and_marks(address: str, page: Any):
     assert "version 0 restored at 33" in words
     assert "acceptance head reset at 33, in response to the drift" in words
     story = page.inner_text("#story")
-    assert "50% of 300 tokens came from drafts (30% the drafter model, 20% the own text)" in story
+    assert "60% of 300 tokens came from drafts (40% the drafter model, 20% the own text)" in story
     assert "version 2 at 32 (drift), parent 1, 11 n-grams" in words
     assert texts(page, "#state") == ["finished"]
 
@@ -140,7 +141,8 @@ def test_a_curve_per_dataset_and_other_windows(address: str, page: Any):
     page.click("text=The curves as a table")
     rows = table(page, "#figures")
     assert [row[1:4] for row in rows] == [
-        ["code", "30–39", "0.250"], ["code", "40–59", "0.250"], ["docs", "0–19", "0.500"], ["docs", "20–29", "0.500"],
+        ["code", "30–39", "0.250 0.14–0.40 of 40"], ["code", "40–59", "0.250 0.17–0.35 of 80"],
+        ["docs", "0–19", "0.500 0.39–0.61 of 80"], ["docs", "20–29", "0.500 0.35–0.65 of 40"],
     ]  # fmt: skip
 
 
@@ -277,6 +279,7 @@ def test_two_versions_stand_beside_one_another(address: str, page: Any):
     page.goto(f"{address}/versions?run=learned")
     rows = {row[0]: row[1:] for row in table(page, "#compared")}
     assert rows["acceptance"] == ["0.500", "0.250", "-0.250"]
+    assert rows["probe: acceptance, greedy"] == ["–", "–", ""]
     page.select_option("[name=a]", '["learned",2]')
     page.select_option("[name=b]", '["learned",3]')
     rows = {row[0]: row[1:] for row in table(page, "#compared")}
@@ -289,7 +292,7 @@ def test_two_versions_stand_beside_one_another(address: str, page: Any):
     assert rows["parent"] == ["–", "2", ""]
     page.wait_for_selector("#chart .scatterlayer .trace")
     page.wait_for_selector("#bars .barlayer .trace")
-    assert [row[1:3] for row in table(page, "#all")] == [["0", "–"], ["1", "0"], ["2", "1"], ["3", "2"]]
+    assert [[row[0], row[7]] for row in table(page, "#all")] == [["0", "–"], ["1", "0"], ["2", "1"], ["3", "2"]]
 
 
 @pytest.mark.slow
@@ -326,6 +329,41 @@ def test_a_query_and_a_recipe_are_answered(address: str, page: Any):
 
 
 @pytest.mark.slow
+def test_a_result_is_that_of_the_query_in_the_address(address: str, page: Any):
+    query = 'SELECT max("offset") AS last, [1, 2] AS list FROM prompts'
+    page.goto(f"{address}/sql?{urlencode({'run': 'learned', 'query': query})}")
+    assert table(page, "#rows") == [["59", "[1,2]"]]
+    for kind, beginning in (("json", b'[{"last": 59, "list": [1, 2]}]'), ("parquet", b"PAR1")):
+        with page.expect_download() as download:
+            page.click(f"#{kind}")
+        assert download.value.suggested_filename == f"rows.{kind}"
+        assert Path(download.value.path()).read_bytes().startswith(beginning)
+    page.fill("#query", "SELECT nothing FROM prompts")
+    page.click("#go")
+    page.wait_for_selector("#query-problem:not([hidden])")
+    assert page.locator("#rows table").count() == 0, "the former result is not that of this query"
+    assert page.locator("#parquet").is_disabled()
+    assert "query=SELECT+nothing" in page.url
+    page.said.clear()  # the browser's own line about the refusal
+
+
+@pytest.mark.slow
+def test_prompts_are_searched_and_rejections_found(serve: Serve, tmp_path: Path, page: Any):
+    events: list[Any] = [prompt(offset, prompt_text=f"Text {offset % 7}'%") for offset in range(30)]
+    write(tmp_path / "runs" / "a", [*events, *block_of_every_kind(12), *block_of_every_kind(25)])
+    page.goto(f"{serve(tmp_path / 'runs')}/text?offset=3")
+    page.fill("[name=search]", "TEXT 5'%")
+    wait_until(page, "document.querySelectorAll('#prompts li').length === 4")
+    assert texts(page, "#prompts b") == ["#5", "#12", "#19", "#26"]
+    for offset in (12, 25):
+        page.click("#next-rejection")
+        wait_until(page, f"document.querySelector('#completion h2').textContent.startsWith('Prompt {offset} ')")
+        page.wait_for_selector("#detail:has-text('Rejected')")
+    page.keyboard.press("n")
+    page.wait_for_selector("#where:has-text('No prompt after this one')")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("query", "message"),
     [
@@ -340,10 +378,12 @@ def test_a_query_that_is_refused_says_why(address: str, page: Any, query: str, m
     page.goto(f"{address}/sql?run=learned")
     page.fill("#query", query)
     page.click("#go")
-    page.wait_for_selector("#problem:not([hidden])")
-    told = page.inner_text("#problem")
+    page.wait_for_selector("#query-problem:not([hidden])")
+    told = page.inner_text("#query-problem")
     assert message in told
     assert "Traceback" not in told
+    assert page.locator("#rows table").count() == 0
+    assert page.locator("#csv").is_disabled()
     assert not Path("dashboard-test.csv").exists()
     assert all("400" in said for said in page.said), "only the browser's own line about the refusal"
     page.said.clear()
@@ -425,7 +465,7 @@ def test_a_run_without_rows_and_one_without_drafts(serve: Serve, tmp_path: Path,
     for name in READY:
         page.goto(f"{address}/{name}?run=empty&run=plain")
         page.wait_for_selector(READY[name])
-        page.wait_for_selector("#state:not(:empty)")
+        page.wait_for_selector("#state:not(:empty)", state="attached")
         assert page.locator("#problem").is_hidden()
     page.goto(f"{address}/stream?run=plain&run=empty")
     assert cards(page)["acceptance"] == "–"
@@ -445,7 +485,7 @@ def test_several_targets_have_curves_and_caches_of_their_own(serve: Serve, tmp_p
     wait_until(page, f"{names}.length === 2")
     assert page.evaluate(names) == ["big", "small"]
     page.goto(f"{address}/versions")
-    assert {row[3] for row in table(page, "#all")} <= {"big", "small"}
+    assert {row[-1] for row in table(page, "#all")} == {"big", "small"}
 
 
 @pytest.mark.slow

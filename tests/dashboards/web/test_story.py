@@ -21,9 +21,12 @@ def tell(tmp_path: Path, events: list[Event], *, by_source: bool = True) -> list
 
 def copied(offset: int, source: DraftSource) -> list[Event]:
     """Make a prompt of ten tokens in four target forwards: six from a source of copies, two from the model."""
-    block = BlockDone(offset, "docs", 0, 1, 8, 8, 6, 6, 7, 0.0, 0.0, 0.5, source)
+    drafts = [
+        BlockDone(offset, "docs", 0, 1, 8, 8, 6, 6, 7, 0.0, 0.0, 0.5, source),
+        BlockDone(offset, "docs", 1, 1, 2, 2, 2, 2, 3, 0.0, 0.0, 0.5),
+    ]
     counts = {"emitted": 10, "blocks": 4, "judged": 2, "accepted": 2, "lookup_blocks": 1, "lookup_accepted": 6}
-    return [block, make_completed(offset, **counts)]
+    return [*drafts, make_completed(offset, **counts)]
 
 
 def test_tokens_are_divided_by_their_source(tmp_path: Path):

@@ -1,7 +1,9 @@
 """The probe: fixed prompts, what a drafter is expected to reach on them, and that asking changes nothing."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,7 @@ from pipeline.sources import corpus
 from stages.contract.blocks import TrainingExample
 from stages.sampling.distributions import Sampling
 from stages.tools.transformers_baselines import Request, greedy_generate
-from stages.training.probe import load_or_make_examples
+from stages.training.probe import ProbeResult, count_forwards, load_or_make_examples
 from store.events import PromptReceived, TokenDecision
 from store.registry.registry import NoRegistry
 
@@ -77,18 +79,37 @@ def expect(models: Models, config: Config, examples: Sequence[TrainingExample]) 
 
 
 def test_the_acceptance_is_the_share_of_tokens_that_the_drafter_foretells(config: Config, models: Models):
-    examples, found = examples_of(config, models), make_probe(config, models)()
+    examples, found = examples_of(config, models), make_probe(config, models)().metrics
     assert found["probe/acceptance"] == pytest.approx(expect(models, config, examples), abs=1e-9)
     assert found["probe/acceptance_docs"] == pytest.approx(expect(models, config, examples[:12]), abs=1e-9)
     assert found["probe/acceptance_code"] == pytest.approx(expect(models, config, examples[12:]), abs=1e-9)
     assert 0 < found["probe/acceptance_sampled"] < 1
+    assert found["probe/acceptance_low"] < found["probe/acceptance"] < found["probe/acceptance_high"]
+    assert 1 <= found["probe/tokens_per_forward"] < 6
+
+
+def test_the_scores_are_those_of_each_prompt_in_order(config: Config, models: Models):
+    found = make_probe(config, models)()
+    assert len(found.scores) == len(PROMPTS)
+    assert all(score.forwards >= score.tokens - score.greedy - 1 for score in found.scores)
+    assert all(-(-score.tokens // 6) <= score.forwards <= score.tokens for score in found.scores)
+    tokens, forwards = (sum(getattr(score, name) for score in found.scores) for name in ("tokens", "forwards"))
+    assert found.metrics["probe/tokens_per_forward"] == tokens / forwards
+
+
+def test_every_forward_emits_the_accepted_tokens_and_one_more():
+    for text in product((False, True), repeat=9):
+        rest, forwards = "".join("+" if foretold else "-" for foretold in text), 0
+        while rest:
+            rest, forwards = re.sub(r"^\+{0,3}.?", "", rest), forwards + 1
+        assert count_forwards(text, 3) == forwards
 
 
 def test_it_tells_drafters_apart_and_follows_the_one_in_service(config: Config, models: Models):
     probe = make_probe(config, models)
     before = probe()
     models.drafter.load_weights([torch.randn_like(weight) for weight in models.drafter.trained_weights])
-    assert probe()["probe/acceptance_sampled"] < before["probe/acceptance_sampled"]
+    assert probe().metrics["probe/acceptance_sampled"] < before.metrics["probe/acceptance_sampled"]
 
 
 @pytest.mark.slow
@@ -114,7 +135,7 @@ def test_it_is_the_same_for_runs_of_other_settings(
     for place, settings in enumerate((config_of(tiny_pair, **changes), config)):
         monkeypatch.setenv("OMNIDRAFT_CACHE", str(tmp_path / f"cache-{place}"))  # each makes its own examples
         found.append(make_probe(settings, models)())
-    assert found[0] == found[1] != {}
+    assert found[0] == found[1] != ProbeResult()
 
 
 def test_a_drafter_that_reads_less_leaves_the_examples_of_others_alone(config: Config, models: Models):
@@ -176,4 +197,4 @@ def test_prompts_that_do_not_fit_are_left_out(config: Config, models: Models, tm
     assert 0 < len(examples_of(config, models)) <= 4
     monkeypatch.setenv("OMNIDRAFT_CACHE", str(tmp_path / "other"))
     models.target.max_length = TOKENS + 1
-    assert make_probe(config, models)() == {}
+    assert make_probe(config, models)() == ProbeResult()

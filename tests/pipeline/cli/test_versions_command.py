@@ -76,7 +76,7 @@ def test_the_list_is_a_table_with_the_newest_first(runs: Path):
     head, *rows, _ = output_of("versions", "--runs", str(runs)).splitlines()
     assert head.split() == [
         "number",
-        "run",
+        "run/version",
         "offset",
         "reason",
         "parent",
@@ -87,8 +87,8 @@ def test_the_list_is_a_table_with_the_newest_first(runs: Path):
         "published",
         "(UTC)",
     ]
-    assert rows[0].split()[:8] == ["2", "tuesday", "50", "drift", "1", "0.625", "9", "candidate"]
-    assert rows[1].split()[:5] == ["1", "tuesday", "0", "floor", "9"]
+    assert rows[0].split()[:8] == ["#2", "tuesday/1", "50", "drift", "#1", "0.625", "9", "candidate"]
+    assert rows[1].split()[:5] == ["#1", "tuesday/0", "0", "floor", "9"]
 
 
 def test_the_list_is_for_programs_too(runs: Path):
@@ -103,7 +103,10 @@ def test_show_prints_the_manifest_the_figures_and_how_to_use_it(runs: Path):
         "target      builtin:target",
         "drafter_version  1",
         "mean_accepted_length  2.5",
-        "reason         drift",
+        "reason  ",
+        "run/version  tuesday/1",
+        "parent      tuesday/0",
+        "parent in the registry  #1",
     ):
         assert line in printed
     assert printed.endswith("use it: omnidraft replay --drafter models:/omnidraft-drafter/2\n")
@@ -147,13 +150,13 @@ def champion(runs: Path) -> int | None:
 def test_a_version_is_promoted_and_rolled_back(five: Path):
     where = ("--runs", str(five))
     assert output_of("versions", "promote", "2", *where).splitlines() == [
-        "champion: version 2",
+        "champion: #2",
         "use it: omnidraft replay --drafter models:/omnidraft-drafter@champion",
     ]
-    assert "champion: version 2\n" in output_of("versions", "promote", "2", *where), "it took its own place"
-    assert "champion: version 4; instead of version 2" in output_of("versions", "promote", "4", *where)
+    assert "champion: #2\n" in output_of("versions", "promote", "2", *where), "it took its own place"
+    assert "champion: #4; instead of #2" in output_of("versions", "promote", "4", *where)
     assert champion(five) == 4
-    assert "champion: version 2 again, instead of version 4" in output_of("versions", "rollback", *where)
+    assert "champion: #2 again, instead of #4" in output_of("versions", "rollback", *where)
     assert champion(five) == 2
     with pytest.raises(ModelError, match="former champion"):
         output_of("versions", "rollback", *where)
@@ -162,7 +165,7 @@ def test_a_version_is_promoted_and_rolled_back(five: Path):
 def test_a_recalled_version_is_the_champion_and_its_checked_files_are_where_asked(five: Path, tmp_path: Path):
     kept = tmp_path / "kept"
     printed = output_of("versions", "recall", "3", str(kept), "--runs", str(five))
-    assert "champion: version 3, every file as it was published" in printed
+    assert "champion: #3, every file as it was published" in printed
     assert printed.endswith("use it: omnidraft replay --drafter models:/omnidraft-drafter@champion\n")
     assert champion(five) == 3
     fetched = fetch_version(f"models:/{MODEL}@champion", default_uri(five), tmp_path / "fetched")

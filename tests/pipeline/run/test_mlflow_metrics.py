@@ -116,6 +116,21 @@ def test_drifts_and_versions_are_points(curves: Curves, received: Received):
     assert received.values(5) == {"version/number": 2, "version/cache_entries": 60}
 
 
+def test_versions_have_a_curve_of_the_probe(curves: Curves, received: Received):
+    counts = {"tokens": (4, 6, 2, 4, 4), "greedy": (1, 4, 1, 2, 2), "forwards": (2, 2, 2, 2, 2)}
+    measured = {f"probe_{name}": values for name, values in counts.items()} | {
+        "probe_sampled": (1.0, 2.0, 1.0, 2.0, 2.0)
+    }
+    rates = {"probe/acceptance": 0.5, "probe/acceptance_sampled": 0.4, "probe/tokens_per_forward": 2.0}
+    curves.add(make_published(reason="floor", **measured))
+    curves.add(make_completed(7))
+    curves.add(make_published(offset=7, version=1, reason="end", **measured))
+    curves.flush()
+    assert received.values(0) == rates
+    assert received.points[0][0].startswith("curve/"), "MLflow's pages begin with the metric that came first"
+    assert rates.items() <= received.values(7).items()
+
+
 def test_other_events_give_nothing(curves: Curves, received: Received):
     curves.add(update("head"))
     curves.add(BlockDone(0, "docs", 0, 1, 5, 3, 2, 1, 2, 0.1, 0.1, 0.1))

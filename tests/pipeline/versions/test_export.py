@@ -166,7 +166,7 @@ def test_with_one_vocabulary_it_reaches_what_the_probe_promised(
 ):
     config = config_of(tiny_pair, drafter=str(exported), targets=(str(same_vocabulary_target),))
     (models,) = load_models(config, "", tmp_path)
-    promised = make_probe(config, models)()["probe/acceptance"]
+    promised = make_probe(config, models)().metrics["probe/acceptance"]
     target, drafter = (
         AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         for folder in (same_vocabulary_target, exported)

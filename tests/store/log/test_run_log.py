@@ -18,7 +18,7 @@ from store.log.checkpoint import write_checkpoint
 from store.log.manifest import MANIFEST, part_path, read_manifest
 from store.log.partitions import create_worker_partition, open_partition
 from store.log.run_log import Commit, RunLog
-from store.log.schema import TABLES
+from store.log.schema import SCHEMA_VERSION, TABLES
 
 
 def visible_rows(run, table="decisions"):
@@ -58,7 +58,7 @@ def test_the_manifest_describes_the_files_exactly(tmp_path):
 def test_the_file_says_which_schema_it_has(tmp_path):
     run = write_run(tmp_path, [block()])
     (part,) = read_manifest(run).tables["blocks"]
-    assert pq.read_schema(part_path(run, part)).metadata[b"omnidraft.schema_version"] == b"6"
+    assert pq.read_schema(part_path(run, part)).metadata[b"omnidraft.schema_version"] == str(SCHEMA_VERSION).encode()
 
 
 def test_a_commit_makes_no_part_of_a_table_without_rows(tmp_path):

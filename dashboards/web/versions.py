@@ -1,0 +1,189 @@
+"""Published versions: what the probe measured of each, what it reached in service, and which one is better."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from dashboards.web.tables import acceptance_of, rows
+from store.query.log_reader import LogReader
+from store.query.probe_statistics import Estimate, estimate_difference, estimate_ratio
+
+MOST_VERSIONS = 1000  # versions of a run, the newest ones
+# Rates on the probe: each is the ratio of two columns, summed over prompts.
+_RATES = {
+    "greedy": ("probe_greedy", "probe_tokens"),
+    "sampled": ("probe_sampled", "probe_tokens"),
+    "forwards": ("probe_tokens", "probe_forwards"),
+}
+_COUNTS = ("prompts", "judged", "accepted", "emitted", "blocks")
+
+_LATEST = """
+    WITH latest AS (
+        SELECT *, CASE WHEN parent IS NULL THEN -1 ELSE "offset" END AS since
+        FROM versions QUALIFY row_number() OVER (PARTITION BY run ORDER BY seq DESC) <= {most}
+    )
+"""
+# If two versions were published after the same prompt, the later one served. This happens if a drift is detected with
+# the prompt after the last one of an interval.
+_SERVING = (
+    _LATEST
+    + """, serving AS (
+        SELECT * FROM latest QUALIFY row_number() OVER (PARTITION BY run, target, since ORDER BY version DESC) = 1
+    )
+"""
+)
+_VERSIONS = (
+    _LATEST
+    + """
+    SELECT run, target, version, parent, reason, "offset", drafter_version, head_version, cache_version, cache_entries,
+        acceptance AS acceptance_before, folder, digest, probe_tokens, probe_greedy, probe_sampled, probe_forwards
+    FROM latest ORDER BY run, version
+"""
+)
+# A version is the latest of its target for the prompts after it, up to and including that of the next version; a
+# baseline is the latest from the first prompt.
+_SERVED = (
+    _SERVING
+    + """
+    SELECT prompts.run, serving.version, prompts.dataset, count(*) AS prompts,
+        sum(judged)::BIGINT AS judged, sum(accepted)::BIGINT AS accepted,
+        sum(emitted)::BIGINT AS emitted, sum(blocks)::BIGINT AS blocks
+    FROM prompts
+    ASOF JOIN serving
+        ON prompts.run = serving.run AND prompts.target = serving.target AND prompts."offset" > serving.since
+    GROUP BY ALL ORDER BY prompts.run, serving.version, min(prompts."offset")
+"""
+)
+_LEARNED = (
+    _SERVING
+    + """
+    SELECT updates.run, serving.version, count(*) AS steps, count(*) FILTER (updates.served) AS served,
+        sum(seconds::DOUBLE) AS seconds, sum(tokens_gained) AS tokens_gained
+    FROM updates
+    ASOF JOIN serving
+        ON updates.run = serving.run AND updates.target = serving.target AND updates."offset" > serving.since
+    WHERE part = 'drafter'
+    GROUP BY ALL
+"""
+)
+_DRIFTS = """
+    SELECT run, "offset", target, dataset, direction, action, rate_before, rate_after
+    FROM drifts WHERE action IN ('reset', 'recall')
+    QUALIFY row_number() OVER (PARTITION BY run ORDER BY seq DESC) <= {most} ORDER BY run, seq
+"""
+_RECALLS = 'SELECT run, "offset", target, version, acceptance_present, acceptance_best FROM recalls ORDER BY seq'
+_BASELINES = "SELECT * FROM versions WHERE parent IS NULL"
+
+
+def read_versions(log: LogReader) -> dict[str, Any]:
+    """Read the versions with their rates on the probe and while each was the latest, and drifts and recalls.
+
+    Each version has `probe`, the rates `greedy` and `sampled` (acceptance at temperature 0 and 1) and `forwards`
+    (tokens per target forward) with intervals, and `gain`, how much larger each is than that of the baseline of its
+    target; both are None if the probe was not measured. `verdicts` has a sentence for each run and target.
+    """
+    served = defaultdict(list)
+    for row in rows(log.select(_SERVED.format(most=MOST_VERSIONS))):
+        served[_key(row)].append(row)
+    learned = {_key(row): row for row in rows(log.select(_LEARNED.format(most=MOST_VERSIONS)))}
+    published = rows(log.select(_VERSIONS.format(most=MOST_VERSIONS)))
+    baselines = {_line(row): row for row in rows(log.select(_BASELINES))}
+    versions = [
+        {
+            **{name: value for name, value in row.items() if not name.startswith("probe_")},
+            **_in_service(served[_key(row)]),
+            "learned": learned.get(_key(row)),
+            "probe": _probe(row),
+            "gain": _gain(baselines.get(_line(row)), row),
+        }
+        for row in published
+    ]
+    return {
+        "total": log.select("SELECT count(*) AS n FROM versions").to_pylist()[0]["n"],
+        "versions": versions,
+        "verdicts": list(_verdicts(versions)),
+        "drifts": rows(log.select(_DRIFTS.format(most=MOST_VERSIONS))),
+        "recalls": rows(log.select(_RECALLS)),
+    }
+
+
+def _key(row: Mapping[str, Any]) -> tuple[str, int]:
+    return row["run"], row["version"]
+
+
+def _line(row: Mapping[str, Any]) -> tuple[str, str]:
+    return row["run"], row["target"]
+
+
+def _in_service(served: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Counts and rates of the prompts for which a version was the latest, also by dataset."""
+    counts = {name: sum(row[name] for row in served) for name in _COUNTS}
+    efficiency = counts["emitted"] / counts["blocks"] if counts["blocks"] else None
+    datasets = [{"dataset": row["dataset"], "judged": row["judged"], **acceptance_of(row)} for row in served]
+    return {**counts, **acceptance_of(counts), "efficiency": efficiency, "datasets": datasets}
+
+
+def _probe(row: Mapping[str, Any]) -> dict[str, Any] | None:
+    if not row["probe_tokens"]:
+        return None
+    found = {name: estimate_ratio(row[part], row[whole]) for name, (part, whole) in _RATES.items()}
+    return {name: asdict(one) if one else None for name, one in found.items()}
+
+
+def _gain(baseline: Mapping[str, Any] | None, row: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What a version gained over the baseline; None if they were not measured on the same texts of the target."""
+    if not baseline or not row["probe_tokens"] or baseline["probe_tokens"] != row["probe_tokens"]:
+        return None
+    found = {
+        name: estimate_difference(baseline[part], baseline[whole], row[part], row[whole])
+        for name, (part, whole) in _RATES.items()
+    }
+    return {name: asdict(one) if one else None for name, one in found.items()}
+
+
+def _verdicts(versions: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Compare the newest version of each run and target with the baseline, and name the best one."""
+    for line in dict.fromkeys(map(_line, versions)):
+        mine = [version for version in versions if _line(version) == line]
+        newest, measured = mine[-1], [version for version in mine if version["gain"]]
+        best = max(measured, key=lambda version: version["probe"]["greedy"]["value"], default=None)
+        found = {"run": line[0], "target": line[1], "newest": newest["version"], "best": best and best["version"]}
+        yield found | {"sentences": _compare(newest, best)}
+
+
+def _compare(newest: Mapping[str, Any], best: Mapping[str, Any] | None) -> list[str]:
+    if best is None:
+        return ["The probe did not measure these versions, so they cannot be compared on the same prompts."]
+    if newest["parent"] is None:
+        return [
+            f"Version {newest['version']} is the baseline, the drafter as it was loaded; there is no later one yet."
+        ]
+    sentences = [f"Version {newest['version']}, the newest, {_describe_gain(newest)}"] if newest["gain"] else []
+    if best["version"] == newest["version"]:
+        return [*sentences, "It is the best on the probe."]
+    if best["parent"] is None:
+        return [*sentences, "No version is better on the probe than the baseline."]
+    return [*sentences, f"The best on the probe is version {best['version']}: it {_describe_gain(best)}"]
+
+
+def _describe_gain(version: Mapping[str, Any]) -> str:
+    gain, probe = version["gain"], version["probe"]
+    greedy = Estimate(**gain["greedy"])
+    word = (
+        "is better than" if greedy.low > 0 else "is worse than" if greedy.high < 0 else "is not clearly different from"
+    )
+    rates = (
+        f"{word} the baseline: on the probe it foretells {probe['greedy']['value']:.1%} of the target's greedy tokens, "
+        f"{_signed(gain['greedy'], 100)} percentage points"
+    )
+    if not gain["forwards"]:
+        return f"{rates}."
+    forwards = f"{probe['forwards']['value']:.2f} tokens per target forward, {_signed(gain['forwards'], 1, 2)}"
+    return f"{rates}, and would emit {forwards}."
+
+
+def _signed(estimate: Mapping[str, float], scale: int, digits: int = 1) -> str:
+    """A difference with its interval, such as `+23.8 (+19.1 to +28.5)`."""
+    value, low, high = (f"{scale * estimate[name]:+.{digits}f}" for name in ("value", "low", "high"))
+    return f"{value} ({low} to {high})"

@@ -1,0 +1,59 @@
+"""The rows of a query as a file: CSV, JSON or Parquet."""
+
+import csv
+import io
+import json
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from store.errors import UsageError
+from store.query.json_values import to_json_value
+
+MEDIA_TYPES = {
+    "csv": "text/csv; charset=utf-8",
+    "json": "application/json",
+    "parquet": "application/vnd.apache.parquet",
+}
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # beginnings of texts that a spreadsheet would compute
+
+
+def export_rows(table: pa.Table, kind: str) -> bytes:
+    """Return the content of a file with the rows of a table.
+
+    CSV follows RFC 4180; a text that a spreadsheet would take for a formula begins with an apostrophe there. JSON is a
+    list of objects. Both have bytes as hex; of columns with the same name JSON keeps the last. Parquet has the types of
+    the query.
+
+    Raises:
+        UsageError: the kind is not a key of `MEDIA_TYPES`, or two columns of a Parquet file would have the same name.
+    """
+    if kind not in MEDIA_TYPES:
+        raise UsageError(f"rows can be saved as {', '.join(MEDIA_TYPES)}; got {kind!r}")
+    if kind == "parquet":
+        return _to_parquet(table)
+    if kind == "json":
+        rows = [{name: to_json_value(value) for name, value in row.items()} for row in table.to_pylist()]
+        return json.dumps(rows, ensure_ascii=False, allow_nan=False).encode(errors="backslashreplace")
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(map(_csv_field, table.schema.names))
+    columns = [column.to_pylist() for column in table.columns]
+    writer.writerows([_csv_field(to_json_value(value)) for value in row] for row in zip(*columns, strict=True))
+    return text.getvalue().encode(errors="backslashreplace")
+
+
+def _to_parquet(table: pa.Table) -> bytes:
+    names = table.schema.names
+    if len(set(names)) < len(names):
+        raise UsageError(f"columns of a Parquet file must have different names, got {', '.join(names)}; use AS")
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd")
+    return sink.getvalue().to_pybytes()
+
+
+def _csv_field(value: Any) -> Any:
+    if isinstance(value, list | dict):
+        return json.dumps(value, ensure_ascii=False)
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value

@@ -1,0 +1,116 @@
+"""Which version is better, and by how much: what the page of versions says of the probe."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from event_making import make_published
+from serving_runs import Serve
+from stream_making import prompt, write
+
+from dashboards.web import registered
+from dashboards.web.registered import RegisteredNumbers
+from dashboards.web.versions import read_versions
+from store.events import Event, VersionPublished
+from store.query.log_reader import LogReader
+from store.registry.registered_version import from_tags
+
+TOKENS = (10,) * 8
+
+
+def version(number: int, greedy: int, **others: Any) -> VersionPublished:
+    """Publish a version of whose ten tokens per prompt about `greedy` are foretold."""
+    foretold = tuple(greedy + place % 2 for place in range(8))
+    measured = {"probe_tokens": TOKENS, "probe_greedy": foretold, "probe_sampled": tuple(one / 2 for one in foretold)}
+    forwards = tuple(10 - one for one in foretold)
+    place: dict[str, Any] = {"version": number, "parent": number - 1 if number else None, "offset": 10 * number}
+    return make_published(
+        **{**place, **({"reason": "interval"} if number else {}), **measured, **others}, probe_forwards=forwards
+    )
+
+
+def read(tmp_path: Path, *versions: VersionPublished) -> dict[str, Any]:
+    events: list[Event] = [*(prompt(offset) for offset in range(30)), *versions]
+    with LogReader([write(tmp_path / "run", events)]) as log:
+        return read_versions(log)
+
+
+def test_a_version_is_compared_with_its_baseline_on_the_probe(tmp_path: Path):
+    found = read(tmp_path, version(0, 2), version(1, 5))
+    (baseline, newest) = found["versions"]
+    assert baseline["probe"]["greedy"]["value"] == 20 / 80
+    assert newest["probe"]["greedy"]["value"] == 44 / 80
+    assert newest["probe"]["sampled"]["value"] == 22 / 80
+    assert newest["probe"]["forwards"]["value"] == 80 / 36
+    assert newest["gain"]["greedy"]["value"] == pytest.approx(0.3, abs=1e-12)
+    assert found["verdicts"][0] == {
+        "run": "run", "target": "big", "newest": 1, "best": 1,
+        "sentences": [
+            "Version 1, the newest, is better than the baseline: on the probe it foretells 55.0% of the target's "
+            "greedy tokens, +30.0 (+30.0 to +30.0) percentage points, and would emit 2.22 tokens per target forward, "
+            "+0.89 (+0.75 to +1.03).",
+            "It is the best on the probe.",
+        ],
+    }  # fmt: skip
+
+
+def test_the_best_version_need_not_be_the_newest(tmp_path: Path):
+    found = read(tmp_path, version(0, 4), version(1, 6), version(2, 3))["verdicts"][0]
+    assert (found["newest"], found["best"]) == (2, 1)
+    first, second = found["sentences"]
+    assert first.startswith("Version 2, the newest, is worse than the baseline")
+    assert second.startswith("The best on the probe is version 1: it is better than the baseline")
+
+
+def test_no_version_may_be_better(tmp_path: Path):
+    found = read(tmp_path, version(0, 4), version(1, 4))["verdicts"][0]
+    assert found["sentences"][0].startswith("Version 1, the newest, is not clearly different from the baseline")
+    assert found["sentences"][1] == "No version is better on the probe than the baseline."
+
+
+def test_versions_of_other_probes_are_not_compared(tmp_path: Path):
+    found = read(tmp_path, version(0, 4), version(1, 6, probe_tokens=(11,) * 8))
+    assert found["versions"][1]["gain"] is None
+    assert found["versions"][1]["probe"]["greedy"]["value"] == 52 / 88
+    found = read(tmp_path / "old", make_published(), make_published(version=1, parent=0))
+    assert found["versions"][1]["probe"] is None
+    assert "cannot be compared" in found["verdicts"][0]["sentences"][0]
+
+
+def test_numbers_and_aliases_come_from_the_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    asked: list[str] = []
+
+    def list_versions(uri: str) -> list[Any]:
+        asked.append(uri)
+        tags = {"run": "run", "about": '{"version": 1}'}
+        return [from_tags(6, tags, ["candidate"], 0), from_tags(2, {"run": "other"}, [], 0)]
+
+    monkeypatch.setattr(registered, "list_versions", list_versions)
+    numbers = RegisteredNumbers(tmp_path)
+    assert numbers.list_numbers(["run"]) == []
+    assert asked == [], "there is no store"
+    (tmp_path / "mlflow.db").touch()
+    for _ in range(2):
+        assert numbers.list_numbers(["run"]) == [{"run": "run", "version": 1, "number": 6, "aliases": ("candidate",)}]
+    assert len(asked) == 1
+    (tmp_path / "mlflow.db").write_bytes(b"more")
+    numbers.list_numbers(["run"])
+    assert len(asked) == 2
+
+
+@pytest.mark.slow
+def test_the_page_shows_the_probe_first(serve: Serve, tmp_path: Path, page: Any, monkeypatch: pytest.MonkeyPatch):
+    tags = {"run": "a", "about": '{"version": 1}'}
+    monkeypatch.setattr(registered, "list_versions", lambda uri: [from_tags(6, tags, ["champion"], 0)])
+    write(tmp_path / "runs" / "a", [prompt(3), *(version(number, 2 + number % 2) for number in range(3))])
+    (tmp_path / "runs" / "mlflow.db").touch()
+    page.goto(f"{serve(tmp_path / 'runs')}/versions")
+    page.wait_for_selector("#all tbody tr:first-child td:nth-child(2):has-text('champion')")
+    script = "rows => rows.map(row => [...row.cells].map(cell => cell.textContent))"
+    best, *_ = page.eval_on_selector_all("#all tbody tr", script)
+    assert best[:5] == ["1 ★", "champion", "#6", "0.350 (0.305 to 0.395)", "+0.100 (+0.100 to +0.100)"]
+    first, *_ = page.eval_on_selector_all("#compared tbody tr", script)
+    assert first == ["probe: acceptance, greedy", "0.250 (0.205 to 0.295)", "0.250 (0.205 to 0.295)", "0.000"]
+    assert "In MLflow, champion is version 1 (#6 in the registry)." in page.inner_text("#verdict")
+    drawn = page.evaluate("document.getElementById('probe').data.map(trace => trace.x.length)")
+    assert drawn == [3, 3, 3]

@@ -1,0 +1,50 @@
+"""The rows of a query as files."""
+
+import csv
+import io
+import json
+from decimal import Decimal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from store.errors import UsageError
+from store.query.exports import export_rows
+
+ROWS = pa.table(
+    {
+        "number": [1, -2, None],
+        "text": ['a "b", c\nd', "=1+1", "-x"],
+        "list": [[1, 2], [], None],
+        "bytes": [b"\x00\xff", None, b"a"],
+        "sum": [Decimal(3), Decimal("0.5"), None],
+    }
+)
+
+
+def test_csv_is_read_as_it_was_and_holds_no_formula():
+    head, *rows = csv.reader(io.StringIO(export_rows(ROWS, "csv").decode()))
+    assert head == ROWS.schema.names
+    assert rows == [
+        ["1", 'a "b", c\nd', "[1, 2]", "00ff", "3"],
+        ["-2", "'=1+1", "[]", "", "0.5"],
+        ["", "'-x", "", "61", ""],
+    ]
+
+
+def test_json_has_an_object_per_row():
+    found = json.loads(export_rows(ROWS, "json"))
+    assert found[1] == {"number": -2, "text": "=1+1", "list": [], "bytes": None, "sum": 0.5}
+    assert [row["number"] for row in found] == [1, -2, None]
+
+
+def test_parquet_has_the_types_of_the_query():
+    assert pq.read_table(io.BytesIO(export_rows(ROWS, "parquet"))).equals(ROWS)
+
+
+def test_what_cannot_be_written_is_refused():
+    with pytest.raises(UsageError, match="csv, json, parquet; got 'xlsx'"):
+        export_rows(ROWS, "xlsx")
+    with pytest.raises(UsageError, match="different names, got a, a"):
+        export_rows(pa.table([[1], [2]], names=["a", "a"]), "parquet")

@@ -1,0 +1,52 @@
+"""Intervals of rates on the probe, compared with resampling of its prompts."""
+
+import random
+from statistics import quantiles, stdev
+
+import pytest
+
+from store.query.probe_statistics import _quantile, estimate_difference, estimate_ratio
+
+PROMPTS = random.Random(1).choices(range(20, 33), k=24)
+FIRST = [random.Random(n).randint(2, 10) for n in range(24)]
+SECOND = [part + random.Random(n).randint(0, 3) for n, part in enumerate(FIRST)]
+
+
+def resample(seed: int) -> list[int]:
+    return random.Random(seed).choices(range(24), k=24)
+
+
+def test_the_interval_of_a_rate_is_as_wide_as_resampling_says():
+    found = estimate_ratio(FIRST, PROMPTS)
+    assert found
+    drawn = [sum(FIRST[n] for n in picks) / sum(PROMPTS[n] for n in picks) for picks in map(resample, range(4000))]
+    assert found.value == sum(FIRST) / sum(PROMPTS)
+    assert (found.high - found.low) / 2 == pytest.approx(2.069 * stdev(drawn) * (24 / 23) ** 0.5, rel=0.05)
+
+
+def test_a_difference_is_paired():
+    found = estimate_difference(FIRST, PROMPTS, SECOND, PROMPTS)
+    one, two = estimate_ratio(FIRST, PROMPTS), estimate_ratio(SECOND, PROMPTS)
+    assert found
+    assert one
+    assert two
+    assert found.value == pytest.approx(two.value - one.value, abs=1e-12)
+    assert found.low > 0, "every prompt gained"
+    assert one.high > two.low, "the intervals of both overlap"
+    gains = [
+        sum(SECOND[n] - FIRST[n] for n in picks) / sum(PROMPTS[n] for n in picks)
+        for picks in map(resample, range(4000))
+    ]
+    low, *_, high = quantiles(gains, n=40)
+    assert (found.low, found.high) == pytest.approx((low, high), abs=0.01)
+
+
+@pytest.mark.parametrize(("freedom", "expected"), [(4, 2.776), (9, 2.262), (23, 2.069), (1000, 1.962)])
+def test_quantiles_of_students_distribution(freedom: int, expected: float):
+    assert _quantile(freedom) == pytest.approx(expected, rel=0.005)
+
+
+def test_too_few_prompts_give_no_interval():
+    assert estimate_ratio([], []) is estimate_ratio([1] * 4, [2] * 4) is estimate_ratio([0] * 9, [0] * 9) is None
+    assert estimate_difference([1] * 4, [2] * 4, [1] * 4, [2] * 4) is None
+    assert estimate_difference([1] * 8, [2] * 8, [1] * 9, [2] * 9) is None
