@@ -12,7 +12,6 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, PlainTextResponse, Response
 from fastapi.staticfiles import StaticFiles
 from fastapi.templating import Jinja2Templates
-from starlette.exceptions import HTTPException
 
 from dashboards.web.bounds import BodyBounds
 from dashboards.web.charts import read_ngrams, read_stream
@@ -89,10 +88,10 @@ def _add_guard(app: FastAPI, served: str) -> None:
 
 
 def _add_errors(app: FastAPI, logs: Logs) -> None:
-    @app.exception_handler(HTTPException)
-    def report_missing(request: Request, error: HTTPException) -> Response:
-        if request.url.path.startswith(("/api/", "/static/")) or error.status_code != 404:
-            return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+    @app.exception_handler(404)
+    def report_missing(request: Request, _: Exception) -> Response:
+        if request.url.path.startswith(("/api/", "/static/")):
+            return JSONResponse({"error": "Not Found"}, 404)
         context = {"page": "", "pages": PAGES, "states": logs.states(), "chosen": [], "unknown": []}
         return TEMPLATES.TemplateResponse(request, "missing.html", context, 404)
 

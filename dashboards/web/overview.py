@@ -47,7 +47,7 @@ class Overview:
     def _describe(self, folder: Path, state: RunState) -> dict[str, Any]:
         row = {
             "run": state.name,
-            "started": _started(folder),
+            "started": _find_start(folder),
             "state": state.activity,
             "prompts": state.prompts,
             "problem": state.problem,
@@ -69,7 +69,7 @@ class Overview:
         return known[1]
 
 
-def _started(folder: Path) -> float | None:
+def _find_start(folder: Path) -> float | None:
     """When a run began, in seconds since 1970: by its name, or else when its process wrote the settings."""
     if _NAMED_BY_TIME.fullmatch(folder.name):
         try:

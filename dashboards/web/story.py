@@ -46,7 +46,7 @@ def read_story(log: LogReader, *, by_source: bool = True) -> list[dict[str, Any]
 
     Args:
         log: log of one or several runs.
-        by_source: divide copied tokens into those of the own text and of the memory, and say what learning gained in
+        by_source: divide copied tokens into those of the own text and of the memory, and give what learning gained in
             seconds, which both need a row per block.
 
     Returns:
@@ -59,15 +59,15 @@ def read_story(log: LogReader, *, by_source: bool = True) -> list[dict[str, Any]
     for tokens in rows(log.select(_TOKENS)):
         run = tokens["run"]
         sentences = [
-            _tell_tokens(tokens, blocks.get(run)),
-            _tell_learning(learning.get(run), blocks.get(run)),
-            *_tell_drifts(log, [row for row in drifts if row["run"] == run], tokens),
+            _describe_tokens(tokens, blocks.get(run)),
+            _describe_learning(learning.get(run), blocks.get(run)),
+            *_describe_drifts(log, [row for row in drifts if row["run"] == run], tokens),
         ]
         found.append({"run": run, "sentences": sentences})
     return found
 
 
-def _tell_tokens(tokens: Mapping[str, Any], blocks: Mapping[str, Any] | None) -> str:
+def _describe_tokens(tokens: Mapping[str, Any], blocks: Mapping[str, Any] | None) -> str:
     emitted = tokens["emitted"]
     if not emitted:
         return "No token was emitted."
@@ -76,14 +76,14 @@ def _tell_tokens(tokens: Mapping[str, Any], blocks: Mapping[str, Any] | None) ->
     else:  # a tree counts for the source of its first candidate
         parts = {"the drafter model": blocks["model"], "the own text": blocks["lookup"], "the memory": blocks["memory"]}
     accepted = sum(parts.values())
-    shares = ", ".join(f"{_percent(count, emitted)} {source}" for source, count in parts.items() if count)
-    from_drafts = f"{_percent(accepted, emitted)} of {emitted:,} tokens came from drafts"
-    own = f"{_percent(emitted - accepted, emitted)} from the target itself"
+    shares = ", ".join(f"{_format_percent(count, emitted)} {source}" for source, count in parts.items() if count)
+    from_drafts = f"{_format_percent(accepted, emitted)} of {emitted:,} tokens came from drafts"
+    own = f"{_format_percent(emitted - accepted, emitted)} from the target itself"
     rate = f"{emitted / tokens['blocks']:.2f} tokens per target forward"
     return f"{from_drafts}{f' ({shares})' if shares else ''}, {own}: {rate}."
 
 
-def _tell_learning(learning: Mapping[str, Any] | None, blocks: Mapping[str, Any] | None) -> str:
+def _describe_learning(learning: Mapping[str, Any] | None, blocks: Mapping[str, Any] | None) -> str:
     if learning is None:
         return "Nothing was learned, so learning cost nothing."
     cost = f"Learning cost {learning['seconds']:.1f} s ({learning['waited']:.1f} s of it waited for)"
@@ -96,7 +96,7 @@ def _tell_learning(learning: Mapping[str, Any] | None, blocks: Mapping[str, Any]
     return f"{cost} and gained {saved:.1f} s ({gained}): {verdict}."
 
 
-def _tell_drifts(log: LogReader, drifts: list[dict[str, Any]], tokens: Mapping[str, Any]) -> Iterator[str]:
+def _describe_drifts(log: LogReader, drifts: list[dict[str, Any]], tokens: Mapping[str, Any]) -> Iterator[str]:
     """The drifts that were acted upon, and what the last one did to the tokens per target forward."""
     if not drifts:
         yield "No drift was acted upon."
@@ -104,11 +104,12 @@ def _tell_drifts(log: LogReader, drifts: list[dict[str, Any]], tokens: Mapping[s
     named = ", ".join(str(row["offset"]) for row in drifts[-_NAMED:])
     which = f"the last at {named}" if len(drifts) > _NAMED else f"at prompt {named}"
     last, restored = drifts[-1], sum(row["version"] is not None for row in drifts)
-    answer = f"Drift was acted upon {_times(len(drifts))} ({which}): the acceptance head was reset"
-    yield answer + (f", and an earlier version was restored {_times(restored)}." if restored else ".")
+    answer = f"Drift was acted upon {_count_times(len(drifts))} ({which}): the acceptance head was reset"
+    yield answer + (f", and an earlier version was restored {_count_times(restored)}." if restored else ".")
     changed = last["changed_at"]
     before, after, now = (
-        _efficiency(log, tokens["run"], first) for first in (changed - AROUND, changed, tokens["last"] - AROUND + 1)
+        _read_efficiency(log, tokens["run"], first)
+        for first in (changed - AROUND, changed, tokens["last"] - AROUND + 1)
     )
     if before is not None and after is not None:
         yield (
@@ -118,17 +119,17 @@ def _tell_drifts(log: LogReader, drifts: list[dict[str, Any]], tokens: Mapping[s
         )
 
 
-def _efficiency(log: LogReader, run: str, first: int) -> float | None:
+def _read_efficiency(log: LogReader, run: str, first: int) -> float | None:
     """Tokens per target forward of `AROUND` prompts."""
     (row,) = log.select(_AROUND.format(run=quote_text(run), first=first, around=AROUND)).to_pylist()
     efficiency: float | None = row["efficiency"]
     return efficiency
 
 
-def _times(count: int) -> str:
+def _count_times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
-def _percent(part: float, whole: float) -> str:
+def _format_percent(part: float, whole: float) -> str:
     share = 100 * part / whole
     return f"{share:.1f}%" if 0 < share < 1 else f"{share:.0f}%"

@@ -85,38 +85,38 @@ def read_versions(log: LogReader) -> dict[str, Any]:
     """
     served = defaultdict(list)
     for row in rows(log.select(_SERVED.format(most=MOST_VERSIONS))):
-        served[_key(row)].append(row)
-    learned = {_key(row): row for row in rows(log.select(_LEARNED.format(most=MOST_VERSIONS)))}
+        served[_key_of(row)].append(row)
+    learned = {_key_of(row): row for row in rows(log.select(_LEARNED.format(most=MOST_VERSIONS)))}
     published = rows(log.select(_VERSIONS.format(most=MOST_VERSIONS)))
-    baselines = {_line(row): row for row in rows(log.select(_BASELINES))}
+    baselines = {_line_of(row): row for row in rows(log.select(_BASELINES))}
     versions = [
         {
             **{name: value for name, value in row.items() if not name.startswith("probe_")},
-            **_in_service(served[_key(row)]),
-            "learned": learned.get(_key(row)),
-            "probe": _probe(row),
-            "gain": _gain(baselines.get(_line(row)), row),
+            **_summarize_service(served[_key_of(row)]),
+            "learned": learned.get(_key_of(row)),
+            "probe": _estimate_rates(row),
+            "gain": _estimate_gain(baselines.get(_line_of(row)), row),
         }
         for row in published
     ]
     return {
         "total": log.select("SELECT count(*) AS n FROM versions").to_pylist()[0]["n"],
         "versions": versions,
-        "verdicts": list(_verdicts(versions)),
+        "verdicts": list(_judge_lines(versions)),
         "drifts": rows(log.select(_DRIFTS.format(most=MOST_VERSIONS))),
         "recalls": rows(log.select(_RECALLS)),
     }
 
 
-def _key(row: Mapping[str, Any]) -> tuple[str, int]:
+def _key_of(row: Mapping[str, Any]) -> tuple[str, int]:
     return row["run"], row["version"]
 
 
-def _line(row: Mapping[str, Any]) -> tuple[str, str]:
+def _line_of(row: Mapping[str, Any]) -> tuple[str, str]:
     return row["run"], row["target"]
 
 
-def _in_service(served: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _summarize_service(served: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Counts and rates of the prompts for which a version was the latest, also by dataset."""
     counts = {name: sum(row[name] for row in served) for name in _COUNTS}
     efficiency = counts["emitted"] / counts["blocks"] if counts["blocks"] else None
@@ -124,14 +124,14 @@ def _in_service(served: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {**counts, **acceptance_of(counts), "efficiency": efficiency, "datasets": datasets}
 
 
-def _probe(row: Mapping[str, Any]) -> dict[str, Any] | None:
+def _estimate_rates(row: Mapping[str, Any]) -> dict[str, Any] | None:
     if not row["probe_tokens"]:
         return None
     found = {name: estimate_ratio(row[part], row[whole]) for name, (part, whole) in _RATES.items()}
     return {name: asdict(one) if one else None for name, one in found.items()}
 
 
-def _gain(baseline: Mapping[str, Any] | None, row: Mapping[str, Any]) -> dict[str, Any] | None:
+def _estimate_gain(baseline: Mapping[str, Any] | None, row: Mapping[str, Any]) -> dict[str, Any] | None:
     """What a version gained over the baseline; None if they were not measured on the same texts of the target."""
     if not baseline or not row["probe_tokens"] or baseline["probe_tokens"] != row["probe_tokens"]:
         return None
@@ -142,10 +142,10 @@ def _gain(baseline: Mapping[str, Any] | None, row: Mapping[str, Any]) -> dict[st
     return {name: asdict(one) if one else None for name, one in found.items()}
 
 
-def _verdicts(versions: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+def _judge_lines(versions: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     """Compare the newest version of each run and target with the baseline, and name the best one."""
-    for line in dict.fromkeys(map(_line, versions)):
-        mine = [version for version in versions if _line(version) == line]
+    for line in dict.fromkeys(map(_line_of, versions)):
+        mine = [version for version in versions if _line_of(version) == line]
         newest, measured = mine[-1], [version for version in mine if version["gain"]]
         best = max(measured, key=lambda version: version["probe"]["greedy"]["value"], default=None)
         found = {"run": line[0], "target": line[1], "newest": newest["version"], "best": best and best["version"]}
@@ -175,15 +175,17 @@ def _describe_gain(version: Mapping[str, Any]) -> str:
     )
     rates = (
         f"{word} the baseline: on the probe it foretells {probe['greedy']['value']:.1%} of the target's greedy tokens, "
-        f"{_signed(gain['greedy'], 100)} percentage points"
+        f"{_format_difference(gain['greedy'], 100)} percentage points"
     )
     if not gain["forwards"]:
         return f"{rates}."
-    forwards = f"{probe['forwards']['value']:.2f} tokens per target forward, {_signed(gain['forwards'], 1, 2)}"
+    forwards = (
+        f"{probe['forwards']['value']:.2f} tokens per target forward, {_format_difference(gain['forwards'], 1, 2)}"
+    )
     return f"{rates}, and would emit {forwards}."
 
 
-def _signed(estimate: Mapping[str, float], scale: int, digits: int = 1) -> str:
+def _format_difference(estimate: Mapping[str, float], scale: int, digits: int = 1) -> str:
     """A difference with its interval, such as `+23.8 (+19.1 to +28.5)`."""
     value, low, high = (f"{scale * estimate[name]:+.{digits}f}" for name in ("value", "low", "high"))
     return f"{value} ({low} to {high})"

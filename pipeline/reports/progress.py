@@ -91,18 +91,20 @@ class ProgressCounters:
         self._recent.append(prompt)
         self._bucket.append(prompt)
         if len(self._bucket) == BUCKET:
-            self.curve.append((Acceptance.of(self._bucket).rate, self._drifted))
+            self.curve.append((Acceptance.sum_over(self._bucket).rate, self._drifted))
             self._bucket, self._drifted = [], False
 
     @property
     def acceptance_now(self) -> Acceptance:
         """That of the last 20 prompts."""
-        return Acceptance.of(list(self._recent))  # a copy: the display's own thread calls this while prompts complete
+        return Acceptance.sum_over(
+            list(self._recent)
+        )  # a copy: the display's own thread calls this while prompts complete
 
     @property
     def acceptance_first(self) -> Acceptance:
         """That of the first 20 prompts."""
-        return Acceptance.of(list(self._first))
+        return Acceptance.sum_over(list(self._first))
 
     @property
     def tokens_per_second(self) -> float:

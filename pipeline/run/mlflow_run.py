@@ -173,7 +173,7 @@ def _rates(window: Sequence[PromptCompleted]) -> dict[str, float]:
     `acceptance_high` are the ends of the interval of 95%, for `acceptance_judged` tokens. Where none was judged, these
     are left out.
     """
-    acceptance = Acceptance.of(window)
+    acceptance = Acceptance.sum_over(window)
     blocks = sum(prompt.blocks for prompt in window)
     by_model = blocks - sum(prompt.lookup_blocks for prompt in window)
     emitted = sum(prompt.emitted for prompt in window)

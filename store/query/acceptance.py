@@ -1,4 +1,4 @@
-"""The acceptance rate: accepted over judged tokens, with the count behind it and an interval.
+"""The acceptance rate: accepted over judged tokens, with its count and an interval.
 
 Everything that reports the rate computes it here: the pages, the plots, MLflow, the progress and the summary.
 """
@@ -17,11 +17,11 @@ class Counted(Protocol):
 
     @property
     def judged(self) -> int:
-        """Accepted or rejected tokens."""
+        """Tokens that were accepted or rejected."""
 
     @property
     def accepted(self) -> int:
-        """Accepted tokens."""
+        """Tokens that were accepted, of those that were judged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Acceptance:
     judged: int = 0
 
     @classmethod
-    def of(cls, parts: Iterable[Counted]) -> Self:
+    def sum_over(cls, parts: Iterable[Counted]) -> Self:
         """Return the acceptance over all parts together."""
         judged = accepted = 0
         for part in parts:
@@ -56,7 +56,7 @@ class Acceptance:
         """Wilson's score interval of 95%; None if nothing was judged.
 
         It takes tokens as independent. Tokens of one prompt are alike, so the true interval is rather wider. Source:
-        E. B. Wilson, Probable inference, the law of succession, and statistical inference, JASA 22 (1927).
+        E. B. Wilson, Journal of the American Statistical Association 22 (1927), 209-212.
         """
         if not self.judged:
             return None

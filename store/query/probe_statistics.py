@@ -12,7 +12,7 @@ from math import sqrt
 
 from store.query.acceptance import Z
 
-FEWEST = 5  # prompts: of fewer, nobody could tell how alike they are
+FEWEST = 5  # prompts: of fewer, their differences cannot be estimated
 
 
 @dataclass(frozen=True, slots=True)

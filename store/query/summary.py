@@ -47,7 +47,7 @@ def summarize(run_folder: Path) -> dict[str, Any]:
     - `wall_seconds`, `tokens_per_second`: wall-clock time; while n prompts are in flight, each is charged 1/n of it;
     - `seconds` per stage: `decode`, `translate`, `verify`, `learn`;
     - `acceptance_rate` (accepted / judged) and `mean_accepted_length` (accepted / blocks) of drafts by the model, with
-      `judged_tokens`, the count behind the rate, and `acceptance_interval`, its interval of 95%;
+      `judged_tokens`, the number of tokens that the rate is over, and `acceptance_interval`, its interval of 95%;
       `block_efficiency` (emitted / blocks) of all blocks; `lookup_share`, the share of blocks with a copied draft (from
       the own text or the memory), and `lookup_acceptance_rate`; null if nothing was judged or no block was run;
     - `drifts` and `versions`, with their stream offsets.

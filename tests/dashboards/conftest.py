@@ -32,17 +32,17 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def page(browser: Any) -> Iterator[Any]:
-    """A page; its `said` is what the console said, `asked` the addresses that it requested."""
+    """A page; `console_lines` is what the console printed, `urls` the addresses that it requested."""
     opened = browser.new_page()
     opened.set_default_timeout(15_000)
-    opened.said, opened.asked, opened.dialogs = [], [], []
-    opened.on("console", lambda message: opened.said.append(message.text))
-    opened.on("pageerror", lambda error: opened.said.append(str(error)))
-    opened.on("request", lambda request: opened.asked.append(request.url))
+    opened.console_lines, opened.urls, opened.dialogs = [], [], []
+    opened.on("console", lambda message: opened.console_lines.append(message.text))
+    opened.on("pageerror", lambda error: opened.console_lines.append(str(error)))
+    opened.on("request", lambda request: opened.urls.append(request.url))
     opened.on("dialog", lambda dialog: (opened.dialogs.append(dialog.message), dialog.dismiss()))
     yield opened
-    said, asked, dialogs = opened.said, opened.asked, opened.dialogs
+    lines, requests, dialogs = opened.console_lines, opened.urls, opened.dialogs
     opened.close()
-    assert said == []
+    assert lines == []
     assert dialogs == []
-    assert {url for url in asked if not url.startswith(("http://127.0.0.1:", "data:", "blob:", "about:"))} == set()
+    assert {url for url in requests if not url.startswith(("http://127.0.0.1:", "data:", "blob:", "about:"))} == set()

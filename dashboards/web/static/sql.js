@@ -5,7 +5,7 @@ const query = element("query");
 const recipe = element("recipe");
 const LONGEST_ADDRESS = 8000; // characters; servers refuse longer ones
 let answer = null;
-let asked = "";
+let latest = "";
 
 function shown(value) {
   if (value === null) return "";
@@ -13,7 +13,7 @@ function shown(value) {
   return typeof value === "object" ? JSON.stringify(value) : String(value);
 }
 
-const request = (path, more = {}) => reach(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ runs, query: asked, ...more }) });
+const request = (path, more = {}) => reach(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ runs, query: latest, ...more }) });
 
 // A result belongs to the query above it: while another one runs, and if it fails, nothing is shown.
 function clear(message = "") {
@@ -30,10 +30,10 @@ async function ask() {
   button.disabled = true;
   clear();
   element("took").textContent = "asking …";
-  asked = query.value;
+  latest = query.value;
   const address = new URL(location.href);
   address.searchParams.delete("recipe");
-  address.searchParams.set("query", asked);
+  address.searchParams.set("query", latest);
   if (address.href.length < LONGEST_ADDRESS) history.replaceState(null, "", address);
   try {
     answer = await (await request("/api/sql")).json();

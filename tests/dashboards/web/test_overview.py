@@ -108,4 +108,4 @@ def test_a_page_without_a_run_and_one_of_an_unknown_run(serve: Serve, runs: Path
     page.goto(f"{address}/nothing")
     page.click("main a")
     page.wait_for_selector("#runs tbody tr")
-    page.said.clear()  # the browser's own line about the status
+    page.console_lines.clear()  # the browser's own line about the status

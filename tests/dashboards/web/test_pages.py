@@ -208,7 +208,7 @@ def test_prompts_are_found_by_number_dataset_speed_and_acceptance(serve: Serve, 
     with page.expect_response("**/api/prompts*"):
         pass  # the page goes on asking, and the message stays
     assert "the offset must be that of a completed prompt, got 99" in page.inner_text("#problem")
-    page.said.clear()  # the browser's own line about the refusal
+    page.console_lines.clear()  # the browser's own line about the refusal
     page.fill("[name=offset]", "41")
     page.click("text=Open")
     wait_until(page, "document.querySelector('#completion h2').textContent.startsWith('Prompt 41 ')")
@@ -344,7 +344,7 @@ def test_a_result_is_that_of_the_query_in_the_address(address: str, page: Any):
     assert page.locator("#rows table").count() == 0, "the former result is not that of this query"
     assert page.locator("#parquet").is_disabled()
     assert "query=SELECT+nothing" in page.url
-    page.said.clear()  # the browser's own line about the refusal
+    page.console_lines.clear()  # the browser's own line about the refusal
 
 
 @pytest.mark.slow
@@ -379,14 +379,14 @@ def test_a_query_that_is_refused_says_why(address: str, page: Any, query: str, m
     page.fill("#query", query)
     page.click("#go")
     page.wait_for_selector("#query-problem:not([hidden])")
-    told = page.inner_text("#query-problem")
-    assert message in told
-    assert "Traceback" not in told
+    shown = page.inner_text("#query-problem")
+    assert message in shown
+    assert "Traceback" not in shown
     assert page.locator("#rows table").count() == 0
     assert page.locator("#csv").is_disabled()
     assert not Path("dashboard-test.csv").exists()
-    assert all("400" in said for said in page.said), "only the browser's own line about the refusal"
-    page.said.clear()
+    assert all("400" in said for said in page.console_lines), "only the browser's own line about the refusal"
+    page.console_lines.clear()
 
 
 @pytest.mark.slow
@@ -402,7 +402,7 @@ def test_a_page_follows_a_run_that_goes_on(serve: Serve, tmp_path: Path, page: A
         assert page.evaluate("document.getElementById('chart').data.find(trace => trace.yaxis === 'y').x.length") == 12
         assert "drift at 33" in page.inner_text("#events")
     wait_until(page, "document.getElementById('state').textContent === 'finished'")
-    assert [url for url in page.asked if url.endswith("/stream")] == page.asked[:1], "the page was not loaded again"
+    assert [url for url in page.urls if url.endswith("/stream")] == page.urls[:1], "the page was not loaded again"
 
 
 @pytest.mark.slow
@@ -510,4 +510,4 @@ def test_a_server_that_is_gone_is_told(runs: Path, page: Any):
         page.wait_for_selector("#totals .card b")
     page.wait_for_selector("#problem:not([hidden])")
     assert "The server does not answer" in page.inner_text("#problem")
-    page.said.clear()
+    page.console_lines.clear()

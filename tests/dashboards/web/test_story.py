@@ -12,7 +12,7 @@ from store.query.log_reader import LogReader
 from store.query.summary import summarize
 
 
-def tell(tmp_path: Path, events: list[Event], *, by_source: bool = True) -> list[str]:
+def describe(tmp_path: Path, events: list[Event], *, by_source: bool = True) -> list[str]:
     with LogReader([write(tmp_path / "run", events)]) as log:
         (found,) = read_story(log, by_source=by_source)
     sentences: list[str] = found["sentences"]
@@ -31,18 +31,18 @@ def copied(offset: int, source: DraftSource) -> list[Event]:
 
 def test_tokens_are_divided_by_their_source(tmp_path: Path):
     events = [*copied(0, DraftSource.LOOKUP), *copied(1, DraftSource.MEMORY)]
-    assert tell(tmp_path / "a", events)[0] == (
+    assert describe(tmp_path / "a", events)[0] == (
         "80% of 20 tokens came from drafts (20% the drafter model, 30% the own text, 30% the memory), "
         "20% from the target itself: 2.50 tokens per target forward."
     )
-    assert "(20% the drafter model, 60% copied drafts)" in tell(tmp_path / "b", events, by_source=False)[0]
+    assert "(20% the drafter model, 60% copied drafts)" in describe(tmp_path / "b", events, by_source=False)[0]
 
 
 @pytest.mark.parametrize(("gained", "verdict"), [(40.0, "a gain of "), (2.0, "a loss of ")])
 def test_cost_and_gain_of_learning_are_those_of_the_ledger(tmp_path: Path, gained: float, verdict: str):
     events: list[Event] = [*blocks(0), prompt(0)]
     events += [make_updated(seconds=2.5, waited=0.5, tokens_gained=gained), make_updated(part="head", seconds=0.25)]
-    sentence = tell(tmp_path, events)[1]
+    sentence = describe(tmp_path, events)[1]
     ledger = summarize(tmp_path / "run")["totals"]["ledger"]
     assert sentence == (
         f"Learning cost {ledger['update_seconds']:.1f} s ({ledger['waited_seconds']:.1f} s of it waited for) and "
@@ -52,7 +52,7 @@ def test_cost_and_gain_of_learning_are_those_of_the_ledger(tmp_path: Path, gaine
 
 
 def test_a_drift_has_its_response_and_its_effect(tmp_path: Path):
-    assert tell(tmp_path, stream())[2:] == [
+    assert describe(tmp_path, stream())[2:] == [
         "Drift was acted upon once (at prompt 33): the acceptance head was reset, and an earlier version was "
         "restored once.",
         "Around the change, at prompt 30, tokens per target forward went from 2.50 to 2.50 (20 prompts each); they are "
@@ -64,7 +64,7 @@ def test_the_last_of_several_drifts_is_described(tmp_path: Path):
     events: list[Event] = [prompt(offset, emitted=4 if offset < 30 else 2) for offset in range(60)]
     events += [make_drifted(offset=offset, changed_at=offset - 3, action="reset") for offset in (5, 12, 20, 33)]
     events.append(make_drifted(offset=40, changed_at=38, action="cooldown"))
-    assert tell(tmp_path, events)[2:] == [
+    assert describe(tmp_path, events)[2:] == [
         "Drift was acted upon 4 times (the last at 12, 20, 33): the acceptance head was reset.",
         "Around the last change, at prompt 30, tokens per target forward went from 2.00 to 1.00 (20 prompts each); "
         "they are 1.00 in the last 20 prompts.",
@@ -73,7 +73,7 @@ def test_the_last_of_several_drifts_is_described(tmp_path: Path):
 
 def test_a_run_without_learning_and_drafts(tmp_path: Path):
     plain = [make_completed(0, judged=0, accepted=0, drafted=0, emitted=5, blocks=5)]
-    assert tell(tmp_path, list(plain)) == [
+    assert describe(tmp_path, list(plain)) == [
         "0% of 5 tokens came from drafts, 100% from the target itself: 1.00 tokens per target forward.",
         "Nothing was learned, so learning cost nothing.",
         "No drift was acted upon.",

@@ -184,7 +184,7 @@ def test_the_file_needs_nothing_else_and_hostile_text_does_nothing(tmp_path: Pat
     command = [sys.executable, "-m", "dashboards.token_view", str(tmp_path / "run"), str(file)]
     subprocess.run(command, cwd=ROOT, check=True)
     page.goto(file.as_uri())
-    page.asked.clear()  # the file itself
+    page.urls.clear()  # the file itself
     page.hover(".tokens .accepted >> nth=0")
     assert "<script>window.hacked" in page.inner_text(".tokens .accepted >> nth=0")
     told = "getComputedStyle(document.querySelector('.tokens .accepted'), '::after').content"

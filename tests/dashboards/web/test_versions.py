@@ -1,4 +1,4 @@
-"""Which version is better, and by how much: what the page of versions says of the probe."""
+"""Which version is better, and by how much: the page of versions."""
 
 from pathlib import Path
 from typing import Any
@@ -78,24 +78,24 @@ def test_versions_of_other_probes_are_not_compared(tmp_path: Path):
 
 
 def test_numbers_and_aliases_come_from_the_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    asked: list[str] = []
+    requests: list[str] = []
 
     def list_versions(uri: str) -> list[Any]:
-        asked.append(uri)
+        requests.append(uri)
         tags = {"run": "run", "about": '{"version": 1}'}
         return [from_tags(6, tags, ["candidate"], 0), from_tags(2, {"run": "other"}, [], 0)]
 
     monkeypatch.setattr(registered, "list_versions", list_versions)
     numbers = RegisteredNumbers(tmp_path)
     assert numbers.list_numbers(["run"]) == []
-    assert asked == [], "there is no store"
+    assert requests == [], "there is no store"
     (tmp_path / "mlflow.db").touch()
     for _ in range(2):
         assert numbers.list_numbers(["run"]) == [{"run": "run", "version": 1, "number": 6, "aliases": ("candidate",)}]
-    assert len(asked) == 1
+    assert len(requests) == 1
     (tmp_path / "mlflow.db").write_bytes(b"more")
     numbers.list_numbers(["run"])
-    assert len(asked) == 2
+    assert len(requests) == 2
 
 
 @pytest.mark.slow

@@ -25,5 +25,5 @@ def test_without_judged_tokens_there_is_no_rate():
 
 def test_prompts_weigh_by_their_judged_tokens():
     prompts = [make_completed(0, judged=10, accepted=1), make_completed(1, judged=90, accepted=89)]
-    assert Acceptance.of(prompts) == Acceptance(90, 100)
-    assert not Acceptance.of(prompts).is_vague
+    assert Acceptance.sum_over(prompts) == Acceptance(90, 100)
+    assert not Acceptance.sum_over(prompts).is_vague
