@@ -83,7 +83,7 @@ def read_versions(log: LogReader) -> dict[str, Any]:
     (tokens per target forward) with intervals, and `gain`, how much larger each is than that of the baseline of its
     target; both are None if the probe was not measured. `verdicts` has a sentence for each run and target.
     """
-    served = defaultdict(list)
+    served: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
     for row in rows(log.select(_SERVED.format(most=MOST_VERSIONS))):
         served[_key_of(row)].append(row)
     learned = {_key_of(row): row for row in rows(log.select(_LEARNED.format(most=MOST_VERSIONS)))}
