@@ -33,12 +33,16 @@ const COLUMNS = [
 
 const enable = () => { element("compare").disabled = !form.querySelector(":checked"); };
 
-live(async () => {
+async function update() {
   const rows = await (await reach("/api/runs", { cache: "no-store" })).json();
   const text = JSON.stringify(rows);
   if (form.dataset.shown === text) return;
   form.dataset.shown = text;
   table(element("runs"), COLUMNS, rows, "Runs, the newest first");
   enable();
-});
-form.addEventListener("change", enable);
+}
+
+if (form) { // there is none without runs
+  live(update);
+  form.addEventListener("change", enable);
+}

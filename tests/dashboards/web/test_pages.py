@@ -432,7 +432,10 @@ def test_a_page_does_not_ask_again_before_it_is_answered(address: str, browser: 
 @pytest.mark.slow
 def test_a_folder_without_runs_waits_for_one(serve: Serve, tmp_path: Path, page: Any):
     (tmp_path / "runs").mkdir()
-    page.goto(f"{serve(tmp_path / 'runs')}/stream")
+    address = serve(tmp_path / "runs")
+    page.goto(address)
+    assert "No runs yet" in page.inner_text("main")
+    page.goto(f"{address}/stream")
     assert "No runs yet" in page.inner_text("main")
     write(tmp_path / "runs" / "a", stream(20))
     page.wait_for_selector("#totals .card b")
