@@ -321,7 +321,7 @@ def test_a_query_and_a_recipe_are_answered(address: str, page: Any):
     page.keyboard.press("Control+Enter")
     assert [row[:3] for row in table(page, "#rows")][:2] == [["floor", "docs", "30"], ["floor", "code", "30"]]
     page.select_option("#recipe", "drifts")
-    wait_until(page, "document.querySelector('#rows th:nth-child(3)').textContent === 'target'")
+    wait_until(page, "document.querySelector('#rows th:nth-child(3)')?.textContent === 'target'")
     assert "changed_at" in texts(page, "#rows th")
     with page.expect_download() as download:
         page.click("#csv")
