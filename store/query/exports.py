@@ -50,7 +50,7 @@ def _to_parquet(table: pa.Table) -> bytes:
         raise UsageError(f"columns of a Parquet file must have different names, got {', '.join(names)}; use AS")
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd")
-    return sink.getvalue().to_pybytes()
+    return bytes(sink.getvalue())
 
 
 def _csv_field(value: Any) -> Any:

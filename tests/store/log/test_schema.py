@@ -93,7 +93,8 @@ def test_the_levels_of_an_alternative_decide_and_are_kept():
 def test_older_parts_get_the_columns_that_were_added_since():
     now = to_table("blocks", 3, [block(), block(block=1, candidates=4, expected_tokens=1.5)])
     assert missing_columns("blocks", SCHEMA_VERSION) == {}
-    assert missing_columns("blocks", 4) == {"candidates": 0, "expected_tokens": None, "expected_seconds": None}
+    of_version_5 = {"candidates": 0, "expected_tokens": None, "expected_seconds": None}
+    assert missing_columns("blocks", 4) == {**of_version_5, "action": None, "propensity": None}
     old = now.drop_columns(list(missing_columns("blocks", 4)))
     rows = to_current_schema("blocks", old)
     assert rows.schema.equals(now.schema)
