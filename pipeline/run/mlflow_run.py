@@ -100,7 +100,6 @@ class Curves:
         self._windows: dict[str, deque[PromptCompleted]] = {target: deque(maxlen=WINDOW) for target in several}
         self._window: deque[PromptCompleted] = deque(maxlen=WINDOW)
         self._points: list[Point] = []
-        self._baselines: list[VersionPublished] = []  # their points wait for those of the first prompt
 
     def remember(self, prompt: PromptCompleted) -> None:
         """Count a prompt whose points were sent before the run was resumed."""
@@ -114,9 +113,6 @@ class Curves:
             case PromptCompleted():
                 self._window.append(event)
                 self._add_points(event.offset, _rates(self._window) | self._rates_of_its_target(event))
-                while self._baselines:
-                    baseline = self._baselines.pop(0)
-                    self._add_points(baseline.offset, self._probe_rates(baseline))
             case Updated(part="drafter"):
                 found = {"learn/loss": event.loss, "learn/served": float(event.served)}
                 if event.acceptance_after is not None:
@@ -126,13 +122,12 @@ class Curves:
                 self._add_points(
                     event.offset, {"drift/rate_before": event.rate_before, "drift/rate_after": event.rate_after}
                 )
-            case VersionPublished(reason="floor"):  # MLflow compares by the metric that came first
-                self._baselines.append(event)
             case VersionPublished():
-                self._add_points(
-                    event.offset, {"version/number": event.version, "version/cache_entries": event.cache_entries}
-                )
                 self._add_points(event.offset, self._probe_rates(event))
+                if event.reason != "floor":  # MLflow compares runs by the metric that came first
+                    self._add_points(
+                        event.offset, {"version/number": event.version, "version/cache_entries": event.cache_entries}
+                    )
 
     def _probe_rates(self, version: VersionPublished) -> dict[str, float]:
         """Rates on the probe, so that the page of a run has a curve of its versions; none if it was not measured."""

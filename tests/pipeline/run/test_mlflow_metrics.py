@@ -127,7 +127,7 @@ def test_versions_have_a_curve_of_the_probe(curves: Curves, received: Received):
     curves.add(make_published(offset=7, version=1, reason="end", **measured))
     curves.flush()
     assert received.values(0) == rates
-    assert received.points[0][0].startswith("curve/"), "MLflow's pages begin with the metric that came first"
+    assert received.points[0][0].startswith("probe/"), "MLflow compares runs by the metric that came first"
     assert rates.items() <= received.values(7).items()
 
 
