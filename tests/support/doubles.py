@@ -21,6 +21,7 @@ class TableModel:
     max_length = 1 << 30
     device = torch.device("cpu")
     reads_trees = True
+    weight_changes = 0
 
     def __init__(self, logits: Callable[[tuple[int, ...]], Tensor], vocabulary_size: int, hidden_size: int = 4) -> None:
         self.vocabulary_size, self.hidden_size = vocabulary_size, hidden_size
