@@ -49,7 +49,7 @@ def test_what_a_partition_commits_is_seen(runs: Path):
         with RunLog(create_worker_partition(runs / "a")) as worker:
             append(worker, [prompt(1)], commit=True)
             assert logs.read([], prompts) == 2
-        assert [(state.name, state.prompts, state.finished) for state in logs.states()] == [("a", 2, False)]
+        assert [(state.name, state.prompts, state.activity) for state in logs.states()] == [("a", 2, "running")]
     logs.close()
 
 
