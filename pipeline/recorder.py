@@ -84,9 +84,6 @@ class PromptCounters:
 
 def _count_own(verdict: Verdict) -> int:
     """Number of accepted tokens that were copied from the sequence's own text."""
-    draft = verdict.proposal.draft
-    if draft.tree is None:
-        return verdict.accepted if draft.source is DraftSource.LOOKUP else 0
     return sum(
         decision.outcome is Outcome.ACCEPTED and decision.candidate.source is DraftSource.LOOKUP
         for decision in verdict.decisions

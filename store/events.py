@@ -221,9 +221,7 @@ class Drifted:
     rate_before: float
     rate_after: float
     action: str  # "reset", "recall" or "none" as configured, "ignored" (a rise) or "cooldown"
-    signal: str = (
-        ""  # what the rates are: "drafted", "learned", "judged" or "first"; "" in logs of schema 5 and earlier
-    )
+    signal: str = ""  # of which the rates are: see `drift.signal`; empty in logs before schema 6
 
     @property
     def acted_upon(self) -> bool:
@@ -262,7 +260,7 @@ class VersionPublished:
     folder: str  # relative to the run's folder
     digest: str  # sha256 over the folder's files
     # On each prompt of the probe, which is the same for all versions: tokens of the target's greedy text, those of them
-    # that the drafter foretells, the sum of their acceptance probabilities at temperature 1, and the target forwards
+    # that the drafter predicts, the sum of their acceptance probabilities at temperature 1, and the target forwards
     # that greedy drafts would take. None if the probe was not measured.
     probe_tokens: tuple[int, ...] | None = None
     probe_greedy: tuple[int, ...] | None = None

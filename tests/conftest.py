@@ -48,11 +48,12 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return 0 if one else min(len(os.sched_getaffinity(0)), 8)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Long files first. xdist hands out files in this order. Of tests with representatives, the other cases are marked
-    sweep.
+    sweep, unless tests are named on the command line.
     """
-    mark_all_but_representatives(items)
+    if not any("::" in argument for argument in config.args):
+        mark_all_but_representatives(items)
     tests = Path(__file__).parent
 
     def place(item: pytest.Item) -> int:
@@ -77,10 +78,10 @@ def mark_all_but_representatives(items: list[pytest.Item]) -> None:
             kept = {ids[place * len(ids) // chosen[0]] for place in range(chosen[0])}
         else:
             kept = set(chosen)
-        if len(ids) > 1 and not kept <= set(ids):  # one id alone where a single case was asked for by its name
+        if not kept <= set(ids):
             raise pytest.UsageError(f"{name} must have the cases {sorted(kept)}; it has {ids}")
         for item in all_of_it:
-            if len(ids) > 1 and item.callspec.id not in kept:
+            if item.callspec.id not in kept:
                 item.add_marker(pytest.mark.sweep)
 
 

@@ -174,7 +174,7 @@ def _describe_gain(version: Mapping[str, Any]) -> str:
         "is better than" if greedy.low > 0 else "is worse than" if greedy.high < 0 else "is not clearly different from"
     )
     rates = (
-        f"{word} the baseline: on the probe it foretells {probe['greedy']['value']:.1%} of the target's greedy tokens, "
+        f"{word} the baseline: on the probe it predicts {probe['greedy']['value']:.1%} of the target's greedy tokens, "
         f"{_format_difference(gain['greedy'], 100)} percentage points"
     )
     if not gain["forwards"]:

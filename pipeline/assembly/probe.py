@@ -49,7 +49,7 @@ _PLAIN: Mapping[str, object] = {
 def make_probe(config: Config, models: Models) -> Callable[[], ProbeResult]:
     """Return a function that measures the drafter as it is when called; it has no metrics if no prompt fits.
 
-    `probe/acceptance` is the share of the target's greedy tokens that the drafter foretells, `probe/acceptance_docs`
+    `probe/acceptance` is the share of the target's greedy tokens that the drafter predicts, `probe/acceptance_docs`
     and `_code` that of each kind of prompt; `probe/acceptance_sampled` is a bound of the acceptance to expect at
     temperature 1, from above: all pieces but the `KEPT` likeliest of a distribution count as one;
     `probe/tokens_per_forward` is what greedy drafts of `stages.training.probe.DRAFT` tokens would emit per target

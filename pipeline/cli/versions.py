@@ -188,9 +188,7 @@ def prune(
     if as_json:
         print(json.dumps({"versions": gone, "deleted": not dry_run}, indent=2))
     elif gone:
-        print(
-            f"{'would delete' if dry_run else 'deleted'} version{'s' if gone[1:] else ''} {', '.join(map(str, gone))}"
-        )
+        print(f"{'would delete' if dry_run else 'deleted'} {', '.join(f'#{number}' for number in gone)}")
     else:
         print("nothing to delete: every version is in use, in the lineage of one that is, or among the newest")
 

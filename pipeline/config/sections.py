@@ -115,8 +115,7 @@ class DraftSettings(Section):
         ge=0,
         le=0.5,
         description="Share of the blocks that draw at random what they do: draft nothing, use the own text and the "
-        "memory, or use the drafter. From these blocks the recipe 'policy-values' estimates, without bias, the speed "
-        "of each; a share of 0.03 costs about 1% of the speed.",
+        "memory, or use the drafter. From these blocks the recipe 'policy-values' estimates the speed of each.",
     )
 
 

@@ -97,9 +97,7 @@ class ProgressCounters:
     @property
     def acceptance_now(self) -> Acceptance:
         """That of the last 20 prompts."""
-        return Acceptance.sum_over(
-            list(self._recent)
-        )  # a copy: the display's own thread calls this while prompts complete
+        return Acceptance.sum_over(list(self._recent))  # a copy: the display's own thread calls this meanwhile
 
     @property
     def acceptance_first(self) -> Acceptance:

@@ -1,4 +1,4 @@
-"""Randomised holdout: in a few blocks the action is drawn, so that a log can value every action without bias.
+"""Randomised holdout: in a few blocks the action is drawn, so that the log shows what each action is worth.
 
 What a block gives depends on where in the text it is. The present policy takes each action where it promises most, so
 averages over the blocks of each action do not compare them. Where the action was drawn, with a known chance, a
@@ -50,6 +50,7 @@ class Holdout:
         """Return the preferred action or, in a block that is held out, a drawn one."""
         if not self._share:
             return Choice(preferred, 1.0, drawn=False)
+        # Random's own hash of a text, unlike `hash`, is the same in every process.
         random = Random(f"holdout {self._seed} {offset} {block}")
         drawn = random.random() < self._share
         action = random.choice(self._actions) if drawn else preferred

@@ -78,22 +78,22 @@ class Probe:
             products = [_multiply_by_token(values_N, first_N) for values_N in measured]
             greedy, sampled = (sum_by_row(values_N, batch) for values_N in products)
             tokens = list(map(int, sum_by_row(first_N.double(), batch)))
-            foretold = (products[0][first_N.bool()] > 0).split(tokens)  # positions are in the order of the rows
-            forwards = (count_forwards(token_T.tolist()) for token_T in foretold)
+            predicted = (products[0][first_N.bool()] > 0).split(tokens)  # positions are in the order of the rows
+            forwards = (count_forwards(token_T.tolist()) for token_T in predicted)
             found |= zip(batch.examples, map(ProbeScore, greedy, sampled, tokens, forwards), strict=True)
         return found
 
 
-def count_forwards(foretold: Sequence[bool], draft: int = DRAFT) -> int:
+def count_forwards(predicted: Sequence[bool], draft: int = DRAFT) -> int:
     """Count the target forwards of a text in which each emits the accepted beginning of a draft and one token more.
 
     Args:
-        foretold: for each token of the text, whether the drafter would propose it there.
+        predicted: for each token of the text, whether the drafter would propose it there.
         draft: tokens of each draft.
     """
     forwards = position = 0
-    while position < len(foretold):
-        ahead = [*foretold[position : position + draft], False]
+    while position < len(predicted):
+        ahead = [*predicted[position : position + draft], False]
         position += ahead.index(False) + 1
         forwards += 1
     return forwards

@@ -1,6 +1,7 @@
 """The acceptance rate: accepted over judged tokens, with its count and an interval.
 
-Everything that reports the rate computes it here: the pages, the plots, MLflow, the progress and the summary.
+The pages, the plots, the curves in MLflow, the progress and the summary compute it here. SQL recipes and the metrics of
+a server have the two counts instead.
 """
 
 from collections.abc import Iterable

@@ -59,7 +59,7 @@ def counting() -> Iterator[Counts]:
 
 
 def simulate(agrees: Sequence[bool], length: int) -> Counts:
-    """What greedy drafts of that many tokens must come to on a text, whose tokens the drafter foretells or not."""
+    """What greedy drafts of that many tokens must come to on a text, whose tokens the drafter predicts or not."""
     counts, place = Counts(), 0
     while place < len(agrees):
         drafted = agrees[place : place + length][: max(0, len(agrees) - place - 1)]

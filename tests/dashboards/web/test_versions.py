@@ -19,10 +19,10 @@ TOKENS = (10,) * 8
 
 
 def version(number: int, greedy: int, **others: Any) -> VersionPublished:
-    """Publish a version of whose ten tokens per prompt about `greedy` are foretold."""
-    foretold = tuple(greedy + place % 2 for place in range(8))
-    measured = {"probe_tokens": TOKENS, "probe_greedy": foretold, "probe_sampled": tuple(one / 2 for one in foretold)}
-    forwards = tuple(10 - one for one in foretold)
+    """Publish a version of whose ten tokens per prompt about `greedy` are predicted."""
+    predicted = tuple(greedy + place % 2 for place in range(8))
+    measured = {"probe_tokens": TOKENS, "probe_greedy": predicted, "probe_sampled": tuple(one / 2 for one in predicted)}
+    forwards = tuple(10 - one for one in predicted)
     place: dict[str, Any] = {"version": number, "parent": number - 1 if number else None, "offset": 10 * number}
     return make_published(
         **{**place, **({"reason": "interval"} if number else {}), **measured, **others}, probe_forwards=forwards
@@ -46,7 +46,7 @@ def test_a_version_is_compared_with_its_baseline_on_the_probe(tmp_path: Path):
     assert found["verdicts"][0] == {
         "run": "run", "target": "big", "newest": 1, "best": 1,
         "sentences": [
-            "Version 1, the newest, is better than the baseline: on the probe it foretells 55.0% of the target's "
+            "Version 1, the newest, is better than the baseline: on the probe it predicts 55.0% of the target's "
             "greedy tokens, +30.0 (+30.0 to +30.0) percentage points, and would emit 2.22 tokens per target forward, "
             "+0.89 (+0.75 to +1.03).",
             "It is the best on the probe.",

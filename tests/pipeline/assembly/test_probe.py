@@ -78,7 +78,7 @@ def expect(models: Models, config: Config, examples: Sequence[TrainingExample]) 
     return right / total
 
 
-def test_the_acceptance_is_the_share_of_tokens_that_the_drafter_foretells(config: Config, models: Models):
+def test_the_acceptance_is_the_share_of_tokens_that_the_drafter_predicts(config: Config, models: Models):
     examples, found = examples_of(config, models), make_probe(config, models)().metrics
     assert found["probe/acceptance"] == pytest.approx(expect(models, config, examples), abs=1e-9)
     assert found["probe/acceptance_docs"] == pytest.approx(expect(models, config, examples[:12]), abs=1e-9)
@@ -99,7 +99,7 @@ def test_the_scores_are_those_of_each_prompt_in_order(config: Config, models: Mo
 
 def test_every_forward_emits_the_accepted_tokens_and_one_more():
     for text in product((False, True), repeat=9):
-        rest, forwards = "".join("+" if foretold else "-" for foretold in text), 0
+        rest, forwards = "".join("+" if predicted else "-" for predicted in text), 0
         while rest:
             rest, forwards = re.sub(r"^\+{0,3}.?", "", rest), forwards + 1
         assert count_forwards(text, 3) == forwards

@@ -197,11 +197,11 @@ def test_prune_leaves_what_is_in_use(five: Path):
     assert "nothing to delete" in output_of("versions", "prune", "--keep", "1", *where)  # all are in one line
     publish_unrelated(five)
     before = output_of("versions", *where)
-    assert output_of("versions", "prune", "--keep", "1", "--dry-run", *where) == "would delete versions 3, 4, 5\n"
+    assert output_of("versions", "prune", "--keep", "1", "--dry-run", *where) == "would delete #3, #4, #5\n"
     assert output_of("versions", *where) == before
     shown = output_of("versions", "prune", "--keep", "1", "--dry-run", "--json", *where)
     assert json.loads(shown) == {"versions": [3, 4, 5], "deleted": False}
-    assert output_of("versions", "prune", "--keep", "1", *where) == "deleted versions 3, 4, 5\n"
+    assert output_of("versions", "prune", "--keep", "1", *where) == "deleted #3, #4, #5\n"
     assert [version.number for version in list_versions(default_uri(five))] == [6, 2, 1]
 
 

@@ -129,7 +129,7 @@ def with_states(example: TrainingExample, seed: int) -> TrainingExample:
 
 
 def test_what_the_targets_state_tells_is_learned_and_scored():
-    """The pieces are random, so that nothing but the states foretells them."""
+    """The pieces are random, so that nothing but the states predicts them."""
     found = []
     for reads in (True, False):
         trainer = new_trainer(measure=greedy_agreement, reads_states=reads)

@@ -4,7 +4,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import pytest
 from synthetic_runs import block, write_run
 
 from stages.drafting.holdout import Holdout
@@ -72,9 +71,8 @@ def test_a_log_without_a_holdout_has_no_estimates(tmp_path: Path):
     assert values_of(tmp_path, 0.0) == {}
 
 
-@pytest.mark.parametrize("share", [0.25])
-def test_the_first_block_is_left_out(tmp_path: Path, share: float):
-    events = [*make_blocks(share), block(block=0, emitted=1, seconds_verify=1e6, action=Action.COPIES, propensity=0.1)]
+def test_the_first_block_is_left_out(tmp_path: Path):
+    events = [*make_blocks(0.25), block(block=0, emitted=1, seconds_verify=1e6, action=Action.COPIES, propensity=0.1)]
     with LogReader([write_run(tmp_path, events)]) as log:
         rows = {row["action"]: row for row in log.recipe("policy-values").to_pylist()}
     assert rows["as run"]["blocks"] == BLOCKS
