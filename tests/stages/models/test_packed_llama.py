@@ -93,7 +93,7 @@ def test_positions_that_depend_on_the_length_are_left_to_the_modules(kind: str):
 def test_a_packed_forward_that_computes_something_else_is_not_used_nor_handed_on():
     model = model_of(CONFIGS["qwen2"])
     assert isinstance(model.forward_pass, PackedLlamaForward)
-    model.forward_pass.weights.eps = 0.5  # as if the architecture were not quite what it says
+    model.forward_pass.weights.eps = torch.tensor(0.5)  # as if the architecture were not quite what it says
     model.prove_forward()
     assert isinstance(model.forward_pass, ModuleForward)
     assert isinstance(model.share_weights().forward_pass, ModuleForward)
