@@ -5,7 +5,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -140,7 +140,7 @@ def build(
     from pipeline.models.catalog import MODELS_FOLDER
 
     try:
-        from pipeline.model_building import recipes
+        from pipeline.model_building import distilled, recipes
     except ModuleNotFoundError as error:
         raise UsageError(
             "omnidraft zoo build needs the source tree of omnidraft, but only the installed package is here. "
@@ -150,7 +150,10 @@ def build(
     for recipe in recipes.select_recipes(names or list(recipes.RECIPES), steps):
         name = recipe.model.name
         with _bar(stderr_console(), name, recipe.training.steps) as show:
-            report = recipes.build(recipe, data, out or MODELS_FOLDER, show)
+            if distils := distilled.RECIPES.get(name):
+                report = distilled.build(replace(distils, base=recipe), data, out or MODELS_FOLDER, show)
+            else:
+                report = recipes.build(recipe, data, out or MODELS_FOLDER, show)
         LOG.info("%s: validation loss %.3f nats per token", name, report.validation_loss)
 
 

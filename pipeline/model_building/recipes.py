@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import torch
 from pyarrow import parquet
@@ -30,6 +31,8 @@ BOS, EOS, PAD, UNK = "<s>", "</s>", "<pad>", "<unk>"
 SPLIT_WHOLE_NUMBERS = r" ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 # Llama-3's split: numbers in groups of three, punctuation takes following newlines.
 SPLIT_THREE_DIGITS = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+# GPT-2's split, but every digit by itself.
+SPLIT_SINGLE_DIGITS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,12 @@ RECIPES = {
             "",
             {**GENERAL_TEXTS, "functions": 0.02},
             Recipe(steps=1000, rows=4, length=512, peak_rate=5e-3),
+        ),
+        ModelRecipe(  # the texts without a chat template; `distilled` adds the others
+            ZOO["drafter-4m"],
+            SPLIT_SINGLE_DIGITS,
+            {**GENERAL_TEXTS, "functions": 0.3},
+            Recipe(steps=2400, rows=8, length=256, peak_rate=5e-3),
         ),
         ModelRecipe(
             ZOO["target-7m"],
@@ -165,6 +174,29 @@ def select_recipes(names: Sequence[str], steps: int | None) -> list[ModelRecipe]
     ]
 
 
+def make_tokenizer(recipe: ModelRecipe, texts: list[str]) -> Any:
+    """Learn a tokenizer of the recipe's kind on `texts`."""
+    with tempfile.TemporaryDirectory() as temporary:
+        path = Path(temporary) / "tokenizer.json"
+        train_tokenizer(recipe, texts, path)
+        return huggingface.wrap_tokenizer(path, bos_token=BOS, eos_token=EOS, pad_token=PAD, unk_token=UNK)
+
+
+def make_llama(recipe: ModelRecipe, tokenizer: Any) -> Any:
+    """Make the recipe's model with random weights drawn with its seed."""
+    return huggingface.new_llama(
+        recipe.training.seed,
+        vocab_size=recipe.model.vocabulary_size,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        rms_norm_eps=1e-6,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        **recipe.model.shape,
+    )
+
+
 def build(recipe: ModelRecipe, data: Path, out: Path, progress: Callable[[int, float], None]) -> Report:
     """Make one built-in model from text and write its folder with a model card.
 
@@ -175,25 +207,12 @@ def build(recipe: ModelRecipe, data: Path, out: Path, progress: Callable[[int, f
         progress: called with the number of steps done and the last one's loss.
     """
     model, texts = recipe.model, documents(recipe, data)
-    with tempfile.TemporaryDirectory() as temporary:
-        path = Path(temporary) / "tokenizer.json"
-        train_tokenizer(recipe, texts, path)
-        tokenizer = huggingface.wrap_tokenizer(path, bos_token=BOS, eos_token=EOS, pad_token=PAD, unk_token=UNK)
+    tokenizer = make_tokenizer(recipe, texts)
     encoded = tokenizer(texts, add_special_tokens=False)["input_ids"]
     bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
     held_out = max(1, len(encoded) // 50)
     tokens = [torch.tensor([bos, *ids, eos]) for ids in encoded]
-    llama = huggingface.new_llama(
-        recipe.training.seed,
-        vocab_size=model.vocabulary_size,
-        max_position_embeddings=1024,
-        tie_word_embeddings=True,
-        rms_norm_eps=1e-6,
-        bos_token_id=bos,
-        eos_token_id=eos,
-        pad_token_id=tokenizer.pad_token_id,
-        **model.shape,
-    )
+    llama = make_llama(recipe, tokenizer)
     report = pretrain.pretrain(
         llama, torch.cat(tokens[held_out:]), torch.cat(tokens[:held_out]), recipe.training, progress
     )
@@ -212,6 +231,10 @@ LICENCES = {
     "wikitext2": "WikiText-2, CC BY-SA",
     "dolly_partial": "Dolly, CC BY-SA 3.0",
     "tinystories": "TinyStories, CDLA-Sharing-1.0",
+    "self_instruct": "Self-Instruct, Apache 2.0",
+    "mawps": "MAWPS train, MIT",
+    "glaive_toolcall_demo": "questions of Glaive tool calls, Apache 2.0",
+    "scitldr": "SciTLDR train, Apache 2.0",
 }
 SAMPLE_PROMPTS = (
     "Natalia sold 12 clips in April and 5 more in May. How many clips did she sell?",

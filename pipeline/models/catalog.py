@@ -1,8 +1,9 @@
 """The built-in models: what they are and where they lie.
 
-One drafter and two targets with three different vocabularies, all small Llamas. They are shipped in
+Two drafters and two targets with four different vocabularies, all small Llamas. They are shipped in
 `pipeline/models/` as bfloat16 safetensors; `omnidraft zoo build` makes them again from text
-(`pipeline/model_building/`).
+(`pipeline/model_building/`). `drafter-1.6m` was trained on text alone, for the built-in targets; `drafter-4m` is
+distilled from SmolLM2-135M-Instruct's answers, for chat models.
 """
 
 from dataclasses import dataclass
@@ -46,6 +47,7 @@ ZOO = {
     model.name: model
     for model in (
         ZooModel("drafter-1.6m", "drafter", 4096, _llama(layers=2, width=192, heads=6, mlp=512), 1_598_400),
+        ZooModel("drafter-4m", "drafter", 8192, _llama(layers=3, width=256, heads=4, mlp=768), 4_458_240),
         ZooModel("target-7m", "target", 6144, _llama(layers=6, width=288, heads=6, mlp=768), 7_247_520),
         ZooModel("target-12m", "target", 8192, _llama(layers=8, width=320, heads=8, mlp=864), 11_720_000),
     )

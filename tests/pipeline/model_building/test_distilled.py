@@ -1,0 +1,143 @@
+"""A drafter that is distilled from a target's answers."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import torch
+from pyarrow import parquet
+from tiny_pair import TinyPair, sentences, tiny_model, tiny_pair  # noqa: F401  (a fixture)
+
+from pipeline.assembly.models import load_only_target
+from pipeline.config.settings import Config
+from pipeline.model_building import answers, distilled, recipes
+from pipeline.model_building.answers import QUESTIONS, read_answers, read_questions, write_answers
+from pipeline.model_building.distilled import DistilledRecipe
+from pipeline.model_building.spelled_texts import RowSampler, TextSpeller, WeightedText
+from pipeline.sources import corpus
+from stages.vocabulary.chat import PlainConversation
+from store.errors import ModelError
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Data sets of the recipe, with a few rows each."""
+    monkeypatch.setattr(answers, "FUNCTIONS", 2)
+    folder = tmp_path / "data"
+    folder.mkdir()
+    names = {one.dataset: one.splits[0] for one in QUESTIONS}
+    for number, (name, split) in enumerate(names.items()):
+        texts = sentences(10 * number, 10 * number + 8)
+        rows = [{"split": split, "prompt": text[:30], "reference": text[30:]} for text in texts]
+        rows.append({"split": "test", "prompt": "never asked", "reference": "never read"})
+        parquet.write_table(pa.Table.from_pylist(rows), folder / f"{name}.parquet")
+    return folder
+
+
+@pytest.fixture
+def models(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
+    names = {"targets": (str(tiny_pair.target),), "drafter": str(tiny_pair.drafter)}
+    return load_only_target(Config().with_overrides(names), tmp_path)
+
+
+@pytest.fixture
+def chat(models) -> PlainConversation:
+    return PlainConversation(models.target_vocabulary, models.drafter_vocabulary)
+
+
+def test_questions_are_of_training_splits_and_of_both_temperatures(data: Path, chat: PlainConversation):
+    found = read_questions(data, chat, (0.0, 0.8), seed=0)
+    assert len([question for question in found if question.dataset != "functions"]) == 8 * len(QUESTIONS)
+    assert not any(question.text == "never asked" for question in found)
+    assert {question.temperature for question in found} == {0.0, 0.8}
+    assert found == read_questions(data, chat, (0.0, 0.8), seed=0)
+    assert found != read_questions(data, chat, (0.0, 0.8), seed=1)
+
+
+def test_code_is_not_that_of_the_builtin_stream(data: Path, chat: PlainConversation, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(answers, "FUNCTIONS", 10**6)
+    monkeypatch.setattr(answers, "LONGEST_QUESTION", 10**6)
+    asked = {question.text for question in read_questions(data, chat, (0.0,), seed=0)}
+    assert not asked & {passage.prompt for passage in corpus.functions(held_out=True)}
+
+
+def test_missing_data_is_named(tmp_path: Path, chat: PlainConversation):
+    with pytest.raises(ModelError, match="--data"):
+        read_questions(tmp_path, chat, (0.0,), seed=0)
+
+
+def test_greedy_answers_are_those_of_plain_decoding(
+    data: Path, models, chat: PlainConversation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Also in waves whose rows end at different times, and where half of a wave is drawn."""
+    monkeypatch.setattr(answers, "WAVE", 5)
+    questions = read_questions(data, chat, (0.0, 0.8), seed=0)[:12]
+    write_answers(models.target, models.eos_ids, questions, 7, tmp_path / "answers", lambda done, tokens: None)
+    rows = {row["number"]: row for row in read_answers(tmp_path / "answers")}
+    assert rows.keys() == {question.number for question in questions}
+    for question in questions:
+        emitted = rows[question.number]["emitted"]
+        assert len(emitted) == 7 or emitted[-1] in models.eos_ids
+        if question.temperature == 0:
+            ids = torch.tensor([[*question.tokens, *emitted]])
+            best = models.target.model(ids).logits[0].argmax(-1).tolist()
+            assert emitted == best[len(question.tokens) - 1 : -1]
+
+
+def test_answers_that_exist_are_kept(data: Path, models, chat: PlainConversation, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(answers, "PART", 5)
+    questions = read_questions(data, chat, (0.0,), seed=0)[:10]
+    write_answers(models.target, models.eos_ids, questions[:5], 4, tmp_path, lambda done, tokens: None)
+    (first,) = tmp_path.glob("*.parquet")
+    before = first.stat().st_mtime_ns
+    write_answers(models.target, models.eos_ids, questions, 4, tmp_path, lambda done, tokens: None)
+    assert len(list(tmp_path.glob("*.parquet"))) == 2
+    assert first.stat().st_mtime_ns == before
+
+
+def test_an_answer_is_spelled_as_verification_spells_it(models, chat: PlainConversation):
+    speller = TextSpeller(models.drafter_vocabulary, models.pair, chat)
+    emitted = models.target_vocabulary.encode_text(sentences(3, 4)[0], first=False)
+    row = {"text": "Ann has", "emitted": list(emitted)}
+    text, placed = speller.spell_answer(row), speller.find_places(row)
+    assert text.pieces == placed.pieces
+    answer = [piece for token in emitted for piece in models.pair.context[token]]
+    assert text.pieces[-len(answer) :] == answer
+    assert [placed.pieces[place] for place in placed.places] == [models.pair.context[token][0] for token in emitted]
+    assert text.weights.count(1.0) == len(answer)
+
+
+def test_every_text_of_a_kind_is_drawn_before_one_comes_again():
+    texts = [WeightedText([number] * 4, [1.0] * 4) for number in range(6)]
+    pieces_BT, weights_BT = RowSampler([(texts, 1.0)], length=8, seed=0).draw(3)
+    assert sorted(set(pieces_BT.flatten().tolist())) == [0, 1, 2, 3, 4, 5]
+    assert weights_BT.shape == (3, 8)
+
+
+def test_the_loss_leaves_out_what_has_no_weight():
+    torch.manual_seed(0)
+    model = recipes.make_llama(tiny_model("drafter"), _Ids())
+    pieces_BT = torch.tensor([[5, 6, 7, 8, 9]])
+    weights_BT = torch.tensor([[0.0, 1.0, 1.0, 0.0, 0.0]])
+    loss = distilled.weighted_loss(model, pieces_BT, weights_BT)
+    with torch.no_grad():
+        log_TV = model(pieces_BT).logits[0].log_softmax(-1)
+    assert loss.item() == pytest.approx(-float(log_TV[0, 6] + log_TV[1, 7]) / 2, rel=0.02)  # in bfloat16
+
+
+class _Ids:
+    bos_token_id, eos_token_id, pad_token_id = 1, 2, 3
+
+
+def test_a_drafter_is_built(data: Path, tiny_pair: TinyPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # noqa: F811
+    monkeypatch.setattr(recipes, "documents", lambda recipe, data: sentences(0, 50))
+    monkeypatch.setattr(distilled, "HOLD_OUT", 10)
+    base = tiny_model("student", steps=2)
+    base = replace(base, training=replace(base.training, rows=2, length=32))
+    recipe = DistilledRecipe(base, target=str(tiny_pair.target), max_new_tokens=5)
+    report = distilled.build(recipe, data, tmp_path, lambda step, loss: None)
+    card = (tmp_path / "student" / "README.md").read_text(encoding="utf-8")
+    assert f"**{report.validation_loss:.3f}** on held-out documents" in card
+    assert f"{len(read_answers(tmp_path / 'student-answers')):,} answers" in card
+    assert (tmp_path / "student" / "model.safetensors").is_file()
