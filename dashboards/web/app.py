@@ -14,14 +14,14 @@ from fastapi.staticfiles import StaticFiles
 from fastapi.templating import Jinja2Templates
 
 from dashboards.web.bounds import BodyBounds
-from dashboards.web.charts import read_ngrams, read_stream
 from dashboards.web.logs import BusyError, Logs, default_runs
 from dashboards.web.overview import Overview
+from dashboards.web.queries.charts import read_ngrams, read_stream
+from dashboards.web.queries.tables import find_rejection, read_catalog, read_prompts
+from dashboards.web.queries.tokens import read_completion
+from dashboards.web.queries.versions import read_versions
 from dashboards.web.registered import RegisteredNumbers
 from dashboards.web.sql_process import SqlProcess
-from dashboards.web.tables import find_rejection, read_catalog, read_prompts
-from dashboards.web.tokens import read_completion
-from dashboards.web.versions import read_versions
 from store.errors import OmnidraftError, UsageError
 from store.hosts import is_own_name
 from store.query.exports import MEDIA_TYPES

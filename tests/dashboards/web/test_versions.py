@@ -9,8 +9,8 @@ from serving_runs import Serve
 from stream_making import prompt, write
 
 from dashboards.web import registered
+from dashboards.web.queries.versions import read_versions
 from dashboards.web.registered import RegisteredNumbers
-from dashboards.web.versions import read_versions
 from store.events import Event, VersionPublished
 from store.query.log_reader import LogReader
 from store.registry.registered_version import from_tags
