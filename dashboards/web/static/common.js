@@ -151,6 +151,15 @@ export const swatch = (color) => {
   return made;
 };
 
+// What a page found about each run, in sentences.
+export function story(place, stories) {
+  place.classList.remove("loading");
+  place.replaceChildren(...stories.map(({ run, sentences }) => {
+    const name = runs.length > 1 ? [swatch(style(runs.indexOf(run)).color), make("b", {}, make("bdi", { text: run })), ": "] : [];
+    return make("p", {}, ...name, sentences.join(" "));
+  }));
+}
+
 // A range with a margin at both ends, so that marks there are not cut.
 export const room = (values) => {
   const [least, most] = [Math.min(...values), Math.max(...values)];
@@ -176,6 +185,9 @@ export function chart(place, traces, layout) {
   const config = { displaylogo: false, displayModeBar: narrow() ? false : "hover", responsive: true, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
   return window.Plotly.react(place, traces, looks, config);
 }
+
+// On a phone the names of the pages are wider than the window.
+document.querySelector("nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
 
 async function showState() {
   const states = await question("states");
