@@ -18,6 +18,8 @@ from dashboards.web.logs import BusyError, Logs, default_runs
 from dashboards.web.overview import Overview
 from dashboards.web.queries.calibration import read_calibration
 from dashboards.web.queries.charts import read_ngrams, read_stream
+from dashboards.web.queries.held_ngrams import list_held
+from dashboards.web.queries.memory import list_accepted, read_memory
 from dashboards.web.queries.policies import read_policies
 from dashboards.web.queries.tables import find_rejection, read_catalog, read_prompts
 from dashboards.web.queries.tokens import read_completion
@@ -36,6 +38,7 @@ PAGES = {
     "stream": "Stream",
     "policies": "Policies",
     "text": "Text",
+    "memory": "Memory",
     "ngrams": "N-grams",
     "calibration": "Calibration",
     "versions": "Versions",
@@ -43,7 +46,11 @@ PAGES = {
 }
 # What the pages without a parameter read; what is long counts decisions or blocks.
 READERS: dict[str, Callable[[LogReader], Any]] = {"versions": read_versions}
-LONG_READERS: dict[str, Callable[[LogReader], Any]] = {"policies": read_policies, "calibration": read_calibration}
+LONG_READERS: dict[str, Callable[[LogReader], Any]] = {
+    "policies": read_policies,
+    "calibration": read_calibration,
+    "memory": read_memory,
+}
 PLOTLY = Path(str(files("plotly"))) / "package_data" / "plotly.min.js"
 # Own content only. Inline styles are allowed, because Plotly sets them; inline scripts are not.
 POLICY = (
@@ -202,6 +209,14 @@ def _add_questions(app: FastAPI, quick: Logs, long: Logs) -> None:
     @app.get("/api/ngrams")
     def ngrams(request: Request, run: Runs, window: int = 0) -> Response:
         return _answer(request, long, run, lambda log: read_ngrams(log, window))
+
+    @app.get("/api/ngrams/held")
+    def held(request: Request, run: Runs, search: str = "") -> Response:
+        return _answer(request, long, run, lambda log: list_held(log, long.folders(), search))
+
+    @app.get("/api/memory/accepted")
+    def accepted(request: Request, run: Runs, source: str = "", search: str = "") -> Response:
+        return _answer(request, long, run, lambda log: list_accepted(log, source, search))
 
     @app.get("/api/completion")
     def completion(request: Request, run: Runs, offset: int) -> Response:

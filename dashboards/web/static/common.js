@@ -87,6 +87,15 @@ export function live(step) {
   return { now: () => tick(false) };
 }
 
+// Runs `step` when nothing was typed for a moment.
+export function later(step) {
+  let typing;
+  return () => {
+    clearTimeout(typing);
+    typing = setTimeout(step, 300);
+  };
+}
+
 const count = new Intl.NumberFormat("en");
 export const whole = (value) => (value === null || value === undefined ? "–" : count.format(value));
 export const fixed = (digits) => (value) => (value === null || value === undefined ? "–" : Number(value).toFixed(digits));
