@@ -167,6 +167,10 @@ def _add_lists(app: FastAPI, logs: Logs, runs_folder: Path) -> None:
     def registry(run: Runs) -> Response:
         return JSONResponse(registered.list_numbers(run))
 
+    @app.get("/api/comparisons")
+    def comparisons(run: Runs) -> Response:
+        return JSONResponse(registered.list_comparisons(run))
+
     @app.get("/api/states")
     def states(run: Runs) -> Response:
         return JSONResponse([asdict(state) for state in logs.states(run)])
