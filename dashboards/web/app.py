@@ -24,6 +24,7 @@ from dashboards.web.queries.policies import read_policies
 from dashboards.web.queries.tables import find_rejection, read_catalog, read_prompts
 from dashboards.web.queries.tokens import read_completion
 from dashboards.web.queries.versions import read_versions
+from dashboards.web.queries.vocabulary import read_vocabularies
 from dashboards.web.registered import RegisteredNumbers
 from dashboards.web.sql_process import SqlProcess
 from store.errors import OmnidraftError, UsageError
@@ -41,6 +42,7 @@ PAGES = {
     "memory": "Memory",
     "ngrams": "N-grams",
     "calibration": "Calibration",
+    "vocabulary": "Vocabulary",
     "versions": "Versions",
     "sql": "SQL",
 }
@@ -217,6 +219,11 @@ def _add_questions(app: FastAPI, quick: Logs, long: Logs) -> None:
     @app.get("/api/ngrams/held")
     def held(request: Request, run: Runs, search: str = "") -> Response:
         return _answer(request, long, run, lambda log: list_held(log, long.folders(), search))
+
+    @app.get("/api/vocabulary")
+    def vocabulary(request: Request, run: Runs) -> Response:
+        chosen = quick.choose_runs(run)
+        return _answer(request, quick, run, lambda log: read_vocabularies(log, chosen, list(chosen)))
 
     @app.get("/api/memory/accepted")
     def accepted(request: Request, run: Runs, source: str = "", search: str = "") -> Response:

@@ -61,7 +61,7 @@ def test_the_runs(address: str, page: Any):
 @pytest.mark.parametrize(
     "path",
     [
-        *("/", "/stream", "/policies", "/text", "/memory", "/ngrams", "/calibration", "/versions"),
+        *("/", "/stream", "/policies", "/text", "/memory", "/ngrams", "/calibration", "/vocabulary", "/versions"),
         "/sql?recipe=drifts",
     ],
 )

@@ -43,6 +43,7 @@ READY = {
     "text": "#prompts li",
     "memory": "#accepted table",
     "ngrams": "#paying table",
+    "vocabulary": "#classes table",
     "versions": "#all table",
     "sql": "#query",
 }
