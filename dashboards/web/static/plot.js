@@ -22,6 +22,7 @@ function curves() {
   const keys = split < 0 ? [""] : [...new Set(answer.rows.map((row) => `${row[split]}`))];
   return keys.slice(0, MOST_CURVES).map((key) => {
     const rows = answer.rows.filter((row) => split < 0 || `${row[split]}` === key);
+    if (isNumber(answer.types[x])) rows.sort((one, other) => one[x] - other[x]); // a line goes from left to right
     return { key, x: rows.map((row) => row[x]), y: rows.map((row) => row[y]) };
   });
 }
@@ -51,10 +52,11 @@ export function offerPlot(result) {
   section.hidden = !numbers.length || !result.rows.length;
   if (section.hidden) return;
   const x = ["offset", "bucket", "first"].find((name) => numbers.includes(name)) ?? result.columns.find((name) => name !== "run") ?? "run";
-  const several = result.columns.includes("run") && new Set(result.rows.map((row) => row[columnOf("run")])).size > 1;
+  const values = (name) => new Set(result.rows.map((row) => row[columnOf(name)])).size;
+  const split = result.columns.find((name) => name !== x && !numbers.includes(name) && values(name) > 1 && values(name) <= MOST_CURVES);
   fill(form.elements.x, result.columns, x);
   fill(form.elements.y, numbers, numbers.findLast((name) => name !== x) ?? numbers[0]);
-  fill(form.elements.split, ["", ...result.columns], several ? "run" : "");
+  fill(form.elements.split, ["", ...result.columns], split ?? "");
   if (section.open) draw();
 }
 
