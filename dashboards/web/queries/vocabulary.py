@@ -72,7 +72,7 @@ def _is_report(report: Any) -> bool:
 
 def _describe_pair(run: str, report: Mapping[str, Any], judged: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     mine = [row for row in judged if (row["run"], row["target"]) == (run, report["target"])]
-    bands = {"one piece (direct)": (report["direct"], (1, 1))}
+    bands: dict[str, tuple[int, tuple[int, float]]] = {"one piece (direct)": (report["direct"], (1, 1))}
     bands |= {f"{band} pieces": (count, _ends_of(band)) for band, count in report["ngrams"].items()}
     classes = [_count_class(name, count, report, mine, ends) for name, (count, ends) in bands.items()]
     classes.append(_count_class("not spelt", report["unspelt"], report, [], (0, 0)))

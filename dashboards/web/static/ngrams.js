@@ -1,9 +1,9 @@
 // The n-gram cache: entries, changes, hits, and the entries that pay.
-import { cards, chart, element, fixed, heading, later, live, pattern, percent, plain, question, room, runs, style, table, whole } from "./common.js";
+import { cards, chart, element, fixed, heading, later, live, narrow, pattern, percent, plain, question, room, runs, style, table, whole } from "./common.js";
 
 const PANELS = [
-  ["<b>Entries</b> at each version", [0.79, 1]], ["<b>Changes</b> since the version before: inserted (up), evicted (down, striped)", [0.53, 0.72]],
-  ["<b>Hits</b>: proposed (dotted), accepted (solid)", [0.265, 0.46]], ["<b>Share</b> of all accepted tokens that came by n-grams", [0, 0.195]],
+  ["<b>Entries</b> at each version", [0.79, 1]], [narrow() ? "<b>Inserted</b> (up), <b>evicted</b> (down)" : "<b>Changes</b> since the version before: inserted (up), evicted (down, striped)", [0.53, 0.72]],
+  ["<b>Hits</b>: proposed (dotted), accepted (solid)", [0.265, 0.46]], [`<b>Share</b> of ${narrow() ? "" : "all "}accepted tokens ${narrow() ? "by" : "that came by"} n-grams`, [0, 0.195]],
 ];
 
 // One curve per run and target that has versions.
