@@ -217,7 +217,7 @@ def _add_questions(app: FastAPI, quick: Logs, long: Logs) -> None:
         return _answer(request, long, run, lambda log: read_ngrams(log, window))
 
     @app.get("/api/ngrams/held")
-    def held(request: Request, run: Runs, search: str = "") -> Response:
+    def list_entries(request: Request, run: Runs, search: str = "") -> Response:
         return _answer(request, long, run, lambda log: list_held(log, long.folders(), search))
 
     @app.get("/api/vocabulary")
@@ -226,7 +226,7 @@ def _add_questions(app: FastAPI, quick: Logs, long: Logs) -> None:
         return _answer(request, quick, run, lambda log: read_vocabularies(log, chosen, list(chosen)))
 
     @app.get("/api/memory/accepted")
-    def accepted(request: Request, run: Runs, source: str = "", search: str = "") -> Response:
+    def list_contexts(request: Request, run: Runs, source: str = "", search: str = "") -> Response:
         return _answer(request, long, run, lambda log: list_accepted(log, source, search))
 
     @app.get("/api/completion")
