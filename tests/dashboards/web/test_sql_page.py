@@ -45,6 +45,7 @@ def test_names_are_completed_by_keyboard(address: str, page: Any):
     assert names(page) == []
 
 
+@pytest.mark.slow
 def test_columns_of_the_query_s_views_come_first_and_reserved_ones_in_quotes(address: str, page: Any):
     open_editor(page, address, "SELECT  FROM drifts d JOIN recalls USING (run)")
     for _ in range(len(" FROM drifts d JOIN recalls USING (run)")):
@@ -60,6 +61,7 @@ def test_columns_of_the_query_s_views_come_first_and_reserved_ones_in_quotes(add
     assert names(page) == ["candidates"]
 
 
+@pytest.mark.slow
 def test_the_list_closes_and_tab_then_leaves_the_editor(address: str, page: Any):
     open_editor(page, address, "SELECT count")
     page.keyboard.press("Control+Space")
@@ -71,6 +73,7 @@ def test_the_list_closes_and_tab_then_leaves_the_editor(address: str, page: Any)
     assert page.input_value("#query") == "SELECT count"
 
 
+@pytest.mark.slow
 def test_a_name_is_chosen_by_a_click_on_a_phone(address: str, page: Any):
     page.set_viewport_size({"width": 390, "height": 844})
     open_editor(page, address, "SELECT dataset, count(*) AS prompts, sum(accepted) / sum(judged) AS acceptance, sum(")
@@ -83,6 +86,7 @@ def test_a_name_is_chosen_by_a_click_on_a_phone(address: str, page: Any):
     assert page.evaluate("document.documentElement.scrollWidth") == 390
 
 
+@pytest.mark.slow
 def test_enter_begins_a_line_and_runs_nothing_while_names_are_offered(address: str, page: Any):
     open_editor(page, address, "")
     page.keyboard.type("FROM prom")
