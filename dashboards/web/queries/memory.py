@@ -15,7 +15,10 @@ _SPELT = 8  # tokens of a context, as many as the memory matches
 
 # The emitted tokens before a position are the context of a candidate there: it is judged only if all were emitted.
 _JUDGED = """
-    WITH recent AS (SELECT * FROM decisions WHERE "offset" > (SELECT max("offset") - {prompts} FROM prompts)),
+    WITH bounds AS (SELECT run, max("offset") - {prompts} AS seen_before FROM prompts GROUP BY run),
+    recent AS (
+        SELECT decisions.* FROM decisions JOIN bounds ON bounds.run = decisions.run AND "offset" > seen_before
+    ),
     emitted AS (
         SELECT run, "offset", position, list(emitted_id) OVER before AS ids, list(emitted_bytes) OVER before AS parts
         FROM recent WHERE emitted_id IS NOT NULL

@@ -9,6 +9,7 @@ from serving_runs import Serve
 from stream_making import block_of_every_kind, decision, prompt, write
 from tree_making import NODES, make_tree
 
+from dashboards.web.queries import memory
 from dashboards.web.queries.held_ngrams import list_held
 from dashboards.web.queries.memory import list_accepted, read_memory
 from store.errors import UsageError
@@ -66,6 +67,15 @@ def test_sources_and_lengths_have_rates(tmp_path: Path):
         "Of 16 accepted tokens came 50% from the model, 38% from the memory (3.0 tokens of context matched), 12% from "
         "the own text (3.0 tokens of context matched)."
     ]
+
+
+def test_of_each_run_the_newest_prompts_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(memory, "MOST_PROMPTS", 2)
+    late = [prompt(100), *make_tree(NODES, [0.4, 0.6], offset=100)]
+    with LogReader([write(tmp_path / "short", copied()), write(tmp_path / "long", late)]) as log:
+        found = read_memory(log)
+    counts = [(row["run"], row["source"], row["judged"]) for row in found["sources"]]
+    assert counts == [("long", "memory", 4), ("short", "lookup", 4), ("short", "memory", 4), ("short", "model", 4)]
 
 
 def test_without_texts_entries_are_ids(tmp_path: Path):
