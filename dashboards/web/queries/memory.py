@@ -37,7 +37,7 @@ _ENTRIES = (
     , entries AS (
         SELECT run, target, drafter AS source, proposed_id, matched, list_slice(ids, first, len(ids)) AS context,
             any_value(list_slice(parts, first, len(parts))) AS parts, any_value(proposed_bytes) AS proposed_bytes,
-            max(matched > position) AS in_prompt, count(*) AS judged, count(*) FILTER (accepted) AS accepted,
+            count(*) AS judged, count(*) FILTER (accepted) AS accepted,
             avg(chance::DOUBLE) AS chance, max("count") AS seen, max("offset") AS "offset"
         FROM judged GROUP BY ALL
     )
