@@ -10,7 +10,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader
 
 from dashboards.plots import run_command
-from dashboards.web.tokens import Completion, read_completion
+from dashboards.web.queries.tokens import Completion, read_completion
 from store.query.log_reader import LogReader
 
 HERE = Path(__file__).parent / "web"

@@ -1,6 +1,6 @@
 """The web application of the dashboards: static pages, and an API with their queries to the log."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from importlib.resources import files
@@ -14,14 +14,19 @@ from fastapi.staticfiles import StaticFiles
 from fastapi.templating import Jinja2Templates
 
 from dashboards.web.bounds import BodyBounds
-from dashboards.web.charts import read_ngrams, read_stream
 from dashboards.web.logs import BusyError, Logs, default_runs
 from dashboards.web.overview import Overview
+from dashboards.web.queries.calibration import read_calibration
+from dashboards.web.queries.charts import read_ngrams, read_stream
+from dashboards.web.queries.held_ngrams import list_held
+from dashboards.web.queries.memory import list_accepted, read_memory
+from dashboards.web.queries.policies import read_policies
+from dashboards.web.queries.tables import find_rejection, read_catalog, read_prompts
+from dashboards.web.queries.tokens import read_completion
+from dashboards.web.queries.versions import read_versions
+from dashboards.web.queries.vocabulary import read_vocabularies
 from dashboards.web.registered import RegisteredNumbers
 from dashboards.web.sql_process import SqlProcess
-from dashboards.web.tables import find_rejection, read_catalog, read_prompts
-from dashboards.web.tokens import read_completion
-from dashboards.web.versions import read_versions
 from store.errors import OmnidraftError, UsageError
 from store.hosts import is_own_name
 from store.query.exports import MEDIA_TYPES
@@ -29,7 +34,25 @@ from store.query.log_reader import LogReader
 
 HERE = Path(__file__).parent
 TEMPLATES = Jinja2Templates(directory=HERE / "templates")
-PAGES = {"runs": "Runs", "stream": "Stream", "text": "Text", "ngrams": "N-grams", "versions": "Versions", "sql": "SQL"}
+PAGES = {
+    "runs": "Runs",
+    "stream": "Stream",
+    "policies": "Policies",
+    "text": "Text",
+    "memory": "Memory",
+    "ngrams": "N-grams",
+    "calibration": "Calibration",
+    "vocabulary": "Vocabulary",
+    "versions": "Versions",
+    "sql": "SQL",
+}
+# What the pages without a parameter read; what is long counts decisions or blocks.
+READERS: dict[str, Callable[[LogReader], Any]] = {"versions": read_versions}
+LONG_READERS: dict[str, Callable[[LogReader], Any]] = {
+    "policies": read_policies,
+    "calibration": read_calibration,
+    "memory": read_memory,
+}
 PLOTLY = Path(str(files("plotly"))) / "package_data" / "plotly.min.js"
 # Own content only. Inline styles are allowed, because Plotly sets them; inline scripts are not.
 POLICY = (
@@ -68,6 +91,8 @@ def create_app(run: Path | None, runs: Path, host: str = "127.0.0.1") -> FastAPI
     _add_pages(app, quick)
     _add_lists(app, quick, run.resolve().parent if run else runs)
     _add_questions(app, quick, long)
+    _add_readers(app, quick, READERS)
+    _add_readers(app, long, LONG_READERS)
     _add_sql(app, queries)
     return app
 
@@ -144,40 +169,65 @@ def _add_lists(app: FastAPI, logs: Logs, runs_folder: Path) -> None:
     def registry(run: Runs) -> Response:
         return JSONResponse(registered.list_numbers(run))
 
+    @app.get("/api/comparisons")
+    def comparisons(run: Runs) -> Response:
+        return JSONResponse(registered.list_comparisons(run))
+
     @app.get("/api/states")
     def states(run: Runs) -> Response:
         return JSONResponse([asdict(state) for state in logs.states(run)])
 
 
-def _add_questions(app: FastAPI, quick: Logs, long: Logs) -> None:
-    def answer(request: Request, logs: Logs, names: list[str], question: Callable[[LogReader], Any]) -> Response:
-        """Response with the result as JSON, or status 304 if the log has not changed since the page's last request."""
-        stamp = f'"{logs.stamp(names).encode().hex()}"'
-        if request.headers.get("if-none-match") == stamp:
-            return Response(status_code=304)
-        return JSONResponse(logs.read(names, question), headers={"ETag": stamp, "Cache-Control": "no-cache"})
+def _answer(request: Request, logs: Logs, names: list[str], question: Callable[[LogReader], Any]) -> Response:
+    """Response with the result as JSON, or status 304 if the log has not changed since the page's last request."""
+    stamp = f'"{logs.stamp(names).encode().hex()}"'
+    if request.headers.get("if-none-match") == stamp:
+        return Response(status_code=304)
+    return JSONResponse(logs.read(names, question), headers={"ETag": stamp, "Cache-Control": "no-cache"})
 
+
+def _add_readers(app: FastAPI, logs: Logs, readers: Mapping[str, Callable[[LogReader], Any]]) -> None:
+    def reader(read: Callable[[LogReader], Any]) -> Callable[[Request, Runs], Response]:
+        def show_result(request: Request, run: Runs) -> Response:
+            return _answer(request, logs, run, read)
+
+        return show_result
+
+    for name, read in readers.items():
+        app.get(f"/api/{name}")(reader(read))
+
+
+def _add_questions(app: FastAPI, quick: Logs, long: Logs) -> None:
     @app.get("/api/stream")
     def stream(request: Request, run: Runs, window: int = 0, split: str = "none") -> Response:
-        return answer(request, quick, run, lambda log: read_stream(log, window, split))
+        return _answer(request, quick, run, lambda log: read_stream(log, window, split))
 
     @app.get("/api/prompts")
     def prompts(
         request: Request, run: Runs, order: str = "stream", dataset: str = "", page: int = 0, search: str = ""
     ) -> Response:
-        return answer(request, quick, run[:1], lambda log: read_prompts(log, order, dataset, page, search))
+        return _answer(request, quick, run[:1], lambda log: read_prompts(log, order, dataset, page, search))
 
     @app.get("/api/rejection")
     def rejection(request: Request, run: Runs, offset: int = -1) -> Response:
-        return answer(request, quick, run[:1], lambda log: find_rejection(log, offset))
+        return _answer(request, quick, run[:1], lambda log: find_rejection(log, offset))
 
     @app.get("/api/ngrams")
     def ngrams(request: Request, run: Runs, window: int = 0) -> Response:
-        return answer(request, long, run, lambda log: read_ngrams(log, window))
+        return _answer(request, long, run, lambda log: read_ngrams(log, window))
 
-    @app.get("/api/versions")
-    def versions(request: Request, run: Runs) -> Response:
-        return answer(request, quick, run, read_versions)
+    @app.get("/api/ngrams/held")
+    def list_entries(request: Request, run: Runs, search: str = "") -> Response:
+        return _answer(request, long, run, lambda log: list_held(log, long.folders(), search))
+
+    @app.get("/api/vocabulary")
+    def vocabulary(request: Request, run: Runs) -> Response:
+        chosen = quick.choose_runs(run)
+        return _answer(request, quick, run, lambda log: read_vocabularies(log, chosen, list(chosen)))
+
+    @app.get("/api/memory/accepted")
+    def list_contexts(request: Request, run: Runs, source: str = "", search: str = "") -> Response:
+        return _answer(request, long, run, lambda log: list_accepted(log, source, search))
 
     @app.get("/api/completion")
     def completion(request: Request, run: Runs, offset: int) -> Response:

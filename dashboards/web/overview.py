@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dashboards.web.logs import Logs, RunState
-from dashboards.web.tables import acceptance_of, rows
+from dashboards.web.queries.tables import acceptance_of, rows
 from store.errors import OmnidraftError
 from store.query.log_reader import LogReader
 

@@ -1,14 +1,19 @@
-"""Numbers and aliases that MLflow gave to published versions: which one is the champion, and which the candidate."""
+"""What MLflow knows of published versions: numbers, aliases such as *champion*, and comparisons of two versions."""
 
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from store.errors import OmnidraftError
+from store.registry.comparisons import RecordedComparison, list_comparisons
+from store.registry.registered_version import RegisteredVersion
 from store.registry.registry import default_uri, list_versions
 
 STORE = ("mlflow.db", "mlflow.db-wal")
+METRICS = ("acceptance_rate", "block_efficiency", "tokens_per_second")  # of a comparison
+_PARTS = ("first", "second", "change", "low", "high")
+_NOTHING: dict[str, list[dict[str, Any]]] = {"versions": [], "comparisons": []}
 
 
 class RegisteredNumbers:
@@ -23,26 +28,55 @@ class RegisteredNumbers:
     def __init__(self, runs: Path) -> None:
         self._runs = runs
         self._lock = threading.Lock()
-        self._known: tuple[list[tuple[int, int]], list[dict[str, Any]]] | None = None
+        self._known: tuple[list[tuple[int, int]], dict[str, list[dict[str, Any]]]] | None = None
 
     def list_numbers(self, runs: Collection[str]) -> list[dict[str, Any]]:
         """Number and aliases of each registered version of the named runs; none without a store that can be read."""
+        return [row for row in self._find()["versions"] if row["run"] in runs]
+
+    def list_comparisons(self, runs: Collection[str]) -> list[dict[str, Any]]:
+        """Comparisons with a version of the named runs, the newest first; none without a store that can be read.
+
+        Each has the `prompts`, both versions as `first` and `second` (`number`, `run` and `version`), and for each of
+        `METRICS` the values of both, the `change` and its interval. The change of the tokens per second is a ratio.
+        """
+        found = self._find()["comparisons"]
+        return [row for row in found if row["first"]["run"] in runs or row["second"]["run"] in runs]
+
+    def _find(self) -> dict[str, list[dict[str, Any]]]:
         with self._lock:
             stamp = self._stamp()
             if not stamp:
-                return []
+                return _NOTHING
             if self._known is None or self._known[0] != stamp:
                 self._known = stamp, self._read()
-            return [row for row in self._known[1] if row["run"] in runs]
+            return self._known[1]
 
     def _stamp(self) -> list[tuple[int, int]]:
         files = [self._runs / name for name in STORE]
         stats = [file.stat() for file in files if file.exists()]
         return [(stat.st_mtime_ns, stat.st_size) for stat in stats]
 
-    def _read(self) -> list[dict[str, Any]]:
+    def _read(self) -> dict[str, list[dict[str, Any]]]:
+        uri = default_uri(self._runs)
         try:
-            found = list_versions(default_uri(self._runs))
+            versions, comparisons = list_versions(uri), list_comparisons(uri)
         except (OmnidraftError, ImportError):  # the pages do without MLflow
-            return []
-        return [{name: getattr(one, name) for name in ("run", "version", "number", "aliases")} for one in found]
+            return _NOTHING
+        kept = ("run", "version", "number", "aliases")
+        return {
+            "versions": [{name: getattr(one, name) for name in kept} for one in versions],
+            "comparisons": [_describe(one, versions) for one in comparisons],
+        }
+
+
+def _describe(comparison: RecordedComparison, versions: Sequence[RegisteredVersion]) -> dict[str, Any]:
+    """The row of a comparison. Values that were not measured are None."""
+    known = {one.number: one for one in versions}
+    sides = {}
+    for side, number in (("first", comparison.first), ("second", comparison.second)):
+        one = known.get(number)
+        sides[side] = {"number": number, "run": one and one.run, "version": one and one.version}
+    metrics = {metric: {part: comparison.metrics.get(f"{metric}/{part}") for part in _PARTS} for metric in METRICS}
+    prompts = comparison.metrics.get("prompts")
+    return {"made_at": comparison.made_at, "prompts": prompts and int(prompts), **sides, **metrics}

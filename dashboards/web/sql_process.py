@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dashboards.web.logs import BusyError, Logs
-from dashboards.web.tables import export_query, run_query
+from dashboards.web.queries.tables import export_query, run_query
 from store.errors import OmnidraftError, QueryError
 
 if TYPE_CHECKING:

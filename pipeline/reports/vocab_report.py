@@ -1,12 +1,13 @@
 """Report on a target's and a drafter's vocabularies: their common tokens, and their coverage of a text."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from pipeline.assembly.models import locate
+from pipeline.assembly.models import Models, locate
 from pipeline.config.settings import Config
 from pipeline.sources.stream import open_sources, stream
 from stages.models.huggingface import load_tokenizer
@@ -26,6 +27,7 @@ from stages.vocabulary.pair import How, Pair, SpecialMapping, SpecialRule, pair
 from stages.vocabulary.tokenizer_view import Vocabulary
 from store.errors import SourceError
 from store.events import PromptReceived
+from store.files import write_whole
 from store.registry.registry import default_uri
 
 COMMONEST = 20  # n-grams that are listed
@@ -79,8 +81,8 @@ class TextCoverage:
 
 
 @dataclass(frozen=True)
-class VocabularyReport:
-    """A report on a pair of vocabularies.
+class PairReport:
+    """A report on a pair of vocabularies by themselves.
 
     Attributes:
         target, drafter: names of the models.
@@ -91,7 +93,6 @@ class VocabularyReport:
         silent: number of target ids that are never proposed: unused ones, duplicates, blocked special tokens.
         digest: digest of the pair.
         specials: the map of special tokens.
-        text: coverage of a text.
     """
 
     target: str
@@ -104,11 +105,43 @@ class VocabularyReport:
     silent: int
     digest: str
     specials: tuple[MappedSpecial, ...]
-    text: TextCoverage
 
     def to_json(self) -> dict[str, Any]:
         """Convert the report to JSON values."""
         return asdict(self)
+
+
+@dataclass(frozen=True)
+class VocabularyReport(PairReport):
+    """A report on a pair of vocabularies and on a text.
+
+    Attributes:
+        text: coverage of the text.
+    """
+
+    text: TextCoverage
+
+
+def describe_pair(target: Vocabulary, drafter: Vocabulary, words: Pair) -> PairReport:
+    """Make the report of a pair without a text."""
+    return PairReport(
+        target=target.name,
+        drafter=drafter.name,
+        target_size=target.size,
+        drafter_size=drafter.size,
+        direct=words.direct,
+        ngrams=ngrams_by_length(words),
+        unspelt=words.unspelt,
+        silent=silent(words),
+        digest=words.digest,
+        specials=tuple(_describe_special(special, drafter) for special in words.specials),
+    )
+
+
+def write_pair_reports(path: Path, models: Iterable[Models]) -> None:
+    """Write the reports of all pairs of a run to a JSON file, for the dashboards."""
+    found = [describe_pair(one.target_vocabulary, one.drafter_vocabulary, one.pair).to_json() for one in models]
+    write_whole(path, (json.dumps(found, indent=1) + "\n").encode())
 
 
 def to_readable(spelt: bytes | None) -> str:
@@ -163,19 +196,9 @@ def make_report(
         target, drafter, words: the vocabularies and their pair.
         texts: as from `read_prompts`.
     """
-    return VocabularyReport(
-        target=target.name,
-        drafter=drafter.name,
-        target_size=target.size,
-        drafter_size=drafter.size,
-        direct=words.direct,
-        ngrams=ngrams_by_length(words),
-        unspelt=words.unspelt,
-        silent=silent(words),
-        digest=words.digest,
-        specials=tuple(_describe_special(special, drafter) for special in words.specials),
-        text=_measure_text(config, target, drafter, words, texts),
-    )
+    pair_report = describe_pair(target, drafter, words)
+    parts = {field.name: getattr(pair_report, field.name) for field in fields(PairReport)}
+    return VocabularyReport(**parts, text=_measure_text(config, target, drafter, words, texts))
 
 
 def _measure_text(

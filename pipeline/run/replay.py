@@ -12,9 +12,10 @@ from pipeline.config.settings import Config
 from pipeline.loop import Loop
 from pipeline.reports.artifacts import draw_run_plots
 from pipeline.reports.progress import Display
+from pipeline.reports.vocab_report import write_pair_reports
 from pipeline.routing import TargetRouter
 from pipeline.run.context import RunContext
-from pipeline.run.folder import CONFIG, SPOOL, mlflow_of
+from pipeline.run.folder import CONFIG, SPOOL, VOCABULARY, mlflow_of
 from pipeline.run.mlflow_run import UNSENT_TIMEOUT, numbers_of
 from pipeline.run.signals import Stop, stop_on_signals
 from pipeline.sources.position import SourcePosition, SourcePositionState
@@ -110,6 +111,7 @@ class Replay:
         folder = self._run.folder
         try:
             with self._run.open(self.config):
+                write_pair_reports(folder / VOCABULARY, self._models)
                 with stop_on_signals() as stop:
                     summary, broken = self._replay(stop, display)
                 self._close()

@@ -27,6 +27,22 @@ def read_ngrams(path: Path, pair: str) -> list[SavedNgram]:
         VocabularyError: the file was made for another pair of vocabularies.
         CorruptError: it is not a saved n-gram cache.
     """
+    rows, found = _read_file(path)
+    if found != pair:
+        raise VocabularyError(
+            f"{path} must have been made for this pair of vocabularies ({pair[:12]}), but was for "
+            f"{found[:12] or 'none'}; start with an empty cache, or use the target and drafter that it belongs to"
+        )
+    return rows
+
+
+def list_ngrams(path: Path) -> list[SavedNgram]:
+    """Read the entries of any pair of vocabularies, to be displayed. Raises `CorruptError` as `read_ngrams`."""
+    return _read_file(path)[0]
+
+
+def _read_file(path: Path) -> tuple[list[SavedNgram], str]:
+    """Read the entries, and the digest of their pair."""
     try:
         table = parquet.read_table(path)
         found = (table.schema.metadata or {}).get(_PAIR, b"").decode()
@@ -37,9 +53,4 @@ def read_ngrams(path: Path, pair: str) -> list[SavedNgram]:
             f"{path} must be a saved n-gram cache, but it cannot be read: {error}; "
             "delete it to start with an empty cache"
         ) from error
-    if found != pair:
-        raise VocabularyError(
-            f"{path} must have been made for this pair of vocabularies ({pair[:12]}), but was for "
-            f"{found[:12] or 'none'}; start with an empty cache, or use the target and drafter that it belongs to"
-        )
-    return rows
+    return rows, found

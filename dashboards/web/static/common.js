@@ -87,6 +87,15 @@ export function live(step) {
   return { now: () => tick(false) };
 }
 
+// Runs `step` when nothing was typed for a moment.
+export function later(step) {
+  let typing;
+  return () => {
+    clearTimeout(typing);
+    typing = setTimeout(step, 300);
+  };
+}
+
 const count = new Intl.NumberFormat("en");
 export const whole = (value) => (value === null || value === undefined ? "–" : count.format(value));
 export const fixed = (digits) => (value) => (value === null || value === undefined ? "–" : Number(value).toFixed(digits));
@@ -151,6 +160,15 @@ export const swatch = (color) => {
   return made;
 };
 
+// What a page found about each run, in sentences.
+export function story(place, stories) {
+  place.classList.remove("loading");
+  place.replaceChildren(...stories.map(({ run, sentences }) => {
+    const name = runs.length > 1 ? [swatch(style(runs.indexOf(run)).color), make("b", {}, make("bdi", { text: run })), ": "] : [];
+    return make("p", {}, ...name, sentences.join(" "));
+  }));
+}
+
 // A range with a margin at both ends, so that marks there are not cut.
 export const room = (values) => {
   const [least, most] = [Math.min(...values), Math.max(...values)];
@@ -176,6 +194,9 @@ export function chart(place, traces, layout) {
   const config = { displaylogo: false, displayModeBar: narrow() ? false : "hover", responsive: true, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
   return window.Plotly.react(place, traces, looks, config);
 }
+
+// On a phone the names of the pages are wider than the window.
+document.querySelector("nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
 
 async function showState() {
   const states = await question("states");

@@ -1,9 +1,9 @@
 // The n-gram cache: entries, changes, hits, and the entries that pay.
-import { cards, chart, element, fixed, heading, live, pattern, percent, plain, question, room, runs, style, table, whole } from "./common.js";
+import { cards, chart, element, fixed, heading, later, live, narrow, pattern, percent, plain, question, room, runs, style, table, whole } from "./common.js";
 
 const PANELS = [
-  ["<b>Entries</b> at each version", [0.79, 1]], ["<b>Changes</b> since the version before: inserted (up), evicted (down, striped)", [0.53, 0.72]],
-  ["<b>Hits</b>: proposed (dotted), accepted (solid)", [0.265, 0.46]], ["<b>Share</b> of all accepted tokens that came by n-grams", [0, 0.195]],
+  ["<b>Entries</b> at each version", [0.79, 1]], [narrow() ? "<b>Inserted</b> (up), <b>evicted</b> (down)" : "<b>Changes</b> since the version before: inserted (up), evicted (down, striped)", [0.53, 0.72]],
+  ["<b>Hits</b>: proposed (dotted), accepted (solid)", [0.265, 0.46]], [`<b>Share</b> of ${narrow() ? "" : "all "}accepted tokens ${narrow() ? "by" : "that came by"} n-grams`, [0, 0.195]],
 ];
 
 // One curve per run and target that has versions.
@@ -104,6 +104,24 @@ function showTables(found) {
     showlegend: runs.length > 1, margin: { l: 60, r: 10, t: 26, b: 44 },
     xaxis: { title: { text: "drafter pieces per target token (1: direct)" }, dtick: 1 }, yaxis: { title: { text: "acceptance" }, range: [0, 1] },
   });
+}
+
+async function showHeld(again) {
+  const found = await question("ngrams/held", { parameters: { search: element("choices").elements.search.value }, again });
+  if (!found) return;
+  const held = found.held.map((row) => `${whole(row.entries)} in version ${runs.length > 1 ? `${row.run}/` : ""}${row.version}`).join(", ");
+  element("held-shown").textContent = held ? `${held}; ${found.total > found.entries.length ? `the ${whole(found.entries.length)} most used of ` : ""}${whole(found.total)} found` : "No published version with a cache is in the run's folder.";
+  table(element("held"), [
+    ...(runs.length > 1 ? [{ title: "run", of: (row) => row.run }] : []), { title: "token", of: (row) => `“${row.token}”`, code: true }, { title: "pieces", of: (row) => row.pieces.join(" ") },
+    { title: "uses", of: (row) => row.uses, show: whole, number: true }, { title: "hits judged", of: (row) => row.judged, show: whole, number: true },
+    { title: "hits accepted", of: (row) => row.accepted, show: whole, number: true }, { title: "target", of: (row) => row.target },
+  ], found.entries, "Entries of the cache, the most used first");
+}
+
+if (runs.length) {
+  const list = live(showHeld);
+  element("choices").addEventListener("submit", (event) => event.preventDefault());
+  element("choices").addEventListener("input", later(list.now));
 }
 
 if (runs.length) live(async (again) => {

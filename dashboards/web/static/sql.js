@@ -1,5 +1,7 @@
 // Queries in SQL.
+import { complete, quoteName } from "./complete.js";
 import { element, make, reach, runs, table, whole } from "./common.js";
+import { isNumber, offerPlot } from "./plot.js";
 
 const query = element("query");
 const recipe = element("recipe");
@@ -18,6 +20,7 @@ const request = (path, more = {}) => reach(path, { method: "POST", headers: { "C
 // A result belongs to the query above it: while another one runs, and if it fails, nothing is shown.
 function clear(message = "") {
   answer = null;
+  offerPlot(null);
   element("rows").replaceChildren();
   element("took").textContent = "";
   element("query-problem").textContent = message;
@@ -45,10 +48,10 @@ async function ask() {
 }
 
 function show() {
-  const number = (type) => /^(u?int|float|double|decimal|halffloat)/.test(type);
   table(element("rows"), answer.columns.map((title, column) => ({
-    title, of: (row) => row[column], show: shown, number: number(answer.types[column]), text: !number(answer.types[column]),
+    title, of: (row) => row[column], show: shown, number: isNumber(answer.types[column]), text: !isNumber(answer.types[column]),
   })), answer.rows, "Rows of the query");
+  offerPlot(answer);
   const seconds = answer.seconds < 0.01 ? "under 0.01" : answer.seconds.toFixed(2);
   const all = `${whole(answer.total)}${answer.more ? " or more" : ""} row${answer.total === 1 ? "" : "s"}`;
   element("took").textContent = `${answer.rows.length < answer.total ? `the first ${whole(answer.rows.length)} of ` : ""}${all}, ${seconds} s`;
@@ -83,10 +86,18 @@ if (runs.length) {
   });
   query.addEventListener("input", () => { recipe.value = ""; element("description").textContent = ""; });
   document.querySelectorAll(".views .name").forEach((button) => button.addEventListener("click", () => {
-    const name = button.dataset.name === "offset" || button.dataset.name === "index" ? `"${button.dataset.name}"` : button.dataset.name;
-    query.setRangeText(name, query.selectionStart, query.selectionEnd, "end");
+    query.setRangeText(quoteName(button.dataset.name), query.selectionStart, query.selectionEnd, "end");
     query.focus();
   }));
+  document.querySelectorAll(".recipes button").forEach((button) => button.addEventListener("click", () => {
+    recipe.value = button.textContent;
+    choose();
+    query.scrollIntoView({ block: "nearest" });
+  }));
+  const views = new Map([...document.querySelectorAll(".views details.view")].map((view) => [
+    view.querySelector("code").textContent, [...view.querySelectorAll("li")].map((item) => ({ name: item.querySelector("button").dataset.name, type: item.querySelector("small").textContent })),
+  ]));
+  complete(query, element("names"), element("completing"), views);
   const address = new URLSearchParams(location.search);
   const named = address.get("query");
   if (named !== null) {

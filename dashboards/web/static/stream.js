@@ -1,5 +1,5 @@
 // Acceptance, block efficiency and speed along the stream, with drifts, recalls, versions and updates.
-import { cards, chart, colorOf, element, fixed, heading, interval, live, make, narrow, percent, plain, question, room, runs, style, swatch, table, whole } from "./common.js";
+import { cards, chart, colorOf, element, fixed, heading, interval, live, make, narrow, percent, plain, question, room, runs, story, style, table, whole } from "./common.js";
 
 const PANELS = [
   { key: "acceptance", axis: "y", title: "<b>Acceptance</b> of the drafter model's drafts", show: ".3f", domain: [0.75, 1] },
@@ -180,15 +180,6 @@ function showTotals(found) {
   }));
 }
 
-function showStory(stories) {
-  const place = element("story");
-  place.classList.remove("loading");
-  place.replaceChildren(...stories.map(({ run, sentences }) => {
-    const name = runs.length > 1 ? [swatch(style(runs.indexOf(run)).color), make("b", {}, make("bdi", { text: run })), ": "] : [];
-    return make("p", {}, ...name, sentences.join(" "));
-  }));
-}
-
 function kindOf({ kind }) {
   const glyph = make("span", { text: `${KINDS[kind].glyph} `, "aria-hidden": "true" });
   glyph.style.color = KINDS[kind].color;
@@ -230,7 +221,7 @@ if (runs.length) {
     if (!found) return;
     element("window").textContent = `${whole(found.window)} prompts per point${asked.split === "none" ? "" : "; tokens per second are of the whole run"}`;
     found.marks = withResets(found.marks);
-    showStory(found.story);
+    story(element("story"), found.story);
     showTotals(found);
     draw(found, asked.split);
     showTables(found);

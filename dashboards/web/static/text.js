@@ -1,5 +1,5 @@
 // A list of prompts, and the text of one, token by token.
-import { element, fixed, live, make, problem, question, runs, whole } from "./common.js";
+import { element, fixed, later, live, make, problem, question, runs, whole } from "./common.js";
 
 const form = element("choices");
 const article = element("completion");
@@ -137,11 +137,7 @@ if (runs.length) {
   addEventListener("keydown", (event) => {
     if (event.key === "n" && !event.ctrlKey && !event.metaKey && !event.altKey && !event.target.closest("input, select, textarea")) nextRejection();
   });
-  let typing;
-  form.elements.search.addEventListener("input", () => {
-    clearTimeout(typing);
-    typing = setTimeout(() => { page = 0; now(); }, 300);
-  });
+  form.elements.search.addEventListener("input", later(() => { page = 0; now(); }));
   form.addEventListener("change", (event) => {
     if (["offset", "search"].includes(event.target.name)) return;
     page = 0;

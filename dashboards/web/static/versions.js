@@ -205,6 +205,27 @@ function showAll(versions) {
   ], ranked, "All versions, the best on the probe first");
 }
 
+// A metric of a comparison: both values, and the change with its interval; the change of a speed is a ratio.
+function changeOf(metric, digits, isRatio) {
+  if (!metric || metric.first === null || metric.second === null) return "–";
+  const show = (value) => (isRatio ? `×${value.toFixed(2)}` : signed(digits)(value));
+  const even = isRatio ? 1 : 0;
+  const isClear = metric.low !== null && (metric.low > even || metric.high < even);
+  const range = metric.low === null ? "" : ` (${show(metric.low)} to ${show(metric.high)})`;
+  const change = metric.change === null ? "" : make(isClear ? "b" : "span", { text: show(metric.change), className: isClear && metric.low > even ? "better" : "" });
+  return make("span", {}, `${metric.first.toFixed(digits)} → ${metric.second.toFixed(digits)}: `, change, make("small", { text: range }));
+}
+
+function showComparisons(comparisons) {
+  const side = (which) => ({ [which]: { number, run, version } }) => `#${number}${run === null ? "" : ` (${run}/${version})`}`;
+  table(element("comparisons"), [
+    { title: "A", of: side("first") }, { title: "B", of: side("second") }, { title: "prompts", of: (row) => row.prompts, show: whole, number: true },
+    { title: "acceptance", of: (row) => changeOf(row.acceptance_rate, 3), number: true }, { title: "tokens / forward", of: (row) => changeOf(row.block_efficiency, 2), number: true },
+    { title: "tokens / second", of: (row) => changeOf(row.tokens_per_second, 1, true), number: true },
+    { title: "when", of: (row) => new Date(row.made_at * 1000).toLocaleString(), short: true },
+  ], comparisons, "Comparisons of two versions, the newest first");
+}
+
 let verdicts = [];
 
 function show() {
@@ -227,6 +248,7 @@ if (runs.length) {
   });
   // MLflow is slow, so its answer comes later.
   live(async () => {
+    showComparisons(await question("comparisons"));
     const fresh = await question("registry");
     if (JSON.stringify(fresh) === JSON.stringify(registered)) return;
     registered = fresh;

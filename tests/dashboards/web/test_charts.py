@@ -6,7 +6,7 @@ import pytest
 from event_making import make_drifted, make_published, make_updated
 from stream_making import prompt, stream, write
 
-from dashboards.web import charts, versions
+from dashboards.web.queries import charts, versions
 from store.query.log_reader import LogReader
 
 

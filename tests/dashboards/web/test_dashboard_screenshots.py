@@ -58,7 +58,13 @@ def test_the_runs(address: str, page: Any):
     save(page, "runs")
 
 
-@pytest.mark.parametrize("path", ["/", "/stream", "/text", "/ngrams", "/versions", "/sql?recipe=drifts"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/", "/stream", "/policies", "/text", "/memory", "/ngrams", "/calibration", "/vocabulary", "/versions"),
+        "/sql?recipe=drifts",
+    ],
+)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_no_page_is_wider_than_a_phone(address: str, page: Any, path: str, scheme: Any):
     page.emulate_media(color_scheme=scheme)

@@ -38,8 +38,12 @@ def address(runs: Path) -> Iterator[str]:
 READY = {
     "": "#runs table",
     "stream": "#events table",
+    "policies": "#policies table",
+    "calibration": "#head .main-svg",
     "text": "#prompts li",
+    "memory": "#accepted table",
     "ngrams": "#paying table",
+    "vocabulary": "#classes table",
     "versions": "#all table",
     "sql": "#query",
 }
@@ -503,7 +507,7 @@ def test_the_page_is_left_by_keyboard_and_runs_are_chosen(address: str, page: An
     page.wait_for_url("**/stream?run=*&run=*")
     page.wait_for_selector("#totals .name")
     assert texts(page, "#totals .name") == ["learned", "floor"]
-    assert page.get_attribute("nav a >> nth=2", "href") == "/text?run=learned&run=floor"
+    assert page.get_attribute("nav a >> nth=2", "href") == "/policies?run=learned&run=floor"
 
 
 @pytest.mark.slow

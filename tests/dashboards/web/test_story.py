@@ -6,7 +6,7 @@ import pytest
 from event_making import make_completed, make_drifted, make_updated
 from stream_making import blocks, prompt, stream, write
 
-from dashboards.web.story import read_story
+from dashboards.web.queries.story import read_story
 from store.events import BlockDone, DraftSource, Event
 from store.query.log_reader import LogReader
 from store.query.summary import summarize

@@ -12,7 +12,7 @@ from stream_making import HOSTILE, block_of_every_kind, decision, prompt, stream
 from tree_making import NODES, make_tree
 
 from dashboards.token_view import choose_offsets, render
-from dashboards.web.tokens import Completion, read_completion, visible
+from dashboards.web.queries.tokens import Completion, read_completion, visible
 from store.errors import UsageError
 from store.events import DraftSource, Event
 from store.query.log_reader import LogReader
@@ -118,7 +118,7 @@ def test_a_tree_without_text_lists_ids(tmp_path: Path):
 
 
 def test_a_completion_that_is_too_long_ends_with_a_whole_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("dashboards.web.tokens.MOST", 7)
+    monkeypatch.setattr("dashboards.web.queries.tokens.MOST", 7)
     blocks = [make_tree(NODES, [0.6], begin=2 * number, block=number) for number in range(2)]
     found = completion(tmp_path, [*blocks[0], *blocks[1], prompt(0)])
     assert (found.cut, len(found.tokens)) == (True, 3)

@@ -9,13 +9,25 @@ from serving_runs import Serve
 from stream_making import prompt, write
 
 from dashboards.web import registered
+from dashboards.web.queries.versions import read_versions
 from dashboards.web.registered import RegisteredNumbers
-from dashboards.web.versions import read_versions
 from store.events import Event, VersionPublished
 from store.query.log_reader import LogReader
+from store.registry.comparisons import RecordedComparison
 from store.registry.registered_version import from_tags
 
+PARTS = ("first", "second", "change", "low", "high")
 TOKENS = (10,) * 8
+COMPARED = RecordedComparison(
+    2,
+    6,
+    1_700_000_000.0,
+    {
+        "prompts": 24.0,
+        **{f"acceptance_rate/{part}": value for part, value in zip(PARTS, (0.25, 0.5, 0.25, 0.1, 0.4), strict=True)},
+        **{f"tokens_per_second/{part}": value for part, value in zip(PARTS[:3], (9.0, 8.0, 0.875), strict=True)},
+    },
+)
 
 
 def version(number: int, greedy: int, **others: Any) -> VersionPublished:
@@ -86,6 +98,7 @@ def test_numbers_and_aliases_come_from_the_registry(tmp_path: Path, monkeypatch:
         return [from_tags(6, tags, ["candidate"], 0), from_tags(2, {"run": "other"}, [], 0)]
 
     monkeypatch.setattr(registered, "list_versions", list_versions)
+    monkeypatch.setattr(registered, "list_comparisons", lambda uri: [])
     numbers = RegisteredNumbers(tmp_path)
     assert numbers.list_numbers(["run"]) == []
     assert requests == [], "there is no store"
@@ -98,10 +111,27 @@ def test_numbers_and_aliases_come_from_the_registry(tmp_path: Path, monkeypatch:
     assert len(requests) == 2
 
 
+def test_comparisons_come_from_the_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    tags = {"run": "run", "about": '{"version": 1}'}
+    monkeypatch.setattr(registered, "list_versions", lambda uri: [from_tags(6, tags, [], 0)])
+    monkeypatch.setattr(registered, "list_comparisons", lambda uri: [COMPARED])
+    numbers = RegisteredNumbers(tmp_path)
+    assert numbers.list_comparisons(["run"]) == [], "there is no store"
+    (tmp_path / "mlflow.db").touch()
+    (found,) = numbers.list_comparisons(["run"])
+    assert found["second"] == {"number": 6, "run": "run", "version": 1}
+    assert found["first"] == {"number": 2, "run": None, "version": None}, "it was pruned, or is of another registry"
+    assert found["acceptance_rate"] == {"first": 0.25, "second": 0.5, "change": 0.25, "low": 0.1, "high": 0.4}
+    assert found["tokens_per_second"]["low"] is None
+    assert (found["prompts"], found["made_at"]) == (24, 1_700_000_000.0)
+    assert numbers.list_comparisons(["other"]) == []
+
+
 @pytest.mark.slow
 def test_the_page_shows_the_probe_first(serve: Serve, tmp_path: Path, page: Any, monkeypatch: pytest.MonkeyPatch):
     tags = {"run": "a", "about": '{"version": 1}'}
     monkeypatch.setattr(registered, "list_versions", lambda uri: [from_tags(6, tags, ["champion"], 0)])
+    monkeypatch.setattr(registered, "list_comparisons", lambda uri: [COMPARED])
     write(tmp_path / "runs" / "a", [prompt(3), *(version(number, 2 + number % 2) for number in range(3))])
     (tmp_path / "runs" / "mlflow.db").touch()
     page.goto(f"{serve(tmp_path / 'runs')}/versions")
@@ -112,5 +142,9 @@ def test_the_page_shows_the_probe_first(serve: Serve, tmp_path: Path, page: Any,
     first, *_ = page.eval_on_selector_all("#compared tbody tr", script)
     assert first == ["probe: acceptance, greedy", "0.250 (0.205 to 0.295)", "0.250 (0.205 to 0.295)", "0.000"]
     assert "In MLflow, champion is version 1 (#6 in the registry)." in page.inner_text("#verdict")
+    (compared,) = page.eval_on_selector_all("#comparisons tbody tr", script)
+    assert compared[:6] == [
+        "#2", "#6 (a/1)", "24", "0.250 → 0.500: +0.250 (+0.100 to +0.400)", "–", "9.0 → 8.0: ×0.88",
+    ]  # fmt: skip
     drawn = page.evaluate("document.getElementById('probe').data.map(trace => trace.x.length)")
     assert drawn == [3, 3, 3]

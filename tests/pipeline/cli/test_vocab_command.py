@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from click.testing import Result
@@ -16,7 +18,14 @@ from typer.testing import CliRunner
 from pipeline.cli.models import SPECIALS_SHOWN, _print_report, vocab
 from pipeline.config.settings import Config
 from pipeline.model_building import recipes
-from pipeline.reports.vocab_report import CommonNgram, load_pair, make_report, read_prompts, to_readable
+from pipeline.reports.vocab_report import (
+    CommonNgram,
+    load_pair,
+    make_report,
+    read_prompts,
+    to_readable,
+    write_pair_reports,
+)
 from stages.models.huggingface import wrap_tokenizer
 from store.errors import ConfigError, ModelError, SourceError, VocabularyError
 
@@ -85,6 +94,14 @@ def test_every_token_of_the_vocabulary_is_counted_once(found: dict):
     assert counted == found["target_size"]
     assert sum(found["ngrams"].values()) > 5
     assert found["silent"] == 31, "the start and the reserved tokens are blocked"
+
+
+def test_a_run_writes_the_report_without_a_text(folders: tuple[str, str], source: str, found: dict, tmp_path: Path):
+    target, drafter, words = load_pair(config_of(folders, source))
+    loaded = SimpleNamespace(target_vocabulary=target, drafter_vocabulary=drafter, pair=words)
+    write_pair_reports(tmp_path / "vocabulary.json", [cast("Any", loaded)])
+    (written,) = json.loads((tmp_path / "vocabulary.json").read_text())
+    assert written == {name: value for name, value in found.items() if name != "text"}
 
 
 def test_every_token_of_the_text_is_counted_once(found: dict):

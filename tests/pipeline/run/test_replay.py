@@ -41,7 +41,8 @@ def summary_of(run: Path) -> dict[str, Any]:
 
 
 def test_a_run_leaves_its_settings_its_log_and_its_summary(run: Path, tiny_pair: TinyPair):  # noqa: F811
-    assert {path.name for path in run.iterdir()} == {".lock", "checkpoint", "config.json", "log", "summary.json"}
+    files = {".lock", "checkpoint", "config.json", "log", "summary.json", "vocabulary.json"}
+    assert {path.name for path in run.iterdir()} == files
     assert load(run / "config.json") == config_of(tiny_pair, **SETTINGS)
     assert summary_of(run) == summarize(run)
 

@@ -9,6 +9,7 @@ from version_making import contents, publication
 
 import store.registry.retention
 from store.errors import CorruptError, ModelError, UsageError
+from store.registry.comparisons import list_comparisons
 from store.registry.mlflow_client import connect, delete_version, model_id_of
 from store.registry.mlflow_versions import record_comparison
 from store.registry.outbox import RetryPolicy
@@ -201,6 +202,10 @@ def test_a_comparison_is_one_run_however_often_it_is_written(uri: str, shared: s
     assert [artifact.path for artifact in connect(uri).list_artifacts(first)] == ["comparison.json"]
     report.write_text("[]")
     assert record_comparison(uri, shared, 1, 4, figures, [report]) != first
+    listed = list_comparisons(uri, shared)
+    assert [(one.first, one.second) for one in listed] == [(1, 4)] * 2
+    assert listed[0].metrics == run.data.metrics
+    assert list_comparisons(uri, "another") == []
 
 
 def test_a_comparison_of_what_is_not_there_is_refused(uri: str, shared: str):

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dashboards.web.tables import rows
+from dashboards.web.queries.tables import rows
 from store.query.json_values import quote_text
 from store.query.log_reader import LogReader
 

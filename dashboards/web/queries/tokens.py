@@ -9,7 +9,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from dashboards.web.trees import describe_source, is_candidate, is_listed, list_siblings, list_tree, share_of
+from dashboards.web.queries.trees import describe_source, is_candidate, is_listed, list_siblings, list_tree, share_of
 from store.errors import UsageError
 from store.query.acceptance import Acceptance
 from store.query.log_reader import LogReader

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from dashboards.web.story import read_story
-from dashboards.web.tables import acceptance_of, columns, rows
+from dashboards.web.queries.story import read_story
+from dashboards.web.queries.tables import acceptance_of, columns, rows
 from store.errors import UsageError
 from store.query.log_reader import LogReader
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from dashboards.web.tables import acceptance_of, rows
+from dashboards.web.queries.tables import acceptance_of, rows
 from store.query.log_reader import LogReader
 from store.query.probe_statistics import Estimate, estimate_difference, estimate_ratio
 

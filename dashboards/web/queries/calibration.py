@@ -1,0 +1,63 @@
+"""Calibration: how often a token is accepted, compared with the estimate that was made before."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from dashboards.web.queries.tables import acceptance_of, rows
+from dashboards.web.queries.trees import SOURCES
+from store.query.acceptance import FEW
+from store.query.log_reader import LogReader
+
+HEAD = "head"  # source of the rows of the acceptance head
+_RUNS = "SELECT run FROM prompts GROUP BY run ORDER BY run"
+
+
+def read_calibration(log: LogReader) -> dict[str, Any]:
+    """Read the recipes `calibration-of-head` and `memory-calibration`, and describe them.
+
+    Returns:
+        `bins` with one row per run, source and bin of the estimate: its ends `start` and `end`, the `mean` estimate,
+        the counts `judged` and `accepted`, and the accepted share `acceptance` with its interval `low` and `high`. The
+        source is `head`, or one of copies (`lookup`, `memory`). `story` has the sentences of each run.
+    """
+    bins = [*map(_make_head_bin, rows(log.recipe("calibration-of-head")))]
+    bins += map(_make_copy_bin, rows(log.recipe("memory-calibration")))
+    runs = [row["run"] for row in rows(log.select(_RUNS))]
+    story = [{"run": run, "sentences": list(_describe([row for row in bins if row["run"] == run]))} for run in runs]
+    return {"bins": bins, "story": story}
+
+
+def _make_head_bin(row: Mapping[str, Any]) -> dict[str, Any]:
+    counts = {"judged": row["decisions"], "accepted": round(row["accepted_fraction"] * row["decisions"])}
+    ends = {"start": row["estimate_from"], "end": row["estimate_to"], "mean": row["mean_estimate"]}
+    return {"run": row["run"], "source": HEAD, **ends, **counts, **acceptance_of(counts)}
+
+
+def _make_copy_bin(row: Mapping[str, Any]) -> dict[str, Any]:
+    counts = {"judged": row["judged"], "accepted": row["accepted"]}
+    ends = {"start": row["chance_from"], "end": row["chance_to"], "mean": row["mean_chance"]}
+    return {"run": row["run"], "source": row["source"], **ends, **counts, **acceptance_of(counts)}
+
+
+def _describe(bins: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """One sentence for the head, and one for each source of copies."""
+    head = [row for row in bins if row["source"] == HEAD]
+    yield _compare("acceptance head", head) if head else "The acceptance head estimated nothing."
+    copies = {name: [row for row in bins if row["source"] == name] for name in SOURCES}
+    if not any(copies.values()):
+        yield "Neither the own text nor the memory proposed a tree, so there are no chances to check."
+    yield from (_compare(f"chances of the {SOURCES[name]}", mine) for name, mine in copies.items() if mine)
+
+
+def _compare(name: str, bins: Sequence[Mapping[str, Any]]) -> str:
+    """The mean estimate, the share that was accepted, and the mean difference of a bin."""
+    judged = sum(row["judged"] for row in bins)
+    expected = sum(row["mean"] * row["judged"] for row in bins) / judged
+    found = sum(row["accepted"] for row in bins) / judged
+    error = sum(abs(row["mean"] * row["judged"] - row["accepted"]) for row in bins) / judged
+    verb = "expects" if name.endswith("head") else "expect"
+    sentence = (
+        f"The {name} {verb} {expected:.1%} of {judged:,} tokens to be accepted, and {found:.1%} were; "
+        f"within a bin the difference is {100 * error:.1f} percentage points on average"
+    )
+    return f"{sentence}, of so few tokens mostly noise." if judged < FEW else f"{sentence}."

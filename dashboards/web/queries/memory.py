@@ -1,0 +1,136 @@
+"""What each source of drafts proposed and how often it was accepted, by the spelling of context and token."""
+
+from typing import Any
+
+from dashboards.web.queries.tables import acceptance_of, rows
+from dashboards.web.queries.tokens import visible
+from dashboards.web.queries.trees import SOURCES
+from store.errors import UsageError
+from store.query.json_values import quote_text
+from store.query.log_reader import LogReader
+
+MOST_PROMPTS = 10_000  # the newest prompts that are read: spelling the contexts of more takes seconds
+SHOWN = 200  # entries of a list
+_SPELT = 8  # tokens of a context, as many as the memory matches
+
+# The emitted tokens before a position are the context of a candidate there: it is judged only if all were emitted.
+_JUDGED = """
+    WITH bounds AS (SELECT run, max("offset") - {prompts} AS seen_before FROM prompts GROUP BY run),
+    recent AS (
+        SELECT decisions.* FROM decisions JOIN bounds ON bounds.run = decisions.run AND "offset" > seen_before
+    ),
+    emitted AS (
+        SELECT run, "offset", position, list(emitted_id) OVER before AS ids, list(emitted_bytes) OVER before AS parts
+        FROM recent WHERE emitted_id IS NOT NULL
+        WINDOW before AS (PARTITION BY run, "offset" ORDER BY position ROWS BETWEEN {spelt} PRECEDING AND 1 PRECEDING)
+    ),
+    judged AS (
+        SELECT recent.*, outcome = 'accepted' AS accepted, coalesce(context, 0) AS matched,
+            coalesce(ids, []) AS ids, coalesce(parts, []) AS parts, greatest(len(ids) - matched, 0) + 1 AS first
+        FROM recent LEFT JOIN emitted USING (run, "offset", position)
+        WHERE proposed_id IS NOT NULL AND outcome IN ('accepted', 'rejected', 'alternative')
+    )
+"""
+_ENTRIES = (
+    _JUDGED
+    + """
+    , entries AS (
+        SELECT run, target, drafter AS source, proposed_id, matched, list_slice(ids, first, len(ids)) AS context,
+            any_value(list_slice(parts, first, len(parts))) AS parts, any_value(proposed_bytes) AS proposed_bytes,
+            count(*) AS judged, count(*) FILTER (accepted) AS accepted,
+            avg(chance::DOUBLE) AS chance, max("count") AS seen, max("offset") AS "offset"
+        FROM judged GROUP BY ALL
+    )
+    SELECT *, count(*) OVER () AS total FROM entries
+    WHERE accepted > 0 AND {condition} ORDER BY accepted DESC, run, source, context, proposed_id LIMIT {most}
+"""
+)
+_TEXT = "array_to_string(list_transform(parts, lambda part: text_of(part)), '') || text_of(proposed_bytes)"
+_SOURCES = (
+    _JUDGED
+    + """
+    SELECT run, drafter AS source, count(*) AS judged, count(*) FILTER (accepted) AS accepted,
+        avg(matched) FILTER (accepted AND context IS NOT NULL) AS matched
+    FROM judged GROUP BY run, drafter ORDER BY run, source
+"""
+)
+_LENGTHS = (
+    _JUDGED
+    + """
+    SELECT run, drafter AS source, matched, count(*) AS judged, count(*) FILTER (accepted) AS accepted,
+        avg(chance::DOUBLE) AS chance
+    FROM judged WHERE context IS NOT NULL GROUP BY run, drafter, matched ORDER BY run, source, matched
+"""
+)
+
+
+def read_memory(log: LogReader) -> dict[str, Any]:
+    """Read what each source gave, and the acceptance by the number of context tokens that a copy matched.
+
+    Returns:
+        `sources` and `lengths` with the counts `judged` and `accepted`, the rate `acceptance` and its interval, per
+        source of drafts; `prompts`, the largest number of prompts that are read; `story` with the sentences of each
+        run. An alternative of a tree counts as judged and not accepted.
+    """
+    bounds = {"prompts": MOST_PROMPTS, "spelt": _SPELT}
+    sources, lengths = (
+        [row | acceptance_of(row) for row in rows(log.select(query.format(**bounds)))] for query in (_SOURCES, _LENGTHS)
+    )
+    runs = dict.fromkeys(row["run"] for row in sources)
+    story = [{"run": run, "sentences": [_describe([row for row in sources if row["run"] == run])]} for run in runs]
+    return {"sources": sources, "lengths": lengths, "prompts": MOST_PROMPTS, "story": story}
+
+
+def _describe(sources: list[dict[str, Any]]) -> str:
+    total = sum(row["accepted"] for row in sources)
+    if not total:
+        return "No token of a draft was accepted."
+    ranked = sorted(sources, key=lambda row: -row["accepted"])
+    parts = ", ".join(
+        f"{row['accepted'] / total:.0%} from the {SOURCES.get(row['source'], row['source'])}"
+        + (f" ({row['matched']:.1f} tokens of context matched)" if row["matched"] is not None else "")
+        for row in ranked
+        if row["accepted"]
+    )
+    return f"Of {total:,} accepted tokens came {parts}."
+
+
+def list_accepted(log: LogReader, source: str = "", search: str = "") -> dict[str, Any]:
+    """List the contexts and tokens with the most accepted tokens.
+
+    Args:
+        log: log of one or several runs.
+        source: `model`, `lookup` (the own text) or `memory`; all if empty.
+        search: text that context and token together must contain, in upper or lower case.
+
+    Raises:
+        UsageError: the source is unknown.
+    """
+    if source and source not in SOURCES:
+        raise UsageError(f"a source must be one of {', '.join(SOURCES)}; got {source!r}")
+    conditions = ["true"]
+    if source:
+        conditions.append(f"source = {quote_text(source)}")
+    if search:
+        conditions.append(f"contains(lower({_TEXT}), lower({quote_text(search)}))")
+    query = _ENTRIES.format(prompts=MOST_PROMPTS, spelt=_SPELT, condition=" AND ".join(conditions), most=SHOWN)
+    found = log.select(query).to_pylist()
+    return {"entries": [_spell_entry(row) for row in found], "total": found[0]["total"] if found else 0}
+
+
+def _spell_entry(row: dict[str, Any]) -> dict[str, Any]:
+    """The entry with its context and token as text; ids if the run keeps no text."""
+    kept = {name: row[name] for name in ("run", "target", "source", "matched", "chance", "seen", "offset")}
+    counts = {"judged": row["judged"], "accepted": row["accepted"]}
+    context = spell_tokens(row["context"], row["parts"]) if row["matched"] else ""
+    token = spell_tokens([row["proposed_id"]], [row["proposed_bytes"]])
+    longer = row["matched"] > len(row["context"])
+    return {**kept, **counts, **acceptance_of(counts), "context": f"… {context}" if longer else context, "token": token}
+
+
+def spell_tokens(ids: list[int], parts: list[bytes | None]) -> str:
+    """Return tokens as one line of text, with visible control characters; as ids if the text of one is not known."""
+    known = [part for part in parts if part is not None]
+    if len(known) < len(ids):
+        return " ".join(f"#{token}" for token in ids)
+    return visible(b"".join(known).decode(errors="replace")).replace("\n", "")

@@ -1,0 +1,76 @@
+"""What each policy of drafting would give in every block, from the blocks whose action was drawn at random."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dashboards.web.queries.tables import rows
+from store.query.acceptance import FEW, Z
+from store.query.log_reader import LogReader
+
+AS_RUN = "as run"  # the action of the recipe that stands for the run itself
+NAMES = {
+    "nothing": "no draft",
+    "copies": "copies",
+    "model": "drafts of the model",
+    AS_RUN: "the run as it was",
+}
+_RATES = {"per_second": ("tokens_per_second", "second_error"), "per_forward": ("tokens_per_forward", "forward_error")}
+_RUNS = "SELECT run FROM prompts GROUP BY run ORDER BY run"
+
+
+def read_policies(log: LogReader) -> dict[str, Any]:
+    """Read the recipe `policy-values` with intervals of 95%, and describe it.
+
+    Returns:
+        `policies` with one row per run and action: its `name`, `blocks`, `is_vague` if few blocks drew it, and the
+        rates `per_second` and `per_forward`, each with `value`, `low`, `high` and `half`, the distance to both.
+        `story` has the sentences of each run.
+    """
+    policies = [_describe_policy(row) for row in rows(log.recipe("policy-values"))]
+    runs = [row["run"] for row in rows(log.select(_RUNS))]
+    story = [{"run": run, "sentences": _compare([row for row in policies if row["run"] == run])} for run in runs]
+    return {"policies": policies, "story": story}
+
+
+def _describe_policy(row: Mapping[str, Any]) -> dict[str, Any]:
+    found = {name: _estimate(row[value], row[error]) for name, (value, error) in _RATES.items()}
+    kept = {name: row[name] for name in ("run", "action", "blocks")}
+    return {**kept, "name": NAMES.get(row["action"], row["action"]), "is_vague": row["blocks"] < FEW, **found}
+
+
+def _estimate(value: float | None, error: float | None) -> dict[str, float] | None:
+    """A rate with its interval; None if the blocks took no measurable time."""
+    if value is None or error is None:
+        return None
+    return {"value": value, "low": max(0.0, value - Z * error), "high": value + Z * error, "half": Z * error}
+
+
+def _compare(policies: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Compare the fastest policy with the run itself."""
+    measured = [row for row in policies if row["per_second"]]
+    own = next((row for row in measured if row["action"] == AS_RUN), None)
+    others = [row for row in measured if row["action"] != AS_RUN]
+    if own is None or not others:
+        return [
+            "No block drew its action at random, so the log cannot show what another policy would have given. "
+            "Replay with --set draft.holdout=0.03 to find out."
+        ]
+    best = max(others, key=lambda row: row["per_second"]["value"])
+    name = best["name"]
+    sentences = [
+        f"{name[0].upper()}{name[1:]} in every block would give {_format_rate(best['per_second'])} tokens/s, "
+        f"the run as it was gave {_format_rate(own['per_second'])}."
+    ]
+    if best["per_second"]["low"] > own["per_second"]["high"]:
+        sentences.append("The intervals do not overlap: that policy alone would have been faster.")
+    elif best["per_second"]["high"] < own["per_second"]["low"]:
+        sentences.append("The intervals do not overlap: choosing per block was faster than any single policy.")
+    else:
+        sentences.append("The intervals overlap, so neither is clearly faster.")
+    if vague := [row["name"] for row in others if row["is_vague"]]:
+        sentences.append(f"Fewer than {FEW} blocks drew {' or '.join(vague)}: a rough estimate.")
+    return sentences
+
+
+def _format_rate(rate: Mapping[str, float]) -> str:
+    return f"{rate['value']:.1f} ± {rate['half']:.1f}"
