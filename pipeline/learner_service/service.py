@@ -21,7 +21,7 @@ from pipeline.assembly.stages import make_head
 from pipeline.assembly.training import make_distillers
 from pipeline.config.settings import Config
 from pipeline.learner_protocol import CompletedPrompt, Epoch
-from pipeline.learning.local_learner import LocalLearnerState
+from pipeline.learning.local_learner import LocalLearner, LocalLearnerState
 from pipeline.learning.publisher import Numbers
 from pipeline.run.committer import last_snapshot
 from pipeline.run.context import RunContext
@@ -210,6 +210,11 @@ class LearnerService:
         """Return the events since the last call: updates, drifts, recalls, versions."""
         events, self._events = self._events, []
         return events
+
+    @property
+    def learner(self) -> LocalLearner:
+        """The learner, to be changed between two prompts only."""
+        return self._learner
 
     @property
     def published(self) -> int | None:

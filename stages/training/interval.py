@@ -1,6 +1,5 @@
 """Intervals, in prompts, between updates of the drafter."""
 
-from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from typing_extensions import override
@@ -9,6 +8,7 @@ from stages.contract.snapshot import Saved, SnapshotReader
 from stages.training.update import Step
 from stages.training.usage import UsageState, UsageTest
 
+REPLAYED = 2  # pieces that an update reads per piece of its new examples: it takes as many old ones
 HOPED_GAIN = 0.1  # expected acceptance; the updates of the built-in pair on GSM8K gained .024 on average
 
 
@@ -93,7 +93,7 @@ class BreakEvenInterval(UpdateInterval):
 
     A drafter that is rarely used gains little by any update. Bets on its share of the tokens (`UsageTest`) decide
     whether it is: with a share at which even a gain of `HOPED_GAIN` by every update would not repay them, the interval
-    is the longest, through drifts too, until the share has grown.
+    is the longest, through drifts too, until the share has grown. Where other sources draft too, it begins so.
 
     Args:
         settings: the bounds of the interval, in prompts (a longest one below the shortest counts as the shortest), the
@@ -101,23 +101,26 @@ class BreakEvenInterval(UpdateInterval):
             counted.
         piece_cost: cost of one piece in one gradient step, in target passes.
         batch: prompts that share a target pass.
+        others_draft: whether there are other sources of drafts.
     """
 
     SMOOTHING = 0.5  # weight of the newest gain: the gate's window is small, single gains are noisy
 
-    def __init__(self, settings: IntervalSettings, piece_cost: float, batch: int) -> None:
-        self.interval = self._shortest = settings.interval
-        self._longest = max(settings.interval, settings.longest_interval)
+    def __init__(
+        self, settings: IntervalSettings, piece_cost: float, batch: int, *, others_draft: bool = False
+    ) -> None:
+        self._shortest, self._longest = settings.interval, max(settings.interval, settings.longest_interval)
+        self.interval = self._longest if others_draft else self._shortest
         self._steps, self._horizon, self._piece_cost, self._batch = settings.steps, settings.horizon, piece_cost, batch
         self._gain: float | None = None
         self._seen = self._prompts = 0  # prompts: up to the last update, and all
-        self._usage = UsageTest()
+        self._usage = UsageTest(rare=others_draft)
 
     @override
     def observe_prompt(self, judged: int, tokens: int, pieces: int) -> None:
         """Add a prompt to the evidence; with enough of it go to the longest interval, or return to the shortest."""
         self._prompts += 1
-        spent = self._shortest * pieces * self._steps * self._piece_cost  # by one update
+        spent = self._shortest * REPLAYED * pieces * self._steps * self._piece_cost  # by one update
         saved = HOPED_GAIN * min(self._horizon, self._prompts) * max(1, tokens) / self._batch  # if always used
         if self._usage.observe(judged, tokens, spent / saved):
             self.interval = self._longest if self._usage.rare else self._shortest
@@ -159,8 +162,18 @@ class BreakEvenInterval(UpdateInterval):
             self._usage.restore(state.usage, reader)
 
 
-# By the value of the setting. Arguments as for `BreakEvenInterval`.
-UPDATE_INTERVALS: dict[str, Callable[[IntervalSettings, float, int], UpdateInterval]] = {
-    "fixed": lambda settings, piece_cost, batch: FixedInterval(settings.interval),
-    "paying": BreakEvenInterval,
-}
+class IntervalMaker(Protocol):
+    """Makes the rule of a setting. Arguments as for `BreakEvenInterval`."""
+
+    def __call__(
+        self, settings: IntervalSettings, piece_cost: float, batch: int, *, others_draft: bool
+    ) -> UpdateInterval:
+        """Make the rule."""
+        ...
+
+
+def _make_fixed(settings: IntervalSettings, piece_cost: float, batch: int, *, others_draft: bool) -> FixedInterval:
+    return FixedInterval(settings.interval)
+
+
+UPDATE_INTERVALS: dict[str, IntervalMaker] = {"fixed": _make_fixed, "paying": BreakEvenInterval}  # by the setting

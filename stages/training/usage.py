@@ -25,13 +25,16 @@ class UsageTest:
     is taken to be rarely used, that it is above. Evidence of 20 changes the decision and begins afresh, so each
     decision is wrong with a chance below 1/20.
 
+    Args:
+        rare: what is taken to be true before there is evidence.
+
     Attributes:
         rare: whether the drafter is rarely used.
     """
 
-    def __init__(self) -> None:
-        self.rare = False
-        self._test = BettingTest(low=-1.0)
+    def __init__(self, *, rare: bool) -> None:
+        self.rare = rare
+        self.restart()
 
     def observe(self, judged: int, tokens: int, break_even: float) -> bool:
         """Add a completed prompt. Returns whether the decision changed.

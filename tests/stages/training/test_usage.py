@@ -22,7 +22,7 @@ class Kept:
 
 
 def interval_of(**changes: float) -> BreakEvenInterval:
-    """An update costs 4 x 240 x 2 x 0.01 = 19 target passes."""
+    """An update costs 4 x 2 x 240 x 2 x 0.01 = 38 target passes."""
     settings = LearnSettings(**{"interval": 4, "longest_interval": 64, "steps": 2, "horizon": 1000} | changes)
     return BreakEvenInterval(settings, piece_cost=0.01, batch=1)
 
@@ -59,8 +59,19 @@ def test_training_resumes_when_the_share_grows():
     assert interval.interval == 4
 
 
+def test_where_other_sources_draft_too_training_begins_with_evidence_of_use():
+    settings = LearnSettings(interval=4, longest_interval=64, steps=2, horizon=1000)
+    for judged, intervals in ((2, [64] * 100), (40, [64] * 4 + [4] * 96)):
+        interval = BreakEvenInterval(settings, piece_cost=0.01, batch=1, others_draft=True)
+        found = []
+        for _ in range(100):
+            feed(interval, 1, judged)
+            found.append(interval.interval)
+        assert found == intervals
+
+
 def test_where_updates_cost_little_a_small_share_is_enough():
-    interval = interval_of(steps=1, interval=1)  # 2.4 passes: less than the updates of one prompt in twenty gain
+    interval = interval_of(steps=1, interval=1)  # 4.8 passes: the gains of 48 tokens repay them
     feed(interval, 15, 3)
     assert interval.interval == 1
     feed(interval, 300, 3)
@@ -70,7 +81,7 @@ def test_where_updates_cost_little_a_small_share_is_enough():
 def test_a_used_drafter_is_taken_for_unused_less_often_than_once_in_twenty():
     random, wrong = Random(3), 0
     for _ in range(300):
-        test = UsageTest()
+        test = UsageTest(rare=False)
         for _ in range(200):
             test.observe(round(TOKENS * random.betavariate(0.5, 1.5)), TOKENS, 0.25)  # a mean of .25
             if test.rare:
@@ -80,13 +91,15 @@ def test_a_used_drafter_is_taken_for_unused_less_often_than_once_in_twenty():
 
 
 def test_prompts_without_tokens_are_no_evidence():
-    test = UsageTest()
+    test = UsageTest(rare=False)
     for _ in range(200):
         assert test.observe(0, 0, 0.25) is False
 
 
 def test_tokens_are_counted_by_their_first_pieces():
-    soft_targets = tuple(SoftTarget(place, depth, (1,), (0.9,), (0.9,), 0.1) for place, depth in [(1, 0), (2, 1), (3, 0)])
+    soft_targets = tuple(
+        SoftTarget(place, depth, (1,), (0.9,), (0.9,), 0.1) for place, depth in [(1, 0), (2, 1), (3, 0)]
+    )
     assert count_tokens(TrainingExample(0, "big", (1, 2, 3, 4), soft_targets, (), ())) == 2
 
 
