@@ -33,6 +33,7 @@ STRENGTHS = (0.0, 4.0, 8.0, 16.0, 32.0)  # factors of the correction, which is a
 FIRST_STRENGTH = 8.0  # before any is measured
 STRENGTH_DECAY = 0.9  # per update, of the measured acceptance of each strength
 DRIFT_DECAY = 0.25  # of the sums, after a drift
+ROUNDING = 1e-10  # of the largest value of a sum: what remains where everything is taken away again
 
 
 class LeastSquaresSums:
@@ -62,9 +63,12 @@ class LeastSquaresSums:
         """Add positions: their hidden states, and the target's probabilities less the drafter's. A negative weight
         takes away what was added with the positive one.
         """
-        hidden_NW = hidden_NW.double()
+        hidden_NW, largest = hidden_NW.double(), self.states_WW.abs().max()
         self.states_WW += weight * (hidden_NW.T @ hidden_NW)
         self.products_WD += weight * (hidden_NW.T @ missing_ND.double())
+        if weight < 0 and bool(self.states_WW.abs().max() < ROUNDING * largest):  # nothing but errors is left
+            self.states_WW.zero_()
+            self.products_WD.zero_()
 
     def merge(self, other: "LeastSquaresSums") -> None:
         """Add all positions of other sums, as if they had been added to these."""

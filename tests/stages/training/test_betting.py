@@ -75,7 +75,7 @@ def test_without_values_there_is_no_evidence_either_way():
 
 @pytest.mark.parametrize(("value", "threshold"), [(-0.1, 0.2), (0.5, 0.0), (float("nan"), 0.2)])
 def test_values_below_the_smallest_are_refused(value: float, threshold: float):
-    with pytest.raises(ValueError, match="must be above 0.0"):
+    with pytest.raises(ValueError, match=r"must be above 0\.0"):
         BettingTest(0.0).observe(value, threshold)
 
 

@@ -179,6 +179,16 @@ def max_difference(one: OutputLayerTrainer, other: OutputLayerTrainer) -> float:
     return max(float((left - right).detach().abs().max()) for left, right in pairs)
 
 
+def test_a_trainer_that_forgot_everything_serves_the_drafter_as_loaded():
+    trainer, loaded = new_trainer(), new_trainer()
+    for offset in range(3):
+        update(trainer, [with_states(replace(COUNTING, offset=offset), offset)])
+    assert max_difference(trainer, loaded) > 1e-2
+    for offset in range(3):
+        trainer.forget(lambda example, offset=offset: example.offset == offset)
+    assert max_difference(trainer, loaded) == 0
+
+
 def test_merged_sums_are_those_of_one_trainer_that_saw_everything():
     examples = [with_states(replace(COUNTING, offset=offset), offset) for offset in range(4)]
     left, right, both = (new_trainer() for _ in range(3))
