@@ -1,22 +1,26 @@
 """What was learned in closed form by a run that is not running: a prompt is taken out, another run's is added."""
 
 import signal
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
 import pytest
 import torch
+from learner_hosting import learn_from, make_config, make_learner_config, make_service, run_local_learner
 from replaying import Command, config_of, omnidraft  # noqa: F401  (a fixture)
 from tiny_pair import TinyPair, tiny_pair  # noqa: F401  (a fixture)
 
-from pipeline.learner_service.stored_learning import _find_learner
+from pipeline.learner_service.stored_learning import _find_learner, unlearn
 from pipeline.reports.progress import PlainDisplay
 from pipeline.run.committer import last_snapshot
+from pipeline.run.folder import CONFIG
 from pipeline.run.replay import Replay
 from stages.contract.snapshot import SnapshotReader
 from stages.distill import read_sums, read_weights
 from stages.training.output_layer_trainer import LeastSquaresSums
 from store.events import Event, PromptCompleted
+from store.log.partitions import LEARNER, partition_folder
 
 LEARNING = {
     "learn__method": "least-squares", "learn__spacing": "fixed", "learn__lag": 0, "learn__gate_share": 0.0,
@@ -90,6 +94,28 @@ def test_merged_runs_have_the_sums_of_both(tiny_pair: TinyPair, tmp_path: Path, 
     torch.testing.assert_close(sums.products_WD, own.products_WD + theirs.products_WD)
     assert difference(weights, before) > 0
     assert difference(read_learned(other)[1], unchanged) == 0
+
+
+def test_the_learner_of_a_server_unlearns_a_tenant(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
+    """Of eight prompts two are of another tenant; the service without them has the same sums."""
+    config = make_config(tiny_pair, **LEARNING | {"learn__interval": 1, "draft__adapt": False})
+    finished = run_local_learner(config, tmp_path / "local", 8).finished
+    marked = [
+        replace(one, example=replace(one.example, scope=7 if number in (2, 5) else 3))
+        for number, one in enumerate(finished)
+        if one.example
+    ]
+    for name, seen in (("run", marked), ("ignorant", [one for one in marked if one.example.scope == 3])):
+        run = tmp_path / name
+        with make_service(make_learner_config(config, run)) as service:
+            learn_from(service, seen)
+            service.pause(0.0)
+        (run / CONFIG).write_text(config.to_json(), encoding="utf-8")
+    assert unlearn(tmp_path / "run", lambda example: example.scope == 7) == 2
+    assert unlearn(tmp_path / "run", lambda example: example.scope == 7) == 0
+    learned = [read_learned(partition_folder(tmp_path / name, LEARNER)) for name in ("run", "ignorant")]
+    torch.testing.assert_close(learned[0][0].products_WD, learned[1][0].products_WD, atol=1e-9, rtol=1e-9)
+    torch.testing.assert_close(learned[0][0].states_WW, learned[1][0].states_WW, atol=1e-9, rtol=1e-9)
 
 
 @pytest.mark.parametrize("command", [("unlearn", "--prompt", "0"), ("merge",)])
