@@ -102,15 +102,16 @@ def _read_sums(run_folder: Path) -> LeastSquaresSums:
     reader = last_snapshot(partition_folder(run_folder, LEARNER)) or last_snapshot(run_folder)
     if reader is None:
         raise RunError(f"{run_folder} must have a checkpoint to read, but it is finished or has not begun")
-    sums = read_sums(_find_learner(reader).distill, reader)
+    sums = read_sums(find_learner(reader).distill, reader)
     if sums is None:
         raise RunError(f"{run_folder} must have learned in closed form, but its checkpoint has no sums")
     return sums
 
 
-def _find_learner(reader: SnapshotReader) -> LocalLearnerState:
-    if "coach" in (reader.state if isinstance(reader.state, dict) else {}):
-        return reader.decode(LearnerServiceState, reader.state).coach
+def find_learner(reader: SnapshotReader) -> LocalLearnerState:
+    """Return the learner's state in the checkpoint of a run, or of the partition of its learner."""
+    if isinstance(reader.state, dict) and "loop" not in reader.state:
+        return reader.decode(LearnerServiceState, reader.state).learner
     loop = reader.decode(LoopState, reader.decode(ReplayState, reader.state).loop)
     first = next(iter(loop.runners.values()))  # with several targets, all share the drafter's learner
-    return reader.decode(LocalLearnerState, first.coach)
+    return reader.decode(LocalLearnerState, first.learner)

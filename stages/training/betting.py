@@ -45,7 +45,7 @@ class BettingTest:
         self.restart()
 
     def restart(self) -> None:
-        """Forget all values."""
+        """Forget all values, as if there had been none."""
         self._wealth: tuple[float, ...] = (0.0,) * len(FRACTIONS)
         self._count = 0
 

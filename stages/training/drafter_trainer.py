@@ -208,8 +208,9 @@ class DrafterTrainer:
             _copy_weights(self._best, self._candidate.trained_weights)
             best = self._score(self._candidate, fresh)
             _copy_weights(self._served_weights, self._candidate.trained_weights)
-        pairs = [(self._served_scores[example], best[example]) for example in fresh if best[example][1]]
-        opinion = self._comparison.observe([(own[0] - other[0]) / own[1] for own, other in pairs])
+        served = self._served_scores
+        known = [example for example in fresh if example in served and example in best and served[example][1]]
+        opinion = self._comparison.observe((served[one][0] - best[one][0]) / served[one][1] for one in known)
         if opinion is Opinion.BETTER:
             self._best = [weight.clone() for weight in self._candidate.trained_weights]
         return opinion is Opinion.WORSE

@@ -168,7 +168,7 @@ class IntervalMaker(Protocol):
     def __call__(
         self, settings: IntervalSettings, piece_cost: float, batch: int, *, others_draft: bool
     ) -> UpdateInterval:
-        """Make the rule."""
+        """Make the rule for one set of weights."""
         ...
 
 

@@ -124,7 +124,7 @@ class Reservoir:
 
     @property
     def examples(self) -> tuple[TrainingExample, ...]:
-        """The sample."""
+        """The examples that are kept."""
         return tuple(self._examples)
 
     def forget(self, chosen: Chooser) -> None:

@@ -11,7 +11,7 @@ from learner_hosting import learn_from, make_config, make_learner_config, make_s
 from replaying import Command, config_of, omnidraft  # noqa: F401  (a fixture)
 from tiny_pair import TinyPair, tiny_pair  # noqa: F401  (a fixture)
 
-from pipeline.learner_service.stored_learning import _find_learner, unlearn
+from pipeline.learner_service.stored_learning import find_learner, unlearn
 from pipeline.reports.progress import PlainDisplay
 from pipeline.run.committer import last_snapshot
 from pipeline.run.folder import CONFIG
@@ -55,7 +55,7 @@ def read_learned(run: Path) -> tuple[LeastSquaresSums, list[torch.Tensor]]:
     readers = last_snapshot(run), last_snapshot(run)  # what is shared is read once
     assert all(isinstance(reader, SnapshotReader) for reader in readers)
     sums, weights = (
-        read(_find_learner(reader).distill, reader)
+        read(find_learner(reader).distill, reader)
         for read, reader in zip((read_sums, read_weights), readers, strict=True)
     )
     assert isinstance(sums, LeastSquaresSums)
