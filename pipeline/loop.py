@@ -81,6 +81,11 @@ class TargetRunnerState:
     coach: Saved
     epoch: Epoch | None = None
 
+    @property
+    def learner(self) -> Saved:
+        """The state of the learner."""
+        return self.coach
+
 
 @dataclass(frozen=True)
 class LoopState:
@@ -242,7 +247,7 @@ class TargetRunner:
         self._rows = list(self._in_flight)
         for stage, stage_state in zip(self.stages.all(), state.stages, strict=True):
             stage.restore(stage_state, reader)
-        self.learner.restore(state.coach, reader)
+        self.learner.restore(state.learner, reader)
         self._epoch = state.epoch or self.learner.epoch
 
 

@@ -14,6 +14,7 @@ from stages.contract.blocks import TrainingExample
 from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
 from stages.training.drafter_trainer import TrainerState
 from stages.training.head_trainer import HeadState, HeadTrainer
+from stages.training.output_layer_trainer import LeastSquaresSums
 from stages.training.scheduler import UpdateScheduler, UpdateSchedulerState
 from stages.training.weight_update import Weights
 from store.events import Updated
@@ -178,6 +179,16 @@ def read_weights(saved: Saved, reader: SnapshotReader) -> Weights:
         trainer.version,
         head.version,
     )
+
+
+def read_sums(saved: Saved, reader: SnapshotReader) -> LeastSquaresSums | None:
+    """Read the sums of a `Distill` that was saved; None if it learned by gradient."""
+    state, learner = reader.decode(DistillState, saved), list[Saved]()
+    reader.restore_shared(state.drafter, learner.append)
+    regression = reader.decode(TrainerState, reader.decode(UpdateSchedulerState, learner[0]).trainer).regression
+    if regression is None:
+        return None
+    return LeastSquaresSums.from_tensors(reader.tensor(regression.states), reader.tensor(regression.products))
 
 
 class NoDistiller(Distiller):

@@ -10,6 +10,7 @@ from pipeline.config.settings import Config
 from stages.distill import Distill, NoDistiller
 from stages.drafting.head import AcceptanceHead
 from stages.examples.losses import LOSSES, expected_acceptance, greedy_agreement
+from stages.rules import MODES
 from stages.training.drafter_trainer import DrafterTrainer
 from stages.training.head_trainer import HeadTrainer
 from stages.training.interval import UPDATE_INTERVALS
@@ -78,7 +79,8 @@ def _learner(
     lag = 0 if learn.lora else learn.lag
     worker = ThreadWorker() if lag else InlineWorker()
     step_cost = cost * CLOSED_FORM_SHARE / learn.steps if in_closed_form else cost
-    interval = UPDATE_INTERVALS[learn.spacing](learn, step_cost, config.batch)
+    others_draft = set(config.draft.sources) != {"model"} and MODES[config.draft.mode].copies
+    interval = UPDATE_INTERVALS[learn.spacing](learn, step_cost, config.batch, others_draft=others_draft)
     examples = max(learn.interval, learn.longest_interval) if in_closed_form else learn.interval
     return UpdateScheduler(trainer, interval, gate_every, examples, lag, worker)
 

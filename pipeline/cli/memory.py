@@ -86,6 +86,48 @@ def forget(
     _print_forgotten(sum(sizes), as_json=as_json)
 
 
+@memory.command()
+def unlearn(
+    run: RunArgument,
+    prompt: Annotated[int | None, typer.Option(metavar="OFFSET", help="Stream offset of a completed prompt.")] = None,
+    tenant: Annotated[str | None, typer.Option(metavar="KEY", help="API key of a server's client.")] = None,
+    as_json: PrintJsonOption = False,
+) -> None:
+    """Take a prompt, or all requests of one client, out of what the drafter learned in closed form.
+
+    The drafter's weights become those of a run that never saw the prompt. The run must learn with `learn.method`
+    least-squares, and must not be running. Only its newest `learn.replay_prompts` prompts are found. Its log, its
+    memory and its versions are not changed.
+    """
+    from pipeline.learner_service.stored_learning import unlearn as unlearn_prompts
+    from stages.memory.ngram_table import scope_of
+
+    if (prompt is None) == (tenant is None):
+        raise UsageError("either --prompt or --tenant must be given; name one of them")
+    scope = None if tenant is None else scope_of(tenant)
+    with status("loading models"):
+        found = unlearn_prompts(run, lambda one: one.offset == prompt if scope is None else one.scope == scope)
+    print(json.dumps({"prompts": found}) if as_json else f"unlearned {found:,} prompts")
+
+
+@memory.command()
+def merge(
+    run: RunArgument,
+    other: Annotated[Path, typer.Argument(metavar="OTHER", help="Folder of the other run.", show_default=False)],
+    as_json: PrintJsonOption = False,
+) -> None:
+    """Add what the drafter of another run learned in closed form to that of a run.
+
+    The drafter's weights become those of a run that learned from the prompts of both. Both runs must learn with
+    `learn.method` least-squares, with the same drafter and targets, and must not be running. OTHER is not changed.
+    """
+    from pipeline.learner_service.stored_learning import merge_learned
+
+    with status("loading models"):
+        changed = merge_learned(run, other)
+    print(json.dumps({"drafters": changed}) if as_json else f"merged what {other} learned")
+
+
 def _print_forgotten(contexts: int, *, as_json: bool) -> None:
     print(json.dumps({"contexts": contexts}) if as_json else f"forgot {contexts:,} contexts")
 

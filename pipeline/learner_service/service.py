@@ -21,7 +21,7 @@ from pipeline.assembly.stages import make_head
 from pipeline.assembly.training import make_distillers
 from pipeline.config.settings import Config
 from pipeline.learner_protocol import CompletedPrompt, Epoch
-from pipeline.learning.local_learner import LocalLearnerState
+from pipeline.learning.local_learner import LocalLearner, LocalLearnerState
 from pipeline.learning.publisher import Numbers
 from pipeline.run.committer import last_snapshot
 from pipeline.run.context import RunContext
@@ -96,6 +96,11 @@ class LearnerServiceState:
     published: int | None
     seen: tuple[int, ...]
 
+    @property
+    def learner(self) -> LocalLearnerState:
+        """The state of the learner."""
+        return self.coach
+
 
 def read_learner_checkpoint(run_folder: Path) -> LearnerCheckpoint | None:
     """Read the last commit of the run's learner; None if there is none. Called before the learner resumes."""
@@ -106,7 +111,7 @@ def read_learner_checkpoint(run_folder: Path) -> LearnerCheckpoint | None:
     state = reader.decode(LearnerServiceState, reader.state)
     parts = [part for of_table in read_manifest(folder).tables.values() for part in of_table]
     known = [*state.seen, *(part.last_offset for part in parts)]
-    return LearnerCheckpoint(read_weights(state.coach.distill, reader), max(known, default=-1) + 1, state.published)
+    return LearnerCheckpoint(read_weights(state.learner.distill, reader), max(known, default=-1) + 1, state.published)
 
 
 class LearnerService:
@@ -160,7 +165,7 @@ class LearnerService:
 
     def _resume(self, reader: SnapshotReader) -> None:
         state = reader.decode(LearnerServiceState, reader.state)
-        self._learner.restore(state.coach, reader)
+        self._learner.restore(state.learner, reader)
         reader.restore_shared(state.cache, lambda saved: self._cache.restore(saved, reader))
         self._published = state.published
         self._seen.extend(state.seen)
@@ -210,6 +215,11 @@ class LearnerService:
         """Return the events since the last call: updates, drifts, recalls, versions."""
         events, self._events = self._events, []
         return events
+
+    @property
+    def learner(self) -> LocalLearner:
+        """The learner, to be changed between two prompts only."""
+        return self._learner
 
     @property
     def published(self) -> int | None:

@@ -12,6 +12,7 @@ from typing_extensions import override
 from stages.contract.blocks import TrainingExample
 from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
 from stages.distill import Distill
+from stages.training.update import Chooser
 from store.events import Drifted, Event, Recalled
 
 if TYPE_CHECKING:
@@ -29,6 +30,9 @@ class DriftResponse:
     def respond(self, drifted: Drifted) -> Iterable[Event]:
         """Respond to a drop of the acceptance rate outside the cooldown."""
         return ()
+
+    def forget(self, chosen: Chooser) -> None:
+        """Drop some of the received prompts."""
 
     def save(self, writer: SnapshotWriter) -> Saved:
         """Return the state for a checkpoint."""
@@ -94,6 +98,13 @@ class Recall(DriftResponse):
     def observe(self, example: TrainingExample) -> None:
         """Keep the example for scoring."""
         self._recent.append(replace(example, labels=()))  # the rest holds no tensors
+
+    @override
+    def forget(self, chosen: Chooser) -> None:
+        """Drop some of the examples."""
+        kept = [example for example in self._recent if not chosen(example)]
+        self._recent.clear()
+        self._recent.extend(kept)
 
     @override
     def save(self, writer: SnapshotWriter) -> tuple[int, ...]:

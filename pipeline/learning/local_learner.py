@@ -10,7 +10,9 @@ from pipeline.learning.drift import DriftMonitor
 from pipeline.learning.drift_response import DriftResponse
 from pipeline.learning.publisher import Publisher
 from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
-from stages.distill import Distiller
+from stages.distill import Distill, Distiller
+from stages.training.drafter_trainer import DrafterTrainer
+from stages.training.update import Chooser
 from store.events import Event, PromptCompleted
 
 
@@ -79,6 +81,16 @@ class LocalLearner(Learner):
         if finished.example:
             yield from self.distill.learn(finished.example)
         yield from self.publisher.publish_if_due(finished.prompt)
+
+    def forget(self, chosen: Chooser) -> int:
+        """Forget prompts and what was learned from them in closed form. Returns the number that was found."""
+        self._response.forget(chosen)
+        return self.distill.drafter.forget(chosen) if isinstance(self.distill, Distill) else 0
+
+    @property
+    def trainer(self) -> DrafterTrainer | None:
+        """What trains the drafter, possibly for several targets; None if nothing does."""
+        return self.distill.drafter.trainer if isinstance(self.distill, Distill) else None
 
     @override
     def end(self) -> Iterator[Event]:

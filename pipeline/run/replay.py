@@ -1,6 +1,7 @@
 """One replay from configuration to summary, in one process."""
 
 import logging
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from pipeline.assembly.admission import find_fault, make_admission
 from pipeline.assembly.loop import build_loop
 from pipeline.assembly.models import fingerprints, load_models, pin_version
 from pipeline.config.settings import Config
+from pipeline.learning.local_learner import LocalLearner
 from pipeline.loop import Loop
 from pipeline.reports.artifacts import draw_run_plots
 from pipeline.reports.progress import Display
@@ -126,8 +128,28 @@ class Replay:
             raise broken
         return summary
 
-    def _replay(self, stop: Stop, display: Display) -> tuple[dict[str, Any], SourceError | None]:
-        """The summary, and how a source broke off if one did."""
+    def edit_learners(self, edit: Callable[[LocalLearner], int], display: Display) -> int:
+        """Change what was learned in a run that resumes, and commit it. No prompt is replayed.
+
+        Args:
+            edit: changes the learner of a target, and returns a count.
+            display: is shown the completed prompts.
+
+        Returns:
+            the sum of the counts.
+        """
+        with self._run.open(self.config):
+            with stop_on_signals() as stop:
+                loop, _ = self._start(stop, display)
+                learners = [runner.learner for runner in loop.runners.values()]
+                count = sum(edit(learner) for learner in learners if isinstance(learner, LocalLearner))
+            self._run.registry.pause()
+            self._run.commit(wait=True)
+            self._close()
+        return count
+
+    def _start(self, stop: Stop, display: Display) -> tuple[Loop, SourcePosition]:
+        """Build the loop, and restore the last commit if the run resumes."""
         run = self._run
         datasets = datasets_of(self._sources, self.config.sources)
         run.connect(self.config, self._uri, run.folder.name, datasets, self._router.targets)
@@ -143,6 +165,12 @@ class Replay:
             return ReplayState(loop.save(writer), position.save(), constants)
 
         run.commit_by(self.config, save, display.show, lambda: loop.updating, rows=True)
+        return loop, position
+
+    def _replay(self, stop: Stop, display: Display) -> tuple[dict[str, Any], SourceError | None]:
+        """The summary, and how a source broke off if one did."""
+        run = self._run
+        loop, position = self._start(stop, display)
 
         def pause() -> bool:
             if not stop.requested and run.committer.is_due():

@@ -27,6 +27,7 @@ class StudyName(StrEnum):
     DRIFT = "drift"
     CACHE = "cache"
     SOURCES = "sources"
+    LEARNING = "learning"
 
 
 @dataclass(frozen=True)
@@ -251,4 +252,21 @@ def _sources() -> Study:
     return Study(StudyName.SOURCES, settings, arms, ("none", "model frozen"), (), remark)
 
 
-STUDIES = {study.name: study for study in (_losses(), _head(), _drift(), _cache(), _sources())}
+def _learning() -> Study:
+    never = 1_000_000  # prompts between updates
+    regression = {"learn.method": "least-squares", "learn.spacing": "fixed", "learn.interval": 4}
+    arms = (
+        StudyArm("baseline", {"learn.method": "gradient", "learn.spacing": "fixed", "learn.interval": never}),
+        StudyArm("gradient, fixed", {"learn.method": "gradient", "learn.spacing": "fixed", "learn.interval": 4}),
+        StudyArm("gradient, paying", {"learn.method": "gradient", "learn.spacing": "paying", "learn.interval": 4}),
+        StudyArm("least squares", {**regression, "learn.target_state": False}),
+        StudyArm("least squares, states", {**regression, "learn.target_state": True}),
+    )
+    remark = (
+        "The paper has no such comparison. Right first pieces: at every token of the completions, before learning from "
+        "them; all arms have the same places at temperature 0. Measuring them is in none of the seconds."
+    )
+    return Study(StudyName.LEARNING, {"learn.enabled": True, **FIXED}, arms, ("baseline",), (), remark)
+
+
+STUDIES = {study.name: study for study in (_losses(), _head(), _drift(), _cache(), _sources(), _learning())}

@@ -13,6 +13,7 @@ from pipeline.study.records import PromptCounts, Record
 
 WINDOW = 20  # prompts per window around a switch
 RECOVERED = 0.9  # share of a rate at which it counts as recovered
+NONE = "–"  # in tables, where there is no value
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,14 @@ def estimate(values: Iterable[float | None]) -> Estimate | None:
     if not found:
         return None
     return Estimate(fmean(found), stdev(found) / sqrt(len(found)) if len(found) > 1 else None, len(found))
+
+
+def format_estimate(found: Estimate | None, digits: int) -> str:
+    """Format an estimate as `0.512 ± 0.004`, without the error for one seed."""
+    if found is None:
+        return NONE
+    error = "" if found.error is None else f" ± {found.error:.{digits}f}"
+    return f"{found.value:.{digits}f}{error}"
 
 
 @dataclass(frozen=True)
@@ -96,6 +105,18 @@ def last_fifth(record: Record) -> RunRates:
         return whole(record)
     before = record.passed[-number - 1]
     return rates(record.passed[-number:], record.seconds - before.at, record.cpu_seconds - before.cpu)
+
+
+def fifths(record: Record) -> list[tuple[PromptCounts, ...]]:
+    """Divide the prompts, in the order of completion, into five parts that differ by one prompt at most."""
+    count = len(record.passed)
+    return [record.passed[part * count // 5 : (part + 1) * count // 5] for part in range(5)]
+
+
+def right_first_pieces(passed: Sequence[PromptCounts]) -> float | None:
+    """Share of the tokens whose first piece the drafter had as its likeliest; None if that was not measured."""
+    places = sum(one.places for one in passed)
+    return sum(one.first_right for one in passed) / places if places else None
 
 
 Figure = Callable[[Record], float | None]

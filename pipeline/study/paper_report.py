@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from textwrap import fill
 
 from pipeline.reports.tables import Table
-from pipeline.study.metrics import last_fifth, whole
+from pipeline.study.metrics import NONE, format_estimate, last_fifth, whole
 from pipeline.study.paper_tables import CacheSize, PaperBlock, PaperTable
 from pipeline.study.records import Record
-from pipeline.study.report import NONE, Results, circumstances, format_estimate, of_rates
+from pipeline.study.report import Results, circumstances, of_rates
 from pipeline.study.runner import StudyPlan
 
 WIDTH = 100  # columns of a page's text

@@ -5,7 +5,7 @@ All results are computed from these counts, so a study can be resumed and its ta
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, fields
+from dataclasses import MISSING, asdict, astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,9 @@ class PromptCounts:
 
     Attributes:
         at, cpu: wall and processor seconds from the start of the run to the completion, before learning from it.
+        first_right: number of the completion's tokens whose first piece was the drafter's likeliest, before learning
+            from it (above temperature 0: the expected number that it would have had accepted). Measured if `places`.
+        places: number of the completion's tokens; 0 if this was not measured.
     """
 
     offset: int
@@ -40,6 +43,8 @@ class PromptCounts:
     accepted: int
     at: float
     cpu: float
+    first_right: float = 0.0
+    places: int = 0
 
 
 @dataclass(frozen=True)
@@ -109,10 +114,11 @@ class Record:
             KeyError, TypeError, ValueError: the values are not those of a record.
         """
         columns = values["passed"]
-        rows = zip(*(columns[field.name] for field in fields(PromptCounts)), strict=True)
+        known = [field.name for field in fields(PromptCounts) if field.name in columns or field.default is MISSING]
+        rows = zip(*(columns[name] for name in known), strict=True)
         changed = {
             "key": Key(**values["key"]),
-            "passed": tuple(PromptCounts(*row) for row in rows),
+            "passed": tuple(PromptCounts(**dict(zip(known, row, strict=True))) for row in rows),
             "alarms": tuple(Alarm(**alarm) for alarm in values["alarms"]),
             "recalls": tuple(values["recalls"]),
             "segments": tuple(values["segments"]),

@@ -5,8 +5,10 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from pipeline.reports.tables import Table
+from pipeline.study.curves import learning_tables
 from pipeline.study.definitions import PaperColumn, StudyName
 from pipeline.study.metrics import (
+    NONE,
     WINDOW,
     Estimate,
     Figure,
@@ -14,8 +16,11 @@ from pipeline.study.metrics import (
     Switch,
     back_again,
     estimate,
+    fifths,
+    format_estimate,
     last_fifth,
     ratio,
+    right_first_pieces,
     segment_rates,
     switch,
     whole,
@@ -26,7 +31,6 @@ from pipeline.study.runner import StudyPlan
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-NONE = "–"
 RATES = {
     "acceptance": ("acceptance", 3),
     "block_efficiency": ("tokens/forward", 3),
@@ -85,6 +89,8 @@ def tables(results: Results) -> list[Table]:
             return [*made, _depth_table(results), _recovery_table(results), *_segment_tables(results)]
         case StudyName.CACHE:
             made.append(_size_table(results))
+        case StudyName.LEARNING:
+            made += learning_tables(results.by_arm)
     return [*made, *_comparisons(results)]
 
 
@@ -101,14 +107,6 @@ def _rates_table(results: Results, title: str, part: Callable[[Record], RunRates
         for arm in results.by_arm
     )
     return Table(head, rows, title)
-
-
-def format_estimate(found: Estimate | None, digits: int) -> str:
-    """Format an estimate as `0.512 ± 0.004`, without the error for one seed."""
-    if found is None:
-        return NONE
-    error = "" if found.error is None else f" ± {found.error:.{digits}f}"
-    return f"{found.value:.{digits}f}{error}"
 
 
 def _comparisons(results: Results) -> list[Table]:
@@ -277,6 +275,11 @@ def _arm_json(results: Results, arm: str) -> dict[str, Any]:
         found[name] = _json(results.over_seeds(arm, lambda record, name=name: getattr(record, name)))  # type: ignore[misc]
     if results.plan.study.name is StudyName.DRIFT:
         found["switches"] = [asdict(switch(record)) for record in results.by_arm[arm]]
+    if results.plan.study.name is StudyName.LEARNING:
+        records = results.by_arm[arm]
+        found["right_first_pieces"] = [
+            _json(estimate(right_first_pieces(fifths(record)[part]) for record in records)) for part in range(5)
+        ]
     return found
 
 

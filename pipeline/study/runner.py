@@ -133,7 +133,8 @@ def _take(plan: StudyPlan, file: StudyFile, waiting: list[Key]) -> "StudyTask | 
         needed = plan.study.arm(key.arm).share is not None
         if not needed or full_of(key) in file.records:
             waiting.remove(key)
-            return StudyTask(key, plan.config_of(key, file.records.get(full_of(key))), plan.segment)
+            config = plan.config_of(key, file.records.get(full_of(key)))
+            return StudyTask(key, config, plan.segment, plan.study.name is StudyName.LEARNING)
     return None
 
 

@@ -12,13 +12,16 @@ from time import perf_counter, process_time
 from pipeline.assembly.loop import build_loop
 from pipeline.assembly.models import Models, load_only_target
 from pipeline.config.settings import Config
+from pipeline.learning.local_learner import LocalLearner
 from pipeline.log_records import collect_messages
 from pipeline.loop import Loop
 from pipeline.reports.machine import machine_of
 from pipeline.sources.stream import BUILTIN_LIMIT, Source, open_sources
+from pipeline.study.place_accuracy import MeasuringDistiller
 from pipeline.study.records import Alarm, Key, PromptCounts, Record
+from stages.distill import Distill
 from stages.models.devices import synchronize
-from store.errors import SourceError
+from store.errors import ConfigError, SourceError
 from store.events import (
     Drifted,
     Event,
@@ -45,11 +48,13 @@ class StudyTask:
         key: target, seed and arm of the run.
         config: all settings of the run.
         segment: prompts per segment if the sources alternate A B A B; None for one source after another.
+        measures_places: whether the drafter is measured at every token of the completions.
     """
 
     key: Key
     config: Config
     segment: int | None
+    measures_places: bool = False
 
 
 @dataclass(frozen=True)
@@ -175,17 +180,18 @@ def run_task(task: StudyTask, passed: Callable[[], None] = lambda: None) -> Reco
     with TemporaryDirectory() as scratch:
         with collect_messages() as messages:
             loop, models = _open(task.config, Path(scratch))
+            meter = _measure_places(loop) if task.measures_places else None
             collector, began = Collector(), ClockTimes.now()
             for event in loop.run(iter(prompts.chosen)):
-                collector.add(event, ClockTimes.now() - began)
+                collector.add(event, _count_seconds(began, meter))
                 if isinstance(event, PromptCompleted):
                     passed()
         synchronize(models.target.device)
-        seconds = ClockTimes.now() - began
+        seconds = _count_seconds(began, meter)
     cache_bytes, cache_entries = _cache_size(loop)
     return Record(
         key=task.key,
-        passed=tuple(collector.passed),
+        passed=tuple(_add_places(one, meter) for one in collector.passed),
         alarms=tuple(collector.alarms),
         recalls=tuple(collector.recalls),
         segments=prompts.segments,
@@ -201,6 +207,27 @@ def run_task(task: StudyTask, passed: Callable[[], None] = lambda: None) -> Reco
         notices=tuple(messages),
         accepted_ngrams=collector.accepted_ngrams,
     )
+
+
+def _measure_places(loop: Loop) -> MeasuringDistiller:
+    """Let the learner of a loop with one target measure the drafter."""
+    (runner,) = loop.runners.values()
+    learner = runner.learner
+    if not isinstance(learner, LocalLearner) or not isinstance(learner.distill, Distill):
+        raise ConfigError("A drafter that does not learn has no examples to be measured on; enable learn.enabled.")
+    learner.distill = meter = MeasuringDistiller(learner.distill)
+    return meter
+
+
+def _count_seconds(began: ClockTimes, meter: MeasuringDistiller | None) -> ClockTimes:
+    """Return the time since the run began, without that of measurements."""
+    found = ClockTimes.now() - began
+    return found if meter is None else found - ClockTimes(meter.wall, meter.cpu)
+
+
+def _add_places(counts: PromptCounts, meter: MeasuringDistiller | None) -> PromptCounts:
+    right, places = (meter.found if meter else {}).get(counts.offset, (0.0, 0))
+    return replace(counts, first_right=right, places=places)
 
 
 def _open(config: Config, scratch: Path) -> tuple[Loop, Models]:

@@ -399,6 +399,7 @@ class TrainingExample:
         judged: number of proposed tokens that were judged.
         branches: soft targets after first rejections; empty unless enabled.
         states: the target's reduced hidden state at each emitted token, int8 (tokens, S), or None.
+        scope: whose text it is, as that of its sequence.
     """
 
     offset: int
@@ -410,3 +411,4 @@ class TrainingExample:
     judged: int = 0
     branches: tuple[OffPolicySpan, ...] = ()
     states: Numbers | None = None
+    scope: int = 0

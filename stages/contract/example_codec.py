@@ -24,11 +24,12 @@ MARK = -1  # begins `TopTokens`; a soft target begins with its position
 
 
 class IndexEntry(NamedTuple):
-    """The target of an example, whether its floats are stored in float64, and whether it has states."""
+    """The target of an example, whether its floats are stored in float64, whether it has states, and its scope."""
 
     target: str
     double: bool
     states: bool = False
+    scope: int = 0
 
 
 # A cache: an example is immutable and remains in the buffers for many snapshots.
@@ -101,7 +102,9 @@ class ExampleWriter:
     def add(self, example: TrainingExample) -> None:
         """Append an example to the arrays."""
         integers, floats = _encode(example)
-        self.index.append(IndexEntry(example.target, floats.dtype == np.float64, example.states is not None))
+        self.index.append(
+            IndexEntry(example.target, floats.dtype == np.float64, example.states is not None, example.scope)
+        )
         self._integers.append(integers)
         self._floats.append(floats)
 
@@ -125,14 +128,16 @@ class ExampleReader:
 
     def read(self, entry: IndexEntry) -> TrainingExample:
         """Decode the next example, given its entry of the index."""
-        target, self._double, has_states = entry
+        target, self._double, has_states, scope = entry
         offset, judged = self._integer(), self._integer()
         pieces, ngram_positions, soft_targets = self._list(), self._list(), self._soft_targets()
         branches = tuple(
             OffPolicySpan(self._integer(), self._list(), self._soft_targets()) for _ in range(self._integer())
         )
         states = self._states() if has_states else None
-        return TrainingExample(offset, target, pieces, soft_targets, (), ngram_positions, judged, branches, states)
+        return TrainingExample(
+            offset, target, pieces, soft_targets, (), ngram_positions, judged, branches, states, scope
+        )
 
     def _states(self) -> Numbers:
         tokens, size = self._integer(), self._integer()

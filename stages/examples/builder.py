@@ -151,6 +151,7 @@ class ExampleBuilder:
             self.judged,
             tuple(self.branches),
             np.concatenate(self.states) if self.states else None,
+            row.scope,
         )
 
     def save(self, row: SequenceState, writer: SnapshotWriter) -> ExampleBuilderState:

@@ -25,7 +25,18 @@ from stages.contract.snapshot import Moments, Saved, SnapshotReader, SnapshotWri
 from stages.examples.batches import Batch, ExampleBatcher, sum_by_row
 from stages.examples.losses import Loss, StudentBatch, TeacherBatch
 from stages.models.language_model import LanguageModel
-from stages.training.update import Assignment, Attempt, Gate, Reservoir, Scores, Step, TrainingConfig, mean_score
+from stages.training.best_so_far import Comparison, ComparisonState, Opinion
+from stages.training.update import (
+    Assignment,
+    Attempt,
+    Chooser,
+    Gate,
+    Reservoir,
+    Scores,
+    Step,
+    TrainingConfig,
+    mean_score,
+)
 
 LOG = logging.getLogger("omnidraft.training")
 
@@ -57,7 +68,7 @@ class RegressionState(NamedTuple):
 class TrainerState:
     """Saved state of a `DrafterTrainer` without an update in progress; tensors by number.
 
-    The baseline is not saved: it is the drafter as loaded.
+    The baseline is not saved: it is the drafter as loaded. `best` are the best weights so far, None for the baseline.
     """
 
     version: int
@@ -69,6 +80,8 @@ class TrainerState:
     replay: Saved
     gate: Saved
     regression: RegressionState | None = None
+    comparison: ComparisonState | None = None
+    best: list[int] | None = None
 
 
 @dataclass(frozen=True)
@@ -117,6 +130,8 @@ class DrafterTrainer:
         self._lr_scale = FIRST_LR_SCALE
         self._served_scores: Scores = {}
         self._baseline_scores: Scores = {}
+        self._comparison = Comparison()
+        self._best: list[Tensor] | None = None  # the best weights so far; None: the baseline
         self._replay = Reservoir(training.replay, Random(training.seed))
         self._gate = Gate(allowed, training.gate_window, training.gate_tolerance, self._score)
 
@@ -134,8 +149,22 @@ class DrafterTrainer:
         """Add an example that no update trains on to the replay buffer."""
         self._replay.add(example)
 
+    @property
+    def examples(self) -> tuple[TrainingExample, ...]:
+        """All examples that are kept."""
+        return (*self._replay.examples, *self._gate.held_out)
+
+    def forget(self, chosen: Chooser) -> None:
+        """Drop some of the examples. Weights that gradient steps have changed stay as they are."""
+        self._replay.forget(chosen)
+        self._gate.forget(chosen)
+        for scores in (self._served_scores, self._baseline_scores):
+            for example in [one for one in scores if chosen(one)]:
+                del scores[example]
+
     def respond_to_drift(self) -> None:
-        """Prepare for text of another kind. By default nothing changes."""
+        """Prepare for text of another kind: what was better before may be worse now."""
+        self._comparison.restart()
 
     def assign(self, fresh: Sequence[TrainingExample]) -> Assignment:
         """Select fresh examples, as many old ones, and the current held-out examples for an update."""
@@ -150,9 +179,12 @@ class DrafterTrainer:
         Before training, the candidate holds the weights in service in float32, so its scores are those of the served
         drafter.
         """
+        fresh = [example for example in assignment.held_out if example not in self._baseline_scores]
         before = self._gate.update_scores(self._candidate, self._served_scores, assignment.held_out)
         baseline = self._gate.update_scores(self._baseline, self._baseline_scores, assignment.held_out)
         moments = copy.deepcopy(self._optimizer.state_dict())
+        if self._compare_with_best(fresh):
+            return Attempt(self._withdraw(before, baseline), {}, moments)
         loss, positions, pieces = self._train(assignment.examples)
         known = mean_score(before.values()), None, mean_score(baseline.values())
         step = Step(loss, positions, pieces, *known, False, "the loss was not finite")
@@ -167,6 +199,29 @@ class DrafterTrainer:
             return Attempt(step, after, moments)
         reason = "the gate let it pass" if before else "nothing held out yet"
         return Attempt(replace(step, served=True, reason=reason), after, moments)
+
+    @torch.no_grad()
+    def _compare_with_best(self, fresh: Sequence[TrainingExample]) -> bool:
+        """Add new held-out examples to the evidence. Returns whether the weights in service are to be withdrawn."""
+        best = self._baseline_scores
+        if self._best is not None and fresh:
+            _copy_weights(self._best, self._candidate.trained_weights)
+            best = self._score(self._candidate, fresh)
+            _copy_weights(self._served_weights, self._candidate.trained_weights)
+        served = self._served_scores
+        known = [example for example in fresh if example in served and example in best and served[example][1]]
+        opinion = self._comparison.observe((served[one][0] - best[one][0]) / served[one][1] for one in known)
+        if opinion is Opinion.BETTER:
+            self._best = [weight.clone() for weight in self._candidate.trained_weights]
+        return opinion is Opinion.WORSE
+
+    @torch.no_grad()
+    def _withdraw(self, before: Scores, baseline: Scores) -> Step:
+        """Make the best weights so far the candidate, in place of training it."""
+        _copy_weights(self._best or self._baseline.trained_weights, self._candidate.trained_weights)
+        self._optimizer, self._lr_scale = self._new_optimizer(), FIRST_LR_SCALE
+        reason = f"withdrawn: the drafter in service was {Opinion.WORSE.value}"
+        return Step(0.0, 0, 0, mean_score(before.values()), None, mean_score(baseline.values()), True, reason)
 
     @torch.no_grad()
     def settle(self, attempt: Attempt) -> Step:
@@ -280,6 +335,7 @@ class DrafterTrainer:
         self.served.load_weights(weights)
         self._keep_masters()
         self._served_scores = {}
+        self._comparison.restart()
         self._optimizer, self._lr_scale = self._new_optimizer(), FIRST_LR_SCALE
         self.version += 1
 
@@ -294,6 +350,8 @@ class DrafterTrainer:
             _save_scores(self._baseline_scores, writer),
             self._replay.save(writer),
             self._gate.save(writer),
+            comparison=self._comparison.save(),
+            best=None if self._best is None else [writer.tensor(weight) for weight in self._best],
         )
 
     @torch.no_grad()
@@ -310,6 +368,9 @@ class DrafterTrainer:
         self._baseline_scores = _restore_scores(state.floor_scores, reader)
         self._replay.restore(state.replay, reader)
         self._gate.restore(state.gate, reader)
+        if state.comparison is not None:
+            self._comparison.restore(state.comparison, reader)
+        self._best = None if state.best is None else [reader.tensor(number) for number in state.best]
 
     def save_attempt(self, attempt: Attempt, writer: SnapshotWriter) -> AttemptState:
         """Return the state of an attempt that was computed but not settled."""

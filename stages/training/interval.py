@@ -1,12 +1,15 @@
 """Intervals, in prompts, between updates of the drafter."""
 
-from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from typing_extensions import override
 
 from stages.contract.snapshot import Saved, SnapshotReader
 from stages.training.update import Step
+from stages.training.usage import UsageState, UsageTest
+
+REPLAYED = 2  # pieces that an update reads per piece of its new examples: it takes as many old ones
+HOPED_GAIN = 0.1  # expected acceptance; the updates of the built-in pair on GSM8K gained .024 on average
 
 
 class UpdateInterval(Protocol):
@@ -17,6 +20,16 @@ class UpdateInterval(Protocol):
     """
 
     interval: int
+
+    def observe_prompt(self, judged: int, tokens: int, pieces: int) -> None:
+        """Adjust the interval to how much the drafter is used. By default nothing changes.
+
+        Args:
+            judged: tokens of the drafter's drafts that were judged in a completed prompt.
+            tokens: tokens of its completion.
+            pieces: pieces of its whole text, which an update reads.
+        """
+        return
 
     def observe_update(self, step: Step, judged: int, prompts: int) -> None:
         """Adjust the interval after an update. By default nothing changes.
@@ -58,13 +71,16 @@ class FixedInterval(UpdateInterval):
 
 
 class IntervalState(NamedTuple):
-    """Saved state of a `BreakEvenInterval`: the interval, the smoothed gain of an update if one was measured, and the
-    prompts so far. Checkpoints of older releases have no number of prompts.
+    """Saved state of a `BreakEvenInterval`: the interval, the smoothed gain of an update if one was measured, the
+    prompts up to the last update, how much the drafter is used, and all prompts so far. Checkpoints of older releases
+    lack the last ones.
     """
 
     interval: int
     gain: float | None
     seen: int = 0
+    usage: UsageState | None = None
+    prompts: int = 0
 
 
 class BreakEvenInterval(UpdateInterval):
@@ -75,22 +91,39 @@ class BreakEvenInterval(UpdateInterval):
     judged token during the horizon: as many prompts as there were so far, at most the configured number. How long a
     stream goes on is unknown, and a short one must not pay for a long one; after a drift, the new text is a new stream.
 
+    A drafter that is rarely used gains little by any update. Bets on its share of the tokens (`UsageTest`) decide
+    whether it is: with a share at which even a gain of `HOPED_GAIN` by every update would not repay them, the interval
+    is the longest, through drifts too, until the share has grown. Where other sources draft too, it begins so.
+
     Args:
         settings: the bounds of the interval, in prompts (a longest one below the shortest counts as the shortest), the
             gradient steps of an update, and the horizon: the maximum number of prompts over which its benefit is
             counted.
         piece_cost: cost of one piece in one gradient step, in target passes.
         batch: prompts that share a target pass.
+        others_draft: whether there are other sources of drafts.
     """
 
     SMOOTHING = 0.5  # weight of the newest gain: the gate's window is small, single gains are noisy
 
-    def __init__(self, settings: IntervalSettings, piece_cost: float, batch: int) -> None:
-        self.interval = self._shortest = settings.interval
-        self._longest = max(settings.interval, settings.longest_interval)
+    def __init__(
+        self, settings: IntervalSettings, piece_cost: float, batch: int, *, others_draft: bool = False
+    ) -> None:
+        self._shortest, self._longest = settings.interval, max(settings.interval, settings.longest_interval)
+        self.interval = self._longest if others_draft else self._shortest
         self._steps, self._horizon, self._piece_cost, self._batch = settings.steps, settings.horizon, piece_cost, batch
         self._gain: float | None = None
-        self._seen = 0  # prompts
+        self._seen = self._prompts = 0  # prompts: up to the last update, and all
+        self._usage = UsageTest(rare=others_draft)
+
+    @override
+    def observe_prompt(self, judged: int, tokens: int, pieces: int) -> None:
+        """Add a prompt to the evidence; with enough of it go to the longest interval, or return to the shortest."""
+        self._prompts += 1
+        spent = self._shortest * REPLAYED * pieces * self._steps * self._piece_cost  # by one update
+        saved = HOPED_GAIN * min(self._horizon, self._prompts) * max(1, tokens) / self._batch  # if always used
+        if self._usage.observe(judged, tokens, spent / saved):
+            self.interval = self._longest if self._usage.rare else self._shortest
 
     @override
     def observe_update(self, step: Step, judged: int, prompts: int) -> None:
@@ -100,6 +133,8 @@ class BreakEvenInterval(UpdateInterval):
             return
         gain = step.after - step.before if step.served else 0.0
         self._gain = gain if self._gain is None else self._gain + self.SMOOTHING * (gain - self._gain)
+        if self._usage.rare:
+            return
         horizon = min(self._horizon, self._seen)
         saved = self._gain * horizon * judged / prompts / self._batch
         spent = step.pieces * self._steps * self._piece_cost
@@ -108,20 +143,37 @@ class BreakEvenInterval(UpdateInterval):
 
     @override
     def restart(self) -> None:
-        """Return to the shortest interval, and forget the gains and the prompts so far."""
-        self.interval, self._gain, self._seen = self._shortest, None, 0
+        """Return to the shortest interval unless the drafter is rarely used, and forget the gains and the prompts so
+        far.
+        """
+        self.interval = self._longest if self._usage.rare else self._shortest
+        self._gain, self._seen, self._prompts = None, 0, 0
+        self._usage.restart()
 
     @override
     def save(self) -> IntervalState:
-        return IntervalState(self.interval, self._gain, self._seen)
+        return IntervalState(self.interval, self._gain, self._seen, self._usage.save(), self._prompts)
 
     @override
     def restore(self, saved: Saved, reader: SnapshotReader) -> None:
-        self.interval, self._gain, self._seen = reader.decode(IntervalState, saved)
+        state = reader.decode(IntervalState, saved)
+        self.interval, self._gain, self._seen, self._prompts = state.interval, state.gain, state.seen, state.prompts
+        if state.usage is not None:
+            self._usage.restore(state.usage, reader)
 
 
-# By the value of the setting. Arguments as for `BreakEvenInterval`.
-UPDATE_INTERVALS: dict[str, Callable[[IntervalSettings, float, int], UpdateInterval]] = {
-    "fixed": lambda settings, piece_cost, batch: FixedInterval(settings.interval),
-    "paying": BreakEvenInterval,
-}
+class IntervalMaker(Protocol):
+    """Makes the rule of a setting. Arguments as for `BreakEvenInterval`."""
+
+    def __call__(
+        self, settings: IntervalSettings, piece_cost: float, batch: int, *, others_draft: bool
+    ) -> UpdateInterval:
+        """Make the rule for one set of weights."""
+        ...
+
+
+def _make_fixed(settings: IntervalSettings, piece_cost: float, batch: int, *, others_draft: bool) -> FixedInterval:
+    return FixedInterval(settings.interval)
+
+
+UPDATE_INTERVALS: dict[str, IntervalMaker] = {"fixed": _make_fixed, "paying": BreakEvenInterval}  # by the setting

@@ -26,13 +26,14 @@ from stages.examples.batches import Batch
 from stages.examples.losses import StudentBatch, TeacherBatch
 from stages.models.language_model import LanguageModel
 from stages.training.drafter_trainer import DrafterTrainer, RegressionState, TrainerState
-from stages.training.update import Assignment, Scores
+from stages.training.update import Assignment, Chooser, Scores
 
 RIDGE = 0.1  # added to the diagonal of the first sum, as a share of its mean
 STRENGTHS = (0.0, 4.0, 8.0, 16.0, 32.0)  # factors of the correction, which is a difference of probabilities, in logits
 FIRST_STRENGTH = 8.0  # before any is measured
 STRENGTH_DECAY = 0.9  # per update, of the measured acceptance of each strength
 DRIFT_DECAY = 0.25  # of the sums, after a drift
+ROUNDING = 1e-10  # of the largest value of a sum: what remains where everything is taken away again
 
 
 class LeastSquaresSums:
@@ -62,9 +63,12 @@ class LeastSquaresSums:
         """Add positions: their hidden states, and the target's probabilities less the drafter's. A negative weight
         takes away what was added with the positive one.
         """
-        hidden_NW = hidden_NW.double()
+        hidden_NW, largest = hidden_NW.double(), self.states_WW.abs().max()
         self.states_WW += weight * (hidden_NW.T @ hidden_NW)
         self.products_WD += weight * (hidden_NW.T @ missing_ND.double())
+        if weight < 0 and bool(self.states_WW.abs().max() < ROUNDING * largest):  # nothing but errors is left
+            self.states_WW.zero_()
+            self.products_WD.zero_()
 
     def merge(self, other: "LeastSquaresSums") -> None:
         """Add all positions of other sums, as if they had been added to these."""
@@ -75,6 +79,13 @@ class LeastSquaresSums:
         """Give all positions so far a smaller weight."""
         self.states_WW *= factor
         self.products_WD *= factor
+
+    @classmethod
+    def from_tensors(cls, states_WW: Tensor, products_WD: Tensor) -> "LeastSquaresSums":
+        """Make sums of saved tensors."""
+        sums = cls(0, 0, states_WW.device)
+        sums.states_WW, sums.products_WD = states_WW.double(), products_WD.double()
+        return sums
 
     def solve(self) -> Tensor:
         """Return the layer (D, W) that gives the missing probabilities; zeros without positions."""
@@ -178,34 +189,52 @@ class OutputLayerTrainer(DrafterTrainer):
     @override
     def respond_to_drift(self) -> None:
         """Give the text before a drift less weight."""
+        super().respond_to_drift()
         self._sums.scale(DRIFT_DECAY)
         self._learned = {example: DRIFT_DECAY * weight for example, weight in self._learned.items()}
         self._correction_DX = None
 
+    @property
+    @override
+    def examples(self) -> tuple[TrainingExample, ...]:
+        return (*super().examples, *self._learned)
+
+    @override
     @torch.no_grad()
-    def forget(self, offset: int, target: str) -> bool:
-        """Take a prompt out of the sums and put the solution without it into service, not asking the gate.
+    def forget(self, chosen: Chooser) -> None:
+        """Take examples out of the sums and put the solution without them into service, not asking the gate.
 
-        The solution is that of a trainer that never saw the prompt; the strength is the one measured so far. Possible
-        for the newest `TrainingConfig.replay` prompts.
-
-        Args:
-            offset, target: of the prompt.
-
-        Returns:
-            Whether the prompt was found.
+        The solution is that of a trainer that never saw them; the strength is the one measured so far. Possible for the
+        newest `TrainingConfig.replay` prompts.
         """
-        found = [example for example in self._learned if (example.offset, example.target) == (offset, target)]
+        super().forget(chosen)
+        self._read = {example: places for example, places in self._read.items() if not chosen(example)}
+        found = [example for example in self._learned if chosen(example)]
         for example in found:
             weight = self._learned.pop(example)
             for batch in self._batcher.make_batches([example]):
                 places, later, _ = self._read_batch(batch)
                 self._add_to_sums(places, later, -weight)
         if found:
-            self._correction_DX = self._sums.solve()
-            _write_layer(self._candidate, self._loaded_DX + self._strength * self._correction_DX)
-            self.adopt([weight.detach().clone() for weight in self._candidate.trained_weights])
-        return bool(found)
+            self._serve_solution()
+
+    @torch.no_grad()
+    def merge(self, sums: LeastSquaresSums) -> None:
+        """Add what another trainer of the same drafter learned, and put the solution into service.
+
+        Raises:
+            ValueError: the sums have other features or another vocabulary.
+        """
+        if sums.products_WD.shape != self._sums.products_WD.shape:
+            own, other = (tuple(one.products_WD.shape) for one in (self._sums, sums))
+            raise ValueError(f"sums must have the same features and pieces, got {own} and {other}")
+        self._sums.merge(sums)
+        self._serve_solution()
+
+    def _serve_solution(self) -> None:
+        self._correction_DX = self._sums.solve()
+        _write_layer(self._candidate, self._loaded_DX + self._strength * self._correction_DX)
+        self.adopt([weight.detach().clone() for weight in self._candidate.trained_weights])
 
     @override
     @torch.no_grad()

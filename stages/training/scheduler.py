@@ -23,7 +23,8 @@ from stages.contract.blocks import TrainingExample
 from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
 from stages.training.drafter_trainer import DrafterTrainer
 from stages.training.interval import UpdateInterval
-from stages.training.update import Assignment, Attempt, Step
+from stages.training.update import Assignment, Attempt, Chooser, Step
+from stages.training.usage import count_tokens
 from store.events import Updated
 
 T = TypeVar("T")
@@ -186,6 +187,7 @@ class UpdateScheduler:
         self._seen[example.target] += 1
         self._prompts += 1
         self._judged += example.judged
+        self._interval.observe_prompt(example.judged, count_tokens(example), len(example.pieces))
         if self._seen[example.target] % self._gate_every == 0:
             self.trainer.hold_out(example)
         else:
@@ -232,6 +234,20 @@ class UpdateScheduler:
         self._interval.restart()
         self.trainer.respond_to_drift()
         return dropped
+
+    def forget(self, chosen: Chooser) -> int:
+        """Forget examples and what was learned from them, as far as the trainer can; drop the pending update.
+
+        Returns:
+            the number of prompts that were found.
+        """
+        if self._pending:
+            attempt, _, _ = self._take_result(self._pending)
+            self.trainer.drop(attempt, "prompts were forgotten while it was under way")
+        found = {(one.target, one.offset) for one in (*self._fresh, *self.trainer.examples) if chosen(one)}
+        self._fresh = [example for example in self._fresh if not chosen(example)]
+        self.trainer.forget(chosen)
+        return len(found)
 
     @property
     def busy(self) -> bool:

@@ -16,6 +16,7 @@ from stages.models.language_model import LanguageModel
 
 Score = tuple[float, int]  # sum of the measure over an example's positions, and their number
 Scores = dict[TrainingExample, Score]
+Chooser = Callable[[TrainingExample], bool]  # of examples that are to be forgotten
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,15 @@ class Reservoir:
         elif (place := self._random.randrange(self._seen)) < self._size:
             self._examples[place] = example
 
+    @property
+    def examples(self) -> tuple[TrainingExample, ...]:
+        """The examples that are kept."""
+        return tuple(self._examples)
+
+    def forget(self, chosen: Chooser) -> None:
+        """Drop some of the examples."""
+        self._examples = [example for example in self._examples if not chosen(example)]
+
     def sample(self, number: int) -> list[TrainingExample]:
         """Draw distinct examples, at most `number`."""
         return self._random.sample(self._examples, min(number, len(self._examples)))
@@ -192,6 +202,13 @@ class Gate:
     def hold_out(self, example: TrainingExample) -> None:
         """Add a held-out example; it is never trained on."""
         self._held_out[example.target].append(example)
+
+    def forget(self, chosen: Chooser) -> None:
+        """Drop some of the held-out examples."""
+        for window in self._held_out.values():
+            kept = [example for example in window if not chosen(example)]
+            window.clear()
+            window.extend(kept)
 
     @property
     def held_out(self) -> tuple[TrainingExample, ...]:

@@ -74,4 +74,6 @@ def test_no_implementation_is_missing_from_this_suite():
 
 def test_the_table_has_every_name_of_the_setting_and_every_implementation():
     assert set(UPDATE_INTERVALS) == set(get_args(LearnSettings.model_fields["spacing"].annotation))
-    assert {type(make(SETTINGS, 0.1, 2)).__name__ for make in UPDATE_INTERVALS.values()} == set(MADE)
+    assert {type(make(SETTINGS, 0.1, 2, others_draft=False)).__name__ for make in UPDATE_INTERVALS.values()} == set(
+        MADE
+    )

@@ -87,11 +87,13 @@ def study(
     no_publish: Annotated[bool, typer.Option("--no-publish", help="Do not record the runs in MLflow.")] = False,
     mlflow_uri: Annotated[str | None, option("publish.mlflow_uri")] = None,
 ) -> None:
-    """Compare training losses, stop rules, responses to drift, sizes of the n-gram cache, or sources of drafts.
+    """Compare losses, stop rules, responses to drift, sizes of the n-gram cache, sources of drafts, ways to learn.
 
     **losses**: no learning, the n-gram cache alone, and every loss. **head**: fixed draft lengths, threshold, cost
     rule. **drift**: detectors and responses at a change of the stream. **cache**: budgets and eviction rules.
     **sources**: no drafts, the own text, the memory as chains and trees, the drafter frozen and learning, and all.
+    **learning**: no updates, gradient steps at fixed and paying intervals, least squares without and with the target's
+    state.
 
     With equal seeds every arm sees the same prompts and random draws; arms take turns. Finished runs are saved in a
     file, and the same command resumes with the missing ones. Tables show the paper's ratios between arms next to ours.

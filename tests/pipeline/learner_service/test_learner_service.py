@@ -44,7 +44,7 @@ DRIFTING = {
 }
 CASES: dict[str, dict[str, Any]] = {
     "updates": {},
-    "seldom and gated": {"learn__spacing": "paying", "learn__gate_share": 0.5},
+    "seldom and gated": {"learn__spacing": "paying", "learn__gate_share": 0.5, "draft__sources": ("model",)},
     "a small cache": {"cache__budget_bytes": 2000, "publish__enabled": True, "publish__probe": False},
     "drift": DRIFTING,
 }

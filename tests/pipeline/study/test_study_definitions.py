@@ -10,7 +10,7 @@ from pipeline.study.definitions import STUDIES, PaperColumn, Study, StudyName
 from store.errors import ConfigError
 
 PAPER = ROOT.parent / "shared" / "PAPER.md"
-LOSSES, HEAD, DRIFT, CACHE, SOURCES = (STUDIES[name] for name in StudyName)
+LOSSES, HEAD, DRIFT, CACHE, SOURCES, LEARNING = (STUDIES[name] for name in StudyName)
 
 
 def column(study: Study, title: str) -> PaperColumn:
@@ -54,6 +54,13 @@ def test_every_source_is_studied_alone_and_all_together():
     sources = [arm.settings.get("draft.sources") for arm in SOURCES.arms]
     assert sources == [None, ("own",), *2 * [("own", "memory")], *2 * [("model",)], ("own", "memory", "model")]
     assert [arm.name for arm in SOURCES.arms if arm.settings["learn.enabled"]] == ["model learning", "all"]
+
+
+def test_ways_to_learn_differ_in_method_interval_and_features_alone():
+    keys = {key for arm in LEARNING.arms for key in arm.settings}
+    assert keys == {"learn.method", "learn.spacing", "learn.interval", "learn.target_state"}
+    assert LEARNING.settings == {"learn.enabled": True, "draft.adapt": False, "draft.max_draft": 5}
+    assert LEARNING.references == ("baseline",)
 
 
 def test_what_arms_decide_cannot_be_set_otherwise():

@@ -110,7 +110,7 @@ def test_stored_tokens_come_back_as_they_were(others: tuple[SoftTarget, ...]):
 @pytest.mark.parametrize("size", [256, 3])
 def test_states_come_back_as_they_were(size: int):
     states = np.random.default_rng(0).integers(-127, 128, (5, size), np.int8)
-    examples = [TrainingExample(0, "t", (1,), (), (), (), 0, (), own) for own in (states, None, states[:1])]
+    examples = [TrainingExample(0, "t", (1,), (), (), (), 0, (), own, 2**63) for own in (states, None, states[:1])]
     row = SequenceState(3, "a", "docs", "text", [1, 2], 1, [5], SeededRandomSource(0, 3), 7)
     row.target_state = torch.from_numpy(states[0])
     keep = SnapshotWriter()
@@ -118,6 +118,7 @@ def test_states_come_back_as_they_were(size: int):
     kept = SnapshotReader(keep.files([keep.example(example) for example in examples]))
     for number, example in zip(kept.state, examples, strict=True):
         assert np.array_equal(kept.example(number).states, example.states)
+        assert kept.example(number).scope == example.scope
     assert torch.equal(kept.row(0).target_state, row.target_state)
 
 

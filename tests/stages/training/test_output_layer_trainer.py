@@ -163,11 +163,15 @@ def test_a_forgotten_prompt_leaves_the_weights_of_a_run_that_never_saw_it():
         update(trainer, [others[2]])
     forgetful, ignorant = trainers
     before = max_difference(forgetful, ignorant)
-    assert forgetful.forget(17, "one")
+    assert secret in forgetful.examples
+    forgetful.forget(lambda example: example.offset == 17)
+    assert secret not in forgetful.examples
     assert forgetful._strength == ignorant._strength
     assert before > 1e-2
     assert max_difference(forgetful, ignorant) < 1e-6
-    assert not forgetful.forget(17, "one"), "it is not there any more"
+    version = forgetful.version
+    forgetful.forget(lambda example: example.offset == 17)
+    assert forgetful.version == version, "it is not there any more"
 
 
 def max_difference(one: OutputLayerTrainer, other: OutputLayerTrainer) -> float:
@@ -175,10 +179,20 @@ def max_difference(one: OutputLayerTrainer, other: OutputLayerTrainer) -> float:
     return max(float((left - right).detach().abs().max()) for left, right in pairs)
 
 
+def test_a_trainer_that_forgot_everything_serves_the_drafter_as_loaded():
+    trainer, loaded = new_trainer(), new_trainer()
+    for offset in range(3):
+        update(trainer, [with_states(replace(COUNTING, offset=offset), offset)])
+    assert max_difference(trainer, loaded) > 1e-2
+    for offset in range(3):
+        trainer.forget(lambda example, offset=offset: example.offset == offset)
+    assert max_difference(trainer, loaded) == 0
+
+
 def test_merged_sums_are_those_of_one_trainer_that_saw_everything():
     examples = [with_states(replace(COUNTING, offset=offset), offset) for offset in range(4)]
     left, right, both = (new_trainer() for _ in range(3))
     for trainer, own in ((left, examples[:2]), (right, examples[2:]), (both, examples)):
         update(trainer, own)
-    left._sums.merge(right._sums)
+    left.merge(right._sums)
     torch.testing.assert_close(left._sums.solve(), both._sums.solve(), atol=1e-6, rtol=0)

@@ -58,12 +58,16 @@ class Trainer:
 
 
 class Spacing:
-    """A fixed interval that keeps what it was told."""
+    """A fixed interval that records its calls."""
 
     def __init__(self, interval: int) -> None:
         self.interval = interval
         self.observed: list[tuple[int, int]] = []
         self.restarts = 0
+        self.prompts: list[tuple[int, int, int]] = []
+
+    def observe_prompt(self, judged: int, tokens: int, pieces: int) -> None:
+        self.prompts.append((judged, tokens, pieces))
 
     def observe_update(self, step: Step, judged: int, prompts: int) -> None:
         self.observed.append((judged, prompts))

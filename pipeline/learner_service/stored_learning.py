@@ -1,0 +1,117 @@
+"""What a run that is not running has learned in closed form: prompts are taken out, what other runs learned is added.
+
+Both change the last commit of the run's learner, which is in the run itself or, of a server and of a run over several
+machines, in the partition of its learner.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+
+from pipeline.config.settings import Config
+from pipeline.learner_service.service import LearnerConfig, LearnerService, LearnerServiceState
+from pipeline.learning.local_learner import LocalLearner, LocalLearnerState
+from pipeline.loop import LoopState
+from pipeline.reports.progress import PlainDisplay
+from pipeline.run.committer import last_snapshot
+from pipeline.run.folder import mlflow_of, resumed_config
+from pipeline.run.replay import Replay, ReplayState
+from stages.contract.blocks import TrainingExample
+from stages.contract.snapshot import SnapshotReader
+from stages.distill import read_sums
+from stages.training.output_layer_trainer import LeastSquaresSums, OutputLayerTrainer
+from store.errors import RunError, UsageError
+from store.log.lock import RunLock
+from store.log.manifest import MANIFEST
+from store.log.partitions import LEARNER, partition_folder
+
+UNSENT_SECONDS = 10.0  # for messages to MLflow
+
+
+def unlearn(run_folder: Path, chosen: Callable[[TrainingExample], bool]) -> int:
+    """Take prompts out of what a run has learned, so that its weights are those of a run that never saw them.
+
+    Args:
+        run_folder: of a run that can be resumed, with `learn.method` least-squares.
+        chosen: whether a prompt is to be forgotten; those before the newest `learn.replay_prompts` are not found.
+
+    Returns:
+        the number of prompts that were found.
+
+    Raises:
+        UsageError: the run learns by gradient, which cannot be undone.
+        RunError: a process runs the run, or it cannot be resumed.
+        CorruptError: its checkpoint is not as it was written.
+    """
+    return _edit(run_folder, lambda learner: learner.forget(chosen))
+
+
+def merge_learned(run_folder: Path, other: Path) -> int:
+    """Add what another run has learned to a run, as if this one had learned from the prompts of both.
+
+    Args:
+        run_folder: of the run that is changed; it can be resumed.
+        other: folder of the other run, with the same drafter and the same targets; it can be resumed too.
+
+    Returns:
+        the number of learners that were changed.
+
+    Raises: as `unlearn`.
+    """
+    found, theirs = _read_config(run_folder), _read_config(other)
+    same = (found.drafter, found.targets, found.learn.target_state, found.vocabulary)
+    if same != (theirs.drafter, theirs.targets, theirs.learn.target_state, theirs.vocabulary):
+        raise UsageError(f"{other} must have the drafter and the targets of {run_folder}, but it has others")
+    sums, changed = _read_sums(other), list[OutputLayerTrainer]()
+
+    def edit(learner: LocalLearner) -> int:
+        trainer = learner.trainer
+        if not isinstance(trainer, OutputLayerTrainer) or trainer in changed:  # targets share it
+            return 0
+        changed.append(trainer)
+        trainer.merge(sums)
+        return 1
+
+    return _edit(run_folder, edit)
+
+
+def _edit(run_folder: Path, edit: Callable[[LocalLearner], int]) -> int:
+    config = _read_config(run_folder)
+    if (partition_folder(run_folder, LEARNER) / MANIFEST).exists():
+        uri = config.publish.mlflow_uri or mlflow_of(str(run_folder))
+        with RunLock(run_folder), LearnerService(LearnerConfig(config, run_folder, uri, (), 0.0, ())) as service:
+            count = edit(service.learner)
+            service.pause(UNSENT_SECONDS)
+        return count
+    with PlainDisplay(perf_counter) as display:
+        return Replay(config, run_folder, config.publish.mlflow_uri, resume=True).edit_learners(edit, display)
+
+
+def _read_config(run_folder: Path) -> Config:
+    config = resumed_config(run_folder, str(run_folder), {})
+    if not (config.learn.enabled and config.learn.trains_output_layer):
+        learn = config.learn.model_dump(include={"enabled", "method", "lora"})
+        raise UsageError(
+            f"{run_folder} must learn in closed form (learn.method = 'least-squares'), but has {learn}; what gradient "
+            "steps have learned cannot be taken apart"
+        )
+    return config
+
+
+def _read_sums(run_folder: Path) -> LeastSquaresSums:
+    reader = last_snapshot(partition_folder(run_folder, LEARNER)) or last_snapshot(run_folder)
+    if reader is None:
+        raise RunError(f"{run_folder} must have a checkpoint to read, but it is finished or has not begun")
+    sums = read_sums(find_learner(reader).distill, reader)
+    if sums is None:
+        raise RunError(f"{run_folder} must have learned in closed form, but its checkpoint has no sums")
+    return sums
+
+
+def find_learner(reader: SnapshotReader) -> LocalLearnerState:
+    """Return the learner's state in the checkpoint of a run, or of the partition of its learner."""
+    if isinstance(reader.state, dict) and "loop" not in reader.state:
+        return reader.decode(LearnerServiceState, reader.state).learner
+    loop = reader.decode(LoopState, reader.decode(ReplayState, reader.state).loop)
+    first = next(iter(loop.runners.values()))  # with several targets, all share the drafter's learner
+    return reader.decode(LocalLearnerState, first.learner)

@@ -1,0 +1,63 @@
+"""The weights that an update is compared with in the long run: the best ones that are proven, at first the baseline."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from stages.contract.snapshot import Saved, SnapshotReader
+from stages.training.betting import BettingState, BettingTest
+
+
+class Opinion(Enum):
+    """What the evidence says about the weights in service."""
+
+    OPEN = "neither"
+    BETTER = "better than the best so far"
+    WORSE = "worse than the best so far"
+
+
+@dataclass(frozen=True)
+class ComparisonState:
+    """Saved state of a `Comparison`: the evidence that the weights in service are better, and that they are worse."""
+
+    better: BettingState
+    worse: BettingState
+
+
+class Comparison:
+    """Compares the weights in service with the best so far, on held-out prompts that neither was chosen by.
+
+    The gate compares an update with the one before on few prompts, and lets small losses pass; many of them would add
+    up. Here every held-out prompt counts once, and the evidence is kept over all updates.
+    """
+
+    def __init__(self) -> None:
+        self._better, self._worse = BettingTest(low=-1.0), BettingTest(low=-1.0)
+
+    def observe(self, differences: Iterable[float]) -> Opinion:
+        """Add differences of acceptance per prompt, in service less best so far. A decision begins afresh."""
+        finite = [value for value in differences if math.isfinite(value)]  # a drafter may have logits that are not
+        for difference in (max(-1.0, min(1.0, value)) for value in finite):
+            self._better.observe(difference, 0.0)
+            self._worse.observe(-difference, 0.0)
+            if self._better.decisive or self._worse.decisive:
+                opinion = Opinion.BETTER if self._better.decisive else Opinion.WORSE
+                self.restart()
+                return opinion
+        return Opinion.OPEN
+
+    def restart(self) -> None:
+        """Forget the evidence: other weights are in service, or the text is of another kind."""
+        self._better.restart()
+        self._worse.restart()
+
+    def save(self) -> ComparisonState:
+        """Return the state to save."""
+        return ComparisonState(self._better.save(), self._worse.save())
+
+    def restore(self, saved: Saved, reader: SnapshotReader) -> None:
+        """Restore the state that `save` returned."""
+        state = reader.decode(ComparisonState, saved)
+        self._better.restore(state.better, reader)
+        self._worse.restore(state.worse, reader)

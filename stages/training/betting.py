@@ -1,0 +1,81 @@
+"""Evidence from bets: tests that may be read after every observation, however long they run.
+
+Waudby-Smith and Ramdas, "Estimating means of bounded random variables by betting", JRSS B 2024.
+"""
+
+from dataclasses import dataclass
+
+from stages.contract.snapshot import Saved, SnapshotReader
+
+DECISIVE = 20.0  # evidence that is acted upon: under the hypothesis it is ever reached with a chance below 1/20
+FRACTIONS = (0.1, 0.3, 0.6, 0.9)  # stakes, as shares of the largest stake that cannot lose everything
+
+
+@dataclass(frozen=True)
+class BettingState:
+    """Saved state of a `BettingTest`."""
+
+    wealth: tuple[float, ...]
+    count: int
+
+
+class BettingTest:
+    """An e-process against the hypothesis that values are on average no larger than their thresholds.
+
+    A gambler bets on every value that it exceeds its threshold, at odds that are fair under the hypothesis. The wealth
+    is the evidence: its expectation stays at most 1 under the hypothesis, so that the chance to ever reach 20 is below
+    1/20 (Ville's inequality), whenever one looks. The wealth is divided among four stakes, and among bets that begin
+    with the first value, the second and so on; one that begins later has lost nothing on the values before, so a
+    change is noticed after a long past too.
+
+    Ten values of 0.5 where 0.1 is the threshold:
+
+    >>> test = BettingTest(low=0.0)
+    >>> for _ in range(10):
+    ...     test.observe(0.5, threshold=0.1)
+    >>> test.evidence > DECISIVE
+    True
+
+    Args:
+        low: the smallest possible value.
+    """
+
+    def __init__(self, low: float) -> None:
+        self._low = low
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget all values, as if there had been none."""
+        self._wealth: tuple[float, ...] = (0.0,) * len(FRACTIONS)
+        self._count = 0
+
+    def observe(self, value: float, threshold: float) -> None:
+        """Add a value. Its threshold may depend on earlier values only, and is above the smallest possible value."""
+        if not self._low <= value or not self._low < threshold:
+            raise ValueError(f"value and threshold must be above {self._low}, got {value} and {threshold}")
+        self._count += 1
+        joining = 1 / (self._count * (self._count + 1))  # the sum over all counts is 1
+        win = (value - threshold) / (threshold - self._low)
+        self._wealth = tuple(
+            min(1e100, (wealth + joining) * (1 + fraction * win))
+            for wealth, fraction in zip(self._wealth, FRACTIONS, strict=True)
+        )
+
+    @property
+    def evidence(self) -> float:
+        """The wealth of all bets, 1 before the first value."""
+        return sum(self._wealth) / len(FRACTIONS) + 1 / (self._count + 1)
+
+    @property
+    def decisive(self) -> bool:
+        """Whether the evidence is acted upon."""
+        return self.evidence > DECISIVE
+
+    def save(self) -> BettingState:
+        """Return the state to save."""
+        return BettingState(self._wealth, self._count)
+
+    def restore(self, saved: Saved, reader: SnapshotReader) -> None:
+        """Restore the state that `save` returned."""
+        state = reader.decode(BettingState, saved)
+        self._wealth, self._count = state.wealth, state.count

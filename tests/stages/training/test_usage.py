@@ -1,0 +1,114 @@
+"""Whether the drafter is used enough for its training to pay."""
+
+from dataclasses import dataclass
+from random import Random
+
+from pipeline.config.sections import LearnSettings
+from stages.contract.blocks import SoftTarget, TrainingExample
+from stages.contract.snapshot import SnapshotReader, SnapshotWriter
+from stages.training.interval import BreakEvenInterval, IntervalState
+from stages.training.update import Step
+from stages.training.usage import UsageTest, count_tokens
+
+TOKENS, PIECES = 48, 240
+STEP = Step(1.0, 10, 1000, 0.4, 0.45, 0.3, True, "")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A checkpoint with an interval alone."""
+
+    interval: IntervalState
+
+
+def interval_of(**changes: float) -> BreakEvenInterval:
+    """An update costs 4 x 2 x 240 x 2 x 0.01 = 38 target passes."""
+    settings = LearnSettings(**{"interval": 4, "longest_interval": 64, "steps": 2, "horizon": 1000} | changes)
+    return BreakEvenInterval(settings, piece_cost=0.01, batch=1)
+
+
+def feed(interval: BreakEvenInterval, prompts: int, judged: int) -> None:
+    for _ in range(prompts):
+        interval.observe_prompt(judged, TOKENS, PIECES)
+
+
+def test_a_drafter_that_is_hardly_used_is_rarely_trained():
+    interval = interval_of()
+    feed(interval, 24, 1)
+    assert interval.interval == 64
+    interval.observe_update(STEP, 24, 24)
+    assert interval.interval == 64
+
+
+def test_a_drafter_that_drafts_everything_is_trained_as_before():
+    interval, before = interval_of(), interval_of()
+    for _ in range(100):
+        feed(interval, 4, 30)
+        for one in (interval, before):
+            one.observe_update(STEP, 120, 4)
+        assert interval.interval == before.interval
+
+
+def test_training_resumes_when_the_share_grows():
+    interval = interval_of()
+    feed(interval, 100, 1)
+    assert interval.interval == 64
+    interval.restart()
+    assert interval.interval == 64, "a drift is no reason while the drafter is hardly used"
+    feed(interval, 12, 30)
+    assert interval.interval == 4
+
+
+def test_where_other_sources_draft_too_training_begins_with_evidence_of_use():
+    settings = LearnSettings(interval=4, longest_interval=64, steps=2, horizon=1000)
+    for judged, intervals in ((2, [64] * 100), (40, [64] * 4 + [4] * 96)):
+        interval = BreakEvenInterval(settings, piece_cost=0.01, batch=1, others_draft=True)
+        found = []
+        for _ in range(100):
+            feed(interval, 1, judged)
+            found.append(interval.interval)
+        assert found == intervals
+
+
+def test_where_updates_cost_little_a_small_share_is_enough():
+    interval = interval_of(steps=1, interval=1)  # 4.8 passes: the gains of 48 tokens repay them
+    feed(interval, 15, 3)
+    assert interval.interval == 1
+    feed(interval, 300, 3)
+    assert interval.interval == 1
+
+
+def test_a_used_drafter_is_taken_for_unused_less_often_than_once_in_twenty():
+    random, wrong = Random(3), 0
+    for _ in range(300):
+        test = UsageTest(rare=False)
+        for _ in range(200):
+            test.observe(round(TOKENS * random.betavariate(0.5, 1.5)), TOKENS, 0.25)  # a mean of .25
+            if test.rare:
+                wrong += 1
+                break
+    assert wrong < 15
+
+
+def test_prompts_without_tokens_are_no_evidence():
+    test = UsageTest(rare=False)
+    for _ in range(200):
+        assert test.observe(0, 0, 0.25) is False
+
+
+def test_tokens_are_counted_by_their_first_pieces():
+    soft_targets = tuple(
+        SoftTarget(place, depth, (1,), (0.9,), (0.9,), 0.1) for place, depth in [(1, 0), (2, 1), (3, 0)]
+    )
+    assert count_tokens(TrainingExample(0, "big", (1, 2, 3, 4), soft_targets, (), ())) == 2
+
+
+def test_a_restored_interval_continues_with_the_same_evidence():
+    interval = interval_of()
+    feed(interval, 10, 1)
+    reader = SnapshotReader(SnapshotWriter().files(Kept(interval.save())))
+    restored = interval_of()
+    restored.restore(reader.state["interval"], reader)
+    for one in (interval, restored):
+        feed(one, 9, 1)
+    assert restored.save() == interval.save()
