@@ -270,6 +270,7 @@ def runs(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = typed_in_a_process(
         [str(tiny_pair.sums), str(tiny_pair.more), *tiny_pair.options, *QUICK, "--run", str(folder / "first")],
         ["--interval", "2", "--set", "publish.interval=8", "--set", "cache.seed=vocabulary"],
+        ["--set", "learn.spacing=fixed"],
     )
     output, errors = done.communicate(timeout=240)
     assert done.returncode == 0, errors
