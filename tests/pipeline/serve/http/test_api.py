@@ -385,6 +385,7 @@ def test_the_key():
                 assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
                 assert answer.headers["www-authenticate"] == "Bearer"
         assert http.get(f"{served.url}/health").status_code == 200
+        assert [http.get(f"{served.url}{path}").status_code for path in ("/healthy", "/docs/v1")] == [401, 401]
         right = {"Authorization": "Bearer sécret".encode()}
         assert http.get(f"{served.url}/v1/models", headers=right).status_code == 200
     with run_http_server(ScriptedEngine(), key="secret") as served:
