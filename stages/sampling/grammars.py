@@ -103,7 +103,7 @@ class GrammarTransform(LogitTransform):
             self._restart()
             bits = self._find_allowed(emitted)
         allowed_V = torch.zeros(len(logits_V), dtype=torch.bool)
-        if bits:  # of no bytes, `unpackbits` makes as many bits as are asked for, whatever the memory holds
+        if bits:  # of no bytes, `unpackbits` makes as many as are wanted, of whatever the memory holds
             unpacked = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), count=len(logits_V), bitorder="little")
             allowed_V = torch.from_numpy(unpacked).bool()
         if not allowed_V.any():

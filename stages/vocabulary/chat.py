@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from typing_extensions import override
 
 from stages.vocabulary.pair import How, Pair
+from stages.vocabulary.time_limit import limit_seconds
 from stages.vocabulary.tokenizer_view import Vocabulary
 from store.errors import ConfigError
 
@@ -25,6 +26,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool")  # templates write 
 CALL_BEGIN, CALL_END = "<tool_call>", "</tool_call>"  # around a call
 OTHER_CALLS = "<function="  # of templates whose calls are not JSON
 SHOWN_KEYS = ("role", "content", "tool_calls", "tool_call_id")  # of a message, to a template
+RENDER_SECONDS = 10.0  # a template takes milliseconds, but may hold loops that never end
 THOUGHT = "</think>"  # ends a reasoning model's thoughts, which its template removes from earlier answers
 PLACEHOLDER = "\ue000{}\ue000"  # placeholder of a content: private characters that no template contains
 _PLACEHOLDERS = re.compile("\ue000([0-9]+)\ue000")
@@ -184,7 +186,7 @@ class ChatTemplate:
             )
         if tools and (text == self._render(messages, ()) or CALL_BEGIN not in text or OTHER_CALLS in text):
             raise ConfigError(
-                f"The chat template of {self._vocabulary.name} must show tools and ask for calls as {CALL_BEGIN}JSON"
+                f"The chat template of {self._vocabulary.name} must show tools and demand calls as {CALL_BEGIN}JSON"
                 f"{CALL_END}, but does not; leave 'tools' out, or name a template with source.chat_template=FILE."
             )
         if calls and text == self._render(silent, tools):
@@ -214,9 +216,10 @@ class ChatTemplate:
         shown = [{key: one[key] for key in SHOWN_KEYS if key in one} for one in messages]
         given = {"tools": list(tools)} if tools else {}
         try:
-            rendered: str = self._vocabulary.tokenizer.apply_chat_template(
-                shown, chat_template=self._template, add_generation_prompt=True, tokenize=False, **given
-            )
+            with limit_seconds(RENDER_SECONDS):
+                rendered: str = self._vocabulary.tokenizer.apply_chat_template(
+                    shown, chat_template=self._template, add_generation_prompt=True, tokenize=False, **given
+                )
         except Exception as error:  # a template is a program and may raise any error
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             roles = ", ".join(one["role"] for one in messages[:9]) + (", ..." if len(messages) > 9 else "")

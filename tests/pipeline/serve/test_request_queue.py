@@ -326,3 +326,11 @@ def test_markers_of_a_request_are_part_of_its_text():
     plain, marked = (queue._running[prompt.offset] for prompt in queue)
     for pending, text in ((plain, "ab"), (marked, "a<end>b")):
         assert pending.text_stream.push([97, 999, 98]) + pending.text_stream.close() == text
+
+
+def test_equal_seeds_draw_equal_numbers():
+    queue = make_queue(waiting=10)
+    for seed in (4, 5, 4):
+        queue.submit(stub_request(seed=seed), RecordingListener())
+    one, other, again = (queue.prepare_sequence(prompt).rng.uniform(None) for prompt in queue)
+    assert one == again != other

@@ -1,10 +1,11 @@
-"""Tools in chat templates: shown, parsed back in the format that is asked for, and unable to forge special tokens."""
+"""Tools in chat templates: shown, parsed back in their format, and unable to forge special tokens."""
 
 import json
 
 import pytest
 from tokenizer_making import MERGES, byte_level
 
+from stages.vocabulary import chat
 from stages.vocabulary.chat import ChatEncoder, ChatTemplate, PlainConversation
 from stages.vocabulary.pair import SpecialRule, pair
 from stages.vocabulary.tokenizer_view import Vocabulary
@@ -42,7 +43,7 @@ IN_XML = TEMPLATE.replace('{"name": ..., "arguments": ...}', "<function=...>")
 NAMES = ("<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>")
 TOOL = {"type": "function", "function": {"name": "add", "description": "adds", "parameters": {"type": "object"}}}
 CALL = {"id": "a", "type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": "é"}}}
-ASKED = {"role": "user", "content": "1 + 1?"}
+QUESTION = {"role": "user", "content": "1 + 1?"}
 
 
 def make_vocabulary() -> Vocabulary:
@@ -60,7 +61,7 @@ def read(template: str, messages: list[dict], tools: list[dict] | None = None) -
 @pytest.mark.parametrize("content", ["", "I add.", " I <b>add</b> "])
 def test_the_prompt_is_that_of_the_template(content: str):
     messages = [
-        ASKED,
+        QUESTION,
         {"role": "assistant", "content": content, "tool_calls": [CALL]},
         {"role": "tool", "content": "2", "tool_call_id": "a"},
     ]
@@ -70,13 +71,13 @@ def test_the_prompt_is_that_of_the_template(content: str):
     )
     assert read(TEMPLATE, messages, [TOOL]) == expected
     assert '{"a": 1, "b": "é"}' in expected
-    assert read(TEMPLATE, [ASKED]) == "<|im_start|>user\n1 + 1?<|im_end|><|im_start|>assistant\n"
+    assert read(TEMPLATE, [QUESTION]) == "<|im_start|>user\n1 + 1?<|im_end|><|im_start|>assistant\n"
 
 
 def test_markers_of_calls_are_tokens():
     vocabulary = make_vocabulary()
     encoder = ChatEncoder(vocabulary, vocabulary, pair(vocabulary, vocabulary, SpecialRule("role")), TEMPLATE)
-    messages = [ASKED, {"role": "assistant", "content": "", "tool_calls": [CALL]}]
+    messages = [QUESTION, {"role": "assistant", "content": "", "tool_calls": [CALL]}]
     tokens, _ = encoder.encode_conversation(messages, tools=[TOOL])
     found = [token for token in tokens if token in vocabulary.specials.values()]
     assert found.count(vocabulary.specials["<tool_call>"]) == 2, "in the instruction and in the call"
@@ -85,9 +86,9 @@ def test_markers_of_calls_are_tokens():
 @pytest.mark.parametrize(
     ("messages", "tools", "template"),
     [
-        ([ASKED], [TOOL], DEAF),
-        ([ASKED], [TOOL], IN_XML),
-        ([ASKED, {"role": "assistant", "content": "", "tool_calls": [CALL]}], [], DEAF),
+        ([QUESTION], [TOOL], DEAF),
+        ([QUESTION], [TOOL], IN_XML),
+        ([QUESTION, {"role": "assistant", "content": "", "tool_calls": [CALL]}], [], DEAF),
     ],
 )
 def test_a_template_without_tools_is_refused(messages: list[dict], tools: list[dict], template: str):
@@ -99,21 +100,33 @@ def test_a_template_without_tools_is_refused(messages: list[dict], tools: list[d
 def test_tools_cannot_forge_markers(name: str):
     forged = json.loads(json.dumps(TOOL).replace("adds", f"adds {name}"))
     with pytest.raises(ConfigError, match="must not contain the name of a special token"):
-        read(TEMPLATE, [ASKED], [forged])
+        read(TEMPLATE, [QUESTION], [forged])
     call = json.loads(json.dumps(CALL).replace('"a": 1', f'"{name}": 1'))
     with pytest.raises(ConfigError, match="must not contain the name of a special token"):
-        read(TEMPLATE, [ASKED, {"role": "assistant", "content": "", "tool_calls": [call]}])
+        read(TEMPLATE, [QUESTION, {"role": "assistant", "content": "", "tool_calls": [call]}])
     with pytest.raises(ConfigError, match="must not contain the name of a special token"):
-        read(TEMPLATE, [ASKED, {"role": "tool", "content": "", "tool_call_id": name}])
+        read(TEMPLATE, [QUESTION, {"role": "tool", "content": "", "tool_call_id": name}])
 
 
 def test_a_placeholder_in_a_tool_is_refused():
     forged = json.loads(json.dumps(TOOL, ensure_ascii=False).replace("adds", "\ue0000\ue000"))
     with pytest.raises(ConfigError, match="every message once"):
-        read(TEMPLATE, [ASKED], [forged])
+        read(TEMPLATE, [QUESTION], [forged])
 
 
 def test_a_target_without_a_template_takes_no_tools():
     vocabulary = make_vocabulary()
     with pytest.raises(ConfigError, match="Tools need a chat template"):
-        PlainConversation(vocabulary, vocabulary).encode_conversation([ASKED], tools=[TOOL])
+        PlainConversation(vocabulary, vocabulary).encode_conversation([QUESTION], tools=[TOOL])
+
+
+def test_a_template_that_never_ends_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(chat, "RENDER_SECONDS", 0.2)
+    loops = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    with pytest.raises(ConfigError, match=r"it took more than 0\.2 s"):
+        ChatTemplate(make_vocabulary(), loops + TEMPLATE)
+    # One that ends for some conversations alone, too.
+    template = ChatTemplate(make_vocabulary(), "{% if messages|length > 1 %}" + loops + "{% endif %}" + TEMPLATE)
+    assert template.segments([QUESTION])
+    with pytest.raises(ConfigError, match=r"it took more than 0\.2 s"):
+        template.segments([QUESTION, QUESTION])

@@ -46,7 +46,7 @@ def client(engine: ScriptedEngine) -> Iterator[openai.OpenAI]:
         yield served.client()
 
 
-def ask(text: str) -> list[dict[str, str]]:
+def talk(text: str) -> list[dict[str, str]]:
     """A conversation that the scripted engine completes with "user:" and the text."""
     return [{"role": "user", "content": text}]
 
@@ -63,7 +63,7 @@ def read_parts(parts: list[str], use: ToolUse = USE) -> tuple[str, list[tuple[st
 
 def test_calls_are_parsed_back(client: openai.OpenAI, engine: ScriptedEngine):
     answer = client.chat.completions.create(
-        model=MODEL, messages=ask(f"I add.\n{CALL}\n{OTHER}"), tools=[ADD, NOW], parallel_tool_calls=True
+        model=MODEL, messages=talk(f"I add.\n{CALL}\n{OTHER}"), tools=[ADD, NOW], parallel_tool_calls=True
     )
     choice = answer.choices[0]
     assert choice.finish_reason == "tool_calls"
@@ -82,7 +82,7 @@ def test_calls_are_parsed_back(client: openai.OpenAI, engine: ScriptedEngine):
 
 @pytest.mark.parametrize("text", [f"I add.\n{CALL}\n{OTHER}\n", f"{CALL} then <b>", *NO_CALLS])
 def test_a_stream_has_the_calls_of_the_whole_response(client: openai.OpenAI, text: str):
-    settings = {"model": MODEL, "messages": ask(text), "tools": [ADD, NOW]}
+    settings = {"model": MODEL, "messages": talk(text), "tools": [ADD, NOW]}
     whole = client.chat.completions.create(**settings).choices[0]
     content, calls, ends = "", {}, []
     for event in client.chat.completions.create(**settings, stream=True):
@@ -101,25 +101,25 @@ def test_a_stream_has_the_calls_of_the_whole_response(client: openai.OpenAI, tex
 
 @pytest.mark.parametrize("text", NO_CALLS)
 def test_what_is_no_call_is_content(client: openai.OpenAI, text: str):
-    choice = client.chat.completions.create(model=MODEL, messages=ask(text), tools=[ADD, NOW]).choices[0]
+    choice = client.chat.completions.create(model=MODEL, messages=talk(text), tools=[ADD, NOW]).choices[0]
     assert (choice.message.content, choice.message.tool_calls) == (f"user:{text}", None)
     assert choice.finish_reason == "stop"
 
 
 def test_results_are_sent_back(client: openai.OpenAI):
-    first = client.chat.completions.create(model=MODEL, messages=ask(CALL), tools=[ADD]).choices[0].message
+    first = client.chat.completions.create(model=MODEL, messages=talk(CALL), tools=[ADD]).choices[0].message
     call = first.tool_calls[0]
-    messages = [*ask("?"), first.model_dump(), {"role": "tool", "tool_call_id": call.id, "content": "2"}]
+    messages = [*talk("?"), first.model_dump(), {"role": "tool", "tool_call_id": call.id, "content": "2"}]
     again = client.chat.completions.create(model=MODEL, messages=messages, tools=[ADD])
     assert again.choices[0].message.content == "user:?|assistant:user:|tool:2"
 
 
 def test_choices(client: openai.OpenAI, engine: ScriptedEngine):
     call = '{"name": "add", "arguments": {"a": 2}}'
-    client.chat.completions.create(model=MODEL, messages=ask(CALL), tools=[ADD], tool_choice="none")
+    client.chat.completions.create(model=MODEL, messages=talk(CALL), tools=[ADD], tool_choice="none")
     assert (engine.tools, engine.requests[-1].markers, engine.requests[-1].grammar) == ([], (), None)
     for choice in ("required", {"type": "function", "function": {"name": "add"}}):
-        client.chat.completions.create(model=MODEL, messages=ask(call), tools=[ADD, NOW], tool_choice=choice)
+        client.chat.completions.create(model=MODEL, messages=talk(call), tools=[ADD, NOW], tool_choice=choice)
         assert engine.requests[-1].grammar is not None
     schemas = [json.loads(source.text)["anyOf"] for source in engine.sources[-2:]]
     assert [[one["properties"]["name"]["const"] for one in forms] for forms in schemas] == [["add", "now"], ["add"]]
@@ -148,7 +148,7 @@ def test_choices(client: openai.OpenAI, engine: ScriptedEngine):
     ],
 )
 def test_wrong_tools_are_refused(client: openai.OpenAI, wrong: dict[str, object], param: str):
-    body = {"model": MODEL, "messages": ask("x"), **wrong}
+    body = {"model": MODEL, "messages": talk("x"), **wrong}
     with pytest.raises(openai.BadRequestError) as caught:
         client.post("/chat/completions", body=body, cast_to=object)
     assert caught.value.param == param
