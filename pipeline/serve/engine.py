@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
+from typing import Any
 
 from typing_extensions import override
 
@@ -67,10 +68,12 @@ class RequestEncoder:
         self._check_characters(len(text))
         return self._check_length(text, *self._encode(text))
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> EncodedPrompt:
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> EncodedPrompt:
         """Tokenise a conversation; as `Engine.encode_chat`."""
         try:
-            tokens, pieces = self._conversation.encode_conversation(messages, self._check_characters)
+            tokens, pieces = self._conversation.encode_conversation(messages, self._check_characters, tools)
         except ConfigError as error:
             raise UnfitPromptError(str(error)) from error
         return self._check_length(self.vocabulary.decode(tokens), tokens, pieces)
@@ -150,8 +153,10 @@ class LiveEngine(Engine):
         return self._encoder.encode(text)
 
     @override
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> EncodedPrompt:
-        return self._encoder.encode_chat(messages)
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> EncodedPrompt:
+        return self._encoder.encode_chat(messages, tools)
 
     @override
     def compile_grammar(self, source: GrammarSource) -> Grammar:

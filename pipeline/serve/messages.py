@@ -7,7 +7,7 @@ a thread of its own: requests enter by `Engine.submit`, chunks return by a liste
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 from stages.prompts.prompt_reader import PrefixCounts
 from stages.sampling.grammars import Grammar, GrammarSource
@@ -67,6 +67,7 @@ class GenerationRequest:
         tenant: whose request it is: the API key of its client. The memory shows nothing of one tenant to another.
         controls: penalties, biases, and the tokens that end it.
         grammar: what its text must follow; None for any text.
+        markers: names of special tokens that are part of its text; the target may have none of these tokens.
     """
 
     request_id: str
@@ -85,6 +86,7 @@ class GenerationRequest:
     min_p: float = 0.0
     controls: TokenControls = NO_CONTROLS
     grammar: Grammar | None = None
+    markers: tuple[str, ...] = ()
 
     def make_transforms(self) -> tuple[LogitTransform, ...]:
         """Make the transforms of its sequence, which keep the sequence's own state."""
@@ -181,8 +183,12 @@ class Engine(Protocol):
         """
         ...
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> EncodedPrompt:
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> EncodedPrompt:
         """Tokenise a conversation, each message with `role` and `content` (texts), by the target's chat template.
+
+        Messages may also have `tool_calls` and `tool_call_id`; these and the tools are as templates expect them.
 
         Raises:
             UnfitPromptError: as `encode`, or the template cannot render it.

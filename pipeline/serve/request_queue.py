@@ -19,7 +19,7 @@ from stages.contract.blocks import SequenceState, Verdict
 from stages.memory.ngram_table import scope_of
 from stages.sampling.distributions import Sampling
 from stages.sampling.random_source import SeededRandomSource
-from stages.vocabulary.text_stream import StopStrings, TextStream
+from stages.vocabulary.text_stream import BytesOf, StopStrings, TextStream
 from stages.vocabulary.tokenizer_view import Vocabulary
 from store.events import PromptReceived
 
@@ -137,7 +137,7 @@ class RequestQueue(Iterator[PromptReceived]):
     def submit(self, request: GenerationRequest, listener: ChunkListener) -> Callable[[], None]:
         """Queue a request and return a function that cancels it; as `Engine.submit`."""
         deadline = math.inf if request.timeout_seconds is None else self._clock() + request.timeout_seconds
-        pending = PendingRequest(request, listener, deadline, TextStream(self._vocabulary.bytes_of, request.stop))
+        pending = PendingRequest(request, listener, deadline, TextStream(self._make_bytes_of(request), request.stop))
         with self._change:
             if self.closed:
                 raise BusyError("the server is shutting down", 10, shutting_down=True)
@@ -152,6 +152,12 @@ class RequestQueue(Iterator[PromptReceived]):
                 self._change.notify_all()
 
         return cancel
+
+    def _make_bytes_of(self, request: GenerationRequest) -> BytesOf:
+        """Return the function of a request's text; its markers are text in it."""
+        specials, bytes_of = self._vocabulary.specials, self._vocabulary.bytes_of
+        shown = {specials[name]: name.encode() for name in request.markers if name in specials}
+        return (lambda token: shown.get(token) or bytes_of(token)) if shown else bytes_of
 
     def _estimate_retry_after(self) -> int:
         """Return the seconds in which as many requests finish as wait now, at the pace of the last ones."""
@@ -216,7 +222,7 @@ class RequestQueue(Iterator[PromptReceived]):
             min(request.max_new_tokens, self._max_length - len(tokens)),
             private=not request.store,
             sampling=Sampling(request.temperature, request.top_k, request.top_p, request.min_p),
-            stop_strings=StopStrings(self._vocabulary.bytes_of, request.stop) if request.stop else None,
+            stop_strings=StopStrings(self._make_bytes_of(request), request.stop) if request.stop else None,
             transforms=request.make_transforms(),
             ignore_eos=request.controls.ignore_eos,
             stop_ids=frozenset(request.controls.stop_token_ids),

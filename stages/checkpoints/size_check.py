@@ -5,6 +5,7 @@ a process busy for hours or use up its memory, however small the files are.
 """
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ HEADER_BYTES = 100 << 20  # of a safetensors file; its own library allows as man
 FEW_MODULES, FEW_EXPERTS = 1000, 100_000
 # Weights of one bit are 8 to a byte; twice as many are allowed for those that a file holds once and a model twice.
 WEIGHTS_PER_BYTE = 16
+MOST_GROWTH = 256  # characters that the replacements of a normaliser may make of one; of real ones 2 at most
 _REPEATED = ("layer", "layers", "blocks", "experts")  # how keys end that count modules, such as n_layer
 
 
@@ -88,3 +90,49 @@ def _folder_of(source: str) -> Path:
     except ValueError:  # no name of the hub
         found = None
     return Path(found).parent if isinstance(found, str) else Path(source)
+
+
+def require_plausible_normalizer(source: str) -> None:
+    """Refuse a tokenizer that makes very long texts of short ones, before it reads any; without a file, do nothing.
+
+    Args:
+        source: folder, or name of a model that is cached.
+
+    Raises:
+        ModelError: its normaliser may make more than `MOST_GROWTH` characters of one.
+    """
+    try:
+        content = json.loads((_folder_of(source) / "tokenizer.json").read_bytes())
+        growth = max_growth(content.get("normalizer"))
+    except (
+        OSError,
+        ValueError,
+        AttributeError,
+        KeyError,
+        TypeError,
+        RecursionError,
+    ):  # the loader explains what is wrong
+        return
+    if growth > MOST_GROWTH:
+        raise ModelError(
+            f"the tokenizer of {source!r} must make at most {MOST_GROWTH} characters of one, but its normaliser may "
+            f"make {growth:.3g}; fetch the model again"
+        )
+
+
+def max_growth(normalizer: Any) -> float:
+    """Return the maximum number of characters that the replacements of a normaliser, as of a `tokenizer.json`, make of
+    one.
+
+    >>> double = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+    >>> max_growth(double), max_growth({"type": "Sequence", "normalizers": [double] * 10})
+    (2.0, 1024.0)
+    """
+    if normalizer is None:
+        return 1.0
+    if normalizer["type"] == "Sequence":
+        return math.prod(map(max_growth, normalizer["normalizers"]))
+    if normalizer["type"] == "Replace":
+        pattern, content = normalizer["pattern"].get("String"), normalizer["content"]
+        return max(1.0, len(content) / len(pattern)) if pattern else 1.0 + len(content)
+    return 1.0  # the Unicode forms make up to 18 of one, but not again of their own results

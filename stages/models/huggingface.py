@@ -43,7 +43,7 @@ from yaml import YAMLError
 from stages.checkpoints.gguf_file import GgufFile, find_gguf, read_gguf
 from stages.checkpoints.gguf_model import has_family, load_gguf_model, require_reader
 from stages.checkpoints.gguf_tokenizer import make_tokenizer
-from stages.checkpoints.size_check import require_plausible_sizes
+from stages.checkpoints.size_check import require_plausible_normalizer, require_plausible_sizes
 
 transformers_logging.set_verbosity_error()
 transformers_logging.disable_progress_bar()
@@ -245,6 +245,7 @@ def load_tokenizer(source: str) -> Any:
         if is_adapter_folder(source) and not any((Path(source) / name).exists() for name in _TOKENIZER_FILES):
             return load_tokenizer(read_base_model(source))
         _require_reachable(source)
+        require_plausible_normalizer(source)
         tokenizer = AutoTokenizer.from_pretrained(source, use_fast=True, trust_remote_code=False)
         _require_true_conversion(tokenizer, source)
         return _drop_tokens_without_output(tokenizer, source)

@@ -102,8 +102,10 @@ class GrammarTransform(LogitTransform):
         if self._matcher.is_error():  # perhaps after a draft that was rejected
             self._restart()
             bits = self._find_allowed(emitted)
-        bytes_B = np.frombuffer(bits, dtype=np.uint8)
-        allowed_V = torch.from_numpy(np.unpackbits(bytes_B, count=len(logits_V), bitorder="little")).bool()
+        allowed_V = torch.zeros(len(logits_V), dtype=torch.bool)
+        if bits:  # of no bytes, `unpackbits` makes as many as are wanted, of whatever the memory holds
+            unpacked = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), count=len(logits_V), bitorder="little")
+            allowed_V = torch.from_numpy(unpacked).bool()
         if not allowed_V.any():
             allowed_V[self._eos_ids] = True
         logits_V.masked_fill_(~allowed_V.to(logits_V.device), -torch.inf)

@@ -3,23 +3,30 @@
 The markers of the target's chat template become special tokens; the contents of messages always stay text.
 """
 
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Protocol
+from typing import Any, Protocol
 
 from typing_extensions import override
 
 from stages.vocabulary.pair import How, Pair
+from stages.vocabulary.time_limit import limit_seconds
 from stages.vocabulary.tokenizer_view import Vocabulary
 from store.errors import ConfigError
 
 Segment = int | str  # the id of a special token of the target, or a run of text
-Message = Mapping[str, str]  # `role` and `content`
+Message = Mapping[str, Any]  # texts `role` and `content`; also `tool_calls`, `tool_call_id`
+Tool = Mapping[str, Any]  # `type` and `function`, as chat templates expect it
 
 ROLES = ("system", "developer", "user", "assistant", "tool")  # templates write roles as text: no others are accepted
+CALL_BEGIN, CALL_END = "<tool_call>", "</tool_call>"  # around a call
+OTHER_CALLS = "<function="  # of templates whose calls are not JSON
+SHOWN_KEYS = ("role", "content", "tool_calls", "tool_call_id")  # of a message, to a template
+RENDER_SECONDS = 10.0  # a template takes milliseconds, but may hold loops that never end
 THOUGHT = "</think>"  # ends a reasoning model's thoughts, which its template removes from earlier answers
 PLACEHOLDER = "\ue000{}\ue000"  # placeholder of a content: private characters that no template contains
 _PLACEHOLDERS = re.compile("\ue000([0-9]+)\ue000")
@@ -103,9 +110,9 @@ class ChatTemplate:
         # Longest first: where one name begins with another, the tokenizer takes the longer.
         names = sorted(self._markers, key=len, reverse=True)
         self._names = re.compile("|".join(map(re.escape, names)) or r"(?!)")
-        self._frame(["user"])
+        self._frame([{"role": "user", "content": ""}], ())
 
-    def segments(self, messages: Sequence[Message]) -> list[Segment]:
+    def segments(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[Segment]:
         """Render a conversation with a generation prompt and split it at the template's special tokens.
 
         The template is rendered twice, once with placeholders for the contents. The text around the placeholders must
@@ -113,27 +120,33 @@ class ChatTemplate:
         thoughts.
 
         Args:
-            messages: the conversation, each with a role of `ROLES`; other keys are ignored.
+            messages: the conversation, each with a role of `ROLES`; keys other than `SHOWN_KEYS` are ignored.
+            tools: that may be called.
 
         Raises:
-            ConfigError: the template rejects these messages, leaves one out, or changes a content.
+            ConfigError: the template rejects these messages, leaves one out, changes a content, or cannot take tools.
         """
-        roles = [message["role"] for message in messages]
-        _check_roles(roles)
-        frame = self._frame(roles)  # rendered each time: it may contain the date
-        text = self._render(roles, [message["content"] for message in messages])
+        _check_roles([message["role"] for message in messages])
+        frame = self._frame(messages, tools)  # rendered each time: it may contain the date
+        text = self._render(messages, tools)
+        self._check_tools(text, messages, tools)
         return list(self._split_at_markers(text, self._spans(text, frame, messages)))
 
-    def _frame(self, roles: Sequence[str]) -> _Frame:
-        split = _PLACEHOLDERS.split(self._render(roles, [PLACEHOLDER.format(place) for place in range(len(roles))]))
+    def _frame(self, messages: Sequence[Message], tools: Sequence[Tool]) -> _Frame:
+        # A message that only makes calls has no content, and templates write none.
+        contents = [place for place, one in enumerate(messages) if one["content"] or not one.get("tool_calls")]
+        blank: list[Message] = list(messages)
+        for place in contents:
+            blank[place] = {**messages[place], "content": PLACEHOLDER.format(place)}
+        split = _PLACEHOLDERS.split(self._render(blank, tools))
         order = tuple(map(int, split[1::2]))
         times = Counter(order)
-        for place, role in enumerate(roles):
+        for place in contents:
             if times[place] != 1:
                 raise ConfigError(
                     f"The chat template of {self._vocabulary.name} must show every message once and unchanged, but "
-                    f"shows the content of message {place + 1}, role '{role}', {times[place]} times; "
-                    "leave such a message out, or name another template with source.chat_template=FILE."
+                    f"shows the content of message {place + 1}, role '{messages[place]['role']}', {times[place]} "
+                    "times; leave such a message out, or name another template with source.chat_template=FILE."
                 )
         return _Frame(tuple(split[::2]), order)
 
@@ -161,6 +174,27 @@ class ChatTemplate:
             "change the message or the template."
         )
 
+    def _check_tools(self, text: str, messages: Sequence[Message], tools: Sequence[Tool]) -> None:
+        """Refuse tools and calls that the template does not show, or that contain the name of a special token."""
+        silent = [{key: value for key, value in one.items() if key != "tool_calls"} for one in messages]
+        calls = [one["tool_calls"] for one in messages if one.get("tool_calls")]
+        ids = [one["tool_call_id"] for one in messages if one.get("tool_call_id")]
+        if found := self._names.search(json.dumps([list(tools), calls, ids], ensure_ascii=False)):
+            raise ConfigError(
+                f"Tools and their calls must not contain the name of a special token of {self._vocabulary.name}, "
+                f"got {found[0]!r}; write it differently."
+            )
+        if tools and (text == self._render(messages, ()) or CALL_BEGIN not in text or OTHER_CALLS in text):
+            raise ConfigError(
+                f"The chat template of {self._vocabulary.name} must show tools and demand calls as {CALL_BEGIN}JSON"
+                f"{CALL_END}, but does not; leave 'tools' out, or name a template with source.chat_template=FILE."
+            )
+        if calls and text == self._render(silent, tools):
+            raise ConfigError(
+                f"The chat template of {self._vocabulary.name} must show the calls of tools, but does not; "
+                "leave 'tool_calls' out, or name a template with source.chat_template=FILE."
+            )
+
     def _split_at_markers(self, text: str, contents: Sequence[tuple[int, int]]) -> Iterator[Segment]:
         """Split the text into special tokens and the runs between them. Names inside contents are text."""
         edges = [0, *chain.from_iterable(contents), len(text)]
@@ -178,17 +212,19 @@ class ChatTemplate:
         if done < len(text):
             yield text[done:]
 
-    def _render(self, roles: Sequence[str], contents: Sequence[str]) -> str:
-        messages = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
+    def _render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> str:
+        shown = [{key: one[key] for key in SHOWN_KEYS if key in one} for one in messages]
+        given = {"tools": list(tools)} if tools else {}
         try:
-            rendered: str = self._vocabulary.tokenizer.apply_chat_template(
-                messages, chat_template=self._template, add_generation_prompt=True, tokenize=False
-            )
+            with limit_seconds(RENDER_SECONDS):
+                rendered: str = self._vocabulary.tokenizer.apply_chat_template(
+                    shown, chat_template=self._template, add_generation_prompt=True, tokenize=False, **given
+                )
         except Exception as error:  # a template is a program and may raise any error
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            shown = ", ".join(roles[:9]) + (", ..." if len(roles) > 9 else "")
+            roles = ", ".join(one["role"] for one in messages[:9]) + (", ..." if len(messages) > 9 else "")
             raise ConfigError(
-                f"The chat template of {self._vocabulary.name} must render a conversation of the roles {shown}, "
+                f"The chat template of {self._vocabulary.name} must render a conversation of the roles {roles}, "
                 f"but: {reason}; change the conversation, or name another template with source.chat_template=FILE."
             ) from error
         return rendered
@@ -222,13 +258,16 @@ class Conversation(Protocol):
         """Encode a user's message as a conversation of its own; see `encode_conversation`."""
         ...
 
-    def encode_conversation(self, messages: Sequence[Message], check: Check = accept_any_length) -> Ids:
+    def encode_conversation(
+        self, messages: Sequence[Message], check: Check = accept_any_length, tools: Sequence[Tool] = ()
+    ) -> Ids:
         """Encode the prompt for the next answer.
 
         The contents of messages never become special tokens.
 
         Args:
-            messages: the conversation in order, each with `role` and `content`.
+            messages: the conversation in order, each with `role` and `content`; other keys as of `ChatTemplate`.
+            tools: that may be called.
             check: called with the number of characters of the prompt before it is tokenised; may raise.
 
         Raises:
@@ -260,7 +299,9 @@ class ChatEncoder(Conversation):
         return self.encode_conversation([{"role": "user", "content": message}])
 
     @override
-    def encode_conversation(self, messages: Sequence[Message], check: Check = accept_any_length) -> Ids:
+    def encode_conversation(
+        self, messages: Sequence[Message], check: Check = accept_any_length, tools: Sequence[Tool] = ()
+    ) -> Ids:
         """Encode the prompt by the template.
 
         The target's ids are those of `apply_chat_template(..., tokenize=True)` unless a content contains the name of a
@@ -268,7 +309,7 @@ class ChatEncoder(Conversation):
         the same role or name, or its name as text; one that the pair blocks is dropped, with a line break between words
         that it separated. BOS comes first, once, if the drafter's tokenizer adds it.
         """
-        segments = self.template.segments(messages)
+        segments = self.template.segments(messages, tools)
         check(sum(len(segment) for segment in segments if isinstance(segment, str)))
         tokens = _encode_segments(segments, self._target)
         pieces = _encode_segments(list(self._for_drafter(segments)), self._drafter)
@@ -307,7 +348,11 @@ class PlainConversation(Conversation):
         return self._target.encode(message), self._drafter.encode(message)
 
     @override
-    def encode_conversation(self, messages: Sequence[Message], check: Check = accept_any_length) -> Ids:
+    def encode_conversation(
+        self, messages: Sequence[Message], check: Check = accept_any_length, tools: Sequence[Tool] = ()
+    ) -> Ids:
+        if tools or any(one.get("tool_calls") for one in messages):
+            raise ConfigError("Tools need a chat template, but the target has none; leave them out.")
         text = "\n\n".join(message["content"] for message in messages)
         check(len(text))
         return self.encode(text)

@@ -3,6 +3,7 @@
 `omnidraft replay` writes it to `RUN/summary.json` at its end; it can be computed again from the log at any time.
 """
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +14,8 @@ from store.log.partitions import log_folders
 from store.log.run_log import REJECTED
 from store.query.acceptance import Acceptance
 from store.query.log_reader import LogReader, statement
+
+LOG = logging.getLogger("omnidraft.log")
 
 SUMMARY = "summary.json"
 
@@ -79,10 +82,23 @@ def summarize(run_folder: Path) -> dict[str, Any]:
 
 
 def write_summary(run_folder: Path) -> dict[str, Any]:
-    """Compute the summary, write it to `RUN/summary.json` atomically, and return it."""
-    summary = summarize(run_folder)
+    """Compute the summary, write it to `RUN/summary.json` atomically, and return it.
+
+    It also has the `check` of the log (`omnidraft check`): the numbers of `decisions`, of `judged` ones that were
+    derived again, and of `mismatches`, contradictions in the log. A warning reports contradictions.
+    """
+    summary = summarize(run_folder) | {"check": _check_log(run_folder)}
     write_whole(run_folder / SUMMARY, json_bytes(summary))
     return summary
+
+
+def _check_log(run_folder: Path) -> dict[str, int]:
+    with LogReader([run_folder]) as log:
+        found = log.check()
+    mismatches = len(found.mismatches) + len(found.miscounts)
+    if mismatches:
+        LOG.warning("the log contradicts itself in %d places; `omnidraft check` lists them", mismatches)
+    return {"decisions": found.decisions, "judged": found.judged, "mismatches": mismatches}
 
 
 def _groups(kind: str, rows: Rows, drifts: Events, versions: Events) -> dict[str, Any]:

@@ -146,3 +146,11 @@ def test_a_target_without_an_end_of_sequence_is_refused():
     pytest.importorskip("llguidance")
     with pytest.raises(ConfigError, match="end of sequence"):
         GrammarCompiler(TOKENS, spell, []).compile(LANGUAGE)
+
+
+def test_where_nothing_is_allowed_the_sequence_may_end():
+    pytest.importorskip("llguidance")
+    walked = GrammarCompiler(WORDS, spell, [END]).compile(GrammarSource("grammar", 'start: "ab"')).start()
+    logits = torch.zeros(len(WORDS))
+    walked.apply(logits, [WORDS.index(b"c"), WORDS.index(b"c")])
+    assert (logits == 0).nonzero()[:, 0].tolist() == [END]

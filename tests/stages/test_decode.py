@@ -381,3 +381,20 @@ def test_a_dropped_piece_counts_as_drafted_for_the_policy():
     (draft,) = only(decode, [row])
     decode.observe([Verdict(Proposal(draft, ()), (), (1,), 0, 0)])
     assert policy.seen == [([4], 1)]
+
+
+def test_what_was_drafted_and_rejected_is_no_longer_counted_as_read():
+    decode, row = new_decode(), row_of([0, 1])
+    decode.admit(row)
+    for piece in (2, 4, 2, 2, 0):
+        decode([row])
+        row.pieces.append(piece)
+        assert decode._read[row] == decode.model.tokens_read(row)
+
+
+@pytest.mark.parametrize(("length", "drafted"), [(6, 4), (7, 0)])
+def test_nothing_is_drafted_where_the_longest_draft_would_leave_the_context(length: int, drafted: int):
+    decode, row = new_decode(max_draft=4), row_of([0] * length)
+    decode.model.max_length = 10
+    decode.admit(row)
+    assert len(decode([row])[0].pieces) == drafted

@@ -536,3 +536,17 @@ def test_lines_and_paths_of_decisions():
     assert emitting_lines(decisions) == [0, 3, 5]
     cut = truncate(decisions, 2, ())
     assert (emitting_lines(cut), accepted_path(cut)) == ([0, 3], [2, 4])
+
+
+def test_the_number_that_is_logged_decided():
+    class Scripted(RandomSource):
+        def uniform(self, distribution: Tensor) -> float:
+            return 0.3 + 1e-12
+
+    row = row_of([0])
+    row.rng = Scripted()
+    verdict, _ = verify_block(row, (1, 0, 1))
+    for decision in verdict.decisions:
+        if decision.uniform is not None:
+            assert decision.uniform == float(int(decision.uniform * 2**24)) / 2**24
+    assert any(decision.uniform for decision in verdict.decisions)

@@ -77,6 +77,7 @@ class ScriptedEngine(Engine):
             self.go.set()
         self.requests: list[GenerationRequest] = []
         self.sources: list[GrammarSource] = []
+        self.tools: list[Mapping[str, Any]] = []  # of the last chat
         self.pending: list[PendingRequest] = []
         self.cancels: list[str] = []
         self.encoding = threading.Event()
@@ -99,7 +100,12 @@ class ScriptedEngine(Engine):
         return EncodedPrompt(text, tokens, tokens)
 
     @override
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> EncodedPrompt:
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> EncodedPrompt:
+        if any("refused" in tool["function"]["name"] for tool in tools):
+            raise UnfitPromptError("the chat template must show tools, but does not")
+        self.tools = list(tools)
         if messages[-1]["role"] == "assistant":
             raise UnfitPromptError("the last message must not be the assistant's")
         return self.encode("|".join(f"{message['role']}:{message['content']}" for message in messages))

@@ -68,7 +68,7 @@ class StubConversation:
     """An encoder that joins the contents of the messages."""
 
     def encode_conversation(
-        self, messages: Sequence[Mapping[str, str]], check: Callable[[int], None]
+        self, messages: Sequence[Mapping[str, str]], check: Callable[[int], None], tools: Sequence[object] = ()
     ) -> tuple[list[int], list[int]]:
         text = "".join(message["content"] for message in messages)
         check(len(text))

@@ -226,7 +226,8 @@ class _Completions:
         arrived: float,
         tenant: str,
     ) -> CompletionResponse:
-        response_format = (ChatFormat if parsed.is_chat else CompletionFormat)(self._engine.decode_token)
+        bytes_of = self._engine.decode_token
+        response_format = ChatFormat(bytes_of, parsed.tool_use) if parsed.is_chat else CompletionFormat(bytes_of)
         request_id = response_format.id_prefix + uuid.uuid4().hex
         remaining_seconds = self._limits.deadline_seconds - (time.perf_counter() - arrived)
         if remaining_seconds <= 0:

@@ -10,12 +10,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
 
 from pipeline.serve.http.errors import ApiError, format_value, unsupported_error, wrong_value_error
 from pipeline.serve.http.limits import Defaults, Limits
+from pipeline.serve.http.tool_calls import MAX_TOOLS, NO_TOOLS, STRICT, EarlierCall, Tool, ToolUse, read_tool_use
 from stages.sampling.grammars import GrammarSource
 from stages.sampling.transforms import MAX_BIAS, MAX_PENALTY, MAX_REPETITION, TokenControls
 from store.errors import ConfigError
@@ -61,7 +62,7 @@ Penalty = Annotated[float, Field(ge=-MAX_PENALTY, le=MAX_PENALTY)]
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+    model_config = STRICT
 
 
 class StreamOptions(_Strict):
@@ -116,9 +117,11 @@ class TextPart(_Strict):
 class ChatMessage(_Strict):
     """A message of a conversation. `name` is accepted and ignored: chat templates have no place for it."""
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[list[TextPart], BeforeValidator(_to_part_list), Field(min_length=1, max_length=MAX_PARTS)]
     name: Short = ""
+    tool_calls: Annotated[list[EarlierCall], Field(max_length=MAX_TOOLS)] = []
+    tool_call_id: Short = ""
 
     @model_validator(mode="before")
     @classmethod
@@ -126,7 +129,27 @@ class ChatMessage(_Strict):
         """Drop fields that are null or empty, so that clients can send back our responses unchanged."""
         if not isinstance(message, dict):
             return message
-        return {key: value for key, value in message.items() if key == "content" or value not in (None, [], {})}
+        kept = {key: value for key, value in message.items() if key == "content" or value not in (None, [], {})}
+        if "tool_calls" in kept and not kept.get("content"):
+            kept["content"] = ""
+        return kept
+
+    @model_validator(mode="after")
+    def _check_role(self) -> "ChatMessage":
+        """Check that calls are the assistant's and results name their call."""
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError("only the assistant makes calls of tools")
+        if bool(self.tool_call_id) != (self.role == "tool"):
+            raise ValueError("a message has a tool_call_id if its role is 'tool'")
+        return self
+
+    def for_template(self) -> dict[str, Any]:
+        """Return it as chat templates expect it."""
+        role = "system" if self.role == "developer" else self.role  # few chat templates know the newer name
+        message: dict[str, Any] = {"role": role, "content": "".join(part.text for part in self.content)}
+        if self.tool_calls:
+            message["tool_calls"] = [call.for_template() for call in self.tool_calls]
+        return message | ({"tool_call_id": self.tool_call_id} if self.tool_call_id else {})
 
 
 class ChatRequest(CommonRequest):
@@ -134,6 +157,8 @@ class ChatRequest(CommonRequest):
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: int | None = Field(None, ge=1)
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] = []
+    tool_choice: object = None
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
 
@@ -144,14 +169,15 @@ class ParsedRequest:
 
     Attributes:
         prompts: texts of a plain completion; empty for a chat.
-        messages: of a chat, each with `role` and `content`; empty for a plain completion.
+        messages: of a chat, as chat templates expect them; empty for a plain completion.
         logprobs, controls: as of `GenerationRequest`.
         grammar: what the text must follow; None for any text.
+        tool_use: the tools that may be called.
     """
 
     model: str
     prompts: tuple[str, ...]
-    messages: tuple[dict[str, str], ...]
+    messages: tuple[dict[str, Any], ...]
     n: int
     max_tokens: int
     temperature: float
@@ -167,6 +193,7 @@ class ParsedRequest:
     min_p: float
     controls: TokenControls
     grammar: GrammarSource | None
+    tool_use: ToolUse
 
     @property
     def is_chat(self) -> bool:
@@ -202,12 +229,16 @@ def parse_chat(body: Mapping[str, object], limits: Limits, defaults: Defaults) -
     if None not in both and both[0] != both[1]:
         raise wrong_value_error("max_tokens", "equal 'max_completion_tokens' where both are given", both[1])
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
-    messages = tuple(
-        {"role": _to_template_role(message.role), "content": "".join(part.text for part in message.content)}
-        for message in request.messages
+    messages = tuple(message.for_template() for message in request.messages)
+    return _make_parsed_request(
+        request,
+        limits,
+        defaults,
+        max_tokens=both[0] or both[1] or limits.max_tokens,
+        messages=messages,
+        logprobs=logprobs,
+        tool_use=read_tool_use(request.tools, request.tool_choice),
     )
-    max_tokens = both[0] or both[1] or limits.max_tokens
-    return _make_parsed_request(request, limits, defaults, max_tokens=max_tokens, messages=messages, logprobs=logprobs)
 
 
 def _make_parsed_request(
@@ -218,8 +249,9 @@ def _make_parsed_request(
     max_tokens: int,
     logprobs: int | None,
     prompts: tuple[str, ...] = (),
-    messages: tuple[dict[str, str], ...] = (),
+    messages: tuple[dict[str, Any], ...] = (),
     echo: bool = False,
+    tool_use: ToolUse = NO_TOOLS,
 ) -> ParsedRequest:
     _check_bounds(request, max_tokens, len(prompts) or 1, logprobs, limits)
     top_k = defaults.top_k if request.top_k is None else max(request.top_k, 0)
@@ -241,18 +273,23 @@ def _make_parsed_request(
         include_usage=request.stream_options is not None and request.stream_options.include_usage,
         min_p=request.min_p,
         controls=_token_controls(request),
-        grammar=_grammar_source(request),
+        grammar=_grammar_source(request, tool_use),
+        tool_use=tool_use,
     )
 
 
-def _grammar_source(request: CommonRequest) -> GrammarSource | None:
+def _grammar_source(request: CommonRequest, tool_use: ToolUse) -> GrammarSource | None:
     try:
         source = GrammarSource.from_response_format(request.response_format)
     except ConfigError as error:
         raise ApiError(400, str(error), param="response_format", code="invalid_value") from None
-    if source and request.ignore_eos:
-        raise wrong_value_error("ignore_eos", "be false with a 'response_format', which ends by itself", got=True)
-    return source
+    call = tool_use.make_grammar()
+    if source and call:
+        raise wrong_value_error("response_format", "be text where a tool must be called", request.response_format)
+    if (source or call) and request.ignore_eos:
+        must = "be false with a 'response_format' or a demanded tool, which end by themselves"
+        raise wrong_value_error("ignore_eos", must, got=True)
+    return source or call
 
 
 def _token_controls(request: CommonRequest) -> TokenControls:
@@ -292,10 +329,6 @@ def _prompt_texts(prompt: object) -> tuple[str, ...]:
     if isinstance(prompt, list) and prompt and all(isinstance(text, str) for text in prompt):
         return tuple(prompt)
     raise wrong_value_error("prompt", "be a text or a list of texts (token ids are not taken)", prompt)
-
-
-def _to_template_role(role: str) -> str:
-    return "system" if role == "developer" else role  # few chat templates know the newer name
 
 
 Model = TypeVar("Model", bound=CommonRequest)

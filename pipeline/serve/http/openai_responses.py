@@ -12,6 +12,7 @@ from typing_extensions import override
 from pipeline.serve.http.errors import ApiError, JsonObject, deadline_error, encode_json, internal_error, shutdown_error
 from pipeline.serve.http.openai_requests import ParsedRequest
 from pipeline.serve.http.response_stream import ChoiceChunk
+from pipeline.serve.http.tool_calls import NO_TOOLS, CallReader, ToolUse, describe_message
 from pipeline.serve.messages import Chunk, Finish, Usage
 from stages.sampling.logprobs import TokenLogprobs
 
@@ -116,9 +117,15 @@ class ChatFormat(ResponseFormat):
 
     id_prefix, whole_object, part_object = "chatcmpl-", "chat.completion", "chat.completion.chunk"
 
+    def __init__(self, bytes_of: BytesOf, tool_use: ToolUse = NO_TOOLS) -> None:
+        super().__init__(bytes_of)
+        self._tool_use = tool_use
+        self._readers: dict[int, CallReader] = {}  # of the choices of a stream
+
     @override
     def format_choice(self, part: ChoicePart) -> JsonObject:
-        return self._format(part, message={"role": "assistant", "content": part.text, "refusal": None})
+        message, calls = describe_message(part.text, self._tool_use)
+        return self._format(part, calls, message=message)
 
     @override
     def format_opening(self, index: int, echo: str) -> JsonObject | None:
@@ -127,11 +134,18 @@ class ChatFormat(ResponseFormat):
 
     @override
     def format_part(self, part: ChoicePart) -> JsonObject:
-        return self._format(part, delta={"content": part.text} if part.text or part.finish is None else {})
+        reader = self._readers.setdefault(part.index, CallReader(self._tool_use))
+        before = reader.count
+        content, calls = reader.push(part.text, last=part.finish is not None)
+        delta: JsonObject = {"content": content} if content or (part.finish is None and not calls) else {}
+        if calls:
+            delta["tool_calls"] = [call.describe(index) for index, call in enumerate(calls, before)]
+        return self._format(part, reader.count, delta=delta)
 
-    def _format(self, part: ChoicePart, **content: object) -> JsonObject:
+    def _format(self, part: ChoicePart, calls: int = 0, **content: object) -> JsonObject:
         logprobs = None if part.scored is None else _chat_logprobs(part.scored, self.bytes_of)
-        return {"index": part.index, **content, "logprobs": logprobs, "finish_reason": part.finish}
+        finish = "tool_calls" if calls and part.finish is Finish.STOP else part.finish
+        return {"index": part.index, **content, "logprobs": logprobs, "finish_reason": finish}
 
 
 @dataclass

@@ -95,7 +95,7 @@ def encode_prompts(engine: Engine, parsed: ParsedRequest) -> list[EncodedPrompt]
     """Tokenise the prompts of a request. Raises `ApiError` for one that the models cannot take."""
     try:
         if parsed.is_chat:
-            return [engine.encode_chat(parsed.messages)]
+            return [engine.encode_chat(parsed.messages, parsed.tool_use.tools)]
         return [engine.encode(text) for text in parsed.prompts]
     except UnfitPromptError as reason:
         param = "messages" if parsed.is_chat else "prompt"
@@ -107,7 +107,8 @@ def compile_grammar(engine: Engine, parsed: ParsedRequest) -> Grammar | None:
     try:
         return engine.compile_grammar(parsed.grammar) if parsed.grammar else None
     except ConfigError as error:
-        raise ApiError(400, str(error), param="response_format", code="invalid_value") from None
+        param = "tools" if parsed.tool_use.demanded else "response_format"
+        raise ApiError(400, str(error), param=param, code="invalid_value") from None
 
 
 def make_generation_requests(
@@ -130,6 +131,7 @@ def make_generation_requests(
             min_p=parsed.min_p,
             controls=parsed.controls,
             grammar=grammar,
+            markers=parsed.tool_use.markers,
             stop=parsed.stop,
             seed=parsed.seed,
             logprobs=parsed.logprobs,

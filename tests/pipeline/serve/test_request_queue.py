@@ -307,3 +307,30 @@ def test_a_deadline_ends_a_request_in_flight_after_the_block_in_which_it_passed(
     assert (late.usage.blocks, other.usage.blocks) == (2, 6)
     world.engine.close(60.0)
     assert world.rows == [0, 0, 0]
+
+
+def test_rows_have_the_scope_of_their_client():
+    queue = make_queue()
+    for tenant in ("", "one", "two", "one"):
+        queue.submit(stub_request(tenant=tenant), RecordingListener())
+    nobody, one, two, again = (queue.prepare_sequence(prompt).scope for prompt in queue)
+    assert nobody == 0
+    assert len({nobody, one, two}) == 3
+    assert again == one
+
+
+def test_markers_of_a_request_are_part_of_its_text():
+    queue = make_queue()
+    for markers in ((), ("<end>", "<unknown>")):
+        queue.submit(stub_request(markers=markers, stop=("never",)), RecordingListener())
+    plain, marked = (queue._running[prompt.offset] for prompt in queue)
+    for pending, text in ((plain, "ab"), (marked, "a<end>b")):
+        assert pending.text_stream.push([97, 999, 98]) + pending.text_stream.close() == text
+
+
+def test_equal_seeds_draw_equal_numbers():
+    queue = make_queue(waiting=10)
+    for seed in (4, 5, 4):
+        queue.submit(stub_request(seed=seed), RecordingListener())
+    one, other, again = (queue.prepare_sequence(prompt).rng.uniform(None) for prompt in queue)
+    assert one == again != other

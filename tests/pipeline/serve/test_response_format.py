@@ -1,6 +1,7 @@
 """Requests with a response format over real models: every completion that ends by itself is valid."""
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from serving_tiny import assert_sound, load_pair, run_server, serve_config, submit_prompt, texts
 from tiny_pair import TinyPair, tiny_pair  # noqa: F401  (a fixture)
 
+from pipeline.serve.http.tool_calls import CallForm, CallReader, ToolUse
 from pipeline.serve.messages import Finish
 from pipeline.serve.run import ServerRun
 from stages.sampling.grammars import GrammarSource
@@ -58,3 +60,24 @@ def test_greedy_text_is_that_of_a_plain_loop(server: ServerRun, tiny_pair: TinyP
         grammar.start().apply(logits_V, emitted)
         emitted.append(int(logits_V.argmax()))
     assert submit_prompt(server.engine, text, grammar=grammar).tokens == tuple(emitted)
+
+
+def test_a_demanded_call_is_a_call(server: ServerRun):
+    parameters = {
+        "type": "object",
+        "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 9}},
+        "required": ["n"],
+        "additionalProperties": False,
+    }
+    use = ToolUse((), CallForm.BARE, (("add", parameters), ("now", {"type": "object"})), frozenset({"add", "now"}))
+    source = use.make_grammar()
+    assert source is not None
+    grammar, called = server.engine.compile_grammar(source), Counter[str]()
+    for seed in range(6):
+        wish = {"temperature": 1.0, "seed": seed, "max_new_tokens": LONG}
+        listener = submit_prompt(server.engine, texts(700, 701)[0], grammar=grammar, **wish).end()
+        content, calls = CallReader(use).push(listener.text, last=True)
+        assert bool(calls) == (listener.finish is Finish.STOP)
+        assert bool(content) != bool(calls)
+        called.update(call.name for call in calls)
+    assert called

@@ -217,3 +217,28 @@ def test_the_settings_weigh_the_terms_of_a_loss():
     pure, blended = (LOSSES["acceptance"](LearnSettings(acceptance_blend=blend)) for blend in (0.0, 1.0))
     assert float(pure(*given, ngram_log_N)) == pytest.approx(float(trie_loss(*given, ngram_log_N)))
     assert float(blended(*given, ngram_log_N)) == pytest.approx(1 - float(expected_acceptance(*given)))
+
+
+def half_and_half(first: bool = True) -> TeacherBatch:
+    """The target gives a half to piece 0, half of that to its direct map, and a half to all others."""
+    half = torch.tensor([[0.5]])
+    kept = torch.tensor([[True]])
+    return TeacherBatch(torch.zeros(1, 1).long(), kept, half, half / 2, half[0], torch.tensor([first]), torch.zeros(1))
+
+
+def test_the_rest_is_a_bucket_of_its_own():
+    student = StudentBatch(torch.tensor([[0.25]]).log(), torch.tensor([0.75]), torch.zeros(1).long())
+    expected = -(0.5 * torch.tensor(0.25).log() + 0.5 * torch.tensor(0.75).log())
+    torch.testing.assert_close(trie_divergence(student, half_and_half())[0], expected)
+    assert expected_acceptance(student, half_and_half()).tolist() == pytest.approx([0.25 + 0.5])
+
+
+def test_direct_maps_count_at_the_beginnings_of_tokens_alone():
+    two = torch.tensor([[0.5, 0.25]])
+    kept = torch.ones(1, 2).bool()
+    student = StudentBatch(torch.tensor([[0.1, 0.8]]).log(), torch.tensor([0.1]), torch.ones(1).long())
+    for first, loses in ((True, True), (False, False)):
+        teacher = TeacherBatch(
+            torch.arange(2)[None], kept, two, two, torch.tensor([0.25]), torch.tensor([first]), torch.zeros(1)
+        )
+        assert bool(direct_divergence(student, teacher)[0] > 0.1) is loses

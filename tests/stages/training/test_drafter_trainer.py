@@ -421,3 +421,13 @@ def test_adopted_weights_are_served_as_they_are_and_learned_from():
     step = update(trainer, [COUNTING])
     assert step.before == pytest.approx(rate), "what was known of the weights before is forgotten"
     assert step == update(new_trainer_with(LATER), [COUNTING]), "as if it were the first update"
+
+
+def test_a_dropped_update_leaves_no_trace():
+    trainer, other = new_trainer(), new_trainer()
+    attempt = trainer.attempt(trainer.assign([COUNTING]))
+    assert attempt.step.served
+    assert not trainer.drop(attempt, "a drift came").served
+    trainer._replay = other._replay  # the examples count all the same
+    first, second = update(trainer, [LATER]), update(other, [LATER])
+    assert first.loss == pytest.approx(second.loss, rel=1e-5), "the weights that it begins with are the served ones"

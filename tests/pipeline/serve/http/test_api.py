@@ -385,10 +385,14 @@ def test_the_key():
                 assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
                 assert answer.headers["www-authenticate"] == "Bearer"
         assert http.get(f"{served.url}/health").status_code == 200
+        assert [http.get(f"{served.url}{path}").status_code for path in ("/healthy", "/docs/v1")] == [401, 401]
         right = {"Authorization": "Bearer sécret".encode()}
         assert http.get(f"{served.url}/v1/models", headers=right).status_code == 200
-    with run_http_server(ScriptedEngine(), key="secret") as served:
+    engine = ScriptedEngine()
+    with run_http_server(engine, key="secret") as served:
         assert served.client("secret").models.list().data[0].id == MODEL
+        served.client("secret").completions.create(model=MODEL, prompt="x")
+        assert engine.requests[-1].tenant == "secret", "its memory is that of the key"
         with pytest.raises(openai.AuthenticationError):
             served.client("secreT").completions.create(model=MODEL, prompt="x")
         named = {"Authorization": "bearer secret", "Host": "elsewhere.example"}

@@ -1,0 +1,184 @@
+"""Tools of chats: over HTTP with the official client, and the division of a text into content and calls."""
+
+import json
+from collections.abc import Iterator
+
+import openai
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from serving_doubles import MODEL, ScriptedEngine, run_http_server
+
+from pipeline.serve.http.tool_calls import CallForm, CallReader, ToolUse
+
+ADD = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "adds two numbers",
+        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
+    },
+}
+NOW = {"type": "function", "function": {"name": "now", "strict": True}}
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+OTHER = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
+NO_CALLS = [
+    "plain text",
+    "<tool_call>{broken</tool_call> after",
+    '<tool_call>{"name": "unknown", "arguments": {}}</tool_call>',
+    '<tool_call>{"name": "add", "arguments": {"a": NaN}}</tool_call>',
+    '<tool_call>{"name": "add", "arguments": [1]}</tool_call>',
+    '<tool_call>{"name": "add", "arguments": {"a": 1}}',
+    "ends in a marker <tool_ca",
+    "<tool_call>" + "[" * 3500 + "</tool_call>",
+]
+USE = ToolUse(form=CallForm.TAGGED, names=frozenset({"add", "now"}))
+
+
+@pytest.fixture(scope="module")
+def engine() -> ScriptedEngine:
+    return ScriptedEngine()
+
+
+@pytest.fixture(scope="module")
+def client(engine: ScriptedEngine) -> Iterator[openai.OpenAI]:
+    with run_http_server(engine) as served:
+        yield served.client()
+
+
+def talk(text: str) -> list[dict[str, str]]:
+    """A conversation that the scripted engine completes with "user:" and the text."""
+    return [{"role": "user", "content": text}]
+
+
+def read_parts(parts: list[str], use: ToolUse = USE) -> tuple[str, list[tuple[str, str]]]:
+    reader, content, calls = CallReader(use), "", []
+    for number, part in enumerate(parts, start=1):
+        more, found = reader.push(part, last=number == len(parts))
+        content += more
+        calls += [(call.name, call.arguments) for call in found]
+    assert reader.count == len(calls)
+    return content, calls
+
+
+def test_calls_are_parsed_back(client: openai.OpenAI, engine: ScriptedEngine):
+    answer = client.chat.completions.create(
+        model=MODEL, messages=talk(f"I add.\n{CALL}\n{OTHER}"), tools=[ADD, NOW], parallel_tool_calls=True
+    )
+    choice = answer.choices[0]
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content == "user:I add."
+    assert [
+        (call.type, call.function.name, json.loads(call.function.arguments)) for call in choice.message.tool_calls
+    ] == [
+        ("function", "add", {"a": 1}),
+        ("function", "now", {}),
+    ]
+    assert len({call.id for call in choice.message.tool_calls}) == 2
+    assert engine.tools[0] == ADD
+    assert engine.tools[1]["function"] == {"name": "now", "parameters": {"type": "object", "properties": {}}}
+    assert engine.requests[-1].markers == ("<tool_call>", "</tool_call>")
+
+
+@pytest.mark.parametrize("text", [f"I add.\n{CALL}\n{OTHER}\n", f"{CALL} then <b>", *NO_CALLS])
+def test_a_stream_has_the_calls_of_the_whole_response(client: openai.OpenAI, text: str):
+    settings = {"model": MODEL, "messages": talk(text), "tools": [ADD, NOW]}
+    whole = client.chat.completions.create(**settings).choices[0]
+    content, calls, ends = "", {}, []
+    for event in client.chat.completions.create(**settings, stream=True):
+        (choice,) = event.choices
+        content += choice.delta.content or ""
+        for call in choice.delta.tool_calls or ():
+            known = calls.setdefault(call.index, {"id": call.id, "name": call.function.name, "arguments": ""})
+            known["arguments"] += call.function.arguments
+        ends += [choice.finish_reason] if choice.finish_reason else []
+    assert content == (whole.message.content or "")
+    assert ends == [whole.finish_reason]
+    expected = [(call.function.name, call.function.arguments) for call in whole.message.tool_calls or ()]
+    assert [(call["name"], call["arguments"]) for call in calls.values()] == expected
+    assert list(calls) == list(range(len(expected)))
+
+
+@pytest.mark.parametrize("text", NO_CALLS)
+def test_what_is_no_call_is_content(client: openai.OpenAI, text: str):
+    choice = client.chat.completions.create(model=MODEL, messages=talk(text), tools=[ADD, NOW]).choices[0]
+    assert (choice.message.content, choice.message.tool_calls) == (f"user:{text}", None)
+    assert choice.finish_reason == "stop"
+
+
+def test_results_are_sent_back(client: openai.OpenAI):
+    first = client.chat.completions.create(model=MODEL, messages=talk(CALL), tools=[ADD]).choices[0].message
+    call = first.tool_calls[0]
+    messages = [*talk("?"), first.model_dump(), {"role": "tool", "tool_call_id": call.id, "content": "2"}]
+    again = client.chat.completions.create(model=MODEL, messages=messages, tools=[ADD])
+    assert again.choices[0].message.content == "user:?|assistant:user:|tool:2"
+
+
+def test_choices(client: openai.OpenAI, engine: ScriptedEngine):
+    call = '{"name": "add", "arguments": {"a": 2}}'
+    client.chat.completions.create(model=MODEL, messages=talk(CALL), tools=[ADD], tool_choice="none")
+    assert (engine.tools, engine.requests[-1].markers, engine.requests[-1].grammar) == ([], (), None)
+    for choice in ("required", {"type": "function", "function": {"name": "add"}}):
+        client.chat.completions.create(model=MODEL, messages=talk(call), tools=[ADD, NOW], tool_choice=choice)
+        assert engine.requests[-1].grammar is not None
+    schemas = [json.loads(source.text)["anyOf"] for source in engine.sources[-2:]]
+    assert [[one["properties"]["name"]["const"] for one in forms] for forms in schemas] == [["add", "now"], ["add"]]
+    assert schemas[1][0]["properties"]["arguments"] == ADD["function"]["parameters"]
+    # The scripted engine follows no grammar, and its text is no call.
+    assert read_parts([call], ToolUse(form=CallForm.BARE, names=frozenset({"add"}))) == ("", [("add", '{"a": 2}')])
+    assert read_parts([call[:-1]], ToolUse(form=CallForm.BARE, names=frozenset({"add"}))) == (call[:-1], [])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "param"),
+    [
+        ({"tools": [ADD, ADD]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "two words"}}]}, "tools.0.function.name"),
+        ({"tools": [{"type": "retrieval"}]}, "tools.0.type"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [ADD], "tool_choice": "sometimes"}, "tool_choice"),
+        ({"tools": [ADD], "tool_choice": {"type": "function", "function": {"name": "now"}}}, "tool_choice"),
+        ({"tools": [ADD], "tool_choice": "required", "response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": [ADD], "tool_choice": "required", "ignore_eos": True}, "ignore_eos"),
+        ({"tools": [{"type": "function", "function": {"name": "refused"}}]}, "messages"),
+        ({"tools": [{"type": "function", "function": {"name": "invalid"}}], "tool_choice": "required"}, "tools"),
+        ({"messages": [{"role": "tool", "content": "2"}]}, "messages.0"),
+        ({"messages": [{"role": "user", "content": "2", "tool_call_id": "a"}]}, "messages.0"),
+        ({"messages": [{"role": "user"}]}, "messages.0.content"),
+    ],
+)
+def test_wrong_tools_are_refused(client: openai.OpenAI, wrong: dict[str, object], param: str):
+    body = {"model": MODEL, "messages": talk("x"), **wrong}
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.post("/chat/completions", body=body, cast_to=object)
+    assert caught.value.param == param
+
+
+def test_arguments_that_are_no_object_are_refused(client: openai.OpenAI):
+    for arguments in ("", "[1]", "{", "[" * 20_000):
+        calls = [{"id": "a", "type": "function", "function": {"name": "add", "arguments": arguments}}]
+        with pytest.raises(openai.BadRequestError, match="JSON object as arguments"):
+            client.chat.completions.create(model=MODEL, messages=[{"role": "assistant", "tool_calls": calls}])
+
+
+pieces = st.sampled_from(["<tool_call>", "</tool_call>", "<tool", "_call>", " ", "\n", "a", CALL, OTHER, "{", "}"])
+
+
+@given(st.lists(pieces, max_size=12).map("".join), st.data())
+def test_any_division_of_a_text_gives_the_same(text: str, data: st.DataObject):
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
+    parts = [text[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    assert read_parts(parts) == read_parts([text])
+
+
+@given(st.text('<>/tol_ca{}"n ', max_size=60))
+def test_text_without_calls_is_unchanged(text: str):
+    assert read_parts(list(text) or [""]) == (text, [])
+
+
+def test_many_ends_of_calls_take_no_time():
+    reader = CallReader(USE)
+    reader.push("<tool_call>")
+    for _ in range(4000):
+        reader.push("{</tool_call>")
+    assert reader.count == 0

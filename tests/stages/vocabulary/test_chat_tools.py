@@ -1,0 +1,132 @@
+"""Tools in chat templates: shown, parsed back in their format, and unable to forge special tokens."""
+
+import json
+
+import pytest
+from tokenizer_making import MERGES, byte_level
+
+from stages.vocabulary import chat
+from stages.vocabulary.chat import ChatEncoder, ChatTemplate, PlainConversation
+from stages.vocabulary.pair import SpecialRule, pair
+from stages.vocabulary.tokenizer_view import Vocabulary
+from store.errors import ConfigError
+
+# As the templates of Qwen 2.5 and Hermes, shortened.
+TEMPLATE = """{%- if tools %}<|im_start|>system
+{%- for tool in tools %}
+{{ tool | tojson }}
+{%- endfor %}
+Write each call as <tool_call>{"name": ..., "arguments": ...}</tool_call>.<|im_end|>
+{%- endif %}
+{%- for message in messages %}
+{%- if message.role == "tool" %}<|im_start|>user
+<tool_response>
+{{ message.content }}
+</tool_response><|im_end|>
+{%- elif message.tool_calls %}<|im_start|>assistant
+{%- if message.content %}
+{{ message.content }}
+{%- endif %}
+{%- for call in message.tool_calls %}
+<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>
+{%- endfor %}<|im_end|>
+{%- else %}<|im_start|>{{ message.role }}
+{{ message.content }}<|im_end|>
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+DEAF = "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>{% endfor %}"
+IN_XML = TEMPLATE.replace('{"name": ..., "arguments": ...}', "<function=...>")
+NAMES = ("<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>")
+TOOL = {"type": "function", "function": {"name": "add", "description": "adds", "parameters": {"type": "object"}}}
+CALL = {"id": "a", "type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": "é"}}}
+QUESTION = {"role": "user", "content": "1 + 1?"}
+
+
+def make_vocabulary() -> Vocabulary:
+    return Vocabulary(byte_level(MERGES, ("<s>", "</s>", *NAMES)), "made")
+
+
+def read(template: str, messages: list[dict], tools: list[dict] | None = None) -> str:
+    """The whole prompt as text, special tokens by their names."""
+    vocabulary = make_vocabulary()
+    names = {token: name for name, token in vocabulary.specials.items()}
+    segments = ChatTemplate(vocabulary, template).segments(messages, tools or [])
+    return "".join(names[one] if isinstance(one, int) else one for one in segments)
+
+
+@pytest.mark.parametrize("content", ["", "I add.", " I <b>add</b> "])
+def test_the_prompt_is_that_of_the_template(content: str):
+    messages = [
+        QUESTION,
+        {"role": "assistant", "content": content, "tool_calls": [CALL]},
+        {"role": "tool", "content": "2", "tool_call_id": "a"},
+    ]
+    vocabulary = make_vocabulary()
+    expected = vocabulary.tokenizer.apply_chat_template(
+        messages, tools=[TOOL], chat_template=TEMPLATE, add_generation_prompt=True, tokenize=False
+    )
+    assert read(TEMPLATE, messages, [TOOL]) == expected
+    assert '{"a": 1, "b": "é"}' in expected
+    assert read(TEMPLATE, [QUESTION]) == "<|im_start|>user\n1 + 1?<|im_end|><|im_start|>assistant\n"
+
+
+def test_markers_of_calls_are_tokens():
+    vocabulary = make_vocabulary()
+    encoder = ChatEncoder(vocabulary, vocabulary, pair(vocabulary, vocabulary, SpecialRule("role")), TEMPLATE)
+    messages = [QUESTION, {"role": "assistant", "content": "", "tool_calls": [CALL]}]
+    tokens, _ = encoder.encode_conversation(messages, tools=[TOOL])
+    found = [token for token in tokens if token in vocabulary.specials.values()]
+    assert found.count(vocabulary.specials["<tool_call>"]) == 2, "in the instruction and in the call"
+
+
+@pytest.mark.parametrize(
+    ("messages", "tools", "template"),
+    [
+        ([QUESTION], [TOOL], DEAF),
+        ([QUESTION], [TOOL], IN_XML),
+        ([QUESTION, {"role": "assistant", "content": "", "tool_calls": [CALL]}], [], DEAF),
+    ],
+)
+def test_a_template_without_tools_is_refused(messages: list[dict], tools: list[dict], template: str):
+    with pytest.raises(ConfigError, match="must show"):
+        read(template, messages, tools)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tools_cannot_forge_markers(name: str):
+    forged = json.loads(json.dumps(TOOL).replace("adds", f"adds {name}"))
+    with pytest.raises(ConfigError, match="must not contain the name of a special token"):
+        read(TEMPLATE, [QUESTION], [forged])
+    call = json.loads(json.dumps(CALL).replace('"a": 1', f'"{name}": 1'))
+    with pytest.raises(ConfigError, match="must not contain the name of a special token"):
+        read(TEMPLATE, [QUESTION, {"role": "assistant", "content": "", "tool_calls": [call]}])
+    with pytest.raises(ConfigError, match="must not contain the name of a special token"):
+        read(TEMPLATE, [QUESTION, {"role": "tool", "content": "", "tool_call_id": name}])
+
+
+def test_a_placeholder_in_a_tool_is_refused():
+    forged = json.loads(json.dumps(TOOL, ensure_ascii=False).replace("adds", "\ue0000\ue000"))
+    with pytest.raises(ConfigError, match="every message once"):
+        read(TEMPLATE, [QUESTION], [forged])
+
+
+def test_a_target_without_a_template_takes_no_tools():
+    vocabulary = make_vocabulary()
+    with pytest.raises(ConfigError, match="Tools need a chat template"):
+        PlainConversation(vocabulary, vocabulary).encode_conversation([QUESTION], tools=[TOOL])
+
+
+def test_a_template_that_never_ends_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(chat, "RENDER_SECONDS", 0.2)
+    loops = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    with pytest.raises(ConfigError, match=r"it took more than 0\.2 s"):
+        ChatTemplate(make_vocabulary(), loops + TEMPLATE)
+    # One that ends for some conversations alone, too.
+    template = ChatTemplate(make_vocabulary(), "{% if messages|length > 1 %}" + loops + "{% endif %}" + TEMPLATE)
+    assert template.segments([QUESTION])
+    with pytest.raises(ConfigError, match=r"it took more than 0\.2 s"):
+        template.segments([QUESTION, QUESTION])
