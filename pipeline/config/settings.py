@@ -12,12 +12,12 @@ store.errors.ConfigError: Unknown setting 'sampling.temprature'. Did you mean 's
 
 import json
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
@@ -42,6 +42,11 @@ from pipeline.config.sections import (
 from store.errors import ConfigError
 
 
+def choose_drafter(targets: Sequence[str]) -> str:
+    """Return the drafter of targets for which none is named: that of the built-in targets, or that of chat models."""
+    return "builtin:drafter-1.6m" if any(name.startswith("builtin:") for name in targets) else "builtin:drafter-4m"
+
+
 class Config(Section):
     """All settings of one run. Build it with `load`, `from_mapping` or `with_overrides`, which raise ConfigError."""
 
@@ -63,7 +68,8 @@ class Config(Section):
     drafter: str = Field(
         default="builtin:drafter-1.6m",
         min_length=1,
-        description="Drafter: hub name, folder, builtin or models:/NAME/VERSION.",
+        description="Drafter: hub name, folder, builtin or models:/NAME/VERSION. Without one, targets that are not "
+        "built in have builtin:drafter-4m.",
     )
     run: Annotated[Path, Field(strict=False)] | None = Field(
         default=None, description="Folder of the run, or s3://BUCKET/PATH; default: a new folder under runs/."
@@ -104,6 +110,12 @@ class Config(Section):
     commit: CommitSettings = CommitSettings()
     serve: ServeSettings = ServeSettings()
 
+    @model_validator(mode="after")
+    def _choose_drafter(self) -> Self:
+        if "drafter" not in self.model_fields_set:
+            self.__dict__["drafter"] = choose_drafter(self.targets)
+        return self
+
     @classmethod
     def from_mapping(cls, values: Mapping[str, object]) -> Self:
         """The configuration with nested `values` over the defaults.
@@ -124,6 +136,8 @@ class Config(Section):
             ConfigError: as `of`; also for a key that names a whole section.
         """
         values = self.model_dump()
+        if self.drafter == choose_drafter(self.targets):
+            del values["drafter"]  # other targets may have another one
         for key, value in overrides.items():
             if key not in settings():
                 raise ConfigError(_unknown(key))
