@@ -54,6 +54,8 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     ),
     "memory show": ("omnidraft memory show runs/first --top 20",),
     "memory forget": ("omnidraft memory forget runs/first --prompt 17",),
+    "memory unlearn": ("omnidraft memory unlearn runs/first --prompt 17",),
+    "memory merge": ("omnidraft memory merge runs/first runs/second",),
     "ui": ("omnidraft ui", "omnidraft ui --port 5001"),
     "versions": ("omnidraft versions", "omnidraft versions compare floor candidate"),
     "versions list": ("omnidraft versions list --json",),

@@ -310,7 +310,8 @@ def strays(run: Path) -> set[str]:
     """Files of a finished run that nothing names. A process that is killed behind its last commit leaves its name."""
     manifest = read_manifest(run)
     assert manifest.finished
-    named = {"config.json", "summary.json", "rejected.jsonl", SPOOL, LOCK, OWNER, "log/.manifest.lock"}
+    named = {"config.json", "vocabulary.json", "summary.json", "rejected.jsonl"}
+    named |= {SPOOL, LOCK, OWNER, "log/.manifest.lock"}
     named |= {str(MANIFEST), str(PREVIOUS)}
     named |= {f"log/{part.file}" for parts in manifest.tables.values() for part in parts}
     for row in rows_of(run, "versions"):
