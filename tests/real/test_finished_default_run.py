@@ -69,10 +69,14 @@ def test_tokens_per_forward_fall_where_the_code_begins(run: Path):
     assert after < before
 
 
-@pytest.mark.parametrize("dataset", ["questions", "code"])
-def test_tokens_per_forward_rise_within_a_dataset(run: Path, dataset: str):
-    rows = [row for row in prompts_of_run(run) if row["dataset"] == dataset]
+def test_tokens_per_forward_rise_within_the_code(run: Path):
+    rows = [row for row in prompts_of_run(run) if row["dataset"] == "code"]
     first, last = (
         sum(row["emitted"] for row in part) / sum(row["blocks"] for row in part) for part in (rows[:9], rows[-9:])
     )
-    assert last > first > 1
+    assert last > first
+
+
+def test_the_distilled_drafter_drafts_well_from_the_first_questions_on(run: Path):
+    rows = prompts_of_run(run)[:9]
+    assert sum(row["emitted"] for row in rows) > 1.5 * sum(row["blocks"] for row in rows)
