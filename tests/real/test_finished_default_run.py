@@ -55,7 +55,7 @@ def test_the_switch_to_code_is_a_drift_and_the_head_is_reset_and_trained_again(r
     drifts = [row for row in table_of(run, "drifts").to_pylist() if row["direction"] == "fall"]
     assert drifts, "no drift was detected"
     assert 36 <= drifts[0]["offset"] < 36 + 15
-    assert drifts[0]["changed_at"] >= 36
+    assert drifts[0]["changed_at"] >= 27, "an estimate, which may lie a few prompts before the switch"
     assert drifts[0]["action"] == "recall", "the default response, of which the head's reset is a part"
     heads = [row["offset"] for row in table_of(run, "updates").to_pylist() if row["part"] == "head"]
     assert any(drifts[0]["offset"] <= offset <= drifts[0]["offset"] + 10 for offset in heads)
