@@ -122,14 +122,15 @@ def write_answers(
         part, path = questions[start : start + PART], folder / f"{start:06d}.parquet"
         if not path.is_file():
             ordered = sorted(part, key=lambda question: len(question.tokens))
-            rows = []
+            rows: list[dict[str, Any]] = []
             for begin in range(0, len(ordered), WAVE):
                 rows += answer_wave(target, eos_ids, ordered[begin : begin + WAVE], max_new_tokens)
                 progress(start + len(rows), tokens + sum(len(row["emitted"]) for row in rows))
             partial = path.with_suffix(".partial")
             parquet.write_table(pa.Table.from_pylist(rows), partial)
             partial.replace(path)
-        tokens += sum(map(len, parquet.read_table(path, columns=["emitted"])["emitted"].to_pylist()))
+        answers: list[list[int]] = parquet.read_table(path, columns=["emitted"])["emitted"].to_pylist()
+        tokens += sum(map(len, answers))
 
 
 def read_answers(folder: Path) -> list[dict[str, Any]]:

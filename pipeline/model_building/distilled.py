@@ -187,8 +187,8 @@ def make_card(recipe: DistilledRecipe, report: Report, rows: Sequence[dict[str, 
     lines = [
         f"# {base.model.name}",
         "",
-        f"A small Llama (drafter of omnidraft for chat models), vocabulary {base.model.vocabulary_size:,}, shape "
-        f"`{json.dumps(base.model.shape)}`, bfloat16. Distilled from {recipe.target}.",
+        f"A small Llama in bfloat16, distilled from {recipe.target}, with a vocabulary of "
+        f"{base.model.vocabulary_size:,} and the shape `{json.dumps(base.model.shape)}`.",
         "",
         f"- Made by `omnidraft zoo build {base.model.name}` with `{json.dumps(asdict(base.training))}`.",
         f"- Texts: {len(rows):,} answers of {recipe.target} ({tokens:,} tokens, temperatures "

@@ -105,6 +105,7 @@ class Child:
         socket.send_fds(self._socket, [b"\0"], list(fds.values()))
         self._socket.sendall(json.dumps(asked).encode() + b"\n")
         self.pid = self._number()
+        self._status: int | None = None
 
     def _number(self) -> int:
         told = array.array("q")
@@ -112,12 +113,14 @@ class Child:
         return told[0]
 
     def wait(self, block: bool) -> int | None:
-        """Its status, as `os.waitpid` says it; None if it lives."""
-        if not block and not select.select([self._socket], [], [], 0)[0]:
-            return None
-        status = self._number()
-        self._socket.close()
-        return status
+        """Its status, as `os.waitpid` says it; None if it lives. Asked again, it is the same: a signal's handler may
+        raise before the caller has noted it."""
+        if self._status is None:
+            if not block and not select.select([self._socket], [], [], 0)[0]:
+                return None
+            self._status = self._number()
+            self._socket.close()
+        return self._status
 
 
 class Popen(subprocess.Popen):
