@@ -18,9 +18,9 @@ from torch import Tensor
 
 from pipeline.assembly.models import load_only_target, load_vocabulary, pair_of
 from pipeline.config.settings import Config
-from pipeline.model_building import pretrain, recipes
+from pipeline.model_building import recipes
 from pipeline.model_building.answers import QUESTIONS, read_answers, read_questions, write_answers
-from pipeline.model_building.pretrain import Report
+from pipeline.model_building.pretrain import Report, optimise
 from pipeline.model_building.recipes import ModelRecipe
 from pipeline.model_building.spelled_texts import Mixture, PlacedText, RowSampler, TextSpeller, read_references
 from stages.models import huggingface
@@ -68,26 +68,6 @@ def weighted_loss(model: torch.nn.Module, pieces_BT: Tensor, weights_BT: Tensor)
     losses_N = torch.nn.functional.cross_entropy(logits_NV, wanted_N, reduction="none")
     weights_N = weights_BT[:, 1:].flatten()
     return (losses_N * weights_N).sum() / weights_N.sum()
-
-
-def train(
-    model: Any, sampler: RowSampler, recipe: pretrain.Recipe, progress: Callable[[int, float], None]
-) -> list[float]:
-    """Train a model in place and return the losses of the steps."""
-    optimizers = pretrain.make_optimizers(model, recipe.peak_rate)
-    losses: list[float] = []
-    for step in range(recipe.steps):
-        loss = weighted_loss(model, *sampler.draw(recipe.rows))
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = recipe.peak_rate * pretrain.rate_factor(step, recipe.steps)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        losses.append(float(loss.detach()))
-        progress(step + 1, losses[-1])
-    return losses
 
 
 @torch.no_grad()
@@ -141,7 +121,7 @@ def build(recipe: DistilledRecipe, data: Path, out: Path, progress: Callable[[in
         seed,
     )
     model, began = recipes.make_llama(base, tokenizer), time.perf_counter()
-    losses = train(model, sampler, base.training, progress)
+    losses = optimise(model, lambda: weighted_loss(model, *sampler.draw(base.training.rows)), base.training, progress)
     seconds = time.perf_counter() - began
     held = [speller.find_places(row) for row in rows if _is_held_out(row)][:MEASURED]
     held_out_loss, accuracy = measure(model, held)

@@ -49,7 +49,7 @@ class Report:
     seconds: float
 
 
-def rate_factor(step: int, steps: int) -> float:
+def _rate_factor(step: int, steps: int) -> float:
     """Return the share of the peak rate at a step: a warm-up over 2% of the steps, then a cosine down to 5%."""
     warm_up = max(1, steps // 50)
     if step < warm_up:
@@ -63,7 +63,7 @@ def _windows(tokens_N: Tensor, rows: int, length: int, generator: torch.Generato
     return torch.stack([tokens_N[start : start + length] for start in starts_B.tolist()])
 
 
-def make_optimizers(model: Any, rate: float) -> list[torch.optim.Optimizer]:
+def _make_optimizers(model: Any, rate: float) -> list[torch.optim.Optimizer]:
     """Muon for the layers' matrices, AdamW for embeddings and norms.
 
     After 160 steps of 1,024 tokens Muon's loss was 5.9 nats where AdamW's was 6.6 (docs/experiments.md).
@@ -93,6 +93,32 @@ def validation_loss(model: torch.nn.Module, tokens_N: Tensor, length: int, rows:
     return float(torch.stack(losses).mean())
 
 
+def optimise(
+    model: Any, draw_loss: Callable[[], Tensor], recipe: Recipe, progress: Callable[[int, float], None]
+) -> list[float]:
+    """Train `model` in place and return the losses of the steps.
+
+    Args:
+        model: a causal language model.
+        draw_loss: draws a batch and computes its loss (a scalar).
+        recipe: number of steps, and the rate.
+        progress: called after each step with the step's number (from 1) and its loss.
+    """
+    optimizers, losses = _make_optimizers(model, recipe.peak_rate), list[float]()
+    for step in range(recipe.steps):
+        loss = draw_loss()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = recipe.peak_rate * _rate_factor(step, recipe.steps)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        losses.append(float(loss.detach()))
+        progress(step + 1, losses[-1])
+    return losses
+
+
 def pretrain(
     model: Any,
     train_N: Tensor,
@@ -110,20 +136,12 @@ def pretrain(
         progress: called after each step with the step's number (from 1) and its loss.
     """
     generator = torch.Generator().manual_seed(recipe.seed)
-    optimizers = make_optimizers(model, recipe.peak_rate)
-    losses: list[float] = []
     started = time.perf_counter()
-    for step in range(recipe.steps):
-        loss = next_token_loss(model, _windows(train_N, recipe.rows, recipe.length, generator))
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = recipe.peak_rate * rate_factor(step, recipe.steps)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        losses.append(float(loss.detach()))
-        progress(step + 1, losses[-1])
+
+    def draw_loss() -> Tensor:
+        return next_token_loss(model, _windows(train_N, recipe.rows, recipe.length, generator))
+
+    losses = optimise(model, draw_loss, recipe, progress)
     tail = losses[-max(1, recipe.steps // 20) :]
     return Report(
         validation_loss=validation_loss(model, held_out_N, recipe.length),
