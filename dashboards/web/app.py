@@ -200,7 +200,8 @@ def _add_readers(app: FastAPI, logs: Logs, readers: Mapping[str, Callable[[LogRe
 def _add_questions(app: FastAPI, quick: Logs, long: Logs) -> None:
     @app.get("/api/stream")
     def stream(request: Request, run: Runs, window: int = 0, split: str = "none") -> Response:
-        return _answer(request, quick, run, lambda log: read_stream(log, window, split))
+        chosen = quick.choose_runs(run)
+        return _answer(request, quick, run, lambda log: read_stream(log, window, split, chosen))
 
     @app.get("/api/prompts")
     def prompts(
