@@ -55,8 +55,8 @@ def open_sides(names: tuple[str, str], uri: str, model: str, scratch: Path) -> t
         CorruptError: a file differs from the sealed one.
         UsageError: both names mean one version, or `floor` has no other side in the registry.
     """
-    known = [] if all(map(_is_folder, names)) else list_versions(uri, model)
-    numbers = [None if _is_folder(name) else _resolve_number(name, known) for name in names]
+    known = [] if all(map(is_folder, names)) else list_versions(uri, model)
+    numbers = [None if is_folder(name) else _resolve_number(name, known) for name in names]
     for place, other in ((0, 1), (1, 0)):
         if names[place] == BASELINE:
             numbers[place] = _find_baseline(numbers[other], known)
@@ -69,7 +69,8 @@ def open_sides(names: tuple[str, str], uri: str, model: str, scratch: Path) -> t
     return first, second
 
 
-def _is_folder(name: str) -> bool:
+def is_folder(name: str) -> bool:
+    """Return whether a name of a side is that of a version's folder."""
     return not name.isdecimal() and Path(name).is_dir()
 
 

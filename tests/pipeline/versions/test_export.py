@@ -329,10 +329,10 @@ def test_a_learned_built_in_drafter_keeps_the_promise_in_transformers(tmp_path: 
     config = Config().with_overrides({"source.limit": 40, "sources": ("builtin:docs",), **everywhere})
     run_replay(config, tmp_path / "runs" / "docs")
     uri = default_uri(tmp_path / "runs")
-    newest = list_versions(uri)[0].number
-    export_version(uri, MODEL, newest, tmp_path / "drafter")
-    promised = show_version(uri, MODEL, newest).metrics["probe/acceptance_docs"]
-    assert promised > show_version(uri, MODEL, 1).metrics["probe/acceptance_docs"], "nothing was learned"
+    newest = list_versions(uri)[0]
+    export_version(uri, newest.name, newest.number, tmp_path / "drafter")
+    promised = show_version(uri, newest.name, newest.number).metrics["probe/acceptance_docs"]
+    assert promised > show_version(uri, newest.name, 1).metrics["probe/acceptance_docs"], "nothing was learned"
     loaded = [(zoo.path_of("target-12m"), torch.float32), (tmp_path / "drafter", torch.float32)]
     target, drafter = (AutoModelForCausalLM.from_pretrained(folder, dtype=dtype) for folder, dtype in loaded)
     words, pieces = (AutoTokenizer.from_pretrained(folder) for folder, _ in loaded)
