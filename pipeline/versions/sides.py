@@ -14,7 +14,7 @@ from stages.models.huggingface import load_tokenizer
 from stages.vocabulary.tokenizer_view import Vocabulary
 from store.errors import ModelError, UsageError
 from store.events import BlockDone, DraftSource, Event
-from store.registry.registered_version import RegisteredVersion, find_number
+from store.registry.registered_version import RegisteredVersion, find_lineage, find_number
 from store.registry.registry import fetch_version, list_versions
 from store.registry.version_folder import VersionManifest, open_version
 
@@ -108,18 +108,6 @@ def _open_side(name: str, number: int | None, uri: str, model: str, into: Path) 
     folder = Path(name) if number is None else fetch_version(f"models:/{model}/{number}", uri, into)
     label = f"version {number}" if number is not None else str(folder)
     return Side(label, number, folder, open_version(folder))
-
-
-def find_lineage(number: int, known: Sequence[RegisteredVersion]) -> list[int]:
-    """Return a version, its parent, and so on to its baseline, as far as the registry still has them.
-
-    Parents are tags that anyone may edit: a cycle ends before its first repetition.
-    """
-    parents = {version.number: version.parent for version in known}
-    found = [number]
-    while (parent := parents.get(found[-1])) in parents and parent is not None and parent not in found:
-        found.append(parent)
-    return found
 
 
 def find_common_target(first: Side, second: Side) -> str:

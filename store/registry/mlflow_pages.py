@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 from store.errors import UsageError
 from store.registry.mlflow_client import open_store, versions_of
-from store.registry.registered_version import RegisteredVersion
+from store.registry.registered_version import RegisteredVersion, find_lineage
 from store.registry.registry import EXPERIMENT, list_versions
 
 if TYPE_CHECKING:
@@ -71,9 +71,6 @@ def list_pages(uri: str, name: str | None = None) -> dict[str, str]:
 
 def _find_pair(client: "MlflowClient", newest: RegisteredVersion, versions: list[RegisteredVersion]) -> list[str]:
     """Return the ids of the MLflow runs of the first version of a version's lineage and of that version."""
-    parents = {version.number: version.parent for version in versions}
-    lineage = [newest.number]
-    while (parent := parents.get(lineage[-1])) in parents and parent is not None and parent not in lineage:
-        lineage.append(parent)
+    baseline = find_lineage(newest.number, versions)[-1]
     ids = {int(version.version): str(version.run_id) for version in versions_of(client, newest.name)}
-    return [ids[number] for number in dict.fromkeys((lineage[-1], newest.number))]
+    return [ids[number] for number in dict.fromkeys((baseline, newest.number))]

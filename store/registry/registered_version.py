@@ -139,6 +139,18 @@ def find_number(alias: str, versions: Iterable[RegisteredVersion]) -> int | None
     return next((version.number for version in versions if alias in version.aliases), None)
 
 
+def find_lineage(number: int, known: Sequence[RegisteredVersion]) -> list[int]:
+    """Return a version, its parent, and so on to its baseline, as far as the registry still has them.
+
+    Parents are tags that anyone may edit: a cycle ends before its first repetition.
+    """
+    parents = {version.number: version.parent for version in known}
+    found = [number]
+    while (parent := parents.get(found[-1])) in parents and parent is not None and parent not in found:
+        found.append(parent)
+    return found
+
+
 def check_model_name(name: str) -> None:
     """Raise ModelError for a name with characters that would end a quoted string in MLflow's filters."""
     if set(name) & set("'\"`\\"):
