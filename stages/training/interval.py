@@ -9,8 +9,8 @@ from stages.training.update import Step
 from stages.training.usage import UsageState, UsageTest
 
 REPLAYED = 2  # pieces that an update reads per piece of its new examples: it takes as many old ones
-# Share of the rejected tokens that an update is hoped to turn into accepted ones. With a drafter that knew nothing of its
-# target, seven updates raised .19 to .40, so each won .04 of them; with one that was distilled from it, nothing.
+# Share of the rejected tokens that an update is hoped to turn into accepted ones. With a drafter that knew nothing of
+# its target, seven updates raised .19 to .40, so each won .04 of them; with one distilled from it, they won nothing.
 HOPED_GAIN = 0.05
 
 
