@@ -266,6 +266,10 @@ class VersionPublished:
     probe_greedy: tuple[int, ...] | None = None
     probe_sampled: tuple[float, ...] | None = None
     probe_forwards: tuple[int, ...] | None = None
+    # At the costs that were measured when the run began: the seconds of each of these texts with such drafts, and those
+    # of a token without drafts. None if the costs were not measured.
+    probe_seconds: tuple[float, ...] | None = None
+    probe_plain_seconds: float | None = None
 
 
 Event = (

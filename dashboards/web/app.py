@@ -18,6 +18,7 @@ from dashboards.web.logs import BusyError, Logs, default_runs
 from dashboards.web.overview import Overview
 from dashboards.web.queries.calibration import read_calibration
 from dashboards.web.queries.charts import read_ngrams, read_stream
+from dashboards.web.queries.held_memory import list_held_contexts
 from dashboards.web.queries.held_ngrams import list_held
 from dashboards.web.queries.memory import list_accepted, read_memory
 from dashboards.web.queries.policies import read_policies
@@ -200,7 +201,8 @@ def _add_readers(app: FastAPI, logs: Logs, readers: Mapping[str, Callable[[LogRe
 def _add_questions(app: FastAPI, quick: Logs, long: Logs) -> None:
     @app.get("/api/stream")
     def stream(request: Request, run: Runs, window: int = 0, split: str = "none") -> Response:
-        return _answer(request, quick, run, lambda log: read_stream(log, window, split))
+        chosen = quick.choose_runs(run)
+        return _answer(request, quick, run, lambda log: read_stream(log, window, split, chosen))
 
     @app.get("/api/prompts")
     def prompts(
@@ -228,6 +230,10 @@ def _add_questions(app: FastAPI, quick: Logs, long: Logs) -> None:
     @app.get("/api/memory/accepted")
     def list_contexts(request: Request, run: Runs, source: str = "", search: str = "") -> Response:
         return _answer(request, long, run, lambda log: list_accepted(log, source, search))
+
+    @app.get("/api/memory/held")
+    def list_memory(request: Request, run: Runs, search: str = "") -> Response:
+        return _answer(request, long, run, lambda log: list_held_contexts(log, long.folders(), search))
 
     @app.get("/api/completion")
     def completion(request: Request, run: Runs, offset: int) -> Response:

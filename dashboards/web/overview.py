@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dashboards.web.logs import Logs, RunState
+from dashboards.web.queries.story import read_check
 from dashboards.web.queries.tables import acceptance_of, rows
 from store.errors import OmnidraftError
 from store.query.log_reader import LogReader
@@ -55,7 +56,7 @@ class Overview:
         if state.problem:
             return row | _NOTHING
         try:
-            return row | self._read_totals(folder)
+            return row | self._read_totals(folder) | {"check": read_check(folder)}
         except OmnidraftError as error:
             return row | _NOTHING | {"problem": str(error)}
 

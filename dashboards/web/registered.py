@@ -31,7 +31,9 @@ class RegisteredNumbers:
         self._known: tuple[list[tuple[int, int]], dict[str, list[dict[str, Any]]]] | None = None
 
     def list_numbers(self, runs: Collection[str]) -> list[dict[str, Any]]:
-        """Number and aliases of each registered version of the named runs; none without a store that can be read."""
+        """Registered model, number and aliases of each version of the named runs; none without a store that can be
+        read.
+        """
         return [row for row in self._find()["versions"] if row["run"] in runs]
 
     def list_comparisons(self, runs: Collection[str]) -> list[dict[str, Any]]:
@@ -63,7 +65,7 @@ class RegisteredNumbers:
             versions, comparisons = list_versions(uri), list_comparisons(uri)
         except (OmnidraftError, ImportError):  # the pages do without MLflow
             return _NOTHING
-        kept = ("run", "version", "number", "aliases")
+        kept = ("name", "run", "version", "number", "aliases")
         return {
             "versions": [{name: getattr(one, name) for name in kept} for one in versions],
             "comparisons": [_describe(one, versions) for one in comparisons],
@@ -72,7 +74,7 @@ class RegisteredNumbers:
 
 def _describe(comparison: RecordedComparison, versions: Sequence[RegisteredVersion]) -> dict[str, Any]:
     """The row of a comparison. Values that were not measured are None."""
-    known = {one.number: one for one in versions}
+    known = {one.number: one for one in versions if one.name == comparison.name}
     sides = {}
     for side, number in (("first", comparison.first), ("second", comparison.second)):
         one = known.get(number)

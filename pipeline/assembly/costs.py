@@ -63,6 +63,14 @@ def initial_costs(config: Config, models: Models, allowed: int, decode: Callable
     return Costs(*(tuple((int(place), float(cost)) for place, cost in curve) for curve in (target, drafter)))
 
 
+def find_measured_seconds(config: Config, costs: CostModel) -> Costs | None:
+    """Return the costs that were measured when the run began, in seconds; None if they were not measured."""
+    draft = config.draft
+    start = costs.start if isinstance(costs, TrackedCosts) else costs
+    measured = draft.relative_cost is None and draft.costs != "estimated" and draft.max_draft > 0
+    return start if measured and isinstance(start, Costs) else None
+
+
 def _signature(model: LanguageModel) -> list[object]:
     """What the cost of a model depends on."""
     sizes = [model.parameters, model.layers, model.hidden_size, model.vocabulary_size]

@@ -151,7 +151,8 @@ def _publisher(
     def state() -> tuple[Versions, int]:
         return Versions(distill.drafter_version, distill.head_version, cache.version), len(cache)
 
-    origin = Origin(config.publish.name, sink.folder.name, models.name, config.drafter, models.pair.digest)
+    name = config.name_registered_model(models.name)
+    origin = Origin(name, sink.folder.name, models.name, config.drafter, models.pair.digest)
     return FolderPublisher(
         sink.folder,
         write,

@@ -39,7 +39,11 @@ def build_loop(
     distills = make_distillers(config, targets, [one.head for one in drafting], piece_cost(config.learn, targets))
     numbers, clock, runners = Numbers(), Clock(perf_counter), {}
     for models, stages, distill in zip(targets, drafting, distills, strict=True):
-        probe = make_probe(config, models) if config.publish.enabled and config.publish.probe else ProbeResult
+        probe = (
+            make_probe(config, models, stages.seconds)
+            if config.publish.enabled and config.publish.probe
+            else ProbeResult
+        )
         sink = VersionSink(run_folder, registry, numbers, probe)
         runners[models.name] = TargetRunner(
             models.name,

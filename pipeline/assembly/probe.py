@@ -5,6 +5,7 @@ distributions along these texts are kept on disk as examples. A version is then 
 them. Neither depends on the run's stream, drafting, sampling or seed, so that versions of different runs compare.
 """
 
+import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -16,11 +17,14 @@ from pipeline.config.settings import Config
 from pipeline.learning.probe_prompts import PROMPTS, identity
 from pipeline.loop import UnfitPromptError
 from stages.contract.blocks import SequenceState, TrainingExample
+from stages.drafting.costs import Costs
 from stages.examples.builder import ExampleBuilder
 from stages.models.language_model import fingerprint
-from stages.training.probe import Probe, ProbeResult, ProbeScore, load_or_make_examples
+from stages.training.probe import DRAFT, Probe, ProbeResult, ProbeScore, load_or_make_examples
 from store.events import PromptReceived
-from store.query.probe_statistics import estimate_ratio
+from store.query.probe_statistics import Estimate, estimate_ratio
+
+LOG = logging.getLogger("omnidraft.models")
 
 FORMAT = 1  # of the examples kept on disk: goes up when they change without their key
 TOKENS = 32  # of every completion
@@ -46,27 +50,50 @@ _PLAIN: Mapping[str, object] = {
 }
 
 
-def make_probe(config: Config, models: Models) -> Callable[[], ProbeResult]:
+def make_probe(config: Config, models: Models, costs: Costs | None = None) -> Callable[[], ProbeResult]:
     """Return a function that measures the drafter as it is when called; it has no metrics if no prompt fits.
 
     `probe/acceptance` is the share of the target's greedy tokens that the drafter predicts, `probe/acceptance_docs`
     and `_code` that of each kind of prompt; `probe/acceptance_sampled` is a bound of the acceptance to expect at
     temperature 1, from above: all pieces but the `KEPT` likeliest of a distribution count as one;
     `probe/tokens_per_forward` is what greedy drafts of `stages.training.probe.DRAFT` tokens would emit per target
-    forward. `_low` and `_high` are the ends of intervals of 95% over prompts. Draws no random numbers, and leaves rows,
-    kernels and costs of the run alone.
+    forward, `probe/tokens_per_second` what they would emit at these costs, and `probe/plain_tokens_per_second` what the
+    target would emit without drafts. `_low` and `_high` are the ends of intervals of 95% over prompts. Draws no random
+    numbers, and leaves rows, kernels and costs of the run alone.
 
     Args:
         config: of the run.
         models: one target with the drafter, no rows admitted.
+        costs: measured when the run began, in seconds; without them no tokens per second are given.
     """
-    return probe_of(config, models, examples_of(config, models))
+    return probe_of(config, models, examples_of(config, models), costs)
 
 
-def probe_of(config: Config, models: DrafterModels, examples: Sequence[TrainingExample]) -> Callable[[], ProbeResult]:
+def probe_of(
+    config: Config, models: DrafterModels, examples: Sequence[TrainingExample], costs: Costs | None = None
+) -> Callable[[], ProbeResult]:
     """As `make_probe`, over the target's examples."""
     probe = Probe(examples, models.drafter, draftable(config.with_overrides(_PLAIN).draft, models.pair))
-    return lambda: summarize(probe.score(models.drafter))
+    return lambda: _add_speed(summarize(probe.score(models.drafter)), costs, config.batch)
+
+
+def _add_speed(result: ProbeResult, costs: Costs | None, batch: int) -> ProbeResult:
+    """Add the seconds and the tokens per second of drafts of `DRAFT` tokens, for each of `batch` rows in flight."""
+    if costs is None or not result.scores:
+        return result
+    plain = costs.verification_cost(batch) / batch
+    seconds = [_count_seconds(score, costs, batch) for score in result.scores]
+    speed = estimate_ratio([score.tokens for score in result.scores], seconds)
+    metrics = dict(result.metrics) | {"probe/plain_tokens_per_second": 1 / plain}
+    if speed:
+        metrics |= _with_ends("tokens_per_second", speed)
+    return ProbeResult(metrics, result.scores, seconds, plain)
+
+
+def _count_seconds(score: ProbeScore, costs: Costs, batch: int) -> float:
+    """Seconds of a text whose target forwards each verify a draft of `DRAFT` tokens. A pass drafts one piece a row."""
+    drafting = DRAFT * score.pieces / score.tokens * costs.drafting_cost(batch) if score.tokens else 0.0
+    return score.forwards * (costs.verification_cost(batch * (DRAFT + 1)) + drafting) / batch
 
 
 def examples_of(config: Config, models: Models) -> Sequence[TrainingExample]:
@@ -91,9 +118,13 @@ def summarize(marks: Mapping[TrainingExample, ProbeScore]) -> ProbeResult:
     found = {f"probe/acceptance_{kind}": _greedy_rate(scores) for kind, scores in kinds.items() if any(tokens)}
     for name, estimate in estimates.items():
         if estimate:
-            ends = {"": estimate.value, "_low": estimate.low, "_high": estimate.high}
-            found |= {f"probe/{name}{end}": value for end, value in ends.items()}
+            found |= _with_ends(name, estimate)
     return ProbeResult(found, every) if any(tokens) else ProbeResult()
+
+
+def _with_ends(name: str, estimate: Estimate) -> dict[str, float]:
+    ends = {"": estimate.value, "_low": estimate.low, "_high": estimate.high}
+    return {f"probe/{name}{end}": value for end, value in ends.items()}
 
 
 def _greedy_rate(marks: Sequence[ProbeScore]) -> float:
@@ -110,6 +141,7 @@ def prompts() -> list[PromptReceived]:
 
 def _make_examples(config: Config, models: Models) -> list[TrainingExample]:
     """By the production stages on rows of their own; prompts that do not fit are left out."""
+    LOG.info("the target completes the %d prompts of the probe, once on this machine", len(PROMPTS))
     plain = config.with_overrides(_PLAIN)
     own = replace(models, target=models.target.share_weights(), drafter=models.drafter.share_weights())
     stages, prepare = make_drafting(plain, own), make_admission(plain, own)

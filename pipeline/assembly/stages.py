@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from functools import partial
 
 from pipeline.assembly.cache import make_cache
-from pipeline.assembly.costs import describe, make_costs, make_policy, make_stop_rule
+from pipeline.assembly.costs import describe, find_measured_seconds, make_costs, make_policy, make_stop_rule
 from pipeline.assembly.models import DrafterModels, Models
 from pipeline.config.sections import DraftSettings
 from pipeline.config.settings import Config
 from stages.choose import ChooseDraft
 from stages.decode import Decode
-from stages.drafting.costs import CostModel
+from stages.drafting.costs import CostModel, Costs
 from stages.drafting.head import AcceptanceHead, load_head
 from stages.drafting.holdout import Holdout
 from stages.drafting.sources import SourceChooser
@@ -43,7 +43,7 @@ SHARPEST_TEACHER = 0.5  # temperature of the distributions that teach greedy dra
 
 @dataclass(frozen=True)
 class Drafting:
-    """The three stages of a block, and what of them is saved with a version."""
+    """The three stages of a block, what of them is saved with a version, and the costs in seconds if measured."""
 
     decode: ChooseDraft
     translate: Translate
@@ -51,6 +51,7 @@ class Drafting:
     trie: Trie
     cache: Cache
     head: AcceptanceHead
+    seconds: Costs | None
 
 
 def draftable(draft: DraftSettings, words: Pair) -> set[int]:
@@ -116,7 +117,8 @@ def make_drafting(
         project=states and StateProjection(models.name, models.target.hidden_size, device),
     )
     translate = Translate(trie, cache, models.pair.pieces, mode.parse)
-    return Drafting(_with_memory(config, models, decode, costs), translate, verify, trie, cache, head)
+    choose, seconds = _with_memory(config, models, decode, costs), find_measured_seconds(config, costs)
+    return Drafting(choose, translate, verify, trie, cache, head, seconds)
 
 
 def make_teacher(config: Config, models: Models) -> TrieTeacher:

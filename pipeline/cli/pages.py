@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pipeline.cli.versions import MODEL, NameOption, StoreRunsOption
+from pipeline.cli.versions import NameOption, StoreRunsOption
 from pipeline.config.cli_options import RunOption, RunsOption
 from pipeline.reports.artifacts import command_of
 from store.errors import OmnidraftError, RunError, UsageError
@@ -66,11 +66,12 @@ def _follow(remote: Path, server: subprocess.Popen[bytes]) -> None:
 
 def ui(
     runs: StoreRunsOption = Path("runs"),
-    name: NameOption = MODEL,
+    name: NameOption = None,
     port: Annotated[int, typer.Option(help=f"On {HOST}.", min=1, max=65535)] = 5000,
 ) -> None:
     """Show the local store in MLflow's own pages, to this machine only, until Ctrl-C."""
-    from store.registry.registry import default_uri, experiment_id
+    from store.registry.mlflow_pages import list_pages
+    from store.registry.registry import default_uri
 
     quiet = {
         "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -78,22 +79,15 @@ def ui(
         "PYTHONWARNINGS": "ignore",  # about the server's own libraries
     }
     uri = default_uri(runs)
-    experiment = experiment_id(uri)
+    pages = list_pages(uri, name)
     _must_be_free(port)
     with _server(_command(uri, runs, port), env=os.environ | quiet, stdout=subprocess.DEVNULL) as server:
         print(f"MLflow's pages over {runs} open here in some seconds; Ctrl-C ends them:")
-        for title, page in _pages(experiment, name).items():
-            print(f"  {title:<9} http://{HOST}:{port}/#/{page}", flush=True)
+        for title, page in pages.items():
+            print(f"  {title:<19} http://{HOST}:{port}/#/{page}", flush=True)
+        print("close the panel at the right of the pages, which MLflow opens by itself the first time", flush=True)
         status = server.wait()
     raise UsageError(f"MLflow's server must stay up until Ctrl-C, but ended with status {status}; see what it printed")
-
-
-def _pages(experiment: str, name: str) -> dict[str, str]:
-    """Without this type of workflow MLflow opens in another mode, which hides registered models."""
-    return {
-        "runs": f"experiments/{experiment}/runs?compareRunsMode=CHART&workflowType=machine_learning",
-        "versions": f"models/{name}?workflowType=machine_learning",
-    }
 
 
 def _command(uri: str, runs: Path, port: int) -> list[str]:

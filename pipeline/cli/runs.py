@@ -72,8 +72,8 @@ def list_next_commands(config: "Config", run: str, versions: int) -> list[str]:
         store = "" if folder == RUNS else f" --runs {shlex.quote(str(folder))}"
         if config.publish.mlflow_uri:
             store = f" --mlflow-uri {shlex.quote(config.publish.mlflow_uri)}"
-        name = "" if config.publish.name == "omnidraft-drafter" else f" --name {shlex.quote(config.publish.name)}"
-        commands.append(f"omnidraft versions list{store}{name}")
+        commands.append(f"omnidraft versions list{store}")
         if versions > 1:
-            commands.append(f"omnidraft versions compare floor candidate{store}{name}")
+            name = shlex.quote(config.name_registered_model(config.targets[0]))
+            commands.append(f"omnidraft versions compare floor candidate{store} --name {name}")
     return commands

@@ -5,10 +5,12 @@ Torch is loaded only when `compare` or `export` really starts.
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from enum import StrEnum
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,23 +27,11 @@ if TYPE_CHECKING:
     from pipeline.versions.compare import Comparison
     from store.registry.registered_version import RegisteredVersion, VersionDetails
 
-MODEL = "omnidraft-drafter"
 RUNS = Path("runs")
 LIMIT = 64  # prompts of a probe that is named
 STANDARD_OUTPUT = Path("-")
 KEPT = 10  # newest versions that prune leaves by default
-_HEADS = (
-    "number",
-    "run/version",
-    "offset",
-    "reason",
-    "parent",
-    "acceptance",
-    "probe",
-    "cache",
-    "aliases",
-    "published (UTC)",
-)
+_HEADS = ("number", "aliases", "run/version", "probe", "tokens/s", "reason", "offset", "parent", "published (UTC)")
 
 
 class Format(StrEnum):
@@ -54,7 +44,12 @@ class Format(StrEnum):
 Number = Annotated[int, typer.Argument(metavar="N", help="A number of the list, without #.", show_default=False)]
 UriOption = Annotated[str | None, typer.Option("--mlflow-uri", help="Another MLflow store or server.")]
 StoreRunsOption = Annotated[Path, typer.Option("--runs", help="A folder of runs; its mlflow.db is the store.")]
-NameOption = Annotated[str, typer.Option("--name", help="The registered model.")]
+NameOption = Annotated[
+    str | None,
+    typer.Option(
+        "--name", help="The registered model, one for each pair of target and drafter. [default: the only one]"
+    ),
+]
 FormatOption = Annotated[Format, typer.Option("--format", help="How to print.")]
 AsJsonOption = Annotated[bool, typer.Option("--json", help="Print as JSON, as --format json.")]
 
@@ -64,6 +59,13 @@ def store_of(mlflow_uri: str | None, runs: Path) -> str:
     from store.registry.registry import default_uri
 
     return mlflow_uri or default_uri(runs)
+
+
+def choose_model(uri: str, name: str | None) -> str:
+    """The registered model that the options name, or the only one. Raises UsageError if there are several."""
+    from store.registry.registry import find_only_model
+
+    return name or find_only_model(uri)
 
 
 class _ListByDefault(PlainGroup):
@@ -83,7 +85,7 @@ versions_group = typer.Typer(cls=_ListByDefault, help="Published drafters: list,
 def list_(
     mlflow_uri: UriOption = None,
     runs: StoreRunsOption = RUNS,
-    name: NameOption = MODEL,
+    name: NameOption = None,
     output: FormatOption = Format.TABLE,
     as_json: AsJsonOption = False,
 ) -> None:
@@ -93,10 +95,11 @@ def list_(
     found = list_versions(store_of(mlflow_uri, runs), name)
     if as_json or output is Format.JSON:
         print(json.dumps([asdict(version) for version in found], default=str, indent=2))
-    elif found:
-        print_table(_HEADS, map(_row, found))
+    elif not found:
+        print(f"{name or 'the registry'} has no version yet; `omnidraft replay` publishes some")
     else:
-        print(f"{name} has no version yet; `omnidraft replay` publishes some")
+        for model, versions in groupby(found, attrgetter("name")):
+            _print_versions(model, list(versions))
 
 
 @versions_group.command()
@@ -104,14 +107,15 @@ def show(
     number: Number,
     mlflow_uri: UriOption = None,
     runs: StoreRunsOption = RUNS,
-    name: NameOption = MODEL,
+    name: NameOption = None,
     output: FormatOption = Format.TABLE,
     as_json: AsJsonOption = False,
 ) -> None:
     """Show the origin of a version, its metrics and how to use it."""
     from store.registry.registry import show_version
 
-    details = show_version(store_of(mlflow_uri, runs), name, number)
+    name = choose_model(uri := store_of(mlflow_uri, runs), name)
+    details = show_version(uri, name, number)
     if as_json or output is Format.JSON:
         print(json.dumps(asdict(details), default=str, indent=2))
     else:
@@ -120,22 +124,24 @@ def show(
 
 @versions_group.command()
 def promote(
-    number: Number, mlflow_uri: UriOption = None, runs: StoreRunsOption = RUNS, name: NameOption = MODEL
+    number: Number, mlflow_uri: UriOption = None, runs: StoreRunsOption = RUNS, name: NameOption = None
 ) -> None:
     """Make a version the champion: the one that `models:/NAME@champion` means."""
     from store.registry.retention import promote as put_forward
 
-    before = put_forward(store_of(mlflow_uri, runs), name, number)
+    name = choose_model(uri := store_of(mlflow_uri, runs), name)
+    before = put_forward(uri, name, number)
     print(f"champion: #{number}{_instead(before, number)}")
     _print_usage(name, "@champion")
 
 
 @versions_group.command()
-def rollback(mlflow_uri: UriOption = None, runs: StoreRunsOption = RUNS, name: NameOption = MODEL) -> None:
+def rollback(mlflow_uri: UriOption = None, runs: StoreRunsOption = RUNS, name: NameOption = None) -> None:
     """Make the champion before the present one the champion again."""
     from store.registry.retention import rollback as step_back
 
-    lost, found = step_back(store_of(mlflow_uri, runs), name)
+    name = choose_model(uri := store_of(mlflow_uri, runs), name)
+    lost, found = step_back(uri, name)
     print(f"champion: #{found} again, instead of #{lost}")
     _print_usage(name, "@champion")
 
@@ -148,7 +154,7 @@ def recall(
     ] = None,
     mlflow_uri: UriOption = None,
     runs: StoreRunsOption = RUNS,
-    name: NameOption = MODEL,
+    name: NameOption = None,
 ) -> None:
     """Bring any version back into service: fetch it, check every file, and only then make it the champion.
 
@@ -157,7 +163,7 @@ def recall(
     from store.registry.registry import fetch_version
     from store.registry.retention import promote as put_forward
 
-    uri = store_of(mlflow_uri, runs)
+    name = choose_model(uri := store_of(mlflow_uri, runs), name)
     with TemporaryDirectory() as scratch, new_folder(folder or Path(scratch) / "version") as free:
         fetch_version(f"models:/{name}/{number}", uri, free)
     before = put_forward(uri, name, number)
@@ -175,7 +181,7 @@ def prune(
     ] = False,
     mlflow_uri: UriOption = None,
     runs: StoreRunsOption = RUNS,
-    name: NameOption = MODEL,
+    name: NameOption = None,
     as_json: PrintJsonOption = False,
 ) -> None:
     """Delete versions from MLflow, but for champion, candidate, their lineage and the newest ones.
@@ -184,7 +190,8 @@ def prune(
     """
     from store.registry.retention import prune as clear
 
-    gone = clear(store_of(mlflow_uri, runs), name, keep, dry_run)
+    name = choose_model(uri := store_of(mlflow_uri, runs), name)
+    gone = clear(uri, name, keep, dry_run)
     if as_json:
         print(json.dumps({"versions": gone, "deleted": not dry_run}, indent=2))
     elif gone:
@@ -221,7 +228,7 @@ def compare(
     no_publish: Annotated[bool, typer.Option("--no-publish", help="Write nothing to MLflow.")] = False,
     mlflow_uri: UriOption = None,
     runs: StoreRunsOption = RUNS,
-    name: NameOption = MODEL,
+    name: NameOption = None,
 ) -> None:
     """Replay two versions on the same prompts with the same draws, and print paired differences.
 
@@ -230,13 +237,14 @@ def compare(
     from pipeline.config.settings import Config
     from pipeline.versions.compare import compare as run
     from pipeline.versions.compare import make_comparison_config, read_prompts, require_free
-    from pipeline.versions.sides import open_sides
+    from pipeline.versions.sides import is_folder, open_sides
 
     _require_writable(json_file)
     changed, given = parse_settings(settings), overrides_of(compare, locals())
     require_free(changed, as_served=as_served)
     config, uri = Config().with_overrides({"source.limit": LIMIT} | changed | given), store_of(mlflow_uri, runs)
-    prompts = read_prompts(config, probe)
+    folders = all(map(is_folder, (first, second)))
+    name, prompts = "" if folders else choose_model(uri, name), read_prompts(config, probe)
     with TemporaryDirectory() as scratch:
         sides = open_sides((first, second), uri, name, Path(scratch) / "versions")
         config = make_comparison_config(config, target=target, sides=sides, as_served=as_served, probe=probe)
@@ -301,12 +309,13 @@ def export(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty folder.", show_default=False)],
     mlflow_uri: UriOption = None,
     runs: StoreRunsOption = RUNS,
-    name: NameOption = MODEL,
+    name: NameOption = None,
 ) -> None:
     """Write a version as a plain Hugging Face drafter that `transformers`, vLLM and llama.cpp load, with a card."""
     from pipeline.versions.export import export_version
 
-    export_version(store_of(mlflow_uri, runs), name, number, folder)
+    name = choose_model(uri := store_of(mlflow_uri, runs), name)
+    export_version(uri, name, number, folder)
     print(f"#{number} is in {folder}; {folder / 'README.md'} describes how to use it")
 
 
@@ -318,13 +327,47 @@ def _print_usage(name: str, which: str) -> None:
     print(f"use it: omnidraft replay --drafter models:/{name}{which}")
 
 
+def _print_versions(name: str, versions: Sequence["RegisteredVersion"]) -> None:
+    """The versions of one pair, under its name."""
+    pair = next((f"{one.drafter} for {one.target}: " for one in versions if one.drafter and one.target), "")
+    print(f"{to_printable(pair)}models:/{to_printable(name)}")
+    print_table(_HEADS, map(_row, versions))
+    print(_compare_newest(versions), end="")
+
+
+def _compare_newest(versions: Sequence["RegisteredVersion"]) -> str:
+    """A line on the newest version next to the baseline of its lineage; empty if either was not measured."""
+    from store.registry.registered_version import find_lineage
+
+    known = {version.number: version for version in versions}
+    newest = versions[0]
+    baseline = known[find_lineage(newest.number, versions)[-1]]
+    if newest is baseline or newest.probe is None or baseline.probe is None:
+        return ""
+    line = (
+        f"#{newest.number} next to its baseline #{baseline.number}: probe {newest.probe:.3f} and {baseline.probe:.3f}"
+    )
+    if newest.tokens_per_second is not None and baseline.tokens_per_second is not None:
+        line += f", tokens/s {newest.tokens_per_second:.1f} and {baseline.tokens_per_second:.1f}"
+    return (
+        f"{line}; `omnidraft versions compare {baseline.number} {newest.number} --name {newest.name}` decodes both\n\n"
+    )
+
+
+def _format_estimate(value: float | None, interval: tuple[float, float] | None, digits: int) -> str | None:
+    if value is None or interval is None:
+        return None if value is None else f"{value:.{digits}f}"
+    return f"{value:.{digits}f} ({interval[0]:.{digits}f} to {interval[1]:.{digits}f})"
+
+
 def _row(version: "RegisteredVersion") -> list[str]:
     aliases, when = ", ".join(version.aliases), f"{version.created_at:%Y-%m-%d %H:%M}"
     within = None if version.run is None or version.version is None else f"{version.run}/{version.version}"
     parent = None if version.parent is None else f"#{version.parent}"
-    fields = (f"#{version.number}", within, version.offset, version.reason, parent)
-    rates = (None if rate is None else f"{rate:.3f}" for rate in (version.acceptance, version.probe))
-    return [to_printable(value) for value in (*fields, *rates, version.cache_entries, aliases, when)]
+    probe = _format_estimate(version.probe, version.probe_interval, 3)
+    speed = _format_estimate(version.tokens_per_second, version.tokens_per_second_interval, 1)
+    fields = (f"#{version.number}", aliases, within, probe, speed, version.reason, version.offset, parent, when)
+    return [to_printable(value) for value in fields]
 
 
 def _print_details(details: "VersionDetails", name: str) -> None:

@@ -22,10 +22,11 @@ from pipeline.learner_service.service import LearnerConfig
 from pipeline.log_records import PROJECT
 from pipeline.reports.artifacts import draw_run_plots
 from pipeline.reports.progress import Display
+from pipeline.reports.vocab_report import write_pair_reports
 from pipeline.routing import TargetRouter
 from pipeline.run.committer import CommitCosts
 from pipeline.run.context import RunContext
-from pipeline.run.folder import CONFIG
+from pipeline.run.folder import CONFIG, VOCABULARY
 from pipeline.run.mlflow_run import UNSENT_TIMEOUT, numbers_of
 from pipeline.run.signals import Stop, stop_on_signals
 from pipeline.sources.position import Prefetcher, SourcePosition, SourcePositionState
@@ -97,7 +98,7 @@ class ClusterReplay:
         self._address, self._workers = address, workers
         self._uri = uri or default_uri(self._run.folder.parent)
         with self._run.acquire(resume=resume):
-            if config.publish.enabled:
+            if config.publish.enabled and config.publish.name:
                 check_model_name(config.publish.name)
             drafter = config.drafter if resume else pin_version(config.drafter, self._uri)
             self.config = config.model_copy(update={"drafter": drafter})
@@ -140,7 +141,7 @@ class ClusterReplay:
             done,
             position,
             run.events,
-            self._make_learner_config,
+            self._describe_target,
             display,
             state.models,
         )
@@ -209,7 +210,9 @@ class ClusterReplay:
         gpus = 0.0 if config.device == "cpu" else gpu_share(self._workers)
         return WorkerPool(RayActors(), setup, self._run.folder, {"num_cpus": cpus, "num_gpus": gpus})
 
-    def _make_learner_config(self, found: TargetInfo) -> LearnerConfig:
+    def _describe_target(self, found: TargetInfo) -> LearnerConfig:
+        """Write the report on the vocabularies, and return what the learner starts with."""
+        write_pair_reports(self._run.folder / VOCABULARY, [found.vocabularies])
         datasets = datasets_of(self._sources, self.config.sources)
         return LearnerConfig(self.config, self._run.folder, self._uri, datasets, found.piece_cost, found.probe)
 

@@ -27,6 +27,7 @@ from pipeline.learner_protocol import CompletedPrompt
 from pipeline.learning.remote_learner import LearnerConnection, RemoteLearner
 from pipeline.log_records import RecordQueue
 from pipeline.loop import Clock, Loop, TargetRunner
+from pipeline.reports.vocab_report import PairReport, describe_pairs
 from pipeline.routing import TargetRouter
 from pipeline.run.context import RunContext
 from pipeline.stage_set import Stages
@@ -60,10 +61,16 @@ class WorkerSetup:
 
 @dataclass(frozen=True)
 class TargetInfo:
-    """Data on the target for the learner, which does not load it. The fields are those of `LearnerConfig`."""
+    """Data on the target for the learner, which does not load it.
+
+    Attributes:
+        piece_cost, probe: as of `LearnerConfig`.
+        vocabularies: the report on its vocabulary and the drafter's, for the run's folder.
+    """
 
     piece_cost: float
     probe: tuple[TrainingExample, ...]
+    vocabularies: PairReport
 
 
 @dataclass(frozen=True)
@@ -169,9 +176,9 @@ class DecodeWorker:
         """Describe the target for the learner. Called before the first work item."""
         config = self._setup.config
         probed = config.publish.enabled and config.publish.probe
-        return TargetInfo(
-            piece_cost(config.learn, [self._models]), tuple(examples_of(config, self._models)) if probed else ()
-        )
+        (vocabularies,) = describe_pairs([self._models])
+        probe = tuple(examples_of(config, self._models)) if probed else ()
+        return TargetInfo(piece_cost(config.learn, [self._models]), probe, vocabularies)
 
     def work(
         self,

@@ -17,7 +17,6 @@ REAL_RUN: Mapping[str, object] = {
     # The drafter was distilled from this target: with the usual rate every update lowers its acceptance
     # (docs/experiments.md).
     "learn.rate": 2e-4,
-    "publish.probe": False,  # the target would complete all prompts of the probe before it shows any text
 }
 BUILTIN_RUN: Mapping[str, object] = {"sampling.temperature": 0.7}  # greedy text of the built-in models repeats itself
 

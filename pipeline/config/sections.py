@@ -334,7 +334,11 @@ class PublishSettings(Section):
     mlflow_uri: str | None = Field(
         default=None, min_length=1, description="Tracking URI of MLflow. Default: a local store next to the runs."
     )
-    name: str = Field(default="omnidraft-drafter", min_length=1, description="Name of the registered model in MLflow.")
+    name: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Name of the registered model in MLflow. Default: one for each pair of target and drafter.",
+    )
     probe: bool = Field(
         default=True, description="Whether every published version is evaluated on the fixed probe prompts."
     )

@@ -40,6 +40,7 @@ from pipeline.config.sections import (
     WeightFormat,
 )
 from store.errors import ConfigError
+from store.registry.registered_version import BETWEEN, name_of_pair, part_of_name
 
 
 def choose_drafter(targets: Sequence[str]) -> str:
@@ -144,6 +145,15 @@ class Config(Section):
             *section, name = key.split(".")
             (values[section[0]] if section else values)[name] = value
         return self.from_mapping(values)
+
+    def name_registered_model(self, target: str) -> str:
+        """Return the name of the registered model for versions of one target: `publish.name`, which the target's name
+        follows where a run has several targets, or else one for each pair of target and drafter.
+        """
+        if not self.publish.name:
+            return name_of_pair(target, self.drafter)
+        several = len(self.targets) + len(self.swaps) > 1
+        return f"{self.publish.name}{BETWEEN}{part_of_name(target)}" if several else self.publish.name
 
     def to_json(self) -> str:
         """Every setting as JSON, defaults included; `load` reads it back to an equal value."""

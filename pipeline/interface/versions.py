@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from store.errors import ModelError
 from store.registry.registered_version import Reference, VersionDetails, find_number
-from store.registry.registry import MODEL, default_uri, fetch_version, list_versions, show_version
+from store.registry.registry import default_uri, fetch_version, find_only_model, list_versions, show_version
 from store.registry.version_folder import VersionManifest, open_version
 
 RUNS = Path("runs")
@@ -25,7 +25,7 @@ class PublishedVersion:
         reference: how settings name it: `models:/NAME/NUMBER`, or its folder.
         uri: of the MLflow store that holds it; None for a folder.
         name: of the registered model.
-        number: in the store, from 1, over all runs; None for a folder.
+        number: in the registered model, from 1, over all runs; None for a folder.
         run: the run that published it.
         version: within that run, from 0.
         offset: of the last prompt that it was trained on, in the run's stream.
@@ -91,17 +91,19 @@ def load_version(version: int | str | os.PathLike[str], uri: str | None = None) 
     """Find a published drafter version and read its metadata.
 
     Args:
-        version: its number in the store, `NAME/NUMBER`, `NAME@ALIAS` (also after `models:/`), or its folder.
+        version: `NAME/NUMBER` or `NAME@ALIAS` (also after `models:/`), its folder, or, where the store has versions of
+            one pair of target and drafter only, its number.
         uri: of the MLflow store; by default the local one of the runs below `runs/`.
 
     Raises:
         ModelError: there is no such version.
         CorruptError: a file is not what was published.
-        UsageError: there is no store.
+        UsageError: there is no store, or a number could be that of several versions.
     """
     if isinstance(version, os.PathLike) or (isinstance(version, str) and Path(version).is_dir()):
         return PublishedVersion.from_folder(Path(version))
-    reference, store = _parse_reference(version), uri or default_uri(RUNS)
+    store = uri or default_uri(RUNS)
+    reference = _parse_reference(version, store)
     number = reference.number
     if number is None:
         number = find_number(str(reference.alias), list_versions(store, reference.name))
@@ -110,10 +112,10 @@ def load_version(version: int | str | os.PathLike[str], uri: str | None = None) 
     return PublishedVersion.from_registry(show_version(store, reference.name, number), store)
 
 
-def _parse_reference(version: int | str) -> Reference:
+def _parse_reference(version: int | str, store: str) -> Reference:
     text = str(version).removeprefix("models:/")
     if text.isdecimal():
-        return Reference(MODEL, int(text))
+        return Reference(find_only_model(store), int(text))
     if not re.fullmatch(r"[^/@:]+(/[0-9]+|@[\w.-]+)", text):
         raise ModelError(
             "a version must be a number, NAME/NUMBER, NAME@ALIAS or a folder that exists, "

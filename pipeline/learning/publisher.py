@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from pipeline.recorder import Versions
 from stages.contract.snapshot import Saved, SnapshotReader
-from stages.training.probe import ProbeResult, ProbeScore
+from stages.training.probe import ProbeResult
 from store.events import Drifted, PromptCompleted, VersionPublished
 from store.registry.registry import Registry
 from store.registry.version_folder import ManifestFields, seal
@@ -211,7 +211,7 @@ class FolderPublisher(Publisher):
             acceptance=acceptance,
             folder=str(folder.relative_to(self._run_folder)),
             digest=digest,
-            **_of_probe(probed.scores),
+            **_of_probe(probed),
         )
         counts = {"prompts": float(self._prompts), "judged": float(self._judged)}
         self._registry.publish(folder, event, {**counts, **probed.metrics}, drift=self._drift)
@@ -241,8 +241,9 @@ class FolderPublisher(Publisher):
         }
 
 
-def _of_probe(scores: Sequence[ProbeScore]) -> dict[str, Any]:
+def _of_probe(probed: ProbeResult) -> dict[str, Any]:
     """The fields of `VersionPublished` that the probe measures; none if it measured nothing."""
+    scores = probed.scores
     if not scores:
         return {}
     return {
@@ -250,4 +251,6 @@ def _of_probe(scores: Sequence[ProbeScore]) -> dict[str, Any]:
         "probe_greedy": tuple(round(score.greedy) for score in scores),
         "probe_sampled": tuple(score.sampled for score in scores),
         "probe_forwards": tuple(score.forwards for score in scores),
+        "probe_seconds": tuple(probed.seconds) or None,
+        "probe_plain_seconds": probed.plain_seconds,
     }

@@ -138,9 +138,14 @@ def describe_pair(target: Vocabulary, drafter: Vocabulary, words: Pair) -> PairR
     )
 
 
-def write_pair_reports(path: Path, models: Iterable[Models]) -> None:
+def describe_pairs(models: Iterable[Models]) -> list[PairReport]:
+    """Make the reports of the pairs of loaded models."""
+    return [describe_pair(one.target_vocabulary, one.drafter_vocabulary, one.pair) for one in models]
+
+
+def write_pair_reports(path: Path, reports: Iterable[PairReport]) -> None:
     """Write the reports of all pairs of a run to a JSON file, for the dashboards."""
-    found = [describe_pair(one.target_vocabulary, one.drafter_vocabulary, one.pair).to_json() for one in models]
+    found = [report.to_json() for report in reports]
     write_whole(path, (json.dumps(found, indent=1) + "\n").encode())
 
 

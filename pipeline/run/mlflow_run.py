@@ -47,7 +47,7 @@ def open_registry(
     """
     if not config.publish.enabled:
         return NoRegistry()
-    registry = MlflowRegistry(uri, spool, model=config.publish.name, keep=manifest.messages)
+    registry = MlflowRegistry(uri, spool, keep=manifest.messages)
     if manifest.messages:
         registry.resume()
     else:
@@ -137,6 +137,7 @@ class Curves:
             "acceptance": estimate_ratio(version.probe_greedy or (), tokens),
             "acceptance_sampled": estimate_ratio(version.probe_sampled or (), tokens),
             "tokens_per_forward": estimate_ratio(tokens, version.probe_forwards or ()),
+            "tokens_per_second": estimate_ratio(tokens, version.probe_seconds or ()),
         }
         return {f"probe/{name}{of_target}": rate.value for name, rate in rates.items() if rate}
 
@@ -219,7 +220,7 @@ def send_leftovers(config: Config, run_folder: Path, mirror: Mirror) -> str:
 def _send(config: Config, folder: Path, mirror: Mirror, uri: str) -> int:
     """What waits in one log's queue. Returns the number of messages that stayed."""
     manifest = read_manifest(folder)
-    left = MlflowRegistry(uri, folder / SPOOL, model=config.publish.name, keep=manifest.messages).close(UNSENT_TIMEOUT)
+    left = MlflowRegistry(uri, folder / SPOOL, keep=manifest.messages).close(UNSENT_TIMEOUT)
     mirror.acquire(manifest)
     mirror.push(manifest)
     return left

@@ -14,7 +14,7 @@ from pipeline.learning.local_learner import LocalLearner
 from pipeline.loop import Loop
 from pipeline.reports.artifacts import draw_run_plots
 from pipeline.reports.progress import Display
-from pipeline.reports.vocab_report import write_pair_reports
+from pipeline.reports.vocab_report import describe_pairs, write_pair_reports
 from pipeline.routing import TargetRouter
 from pipeline.run.context import RunContext
 from pipeline.run.folder import CONFIG, SPOOL, VOCABULARY, mlflow_of
@@ -78,7 +78,7 @@ class Replay:
         self._run = RunContext(run_folder, RunKind.REPLAY, mirror)
         self._uri = uri or mlflow_of(self._run.name)
         with self._run.acquire(resume=resume):
-            if config.publish.enabled:
+            if config.publish.enabled and config.publish.name:
                 check_model_name(config.publish.name)
             drafter = config.drafter if resume else pin_version(config.drafter, self._uri)
             self.config = config.model_copy(update={"drafter": drafter})
@@ -113,7 +113,7 @@ class Replay:
         folder = self._run.folder
         try:
             with self._run.open(self.config):
-                write_pair_reports(folder / VOCABULARY, self._models)
+                write_pair_reports(folder / VOCABULARY, describe_pairs(self._models))
                 with stop_on_signals() as stop:
                     summary, broken = self._replay(stop, display)
                 self._close()

@@ -25,8 +25,9 @@ from pipeline.learner_service.service import LearnerCheckpoint, LearnerConfig, r
 from pipeline.learning.local_learner import NoLearner, VersionsState
 from pipeline.learning.remote_learner import RemoteLearner
 from pipeline.loop import Clock, Loop, LoopState, TargetRunner
+from pipeline.reports.vocab_report import describe_pairs, write_pair_reports
 from pipeline.run.context import RunContext
-from pipeline.run.folder import is_unfinished, mlflow_of
+from pipeline.run.folder import VOCABULARY, is_unfinished, mlflow_of
 from pipeline.serve.engine import LiveEngine, RequestEncoder
 from pipeline.serve.request_queue import DATASET, RequestQueue
 from pipeline.stage_set import Stages
@@ -273,6 +274,7 @@ class ServerRun:
     def __enter__(self) -> Self:
         with ExitStack() as undo:
             undo.enter_context(self._run.open(self._settings))
+            write_pair_reports(self._run.folder / VOCABULARY, describe_pairs([self.models]))
             resume_point = ResumePoint(self._state, self._reader, read_learner_checkpoint(self._run.folder))
             self._learner = start_learner(
                 self.config, self.models, self._run, self._uri, resume_point.learner, self._on_event

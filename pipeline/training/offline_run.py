@@ -135,7 +135,7 @@ class LogTraining:
         self._run = RunContext(run_folder, RunKind.TRAINING, mirror)
         self._uri = uri or mlflow_of(self._run.name)
         with self._run.acquire(resume=False):
-            if config.publish.enabled:
+            if config.publish.enabled and config.publish.name:
                 check_model_name(config.publish.name)
             read = [read_run_texts(folder, newest) for folder in logs]
             if not any(texts.completions for texts in read):

@@ -14,7 +14,7 @@ from stages.models.huggingface import load_tokenizer
 from stages.vocabulary.tokenizer_view import Vocabulary
 from store.errors import ModelError, UsageError
 from store.events import BlockDone, DraftSource, Event
-from store.registry.registered_version import RegisteredVersion, find_number
+from store.registry.registered_version import RegisteredVersion, find_lineage, find_number
 from store.registry.registry import fetch_version, list_versions
 from store.registry.version_folder import VersionManifest, open_version
 
@@ -55,8 +55,8 @@ def open_sides(names: tuple[str, str], uri: str, model: str, scratch: Path) -> t
         CorruptError: a file differs from the sealed one.
         UsageError: both names mean one version, or `floor` has no other side in the registry.
     """
-    known = [] if all(map(_is_folder, names)) else list_versions(uri, model)
-    numbers = [None if _is_folder(name) else _resolve_number(name, known) for name in names]
+    known = [] if all(map(is_folder, names)) else list_versions(uri, model)
+    numbers = [None if is_folder(name) else _resolve_number(name, known) for name in names]
     for place, other in ((0, 1), (1, 0)):
         if names[place] == BASELINE:
             numbers[place] = _find_baseline(numbers[other], known)
@@ -69,7 +69,8 @@ def open_sides(names: tuple[str, str], uri: str, model: str, scratch: Path) -> t
     return first, second
 
 
-def _is_folder(name: str) -> bool:
+def is_folder(name: str) -> bool:
+    """Return whether a name of a side is that of a version's folder."""
     return not name.isdecimal() and Path(name).is_dir()
 
 
@@ -107,18 +108,6 @@ def _open_side(name: str, number: int | None, uri: str, model: str, into: Path) 
     folder = Path(name) if number is None else fetch_version(f"models:/{model}/{number}", uri, into)
     label = f"version {number}" if number is not None else str(folder)
     return Side(label, number, folder, open_version(folder))
-
-
-def find_lineage(number: int, known: Sequence[RegisteredVersion]) -> list[int]:
-    """Return a version, its parent, and so on to its baseline, as far as the registry still has them.
-
-    Parents are tags that anyone may edit: a cycle ends before its first repetition.
-    """
-    parents = {version.number: version.parent for version in known}
-    found = [number]
-    while (parent := parents.get(found[-1])) in parents and parent is not None and parent not in found:
-        found.append(parent)
-    return found
 
 
 def find_common_target(first: Side, second: Side) -> str:

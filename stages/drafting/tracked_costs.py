@@ -61,6 +61,11 @@ class TrackedCosts(CostModel):
         self._all, self._drafter = _Mean(), _Mean()  # of measured over predicted
         self._points = [_Mean() for _ in start.target]
 
+    @property
+    def start(self) -> Costs:
+        """The costs at the beginning."""
+        return self._start
+
     @override
     def verification_cost(self, tokens: int) -> float:
         return self._now.verification_cost(tokens)

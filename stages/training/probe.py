@@ -29,12 +29,14 @@ class ProbeScore:
         greedy: number of tokens whose pieces are all the drafter's most probable ones: accepted at temperature 0.
         sampled: sum over tokens of the probability that they are accepted at temperature 1.
         tokens: number of emitted target tokens.
+        pieces: number of the drafter's pieces that spell them.
         forwards: target forwards that these tokens take at temperature 0 with drafts of `DRAFT` tokens each.
     """
 
     greedy: float
     sampled: float
     tokens: int
+    pieces: int
     forwards: int
 
 
@@ -45,10 +47,14 @@ class ProbeResult:
     Attributes:
         metrics: by name.
         scores: per prompt, in the order of the prompts; none if nothing was measured.
+        seconds: per prompt, what its text takes with the drafts of `ProbeScore.forwards`; none without measured costs.
+        plain_seconds: what a token takes without drafts.
     """
 
     metrics: Mapping[str, float] = field(default_factory=dict)
     scores: Sequence[ProbeScore] = ()
+    seconds: Sequence[float] = ()
+    plain_seconds: float | None = None
 
 
 class Probe:
@@ -78,9 +84,10 @@ class Probe:
             products = [_multiply_by_token(values_N, first_N) for values_N in measured]
             greedy, sampled = (sum_by_row(values_N, batch) for values_N in products)
             tokens = list(map(int, sum_by_row(first_N.double(), batch)))
+            pieces = map(int, sum_by_row(torch.ones_like(first_N, dtype=torch.float64), batch))
             predicted = (products[0][first_N.bool()] > 0).split(tokens)  # positions are in the order of the rows
             forwards = (count_forwards(token_T.tolist()) for token_T in predicted)
-            found |= zip(batch.examples, map(ProbeScore, greedy, sampled, tokens, forwards), strict=True)
+            found |= zip(batch.examples, map(ProbeScore, greedy, sampled, tokens, pieces, forwards), strict=True)
         return found
 
 

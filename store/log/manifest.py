@@ -31,7 +31,7 @@ PREVIOUS = Path("log", "manifest.previous.json")
 UNREADABLE = Path("log", "manifest.unreadable.json")  # what a repair put aside
 _LOCK = Path("log", ".manifest.lock")
 LOCK_SECONDS = 60.0  # for which an edit waits for another
-READABLE_VERSIONS = (3, 4, 5, SCHEMA_VERSION)
+READABLE_VERSIONS = (3, 4, 5, 6, SCHEMA_VERSION)
 PART_NAME = r"part-[0-9]{6,}(-[0-9]{6,})?\.parquet"  # a joined part has the numbers of its first and last source
 _CHECKPOINT_FOLDER = r"checkpoint/[0-9]{6,}"
 # These files are written after a log's first manifest, which is synced: if any exists, there was a manifest.
@@ -122,7 +122,7 @@ class Manifest:
 
 
 def read_manifest(run_folder: Path, file: Path = MANIFEST) -> Manifest:
-    """Read the committed state of a run, finished or still being written, also of schema versions 3 to 5.
+    """Read the committed state of a run, finished or still being written, also of schema versions 3 to 6.
 
     Args:
         run_folder: of the run or partition.

@@ -34,7 +34,7 @@ from store.events import (
 )
 from store.log.rollups import COUNTS
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 
 TABLES: Mapping[str, type] = {
     "decisions": TokenDecision,
@@ -59,6 +59,7 @@ _ADDED: Mapping[int, Mapping[str, tuple[str, ...]]] = {
         "drifts": ("signal",),
         "versions": ("probe_tokens", "probe_greedy", "probe_sampled", "probe_forwards"),
     },
+    7: {"versions": ("probe_seconds", "probe_plain_seconds")},
 }
 
 # Stored as float32: values that are computed in float32, and short durations. All other floats are float64.

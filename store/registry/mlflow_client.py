@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from store.errors import CorruptError, ModelError, UsageError
 from store.registry.registered_version import Reference
+from store.registry.relocation import adopt_artifacts
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from mlflow.store.entities import PagedList
 
 T = TypeVar("T")
+KIND = "mlflow.omnidraft.kind"  # tag of the registered models that hold drafters
 _SQLITE = "sqlite:///"
 _ENVIRONMENT = {  # read by mlflow when it is imported
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -29,9 +31,14 @@ _ENVIRONMENT = {  # read by mlflow when it is imported
 
 
 def connect(uri: str) -> "MlflowClient":
-    """Return a client of the store at `uri`. Its first request sets up the store (6 s for a new SQLite schema)."""
+    """Return a client of the store at `uri`. Its first request sets up the store (6 s for a new SQLite schema).
+
+    A local store whose folder was moved is changed first, so that it finds its files.
+    """
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    if (path := local_database(uri)) is not None:
+        adopt_artifacts(path)
     from mlflow import MlflowClient
 
     logging.getLogger("mlflow").setLevel(logging.ERROR)  # also if it was imported before

@@ -21,6 +21,8 @@ from store.registry.mlflow_client import (
 from store.registry.mlflow_versions import IDENTITY, Publication, dataset, find_runs, inputs, remove_duplicates
 from store.registry.outbox import Body, OutageError
 from store.registry.registered_version import Reference, metric_key, run_note
+from store.registry.relocation import ARTIFACTS
+from store.registry.version_folder import open_version
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -40,13 +42,13 @@ class Sender:
     Args:
         uri: the MLflow store.
         experiment: name of the experiment.
-        model: name of the registered model.
+        model: name of the registered model; None is that of each version's manifest.
         known: the merged results of earlier deliveries: the run, and for each version its model and its number.
         run_folder: folder to which files and folders in messages are relative. It may differ from that of the process
             that posted, also in its machine.
     """
 
-    def __init__(self, uri: str, experiment: str, model: str, known: Body, run_folder: Path = Path()) -> None:
+    def __init__(self, uri: str, experiment: str, model: str | None, known: Body, run_folder: Path = Path()) -> None:
         self._run_folder = run_folder
         self._uri, self._experiment, self._model, self._known = uri, experiment, model, known
         self._doubts = 0  # failures in a row that may not be due to the message
@@ -105,14 +107,16 @@ class Sender:
         return {**known, **about, "base": self._base(client, params.get("drafter", ""))}
 
     def _base(self, client: "MlflowClient", drafter: str) -> Body:
-        """Return the registered version that the run starts from, if it is of the same model and was not removed."""
+        """Return the registered version that the run starts from, if it was not removed."""
         try:
             reference = Reference.parse(drafter)
         except ModelError:
             return {}
         # The drafter is already loaded; the run does not wait forever for its name.
-        version = find_version(client, reference) if reference.name == self._model else None
-        return {"number": int(version.version), "model_id": model_id_of(version)} if version else {}
+        version = find_version(client, reference)
+        if version is None:
+            return {}
+        return {"number": int(version.version), "model_id": model_id_of(version), "name": reference.name}
 
     def _points(self, client: "MlflowClient", points: list[list[Any]]) -> Body:
         from mlflow.entities import Metric
@@ -123,7 +127,8 @@ class Sender:
 
     def _publish(self, client: "MlflowClient", folder: str, event: Body, metrics: Body, drift: int | None) -> Body:
         made = VersionPublished(**event)
-        sent = Publication(client, self._known, self._model, made, drift).send(self._run_folder / folder, metrics)
+        sealed = self._run_folder / folder
+        sent = Publication(client, self._known, self._model, made, drift, open_version(sealed)).send(sealed, metrics)
         return {f"v{made.version}": sent}
 
     def _finish(self, client: "MlflowClient", summary: Body, artifacts: list[str]) -> Body:
@@ -138,7 +143,7 @@ class Sender:
             client.log_artifact(run_id, str(path))
         note = self._known["note"] or run_note(self._known["name"], self._known["datasets"], summary)
         client.set_tag(run_id, _NOTE, note)
-        remove_duplicates(client, self._known, self._model)
+        remove_duplicates(client, self._known)
         client.set_terminated(run_id)
         return {}
 
@@ -150,7 +155,7 @@ def _experiment_id(client: "MlflowClient", name: str, uri: str) -> str:
     found = client.get_experiment_by_name(name)
     if found is not None:
         return str(found.experiment_id)
-    return str(client.create_experiment(name, (path.parent / "mlartifacts").as_uri() if path else None))
+    return str(client.create_experiment(name, (path.parent / ARTIFACTS).as_uri() if path else None))
 
 
 def _free_color(client: "MlflowClient", experiment: str) -> str:

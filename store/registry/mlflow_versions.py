@@ -16,10 +16,26 @@ from typing import TYPE_CHECKING
 
 from store.events import VersionPublished
 from store.files import digest_of
-from store.registry.mlflow_client import fetch_pages, find_or_create, model_id_of, open_store, resolve, versions_of
+from store.registry.mlflow_client import (
+    KIND,
+    fetch_pages,
+    find_or_create,
+    model_id_of,
+    open_store,
+    resolve,
+    versions_of,
+)
 from store.registry.outbox import Body
-from store.registry.registered_version import MODEL_NOTE, Lineage, Reference, metric_key, tags_of, version_note
-from store.registry.version_folder import MANIFEST, open_version
+from store.registry.registered_version import (
+    MODEL_NOTE,
+    Lineage,
+    Reference,
+    drafter_of_name,
+    metric_key,
+    tags_of,
+    version_note,
+)
+from store.registry.version_folder import MANIFEST, VersionManifest
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -37,10 +53,11 @@ class SentVersion:
     """A version in MLflow. Of a version that another run published only the model and the number are known."""
 
     model_id: str
-    number: int  # in the registry
+    number: int  # in the registered model
     run_id: str = ""
     next: int = 0  # the stream offset after its last prompt
     target: str | None = None  # messages of older releases have none
+    name: str = ""  # of the registered model; messages of older releases have none
 
 
 class Publication:
@@ -49,35 +66,44 @@ class Publication:
     Args:
         client: client of the store.
         known: results of the run's earlier deliveries, as in `Sender`.
-        model: name of the registered model.
+        model: name of the registered model; None is that of the manifest.
         made: the event of the publication.
         drift: offset of the drift to which the version is the first response.
+        manifest: of the version's folder.
     """
 
     def __init__(
-        self, client: "MlflowClient", known: Body, model: str, made: VersionPublished, drift: int | None
+        self,
+        client: "MlflowClient",
+        known: Body,
+        model: str | None,
+        made: VersionPublished,
+        drift: int | None,
+        manifest: VersionManifest,
     ) -> None:
-        self._client, self._known, self._model, self._made = client, known, model, made
+        self._client, self._known, self._made = client, known, made
+        self._manifest, self._model = manifest, model or manifest["name"]
         self._experiment: str = known["experiment_id"]
         self._identity = f"{known['identity']}/v{made.version}"
         self._parent = self._sent_parent()
         first = None if made.parent is None else min(self._parent.next if self._parent else 0, made.offset)
         sources = ", ".join(name for name, _ in known["datasets"])
-        self._lineage = Lineage(known["name"], self._parent.number if self._parent else None, first, drift, sources)
+        drafter = drafter_of_name(manifest["drafter"])
+        parent = self._parent.number if self._parent and self._parent.name in ("", self._model) else None
+        self._lineage = Lineage(known["name"], drafter, parent, first, drift, sources)
 
     def send(self, folder: Path, metrics: Body) -> Body:
         """Create everything in MLflow that does not exist yet; return the fields of `SentVersion`."""
-        manifest = open_version(folder)
         run_id = self._run()
         model_id = self._logged_model(run_id, folder)
-        self._log_metrics(run_id, model_id, metrics, manifest["created_at"])
-        probe, sealed = metrics.get(f"{PROBE}acceptance"), digest_of(folder / MANIFEST)
-        number = self._register(run_id, model_id, tags_of(self._made, self._lineage, probe, sealed))
+        self._log_metrics(run_id, model_id, metrics, self._manifest["created_at"])
+        tags = tags_of(self._made, self._lineage, metrics, digest_of(folder / MANIFEST))
+        number = self._register(run_id, model_id, tags)
         self._note_output(self._known["run_id"], model_id)  # shown in its row of the runs table
         self._client.set_terminated(run_id)
         self._move_alias(number)
         after = self._made.offset + (self._made.parent is not None)  # the first version is published before its offset
-        return asdict(SentVersion(model_id, number, run_id, after, self._made.target))
+        return asdict(SentVersion(model_id, number, run_id, after, self._made.target, self._model))
 
     def _sent_parent(self) -> SentVersion | None:
         """Return the parent, or the last version before it that was sent, or the version that the run starts from."""
@@ -167,8 +193,11 @@ class Publication:
 
         client = self._client
         mlflow.set_tracking_uri(client.tracking_uri)  # its SQLite registry looks logged models up there
-        if not client.search_registered_models(f"name = '{self._model}'"):
-            client.create_registered_model(self._model, description=MODEL_NOTE)
+        if not (found := client.search_registered_models(f"name = '{self._model}'")):
+            pair = {KIND: "drafter", "target": self._made.target, "drafter": self._lineage.drafter}
+            client.create_registered_model(self._model, pair, MODEL_NOTE)
+        elif KIND not in found[0].tags:  # created by an earlier release
+            client.set_registered_model_tag(self._model, KIND, "drafter")
         version: ModelVersion = find_or_create(
             lambda: find_versions(client, self._model, [run_id]),
             lambda: self._create_version(run_id, model_id, tags),
@@ -190,7 +219,8 @@ class Publication:
 
     def _move_alias(self, number: int) -> None:
         """Move the alias to this version, unless a newer one has it: messages can be late or repeated."""
-        newest_of_run = self._made.version == max([self._made.version, *sent_versions(self._known)])
+        sent = [version for version, one in sent_versions(self._known).items() if one.name in ("", self._model)]
+        newest_of_run = self._made.version == max([self._made.version, *sent])
         aliases = self._client.get_registered_model(self._model).aliases
         if newest_of_run and number > int(aliases.get(ALIAS, 0)):
             self._client.set_registered_model_alias(self._model, ALIAS, str(number))
@@ -247,12 +277,14 @@ def sent_versions(known: Body) -> dict[int, SentVersion]:
     return {int(key[1:]): SentVersion(**sent) for key, sent in known.items() if key[0] == "v"}
 
 
-def remove_duplicates(client: "MlflowClient", known: Body, model: str) -> None:
+def remove_duplicates(client: "MlflowClient", known: Body) -> None:
     """Remove duplicates made by requests that arrived after they were given up."""
     experiment, mine, sent = known["experiment_id"], f"{known['identity']}%", sent_versions(known).values()
-    for version in find_versions(client, model, [one.run_id for one in sent]):
-        if int(version.version) not in [one.number for one in sent]:
-            client.delete_model_version(model, version.version)
+    for model in {one.name for one in sent if one.name}:
+        mine_there = [one for one in sent if one.name == model]
+        for version in find_versions(client, model, [one.run_id for one in mine_there]):
+            if int(version.version) not in [one.number for one in mine_there]:
+                client.delete_model_version(model, version.version)
     for logged in find_models(client, experiment, mine):
         if logged.model_id not in [one.model_id for one in sent]:
             client.delete_logged_model(logged.model_id)

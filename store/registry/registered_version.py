@@ -1,5 +1,6 @@
 """Registered versions as dataclasses, and their tags and descriptions in MLflow."""
 
+import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,7 +15,10 @@ from store.files import digest_of
 from store.registry.version_folder import MANIFEST, VersionManifest
 
 Number = TypeVar("Number", int, float)
-ABOUT = "about"  # the tag of a registered version with all values, as JSON, that have no tag of their own
+ABOUT = "about"  # tag of versions of earlier releases: JSON of all values that had no tag of their own
+HIDDEN = "mlflow.omnidraft."  # prefix of tags that MLflow's pages do not show
+MODEL = "omnidraft-drafter"  # registered model of earlier releases, for all pairs
+_PREFIX, BETWEEN = "omnidraft", "--"  # of the name of a pair's registered model
 _REFERENCE = re.compile(r"models:/(?P<name>[^/@:]+)(?:/(?P<number>[0-9]+)|@(?P<alias>[\w.-]+))")
 MODEL_NOTE = (
     "Drafters that omnidraft trained online on a stream of prompts: weights, tokenizer, head and n-gram cache.\n\n"
@@ -26,7 +30,8 @@ MODEL_NOTE = (
 class RegisteredVersion:
     """One version as the registry lists it. Values that a version of other origin does not have are None."""
 
-    number: int  # in the registry, from 1, over all runs
+    name: str  # of the registered model
+    number: int  # in the registered model, from 1, over all runs
     run: str | None
     version: int | None  # within its run, from 0
     parent: int | None  # number in the registry
@@ -39,7 +44,12 @@ class RegisteredVersion:
     created_at: datetime  # UTC
     learned: tuple[int, int] | None = None  # first and last stream offset since its parent
     drift: int | None = None  # offset of the drift to which it is the first response
-    probe: float | None = None  # acceptance on the fixed probe, comparable across runs
+    probe: float | None = None  # acceptance on the fixed probe, comparable across runs of the target
+    target: str | None = None
+    drafter: str | None = None  # as it was loaded at the start of the lineage
+    probe_interval: tuple[float, float] | None = None  # of 95%, as the next one
+    tokens_per_second: float | None = None  # to expect on the fixed probe, at the costs that the run measured
+    tokens_per_second_interval: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +57,7 @@ class Lineage:
     """The origin of a published version."""
 
     run: str
+    drafter: str  # as it is named in the registered model, or as it was configured
     parent: int | None  # number in the registry
     first: int | None  # first stream offset that it learned from; None for the drafter as it was loaded
     drift: int | None
@@ -88,9 +99,56 @@ class Reference:
         return cls(found["name"], int(number) if number else None, found["alias"])
 
 
+def name_of_pair(target: str, drafter: str) -> str:
+    """Return the name of the registered model of a pair, in which aliases belong to this pair alone.
+
+    A drafter that is a registered version itself continues the lineage of its pair, also for another target.
+
+    >>> name_of_pair("smollm2-135m", "builtin:drafter-4m")
+    'omnidraft--smollm2-135m--drafter-4m'
+    >>> name_of_pair("Qwen/Qwen2.5-7B", "models:/omnidraft--smollm2-135m--drafter-4m/3")
+    'omnidraft--Qwen-Qwen2.5-7B--drafter-4m'
+    """
+    return BETWEEN.join((_PREFIX, part_of_name(target), drafter_of_name(drafter)))
+
+
+def drafter_of_name(drafter: str) -> str:
+    """Return how the name of a registered model names a drafter: a model, or a registered version."""
+    try:
+        name = Reference.parse(drafter).name
+    except ModelError:
+        return part_of_name(drafter)
+    prefix, *parts = name.split(BETWEEN)
+    return parts[-1] if prefix == _PREFIX and len(parts) == 2 else part_of_name(name)
+
+
+def part_of_name(model: str) -> str:
+    """Return a model's name without the characters that a registered model's name may not have.
+
+    Of a path it is the last part and a digest, since other folders may be called the same.
+    """
+    path = Path(model).expanduser()
+    if path.is_absolute() or model.startswith("."):
+        whole = path.resolve()
+        model = f"{whole.name}-{hashlib.sha256(str(whole).encode()).hexdigest()[:6]}"
+    return re.sub(r"-+", "-", re.sub(r"[^\w.]+", "-", model.removeprefix("builtin:"))).strip("-") or "model"
+
+
 def find_number(alias: str, versions: Iterable[RegisteredVersion]) -> int | None:
     """Return the number of the version that has the alias, or None."""
     return next((version.number for version in versions if alias in version.aliases), None)
+
+
+def find_lineage(number: int, known: Sequence[RegisteredVersion]) -> list[int]:
+    """Return a version, its parent, and so on to its baseline, as far as the registry still has them.
+
+    Parents are tags that anyone may edit: a cycle ends before its first repetition.
+    """
+    parents = {version.number: version.parent for version in known}
+    found = [number]
+    while (parent := parents.get(found[-1])) in parents and parent is not None and parent not in found:
+        found.append(parent)
+    return found
 
 
 def check_model_name(name: str) -> None:
@@ -133,10 +191,13 @@ def check_registered(folder: Path, digest: str, tags: Mapping[str, str]) -> None
             )
 
 
-def from_tags(number: int, tags: Mapping[str, str], aliases: Sequence[str], created_ms: int) -> RegisteredVersion:
+def from_tags(
+    name: str, number: int, tags: Mapping[str, str], aliases: Sequence[str], created_ms: int
+) -> RegisteredVersion:
     """Build a version from the tags that `tags_of` writes. `created_ms`: milliseconds since the epoch."""
     tags = tag_values(tags)
     return RegisteredVersion(
+        name=name,
         number=number,
         run=tags.get("run"),
         version=_number(tags, "version", int),
@@ -151,7 +212,17 @@ def from_tags(number: int, tags: Mapping[str, str], aliases: Sequence[str], crea
         learned=_span(tags.get("learned", "")),
         drift=_number(tags, "drift", int),
         probe=_number(tags, "probe", float),
+        target=tags.get("target"),
+        drafter=tags.get("drafter"),
+        probe_interval=_interval(tags, "probe"),
+        tokens_per_second=_number(tags, "tokens_per_second", float),
+        tokens_per_second_interval=_interval(tags, "tokens_per_second"),
     )
+
+
+def _interval(tags: Mapping[str, str], key: str) -> tuple[float, float] | None:
+    low, high = (_number(tags, f"{key}_{end}", float) for end in ("low", "high"))
+    return None if low is None or high is None else (low, high)
 
 
 def _span(text: str) -> tuple[int, int] | None:
@@ -168,39 +239,50 @@ def _number(tags: Mapping[str, str], key: str, kind: Callable[[str], Number]) ->
 
 
 def tag_values(tags: Mapping[str, str]) -> dict[str, str]:
-    """Return tags with the values that `tags_of` folded into one tag."""
+    """Return tags by their plain names: also those that pages hide, and those that earlier releases folded into one."""
     try:
         folded = json.loads(tags.get(ABOUT, "{}"))
     except ValueError:  # users can edit tags in MLflow's pages
         folded = {}
-    shown = {key: value for key, value in tags.items() if key != ABOUT}
+    shown = {key.removeprefix(HIDDEN): value for key, value in tags.items() if key != ABOUT}
     return ({key: str(value) for key, value in folded.items()} if isinstance(folded, dict) else {}) | shown
 
 
-def tags_of(event: VersionPublished, lineage: Lineage, probe: float | None, manifest: str | None) -> dict[str, str]:
-    """Return the tags of a registered version. They are few, since MLflow's table of versions has a line for each.
+def tags_of(
+    event: VersionPublished, lineage: Lineage, metrics: Mapping[str, float], manifest: str | None
+) -> dict[str, str]:
+    """Return the tags of a registered version. Few are shown, since MLflow's table of versions has a line for each.
 
-    `manifest`: SHA-256 of its manifest.
+    Args:
+        event: of the publication.
+        lineage: its origin.
+        metrics: as of `Registry.publish`.
+        manifest: SHA-256 of its manifest.
     """
+    probe, speed = (metrics.get(f"probe/{name}") for name in ("acceptance", "tokens_per_second"))
     shown: dict[str, object] = {
         "run": lineage.run,
+        "target": event.target,
+        "drafter": lineage.drafter,
         "parent": lineage.parent,
         "learned": None if lineage.first is None else f"{lineage.first}-{event.offset}",
         "drift": lineage.drift,
         "acceptance": None if event.acceptance is None else round(event.acceptance, 4),
         "probe": None if probe is None else round(probe, 4),
+        "tokens_per_second": None if speed is None else round(speed, 1),
     }
-    folded = {
+    hidden: dict[str, object] = {
         "version": event.version,
         "offset": event.offset,
         "reason": event.reason,
-        "target": event.target,
         "datasets": lineage.datasets,
         "cache_entries": event.cache_entries,
         "digest": event.digest,
         "manifest": manifest,
     }
-    tags = shown | {ABOUT: json.dumps(folded)}
+    for key, name in (("probe", "acceptance"), ("tokens_per_second", "tokens_per_second")):
+        hidden |= {f"{key}_{end}": metrics.get(f"probe/{name}_{end}") for end in ("low", "high")}
+    tags = shown | {f"{HIDDEN}{key}": value for key, value in hidden.items()}
     return {key: str(value) for key, value in tags.items() if value is not None}
 
 

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from store.errors import UsageError
+from store.errors import ModelError, UsageError
 from store.events import VersionPublished
-from store.registry.mlflow_client import download, open_store, resolve, versions_of
+from store.registry.mlflow_client import KIND, download, fetch_pages, open_store, resolve, versions_of
 from store.registry.mlflow_sender import Sender
 from store.registry.outbox import Ledger, Outbox, RetryPolicy
 from store.registry.registered_version import (
+    MODEL,
     Reference,
     RegisteredVersion,
     VersionDetails,
@@ -34,7 +35,6 @@ from store.registry.version_folder import MANIFEST, create_temporary_folder, ope
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
-MODEL = "omnidraft-drafter"
 EXPERIMENT = "omnidraft"
 Tags = Mapping[str, str]
 Datasets = Sequence[tuple[str, str]]  # name and source of each
@@ -110,6 +110,7 @@ class MlflowRegistry(Registry):
 
     Opened on the spool of an earlier process, it sends the remaining messages into the same MLflow run.
 
+    `model`: name of the registered model; None is that of each version's manifest.
     `keep`: the mark that the run's last commit stores; 0 for a new run. Messages from it on are discarded, and later
     ones wait for `release`. None, for a caller without commits, sends everything as soon as possible.
     """
@@ -120,7 +121,7 @@ class MlflowRegistry(Registry):
         spool: Path,
         *,
         experiment: str = EXPERIMENT,
-        model: str = MODEL,
+        model: str | None = None,
         retry_policy: RetryPolicy | None = None,
         keep: int | None = None,
     ) -> None:
@@ -198,17 +199,41 @@ def default_uri(runs: Path) -> str:
     return f"sqlite:///{runs.resolve() / 'mlflow.db'}"
 
 
-def experiment_id(uri: str, experiment: str = EXPERIMENT) -> str:
-    """Return MLflow's id of the experiment, for links to its pages. Raises UsageError without a store or experiment."""
+def list_models(uri: str) -> list[str]:
+    """Return the names of the registered models that hold drafters, the last updated first.
+
+    Raises UsageError without a store.
+    """
     with open_store(uri) as client:
-        found = client.get_experiment_by_name(experiment)
-    if found is None:
-        raise UsageError(f"MLflow must know the experiment {experiment!r}, but does not; `omnidraft replay` makes it")
-    return str(found.experiment_id)
+        found = fetch_pages(lambda page: client.search_registered_models(page_token=page))
+    ours = [model for model in found if model.name == MODEL or KIND in model.tags]
+    return [str(model.name) for model in sorted(ours, key=lambda model: -model.last_updated_timestamp)]
 
 
-def list_versions(uri: str, name: str = MODEL) -> list[RegisteredVersion]:
-    """Return all registered versions, newest first; none for an unknown model. Raises UsageError without a store."""
+def find_only_model(uri: str) -> str:
+    """Return the name of the only registered model that holds drafters.
+
+    Raises UsageError if there are several, or without a store; ModelError if there is none.
+    """
+    names = list_models(uri)
+    if not names:
+        raise ModelError("a drafter must have been published, but there is none; `omnidraft replay` publishes some")
+    if len(names) > 1:
+        raise UsageError(
+            "versions of several pairs of target and drafter are registered, so one of them must be named, such as "
+            f"with --name: {', '.join(names)}"
+        )
+    return names[0]
+
+
+def list_versions(uri: str, name: str | None = None) -> list[RegisteredVersion]:
+    """Return all versions of a registered model, newest first; none for an unknown model.
+
+    `name`: None for those of all models that hold drafters, one model after the other.
+    Raises UsageError without a store.
+    """
+    if name is None:
+        return [version for found in list_models(uri) for version in list_versions(uri, found)]
     check_model_name(name)
     with open_store(uri) as client:
         versions = versions_of(client, name, "DESC")
@@ -249,7 +274,7 @@ def fetch_version(reference: str, uri: str, into: Path) -> Path:
 
 
 def _summary(version: "ModelVersion", aliases: Sequence[str]) -> RegisteredVersion:
-    return from_tags(int(version.version), version.tags, aliases, version.creation_timestamp)
+    return from_tags(str(version.name), int(version.version), version.tags, aliases, version.creation_timestamp)
 
 
 def _run_folder(spool: Path) -> Path:

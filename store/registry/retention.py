@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from store.errors import ModelError, UsageError
 from store.registry.mlflow_client import delete_version, open_store, resolve
-from store.registry.registered_version import Reference, RegisteredVersion
+from store.registry.registered_version import Reference, RegisteredVersion, find_lineage
 from store.registry.registry import list_versions
 
 if TYPE_CHECKING:
@@ -98,11 +98,5 @@ def _not_needed(client: "MlflowClient", uri: str, name: str, keep_last: int) -> 
 
 
 def _with_ancestors(numbers: Sequence[int], versions: Sequence[RegisteredVersion]) -> set[int]:
-    parents = {version.number: version.parent for version in versions}
-    kept: set[int] = set()
-    for start in numbers:
-        number: int | None = start
-        while number is not None and number in parents and number not in kept:
-            kept.add(number)
-            number = parents[number]
-    return kept
+    known = {version.number for version in versions}
+    return {ancestor for number in numbers if number in known for ancestor in find_lineage(number, versions)}

@@ -17,7 +17,7 @@ from store.log.manifest import MANIFEST
 from store.object_store.index import Index
 from store.object_store.remote_run import RemoteRun
 from store.registry.registered_version import metric_key
-from store.registry.registry import MODEL, list_versions
+from store.registry.registry import list_versions
 
 PLACES = ("mirror: between two objects", "mirror: before the manifest", "mirror: after the manifest")
 
@@ -180,7 +180,7 @@ def test_a_run_gone_on_with_elsewhere_is_once_in_mlflow(
             assert "MLflow" in told.out
         told.assert_clear(2, "there is nothing to resume")
         assert_same(place, whole, tmp_path)
-        numbers = sorted(version.version for version in list_versions(uri, MODEL))
+        numbers = sorted(version.version for version in list_versions(uri))
         assert numbers == [row["version"] for row in rows_of(whole, "versions")]
         assert points_in(uri) == Counter((metric_key(key), value, step) for _, key, value, step in points_of(whole))
 

@@ -106,16 +106,23 @@ def round_values(rows):
 
 def test_a_version_that_is_not_known_is_refused_with_a_word(copied):
     content = json.loads((copied / MANIFEST).read_bytes())
-    for version in (2, 7):
+    for version in (2, 8):
         (copied / MANIFEST).write_text(json.dumps(content | {"schema_version": version}))
-        with pytest.raises(RunError, match=rf"version 3, 4, 5 or 6, got {version}"):
+        with pytest.raises(RunError, match=rf"version 3, 4, 5, 6 or 7, got {version}"):
             read_manifest(copied)
 
 
 ADDED = {
     "decisions": ("parent", "context", "count", "chance"),
     "blocks": ("candidates", "expected_tokens", "expected_seconds"),
-    "versions": ("probe_tokens", "probe_greedy", "probe_sampled", "probe_forwards"),
+    "versions": (
+        "probe_tokens",
+        "probe_greedy",
+        "probe_sampled",
+        "probe_forwards",
+        "probe_seconds",
+        "probe_plain_seconds",
+    ),
 }
 
 
@@ -132,7 +139,7 @@ def added_values(log: LogReader) -> set[tuple]:
 def test_parts_of_earlier_versions_have_the_new_columns_without_values(golden_log):
     with LogReader([golden_log]) as log:
         assert added_values(log) == {
-            ("decisions", None, None, None, None), ("blocks", 0, None, None), ("versions", None, None, None, None)
+            ("decisions", None, None, None, None), ("blocks", 0, None, None), ("versions", *[None] * 6)
         }  # fmt: skip
         assert log.check().mismatches.num_rows == 0
         assert log.select("FROM decisions").num_rows > 50

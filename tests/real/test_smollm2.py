@@ -169,9 +169,9 @@ def test_an_exported_drafter_drafts_for_it(smollm2: str, questions: list[Path], 
         [smollm2], questions[:1], **few, publish__enabled=True, publish__probe=False, publish__mlflow_uri=uri
     )
     run_replay(config, tmp_path / "runs" / "first")
-    newest = max(version.number for version in list_versions(uri, config.publish.name))
-    assert newest > 1
-    folder = export_version(uri, config.publish.name, newest, tmp_path / "drafter")
+    newest = list_versions(uri)[0]
+    assert newest.number > 1
+    folder = export_version(uri, newest.name, newest.number, tmp_path / "drafter")
     run_replay(config_for([smollm2], questions[:1], **few, drafter=str(folder)), tmp_path / "second")
     prompts = rows_by_offset(tmp_path / "second", "prompts")
     expected = expect_greedy(smollm2, tuple(row["prompt_text"] for row in prompts))

@@ -8,7 +8,7 @@ import pytest
 from replaying import config_of, run_replay
 from tiny_pair import TinyPair
 
-from store.registry.registry import default_uri, list_versions
+from store.registry.registry import MODEL, default_uri, list_versions
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,8 @@ class Published:
 
 @cache
 def _make(pair: TinyPair, runs: Path) -> Published:
-    config = config_of(pair, publish__enabled=True, publish__interval=8, learn__rate=2e-2, learn__gate_share=0.0)
+    publishing = {"publish__enabled": True, "publish__interval": 8, "publish__name": MODEL}
+    config = config_of(pair, **publishing, learn__rate=2e-2, learn__gate_share=0.0)
     run_replay(config, runs / "tiny")
     return Published(runs, runs / "tiny", len(list_versions(default_uri(runs))))
 

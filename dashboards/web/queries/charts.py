@@ -1,5 +1,7 @@
 """Data of the charts: curves and marks along the stream, and the n-gram cache."""
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from dashboards.web.queries.story import read_story
@@ -135,13 +137,16 @@ _HITS = """
 """
 
 
-def read_stream(log: LogReader, window: int = 0, split: str = "none") -> dict[str, Any]:
+def read_stream(
+    log: LogReader, window: int = 0, split: str = "none", folders: Mapping[str, Path] | None = None
+) -> dict[str, Any]:
     """Read curves and marks along the stream. Rates weigh each prompt by its judged tokens.
 
     Args:
         log: log of one or several runs.
         window: prompts per point; 0 chooses a suitable number.
         split: `none`, or `dataset` or `target` for one curve each.
+        folders: of the runs, by name, whose summaries have the result of the check.
 
     Raises:
         UsageError: the split is unknown or the window is negative.
@@ -153,7 +158,7 @@ def read_stream(log: LogReader, window: int = 0, split: str = "none") -> dict[st
     parts = whole if split == "none" else _read_curves(log, split, window)
     return {
         "window": window,
-        "story": read_story(log, by_source=_count_blocks(log) <= MOST_BLOCKS),
+        "story": read_story(log, by_source=_count_blocks(log) <= MOST_BLOCKS, folders=folders),
         "whole": whole,
         "parts": parts,
         "sources": columns(log.select(_SOURCES.format(window=window, most=MOST_BLOCKS))),

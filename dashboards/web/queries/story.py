@@ -1,11 +1,14 @@
 """A run in a few sentences: where its tokens came from, what learning cost and gained, and what a drift did."""
 
+import json
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from dashboards.web.queries.tables import rows
 from store.query.json_values import quote_text
 from store.query.log_reader import LogReader
+from store.query.summary import SUMMARY
 
 AROUND = 20  # prompts before and after a drift that are compared
 _NAMED = 3  # drifts whose prompts are named
@@ -41,13 +44,16 @@ _AROUND = """
 """
 
 
-def read_story(log: LogReader, *, by_source: bool = True) -> list[dict[str, Any]]:
+def read_story(
+    log: LogReader, *, by_source: bool = True, folders: Mapping[str, Path] | None = None
+) -> list[dict[str, Any]]:
     """Describe each run of the log in sentences.
 
     Args:
         log: log of one or several runs.
         by_source: divide copied tokens into those of the own text and of the memory, and give what learning gained in
             seconds, which both need a row per block.
+        folders: of the runs, by name, whose summaries have the result of the check.
 
     Returns:
         One entry per run with a completed prompt: its `run` and its `sentences`.
@@ -62,6 +68,7 @@ def read_story(log: LogReader, *, by_source: bool = True) -> list[dict[str, Any]
             _describe_tokens(tokens, blocks.get(run)),
             _describe_learning(learning.get(run), blocks.get(run)),
             *_describe_drifts(log, [row for row in drifts if row["run"] == run], tokens),
+            *_describe_check(read_check(folders[run]) if folders and run in folders else None),
         ]
         found.append({"run": run, "sentences": sentences})
     return found
@@ -87,7 +94,8 @@ def _describe_learning(learning: Mapping[str, Any] | None, blocks: Mapping[str, 
     if learning is None:
         return "Nothing was learned, so learning cost nothing."
     cost = f"Learning cost {learning['seconds']:.1f} s ({learning['waited']:.1f} s of it waited for)"
-    gained = f"{learning['gained']:,.0f} accepted tokens over the baseline"
+    count = f"{learning['gained']:,.0f}"
+    gained = f"{count} accepted token{'' if count in ('1', '-1') else 's'} over the baseline"
     if not blocks or blocks["seconds_per_target_forward"] is None:
         return f"{cost} and gained {gained}."
     saved = learning["gained"] * blocks["seconds_per_target_forward"]
@@ -124,6 +132,23 @@ def _read_efficiency(log: LogReader, run: str, first: int) -> float | None:
     (row,) = log.select(_AROUND.format(run=quote_text(run), first=first, around=AROUND)).to_pylist()
     efficiency: float | None = row["efficiency"]
     return efficiency
+
+
+def read_check(folder: Path) -> dict[str, int] | None:
+    """Read the result of `omnidraft check` from the summary of a run: the numbers of `decisions`, of `judged` ones that
+    were derived again, and of `mismatches`. None if there is no summary with one.
+    """
+    try:
+        found = json.loads((folder / SUMMARY).read_bytes())["check"]
+        return {name: int(found[name]) for name in ("decisions", "judged", "mismatches")}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _describe_check(check: Mapping[str, int] | None) -> Iterator[str]:
+    if check is not None:
+        result = f"{check['mismatches']:,} do not follow from it" if check["mismatches"] else "all follow from it"
+        yield f"The {check['judged']:,} judged decisions were each derived again from their row in the log: {result}."
 
 
 def _count_times(count: int) -> str:

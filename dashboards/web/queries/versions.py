@@ -15,6 +15,7 @@ _RATES = {
     "greedy": ("probe_greedy", "probe_tokens"),
     "sampled": ("probe_sampled", "probe_tokens"),
     "forwards": ("probe_tokens", "probe_forwards"),
+    "speed": ("probe_tokens", "probe_seconds"),
 }
 _COUNTS = ("prompts", "judged", "accepted", "emitted", "blocks")
 
@@ -37,7 +38,8 @@ _VERSIONS = (
     _LATEST
     + """
     SELECT run, target, version, parent, reason, "offset", drafter_version, head_version, cache_version, cache_entries,
-        acceptance AS acceptance_before, folder, digest, probe_tokens, probe_greedy, probe_sampled, probe_forwards
+        acceptance AS acceptance_before, folder, digest, probe_tokens, probe_greedy, probe_sampled, probe_forwards,
+        probe_seconds, probe_plain_seconds
     FROM latest ORDER BY run, version
 """
 )
@@ -79,9 +81,10 @@ _BASELINES = "SELECT * FROM versions WHERE parent IS NULL"
 def read_versions(log: LogReader) -> dict[str, Any]:
     """Read the versions with their rates on the probe and while each was the latest, and drifts and recalls.
 
-    Each version has `probe`, the rates `greedy` and `sampled` (acceptance at temperature 0 and 1) and `forwards`
-    (tokens per target forward) with intervals, and `gain`, how much larger each is than that of the baseline of its
-    target; both are None if the probe was not measured. `verdicts` has a sentence for each run and target.
+    Each version has `probe`, the rates `greedy` and `sampled` (acceptance at temperature 0 and 1), `forwards` (tokens
+    per target forward) and `speed` (tokens per second) with intervals, and `plain`, the tokens per second without
+    drafts; and `gain`, how much larger each rate is than that of the baseline of its target. Both are None if the probe
+    was not measured, `speed` and `plain` if the costs were not. `verdicts` has a sentence for each run and target.
     """
     served: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
     for row in rows(log.select(_SERVED.format(most=MOST_VERSIONS))):
@@ -127,8 +130,9 @@ def _summarize_service(served: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _estimate_rates(row: Mapping[str, Any]) -> dict[str, Any] | None:
     if not row["probe_tokens"]:
         return None
-    found = {name: estimate_ratio(row[part], row[whole]) for name, (part, whole) in _RATES.items()}
-    return {name: asdict(one) if one else None for name, one in found.items()}
+    found = {name: estimate_ratio(row[part], row[whole] or ()) for name, (part, whole) in _RATES.items()}
+    plain = row["probe_plain_seconds"]
+    return {name: asdict(one) if one else None for name, one in found.items()} | {"plain": plain and 1 / plain}
 
 
 def _estimate_gain(baseline: Mapping[str, Any] | None, row: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -136,7 +140,7 @@ def _estimate_gain(baseline: Mapping[str, Any] | None, row: Mapping[str, Any]) -
     if not baseline or not row["probe_tokens"] or baseline["probe_tokens"] != row["probe_tokens"]:
         return None
     found = {
-        name: estimate_difference(baseline[part], baseline[whole], row[part], row[whole])
+        name: estimate_difference(baseline[part], baseline[whole] or (), row[part], row[whole] or ())
         for name, (part, whole) in _RATES.items()
     }
     return {name: asdict(one) if one else None for name, one in found.items()}
@@ -182,7 +186,20 @@ def _describe_gain(version: Mapping[str, Any]) -> str:
     forwards = (
         f"{probe['forwards']['value']:.2f} tokens per target forward, {_format_difference(gain['forwards'], 1, 2)}"
     )
-    return f"{rates}, and would emit {forwards}."
+    return f"{rates}, and would emit {forwards}. {_describe_speed(version)}".strip()
+
+
+def _describe_speed(version: Mapping[str, Any]) -> str:
+    """What that is in tokens per second; empty if the run did not measure its costs."""
+    gain, probe = version["gain"], version["probe"]
+    if not probe["speed"] or not probe["plain"]:
+        return ""
+    speed, plain = probe["speed"]["value"], probe["plain"]
+    over = f", {_format_difference(gain['speed'], 1)} over the baseline" if gain["speed"] else ""
+    return (
+        f"At the costs that the run measured, its drafts alone make {speed:.1f} tokens per second{over}; without "
+        f"drafts it is {plain:.1f}, so they {'gain' if speed > plain else 'lose'} {abs(speed / plain - 1):.0%}."
+    )
 
 
 def _format_difference(estimate: Mapping[str, float], scale: int, digits: int = 1) -> str:

@@ -21,7 +21,7 @@ _JUDGED = """
     WHERE outcome IN ('accepted', 'rejected') AND drafter = 'model' AND pieces_count > 0 GROUP BY ALL
 """
 _NOTHING = (
-    "This run's folder has no report on its vocabularies: only a replay writes one. "
+    "This run's folder has no report on its vocabularies: a run of an earlier release wrote none. "
     "The command omnidraft vocab TARGET DRAFTER prints it."
 )
 

@@ -1,4 +1,4 @@
-// What each source of drafts gave: contexts and tokens by their spelling, and acceptance by the length of the match.
+// What each source of drafts gave and what the memory holds, by spelling, and acceptance by the length of the match.
 import { cards, chart, colorOf, element, fixed, interval, later, live, make, pattern, percent, plain, question, runs, story, style, table, whole } from "./common.js";
 
 const SOURCES = { memory: { name: "memory", color: colorOf("pink"), shape: "." }, lookup: { name: "own text", color: colorOf("amber"), shape: "/" }, model: { name: "model", color: colorOf("blue"), shape: "" } };
@@ -49,7 +49,25 @@ async function showAccepted(again) {
   ], found.entries, "Contexts and tokens with the most accepted tokens");
 }
 
+const holding = element("holding");
+
+async function showHeld(again) {
+  const found = await question("memory/held", { parameters: { search: holding.elements.search.value }, again });
+  if (!found) return;
+  const held = found.held.map((row) => `${runs.length > 1 ? `${row.run}: ` : ""}${whole(row.contexts)} contexts of ${whole(row.texts)} texts, ${percent(row.contexts ? row.spelt / row.contexts : 0)} of them spelt (${row.file})`).join("; ");
+  element("held-shown").textContent = held ? `${held}. ${found.total > found.entries.length ? `The ${whole(found.entries.length)} most seen of ` : ""}${whole(found.total)} found.` : "The run's folder has no memory, in a checkpoint or in a version.";
+  table(element("held"), [
+    ...run, { title: "context", of: (row) => (row.context === null ? make("i", { text: "no spelling" }) : quoted(row.context)), code: true },
+    { title: "followed by", of: (row) => row.followed.map(([text, count]) => `“${text}” × ${whole(count)}`).join("  "), code: true },
+    { title: "seen", of: (row) => row.seen, show: whole, number: true }, { title: "tokens of context", of: (row) => row.length, show: whole, number: true },
+    ...(found.held.length > runs.length ? [{ title: "target", of: (row) => row.target }] : []),
+  ], found.entries, "Contexts that the memory holds, the most seen first");
+}
+
 if (runs.length) {
+  const store = live(showHeld);
+  holding.addEventListener("submit", (event) => event.preventDefault());
+  holding.addEventListener("input", later(store.now));
   const list = live(showAccepted);
   live(async (again) => {
     const found = await question("memory", { again });

@@ -16,6 +16,13 @@ function stateOf(row) {
   return make("span", { text: state, className: `state ${state}` });
 }
 
+function checkOf(row) {
+  if (!row.check) return "–";
+  const { judged, mismatches } = row.check;
+  const text = mismatches ? `${whole(mismatches)} mismatches` : "passed";
+  return make("span", { text, className: `state ${mismatches ? "unreadable" : "finished"}`, title: `${whole(judged)} judged decisions were derived again from their rows` });
+}
+
 const COLUMNS = [
   { title: "run", of: nameOf },
   { title: "state", of: stateOf },
@@ -29,6 +36,7 @@ const COLUMNS = [
   { title: "tokens / second", of: (row) => row.speed, show: fixed(1), number: true },
   { title: "drifts", of: (row) => row.drifts, show: whole, number: true },
   { title: "versions", of: (row) => row.versions, show: whole, number: true },
+  { title: "check", of: checkOf },
 ];
 
 const enable = () => { element("compare").disabled = !form.querySelector(":checked"); };

@@ -40,12 +40,15 @@ const rateOf = (name) => (version) => version.probe?.[name]?.value ?? null;
 const registeredOf = (version) => registered.find((row) => row.run === version.run && row.version === version.version);
 const aliasesOf = (version) => registeredOf(version)?.aliases ?? [];
 
-// Acceptance (left) and tokens per target forward (right) of each version on the probe, in the order of publication.
+// Acceptance (left) and speed (right) of each version on the probe, in the order of publication. The speed is in tokens
+// per second, with a line for that without drafts; in tokens per target forward if a version has no measured costs.
 function drawProbe(versions) {
   const place = element("probe");
   const measured = versions.filter((version) => version.probe);
   place.hidden = !measured.length;
   if (!measured.length) return;
+  const timed = measured.every((version) => version.probe.speed);
+  const [rate, unit, digits] = timed ? ["speed", "tokens per second", 1] : ["forwards", "tokens per forward", 2];
   const lines = [...new Set(measured.map((version) => JSON.stringify([version.run, version.target])))].map((line) => JSON.parse(line));
   const trace = (mine, look, label, rate, axis, dash, shown) => {
     const found = mine.filter((version) => version.probe[rate]);
@@ -55,20 +58,24 @@ function drawProbe(versions) {
       x: found.map((version) => version.offset), y: found.map(rateOf(rate)), line: { color: look.color, dash, width: 2 },
       marker: { color: look.color, size: 9, symbol: found.map((version) => `${SHAPES[version.reason] ?? "circle"}${dash === "dot" ? "-open" : ""}`) },
       error_y: { type: "data", symmetric: false, array: end("high", 1), arrayminus: end("low", -1), color: `${look.color}88`, thickness: 2, width: 4 },
-      hovertext: found.map((version) => plain(`${name(version)}: ${estimate(version.probe[rate], rate === "forwards" ? 2 : 3)}`)), hoverinfo: "text",
+      hovertext: found.map((version) => plain(`${name(version)}: ${estimate(version.probe[rate], axis === "y2" ? digits : 3)}`)), hoverinfo: "text",
     };
   };
   const traces = lines.flatMap(([run, target], number) => {
     const mine = measured.filter((version) => version.run === run && version.target === target);
     const look = style(number);
     const label = plain(lines.length > 1 ? `${run}: ${target}` : run);
-    return [trace(mine, look, label, "greedy", "y", "solid", lines.length > 1), trace(mine, look, label, "sampled", "y", "dot", false), trace(mine, look, label, "forwards", "y2", look.dash, false)];
+    const without = timed ? [{
+      type: "scatter", mode: "lines", x: mine.map((version) => version.offset), y: mine.map((version) => version.probe.plain), xaxis: "x2", yaxis: "y2", legendgroup: label, showlegend: false,
+      line: { color: look.color, dash: "dash", width: 1 }, hovertemplate: "%{y:.1f} tokens per second without drafts<extra></extra>",
+    }] : [];
+    return [trace(mine, look, label, "greedy", "y", "solid", lines.length > 1), trace(mine, look, label, "sampled", "y", "dot", false), trace(mine, look, label, rate, "y2", look.dash, false), ...without];
   });
   const x = { title: { text: "published at prompt" }, range: room(measured.map((version) => version.offset)), tickformat: ",d", zeroline: false };
   const tall = narrow();
   chart(place, traces, {
     hovermode: "closest", grid: { rows: tall ? 2 : 1, columns: tall ? 1 : 2, pattern: "independent", xgap: 0.12, ygap: 0.3 },
-    xaxis: x, xaxis2: x, yaxis: { title: { text: "acceptance" }, rangemode: "tozero" }, yaxis2: { title: { text: "tokens per forward" }, anchor: "x2" },
+    xaxis: x, xaxis2: x, yaxis: { title: { text: "acceptance" }, rangemode: "tozero" }, yaxis2: { title: { text: unit }, anchor: "x2", rangemode: timed ? "tozero" : "normal" },
   });
 }
 
@@ -80,7 +87,7 @@ function showVerdicts(verdicts) {
     return make("p", {}, ...(named ? [make("b", { text: `${run}, ${target}: ` })] : []), sentences.join(" "));
   }));
   const held = registered.filter((row) => row.aliases.length);
-  const words = held.map((row) => `${row.aliases.join(" and ")} is version ${runs.length > 1 ? `${row.run}/` : ""}${row.version} (#${row.number} in the registry)`);
+  const words = held.map((row) => `${row.aliases.join(" and ")} is version ${runs.length > 1 ? `${row.run}/` : ""}${row.version} (models:/${row.name}/${row.number})`);
   if (words.length) place.append(make("p", { text: `In MLflow, ${words.join("; ")}.` }));
 }
 
@@ -139,8 +146,9 @@ const driftInWords = (drift) => `at ${drift.offset}: ${fixed(3)(drift.rate_befor
 
 // What matters comes first. Of the rows with digits, a difference is shown, and the larger value is marked if `more` is better.
 const ROWS = [
-  { title: "probe: acceptance, greedy", of: rateOf("greedy"), show: (_, version) => estimate(version.probe?.greedy, 3), digits: 3, more: true },
+  { title: "probe: tokens per second", of: rateOf("speed"), show: (_, version) => estimate(version.probe?.speed, 1), digits: 1, more: true },
   { title: "probe: tokens per forward", of: rateOf("forwards"), show: (_, version) => estimate(version.probe?.forwards, 2), digits: 2, more: true },
+  { title: "probe: acceptance, greedy", of: rateOf("greedy"), show: (_, version) => estimate(version.probe?.greedy, 3), digits: 3, more: true },
   { title: "probe: acceptance, temperature 1", of: rateOf("sampled"), show: (_, version) => estimate(version.probe?.sampled, 3), digits: 3, more: true },
   { title: "alias", of: (version) => aliasesOf(version).join(", ") || null }, { title: "number in the registry", of: (version) => registeredOf(version)?.number ?? null, show: (value) => (value === null ? "–" : `#${value}`) },
   { title: "acceptance", of: (version) => version.acceptance, show: fixed(3), digits: 3 }, { title: "judged tokens", of: (version) => version.judged, show: whole, digits: 0 },
@@ -167,8 +175,9 @@ function compare(versions) {
     { title: "", of: (row) => row.title }, { title: `A: ${name(one)}`, of: cell(one, other), number: true },
     { title: `B: ${name(other)}`, of: cell(other, one), number: true }, { title: "B − A", of: difference, number: true },
   ], ROWS, "Comparison of two versions");
-  const [first, second] = [one, other].map((version) => registeredOf(version)?.number);
-  element("pair-command").textContent = first && second && first !== second ? `omnidraft versions compare ${first} ${second}` : "";
+  const [first, second] = [one, other].map(registeredOf);
+  const comparable = first && second && first !== second && first.name === second.name;
+  element("pair-command").textContent = comparable ? `omnidraft versions compare ${first.number} ${second.number} --name ${first.name}` : "";
   bars(one, other);
 }
 
@@ -197,6 +206,7 @@ function showAll(versions) {
     { title: "alias", of: (row) => aliasesOf(row).join(", ") }, { title: "registry", of: (row) => registeredOf(row)?.number ?? null, show: (value) => (value === null ? "–" : `#${value}`), number: true },
     { title: "probe, greedy", of: (row) => estimate(row.probe?.greedy, 3), number: true },
     { title: "over the baseline", of: (row) => (row.parent === null ? "baseline" : row.gain?.greedy ? `${signed(3)(row.gain.greedy.value)} (${signed(3)(row.gain.greedy.low)} to ${signed(3)(row.gain.greedy.high)})` : "–"), number: true },
+    { title: "probe, tokens / second", of: (row) => estimate(row.probe?.speed, 1), number: true },
     { title: "probe, tokens / forward", of: (row) => estimate(row.probe?.forwards, 2), number: true }, { title: "probe, temperature 1", of: (row) => estimate(row.probe?.sampled, 3), number: true },
     { title: "parent", of: (row) => row.parent, number: true }, { title: "reason", of: (row) => row.reason }, { title: "prompt", of: (row) => row.offset, show: whole, number: true },
     { title: "acceptance in service", of: interval, number: true }, { title: "tokens / forward in service", of: (row) => row.efficiency, show: fixed(2), number: true },

@@ -36,7 +36,7 @@ from stages.training.weight_update import Weights, write_weights
 from store.errors import RunError
 from store.events import PromptCompleted, Updated
 from store.registry.outbox import Message, read_lines
-from store.registry.registry import EXPERIMENT, MODEL
+from store.registry.registry import EXPERIMENT
 
 SENT = ("start", "points", "publish")
 WINDOW = 32  # prompts of one source per window
@@ -237,7 +237,7 @@ def registry_costs(run_folder: Path) -> dict[str, float]:
         raise RunError(f"{run_folder} must hold versions that were sent to MLflow, but has none; see --registry-of")
     seconds: dict[str, list[float]] = defaultdict(list)
     with TemporaryDirectory() as scratch:
-        sender = Sender(f"sqlite:///{scratch}/mlflow.db", EXPERIMENT, MODEL, {}, run_folder.resolve())
+        sender = Sender(f"sqlite:///{scratch}/mlflow.db", EXPERIMENT, None, {}, run_folder.resolve())
         for message in messages:
             began = process_time()
             sender.deliver(message.kind, [message.body])

@@ -1,12 +1,13 @@
 """The sentences on top of the stream, compared with the log's own numbers."""
 
+import json
 from pathlib import Path
 
 import pytest
 from event_making import make_completed, make_drifted, make_updated
 from stream_making import blocks, prompt, stream, write
 
-from dashboards.web.queries.story import read_story
+from dashboards.web.queries.story import read_check, read_story
 from store.events import BlockDone, DraftSource, Event
 from store.query.log_reader import LogReader
 from store.query.summary import summarize
@@ -49,6 +50,24 @@ def test_cost_and_gain_of_learning_are_those_of_the_ledger(tmp_path: Path, gaine
         f"gained {ledger['seconds_saved']:.1f} s ({gained:.0f} accepted tokens over the baseline): "
         f"{verdict}{abs(ledger['net_seconds']):.1f} s."
     )
+
+
+def test_the_check_of_a_finished_run_is_reported(tmp_path: Path):
+    folder = write(tmp_path / "run", [*blocks(0), prompt(0)])
+    for mismatches, result in ((0, "all follow from it"), (3, "3 do not follow from it")):
+        check = {"decisions": 4818, "judged": 2611, "mismatches": mismatches}
+        (folder / "summary.json").write_text(json.dumps({"check": check}))
+        with LogReader([folder]) as log:
+            (found,) = read_story(log, folders={folder.name: folder})
+        assert found["sentences"][-1] == (
+            f"The 2,611 judged decisions were each derived again from their row in the log: {result}."
+        )
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"check": null}', '{"check": {"judged": 3}}'])
+def test_a_summary_without_a_check_is_passed_over(tmp_path: Path, content: str):
+    (tmp_path / "summary.json").write_text(content)
+    assert read_check(tmp_path) is None
 
 
 def test_a_drift_has_its_response_and_its_effect(tmp_path: Path):

@@ -19,6 +19,7 @@ from store.registry.registered_version import from_tags
 PARTS = ("first", "second", "change", "low", "high")
 TOKENS = (10,) * 8
 COMPARED = RecordedComparison(
+    "m",
     2,
     6,
     1_700_000_000.0,
@@ -66,6 +67,19 @@ def test_a_version_is_compared_with_its_baseline_on_the_probe(tmp_path: Path):
     }  # fmt: skip
 
 
+def test_the_speed_on_the_probe_is_compared_with_none(tmp_path: Path):
+    seconds = {"probe_plain_seconds": 0.02}
+    slow, fast = {"probe_seconds": (0.25,) * 8, **seconds}, {"probe_seconds": (0.16,) * 8, **seconds}
+    found = read(tmp_path, version(0, 2, **slow), version(1, 5, **fast))
+    baseline, newest = found["versions"]
+    assert (baseline["probe"]["speed"]["value"], baseline["probe"]["plain"]) == (40.0, 50.0)
+    assert newest["gain"]["speed"]["value"] == 22.5
+    assert found["verdicts"][0]["sentences"][0].endswith(
+        "+0.89 (+0.75 to +1.03). At the costs that the run measured, its drafts alone make 62.5 tokens per second, "
+        "+22.5 (+22.5 to +22.5) over the baseline; without drafts it is 50.0, so they gain 25%."
+    )
+
+
 def test_the_best_version_need_not_be_the_newest(tmp_path: Path):
     found = read(tmp_path, version(0, 4), version(1, 6), version(2, 3))["verdicts"][0]
     assert (found["newest"], found["best"]) == (2, 1)
@@ -95,7 +109,7 @@ def test_numbers_and_aliases_come_from_the_registry(tmp_path: Path, monkeypatch:
     def list_versions(uri: str) -> list[Any]:
         requests.append(uri)
         tags = {"run": "run", "about": '{"version": 1}'}
-        return [from_tags(6, tags, ["candidate"], 0), from_tags(2, {"run": "other"}, [], 0)]
+        return [from_tags("m", 6, tags, ["candidate"], 0), from_tags("m", 2, {"run": "other"}, [], 0)]
 
     monkeypatch.setattr(registered, "list_versions", list_versions)
     monkeypatch.setattr(registered, "list_comparisons", lambda uri: [])
@@ -104,7 +118,9 @@ def test_numbers_and_aliases_come_from_the_registry(tmp_path: Path, monkeypatch:
     assert requests == [], "there is no store"
     (tmp_path / "mlflow.db").touch()
     for _ in range(2):
-        assert numbers.list_numbers(["run"]) == [{"run": "run", "version": 1, "number": 6, "aliases": ("candidate",)}]
+        assert numbers.list_numbers(["run"]) == [
+            {"name": "m", "run": "run", "version": 1, "number": 6, "aliases": ("candidate",)}
+        ]
     assert len(requests) == 1
     (tmp_path / "mlflow.db").write_bytes(b"more")
     numbers.list_numbers(["run"])
@@ -113,7 +129,7 @@ def test_numbers_and_aliases_come_from_the_registry(tmp_path: Path, monkeypatch:
 
 def test_comparisons_come_from_the_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     tags = {"run": "run", "about": '{"version": 1}'}
-    monkeypatch.setattr(registered, "list_versions", lambda uri: [from_tags(6, tags, [], 0)])
+    monkeypatch.setattr(registered, "list_versions", lambda uri: [from_tags("m", 6, tags, [], 0)])
     monkeypatch.setattr(registered, "list_comparisons", lambda uri: [COMPARED])
     numbers = RegisteredNumbers(tmp_path)
     assert numbers.list_comparisons(["run"]) == [], "there is no store"
@@ -130,7 +146,7 @@ def test_comparisons_come_from_the_registry(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.slow
 def test_the_page_shows_the_probe_first(serve: Serve, tmp_path: Path, page: Any, monkeypatch: pytest.MonkeyPatch):
     tags = {"run": "a", "about": '{"version": 1}'}
-    monkeypatch.setattr(registered, "list_versions", lambda uri: [from_tags(6, tags, ["champion"], 0)])
+    monkeypatch.setattr(registered, "list_versions", lambda uri: [from_tags("m", 6, tags, ["champion"], 0)])
     monkeypatch.setattr(registered, "list_comparisons", lambda uri: [COMPARED])
     write(tmp_path / "runs" / "a", [prompt(3), *(version(number, 2 + number % 2) for number in range(3))])
     (tmp_path / "runs" / "mlflow.db").touch()

@@ -19,6 +19,7 @@ from pipeline.assembly.stages import draftable
 from pipeline.config.settings import Config
 from pipeline.sources import corpus
 from stages.contract.blocks import TrainingExample
+from stages.drafting.costs import Costs
 from stages.sampling.distributions import Sampling
 from stages.tools.transformers_baselines import Request, greedy_generate
 from stages.training.probe import ProbeResult, count_forwards, load_or_make_examples
@@ -95,6 +96,26 @@ def test_the_scores_are_those_of_each_prompt_in_order(config: Config, models: Mo
     assert all(-(-score.tokens // 6) <= score.forwards <= score.tokens for score in found.scores)
     tokens, forwards = (sum(getattr(score, name) for score in found.scores) for name in ("tokens", "forwards"))
     assert found.metrics["probe/tokens_per_forward"] == tokens / forwards
+
+
+def test_the_speed_is_that_of_the_measured_passes(config: Config, models: Models):
+    """With batch 2: passes of 2 x 6 tokens, and of one piece for each of two rows."""
+    costs = Costs(target=((2, 0.010), (12, 0.020)), drafter=((1, 0.001), (2, 0.002)))
+    found = make_probe(config.with_overrides({"batch": 2}), models, costs)()
+    tokens, pieces, forwards = (
+        [getattr(score, name) for score in found.scores] for name in ("tokens", "pieces", "forwards")
+    )
+    assert found.plain_seconds == 0.005
+    assert found.metrics["probe/plain_tokens_per_second"] == pytest.approx(200.0)
+    expected = [
+        forward * (0.020 + 5 * piece / token * 0.002) / 2
+        for token, piece, forward in zip(tokens, pieces, forwards, strict=True)
+    ]
+    assert found.seconds == pytest.approx(expected)
+    assert all(piece >= token for token, piece in zip(tokens, pieces, strict=True))
+    assert found.metrics["probe/tokens_per_second"] == pytest.approx(sum(tokens) / sum(expected))
+    assert found.metrics["probe/tokens_per_second_low"] < found.metrics["probe/tokens_per_second"]
+    assert make_probe(config, models)().seconds == ()
 
 
 def test_every_forward_emits_the_accepted_tokens_and_one_more():

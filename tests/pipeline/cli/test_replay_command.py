@@ -17,6 +17,7 @@ from pipeline.cli.runs import list_next_commands
 from pipeline.config.settings import load
 from pipeline.reports.progress import PlainDisplay
 from store.events import Event, PromptCompleted
+from store.registry.registry import default_uri, find_only_model
 from store.registry.version_folder import open_version
 
 QUICK = ["--max-new-tokens", "8", "--device", "cpu"]
@@ -315,7 +316,7 @@ def test_a_run_goes_on_from_a_registered_version(
     name = runs / f"from-{number}"
     typed = omnidraft(
         *["replay", tiny_pair.sums, "--target", tiny_pair.target, "--limit", "1", *QUICK, "--run", name],
-        *["--drafter", f"models:/omnidraft-drafter/{number}"],
+        *["--drafter", f"models:/{find_only_model(default_uri(runs))}/{number}"],
     )
     assert typed.status == 0, typed.err
     parent = table_of(runs / "first", "versions").to_pylist()[number - 1]
@@ -323,6 +324,7 @@ def test_a_run_goes_on_from_a_registered_version(
     assert floor["reason"] == "floor"
     assert floor["digest"] == parent["digest"]
     assert (floor["cache_entries"], floor["cache_entries"] > 0) == (parent["cache_entries"], True)
+    assert find_only_model(default_uri(runs)), "it continues the registered model of its pair"
 
 
 def test_a_version_that_does_not_exist_is_refused(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -15,11 +16,12 @@ import typer
 from typer.testing import CliRunner
 
 from pipeline.cli.pages import HOST, ui
-from pipeline.cli.versions import MODEL, versions_group
+from pipeline.cli.versions import versions_group
 from store.errors import CorruptError, ModelError, UsageError
 from store.events import VersionPublished
 from store.registry.outbox import RetryPolicy
-from store.registry.registry import MlflowRegistry, default_uri, fetch_version, list_versions
+from store.registry.registered_version import name_of_pair
+from store.registry.registry import MODEL, MlflowRegistry, default_uri, fetch_version, list_versions
 from store.registry.version_folder import seal
 
 app = typer.Typer(pretty_exceptions_enable=False)
@@ -27,14 +29,14 @@ app.add_typer(versions_group, name="versions")
 app.command()(ui)
 
 
-def publish(registry: MlflowRegistry, folder: Path, version: int) -> None:
+def publish(registry: MlflowRegistry, folder: Path, version: int, name: str = MODEL) -> None:
     folder.mkdir(parents=True)
     (folder / "model.safetensors").write_bytes(bytes([version]))
     parent = version - 1 if version else None
     digest = seal(
         folder,
         {
-            "name": "omnidraft-drafter",
+            "name": name,
             "version": version,
             "parent": parent,
             "run": "tuesday",
@@ -49,7 +51,8 @@ def publish(registry: MlflowRegistry, folder: Path, version: int) -> None:
     rate = 0.5 + version / 8 if version else None
     reason = "drift" if version else "floor"
     event = VersionPublished(50 * version, version, "big", parent, reason, version, 0, 0, 9, rate, folder.name, digest)
-    registry.publish(folder, event, {"mean_accepted_length": 2.5})
+    speed = {"probe/tokens_per_second": 50.0, "probe/tokens_per_second_low": 48.0, "probe/tokens_per_second_high": 52.0}
+    registry.publish(folder, event, {"mean_accepted_length": 2.5, "probe/acceptance": 0.25, **speed})
 
 
 @pytest.fixture(scope="module")
@@ -73,22 +76,50 @@ def output_of(*arguments: str) -> str:
 
 
 def test_the_list_is_a_table_with_the_newest_first(runs: Path):
-    head, *rows, _ = output_of("versions", "--runs", str(runs)).splitlines()
+    pair, head, *rows, _, verdict, _ = output_of("versions", "--runs", str(runs)).splitlines()
+    assert verdict == (
+        "#2 next to its baseline #1: probe 0.250 and 0.250, tokens/s 50.0 and 50.0; "
+        f"`omnidraft versions compare 1 2 --name {MODEL}` decodes both"
+    )
+    assert pair == f"drafter for big: models:/{MODEL}"
     assert head.split() == [
         "number",
-        "run/version",
-        "offset",
-        "reason",
-        "parent",
-        "acceptance",
-        "probe",
-        "cache",
         "aliases",
+        "run/version",
+        "probe",
+        "tokens/s",
+        "reason",
+        "offset",
+        "parent",
         "published",
         "(UTC)",
     ]
-    assert rows[0].split()[:8] == ["#2", "tuesday/1", "50", "drift", "#1", "0.625", "9", "candidate"]
-    assert rows[1].split()[:5] == ["#1", "tuesday/0", "0", "floor", "9"]
+    measured = ["0.250", "50.0", "(48.0", "to", "52.0)"]
+    assert rows[0].split()[:11] == ["#2", "candidate", "tuesday/1", *measured, "drift", "50", "#1"]
+    assert rows[1].split()[:9] == ["#1", "tuesday/0", *measured, "floor", "0"]
+
+
+def test_each_pair_has_numbers_and_aliases_of_its_own(tmp_path: Path):
+    runs = store_with(tmp_path / "runs", 2)
+    other = name_of_pair("small", "builtin:drafter")
+    where = ("--runs", str(runs))
+    registry = MlflowRegistry(default_uri(runs), runs / "friday/q.jsonl", retry_policy=RetryPolicy(linger=0.01))
+    registry.start_run("friday", {}, {}, [])
+    publish(registry, runs / "friday" / "0", 0, other)
+    assert registry.close(120) == 0, registry.last_error
+    listed = json.loads(output_of("versions", *where, "--json"))
+    assert [(one["name"], one["number"], one["aliases"]) for one in listed] == [
+        (other, 1, ["candidate"]), (MODEL, 2, ["candidate"]), (MODEL, 1, []),
+    ]  # fmt: skip
+    titles = [line for line in output_of("versions", *where).splitlines() if "models:/" in line]
+    assert [title.split("models:/")[1] for title in titles] == [other, MODEL]
+    with pytest.raises(UsageError, match=f"one of them must be named, such as with --name: {other}, {MODEL}"):
+        output_of("versions", "promote", "1", *where)
+    assert "champion: #1\n" in output_of("versions", "promote", "1", *where, "--name", other)
+    assert champion(runs) == 1
+    output_of("versions", "promote", "2", *where, "--name", MODEL)
+    assert sorted((one["name"], one["number"]) for one in json.loads(output_of("versions", *where, "--json"))
+                  if "champion" in one["aliases"]) == [(other, 1), (MODEL, 2)]  # fmt: skip
 
 
 def test_the_list_is_for_programs_too(runs: Path):
@@ -102,13 +133,13 @@ def test_show_prints_the_manifest_the_figures_and_how_to_use_it(runs: Path):
     for line in (
         "target  ",
         "drafter_version  1",
-        "mean_accepted_length  2.5",
         "reason  ",
         "run/version  tuesday/1",
         "tuesday/0",
         "parent in the registry  #1",
     ):
         assert line in printed
+    assert re.search(r"mean_accepted_length +2\.5\n", printed)
     assert printed.endswith("use it: omnidraft replay --drafter models:/omnidraft-drafter/2\n")
 
 
@@ -244,8 +275,11 @@ def test_the_pages_are_served_on_loopback_and_end_cleanly(runs: Path, number: si
         served.send_signal(number)
         printed, _ = served.communicate(timeout=30)
     assert served.returncode == 0
-    assert f"http://{HOST}:{port}/#/experiments/1/runs?compareRunsMode=CHART&workflowType=machine_learning" in printed
-    assert f"http://{HOST}:{port}/#/models/omnidraft-drafter?workflowType=machine_learning" in printed
+    pages = f"http://{HOST}:{port}/#/"
+    assert f"{pages}experiments/1/runs?viewStateShareKey=omnidraft&workflowType=machine_learning" in printed
+    assert f"{pages}experiments/1/runs?compareRunsMode=CHART&workflowType=machine_learning" in printed
+    assert f"{pages}models/omnidraft-drafter?workflowType=machine_learning" in printed
+    assert re.search(f"baseline and newest +{re.escape(pages)}compare-runs\\?runs=[^ ]+&experiments=[^ ]+", printed)
     assert listening_addresses(port) == set(), "a server process was left behind"
 
 

@@ -1,5 +1,6 @@
 """Several workers on Ray: the same texts as one process, every prompt once, also when workers or the learner die."""
 
+import json
 import random
 import threading
 from dataclasses import replace
@@ -85,6 +86,7 @@ def test_workers_give_the_texts_of_one_process(address, stream, tmp_path: Path, 
     assert all(select_rows(run, "SELECT max(drafter_version) AS v FROM decisions"))
     assert display.notes == []
     assert sorted(display.completed) == [offset for offset, _ in texts]
+    assert [pair["drafter"] for pair in json.loads((run / "vocabulary.json").read_text())] == [config.drafter]
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ import pipeline
 from pipeline.run.replay import Replay
 from pipeline.sources.stream import stream
 from store.events import PromptReceived
+from store.registry.registered_version import name_of_pair
 
 PROMPTS = 10  # of each source
 THREADS = 3
@@ -84,10 +85,11 @@ def test_what_is_published_is_named(tiny_pair: TinyPair, tmp_path: Path):  # noq
     assert result.mlflow_uri == f"sqlite:///{tmp_path / 'mlflow.db'}"
     version = pipeline.load_version(2, uri=result.mlflow_uri)
     assert (version.run, version.version) == ("run", 1)
+    assert version.name == name_of_pair(str(tiny_pair.target), str(tiny_pair.drafter))
     again = pipeline.replay(
         tiny_pair.more, target=tiny_pair.target, drafter=version, run=tmp_path / "next", config=QUICK
     )
-    assert json.loads((again.run / "config.json").read_text())["drafter"] == "models:/omnidraft-drafter/2"
+    assert json.loads((again.run / "config.json").read_text())["drafter"] == f"models:/{version.name}/2"
     assert again.mlflow_uri == result.mlflow_uri
 
 

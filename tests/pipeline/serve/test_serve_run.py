@@ -55,6 +55,9 @@ def test_a_run_resumes_where_it_ended(tiny_pair: TinyPair, tmp_path: Path):  # n
     with run_server(config, run, resume=True) as server:
         assert server.engine._runner.stages.translate.cache_version == cache
         submit_prompt(server.engine, "Tom has 4").end()
+    (vocabularies,) = json.loads((run / "vocabulary.json").read_text())
+    assert (vocabularies["target"], vocabularies["drafter"]) == (config.targets[0], config.drafter)
+    assert vocabularies["target_size"] >= vocabularies["direct"] > 0
     rows = select(run, 'SELECT "offset", prompt_text, started, finished FROM prompts ORDER BY "offset"')
     assert [row["offset"] for row in rows] == [0, 1, 2, 3, 4]
     assert rows[-1]["prompt_text"] == "Tom has 4"

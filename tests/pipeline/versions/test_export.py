@@ -27,11 +27,11 @@ from pipeline.model_building import recipes
 from pipeline.models import catalog as zoo
 from pipeline.versions import export as exporting
 from pipeline.versions.export import DRAFT_LENGTH, VersionCard, export_version
-from pipeline.versions.sides import find_lineage
 from stages.models.adapters import ADAPTER_FOLDER
 from stages.models.huggingface import read_licence
 from stages.tools.drafter_export import export_drafter
 from store.errors import CorruptError, ModelError, UsageError
+from store.registry.registered_version import find_lineage
 from store.registry.registry import default_uri, list_versions, show_version
 from store.registry.version_folder import digest_of, open_version
 
@@ -329,10 +329,10 @@ def test_a_learned_built_in_drafter_keeps_the_promise_in_transformers(tmp_path: 
     config = Config().with_overrides({"source.limit": 40, "sources": ("builtin:docs",), **everywhere})
     run_replay(config, tmp_path / "runs" / "docs")
     uri = default_uri(tmp_path / "runs")
-    newest = list_versions(uri)[0].number
-    export_version(uri, MODEL, newest, tmp_path / "drafter")
-    promised = show_version(uri, MODEL, newest).metrics["probe/acceptance_docs"]
-    assert promised > show_version(uri, MODEL, 1).metrics["probe/acceptance_docs"], "nothing was learned"
+    newest = list_versions(uri)[0]
+    export_version(uri, newest.name, newest.number, tmp_path / "drafter")
+    promised = show_version(uri, newest.name, newest.number).metrics["probe/acceptance_docs"]
+    assert promised > show_version(uri, newest.name, 1).metrics["probe/acceptance_docs"], "nothing was learned"
     loaded = [(zoo.path_of("target-12m"), torch.float32), (tmp_path / "drafter", torch.float32)]
     target, drafter = (AutoModelForCausalLM.from_pretrained(folder, dtype=dtype) for folder, dtype in loaded)
     words, pieces = (AutoTokenizer.from_pretrained(folder) for folder, _ in loaded)

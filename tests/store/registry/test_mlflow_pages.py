@@ -22,7 +22,8 @@ from places import ROOT
 from serving import HOST, free_port, wait_until_up
 
 from store.registry.mlflow_client import connect
-from store.registry.registry import MODEL, default_uri, list_versions
+from store.registry.mlflow_pages import list_pages
+from store.registry.registry import default_uri, find_only_model, list_versions
 from store.registry.retention import promote
 
 CHROMIUM = next((found for name in ("chromium", "google-chrome") if (found := shutil.which(name))), None)
@@ -45,8 +46,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     replay(folder, "monday")
     replay(folder, "tuesday", "--loss", "direct", "--interval", "8")
     best = max(list_versions(default_uri(folder)), key=lambda version: version.probe or 0.0)
-    promote(default_uri(folder), MODEL, best.number)
-    replay(folder, "wednesday", "--drafter", f"models:/{MODEL}@champion")
+    promote(default_uri(folder), best.name, best.number)
+    replay(folder, "wednesday", "--drafter", f"models:/{best.name}@champion")
     return folder
 
 
@@ -152,21 +153,38 @@ def test_runs_compare_by_acceptance_and_by_what_was_set(runs: Path, server: str,
     page.get_by_text("curve/acceptance_rate").first.wait_for()  # what MLflow chooses: the first that was ever sent
 
 
-def test_the_table_of_versions_tells_their_line_and_worth(server: str, page: Any):
-    page.goto(f"{server}/models/{MODEL}?{MODE}")
+def test_the_printed_addresses_open_their_pages(runs: Path, server: str, page: Any):
+    """The table of runs has chosen columns and no versions; the comparison has the probe of both."""
+    pages = list_pages(default_uri(runs))
+    page.set_viewport_size({"width": 1800, "height": 700})
+    page.goto(f"{server}/{pages['runs']}")
+    page.get_by_text("final/tokens_per_second").first.wait_for()
+    for column in ("target", "drafter", "final/prompts", "final/acceptance_rate", "probe/acceptance"):
+        assert page.get_by_text(column, exact=True).count() >= 1, column
+    assert page.get_by_role("link", name="monday", exact=True).count() == 1
+    assert page.get_by_text("monday v2", exact=True).count() == 0
+    keep(page, "table")
+    page.goto(f"{server}/{pages['baseline and newest']}")
+    page.get_by_text("probe/acceptance").first.wait_for()
+
+
+def test_the_table_of_versions_tells_their_line_and_worth(runs: Path, server: str, page: Any):
+    page.goto(f"{server}/models/{find_only_model(default_uri(runs))}?{MODE}")
     page.get_by_text("probe").first.wait_for()
-    for tag in ("run", "parent", "learned", "acceptance", "probe"):
+    for tag in ("run", "target", "drafter", "parent", "learned", "acceptance", "probe"):
         assert page.get_by_text(tag, exact=True).count() >= 1
+    assert page.get_by_text("about", exact=True).count() == page.get_by_text("mlflow.omnidraft").count() == 0
     assert page.get_by_text("@ champion").count() == page.get_by_text("@ candidate").count() == 1
     keep(page, "versions")
 
 
 def test_versions_of_different_runs_compare_on_the_probe(runs: Path, server: str, page: Any):
+    name = find_only_model(default_uri(runs))
     newest = {version.run: version for version in reversed(list_versions(default_uri(runs)))}
     client = connect(default_uri(runs))
-    of = {str(one.number): client.get_model_version(MODEL, str(one.number)).run_id for one in newest.values()}
+    of = {str(one.number): client.get_model_version(name, str(one.number)).run_id for one in newest.values()}
     page.set_viewport_size({"width": 1400, "height": 1300})
-    page.goto(f"{server}/compare-model-versions?name={quote(json.dumps(MODEL))}&runs={quote(json.dumps(of))}&{MODE}")
+    page.goto(f"{server}/compare-model-versions?name={quote(json.dumps(name))}&runs={quote(json.dumps(of))}&{MODE}")
     page.get_by_text("probe/acceptance").first.wait_for()
     for version in newest.values():
         assert page.get_by_text(f"{version.run} v{version.version}", exact=True).count() == 1

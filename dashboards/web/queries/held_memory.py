@@ -1,0 +1,199 @@
+"""What the memory holds: contexts of target tokens and what followed them, from a run's checkpoint or last version.
+
+The memory keeps contexts as hashes. They are spelt by the hashes of everything that the log says was emitted, so a
+context that reaches into a prompt, or lies before the newest prompts that are read, has no spelling.
+
+Shapes: U contexts, C continuations of each, E emitted tokens.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError, safe_open
+
+from dashboards.web.queries.memory import MOST_PROMPTS, SHOWN, spell_tokens
+from dashboards.web.queries.tables import rows
+from store.errors import OmnidraftError
+from store.log.manifest import read_manifest
+from store.query.json_values import quote_text
+from store.query.log_reader import LogReader
+
+MEMORY_FILE = "memory.safetensors"  # in the folder of a version
+STATE, TENSORS = "state.json", "tensors.safetensors"  # in the folder of a checkpoint
+MOST_CONTEXTS = 200_000  # of a memory, the most seen ones: spelling takes about 5 microseconds each
+LONGEST = 8  # tokens of a context
+# As in stages/memory/ngram_table.py; a test compares the hashes.
+_MULTIPLIER, _SEED = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD1B54A32D192ED03)
+_ARRAYS = ("hashes", "tokens", "counts", "totals", "scopes")
+
+_Numbers = npt.NDArray[Any]
+
+_VERSIONS = "SELECT run, target, folder FROM versions ORDER BY run, target, version DESC"
+_EMITTED = """
+    SELECT "offset", emitted_id AS token FROM decisions
+    WHERE run = {run} AND target = {target} AND emitted_id IS NOT NULL
+        AND "offset" > (SELECT max("offset") - {prompts} FROM prompts WHERE run = {run})
+    ORDER BY "offset", position
+"""
+_TEXTS = """
+    SELECT emitted_id AS token, any_value(emitted_bytes) AS content FROM decisions
+    WHERE run = {run} AND target = {target} AND emitted_bytes IS NOT NULL GROUP BY ALL
+"""
+
+
+@dataclass(frozen=True)
+class HeldMemory:
+    """The memory of one target.
+
+    Attributes:
+        run, target: whose memory it is.
+        file: where it was read, relative to the run's folder.
+        texts: number of texts that were learned.
+        arrays: by the names of the table's arrays.
+    """
+
+    run: str
+    target: str
+    file: str
+    texts: int
+    arrays: Mapping[str, _Numbers]
+
+
+def list_held_contexts(log: LogReader, folders: Mapping[str, Path], search: str = "") -> dict[str, Any]:
+    """List the contexts that the memories hold, the most seen first.
+
+    Args:
+        log: log of one or several runs.
+        folders: their folders, by name.
+        search: text that a context with one of its continuations must contain, in upper or lower case.
+
+    Returns:
+        `entries` with the `context` as text (None without a spelling), its number of tokens `length`, how often it was
+        `seen`, and `followed`, the text and count of each continuation; `total`, the number of entries that were found;
+        `held`, one row per run and target with the numbers of `contexts`, of those `spelt`, and of `texts`, and the
+        `file`.
+    """
+    entries: list[dict[str, Any]] = []
+    held = []
+    for memory in _read_memories(log, folders):
+        found = _spell(log, memory)
+        named = {"run": memory.run, "target": memory.target}
+        spelt = sum(entry["context"] is not None for entry in found)
+        contexts = len(memory.arrays["hashes"])
+        held.append({**named, "contexts": contexts, "spelt": spelt, "texts": memory.texts, "file": memory.file})
+        entries += [{**named, **entry} for entry in found if _contains(entry, search.lower())]
+    entries.sort(key=lambda entry: (-entry["seen"], -(entry["length"] or 0), entry["context"] or ""))
+    return {"entries": entries[:SHOWN], "total": len(entries), "held": held}
+
+
+def _contains(entry: Mapping[str, Any], search: str) -> bool:
+    context = entry["context"] or ""
+    return not search or any(search in f"{context}{text}".lower() for text, _ in entry["followed"])
+
+
+def hash_contexts(tokens_E: _Numbers, starts_E: _Numbers) -> Iterator[tuple[_Numbers, _Numbers]]:
+    """Yield, for each length of a context from 1 on, the places of its last tokens and its hashes.
+
+    Args:
+        tokens_E: emitted tokens of all prompts, one prompt after the other.
+        starts_E: place of the first emitted token of the prompt of each token.
+    """
+    places_E = np.arange(len(tokens_E))
+    values_E = np.full(len(tokens_E), _SEED, np.uint64)
+    for length in range(1, LONGEST + 1):
+        first_E = places_E - length + 1
+        inside_E = first_E >= starts_E
+        token_E = tokens_E[np.maximum(first_E, 0)].astype(np.uint64)
+        values_E = (values_E ^ (token_E + np.uint64(1))) * _MULTIPLIER
+        values_E ^= values_E >> np.uint64(29)
+        yield places_E[inside_E], values_E[inside_E]
+
+
+def _spell(log: LogReader, memory: HeldMemory) -> list[dict[str, Any]]:
+    named = {"run": quote_text(memory.run), "target": quote_text(memory.target)}
+    texts = {row["token"]: row["content"] for row in log.select(_TEXTS.format(**named)).to_pylist()}
+    emitted = log.select(_EMITTED.format(**named, prompts=MOST_PROMPTS))
+    tokens_E, offsets_E = (emitted.column(name).to_numpy() for name in ("token", "offset"))
+    ends = _find_ends(memory.arrays["hashes"], tokens_E, offsets_E)
+    arrays = {name: array.tolist() for name, array in memory.arrays.items()}
+    order = np.argsort(-memory.arrays["totals"].astype(np.int64), kind="stable")[:MOST_CONTEXTS]
+    found = []
+    for slot in order.tolist():
+        end, length = ends.get(arrays["hashes"][slot], (0, None))
+        ids = [] if length is None else tokens_E[end - length + 1 : end + 1].tolist()
+        counted = zip(arrays["tokens"][slot], arrays["counts"][slot], strict=True)
+        followed = [(spell_tokens([token], [texts.get(token)]), count) for token, count in counted if count]
+        context = spell_tokens(ids, [texts.get(token) for token in ids]) if ids else None
+        followed.sort(key=lambda pair: -pair[1])
+        found.append({"context": context, "length": length, "seen": arrays["totals"][slot], "followed": followed})
+    return found
+
+
+def _find_ends(hashes_U: _Numbers, tokens_E: _Numbers, offsets_E: _Numbers) -> dict[int, tuple[int, int]]:
+    """Return by hash the place of the last token and the length of each held context that was emitted."""
+    if not len(tokens_E):
+        return {}
+    begins_E = np.r_[True, offsets_E[1:] != offsets_E[:-1]]
+    starts_E = np.maximum.accumulate(np.where(begins_E, np.arange(len(tokens_E)), 0))
+    found: dict[int, tuple[int, int]] = {}
+    for length, (places, values) in enumerate(hash_contexts(tokens_E, starts_E), 1):
+        held = np.isin(values, hashes_U)
+        found |= zip(values[held].tolist(), ((place, length) for place in places[held].tolist()), strict=True)
+    return found
+
+
+def _read_memories(log: LogReader, folders: Mapping[str, Path]) -> Iterator[HeldMemory]:
+    """Yield the memory of each run and target: of the checkpoint, or of the last version whose folder has one."""
+    versions = rows(log.select(_VERSIONS))
+    for run in dict.fromkeys(row["run"] for row in rows(log.select("SELECT DISTINCT run FROM prompts ORDER BY run"))):
+        found = list(_read_checkpoint(run, folders[run]))
+        yield from found
+        done = {memory.target for memory in found}
+        for row in versions:
+            path = folders[run] / row["folder"] / MEMORY_FILE
+            if row["run"] == run and row["target"] not in done and path.is_file():
+                done.add(row["target"])
+                yield from _read_version(run, row["target"], path, f"{row['folder']}/{MEMORY_FILE}")
+
+
+def _read_version(run: str, target: str, path: Path, shown: str) -> Iterator[HeldMemory]:
+    try:
+        with safe_open(path, framework="numpy") as file:
+            texts = int(json.loads((file.metadata() or {})["memory"])["clock"])
+            arrays = {name: file.get_tensor(name) for name in _ARRAYS}
+    except (OSError, SafetensorError, KeyError, ValueError, TypeError):
+        return
+    yield HeldMemory(run, target, shown, texts, _to_unsigned(arrays))
+
+
+def _read_checkpoint(run: str, folder: Path) -> Iterator[HeldMemory]:
+    """Yield the memories of a run that can be resumed; none where the checkpoint is replaced meanwhile."""
+    try:
+        checkpoint = read_manifest(folder).checkpoint
+        if checkpoint is None:
+            return
+        place = folder / checkpoint.folder
+        runners = json.loads((place / STATE).read_bytes())["state"]["loop"]["lanes"]
+        found = []
+        with safe_open(place / TENSORS, framework="numpy") as file:
+            for target, runner in runners.items():
+                table = runner["stages"][0]["memory"]["table"]
+                if table:
+                    arrays = {name: file.get_tensor(str(table["arrays"][name])) for name in _ARRAYS}
+                    found.append((target, int(table["clock"]), _to_unsigned(arrays)))
+    except (OmnidraftError, OSError, SafetensorError, KeyError, ValueError, TypeError):
+        return
+    for target, texts, arrays in found:
+        yield HeldMemory(run, target, f"{checkpoint.folder}/{TENSORS}", texts, arrays)
+
+
+def _to_unsigned(arrays: Mapping[str, _Numbers]) -> dict[str, _Numbers]:
+    """The arrays as the table has them: files have signed numbers. Contexts of tenants have no place in a list."""
+    found = {name: array.view(array.dtype.str.replace("i", "u")) for name, array in arrays.items() if name != "tokens"}
+    shared_U = found["scopes"] == 0
+    return {name: array[shared_U] for name, array in {**found, "tokens": arrays["tokens"]}.items()}

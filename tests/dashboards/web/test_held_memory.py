@@ -1,0 +1,123 @@
+"""What the memory page lists of a memory, compared with the memory itself."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from event_making import make_published
+from stream_making import decision, prompt, write
+
+from dashboards.web.queries import held_memory
+from dashboards.web.queries.held_memory import hash_contexts, list_held_contexts
+from stages.contract.snapshot import SnapshotWriter
+from stages.drafting.costs import Costs
+from stages.memory.memory_file import write_memory
+from stages.memory.ngram_table import NgramTable, context_hashes, scope_of
+from stages.memory.text_memory import TextMemory
+from stages.memory.tree_growth import TreeLimits
+from store.log.checkpoint import write_checkpoint
+from store.log.manifest import edit_manifest
+from store.query.log_reader import LogReader
+
+TEXTS = [[5, 6, 7, 5, 6, 8], [5, 6, 7]]  # emitted; the prompt was the token 9
+
+
+def spelling(token: int) -> bytes:
+    return f" {chr(ord('a') + token)}".encode()
+
+
+def make_run(folder: Path, texts: list[list[int]] = TEXTS) -> Path:
+    """A log of emitted tokens, whose version's folder is `versions/000000`."""
+    events = []
+    for offset, tokens in enumerate(texts):
+        for place, token in enumerate(tokens):
+            changes = {"emitted_id": token, "emitted_bytes": spelling(token)}
+            events.append(decision(offset, place, position=place, **changes))
+        events.append(prompt(offset))
+    return write(folder, [*events, make_published(target="big", version=0, folder="versions/000000")])
+
+
+def fill_table(table: NgramTable) -> NgramTable:
+    for tokens in TEXTS:
+        table.learn([9, *tokens], begin=1)
+    table.learn([1, 2, 3], begin=1, scope=scope_of("somebody"))
+    return table
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    folder = make_run(tmp_path / "run")
+    costs = Costs(((1, 1.0), (2, 1.0)), ((1, 0.1),))
+    memory = TextMemory(costs, TreeLimits(8, 2, 4), frozenset(), own=True, budget_bytes=1 << 16)
+    assert memory.table is not None
+    fill_table(memory.table)
+    (folder / "versions/000000").mkdir(parents=True)
+    write_memory(folder / "versions/000000/memory.safetensors", memory, "ab")
+    return folder
+
+
+def held(run: Path, search: str = "") -> dict:
+    with LogReader([run]) as log:
+        return list_held_contexts(log, {run.name: run}, search)
+
+
+def test_hashes_are_those_of_the_memory():
+    tokens = np.array([5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 2**31 - 1, 3], np.int32)
+    starts = np.array([0] * 10 + [10] * 2)
+    found = {(place, length): value for length, (places, values) in enumerate(hash_contexts(tokens, starts), 1)
+             for place, value in zip(places.tolist(), values.tolist(), strict=True)}  # fmt: skip
+    for place, start in enumerate(starts.tolist()):
+        expected = list(context_hashes(tokens[start : place + 1].tolist()))
+        assert [found.pop((place, length)) for length in range(1, len(expected) + 1)] == expected
+    assert found == {}
+
+
+def test_contexts_have_their_spelling_and_what_followed(run: Path):
+    found = held(run)
+    assert found["total"] == 18, "12 of the emitted tokens alone, 6 that begin with the prompt's"
+    assert found["held"] == [{
+        "run": "run", "target": "big", "contexts": 18, "spelt": 12, "texts": 3,
+        "file": "versions/000000/memory.safetensors",
+    }]  # fmt: skip
+    by_context = {entry["context"]: entry for entry in found["entries"]}
+    assert by_context[" f"]["seen"] == 3
+    assert by_context[" f"]["followed"] == [(" g", 3)]
+    assert (by_context[" f g"]["seen"], by_context[" f g"]["length"]) == (3, 2)
+    assert sorted(by_context[" f g"]["followed"]) == [(" h", 2), (" i", 1)]
+    assert [entry["seen"] for entry in found["entries"]] == sorted((e["seen"] for e in found["entries"]), reverse=True)
+    assert None in by_context, "contexts that begin with the prompt's token were not emitted"
+
+
+def test_contexts_of_a_tenant_are_not_listed(run: Path):
+    assert all(text not in (" c", " d") for entry in held(run)["entries"] for text, _ in entry["followed"])
+
+
+def test_entries_are_searched_across_context_and_continuation(run: Path):
+    contexts = {entry["context"] for entry in held(run, " F G H")["entries"]}
+    assert contexts == {" f g", " f g h", " f g h f", " f g h f g"}, "in the first, the last token follows"
+    assert held(run, "'%")["entries"] == []
+
+
+def test_a_checkpoint_is_read_before_a_version(run: Path):
+    writer = SnapshotWriter()
+    saved = fill_table(NgramTable(1 << 16)).save(writer)
+    table = {"slots": saved.slots, "clock": 7, "arrays": saved.arrays}
+    state = {"loop": {"lanes": {"big": {"stages": [{"memory": {"table": table}}]}}}}
+    checkpoint = write_checkpoint(run, 1, writer.files(state))
+    edit_manifest(run, lambda manifest: replace(manifest, checkpoint=checkpoint))
+    (row,) = held(run)["held"]
+    assert (row["texts"], row["file"]) == (7, "checkpoint/000001/tensors.safetensors")
+    (run / "checkpoint/000001/state.json").write_text(json.dumps({"state": {}}))
+    assert held(run)["held"][0]["file"] == "versions/000000/memory.safetensors"
+
+
+def test_a_damaged_memory_is_passed_over(run: Path):
+    (run / "versions/000000/memory.safetensors").write_bytes(b"no tensors")
+    assert held(run) == {"entries": [], "total": 0, "held": []}
+
+
+def test_of_a_large_memory_the_most_seen_contexts_are_listed(run: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(held_memory, "MOST_CONTEXTS", 2)
+    assert [entry["seen"] for entry in held(run)["entries"]] == [3, 3]

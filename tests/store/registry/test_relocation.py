@@ -1,0 +1,104 @@
+"""A folder of runs that was moved or copied: everything is found in it, and nothing is written to where it was."""
+
+import shutil
+import sqlite3
+from pathlib import Path
+
+import pytest
+from registry_making import new_store, play
+from version_making import contents, publication
+
+import pipeline
+from dashboards.web.registered import RegisteredNumbers
+from store.registry.mlflow_client import connect
+from store.registry.mlflow_pages import list_pages
+from store.registry.outbox import RetryPolicy
+from store.registry.registry import MODEL, MlflowRegistry, default_uri, fetch_version, list_versions
+from store.registry.relocation import ARTIFACTS, adopt_artifacts
+from store.registry.retention import promote, rollback
+
+QUICK = RetryPolicy(attempts=1, backoff=0.01, max_backoff=0.01, linger=0.01)
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """A folder with a run of two versions, of which each was the champion once."""
+    folder = tmp_path / "runs"
+    registry = MlflowRegistry(new_store(folder), folder / "run-a/registry-queue.jsonl", retry_policy=QUICK)
+    for _ in play(registry, folder):
+        pass
+    assert registry.close(120) == 0, registry.last_error
+    for number in (1, 2):
+        promote(default_uri(folder), MODEL, number)
+    return folder
+
+
+def files(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+def publish_one_more(runs: Path, run: str) -> None:
+    registry = MlflowRegistry(default_uri(runs), runs / run / "registry-queue.jsonl", retry_policy=QUICK)
+    registry.start_run(run, {}, {}, [])
+    registry.publish(*publication(runs, 0, run), {})
+    registry.finish({}, [])
+    assert registry.close(120) == 0, registry.last_error
+
+
+@pytest.mark.parametrize("way", ["moved", "copied"])
+def test_everything_is_found_in_the_new_folder(runs: Path, tmp_path: Path, way: str):
+    there = tmp_path / "a new place" / "runs"
+    there.parent.mkdir()
+    if way == "moved":
+        runs.rename(there)
+    else:
+        shutil.copytree(runs, there)
+    before = files(runs) if way == "copied" else set()
+    uri = default_uri(there)
+
+    assert [version.number for version in list_versions(uri)] == [2, 1]
+    fetched = fetch_version(f"models:/{MODEL}/2", uri, tmp_path / "fetched")
+    assert contents(fetched) == contents(there / "run-a/versions/000001")
+    assert pipeline.load_version(f"{MODEL}@champion", uri).number == 2
+    assert rollback(uri, MODEL) == (2, 1)
+    known = RegisteredNumbers(there).list_numbers(["run-a"])
+    assert {row["number"]: row["aliases"] for row in known} == {1: ("champion",), 2: ("candidate",)}
+    publish_one_more(there, "run-b")
+    assert [version.number for version in list_versions(uri)] == [3, 2, 1]
+    assert any(name.startswith(ARTIFACTS) for name in files(there) - before)
+    assert files(runs) == before if way == "copied" else not runs.exists()
+
+
+def test_no_address_of_a_moved_store_leads_outside(runs: Path, tmp_path: Path):
+    former, there = runs.as_uri(), tmp_path / "there"
+    runs.rename(there)
+    list_pages(default_uri(there))  # as `omnidraft ui` asks before it starts MLflow's server
+    with sqlite3.connect(there / "mlflow.db") as store:
+        tables = [name for (name,) in store.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        found = {
+            table: [row for row in store.execute(f"SELECT * FROM {table}") if any(former in str(cell) for cell in row)]
+            for table in tables
+        }
+    assert {table: rows for table, rows in found.items() if rows} == {}
+
+
+def test_a_store_whose_files_are_kept_elsewhere_is_left_alone(tmp_path: Path):
+    uri, elsewhere = new_store(tmp_path / "store"), tmp_path / "elsewhere" / ARTIFACTS
+    elsewhere.mkdir(parents=True)
+    connect(uri).create_experiment("omnidraft", elsewhere.as_uri())
+    adopt_artifacts(tmp_path / "store" / "mlflow.db")
+    assert connect(uri).get_experiment_by_name("omnidraft").artifact_location == elsewhere.as_uri()
+
+
+def test_a_store_that_cannot_be_changed_is_reported(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    there = tmp_path / "there"
+    runs.rename(there)
+
+    def refuse(store: sqlite3.Connection, root: str, here: str) -> None:
+        raise sqlite3.OperationalError("attempt to write a readonly database")
+
+    monkeypatch.setattr("store.registry.relocation._change_addresses", refuse)
+    adopt_artifacts(there / "mlflow.db")
+    assert f"its addresses of files still lead to {(runs / ARTIFACTS).as_uri()}" in caplog.text
