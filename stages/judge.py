@@ -27,7 +27,7 @@ from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
 from stages.contract.stage import Stage
 from stages.emitted_tokens import emitted_tokens, truncate
 from stages.examples.top_distributions import TopDistributions
-from stages.rules import Levels, Rule
+from stages.rules import Levels, Rule, option_members
 from store.events import Origin, Outcome
 
 
@@ -130,7 +130,7 @@ class Judge(Stage[Proposal, Verdict]):
             outcome = Outcome.ACCEPTED if index < accepted else Outcome.REJECTED if emits else Outcome.UNJUDGED
             origin = {Outcome.ACCEPTED: Origin.ACCEPTED, Outcome.REJECTED: Origin.RESIDUAL}.get(outcome)
             token = emitted[index] if emits else None
-            passed = self._count_passed(proposal, proposed, token, outcome, len(levels[index][0]))
+            passed = _count_passed(proposed, outcome, token)
             decisions.append(Decision(index, proposed, outcome, token, origin, *levels[index], None, passed, candidate))
         if accepted == len(decisions) < len(emitted):
             decisions.append(Decision(len(decisions), None, Outcome.UNDRAFTED, emitted[accepted], Origin.BONUS))
@@ -148,16 +148,6 @@ class Judge(Stage[Proposal, Verdict]):
             of_token if one.token is None or top.find_probability(line, one.token) is not None else ((), ())
             for line, (one, of_token) in enumerate(zip(proposal.tokens, levels, strict=True))
         ]
-
-    def _count_passed(
-        self, proposal: Proposal, proposed: ProposedToken | None, token: int | None, outcome: Outcome, levels: int
-    ) -> int:
-        """Return how many levels were passed: the pieces that the emitted token has in common with the drafted ones."""
-        if outcome is not Outcome.REJECTED or proposed is None or token is None or not levels:
-            return levels if outcome is Outcome.ACCEPTED else 0
-        drafted = proposal.draft.pieces[proposed.start : proposed.stop]
-        pairs = zip(drafted, self._context[token], strict=False)
-        return min(levels - 1, sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)))
 
     def _extend(self, row: SequenceState, emitted: tuple[int, ...]) -> None:
         row.tokens.extend(emitted)
@@ -181,3 +171,10 @@ def _list_proposed(proposal: Proposal) -> list[tuple[ProposedToken | None, Candi
     if proposal.draft.tree:
         return [(None, candidate) for candidate in proposal.draft.tree.candidates]
     return [(proposed, None) for proposed in proposal.tokens]
+
+
+def _count_passed(proposed: ProposedToken | None, outcome: Outcome, emitted: int | None) -> int:
+    """Return how many levels a token passed: those whose drafted option comprises the token that was emitted."""
+    if proposed is None or emitted is None:
+        return int(outcome is Outcome.ACCEPTED)
+    return sum(1 for _ in takewhile(lambda test: emitted in option_members(test), proposed.tests))
