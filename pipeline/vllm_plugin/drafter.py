@@ -111,11 +111,11 @@ class EngineDrafter:
         return [self._drafts.get(one.sequence, []) if one else [] for one in recognised]
 
     def finish_all(self) -> None:
-        """Learn the texts of all rows, as at the end of the engine."""
+        """Learn the texts of all rows: no pass follows. A row that continues is a new one."""
         _, left = self._table.recognise([])
         for sequence in left:
             self._take(self.runner.finish_early(sequence.offset, "length"))
-        self._block = None
+        self._block, self._drafts = None, {}
 
     def _finish_block(self, recognised: Sequence[Recognised | None], top: TopDistributions | None) -> None:
         """Give the runner what became of its drafts. A new row has no draft, but the pass emitted its first token."""

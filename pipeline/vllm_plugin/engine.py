@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from prometheus_client import REGISTRY
 from typing_extensions import override
@@ -22,7 +22,6 @@ from pipeline.vllm_plugin.sequences import EngineRow
 from pipeline.vllm_plugin.settings import PluginSettings
 from stages.choose import ChooseDraft
 from stages.contract.blocks import SequenceState
-from stages.decode import Decode
 from stages.drafting.costs import CostModel, Costs
 from stages.drafting.no_model import NoModel
 from stages.drafting.sources import SourceChooser
@@ -36,8 +35,12 @@ from stages.sampling.random_source import SeededRandomSource
 from stages.translate import Translate
 from store.events import Event, PromptCompleted, PromptReceived, TokenDecision
 
+if TYPE_CHECKING:
+    from stages.decode import Decode
+
 LOG = logging.getLogger("omnidraft.vllm")
 DATASET = "vllm"  # of all requests, in the log
+IDLE_SECONDS = 10.0  # after which the requests of the last pass have ended: no pass follows them
 GIVEN_DRAFTING_COST = 0.05  # of a drafter pass, relative to the first of the given costs
 
 
@@ -45,7 +48,8 @@ class EngineFacts(NamedTuple):
     """What the engine tells of itself.
 
     Attributes:
-        model: the target's name.
+        model: the target's name, or where it is loaded from.
+        served: the name under which it is served, a label of the counters.
         size: number of ids of the target.
         longest: maximum number of tokens of a text.
         most: maximum number of tokens of a draft.
@@ -54,6 +58,7 @@ class EngineFacts(NamedTuple):
     """
 
     model: str
+    served: str
     size: int
     longest: int
     most: int
@@ -72,7 +77,7 @@ class DraftingParts:
         teacher_temperature: of the distributions that are kept for learning.
     """
 
-    decode: Decode | NoModel
+    decode: "Decode | NoModel"
     translate: Translate
     judge: Judge
     spell: Callable[[list[int]], list[int]]
@@ -141,7 +146,7 @@ class PluginEngine:
         commit: Callable[[bool], None] = lambda last: None,
     ) -> None:
         self.drafter, self._reader, self._commit = drafter, reader, commit
-        self._lock, self._closed = threading.Lock(), False
+        self._lock, self._closed, self._last_pass = threading.Lock(), False, perf_counter()
 
     def attach(self, target: Any) -> None:
         """Read the target's distributions from now on."""
@@ -153,12 +158,18 @@ class PluginEngine:
         with self._lock:
             drafts = self.drafter.step(rows, self._reader.take() if self._reader else None)
             self._commit(False)
+            self._last_pass = perf_counter()
         return drafts
 
     def commit_if_due(self) -> bool:
-        """Save what is due, while no requests come. Returns False when the engine is closed."""
+        """Save what is due, while no requests come. Returns False when the engine is closed.
+
+        After a while without a pass all requests have ended; if one continues, it is a new one for the log.
+        """
         with self._lock:
             if not self._closed:
+                if perf_counter() - self._last_pass > IDLE_SECONDS:
+                    self.drafter.finish_all()
                 self._commit(False)
             return not self._closed
 
@@ -187,7 +198,7 @@ def build_engine(settings: PluginSettings, facts: EngineFacts) -> PluginEngine:
 
     def take(events: Iterable[Event]) -> None:
         for event in events:
-            count_event(facts.model, event)
+            count_event(facts.served, event)
 
     return PluginEngine(build_drafter(settings, facts, costs, parts, recorder, NothingLearned(), take))
 

@@ -153,6 +153,7 @@ def find_facts(vllm_config: Any) -> EngineFacts:
     model = vllm_config.model_config
     return EngineFacts(
         model.model,
+        str(getattr(model, "served_model_name", None) or model.model),
         model.get_vocab_size(),
         model.max_model_len,
         vllm_config.speculative_config.num_speculative_tokens,

@@ -109,7 +109,7 @@ class _Builder:
         self._uri = settings.mlflow_uri or mlflow_of(str(self._folder))
         self._learner: LearnerProcess | None = None
         self._reader: LogitsReader | None = None
-        self._show = partial(count_event, facts.model)
+        self._show = partial(count_event, facts.served)
         self._first_offset = 0  # after all prompts that the learner received
 
     def build(self) -> PluginEngine:

@@ -31,7 +31,7 @@ def make_drafter(
 ) -> EngineDrafter:
     """A drafter without a model, over a target of 40 tokens."""
     chosen = PluginSettings.model_validate({"pass_costs": FREE, "memory_bytes": 1 << 16} | settings)
-    facts = EngineFacts("target", 40, longest, most, 16, frozenset({END}))
+    facts = EngineFacts("target", "target", 40, longest, most, 16, frozenset({END}))
     recorder = Recorder("target", lambda token: None, lambda tokens: "", text=False)
     parts = make_copying_parts(facts)
     return build_drafter(chosen, facts, make_costs(chosen), parts, recorder, NothingLearned(), take, clock=Clock(clock))

@@ -101,6 +101,22 @@ def test_the_next_engine_has_the_memory_and_continues_the_log(tmp_path: Path):
     assert offsets == list(range(2 * len(PROMPTS)))
 
 
+def test_without_a_pass_the_last_request_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("pipeline.vllm_plugin.engine.IDLE_SECONDS", 0.0)
+    proposer = OmnidraftProposer(fake_config())
+    engine, runner = proposer._engine, FakeRunner(proposer)
+    assert engine is not None
+    runner.run(PROMPTS[:2], 5)
+    engine.commit_if_due()
+    assert len(engine.drafter.runner) == 0
+    assert runner.run(PROMPTS, MOST) == [complete(phrases, prompt, MOST) for prompt in PROMPTS]
+    proposer.close()
+    with LogReader([tmp_path / "run"]) as log:
+        assert log.check().mismatches.num_rows == 0
+        (counts,) = log.select("SELECT count(*) AS prompts FROM prompts").to_pylist()
+    assert counts["prompts"] >= 2 + len(PROMPTS)
+
+
 def test_the_run_of_another_target_is_refused():
     serve(PROMPTS[:2])
     config = fake_config()
