@@ -65,9 +65,9 @@ def derive_config(settings: PluginSettings, facts: EngineFacts) -> Config:
     """Return the settings of the run.
 
     Raises:
-        ConfigError: a value is outside its range.
+        ConfigError: a setting is unknown, or a value is outside its range.
     """
-    return Config.from_mapping(
+    config = Config.from_mapping(
         {
             "targets": (facts.model,),
             "drafter": settings.drafter,
@@ -82,6 +82,7 @@ def derive_config(settings: PluginSettings, facts: EngineFacts) -> Config:
             "commit": {"seconds": settings.commit_seconds},
         }
     )
+    return config.with_overrides(settings.set)
 
 
 def build_recorded(settings: PluginSettings, facts: EngineFacts) -> PluginEngine:

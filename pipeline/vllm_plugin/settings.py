@@ -64,6 +64,10 @@ class PluginSettings(Section):
         default=None, description="MLflow store of the versions. Default: a local one next to the run."
     )
 
+    set: dict[str, Any] = Field(
+        default={}, description="Further settings of omnidraft for the drafter and its learner, by dotted key."
+    )
+
     @model_validator(mode="after")
     def _require_run(self) -> Self:
         if self.learn and (self.run is None or "model" not in self.sources):

@@ -80,6 +80,8 @@ def test_a_learner_of_the_engine_learns_and_is_continued(
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setenv("OMNIDRAFT_VLLM_LEARN", "true")
+    # An update comes soon, also where it would not pay.
+    monkeypatch.setenv("OMNIDRAFT_VLLM_SET", '{"learn.interval" = 8, "learn.spacing" = "fixed", "learn.rate" = 1e-3}')
     proposer, runner = start(tiny_pair, 2)
     prompts = prompts_of(tiny_pair, 300, 340)
     plain = ModelRunner(tiny_pair.target, NothingDrafted(), 2)
