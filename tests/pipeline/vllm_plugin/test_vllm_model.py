@@ -50,7 +50,13 @@ class NothingDrafted:
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-def test_the_model_drafts_and_every_piece_is_logged(tiny_pair: TinyPair, tmp_path: Path, rows: int):
+def test_the_model_drafts_and_every_piece_is_logged(
+    tiny_pair: TinyPair,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    rows: int,
+):
+    monkeypatch.setenv("OMNIDRAFT_VLLM_SET", '{"draft.only_where_paying" = false}')
     prompts = prompts_of(tiny_pair, 300, 310)
     proposer, runner = start(tiny_pair, rows)
     plain = ModelRunner(tiny_pair.target, NothingDrafted(), rows)
