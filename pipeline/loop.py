@@ -28,7 +28,7 @@ from itertools import pairwise
 from pipeline.learner_protocol import CompletedPrompt, Epoch, Learner
 from pipeline.recorder import PromptCounters, Recorder, Seconds, Versions
 from pipeline.stage_set import Stages
-from stages.contract.blocks import SequenceState, Verdict
+from stages.contract.blocks import Proposal, SequenceState, Verdict
 from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
 from stages.examples.builder import ExampleBuilder
 from store.events import Event, PromptReceived, PromptRejected
@@ -100,6 +100,25 @@ class LoopState:
         return self.lanes
 
 
+@dataclass(frozen=True)
+class DraftedBlock:
+    """A block whose drafts are not verified yet.
+
+    Attributes:
+        proposals: one per sequence in flight, in the runner's order.
+        versions: in service when they were drafted.
+        times: when drafting began, when translation began, and when it ended.
+    """
+
+    proposals: list[Proposal]
+    versions: Versions
+    times: tuple[float, float, float]
+
+    def with_proposals(self, proposals: list[Proposal]) -> "DraftedBlock":
+        """Return the block with other proposals: those of sequences that entered since have no draft."""
+        return replace(self, proposals=proposals)
+
+
 @dataclass
 class _InFlight:
     """What the runner keeps for a sequence in flight: its counters and its training example so far."""
@@ -149,13 +168,23 @@ class TargetRunner:
         except UnfitPromptError as reason:
             yield PromptRejected(prompt.dataset, prompt.line, str(reason))
             return
+        self.admit_sequence(row)
+
+    def admit_sequence(self, row: SequenceState) -> None:
+        """Add a sequence to those in flight."""
         self._in_flight[row] = _InFlight(PromptCounters(self._clock()))
         self._rows.append(row)
         for stage in self.stages.all():
             stage.admit(row)
 
     def step(self) -> Iterator[Event]:
-        """Run one block of every sequence in flight and finish those that it completes.
+        """Run one block of every sequence in flight and finish those that it completes."""
+        reading = any(row.reading for row in self._rows)  # a pass that reads prompts has not the cost of its drafts
+        block = yield from self.draft_block()
+        yield from self.finish_block(block, measured=not reading)
+
+    def draft_block(self) -> Generator[Event, None, DraftedBlock]:
+        """Draft for every sequence in flight.
 
         Weights change between blocks only: weights from a remote learner here, those of a local one in `_finish`. If
         the epoch changed (a drafter update was applied, a version was recalled, or a drift was acted upon), paused
@@ -167,30 +196,30 @@ class TargetRunner:
             self.stages.decode.resume_speculation()
         if self._epoch.drifts != before.drifts:
             self.stages.decode.respond_to_drift()
-        verdicts, versions, seconds = self._run_block()
-        for verdict in verdicts:
-            if not verdict.proposal.draft.row.private:
-                yield from self._recorder.record_decisions(verdict, versions)
-            yield self._recorder.record_block(verdict, len(verdicts), seconds)
-        for row in [row for row in self._rows if row.finish]:
-            yield from self._finish(row)
-
-    def _run_block(self) -> tuple[list[Verdict], Versions, Seconds]:
-        """Draft and verify once. `verify` appends the emitted tokens to each sequence and sets its `finish`.
-
-        Returns:
-            the verdicts, the update counters and the n-gram cache's counter as they were before the block, and each
-            sequence's share of the time.
-        """
-        reading, versions, times = any(row.reading for row in self._rows), self._versions(), [self._clock()]
+        versions, began = self._versions(), self._clock()
         drafts = self.stages.decode(self._rows)
-        times.append(self._clock())
+        drafted = self._clock()
         proposals = self.stages.translate(drafts)
-        times.append(self._clock())
-        verdicts = [verdict for verdict in self.stages.verify(proposals) if verdict.emitted]  # not while reading
-        times.append(self._clock())
-        # A pass that also reads prompts does not have the cost of its drafts.
-        self.stages.decode.observe(verdicts, None if reading else (times[1] - times[0], times[3] - times[2]))
+        return DraftedBlock(proposals, versions, (began, drafted, self._clock()))
+
+    def empty_block(self) -> DraftedBlock:
+        """Return a block without drafts, which begins now."""
+        now = self._clock()
+        return DraftedBlock([], self._versions(), (now, now, now))
+
+    def finish_block(self, block: DraftedBlock, *, measured: bool) -> Iterator[Event]:
+        """Verify the drafts of a block, learn from the verdicts and finish the sequences that are completed.
+
+        `verify` appends the emitted tokens to each sequence and sets its `finish`; it may come long after the drafts,
+        and omit sequences that were finished since.
+
+        Args:
+            block: the last one that was drafted.
+            measured: whether its time shows what its drafts cost.
+        """
+        verdicts = [verdict for verdict in self.stages.verify(block.proposals) if verdict.emitted]  # not while reading
+        times = (*block.times, self._clock())
+        self.stages.decode.observe(verdicts, (times[1] - times[0], times[3] - times[2]) if measured else None)
         # The n-gram cache is shared and published: text of private rows must not enter it.
         self.stages.translate.observe([verdict for verdict in verdicts if not verdict.proposal.draft.row.private])
         for verdict in verdicts:
@@ -201,7 +230,12 @@ class TargetRunner:
         if self._on_verdicts:
             self._on_verdicts(verdicts)
         shares = [(end - begin) / max(1, len(verdicts)) for begin, end in pairwise(times)]
-        return verdicts, versions, Seconds(*shares)
+        for verdict in verdicts:
+            if not verdict.proposal.draft.row.private:
+                yield from self._recorder.record_decisions(verdict, block.versions)
+            yield self._recorder.record_block(verdict, len(verdicts), Seconds(*shares))
+        for row in [row for row in self._rows if row.finish]:
+            yield from self._finish(row)
 
     def finish_early(self, offset: int, finish: str) -> Iterator[Event]:
         """Finish a prompt in flight between two blocks, with `finish` as the logged reason."""

@@ -2,20 +2,23 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-import torch
 from typing_extensions import override
 
 from stages.contract.blocks import Draft, SequenceState, Verdict
 from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
 from stages.contract.stage import Stage
-from stages.decode import Decode
 from stages.drafting.costs import BlockTimes, CostModel
 from stages.drafting.holdout import NO_HOLDOUT, Choice, Holdout
 from stages.drafting.sources import SourceChooser
 from stages.memory.text_memory import TextMemory
 from stages.memory.tree_growth import GrownTree
 from store.events import Action, DraftSource
+
+if TYPE_CHECKING:
+    from stages.decode import Decode
+    from stages.drafting.no_model import NoModel
 
 DRAFTS_AFTER_DRIFT = 32  # of the model, of which each has a label or more: the head's first step needs 32 labels
 
@@ -47,7 +50,7 @@ class ChooseDraft(Stage[SequenceState, Draft]):
 
     def __init__(
         self,
-        decode: Decode,
+        decode: "Decode | NoModel",
         memory: TextMemory,
         chooser: SourceChooser,
         costs: CostModel,
@@ -106,8 +109,7 @@ class ChooseDraft(Stage[SequenceState, Draft]):
 
     def _by_model(self, row: SequenceState, grown: GrownTree) -> bool:
         """Return whether the model drafts for a row instead of using its tree."""
-        fits = len(row.pieces) + self._decode.max_draft <= self._decode.model.max_length
-        if not self._model or not fits or not self._decode.speculates:
+        if not self._model or not self._decode.speculates or not self._decode.has_space(row):
             return False
         if self._due:
             return True
@@ -115,16 +117,17 @@ class ChooseDraft(Stage[SequenceState, Draft]):
 
     def _make_draft(self, row: SequenceState, grown: GrownTree, seconds: float) -> Draft:
         assert grown.tree is not None
-        model = self._decode.model
-        nothing_KD = torch.zeros(0, model.vocabulary_size, dtype=self._decode.probs_dtype, device=model.device)
         source = grown.tree.candidates[0].source
         expected = 1 + grown.expected
-        return Draft(row, (), nothing_KD, (), None, (), source, grown.tree, expected, seconds)
+        return Draft(row, (), self._decode.empty_probs(), (), None, (), source, grown.tree, expected, seconds)
 
     def observe(self, verdicts: Sequence[Verdict], seconds: tuple[float, float] | None = None) -> None:
         """Update the sources with the block's verdicts and the costs with its seconds of drafting and verifying,
         if they were measured. Called once per block, after verification.
+
+        Rows that entered after the drafts were made, as another engine's do, have nothing to compare.
         """
+        verdicts = [verdict for verdict in verdicts if verdict.proposal.draft.row in self._expected]
         first = any(verdict.proposal.draft.row.block == 1 for verdict in verdicts)  # which may read a prompt
         if seconds and not first:
             lengths = [len(verdict.proposal.draft.pieces) for verdict in verdicts]

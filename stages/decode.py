@@ -277,6 +277,14 @@ class Decode(Stage[SequenceState, Draft]):
         """Whether the model drafts in the next block."""
         return self.max_draft > 0 and self._policy.should_draft()
 
+    def has_space(self, row: SequenceState) -> bool:
+        """Return whether the longest draft after a row fits into the drafter's context."""
+        return len(row.pieces) + self.max_draft <= self.model.max_length
+
+    def empty_probs(self) -> Tensor:
+        """Return the distributions of a draft without pieces (0, D)."""
+        return torch.zeros(0, self.model.vocabulary_size, dtype=self.probs_dtype, device=self.model.device)
+
     def resume_speculation(self, drafts: int = 1) -> None:
         """Make this many drafts at least from the next block on, because the text or the drafter changed."""
         self._policy.resume(drafts)
@@ -354,7 +362,7 @@ class Decode(Stage[SequenceState, Draft]):
         """
         if row.reading or min(self.max_draft, row.remaining_tokens) == 0:
             return False
-        return len(row.pieces) + self.max_draft <= self.model.max_length
+        return self.has_space(row)
 
     def _may_grow(self, pieces: Sequence[int], row: SequenceState) -> bool:
         return len(pieces) < min(self.max_draft, row.remaining_tokens) and pieces[-1] != self._eos_id

@@ -76,7 +76,7 @@ def segment_sums(values_NV: Tensor, segments: Sequence[tuple[int, Iterable[int]]
     return [float(total) for total in sums_S.tolist()]
 
 
-def _option_members(test: Test) -> Sequence[int]:
+def option_members(test: Test) -> Sequence[int]:
     """Return the target tokens that the drafted option comprises."""
     if test.option == STOP:
         return () if test.node.token is None else (test.node.token,)
@@ -145,7 +145,7 @@ class TrieRule(Rule):
     def _target_levels(self, placed: Sequence[tuple[int, Test]], target_probs_NV: Tensor) -> list[float]:
         segments: list[tuple[int, Iterable[int]]] = []
         for position, test in placed:
-            segments.append((position, _option_members(test)))
+            segments.append((position, option_members(test)))
             segments.append((position, () if test.node is self._trie.root else test.node.members))
         sums = segment_sums(target_probs_NV, segments)
         return [

@@ -192,10 +192,10 @@ def load_only_target(config: Config, fetched: Path) -> Models:
     return models
 
 
-def load_drafter_models(config: Config, uri: str, fetched: Path) -> DrafterModels:
-    """Load the drafter to train for the only target, of which only the tokenizer is loaded.
+def load_drafter_models(config: Config, uri: str, fetched: Path, *, decodes: bool = False) -> DrafterModels:
+    """Load the drafter for the only target, of which only the tokenizer is loaded.
 
-    Arguments and errors as `load_models`.
+    Arguments and errors as `load_models`; `decodes`: whether the drafter drafts here, or is only trained.
     """
     source, (name,) = locate(config.drafter, uri, fetched), TargetRouter.from_config(config).targets
     folder = Path(source) if Path(source).is_dir() else None
@@ -204,8 +204,8 @@ def load_drafter_models(config: Config, uri: str, fetched: Path) -> DrafterModel
     drafter_vocabulary = Vocabulary(tokenizer, config.drafter)
     target_vocabulary = Vocabulary(load_tokenizer(locate(name, uri, fetched)), name)
     drafter.prove_forward()
-    if isinstance(drafter.forward_pass, PackedLlamaForward):
-        drafter.forward_pass = ModuleForward(drafter.model)  # nothing is decoded here
+    if not decodes and isinstance(drafter.forward_pass, PackedLlamaForward):
+        drafter.forward_pass = ModuleForward(drafter.model)
     own = drafter.share_weights(_adapter(config, drafter, name, folder))
     return DrafterModels(
         name,

@@ -76,34 +76,12 @@ def make_drafting(
     sizes = models.target.vocabulary_size, models.drafter.vocabulary_size
     trie = shared_with.trie if shared_with else build_direct_trie(models.pair.pieces, *sizes, device)
     cache = shared_with.cache if shared_with else make_cache(config.cache, mode, models, trie)
-    draft_temperature = settings.temperature if config.draft.temperature is None else config.draft.temperature
-
     allowed = draftable(config.draft, models.pair)
     states = models.drafter.extra if isinstance(models.drafter.extra, TargetStates) else None
 
-    def drafting(stop_rule: StopRule, max_draft: int, paying: SpeculationPolicy, end: int | None) -> Decode:
-        transform = Sampling(draft_temperature, settings.top_k, settings.top_p)
-        dropping = costs if isinstance(stop_rule, CostStop) else None
-        return Decode(
-            models.drafter,
-            head,
-            stop_rule,
-            transform,
-            allowed,
-            max_draft,
-            end,
-            policy=paying,
-            costs=dropping,
-            state_logits=states and partial(states.compute_logits, models.name),
-        )
-
-    costs = make_costs(
-        config, models, len(allowed), lambda: drafting(FixedLength(), PROBE_DRAFT, AlwaysSpeculate(), None)
-    )
+    costs = make_costs(config, models, len(allowed), lambda: make_timed_decode(config, models, head))
     LOG.debug("%s", describe(models, costs, config.batch), extra={"target": models.name})
-    rule = make_stop_rule(config.draft, costs, usable=head_is_trained or learn.enabled)
-    most = config.draft.max_draft if "model" in config.draft.sources else 0
-    decode = drafting(rule, most, make_policy(config.draft, costs), models.drafter_vocabulary.eos)
+    decode = make_decode(config, models, head, costs, usable=head_is_trained or learn.enabled)
     decode.reader, reader = _make_readers(config, models, live=live)
     verify = Verify(
         models.target,
@@ -121,13 +99,63 @@ def make_drafting(
     return Drafting(choose, translate, verify, trie, cache, head, seconds)
 
 
-def make_teacher(config: Config, models: Models) -> TrieTeacher:
+def make_decode(
+    config: Config, models: DrafterModels, head: AcceptanceHead, costs: CostModel, *, usable: bool
+) -> Decode:
+    """Make the drafting of the model.
+
+    Args:
+        config: all settings.
+        models: the drafter for one target.
+        head: estimates acceptance.
+        costs: of the models' passes.
+        usable: whether the head has learned or will learn.
+    """
+    rule = make_stop_rule(config.draft, costs, usable=usable)
+    most = config.draft.max_draft if "model" in config.draft.sources else 0
+    policy, dropping = make_policy(config.draft, costs), costs if isinstance(rule, CostStop) else None
+    return _decode(config, models, head, rule, most, policy, models.drafter_vocabulary.eos, dropping)
+
+
+def make_timed_decode(config: Config, models: DrafterModels, head: AcceptanceHead) -> Decode:
+    """Make drafting of a fixed length, from which costs are measured."""
+    return _decode(config, models, head, FixedLength(), PROBE_DRAFT, AlwaysSpeculate(), None, None)
+
+
+def _decode(
+    config: Config,
+    models: DrafterModels,
+    head: AcceptanceHead,
+    stop_rule: StopRule,
+    max_draft: int,
+    policy: SpeculationPolicy,
+    end: int | None,
+    costs: CostModel | None,
+) -> Decode:
+    settings = config.sampling
+    temperature = settings.temperature if config.draft.temperature is None else config.draft.temperature
+    states = models.drafter.extra if isinstance(models.drafter.extra, TargetStates) else None
+    return Decode(
+        models.drafter,
+        head,
+        stop_rule,
+        Sampling(temperature, settings.top_k, settings.top_p),
+        draftable(config.draft, models.pair),
+        max_draft,
+        end,
+        policy=policy,
+        costs=costs,
+        state_logits=states and partial(states.compute_logits, models.name),
+    )
+
+
+def make_teacher(config: Config, models: DrafterModels) -> TrieTeacher:
     """Make what selects the target's likeliest tokens as soft targets."""
     learn = config.learn
     return TrieTeacher(
         models.pair,
         learn.teacher_top,
-        models.target.device,
+        models.drafter.device,
         temperature=learn.teacher_temperature or max(SHARPEST_TEACHER, config.sampling.temperature),
         off_policy=learn.off_policy,
     )

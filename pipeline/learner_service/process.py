@@ -24,7 +24,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
@@ -37,6 +37,8 @@ from store.events import Event as LoggedEvent
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
+
+    from pipeline.learner_service.detached import DetachedProcess
 
 LOG = logging.getLogger("omnidraft.learner")
 
@@ -107,6 +109,7 @@ class LearnerProcess(LearnerConnection):
         share: share of one core that it may use.
         on_event: called with each of its events, on a thread of this object.
         published: number of the newest published version so far.
+        context: of `multiprocessing`, or as `DetachedContext`, which starts the process; by default "spawn".
     """
 
     def __init__(
@@ -115,15 +118,16 @@ class LearnerProcess(LearnerConnection):
         share: float,
         on_event: Callable[[LoggedEvent], None],
         published: int | None = None,
+        context: Any = None,
     ) -> None:
         self._setup, self._share, self._on_event = setup, share, on_event
         self._scratch = TemporaryDirectory(prefix="omnidraft-weights-")
         self._waiting: deque[CompletedPrompt] = deque()
         self._change = threading.Condition()
         self._ending = False
-        self._context = get_context("spawn")
+        self._context = context or get_context("spawn")
         self._unlimited = self._context.Event()
-        self._process: BaseProcess | None = None
+        self._process: BaseProcess | DetachedProcess | None = None
         self._new_weights: Weights | None = None
         self.posted = self.dropped = self.handled = 0
         self.published = published

@@ -31,6 +31,7 @@ _RESUMED_BY = {
     RunKind.REPLAY: ("a replay", "omnidraft replay --resume {name}"),
     RunKind.CLUSTER: ("a replay that was begun with --ray", "omnidraft replay --resume {name} --ray local"),
     RunKind.SERVE: ("the run of a server", "omnidraft serve --resume {name}"),
+    RunKind.ENGINE: ("the run of a vLLM server", "OMNIDRAFT_VLLM_RUN={name} vllm serve ..."),
 }
 # A key of the checkpoint that identifies the kind of a run of an older release, whose manifest does not name it.
 _KIND_BY_KEY = {"constants": RunKind.REPLAY, "open": RunKind.CLUSTER, "offset": RunKind.SERVE}

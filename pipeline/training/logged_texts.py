@@ -92,7 +92,7 @@ def read_run_texts(folder: Path, newest: int | None = None) -> RunTexts:
         )
         for row in sorted(rows, key=lambda row: int(row["offset"]))
     )
-    return RunTexts(folder, tuple(completions), tokens, read_manifest(folder).kind is RunKind.SERVE)
+    return RunTexts(folder, tuple(completions), tokens, read_manifest(folder).kind in (RunKind.SERVE, RunKind.ENGINE))
 
 
 class TextEncoder:

@@ -5,13 +5,14 @@ from statistics import median
 
 from typing_extensions import override
 
-from stages.drafting.costs import Costs, VerificationCosts, make_monotone
+from stages.drafting.costs import BlockTimes, CostModel, Costs, make_monotone
 
 EXACT = 16  # up to this many tokens, each number has its own measurements; then numbers within an eighth share them
 KEPT = 32  # measurements of a group, of which the median counts
 LEAST = 4  # measurements before a group counts
 FORGOTTEN = 2000  # passes after which a group that had none is forgotten, so that it is tried again
 PRIOR_SLOPE = 0.03  # cost of one more token relative to a pass over one, where nothing is measured
+PRIOR_DRAFTING = 0.05  # cost of a drafter pass relative to the target's over one token, until it is measured
 
 
 def group_of(tokens: int) -> int:
@@ -26,30 +27,34 @@ def group_of(tokens: int) -> int:
     return -(-tokens // step) * step
 
 
-class PassCosts(VerificationCosts):
+class PassCosts(CostModel):
     """The median seconds per group of passes, linear between groups; outside of what is measured, a nearly flat prior.
 
     >>> costs = PassCosts()
     >>> costs.verification_cost(1), round(costs.verification_cost(11), 2)
     (1.0, 1.3)
     >>> for _ in range(LEAST):
-    ...     costs.observe(1, 0.02)
-    ...     costs.observe(5, 0.03)
-    >>> costs.verification_cost(1), round(costs.verification_cost(3), 3)
-    (0.02, 0.025)
+    ...     costs.observe(BlockTimes([0], 1, 0.0, 0.02))
+    ...     costs.observe(BlockTimes([4], 5, 0.008, 0.03))
+    >>> costs.verification_cost(1), round(costs.verification_cost(3), 3), costs.drafting_cost(1)
+    (0.02, 0.025, 0.002)
     """
 
     def __init__(self) -> None:
         self._seconds: dict[int, deque[float]] = {}
         self._last: dict[int, int] = {}  # number of the last pass of each group
+        self._drafting: deque[float] = deque(maxlen=KEPT)  # seconds of a drafter pass
         self._passes = 0
         self._costs: Costs | None = None
 
-    def observe(self, tokens: int, seconds: float) -> None:
-        """Add the measurement of a pass that read this many tokens."""
+    @override
+    def observe(self, block: BlockTimes) -> None:
+        """Add the measurement of a block."""
         self._passes += 1
-        group = group_of(tokens)
-        self._seconds.setdefault(group, deque(maxlen=KEPT)).append(seconds)
+        if longest := max(block.lengths, default=0):
+            self._drafting.append(block.drafting / longest)
+        group = group_of(block.tokens)
+        self._seconds.setdefault(group, deque(maxlen=KEPT)).append(block.verifying)
         self._last[group] = self._passes
         for old in [old for old, last in self._last.items() if self._passes - last > FORGOTTEN]:
             del self._seconds[old], self._last[old]
@@ -67,6 +72,12 @@ class PassCosts(VerificationCosts):
         first, last = self._costs.target[0][0], self._costs.target[-1][0]
         nearest = min(max(tokens, first), last)
         return self._costs.verification_cost(nearest) * _prior(tokens) / _prior(nearest)
+
+    @override
+    def drafting_cost(self, rows: int) -> float:
+        if len(self._drafting) >= LEAST and self._costs:
+            return median(self._drafting)
+        return PRIOR_DRAFTING * self.verification_cost(1)
 
 
 def _prior(tokens: int) -> float:

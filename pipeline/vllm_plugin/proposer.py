@@ -6,24 +6,27 @@ after each pass, on the thread of the worker.
 Shapes: R rows of the batch, M tokens of the longest text.
 """
 
+import atexit
 import logging
 import re
+import threading
+import time
 from collections.abc import Sequence
-from time import perf_counter
+from multiprocessing.util import Finalize
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.vllm_plugin.drafter import EngineDrafter
+from pipeline.vllm_plugin.engine import EngineFacts, PluginEngine, build_engine
 from pipeline.vllm_plugin.sequences import EngineRow
-from pipeline.vllm_plugin.settings import read_settings
+from pipeline.vllm_plugin.settings import PluginSettings, read_settings
 from store.errors import UsageError
-from store.events import Event
 
 LOG = logging.getLogger("omnidraft.vllm")
 
 TESTED, NOT_TESTED = (0, 32), (0, 33)  # from the first version on, before the second one
+IDLE_SECONDS = 1.0  # between two looks for something to save
 
 
 def check_version(version: str) -> None:
@@ -46,9 +49,9 @@ def check_version(version: str) -> None:
 
 
 class OmnidraftProposer:
-    """Drafts of the memory for vLLM.
+    """omnidraft's drafts for vLLM.
 
-    An error of the drafter never ends the engine: it is logged once, and nothing is drafted from then on.
+    An error of the plugin never ends the engine: it is logged once, and nothing is drafted from then on.
 
     Args:
         vllm_config: vLLM's `VllmConfig`.
@@ -62,8 +65,8 @@ class OmnidraftProposer:
         import vllm
 
         check_version(vllm.__version__)
-        parallel, model = vllm_config.parallel_config, vllm_config.model_config
-        self._drafter: EngineDrafter | None = None
+        parallel = vllm_config.parallel_config
+        self._engine: PluginEngine | None = None
         if vllm_config.device_config.device_type == "cpu":
             LOG.warning(
                 "on vLLM's CPU backend, text at temperature above 0 has not the target's distribution when anything is "
@@ -71,18 +74,25 @@ class OmnidraftProposer:
             )
         # vLLM takes the drafts of the first tensor-parallel rank alone.
         if parallel.rank % parallel.tensor_parallel_size == 0:
-            self._drafter = EngineDrafter(
-                read_settings(),
-                most=vllm_config.speculative_config.num_speculative_tokens,
-                longest=model.max_model_len,
-                ends=find_ends(model),
-                target=model.model,
-                clock=perf_counter,
-                emit=self._take,
-            )
+            self._engine = build_engine(_of_replica(read_settings(), parallel), find_facts(vllm_config))
+            # The first is called at the end of a worker process of `multiprocessing`, the second of any other, before
+            # the folders of temporary files are removed.
+            Finalize(self, _close, (self._engine,), exitpriority=10)
+            atexit.register(_close, self._engine)
+            threading.Thread(
+                target=_commit_while_idle, args=(self._engine,), name="omnidraft-commits", daemon=True
+            ).start()
 
     def load_model(self, target: Any) -> None:
-        """Load nothing: the memory needs no model. vLLM calls it once with the target's module."""
+        """Read the target's distributions where a log or a learner needs them. vLLM calls it once with the module."""
+        if self._engine is not None:
+            self._engine.attach(target)
+
+    def close(self) -> None:
+        """Save the run and end the drafting. Called at the end of the process, if it is not killed."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            _close(engine)
 
     def propose(
         self,
@@ -99,27 +109,57 @@ class OmnidraftProposer:
             token_ids_cpu: the texts, the emitted tokens included (R or more, M).
             slot_mappings: not used.
         """
-        drafts: list[list[int]] = [[] for _ in sampled_token_ids]
-        if self._drafter is None:
-            return drafts
-        places = [place for place, sampled in enumerate(sampled_token_ids) if sampled]
+        if self._engine is None:
+            return [[] for _ in sampled_token_ids]
         rows = [
-            EngineRow(token_ids_cpu[place, : num_tokens_no_spec[place]], len(sampled_token_ids[place]))
-            for place in places
+            EngineRow(token_ids_cpu[place, : num_tokens_no_spec[place]], len(sampled))
+            for place, sampled in enumerate(sampled_token_ids)
         ]
         try:
-            found = self._drafter.step(rows, only_decoded=len(places) == len(drafts))
+            return self._engine.step(rows)
         except Exception:
             LOG.exception("omnidraft failed and drafts nothing from now on; the texts of the engine are not affected")
-            self._drafter = None
-            return drafts
-        for place, draft in zip(places, found, strict=True):
-            drafts[place] = draft
-        return drafts
+            self._engine = None
+            return [[] for _ in sampled_token_ids]
 
-    def _take(self, event: Event) -> None:
-        """Log an event as a detail."""
-        LOG.debug("%s", event)
+
+def _close(engine: PluginEngine) -> None:
+    """Close the engine; an error at the end of the process is logged."""
+    try:
+        engine.close()
+    except Exception:
+        LOG.exception("omnidraft cannot save its run")
+
+
+def _commit_while_idle(engine: PluginEngine) -> None:
+    """Save what the last requests left, while no others come. Runs on a thread of its own."""
+    try:
+        while engine.commit_if_due():
+            time.sleep(IDLE_SECONDS)
+    except Exception:
+        LOG.exception("omnidraft cannot save its run")
+
+
+def _of_replica(settings: PluginSettings, parallel: Any) -> PluginSettings:
+    """Return the settings of a data-parallel replica: each has a run of its own."""
+    number = getattr(parallel, "data_parallel_rank", 0)
+    if not number or settings.run is None:
+        return settings
+    return settings.model_copy(update={"run": settings.run.with_name(f"{settings.run.name}-{number}")})
+
+
+def find_facts(vllm_config: Any) -> EngineFacts:
+    """Return what the plugin must know of the engine."""
+    model = vllm_config.model_config
+    return EngineFacts(
+        model.model,
+        str(getattr(model, "served_model_name", None) or model.model),
+        model.get_vocab_size(),
+        model.max_model_len,
+        vllm_config.speculative_config.num_speculative_tokens,
+        vllm_config.scheduler_config.max_num_seqs,
+        frozenset(find_ends(model)),
+    )
 
 
 def find_ends(model_config: Any) -> set[int]:

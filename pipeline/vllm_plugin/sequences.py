@@ -3,7 +3,7 @@
 Shapes: T tokens of a text.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,14 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from stages.contract.blocks import SequenceState
-from stages.sampling.random_source import SeededRandomSource
 
 Text = npt.NDArray[np.int32]
 
 
 class EngineRow(NamedTuple):
     """A row of an engine's batch after a pass: its whole text, prompt included (T,), and how many of the last tokens
-    the pass emitted, at least one.
+    the pass emitted; none while it reads the prompt.
     """
 
     text_T: Text
@@ -30,7 +29,7 @@ class Recognised:
     """A row's sequence, and the tokens that the pass emitted.
 
     Attributes:
-        sequence: holds the whole text.
+        sequence: holds the text before the pass.
         emitted: the new tokens.
         is_new: whether it was not there at the last step.
     """
@@ -57,10 +56,13 @@ class SequenceTable:
     interchangeable: the same may follow both. A row that continues none is a new sequence; so a chat whose next turn
     begins with all of the last one is never taken for its continuation.
 
-    >>> table = SequenceTable(longest=100)
+    >>> from stages.sampling.random_source import SeededRandomSource
+    >>> def make(tokens):
+    ...     return SequenceState(0, "id", "vllm", "", tokens, len(tokens), [], SeededRandomSource(0, 0), 100)
+    >>> table = SequenceTable(make)
     >>> (first,), _ = table.recognise([EngineRow(np.array([5, 6, 7], np.int32), 1)])
-    >>> first.sequence.prompt_length, first.emitted, first.is_new
-    (2, (7,), True)
+    >>> first.sequence.tokens, first.emitted, first.is_new
+    ([5, 6], (7,), True)
     >>> (again,), left = table.recognise([EngineRow(np.array([5, 6, 7, 8, 9], np.int32), 2)])
     >>> again.sequence is first.sequence, again.emitted, left
     (True, (8, 9), [])
@@ -69,44 +71,39 @@ class SequenceTable:
     True
 
     Args:
-        longest: maximum number of tokens of a text.
+        make: makes a sequence of the tokens of its prompt.
     """
 
-    def __init__(self, longest: int) -> None:
-        self._longest, self._seen = longest, 0
+    def __init__(self, make: Callable[[list[int]], SequenceState]) -> None:
+        self._make = make
         self._known: list[_Known] = []
 
-    def recognise(self, rows: Sequence[EngineRow]) -> tuple[list[Recognised], list[SequenceState]]:
-        """Return the sequence of each row, and those that have no row any more: finished, aborted or preempted.
-
-        The sequences' texts and numbers of remaining tokens are up to date afterwards.
+    def recognise(self, rows: Sequence[EngineRow]) -> tuple[list[Recognised | None], list[SequenceState]]:
+        """Return the sequence of each row, None for a row that emitted nothing, and the sequences that have no row any
+        more: finished, aborted or preempted.
         """
         free = dict(enumerate(self._known))
-        found: list[Recognised] = []
+        found: list[Recognised | None] = []
         after: list[_Known] = []
         for place, row in enumerate(rows):
+            if not row.emitted:
+                found.append(None)
+                continue
             key = _find(free, place, row)
-            known = free.pop(key) if key is not None else self._make(row)
-            emitted = tuple(row.text_T[-row.emitted :].tolist())
-            self._append(known, row.text_T, emitted)
-            found.append(Recognised(known.sequence, emitted, key is None))
+            known = free.pop(key) if key is not None else self._enter(row)
+            known.text_T = row.text_T.copy()
+            found.append(Recognised(known.sequence, tuple(row.text_T[-row.emitted :].tolist()), key is None))
             after.append(known)
         self._known = after
         return found, [known.sequence for known in free.values()]
 
-    def _make(self, row: EngineRow) -> _Known:
-        prompt_T = row.text_T[: len(row.text_T) - row.emitted].copy()
-        tokens, offset = prompt_T.tolist(), self._seen
-        self._seen += 1
-        rng = SeededRandomSource(0, offset)
-        sequence = SequenceState(offset, str(offset), "vllm", "", tokens, len(tokens), [], rng, self._longest)
-        return _Known(sequence, prompt_T)
+    def forget(self, sequence: SequenceState) -> None:
+        """Remove a sequence that has ended; if its row continues, it is a new one."""
+        self._known = [known for known in self._known if known.sequence is not sequence]
 
-    def _append(self, known: _Known, text_T: Text, emitted: tuple[int, ...]) -> None:
-        known.text_T = text_T.copy()
-        known.sequence.tokens.extend(emitted)
-        # One more token follows every draft.
-        known.sequence.remaining_tokens = max(0, self._longest - len(text_T) - 1)
+    def _enter(self, row: EngineRow) -> _Known:
+        prompt_T = row.text_T[: len(row.text_T) - row.emitted].copy()
+        return _Known(self._make(prompt_T.tolist()), prompt_T)
 
 
 def _find(free: dict[int, _Known], place: int, row: EngineRow) -> int | None:

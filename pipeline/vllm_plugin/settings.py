@@ -1,26 +1,29 @@
 """Settings of the plugin: from a TOML file that OMNIDRAFT_VLLM_CONFIG names, and from environment variables.
 
 vLLM passes no options to a proposer class. A setting is read from OMNIDRAFT_VLLM_ and its name in capitals, written as
-in TOML; variables take precedence over the file.
+in TOML; variables take precedence over the file. Texts need no quotes.
 
->>> read_settings({"OMNIDRAFT_VLLM_ORDER": "4", "OMNIDRAFT_VLLM_SOURCES": '["memory"]'})
-PluginSettings(sources=('memory',), memory_bytes=67108864, order=4, pass_costs=None)
+>>> read_settings({"OMNIDRAFT_VLLM_ORDER": "4", "OMNIDRAFT_VLLM_SOURCES": '["memory"]'}).order
+4
+>>> read_settings({"OMNIDRAFT_VLLM_RUN": "runs/chat"}).run.as_posix()
+'runs/chat'
 """
 
 import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from pipeline.config.sections import Section
 from store.errors import ConfigError
 
 PREFIX = "OMNIDRAFT_VLLM_"
 CONFIG = PREFIX + "CONFIG"
-CopySources = Annotated[tuple[Literal["own", "memory"], ...], Field(strict=False)]
+TEXTS = ("run", "drafter", "mlflow_uri")  # settings whose variables are the text itself
+Sources = Annotated[tuple[Literal["own", "memory", "model"], ...], Field(strict=False)]
 CostPoint = Annotated[tuple[int, float], Field(strict=False)]
 CostPoints = Annotated[tuple[CostPoint, ...], Field(strict=False, min_length=1)]
 
@@ -28,9 +31,10 @@ CostPoints = Annotated[tuple[CostPoint, ...], Field(strict=False, min_length=1)]
 class PluginSettings(Section):
     """All settings of the plugin."""
 
-    sources: CopySources = Field(
+    sources: Sources = Field(
         default=("own", "memory"),
-        description="Sources of drafts: the request's own text ('own') and what the model emitted before ('memory').",
+        description="Sources of drafts: the request's own text ('own'), what the target emitted before ('memory') and "
+        "a drafter model ('model').",
     )
     memory_bytes: int = Field(default=67_108_864, ge=512, description="Memory budget of completed texts in bytes.")
     order: int = Field(default=8, ge=1, le=8, description="Maximum number of tokens of a remembered context.")
@@ -39,6 +43,36 @@ class PluginSettings(Section):
         description="Costs of the model's passes in any unit, as [tokens read, cost], tokens ascending. "
         "Default: measured while the engine runs.",
     )
+    run: Annotated[Path, Field(strict=False)] | None = Field(
+        default=None, description="Folder of a run, which keeps the log and the memory. Default: nothing is kept."
+    )
+    log_text: bool = Field(
+        default=False, description="Whether the log contains prompts, texts and token bytes; ids are always logged."
+    )
+    commit_seconds: float = Field(
+        default=10.0, gt=0, description="Seconds after which the log and the memory are saved."
+    )
+    drafter: str = Field(
+        default="builtin:drafter-4m",
+        min_length=1,
+        description="Drafter of the source 'model': hub name, folder, builtin or models:/NAME/VERSION.",
+    )
+    learn: bool = Field(
+        default=False, description="Whether the drafter is trained on the target's distributions; needs `run`."
+    )
+    mlflow_uri: str | None = Field(
+        default=None, description="MLflow store of the versions. Default: a local one next to the run."
+    )
+
+    set: dict[str, Any] = Field(
+        default={}, description="Further settings of omnidraft for the drafter and its learner, by dotted key."
+    )
+
+    @model_validator(mode="after")
+    def _require_run(self) -> Self:
+        if self.learn and (self.run is None or "model" not in self.sources):
+            raise ValueError("learn needs a run, and 'model' among the sources")
+        return self
 
 
 def read_settings(environment: Mapping[str, str] = os.environ) -> PluginSettings:
@@ -51,7 +85,8 @@ def read_settings(environment: Mapping[str, str] = os.environ) -> PluginSettings
     values = _read_file(Path(file)) if file else {}
     for name, text in environment.items():
         if name.startswith(PREFIX) and name != CONFIG and text:
-            values[name.removeprefix(PREFIX).lower()] = _parse(name, text)
+            setting = name.removeprefix(PREFIX).lower()
+            values[setting] = text if setting in TEXTS else _parse(name, text)
     try:
         return PluginSettings.model_validate(values)
     except ValidationError as error:

@@ -56,10 +56,13 @@ class SourceChooser:
     Args:
         costs: costs of the models' passes.
         rows: number of rows of a batch, which are assumed to have equal drafts.
+
+    Attributes:
+        rows: may change between blocks.
     """
 
     def __init__(self, costs: CostModel, rows: int = 1) -> None:
-        self._costs, self._rows = costs, rows
+        self._costs, self.rows = costs, rows
         kinds = range(len(GAIN_EDGES) + 1)
         self._model = _DecayedRatio(5.0, 4.0, 0.95)
         self._model_at = [_DecayedRatio(0.0, 0.0, 0.95) for _ in kinds]
@@ -67,8 +70,8 @@ class SourceChooser:
 
     def tree_rate(self, candidates: int, expected: float) -> float:
         """Return the tokens per cost of a tree, relative to plain decoding."""
-        cost = self._costs.verification_cost(self._rows * (1 + candidates))
-        return (1 + expected) * self._costs.verification_cost(self._rows) / cost
+        cost = self._costs.verification_cost(self.rows * (1 + candidates))
+        return (1 + expected) * self._costs.verification_cost(self.rows) / cost
 
     def prefers_model(self, candidates: int, expected: float) -> bool:
         """Return whether the model drafts instead of a tree of this many candidates and expected accepted ones."""
@@ -95,7 +98,7 @@ class SourceChooser:
         self._turns[kind] = 0  # also if the model had nothing to propose: else it would have every turn from then on
         if draft.pieces:
             drafted = len(draft.pieces)
-            cost = self._costs.block_cost([drafted] * self._rows) / self._costs.verification_cost(self._rows)
+            cost = self._costs.block_cost([drafted] * self.rows) / self._costs.verification_cost(self.rows)
             sums = 1.0 + count_accepted_pieces(verdict), cost
             self._model.add(*sums)
             self._model_at[kind].add(*sums)

@@ -153,10 +153,26 @@ class TrieTeacher(Teacher):
         selected, begin = [], 0
         for path in paths:
             lines = slice(begin, begin := begin + len(path.tokens))
-            starts = accumulate((len(self._context[token]) for token in path.tokens[:-1]), initial=path.position)
-            of_path = np.array(list(starts)), np.array(path.tokens), ids_NK[lines], values_NK[lines], sums_N1[lines]
-            selected.append(TopLogits(*of_path, self._spell))
+            selected.append(self.keep(path.position, path.tokens, ids_NK[lines], values_NK[lines], sums_N1[lines]))
         return selected
+
+    def keep(
+        self, position: int, tokens: Sequence[int], ids_NK: Numbers, logits_NK: Numbers, sums_N1: Numbers
+    ) -> TopLogits:
+        """Return the supervision of emitted tokens whose largest logits are known.
+
+        Args:
+            position: of the first token's first piece in the row's pieces.
+            tokens: N emitted tokens.
+            ids_NK, logits_NK, sums_N1: at each of them, as of `TopLogits`.
+        """
+        starts = accumulate((len(self._context[token]) for token in tokens[:-1]), initial=position)
+        return TopLogits(np.array(list(starts)), np.array(tokens), ids_NK, logits_NK, sums_N1, self._spell)
+
+    @property
+    def temperature(self) -> float:
+        """The temperature of the teacher's distributions."""
+        return self._temperature
 
     def _find_top(self, logits_NV: Tensor) -> tuple[Numbers, Numbers, Numbers]:
         """Return the ids of the largest logits, these logits, and the sum of all exponentials (see `TopLogits`)."""

@@ -349,7 +349,7 @@ class NgramTable:
         return NgramTableState(*self.sizes, numbers)
 
     def restore(self, saved: Saved, reader: SnapshotReader) -> None:
-        """Restore a saved table, bit for bit."""
+        """Restore a saved table, bit for bit; of a larger budget, as `load`."""
         state = reader.decode(NgramTableState, saved)
         tensors = {name: reader.tensor(number) for name, number in state.arrays.items()}
-        self.load_tensors(tensors, (state.slots, state.clock))
+        self.load(tensors, (state.slots, state.clock))

@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, groupby
 from typing import Any, Protocol
 
 from typing_extensions import override
@@ -276,6 +276,52 @@ class Conversation(Protocol):
         ...
 
 
+class DrafterEncoder:
+    """Encodes prompts of the target in the drafter's pieces.
+
+    A special token becomes the drafter's token of the same role or name, or its name as text; one that the pair blocks
+    is dropped, with a line break between words that it separated. BOS comes first, once, if the drafter's tokenizer
+    adds it.
+
+    Args:
+        target, drafter: the two vocabularies.
+        pair: how the target's special tokens are mapped.
+    """
+
+    def __init__(self, target: Vocabulary, drafter: Vocabulary, pair: Pair) -> None:
+        self._target, self._drafter = target, drafter
+        self._mapped = {mapping.token: mapping for mapping in pair.specials}
+        self._begin = drafter.encode("")  # BOS, where the drafter's tokenizer adds it
+
+    def encode(self, segments: Sequence[Segment]) -> list[int]:
+        """Return the pieces of a prompt that is divided at the target's special tokens."""
+        pieces = _encode_segments(list(self._replace_specials(segments)), self._drafter)
+        return pieces if pieces[: len(self._begin)] == self._begin else self._begin + pieces
+
+    def encode_tokens(self, tokens: Sequence[int]) -> list[int]:
+        """Return the pieces of a prompt that is given in the target's tokens."""
+        segments: list[Segment] = []
+        for special, group in groupby(tokens, self._mapped.__contains__):
+            run = list(group)
+            segments += run if special else [self._target.decode(run)]
+        return self.encode(segments)
+
+    def _replace_specials(self, segments: Sequence[Segment]) -> Iterator[Segment]:
+        """Replace special tokens by the drafter's; adjacent text becomes one run."""
+        run, blocked = "", False
+        for segment in segments:
+            mapping = self._mapped[segment] if isinstance(segment, int) else None
+            if mapping is None or mapping.how is How.SPELT:
+                text = str(segment) if mapping is None else mapping.name
+                run += "\n" + text if blocked and is_word(run[-1:]) and is_word(text[:1]) else text
+            elif mapping.how is not How.BLOCKED:
+                yield from ([run] if run else [])
+                yield from mapping.pieces
+                run = ""
+            blocked = mapping is not None and mapping.how is How.BLOCKED
+        yield from ([run] if run else [])
+
+
 class ChatEncoder(Conversation):
     """Encodes conversations by the target's chat template, for one target and one drafter.
 
@@ -290,9 +336,7 @@ class ChatEncoder(Conversation):
 
     def __init__(self, target: Vocabulary, drafter: Vocabulary, pair: Pair, template: str | None = None) -> None:
         self.template = ChatTemplate(target, template)
-        self._target, self._drafter = target, drafter
-        self._mapped = {mapping.token: mapping for mapping in pair.specials}
-        self._begin = drafter.encode("")  # BOS, where the drafter's tokenizer adds it
+        self._target, self._for_drafter = target, DrafterEncoder(target, drafter, pair)
 
     @override
     def encode(self, message: str) -> Ids:
@@ -312,23 +356,7 @@ class ChatEncoder(Conversation):
         segments = self.template.segments(messages, tools)
         check(sum(len(segment) for segment in segments if isinstance(segment, str)))
         tokens = _encode_segments(segments, self._target)
-        pieces = _encode_segments(list(self._for_drafter(segments)), self._drafter)
-        return tokens, pieces if pieces[: len(self._begin)] == self._begin else self._begin + pieces
-
-    def _for_drafter(self, segments: Sequence[Segment]) -> Iterator[Segment]:
-        """Replace special tokens by the drafter's; adjacent text becomes one run."""
-        run, blocked = "", False
-        for segment in segments:
-            mapping = self._mapped[segment] if isinstance(segment, int) else None
-            if mapping is None or mapping.how is How.SPELT:
-                text = str(segment) if mapping is None else mapping.name
-                run += "\n" + text if blocked and is_word(run[-1:]) and is_word(text[:1]) else text
-            elif mapping.how is not How.BLOCKED:
-                yield from ([run] if run else [])
-                yield from mapping.pieces
-                run = ""
-            blocked = mapping is not None and mapping.how is How.BLOCKED
-        yield from ([run] if run else [])
+        return tokens, self._for_drafter.encode(segments)
 
 
 class PlainConversation(Conversation):

@@ -47,6 +47,7 @@ class RunKind(StrEnum):
     REPLAY = "replay"  # a replay in one process, in the run's own log
     CLUSTER = "cluster"  # the driver of several workers, in the run's own log
     SERVE = "serve"  # a server, in the run's own log
+    ENGINE = "engine"  # drafts inside another engine, which decides; in the run's own log
     TRAINING = "training"  # a training from the logs of other runs, in the run's own log
     WORKER = "worker"  # a decode worker, in a partition
     LEARNER = "learner"  # the learner of workers or of a server, in a partition

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from store.errors import CorruptError
 from store.files import digest_of
-from store.log.manifest import Manifest, Part, part_path
+from store.log.manifest import Manifest, Part, RunKind, part_path
 from store.log.partitions import read_manifests
 from store.log.rollups import COUNTS, KEYS
 from store.log.schema import SCHEMA_VERSION, TABLES, missing_columns, schema_of
@@ -49,18 +49,22 @@ class CommittedFiles:
         paths: paths of the parts, by table and schema version.
         uncounted: paths of the parts of decisions that have no counts, by schema version.
         damaged: parts that were left out.
+        by_engine: whether another engine decided, whose random numbers are not known.
     """
 
     name: str
     paths: dict[str, dict[int, list[str]]]
     uncounted: dict[int, list[str]]
     damaged: list[Path]
+    by_engine: bool = False
 
     @classmethod
     def from_run(cls, run_folder: Path, skip_damaged: bool) -> "CommittedFiles":
         """Collect the files of a run. Without `skip_damaged`, raise `CorruptError` for a missing or truncated part."""
-        found = cls(run_folder.name, {table: {} for table in TABLES}, {}, [])
-        for folder, manifest in read_manifests(run_folder).items():
+        manifests = read_manifests(run_folder)
+        by_engine = any(manifest.kind is RunKind.ENGINE for manifest in manifests.values())
+        found = cls(run_folder.name, {table: {} for table in TABLES}, {}, [], by_engine)
+        for folder, manifest in manifests.items():
             found._add(folder, manifest, skip_damaged)
         return found
 
@@ -110,6 +114,8 @@ def view_definitions(runs: Sequence[CommittedFiles]) -> Iterable[str]:
             rows = " UNION ALL BY NAME ".join(uncounted)
             selects.append(f"(WITH decisions AS ({rows}) {statement(f'_{table}')})")
         yield f"CREATE VIEW {table} AS {' UNION ALL BY NAME '.join(selects)}"
+    names = quote_list(run.name for run in runs if run.by_engine)
+    yield f"CREATE VIEW engine_runs AS SELECT unnest({names}::VARCHAR[]) AS run"
     yield statement("_views")
 
 

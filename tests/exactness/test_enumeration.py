@@ -273,7 +273,7 @@ def _inner_target_is_not_divided(monkeypatch):
 
     def divide_nothing(self, placed, target_probs_NV):
         distributions = [
-            float(target_probs_NV[position, list(acceptance._option_members(test))].sum()) for position, test in placed
+            float(target_probs_NV[position, list(acceptance.option_members(test))].sum()) for position, test in placed
         ]
         return distributions if placed else target_levels(self, placed, target_probs_NV)
 

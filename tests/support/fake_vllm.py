@@ -6,11 +6,16 @@ accepted tokens of a draft and one more, also after the end of a sequence, as in
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from typing_extensions import override
+
+from stages.models.huggingface import load_causal_model
 
 END, VOCABULARY = 0, 40
 Target = Callable[[Sequence[int]], int]
@@ -51,6 +56,7 @@ class FakeRunner:
         longest: tokens of a row.
         chunk: tokens of a prompt that one pass reads.
         on_pass: called at each pass with the number of tokens that it reads.
+        module: its `compute_logits` is called with the logits of each pass.
     """
 
     def __init__(
@@ -61,9 +67,11 @@ class FakeRunner:
         longest: int = 200,
         chunk: int = 6,
         on_pass: Callable[[int], None] = lambda tokens: None,
+        module: Any = None,
     ) -> None:
         self.proposer, self.drafts, self.passes = proposer, list[list[int]](), 0
         self._target, self._rows, self._chunk, self._on_pass = target, rows, chunk, on_pass
+        self._module, self._lines = module, list[list[float]]()
         self._tokens_RM = np.zeros((rows, longest), np.int32)
         self._lengths_R = np.zeros(rows, np.int32)
 
@@ -87,7 +95,10 @@ class FakeRunner:
 
     def _step(self, running: list[_Request]) -> None:
         self.passes += 1
+        self._lines = []
         sampled = [self._pass(request) for request in running]
+        if self._module:
+            self._module.compute_logits(torch.tensor(self._lines))
         for row, (request, new) in enumerate(zip(running, sampled, strict=True)):
             request.text += new
             self._tokens_RM[row, : len(request.text)] = request.text
@@ -104,14 +115,22 @@ class FakeRunner:
         unread = len(request.text) - request.read
         if unread > self._chunk:
             request.read += self._chunk
+            self._add_line(request.text)
             self._on_pass(self._chunk)
             return []
         self._on_pass(unread + len(request.draft))
+        for place in range(len(request.draft) + 1):
+            self._add_line([*request.text, *request.draft[:place]])
         new = [self._target(request.text)]
         while len(new) <= len(request.draft) and new[-1] == request.draft[len(new) - 1]:
             new.append(self._target([*request.text, *new]))
         request.read = len(request.text) + len(new) - 1
         return new
+
+    def _add_line(self, text: Sequence[int]) -> None:
+        """Add logits of which the target's token is the largest."""
+        chosen = self._target(text)
+        self._lines.append([6.0 if token == chosen else (token * 7 + len(text)) % 5 / 5 for token in range(VOCABULARY)])
 
     def _is_done(self, request: _Request, most: int) -> bool:
         emitted = request.text[len(request.prompt) :]
@@ -128,19 +147,64 @@ class FakeRunner:
             running[running.index(request)] = last
 
 
-def fake_config(most: int = 4, longest: int = 200, rank: int = 0, tensor_parallel: int = 1) -> SimpleNamespace:
+class ModelRunner(FakeRunner):
+    """A runner whose target is a real model, greedy.
+
+    Args:
+        folder: of the model.
+        proposer, rows, module: as of `FakeRunner`.
+    """
+
+    def __init__(self, folder: Path, proposer: Any, rows: int = 1, module: Any = None) -> None:
+        self._model = load_causal_model(str(folder), "float32", "cpu").eval()
+        self._known: dict[tuple[int, ...], list[float]] = {}
+        super().__init__(proposer, self._choose, rows, longest=400, chunk=64, module=module)
+
+    def _logits(self, text: Sequence[int]) -> list[float]:
+        key = tuple(text)
+        if key not in self._known:
+            with torch.inference_mode():
+                self._known[key] = self._model(torch.tensor([key])).logits[0, -1].tolist()
+        return self._known[key]
+
+    def _choose(self, text: Sequence[int]) -> int:
+        logits = self._logits(text)
+        return logits.index(max(logits))
+
+    @override
+    def _add_line(self, text: Sequence[int]) -> None:
+        self._lines.append(self._logits(text))
+
+
+def fake_config(
+    most: int = 4,
+    longest: int = 200,
+    rank: int = 0,
+    tensor_parallel: int = 1,
+    model: str = "fake",
+    size: int = VOCABULARY,
+) -> SimpleNamespace:
     """What the proposer reads of vLLM's `VllmConfig`."""
     return SimpleNamespace(
         device_config=SimpleNamespace(device_type="cuda"),
         parallel_config=SimpleNamespace(rank=rank, tensor_parallel_size=tensor_parallel),
         speculative_config=SimpleNamespace(num_speculative_tokens=most),
+        scheduler_config=SimpleNamespace(max_num_seqs=16),
         model_config=SimpleNamespace(
-            model="fake",
+            model=model,
+            get_vocab_size=lambda: size,
             max_model_len=longest,
             hf_text_config=SimpleNamespace(eos_token_id=END),
             try_get_generation_config=lambda: {"eos_token_id": [END]},
         ),
     )
+
+
+class FakeTarget:
+    """A module whose logits are what it is given."""
+
+    def compute_logits(self, logits_NV: torch.Tensor) -> torch.Tensor:
+        return logits_NV
 
 
 def put_vllm(monkeypatch: pytest.MonkeyPatch, version: str = "0.32.0") -> None:

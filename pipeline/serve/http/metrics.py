@@ -9,8 +9,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
+from pipeline.event_metrics import EventMetrics
 from pipeline.serve.messages import Chunk, EngineStatus, Finish
-from store.events import BlockDone, DraftSource, Drifted, Event, Recalled, Updated
+from store.events import BlockDone, DraftSource, Event
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 RECENT_BLOCKS = 1024
@@ -55,7 +56,7 @@ class Metrics:
         self._model = model
         self._recent = _RecentBlocks()
         self._add_drafting()
-        self._add_learning()
+        self._events = EventMetrics(model, self._registry)
         self._add_requests()
         self._per_position: dict[int, Counter] = {}
 
@@ -74,29 +75,6 @@ class Metrics:
         self._accepted = count("vllm:spec_decode_num_accepted_tokens", "Proposed target tokens that were accepted.")
         text = "Accepted target tokens by their place in the proposal."
         self._at_position = count("vllm:spec_decode_num_accepted_tokens_per_pos", text, "position")
-        text = "Draft-verify rounds of one completion; emitted tokens over these are the block efficiency."
-        self._blocks = count("omnidraft:blocks", text)
-        self._emitted = count("omnidraft:emitted_tokens", "Target tokens emitted in blocks.")
-        # The source of a block is that of its draft; of a tree, that of its first candidate.
-        text = "Drafter tokens, or candidates of trees, by the source of their block."
-        self._pieces = self._by_source("omnidraft:drafted_pieces", text)
-        self._drafted_blocks = self._by_source("omnidraft:drafted_blocks", "Blocks with a proposal, by their source.")
-        text = "Target tokens that were accepted or rejected, by the source of their block."
-        self._judged_by_source = self._by_source("omnidraft:judged_tokens", text)
-        text = "Accepted target tokens, by the source of their block."
-        self._accepted_by_source = self._by_source("omnidraft:accepted_tokens", text)
-
-    def _by_source(self, name: str, text: str) -> dict[DraftSource, Counter]:
-        counter = self._counter(name, text, "drafter")
-        return {source: counter.labels(self._model, source.value) for source in DraftSource}
-
-    def _add_learning(self) -> None:
-        count = self._counter
-        self._drifts = count("omnidraft:drifts", "Changes of the acceptance rate.", "direction", "action")
-        self._updates = count(
-            "omnidraft:updates", "Learning steps, by whether they were put into service.", "part", "served"
-        )
-        self._recalls = count("omnidraft:recalls", "Scorings of earlier versions after a drift.", "recalled")
 
     def _add_requests(self) -> None:
         self.first_token = self._histogram(
@@ -114,15 +92,9 @@ class Metrics:
 
     def count_event(self, event: Event) -> None:
         """Count an event. Called for every event, on any thread: it takes a few microseconds."""
-        match event:
-            case BlockDone():
-                self._count_block(event)
-            case Updated():
-                self._updates.labels(self._model, event.part, str(event.served).lower()).inc()
-            case Drifted():
-                self._drifts.labels(self._model, event.direction, event.action).inc()
-            case Recalled():
-                self._recalls.labels(self._model, str(event.version is not None).lower()).inc()
+        self._events.count_event(event)
+        if isinstance(event, BlockDone):
+            self._count_block(event)
 
     def _position_counter(self, index: int) -> Counter:
         if (counter := self._per_position.get(index)) is None:
@@ -130,19 +102,12 @@ class Metrics:
         return counter
 
     def _count_block(self, block: BlockDone) -> None:
-        self._blocks.inc()
-        self._emitted.inc(block.emitted)
         if block.proposed:
             self._drafts.inc()
             self._proposed.inc(block.proposed)
             self._accepted.inc(block.accepted)
-            self._drafted_blocks[block.drafter].inc()
-            self._judged_by_source[block.drafter].inc(block.judged)
-            self._accepted_by_source[block.drafter].inc(block.accepted)
             for index in range(block.accepted):  # not by decisions: private requests have none
                 self._position_counter(index).inc()
-        if block.drafted:
-            self._pieces[block.drafter].inc(block.drafted)
         self._recent.add(block)
 
     def count_tokens(self, tokens: int) -> None:

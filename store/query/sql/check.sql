@@ -12,7 +12,8 @@ WITH ratios AS (
                 ELSE level[1]::DOUBLE / level[2]::DOUBLE
             END
         ) AS level_ratios,
-        outcome IN ('accepted', 'rejected') AS judged
+        outcome IN ('accepted', 'rejected') AS judged,
+        run IN (FROM engine_runs) AS by_engine
     FROM decisions
 ),
 
@@ -41,6 +42,7 @@ candidates AS (
     SELECT
         *,
         outcome IN ('accepted', 'rejected', 'alternative') AS judged,
+        run IN (FROM engine_runs) AS by_engine,
         count(*) OVER in_place AS number,
         list(target_levels[1]::DOUBLE) OVER in_place AS probabilities,
         first_value(uniform) OVER in_place AS place_uniform,
@@ -111,6 +113,13 @@ problems AS (
         run, "offset", prompt_id, block, index, position, outcome, uniform, acceptance_probability, seq,
         unnest(list_filter([
             CASE
+                WHEN by_engine AND uniform IS NOT NULL
+                    THEN 'the random numbers of another engine are not known, so a token must have no uniform'
+                WHEN by_engine AND len(target_levels) <> len(drafter_levels)
+                    THEN 'a token must have as many target as drafter levels, none where the probability is not known'
+                WHEN by_engine AND outcome = 'accepted' AND acceptance_probability = 0
+                    THEN 'a token must not be accepted where its probability is 0'
+                WHEN by_engine THEN NULL
                 WHEN judged AND parent IS NULL
                     AND (uniform IS NULL OR len(target_levels) = 0 OR len(target_levels) <> len(drafter_levels))
                     THEN 'a judged token must have a uniform and as many target as drafter levels, at least one'
@@ -147,6 +156,7 @@ tree_problems AS (
                 WHEN NOT has_parent THEN 'a candidate must follow the text or an earlier candidate of its block'
                 WHEN judged <> place_judged
                     THEN 'a candidate must be judged exactly when it follows the text or an accepted candidate'
+                WHEN by_engine THEN NULL  -- its candidates are chains; see the rows themselves
                 WHEN judged AND (uniform IS NULL OR len(target_levels) <> 1 OR len(drafter_levels) <> 1)
                     THEN 'a judged candidate must have a uniform and one level'
                 WHEN NOT judged AND uniform IS NOT NULL THEN 'a candidate that was not judged must have no uniform'

@@ -1,18 +1,46 @@
 """The engine-neutral part of the plugin: what is recognised, learned, counted and paid for."""
 
+from collections.abc import Callable, Iterable
 from itertools import count
 
 import numpy as np
 import pytest
 from fake_vllm import END
 
+from pipeline.loop import Clock
+from pipeline.recorder import Recorder
 from pipeline.vllm_plugin.drafter import EngineDrafter
+from pipeline.vllm_plugin.engine import EngineFacts, NothingLearned, build_drafter, make_copying_parts, make_costs
 from pipeline.vllm_plugin.pass_costs import FORGOTTEN, LEAST, PassCosts
 from pipeline.vllm_plugin.sequences import EngineRow
 from pipeline.vllm_plugin.settings import PluginSettings
+from stages.choose import ChooseDraft
+from stages.drafting.costs import BlockTimes
+from stages.memory.text_memory import TextMemory
 from store.events import BlockDone, DraftSource, Event, PromptCompleted
 
 FREE = ((1, 1.0), (2, 1.0))
+
+
+def make_drafter(
+    clock: Callable[[], float],
+    most: int = 6,
+    longest: int = 100,
+    take: Callable[[Iterable[Event]], None] = list,
+    **settings: object,
+) -> EngineDrafter:
+    """A drafter without a model, over a target of 40 tokens."""
+    chosen = PluginSettings.model_validate({"pass_costs": FREE, "memory_bytes": 1 << 16} | settings)
+    facts = EngineFacts("target", "target", 40, longest, most, 16, frozenset({END}))
+    recorder = Recorder("target", lambda token: None, lambda tokens: "", text=False)
+    parts = make_copying_parts(facts)
+    return build_drafter(chosen, facts, make_costs(chosen), parts, recorder, NothingLearned(), take, clock=Clock(clock))
+
+
+def memory_of(drafter: EngineDrafter) -> TextMemory:
+    choose = drafter.runner.stages.decode
+    assert isinstance(choose, ChooseDraft)
+    return choose.memory
 
 
 class Engine:
@@ -20,8 +48,7 @@ class Engine:
 
     def __init__(self, **settings: object) -> None:
         self.events: list[Event] = []
-        chosen = PluginSettings.model_validate({"pass_costs": FREE, "memory_bytes": 1 << 16} | settings)
-        self.drafter = EngineDrafter(chosen, 6, 100, {END}, "target", map(float, count()).__next__, self.events.append)
+        self.drafter = make_drafter(map(float, count()).__next__, take=self.events.extend, **settings)
 
     def step(self, *rows: tuple[list[int], int]) -> list[list[int]]:
         """One pass: whole texts, and how many of their last tokens it emitted."""
@@ -51,7 +78,7 @@ def test_nothing_is_learned_before_a_request_ends_and_the_last_is_learned_at_the
     engine = Engine(sources=["memory"])
     engine.step(([1, 2, 3], 1))
     engine.step(([1, 2, 3, 4], 1))
-    table = engine.drafter.memory.table
+    table = memory_of(engine.drafter).table
     assert table is not None
     assert len(table) == 0
     engine.drafter.finish_all()
@@ -67,7 +94,7 @@ def test_tokens_after_the_end_of_a_sequence_are_not_learned():
     engine.step()
     assert engine.completed()[0].finish == "stop"
     assert engine.completed()[0].emitted == 2
-    table = engine.drafter.memory.table
+    table = memory_of(engine.drafter).table
     assert table is not None
     assert table.find([3])[0][1].tokens == [END]
     assert table.find([END]) == []
@@ -97,7 +124,8 @@ def test_a_block_is_counted_as_the_engine_decided_it():
     engine.events.clear()
     assert engine.step(([9, 2, 3], 1)) == [[4, 5, 6]]
     engine.step(([9, 2, 3, 4, 8], 2))
-    (block,) = (event for event in engine.events if isinstance(event, BlockDone))
+    first, block = (event for event in engine.events if isinstance(event, BlockDone))
+    assert (first.proposed, first.emitted) == (0, 1), "the token that the prompt's pass emitted"
     assert (block.proposed, block.judged, block.accepted, block.emitted) == (3, 2, 1, 2)
     assert block.drafter is DraftSource.MEMORY
     engine.step()
@@ -120,8 +148,7 @@ def test_a_draft_is_as_long_as_it_pays():
 @pytest.mark.parametrize(("slope", "drafts"), [(0.0, True), (1.5, False)])
 def test_costs_are_measured_between_two_steps(slope: float, drafts: bool):
     now = [0.0]
-    settings = PluginSettings(memory_bytes=1 << 16, sources=("own",))
-    drafter = EngineDrafter(settings, 4, 1000, {END}, "target", lambda: now[0], lambda event: None)
+    drafter = make_drafter(lambda: now[0], 4, 1000, sources=["own"], pass_costs=None)
     text, draft = [1, 2, 3], list[int]()
     lengths = []
     for _ in range(60):
@@ -134,23 +161,24 @@ def test_costs_are_measured_between_two_steps(slope: float, drafts: bool):
 
 
 def test_passes_that_read_prompts_are_not_measured():
-    drafter = EngineDrafter(PluginSettings(), 4, 100, {END}, "target", map(float, count()).__next__, lambda event: None)
-    costs = drafter._measured
+    drafter = make_drafter(map(float, count()).__next__, pass_costs=None)
+    costs = drafter._trials._costs
     assert costs is not None
+    reading = EngineRow(np.arange(30, 38, dtype=np.int32), 0)
     for length in range(2, 20):
-        drafter.step([EngineRow(np.arange(length, dtype=np.int32), 1)], only_decoded=False)
+        drafter.step([EngineRow(np.arange(1, length, dtype=np.int32), 1), reading])
     assert costs.verification_cost(1) == PassCosts().verification_cost(1)
-    for length in range(20, 25):
-        drafter.step([EngineRow(np.arange(length, dtype=np.int32), 1)])
-    assert costs.verification_cost(1) == 1.0
+    for length in range(20, 26):
+        drafter.step([EngineRow(np.arange(1, length, dtype=np.int32), 1)])
+    assert costs.is_measured(1)
 
 
 def test_measurements_that_are_old_are_forgotten():
     costs = PassCosts()
     for _ in range(LEAST):
-        costs.observe(8, 50.0)
+        costs.observe(BlockTimes([7], 8, 0.0, 50.0))
     for _ in range(FORGOTTEN):
-        costs.observe(1, 2.0)
+        costs.observe(BlockTimes([0], 1, 0.0, 2.0))
     assert costs.verification_cost(8) > 40
-    costs.observe(1, 2.0)
+    costs.observe(BlockTimes([0], 1, 0.0, 2.0))
     assert costs.verification_cost(8) < 3

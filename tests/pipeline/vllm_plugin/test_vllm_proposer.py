@@ -71,7 +71,7 @@ def test_an_error_ends_the_drafting_and_not_the_engine(
     runner = FakeRunner(proposer, rows=2)
     runner.run(prompts[:3], MOST)
     drafted = len([draft for draft in runner.drafts if draft])
-    monkeypatch.setattr("pipeline.vllm_plugin.drafter.TextMemory.grow", fail)
+    monkeypatch.setattr("pipeline.vllm_plugin.engine.TextMemory.grow", fail)
     assert runner.run(prompts, MOST) == [complete(phrases, prompt, MOST) for prompt in prompts]
     assert len([draft for draft in runner.drafts if draft]) == drafted > 0
     assert [record.levelname for record in caplog.records] == ["ERROR"]
@@ -106,7 +106,7 @@ def test_a_file_and_variables_set_it_up(monkeypatch: pytest.MonkeyPatch, tmp_pat
     ("name", "value", "message"),
     [
         ("ORDER", "9", "order: Input should be less than or equal to 8"),
-        ("ORDR", "3", "ordr: .* There are: sources, memory_bytes, order, pass_costs"),
+        ("ORDR", "3", "ordr: .* There are: sources, memory_bytes, order, pass_costs, run"),
         ("SOURCES", "own", "must be written as in TOML"),
         ("CONFIG", "missing.toml", "must name a file that can be read"),
     ],

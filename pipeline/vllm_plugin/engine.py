@@ -1,0 +1,284 @@
+"""The plugin's parts put together, for the sources and the run that the settings name."""
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from prometheus_client import REGISTRY
+from typing_extensions import override
+
+from pipeline.event_metrics import EventMetrics
+from pipeline.learner_protocol import CompletedPrompt, Epoch, Learner
+from pipeline.loop import Clock, TargetRunner
+from pipeline.recorder import Recorder
+from pipeline.stage_set import Stages
+from pipeline.vllm_plugin.drafter import EngineDrafter, MakeSequence, PlainTrials
+from pipeline.vllm_plugin.pass_costs import PassCosts
+from pipeline.vllm_plugin.sequences import EngineRow
+from pipeline.vllm_plugin.settings import PluginSettings
+from stages.choose import ChooseDraft
+from stages.contract.blocks import SequenceState
+from stages.drafting.costs import CostModel, Costs
+from stages.drafting.no_model import NoModel
+from stages.drafting.sources import SourceChooser
+from stages.examples.top_distributions import LogitsReader
+from stages.judge import Judge
+from stages.memory.text_memory import TextMemory
+from stages.memory.tree_growth import TreeLimits
+from stages.ngrams.cache import NoCache
+from stages.ngrams.trie import Trie
+from stages.sampling.random_source import SeededRandomSource
+from stages.translate import Translate
+from store.events import Event, PromptCompleted, PromptReceived, TokenDecision
+
+if TYPE_CHECKING:
+    from stages.decode import Decode
+
+LOG = logging.getLogger("omnidraft.vllm")
+DATASET = "vllm"  # of all requests, in the log
+IDLE_SECONDS = 10.0  # after which the requests of the last pass have ended: no pass follows them
+GIVEN_DRAFTING_COST = 0.05  # of a drafter pass, relative to the first of the given costs
+
+
+class EngineFacts(NamedTuple):
+    """What the engine tells of itself.
+
+    Attributes:
+        model: the target's name, or where it is loaded from.
+        served: the name under which it is served, a label of the counters.
+        size: number of ids of the target.
+        longest: maximum number of tokens of a text.
+        most: maximum number of tokens of a draft.
+        rows: maximum number of rows of a batch.
+        ends: token ids after which nothing follows.
+    """
+
+    model: str
+    served: str
+    size: int
+    longest: int
+    most: int
+    rows: int
+    ends: frozenset[int]
+
+
+@dataclass(frozen=True)
+class DraftingParts:
+    """What depends on whether there is a drafter model.
+
+    Attributes:
+        decode, translate: the first stages.
+        judge: the last stage.
+        spell: returns the drafter's pieces of a prompt.
+        teacher_temperature: of the distributions that are kept for learning.
+    """
+
+    decode: "Decode | NoModel"
+    translate: Translate
+    judge: Judge
+    spell: Callable[[list[int]], list[int]]
+    teacher_temperature: float = 1.0
+
+
+class NothingLearned(Learner):
+    """The learner of an engine whose run keeps nothing."""
+
+    drafter_version = head_version = 0
+    epoch = Epoch(0, 0)
+
+    @override
+    def on_prompt_completed(self, finished: CompletedPrompt) -> Iterable[Event]:
+        return ()
+
+
+class PromptMaker(MakeSequence):
+    """Makes a sequence of the tokens of a prompt.
+
+    Args:
+        longest: maximum number of tokens of a text.
+        spell: returns the drafter's pieces of a prompt.
+        decode: returns its text, which the log keeps.
+        accepts_examples: whether a training example of the next prompt is recorded.
+    """
+
+    def __init__(
+        self,
+        longest: int,
+        spell: Callable[[list[int]], list[int]],
+        decode: Callable[[list[int]], str],
+        accepts_examples: Callable[[], bool],
+    ) -> None:
+        self._longest, self._spell, self._decode, self._accepts = longest, spell, decode, accepts_examples
+        self.offset = 0
+
+    @override
+    def __call__(self, tokens: list[int]) -> SequenceState:
+        """Return the sequence. One token more than a draft follows it, so the last place is never drafted for."""
+        offset, rng = self.offset, SeededRandomSource(0, self.offset)
+        self.offset += 1
+        remaining = max(0, self._longest - len(tokens) - 1)
+        sequence = SequenceState(
+            offset, str(offset), DATASET, self._decode(tokens), tokens, len(tokens), self._spell(tokens), rng, remaining
+        )
+        sequence.record_example = self._accepts()
+        return sequence
+
+
+class PluginEngine:
+    """Everything of the plugin that is not vLLM's: drafts for the batch, one call per pass.
+
+    Used by one thread; `commit_if_due` and `close` may be called by another.
+
+    Args:
+        drafter: drafts.
+        reader: keeps the target's distributions; None if nothing needs them.
+        commit: saves what is due, or with True everything and then closes; by default nothing is kept.
+    """
+
+    def __init__(
+        self,
+        drafter: EngineDrafter,
+        reader: LogitsReader | None = None,
+        commit: Callable[[bool], None] = lambda last: None,
+    ) -> None:
+        self.drafter, self._reader, self._commit = drafter, reader, commit
+        self._lock, self._closed, self._last_pass = threading.Lock(), False, perf_counter()
+
+    def attach(self, target: Any) -> None:
+        """Read the target's distributions from now on."""
+        if self._reader:
+            self._reader.attach(target)
+
+    def step(self, rows: Sequence[EngineRow]) -> list[list[int]]:
+        """Learn from a pass and draft for the next one; as `EngineDrafter.step`."""
+        with self._lock:
+            drafts = self.drafter.step(rows, self._reader.take() if self._reader else None)
+            self._commit(False)
+            self._last_pass = perf_counter()
+        return drafts
+
+    def commit_if_due(self) -> bool:
+        """Save what is due, while no requests come. Returns False when the engine is closed.
+
+        After a while without a pass all requests have ended; if one continues, it is a new one for the log.
+        """
+        with self._lock:
+            if not self._closed:
+                if perf_counter() - self._last_pass > IDLE_SECONDS:
+                    self.drafter.finish_all()
+                self._commit(False)
+            return not self._closed
+
+    def close(self) -> None:
+        """Learn the texts of all rows and save everything. May be called again."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self.drafter.finish_all()
+                self._commit(True)
+
+
+def build_engine(settings: PluginSettings, facts: EngineFacts) -> PluginEngine:
+    """Build the plugin's parts. Without a run and without a model, nothing heavy is imported.
+
+    Raises:
+        OmnidraftError: a model cannot be loaded, or the run cannot be written.
+    """
+    if settings.run is not None or "model" in settings.sources:
+        from pipeline.vllm_plugin.recorded import build_recorded
+
+        return build_recorded(settings, facts)
+    recorder = Recorder(facts.model, _no_bytes, _no_text, text=False)
+    parts = make_copying_parts(facts)
+    costs = make_costs(settings)
+
+    def take(events: Iterable[Event]) -> None:
+        for event in events:
+            count_event(facts.served, event)
+
+    return PluginEngine(build_drafter(settings, facts, costs, parts, recorder, NothingLearned(), take))
+
+
+def make_costs(settings: PluginSettings) -> CostModel:
+    """Return the costs that the settings name, or else ones that are measured."""
+    given = settings.pass_costs
+    return Costs(given, drafter=((1, GIVEN_DRAFTING_COST * given[0][1]),)) if given else PassCosts()
+
+
+def make_copying_parts(facts: EngineFacts) -> DraftingParts:
+    """Return the parts of an engine without a drafter model."""
+    return DraftingParts(NoModel(), Translate(Trie(0, 0), NoCache(), ()), Judge(facts.ends), lambda tokens: [])
+
+
+def build_drafter(
+    settings: PluginSettings,
+    facts: EngineFacts,
+    costs: CostModel,
+    parts: DraftingParts,
+    recorder: Recorder,
+    learner: Learner,
+    take: Callable[[Iterable[Event]], None],
+    accepts_examples: Callable[[], bool] = lambda: False,
+    decode_text: Callable[[list[int]], str] = lambda tokens: "",
+    clock: Clock | None = None,
+) -> EngineDrafter:
+    """Build what drafts.
+
+    Args:
+        settings, facts, costs, parts: see there.
+        recorder: makes events.
+        learner: receives completed requests.
+        take: receives the events.
+        accepts_examples: whether a training example of a new request is recorded.
+        decode_text: returns the text of a prompt, which the log keeps.
+        clock: seconds since the run began; by default since now.
+    """
+    memory = TextMemory(
+        costs,
+        TreeLimits(nodes=facts.most, width=1, depth=facts.most),  # vLLM verifies chains
+        facts.ends,
+        own="own" in settings.sources,
+        budget_bytes=settings.memory_bytes if "memory" in settings.sources else 0,
+        order=settings.order,
+    )
+    trials = PlainTrials(costs if isinstance(costs, PassCosts) else None)
+    chooser, model = SourceChooser(costs), "model" in settings.sources
+    choose = ChooseDraft(parts.decode, memory, chooser, costs, model=model, holdout=trials)
+    stages = Stages(choose, parts.translate, parts.judge)
+    runner = TargetRunner(facts.model, stages, _refuse_prompt, recorder, learner, clock or Clock(perf_counter))
+    make = PromptMaker(facts.longest, parts.spell, decode_text, accepts_examples)
+    return EngineDrafter(runner, parts.judge, make, trials, chooser, take)
+
+
+@cache
+def _metrics_of(model: str) -> EventMetrics | None:
+    """Return the counters of this process; None if another object has registered them."""
+    try:
+        return EventMetrics(model, REGISTRY)
+    except ValueError:
+        LOG.warning("counters of omnidraft exist already in this process; those of %s are left out", model)
+        return None
+
+
+def count_event(model: str, event: Event) -> None:
+    """Count an event for `/metrics`, and log it as a detail. Texts are in neither."""
+    if metrics := _metrics_of(model):
+        metrics.count_event(event)
+    if not isinstance(event, PromptCompleted | TokenDecision):
+        LOG.debug("%s", event)
+
+
+def _refuse_prompt(prompt: PromptReceived) -> SequenceState:
+    raise NotImplementedError("the engine's sequences are made of tokens")
+
+
+def _no_bytes(token: int) -> None:
+    return None
+
+
+def _no_text(tokens: list[int]) -> str:
+    return ""

@@ -1,0 +1,79 @@
+"""The parts of an engine with a drafter model, which is loaded into the engine's process."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from pipeline.assembly.cache import make_cache
+from pipeline.assembly.models import DrafterModels, load_drafter_models
+from pipeline.assembly.stages import make_decode, make_head, make_teacher
+from pipeline.config.settings import Config
+from pipeline.vllm_plugin.engine import DraftingParts, EngineFacts
+from stages.contract.blocks import Collected, SequenceState
+from stages.drafting.costs import CostModel
+from stages.drafting.head import AcceptanceHead
+from stages.examples.teacher import TrieTeacher
+from stages.examples.top_distributions import TopDistributions
+from stages.judge import Judge, supervise_nothing
+from stages.ngrams.trie import build_direct_trie
+from stages.prompts.prefix_cache import PrefixCache
+from stages.prompts.prompt_reader import PromptReader
+from stages.rules import MODES
+from stages.translate import Translate
+from stages.vocabulary.chat import DrafterEncoder
+
+
+def load_parts(
+    config: Config, facts: EngineFacts, costs: CostModel, uri: str, fetched: Path
+) -> tuple[DrafterModels, AcceptanceHead, DraftingParts]:
+    """Load the drafter and build the stages that use it.
+
+    Args:
+        config: all settings; the only target is the engine's.
+        facts: of the engine.
+        costs: of the models' passes.
+        uri, fetched: as of `load_models`.
+
+    Raises:
+        OmnidraftError: the drafter or the target's tokenizer cannot be loaded, or their vocabularies not be paired.
+    """
+    models = load_drafter_models(config, uri, fetched, decodes=True)
+    head, trained = make_head(models, config.seed)
+    mode, pair = MODES[config.draft.mode], models.pair
+    trie = build_direct_trie(pair.pieces, len(pair.pieces), models.drafter.vocabulary_size, models.drafter.device)
+    decode = make_decode(config, models, head, costs, usable=trained or config.learn.enabled)
+    if models.drafter.forward_pass.cuts_rows:
+        chunk = config.prompts.chunk
+        prefixes = PrefixCache(config.prompts.cache_bytes, chunk) if config.prompts.cache_bytes else None
+        decode.reader = PromptReader(models.drafter, chunk, prefixes, text=lambda row: row.pieces)
+    teacher = make_teacher(config, models)
+    judge = Judge(
+        facts.ends,
+        pair.context,
+        mode.make_rule(trie, pair.pieces),
+        _supervise_by(teacher) if config.learn.enabled else supervise_nothing,
+    )
+    cache = make_cache(config.cache, mode, models, trie)
+    translate = Translate(trie, cache, pair.pieces, mode.parse)
+    spell = _make_speller(models)
+    return models, head, DraftingParts(decode, translate, judge, spell, teacher.temperature)
+
+
+def _make_speller(models: DrafterModels) -> Callable[[list[int]], list[int]]:
+    """Return what spells prompts. Of a prompt that is too long for the drafter, it reads the end, with space for the
+    completion.
+    """
+    encoder = DrafterEncoder(models.target_vocabulary, models.drafter_vocabulary, models.pair)
+    most = models.drafter.max_length // 2
+
+    def spell(tokens: list[int]) -> list[int]:
+        return encoder.encode_tokens(tokens)[-most:]
+
+    return spell
+
+
+def _supervise_by(teacher: TrieTeacher) -> Callable[[SequenceState, tuple[int, ...], TopDistributions], Collected]:
+    def supervise(row: SequenceState, emitted: tuple[int, ...], top: TopDistributions) -> Collected:
+        lines = top.select(0, len(emitted))
+        return (teacher.keep(len(row.pieces), emitted, lines.ids_NK, lines.logits_NK, lines.sums_N1),)
+
+    return supervise

@@ -1,0 +1,247 @@
+"""An engine with a run: its log and its memory lie in a folder, from which the next engine continues.
+
+RUN/config.json         the settings
+RUN/log/                decisions, blocks, prompts, drifts; those of the learner in its partition
+RUN/checkpoint/         the memory, the chances of its candidates, what chooses the source
+RUN/versions/           versions of the drafter, if it learns
+"""
+
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from time import perf_counter
+
+from pipeline.assembly.learner import make_drift_monitor
+from pipeline.assembly.models import DrafterModels, load_vocabulary
+from pipeline.config.settings import Config
+from pipeline.learner_service.detached import DetachedContext
+from pipeline.learner_service.process import LearnerProcess
+from pipeline.learner_service.service import LearnerConfig, read_learner_checkpoint
+from pipeline.learning.local_learner import FollowingLearner, NoLearner
+from pipeline.learning.remote_learner import RemoteLearner
+from pipeline.loop import Clock, Loop, LoopState
+from pipeline.recorder import Recorder
+from pipeline.run.context import RunContext
+from pipeline.run.folder import RUNS, is_unfinished, mlflow_of
+from pipeline.vllm_plugin.drafter import EngineDrafter
+from pipeline.vllm_plugin.engine import (
+    DATASET,
+    EngineFacts,
+    PluginEngine,
+    build_drafter,
+    count_event,
+    make_copying_parts,
+    make_costs,
+)
+from pipeline.vllm_plugin.model_parts import load_parts
+from pipeline.vllm_plugin.settings import PluginSettings
+from stages.choose import ChooseDraft, ChooseState
+from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
+from stages.drafting.head import AcceptanceHead
+from stages.examples.top_distributions import LogitsReader
+from stages.training.weight_update import apply_weights
+from store.errors import RunError
+from store.events import Event
+from store.log.committed_events import completed_prompts
+from store.log.manifest import RunKind
+
+LEARNER_SHARE = 1.0  # of one core, which the learner may use
+LEARNER_SECONDS = 30.0  # for the learner's last commit when the engine ends
+
+
+@dataclass(frozen=True)
+class EngineState:
+    """An engine in a checkpoint: its loop, the offset of the next request, and what it drafted with."""
+
+    loop: Saved
+    offset: int
+    model: str
+    sources: tuple[str, ...]
+    drafter: str
+
+
+def derive_config(settings: PluginSettings, facts: EngineFacts) -> Config:
+    """Return the settings of the run.
+
+    Raises:
+        ConfigError: a setting is unknown, or a value is outside its range.
+    """
+    config = Config.from_mapping(
+        {
+            "targets": (facts.model,),
+            "drafter": settings.drafter,
+            "run": settings.run,
+            "batch": facts.rows,
+            "sampling": {"temperature": 0.0},  # of drafts
+            "draft": {"mode": "match", "sources": settings.sources, "max_draft": facts.most},
+            "memory": {"budget_bytes": settings.memory_bytes, "order": settings.order, "width": 1},
+            "learn": {"enabled": settings.learn},
+            "publish": {"enabled": settings.learn, "probe": False, "mlflow_uri": settings.mlflow_uri},
+            "log": {"text": settings.log_text},
+            "commit": {"seconds": settings.commit_seconds},
+        }
+    )
+    return config.with_overrides(settings.set)
+
+
+def build_recorded(settings: PluginSettings, facts: EngineFacts) -> PluginEngine:
+    """Build an engine with a run, with a drafter model, or with both.
+
+    Raises:
+        OmnidraftError: a model cannot be loaded, or the run's folder is not one of an engine of this target.
+    """
+    with ExitStack() as undo:
+        builder = _Builder(settings, facts, undo)
+        engine = builder.build()
+        builder.exit = undo.pop_all()
+    return engine
+
+
+class _Builder:
+    """Builds the engine. `exit` closes what was opened."""
+
+    def __init__(self, settings: PluginSettings, facts: EngineFacts, exit_stack: ExitStack) -> None:
+        self._settings, self._facts, self.exit = settings, facts, exit_stack
+        self._config = derive_config(settings, facts)
+        folder = settings.run.resolve() if settings.run else None
+        self._run = RunContext(folder, RunKind.ENGINE) if folder else None
+        self._folder = folder or RUNS
+        self._uri = settings.mlflow_uri or mlflow_of(str(self._folder))
+        self._learner: LearnerProcess | None = None
+        self._reader: LogitsReader | None = None
+        self._show = partial(count_event, facts.served)
+        self._first_offset = 0  # after all prompts that the learner received
+
+    def build(self) -> PluginEngine:
+        """Build the engine over the run as it was left, or over a new one."""
+        if self._run is None:
+            return self._build(None)
+        with self._run.acquire(resume=is_unfinished(self._run.folder)):
+            state = self._read_state(self._run.snapshot)
+            self.exit.enter_context(self._run.open(self._config))
+        engine = self._build(state)
+        self._run.snapshot = None  # its content is restored
+        return engine
+
+    def _read_state(self, reader: SnapshotReader | None) -> EngineState | None:
+        state = reader.decode(EngineState, reader.state) if reader else None
+        if state and state.model != self._facts.model:
+            raise RunError(
+                f"{self._folder} must be the run of {self._facts.model}, but is that of {state.model}; name another "
+                "folder with OMNIDRAFT_VLLM_RUN"
+            )
+        return state
+
+    def _build(self, state: EngineState | None) -> PluginEngine:
+        settings, facts, clock = self._settings, self._facts, Clock(perf_counter)
+        costs = make_costs(settings)
+        models, head, parts = None, None, make_copying_parts(facts)
+        if "model" in settings.sources:
+            models, head, parts = load_parts(self._config, facts, costs, self._uri, self._folder.parent / ".fetched")
+        learner = self._make_learner(models, head)
+        recorder, decode = self._make_recorder(models)
+        if self._run:
+            self._reader = LogitsReader(facts.size, parts.teacher_temperature)
+        drafter = build_drafter(
+            settings,
+            facts,
+            costs,
+            parts,
+            recorder,
+            learner,
+            self._take,
+            self._accepts_examples,
+            decode,
+            clock,
+        )
+        loop = Loop({facts.model: drafter.runner}, lambda offset: facts.model, facts.rows, clock)
+        self._restore(state, drafter, loop)
+        if self._run:
+            self._run.commit_by(self._config, lambda writer: self._save(loop, drafter, writer), self._show)
+        return PluginEngine(drafter, self._reader, self._commit)
+
+    def _make_recorder(self, models: DrafterModels | None) -> tuple[Recorder, Callable[[list[int]], str]]:
+        """Return what makes events, and what returns the text of a prompt; without texts, no tokenizer is loaded."""
+        if not self._config.log.text:
+            return Recorder(self._facts.model, _no_bytes, _no_text, text=False), _no_text
+        vocabulary = (
+            models.target_vocabulary
+            if models
+            else load_vocabulary(self._config, self._facts.model, self._folder.parent / ".fetched")
+        )
+        return Recorder(self._facts.model, vocabulary.bytes_of, vocabulary.decode), vocabulary.decode
+
+    def _make_learner(self, models: DrafterModels | None, head: AcceptanceHead | None) -> FollowingLearner:
+        """Return the learner; if the drafter learns, in a process of its own, which continues from its last commit."""
+        if models is None or head is None or not self._settings.learn:
+            return NoLearner(make_drift_monitor(self._config))
+        checkpoint, versions = read_learner_checkpoint(self._folder), (0, 0)
+        if checkpoint:
+            apply_weights(checkpoint.weights, models.drafter, head)
+            versions = checkpoint.weights.drafter_version, checkpoint.weights.head_version
+            self._first_offset = checkpoint.next_offset
+        learned = LearnerConfig(
+            self._config.with_overrides({"device": "cpu"}),  # the engine fills the accelerator
+            self._folder,
+            self._uri,
+            ((DATASET, self._facts.model),),
+            self._config.learn.piece_cost or 0.0,  # the learner has a core of its own
+            (),
+        )
+        published = checkpoint.published if checkpoint else None
+        self._learner = LearnerProcess(learned, LEARNER_SHARE, self._show, published, DetachedContext())
+        return RemoteLearner(self._learner, models.drafter, head, *versions)
+
+    def _accepts_examples(self) -> bool:
+        return self._learner is not None and self._learner.accepts_examples
+
+    def _take(self, events: Iterable[Event]) -> None:
+        if self._run:
+            self._run.events.take(events)
+        else:
+            for event in events:
+                self._show(event)
+
+    def _save(self, loop: Loop, drafter: EngineDrafter, writer: SnapshotWriter) -> EngineState:
+        settings = self._settings
+        offset = drafter.make.offset
+        return EngineState(loop.save(writer), offset, self._facts.model, settings.sources, settings.drafter)
+
+    def _restore(self, state: EngineState | None, drafter: EngineDrafter, loop: Loop) -> None:
+        """Continue from the last commit. With other sources or another drafter, only the memory is kept."""
+        drafter.make.offset = max(self._first_offset, state.offset if state else 0)
+        reader = self._run.snapshot if self._run else None
+        if state is None or reader is None:
+            return
+        if (state.sources, state.drafter) == (self._settings.sources, self._settings.drafter):
+            loop.restore(state.loop, reader)
+        else:
+            saved = reader.decode(LoopState, state.loop)
+            loop.clock.resume(saved.seconds)
+            choose = drafter.runner.stages.decode
+            if isinstance(choose, ChooseDraft) and {"memory"} <= {*state.sources} & {*self._settings.sources}:
+                stages = saved.runners[self._facts.model].stages
+                choose.memory.restore(reader.decode(ChooseState, stages[0]).memory, reader)
+        if self._learner is None:
+            for prompt in completed_prompts(self._folder):
+                drafter.runner.learner.replay_history(prompt)
+
+    def _commit(self, last: bool) -> None:  # a callback
+        """Commit if it is due; at the end commit everything, and close the run and the learner."""
+        run = self._run
+        if run and (last or (run.events.dirty and run.committer.is_due())):
+            run.commit(wait=last)
+            run.events.dirty = False
+        if last:
+            if self._learner:
+                self._learner.close(LEARNER_SECONDS)
+            self.exit.close()
+
+
+def _no_bytes(token: int) -> None:
+    return None
+
+
+def _no_text(tokens: list[int]) -> str:
+    return ""

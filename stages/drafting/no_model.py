@@ -1,0 +1,57 @@
+"""The place of the drafter where none is loaded, and all drafts are copied."""
+
+from collections.abc import Collection, Sequence
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from stages.contract.blocks import Draft, SequenceState, Verdict
+from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
+from stages.contract.stage import Stage
+
+
+class NoModel(Stage[SequenceState, Draft]):
+    """Drafts nothing; see `Decode`, in whose place it stands.
+
+    Attributes:
+        speculates: whether the model drafts in the next block: never.
+        admitted_rows: those that a checkpoint restored: none.
+    """
+
+    speculates = False
+    admitted_rows: Collection[SequenceState] = ()
+
+    @override
+    def __call__(
+        self,
+        batch: Sequence[SequenceState],
+        skipped: Collection[SequenceState] = (),
+        forced: Collection[SequenceState] = (),
+    ) -> list[Draft]:
+        return [Draft(row, (), self.empty_probs(), (), None, ()) for row in batch]
+
+    def has_space(self, row: SequenceState) -> bool:
+        """Return whether a draft fits into the drafter's context."""
+        return False
+
+    def empty_probs(self) -> Tensor:
+        """Return the distributions of a draft without pieces (0, 0)."""
+        return torch.zeros(0, 0)
+
+    def observe(self, verdicts: Sequence[Verdict]) -> None:
+        """Ignore what became of drafts."""
+
+    def resume_speculation(self, drafts: int = 1) -> None:
+        """Ignore a change of the text: no pause is to be ended."""
+
+    def report(self) -> None:
+        """Log nothing: no draft was cut short."""
+
+    @override
+    def save(self, writer: SnapshotWriter) -> Saved:
+        return None
+
+    @override
+    def restore(self, saved: Saved, reader: SnapshotReader) -> None:
+        return
