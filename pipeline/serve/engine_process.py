@@ -10,30 +10,34 @@ from its last commit in a new process. Requests that arrive in between are refus
 
 import logging
 import math
-import os
 import pickle
-import signal
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
-from multiprocessing import get_context, parent_process
+from multiprocessing import get_context
 from multiprocessing.connection import Connection
-from pathlib import Path
-from queue import SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from typing_extensions import override
 
-from pipeline.config.settings import Config, load
-from pipeline.log_records import PROJECT, forward_records, handle_record
-from pipeline.run.folder import CONFIG, is_unfinished, open_run
-from pipeline.serve.engine import LiveEngine
+from pipeline.config.settings import Config
+from pipeline.log_records import PROJECT, handle_record
+from pipeline.serve.engine_worker import (
+    EngineAnswer,
+    EngineCall,
+    EngineEnded,
+    EngineReady,
+    EngineSetup,
+    GrammarHandle,
+    RequestPart,
+    run_engine,
+)
 from pipeline.serve.messages import (
     BusyError,
     Chunk,
@@ -44,21 +48,16 @@ from pipeline.serve.messages import (
     Finish,
     GenerationRequest,
 )
-from pipeline.serve.run import ServerRun
 from stages.sampling.grammars import Grammar, GrammarSource
 from store.errors import RunError
-from store.events import BlockDone, Drifted, Event, Recalled, Updated
-from store.log.mirror import Mirror
+from store.events import Event
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
 
 LOG = logging.getLogger("omnidraft.serve")
 
-COUNTED = (BlockDone, Updated, Drifted, Recalled)  # events that metrics count; others stay in the engine's process
-POLL_SECONDS = 0.25  # between two looks at an engine that may have stopped
 ANSWER_SECONDS = 10.0  # for an engine that is alive to take a request
-GRAMMARS = 64  # compiled ones that are kept
 
 
 class RestartBudget:
@@ -98,90 +97,6 @@ class RestartBudget:
         self._times.append(now)
         self.restarts += 1
         return delay
-
-
-@dataclass(frozen=True)
-class EngineSetup:
-    """What the engine's process needs.
-
-    Attributes:
-        config: all settings.
-        run: the run's name on a command line: its folder, or its URI on an object store.
-        resume: resume the run.
-        level: lowest level of the log records to send.
-        restarted: another process has served the run before: resume what it has committed.
-    """
-
-    config: Config
-    run: str
-    resume: bool
-    level: int
-    restarted: bool = False
-
-    def open(self) -> tuple["EngineSetup", Path, Mirror]:
-        """Return the setup with what has become of the run, its working folder and its mirror."""
-        folder, mirror = open_run(Path(self.run), new=not (self.resume or self.restarted))
-        if self.restarted and is_unfinished(folder):
-            return replace(self, config=load(folder / CONFIG), resume=True), folder, mirror
-        return self, folder, mirror
-
-
-@dataclass(frozen=True)
-class _Call:
-    """A call of the engine, answered by `_Answer` with the same number."""
-
-    number: int
-    method: str
-    arguments: tuple[Any, ...]
-
-
-@dataclass(frozen=True)
-class _Answer:
-    """Result of a call, or the exception that it raised."""
-
-    number: int
-    value: Any = None
-    error: BaseException | None = None
-
-
-@dataclass(frozen=True)
-class _Ready:
-    """The engine's process serves.
-
-    Attributes:
-        tokens: per id of the target's tokenizer its bytes; of a special token its name.
-        status: of the engine.
-    """
-
-    tokens: tuple[bytes, ...]
-    status: EngineStatus
-
-
-@dataclass(frozen=True)
-class _Part:
-    """A chunk of a request."""
-
-    number: int
-    chunk: Chunk
-
-
-@dataclass(frozen=True)
-class _Ended:
-    """The last message of a process that ends by itself; with the error that ended it."""
-
-    error: BaseException | None
-
-
-class GrammarHandle(Grammar):
-    """A grammar that the engine's process has compiled.
-
-    Args:
-        source: its text.
-    """
-
-    def __init__(self, source: GrammarSource) -> None:
-        super().__init__(None, ())
-        self.source = source
 
 
 class EngineDownError(BusyError):
@@ -304,7 +219,7 @@ class EngineProcess(Engine):
 
     def _cancel(self, number: int) -> None:
         with suppress(OSError):
-            self._send(_Call(next(self._numbers), "cancel", (number,)))
+            self._send(EngineCall(next(self._numbers), "cancel", (number,)))
 
     @override
     def read_status(self) -> EngineStatus:
@@ -320,10 +235,10 @@ class EngineProcess(Engine):
                 raise EngineDownError(max(1.0, self._restart_at - time.monotonic()))
             self._calls[number] = future
         with suppress(OSError):  # it has just ended: the future is failed with all others
-            self._send(_Call(number, method, arguments))
+            self._send(EngineCall(number, method, arguments))
         return future
 
-    def _send(self, message: _Call) -> None:
+    def _send(self, message: EngineCall) -> None:
         connection = self._connection
         if connection is None:
             raise OSError("the engine's process has ended")
@@ -362,7 +277,7 @@ class EngineProcess(Engine):
     def _run_once(self) -> BaseException | None:
         """Start the process and receive from it until it ends. Returns the error that it reported."""
         ours, theirs = self._context.Pipe()
-        self._process = process = self._context.Process(target=_run_engine, args=(theirs, self._setup), name="engine")
+        self._process = process = self._context.Process(target=run_engine, args=(theirs, self._setup), name="engine")
         process.start()
         theirs.close()
         reported: list[BaseException | None] = [None]
@@ -383,29 +298,29 @@ class EngineProcess(Engine):
 
     def _handle(self, message: object, connection: Connection, reported: list[BaseException | None]) -> None:
         match message:
-            case _Part():
+            case RequestPart():
                 self._deliver(message)
-            case _Answer():
+            case EngineAnswer():
                 self._resolve(message)
-            case _Ready():
+            case EngineReady():
                 self._begin(message, connection)
             case EngineStatus():
                 self._status = message
-            case _Ended():
+            case EngineEnded():
                 reported[0] = message.error
             case logging.LogRecord():
                 handle_record(message, message.processName or "engine")
             case _:
                 self._on_event(message)  # type: ignore[arg-type]
 
-    def _deliver(self, part: _Part) -> None:
+    def _deliver(self, part: RequestPart) -> None:
         with self._lock:
             found = self._listeners.pop if part.chunk.finish else self._listeners.get
             listener = found(part.number, None)
         if listener:
             listener(part.chunk)
 
-    def _resolve(self, answer: _Answer) -> None:
+    def _resolve(self, answer: EngineAnswer) -> None:
         with self._lock:
             future = self._calls.pop(answer.number, None)
         if future and answer.error:
@@ -413,7 +328,7 @@ class EngineProcess(Engine):
         elif future:
             future.set_result(answer.value)
 
-    def _begin(self, ready: _Ready, connection: Connection) -> None:
+    def _begin(self, ready: EngineReady, connection: Connection) -> None:
         self._tokens, self._status = ready.tokens, ready.status
         with self._lock:
             self._connection = connection
@@ -427,7 +342,7 @@ class EngineProcess(Engine):
     def _close(self, grace_seconds: float) -> None:
         """Let the process end; one that does not serve is killed."""
         try:
-            self._send(_Call(next(self._numbers), "close", (grace_seconds,)))
+            self._send(EngineCall(next(self._numbers), "close", (grace_seconds,)))
         except OSError:
             if self._process:
                 self._process.kill()
@@ -441,150 +356,3 @@ class EngineProcess(Engine):
             future.set_exception(EngineDownError(1.0))
         for listener in listeners.values():
             listener(Chunk("", finish=Finish.FAILED))
-
-
-# The engine's process.
-
-
-class _Sender:
-    """Sends messages on a thread of its own, several at a time, so that the engine never waits for the pipe."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection, self._queue = connection, SimpleQueue[object]()
-        self._thread = threading.Thread(target=self._run, name="engine-sender", daemon=True)
-        self._thread.start()
-
-    def send(self, message: object) -> None:
-        """Queue a message. May be called on any thread."""
-        self._queue.put(message)
-
-    def close(self) -> None:
-        """Send what is queued and end."""
-        self._queue.put(None)
-        self._thread.join()
-
-    def _run(self) -> None:
-        with suppress(OSError):  # nobody listens any more
-            while (first := self._queue.get()) is not None:
-                messages = [first]
-                while not self._queue.empty() and messages[-1] is not None:
-                    messages.append(self._queue.get())
-                last = messages[-1] is None
-                self._connection.send_bytes(pickle.dumps([one for one in messages if one is not None]))
-                if last:
-                    return
-
-
-class _RequestHandler:
-    """Calls the engine for the other process. Calls that take long run on two threads, as many as may call at once.
-
-    Args:
-        engine: of the run.
-        send: sends a message.
-    """
-
-    def __init__(self, engine: LiveEngine, send: Callable[[object], None]) -> None:
-        self._engine, self._send = engine, send
-        self._threads = ThreadPoolExecutor(2, "engine-encoding")
-        self._cancels: dict[int, Callable[[], None]] = {}
-        self._grammars: OrderedDict[GrammarSource, Grammar] = OrderedDict()
-
-    def handle(self, call: _Call) -> None:
-        """Carry out a call, now or on another thread."""
-        if call.method in ("submit", "cancel"):
-            self._answer(call, getattr(self, f"_{call.method}"))
-        elif call.method == "compile_grammar":
-            self._threads.submit(self._answer, call, self._compile_grammar)
-        else:
-            self._threads.submit(self._answer, call, getattr(self._engine, call.method))
-
-    def _answer(self, call: _Call, method: Callable[..., Any]) -> None:
-        try:
-            self._send(_Answer(call.number, method(*call.arguments)))
-        except Exception as error:
-            self._send(_Answer(call.number, error=_picklable(error)))
-
-    def _compile_grammar(self, source: GrammarSource) -> None:
-        self._find_grammar(source)
-
-    def _find_grammar(self, source: GrammarSource) -> Grammar:
-        grammar = self._grammars.get(source) or self._engine.compile_grammar(source)
-        self._grammars[source] = grammar
-        if len(self._grammars) > GRAMMARS:
-            self._grammars.popitem(last=False)
-        return grammar
-
-    def _submit(self, number: int, request: GenerationRequest, grammar: GrammarSource | None) -> None:
-        def send_chunk(chunk: Chunk) -> None:
-            if chunk.finish:
-                self._cancels.pop(number, None)
-                self._send(self._engine.read_status())  # before the client hears of the end
-            self._send(_Part(number, chunk))
-
-        if grammar:
-            request = replace(request, grammar=self._find_grammar(grammar))
-        self._cancels[number] = lambda: None  # the first chunk may be the last
-        cancel = self._engine.submit(request, send_chunk)
-        if number in self._cancels:
-            self._cancels[number] = cancel
-
-    def _cancel(self, number: int) -> None:
-        if cancel := self._cancels.get(number):
-            cancel()
-
-
-def _run_engine(connection: Connection, setup: EngineSetup) -> None:
-    """Serve a run, in the engine's process, until the other process says so or the engine stops."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # they are meant for the server, which then ends the engine
-    threading.Thread(target=_exit_with_server, name="server-monitor", daemon=True).start()
-    sender = _Sender(connection)
-    forward_records(sender.send, setup.level)
-    error: BaseException | None = None
-    try:
-        _serve(connection, setup, sender)
-    except BaseException as caught:
-        error = caught
-    sender.send(_Ended(_picklable(error)))
-    sender.close()
-    os._exit(0 if error is None else 1)  # threads of libraries may still run
-
-
-def _serve(connection: Connection, setup: EngineSetup, sender: _Sender) -> None:
-    def send_event(event: Event) -> None:
-        if isinstance(event, COUNTED):
-            sender.send(event)
-
-    setup, folder, mirror = setup.open()
-    server = ServerRun(setup.config, folder, send_event, resume=setup.resume, mirror=mirror)
-    with server:
-        engine = server.engine
-        handler, last = _RequestHandler(engine, sender.send), engine.read_status()
-        tokens = tuple(engine.decode_token(token) for token in range(engine.vocabulary_size))
-        sender.send(_Ready(tokens, last))
-        while engine.failure is None:
-            if connection.poll(POLL_SECONDS):
-                call: _Call = pickle.loads(connection.recv_bytes())
-                if call.method == "close":
-                    server.config = server.config.with_overrides({"serve.grace_seconds": call.arguments[0]})
-                    return
-                handler.handle(call)
-            if (status := engine.read_status()) != last:
-                sender.send(last := status)
-        raise engine.failure
-
-
-def _picklable(error: BaseException | None) -> BaseException | None:
-    """Return the error, or one with its message if it cannot be sent."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return RunError(repr(error))
-    return error
-
-
-def _exit_with_server() -> None:
-    """Exit as soon as the server ends, so that a server that resumes the run finds it free. Commits remain."""
-    if server := parent_process():
-        server.join()
-        os._exit(1)
