@@ -87,6 +87,7 @@ LIVES_IN = {
     "openvino": (),
     "openvino_genai": (),
     "openvino_tokenizers": (),
+    "nncf": (),
     "gguf": (),
     "llguidance": (),
     "fastapi": ("dashboards/web/app.py", "pipeline/serve/http/*"),

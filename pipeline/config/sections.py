@@ -214,7 +214,7 @@ class LearnSettings(Section):
     spacing: Literal["fixed", "paying"] = Field(
         default="paying",
         description="Update interval: 'fixed', or 'paying', which lengthens it while updates cost more time than "
-        "they save, or the drafter is rarely used.",
+        "they save, or few of the drafter's tokens are rejected.",
     )
     longest_interval: int = Field(
         default=64, ge=1, description="Maximum number of prompts between two updates (spacing 'paying')."

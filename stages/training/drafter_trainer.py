@@ -192,7 +192,7 @@ class DrafterTrainer:
             self._restore_candidate(moments)
             return Attempt(step, {}, moments)
         after = self._gate.update_scores(self._candidate, {}, assignment.held_out)
-        step, losers = replace(step, after=mean_score(after.values())), self._gate.find_losers(before, after)
+        step, losers = replace(step, after=mean_score(after.values())), self._gate.find_losers(before, after, baseline)
         if losers:
             self._restore_candidate(moments)
             step = replace(step, reason=f"the gate saw a lower acceptance for {', '.join(losers)}")

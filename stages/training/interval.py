@@ -9,7 +9,9 @@ from stages.training.update import Step
 from stages.training.usage import UsageState, UsageTest
 
 REPLAYED = 2  # pieces that an update reads per piece of its new examples: it takes as many old ones
-HOPED_GAIN = 0.1  # expected acceptance; the updates of the built-in pair on GSM8K gained .024 on average
+# Share of the rejected tokens that an update is hoped to turn into accepted ones. The updates of the built-in pair on
+# GSM8K gained .024 of acceptance on average; those of a drafter that was distilled from its target gained nothing.
+HOPED_GAIN = 0.1
 
 
 class UpdateInterval(Protocol):
@@ -21,11 +23,11 @@ class UpdateInterval(Protocol):
 
     interval: int
 
-    def observe_prompt(self, judged: int, tokens: int, pieces: int) -> None:
-        """Adjust the interval to how much the drafter is used. By default nothing changes.
+    def observe_prompt(self, rejected: float, tokens: int, pieces: int) -> None:
+        """Adjust the interval to how much of the drafter's drafts is rejected. By default nothing changes.
 
         Args:
-            judged: tokens of the drafter's drafts that were judged in a completed prompt.
+            rejected: expected number of rejected tokens of the drafter's drafts in a completed prompt.
             tokens: tokens of its completion.
             pieces: pieces of its whole text, which an update reads.
         """
@@ -72,7 +74,7 @@ class FixedInterval(UpdateInterval):
 
 class IntervalState(NamedTuple):
     """Saved state of a `BreakEvenInterval`: the interval, the smoothed gain of an update if one was measured, the
-    prompts up to the last update, how much the drafter is used, and all prompts so far. Checkpoints of older releases
+    prompts up to the last update, how rare rejected tokens are, and all prompts so far. Checkpoints of older releases
     lack the last ones.
     """
 
@@ -91,9 +93,10 @@ class BreakEvenInterval(UpdateInterval):
     judged token during the horizon: as many prompts as there were so far, at most the configured number. How long a
     stream goes on is unknown, and a short one must not pay for a long one; after a drift, the new text is a new stream.
 
-    A drafter that is rarely used gains little by any update. Bets on its share of the tokens (`UsageTest`) decide
-    whether it is: with a share at which even a gain of `HOPED_GAIN` by every update would not repay them, the interval
-    is the longest, through drifts too, until the share has grown. Where other sources draft too, it begins so.
+    A drafter that is rarely used gains little by any update, and so does one whose drafts are mostly accepted. Bets on
+    its rejected tokens (`UsageTest`) decide whether they are rare: so few that even if every update turned the share
+    `HOPED_GAIN` of them into accepted ones, it would not repay itself. Then the interval is the longest, through drifts
+    too, until there are more. Where other sources draft too, it begins so.
 
     Args:
         settings: the bounds of the interval, in prompts (a longest one below the shortest counts as the shortest), the
@@ -117,12 +120,12 @@ class BreakEvenInterval(UpdateInterval):
         self._usage = UsageTest(rare=others_draft)
 
     @override
-    def observe_prompt(self, judged: int, tokens: int, pieces: int) -> None:
+    def observe_prompt(self, rejected: float, tokens: int, pieces: int) -> None:
         """Add a prompt to the evidence; with enough of it go to the longest interval, or return to the shortest."""
         self._prompts += 1
         spent = self._shortest * REPLAYED * pieces * self._steps * self._piece_cost  # by one update
-        saved = HOPED_GAIN * min(self._horizon, self._prompts) * max(1, tokens) / self._batch  # if always used
-        if self._usage.observe(judged, tokens, spent / saved):
+        saved = HOPED_GAIN * min(self._horizon, self._prompts) * max(1, tokens) / self._batch  # if all were rejected
+        if self._usage.observe(rejected, tokens, spent / saved):
             self.interval = self._longest if self._usage.rare else self._shortest
 
     @override

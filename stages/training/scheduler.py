@@ -24,7 +24,7 @@ from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
 from stages.training.drafter_trainer import DrafterTrainer
 from stages.training.interval import UpdateInterval
 from stages.training.update import Assignment, Attempt, Chooser, Step
-from stages.training.usage import count_tokens
+from stages.training.usage import count_rejected, count_tokens
 from store.events import Updated
 
 T = TypeVar("T")
@@ -187,7 +187,7 @@ class UpdateScheduler:
         self._seen[example.target] += 1
         self._prompts += 1
         self._judged += example.judged
-        self._interval.observe_prompt(example.judged, count_tokens(example), len(example.pieces))
+        self._interval.observe_prompt(count_rejected(example), count_tokens(example), len(example.pieces))
         if self._seen[example.target] % self._gate_every == 0:
             self.trainer.hold_out(example)
         else:

@@ -17,6 +17,7 @@ from stages.models.language_model import LanguageModel
 Score = tuple[float, int]  # sum of the measure over an example's positions, and their number
 Scores = dict[TrainingExample, Score]
 Chooser = Callable[[TrainingExample], bool]  # of examples that are to be forgotten
+FEWEST = 3  # held-out examples of a target that can refuse an update
 
 
 @dataclass(frozen=True)
@@ -159,14 +160,14 @@ def is_significant_fall(totals: Sequence[tuple[float, int, float]], tolerance: f
     """Check whether the second totals are below the first by more than the tolerance plus one standard error.
 
     The error is that of the differences per example. Without it, single examples at the beginning of a stream refuse
-    good updates. Fewer than three examples are never significant.
+    good updates. Fewer than `FEWEST` examples are never significant.
 
     Args:
         totals: per example its first total, its number of positions, its second total.
         tolerance: as a share of the positions.
     """
     examples, positions = len(totals), sum(number for _, number, _ in totals)
-    if examples < 3 or not positions:
+    if examples < FEWEST or not positions:
         return False
     fall = sum(first - second for first, _, second in totals) / positions
     squares = sum((first - second - fall * number) ** 2 for first, number, second in totals)
@@ -222,16 +223,26 @@ class Gate:
         known.update(self._measure(model, [example for example in held_out if example not in known]))
         return known
 
-    def find_losers(self, before: Scores, after: Scores) -> list[str]:
-        """Return the targets whose expected acceptance falls by more than the tolerance and the noise of the window."""
+    def find_losers(self, before: Scores, after: Scores, baseline: Scores | None = None) -> list[str]:
+        """Return the targets whose expected acceptance falls by more than the tolerance and the noise of the window.
+
+        With scores of the baseline, a fall below it is never taken for noise: many small ones would add up.
+        """
         return sorted(
             target
             for target in {example.target for example in before}
-            if is_significant_fall(
-                [(*before[example], after[example][0]) for example in before if example.target == target],
-                self._tolerance,
-            )
+            if self._loses([one for one in before if one.target == target], before, after, baseline)
         )
+
+    def _loses(
+        self, examples: Sequence[TrainingExample], before: Scores, after: Scores, baseline: Scores | None
+    ) -> bool:
+        if is_significant_fall([(*before[one], after[one][0]) for one in examples], self._tolerance):
+            return True
+        if baseline is None or len(examples) < FEWEST:
+            return False
+        floor, old, new = (sum(scores[one][0] for one in examples) for scores in (baseline, before, after))
+        return new < min(floor, old)
 
     def save(self, writer: SnapshotWriter) -> dict[str, list[int]]:
         """Return the numbers of the held-out examples by target."""

@@ -24,10 +24,11 @@ class OtherEngines(Engines):
     Args:
         openvino: version of OpenVINO GenAI; None to leave it out.
         llama_cpp: server and version of llama.cpp; None to leave it out.
+        openvino_weights: format of the target's weights in OpenVINO.
     """
 
-    def __init__(self, openvino: str | None, llama_cpp: LlamaCpp | None) -> None:
-        self._llama_cpp = llama_cpp
+    def __init__(self, openvino: str | None, llama_cpp: LlamaCpp | None, openvino_weights: str = "float32") -> None:
+        self._llama_cpp, self._openvino_weights = llama_cpp, openvino_weights
         self._labels: dict[str, str] = {}
         self._arms: dict[str, tuple[str, Mode]] = {}  # engine and mode, by name of the arm
         self._built: dict[str, tuple[EngineRequest, str]] = {}  # request and precision, by name of each arm
@@ -63,8 +64,10 @@ class OtherEngines(Engines):
         request = request_of(config, models, scratch / "fetched", longest)
         words, folder = PromptWords(config, models), scratch / engine
         if engine == "openvino":
-            self._built[name] = request, PRECISIONS[request.dtype]
-            return OpenVINOArm(request, words, folder, mode)
+            weights = self._openvino_weights
+            precision = PRECISIONS[request.dtype]
+            self._built[name] = request, precision if weights == "float32" else f"{weights}, {precision}"
+            return OpenVINOArm(request, words, folder, mode, weights)
         if self._llama_cpp is None:
             raise UsageError(f"there is no engine {name!r}; name its folder with --llama-cpp")
         stored = find_gguf(request.target)
@@ -72,14 +75,16 @@ class OtherEngines(Engines):
         return LlamaCppArm(self._llama_cpp, request, words, folder, mode)
 
 
-def find_engines(*, openvino: bool, llama_cpp: Path | None) -> OtherEngines:
+def find_engines(*, openvino: bool, llama_cpp: Path | None, openvino_weights: str = "float32") -> OtherEngines:
     """Find the engines that options switch on.
 
     Args:
         openvino: whether to include OpenVINO GenAI.
         llama_cpp: folder in which llama.cpp was built; None to leave it out.
+        openvino_weights: format of the target's weights in OpenVINO: "float32", "int8" or "int4".
 
     Raises:
         UsageError: an engine is missing.
     """
-    return OtherEngines(require_openvino() if openvino else None, find_llama_cpp(llama_cpp) if llama_cpp else None)
+    version = require_openvino(openvino_weights) if openvino else None
+    return OtherEngines(version, find_llama_cpp(llama_cpp) if llama_cpp else None, openvino_weights)

@@ -23,17 +23,24 @@ from store.events import PromptReceived
 
 FAR = 2**63 - 1  # the end of an axis
 LOWEST = float(np.finfo(np.float32).min)
+WEIGHTS = {"float32": None, "int8": "INT8_ASYM", "int4": "INT4_ASYM"}  # of the target: modes of NNCF
+GROUP = 32  # weights that share a scale in four bits, as in GGUF files
 ROW_AXIS, KEY_AXIS, LAST_AXIS = 0, 2, 3  # of heads
 
 
-def require_openvino() -> str:
+def require_openvino(weights: str = "float32") -> str:
     """The version of OpenVINO GenAI.
 
+    Args:
+        weights: format of the target's weights, a key of `WEIGHTS`.
+
     Raises:
-        UsageError: it is not installed.
+        UsageError: it is not installed, or NNCF, which compresses weights, is not.
     """
     if find_spec("openvino_genai") is None or find_spec("openvino_tokenizers") is None:
         raise UsageError("--openvino needs OpenVINO GenAI in this environment: pip install openvino-genai")
+    if WEIGHTS[weights] and find_spec("nncf") is None:
+        raise UsageError(f"--openvino-weights {weights} needs NNCF in this environment: pip install nncf")
     return version("openvino-genai")
 
 
@@ -47,15 +54,23 @@ class OpenVINOArm(TextArm):
         words: encodes prompts in the target's vocabulary.
         folder: folder for the converted weights.
         mode: how it decodes.
+        weights: format of the target's weights, a key of `WEIGHTS`.
 
     Raises:
         UsageError: OpenVINO refuses the models; the message has its reason.
     """
 
-    def __init__(self, request: EngineRequest, words: PromptWords, folder: Path, mode: Mode = Mode.PLAIN) -> None:
+    def __init__(
+        self,
+        request: EngineRequest,
+        words: PromptWords,
+        folder: Path,
+        mode: Mode = Mode.PLAIN,
+        weights: str = "float32",
+    ) -> None:
         super().__init__(words)
         self._request, self._mode = request, mode
-        target = convert_weights(load_llama(request.target), folder / "target")
+        target = convert_weights(load_llama(request.target), folder / f"target-{weights}", weights)
         with_drafter = mode is Mode.SPECULATIVE
         drafter = convert_weights(load_llama(request.drafter), folder / "drafter") if with_drafter else None
         try:
@@ -84,8 +99,13 @@ class OpenVINOArm(TextArm):
         del self._pipeline
 
 
-def convert_weights(llama: Llama, folder: Path) -> Path:
+def convert_weights(llama: Llama, folder: Path, weights: str = "float32") -> Path:
     """Write an OpenVINO folder of a Llama (model, tokenizer, detokenizer), unless it exists.
+
+    Args:
+        llama: the model.
+        folder: where to.
+        weights: format of the matrices, a key of `WEIGHTS`; without data to calibrate with, as in a GGUF file.
 
     Raises:
         UsageError: OpenVINO cannot convert the tokenizer.
@@ -96,7 +116,8 @@ def convert_weights(llama: Llama, folder: Path) -> Path:
     if (folder / "openvino_detokenizer.xml").is_file():
         return folder
     folder.mkdir(parents=True, exist_ok=True)
-    openvino.save_model(LlamaGraph(llama).model(), folder / "openvino_model.xml", compress_to_fp16=False)
+    model = _compress(LlamaGraph(llama).model(), weights)
+    openvino.save_model(model, folder / "openvino_model.xml", compress_to_fp16=False)
     try:
         parts = convert_tokenizer(llama.tokenizer, with_detokenizer=True)
     except Exception as error:  # OpenVINO raises many types
@@ -104,6 +125,16 @@ def convert_weights(llama: Llama, folder: Path) -> Path:
     for part, name in zip(parts, ("tokenizer", "detokenizer"), strict=True):
         openvino.save_model(part, folder / f"openvino_{name}.xml")
     return folder
+
+
+def _compress(model: Any, weights: str) -> Any:
+    mode = WEIGHTS[weights]
+    if mode is None:
+        return model
+    import nncf
+
+    group = {"group_size": GROUP, "ratio": 1.0, "all_layers": True} if weights == "int4" else {}
+    return nncf.compress_weights(model, mode=nncf.CompressWeightsMode[mode], **group)
 
 
 def _pipeline(request: EngineRequest, target: Path, drafter: Path | None, mode: Mode) -> Any:

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -84,6 +84,10 @@ def bench(
         str | None, typer.Option(help="Arms to compare, comma-separated. Default: all that can run.")
     ] = None,
     openvino: Annotated[bool, typer.Option("--openvino", help="Include OpenVINO GenAI, if it is installed.")] = False,
+    openvino_weights: Annotated[
+        Literal["float32", "int8", "int4"],
+        typer.Option(help="Format of the target's weights in OpenVINO GenAI. Other formats than float32 need NNCF."),
+    ] = "float32",
     llama_cpp: Annotated[Path | None, typer.Option(help=_GGUF_HELP)] = None,
     json_file: JsonOption = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the tables as Markdown.")] = False,
@@ -98,7 +102,7 @@ def bench(
     require_file("--json", json_file)
     lengths = {"sampling.max_new_tokens": defaults.max_new_tokens}
     overrides = lengths | overrides_of(bench, locals()) | parse_settings(settings)
-    engines = _engines(openvino, llama_cpp)
+    engines = _engines(openvino, llama_cpp, openvino_weights)
     plans = _plans(overrides, _batches(batch), arms, engines, (prompts, round_prompts, warm_up), defaults)
     _run_all(plans, engines, json_file, markdown)
 
@@ -138,11 +142,11 @@ def _batches(text: str) -> list[int]:
     return [int(part) for part in dict.fromkeys(parts)]
 
 
-def _engines(openvino: bool, llama_cpp: Path | None) -> Engines:
+def _engines(openvino: bool, llama_cpp: Path | None, openvino_weights: str) -> Engines:
     """The engines that the options name."""
     from pipeline.bench.engines.engines import find_engines
 
-    return find_engines(openvino=openvino, llama_cpp=llama_cpp)
+    return find_engines(openvino=openvino, llama_cpp=llama_cpp, openvino_weights=openvino_weights)
 
 
 def _plans(

@@ -67,3 +67,18 @@ def test_scores_are_made_once_and_forgotten_with_their_example():
 def test_the_mean_is_per_position():
     assert mean_score([(1.0, 1), (0.0, 3)]) == 0.25
     assert mean_score([]) is None
+
+
+def test_a_small_fall_below_the_baseline_is_not_taken_for_noise():
+    """Means per token: .50 before, .49 after; a fall within one standard error."""
+    gate = Gate(["big"], 12, 0.01, lambda _model, _examples: {})
+    examples = [example_of(offset) for offset in range(4)]
+    before = dict.fromkeys(examples, (5.0, 10))
+    after = dict(zip(examples, [(4.0, 10), (5.6, 10), (4.5, 10), (5.5, 10)], strict=True))
+    for floor, losers in ((4.8, []), (5.0, ["big"]), (5.5, ["big"])):
+        baseline = dict.fromkeys(examples, (floor, 10))
+        assert gate.find_losers(before, after, baseline) == losers, floor
+    assert gate.find_losers(before, after) == []
+    gained = dict.fromkeys(examples, (5.1, 10))
+    assert gate.find_losers(before, gained, dict.fromkeys(examples, (9.0, 10))) == [], "a gain passes below it too"
+    assert gate.find_losers(*({one: scores[one] for one in examples[:2]} for scores in (before, after, before))) == []

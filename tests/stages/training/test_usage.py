@@ -3,12 +3,15 @@
 from dataclasses import dataclass
 from random import Random
 
+import pytest
+import torch
+
 from pipeline.config.sections import LearnSettings
-from stages.contract.blocks import SoftTarget, TrainingExample
+from stages.contract.blocks import AcceptanceLabel, SoftTarget, TrainingExample
 from stages.contract.snapshot import SnapshotReader, SnapshotWriter
 from stages.training.interval import BreakEvenInterval, IntervalState
 from stages.training.update import Step
-from stages.training.usage import UsageTest, count_tokens
+from stages.training.usage import UsageTest, count_rejected, count_tokens
 
 TOKENS, PIECES = 48, 240
 STEP = Step(1.0, 10, 1000, 0.4, 0.45, 0.3, True, "")
@@ -61,7 +64,7 @@ def test_training_resumes_when_the_share_grows():
 
 def test_where_other_sources_draft_too_training_begins_with_evidence_of_use():
     settings = LearnSettings(interval=4, longest_interval=64, steps=2, horizon=1000)
-    for judged, intervals in ((2, [64] * 100), (40, [64] * 4 + [4] * 96)):
+    for judged, intervals in ((2, [64] * 100), (40, [64] * 6 + [4] * 94)):
         interval = BreakEvenInterval(settings, piece_cost=0.01, batch=1, others_draft=True)
         found = []
         for _ in range(100):
@@ -112,3 +115,25 @@ def test_a_restored_interval_continues_with_the_same_evidence():
     for one in (interval, restored):
         feed(one, 9, 1)
     assert restored.save() == interval.save()
+
+
+def test_rejected_tokens_are_judged_tokens_without_the_expected_accepted_ones():
+    labels = tuple(AcceptanceLabel(torch.zeros(1), acceptance) for acceptance in (1.0, 0.5, 0.0, 0.9))
+    assert count_rejected(TrainingExample(0, "big", (1,), (), labels, (), judged=10)) == pytest.approx(4.0)
+    assert count_rejected(TrainingExample(0, "big", (1,), (), (), (), judged=10)) == 10
+    assert count_rejected(TrainingExample(0, "big", (1,), (), labels, ())) == 0
+
+
+def test_a_good_drafter_needs_a_longer_stream_before_its_training_pays():
+    """An update costs 38 passes. Of 48 tokens a prompt 36 are judged; a tenth of those rejected are hoped to be won."""
+    settings = LearnSettings(interval=4, longest_interval=64, steps=2, horizon=1000)
+    found = []
+    for acceptance in (0.1, 0.8, 0.95, 1.0):
+        interval = BreakEvenInterval(settings, piece_cost=0.01, batch=1, others_draft=True)
+        prompts = 0
+        while interval.interval == 64 and prompts < 1000:
+            interval.observe_prompt(36 * (1 - acceptance), TOKENS, PIECES)
+            prompts += 1
+        found.append(prompts)
+    assert found[0] < 12, found
+    assert 50 < found[1] < found[2] < found[3] == 1000, found

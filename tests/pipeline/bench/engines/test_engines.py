@@ -141,6 +141,34 @@ def test_an_engine_that_is_not_installed_is_refused_with_what_installs_it(
         find_engines(openvino=False, llama_cpp=stand_in(tmp_path, ANSWERING))
 
 
+def test_compressed_weights_need_nncf(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(bench_engine_openvino, "find_spec", lambda name: None if name == "nncf" else name)
+    monkeypatch.setattr(bench_engine_openvino, "version", lambda name: "2026.4")
+    find_engines(openvino=True, llama_cpp=None)
+    with pytest.raises(UsageError, match="int4 needs NNCF in this environment: pip install nncf"):
+        find_engines(openvino=True, llama_cpp=None, openvino_weights="int4")
+
+
+@pytest.mark.parametrize(
+    ("weights", "expected"),
+    [
+        ("float32", None),
+        ("int8", ("asym 8", {})),
+        ("int4", ("asym 4", {"group_size": 32, "ratio": 1.0, "all_layers": True})),
+    ],
+)
+def test_weights_are_compressed_as_the_option_says(
+    weights: str, expected: tuple[str, dict[str, Any]] | None, monkeypatch: pytest.MonkeyPatch
+):
+    modes = {"INT8_ASYM": "asym 8", "INT4_ASYM": "asym 4"}
+    nncf = SimpleNamespace(
+        CompressWeightsMode=modes, compress_weights=lambda model, mode, **options: (model, mode, options)
+    )
+    monkeypatch.setitem(sys.modules, "nncf", nncf)
+    made = bench_engine_openvino._compress("model", weights)
+    assert made == ("model" if expected is None else ("model", *expected))
+
+
 def test_names_and_labels_are_those_of_the_engines_asked_for():
     both: Engines = OtherEngines("2026.4", LlamaCpp(Path("llama-server"), "77 (abc)"))
     names = both.names(8, 1.0)
@@ -241,7 +269,7 @@ def test_openvino_gets_a_further_prompt_whenever_a_text_ends(
     monkeypatch: pytest.MonkeyPatch,
 ):
     steps = Steps()
-    monkeypatch.setattr(bench_engine_openvino, "convert_weights", lambda llama, folder: folder)
+    monkeypatch.setattr(bench_engine_openvino, "convert_weights", lambda llama, folder, weights: folder)
     monkeypatch.setattr(bench_engine_openvino, "_tensor", lambda ids: ids)
     monkeypatch.setattr(bench_engine_openvino, "_settings", lambda request, offset, mode: offset)
     monkeypatch.setattr(bench_engine_openvino, "_pipeline", lambda *_: steps)
