@@ -37,8 +37,8 @@ from transformers import (
 )
 from transformers import __version__ as transformers_version
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
-from transformers.utils import cached_file
 from transformers.utils import logging as transformers_logging
+from transformers.utils.hub import cached_file
 from yaml import YAMLError
 
 from stages.checkpoints.gguf_file import GgufFile, find_gguf, read_gguf
