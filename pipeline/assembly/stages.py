@@ -137,7 +137,7 @@ def _make_readers(config: Config, models: Models, *, live: bool) -> tuple[Prompt
     """
     settings, target, drafter = config.prompts, models.target, models.drafter
     # Up to so many tokens, these models compute each with bits that depend on no other.
-    chunk = min(settings.chunk, SHARED_QUERIES) if config.one_kernel or config.weights == "int8" else settings.chunk
+    chunk = min(settings.chunk, SHARED_QUERIES) if config.one_kernel else settings.chunk
     block = LIVE_BLOCK if live else chunk
     cache = PrefixCache(settings.cache_bytes, block, shared=settings.share_tenants) if settings.cache_bytes else None
     of_pieces = cache.for_other_model(settings.chunk) if cache else None

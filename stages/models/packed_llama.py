@@ -82,7 +82,7 @@ class PackedLlamaWeights:
 
     def __init__(self, model: Any, weights: str, measurements: Measurements, *, one_kernel: bool = False) -> None:
         self.model, self._one_kernel = model, one_kernel
-        self.rounds_inputs = one_kernel or weights == "int8"  # see `_split_tokens`
+        self.splits_tokens = one_kernel  # see `_split_tokens`
         self._kernels = KernelMaker(
             weights, one_kernel=one_kernel, quantise=not has_groups(model), measurements=measurements
         )
@@ -257,8 +257,8 @@ class PackedLlamaForward(Forward):
     @property
     @override
     def reads_trees(self) -> bool:
-        """Rounded inputs need one query at a time, see `_split_tokens`, which attends to all keys before it."""
-        return not self.weights.rounds_inputs
+        """Equal bits need one query at a time, see `_split_tokens`, which attends to all keys before it."""
+        return not self.weights.splits_tokens
 
     @override
     def read_cache(self, place: int, length: int) -> list[Tensor]:
@@ -418,7 +418,7 @@ class PackedLlamaForward(Forward):
         seen = max(start + count for start, count in zip(starts, counts, strict=True))
         begin = 0 if window is None else max(0, min(starts) + 1 - window)
         rows, width = slice(first, first + len(tokens)), max(counts)
-        if self.weights.rounds_inputs and width <= SHARED_QUERIES:
+        if self.weights.splits_tokens and width <= SHARED_QUERIES:
             return _Layout(rows, seen, None, parts=self._split_tokens(first, tokens, starts, window))
         if width == 1 and min(starts) == seen - 1 and min(counts) == 1:
             return _Layout(rows, seen, None, begin=begin)

@@ -25,6 +25,7 @@ from stages.models.linear import (
     PackedLinear,
     can_halve,
     join_matrices,
+    make_hadamard,
     make_kernel,
     make_many,
     pick_fastest,
@@ -77,6 +78,27 @@ def test_eight_bits_give_a_row_the_same_outputs_whatever_stands_beside_it():
 
 def test_a_row_of_zeros_stays_finite_in_eight_bits():
     assert torch.isfinite(Int8Linear(*weights())(torch.zeros(2, 40))).all()
+
+
+@pytest.mark.parametrize("size", [1, 2, 8, 64])
+def test_a_hadamard_matrix_divided_by_the_root_of_its_size_is_a_rotation(size: int):
+    signs_RR = make_hadamard(size)
+    assert torch.equal(signs_RR.abs(), torch.ones(size, size, dtype=torch.float64))
+    assert torch.equal(signs_RR @ signs_RR.T, size * torch.eye(size, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("width", [256, 96, 25])
+def test_a_large_input_costs_the_others_few_of_their_bits(width: int):
+    """One input is a hundred times the others: without a rotation, these have about two bits."""
+    weight_OI, x_NI = weights(64, width)[0], inputs(8, width)
+    x_NI[:, 3] = 100
+    weight_OI[:, 3] *= 0.01  # a product of the usual size, as in language models
+    want_NO = functional.linear(x_NI, weight_OI)
+    error = (Int8Linear(weight_OI, None)(x_NI) - want_NO).norm() / want_NO.norm()
+    scale = 100 / 127
+    unturned_NO = functional.linear((x_NI / scale).round() * scale, weight_OI)
+    without = (unturned_NO - want_NO).norm() / want_NO.norm()
+    assert error < (0.3 if width % 64 == 0 else 1.2) * without
 
 
 @packs
