@@ -106,6 +106,7 @@ LIVES_IN = {
 }
 # Those that may import it inside functions only.
 LIVES_INSIDE = {
+    "transformers": ("stages/vocabulary/template_process.py",),
     "pyarrow": (
         "pipeline/sources/files.py",
         "pipeline/sources/hub_and_ray.py",

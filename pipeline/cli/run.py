@@ -350,17 +350,15 @@ def serve(
         base = with_serving_defaults(load(config) if config else Config())
         chosen = base.with_overrides(read_environment() | overrides)
         run_folder, mirror = open_new_run(chosen)
-    _serve(chosen, run_folder, mirror, host, port, api_key, resume=bool(resume))
+    _serve(chosen, mirror.name, host, port, api_key, resume=bool(resume))
 
 
-def _serve(
-    config: Config, run_folder: Path, mirror: "Mirror", host: str, port: int, api_key: str | None, *, resume: bool
-) -> None:
+def _serve(config: Config, run: str, host: str, port: int, api_key: str | None, *, resume: bool) -> None:
+    from pipeline.serve.engine_process import EngineProcess
     from pipeline.serve.http.api import make_app
     from pipeline.serve.http.limits import Defaults, Limits
     from pipeline.serve.http.metrics import Metrics
     from pipeline.serve.http.server import serve as serve_http
-    from pipeline.serve.run import ServerRun
     from store.hosts import listen
 
     listener = listen(host, port)  # before models are loaded for nothing
@@ -375,14 +373,14 @@ def _serve(
     sampling = config.sampling
     defaults = Defaults(sampling.temperature, sampling.top_k, sampling.top_p)
     with status("loading models"):
-        server = ServerRun(config, run_folder, metrics.count_event, resume=resume, mirror=mirror)
-    with server:
-        app = make_app(server.engine, limits, metrics, defaults=defaults, api_key=api_key, host=host)
+        engine = EngineProcess(config, run, metrics.count_event, resume=resume)
+    with engine:
+        app = make_app(engine, limits, metrics, defaults=defaults, api_key=api_key, host=host)
         address = ("[{}]:{}" if ":" in host else "{}:{}").format(host, listener.getsockname()[1])
         LOG.info("serving %s on http://%s/v1", config.targets[0], address)
-        LOG.info("run: %s", mirror.name, extra={"run": mirror.name})
+        LOG.info("run: %s", run, extra={"run": run})
         for number in (signal.SIGINT, signal.SIGTERM):  # those that come when uvicorn listens to them no more
             signal.signal(number, lambda *_: LOG.info("still committing; it ends by itself"))
-        serve_http(app, listener, limits, has_key=api_key is not None)
+        serve_http(app, listener, limits, has_key=api_key is not None, failed=lambda: engine.failure is not None)
         LOG.info("committing what was done")
-    LOG.info("resume with: omnidraft serve --resume %s", mirror.name)
+    LOG.info("resume with: omnidraft serve --resume %s", run)

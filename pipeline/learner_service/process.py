@@ -131,7 +131,7 @@ class LearnerProcess(LearnerConnection):
         self._new_weights: Weights | None = None
         self.posted = self.dropped = self.handled = 0
         self.published = published
-        self.alive = True
+        self.alive, self.restarts = True, 0
         self._thread = threading.Thread(target=self._keep_alive, name="learner-connection", daemon=True)
         self._thread.start()
 
@@ -197,6 +197,7 @@ class LearnerProcess(LearnerConnection):
                     "the learner ended twice within a minute and is not restarted; serving continues without learning"
                 )
                 return
+            self.restarts += 1
             LOG.warning("the learner ended; it is restarted from its last commit")
 
     def _give_up(self) -> None:

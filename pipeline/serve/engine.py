@@ -187,6 +187,7 @@ class LiveEngine(Engine):
             max_length=self._encoder.max_lengths[0] + 1,
             prefixes=reader.counts if reader else NO_PREFIXES,
             prefix_bytes=reader.cache.bytes if reader and reader.cache else 0,
+            learner_restarts=learner.restarts if learner else 0,
         )
 
     def close(self, grace_seconds: float) -> None:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
+from typing_extensions import override
+
 from stages.prompts.prompt_reader import PrefixCounts
 from stages.sampling.grammars import Grammar, GrammarSource
 from stages.sampling.logprobs import TokenLogprobs
@@ -33,11 +35,16 @@ class BusyError(Exception):
     Attributes:
         retry_after: seconds after which the client should try again.
         shutting_down: whether the server is shutting down.
+        restarting: whether the engine is restarted after an error.
     """
 
-    def __init__(self, reason: str, retry_after: int, *, shutting_down: bool = False) -> None:
-        super().__init__(reason)
-        self.retry_after, self.shutting_down = retry_after, shutting_down
+    def __init__(self, reason: str, retry_after: int, *, shutting_down: bool = False, restarting: bool = False) -> None:
+        super().__init__(reason, retry_after)
+        self.retry_after, self.shutting_down, self.restarting = retry_after, shutting_down, restarting
+
+    @override
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 @dataclass(frozen=True)
@@ -150,6 +157,7 @@ class EngineStatus:
         max_length: longest prompt and completion together, in target tokens.
         prefixes: what the prefix cache was good for.
         prefix_bytes: its size in bytes.
+        engine_restarts, learner_restarts: how often each was started again after it had ended by itself.
     """
 
     model: str
@@ -165,6 +173,8 @@ class EngineStatus:
     max_length: int
     prefixes: PrefixCounts = NO_PREFIXES
     prefix_bytes: int = 0
+    engine_restarts: int = 0
+    learner_restarts: int = 0
 
 
 class Engine(Protocol):

@@ -46,6 +46,7 @@ from store.object_store.uri import uri_of
 LOG = logging.getLogger("omnidraft.serve")
 
 LEARNER_SECONDS = 60.0  # for the learner's last commit during a shutdown
+CRASH_SECONDS = 2.0  # the same after an error, when clients wait for the restart
 
 
 def start_learner(
@@ -299,6 +300,6 @@ class ServerRun:
         with self._exit:
             self.engine.close(0.0 if kind else self.config.serve.grace_seconds)
             if self._learner:
-                self._learner.close(LEARNER_SECONDS)
+                self._learner.close(CRASH_SECONDS if kind else LEARNER_SECONDS)
         if self.engine.failure and not error:
             raise RunError(f"the engine stopped: {self.engine.failure!r}") from self.engine.failure

@@ -38,17 +38,20 @@ from transformers import (
 from transformers import __version__ as transformers_version
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 from transformers.utils import logging as transformers_logging
+from transformers.utils.hub import cached_file
 from yaml import YAMLError
 
 from stages.checkpoints.gguf_file import GgufFile, find_gguf, read_gguf
 from stages.checkpoints.gguf_model import has_family, load_gguf_model, require_reader
 from stages.checkpoints.gguf_tokenizer import make_tokenizer
 from stages.checkpoints.size_check import require_plausible_normalizer, require_plausible_sizes
+from stages.checkpoints.tokenizer_probe import require_bounded_tokenizer
 
 transformers_logging.set_verbosity_error()
 transformers_logging.disable_progress_bar()
 
 LOG = logging.getLogger("omnidraft.models")
+SEAL = "manifest.json"  # in the folder of a published version
 
 
 def pick_device(name: str) -> str:
@@ -246,9 +249,24 @@ def load_tokenizer(source: str) -> Any:
             return load_tokenizer(read_base_model(source))
         _require_reachable(source)
         require_plausible_normalizer(source)
+        if is_foreign(source):
+            require_bounded_tokenizer(find_tokenizer_file(source), source)
         tokenizer = AutoTokenizer.from_pretrained(source, use_fast=True, trust_remote_code=False)
         _require_true_conversion(tokenizer, source)
         return _drop_tokens_without_output(tokenizer, source)
+
+
+def is_foreign(source: str) -> bool:
+    """Return whether a tokenizer may be of somebody else: of a model of a hub, or of a published version."""
+    return not Path(source).is_dir() or (Path(source) / SEAL).is_file()
+
+
+def find_tokenizer_file(source: str) -> Path:
+    """Return the `tokenizer.json` of a folder, or of a model of the hub, which is fetched. It need not exist."""
+    if Path(source).is_dir():
+        return Path(source) / "tokenizer.json"
+    found = cached_file(source, "tokenizer.json", _raise_exceptions_for_missing_entries=False)
+    return Path(found or "no tokenizer.json")
 
 
 def _drop_tokens_without_output(tokenizer: Any, source: str) -> Any:

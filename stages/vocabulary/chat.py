@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from typing_extensions import override
 
 from stages.vocabulary.pair import How, Pair
-from stages.vocabulary.time_limit import limit_seconds
+from stages.vocabulary.template_process import TEMPLATES, TemplateError
 from stages.vocabulary.tokenizer_view import Vocabulary
 from store.errors import ConfigError
 
@@ -213,21 +213,18 @@ class ChatTemplate:
             yield text[done:]
 
     def _render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> str:
-        shown = [{key: one[key] for key in SHOWN_KEYS if key in one} for one in messages]
-        given = {"tools": list(tools)} if tools else {}
+        tokenizer = self._vocabulary.tokenizer
+        shown = [{key: one[key] for key in SHOWN_KEYS if one.get(key) is not None} for one in messages]
+        values = {**tokenizer.special_tokens_map, "messages": shown, "tools": list(tools) or None}
         try:
-            with limit_seconds(RENDER_SECONDS):
-                rendered: str = self._vocabulary.tokenizer.apply_chat_template(
-                    shown, chat_template=self._template, add_generation_prompt=True, tokenize=False, **given
-                )
-        except Exception as error:  # a template is a program and may raise any error
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            template = tokenizer.get_chat_template(self._template, list(tools) or None)
+            return TEMPLATES.render(template, values, RENDER_SECONDS)
+        except (TemplateError, ValueError) as error:  # also of a tokenizer that has several templates, none of them
             roles = ", ".join(one["role"] for one in messages[:9]) + (", ..." if len(messages) > 9 else "")
             raise ConfigError(
                 f"The chat template of {self._vocabulary.name} must render a conversation of the roles {roles}, "
-                f"but: {reason}; change the conversation, or name another template with source.chat_template=FILE."
+                f"but: {error}; change the conversation, or name another template with source.chat_template=FILE."
             ) from error
-        return rendered
 
 
 def _check_roles(roles: Sequence[str]) -> None:

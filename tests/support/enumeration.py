@@ -23,11 +23,12 @@ from stages.ngrams.eviction import LeastRecentlyUsed
 from stages.ngrams.trie import Node, Trie
 from stages.rules import MODES, Rule
 from stages.sampling.distributions import sample_rows
-from stages.sampling.random_source import RandomSource
+from stages.sampling.random_source import UNIFORM_BITS, RandomSource
 from stages.translate import Translate
 
 NEGLIGIBLE = 1e-14  # outcomes of less weight are left out; what they add up to stays below the tests' tolerance
-NARROWEST = 2.0**-23  # `to_float32_grid` could move the middle of a narrower cell out of it
+GRID = 2.0**UNIFORM_BITS
+NARROWEST = 2 / GRID  # `to_float32_grid` could move the middle of a narrower cell out of it
 Distribution = dict[tuple[int, ...], float]
 Result = TypeVar("Result")
 
@@ -37,10 +38,12 @@ class EnumeratingRandomSource:
 
     Args:
         choices: the outcome of each decision so far; after them the first possible outcome is taken.
+        rounded: whether weights are those of production to the last bit. Then distributions in double precision are
+            those of tests, whose number is rounded to the grid; tokens and pieces are drawn from those in float32.
     """
 
-    def __init__(self, choices: tuple[int, ...] = ()) -> None:
-        self.choices, self.weight = choices, 1.0
+    def __init__(self, choices: tuple[int, ...] = (), *, rounded: bool = False) -> None:
+        self.choices, self.weight, self._rounded = choices, 1.0, rounded
         self.untried: list[tuple[int, ...]] = []
         self._decided = 0
 
@@ -50,9 +53,13 @@ class EnumeratingRandomSource:
         if not np.isfinite(weights).all():
             return 0.5  # no distribution: whatever is drawn, nothing may depend on it
         edges = np.concatenate([[0.0], weights.cumsum()]) / weights.sum()
+        if tested := self._rounded and distribution.dtype == torch.float64:
+            edges = np.ceil(edges * GRID - 1e-6) / GRID  # a cell has the numbers of the grid from edge to edge
         widths = np.diff(edges)
         possible = np.flatnonzero(self.weight * widths > NEGLIGIBLE)
-        assert widths[possible].min() > NARROWEST, f"this distribution has a cell too narrow to be hit: {distribution}"
+        assert self._rounded or widths[possible].min() > NARROWEST, (
+            f"this distribution has a cell too narrow to be hit: {distribution}"
+        )
         if self._decided == len(self.choices):
             first, *others = possible.tolist()
             self.untried += [(*self.choices, other) for other in others]
@@ -60,14 +67,14 @@ class EnumeratingRandomSource:
         chosen = self.choices[self._decided]
         self._decided += 1
         self.weight *= float(widths[chosen])
-        return float(edges[chosen] + edges[chosen + 1]) / 2
+        return float(edges[chosen] if tested else (edges[chosen] + edges[chosen + 1]) / 2)
 
 
-def every_outcome(run: Callable[[RandomSource], Result]) -> Iterator[tuple[float, Result]]:
+def every_outcome(run: Callable[[RandomSource], Result], *, rounded: bool = False) -> Iterator[tuple[float, Result]]:
     """Run once for every outcome of its decisions; yields the outcome's probability and the result."""
     pending: list[tuple[int, ...]] = [()]
     while pending:
-        rng = EnumeratingRandomSource(pending.pop())
+        rng = EnumeratingRandomSource(pending.pop(), rounded=rounded)
         result = run(rng)
         pending += rng.untried
         yield rng.weight, result
@@ -99,6 +106,7 @@ class World:
         target_support, drafter_support: how many outcomes the distributions have; 0 means all.
         ends: target tokens that end a sequence.
         greedy: "", "target" (its distributions are at temperature 0) or "both".
+        dtype: precision of the distributions. In float32, weights are those of production to the last bit.
     """
 
     spelling: tuple[tuple[int, ...] | None, ...]
@@ -113,12 +121,18 @@ class World:
     drafter_support: int = 0
     ends: tuple[int, ...] = ()
     greedy: str = ""
+    dtype: torch.dtype = torch.float64
+
+    @property
+    def rounded(self) -> bool:
+        """Whether the distributions are rounded, and what is computed from them."""
+        return self.dtype != torch.float64
 
     def target_distribution(self, emitted: tuple[int, ...]) -> Tensor:
         """Over target tokens, after what was emitted."""
         size = len(self.spelling)
         distribution = random_distribution(2 * self.seed, emitted, size, self.target_support or size)
-        return _peak(distribution) if self.greedy else distribution
+        return (_peak(distribution) if self.greedy else distribution).to(self.dtype)
 
     @property
     def allowed(self) -> list[int]:
@@ -131,7 +145,7 @@ class World:
         support = self.drafter_support or len(allowed)
         distribution = torch.zeros(self.drafter_size, dtype=torch.float64)
         distribution[allowed] = random_distribution(2 * self.seed + 1, pieces, len(allowed), min(support, len(allowed)))
-        return _peak(distribution) if self.greedy == "both" else distribution
+        return (_peak(distribution) if self.greedy == "both" else distribution).to(self.dtype)
 
     def draw(self, distribution: Tensor, rng: RandomSource) -> int:
         """The piece that is drafted from a distribution."""
@@ -178,7 +192,7 @@ def _draft(world: World, row: SequenceState, remaining_tokens: int, rng: RandomS
         distributions.append(world.drafter_distribution((*row.pieces, *pieces)))
         pieces += (world.draw(distributions[-1], rng),)
     draft_probs_KD = (
-        torch.stack(distributions) if distributions else torch.zeros(0, world.drafter_size, dtype=torch.float64)
+        torch.stack(distributions) if distributions else torch.zeros(0, world.drafter_size, dtype=world.dtype)
     )
     return Draft(row, pieces, draft_probs_KD, (), None, ())
 
@@ -206,7 +220,7 @@ def _verifications(
     levels = rule.levels(proposals, torch.cat(distributions), starts)
     for number, proposal in enumerate(proposals):
         for weight, decisions in every_outcome(
-            lambda rng, i=number, p=proposal: decide(p, levels[i], distributions[i], rule, rng)
+            lambda rng, i=number, p=proposal: decide(p, levels[i], distributions[i], rule, rng), rounded=world.rounded
         ):
             kept = truncate(decisions, remaining_tokens, world.ends)
             yield number, weight, tuple(d.emitted for d in kept if d.emitted is not None)
@@ -217,7 +231,7 @@ def block_distribution(world: World, emitted: tuple[int, ...], remaining_tokens:
     trie, translate = translation_of(world, emitted)
     pieces = [piece for token in emitted for piece in world.spelling[token] or ()]
     row = SequenceState(0, "", "", "", list(emitted), 0, pieces, EnumeratingRandomSource(), remaining_tokens)
-    drafts = list(every_outcome(lambda rng: _draft(world, row, remaining_tokens, rng)))
+    drafts = list(every_outcome(lambda rng: _draft(world, row, remaining_tokens, rng), rounded=world.rounded))
     proposals = translate([draft for _, draft in drafts])
     distribution: Distribution = defaultdict(float)
     for number, weight, tokens in _verifications(world, rule_of(world, trie), emitted, proposals, remaining_tokens):

@@ -2,12 +2,13 @@
 
 Only `os.fsync` is observed. What it was called for is kept: of a file its content, of a folder its entries. The image
 of the disk after a power failure is made of these alone. That is the worst that a file system may do which keeps its
-promises: one that syncs more by itself hides a missing call.
+promises: one that syncs more by itself hides a missing call. Another file system keeps all entries of folders at once,
+so that a file may have its new name but not its content.
 """
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,11 +28,13 @@ class Disk:
         root: the folder.
         skipped: calls from here are not made.
         sites: where calls came from.
+        observe: called after each call, and after each `os.replace` and `os.rename`.
     """
 
     root: Path
     skipped: Site | None = None
     sites: set[Site] = field(default_factory=set)
+    observe: Callable[[], None] = lambda: None
     _contents: dict[int, bytes] = field(default_factory=dict)  # by inode
     _entries: dict[int, dict[str, tuple[int, bool]]] = field(default_factory=dict)  # inode and whether it is a folder
     _held: dict[int, int] = field(default_factory=dict)  # open descriptors, so that no inode is given to another file
@@ -51,22 +54,36 @@ class Disk:
         else:
             self._contents[inode] = path.read_bytes()
         self._hold(path)
+        self.observe()
 
     def _hold(self, path: Path) -> None:
         inode = path.stat().st_ino
         if inode not in self._held:
             self._held[inode] = os.open(path, os.O_RDONLY)
 
-    def fail(self, into: Path) -> Path:
-        """Write what is left after a power failure; return its folder."""
-        self._write(list_entries(self.root), into)
+    def rename(self, rename: Callable[..., None]) -> Callable[..., None]:
+        """In place of `os.replace` and `os.rename`."""
+
+        def call(*names: object, **options: object) -> None:
+            rename(*names, **options)
+            self.observe()
+
+        return call
+
+    def fail(self, into: Path, *, all_entries: bool = False) -> Path:
+        """Write what is left after a power failure; return its folder. With `all_entries`, folders have their entries
+        without being synced.
+        """
+        self._write(list_entries(self.root), into, self.root if all_entries else None)
         return into
 
-    def _write(self, entries: dict[str, tuple[int, bool]], into: Path) -> None:
+    def _write(self, entries: dict[str, tuple[int, bool]], into: Path, source: Path | None) -> None:
         into.mkdir(parents=True)
         for name, (inode, is_folder) in entries.items():
-            if is_folder:
-                self._write(self._entries.get(inode, {}), into / name)
+            if is_folder and source:
+                self._write(list_entries(source / name), into / name, source / name)
+            elif is_folder:
+                self._write(self._entries.get(inode, {}), into / name, None)
             else:
                 (into / name).write_bytes(self._contents.get(inode, b""))
 
@@ -94,12 +111,15 @@ def find_site(synced: Path) -> Site:
 
 
 @contextmanager
-def record_syncs(root: Path, skipped: Site | None = None) -> Iterator[Disk]:
-    """Record every `os.fsync` below a new folder; with `skipped`, leave out the calls from one place."""
+def record_syncs(root: Path, skipped: Site | None = None, observe: Callable[[], None] = lambda: None) -> Iterator[Disk]:
+    """Record every `os.fsync` below a new folder; with `skipped`, leave out the calls from one place. `observe` as of
+    `Disk`.
+    """
     if not Path("/proc/self/fd").exists():
         pytest.skip("the files of descriptors are read from /proc, which this system has not")
     (root / "runs").mkdir(parents=True)
-    disk = Disk(root, skipped)
-    with patch.object(os, "fsync", disk.sync):
+    disk = Disk(root, skipped, observe=observe)
+    renamed = {name: disk.rename(getattr(os, name)) for name in ("replace", "rename")}
+    with patch.object(os, "fsync", disk.sync), patch.multiple(os, **renamed):
         yield disk
     disk.close()

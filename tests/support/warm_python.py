@@ -44,6 +44,7 @@ LOADED = (
 )  # but not ray, which reads what a worker is from its environment as soon as it is imported
 HIGH = 500  # descriptors that arrive are kept above those that a program counts on
 RAY_WORKER = "default_worker.py"
+STARTED = subprocess.Popen  # by the system, also where a test has put `Popen` of this module in its place
 
 
 class Server:
@@ -60,7 +61,7 @@ class Server:
         paths = [str(Path(__file__).parents[2]), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
         environment |= {"OMP_NUM_THREADS": "1", "MLFLOW_DISABLE_TELEMETRY": "true", "RAY_USAGE_STATS_ENABLED": "0"}
-        self._process = subprocess.Popen(
+        self._process = STARTED(
             [sys.executable, __file__, self.address], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
         )
         assert self._process.stdout is not None

@@ -49,7 +49,7 @@ def _drafter_logits(world: World, pieces: tuple[int, ...]) -> Tensor:
 
 
 def stages_of(world: World, *, states: bool = False) -> Stages:
-    """Fresh stages over a world, in double precision; with `states`, the drafter reads those of the target."""
+    """Fresh stages over a world, in its precision; with `states`, the drafter reads those of the target."""
     size = len(world.spelling)
     wide = replace(world, spelling=world.spelling + (None,) * EXTRA)
     trie, translate = translation_of(wide, ())
@@ -64,7 +64,7 @@ def stages_of(world: World, *, states: bool = False) -> Stages:
         world.allowed,
         world.max_draft,
         None,
-        torch.float64,
+        world.dtype,
         state_logits=_state_logits(world) if states else None,
     )
     context = [spelt or () for spelt in wide.spelling]
@@ -77,7 +77,7 @@ def stages_of(world: World, *, states: bool = False) -> Stages:
         size,
         world.ends,
         supervise_nothing,
-        torch.float64,
+        world.dtype,
         project=project,
     )
     return decode, translate, verify
@@ -136,6 +136,6 @@ def stage_distribution(
         return tuple(row.tokens[row.prompt_length :])[:count]
 
     distribution: Distribution = defaultdict(float)
-    for weight, tokens in every_outcome(run):
+    for weight, tokens in every_outcome(run, rounded=world.rounded):
         distribution[tokens] += weight
     return distribution, lengths

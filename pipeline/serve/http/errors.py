@@ -16,6 +16,8 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 from typing_extensions import override
 
+from pipeline.serve.messages import BusyError
+
 VALUE_CHARACTERS = 60  # of a wrong value that a message repeats
 LINGER_BYTES, LINGER_SECONDS = 32 << 20, 10.0
 NO_RETRY = {"x-should-retry": "false"}  # otherwise OpenAI's clients repeat after 5xx, and a slow request stays slow
@@ -108,17 +110,18 @@ def unknown_model_error(name: str, served: str) -> ApiError:
     return ApiError(404, message, param="model", code="model_not_found")
 
 
-def busy_error(reason: str, retry_after: float, shutting_down: bool) -> ApiError:
-    """Make a 429 for a full queue or a 503 during shutdown, both with a Retry-After header."""
-    headers = {"Retry-After": str(max(1, math.ceil(retry_after)))}
-    if shutting_down:
-        return ApiError(503, reason, kind="server_error", code="server_leaving", headers=headers)
-    return ApiError(429, reason, kind="rate_limit_error", code="rate_limit_exceeded", headers=headers)
+def busy_error(error: BusyError) -> ApiError:
+    """Make a 429 for a full queue, or a 503 during a shutdown or a restart, all with a Retry-After header."""
+    headers = {"Retry-After": str(max(1, math.ceil(error.retry_after)))}
+    if error.shutting_down or error.restarting:
+        code = "server_leaving" if error.shutting_down else "engine_restarting"
+        return ApiError(503, str(error), kind="server_error", code=code, headers=headers)
+    return ApiError(429, str(error), kind="rate_limit_error", code="rate_limit_exceeded", headers=headers)
 
 
 def shutdown_error() -> ApiError:
     """Make a 503 for requests during shutdown."""
-    return busy_error("the server is shutting down; try again when it is back", 5, shutting_down=True)
+    return busy_error(BusyError("the server is shutting down; try again when it is back", 5, shutting_down=True))
 
 
 def deadline_error(seconds: float) -> ApiError:
@@ -152,6 +155,10 @@ def add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(ApiError)
     async def handle_api_error(_: Request, error: ApiError) -> Response:
         return error.response()
+
+    @app.exception_handler(BusyError)
+    async def handle_busy(_: Request, error: BusyError) -> Response:
+        return busy_error(error).response()
 
     @app.exception_handler(HTTPException)
     async def handle_routing_error(request: Request, error: HTTPException) -> Response:

@@ -189,6 +189,8 @@ class _StatusCollector(Collector):
                 gauge.add_metric((self._model,), value)
                 yield gauge
         counters = {
+            "omnidraft:engine_restarts": ("Restarts of the engine after an error.", status.engine_restarts),
+            "omnidraft:learner_restarts": ("Restarts of the learner after an error.", status.learner_restarts),
             "omnidraft:learner_dropped": ("Completed prompts that the learner dropped.", status.learner_dropped),
             "vllm:prefix_cache_queries": ("Prompt tokens for which the prefix cache was searched.", prefixes.tokens),
             "vllm:prefix_cache_hits": ("Prompt tokens copied from the prefix cache.", prefixes.copied_tokens),

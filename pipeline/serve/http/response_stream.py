@@ -168,7 +168,7 @@ class ResponseStream:
             self.interrupt()
             self._cancel_functions.clear()
             if isinstance(error, BusyError):
-                raise busy_error(str(error), error.retry_after, error.shutting_down) from None
+                raise busy_error(error) from None
             raise
 
     def _make_listener(self, choice: int) -> ChunkListener:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import socket
 import time
+from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, ClassVar
 
@@ -122,11 +123,14 @@ class DrainingServer(uvicorn.Server):
     """A server whose shutdown refuses new requests and waits for the running ones, up to the grace time.
 
     During the shutdown `/health` responds 503, so that a load balancer sends requests elsewhere. A second signal ends
-    the server at once.
+    the server at once. It also shuts down once `failed` returns True.
     """
 
-    def __init__(self, config: uvicorn.Config, app: FastAPI, grace_seconds: float) -> None:
+    def __init__(
+        self, config: uvicorn.Config, app: FastAPI, grace_seconds: float, failed: Callable[[], bool] = lambda: False
+    ) -> None:
         super().__init__(config)
+        self._failed = failed
         self._active: ActiveRequests = app.state.active_requests
         self._grace = grace_seconds
         self._grace_end: float | None = None  # by `time.monotonic`
@@ -146,6 +150,8 @@ class DrainingServer(uvicorn.Server):
 
     @override
     async def on_tick(self, counter: int) -> bool:
+        if self._grace_end is None and self._failed():
+            self.begin_shutdown()
         if self._grace_end is not None and not self.should_exit:
             if time.monotonic() > self._grace_end:
                 self._active.interrupt_all()
@@ -155,8 +161,8 @@ class DrainingServer(uvicorn.Server):
         return await super().on_tick(counter)
 
 
-def make_server(app: FastAPI, limits: Limits) -> DrainingServer:
-    """Make a server without starting it; its `run(sockets=[...])` serves until a shutdown."""
+def make_server(app: FastAPI, limits: Limits, failed: Callable[[], bool] = lambda: False) -> DrainingServer:
+    """Make a server without starting it; its `run(sockets=[...])` serves until a shutdown, or until it `failed`."""
     config = uvicorn.Config(
         app,
         http=make_connection_class(limits),
@@ -171,7 +177,7 @@ def make_server(app: FastAPI, limits: Limits) -> DrainingServer:
         timeout_graceful_shutdown=SEND_SECONDS,
     )
     limit_warnings("uvicorn.error")  # one for each request that is not HTTP
-    return DrainingServer(config, app, limits.grace_seconds)
+    return DrainingServer(config, app, limits.grace_seconds, failed)
 
 
 def exposure_warning(host: str, has_key: bool) -> str | None:
@@ -181,14 +187,22 @@ def exposure_warning(host: str, has_key: bool) -> str | None:
     return f"listening on {host}: anyone who can reach this machine can use the models; set --api-key"
 
 
-def serve(app: FastAPI, listener: socket.socket, limits: Limits, *, has_key: bool) -> None:
+def serve(
+    app: FastAPI,
+    listener: socket.socket,
+    limits: Limits,
+    *,
+    has_key: bool,
+    failed: Callable[[], bool] = lambda: False,
+) -> None:
     """Serve until SIGTERM or SIGINT; returns after the running requests, or after the grace time.
 
     Args:
         app: the application from `make_app`.
         listener: a socket from `listen`; it is closed.
         has_key: whether requests need a key. Without one, other machines should not reach the server.
+        failed: whether nothing will be served any more, so that the server ends.
     """
     if warning := exposure_warning(listener.getsockname()[0], has_key):
         LOG.warning("warning: %s", warning)
-    make_server(app, limits).run(sockets=[listener])
+    make_server(app, limits, failed).run(sockets=[listener])

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import time
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -15,6 +16,7 @@ from urllib.error import HTTPError
 
 import pytest
 from serving_runs import Serve, serve_dashboards
+from sql_bombs import BOMBS
 from stream_making import append, prompt, stream, write
 
 from dashboards.web import bounds
@@ -24,14 +26,9 @@ from store.errors import QueryError, UsageError
 from store.log.run_log import RunLog
 
 COUNT = "SELECT count(*) FROM prompts"
-# Each runs for more than ten times the limit of these tests. DuckDB looks at no interrupt while it computes them.
-BOMBS = {
-    "a function": "SELECT levenshtein(repeat('a', 200000), repeat('b', 200000))",
-    "a plan": " UNION ALL ".join(["SELECT 1"] * 3400),
-    "columns": "SELECT " + ", ".join(["1"] * 20_000),
-    "rows": "SELECT count(*) FROM range(1000000) a, range(1000000) b",
-    "a list": "SELECT len(list_sort(range(300000000)))",
-}
+# DuckDB looks at no interrupt while it computes the first.
+FUNCTION, ROWS = BOMBS["texts: levenshtein"], BOMBS["rows: product"]
+LIMIT, GRACE = 1.0, 1.0  # seconds for a bomb, and after them
 
 
 @pytest.fixture
@@ -92,26 +89,42 @@ def test_an_unknown_run_is_refused(queries: SqlProcess):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["a function", "rows"])
-def test_a_query_ends_at_its_limit_and_the_next_one_is_answered(queries: SqlProcess, name: str):
+@pytest.mark.parametrize("query", [FUNCTION, ROWS], ids=["a function", "rows"])
+def test_a_query_ends_at_its_limit_and_the_next_one_is_answered(queries: SqlProcess, query: str):
     assert rows(queries, "SELECT 1") == [[1]], "its process has started"
-    end_at_limit(queries, BOMBS[name], r"must be done within 0\.3 s")
+    end_at_limit(queries, query, r"must be done within 0\.3 s")
     assert rows(queries, "SELECT 1") == [[1]]
 
 
-@pytest.mark.sweep
+def test_there_are_sixty_bombs():
+    assert len(BOMBS) == len(set(BOMBS.values())) == 60
+    assert max(map(len, BOMBS.values())) <= QUERY_BYTES, "none is refused for its length"
+
+
+@pytest.mark.slow
+@pytest.mark.representatives(4)
 @pytest.mark.parametrize("name", BOMBS)
-def test_every_bomb_ends(queries: SqlProcess, name: str):
-    assert rows(queries, "SELECT 1") == [[1]]
-    end_at_limit(queries, BOMBS[name], r"must be (done|possible) within")
-    assert rows(queries, "SELECT 1") == [[1]]
+def test_every_bomb_ends_within_its_limit_and_a_second(queries: SqlProcess, name: str, record_property):
+    """The limit is what is promised, so it is timed; it holds on a busy machine too."""
+    assert rows(queries, "SELECT 1") == [[1]], "its process has started"
+    queries._seconds = LIMIT
+    began, ended = time.monotonic(), "answered"
+    try:
+        queries.run([], BOMBS[name])
+    except QueryError as error:
+        ended = str(error).partition("\n")[0][:100]
+    seconds = time.monotonic() - began
+    record_property("ended", f"{seconds:.2f} s: {ended}")
+    assert seconds <= LIMIT + GRACE, ended
+    queries._seconds = 60.0
+    assert rows(queries, "SELECT 1") == [[1]], "the next query is answered"
 
 
 def test_a_process_that_is_killed_is_started_again(queries: SqlProcess):
     assert rows(queries, COUNT) == [[20]]
     assert queries.pid
     with ThreadPoolExecutor(1) as thread:
-        sent = thread.submit(queries.run, [], BOMBS["a function"])
+        sent = thread.submit(queries.run, [], FUNCTION)
         with pytest.raises(TimeoutError):
             sent.result(timeout=0.2)  # it runs
         os.kill(queries.pid, signal.SIGKILL)  # as the system does for its memory
@@ -163,7 +176,7 @@ def test_pages_are_answered_while_slow_queries_run(serve: Serve, runs: Path, mon
     address = serve(runs)
     assert post(address, COUNT)[1]["rows"] == [[20]]
     with ThreadPoolExecutor(60) as threads:
-        sent = [threads.submit(post, address, BOMBS["a function"]) for _ in range(60)]
+        sent = [threads.submit(post, address, FUNCTION) for _ in range(60)]
         refused = list(itertools.islice(as_completed(sent), 60 - MOST_WAITING - 1))
         assert {one.result()[0] for one in refused} == {429}
         assert "try again" in refused[0].result()[1]["error"]

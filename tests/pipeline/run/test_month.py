@@ -1,8 +1,10 @@
-"""A month in minutes: a hundred thousand prompts on stub models through the real loop, recorder, log, compaction and
-registry queue. Memory, open files, threads and the files of the run stay as they are.
+"""A month in minutes: a hundred thousand prompts on stub models through the real loop, recorder, log, compaction,
+registry queue and retention. Memory, open files, threads, the files of the run and the registered versions stay as they
+are.
 """
 
 import gc
+import shutil
 import threading
 from itertools import islice
 from pathlib import Path
@@ -11,7 +13,9 @@ from statistics import median
 import pyarrow as pa
 import pytest
 from loop_doubles import runner_of, stub_loop
+from registry_making import new_store
 from test_soak import MEBIBYTES, SHARE, STATUS, resident_mebibytes
+from version_making import publication
 
 from pipeline.run.event_sink import EventSink
 from store.events import PromptReceived
@@ -19,8 +23,11 @@ from store.log.compaction import compact
 from store.log.run_log import Commit, RunLog
 from store.query.summary import write_summary
 from store.registry.outbox import Outbox, RetryPolicy
+from store.registry.registry import MODEL, MlflowRegistry, list_versions
+from store.registry.retention import prune
 
 COMMIT, COMPACT = 500, 5_000  # prompts between two
+KEEP, PUBLISHED = 3, 4  # registered versions that stay, and those of a day
 JOINED = 20_000  # rows of a joined part: few, so that joining takes as much memory early as late
 STATE = {"state.json": b"{}"}
 
@@ -39,6 +46,11 @@ class Month:
         self.threads: list[int] = []
         self.files: list[int] = []
         self.bytes: list[int] = []
+        self._registry = folder.parent / "mlflow"
+        self._uri = new_store(self._registry)
+        self.registered: list[int] = []
+        self.pruned = 0
+        self.artifacts: list[int] = []
 
     def _deliver(self, kind: str, bodies: list[dict]) -> dict:
         self.delivered += len(bodies)
@@ -59,6 +71,7 @@ class Month:
             self._forget()
             if number % COMPACT == 0:
                 compact(self.folder, rows=JOINED, grace=0.0)
+                self._publish_day(number // COMPACT)
                 self._look()
         self._events.take(self._loop.end())
         self._log.finish(self._outbox.mark())
@@ -71,6 +84,22 @@ class Month:
             for kept in (stage.admitted, stage.released, stage.calls):
                 kept.clear()
         runner.learner._response.noted.clear()
+
+    def _publish_day(self, day: int) -> None:
+        """Register the versions of a run of a day, and delete those of earlier days."""
+        run, spool = f"day-{day}", self.folder.parent / f"queue-{day}.jsonl"
+        registry = MlflowRegistry(self._uri, spool)
+        registry.start_run(run, {}, {}, [("month", "stub")], identity=run)
+        for version in range(PUBLISHED):
+            folder, event = publication(self.folder.parent, version, run)
+            registry.publish(folder, event, {}, drift=None)
+        registry.finish({}, [])
+        assert registry.close(60) == 0
+        shutil.rmtree(self.folder.parent / run)
+        self.pruned += len(prune(self._uri, MODEL, KEEP, dry_run=False))
+        self.registered.append(len(list_versions(self._uri)))
+        files = [path for path in (self._registry / "mlartifacts").rglob("*") if path.is_file()]
+        self.artifacts.append(sum(path.stat().st_size for path in files))
 
     def _look(self) -> None:
         files = [path for path in self.folder.rglob("*") if path.is_file()]
@@ -98,6 +127,10 @@ def require_flat(month: Month, prompts: int) -> None:
     assert summary["check"]["mismatches"] == 0
     assert summary["check"]["decisions"] == prompts * 10 // 4
     assert month.delivered == prompts // COMMIT
+    days = prompts // COMPACT
+    assert month.pruned == (days - 1) * PUBLISHED, "all versions of earlier days"
+    assert month.registered == [PUBLISHED] * days, "the newest, with their ancestors"
+    assert max(month.artifacts) <= 1.1 * month.artifacts[0], month.artifacts
 
 
 @pytest.mark.skipif(not STATUS.exists(), reason="needs /proc/self to read memory and open files from")

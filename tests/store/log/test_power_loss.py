@@ -4,6 +4,7 @@ Every call of `fsync` is needed: without any one of them, some power failure los
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from store.events import PromptRejected
 from store.files import digest_of
 from store.log.checkpoint import read_checkpoint
 from store.log.compaction import compact
-from store.log.manifest import PREVIOUS, part_path, read_manifest
+from store.log.manifest import MANIFEST, PREVIOUS, part_path, read_manifest
 from store.log.partitions import open_partition
 from store.log.run_log import REJECTED, Commit, RunLog
 
@@ -124,6 +125,86 @@ def play(scenario: Scenario, folder: Path, skipped: Site | None = None) -> set[S
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_nothing_that_was_committed_is_lost(tmp_path: Path, scenario: Scenario):
     assert len(play(scenario, tmp_path)) >= 4
+
+
+# Power failures inside a commit: what is left is the commit before or the one that was being made, as a whole.
+
+
+def committed_prompts(root: Path) -> dict[str, int]:
+    """Prompts that each manifest below a folder names, by the run or partition."""
+    found = {}
+    for path in root.rglob(MANIFEST.as_posix()):
+        log = path.parent.parent
+        found[log.relative_to(root).as_posix()] = sum(part.rows for part in read_manifest(log).tables["prompts"])
+    return found
+
+
+@dataclass
+class Points:
+    """Images of the disk after every step of a scenario.
+
+    Attributes:
+        images: each with the prompts that may be left: those of the manifest now, and of the one before.
+    """
+
+    root: Path
+    folder: Path
+    all_entries: bool
+    disk: Disk | None = None
+    images: list[tuple[Path, dict[str, set[int]]]] = field(default_factory=list)
+    _counts: dict[str, list[int]] = field(default_factory=dict)
+
+    def observe(self) -> None:
+        assert self.disk
+        for name, prompts in committed_prompts(self.root).items():
+            counts = self._counts.setdefault(name, [0])
+            if counts[-1] != prompts:
+                counts.append(prompts)
+        image = self.disk.fail(self.folder / str(len(self.images)), all_entries=self.all_entries)
+        self.images.append((image, {name: set(counts[-2:]) for name, counts in self._counts.items()}))
+
+
+def require_whole(image: Path, allowed: dict[str, set[int]]) -> None:
+    """Require that everything that a manifest names is there, and that the run can be opened again as it is."""
+    for name, prompts in committed_prompts(image).items():
+        log = image / name
+        manifest = read_manifest(log)
+        assert prompts in allowed[name], f"{prompts} prompts after a failure, committed were {allowed[name]}"
+        for part in (part for parts in manifest.tables.values() for part in parts):
+            assert digest_of(part_path(log, part)) == part.sha256, part.file
+        if manifest.checkpoint:
+            assert read_checkpoint(log, manifest.checkpoint)
+        if not manifest.finished:
+            RunLog(log).close()
+            assert committed_prompts(image)[name] == prompts
+
+
+def require_all_whole(points: Points) -> None:
+    for image, allowed in points.images:
+        require_whole(image, allowed)
+
+
+@pytest.mark.parametrize("all_entries", [False, True], ids=["what was synced", "all names"])
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_a_power_failure_at_any_point_leaves_one_of_two_commits(tmp_path: Path, scenario: Scenario, all_entries: bool):
+    points = Points(tmp_path / "disk", tmp_path / "points", all_entries)
+    with record_syncs(points.root, observe=points.observe) as points.disk:
+        scenario(Failures(points.disk, tmp_path / "images"))
+    assert len(points.images) >= 8
+    require_all_whole(points)
+    assert sum(len(counts) - 1 for counts in points._counts.values()) >= 1, "something was committed"
+
+
+def test_a_part_that_is_named_before_it_is_synced_is_found(tmp_path: Path):
+    """The test above can fail."""
+    (site,) = {one for one in play(write_log, tmp_path / "sites") if one[0] == "file" and "log/parts.py" in str(one)}
+    points = Points(tmp_path / "disk", tmp_path / "points", all_entries=True)
+    with record_syncs(points.root, site, points.observe) as points.disk:
+        log = RunLog(points.root / RUN)
+        commit(log, 0)
+        log.close()
+    with pytest.raises((AssertionError, OmnidraftError)):
+        require_all_whole(points)
 
 
 def is_needed(site: Site, scenario: Scenario, folder: Path) -> bool:

@@ -1,0 +1,261 @@
+"""The engine's process: serves a run for the process that started it (pipeline/serve/engine_process.py), and what both
+send each other.
+"""
+
+import os
+import pickle
+import signal
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from multiprocessing import parent_process
+from multiprocessing.connection import Connection
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+from pipeline.config.settings import Config, load
+from pipeline.log_records import forward_records
+from pipeline.run.folder import CONFIG, is_unfinished, open_run
+from pipeline.serve.engine import LiveEngine
+from pipeline.serve.messages import Chunk, EngineStatus, GenerationRequest
+from pipeline.serve.run import ServerRun
+from stages.sampling.grammars import Grammar, GrammarSource
+from store.errors import RunError
+from store.events import BlockDone, Drifted, Event, Recalled, Updated
+from store.log.mirror import Mirror
+
+COUNTED = (BlockDone, Updated, Drifted, Recalled)  # events that metrics count; others stay in the engine's process
+POLL_SECONDS = 0.25  # between two looks at an engine that may have stopped
+GRAMMARS = 64  # compiled ones that are kept
+
+
+@dataclass(frozen=True)
+class EngineSetup:
+    """What the engine's process needs.
+
+    Attributes:
+        config: all settings.
+        run: the run's name on a command line: its folder, or its URI on an object store.
+        resume: resume the run.
+        level: lowest level of the log records to send.
+        restarted: another process has served the run before: resume what it has committed.
+    """
+
+    config: Config
+    run: str
+    resume: bool
+    level: int
+    restarted: bool = False
+
+    def open(self) -> tuple["EngineSetup", Path, Mirror]:
+        """Return the setup with what has become of the run, its working folder and its mirror."""
+        folder, mirror = open_run(Path(self.run), new=not (self.resume or self.restarted))
+        if self.restarted and is_unfinished(folder):
+            return replace(self, config=load(folder / CONFIG), resume=True), folder, mirror
+        return self, folder, mirror
+
+
+@dataclass(frozen=True)
+class EngineCall:
+    """A call of the engine, answered by `EngineAnswer` with the same number."""
+
+    number: int
+    method: str
+    arguments: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class EngineAnswer:
+    """Result of a call, or the exception that it raised."""
+
+    number: int
+    value: Any = None
+    error: BaseException | None = None
+
+
+@dataclass(frozen=True)
+class EngineReady:
+    """The engine's process serves.
+
+    Attributes:
+        tokens: per id of the target's tokenizer its bytes; of a special token its name.
+        status: of the engine.
+    """
+
+    tokens: tuple[bytes, ...]
+    status: EngineStatus
+
+
+@dataclass(frozen=True)
+class RequestPart:
+    """A chunk of a request."""
+
+    number: int
+    chunk: Chunk
+
+
+@dataclass(frozen=True)
+class EngineEnded:
+    """The last message of a process that ends by itself; with the error that ended it."""
+
+    error: BaseException | None
+
+
+class GrammarHandle(Grammar):
+    """A grammar that the engine's process has compiled.
+
+    Args:
+        source: its text.
+    """
+
+    def __init__(self, source: GrammarSource) -> None:
+        super().__init__(None, ())
+        self.source = source
+
+
+class _Sender:
+    """Sends messages on a thread of its own, several at a time, so that the engine never waits for the pipe."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection, self._queue = connection, SimpleQueue[object]()
+        self._thread = threading.Thread(target=self._run, name="engine-sender", daemon=True)
+        self._thread.start()
+
+    def send(self, message: object) -> None:
+        """Queue a message. May be called on any thread."""
+        self._queue.put(message)
+
+    def close(self) -> None:
+        """Send what is queued and end."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        with suppress(OSError):  # nobody listens any more
+            while (first := self._queue.get()) is not None:
+                messages = [first]
+                while not self._queue.empty() and messages[-1] is not None:
+                    messages.append(self._queue.get())
+                last = messages[-1] is None
+                self._connection.send_bytes(pickle.dumps([one for one in messages if one is not None]))
+                if last:
+                    return
+
+
+class _RequestHandler:
+    """Calls the engine for the other process. Calls that take long run on two threads, as many as may call at once.
+
+    Args:
+        engine: of the run.
+        send: sends a message.
+    """
+
+    def __init__(self, engine: LiveEngine, send: Callable[[object], None]) -> None:
+        self._engine, self._send = engine, send
+        self._threads = ThreadPoolExecutor(2, "engine-encoding")
+        self._cancels: dict[int, Callable[[], None]] = {}
+        self._grammars: OrderedDict[GrammarSource, Grammar] = OrderedDict()
+
+    def handle(self, call: EngineCall) -> None:
+        """Carry out a call, now or on another thread."""
+        if call.method in ("submit", "cancel"):
+            self._answer(call, getattr(self, f"_{call.method}"))
+        elif call.method == "compile_grammar":
+            self._threads.submit(self._answer, call, self._compile_grammar)
+        else:
+            self._threads.submit(self._answer, call, getattr(self._engine, call.method))
+
+    def _answer(self, call: EngineCall, method: Callable[..., Any]) -> None:
+        try:
+            self._send(EngineAnswer(call.number, method(*call.arguments)))
+        except Exception as error:
+            self._send(EngineAnswer(call.number, error=_picklable(error)))
+
+    def _compile_grammar(self, source: GrammarSource) -> None:
+        self._find_grammar(source)
+
+    def _find_grammar(self, source: GrammarSource) -> Grammar:
+        grammar = self._grammars.get(source) or self._engine.compile_grammar(source)
+        self._grammars[source] = grammar
+        if len(self._grammars) > GRAMMARS:
+            self._grammars.popitem(last=False)
+        return grammar
+
+    def _submit(self, number: int, request: GenerationRequest, grammar: GrammarSource | None) -> None:
+        def send_chunk(chunk: Chunk) -> None:
+            if chunk.finish:
+                self._cancels.pop(number, None)
+                self._send(self._engine.read_status())  # before the client hears of the end
+            self._send(RequestPart(number, chunk))
+
+        if grammar:
+            request = replace(request, grammar=self._find_grammar(grammar))
+        self._cancels[number] = lambda: None  # the first chunk may be the last
+        cancel = self._engine.submit(request, send_chunk)
+        if number in self._cancels:
+            self._cancels[number] = cancel
+
+    def _cancel(self, number: int) -> None:
+        if cancel := self._cancels.get(number):
+            cancel()
+
+
+def run_engine(connection: Connection, setup: EngineSetup) -> None:
+    """Serve a run, in the engine's process, until the other process says so or the engine stops."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # they are meant for the server, which then ends the engine
+    threading.Thread(target=_exit_with_server, name="server-monitor", daemon=True).start()
+    sender = _Sender(connection)
+    forward_records(sender.send, setup.level)
+    error: BaseException | None = None
+    try:
+        _serve(connection, setup, sender)
+    except BaseException as caught:
+        error = caught
+    sender.send(EngineEnded(_picklable(error)))
+    sender.close()
+    os._exit(0 if error is None else 1)  # threads of libraries may still run
+
+
+def _serve(connection: Connection, setup: EngineSetup, sender: _Sender) -> None:
+    def send_event(event: Event) -> None:
+        if isinstance(event, COUNTED):
+            sender.send(event)
+
+    setup, folder, mirror = setup.open()
+    server = ServerRun(setup.config, folder, send_event, resume=setup.resume, mirror=mirror)
+    with server:
+        engine = server.engine
+        handler, last = _RequestHandler(engine, sender.send), engine.read_status()
+        tokens = tuple(engine.decode_token(token) for token in range(engine.vocabulary_size))
+        sender.send(EngineReady(tokens, last))
+        while engine.failure is None:
+            if connection.poll(POLL_SECONDS):
+                call: EngineCall = pickle.loads(connection.recv_bytes())
+                if call.method == "close":
+                    server.config = server.config.with_overrides({"serve.grace_seconds": call.arguments[0]})
+                    return
+                handler.handle(call)
+            if (status := engine.read_status()) != last:
+                sender.send(last := status)
+        raise engine.failure
+
+
+def _picklable(error: BaseException | None) -> BaseException | None:
+    """Return the error, or one with its message if it cannot be sent."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RunError(repr(error))
+    return error
+
+
+def _exit_with_server() -> None:
+    """Exit as soon as the server ends, so that a server that resumes the run finds it free. Commits remain."""
+    if server := parent_process():
+        server.join()
+        os._exit(1)

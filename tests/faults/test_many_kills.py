@@ -1,0 +1,210 @@
+"""Many kills with everything on: learning, drift, publishing, compaction, an object store; of replays and of servers.
+
+`OMNIDRAFT_TEST_KILLS=100 pytest -m sweep tests/faults/test_many_kills.py` chooses how many of each kind, here divided
+among ten seeds and five.
+"""
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+from faulty_runs import NOBODY, Life, Stream, World, differences, rows_of, strays
+from object_serving import ObjectServer
+from serving_process import ServerProcess, server_arguments, server_process
+from serving_tiny import OFTEN, assert_sound, texts
+from test_object_runs import pull_run
+from tiny_pair import TinyPair
+
+from store.log.compaction import compact
+from store.log.manifest import MANIFEST, read_manifest
+from store.log.partitions import LEARNER, PARTITIONS, partition_folder
+from store.log.rollups import COUNTS
+from store.log.schema import TABLES
+from store.object_store.remote_run import RemoteRun
+from store.object_store.uri import append_path
+from store.registry.version_folder import open_version
+
+KILLS = int(os.environ.get("OMNIDRAFT_TEST_KILLS", "50"))  # of replays; of servers half as many
+REPLAY_SEEDS, SERVER_SEEDS = range(10), range(5)
+LATEST = 5.0  # seconds from the start of a replay to a kill
+SERVED = 6.0  # and between two kills of a server
+LEARNING = {"learn.spacing": "fixed", "learn.interval": 2, "publish.interval": 2, "serve.learn_share": 4.0}
+
+
+def share(kills: int, seeds: range, seed: int) -> int:
+    """How many of the kills a seed makes."""
+    return kills // len(seeds) + (seed < kills % len(seeds))
+
+
+@contextmanager
+def keep_compacting(run: Path) -> Iterator[None]:
+    """Compact a log again and again, as another process would, while something writes it."""
+    done = threading.Event()
+
+    def work() -> None:
+        while not done.wait(0.3):
+            for log in (run, partition_folder(run, LEARNER)):
+                if (log / MANIFEST).exists():
+                    with suppress(FileNotFoundError):  # of a folder that is being made
+                        compact(log)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def kill_replays(stream: Stream, run: Path | str, folder: Path, kills: int, chance: random.Random) -> int:
+    """Kill a run so many times at random instants, and let it end. Returns how often it was killed."""
+    begun, killed = False, 0
+    while True:
+        life = Life(World(folder), ["replay", "--resume", run] if begun else stream.begin(run))  # type: ignore[arg-type]
+        if killed < kills:
+            time.sleep(chance.uniform(0, LATEST))
+            life.send(signal.SIGKILL)
+        ended = life.end()
+        if not begun and ended.status == 2 and "that is not finished" in ended.err:
+            begun = True  # it was killed before it said that it had begun
+            continue
+        assert ended.status in (0, -signal.SIGKILL), ended.err
+        killed += ended.status == -signal.SIGKILL
+        if ended.status == 0:
+            return killed
+        begun = begun or "run: " in ended.err
+
+
+@pytest.mark.sweep
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", REPLAY_SEEDS)
+def test_many_kills_of_replays_change_nothing(
+    stream: Stream, whole: Path, objects: ObjectServer, tmp_path: Path, seed: int
+):
+    """Every other one on an object store; in folders, the log is compacted all the time."""
+    chance, left = random.Random(1000 + seed), share(KILLS, REPLAY_SEEDS, seed)
+    for number in range(100):
+        if left <= 0:
+            break
+        folder = tmp_path / str(number)
+        if seed % 2:
+            place = objects.place()
+            left -= kill_replays(stream, place, folder / "world", left, chance)
+            run = pull_run(place, folder)
+        else:
+            run = folder / "run"
+            with keep_compacting(run):
+                left -= kill_replays(stream, run, folder / "world", left, chance)
+        assert differences(run, whole) == []
+        if seed % 2:
+            assert strays(run) == set()
+    assert left == 0
+
+
+class Clients:
+    """Clients that send requests without a pause, and count how these end."""
+
+    def __init__(self, server: ServerProcess, chance: random.Random) -> None:
+        self._server, self._model, self._seed = server, server.model(), chance.random()
+        self._done = threading.Event()
+        self.answered = self.told = 0
+        self._threads = [threading.Thread(target=self._work, args=(number,)) for number in range(3)]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _work(self, number: int) -> None:
+        chance, prompts = random.Random(self._seed + number), texts(700, 760)
+        while not self._done.is_set():
+            try:
+                self._server.complete(chance.choice(prompts), model=self._model, temperature=1, max_tokens=8)
+                self.answered += 1
+            except OSError:  # refused, reset, or an error as an answer
+                self.told += 1
+                time.sleep(0.05)
+
+
+def tables_of(run: Path) -> dict[str, list[dict[str, Any]]]:
+    """All rows of a run and of its learner."""
+    logs = {"run": run, "learner": partition_folder(run, LEARNER)}
+    return {
+        f"{name}/{table}": rows_of(log, table)
+        for name, log in logs.items()
+        if (log / MANIFEST).exists()
+        for table in TABLES
+        if table not in COUNTS
+    }
+
+
+def require_kept(before: dict[str, list[dict[str, Any]]], after: dict[str, list[dict[str, Any]]]) -> None:
+    """Require that all rows are there still, in their order, and new ones after them."""
+    for table, rows in before.items():
+        assert after[table][: len(rows)] == rows, table
+
+
+def arguments_of(pair: TinyPair, run: Path | str) -> list[object]:
+    """The options that begin a server which learns and publishes."""
+    words = [word for word in server_arguments(pair, Path("run"), **OFTEN)[:-2] if word != "--no-publish"]
+    chosen = [word for key, value in LEARNING.items() for word in ("--set", f"{key}={value}")]
+    return [*words, *chosen, "--mlflow-uri", NOBODY, "--run", run]
+
+
+@pytest.mark.sweep
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", SERVER_SEEDS)
+def test_many_kills_of_servers_lose_nothing_that_was_committed(
+    tiny_pair: TinyPair, objects: ObjectServer, tmp_path: Path, seed: int
+):
+    """Every other one on an object store; in folders, the logs are compacted all the time."""
+    chance, kills = random.Random(2000 + seed), share(KILLS // 2, SERVER_SEEDS, seed)
+    run: Path | str = objects.place() if seed % 2 else tmp_path / "run"
+
+    def current(number: int) -> Path:
+        if not seed % 2:
+            return Path(run)
+        pulled = pull_run(str(run), tmp_path / f"pulled-{number}")
+        learner = append_path(str(run), PARTITIONS, LEARNER)
+        RemoteRun(partition_folder(pulled, LEARNER), learner, pulled).pull()
+        return pulled
+
+    before: dict[str, list[dict[str, Any]]] = {}
+    answered = 0
+    for number in range(kills + 1):
+        words = ["--resume", run, "--port", 0] if number else arguments_of(tiny_pair, run)
+        with server_process(tmp_path / "world", *words) as server:
+            with Clients(server, chance) as clients:
+                with nullcontext() if seed % 2 else keep_compacting(Path(run)):
+                    time.sleep(chance.uniform(0.5, SERVED))
+                if number < kills:
+                    assert server.end(signal.SIGKILL) == -signal.SIGKILL
+            answered += clients.answered
+            if number == kills:
+                assert server.end() == 0, server.err
+        after = tables_of(current(number))
+        require_kept(before, after)
+        offsets = [row["offset"] for row in after["run/prompts"]]
+        assert len(offsets) == len(set(offsets)), "no prompt is there twice"
+        before = after
+    last = current(kills)
+    assert_sound(last)
+    assert 0 < len(before["run/prompts"]) <= answered + 3 * kills, "each prompt is one that a client sent"
+    assert before["learner/updates"], "it learned"
+    assert before["learner/versions"], "it published"
+    for row in before["learner/versions"]:
+        assert open_version(last / row["folder"])["digest"] == row["digest"]
+    assert read_manifest(last).checkpoint
