@@ -241,8 +241,8 @@ class Gate:
             return True
         if baseline is None or len(examples) < FEWEST:
             return False
-        floor, old, new = (sum(scores[one][0] for one in examples) for scores in (baseline, before, after))
-        return new < min(floor, old)
+        least, old, new = (sum(scores[one][0] for one in examples) for scores in (baseline, before, after))
+        return new < min(least, old)
 
     def save(self, writer: SnapshotWriter) -> dict[str, list[int]]:
         """Return the numbers of the held-out examples by target."""

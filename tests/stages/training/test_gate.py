@@ -75,9 +75,9 @@ def test_a_small_fall_below_the_baseline_is_not_taken_for_noise():
     examples = [example_of(offset) for offset in range(4)]
     before = dict.fromkeys(examples, (5.0, 10))
     after = dict(zip(examples, [(4.0, 10), (5.6, 10), (4.5, 10), (5.5, 10)], strict=True))
-    for floor, losers in ((4.8, []), (5.0, ["big"]), (5.5, ["big"])):
-        baseline = dict.fromkeys(examples, (floor, 10))
-        assert gate.find_losers(before, after, baseline) == losers, floor
+    for least, losers in ((4.8, []), (5.0, ["big"]), (5.5, ["big"])):
+        baseline = dict.fromkeys(examples, (least, 10))
+        assert gate.find_losers(before, after, baseline) == losers, least
     assert gate.find_losers(before, after) == []
     gained = dict.fromkeys(examples, (5.1, 10))
     assert gate.find_losers(before, gained, dict.fromkeys(examples, (9.0, 10))) == [], "a gain passes below it too"
