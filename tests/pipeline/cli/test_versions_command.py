@@ -139,7 +139,7 @@ def test_show_prints_the_manifest_the_figures_and_how_to_use_it(runs: Path):
         "parent in the registry  #1",
     ):
         assert line in printed
-    assert re.search(r"mean_accepted_length +2\.5\n", printed)
+    assert re.search(r"mean_accepted_length +2\.5 *\n", printed)
     assert printed.endswith("use it: omnidraft replay --drafter models:/omnidraft-drafter/2\n")
 
 

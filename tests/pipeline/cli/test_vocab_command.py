@@ -20,6 +20,7 @@ from pipeline.config.settings import Config
 from pipeline.model_building import recipes
 from pipeline.reports.vocab_report import (
     CommonNgram,
+    describe_pairs,
     load_pair,
     make_report,
     read_prompts,
@@ -99,7 +100,7 @@ def test_every_token_of_the_vocabulary_is_counted_once(found: dict):
 def test_a_run_writes_the_report_without_a_text(folders: tuple[str, str], source: str, found: dict, tmp_path: Path):
     target, drafter, words = load_pair(config_of(folders, source))
     loaded = SimpleNamespace(target_vocabulary=target, drafter_vocabulary=drafter, pair=words)
-    write_pair_reports(tmp_path / "vocabulary.json", [cast("Any", loaded)])
+    write_pair_reports(tmp_path / "vocabulary.json", describe_pairs([cast("Any", loaded)]))
     (written,) = json.loads((tmp_path / "vocabulary.json").read_text())
     assert written == {name: value for name, value in found.items() if name != "text"}
 
