@@ -6,7 +6,7 @@ import inspect
 import pkgutil
 import random
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -25,9 +25,11 @@ from stages.contract.stage import Stage
 from stages.decode import Decode
 from stages.drafting.costs import Costs
 from stages.drafting.head import AcceptanceHead
+from stages.drafting.no_model import NoModel
 from stages.drafting.sources import SourceChooser
 from stages.drafting.stopping import ThresholdStop
 from stages.examples.teacher import supervise_nothing
+from stages.judge import Judge, PassResult
 from stages.memory.calibration import own_cell
 from stages.memory.text_memory import TextMemory
 from stages.memory.tree_growth import TreeLimits
@@ -125,6 +127,22 @@ def new_verify(model: Callable[[int], Any]) -> Verify:
     return Verify(model(len(SPELLING)), TrieRule(TRIE), SAMPLING, context, len(SPELLING), {6}, supervise_nothing)
 
 
+class DrivenJudge(Judge):
+    """A judge of an engine whose tokens depend on the row and the block alone."""
+
+    def __call__(self, batch: Sequence[Proposal]) -> list[Verdict]:
+        for proposal in batch:
+            row, drafted = proposal.draft.row, proposal.verifiable
+            numbers = np.random.default_rng([row.offset, row.block, len(row.tokens)])
+            followed = drafted[: int(numbers.integers(len(drafted) + 1))]
+            self.results[row] = PassResult((*followed, int(numbers.integers(len(SPELLING) - 1))))
+        return super().__call__(batch)
+
+
+def new_judge() -> DrivenJudge:
+    return DrivenJudge({6}, [pieces or () for pieces in SPELLING])
+
+
 def new_translate() -> Translate:
     trie = new_trie()
     return Translate(trie, NgramCache(trie, 0, LeastFrequentlyUsed()), SPELLING)
@@ -195,6 +213,8 @@ ALL = {
     "Verify, model": Bench(partial(new_verify, llama), proposal_of, see_verdict),
     "Verify, trees, table": Bench(partial(new_verify, table), tree_proposal_of, see_verdict),
     "Verify, trees, model": Bench(partial(new_verify, llama), tree_proposal_of, see_verdict),
+    "NoModel": Bench(NoModel, lambda row, block: row, see_draft, read_on),
+    "Judge": Bench(new_judge, proposal_of, see_verdict),
 }
 every_stage = pytest.mark.parametrize("bench", ALL.values(), ids=list(ALL))
 
