@@ -155,9 +155,11 @@ def test_the_page_shows_the_probe_first(serve: Serve, tmp_path: Path, page: Any,
     script = "rows => rows.map(row => [...row.cells].map(cell => cell.textContent))"
     best, *_ = page.eval_on_selector_all("#all tbody tr", script)
     assert best[:5] == ["1 ★", "champion", "#6", "0.350 (0.305 to 0.395)", "+0.100 (+0.100 to +0.100)"]
-    first, *_ = page.eval_on_selector_all("#compared tbody tr", script)
+    speed, forwards, first, *_ = page.eval_on_selector_all("#compared tbody tr", script)
+    assert speed == ["probe: tokens per second", "–", "–", ""], "it was not measured"
+    assert forwards[0] == "probe: tokens per forward"
     assert first == ["probe: acceptance, greedy", "0.250 (0.205 to 0.295)", "0.250 (0.205 to 0.295)", "0.000"]
-    assert "In MLflow, champion is version 1 (#6 in the registry)." in page.inner_text("#verdict")
+    assert "In MLflow, champion is version 1 (models:/m/6)." in page.inner_text("#verdict")
     (compared,) = page.eval_on_selector_all("#comparisons tbody tr", script)
     assert compared[:6] == [
         "#2", "#6 (a/1)", "24", "0.250 → 0.500: +0.250 (+0.100 to +0.400)", "–", "9.0 → 8.0: ×0.88",
