@@ -119,6 +119,7 @@ LIVES_INSIDE = {
     "openvino": ("pipeline/bench/engines/*",),
     "openvino_genai": ("pipeline/bench/engines/*",),
     "openvino_tokenizers": ("pipeline/bench/engines/*",),
+    "nncf": ("pipeline/bench/engines/*",),
     "gguf": ("pipeline/bench/engines/*", "stages/checkpoints/gguf_*.py"),
     "llguidance": ("stages/sampling/grammars.py",),
     "uvicorn": ("dashboards/serve.py",),

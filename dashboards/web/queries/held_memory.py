@@ -25,6 +25,7 @@ from store.query.log_reader import LogReader
 
 MEMORY_FILE = "memory.safetensors"  # in the folder of a version
 STATE, TENSORS = "state.json", "tensors.safetensors"  # in the folder of a checkpoint
+RUNNERS = "lanes"  # what a checkpoint calls the runners of the targets
 MOST_CONTEXTS = 200_000  # of a memory, the most seen ones: spelling takes about 5 microseconds each
 LONGEST = 8  # tokens of a context
 # As in stages/memory/ngram_table.py; a test compares the hashes.
@@ -178,7 +179,7 @@ def _read_checkpoint(run: str, folder: Path) -> Iterator[HeldMemory]:
         if checkpoint is None:
             return
         place = folder / checkpoint.folder
-        runners = json.loads((place / STATE).read_bytes())["state"]["loop"]["lanes"]
+        runners = json.loads((place / STATE).read_bytes())["state"]["loop"][RUNNERS]
         found = []
         with safe_open(place / TENSORS, framework="numpy") as file:
             for target, runner in runners.items():

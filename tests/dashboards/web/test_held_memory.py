@@ -10,7 +10,7 @@ from event_making import make_published
 from stream_making import decision, prompt, write
 
 from dashboards.web.queries import held_memory
-from dashboards.web.queries.held_memory import hash_contexts, list_held_contexts
+from dashboards.web.queries.held_memory import RUNNERS, hash_contexts, list_held_contexts
 from stages.contract.snapshot import SnapshotWriter
 from stages.drafting.costs import Costs
 from stages.memory.memory_file import write_memory
@@ -104,7 +104,7 @@ def test_a_checkpoint_is_read_before_a_version(run: Path):
     writer = SnapshotWriter()
     saved = fill_table(NgramTable(1 << 16)).save(writer)
     table = {"slots": saved.slots, "clock": 7, "arrays": saved.arrays}
-    state = {"loop": {"lanes": {"big": {"stages": [{"memory": {"table": table}}]}}}}
+    state = {"loop": {RUNNERS: {"big": {"stages": [{"memory": {"table": table}}]}}}}
     checkpoint = write_checkpoint(run, 1, writer.files(state))
     edit_manifest(run, lambda manifest: replace(manifest, checkpoint=checkpoint))
     (row,) = held(run)["held"]

@@ -265,7 +265,8 @@ def test_clients_of_the_command_are_told_and_served_again(tiny_pair: TinyPair, t
         assert json.loads(last.strip().removeprefix(b"data: "))["error"]["code"] == "internal_error"
         client.join(HANG_SECONDS)
         ((status, body),) = errors
-        assert (status, body["error"]["type"]) == (500, "server_error")
+        assert status in (500, 503), "503 where it came after the crash"
+        assert body["error"]["type"] == "server_error"
         wait_until(lambda: is_ready(server))
         assert read_metric(server, "engine_restarts_total") == 1
         assert server.complete(TEXT, model=model)["choices"][0]["finish_reason"] in ("stop", "length")
