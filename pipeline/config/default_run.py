@@ -14,7 +14,7 @@ REAL_RUN: Mapping[str, object] = {
     "source.limit": 36,
     "sampling.max_new_tokens": 48,
     "draft.holdout": 1 / 32,  # so that the run's log tells what each source of drafts is worth
-    # The drafter was distilled from this target: with the usual rate every update lowers its acceptance
+    # The drafter was distilled from this target: with the usual rate nearly every update lowers its acceptance
     # (docs/experiments.md).
     "learn.rate": 2e-4,
 }
