@@ -137,8 +137,8 @@ class Config(Section):
             ConfigError: as `of`; also for a key that names a whole section.
         """
         values = self.model_dump()
-        if self.drafter == choose_drafter(self.targets):
-            del values["drafter"]  # other targets may have another one
+        if "drafter" not in self.model_fields_set:
+            del values["drafter"]  # nobody named it, and other targets may have another one
         for key, value in overrides.items():
             if key not in settings():
                 raise ConfigError(_unknown(key))

@@ -34,6 +34,13 @@ def test_every_setting_has_a_default_and_a_description_of_one_sentence():
         assert field.description.endswith("."), key
 
 
+def test_a_named_drafter_stays_with_other_targets_and_an_unnamed_one_does_not():
+    other = {"targets": ("smollm2-135m",)}
+    named = Config().with_overrides({"drafter": Config().drafter}).with_overrides({"seed": 1}).with_overrides(other)
+    assert named.drafter == Config().drafter
+    assert Config().with_overrides({"seed": 1}).with_overrides(other).drafter == "builtin:drafter-4m"
+
+
 def test_a_configuration_cannot_be_changed():
     with pytest.raises(ValidationError):
         Config().learn.rate = 1.0
