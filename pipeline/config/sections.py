@@ -196,8 +196,9 @@ class LearnSettings(Section):
     enabled: bool = Field(
         default=True, description="Whether the drafter and the head are trained while the stream runs."
     )
-    loss: Literal["hybrid", "direct", "trie", "acceptance"] = Field(
-        default="trie", description="Distillation loss of the drafter."
+    loss: Literal["hybrid", "direct", "trie", "acceptance", "likelihood", "n-grams"] = Field(
+        default="trie",
+        description="Distillation loss of the drafter; 'likelihood' and 'n-grams' are ablations of the paper.",
     )
     method: Literal["gradient", "least-squares"] = Field(
         default="gradient",

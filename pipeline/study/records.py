@@ -33,6 +33,8 @@ class PromptCounts:
         first_right: number of the completion's tokens whose first piece was the drafter's likeliest, before learning
             from it (above temperature 0: the expected number that it would have had accepted). Measured if `places`.
         places: number of the completion's tokens; 0 if this was not measured.
+        ngrams: number of accepted n-grams.
+        entries: entries of the n-gram caches at the completion.
     """
 
     offset: int
@@ -45,6 +47,8 @@ class PromptCounts:
     cpu: float
     first_right: float = 0.0
     places: int = 0
+    ngrams: int = 0
+    entries: int = 0
 
 
 @dataclass(frozen=True)
@@ -69,13 +73,14 @@ class Record:
         seconds: wall time of the run, learning included, loading excluded.
         cpu_seconds: processor time of the same.
         learning: wall seconds spent on updates.
-        cache_bytes, cache_entries: size of the n-gram cache at the end.
+        cache_bytes, cache_entries: size of the n-gram caches of all targets at the end.
         rejected: number of source rows that could not be prompts.
         prompts: sha256 of the texts of the prompts in order. Runs with different prompts are never compared.
         same_vocabulary: whether target and drafter share one vocabulary.
         machine: processor, libraries and load that the speed depends on.
         notices: messages of the run's log, from level info on.
         accepted_ngrams: number of accepted tokens that were proposed as several pieces.
+        ngram_counts: how often each emitted token of several pieces was emitted, largest first.
     """
 
     key: Key
@@ -94,6 +99,7 @@ class Record:
     machine: Mapping[str, Any]
     notices: tuple[str, ...] = ()
     accepted_ngrams: int = 0
+    ngram_counts: tuple[int, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The record as JSON values, with one list per count of the prompts."""
@@ -123,6 +129,7 @@ class Record:
             "recalls": tuple(values["recalls"]),
             "segments": tuple(values["segments"]),
             "notices": tuple(values["notices"]),
+            "ngram_counts": tuple(values.get("ngram_counts", ())),
         }
         return cls(**{**values, **changed})
 

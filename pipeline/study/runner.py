@@ -54,8 +54,8 @@ class StudyPlan:
             raise SourceError("A study reads its sources once per run, so standard input cannot be one; name a file.")
         if self.study.name is StudyName.DRIFT and len(self.config.sources) != 2:
             raise ConfigError(f"The study 'drift' needs two sources, got {len(self.config.sources)}.")
-        if self.config.swaps:
-            raise ConfigError("A study takes one target at a time, so swaps must be left out; repeat --target instead.")
+        if self.config.swaps and len(self.targets) > 1:
+            raise ConfigError("A study whose target changes during the stream begins with one target; name one.")
         if self.segment is not None and self.study.name is not StudyName.DRIFT:
             raise ConfigError(f"Segments belong to the study 'drift', not to '{self.study.name}'.")
         if any(arm.share is not None for arm in self.arms) and FULL not in {arm.name for arm in self.arms}:

@@ -1,7 +1,8 @@
 """One run of a study: runs the prompts of a seed through the pipeline's loop, without a log."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -10,7 +11,7 @@ from tempfile import TemporaryDirectory
 from time import perf_counter, process_time
 
 from pipeline.assembly.loop import build_loop
-from pipeline.assembly.models import Models, load_only_target
+from pipeline.assembly.models import Models, load_models, registry_uri
 from pipeline.config.settings import Config
 from pipeline.learning.local_learner import LocalLearner
 from pipeline.log_records import collect_messages
@@ -21,6 +22,7 @@ from pipeline.study.place_accuracy import MeasuringDistiller
 from pipeline.study.records import Alarm, Key, PromptCounts, Record
 from stages.distill import Distill
 from stages.models.devices import synchronize
+from stages.vocabulary.pair import Pair
 from store.errors import ConfigError, SourceError
 from store.events import (
     Drifted,
@@ -139,21 +141,30 @@ class ClockTimes:
 
 
 class Collector:
-    """Collects the counts for a record from the events of a run."""
+    """Collects the counts for a record from the events of a run.
 
-    def __init__(self) -> None:
+    Args:
+        pairs: the vocabularies of each target and of its drafter, by the target's name.
+        count_entries: returns the present number of entries of the n-gram caches.
+    """
+
+    def __init__(self, pairs: Mapping[str, Pair], count_entries: Callable[[], int]) -> None:
+        self._pairs, self._count_entries = pairs, count_entries
         self.passed: list[PromptCounts] = []
         self.alarms: list[Alarm] = []
         self.recalls: list[int] = []
         self.learning = 0.0
-        self.rejected = self.accepted_ngrams = 0
+        self.rejected = 0
+        self.accepted = Counter[int]()  # accepted n-grams by the offset of their prompt
+        self.emitted = Counter[tuple[str, int]]()  # emissions of tokens of several pieces, by target and token
 
     def add(self, event: Event, now: ClockTimes) -> None:
         """Add an event that occurred at the time `now` from the start of the run."""
         match event:
             case PromptCompleted():
                 counts = (event.emitted, event.blocks, event.drafted, event.judged, event.accepted)
-                self.passed.append(PromptCounts(event.offset, *counts, at=now.wall, cpu=now.cpu))
+                ngrams = {"ngrams": self.accepted[event.offset], "entries": self._count_entries()}
+                self.passed.append(PromptCounts(event.offset, *counts, at=now.wall, cpu=now.cpu, **ngrams))
             case Drifted():
                 self.alarms.append(Alarm(event.offset, event.direction, event.action))
             case Recalled(version=int()):
@@ -162,8 +173,14 @@ class Collector:
                 self.learning += event.seconds
             case PromptRejected():
                 self.rejected += 1
-            case TokenDecision(outcome=Outcome.ACCEPTED, translation=Translation.NGRAM):
-                self.accepted_ngrams += 1
+            case TokenDecision(emitted_id=int(token)):
+                self.accepted[event.offset] += _is_accepted_ngram(event)
+                if len(self._pairs[event.target].pieces[token] or ()) > 1:
+                    self.emitted[event.target, token] += 1
+
+
+def _is_accepted_ngram(decision: TokenDecision) -> bool:
+    return decision.outcome is Outcome.ACCEPTED and decision.translation is Translation.NGRAM
 
 
 def run_task(task: StudyTask, passed: Callable[[], None] = lambda: None) -> Record:
@@ -181,12 +198,13 @@ def run_task(task: StudyTask, passed: Callable[[], None] = lambda: None) -> Reco
         with collect_messages() as messages:
             loop, models = _open(task.config, Path(scratch))
             meter = _measure_places(loop) if task.measures_places else None
-            collector, began = Collector(), ClockTimes.now()
+            pairs = {one.name: one.pair for one in models}
+            collector, began = Collector(pairs, lambda: _cache_size(loop)[1]), ClockTimes.now()
             for event in loop.run(iter(prompts.chosen)):
                 collector.add(event, _count_seconds(began, meter))
                 if isinstance(event, PromptCompleted):
                     passed()
-        synchronize(models.target.device)
+        synchronize(models[0].target.device)
         seconds = _count_seconds(began, meter)
     cache_bytes, cache_entries = _cache_size(loop)
     return Record(
@@ -202,10 +220,11 @@ def run_task(task: StudyTask, passed: Callable[[], None] = lambda: None) -> Reco
         cache_entries=cache_entries,
         rejected=prompts.rejected + collector.rejected,
         prompts=prompts.digest,
-        same_vocabulary=_same_vocabulary(models),
-        machine=machine_of(models),
+        same_vocabulary=all(map(_same_vocabulary, models)),
+        machine=machine_of(models[0]),
         notices=tuple(messages),
-        accepted_ngrams=collector.accepted_ngrams,
+        accepted_ngrams=collector.accepted.total(),
+        ngram_counts=tuple(sorted(collector.emitted.values(), reverse=True)),
     )
 
 
@@ -230,17 +249,16 @@ def _add_places(counts: PromptCounts, meter: MeasuringDistiller | None) -> Promp
     return replace(counts, first_right=right, places=places)
 
 
-def _open(config: Config, scratch: Path) -> tuple[Loop, Models]:
-    """Load the models of the target and build its loop."""
-    models = load_only_target(config, scratch / "fetched")
-    return build_loop(config, (models,), NoRegistry(), scratch / "run", level=logging.INFO), models
+def _open(config: Config, scratch: Path) -> tuple[Loop, tuple[Models, ...]]:
+    """Load the models of all targets and build the loop."""
+    models = load_models(config, registry_uri(config), scratch / "fetched")
+    return build_loop(config, models, NoRegistry(), scratch / "run", level=logging.INFO), models
 
 
 def _cache_size(loop: Loop) -> tuple[int, int]:
-    """Bytes and entries of the n-gram cache."""
-    (runner,) = loop.runners.values()
-    cache = runner.stages.translate.cache
-    return cache.bytes, len(cache)
+    """Bytes and entries of the n-gram caches of all targets."""
+    caches = [runner.stages.translate.cache for runner in loop.runners.values()]
+    return sum(cache.bytes for cache in caches), sum(map(len, caches))
 
 
 def _same_vocabulary(models: Models) -> bool:

@@ -124,7 +124,31 @@ def hybrid_loss(ngram_weight: float) -> Loss:
     """
 
     def loss(student: StudentBatch, teacher: TeacherBatch, ngram_log_N: Tensor) -> Tensor:
-        return direct_loss(student, teacher, ngram_log_N) - ngram_weight * ngram_log_N.sum() / teacher.first_N.sum()
+        return direct_loss(student, teacher, ngram_log_N) + ngram_weight * ngram_loss(student, teacher, ngram_log_N)
+
+    return loss
+
+
+def ngram_loss(student: StudentBatch, teacher: TeacherBatch, ngram_log_N: Tensor) -> Tensor:
+    """Return the second term of the paper's loss alone (a scalar): an ablation of its table 6."""
+    return -ngram_log_N.sum() / teacher.first_N.sum().clamp(min=1)
+
+
+def direct_likelihood(student: StudentBatch, teacher: TeacherBatch) -> Tensor:
+    """Return the log probability of the emitted piece where a token begins, weighted by the target's probability that
+    the token is this piece alone (N,); 0 where the piece is not among the target's top pieces.
+    """
+    emitted_NT = teacher.valid_NT & (teacher.ids_NT == teacher.emitted_N[:, None])
+    alone_NT = teacher.direct_NT / teacher.group_NT.clamp(min=TINY)
+    return (alone_NT * student.log_top_NT).masked_fill(~emitted_NT, 0).sum(-1) * teacher.first_N
+
+
+def likelihood_loss(ngram_weight: float) -> Loss:
+    """Make the ablation of the paper's table 6 that has a negative log-likelihood in both terms."""
+
+    def loss(student: StudentBatch, teacher: TeacherBatch, ngram_log_N: Tensor) -> Tensor:
+        direct = -direct_likelihood(student, teacher).sum() / teacher.first_N.sum().clamp(min=1)
+        return direct + ngram_weight * ngram_loss(student, teacher, ngram_log_N)
 
     return loss
 
@@ -155,4 +179,6 @@ LOSSES: dict[str, Callable[[LossSettings], Loss]] = {  # by the name of the sett
     "direct": lambda settings: direct_loss,
     "hybrid": lambda settings: hybrid_loss(settings.ngram_weight),
     "acceptance": lambda settings: acceptance_loss(settings.acceptance_blend),
+    "likelihood": lambda settings: likelihood_loss(settings.ngram_weight),
+    "n-grams": lambda settings: ngram_loss,
 }

@@ -1,8 +1,9 @@
-"""The command `omnidraft study paper`: the tables of the OmniDraft paper on models and data at hand."""
+"""The command `omnidraft study-paper`: the tables and figures of the OmniDraft paper on models and data at hand."""
 
 import json
 import logging
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,29 +19,34 @@ from pipeline.config.cli_options import (
     parse_settings,
     set_option,
 )
+from pipeline.reports.artifacts import draw
 from pipeline.reports.terminal import make_console, require_file, stderr_console
-from pipeline.study.paper_tables import PAPER_TABLES, PaperBlock, PaperTable
+from pipeline.study.paper.figures import PAPER_FIGURES, PaperFigure
+from pipeline.study.paper.tables import PAPER_TABLES, PaperBlock, PaperTable
 from store.errors import UsageError
 
 if TYPE_CHECKING:
-    from pipeline.study.paper_report import BlockResults
+    from pipeline.study.paper.panels import Picture
+    from pipeline.study.paper.report import BlockResults, Section
     from pipeline.study.runner import StudyPlan
 
 LOG = logging.getLogger("omnidraft.study")
 
 LIMIT = 120  # prompts of a block
-_TABLE_HELP = f"Table of the paper: one of {', '.join(map(str, PAPER_TABLES))}."
+_TABLE_HELP = f"Table of the paper: one of {', '.join(PAPER_TABLES)}."
+_FIGURE_HELP = f"Figure of the paper: one of {', '.join(PAPER_FIGURES)}."
+_TARGETS_HELP = "Target model; may be repeated, with tables for each. Figure 6 swaps between two."
 _DATA_HELP = "Folder with gsm8k, mbpp, humaneval, alpaca, dialogsum and scitldr as .parquet, as far as needed."
 _ONLY_HELP = "Blocks of the table, separated by commas, such as gsm8k,code. Default: all."
 _LIMIT_HELP = f"Prompts per block; several data sets share them. [default: {LIMIT}, with --quick 16]"
+_OUT_HELP = "Folder of finished runs, to resume from. [default: runs/paper-table-N or runs/paper-figure-N]"
 
 
 def study_paper(
-    table: Annotated[int, typer.Option(help=_TABLE_HELP, show_default=False)],
+    table: Annotated[str | None, typer.Option(help=_TABLE_HELP, show_default=False)] = None,
+    figure: Annotated[str | None, typer.Option(help=_FIGURE_HELP, show_default=False)] = None,
     data: Annotated[Path, typer.Option(metavar="FOLDER", help=_DATA_HELP)] = Path("data"),
-    targets: Annotated[
-        list[str] | None, typer.Option("--target", help="Target model; may be repeated, with tables for each.")
-    ] = None,
+    targets: Annotated[list[str] | None, typer.Option("--target", help=_TARGETS_HELP)] = None,
     drafter: Annotated[str | None, option("drafter")] = None,
     only: Annotated[str | None, typer.Option(help=_ONLY_HELP)] = None,
     seeds: Annotated[int | None, typer.Option(help="Number of seeds per arm. [default: 3]", min=1)] = None,
@@ -51,49 +57,82 @@ def study_paper(
     settings: Annotated[list[str] | None, set_option("Any other setting of all arms; may be repeated.")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Runs in parallel, each in its own process.")] = 1,
     threads: Annotated[int | None, option("threads", "CPU threads per run. [default: 1]", min=1)] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Folder of finished runs, to resume from. [default: runs/paper-table-N]"),
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help=_OUT_HELP)] = None,
     markdown: MarkdownOption = None,
     as_json: PrintJsonOption = False,
 ) -> None:
-    """Measure a table of the OmniDraft paper, and show its ratios next to ours.
+    """Measure a table or figure of the OmniDraft paper, and show its ratios next to ours.
 
     Tables: **1** losses on four tasks, **2** the adaptive head, **3** sizes of models, **4** size of the n-gram cache,
-    **5** draft lengths and n-grams, **6** losses at two temperatures, **14** budgets of the cache.
+    **5** draft lengths and n-grams, **6** losses at two temperatures, **14** budgets of the cache, **lora** ranks of
+    the adapters.
+
+    Figures: **5** a switch of the data, **6** swaps of the target, **7** frequencies of n-grams, **8** accepted n-grams
+    along the stream, **9** growth of the cache. 7 and 9 show the runs of table 4, 8 those of table 5.
 
     Finished runs are saved, and the same command resumes with the missing ones; give --quick a folder of its own with
-    --out. Only ratios between arms can be compared: models, hardware and the definition of the rates differ.
+    --out. --markdown writes a page, with a picture of the same name. Only ratios between arms can be compared: models,
+    hardware and the definition of the rates differ.
     """
-    if table not in PAPER_TABLES:
-        raise UsageError(f"--table must be one of {', '.join(map(str, PAPER_TABLES))}, got {table}")
+    chosen = _choose(table, figure)
     require_file("--markdown", markdown)
     given = parse_settings(settings) | overrides_of(study_paper, locals())
-    overrides = {**USUAL} | (QUICK if quick else {}) | given
     prompts = limit or (QUICK["source.limit"] if quick else LIMIT)
-    chosen, folder = PAPER_TABLES[table], out or Path("runs", f"paper-table-{table}")
+    overrides = {**USUAL} | (QUICK if quick else {}) | given | _swap_targets(chosen, targets, prompts)
+    named = targets[:1] if targets and isinstance(chosen, PaperFigure) and chosen.swaps else targets
     plans = [
-        (block, _plan(block, overrides, data, prompts, targets, seeds or (1 if quick else 3)))
+        (block, _plan(block, overrides, data, prompts, named, seeds or (1 if quick else 3)))
         for block in _choose_blocks(chosen, only)
     ]
     for block, _ in plans:
         block.study.check(given)
-    _run(chosen, plans, folder, jobs, markdown, as_json=as_json)
+    blocks = _measure(chosen, plans, out or Path("runs", _name_folder(chosen)), jobs)
+    _report(chosen, blocks, out or Path("runs", _name_folder(chosen)), markdown, as_json=as_json)
 
 
-def _choose_blocks(table: PaperTable, only: str | None) -> list[PaperBlock]:
-    """The named blocks, in the order of the table.
+def _choose(table: str | None, figure: str | None) -> PaperTable | PaperFigure:
+    """Return what the options name. Raises `UsageError` unless it is one table or figure that exists."""
+    if (table is None) == (figure is None):
+        raise UsageError("name what to measure by --table or --figure, one of them")
+    named: dict[str, PaperTable | PaperFigure] = {**PAPER_TABLES} if figure is None else {**PAPER_FIGURES}
+    number = table or figure or ""
+    if number not in named:
+        kind = "--table" if figure is None else "--figure"
+        raise UsageError(f"{kind} must be one of {', '.join(named)}, got {number}")
+    return named[number]
+
+
+def _name_folder(chosen: PaperTable | PaperFigure) -> str:
+    return chosen.folder if isinstance(chosen, PaperFigure) else f"paper-table-{chosen.number}"
+
+
+def _swap_targets(chosen: PaperTable | PaperFigure, targets: list[str] | None, prompts: int) -> dict[str, Any]:
+    """Return the setting of a figure's swaps between two targets: parts of equal length.
+
+    Raises:
+        UsageError: the figure needs two targets.
+    """
+    if not isinstance(chosen, PaperFigure) or not chosen.swaps:
+        return {}
+    if not targets or len(targets) != 2:
+        raise UsageError(f"figure {chosen.number} swaps between two targets; name both by --target")
+    parts = len(chosen.swaps)
+    return {"swaps": tuple(f"{prompts * n // parts}={targets[chosen.swaps[n]]}" for n in range(1, parts))}
+
+
+def _choose_blocks(chosen: PaperTable | PaperFigure, only: str | None) -> list[PaperBlock]:
+    """The named blocks, in the order of the table or figure.
 
     Raises:
         UsageError: a name is unknown.
     """
-    known = [block.name for block in table.blocks]
+    known = [block.name for block in chosen.blocks]
     names = [name.strip() for name in only.split(",")] if only else known
     for name in names:
         if name not in known:
-            raise UsageError(f"--only must name blocks of table {table.number} ({', '.join(known)}), got '{name}'")
-    return [block for block in table.blocks if block.name in names]
+            kind = "figure" if isinstance(chosen, PaperFigure) else "table"
+            raise UsageError(f"--only must name blocks of {kind} {chosen.number} ({', '.join(known)}), got '{name}'")
+    return [block for block in chosen.blocks if block.name in names]
 
 
 def _plan(
@@ -106,45 +145,32 @@ def _plan(
     missing = [str(path) for path in files if not path.is_file()]
     if missing:
         raise UsageError(f"--data must be a folder with {', '.join(block.task.files)}, but {missing[0]} is no file")
-    sources = {"sources": tuple(map(str, files)), "source.limit": max(1, limit // len(files))}
+    sources = {"sources": tuple(map(str, files)), "source.limit": block.task.prompts_of_file(limit)}
     config = Config().with_overrides({**overrides, **sources})
     return StudyPlan(block.study, block.study.arms, config, tuple(targets or config.targets), seeds)
 
 
-def _run(
-    table: PaperTable,
-    plans: list[tuple[PaperBlock, "StudyPlan"]],
-    folder: Path,
-    jobs: int,
-    page: Path | None,
-    *,
-    as_json: bool,
-) -> None:
-    from pipeline.study.paper_report import to_markdown
+def _measure(
+    chosen: PaperTable | PaperFigure, plans: Sequence[tuple[PaperBlock, "StudyPlan"]], folder: Path, jobs: int
+) -> list["BlockResults"]:
+    """Make the runs that are missing in the folder. Returns the results of all blocks."""
     from pipeline.study.records import StudyFile
-    from pipeline.study.report import results_json
     from pipeline.study.runner import run
 
     files = [(block, plan, StudyFile(folder / f"{block.name}.json", plan.shared_settings())) for block, plan in plans]
     try:
         for block, plan, file in files:
-            LOG.info("table %d, %s", table.number, block.title)
+            LOG.info("%s, %s", chosen.title, block.title)
             with show_progress(stderr_console(), plan, file, None) as progress:
                 run(plan, file, jobs, progress.finish_run, progress.count_prompt)
     except KeyboardInterrupt:
         LOG.info("stopped; finished runs are in %s, and the same command resumes", folder)
         raise typer.Exit(130) from None
-    blocks = [_collect(*one) for one in files]
-    if as_json:
-        print(json.dumps({one.block.name: results_json(one.by_target) for one in blocks}, indent=2))
-    else:
-        _print(table, blocks)
-    if page is not None:
-        page.write_text(to_markdown(table, blocks, typed_command(), time.strftime("%Y-%m-%d")), encoding="utf-8")
+    return [_collect(*one) for one in files]
 
 
 def _collect(block: PaperBlock, plan: "StudyPlan", file: Any) -> "BlockResults":
-    from pipeline.study.paper_report import BlockResults
+    from pipeline.study.paper.report import BlockResults
     from pipeline.study.report import results_json, results_of
 
     results = results_of(plan, list(file.records.values()))
@@ -152,15 +178,49 @@ def _collect(block: PaperBlock, plan: "StudyPlan", file: Any) -> "BlockResults":
     return BlockResults(block, plan, results)
 
 
-def _print(table: PaperTable, blocks: list["BlockResults"]) -> None:
-    from pipeline.study.paper_report import describe, make_sections
+def _report(
+    chosen: PaperTable | PaperFigure,
+    blocks: Sequence["BlockResults"],
+    folder: Path,
+    page: Path | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Print the results, write the file of panels, and the page with its picture."""
+    from pipeline.study.paper.panels import Picture
+    from pipeline.study.paper.pictures import draw_figure, draw_table
+    from pipeline.study.paper.report import make_curve_table, make_sections, to_markdown
+    from pipeline.study.report import results_json
+
+    words = f"{chosen.number}: {chosen.title}", chosen.remark, typed_command(), time.strftime("%Y-%m-%d")
+    if isinstance(chosen, PaperFigure):
+        picture = Picture(f"Figure {words[0]}", *words[1:], draw_figure(chosen, blocks))
+        tables = [make_curve_table(panel) for panel in picture.panels]
+        sections: list[Section] = [(f"drafter {blocks[0].plan.config.drafter}", tables)]
+    else:
+        picture = Picture(f"Table {words[0]}", *words[1:], draw_table(blocks))
+        sections = make_sections(blocks)
+    panels = picture.write(folder, f"figure-{chosen.number}" if isinstance(chosen, PaperFigure) else "table")
+    if as_json:
+        print(json.dumps({one.block.name: results_json(one.by_target) for one in blocks}, indent=2))
+    else:
+        _print(picture, blocks, sections)
+    if page is not None:
+        image = page.with_suffix(".svg")
+        if reason := draw("paper", str(panels), str(image)):
+            LOG.warning("no picture was drawn: %s", reason)
+        page.write_text(to_markdown(picture, None if reason else image.name, blocks, sections), encoding="utf-8")
+
+
+def _print(picture: "Picture", blocks: Sequence["BlockResults"], sections: Sequence["Section"]) -> None:
+    from pipeline.study.paper.report import describe
     from pipeline.study.report import as_rich
 
     console = make_console(PIPE_COLUMNS)
     for line in describe(blocks):
         console.print(line, markup=False, highlight=False)
-    for heading, tables in make_sections(blocks):
+    for heading, tables in sections:
         console.rule(heading, align="left")
         for one in tables:
             console.print(as_rich(one))
-    console.print(table.remark, style="dim", markup=False, highlight=False)
+    console.print(picture.remark, style="dim", markup=False, highlight=False)

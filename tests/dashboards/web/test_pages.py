@@ -45,6 +45,7 @@ READY = {
     "ngrams": "#paying table",
     "vocabulary": "#classes table",
     "versions": "#all table",
+    "studies": "#none:not([hidden])",
     "sql": "#query",
 }
 

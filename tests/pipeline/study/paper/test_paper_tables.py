@@ -22,8 +22,10 @@ from pipeline.cli.bench.paper import study_paper
 from pipeline.cli.bench.study import USUAL
 from pipeline.config.settings import Config
 from pipeline.study import task as study_run
-from pipeline.study.paper_report import BlockResults, make_sections, to_markdown
-from pipeline.study.paper_tables import FIXED, NO_STEP, PAPER_TABLES, PaperTable
+from pipeline.study.paper.panels import Picture
+from pipeline.study.paper.pictures import draw_table
+from pipeline.study.paper.report import BlockResults, make_sections, to_markdown
+from pipeline.study.paper.tables import FIXED, NO_STEP, PAPER_TABLES, PaperTable
 from pipeline.study.report import results_of
 from pipeline.study.runner import StudyPlan
 from pipeline.study.task import choose_prompts
@@ -53,8 +55,9 @@ def test_every_block_is_a_study_whose_arms_differ(table: PaperTable):
 def test_every_number_is_one_of_the_papers(table: PaperTable):
     """Each pair of numbers is in the paper's table, written as `.32/1.58`."""
     lines = PAPER.read_text(encoding="utf-8").splitlines()
-    first = next(n for n, line in enumerate(lines) if re.match(rf"Table {table.number}\b", line))
-    end = next(n for n in range(first + 1, len(lines)) if re.match(r"(Table \d|Drift|Reading)", lines[n]))
+    begin = rf"Table {table.number}\b" if table.number.isdigit() else "Rank 32 everywhere"
+    first = next(n for n, line in enumerate(lines) if re.match(begin, line))
+    end = next(n for n in range(first + 1, len(lines)) if re.match(r"(Table \d|Drift|Reading|##)", lines[n]))
     text = re.sub(r"\*\*", "", "\n".join(lines[first:end]))
     numbers = set(re.findall(r"\d*\.\d+|\d[\d,]*", text))
     wanted = [
@@ -94,7 +97,7 @@ def test_a_table_is_measured_resumed_and_written_as_a_page(tiny_pair: TinyPair, 
     done = run_table(tiny_pair, data, "--only", "k3", *arguments)
     assert done.exit_code == 0, done.output
     kept = json.loads((out / "k3.json").read_text())
-    assert {run["key"]["arm"] for run in kept["runs"]} == {arm.name for arm in PAPER_TABLES[5].blocks[0].study.arms}
+    assert {run["key"]["arm"] for run in kept["runs"]} == {arm.name for arm in PAPER_TABLES["5"].blocks[0].study.arms}
     assert kept["settings"]["draft.max_draft"] == 3
     assert not (out / "k4.json").exists()
     run_task, started = study_run.run_task, list[str]()
@@ -107,20 +110,32 @@ def test_a_table_is_measured_resumed_and_written_as_a_page(tiny_pair: TinyPair, 
         again = run_table(tiny_pair, data, *arguments)
         in_json = json.loads(run_table(tiny_pair, data, *arguments, "--json").stdout)
     assert again.exit_code == 0, again.output
-    assert len(started) == len(PAPER_TABLES[5].blocks[1].study.arms)  # k4 alone
+    assert len(started) == len(PAPER_TABLES["5"].blocks[1].study.arms)  # k4 alone
     assert list(in_json) == ["k3", "k4"]
     (arms,) = in_json["k4"].values()
-    assert list(arms) == [arm.name for arm in PAPER_TABLES[5].blocks[1].study.arms]
+    assert list(arms) == [arm.name for arm in PAPER_TABLES["5"].blocks[1].study.arms]
     text = page.read_text(encoding="utf-8")
     assert text.startswith("# Table 5: ")
     assert "--table 5" in text
     assert "**k=4: accepted n-grams per response**" in text
     assert re.search(r"^\| cache only \| .* \| 1\.25 \|$", text, re.MULTILINE)  # .20 / .16
+    assert "![Table 5: draft lengths and n-grams on GSM8K](page.svg)" in text
+    assert "paper, Llama3-8B" in page.with_suffix(".svg").read_text(encoding="utf-8")
+    hits = run_table(tiny_pair, data, "--figure", 8, "--limit", 6, "--out", out)
+    assert hits.exit_code == 0, hits.output
+    assert len(started) == len(PAPER_TABLES["5"].blocks[1].study.arms)  # the runs of table 5 are shown
+    panels = json.loads((out / "figure-8-panels.json").read_text(encoding="utf-8"))["panels"]
+    assert [panel["title"] for panel in panels] == ["k=3", "k=4"]
 
 
 def test_faults_of_a_call_are_named(tiny_pair: TinyPair, data: Path, tmp_path: Path):  # noqa: F811
     for arguments, words in (
         (("--table", 7), "--table must be one of 1, 2"),
+        (("--figure", 1), "--figure must be one of 5, 6"),
+        ((), "by --table or --figure"),
+        (("--table", 1, "--figure", 5), "by --table or --figure"),
+        (("--figure", 6), "figure 6 swaps between two targets"),
+        (("--figure", 5, "--only", "k9"), "--only must name blocks of figure 5 (switch, mbpp)"),
         (("--table", 5, "--only", "k9"), "--only must name blocks of table 5 (k3, k4)"),
         (("--table", 1), "mbpp.parquet is no file"),
         (("--table", 6, "--set", "sampling.temperature=0.5"), "'sampling.temperature' is decided by the arms"),
@@ -132,7 +147,7 @@ def test_faults_of_a_call_are_named(tiny_pair: TinyPair, data: Path, tmp_path: P
 
 def test_ratios_are_printed_next_to_the_papers(tmp_path: Path):
     """The reference accepts 4 of 20 tokens, direct only 8, hybrid 10: 2 and 2.5 times as many."""
-    block = PAPER_TABLES[1].blocks[0]
+    block = PAPER_TABLES["1"].blocks[0]
     plan = StudyPlan(block.study, block.study.arms, Config(), ("big",), 1)
     accepted = {"none": 4, "direct only": 8, "hybrid": 10}
     records = [record([number] * 5, arm=arm) for arm, number in accepted.items()]
@@ -143,14 +158,24 @@ def test_ratios_are_printed_next_to_the_papers(tmp_path: Path):
     cells = {row[0]: list(row[1:]) for row in overview.rows}
     assert cells["none"] == ["1.00 (1.00)"]
     assert cells["direct only"] == ["2.00 (2.36 to 3.20)"]  # .33 / .14 and .32 / .10
-    assert cells["memory"] == ["–"]
+    assert cells["memory"] == cells["no drafts"] == ["–"]
     assert next(row for row in acceptance.rows if row[0] == "hybrid")[1:] == ("0.500", "0.500", "2.50", "4.20", "2.64")
-    text = to_markdown(PAPER_TABLES[1], [done], "omnidraft study paper --table 1", "2026-01-01")
+    panels = draw_table([done])
+    text = to_markdown(Picture("Table 1", "", "", "", panels), "table-1.svg", [done], make_sections([done]))
     assert "| hybrid | 2.50 (2.64 to 4.20) |" in text
+    assert "![Table 1](table-1.svg)" in text
+    rate, speed = panels
+    place = rate.categories.index("hybrid")
+    assert rate.series[0].values[place] == 2.5
+    assert [(one.name, one.values[place]) for one in rate.series if one.is_paper] == [
+        ("paper, Llama3-8B", pytest.approx(4.2)),
+        ("paper, Qwen2-7B", pytest.approx(0.37 / 0.14)),
+    ]
+    assert speed.series[1].values[place] == pytest.approx(1.70 / 0.94)
 
 
 def test_the_size_of_the_cache_is_next_to_the_papers():
-    block = PAPER_TABLES[4].blocks[0]
+    block = PAPER_TABLES["4"].blocks[0]
     plan = StudyPlan(block.study, block.study.arms, Config(), ("big",), 1)
     found = replace(record([4] * 5), cache_entries=8, cache_bytes=2048)
     ((_, (table,)),) = make_sections([BlockResults(block, plan, results_of(plan, [found]))])
@@ -164,7 +189,7 @@ def test_the_size_of_the_cache_is_next_to_the_papers():
 
 
 def test_the_drafter_of_adapt_only_stays_as_loaded_while_its_head_learns(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
-    arm = PAPER_TABLES[2].blocks[0].study.arm("adapt only")
+    arm = PAPER_TABLES["2"].blocks[0].study.arm("adapt only")
     assert arm.settings["learn.rate"] == NO_STEP
     assert arm.settings["draft.max_draft"] > FIXED["draft.max_draft"]
     quick = {"draft.sources": ("model",), "learn.spacing": "fixed", "learn.lag": 0, "learn.head_batch": 16}

@@ -27,12 +27,18 @@ class PaperTask:
         title: in the paper's tables.
         files: data sets in a folder of data, read one after the other.
         threshold: estimated probability of a rejection at which a draft stops, as the paper recommends for the task.
+        parts: number of parts of equal length that the stream is divided into, of which each file is one.
     """
 
     name: str
     title: str
     files: tuple[str, ...]
     threshold: float
+    parts: int = 0
+
+    def prompts_of_file(self, limit: int) -> int:
+        """Number of prompts from each file of a stream of `limit` prompts."""
+        return max(1, limit // (self.parts or len(self.files)))
 
 
 GSM8K = PaperTask("gsm8k", "GSM8K", ("gsm8k.parquet",), 0.7)
@@ -40,6 +46,9 @@ CODE = PaperTask("code", "MBPP+HE", ("mbpp.parquet", "humaneval.parquet"), 0.7)
 ALPACA = PaperTask("alpaca", "Alpaca", ("alpaca.parquet",), 0.3)
 SUMMARIES = PaperTask("summaries", "XSum", ("dialogsum.parquet", "scitldr.parquet"), 0.3)
 TASKS = (GSM8K, CODE, ALPACA, SUMMARIES)
+# Of figure 5: a stream that changes in the middle, and its second half alone.
+SWITCH = PaperTask("switch", "GSM8K, then MBPP", ("gsm8k.parquet", "mbpp.parquet"), 0.7)
+MBPP = PaperTask("mbpp", "MBPP", ("mbpp.parquet",), 0.7, parts=2)
 
 
 @dataclass(frozen=True)
@@ -92,20 +101,20 @@ class PaperTable:
     """A table of the paper.
 
     Attributes:
-        number: in the paper.
+        number: in the paper; `lora` for its sweep over the ranks of adapters.
         title: what it compares.
         blocks: its parts, in the order of the page.
         remark: how to read the paper's numbers next to ours.
     """
 
-    number: int
+    number: str
     title: str
     blocks: tuple[PaperBlock, ...]
     remark: str
 
 
-def _block(
-    number: int,
+def make_block(
+    of: str,
     title: str,
     task: PaperTask,
     arms: tuple[StudyArm, ...],
@@ -116,23 +125,24 @@ def _block(
     reference: str = NONE,
     **more: Any,
 ) -> PaperBlock:
-    """Make a block. `columns`: the paper's numbers by arm, by the title of the column."""
+    """Make a block of `of`, such as `table-1`. `columns`: the paper's numbers by arm, by the title of the column."""
     name = name or task.name
-    paper = tuple(PaperColumn(heading, f"table {number}", values) for heading, values in columns.items())
-    study = Study(f"paper-table-{number}-{name}", settings, arms, (reference,), paper, "")
+    paper = tuple(PaperColumn(heading, of.replace("-", " "), values) for heading, values in columns.items())
+    study = Study(f"paper-{of}-{name}", settings, arms, (reference,), paper, "")
     return PaperBlock(name, title, task, study, **more)
 
 
 _WITHOUT_CACHE = {"cache.policy": "off"}
 _NONE = StudyArm(NONE, {"learn.enabled": False, **_WITHOUT_CACHE})
-_DIRECT_ONLY = StudyArm("direct only", {"learn.loss": "direct", **_WITHOUT_CACHE})
-_HYBRID = StudyArm(HYBRID, {"learn.loss": "hybrid"})
-_TRIE = StudyArm("trie", {"learn.loss": "trie"})
+DIRECT_ONLY = StudyArm("direct only", {"learn.loss": "direct", **_WITHOUT_CACHE})
+HYBRID_ARM = StudyArm(HYBRID, {"learn.loss": "hybrid"})
+TRIE = StudyArm("trie", {"learn.loss": "trie"})
 _CLOSED_FORM = {"learn.loss": "trie", "learn.method": "least-squares"}
 _COPIES = ("own", "memory")
 # Arms that the paper does not have.
 _OURS = (
-    _TRIE,
+    StudyArm("no drafts", {"learn.enabled": False, "draft.max_draft": 0, **_WITHOUT_CACHE}),
+    TRIE,
     StudyArm("closed form", _CLOSED_FORM),
     StudyArm("memory", {"learn.enabled": False, "draft.sources": _COPIES}),
     StudyArm("memory and closed form", {**_CLOSED_FORM, "draft.sources": (*_COPIES, "model")}),
@@ -140,7 +150,7 @@ _OURS = (
 
 
 def _table_1() -> PaperTable:
-    arms = (_NONE, _DIRECT_ONLY, _HYBRID, StudyArm("hybrid, LoRA", {"learn.loss": "hybrid", "learn.lora": True}))
+    arms = (_NONE, DIRECT_ONLY, HYBRID_ARM, StudyArm("hybrid, LoRA", {"learn.loss": "hybrid", "learn.lora": True}))
     names = [arm.name for arm in arms]
     numbers: dict[PaperTask, dict[str, tuple[Pair, ...]]] = {
         GSM8K: {
@@ -161,11 +171,17 @@ def _table_1() -> PaperTable:
         },
     }
     blocks = tuple(
-        _block(1, task.title, task, (*arms, *_OURS), {of: dict(zip(names, row, strict=True)) for of, row in by.items()})
+        make_block(
+            "table-1",
+            task.title,
+            task,
+            (*arms, *_OURS),
+            {of: dict(zip(names, row, strict=True)) for of, row in by.items()},
+        )
         for task, by in numbers.items()
     )
     return PaperTable(
-        1,
+        "1",
         "losses on four tasks",
         blocks,
         "Paper: Llama-68M drafter; none = SpD_DM, direct only = L_DM, hybrid = L_DM + λ L_N. It has no other arms. "
@@ -191,9 +207,9 @@ def _table_2() -> PaperTable:
         arms = _head_arms(task.threshold)
         values = dict(zip((arm.name for arm in arms), (*row, *with_lora[task]), strict=False))
         settings = {"learn.enabled": True}
-        blocks.append(_block(2, task.title, task, arms, {"Vicuna-7B": values}, settings=settings))
+        blocks.append(make_block("table-2", task.title, task, arms, {"Vicuna-7B": values}, settings=settings))
     return PaperTable(
-        2,
+        "2",
         "the adaptive head on four tasks (tables 2 and 11)",
         tuple(blocks),
         "Paper: Vicuna-7B, whose vocabulary is the drafter's; none = SpD. Drafts have five pieces, or end at the "
@@ -240,17 +256,17 @@ def _table_3() -> PaperTable:
         },
     }
     blocks = tuple(
-        _block(
-            3,
+        make_block(
+            "table-3",
             task.title,
             task,
-            (_NONE, _HYBRID, _TRIE),
+            (_NONE, HYBRID_ARM, TRIE),
             {of: dict(zip((NONE, HYBRID), row, strict=True)) for of, row in by.items()},
         )
         for task, by in numbers.items()
     )
     return PaperTable(
-        3,
+        "3",
         "sizes of target and drafter",
         blocks,
         "Paper: Qwen2.5 targets; the columns name the target and the drafter. Ours: a table for each --target; "
@@ -267,10 +283,11 @@ def _table_4() -> PaperTable:
     }
     arm = StudyArm(HYBRID, {"learn.loss": "hybrid", "cache.policy": "unbounded"})
     blocks = tuple(
-        _block(4, task.title, task, (arm,), {}, reference=HYBRID, cache=size) for task, size in sizes.items()
+        make_block("table-4", task.title, task, (arm,), {}, reference=HYBRID, cache=size)
+        for task, size in sizes.items()
     )
     return PaperTable(
-        4,
+        "4",
         "size of the n-gram cache",
         blocks,
         "Paper: Llama-68M drafter, Qwen2-7B, the cache after training on 7,473, 910, 8,000 and 4,000 or 8,000 prompts "
@@ -282,10 +299,10 @@ def _table_5() -> PaperTable:
     arms = (
         _NONE,
         StudyArm("cache only", {"learn.enabled": False}),
-        _DIRECT_ONLY,
+        DIRECT_ONLY,
         StudyArm("direct", {"learn.loss": "direct"}),
-        _HYBRID,
-        _TRIE,
+        HYBRID_ARM,
+        TRIE,
     )
     names = [arm.name for arm in arms[:5]]
     rows: dict[int, tuple[tuple[Pair, ...], tuple[float, ...]]] = {
@@ -293,8 +310,8 @@ def _table_5() -> PaperTable:
         4: (((0.12, 1.01), (0.16, 1.11), (0.32, 1.51), (0.35, 1.54), (0.41, 1.61)), (0, 1.49, 0, 0.75, 3.66)),
     }
     blocks = tuple(
-        _block(
-            5,
+        make_block(
+            "table-5",
             f"k={k}",
             GSM8K,
             arms,
@@ -306,7 +323,7 @@ def _table_5() -> PaperTable:
         for k, (row, hits) in rows.items()
     )
     return PaperTable(
-        5,
+        "5",
         "draft lengths and n-grams on GSM8K",
         blocks,
         "Paper: Llama3-8B; cache only = + N-gram post-processing, direct = L_DM + post-processing. Its n-gram hits are "
@@ -315,14 +332,26 @@ def _table_5() -> PaperTable:
 
 
 def _table_6() -> PaperTable:
-    rows: dict[float, tuple[Pair, Pair]] = {0.01: ((0.375, 1.57), (0.376, 1.57)), 1.0: ((0.273, 1.27), (0.275, 1.31))}
+    rows: dict[float, tuple[Pair, ...]] = {
+        0.01: ((0.09, 0.86), (0.368, 1.51), (0.375, 1.57), (0.376, 1.57)),
+        1.0: ((0.07, 0.79), (0.271, 1.23), (0.273, 1.27), (0.275, 1.31)),
+    }
+    others = ("n-grams", "likelihood")
+    arms = (
+        _NONE,
+        DIRECT_ONLY,
+        *(StudyArm(name, {"learn.loss": name}) for name in others),
+        HYBRID_ARM,
+        TRIE,
+        StudyArm("acceptance", {"learn.loss": "acceptance"}),
+    )
     blocks = tuple(
-        _block(
-            6,
+        make_block(
+            "table-6",
             f"temperature {temperature:g}",
             GSM8K,
-            (_NONE, _DIRECT_ONLY, _HYBRID, _TRIE, StudyArm("acceptance", {"learn.loss": "acceptance"})),
-            {"Llama3-8B": dict(zip((HYBRID, "trie"), row, strict=True))},
+            arms,
+            {"Llama3-8B": dict(zip((*others, HYBRID, "trie"), row, strict=True))},
             name=f"t{temperature:g}",
             settings={**FIXED, "sampling.temperature": temperature},
             reference=HYBRID,
@@ -330,23 +359,61 @@ def _table_6() -> PaperTable:
         for temperature, row in rows.items()
     )
     return PaperTable(
-        6,
+        "6",
         "losses at two temperatures on GSM8K",
         blocks,
-        "Paper: Llama3-8B; hybrid = DM-KL + N-NLL. trie is next to its DM-KL + N-KL, the approximate divergence over "
-        "n-grams; ours is the divergence of the trie, without approximation. Its other two rows have no arm here: "
-        "N-gram NLL only (.09/0.86 at temperature 0.01, .07/0.79 at 1) and DM-NLL + N-NLL (.368/1.51, .271/1.23).",
+        "Paper: Llama3-8B; n-grams = N-gram NLL only, likelihood = DM-NLL + N-NLL, hybrid = DM-KL + N-NLL. trie is "
+        "next to its DM-KL + N-KL, the approximate divergence over n-grams; ours is the divergence of the trie, "
+        "without approximation.",
+    )
+
+
+def _table_lora() -> PaperTable:
+    row: dict[int, Pair] = {
+        8: (0.30, 1.478),
+        16: (0.34, 1.543),
+        32: (0.37, 1.595),
+        64: (0.38, 1.625),
+        128: (0.38, 1.632),
+    }
+    adapters = {"learn.loss": "hybrid", "learn.lora": True}
+    arms = tuple(StudyArm(f"rank {rank}", {**adapters, "learn.lora_rank": rank}) for rank in row)
+    block = make_block(
+        "table-lora",
+        GSM8K.title,
+        GSM8K,
+        (*arms, HYBRID_ARM),
+        {"Llama3-8B": {f"rank {rank}": pair for rank, pair in row.items()}},
+        reference="rank 32",
+    )
+    return PaperTable(
+        "lora",
+        "ranks of the LoRA adapters on GSM8K",
+        (block,),
+        "Paper: Llama3-8B, Llama-68M drafter, whose hidden size is 768; that of ours is 192 or 256, so rank 128 is no "
+        "small share of it. hybrid trains all weights.",
     )
 
 
 def _table_14() -> PaperTable:
     study = STUDIES[StudyName.CACHE]
     values = study.paper[0].values
-    block = _block(14, CODE.title, CODE, study.arms, {"Qwen2-7B": values}, settings=study.settings, reference="full")
-    return PaperTable(14, "budgets of the n-gram cache on code", (block,), study.remark)
+    block = make_block(
+        "table-14", CODE.title, CODE, study.arms, {"Qwen2-7B": values}, settings=study.settings, reference="full"
+    )
+    return PaperTable("14", "budgets of the n-gram cache on code", (block,), study.remark)
 
 
-PAPER_TABLES: Mapping[int, PaperTable] = {
+PAPER_TABLES: Mapping[str, PaperTable] = {
     table.number: table
-    for table in (_table_1(), _table_2(), _table_3(), _table_4(), _table_5(), _table_6(), _table_14())
+    for table in (
+        _table_1(),
+        _table_2(),
+        _table_3(),
+        _table_4(),
+        _table_5(),
+        _table_6(),
+        _table_14(),
+        _table_lora(),
+    )
 }

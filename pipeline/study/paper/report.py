@@ -6,7 +6,8 @@ from textwrap import fill
 
 from pipeline.reports.tables import Table
 from pipeline.study.metrics import NONE, format_estimate, last_fifth, whole
-from pipeline.study.paper_tables import CacheSize, PaperBlock, PaperTable
+from pipeline.study.paper.panels import Panel, Picture
+from pipeline.study.paper.tables import CacheSize, PaperBlock
 from pipeline.study.records import Record
 from pipeline.study.report import Results, circumstances, of_rates
 from pipeline.study.runner import StudyPlan
@@ -14,6 +15,7 @@ from pipeline.study.runner import StudyPlan
 WIDTH = 100  # columns of a page's text
 Metric = Callable[[Record], float | None]
 Section = tuple[str, Sequence[Table]]  # heading and tables
+POINTS = 8  # of a curve in a table
 
 
 @dataclass(frozen=True)
@@ -142,9 +144,14 @@ def _make_size_table(block: PaperBlock, paper: CacheSize, results: Results) -> T
         row("entries", lambda one: one.cache_entries, 0, paper.entries),
         row("KiB", lambda one: one.cache_bytes / 1024, 1, paper.megabytes * 1e6 / 1024),
         row("bytes per entry", lambda one: _divide(one.cache_bytes, one.cache_entries), 0, paper.bytes_per_entry),
-        row("entries per prompt", lambda one: _divide(one.cache_entries, len(one.passed)), 2, paper.entries_per_prompt),
+        row("entries per prompt", count_entries_per_prompt, 2, paper.entries_per_prompt),
     )
     return Table(("", *results.by_arm, "paper"), rows, f"{block.title}: the cache at the end")
+
+
+def count_entries_per_prompt(record: Record) -> float | None:
+    """Entries of the cache at the end per prompt."""
+    return _divide(record.cache_entries, len(record.passed))
 
 
 def _divide(above: float, below: float) -> float | None:
@@ -165,16 +172,39 @@ def describe(blocks: Sequence[BlockResults]) -> list[str]:
     return list(lines)
 
 
-def to_markdown(table: PaperTable, blocks: Sequence[BlockResults], command: str, date: str) -> str:
-    """The report as a page, with command, date and all tables."""
+def make_curve_table(panel: Panel) -> Table:
+    """The curves of a panel at some of their points, the first and the last among them."""
+    longest = max((series.at for series in panel.series), key=len, default=())
+    places = sorted({round(step * (len(longest) - 1) / (POINTS - 1)) for step in range(POINTS)}) if longest else []
+    rows = [
+        (series.name, *(_format_point(series.at, series.values, longest[place]) for place in places))
+        for series in panel.series
+    ]
+    heads = (panel.value, *(f"{panel.across} {longest[place]:,.0f}" for place in places))
+    return Table(heads, rows, panel.title or panel.value)
+
+
+def _format_point(at: Sequence[float], values: Sequence[float | None], wanted: float) -> str:
+    """The value at the last point up to `wanted`, if the curve is that long."""
+    found = [value for place, value in zip(at, values, strict=True) if place <= wanted]
+    value = found[-1] if found and wanted <= at[-1] else None
+    return NONE if value is None else f"{value:,.3f}".rstrip("0").rstrip(".")
+
+
+def to_markdown(
+    picture: Picture, image: str | None, blocks: Sequence[BlockResults], sections: Sequence[Section]
+) -> str:
+    """The report as a page, with command, date, the picture if it was drawn, and all tables."""
     parts = [
-        f"# Table {table.number}: {table.title}",
-        f"Measured on {date}.",
-        f"    {command}",
-        fill(table.remark, WIDTH),
+        f"# {picture.title}",
+        f"Measured on {picture.date}.",
+        f"    {picture.command}",
+        fill(picture.remark, WIDTH),
     ]
     parts.append("\n".join(fill(line, WIDTH, initial_indent="- ", subsequent_indent="  ") for line in describe(blocks)))
-    for heading, tables in make_sections(blocks):
+    if image:
+        parts.append(f"![{picture.title}]({image})")
+    for heading, tables in sections:
         parts.append(f"## {heading[0].upper()}{heading[1:]}")
         parts += [f"**{one.title}**\n\n{one.markdown()}" for one in tables]
     return "\n\n".join(parts) + "\n"
