@@ -11,12 +11,13 @@ from pipeline.config.settings import Config
 from pipeline.models import pullable as zoo
 from pipeline.routing import TargetRouter
 from stages.drafting.target_states import STATES_FILE, TargetStates
+from stages.forward_pass.forward import ModuleForward
+from stages.forward_pass.measurements import Measurements
+from stages.forward_pass.packed_llama import PackedLlamaForward
 from stages.models.adapters import ADAPTER_FOLDER, adapter_name, add_adapter, load_adapter, merge_saved_adapter
-from stages.models.forward import ModuleForward
-from stages.models.huggingface import load_tokenizer, pick_device, set_threads
+from stages.models.devices import pick_device, set_threads
+from stages.models.huggingface import load_tokenizer
 from stages.models.language_model import LanguageModel, fingerprint, load_model
-from stages.models.measurements import Measurements
-from stages.models.packed_llama import PackedLlamaForward
 from stages.training.output_layer_trainer import untie_output
 from stages.vocabulary.pair import Pair, SpecialRule, pair
 from stages.vocabulary.tokenizer_view import Vocabulary

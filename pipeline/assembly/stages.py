@@ -18,10 +18,10 @@ from stages.drafting.sources import SourceChooser
 from stages.drafting.stopping import AlwaysSpeculate, CostStop, FixedLength, SpeculationPolicy, StopRule
 from stages.drafting.target_states import StateProjection, TargetStates
 from stages.examples.teacher import TrieTeacher, supervise_nothing
+from stages.forward_pass.packed_layout import SHARED_QUERIES
 from stages.memory.memory_file import MEMORY_FILE, read_memory
 from stages.memory.text_memory import TextMemory
 from stages.memory.tree_growth import TreeLimits
-from stages.models.packed_llama import SHARED_QUERIES
 from stages.ngrams.cache import Cache
 from stages.ngrams.trie import Trie, build_direct_trie
 from stages.prompts.prefix_cache import PrefixCache

@@ -28,7 +28,7 @@ from pipeline.run.context import RunContext
 from stages.contract.blocks import TrainingExample
 from stages.contract.snapshot import SnapshotReader, SnapshotWriter
 from stages.distill import read_weights
-from stages.models.huggingface import set_threads
+from stages.models.devices import set_threads
 from stages.ngrams.trie import build_direct_trie
 from stages.rules import MODES
 from stages.training.probe import ProbeResult

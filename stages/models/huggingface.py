@@ -3,11 +3,9 @@
 import json
 import logging
 import os
-import re
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from threading import RLock
 from typing import Any
@@ -24,7 +22,6 @@ os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 from huggingface_hub import ModelCard, try_to_load_from_cache
 from huggingface_hub.constants import ENDPOINT
 from transformers import (
-    CONFIG_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     AutoConfig,
@@ -46,32 +43,13 @@ from stages.checkpoints.gguf_model import has_family, load_gguf_model, require_r
 from stages.checkpoints.gguf_tokenizer import make_tokenizer
 from stages.checkpoints.size_check import require_plausible_normalizer, require_plausible_sizes
 from stages.checkpoints.tokenizer_probe import require_bounded_tokenizer
+from stages.models.load_errors import PACKAGES, TOKENIZER_FILES, explain_errors, is_tiktoken, read_config
 
 transformers_logging.set_verbosity_error()
 transformers_logging.disable_progress_bar()
 
 LOG = logging.getLogger("omnidraft.models")
 SEAL = "manifest.json"  # in the folder of a published version
-
-
-def pick_device(name: str) -> str:
-    """Resolve the name of a device; `auto` is the first CUDA device if there is one, else the CPU.
-
-    Raises:
-        ModelError: torch cannot use the device.
-    """
-    chosen = name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.empty(0, device=chosen)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ModelError(f"the device {name!r} must be one that torch can use here: {reason}; try cpu") from error
-    return chosen
-
-
-def set_threads(number: int) -> None:
-    """Set the number of CPU threads of one tensor operation."""
-    torch.set_num_threads(number)
 
 
 DTYPES: dict[str, Any] = {
@@ -85,28 +63,6 @@ DTYPES: dict[str, Any] = {
 # `from_pretrained` replaces torch's initialisers for the whole process while it runs. Two at once, measured: both fail,
 # and so does every later one. An adapter's base model is loaded inside.
 _LOADING = RLock()
-
-# Packages with which `transformers` reads weights of a quantisation, by its name in `config.json`.
-_PACKAGES = {
-    "aqlm": "aqlm[gpu]",
-    "auto-round": "auto-round",
-    "awq": "gptqmodel",
-    "bitsandbytes": "bitsandbytes",
-    "bitsandbytes_4bit": "bitsandbytes",
-    "bitsandbytes_8bit": "bitsandbytes",
-    "compressed-tensors": "compressed-tensors",
-    "eetq": "kernels",
-    "fbgemm_fp8": "fbgemm-gpu",
-    "gptq": "gptqmodel optimum",
-    "higgs": "flute-kernel",
-    "hqq": "hqq",
-    "mxfp4": "kernels",
-    "quanto": "optimum-quanto",
-    "quark": "amd-quark",
-    "spqr": "spqr_quant[gpu]",
-    "torchao": "torchao",
-    "vptq": "vptq",
-}
 
 
 def load_causal_model(source: str, dtype: str, device: str, *, codes: bool = False) -> Any:
@@ -125,7 +81,7 @@ def load_causal_model(source: str, dtype: str, device: str, *, codes: bool = Fal
         ModelError: no model was found, the hub cannot be reached, tensors are missing, unexpected or of another shape,
             or the model needs code or a package that is not here.
     """
-    with _explain("model", source), _LOADING:
+    with explain_errors("model", source), _LOADING:
         file = find_gguf(source)
         if file:
             model = _load_gguf(read_gguf(file), dtype, codes=codes)
@@ -159,7 +115,7 @@ def _load_checkpoint(source: str, dtype: str, device: str) -> Any:
         made = AutoModelForImageTextToText
     quantised = getattr(config, "quantization_config", None) or {}
     method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised.quant_method
-    known = {*AUTO_QUANTIZATION_CONFIG_MAPPING, *_PACKAGES}
+    known = {*AUTO_QUANTIZATION_CONFIG_MAPPING, *PACKAGES}
     if quantised and str(getattr(method, "value", method)) not in known:  # transformers would ignore it
         raise ValueError(f"transformers {transformers_version} does not know this quantisation")
     placed = {"device_map": {"": device}} if quantised and device != "cpu" else {}
@@ -241,11 +197,11 @@ def load_tokenizer(source: str) -> Any:
     Raises:
         ModelError: no tokenizer was found, it cannot be made into a fast one, or the hub cannot be reached.
     """
-    with _explain("tokenizer", source):
+    with explain_errors("tokenizer", source):
         file = find_gguf(source)
         if file:
             return make_tokenizer(read_gguf(file).metadata, str(file))
-        if is_adapter_folder(source) and not any((Path(source) / name).exists() for name in _TOKENIZER_FILES):
+        if is_adapter_folder(source) and not any((Path(source) / name).exists() for name in TOKENIZER_FILES):
             return load_tokenizer(read_base_model(source))
         _require_reachable(source)
         require_plausible_normalizer(source)
@@ -295,7 +251,7 @@ def _drop_tokens_without_output(tokenizer: Any, source: str) -> Any:
 
 def _read_width(source: str) -> int | None:
     """Return the number of outputs that a model's configuration states; None without one."""
-    if not _read_config(source):
+    if not read_config(source):
         return None
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=False).get_text_config()
@@ -315,96 +271,6 @@ def _require_reachable(source: str) -> None:
     socket.create_connection((urlsplit(ENDPOINT).hostname, 443), timeout=5).close()
 
 
-@contextmanager
-def _explain(what: str, source: str) -> Iterator[None]:
-    """Raise every error of loading as one line: libraries raise almost anything for a file that is not right.
-
-    Raises:
-        ModelError: in place of any other exception but MemoryError.
-    """
-    try:
-        yield
-    except (ModelError, MemoryError):
-        raise
-    except Exception as error:
-        raise ModelError(_load_error(what, source, error)) from error
-    except BaseException as error:
-        if type(error).__name__ != "PanicException":  # of the tokenizer library
-            raise
-        raise ModelError(_load_error(what, source, RuntimeError(str(error)))) from error
-
-
-def _load_error(what: str, source: str, error: Exception) -> str:
-    """Return one line: what must hold, what was got, what to try."""
-    reason, config = _first_line(error), _read_config(source)
-    if what == "tokenizer":
-        return _tokenizer_error(source, reason)
-    method = (config.get("quantization_config") or {}).get("quant_method")
-    if method:
-        return _quantisation_error(source, reason, method, package_lacks=isinstance(error, ImportError))
-    fault = _architecture_fault(config, reason)
-    if fault:
-        return f"{source!r} must be a causal language model that transformers {transformers_version} has, but {fault}"
-    if isinstance(error, ImportError):
-        return f"{source!r} needs a package that is not installed: {reason}"
-    if config:
-        kind = config.get("model_type")
-        return f"{source!r} must load as a model of the type {kind!r}, but: {reason}; fetch it again, or name another"
-    return _not_found(what, source, reason)
-
-
-def _not_found(what: str, source: str, reason: str) -> str:
-    place = "the folder" if Path(source).is_dir() else "no folder of that name, and the hub"
-    return (
-        f"a {what} must load from {source!r}: {place} did not give one ({reason}); name a folder that save_pretrained "
-        "wrote, a .gguf file, a hub model that this machine can reach, or builtin:NAME"
-    )
-
-
-def _quantisation_error(source: str, reason: str, method: str, *, package_lacks: bool) -> str:
-    if not package_lacks:
-        return f"{source!r}, quantised with {method}, must load here, but: {reason}; name it unquantised or as GGUF"
-    package = "accelerate" if "accelerate" in reason.lower() else _PACKAGES.get(method)
-    advice = f"pip install {package}" if package else reason
-    return f"{source!r} is quantised with {method}, which needs a package that is not installed: {advice}"
-
-
-def _architecture_fault(config: Mapping[str, Any], reason: str) -> str | None:
-    """Return why `transformers` has no causal language model for a configuration; None if it has one."""
-    kind = config.get("model_type")
-    if "auto_map" in config and (kind not in CONFIG_MAPPING or "custom code" in reason):
-        return f"its type {kind!r} comes with code of its own, which is never executed; name another model"
-    if kind and kind not in CONFIG_MAPPING:
-        return f"its type is {kind!r}; try pip install --upgrade transformers, or name another model"
-    if "Unrecognized configuration class" in reason:
-        return f"its type {kind!r} generates no text from text alone; name another model"
-    return None
-
-
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
-
-
-def _tokenizer_error(source: str, reason: str) -> str:
-    folder = Path(source)
-    if folder.is_dir() and not (folder / "tokenizer.json").exists():
-        reason = "it has no tokenizer.json"
-        if (folder / "tokenizer.model").exists():
-            package = "tiktoken" if _is_tiktoken(folder) else "sentencepiece"
-            lacking = find_spec(package) is None
-            reason += (
-                f"; to convert its tokenizer.model: pip install {package}" if lacking else ", and no other that fits"
-            )
-        elif (folder / "tekken.json").exists() or any(folder.glob("*.tiktoken")):
-            reason += "; transformers cannot convert tekken.json and *.tiktoken"
-    return _not_found("tokenizer", source, reason)
-
-
-def _is_tiktoken(folder: Path) -> bool:
-    """Check whether `tokenizer.model` is of tiktoken's kind: lines of a token in base 64 and its rank."""
-    with (folder / "tokenizer.model").open("rb") as file:
-        return bool(re.fullmatch(rb"[A-Za-z0-9+/]+=* \d+\s*", file.readline(1000)))
-
-
 def _require_true_conversion(tokenizer: Any, source: str) -> None:
     """Check a tokenizer that was converted from `tokenizer.model` against the original.
 
@@ -414,7 +280,7 @@ def _require_true_conversion(tokenizer: Any, source: str) -> None:
     folder = Path(source)
     if not (folder / "tokenizer.model").exists() or (folder / "tokenizer.json").exists():
         return
-    if _is_tiktoken(folder):
+    if is_tiktoken(folder):
         if tokenizer.eos_token is None:
             raise ModelError(
                 f"{source!r} must have a tokenizer with special tokens, but its tokenizer.model of tiktoken's kind has "
@@ -432,23 +298,6 @@ def _require_true_conversion(tokenizer: Any, source: str) -> None:
 
 
 _PROBES = ("The naïve café costs 123.45", "return x;\n\n\tdef f(a,  b): 日本 →", "don't 2024-01-31 <b>")
-
-
-def _first_line(error: Exception, longest: int = 300) -> str:
-    """Return the first line of a message, cut between words."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    line = lines[0] if isinstance(error, OSError | ValueError | RuntimeError) else f"{type(error).__name__}: {lines[0]}"
-    return line if len(line) <= longest else f"{line[:longest].rsplit(' ', 1)[0]} ..."
-
-
-def _read_config(source: str) -> dict[str, Any]:
-    """Return the configuration of a folder or cached hub model as it is written; empty if there is none."""
-    try:
-        found = Path(source) / "config.json" if Path(source).is_dir() else try_to_load_from_cache(source, "config.json")
-        read = json.loads(Path(found).read_text(encoding="utf-8")) if isinstance(found, str | Path) else {}
-    except (OSError, ValueError):
-        return {}
-    return read if isinstance(read, dict) else {}
 
 
 def new_llama(seed: int, **shape: Any) -> LlamaForCausalLM:

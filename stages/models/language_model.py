@@ -17,20 +17,12 @@ from torch import Tensor, nn
 
 from stages.contract.blocks import SequenceState
 from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
-from stages.models.adapters import (
-    ADAPTER_FOLDER,
-    activate,
-    is_adapter_weight,
-    read_adapter,
-    save_adapter,
-    strip_adapters,
-)
-from stages.models.attention_masks import AttentionPositions, attend_by_position, is_chain
-from stages.models.forward import Forward, ModuleForward
-from stages.models.huggingface import load_causal_model, raise_write_errors
-from stages.models.measurements import Measurements
-from stages.models.packed_llama import PackedLlamaForward, PackedLlamaWeights, choose_weights, has_packed_forward
-from stages.models.proof import (
+from stages.forward_pass.attention_masks import AttentionPositions, attend_by_position, is_chain
+from stages.forward_pass.forward import Forward, ModuleForward
+from stages.forward_pass.measurements import Measurements
+from stages.forward_pass.packed_llama import PackedLlamaForward
+from stages.forward_pass.packed_weights import PackedLlamaWeights, choose_weights, has_packed_forward
+from stages.forward_pass.proof import (
     ROUNDED,
     check_spans,
     describe_error,
@@ -40,7 +32,16 @@ from stages.models.proof import (
     proof_key,
     tolerance,
 )
-from stages.models.row_forward import Reading, RowForward, find_rope_switch
+from stages.forward_pass.row_forward import Reading, RowForward, find_rope_switch
+from stages.models.adapters import (
+    ADAPTER_FOLDER,
+    activate,
+    is_adapter_weight,
+    read_adapter,
+    save_adapter,
+    strip_adapters,
+)
+from stages.models.huggingface import load_causal_model, raise_write_errors
 from stages.quantisation.modules import FORMATS, ROUNDING, has_groups, round_weights
 from store.errors import ModelError
 
@@ -186,7 +187,7 @@ class LanguageModel:
         return forbidden_V
 
     def prove_forward(self) -> None:
-        """Choose the fastest forward pass that provably computes what the model computes (`stages/models/proof.py`).
+        """Choose the fastest forward pass that provably computes what the model does (`stages/forward_pass/proof.py`).
 
         The outcome is stored on this machine for these weights, this configuration and this code.
 

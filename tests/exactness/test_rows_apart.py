@@ -24,10 +24,10 @@ from stages.decode import Decode
 from stages.drafting.head import AcceptanceHead
 from stages.drafting.stopping import ThresholdStop
 from stages.examples.teacher import supervise_nothing
-from stages.models.forward import ModuleForward
+from stages.forward_pass.forward import ModuleForward
+from stages.forward_pass.packed_llama import PackedLlamaForward
 from stages.models.huggingface import new_llama
 from stages.models.language_model import LanguageModel
-from stages.models.packed_llama import PackedLlamaForward
 from stages.rules import TrieRule
 from stages.sampling.distributions import Sampling, to_probs
 from stages.sampling.logprobs import TokenLogprobs

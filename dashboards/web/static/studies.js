@@ -3,6 +3,7 @@ import { chart, element, live, narrow, plain, question, style, table } from "./c
 
 const number = (value) => (value === null || value === undefined ? "–" : value.toLocaleString("en", { maximumSignificantDigits: 4 }));
 const MOST_ROWS = 12; // points of a curve in a table
+const MARGIN = { l: 48, r: 12, t: 8, b: 40 };
 
 function make(name, text = "", kind = "") {
   const made = document.createElement(name);
@@ -42,11 +43,11 @@ const changes = (panel) => Object.entries(panel.marks ?? {}).map(([name, at]) =>
 
 function draw(place, panel) {
   const axis = panel.is_logarithmic ? { type: "log" } : {};
-  const below = { orientation: "h", y: -0.3, yanchor: "top" };
+  const below = (y) => ({ orientation: "h", y, yanchor: "top" });
   if (panel.categories.length) {
     place.style.height = `${150 + 34 * panel.categories.length + 20 * (narrow() ? panel.series.length : 1)}px`;
     chart(place, marks(panel), {
-      hovermode: "closest", legend: below, xaxis: { title: { text: plain(panel.value) }, rangemode: "tozero" },
+      hovermode: "closest", legend: below(-0.12), margin: MARGIN, xaxis: { rangemode: "tozero" },
       yaxis: { tickvals: panel.categories.map((_, row) => row), ticktext: panel.categories.map(plain), range: [panel.categories.length - 0.4, -0.6], zeroline: false, automargin: true },
     });
     return;
@@ -54,8 +55,8 @@ function draw(place, panel) {
   place.style.height = `${330 + (narrow() ? 22 * panel.series.length : 30)}px`;
   const found = changes(panel);
   chart(place, curves(panel), {
-    hovermode: "closest", legend: below, shapes: found.map((one) => one.line), annotations: found.map((one) => one.words),
-    xaxis: { title: { text: plain(panel.across) }, ...axis }, yaxis: { title: { text: plain(panel.value) }, ...(panel.is_logarithmic ? axis : { rangemode: "tozero" }) },
+    hovermode: "closest", legend: below(-0.2), margin: MARGIN, shapes: found.map((one) => one.line), annotations: found.map((one) => one.words),
+    xaxis: { title: { text: plain(panel.across) }, ...axis }, yaxis: panel.is_logarithmic ? axis : { rangemode: "tozero" },
   });
 }
 
@@ -74,23 +75,27 @@ function show(study) {
   section.append(make("h2", study.title), make("p", study.remark, "note"));
   const typed = make("p", `${study.date}: `, "note");
   typed.append(make("code", study.command));
-  section.append(typed);
+  const plots = make("div", "", "plots");
+  section.append(typed, plots);
   element("studies").append(section);
-  for (const panel of study.panels) {
-    if (panel.title) section.append(make("h3", panel.title));
+  const drawn = study.panels.map((panel) => {
+    const part = make("div");
+    const heading = panel.title ? `${panel.title}: ${panel.value}` : panel.value;
     const place = make("div", "", "chart");
     place.setAttribute("role", "img");
-    place.setAttribute("aria-label", `${study.title}, ${panel.title}: ${panel.value}; the table below has the values`);
+    place.setAttribute("aria-label", `${study.title}, ${heading}; the table below has the values`);
     const values = make("details");
     const list = make("div", "", "scroll");
     values.append(make("summary", "Values"), list);
-    section.append(place, values);
-    draw(place, panel);
+    part.append(make("h3", heading), place, values);
+    plots.append(part);
     table(list, [
       { title: panel.categories.length ? "arm" : panel.across, of: (row) => row.name },
       ...panel.series.map((series, index) => ({ title: series.name, of: (row) => row.values[index], number: true })),
-    ], rowsOf(panel), `${panel.title || study.title}: ${panel.value}`);
-  }
+    ], rowsOf(panel), heading);
+    return place;
+  });
+  study.panels.forEach((panel, index) => draw(drawn[index], panel)); // once all are there: a chart is as wide as its place was
 }
 
 let shown = "";

@@ -22,10 +22,10 @@ from pipeline.reports.machine import machine_of
 from pipeline.run.rounds import LoopInRounds
 from pipeline.sources.stream import open_sources
 from stages.contract.blocks import SequenceState
+from stages.forward_pass.packed_weights import has_packed_forward
 from stages.models.devices import synchronize
 from stages.models.huggingface import load_causal_model
 from stages.models.language_model import LanguageModel
-from stages.models.packed_llama import has_packed_forward
 from stages.sampling.random_source import SeededRandomSource
 from store.events import PromptReceived
 

@@ -18,7 +18,7 @@ from pipeline.config.settings import Config
 from pipeline.reports.progress import PlainDisplay
 from pipeline.run.replay import Replay
 from stages.contract.blocks import Draft, Proposal, SequenceState, TrainingExample, Verdict
-from stages.models.packed_llama import PackedLlamaForward
+from stages.forward_pass.packed_llama import PackedLlamaForward
 from store.events import Event, PromptCompleted, PromptReceived, TokenDecision
 
 __all__ = ["tiny_pair"]  # a fixture

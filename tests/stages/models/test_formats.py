@@ -335,7 +335,7 @@ def test_tokenizers_that_cannot_be_converted_name_the_reason(folder: Path, monke
     assert "it has no tokenizer.json" in message()
     (folder / "tekken.json").write_text("{}")
     assert "cannot convert tekken.json" in message()
-    monkeypatch.setattr("stages.models.huggingface.find_spec", lambda package: None)
+    monkeypatch.setattr("stages.models.load_errors.find_spec", lambda package: None)
     (folder / "tokenizer.model").write_bytes(b"\x0a\x0b")
     assert "pip install sentencepiece" in message()
     (folder / "tokenizer.model").write_bytes(base64.b64encode(b"a") + b" 0\n")

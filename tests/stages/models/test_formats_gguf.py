@@ -14,8 +14,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from stages.checkpoints.gguf_file import find_gguf, read_gguf
 from stages.checkpoints.gguf_tokenizer import make_tokenizer
+from stages.forward_pass.packed_weights import has_packed_forward
 from stages.models.huggingface import load_causal_model, load_tokenizer, read_licence
-from stages.models.packed_llama import has_packed_forward
 from stages.vocabulary.tokenizer_view import Vocabulary
 from store.errors import ModelError
 

@@ -10,7 +10,7 @@ from pipeline.assembly.loop import build_loop
 from pipeline.assembly.models import load_models
 from pipeline.config.settings import Config
 from pipeline.models.catalog import MODELS_FOLDER
-from stages.models.forward import ModuleForward
+from stages.forward_pass.forward import ModuleForward
 from stages.models.huggingface import new_llama
 from stages.models.language_model import LanguageModel
 from store.events import PromptReceived, TokenDecision

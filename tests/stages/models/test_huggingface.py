@@ -8,10 +8,11 @@ import torch
 from doubles import row_of
 
 from stages.contract.blocks import SequenceState
-from stages.models.forward import ModuleForward
-from stages.models.huggingface import load_tokenizer, new_llama, pick_device
+from stages.forward_pass.forward import ModuleForward
+from stages.forward_pass.packed_llama import PackedLlamaForward
+from stages.models.devices import pick_device
+from stages.models.huggingface import load_tokenizer, new_llama
 from stages.models.language_model import LanguageModel, load_model
-from stages.models.packed_llama import PackedLlamaForward
 from store.errors import ModelError
 
 VOCABULARY = 11

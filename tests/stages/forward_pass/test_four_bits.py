@@ -14,9 +14,9 @@ from pipeline.assembly.models import Models, load_models
 from pipeline.bench.engines import gguf as gguf_writer
 from pipeline.bench.engines.weights import load_llama
 from pipeline.config.settings import Config
+from stages.forward_pass.packed_llama import PackedLlamaForward
 from stages.models.huggingface import load_causal_model, load_tokenizer, new_llama
 from stages.models.language_model import LanguageModel, fingerprint, load_model
-from stages.models.packed_llama import PackedLlamaForward
 from stages.quantisation.modules import find_groups
 from store.errors import ConfigError, ModelError
 from store.events import PromptReceived, TokenDecision

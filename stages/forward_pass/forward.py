@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from stages.models.attention_masks import (
+from stages.forward_pass.attention_masks import (
     AttentionPositions,
     attend_by_position,
     find_branching_paths,
     find_positions,
     make_tree_mask,
 )
-from stages.models.row_cache import RowCache
+from stages.forward_pass.row_cache import RowCache
 
 
 class Forward(Protocol):

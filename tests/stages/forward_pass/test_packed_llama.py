@@ -7,9 +7,10 @@ import torch
 from doubles import row_of
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PretrainedConfig, Qwen2Config, Qwen3Config
 
-from stages.models.forward import ModuleForward
+from stages.forward_pass.forward import ModuleForward
+from stages.forward_pass.packed_layout import SHARED_QUERIES
+from stages.forward_pass.packed_llama import PackedLlamaForward
 from stages.models.language_model import LanguageModel
-from stages.models.packed_llama import SHARED_QUERIES, PackedLlamaForward
 
 BASE = {
     "vocab_size": 97,

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from stages.models.measurements import Measurements
+from stages.forward_pass.measurements import Measurements
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from stages.contract.blocks import SequenceState
-from stages.models import proof
-from stages.models.forward import ModuleForward
+from stages.forward_pass import proof
+from stages.forward_pass.forward import ModuleForward
+from stages.forward_pass.packed_llama import PackedLlamaForward
+from stages.forward_pass.row_forward import Reading, RowForward
 from stages.models.language_model import LanguageModel
-from stages.models.packed_llama import PackedLlamaForward
-from stages.models.row_forward import Reading, RowForward
 from stages.sampling.random_source import SeededRandomSource
 from store.errors import ModelError
 
@@ -136,9 +136,9 @@ def test_every_kind_of_state_runs_as_the_model_computes(case: str):
 
 
 def test_a_wrong_forward_is_found_and_the_next_slower_one_taken(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(PackedLlamaForward, "_split_rows", lambda *_: ())
+    monkeypatch.setattr("stages.forward_pass.packed_layout._split_rows", lambda *_: ())
     monkeypatch.setattr(
-        "stages.models.packed_llama.PackedLlamaWeights.window", property(lambda self: None)
+        "stages.forward_pass.packed_weights.PackedLlamaWeights.window", property(lambda self: None)
     )  # as if it knew nothing of windows
     model = make_model("window")
     model.prove_forward()
@@ -153,7 +153,7 @@ def test_a_window_that_the_masks_do_not_know_is_found(monkeypatch: pytest.Monkey
         with monkeypatch.context() as patch:
             if isinstance(forward, ModuleForward):  # a mask that is causal and nothing else
                 patch.setattr(
-                    "stages.models.attention_masks.make_mask",
+                    "stages.forward_pass.attention_masks.make_mask",
                     lambda positions, _: positions.keys_BK[:, None, None, :] <= positions.queries_BQ[:, None, :, None],
                 )
             return real(module, forward, length, **rest)

@@ -19,8 +19,8 @@ from torch import Tensor
 from transformers import cache_utils
 from typing_extensions import override
 
-from stages.models.attention_masks import is_chain
-from stages.models.forward import Forward, record_hidden
+from stages.forward_pass.attention_masks import is_chain
+from stages.forward_pass.forward import Forward, record_hidden
 
 COPY_EVERY = 16  # tokens between two copies; a draft is rarely longer, so a rollback computes few tokens again
 CACHE_NAMES = ("past_key_values", "cache_params", "state")  # what models call their cache

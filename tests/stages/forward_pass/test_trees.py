@@ -17,13 +17,13 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from stages.contract.blocks import SequenceState
 from stages.contract.snapshot import SnapshotReader, SnapshotWriter
-from stages.models import proof
-from stages.models.attention_masks import find_paths, is_chain, make_tree_mask
-from stages.models.forward import ModuleForward
+from stages.forward_pass import proof
+from stages.forward_pass.attention_masks import find_paths, is_chain, make_tree_mask
+from stages.forward_pass.forward import ModuleForward
+from stages.forward_pass.packed_llama import PackedLlamaForward
+from stages.forward_pass.row_cache import RowCache
+from stages.forward_pass.row_forward import Reading, RowForward
 from stages.models.language_model import LanguageModel
-from stages.models.packed_llama import PackedLlamaForward
-from stages.models.row_cache import RowCache
-from stages.models.row_forward import Reading, RowForward
 
 SIZES = {
     "vocab_size": 97,
@@ -228,8 +228,8 @@ def test_rows_are_saved_and_restored_after_a_path_was_kept(case: str):
 
 @pytest.mark.parametrize("case", CASES)
 def test_chains_with_parents_are_bit_identical_and_make_no_mask_of_trees(case: str, monkeypatch: pytest.MonkeyPatch):
-    for module in ("packed_llama", "forward"):
-        monkeypatch.setattr(f"stages.models.{module}.make_tree_mask", lambda *_, **__: pytest.fail("a tree"))
+    for module in ("packed_layout", "forward"):
+        monkeypatch.setattr(f"stages.forward_pass.{module}.make_tree_mask", lambda *_, **__: pytest.fail("a tree"))
     tokens = [make_tokens(count, count) for count in (5, 1, 0)]
     found = []
     for parents in (None, [range(-1, len(new) - 1) for new in tokens]):
@@ -372,8 +372,8 @@ def _fail(*_: Any, **__: Any) -> Tensor:
 @pytest.mark.parametrize("make_mask", [_show_everything, _fail])
 @pytest.mark.parametrize("case", FORWARDS.values())
 def test_a_wrong_mask_is_found_and_chains_still_work(case: str, make_mask: Any, monkeypatch: pytest.MonkeyPatch):
-    module = "packed_llama" if case.startswith("packed") else "forward"
-    monkeypatch.setattr(f"stages.models.{module}.make_tree_mask", make_mask)
+    module = "packed_layout" if case.startswith("packed") else "forward"
+    monkeypatch.setattr(f"stages.forward_pass.{module}.make_tree_mask", make_mask)
     model = make_model(case, torch.float32)
     forward = type(model.forward_pass)
     model.prove_forward()
@@ -398,7 +398,7 @@ def test_a_lack_of_memory_is_no_outcome(monkeypatch: pytest.MonkeyPatch):
     def fail(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError("no memory left")
 
-    monkeypatch.setattr("stages.models.packed_llama.make_tree_mask", fail)
+    monkeypatch.setattr("stages.forward_pass.packed_layout.make_tree_mask", fail)
     with pytest.raises(torch.OutOfMemoryError):
         make_model("packed, window").prove_forward()
 

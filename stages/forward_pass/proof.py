@@ -22,9 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stages.models.attention_masks import LIBRARY, find_paths
-from stages.models.forward import Forward
-from stages.models.row_forward import find_rope_switch
+from stages.forward_pass.attention_masks import LIBRARY, find_paths
+from stages.forward_pass.forward import Forward
+from stages.forward_pass.row_forward import find_rope_switch
 
 SPAN = 12  # tokens of a window or chunk during the proof
 TEXT, OTHER_TEXT = 3 * SPAN + 4, SPAN + 6  # tokens of the two rows
@@ -314,7 +314,8 @@ def proof_key(model: Any, *parts: object) -> list[Any]:
     """Return what the outcome of a proof depends on besides the weights: configuration, device, libraries, own code."""
     code = hashlib.sha256()
     own = Path(__file__).parent
-    for path in sorted([*own.glob("*.py"), *own.with_name("quantisation").glob("*.py")]):
+    folders = (own, own.with_name("models"), own.with_name("quantisation"))
+    for path in sorted(path for folder in folders for path in folder.glob("*.py")):
         code.update(path.read_bytes())
     for buffer in model.buffers():  # weights of quantised models
         code.update(buffer.detach().flatten()[:64].float().cpu().numpy().tobytes())

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from typing_extensions import override
 
-from stages.models.measurements import Measurements
+from stages.forward_pass.measurements import Measurements
 from stages.quantisation.groups import GROUP, GroupedMatrix, join_groups
 from stages.quantisation.modules import FORMATS, find_groups
 

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from stages.models import linear
-from stages.models.linear import (
+from stages.forward_pass import linear
+from stages.forward_pass.linear import (
     KINDS,
     ROW_COUNTS,
     ByRowsLinear,
@@ -32,7 +32,7 @@ from stages.models.linear import (
     pick_kinds,
     pick_layout_of_codes,
 )
-from stages.models.measurements import Measurements
+from stages.forward_pass.measurements import Measurements
 from stages.quantisation.groups import GROUP, GroupedMatrix
 
 halves = pytest.mark.skipif(not can_halve(torch.ones(1)), reason="this processor has no kernel for float16")
