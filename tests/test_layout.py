@@ -56,7 +56,7 @@ LAYERS = {
         ("pipeline/serve/http", "pipeline/interface"),
         # Benchmarks are above everything that they measure.
         ("pipeline/study", "pipeline/bench/speed", "pipeline/bench/server", "pipeline/bench/storage"),
-        ("pipeline/bench/capacity", "pipeline/bench/engines", "pipeline/bench/scaling"),
+        ("pipeline/bench/capacity", "pipeline/bench/engines", "pipeline/bench/scaling", "pipeline/study/paper"),
         ("pipeline/cli/bench",),
         ("pipeline/cli",),
     ),

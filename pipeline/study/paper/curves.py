@@ -8,7 +8,7 @@ from itertools import accumulate
 from statistics import fmean
 
 from pipeline.study.metrics import acceptance, estimate
-from pipeline.study.paper.figures import Curve
+from pipeline.study.paper.figures import CurveKind
 from pipeline.study.paper.panels import Series
 from pipeline.study.records import PromptCounts, Record
 
@@ -16,7 +16,7 @@ Points = Sequence[tuple[float, float]]
 WINDOWS = 8  # windows that fit side by side into the stream
 
 
-def make_series(name: str, records: Sequence[Record], curve: Curve, behind: int = 0) -> Series:
+def make_series(name: str, records: Sequence[Record], curve: CurveKind, behind: int = 0) -> Series:
     """Make the curve of an arm: the mean over its runs, with standard errors.
 
     Args:
@@ -60,9 +60,9 @@ def _rank_frequencies(record: Record) -> Points:
     return [(rank, count) for rank, count in enumerate(record.ngram_counts, 1)]
 
 
-_CURVES: Mapping[Curve, Callable[[Record], Points]] = {
-    Curve.ACCEPTANCE: _read_acceptance,
-    Curve.HITS: _count_hits,
-    Curve.GROWTH: _count_entries,
-    Curve.FREQUENCY: _rank_frequencies,
+_CURVES: Mapping[CurveKind, Callable[[Record], Points]] = {
+    CurveKind.ACCEPTANCE: _read_acceptance,
+    CurveKind.HITS: _count_hits,
+    CurveKind.GROWTH: _count_entries,
+    CurveKind.FREQUENCY: _rank_frequencies,
 }

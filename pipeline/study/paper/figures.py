@@ -22,7 +22,7 @@ from pipeline.study.paper.tables import (
 )
 
 
-class Curve(StrEnum):
+class CurveKind(StrEnum):
     """What a figure shows over the stream, or over the ranks of n-grams."""
 
     ACCEPTANCE = "acceptance"
@@ -51,7 +51,7 @@ class PaperFigure:
     title: str
     blocks: tuple[PaperBlock, ...]
     remark: str
-    curve: Curve
+    curve: CurveKind
     folder: str
     is_split: bool = False
     late: frozenset[str] = frozenset()
@@ -73,7 +73,7 @@ def _figure_5() -> PaperFigure:
         blocks,
         "Paper: GSM8K, then MBPP + HumanEval, Qwen2.5-7B. The rate falls sharply at the switch, then climbs back "
         "toward that of a drafter trained on the new data alone; it recovers further with the cache than without.",
-        Curve.ACCEPTANCE,
+        CurveKind.ACCEPTANCE,
         "paper-figure-5",
         late=frozenset({MBPP.name}),
     )
@@ -87,7 +87,7 @@ def _figure_6() -> PaperFigure:
         (block,),
         "Paper: Qwen2.5-14B, at prompt 300 Qwen2.5-7B, at prompt 600 14B again, which share one vocabulary. The "
         "drafter aligns again after each swap, faster with the cache than without. Ours: each third has its target.",
-        Curve.ACCEPTANCE,
+        CurveKind.ACCEPTANCE,
         "paper-figure-6",
         swaps=(0, 1, 0),
     )
@@ -100,7 +100,7 @@ def _figure_7() -> PaperFigure:
         PAPER_TABLES["4"].blocks,
         f"Paper: the frequencies have a long tail, and {CODE.title} has more frequent n-grams in proportion. Ours: "
         "target tokens of several pieces in the completions, by rank.",
-        Curve.FREQUENCY,
+        CurveKind.FREQUENCY,
         "paper-table-4",
     )
 
@@ -112,7 +112,7 @@ def _figure_8() -> PaperFigure:
         PAPER_TABLES["5"].blocks,
         "Paper: with the loss of n-grams the number of accepted n-grams per response rises while the drafter learns; "
         "trained on direct maps alone it stays low.",
-        Curve.HITS,
+        CurveKind.HITS,
         "paper-table-5",
         is_split=True,
     )
@@ -124,7 +124,7 @@ def _figure_9() -> PaperFigure:
         "growth of the n-gram cache",
         PAPER_TABLES["4"].blocks,
         "Paper: the cache grows more slowly than the number of tokens.",
-        Curve.GROWTH,
+        CurveKind.GROWTH,
         "paper-table-4",
     )
 

@@ -5,17 +5,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pipeline.study.definitions import PaperColumn
 from pipeline.study.metrics import Estimate, whole
 from pipeline.study.paper.curves import make_series
-from pipeline.study.paper.figures import Curve, PaperFigure
+from pipeline.study.paper.figures import CurveKind, PaperFigure
 from pipeline.study.paper.panels import Panel, Series
 from pipeline.study.paper.report import BlockResults, count_entries_per_prompt
 from pipeline.study.paper.tables import CacheSize
 from pipeline.study.report import Results, of_rates
 
 _LABELS = {
-    Curve.ACCEPTANCE: ("prompt", "acceptance rate"),
-    Curve.HITS: ("prompt", "accepted n-grams per response"),
-    Curve.GROWTH: ("emitted tokens", "entries of the n-gram cache"),
-    Curve.FREQUENCY: ("rank of the n-gram", "emissions"),
+    CurveKind.ACCEPTANCE: ("prompt", "acceptance rate"),
+    CurveKind.HITS: ("prompt", "accepted n-grams per response"),
+    CurveKind.GROWTH: ("emitted tokens", "entries of the n-gram cache"),
+    CurveKind.FREQUENCY: ("rank of the n-gram", "emissions"),
 }
 _RATIOS: Mapping[str, tuple[str, Callable[[PaperColumn, str, str], float | None]]] = {
     "acceptance": ("acceptance rate as a multiple of '{}'", PaperColumn.acceptance),
@@ -82,9 +82,9 @@ def _draw_curves(figure: PaperFigure, blocks: Sequence[BlockResults]) -> Panel:
         for results in one.by_target
         for arm, records in results.by_arm.items()
     ]
-    marks = _find_changes(blocks[0]) if figure.curve is Curve.ACCEPTANCE else {}
+    marks = _find_changes(blocks[0]) if figure.curve is CurveKind.ACCEPTANCE else {}
     title = blocks[0].block.title if figure.is_split else ""
-    return Panel(title, value, series, across, marks=marks, is_logarithmic=figure.curve is Curve.FREQUENCY)
+    return Panel(title, value, series, across, marks=marks, is_logarithmic=figure.curve is CurveKind.FREQUENCY)
 
 
 def _name_curve(one: BlockResults, results: Results, arm: str, blocks: Sequence[BlockResults]) -> list[str]:

@@ -11,7 +11,7 @@ from dashboards.paper import draw, read_panels
 from pipeline.cli.bench.paper import _swap_targets
 from pipeline.config.settings import Config
 from pipeline.study.paper.curves import make_series
-from pipeline.study.paper.figures import PAPER_FIGURES, Curve
+from pipeline.study.paper.figures import PAPER_FIGURES, CurveKind
 from pipeline.study.paper.panels import Panel, Picture, Series
 from pipeline.study.paper.pictures import draw_figure
 from pipeline.study.paper.report import BlockResults, make_curve_table
@@ -30,7 +30,7 @@ def with_ngrams(found: Record) -> Record:
 def test_rates_are_of_windows_in_stream_order():
     """16 prompts: windows of two, the first at prompt 2. Completion in another order changes nothing."""
     found = record([0, 10, *[5] * 13, 20])
-    series = make_series("hybrid", [replace(found, passed=found.passed[::-1])], Curve.ACCEPTANCE)
+    series = make_series("hybrid", [replace(found, passed=found.passed[::-1])], CurveKind.ACCEPTANCE)
     assert list(series.at) == list(range(2, 17))
     assert series.values[0] == 10 / 40
     assert series.values[-1] == 25 / 40
@@ -38,7 +38,7 @@ def test_rates_are_of_windows_in_stream_order():
 
 
 def test_curves_of_several_seeds_are_means_with_errors():
-    series = make_series("a", [record([2] * 8), record([6] * 8, seed=1)], Curve.ACCEPTANCE, behind=100)
+    series = make_series("a", [record([2] * 8), record([6] * 8, seed=1)], CurveKind.ACCEPTANCE, behind=100)
     assert series.at[0] == 101
     assert series.values[0] == pytest.approx(0.2)
     assert series.errors is not None
@@ -47,10 +47,10 @@ def test_curves_of_several_seeds_are_means_with_errors():
 
 def test_ngrams_are_counted_ranked_and_the_growth_is_over_tokens():
     found = with_ngrams(record([0, 10, 10]))
-    assert list(make_series("a", [found], Curve.HITS).values) == [0, 1, 2]
-    growth = make_series("a", [found], Curve.GROWTH)
+    assert list(make_series("a", [found], CurveKind.HITS).values) == [0, 1, 2]
+    growth = make_series("a", [found], CurveKind.GROWTH)
     assert (list(growth.at), list(growth.values)) == ([10, 30, 50], [2, 4, 6])
-    ranks = make_series("a", [found], Curve.FREQUENCY)
+    ranks = make_series("a", [found], CurveKind.FREQUENCY)
     assert (list(ranks.at), list(ranks.values)) == ([1, 2, 3], [9, 4, 1])
 
 
