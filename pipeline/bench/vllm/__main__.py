@@ -56,7 +56,7 @@ def bench(
     found = read_prompts(sources, where or [], rounds * round_prompts + WARM_UP)
     warm_up, found = found[-WARM_UP:], found[:-WARM_UP]
     of_rounds = [found[begin : begin + round_prompts] for begin in range(0, len(found), round_prompts)]
-    measured = []
+    measured: list[dict[str, Any]] = []
     for size in map(int, batch.split(",")):
         with TemporaryDirectory() as folder:
             request = ArmRequest(drafts, model_drafts, drafter, Path(folder))
