@@ -123,7 +123,7 @@ def run_rounds(
 ) -> Iterator[dict[str, ArmRounds]]:
     """Run the arms' rounds in turn, and yield the results so far after each. The first round is not timed.
 
-    Their order is drawn anew in each round: a learner may still train when the next arm begins.
+    Their order is drawn for each round: a learner may still train when the next arm begins.
 
     Raises:
         UsageError: an engine does not start, or ended.

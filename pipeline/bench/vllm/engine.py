@@ -1,7 +1,7 @@
 """One vLLM engine in a process of its own, which answers rounds of prompts: JSON lines in, JSON lines out.
 
-The first line is an `EngineSpec`; the answer says how the prompts must be read. Each line after it is a `RoundRequest`
-and its answer a `RoundResult`. The process ends with its input.
+The first line is an `EngineSpec`; the answer is an empty object once the engine is ready. Each line after it is a
+`RoundRequest` and its answer a `RoundResult`. The process ends with its input.
 
 Run by `python -m pipeline.bench.vllm.engine` in an environment with vLLM.
 """
@@ -93,7 +93,7 @@ class _ProposerClock:
         self.processor = self.passed = 0.0
         propose = GPUModelRunner.propose_draft_token_ids
 
-        def measured(*given: Any, **named: Any) -> Any:
+        def propose_and_measure(*given: Any, **named: Any) -> Any:
             begin, began = thread_time(), perf_counter()
             try:
                 return propose(*given, **named)
@@ -101,7 +101,7 @@ class _ProposerClock:
                 self.processor += thread_time() - begin
                 self.passed += perf_counter() - began
 
-        GPUModelRunner.propose_draft_token_ids = measured
+        GPUModelRunner.propose_draft_token_ids = propose_and_measure
 
 
 class _Engine:

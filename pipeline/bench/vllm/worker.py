@@ -72,7 +72,7 @@ class EngineWorker:
         return RoundResult.from_json(self._receive())
 
     def close(self) -> None:
-        """End the process."""
+        """End the process and wait for its end."""
         if self._process.stdin:
             self._process.stdin.close()
         self._process.wait()

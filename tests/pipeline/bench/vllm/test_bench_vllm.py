@@ -98,7 +98,7 @@ def test_an_engine_answers_rounds_step_by_step(stub: Path):
     assert "a message of vLLM" in (stub / "messages").read_text(encoding="utf-8")
 
 
-def test_an_engine_that_does_not_start_says_why(stub: Path):
+def test_an_engine_that_does_not_start_is_an_error(stub: Path):
     missing = EngineSpec("missing", 1)
     with (
         EngineWorker(missing, {}, stub / "messages") as worker,

@@ -1,4 +1,4 @@
-"""vLLM's rejection sampler with the plugin's drafts: the law of two tokens is the target's, by enumeration."""
+"""vLLM's rejection sampler with the plugin's drafts: the distribution of two tokens is the target's, by enumeration."""
 
 import json
 import subprocess
@@ -10,10 +10,10 @@ from vllm_environment import find_interpreter, variables_of
 pytestmark = pytest.mark.slow
 
 
-def test_the_law_of_two_tokens_is_the_targets():
+def test_the_distribution_of_two_tokens_is_the_targets():
     python = find_interpreter(install=False)
     done = subprocess.run(
-        [str(python), str(ROOT / "tests" / "support" / "vllm_law.py")],
+        [str(python), str(ROOT / "tests" / "support" / "vllm_distribution.py")],
         capture_output=True,
         text=True,
         env=variables_of(python),

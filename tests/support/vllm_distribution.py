@@ -1,4 +1,4 @@
-"""The law of two tokens through vLLM's rejection sampler, by enumeration. Run by an interpreter that has vLLM.
+"""The distribution of two tokens in vLLM's rejection sampler, by enumeration. Run by an interpreter that has vLLM.
 
 The target is a Markov chain over three tokens whose probabilities are quarters. The drafts are the plugin's. The
 sampler is called for a batch that has one row per point of a grid of its random numbers. All points have the same
@@ -7,7 +7,7 @@ weight, and the grid is such that counts over it are the exact probabilities:
 - uniform numbers: the middles of quarters;
 - the race of exponential numbers for the token after a rejection: two tokens are left, and E1 / E0 > t has the
   probability 1 / (1 + t), so its quantiles are known;
-- the bonus token: each as often as its probability says. A pass has a race or a bonus token, so one number chooses
+- the bonus token: each as often as its probability is. A pass has a race or a bonus token, so one number chooses
   both.
 
 Where Triton is installed, vLLM's Triton kernels run in Triton's interpreter, else vLLM's replacements for the CPU.
@@ -43,7 +43,7 @@ KERNELS = {
     "_rejection_random_sample": "rejection_random_sample_kernel",
     "_sample_recovered_tokens": "sample_recovered_tokens_kernel",
 }
-Law = dict[tuple[int, ...], Fraction]
+Distribution = dict[tuple[int, ...], Fraction]
 
 
 def draft_after(prompt: Sequence[int], *emitted: int) -> list[int]:
@@ -65,8 +65,8 @@ def draft_after(prompt: Sequence[int], *emitted: int) -> list[int]:
     return draft
 
 
-def find_law(sampler: Any, last: int, draft: Sequence[int]) -> Law:
-    """The law of the tokens that a pass emits."""
+def find_distribution(sampler: Any, last: int, draft: Sequence[int]) -> Distribution:
+    """The distribution of the tokens that a pass emits."""
     if not draft:
         return {(token,): Fraction(CHAIN[last][token], PARTS) for token in range(len(CHAIN)) if CHAIN[last][token]}
     contexts = [last, *draft]
@@ -173,26 +173,26 @@ def main() -> None:
 
     if interpreted:
         run_in_interpreter(sampler)
-    laws: dict[tuple[int, tuple[int, ...]], Law] = {}
+    found_before: dict[tuple[int, tuple[int, ...]], Distribution] = {}
 
-    def law_of(last: int, draft: list[int]) -> Law:
+    def distribution_of(last: int, draft: list[int]) -> Distribution:
         key = last, tuple(draft)
-        if key not in laws:
-            laws[key] = find_law(sampler, last, draft)
-        return laws[key]
+        if key not in found_before:
+            found_before[key] = find_distribution(sampler, last, draft)
+        return found_before[key]
 
     error, drafts = Fraction(0), []
     for prompt in PROMPTS:
         draft = draft_after(prompt)
         drafts.append(draft)
         found: Counter[tuple[int, ...]] = Counter()
-        for emitted, chance in law_of(prompt[-1], draft).items():
+        for emitted, chance in distribution_of(prompt[-1], draft).items():
             if len(emitted) > 1:
                 found[emitted[:2]] += chance
                 continue
             after = draft_after(prompt, *emitted)
             drafts.append(after)
-            for following, its in law_of(emitted[0], after).items():
+            for following, its in distribution_of(emitted[0], after).items():
                 found[emitted[0], following[0]] += chance * its
         for first, second in product(range(len(CHAIN)), repeat=2):
             wanted = Fraction(CHAIN[prompt[-1]][first] * CHAIN[first][second], PARTS**2)
