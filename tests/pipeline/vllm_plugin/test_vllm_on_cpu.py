@@ -95,7 +95,7 @@ def check_log(run: Path, result: RoundResult) -> None:
 
 
 def test_texts_are_equal_after_preemption(vllm: Vllm):
-    little = {"num_gpu_blocks_override": 12, "block_size": 32, "enable_prefix_caching": False}
+    little = {"max_model_len": 256, "num_gpu_blocks_override": 12, "block_size": 32, "enable_prefix_caching": False}
     plain = vllm.complete(8, drafts=False)
     assert vllm.complete(8, drafts=True, options=little).texts == plain.texts
 
