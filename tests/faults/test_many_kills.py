@@ -1,7 +1,7 @@
 """Many kills with everything on: learning, drift, publishing, compaction, an object store; of replays and of servers.
 
 `OMNIDRAFT_TEST_KILLS=100 pytest -m sweep tests/faults/test_many_kills.py` chooses how many of each kind, here divided
-among ten seeds and five.
+among ten seeds and five. The name of a test, `::test_many_kills_of_replays_change_nothing[3]`, chooses one of them.
 """
 
 import os
@@ -34,6 +34,8 @@ from store.registry.version_folder import open_version
 KILLS = int(os.environ.get("OMNIDRAFT_TEST_KILLS", "50"))  # of replays; of servers half as many
 REPLAY_SEEDS, SERVER_SEEDS = range(10), range(5)
 LATEST = 5.0  # seconds from the start of a replay to a kill
+# What is said of a place in which a run was begun: it is unfinished, finished, or finished on an object store.
+IN_USE = ("that is not finished", "a run needs a new or empty folder", "holds a finished run")
 SERVED = 6.0  # and between two kills of a server
 LEARNING = {"learn.spacing": "fixed", "learn.interval": 2, "publish.interval": 2, "serve.learn_share": 4.0}
 
@@ -45,15 +47,18 @@ def share(kills: int, seeds: range, seed: int) -> int:
 
 @contextmanager
 def keep_compacting(run: Path) -> Iterator[None]:
-    """Compact a log again and again, as another process would, while something writes it."""
-    done = threading.Event()
+    """Compact a log again and again, as another process would, while something writes it. A failure of it is raised."""
+    done, failures = threading.Event(), []
 
     def work() -> None:
-        while not done.wait(0.3):
-            for log in (run, partition_folder(run, LEARNER)):
-                if (log / MANIFEST).exists():
-                    with suppress(FileNotFoundError):  # of a folder that is being made
-                        compact(log)
+        try:
+            while not done.wait(0.3):
+                for log in (run, partition_folder(run, LEARNER)):
+                    if (log / MANIFEST).exists():
+                        with suppress(FileNotFoundError):  # of a folder that is being made
+                            compact(log)
+        except Exception as error:
+            failures.append(error)
 
     thread = threading.Thread(target=work)
     thread.start()
@@ -62,6 +67,7 @@ def keep_compacting(run: Path) -> Iterator[None]:
     finally:
         done.set()
         thread.join()
+    assert not failures, failures
 
 
 def kill_replays(stream: Stream, run: Path | str, folder: Path, kills: int, chance: random.Random) -> int:
@@ -73,14 +79,33 @@ def kill_replays(stream: Stream, run: Path | str, folder: Path, kills: int, chan
             time.sleep(chance.uniform(0, LATEST))
             life.send(signal.SIGKILL)
         ended = life.end()
-        if not begun and ended.status == 2 and "that is not finished" in ended.err:
-            begun = True  # it was killed before it said that it had begun
+        if not begun and ended.status == 2 and any(words in ended.err for words in IN_USE):
+            begun = True  # it was killed after it began, perhaps after its last commit
             continue
         assert ended.status in (0, -signal.SIGKILL), ended.err
         killed += ended.status == -signal.SIGKILL
         if ended.status == 0:
             return killed
-        begun = begun or "run: " in ended.err
+
+
+# The process is killed after its last commit, before it states the run's folder.
+AFTER_THE_LAST_COMMIT = """
+import os, signal
+from pipeline.run.replay import Replay
+Replay._close = lambda replay: os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["folder", "object store"])
+def test_a_kill_after_the_last_commit_changes_nothing(
+    stream: Stream, whole: Path, objects: ObjectServer, tmp_path: Path, where: str
+):
+    run = tmp_path / "run" if where == "folder" else objects.place()
+    world = World(tmp_path / "world", before=AFTER_THE_LAST_COMMIT)
+    assert Life(world, stream.begin(run)).end().status == -signal.SIGKILL  # type: ignore[arg-type]
+    assert kill_replays(stream, run, tmp_path / "world", 0, random.Random(0)) == 0
+    assert differences(Path(run) if where == "folder" else pull_run(str(run), tmp_path), whole) == []
 
 
 @pytest.mark.sweep

@@ -5,6 +5,7 @@ import sys
 from dataclasses import replace
 from hashlib import sha256
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from synthetic_runs import (
@@ -46,6 +47,8 @@ def nothing():
 
 def test_the_views_of_an_empty_log_have_the_columns_and_types_of_a_full_one(small, nothing):
     assert [row["name"] for row in small.select("SHOW TABLES").to_pylist()] == sorted([*VIEWS, "engine_runs"])
+    described = Path(__file__).parents[3].joinpath("docs", "log.md").read_text(encoding="utf-8")
+    assert [view for view in (*VIEWS, "engine_runs") if f"`{view}`" not in described] == []
     for view in VIEWS:
         assert nothing.columns(view) == small.columns(view)
         assert nothing.columns(view)[0] == ("run", "VARCHAR")

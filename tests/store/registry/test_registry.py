@@ -126,16 +126,25 @@ def test_a_fetched_version_has_the_same_bytes(published: Published, tmp_path: Pa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2", "3"]
 
 
-def test_runs_do_not_share_colours_and_the_alias_follows_the_newest_version(published: Published, tmp_path: Path):
+def test_runs_do_not_share_colours_and_the_alias_is_the_newest_that_learned(published: Published, tmp_path: Path):
     registry = MlflowRegistry(published.uri, published.root / "run-b/registry-queue.jsonl", retry_policy=QUICK)
     registry.start_run("run-b", PARAMS, {}, SOURCES)
     folder, event = publication(published.root, 0, run="run-b")
     registry.publish(folder, event, {})
     assert registry.close(60) == 0, registry.last_error
-    colors = {published.run(name).data.tags["mlflow.runColor"] for name in ("run-a", "run-b")}
-    assert len(colors) == 2
+    newest, learned, *_ = list_versions(published.uri)
+    assert (newest.run, newest.reason, newest.aliases) == ("run-b", "floor", ()), "a baseline learned nothing"
+    assert (learned.run, learned.aliases) == ("run-a", ("candidate",))
+    registry = MlflowRegistry(published.uri, published.root / "run-learned/registry-queue.jsonl", retry_policy=QUICK)
+    registry.start_run("run-learned", PARAMS, {}, SOURCES)
+    for version in range(2):
+        folder, event = publication(published.root, version, run="run-learned")
+        registry.publish(folder, event, {})
+    assert registry.close(60) == 0, registry.last_error
+    colors = {published.run(name).data.tags["mlflow.runColor"] for name in ("run-a", "run-b", "run-learned")}
+    assert len(colors) == 3
     newest, *others = list_versions(published.uri)
-    assert (newest.run, newest.number, newest.aliases) == ("run-b", others[0].number + 1, ("candidate",))
+    assert (newest.run, newest.number, newest.aliases) == ("run-learned", others[0].number + 1, ("candidate",))
     assert {version.aliases for version in others} == {()}
     fetched = fetch_version(f"models:/{MODEL}@candidate", published.uri, tmp_path / "fetched")
     assert contents(fetched) == contents(folder)
