@@ -1,4 +1,4 @@
-"""Draws a table or figure of the paper: `python -m dashboards.paper runs/paper-table-1/table-panels.json table-1.svg`.
+"""Draws one of the paper's tables or figures: `python -m dashboards.paper table-panels.json table-1.svg`.
 
 The file holds panels (`pipeline/study/paper/panels.py`): curves, or one mark per category and series. Bars are
 standard errors over seeds. The paper's values are hollow.
@@ -23,7 +23,7 @@ PanelValues = Mapping[str, Any]
 
 
 def read_panels(path: Path) -> tuple[str, list[PanelValues]]:
-    """Read the title and the panels of a picture.
+    """Read the title and the panels of a file.
 
     Raises:
         RunError: there is no such file, or it has no panels.
@@ -36,19 +36,19 @@ def read_panels(path: Path) -> tuple[str, list[PanelValues]]:
     return str(title), list(found)
 
 
-def draw(title: str, found: Sequence[PanelValues], picture: Path) -> None:
+def draw(title: str, found: Sequence[PanelValues], file: Path) -> None:
     """Write the plots in two columns; the suffix of the file determines its format (png, svg, pdf)."""
     columns = min(COLUMNS, len(found))
     rows = -(-len(found) // columns)
     height = max(3.4, *(1.2 + 0.34 * len(panel["categories"]) for panel in found))
-    with panels(picture, rows, columns, figsize=(5.6 * columns, height * rows), layout="constrained") as (figure, grid):
+    with panels(file, rows, columns, figsize=(5.6 * columns, height * rows), layout="constrained") as (whole, grid):
         for axes in grid.flat[len(found) :]:
             axes.set_visible(False)
         for axes, panel in zip(grid.flat, found, strict=False):
             _draw_categories(axes, panel) if panel["categories"] else _draw_curves(axes, panel)
             axes.set_title(panel["title"], fontsize=9)
             axes.grid(alpha=0.25)
-        figure.suptitle(title)
+        whole.suptitle(title)
 
 
 def _draw_categories(axes: "Axes", panel: PanelValues) -> None:
@@ -100,7 +100,7 @@ def _errors(series: Mapping[str, Any]) -> list[float] | None:
 
 
 SOURCE = "the file that `omnidraft study-paper` writes, such as runs/paper-table-1/table-panels.json"
-PARSER = plot_parser("Plot a table or figure of the paper.", "panels", SOURCE)
+PARSER = plot_parser("Plot one of the paper's tables or figures.", "panels", SOURCE)
 
 if __name__ == "__main__":
     run_command(PARSER, lambda args: draw(*read_panels(args.panels), args.picture))

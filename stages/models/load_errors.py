@@ -1,4 +1,4 @@
-"""What to say when a model or a tokenizer cannot be loaded: one line with what must hold, what was got, what to try."""
+"""Messages for models and tokenizers that cannot be loaded: one line with what must hold, what was got, what to try."""
 
 import json
 import re

@@ -26,7 +26,7 @@ from pipeline.study.paper.tables import PAPER_TABLES, PaperBlock, PaperTable
 from store.errors import UsageError
 
 if TYPE_CHECKING:
-    from pipeline.study.paper.panels import Picture
+    from pipeline.study.paper.panels import PlotFile
     from pipeline.study.paper.report import BlockResults, Section
     from pipeline.study.runner import StudyPlan
 
@@ -34,7 +34,7 @@ LOG = logging.getLogger("omnidraft.study")
 
 LIMIT = 120  # prompts of a block
 _TABLE_HELP = f"Table of the paper: one of {', '.join(PAPER_TABLES)}."
-_FIGURE_HELP = f"Figure of the paper: one of {', '.join(PAPER_FIGURES)}."
+_PAPER_FIGURE_HELP = f"One of the paper's figures: {', '.join(PAPER_FIGURES)}."
 _TARGETS_HELP = "Target model; may be repeated, with tables for each. Figure 6 swaps between two."
 _DATA_HELP = "Folder with gsm8k, mbpp, humaneval, alpaca, dialogsum and scitldr as .parquet, as far as needed."
 _ONLY_HELP = "Blocks of the table, separated by commas, such as gsm8k,code. Default: all."
@@ -44,7 +44,7 @@ _OUT_HELP = "Folder of finished runs, to resume from. [default: runs/paper-table
 
 def study_paper(
     table: Annotated[str | None, typer.Option(help=_TABLE_HELP, show_default=False)] = None,
-    figure: Annotated[str | None, typer.Option(help=_FIGURE_HELP, show_default=False)] = None,
+    paper_figure: Annotated[str | None, typer.Option("--figure", help=_PAPER_FIGURE_HELP, show_default=False)] = None,
     data: Annotated[Path, typer.Option(metavar="FOLDER", help=_DATA_HELP)] = Path("data"),
     targets: Annotated[list[str] | None, typer.Option("--target", help=_TARGETS_HELP)] = None,
     drafter: Annotated[str | None, option("drafter")] = None,
@@ -71,10 +71,10 @@ def study_paper(
     along the stream, **9** growth of the cache. 7 and 9 show the runs of table 4, 8 those of table 5.
 
     Finished runs are saved, and the same command resumes with the missing ones; give --quick a folder of its own with
-    --out. --markdown writes a page, with a picture of the same name. Only ratios between arms can be compared: models,
-    hardware and the definition of the rates differ.
+    --out. --markdown writes a page, with plots in a file of the same name. Only ratios between arms can be compared:
+    models, hardware and the definition of the rates differ.
     """
-    chosen = _choose(table, figure)
+    chosen = _choose(table, paper_figure)
     require_file("--markdown", markdown)
     given = parse_settings(settings) | overrides_of(study_paper, locals())
     prompts = limit or (QUICK["source.limit"] if quick else LIMIT)
@@ -90,14 +90,14 @@ def study_paper(
     _report(chosen, blocks, out or Path("runs", _name_folder(chosen)), markdown, as_json=as_json)
 
 
-def _choose(table: str | None, figure: str | None) -> PaperTable | PaperFigure:
+def _choose(table: str | None, paper_figure: str | None) -> PaperTable | PaperFigure:
     """Return what the options name. Raises `UsageError` unless it is one table or figure that exists."""
-    if (table is None) == (figure is None):
+    if (table is None) == (paper_figure is None):
         raise UsageError("name what to measure by --table or --figure, one of them")
-    named: dict[str, PaperTable | PaperFigure] = {**PAPER_TABLES} if figure is None else {**PAPER_FIGURES}
-    number = table or figure or ""
+    named: dict[str, PaperTable | PaperFigure] = {**PAPER_TABLES} if paper_figure is None else {**PAPER_FIGURES}
+    number = table or paper_figure or ""
     if number not in named:
-        kind = "--table" if figure is None else "--figure"
+        kind = "--table" if paper_figure is None else "--figure"
         raise UsageError(f"{kind} must be one of {', '.join(named)}, got {number}")
     return named[number]
 
@@ -107,15 +107,15 @@ def _name_folder(chosen: PaperTable | PaperFigure) -> str:
 
 
 def _swap_targets(chosen: PaperTable | PaperFigure, targets: list[str] | None, prompts: int) -> dict[str, Any]:
-    """Return the setting of a figure's swaps between two targets: parts of equal length.
+    """Return the setting of the swaps between two targets: parts of equal length.
 
     Raises:
-        UsageError: the figure needs two targets.
+        UsageError: it needs two targets.
     """
     if not isinstance(chosen, PaperFigure) or not chosen.swaps:
         return {}
     if not targets or len(targets) != 2:
-        raise UsageError(f"figure {chosen.number} swaps between two targets; name both by --target")
+        raise UsageError(f"the paper's figure {chosen.number} swaps between two targets; name both by --target")
     parts = len(chosen.swaps)
     return {"swaps": tuple(f"{prompts * n // parts}={targets[chosen.swaps[n]]}" for n in range(1, parts))}
 
@@ -130,7 +130,7 @@ def _choose_blocks(chosen: PaperTable | PaperFigure, only: str | None) -> list[P
     names = [name.strip() for name in only.split(",")] if only else known
     for name in names:
         if name not in known:
-            kind = "figure" if isinstance(chosen, PaperFigure) else "table"
+            kind = "paper's figure" if isinstance(chosen, PaperFigure) else "table"
             raise UsageError(f"--only must name blocks of {kind} {chosen.number} ({', '.join(known)}), got '{name}'")
     return [block for block in chosen.blocks if block.name in names]
 
@@ -186,33 +186,33 @@ def _report(
     *,
     as_json: bool,
 ) -> None:
-    """Print the results, write the file of panels, and the page with its picture."""
-    from pipeline.study.paper.panels import Picture
-    from pipeline.study.paper.pictures import draw_figure, draw_table
+    """Print the results, write the file of panels, and the page with its plots."""
+    from pipeline.study.paper.panels import PlotFile
+    from pipeline.study.paper.plots import draw_figure, draw_table
     from pipeline.study.paper.report import make_curve_table, make_sections, to_markdown
     from pipeline.study.report import results_json
 
     words = f"{chosen.number}: {chosen.title}", chosen.remark, typed_command(), time.strftime("%Y-%m-%d")
     if isinstance(chosen, PaperFigure):
-        picture = Picture(f"Figure {words[0]}", *words[1:], draw_figure(chosen, blocks))
-        tables = [make_curve_table(panel) for panel in picture.panels]
+        plots = PlotFile(f"Figure {words[0]}", *words[1:], draw_figure(chosen, blocks))
+        tables = [make_curve_table(panel) for panel in plots.panels]
         sections: list[Section] = [(f"drafter {blocks[0].plan.config.drafter}", tables)]
     else:
-        picture = Picture(f"Table {words[0]}", *words[1:], draw_table(blocks))
+        plots = PlotFile(f"Table {words[0]}", *words[1:], draw_table(blocks))
         sections = make_sections(blocks)
-    panels = picture.write(folder, f"figure-{chosen.number}" if isinstance(chosen, PaperFigure) else "table")
+    panels = plots.write(folder, f"figure-{chosen.number}" if isinstance(chosen, PaperFigure) else "table")
     if as_json:
         print(json.dumps({one.block.name: results_json(one.by_target) for one in blocks}, indent=2))
     else:
-        _print(picture, blocks, sections)
+        _print(plots, blocks, sections)
     if page is not None:
         image = page.with_suffix(".svg")
         if reason := draw("paper", str(panels), str(image)):
-            LOG.warning("no picture was drawn: %s", reason)
-        page.write_text(to_markdown(picture, None if reason else image.name, blocks, sections), encoding="utf-8")
+            LOG.warning("no plot was drawn: %s", reason)
+        page.write_text(to_markdown(plots, None if reason else image.name, blocks, sections), encoding="utf-8")
 
 
-def _print(picture: "Picture", blocks: Sequence["BlockResults"], sections: Sequence["Section"]) -> None:
+def _print(plots: "PlotFile", blocks: Sequence["BlockResults"], sections: Sequence["Section"]) -> None:
     from pipeline.study.paper.report import describe
     from pipeline.study.report import as_rich
 
@@ -223,4 +223,4 @@ def _print(picture: "Picture", blocks: Sequence["BlockResults"], sections: Seque
         console.rule(heading, align="left")
         for one in tables:
             console.print(as_rich(one))
-    console.print(picture.remark, style="dim", markup=False, highlight=False)
+    console.print(plots.remark, style="dim", markup=False, highlight=False)

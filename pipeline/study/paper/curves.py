@@ -1,6 +1,6 @@
 """The curves of the paper's figures, from the counts of a study's runs.
 
-Rates along the stream are over a window of prompts in the order of the stream, and stand at the window's last prompt.
+Rates along the stream are over a window of prompts in the order of the stream, at the window's last prompt.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,18 +16,18 @@ Points = Sequence[tuple[float, float]]
 WINDOWS = 8  # windows that fit side by side into the stream
 
 
-def make_series(name: str, records: Sequence[Record], curve: CurveKind, behind: int = 0) -> Series:
+def make_series(name: str, records: Sequence[Record], curve: CurveKind, shift: int = 0) -> Series:
     """Make the curve of an arm: the mean over its runs, with standard errors.
 
     Args:
         name: in the legend.
         records: one run per seed.
         curve: what is shown.
-        behind: added to the prompts, for a stream that is shown as the end of a longer one.
+        shift: added to the prompts, for a stream that is shown as the end of a longer one.
     """
     found = [_CURVES[curve](record) for record in records]
     length = min(map(len, found), default=0)
-    at = [fmean(points[place][0] for points in found) + behind for place in range(length)]
+    at = [fmean(points[place][0] for points in found) + shift for place in range(length)]
     means = [estimate(points[place][1] for points in found) for place in range(length)]
     errors = [one.error if one else None for one in means]
     return Series(name, [one.value if one else None for one in means], at, errors if len(records) > 1 else None)

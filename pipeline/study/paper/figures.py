@@ -23,7 +23,7 @@ from pipeline.study.paper.tables import (
 
 
 class CurveKind(StrEnum):
-    """What a figure shows over the stream, or over the ranks of n-grams."""
+    """What one of the paper's figures shows over the stream, or over the ranks of n-grams."""
 
     ACCEPTANCE = "acceptance"
     HITS = "hits"
@@ -33,7 +33,7 @@ class CurveKind(StrEnum):
 
 @dataclass(frozen=True)
 class PaperFigure:
-    """A figure of the paper.
+    """One of the paper's figures.
 
     Attributes:
         number: in the paper.
@@ -62,7 +62,7 @@ _ARMS = (DIRECT_ONLY, HYBRID_ARM, TRIE)
 _ALONE = (HYBRID_ARM, TRIE)
 
 
-def _figure_5() -> PaperFigure:
+def _paper_figure_5() -> PaperFigure:
     blocks = (
         make_block("figure-5", "GSM8K, then MBPP", SWITCH, _ARMS, {}, reference=HYBRID_ARM.name),
         make_block("figure-5", "MBPP alone", MBPP, _ALONE, {}, reference=HYBRID_ARM.name),
@@ -79,7 +79,7 @@ def _figure_5() -> PaperFigure:
     )
 
 
-def _figure_6() -> PaperFigure:
+def _paper_figure_6() -> PaperFigure:
     block = make_block("figure-6", GSM8K.title, GSM8K, _ARMS, {}, reference=HYBRID_ARM.name)
     return PaperFigure(
         6,
@@ -93,7 +93,7 @@ def _figure_6() -> PaperFigure:
     )
 
 
-def _figure_7() -> PaperFigure:
+def _paper_figure_7() -> PaperFigure:
     return PaperFigure(
         7,
         "how often each n-gram occurs",
@@ -105,7 +105,7 @@ def _figure_7() -> PaperFigure:
     )
 
 
-def _figure_8() -> PaperFigure:
+def _paper_figure_8() -> PaperFigure:
     return PaperFigure(
         8,
         "accepted n-grams along the stream",
@@ -118,7 +118,7 @@ def _figure_8() -> PaperFigure:
     )
 
 
-def _figure_9() -> PaperFigure:
+def _paper_figure_9() -> PaperFigure:
     return PaperFigure(
         9,
         "growth of the n-gram cache",
@@ -130,5 +130,6 @@ def _figure_9() -> PaperFigure:
 
 
 PAPER_FIGURES: Mapping[str, PaperFigure] = {
-    str(figure.number): figure for figure in (_figure_5(), _figure_6(), _figure_7(), _figure_8(), _figure_9())
+    str(one.number): one
+    for one in (_paper_figure_5(), _paper_figure_6(), _paper_figure_7(), _paper_figure_8(), _paper_figure_9())
 }

@@ -1,4 +1,4 @@
-"""Pictures of the paper's tables and figures as data: panels of series, which `dashboards` draws.
+"""Plots of the paper's tables and figures as data: panels of series, which `dashboards` draws.
 
 A file `...-panels.json` next to the runs has them, with title, command and date. A panel with `categories` has one mark
 per category and series; any other panel has one curve per series.
@@ -57,8 +57,8 @@ class Panel:
 
 
 @dataclass(frozen=True)
-class Picture:
-    """All panels of a table or figure.
+class PlotFile:
+    """All panels of a table or figure, and how they were measured.
 
     Attributes:
         title: such as `Table 1: losses on four tasks`.

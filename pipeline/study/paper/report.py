@@ -6,7 +6,7 @@ from textwrap import fill
 
 from pipeline.reports.tables import Table
 from pipeline.study.metrics import NONE, format_estimate, last_fifth, whole
-from pipeline.study.paper.panels import Panel, Picture
+from pipeline.study.paper.panels import Panel, PlotFile
 from pipeline.study.paper.tables import CacheSize, PaperBlock
 from pipeline.study.records import Record
 from pipeline.study.report import Results, circumstances, of_rates
@@ -191,19 +191,17 @@ def _format_point(at: Sequence[float], values: Sequence[float | None], wanted: f
     return NONE if value is None else f"{value:,.3f}".rstrip("0").rstrip(".")
 
 
-def to_markdown(
-    picture: Picture, image: str | None, blocks: Sequence[BlockResults], sections: Sequence[Section]
-) -> str:
-    """The report as a page, with command, date, the picture if it was drawn, and all tables."""
+def to_markdown(plots: PlotFile, image: str | None, blocks: Sequence[BlockResults], sections: Sequence[Section]) -> str:
+    """The report as a page, with command, date, the plots if they were drawn, and all tables."""
     parts = [
-        f"# {picture.title}",
-        f"Measured on {picture.date}.",
-        f"    {picture.command}",
-        fill(picture.remark, WIDTH),
+        f"# {plots.title}",
+        f"Measured on {plots.date}.",
+        f"    {plots.command}",
+        fill(plots.remark, WIDTH),
     ]
     parts.append("\n".join(fill(line, WIDTH, initial_indent="- ", subsequent_indent="  ") for line in describe(blocks)))
     if image:
-        parts.append(f"![{picture.title}]({image})")
+        parts.append(f"![{plots.title}]({image})")
     for heading, tables in sections:
         parts.append(f"## {heading[0].upper()}{heading[1:]}")
         parts += [f"**{one.title}**\n\n{one.markdown()}" for one in tables]

@@ -9,7 +9,7 @@ from serving_runs import Serve
 from stream_making import stream, write
 
 from dashboards.web.studies import LARGEST, list_studies
-from pipeline.study.paper.panels import Panel, Picture, Series
+from pipeline.study.paper.panels import Panel, PlotFile, Series
 
 ARMS = Panel(
     "GSM8K",
@@ -23,7 +23,7 @@ CURVES = Panel("", "rate", [Series("hybrid", [0.25, 0.5], (1, 2))], "prompt", ma
 def put(runs: Path, name: str, *panels: Panel, file: str = "table") -> Path:
     folder = runs / name
     folder.mkdir(parents=True)
-    return Picture(f"Title {name}", "remark", "omnidraft study-paper", "2026-01-01", panels).write(folder, file)
+    return PlotFile(f"Title {name}", "remark", "omnidraft study-paper", "2026-01-01", panels).write(folder, file)
 
 
 def test_the_studies_of_a_folder_are_listed_by_title(tmp_path: Path):

@@ -12,8 +12,8 @@ from pipeline.cli.bench.paper import _swap_targets
 from pipeline.config.settings import Config
 from pipeline.study.paper.curves import make_series
 from pipeline.study.paper.figures import PAPER_FIGURES, CurveKind
-from pipeline.study.paper.panels import Panel, Picture, Series
-from pipeline.study.paper.pictures import draw_figure
+from pipeline.study.paper.panels import Panel, PlotFile, Series
+from pipeline.study.paper.plots import draw_figure
 from pipeline.study.paper.report import BlockResults, make_curve_table
 from pipeline.study.records import Record
 from pipeline.study.report import results_of
@@ -38,7 +38,7 @@ def test_rates_are_of_windows_in_stream_order():
 
 
 def test_curves_of_several_seeds_are_means_with_errors():
-    series = make_series("a", [record([2] * 8), record([6] * 8, seed=1)], CurveKind.ACCEPTANCE, behind=100)
+    series = make_series("a", [record([2] * 8), record([6] * 8, seed=1)], CurveKind.ACCEPTANCE, shift=100)
     assert series.at[0] == 101
     assert series.values[0] == pytest.approx(0.2)
     assert series.errors is not None
@@ -54,10 +54,10 @@ def test_ngrams_are_counted_ranked_and_the_growth_is_over_tokens():
     assert (list(ranks.at), list(ranks.values)) == ([1, 2, 3], [9, 4, 1])
 
 
-def results(figure: str, found: Record) -> list[BlockResults]:
+def results(name: str, found: Record) -> list[BlockResults]:
     """One run of the first arm in every block."""
     made = []
-    for block in PAPER_FIGURES[figure].blocks:
+    for block in PAPER_FIGURES[name].blocks:
         plan = StudyPlan(block.study, block.study.arms, Config(), ("big",), 1)
         own = replace(found, key=replace(found.key, arm=block.study.arms[0].name))
         made.append(BlockResults(block, plan, results_of(plan, [own])))
@@ -75,21 +75,21 @@ def test_the_data_after_a_switch_alone_is_drawn_as_the_second_half():
 
 
 def test_a_swap_divides_the_stream_into_equal_parts():
-    figure = PAPER_FIGURES["6"]
-    assert _swap_targets(figure, ["a", "b"], 90) == {"swaps": ("30=b", "60=a")}
+    chosen = PAPER_FIGURES["6"]
+    assert _swap_targets(chosen, ["a", "b"], 90) == {"swaps": ("30=b", "60=a")}
     assert _swap_targets(PAPER_FIGURES["5"], ["a"], 90) == {}
     block = results("6", record([5] * 9))[0]
     swapped = replace(block, plan=replace(block.plan, config=Config().with_overrides({"swaps": ("3=b", "6=a")})))
-    (panel,) = draw_figure(figure, [swapped])
+    (panel,) = draw_figure(chosen, [swapped])
     assert panel.marks == {"b from 3": 3, "a from 6": 6}
 
 
 @pytest.mark.parametrize("name", PAPER_FIGURES)
-def test_every_figure_can_be_drawn(name: str, tmp_path: Path):
+def test_every_one_can_be_drawn(name: str, tmp_path: Path):
     found = draw_figure(PAPER_FIGURES[name], results(name, with_ngrams(record([5] * 16))))
-    path = Picture("Figure", "remark", "command", "2026-01-01", found).write(tmp_path, "figure")
-    draw(*read_panels(path), tmp_path / "figure.svg")
-    text = (tmp_path / "figure.svg").read_text(encoding="utf-8")
+    path = PlotFile("Title", "remark", "command", "2026-01-01", found).write(tmp_path, "name")
+    draw(*read_panels(path), tmp_path / "name.svg")
+    text = (tmp_path / "name.svg").read_text(encoding="utf-8")
     assert all(f"<!-- {series.name} -->" in text for panel in found for series in panel.series)
     assert all(panel.value in text for panel in found)
 

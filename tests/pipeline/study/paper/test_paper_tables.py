@@ -22,8 +22,8 @@ from pipeline.cli.bench.paper import study_paper
 from pipeline.cli.bench.study import USUAL
 from pipeline.config.settings import Config
 from pipeline.study import task as study_run
-from pipeline.study.paper.panels import Picture
-from pipeline.study.paper.pictures import draw_table
+from pipeline.study.paper.panels import PlotFile
+from pipeline.study.paper.plots import draw_table
 from pipeline.study.paper.report import BlockResults, make_sections, to_markdown
 from pipeline.study.paper.tables import FIXED, NO_STEP, PAPER_TABLES, PaperTable
 from pipeline.study.report import results_of
@@ -161,7 +161,7 @@ def test_ratios_are_printed_next_to_the_papers(tmp_path: Path):
     assert cells["memory"] == cells["no drafts"] == ["–"]
     assert next(row for row in acceptance.rows if row[0] == "hybrid")[1:] == ("0.500", "0.500", "2.50", "4.20", "2.64")
     panels = draw_table([done])
-    text = to_markdown(Picture("Table 1", "", "", "", panels), "table-1.svg", [done], make_sections([done]))
+    text = to_markdown(PlotFile("Table 1", "", "", "", panels), "table-1.svg", [done], make_sections([done]))
     assert "| hybrid | 2.50 (2.64 to 4.20) |" in text
     assert "![Table 1](table-1.svg)" in text
     rate, speed = panels

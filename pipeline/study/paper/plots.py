@@ -63,28 +63,28 @@ def _name(one: BlockResults, results: Results) -> str:
     return f"{one.block.title}, {results.target}" if len(one.by_target) > 1 else one.block.title
 
 
-def draw_figure(figure: PaperFigure, blocks: Sequence[BlockResults]) -> list[Panel]:
-    """Return the panels of a figure: all its curves together, or apart by block."""
-    groups = [[one] for one in blocks] if figure.is_split else [list(blocks)]
-    return [_draw_curves(figure, group) for group in groups]
+def draw_figure(chosen: PaperFigure, blocks: Sequence[BlockResults]) -> list[Panel]:
+    """Return the panels of a paper's figure: all its curves together, or apart by block."""
+    groups = [[one] for one in blocks] if chosen.is_split else [list(blocks)]
+    return [_draw_curves(chosen, group) for group in groups]
 
 
-def _draw_curves(figure: PaperFigure, blocks: Sequence[BlockResults]) -> Panel:
-    across, value = _LABELS[figure.curve]
+def _draw_curves(chosen: PaperFigure, blocks: Sequence[BlockResults]) -> Panel:
+    across, value = _LABELS[chosen.curve]
     series = [
         make_series(
             " ".join(_name_curve(one, results, arm, blocks)),
             records,
-            figure.curve,
-            behind=len(records[0].passed) if records and one.block.name in figure.late else 0,
+            chosen.curve,
+            shift=len(records[0].passed) if records and one.block.name in chosen.late else 0,
         )
         for one in blocks
         for results in one.by_target
         for arm, records in results.by_arm.items()
     ]
-    marks = _find_changes(blocks[0]) if figure.curve is CurveKind.ACCEPTANCE else {}
-    title = blocks[0].block.title if figure.is_split else ""
-    return Panel(title, value, series, across, marks=marks, is_logarithmic=figure.curve is CurveKind.FREQUENCY)
+    marks = _find_changes(blocks[0]) if chosen.curve is CurveKind.ACCEPTANCE else {}
+    title = blocks[0].block.title if chosen.is_split else ""
+    return Panel(title, value, series, across, marks=marks, is_logarithmic=chosen.curve is CurveKind.FREQUENCY)
 
 
 def _name_curve(one: BlockResults, results: Results, arm: str, blocks: Sequence[BlockResults]) -> list[str]:
