@@ -1,4 +1,4 @@
-"""Pictures of a study, from figures that are given."""
+"""Plots of a study, from results that are given."""
 
 import json
 import math
@@ -25,7 +25,7 @@ def write_json(path: Path, name: str, figures: object) -> Path:
 
 
 @pytest.mark.parametrize("name", ["cache", "losses"])
-def test_a_picture_is_drawn(tmp_path: Path, name: str):
+def test_a_plot_is_drawn(tmp_path: Path, name: str):
     figures = {"big": CACHE, "small": {**CACHE, "none": arm(None, 0)}}
     read = read_results(write_json(tmp_path / "study.json", name, figures))
     assert read == (name, figures)
