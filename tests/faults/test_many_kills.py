@@ -96,7 +96,7 @@ Replay._close = lambda replay: os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize("where", ["folder", "object store"])
 def test_a_kill_after_the_last_commit_changes_nothing(
     stream: Stream, whole: Path, objects: ObjectServer, tmp_path: Path, where: str

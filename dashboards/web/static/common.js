@@ -196,7 +196,11 @@ export function chart(place, traces, layout) {
 }
 
 // On a phone the names of the pages are wider than the window.
-document.querySelector("nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
+// Not scrollIntoView: it would also move the place from which the keyboard goes on.
+for (const link of document.querySelectorAll("nav [aria-current]")) {
+  const [nav, own, whole] = [link.parentElement, link.getBoundingClientRect(), link.parentElement.getBoundingClientRect()];
+  nav.scrollLeft += own.left + own.width / 2 - whole.left - whole.width / 2;
+}
 
 async function showState() {
   const states = await question("states");

@@ -130,8 +130,10 @@ def _choose_blocks(chosen: PaperTable | PaperFigure, only: str | None) -> list[P
     names = [name.strip() for name in only.split(",")] if only else known
     for name in names:
         if name not in known:
-            kind = "paper's figure" if isinstance(chosen, PaperFigure) else "table"
-            raise UsageError(f"--only must name blocks of {kind} {chosen.number} ({', '.join(known)}), got '{name}'")
+            kind = "figure" if isinstance(chosen, PaperFigure) else "table"
+            raise UsageError(
+                f"--only must name blocks of the paper's {kind} {chosen.number} ({', '.join(known)}), got '{name}'"
+            )
     return [block for block in chosen.blocks if block.name in names]
 
 

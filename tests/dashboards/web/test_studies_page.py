@@ -63,6 +63,7 @@ def test_the_page_draws_studies_without_any_run(serve: Serve, tmp_path: Path, pa
     page.goto(f"{serve(tmp_path / 'runs')}/studies")
     page.wait_for_selector("#studies .main-svg")
     assert page.locator("#contents a").inner_text() == "Title a"
+    assert page.locator("nav [aria-current]").first.evaluate("link => link.getBoundingClientRect().right <= innerWidth")
     assert page.locator("#studies .chart").count() == 2
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     page.locator("#studies summary").first.click()

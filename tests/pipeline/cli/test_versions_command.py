@@ -233,14 +233,15 @@ def test_prune_leaves_what_is_in_use(five: Path):
     shown = output_of("versions", "prune", "--keep", "1", "--dry-run", "--json", *where)
     assert json.loads(shown) == {"versions": [3, 4, 5], "deleted": False}
     assert output_of("versions", "prune", "--keep", "1", *where) == "deleted #3, #4, #5\n"
-    assert [version.number for version in list_versions(default_uri(five))] == [6, 2, 1]
+    assert [version.number for version in list_versions(default_uri(five))] == [7, 6, 2, 1]
 
 
 def publish_unrelated(runs: Path) -> None:
-    """A newer run's floor: the candidate is no longer of the first run."""
+    """A newer run's floor and first version: the candidate is no longer of the first run."""
     registry = MlflowRegistry(default_uri(runs), runs / "friday/q.jsonl", retry_policy=RetryPolicy(linger=0.01))
     registry.start_run("friday", {}, {}, [])
-    publish(registry, runs / "friday" / "0", 0)
+    for version in range(2):
+        publish(registry, runs / "friday" / str(version), version)
     assert registry.close(120) == 0, registry.last_error
 
 

@@ -23,6 +23,7 @@ STARTED: dict[Module, list[tuple[Any, ...]]] = {
     "token_view": [(draw_run_plots, Path("a"))],
     "load": [(draw_results, "load", "{}", Path("load.png"))],
     "scale": [(draw_results, "scale", "{}", Path("scale.png"))],
+    "paper": [(draw, "paper", "table-panels.json", "table.svg")],
     "study": [(plot, PlotKind.STUDY, Path("study.json"), Path("study.svg"))],
     "serve": [
         (pages.dashboard, run, runs, port, host)

@@ -135,8 +135,8 @@ def test_faults_of_a_call_are_named(tiny_pair: TinyPair, data: Path, tmp_path: P
         ((), "by --table or --figure"),
         (("--table", 1, "--figure", 5), "by --table or --figure"),
         (("--figure", 6), "figure 6 swaps between two targets"),
-        (("--figure", 5, "--only", "k9"), "--only must name blocks of figure 5 (switch, mbpp)"),
-        (("--table", 5, "--only", "k9"), "--only must name blocks of table 5 (k3, k4)"),
+        (("--figure", 5, "--only", "k9"), "blocks of the paper's figure 5 (switch, mbpp)"),
+        (("--table", 5, "--only", "k9"), "blocks of the paper's table 5 (k3, k4)"),
         (("--table", 1), "mbpp.parquet is no file"),
         (("--table", 6, "--set", "sampling.temperature=0.5"), "'sampling.temperature' is decided by the arms"),
     ):
