@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from stages.forward_pass.attention_masks import find_branching_paths, find_positions
 from stages.forward_pass.forward import Forward
-from stages.forward_pass.linear import Kernel  # noqa: TC001
+from stages.forward_pass.kernels import Kernel  # noqa: TC001
 from stages.forward_pass.packed_layout import AttentionLayout, make_layout
 from stages.forward_pass.packed_weights import Layer, PackedLlamaWeights
 from stages.forward_pass.row_cache import GROWTH

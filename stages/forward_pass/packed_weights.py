@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from stages.forward_pass.linear import Kernel, KernelMaker, Matrix, join_matrices
+from stages.forward_pass.kernel_choice import KernelMaker, Matrix, join_matrices
+from stages.forward_pass.kernels import Kernel
 from stages.forward_pass.measurements import Measurements
 from stages.quantisation.modules import count_attached, has_groups
 

@@ -257,7 +257,8 @@ def _cache_classes(model: Any) -> list[Any]:
     """Return the classes of which the caches of a model are made: those of the library, and of the model's module."""
     own = vars(sys.modules[type(model).__module__]).values()
     roots = cache_utils.Cache, cache_utils.CacheLayerMixin, cache_utils.LinearAttentionCacheLayerMixin
-    found: list[Any] = [cache_utils.DummyLayer]
+    dummy = getattr(cache_utils, "DummyLayer", None)  # transformers 5.19 has none
+    found: list[Any] = [dummy] if dummy else []
     found += [one for one in own if isinstance(one, type) and one.__name__.endswith("Cache")]
     waiting: list[Any] = list(roots)
     while waiting:

@@ -22,6 +22,10 @@ from replaying import run_replay, table_of
 from scipy.stats import chi2
 from starlette.testclient import TestClient
 
+from pipeline.assembly import probe
+from pipeline.assembly.models import load_models
+from pipeline.assembly.probe import examples_of, probe_of
+from pipeline.log_records import collect_messages
 from pipeline.reports.progress import PlainDisplay
 from pipeline.run.replay import Replay
 from pipeline.serve.http.api import make_app
@@ -62,6 +66,22 @@ def emitted_by(run: Path) -> dict[int, tuple[int, ...]]:
 
 def rows_by_offset(run: Path, table: str) -> list[dict[str, Any]]:
     return sorted(table_of(run, table).to_pylist(), key=lambda row: row["offset"])
+
+
+def test_the_shipped_examples_of_the_probe_are_those_that_the_target_makes(
+    smollm2: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    config = config_for([smollm2], [tmp_path / "none.jsonl"], drafter="builtin:drafter-4m")
+    (models,) = load_models(config, "", tmp_path)
+    monkeypatch.setenv("OMNIDRAFT_CACHE", str(tmp_path / "empty"))
+    with collect_messages() as lines:
+        shipped = examples_of(config, models)
+        monkeypatch.setattr(probe, "SHIPPED", None)
+        made = examples_of(config, models)
+    assert [line for line in lines if "probe" in line] == [lines[-1]], "only those of the second call were made"
+    assert [one.pieces for one in shipped] == [one.pieces for one in made]
+    scores = [probe_of(config, models, found)().metrics for found in (shipped, made)]
+    assert scores[0] == pytest.approx(scores[1], abs=1e-4)
 
 
 @pytest.mark.parametrize("batch", [1, 4])

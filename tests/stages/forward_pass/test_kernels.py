@@ -8,10 +8,18 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from stages.forward_pass import linear
-from stages.forward_pass.linear import (
-    KINDS,
+from stages.forward_pass import kernel_choice
+from stages.forward_pass.kernel_choice import (
     ROW_COUNTS,
+    KernelMaker,
+    Matrix,
+    join_matrices,
+    pick_fastest,
+    pick_kinds,
+    pick_layout_of_codes,
+)
+from stages.forward_pass.kernels import (
+    KINDS,
     ByRowsLinear,
     DenseLinear,
     HalfLinear,
@@ -19,18 +27,13 @@ from stages.forward_pass.linear import (
     Int8Linear,
     InTypeLinear,
     Kernel,
-    KernelMaker,
     KindsByRows,
-    Matrix,
     PackedLinear,
     can_halve,
-    join_matrices,
+    keeps_bits_in_half,
     make_hadamard,
     make_kernel,
     make_many,
-    pick_fastest,
-    pick_kinds,
-    pick_layout_of_codes,
 )
 from stages.forward_pass.measurements import Measurements
 from stages.quantisation.groups import GROUP, GroupedMatrix
@@ -122,7 +125,7 @@ def test_what_is_fastest_is_measured_once(tmp_path, monkeypatch: pytest.MonkeyPa
         measured.append(rows)
         return "packed"
 
-    monkeypatch.setattr(linear, "_measure", measure)
+    monkeypatch.setattr(kernel_choice, "_measure", measure)
     assert [pick_fastest(weights()[0], rows, Measurements()) for rows in (1, 8, 1, 8)] == ["packed"] * 4
     assert measured == [1, 8]
     assert pick_fastest(weights()[0].double(), 1, Measurements()) == "plain", "oneDNN packs no doubles"
@@ -142,7 +145,7 @@ def test_the_kernel_for_many_rows_begins_where_it_is_the_faster_one(
     fastest: dict[int, str], kinds: KindsByRows, tmp_path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("OMNIDRAFT_CACHE", str(tmp_path))
-    monkeypatch.setattr(linear, "_measure", lambda _weight, rows: fastest[rows])
+    monkeypatch.setattr(kernel_choice, "_measure", lambda _weight, rows: fastest[rows])
     assert pick_kinds(weights()[0], Measurements()) == kinds
 
 
@@ -159,10 +162,12 @@ def test_measuring_names_the_faster_kind(monkeypatch: pytest.MonkeyPatch):
 
         return Lasting
 
-    monkeypatch.setattr(linear, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(kernel_choice, "perf_counter", lambda: now[0])
     for slower, faster in (("plain", "packed"), ("packed", "plain")):
-        monkeypatch.setattr(linear, "KINDS", {slower: lasting(KINDS[slower], 2), faster: lasting(KINDS[faster], 1)})
-        assert linear._measure(weights()[0], 3) == faster
+        monkeypatch.setattr(
+            kernel_choice, "KINDS", {slower: lasting(KINDS[slower], 2), faster: lasting(KINDS[faster], 1)}
+        )
+        assert kernel_choice._measure(weights()[0], 3) == faster
 
 
 def eight_bits(outputs: int, width: int) -> GroupedMatrix:
@@ -221,8 +226,14 @@ def test_weights_in_half_precision_give_the_product_with_them(rows: int):
     weight_OI, bias_O = weights(50, 600)
     want_NO = functional.linear(inputs(rows, 600), weight_OI.half().float(), bias_O)
     torch.testing.assert_close(HalfLinear(weight_OI, bias_O)(inputs(rows, 600)), want_NO, atol=1e-4, rtol=1e-5)
-    alone = torch.cat([HalfLinear(weight_OI, bias_O)(row) for row in inputs(rows, 600).split(1)])
-    assert torch.equal(HalfLinear(weight_OI, bias_O)(inputs(rows, 600)), alone)
+
+
+@halves
+@pytest.mark.skipif(not keeps_bits_in_half(), reason="on this processor a row has other last bits in a batch")
+@pytest.mark.parametrize("rows", [2, 7, 33])
+def test_weights_in_half_precision_give_a_row_the_same_outputs_in_every_batch(rows: int):
+    kernel, x_NI = HalfLinear(*weights(50, 600)), inputs(rows, 600)
+    assert torch.equal(kernel(x_NI), torch.cat([kernel(row) for row in x_NI.split(1)]))
 
 
 def test_weights_beyond_the_range_of_half_precision_are_not_put_into_it():
@@ -246,7 +257,7 @@ def test_many_rows_have_the_outputs_of_few_but_for_the_last_bit(layout: str):
 
 @pytest.mark.parametrize("layout", [pytest.param("float16", marks=halves), "bfloat16"])
 def test_few_rows_are_multiplied_by_codes_and_many_by_the_same_weights(layout: str, tmp_path, monkeypatch):
-    monkeypatch.setattr(linear, "pick_layout_of_codes", lambda *_: (layout, 3))
+    monkeypatch.setattr(kernel_choice, "pick_layout_of_codes", lambda *_: (layout, 3))
     made = maker("int4", tmp_path, monkeypatch)
     kernel = made.make(made.read(module_of()))
     groups, bias_O = GroupedMatrix.quantise(weights(48, 64)[0]), weights(48, 64)[1]
@@ -267,6 +278,21 @@ def test_an_output_layer_is_neither_quantised_nor_are_its_sums_rounded(weights_f
         assert not torch.equal(kernel(inputs(3, 64)).bfloat16().float(), kernel(inputs(3, 64)))
 
 
+@packs
+@pytest.mark.parametrize("weights_format", ["float32", "int4"])
+@pytest.mark.parametrize("layer", ["make", "make_output"])
+def test_one_kernel_gives_a_row_the_same_outputs_in_every_batch(
+    weights_format: str, layer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Wide enough that a kernel may split the sum of a row; whatever the processor."""
+    made = maker(weights_format, tmp_path, monkeypatch, one_kernel=True)
+    matrix = made.read(module_of(96, 1536), codes=layer == "make")
+    kernel, x_NI = getattr(made, layer)(matrix), inputs(40, 1536)
+    alone_NO = torch.cat([kernel(row) for row in x_NI.split(1)])
+    for rows in (2, 3, 7, 8, 17, 40):
+        assert torch.equal(kernel(x_NI[:rows]), alone_NO[:rows])
+
+
 def test_one_kernel_computes_all_numbers_of_rows(tmp_path, monkeypatch):
     made = maker("int4", tmp_path, monkeypatch, one_kernel=True)
     assert isinstance(made.make(made.read(module_of())), Int4Linear)
@@ -276,7 +302,7 @@ def test_one_kernel_computes_all_numbers_of_rows(tmp_path, monkeypatch):
 
 
 def test_where_codes_never_win_there_are_none(tmp_path, monkeypatch):
-    monkeypatch.setattr(linear, "pick_layout_of_codes", lambda *_: ("bfloat16", 1))
+    monkeypatch.setattr(kernel_choice, "pick_layout_of_codes", lambda *_: ("bfloat16", 1))
     made = maker("int4", tmp_path, monkeypatch)
     assert isinstance(made.make(made.read(module_of())), InTypeLinear)
     assert made.describe() == "bfloat16"
@@ -340,7 +366,7 @@ def test_another_layout_begins_after_the_last_number_of_rows_at_which_codes_win(
         return call
 
     monkeypatch.setenv("OMNIDRAFT_CACHE", str(tmp_path))
-    monkeypatch.setattr(linear, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(kernel_choice, "perf_counter", lambda: now[0])
     monkeypatch.setattr(Int4Linear, "__call__", taking(3, 1))
     monkeypatch.setattr(InTypeLinear, "__call__", taking(2, 2))
     monkeypatch.setattr(HalfLinear, "__call__", taking(2.5, 2.5))
