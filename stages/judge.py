@@ -37,10 +37,12 @@ class PassResult(NamedTuple):
     Attributes:
         emitted: the tokens, one at least.
         top: the distributions at its lines: after the text, and after each drafted token (M); None if not known.
+        limit: number of tokens after which the row ends, those of the pass included; None if not known.
     """
 
     emitted: tuple[int, ...]
     top: TopDistributions | None = None
+    limit: int | None = None
 
 
 Supervise = Callable[[SequenceState, tuple[int, ...], TopDistributions], Collected]
@@ -113,10 +115,13 @@ class Judge(Stage[Proposal, Verdict]):
         pairs = zip(drafted, result.emitted, strict=False)
         accepted = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         decided = self._decide(proposal, result.emitted, accepted, self._find_levels(proposal, top))
-        decisions = truncate(decided, len(result.emitted) + 1, self._ends)
+        ends = row.stop_ids if row.ignore_eos else self._ends | row.stop_ids
+        decisions = truncate(decided, result.limit or len(result.emitted) + 1, ends)
         emitted = emitted_tokens(decisions)
         soft_targets = self._supervise(row, emitted, top) if top and row.collects_examples else ()
         self._extend(row, emitted)
+        # Without a limit, any other end is known when the row is gone.
+        row.finish = "stop" if emitted[-1] in ends else "length" if len(emitted) == result.limit else ""
         counts = [sum(one.outcome is kind for one in decisions) for kind in (Outcome.ACCEPTED, Outcome.REJECTED)]
         return Verdict(proposal, decisions, emitted, sum(counts), counts[0], soft_targets)
 
@@ -155,7 +160,6 @@ class Judge(Stage[Proposal, Verdict]):
             row.pieces.extend(self._context[token])
         row.remaining_tokens = max(0, row.remaining_tokens - len(emitted))
         row.block += 1
-        row.finish = "stop" if emitted[-1] in self._ends else ""  # any other end is known when the row is gone
 
     @override
     def save(self, writer: SnapshotWriter) -> Saved:

@@ -39,11 +39,23 @@ def digest_json(*parts: object) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def load_arrays(kind: str, key: str, restore: Callable[[Arrays], T]) -> T | None:
-    """Load the arrays of a key and return `restore` of them; None if there are none, or they are damaged."""
+def load_arrays(kind: str, key: str, restore: Callable[[Arrays], T], *, shipped: Path | None = None) -> T | None:
+    """Load the arrays of a key and return `restore` of them; None if there are none, or they are damaged.
+
+    Args:
+        kind: first part of the file's name.
+        key: digest of the inputs.
+        restore: makes what is returned.
+        shipped: another folder with such files, which is searched after the cache.
+    """
     path = cache_path(kind, key, "npz")
-    if path is None:
-        return None
+    found = None if path is None else _restore_file(path, kind, key, restore)
+    if found is None and shipped is not None:
+        found = _restore_file(shipped / _name_of(kind, key, "npz"), kind, key, restore)
+    return found
+
+
+def _restore_file(path: Path, kind: str, key: str, restore: Callable[[Arrays], T]) -> T | None:
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
@@ -76,7 +88,11 @@ def write_atomically(path: Path, fill: Callable[[BinaryIO], object]) -> None:
 def cache_path(kind: str, key: str, suffix: str) -> Path | None:
     """Return the path of a key's file; None without a cache folder."""
     root = cache_folder()
-    return None if root is None else root / f"{kind}-{key[:32]}.{suffix}"
+    return None if root is None else root / _name_of(kind, key, suffix)
+
+
+def _name_of(kind: str, key: str, suffix: str) -> str:
+    return f"{kind}-{key[:32]}.{suffix}"
 
 
 def _seal(kind: str, key: str) -> str:
