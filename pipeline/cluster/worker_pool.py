@@ -12,10 +12,10 @@ from time import monotonic, sleep
 from typing import Any, Protocol
 
 from pipeline.cluster.learner import LearnerActor, LearnerReport
-from pipeline.cluster.memory_exchange import MemoryExchange
 from pipeline.cluster.messages import ActorLost, DeadError, GoneError, Message, Ref, WorkerReady, WorkReported
 from pipeline.cluster.worker import DecodeWorker, TargetInfo, WorkerReport, WorkerSetup
 from pipeline.learner_service.service import LearnerConfig
+from stages.memory.memory_exchange import MemoryExchange
 from stages.memory.memory_share import MemoryShare
 from store.errors import RunError
 from store.events import PromptReceived

@@ -24,7 +24,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from typing_extensions import override
 
@@ -35,11 +35,6 @@ from pipeline.log_records import PROJECT, forward_records, handle_record
 from stages.training.weight_update import Weights, read_weights, write_weights
 from store.events import Event as LoggedEvent
 
-if TYPE_CHECKING:
-    from multiprocessing.process import BaseProcess
-
-    from pipeline.learner_service.detached import DetachedProcess
-
 LOG = logging.getLogger("omnidraft.learner")
 
 QUEUE_LIMIT = 256  # completed prompts that may wait for the learner; the oldest are dropped for newer ones
@@ -47,7 +42,7 @@ EXAMPLE_LIMIT = 16  # waiting prompts from which on no training examples are col
 NICENESS = 10
 UNSENT_SECONDS = 10.0  # the learner waits this long for MLflow when it ends
 RESTARTS_WITHIN = 60.0  # seconds; a learner that ends twice within them is not restarted
-_END = b""
+END = b""  # the last message to the learner
 
 
 class CpuBudget:
@@ -84,8 +79,20 @@ class CpuBudget:
         self.restart()
 
 
+class LearnerHandle(Protocol):
+    """The learner's process, or a part of one."""
+
+    def kill(self) -> None:
+        """End it, or the connection to it, at once."""
+        ...
+
+    def join(self) -> None:
+        """Wait until what has to end with the connection has ended."""
+        ...
+
+
 @dataclass(frozen=True)
-class _LearnerReport:
+class ProcessReport:
     """A report of the learner's process.
 
     Attributes:
@@ -105,29 +112,27 @@ class LearnerProcess(LearnerConnection):
     """A connection to a learner in its own process.
 
     Args:
-        setup: configuration of the learner service.
+        setup: configuration of the learner service; None only where `_open` is another.
         share: share of one core that it may use.
         on_event: called with each of its events, on a thread of this object.
         published: number of the newest published version so far.
-        context: of `multiprocessing`, or as `DetachedContext`, which starts the process; by default "spawn".
     """
 
     def __init__(
         self,
-        setup: LearnerConfig,
+        setup: LearnerConfig | None,
         share: float,
         on_event: Callable[[LoggedEvent], None],
         published: int | None = None,
-        context: Any = None,
     ) -> None:
         self._setup, self._share, self._on_event = setup, share, on_event
         self._scratch = TemporaryDirectory(prefix="omnidraft-weights-")
         self._waiting: deque[CompletedPrompt] = deque()
         self._change = threading.Condition()
         self._ending = False
-        self._context = context or get_context("spawn")
-        self._unlimited = self._context.Event()
-        self._process: BaseProcess | DetachedProcess | None = None
+        self._context = get_context("spawn")
+        self._unlimited = self._make_flag()
+        self._process: LearnerHandle | None = None
         self._new_weights: Weights | None = None
         self.posted = self.dropped = self.handled = 0
         self.published = published
@@ -206,15 +211,25 @@ class LearnerProcess(LearnerConnection):
             self.dropped += len(self._waiting)
             self._waiting.clear()
 
-    def _run_once(self) -> None:
-        """Start the process and receive from it until it ends."""
+    def _make_flag(self) -> Any:
+        return self._context.Event()
+
+    def _open(self) -> "tuple[Connection, LearnerHandle] | None":
+        """Start the process. Returns the connection to it; None if this object is closed first."""
         ours, theirs = self._context.Pipe()
         arguments = (theirs, self._setup, self._share, self._scratch.name, self._unlimited, PROJECT.getEffectiveLevel())
-        self._process = process = self._context.Process(
-            target=_run_learner, args=arguments, name="learner", daemon=True
-        )
+        process = self._context.Process(target=_run_learner, args=arguments, name="learner", daemon=True)
         process.start()
         theirs.close()
+        return ours, process
+
+    def _run_once(self) -> None:
+        """Open a connection and receive from it until it ends."""
+        opened = self._open()
+        if opened is None:
+            return
+        ours, process = opened
+        self._process = process
         over = threading.Event()
         sender = threading.Thread(target=self._send, args=(ours, over), name="learner-sender", daemon=True)
         sender.start()
@@ -235,7 +250,7 @@ class LearnerProcess(LearnerConnection):
                 self.posted - self.handled - len(self._waiting)
             )  # including prompts that the process had received
 
-    def _handle_report(self, report: _LearnerReport | logging.LogRecord, before: int) -> None:
+    def _handle_report(self, report: Any, before: int) -> None:
         if isinstance(report, logging.LogRecord):
             handle_record(report, "learner")
             return
@@ -252,17 +267,24 @@ class LearnerProcess(LearnerConnection):
     def _send(self, connection: Connection, over: threading.Event) -> None:
         """Send prompts; runs on a thread of its own, so that no other thread waits for a full pipe."""
         with suppress(OSError):
-            while (finished := self._take_next(over)) is not None:
-                connection.send_bytes(pickle.dumps(finished))
-            connection.send_bytes(_END)
+            while (message := self._take_next(over)) is not None:
+                connection.send_bytes(pickle.dumps(message))
+            connection.send_bytes(END)
 
-    def _take_next(self, over: threading.Event) -> CompletedPrompt | None:
-        """Return the next prompt to send; None when the connection closes. Raises OSError if the process ended."""
+    def _take_next(self, over: threading.Event) -> object:
+        """Return the next message to send; None when the connection closes. Raises OSError if the process ended."""
         with self._change:
-            self._change.wait_for(lambda: self._waiting or self._ending or over.is_set())
+            self._change.wait_for(lambda: self._ending or over.is_set() or self._has_messages)
             if over.is_set():
                 raise OSError("the learner ended")
-            return self._waiting.popleft() if self._waiting else None
+            return self._take_message() if self._has_messages else None
+
+    @property
+    def _has_messages(self) -> bool:
+        return bool(self._waiting)
+
+    def _take_message(self) -> object:
+        return self._waiting.popleft()
 
 
 def _run_learner(
@@ -278,7 +300,7 @@ def _run_learner(
         os.nice(NICENESS)
     budget, handled, sending = CpuBudget(share), 0, threading.Lock()
 
-    def send(message: _LearnerReport | logging.LogRecord) -> None:
+    def send(message: ProcessReport | logging.LogRecord) -> None:
         with sending:
             connection.send_bytes(pickle.dumps(message))
 
@@ -308,9 +330,15 @@ def _exit_with_server() -> None:
         os._exit(1)
 
 
-def _make_report(service: LearnerService, handled: int, scratch: str) -> _LearnerReport:
-    weights, path = service.take_new_weights(), None
-    if weights:
-        path = str(Path(scratch, f"{weights.drafter_version}-{weights.head_version}.safetensors"))
-        write_weights(weights, Path(path))
-    return _LearnerReport(handled, tuple(service.drain_events()), path, service.published)
+def _make_report(service: LearnerService, handled: int, scratch: str) -> ProcessReport:
+    path = write_weights_file(service.take_new_weights(), scratch)
+    return ProcessReport(handled, tuple(service.drain_events()), path, service.published)
+
+
+def write_weights_file(weights: Weights | None, scratch: str) -> str | None:
+    """Write weights for a `ProcessReport` into a folder. Returns the path of the file; None without weights."""
+    if weights is None:
+        return None
+    path = Path(scratch, f"{weights.drafter_version}-{weights.head_version}.safetensors")
+    write_weights(weights, path)
+    return str(path)

@@ -4,7 +4,7 @@ It knows nothing of vLLM. An engine calls `step` after every pass with the rows 
 sequences of a `TargetRunner`, as in our own loop; only verification is the engine's.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import pairwise
 from typing import Protocol
 
@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from pipeline.loop import DraftedBlock, TargetRunner
 from pipeline.vllm_plugin.pass_costs import PassCosts
-from pipeline.vllm_plugin.sequences import EngineRow, Recognised, SequenceTable
+from pipeline.vllm_plugin.sequences import Departed, EngineRow, Recognised, RowRequest, SequenceTable
 from stages.contract.blocks import SequenceState
 from stages.drafting.holdout import Choice, Holdout
 from stages.drafting.sources import SourceChooser
@@ -32,7 +32,7 @@ class MakeSequence(Protocol):
 
     offset: int
 
-    def __call__(self, tokens: list[int]) -> SequenceState:
+    def __call__(self, tokens: list[int], request: RowRequest | None) -> SequenceState:
         """Return the sequence, which was not there before."""
         ...
 
@@ -90,32 +90,46 @@ class EngineDrafter:
         self._block: DraftedBlock | None = None  # whose drafts the engine verifies now
         self._drafts: dict[SequenceState, list[int]] = {}
 
-    def step(self, rows: Sequence[EngineRow], top: TopDistributions | None = None) -> list[list[int]]:
+    def step(
+        self,
+        rows: Sequence[EngineRow],
+        top: TopDistributions | None = None,
+        waiting: Collection[str] = (),
+        *,
+        drafts: bool = True,
+    ) -> list[list[int]]:
         """Learn from a pass and draft for the next one.
 
         Args:
             rows: the engine's batch.
             top: the target's distributions of the pass: for each row one line after its text, and one after each of the
                 drafted tokens that were read.
+            waiting: as of `SequenceTable.recognise`.
+            drafts: whether anything may be drafted.
 
         Returns:
             per row its draft, which may be empty.
         """
-        recognised, left = self._table.recognise(rows)
-        for sequence in left:
-            self._take(self.runner.finish_early(sequence.offset, "length"))
+        recognised, departed = self._table.recognise(rows, waiting)
+        self._finish(departed)
         self._finish_block(recognised, top)
-        self._trials.begin_pass(len(self.runner))
-        self._chooser.rows = max(1, len(self.runner))
+        if not drafts:
+            self._table.pause()
+        drafting = len(self.runner) - self._table.paused
+        self._trials.begin_pass(drafting)
+        self._chooser.rows = max(1, drafting)
         self._take(self._draft())
         return [self._drafts.get(one.sequence, []) if one else [] for one in recognised]
 
     def finish_all(self) -> None:
         """Learn the texts of all rows: no pass follows. A row that continues is a new one."""
-        _, left = self._table.recognise([])
-        for sequence in left:
-            self._take(self.runner.finish_early(sequence.offset, "length"))
+        _, departed = self._table.recognise([])
+        self._finish(departed)
         self._block, self._drafts = None, {}
+
+    def _finish(self, departed: Sequence[Departed]) -> None:
+        for one in departed:
+            self._take(self.runner.finish_early(one.sequence.offset, one.finish))
 
     def _finish_block(self, recognised: Sequence[Recognised | None], top: TopDistributions | None) -> None:
         """Give the runner what became of its drafts. A new row has no draft, but the pass emitted its first token."""
@@ -123,13 +137,14 @@ class EngineDrafter:
         proposals = list(self._block.proposals) if self._block else []
         present = [(one, lines) for one, lines in zip(recognised, of_rows, strict=True) if one]
         for one, lines in present:
-            self._judge.results[one.sequence] = PassResult(one.emitted, lines)
+            self._judge.results[one.sequence] = PassResult(one.emitted, lines, one.limit)
             if one.is_new:
                 self.runner.admit_sequence(one.sequence)
                 proposals.append(self._judge.propose_nothing(one.sequence))
         if not present:
             return
-        measured = self._block is not None and not any(one is None or one.is_new for one in recognised)
+        reading = any(one is None or one.is_new or one.has_returned for one in recognised)
+        measured = self._block is not None and not reading
         block = self._block or self.runner.empty_block()
         self._take(self.runner.finish_block(block.with_proposals(proposals), measured=measured))
         for one, _ in present:

@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from time import perf_counter
@@ -18,7 +18,7 @@ from pipeline.recorder import Recorder
 from pipeline.stage_set import Stages
 from pipeline.vllm_plugin.drafter import EngineDrafter, MakeSequence, PlainTrials
 from pipeline.vllm_plugin.pass_costs import PassCosts
-from pipeline.vllm_plugin.sequences import EngineRow
+from pipeline.vllm_plugin.sequences import EngineRow, RowRequest
 from pipeline.vllm_plugin.settings import PluginSettings
 from stages.choose import ChooseDraft
 from stages.contract.blocks import SequenceState
@@ -116,14 +116,15 @@ class PromptMaker(MakeSequence):
         self.offset = 0
 
     @override
-    def __call__(self, tokens: list[int]) -> SequenceState:
+    def __call__(self, tokens: list[int], request: RowRequest | None) -> SequenceState:
         """Return the sequence. One token more than a draft follows it, so the last place is never drafted for."""
         offset, rng = self.offset, SeededRandomSource(0, self.offset)
         self.offset += 1
-        remaining = max(0, self._longest - len(tokens) - 1)
-        sequence = SequenceState(
-            offset, str(offset), DATASET, self._decode(tokens), tokens, len(tokens), self._spell(tokens), rng, remaining
-        )
+        name, text = request.name if request else str(offset), self._decode(tokens)
+        remaining = max(0, min(self._longest, request.longest if request else self._longest) - len(tokens) - 1)
+        sequence = SequenceState(offset, name, DATASET, text, tokens, len(tokens), self._spell(tokens), rng, remaining)
+        if request:
+            sequence.stop_ids, sequence.ignore_eos = request.ends, request.ignores_ends
         sequence.record_example = self._accepts()
         return sequence
 
@@ -153,13 +154,13 @@ class PluginEngine:
         if self._reader:
             self._reader.attach(target)
 
-    def step(self, rows: Sequence[EngineRow]) -> list[list[int]]:
+    def step(self, rows: Sequence[EngineRow], waiting: Collection[str] = (), *, drafts: bool = True) -> list[list[int]]:
         """Learn from a pass and draft for the next one; as `EngineDrafter.step`."""
         with self._lock:
-            drafts = self.drafter.step(rows, self._reader.take() if self._reader else None)
+            found = self.drafter.step(rows, self._reader.take() if self._reader else None, waiting, drafts=drafts)
             self._commit(False)
             self._last_pass = perf_counter()
-        return drafts
+        return found
 
     def commit_if_due(self) -> bool:
         """Save what is due, while no requests come. Returns False when the engine is closed.

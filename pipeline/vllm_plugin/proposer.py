@@ -19,8 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.vllm_plugin.engine import EngineFacts, PluginEngine, build_engine
+from pipeline.vllm_plugin.runner_requests import BatchRequests, read_requests, wrap_runner
 from pipeline.vllm_plugin.sequences import EngineRow
-from pipeline.vllm_plugin.settings import PluginSettings, read_settings
+from pipeline.vllm_plugin.settings import read_settings
 from store.errors import UsageError
 
 LOG = logging.getLogger("omnidraft.vllm")
@@ -67,14 +68,22 @@ class OmnidraftProposer:
         check_version(vllm.__version__)
         parallel = vllm_config.parallel_config
         self._engine: PluginEngine | None = None
-        if vllm_config.device_config.device_type == "cpu":
+        self._runner: Any = None
+        self._reads_requests = True
+        self._longest = vllm_config.model_config.max_model_len
+        self._greedy_only = vllm_config.device_config.device_type == "cpu"
+        if self._greedy_only:
             LOG.warning(
-                "on vLLM's CPU backend, text at temperature above 0 has not the target's distribution when anything is "
-                "drafted (vLLM issue 55005); send greedy requests only"
+                "on vLLM's CPU backend, drafts change the texts of a pass with a request at temperature above 0 (vLLM "
+                "issue 55005): nothing is drafted while there is one, but greedy texts may change when one arrives"
             )
+        if not wrap_runner():
+            self._miss_requests("vLLM has no runner that could be wrapped")
         # vLLM takes the drafts of the first tensor-parallel rank alone.
         if parallel.rank % parallel.tensor_parallel_size == 0:
-            self._engine = build_engine(_of_replica(read_settings(), parallel), find_facts(vllm_config))
+            settings = read_settings()
+            settings = settings.model_copy(update={"replica": find_replica(settings.replica, parallel)})
+            self._engine = build_engine(settings, find_facts(vllm_config))
             # The first is called at the end of a worker process of `multiprocessing`, the second of any other, before
             # the folders of temporary files are removed.
             Finalize(self, _close, (self._engine,), exitpriority=10)
@@ -82,6 +91,19 @@ class OmnidraftProposer:
             threading.Thread(
                 target=_commit_while_idle, args=(self._engine,), name="omnidraft-commits", daemon=True
             ).start()
+
+    def receive_runner(self, runner: Any) -> None:
+        """Take the runner whose batch the next call of `propose` is about. Called by vLLM's wrapped runner."""
+        self._runner = runner if self._reads_requests else None
+
+    def _miss_requests(self, reason: object) -> None:
+        """Recognise requests by their texts from now on."""
+        self._reads_requests = False
+        LOG.warning(
+            "the requests of vLLM's batch cannot be read (%s); they are recognised by their texts%s",
+            reason,
+            ", and drafts are made while some are at temperature above 0" if self._greedy_only else "",
+        )
 
     def load_model(self, target: Any) -> None:
         """Read the target's distributions where a log or a learner needs them. vLLM calls it once with the module."""
@@ -115,12 +137,28 @@ class OmnidraftProposer:
             EngineRow(token_ids_cpu[place, : num_tokens_no_spec[place]], len(sampled))
             for place, sampled in enumerate(sampled_token_ids)
         ]
+        found = self._read_requests(len(rows))
+        if found:
+            rows = [row._replace(request=request) for row, request in zip(rows, found.rows, strict=True)]
         try:
-            return self._engine.step(rows)
+            if found is None:
+                return self._engine.step(rows)
+            return self._engine.step(rows, found.waiting, drafts=found.greedy or not self._greedy_only)
         except Exception:
             LOG.exception("omnidraft failed and drafts nothing from now on; the texts of the engine are not affected")
             self._engine = None
             return [[] for _ in sampled_token_ids]
+
+    def _read_requests(self, rows: int) -> BatchRequests | None:
+        """Return the requests of the runner; None if it is not known, or not as that of the tested versions."""
+        runner, self._runner = self._runner, None
+        if runner is None:
+            return None
+        try:
+            return read_requests(runner, rows, self._longest)
+        except (AttributeError, KeyError, TypeError) as error:
+            self._miss_requests(repr(error))
+            return None
 
 
 def _close(engine: PluginEngine) -> None:
@@ -140,12 +178,19 @@ def _commit_while_idle(engine: PluginEngine) -> None:
         LOG.exception("omnidraft cannot save its run")
 
 
-def _of_replica(settings: PluginSettings, parallel: Any) -> PluginSettings:
-    """Return the settings of a data-parallel replica: each has a run of its own."""
-    number = getattr(parallel, "data_parallel_rank", 0)
-    if not number or settings.run is None:
-        return settings
-    return settings.model_copy(update={"run": settings.run.with_name(f"{settings.run.name}-{number}")})
+def find_replica(setting: int | None, parallel: Any) -> int:
+    """Return the number of this replica among those of its machine.
+
+    vLLM gives each replica of a dense model the rank 0, as if there was no other; only the index is its own.
+
+    Args:
+        setting: the number, if it is set.
+        parallel: vLLM's `ParallelConfig`.
+    """
+    if setting is not None:
+        return setting
+    local = getattr(parallel, "data_parallel_rank_local", None)
+    return int(getattr(parallel, "data_parallel_index", 0) if local is None else local)
 
 
 def find_facts(vllm_config: Any) -> EngineFacts:

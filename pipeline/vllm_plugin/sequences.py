@@ -1,9 +1,9 @@
-"""Which request of an engine's batch is which, recognised by its text: the engine names none of them.
+"""Which request of an engine's batch is which: recognised by its id, or by its text if the engine gives no ids.
 
 Shapes: T tokens of a text.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,13 +15,36 @@ from stages.contract.blocks import SequenceState
 Text = npt.NDArray[np.int32]
 
 
+class RowRequest(NamedTuple):
+    """What an engine knows of a request.
+
+    Attributes:
+        name: its id.
+        longest: number of tokens of its text, prompt included, at which it ends.
+        ends: ids at which it ends, in addition to those of the model.
+        ignores_ends: whether it does not end at those of the model.
+        departure: why it ended, if it is gone before any of these: a reason of `PromptCompleted`.
+    """
+
+    name: str
+    longest: int
+    ends: frozenset[int] = frozenset()
+    ignores_ends: bool = False
+    departure: str = "cancelled"
+
+
 class EngineRow(NamedTuple):
-    """A row of an engine's batch after a pass: its whole text, prompt included (T,), and how many of the last tokens
-    the pass emitted; none while it reads the prompt.
+    """A row of an engine's batch after a pass.
+
+    Attributes:
+        text_T: its whole text, prompt included (T,).
+        emitted: how many of the last tokens the pass emitted; none while it reads the prompt.
+        request: None if the engine does not give it.
     """
 
     text_T: Text
     emitted: int
+    request: RowRequest | None = None
 
 
 @dataclass(frozen=True)
@@ -32,17 +55,36 @@ class Recognised:
         sequence: holds the text before the pass.
         emitted: the new tokens.
         is_new: whether it was not there at the last step.
+        has_returned: whether it was paused: if it was preempted, the pass has read its text again.
+        limit: number of tokens after which it ends, the new ones included; None if not known.
     """
 
     sequence: SequenceState
     emitted: tuple[int, ...]
     is_new: bool
+    has_returned: bool = False
+    limit: int | None = None
+
+
+class Departed(NamedTuple):
+    """A sequence that has no row any more, and why it ended."""
+
+    sequence: SequenceState
+    finish: str
 
 
 @dataclass
 class _Known:
     sequence: SequenceState
     text_T: Text
+    request: RowRequest | None
+
+    @property
+    def name(self) -> str | None:
+        return self.request.name if self.request else None
+
+    def depart(self) -> Departed:
+        return Departed(self.sequence, self.request.departure if self.request else "length")
 
     def continues_in(self, row: EngineRow) -> bool:
         known = len(row.text_T) - row.emitted
@@ -52,12 +94,13 @@ class _Known:
 class SequenceTable:
     """The sequences in flight, in the order of the engine's batch.
 
-    A row is the sequence whose text is the row's without the tokens of the last pass. Sequences of equal text are
-    interchangeable: the same may follow both. A row that continues none is a new sequence; so a chat whose next turn
-    begins with all of the last one is never taken for its continuation.
+    A row is the sequence of its request's id, which also returns after a preemption: until then `reading` is set, and
+    nothing is drafted for it. Without ids it is the sequence whose text is the row's without the tokens of the last
+    pass. Sequences of equal text are then interchangeable: the same may follow both. A row that continues none is a new
+    sequence; so a chat whose next turn begins with all of the last one is never taken for its continuation.
 
     >>> from stages.sampling.random_source import SeededRandomSource
-    >>> def make(tokens):
+    >>> def make(tokens, request):
     ...     return SequenceState(0, "id", "vllm", "", tokens, len(tokens), [], SeededRandomSource(0, 0), 100)
     >>> table = SequenceTable(make)
     >>> (first,), _ = table.recognise([EngineRow(np.array([5, 6, 7], np.int32), 1)])
@@ -67,20 +110,29 @@ class SequenceTable:
     >>> again.sequence is first.sequence, again.emitted, left
     (True, (8, 9), [])
     >>> _, left = table.recognise([])
-    >>> left == [first.sequence]
+    >>> left == [Departed(first.sequence, "length")]
     True
 
     Args:
         make: makes a sequence of the tokens of its prompt.
     """
 
-    def __init__(self, make: Callable[[list[int]], SequenceState]) -> None:
+    def __init__(self, make: Callable[[list[int], RowRequest | None], SequenceState]) -> None:
         self._make = make
         self._known: list[_Known] = []
 
-    def recognise(self, rows: Sequence[EngineRow]) -> tuple[list[Recognised | None], list[SequenceState]]:
-        """Return the sequence of each row, None for a row that emitted nothing, and the sequences that have no row any
-        more: finished, aborted or preempted.
+    def recognise(
+        self, rows: Sequence[EngineRow], waiting: Collection[str] = ()
+    ) -> tuple[list[Recognised | None], list[Departed]]:
+        """Return the sequence of each row, and the sequences that have ended.
+
+        Args:
+            rows: the batch.
+            waiting: ids of requests that have not ended, whether they are in the batch or were preempted.
+
+        Returns:
+            per row its sequence, None for a row that emitted nothing; and the sequences without a row that do not wait:
+            finished or aborted, or, without ids, preempted.
         """
         free = dict(enumerate(self._known))
         found: list[Recognised | None] = []
@@ -91,11 +143,24 @@ class SequenceTable:
                 continue
             key = _find(free, place, row)
             known = free.pop(key) if key is not None else self._enter(row)
-            known.text_T = row.text_T.copy()
-            found.append(Recognised(known.sequence, tuple(row.text_T[-row.emitted :].tolist()), key is None))
+            found.append(_continue(known, row, is_new=key is None))
             after.append(known)
-        self._known = after
-        return found, [known.sequence for known in free.values()]
+        alive = {*waiting} - {known.name for known in after}
+        paused = [known for known in free.values() if known.name in alive]
+        for known in paused:
+            known.sequence.reading = True
+        self._known = after + paused
+        return found, [known.depart() for known in free.values() if known.name not in alive]
+
+    def pause(self) -> None:
+        """Let nothing be drafted for any sequence until its next tokens."""
+        for known in self._known:
+            known.sequence.reading = True
+
+    @property
+    def paused(self) -> int:
+        """Number of sequences that were preempted or paused."""
+        return sum(known.sequence.reading for known in self._known)
 
     def forget(self, sequence: SequenceState) -> None:
         """Remove a sequence that has ended; if its row continues, it is a new one."""
@@ -103,12 +168,21 @@ class SequenceTable:
 
     def _enter(self, row: EngineRow) -> _Known:
         prompt_T = row.text_T[: len(row.text_T) - row.emitted].copy()
-        return _Known(self._make(prompt_T.tolist()), prompt_T)
+        return _Known(self._make(prompt_T.tolist(), row.request), prompt_T, row.request)
+
+
+def _continue(known: _Known, row: EngineRow, *, is_new: bool) -> Recognised:
+    """Return what a pass emitted for a sequence, which has the text of its row from now on."""
+    limit = max(1, row.request.longest - len(known.text_T)) if row.request else None
+    has_returned, known.sequence.reading = known.sequence.reading, False
+    known.text_T = row.text_T.copy()
+    return Recognised(known.sequence, tuple(row.text_T[-row.emitted :].tolist()), is_new, has_returned, limit)
 
 
 def _find(free: dict[int, _Known], place: int, row: EngineRow) -> int | None:
     """Return the key of the sequence that a row continues. Rows seldom move, so the same place is tried first."""
+    name = row.request.name if row.request else None
     for key in (place, *free):
-        if key in free and free[key].continues_in(row):
+        if key in free and free[key].name == name and free[key].continues_in(row):
             return key
     return None

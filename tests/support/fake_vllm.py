@@ -4,6 +4,7 @@ The target is a function from a text to the next token, so that the texts withou
 accepted tokens of a draft and one more, also after the end of a sequence, as in vLLM, whose scheduler cuts texts later.
 """
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 import torch
 from typing_extensions import override
 
+from pipeline.vllm_plugin.runner_requests import RUNNER
 from stages.models.huggingface import load_causal_model
 
 END, VOCABULARY = 0, 40
@@ -46,8 +48,21 @@ class _Request:
     draft: list[int] = field(default_factory=list)
 
 
+@dataclass
+class Wishes:
+    """What the plugin reads of vLLM's `SamplingParams`."""
+
+    max_tokens: int
+    temperature: float = 0.0
+    ignore_eos: bool = False
+    stop_token_ids: Sequence[int] = ()
+    stop: Sequence[str] = ()
+
+
 class FakeRunner:
     """Runs requests through a proposer with the arguments that vLLM passes.
+
+    As vLLM's, it has `drafter`, `input_batch` and `requests`, which the plugin finds if `put_vllm` puts the runner too.
 
     Args:
         proposer: has vLLM's `propose`.
@@ -57,6 +72,7 @@ class FakeRunner:
         chunk: tokens of a prompt that one pass reads.
         on_pass: called at each pass with the number of tokens that it reads.
         module: its `compute_logits` is called with the logits of each pass.
+        wishes: of all requests, except for `max_tokens`.
     """
 
     def __init__(
@@ -68,8 +84,11 @@ class FakeRunner:
         chunk: int = 6,
         on_pass: Callable[[int], None] = lambda tokens: None,
         module: Any = None,
+        **wishes: Any,
     ) -> None:
-        self.proposer, self.drafts, self.passes = proposer, list[list[int]](), 0
+        self.drafter, self.drafts, self.passes = proposer, list[list[int]](), 0
+        self.input_batch, self.requests = SimpleNamespace(req_ids=[]), dict[str, Any]()
+        self._wishes, self._runs = wishes, 0
         self._target, self._rows, self._chunk, self._on_pass = target, rows, chunk, on_pass
         self._module, self._lines = module, list[list[float]]()
         self._tokens_RM = np.zeros((rows, longest), np.int32)
@@ -80,18 +99,36 @@ class FakeRunner:
         waiting = [_Request(number, list(prompt), list(prompt)) for number, prompt in enumerate(prompts)]
         running: list[_Request] = []
         done: dict[int, list[int]] = {}
+        self._runs += 1
         while waiting or running:
             while waiting and len(running) < self._rows:
                 running.append(waiting.pop(0))
+            self._enter(running, most)
             self._step(running)
             for request in [one for one in running if self._is_done(one, most)]:
                 done[request.number] = self._completion(request, most)
                 self._remove(running, request)
+                del self.requests[self._name(request)]
             if preempt_every and running and self.passes % preempt_every == 0:
                 self._remove(running, preempted := running[0])
                 preempted.read, preempted.draft = 0, []
                 waiting.append(preempted)
         return [done[number] for number in range(len(prompts))]
+
+    def _name(self, request: _Request) -> str:
+        return f"request-{self._runs}-{request.number}"
+
+    def _enter(self, running: list[_Request], most: int) -> None:
+        """Tell of the batch as vLLM's runner does: of all requests until they are done, also while they are removed."""
+        self.input_batch.req_ids = [self._name(request) for request in running]
+        for request in running:
+            state = SimpleNamespace(num_prompt_tokens=len(request.prompt), sampling_params=Wishes(most, **self._wishes))
+            self.requests[self._name(request)] = state
+
+    def propose_draft_token_ids(self, sampled: list[list[int]]) -> list[list[int]]:
+        """Call the proposer, as vLLM's runner does in its method of this name."""
+        drafts: list[list[int]] = self.drafter.propose(sampled, self._lengths_R, self._tokens_RM, slot_mappings={})
+        return drafts
 
     def _step(self, running: list[_Request]) -> None:
         self.passes += 1
@@ -103,7 +140,7 @@ class FakeRunner:
             request.text += new
             self._tokens_RM[row, : len(request.text)] = request.text
             self._lengths_R[row] = len(request.text)
-        drafts = self.proposer.propose(sampled, self._lengths_R, self._tokens_RM, slot_mappings={})
+        drafts = self.propose_draft_token_ids(sampled)
         assert len(drafts) == len(running)
         for request, new, draft in zip(running, sampled, drafts, strict=True):
             assert new or not draft, "a draft for a row whose prompt is not read yet"
@@ -134,11 +171,16 @@ class FakeRunner:
 
     def _is_done(self, request: _Request, most: int) -> bool:
         emitted = request.text[len(request.prompt) :]
-        return END in emitted or len(emitted) >= most
+        return any(token in self._ends for token in emitted) or len(emitted) >= most
+
+    @property
+    def _ends(self) -> set[int]:
+        return {*self._wishes.get("stop_token_ids", ())} | (set() if self._wishes.get("ignore_eos") else {END})
 
     def _completion(self, request: _Request, most: int) -> list[int]:
         emitted = request.text[len(request.prompt) :][:most]
-        return emitted[: emitted.index(END) + 1] if END in emitted else emitted
+        found = [place for place, token in enumerate(emitted) if token in self._ends]
+        return emitted[: found[0] + 1] if found else emitted
 
     def _remove(self, running: list[_Request], request: _Request) -> None:
         """The last row takes the place of a removed one."""
@@ -178,16 +220,24 @@ class ModelRunner(FakeRunner):
 
 def fake_config(
     most: int = 4,
+    device: str = "cuda",
     longest: int = 200,
     rank: int = 0,
     tensor_parallel: int = 1,
+    replica: int = 0,
     model: str = "fake",
     size: int = VOCABULARY,
 ) -> SimpleNamespace:
     """What the proposer reads of vLLM's `VllmConfig`."""
     return SimpleNamespace(
-        device_config=SimpleNamespace(device_type="cuda"),
-        parallel_config=SimpleNamespace(rank=rank, tensor_parallel_size=tensor_parallel),
+        device_config=SimpleNamespace(device_type=device),
+        parallel_config=SimpleNamespace(
+            rank=rank,
+            tensor_parallel_size=tensor_parallel,
+            data_parallel_rank=0,  # as of dense models
+            data_parallel_index=replica,
+            data_parallel_rank_local=None,
+        ),
         speculative_config=SimpleNamespace(num_speculative_tokens=most),
         scheduler_config=SimpleNamespace(max_num_seqs=16),
         model_config=SimpleNamespace(
@@ -207,8 +257,14 @@ class FakeTarget:
         return logits_NV
 
 
-def put_vllm(monkeypatch: pytest.MonkeyPatch, version: str = "0.32.0") -> None:
-    """Let `import vllm` find a module with a version and nothing else."""
+def put_vllm(monkeypatch: pytest.MonkeyPatch, version: str = "0.32.0", *, names: bool = True) -> None:
+    """Let `import vllm` find a module with a version and, with names, a runner that has requests; nothing else."""
     module = ModuleType("vllm")
     module.__dict__["__version__"] = version
-    monkeypatch.setitem(__import__("sys").modules, "vllm", module)
+    monkeypatch.setitem(sys.modules, "vllm", module)
+    if names:
+        runner = ModuleType(RUNNER)
+        runner.__dict__["GPUModelRunner"] = FakeRunner
+        monkeypatch.setitem(sys.modules, RUNNER, runner)
+        # The plugin wraps it: afterwards it is as before.
+        monkeypatch.setattr(FakeRunner, "propose_draft_token_ids", FakeRunner.propose_draft_token_ids)

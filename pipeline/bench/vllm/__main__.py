@@ -52,12 +52,13 @@ def bench(
 ) -> None:
     """Measure tokens per pass and per second of the plugin, and of vLLM's own drafts, with the same prompts."""
     chosen = choose_arms(arms)
-    options: dict[str, Any] = json.loads(engine)
+    options = parse_engine_options(engine)
+    sizes = parse_batches(batch)
     found = read_prompts(sources, where or [], rounds * round_prompts + WARM_UP)
     warm_up, found = found[-WARM_UP:], found[:-WARM_UP]
     of_rounds = [found[begin : begin + round_prompts] for begin in range(0, len(found), round_prompts)]
     measured: list[dict[str, Any]] = []
-    for size in map(int, batch.split(",")):
+    for size in sizes:
         with TemporaryDirectory() as folder:
             request = ArmRequest(drafts, model_drafts, drafter, Path(folder))
             every = [warm_up, *of_rounds]
@@ -81,6 +82,39 @@ def choose_arms(names: str) -> list[str]:
     if unknown := [name for name in chosen if name not in ARMS]:
         raise UsageError(f"--arms must be of {', '.join(ARMS)}; got {', '.join(unknown)}")
     return chosen
+
+
+def parse_engine_options(text: str) -> dict[str, Any]:
+    """Return the further arguments of vllm.LLM.
+
+    >>> parse_engine_options('{"dtype": "float32"}')
+    {'dtype': 'float32'}
+
+    Raises:
+        UsageError: the text is not a JSON object.
+    """
+    try:
+        options = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UsageError(f"--engine must be a JSON object: {error}") from error
+    if not isinstance(options, dict):
+        raise UsageError(f"--engine must be a JSON object; got {text}")
+    return options
+
+
+def parse_batches(text: str) -> list[int]:
+    """Return the batch sizes.
+
+    >>> parse_batches("1,8")
+    [1, 8]
+
+    Raises:
+        UsageError: one is not a positive integer.
+    """
+    sizes = text.split(",")
+    if wrong := [size for size in sizes if not (size.isdecimal() and int(size))]:
+        raise UsageError(f"--batch must be positive integers, comma-separated; got {wrong[0]!r}")
+    return [int(size) for size in sizes]
 
 
 def read_prompts(sources: Sequence[str], where: Sequence[str], number: int) -> list[str]:

@@ -1,6 +1,6 @@
 """Results of the benchmark: per arm the rounds, and a table."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
@@ -96,8 +96,3 @@ def make_table(batch: int, arms: Mapping[str, ArmRounds]) -> Table:
 def make_json(batch: int, arms: Mapping[str, ArmRounds]) -> dict[str, Any]:
     """Return everything that was measured."""
     return {"batch": batch, "arms": {name: [asdict(one) for one in arm.rounds] for name, arm in arms.items()}}
-
-
-def read_rounds(found: Sequence[Mapping[str, Any]]) -> ArmRounds:
-    """Return the rounds of an arm in the JSON of `make_json`."""
-    return ArmRounds([RoundResult.from_json(one) for one in found])

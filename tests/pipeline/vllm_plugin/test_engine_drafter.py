@@ -1,6 +1,6 @@
 """The engine-neutral part of the plugin: what is recognised, learned, counted and paid for."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import count
 
 import numpy as np
@@ -12,7 +12,7 @@ from pipeline.recorder import Recorder
 from pipeline.vllm_plugin.drafter import EngineDrafter
 from pipeline.vllm_plugin.engine import EngineFacts, NothingLearned, build_drafter, make_copying_parts, make_costs
 from pipeline.vllm_plugin.pass_costs import FORGOTTEN, LEAST, PassCosts
-from pipeline.vllm_plugin.sequences import EngineRow
+from pipeline.vllm_plugin.sequences import EngineRow, RowRequest
 from pipeline.vllm_plugin.settings import PluginSettings
 from stages.choose import ChooseDraft
 from stages.drafting.costs import BlockTimes
@@ -53,6 +53,13 @@ class Engine:
     def step(self, *rows: tuple[list[int], int]) -> list[list[int]]:
         """One pass: whole texts, and how many of their last tokens it emitted."""
         return self.drafter.step([EngineRow(np.array(text, np.int32), emitted) for text, emitted in rows])
+
+    def step_requests(
+        self, rows: Sequence[tuple[list[int], int, RowRequest]], waiting: Collection[str]
+    ) -> list[list[int]]:
+        """One pass with requests that are known."""
+        texts = [EngineRow(np.array(text, np.int32), emitted, request) for text, emitted, request in rows]
+        return self.drafter.step(texts, waiting=waiting)
 
     def complete(self, prompt: list[int], *tokens: int, times: int = 1) -> None:
         """Requests that emit these tokens one by one."""
@@ -116,6 +123,73 @@ def test_rows_that_move_and_rows_of_equal_text_are_recognised():
     engine.step(([5, 6, 8, 9], 1), ([1, 2, 3, 4], 1))
     engine.drafter.finish_all()
     assert sorted((one.prompt_tokens, one.emitted) for one in engine.completed()) == [(1, 2), (1, 3), (1, 3)]
+
+
+def test_a_preempted_request_pauses_and_returns():
+    engine, named = Engine(sources=["own"]), [RowRequest(name, 90) for name in ("a", "b")]
+    repeated = [1, 2, 1, 2, 1]
+    drafts = engine.step_requests([(repeated, 1, named[0]), (repeated, 1, named[1])], {"a", "b"})
+    assert drafts[0] == drafts[1] != []
+    assert len(engine.step_requests([([*repeated, 2], 1, named[0])], {"a", "b"})) == 1
+    assert engine.completed() == []
+    assert engine.step_requests([([*repeated, 2, 1], 1, named[0]), (repeated, 0, named[1])], {"a", "b"})[1] == []
+    returned = engine.step_requests([([*repeated, 2], 1, named[1])], {"b"})
+    assert [one.prompt_id for one in engine.completed()] == ["a"]
+    assert returned[0] != []
+    engine.step_requests([], set())
+    assert [(one.prompt_id, one.emitted, one.finish) for one in engine.completed()] == [
+        ("a", 3, "cancelled"),
+        ("b", 2, "cancelled"),
+    ]
+
+
+def test_a_request_that_is_gone_before_its_end_has_the_reason_that_it_brought():
+    engine, request = Engine(), RowRequest("a", 6, departure="stop")
+    engine.step_requests([([1, 2], 1, request)], {"a"})
+    engine.step_requests([], set())
+    assert [one.finish for one in engine.completed()] == ["stop"]
+    engine.step_requests([([1, 2, 3, 4, 5], 1, request)], {"a"})
+    engine.step_requests([([1, 2, 3, 4, 5, 6, 7], 2, request)], {"a"})
+    assert [(one.finish, one.emitted) for one in engine.completed()][1:] == [("length", 2)]
+
+
+def test_nothing_is_drafted_nor_learned_of_a_draft_while_that_is_not_allowed():
+    engine, text = Engine(sources=["own"]), [1, 2, 1, 2, 1]
+
+    def step(emitted: int, *, drafts: bool) -> list[int]:
+        return engine.drafter.step([EngineRow(np.array(text, np.int32), emitted)], drafts=drafts)[0]
+
+    assert step(1, drafts=True) != []
+    for _ in range(3):
+        text.append(1 + text[-1] % 2)
+        assert step(1, drafts=False) == []
+    before = memory_of(engine.drafter).calibration.save()
+    text.append(9)
+    assert step(1, drafts=True) == []
+    assert memory_of(engine.drafter).calibration.save() == before
+    text += [1, 2]
+    assert step(2, drafts=True) != []
+    text.append(1)
+    step(1, drafts=True)
+    assert memory_of(engine.drafter).calibration.save() != before
+
+
+def test_equal_texts_are_distinguished_by_ids():
+    engine, first, second = Engine(), RowRequest("a", 90), RowRequest("b", 90)
+    engine.step_requests([([5, 6], 1, first), ([5, 6], 1, second)], {"a", "b"})
+    engine.step_requests([([5, 6, 7], 1, second), ([5, 6, 8], 1, first)], {"a", "b"})
+    engine.step_requests([([5, 6, 8, 9], 1, first)], {"a"})
+    assert [(one.prompt_id, one.emitted) for one in engine.completed()] == [("b", 2)]
+    engine.drafter.finish_all()
+    assert [(one.prompt_id, one.emitted) for one in engine.completed()] == [("b", 2), ("a", 3)]
+
+
+def test_an_id_of_another_text_is_another_request():
+    engine, request = Engine(), RowRequest("a", 90)
+    engine.step_requests([([1, 2], 1, request)], {"a"})
+    engine.step_requests([([5, 6], 1, request)], {"a"})
+    assert [one.emitted for one in engine.completed()] == [1]
+    assert len(engine.drafter.runner) == 1
 
 
 def test_a_block_is_counted_as_the_engine_decided_it():

@@ -17,6 +17,7 @@ from pipeline.bench.vllm.arms import PROPOSER
 from pipeline.bench.vllm.engine import EngineSpec, RoundRequest, RoundResult
 from pipeline.bench.vllm.worker import EngineWorker
 from pipeline.sources.corpus import stream
+from pipeline.vllm_plugin.recorded import REPLICA_OFFSETS
 from stages.models.huggingface import load_tokenizer
 from store.query.log_reader import LogReader
 
@@ -94,10 +95,55 @@ def check_log(run: Path, result: RoundResult) -> None:
     assert (run / "versions" / "000000" / "model.safetensors").is_file()
 
 
-def test_texts_are_equal_after_preemption(vllm: Vllm):
+def test_texts_are_equal_after_preemption_and_requests_stay_what_they_are(vllm: Vllm, tmp_path: Path):
     little = {"max_model_len": 256, "num_gpu_blocks_override": 12, "block_size": 32, "enable_prefix_caching": False}
     plain = vllm.complete(8, drafts=False)
-    assert vllm.complete(8, drafts=True, options=little).texts == plain.texts
+    ours = vllm.complete(8, drafts=True, options=little, run=str(tmp_path / "run"))
+    assert ours.texts == plain.texts
+    logged = read_texts(tmp_path / "run")
+    assert len(logged) == PROMPTS
+    assert sorted(logged.values()) == sorted(ours.texts), "one row per request, whose tokens are those of the client"
+    assert {name.split("-")[1] for name in logged} == {str(number) for number in range(PROMPTS)}, "ids of the client"
+
+
+def read_texts(run: Path) -> dict[str, list[int]]:
+    """The logged completions by the requests' ids, after the log was checked."""
+    ids = 'SELECT "offset", list(token_id ORDER BY position) AS ids FROM tokens GROUP BY ALL'
+    query = f'SELECT prompt_id, ids FROM ({ids}) JOIN prompts USING ("offset")'
+    with LogReader([run]) as log:
+        assert log.check().mismatches.num_rows == 0
+        return {row["prompt_id"]: row["ids"] for row in log.select(query).to_pylist()}
+
+
+def test_replicas_share_a_learner_and_a_memory_and_one_is_killed(vllm: Vllm, tmp_path: Path):
+    plain = vllm.complete(4, drafts=False)
+    chosen = {
+        "run": str(tmp_path / "run"),
+        "sources": '["own", "memory", "model"]',
+        "drafter": "builtin:drafter-1.6m",
+        "learn": "true",
+        "set": '{"learn.interval" = 8, "learn.spacing" = "fixed"}',
+        "commit_seconds": "1",
+    }
+    with vllm.start(4, True, {}, **chosen) as first, vllm.start(2, True, {}, replica="1", **chosen) as second:
+        for worker in (first, second):
+            worker.wait_until_ready()
+        of_second = second.complete(vllm.make_round(50))
+        before = first.complete(vllm.make_round(50))
+        os.kill(second.process_id, signal.SIGKILL)
+        after = first.complete(vllm.make_round())
+    assert of_second.texts == before.texts == plain.texts[:50]
+    assert after.texts == plain.texts
+    with LogReader([tmp_path / "run"]) as log:
+        assert log.check().mismatches.num_rows == 0
+        served = log.select(
+            f'SELECT "offset" >= {REPLICA_OFFSETS} AS of_second, max(drafter_version) AS newest FROM decisions '
+            "GROUP BY ALL ORDER BY ALL"
+        ).to_pylist()
+        (updates,) = log.select("SELECT count(*) AS served FROM updates WHERE part = 'drafter' AND served").to_pylist()
+    assert updates["served"] > 0
+    assert [row["of_second"] for row in served] == [False, True]
+    assert all(row["newest"] > 0 for row in served), "an update reached both"
 
 
 def test_a_killed_learner_changes_no_text(vllm: Vllm, tmp_path: Path):

@@ -5,12 +5,15 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from fake_vllm import FakeRunner, complete, fake_config, phrases, put_vllm
+from fake_vllm import FakeRunner, Wishes, complete, fake_config, phrases, put_vllm
 from places import ROOT
 
 from pipeline.vllm_plugin.proposer import OmnidraftProposer, check_version
+from pipeline.vllm_plugin.runner_requests import read_requests, wrap_runner
+from pipeline.vllm_plugin.sequences import RowRequest
 from store.errors import ConfigError, UsageError
 
 MOST = 50  # tokens of a completion
@@ -21,9 +24,15 @@ def make_prompts(count: int) -> list[list[int]]:
     return [[numbers.randrange(1, 40) for _ in range(numbers.randrange(1, 15))] for _ in range(count)]
 
 
+@pytest.fixture(params=[True, False], ids=["ids", "texts"])
+def names(request: pytest.FixtureRequest) -> bool:
+    """Whether the runner gives the plugin its requests, or these are recognised by their texts."""
+    return request.param
+
+
 @pytest.fixture
-def proposer(monkeypatch: pytest.MonkeyPatch) -> OmnidraftProposer:
-    put_vllm(monkeypatch)
+def proposer(monkeypatch: pytest.MonkeyPatch, names: bool) -> OmnidraftProposer:
+    put_vllm(monkeypatch, names=names)
     monkeypatch.setenv("OMNIDRAFT_VLLM_PASS_COSTS", "[[1, 1.0], [40, 1.4]]")
     made = OmnidraftProposer(fake_config())
     made.load_model(object())
@@ -76,6 +85,60 @@ def test_an_error_ends_the_drafting_and_not_the_engine(
     assert len([draft for draft in runner.drafts if draft]) == drafted > 0
     assert [record.levelname for record in caplog.records] == ["ERROR"]
     assert "ZeroDivisionError" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("device", "temperature", "drafts"), [("cpu", 0.7, False), ("cpu", 0.0, True), ("cuda", 0.7, True)]
+)
+def test_nothing_is_drafted_where_that_would_change_the_distribution(
+    monkeypatch: pytest.MonkeyPatch, device: str, temperature: float, drafts: bool
+):
+    put_vllm(monkeypatch)
+    monkeypatch.setenv("OMNIDRAFT_VLLM_PASS_COSTS", "[[1, 1.0], [40, 1.4]]")
+    runner = FakeRunner(OmnidraftProposer(fake_config(device=device)), rows=2, temperature=temperature)
+    runner.run(make_prompts(10), MOST)
+    assert any(runner.drafts) == drafts
+
+
+def test_one_request_at_a_temperature_is_enough_also_if_it_waits():
+    def state(temperature: float) -> SimpleNamespace:
+        return SimpleNamespace(num_prompt_tokens=3, sampling_params=Wishes(5, temperature))
+
+    for others, greedy in ((0.0, True), (0.5, False)):
+        requests = {"a": state(0.0), "b": state(others)}
+        found = read_requests(SimpleNamespace(requests=requests, input_batch=SimpleNamespace(req_ids=["a"])), 1, 100)
+        assert found == ([RowRequest("a", 8)], {"a", "b"}, greedy)
+
+
+def test_a_request_that_ignores_the_end_of_sequence_is_drafted_for_after_it(monkeypatch: pytest.MonkeyPatch):
+    put_vllm(monkeypatch)
+    monkeypatch.setenv("OMNIDRAFT_VLLM_PASS_COSTS", "[[1, 1.0], [40, 1.4]]")
+    runner = FakeRunner(OmnidraftProposer(fake_config()), lambda text: [5, 6, 0][len(text) % 3], ignore_eos=True)
+    runner.run([[1, 2]], MOST)
+    assert runner.passes < MOST / 2
+
+
+def test_a_runner_of_another_form_is_read_no_more(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+    put_vllm(monkeypatch)
+    proposer = OmnidraftProposer(fake_config(device="cpu"))
+    prompts, runner = make_prompts(6), FakeRunner(proposer, rows=2, temperature="hot")
+    assert runner.run(prompts, MOST) == [complete(phrases, prompt, MOST) for prompt in prompts]
+    assert any(runner.drafts)
+    message = caplog.messages[-1]
+    assert len(caplog.messages) == 2, "once, after the warning of the device"
+    assert "cannot be read (TypeError" in message
+    assert "recognised by their texts, and drafts are made while some are at temperature above 0" in message
+
+
+def test_the_runner_is_wrapped_once_and_other_proposers_are_not_affected(monkeypatch: pytest.MonkeyPatch):
+    put_vllm(monkeypatch)
+    before = FakeRunner.propose_draft_token_ids
+    assert wrap_runner()
+    wrapped = FakeRunner.propose_draft_token_ids
+    assert wrap_runner()
+    assert before is not wrapped is FakeRunner.propose_draft_token_ids
+    (prompt,) = make_prompts(1)
+    assert FakeRunner(NothingDrafted()).run([prompt], MOST) == [complete(phrases, prompt, MOST)]
 
 
 @pytest.mark.parametrize("version", ["0.31.9", "0.33.0", "1.32.0", "dev"])

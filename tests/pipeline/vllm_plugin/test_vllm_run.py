@@ -7,9 +7,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
-from fake_vllm import FakeRunner, FakeTarget, complete, fake_config, phrases, put_vllm
+from fake_vllm import END, FakeRunner, FakeTarget, complete, fake_config, phrases, put_vllm
 from places import ROOT
 
 from pipeline.run.stored_memory import read_memories
@@ -40,8 +41,11 @@ def serve(prompts: list[list[int]], rows: int = 4, *, logits: bool = True) -> Fa
     return runner
 
 
-@pytest.mark.parametrize("rows", [1, 4])
-def test_the_log_has_every_token_and_its_probability(tmp_path: Path, rows: int):
+@pytest.mark.parametrize(("rows", "names"), [(1, True), (4, True), (4, False)])
+def test_the_log_has_every_token_and_its_probability(
+    tmp_path: Path, rows: int, names: bool, monkeypatch: pytest.MonkeyPatch
+):
+    put_vllm(monkeypatch, names=names)
     serve(PROMPTS, rows)
     with LogReader([tmp_path / "run"]) as log:
         found = log.check()
@@ -62,6 +66,47 @@ def test_the_log_has_every_token_and_its_probability(tmp_path: Path, rows: int):
     assert rejected
     assert max(rejected) < 0.1
     assert read_manifest(tmp_path / "run").kind is RunKind.ENGINE
+
+
+def read_requests(run: Path) -> dict[str, tuple[str, list[int]]]:
+    """The logged requests by id: how each ended, and its tokens."""
+    query = f'SELECT prompt_id, finish, ids FROM ({TEXTS}) JOIN prompts USING ("offset") ORDER BY "offset"'
+    with LogReader([run]) as log:
+        assert log.check().mismatches.num_rows == 0
+        rows = log.select(query).to_pylist()
+    found = {row["prompt_id"]: (row["finish"], row["ids"]) for row in rows}
+    assert len(found) == len(rows)
+    return found
+
+
+def test_with_ids_a_preempted_request_stays_one_and_equal_ones_are_distinguished(tmp_path: Path):
+    proposer, prompts = OmnidraftProposer(fake_config()), [*PROMPTS, *PROMPTS[:3]]
+    runner = FakeRunner(proposer, rows=4, chunk=20)
+    runner.run(prompts, MOST, preempt_every=9)
+    proposer.close()
+    expected = [complete(phrases, prompt, MOST) for prompt in prompts]
+    assert read_requests(tmp_path / "run") == {
+        f"request-1-{number}": ("stop" if text[-1] == END else "length", text) for number, text in enumerate(expected)
+    }
+
+
+@pytest.mark.parametrize(
+    ("wishes", "finish", "text"),
+    [
+        ({}, "stop", [8, 9, END]),
+        ({"ignore_eos": True}, "length", [8, 9, END, 1, 2, 3, 4, 5, 6, 7, 8, 9]),
+        ({"stop_token_ids": [9]}, "stop", [8, 9]),
+        ({"stop_token_ids": [3], "ignore_eos": True}, "stop", [8, 9, END, 1, 2, 3]),
+    ],
+)
+def test_with_ids_a_request_ends_by_its_parameters(
+    tmp_path: Path, wishes: dict[str, Any], finish: str, text: list[int]
+):
+    proposer = OmnidraftProposer(fake_config())
+    runner = FakeRunner(proposer, lambda tokens: (tokens[-1] + 1) % 10, **wishes)
+    assert runner.run([[7]], 12) == [text]
+    proposer.close()
+    assert read_requests(tmp_path / "run") == {"request-1-0": (finish, text)}
 
 
 def test_without_logits_the_probabilities_are_missing_and_the_check_holds(tmp_path: Path):

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from places import ROOT
 
-from pipeline.bench.vllm.__main__ import choose_arms, read_prompts, run_rounds
+from pipeline.bench.vllm.__main__ import choose_arms, parse_batches, parse_engine_options, read_prompts, run_rounds
 from pipeline.bench.vllm.arms import ARMS, OURS, ArmRequest, export_drafter
 from pipeline.bench.vllm.engine import EngineSpec, RoundRequest, RoundResult
-from pipeline.bench.vllm.report import HEADS, ArmRounds, make_json, make_table, read_rounds
+from pipeline.bench.vllm.report import HEADS, ArmRounds, make_json, make_table
 from pipeline.bench.vllm.worker import EngineWorker
 from pipeline.models.catalog import path_of
 from pipeline.vllm_plugin.proposer import OmnidraftProposer
@@ -136,6 +136,18 @@ def test_every_arm_is_configured(tmp_path: Path):
         choose_arms("plain,other")
 
 
+@pytest.mark.parametrize("wrong", ["", "0", "-1", "1,", "1,two"])
+def test_a_wrong_batch_is_a_mistake_of_the_user(wrong: str):
+    with pytest.raises(UsageError, match="--batch must be positive"):
+        parse_batches(wrong)
+
+
+@pytest.mark.parametrize("wrong", ["", "{", "[1]", "3"])
+def test_wrong_engine_options_are_a_mistake_of_the_user(wrong: str):
+    with pytest.raises(UsageError, match="--engine must be a JSON object"):
+        parse_engine_options(wrong)
+
+
 def test_prompts_are_those_of_the_sources(tmp_path: Path):
     file = tmp_path / "prompts.jsonl"
     file.write_text("\n".join(json.dumps({"prompt": str(number), "kind": number % 2}) for number in range(9)))
@@ -158,4 +170,4 @@ def test_the_table_compares_with_plain():
     assert cells["of the pass"] == "12.5%"
     assert cells["equal texts"] == "1 of 2"
     read = json.loads(json.dumps(make_json(4, {"ours": ours})))
-    assert read_rounds(read["arms"]["ours"]).tokens_per_pass == 2
+    assert ArmRounds([RoundResult.from_json(one) for one in read["arms"]["ours"]]).tokens_per_pass == 2

@@ -1,4 +1,4 @@
-"""Passes what the memory of each worker learned to all other workers of a run."""
+"""Passes what the memory of each worker of a run learned to all other workers."""
 
 from collections import deque
 
