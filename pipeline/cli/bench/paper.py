@@ -21,8 +21,9 @@ from pipeline.config.cli_options import (
 )
 from pipeline.reports.artifacts import draw
 from pipeline.reports.terminal import make_console, require_file, stderr_console
+from pipeline.study.paper.blocks import PaperBlock
 from pipeline.study.paper.figures import PAPER_FIGURES, PaperFigure
-from pipeline.study.paper.tables import PAPER_TABLES, PaperBlock, PaperTable
+from pipeline.study.paper.tables import PAPER_TABLES, PaperTable
 from store.errors import UsageError
 
 if TYPE_CHECKING:

@@ -8,18 +8,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from pipeline.study.paper.tables import (
+from pipeline.study.paper.blocks import (
     CODE,
     DIRECT_ONLY,
     GSM8K,
     HYBRID_ARM,
     MBPP,
-    PAPER_TABLES,
     SWITCH,
     TRIE,
     PaperBlock,
     make_block,
 )
+from pipeline.study.paper.tables import PAPER_TABLES
 
 
 class CurveKind(StrEnum):

@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 from pipeline.study.definitions import PaperColumn
 from pipeline.study.metrics import Estimate, whole
+from pipeline.study.paper.blocks import CacheSize
 from pipeline.study.paper.curves import make_series
 from pipeline.study.paper.figures import CurveKind, PaperFigure
 from pipeline.study.paper.panels import Panel, Series
 from pipeline.study.paper.report import BlockResults, count_entries_per_prompt
-from pipeline.study.paper.tables import CacheSize
 from pipeline.study.report import Results, of_rates
 
 _LABELS = {

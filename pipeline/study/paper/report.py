@@ -6,8 +6,8 @@ from textwrap import fill
 
 from pipeline.reports.tables import Table
 from pipeline.study.metrics import NONE, format_estimate, last_fifth, whole
+from pipeline.study.paper.blocks import CacheSize, PaperBlock
 from pipeline.study.paper.panels import Panel, PlotFile
-from pipeline.study.paper.tables import CacheSize, PaperBlock
 from pipeline.study.records import Record
 from pipeline.study.report import Results, circumstances, of_rates
 from pipeline.study.runner import StudyPlan

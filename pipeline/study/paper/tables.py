@@ -1,99 +1,35 @@
 """The tables of the OmniDraft paper as studies: their blocks, arms and numbers (arXiv 2507.02659v3).
 
-A block is one part of a table, such as a task or a temperature; it is a study of its own, with its own file of runs.
 The paper measures accepted / *proposed* after training on other prompts, with targets of 7B and more on one
 accelerator; ours are rates while learning. Only ratios between arms can be compared.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from pipeline.study.definitions import FIXED, LONGEST, STUDIES, PaperColumn, Study, StudyArm, StudyName
+from pipeline.study.definitions import FIXED, LONGEST, STUDIES, StudyArm, StudyName
+from pipeline.study.paper.blocks import (
+    ALPACA,
+    CODE,
+    DIRECT_ONLY,
+    GSM8K,
+    HYBRID,
+    HYBRID_ARM,
+    NO_LEARNING,
+    NONE,
+    SUMMARIES,
+    TRIE,
+    WITHOUT_CACHE,
+    CacheSize,
+    Pair,
+    PaperBlock,
+    PaperTask,
+    make_block,
+)
 
-NONE, HYBRID = "none", "hybrid"
 # AdamW's steps with this rate are below the precision of any weight: the drafter stays as loaded, bit for bit.
 NO_STEP = 1e-30
-
-Pair = tuple[float, float]  # the paper's acceptance rate and speed-up
-
-
-@dataclass(frozen=True)
-class PaperTask:
-    """A task of the paper.
-
-    Attributes:
-        name: on the command line.
-        title: in the paper's tables.
-        files: data sets in a folder of data, read one after the other.
-        threshold: estimated probability of a rejection at which a draft stops, as the paper recommends for the task.
-        parts: number of parts of equal length that the stream is divided into, of which each file is one.
-    """
-
-    name: str
-    title: str
-    files: tuple[str, ...]
-    threshold: float
-    parts: int = 0
-
-    def prompts_of_file(self, limit: int) -> int:
-        """Number of prompts from each file of a stream of `limit` prompts."""
-        return max(1, limit // (self.parts or len(self.files)))
-
-
-GSM8K = PaperTask("gsm8k", "GSM8K", ("gsm8k.parquet",), 0.7)
-CODE = PaperTask("code", "MBPP+HE", ("mbpp.parquet", "humaneval.parquet"), 0.7)
-ALPACA = PaperTask("alpaca", "Alpaca", ("alpaca.parquet",), 0.3)
-SUMMARIES = PaperTask("summaries", "XSum", ("dialogsum.parquet", "scitldr.parquet"), 0.3)
-TASKS = (GSM8K, CODE, ALPACA, SUMMARIES)
-# Of figure 5: a stream that changes in the middle, and its second half alone.
-SWITCH = PaperTask("switch", "GSM8K, then MBPP", ("gsm8k.parquet", "mbpp.parquet"), 0.7)
-MBPP = PaperTask("mbpp", "MBPP", ("mbpp.parquet",), 0.7, parts=2)
-
-
-@dataclass(frozen=True)
-class CacheSize:
-    """The paper's cache of a task after training: entries, megabytes, and training prompts."""
-
-    entries: int
-    megabytes: float
-    prompts: int
-
-    @property
-    def bytes_per_entry(self) -> float:
-        """The paper's number of bytes of an entry, as Python objects."""
-        return self.megabytes * 1e6 / self.entries
-
-    @property
-    def entries_per_prompt(self) -> float:
-        """The paper's number of entries per training prompt."""
-        return self.entries / self.prompts
-
-
-@dataclass(frozen=True)
-class PaperBlock:
-    """A part of a table.
-
-    Attributes:
-        name: on the command line and of its file.
-        title: in the tables.
-        task: where its prompts come from.
-        study: its arms and the paper's columns.
-        hits: the paper's accepted n-grams per response, by arm; empty where it gives none.
-        cache: the paper's size of the cache; None where it gives none.
-    """
-
-    name: str
-    title: str
-    task: PaperTask
-    study: Study
-    hits: Mapping[str, float] = field(default_factory=dict)
-    cache: CacheSize | None = None
-
-    @property
-    def reference(self) -> str:
-        """Name of the arm that the others are compared with."""
-        return self.study.references[0]
 
 
 @dataclass(frozen=True)
@@ -113,35 +49,11 @@ class PaperTable:
     remark: str
 
 
-def make_block(
-    of: str,
-    title: str,
-    task: PaperTask,
-    arms: tuple[StudyArm, ...],
-    columns: Mapping[str, Mapping[str, Pair]],
-    *,
-    name: str = "",
-    settings: Mapping[str, Any] = FIXED,
-    reference: str = NONE,
-    **more: Any,
-) -> PaperBlock:
-    """Make a block of `of`, such as `table-1`. `columns`: the paper's numbers by arm, by the title of the column."""
-    name = name or task.name
-    paper = tuple(PaperColumn(heading, of.replace("-", " "), values) for heading, values in columns.items())
-    study = Study(f"paper-{of}-{name}", settings, arms, (reference,), paper, "")
-    return PaperBlock(name, title, task, study, **more)
-
-
-_WITHOUT_CACHE = {"cache.policy": "off"}
-_NONE = StudyArm(NONE, {"learn.enabled": False, **_WITHOUT_CACHE})
-DIRECT_ONLY = StudyArm("direct only", {"learn.loss": "direct", **_WITHOUT_CACHE})
-HYBRID_ARM = StudyArm(HYBRID, {"learn.loss": "hybrid"})
-TRIE = StudyArm("trie", {"learn.loss": "trie"})
 _CLOSED_FORM = {"learn.loss": "trie", "learn.method": "least-squares"}
 _COPIES = ("own", "memory")
 # Arms that the paper does not have.
 _OURS = (
-    StudyArm("no drafts", {"learn.enabled": False, "draft.max_draft": 0, **_WITHOUT_CACHE}),
+    StudyArm("no drafts", {"learn.enabled": False, "draft.max_draft": 0, **WITHOUT_CACHE}),
     TRIE,
     StudyArm("closed form", _CLOSED_FORM),
     StudyArm("memory", {"learn.enabled": False, "draft.sources": _COPIES}),
@@ -150,7 +62,12 @@ _OURS = (
 
 
 def _table_1() -> PaperTable:
-    arms = (_NONE, DIRECT_ONLY, HYBRID_ARM, StudyArm("hybrid, LoRA", {"learn.loss": "hybrid", "learn.lora": True}))
+    arms = (
+        NO_LEARNING,
+        DIRECT_ONLY,
+        HYBRID_ARM,
+        StudyArm("hybrid, LoRA", {"learn.loss": "hybrid", "learn.lora": True}),
+    )
     names = [arm.name for arm in arms]
     numbers: dict[PaperTask, dict[str, tuple[Pair, ...]]] = {
         GSM8K: {
@@ -260,7 +177,7 @@ def _table_3() -> PaperTable:
             "table-3",
             task.title,
             task,
-            (_NONE, HYBRID_ARM, TRIE),
+            (NO_LEARNING, HYBRID_ARM, TRIE),
             {of: dict(zip((NONE, HYBRID), row, strict=True)) for of, row in by.items()},
         )
         for task, by in numbers.items()
@@ -297,7 +214,7 @@ def _table_4() -> PaperTable:
 
 def _table_5() -> PaperTable:
     arms = (
-        _NONE,
+        NO_LEARNING,
         StudyArm("cache only", {"learn.enabled": False}),
         DIRECT_ONLY,
         StudyArm("direct", {"learn.loss": "direct"}),
@@ -338,7 +255,7 @@ def _table_6() -> PaperTable:
     }
     others = ("n-grams", "likelihood")
     arms = (
-        _NONE,
+        NO_LEARNING,
         DIRECT_ONLY,
         *(StudyArm(name, {"learn.loss": name}) for name in others),
         HYBRID_ARM,

@@ -22,10 +22,11 @@ from pipeline.cli.bench.paper import study_paper
 from pipeline.cli.bench.study import USUAL
 from pipeline.config.settings import Config
 from pipeline.study import task as study_run
+from pipeline.study.definitions import FIXED
 from pipeline.study.paper.panels import PlotFile
 from pipeline.study.paper.plots import draw_table
 from pipeline.study.paper.report import BlockResults, make_sections, to_markdown
-from pipeline.study.paper.tables import FIXED, NO_STEP, PAPER_TABLES, PaperTable
+from pipeline.study.paper.tables import NO_STEP, PAPER_TABLES, PaperTable
 from pipeline.study.report import results_of
 from pipeline.study.runner import StudyPlan
 from pipeline.study.task import choose_prompts
