@@ -16,6 +16,7 @@ from pipeline.assembly.stages import Drafting, draftable, make_drafting
 from pipeline.config.settings import Config
 from pipeline.learning.probe_prompts import PROMPTS, identity
 from pipeline.loop import UnfitPromptError
+from pipeline.models.catalog import MODELS_FOLDER
 from stages.contract.blocks import SequenceState, TrainingExample
 from stages.drafting.costs import Costs
 from stages.examples.builder import ExampleBuilder
@@ -30,6 +31,7 @@ FORMAT = 1  # of the examples kept on disk: goes up when they change without the
 TOKENS = 32  # of every completion
 BATCH = 16  # prompts that are completed together
 KEPT = 16  # pieces kept of each distribution
+SHIPPED = MODELS_FOLDER / "probes"  # SmolLM2's examples with `drafter-4m`: without them the default run begins later
 
 # The target's plain greedy text, with its distributions at temperature 1, whatever the run samples.
 _PLAIN: Mapping[str, object] = {
@@ -97,10 +99,10 @@ def _count_seconds(score: ProbeScore, costs: Costs, batch: int) -> float:
 
 
 def examples_of(config: Config, models: Models) -> Sequence[TrainingExample]:
-    """The target's examples on the probe's prompts, from disk where they were made before."""
+    """The target's examples on the probe's prompts, from disk where they were made before or are shipped."""
     limit = models.drafter.max_length  # prompts and texts beyond it are no examples
     key = [FORMAT, TOKENS, KEPT, identity(), fingerprint(models.target), models.pair.digest, limit]
-    return load_or_make_examples(key, models.name, lambda: _make_examples(config, models))
+    return load_or_make_examples(key, models.name, lambda: _make_examples(config, models), shipped=SHIPPED)
 
 
 def summarize(marks: Mapping[TrainingExample, ProbeScore]) -> ProbeResult:

@@ -6,6 +6,7 @@ Shapes: N supervised positions.
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -116,17 +117,24 @@ def _multiply_by_token(of_pieces_N: Tensor, first_N: Tensor) -> Tensor:
 
 @torch.no_grad()
 def load_or_make_examples(
-    key: Sequence[object], target: str, make: Callable[[], Sequence[TrainingExample]]
+    key: Sequence[object],
+    target: str,
+    make: Callable[[], Sequence[TrainingExample]],
+    *,
+    shipped: Path | None = None,
 ) -> Sequence[TrainingExample]:
-    """Load examples from the cache folder, or make and store them.
+    """Load examples from the cache folder or from those that are shipped, or make and store them.
 
     Args:
         key: JSON values that the examples depend on.
         target: name of their target, which is not stored.
         make: returns the examples, without labels and branches.
+        shipped: folder of files as in the cache folder.
     """
     name = digest_json(*key)
-    found: Sequence[TrainingExample] | None = load_arrays("probe", name, lambda arrays: _from_arrays(arrays, target))
+    found: Sequence[TrainingExample] | None = load_arrays(
+        "probe", name, lambda arrays: _from_arrays(arrays, target), shipped=shipped
+    )
     if found is None:
         found = make()
         store_arrays("probe", name, _to_arrays(found))

@@ -187,6 +187,19 @@ def test_examples_are_made_once(config: Config, models: Models):
     assert made == [1]
 
 
+def test_shipped_examples_are_used_where_the_cache_has_none(
+    config: Config, models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    key = ["shipped", models.name]
+    made = examples_of(config, models)
+    monkeypatch.setenv("OMNIDRAFT_CACHE", str(tmp_path / "shipped"))
+    load_or_make_examples(key, models.name, lambda: made)
+    monkeypatch.setenv("OMNIDRAFT_CACHE", str(tmp_path / "empty"))
+    again = load_or_make_examples(key, models.name, lambda: pytest.fail("made again"), shipped=tmp_path / "shipped")
+    assert [compute_all(one.soft_targets) for one in again] == [compute_all(one.soft_targets) for one in made]
+    assert load_or_make_examples([*key, "other"], models.name, lambda: made, shipped=tmp_path / "shipped") is made
+
+
 def decisions(config: Config, models: Models, folder: Path, *, probed: bool) -> list[TokenDecision]:
     loop = build_loop(config, [models], NoRegistry(), folder)
     torch.manual_seed(1)
