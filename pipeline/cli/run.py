@@ -244,7 +244,7 @@ def _run(
 ) -> None:
     from pipeline.reports.progress import make_display
 
-    with status("loading models"):
+    with status("loading models", is_long=True):
         prepared = _prepare(config, run_folder, mirror, several, resume)
     with make_display(stderr_console(), time.perf_counter, prepared.total()) as display:
         summary = prepared.run(display)
@@ -372,7 +372,7 @@ def _serve(config: Config, run: str, host: str, port: int, api_key: str | None, 
     )
     sampling = config.sampling
     defaults = Defaults(sampling.temperature, sampling.top_k, sampling.top_p)
-    with status("loading models"):
+    with status("loading models", is_long=True):
         engine = EngineProcess(config, run, metrics.count_event, resume=resume)
     with engine:
         app = make_app(engine, limits, metrics, defaults=defaults, api_key=api_key, host=host)

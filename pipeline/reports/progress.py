@@ -73,6 +73,8 @@ class ProgressCounters:
                 self._drifted = True
             case VersionPublished():
                 self.version = event.version
+                if self.prompts == self._earlier:  # the baseline: measuring it is not a part of the stream
+                    self._began = self._clock()
             case PromptRejected():
                 self.rejected += 1
 
@@ -106,7 +108,7 @@ class ProgressCounters:
 
     @property
     def tokens_per_second(self) -> float:
-        """Emitted tokens per second of wall time since the display began."""
+        """Emitted tokens per second of wall time since the first prompt began."""
         spent = self._clock() - self._began
         return self.emitted / spent if spent > 0 else 0.0
 

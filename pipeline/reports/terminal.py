@@ -4,6 +4,7 @@ Functions import rich when they need it: the help of a command must not wait for
 """
 
 import json
+import logging
 import os
 import shutil
 import sys
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from rich.console import Console, Group
     from rich.table import Table
     from rich.text import Text
+
+LOG = logging.getLogger("omnidraft.terminal")
 
 PIPE_COLUMNS = 200  # wide enough that a table in a pipe is not folded
 RESULT_COLUMNS = 120  # width of tables of results, whose long cells are folded
@@ -136,8 +139,15 @@ def own_stderr_console(*, quiet: bool) -> Iterator[None]:
 
 
 @contextmanager
-def status(text: str = "") -> Iterator[Callable[[str], None]]:
-    """Show a transient line on standard error while the block runs. Yields a function that changes its text."""
+def status(text: str = "", *, is_long: bool = False) -> Iterator[Callable[[str], None]]:
+    """Show a transient line on standard error while the block runs. Yields a function that changes its text.
+
+    Args:
+        text: the line.
+        is_long: log the text where standard error is no terminal, so that a pipe is not silent for long.
+    """
+    if is_long and not stderr_console().is_terminal:
+        LOG.info("%s", text)
     with stderr_console().status(text) as line:
         yield line.update
 

@@ -91,9 +91,16 @@ class SpeedReport:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """Everything as JSON values; rounds are reduced to token counts and seconds."""
+        """Everything as JSON values; rounds are reduced to token counts, seconds and blocks of single rows."""
         samples = {
-            name: [{"tokens": list(map(len, one.tokens)), "seconds": one.seconds} for one in rounds]
+            name: [
+                {
+                    "tokens": list(map(len, one.tokens)),
+                    "seconds": one.seconds,
+                    "blocks": one.work.blocks if one.work else None,
+                }
+                for one in rounds
+            ]
             for name, rounds in self.rounds.items()
         }
         return {

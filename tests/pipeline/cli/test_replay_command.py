@@ -58,7 +58,7 @@ def assert_refused(typed: Typed, *words: str) -> None:
     """One message, in words of ours, and no run."""
     assert typed.status == 2
     assert typed.out == ""
-    assert typed.err.startswith("omnidraft: ")
+    assert typed.err.removeprefix("loading models\n").startswith("omnidraft: ")
     assert "Traceback" not in typed.err
     for word in words:
         assert word in typed.err, typed.err

@@ -167,6 +167,14 @@ def test_prompts_of_an_earlier_process_do_not_count_as_speed():
     assert lines[-1].endswith("50 s left")
 
 
+def test_the_time_before_the_first_prompt_does_not_count_as_speed():
+    baseline = replace(VERSION, version=0, reason="floor")
+    for before in ([], [baseline]):
+        displayed = log_lines(*before, *prompts(4), step=10.0, total=10)
+        assert displayed[-1].startswith("4/10 prompts, ")
+        assert displayed[-1].endswith(", 60 s left")
+
+
 def test_the_line_has_the_acceptance_now_and_at_the_start():
     line = log_lines(*prompts(31, accepted=4), *prompts(20, begin=31, accepted=16), step=10.0)[-1]
     assert "acceptance 0.800 (0.76 to 0.84, 400 judged), first 20 prompts 0.200" in line

@@ -133,6 +133,11 @@ def test_the_roofline_and_the_breakdown_are_of_our_arms_alone(greedy: tuple[list
         for name, arm in report["arms"].items():
             ours = name in OURS
             assert (arm["block_efficiency"] is not None) == ours
+            blocks = [one["blocks"] for one in arm["rounds"]]
+            if ours:
+                assert arm["block_efficiency"] == pytest.approx(arm["tokens"] / sum(blocks))
+            else:
+                assert set(blocks) == {None}
             assert (arm["efficiency"] is not None) == ours
             assert (arm["breakdown"] is not None) == ours
         assert sorted(map(int, report["costs"]["target"])) == ([1] if report["settings"]["batch"] == 1 else [1, 2, 3])
