@@ -19,7 +19,7 @@ from dashboards.web.overview import Overview
 from dashboards.web.queries.calibration import read_calibration
 from dashboards.web.queries.charts import read_ngrams, read_stream
 from dashboards.web.queries.held_memory import list_held_contexts
-from dashboards.web.queries.held_ngrams import list_held
+from dashboards.web.queries.held_ngrams import add_spelling, list_held
 from dashboards.web.queries.memory import list_accepted, read_memory
 from dashboards.web.queries.policies import read_policies
 from dashboards.web.queries.tables import find_rejection, read_catalog, read_prompts
@@ -94,6 +94,7 @@ def create_app(run: Path | None, runs: Path, host: str = "127.0.0.1") -> FastAPI
     _add_pages(app, quick)
     _add_lists(app, quick, run.resolve().parent if run else runs)
     _add_questions(app, quick, long)
+    _add_ngrams(app, long)
     _add_readers(app, quick, READERS)
     _add_readers(app, long, LONG_READERS)
     _add_sql(app, queries)
@@ -220,14 +221,6 @@ def _add_questions(app: FastAPI, quick: Logs, long: Logs) -> None:
     def rejection(request: Request, run: Runs, offset: int = -1) -> Response:
         return _answer(request, quick, run[:1], lambda log: find_rejection(log, offset))
 
-    @app.get("/api/ngrams")
-    def ngrams(request: Request, run: Runs, window: int = 0) -> Response:
-        return _answer(request, long, run, lambda log: read_ngrams(log, window))
-
-    @app.get("/api/ngrams/held")
-    def list_entries(request: Request, run: Runs, search: str = "") -> Response:
-        return _answer(request, long, run, lambda log: list_held(log, long.folders(), search))
-
     @app.get("/api/vocabulary")
     def vocabulary(request: Request, run: Runs) -> Response:
         chosen = quick.choose_runs(run)
@@ -245,6 +238,20 @@ def _add_questions(app: FastAPI, quick: Logs, long: Logs) -> None:
     def completion(request: Request, run: Runs, offset: int) -> Response:
         found = quick.read(run[:1], lambda log: read_completion(log, offset))
         return TEMPLATES.TemplateResponse(request, "completion.html", {"completion": found})
+
+
+def _add_ngrams(app: FastAPI, logs: Logs) -> None:
+    @app.get("/api/ngrams")
+    def ngrams(request: Request, run: Runs, window: int = 0) -> Response:
+        def read(log: LogReader) -> dict[str, Any]:
+            found = read_ngrams(log, window)
+            return found | {"paying": add_spelling(found["paying"], log, logs.folders())}
+
+        return _answer(request, logs, run, read)
+
+    @app.get("/api/ngrams/held")
+    def list_entries(request: Request, run: Runs, search: str = "") -> Response:
+        return _answer(request, logs, run, lambda log: list_held(log, logs.folders(), search))
 
 
 def _add_sql(app: FastAPI, queries: SqlProcess) -> None:

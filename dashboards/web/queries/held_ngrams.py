@@ -1,11 +1,15 @@
 """What the n-gram cache holds: the entries of each target's last version, by their spelling."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from dashboards.web.queries.memory import SHOWN, spell_tokens
 from dashboards.web.queries.tables import rows
+from dashboards.web.queries.tokens import visible
 from store.errors import CorruptError
 from store.query.log_reader import LogReader
 from store.registry.ngram_file import SavedNgram, list_ngrams
@@ -13,6 +17,8 @@ from store.registry.ngram_file import SavedNgram, list_ngrams
 _Cache = tuple[dict[str, Any], list[SavedNgram]]
 
 NGRAM_FILE = "ngrams.parquet"  # in the folder of a version
+TOKENIZER_FILE = "tokenizer.json"  # of the drafter, there too
+_SPACE = "▁"  # as SentencePiece writes it
 
 _VERSIONS = "SELECT run, target, version, folder FROM versions ORDER BY run, target, version DESC"
 # The cache holds what the target emitted, so the log has the text of each entry, unless the cache was filled before.
@@ -55,7 +61,44 @@ def list_held(log: LogReader, folders: Mapping[str, Path], search: str = "") -> 
                 entries.append({**place, "uses": uses, "judged": hit["judged"], "accepted": hit["accepted"]})
     entries.sort(key=lambda row: (-row["uses"], row["token"]))
     held = [{**version, "entries": len(found)} for version, found in caches]
-    return {"entries": entries[:SHOWN], "total": len(entries), "held": held}
+    return {"entries": add_spelling(entries[:SHOWN], log, folders), "total": len(entries), "held": held}
+
+
+def add_spelling(entries: list[dict[str, Any]], log: LogReader, folders: Mapping[str, Path]) -> list[dict[str, Any]]:
+    """Add to rows with a `run` and the ids of `pieces` how each piece is `spelt`, by the drafter of a version.
+
+    A piece is spelt as its id where no version's folder is left.
+    """
+    places: dict[str, Path] = {}
+    for row in rows(log.select(_VERSIONS)):
+        path = folders[row["run"]] / row["folder"] / TOKENIZER_FILE
+        if row["run"] not in places and path.is_file():
+            places[row["run"]] = path
+    spellers = {run: _make_speller(path) for run, path in places.items()}
+    return [
+        {**row, "spelt": [spellers.get(row["run"], _spell_as_id)(piece) for piece in row["pieces"]]} for row in entries
+    ]
+
+
+def _spell_as_id(piece: int) -> str:
+    return f"#{piece}"
+
+
+@lru_cache(maxsize=8)
+def _make_speller(path: Path) -> Callable[[int], str]:
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception:  # a damaged file raises many kinds of errors
+        return _spell_as_id
+
+    def spell(piece: int) -> str:
+        token: str | None = tokenizer.id_to_token(piece)
+        if token is None:
+            return _spell_as_id(piece)
+        text = token.replace(_SPACE, " ") if _SPACE in token else tokenizer.decode([piece], skip_special_tokens=False)
+        return visible(text or token).replace("\n", "")
+
+    return spell
 
 
 def _read_caches(log: LogReader, folders: Mapping[str, Path]) -> Iterator[_Cache]:

@@ -86,13 +86,17 @@ def _describe(sources: list[dict[str, Any]]) -> str:
     if not total:
         return "No token of a draft was accepted."
     ranked = sorted(sources, key=lambda row: -row["accepted"])
-    parts = ", ".join(
-        f"{row['accepted'] / total:.0%} from the {SOURCES.get(row['source'], row['source'])}"
-        + (f" ({row['matched']:.1f} tokens of context matched)" if row["matched"] is not None else "")
+    shares = [
+        (f"{row['accepted'] / total:.0%}", f"from the {SOURCES.get(row['source'], row['source'])}", row["matched"])
         for row in ranked
         if row["accepted"]
-    )
-    return f"Of {total:,} accepted tokens came {parts}."
+    ]
+    first, *others = [
+        f"{source}{f' ({matched:.1f} tokens of context matched)' if matched is not None else ''}"
+        for _, source, matched in shares
+    ]
+    more = "".join(f", {share} {source}" for (share, *_), source in zip(shares[1:], others, strict=True))
+    return f"{shares[0][0]} of {total:,} accepted tokens came {first}{more}."
 
 
 def list_accepted(log: LogReader, source: str = "", search: str = "") -> dict[str, Any]:

@@ -8,8 +8,9 @@ from store.query.acceptance import FEW, Z
 from store.query.log_reader import LogReader
 
 AS_RUN = "as run"  # the action of the recipe that stands for the run itself
+PLAIN = "nothing"
 NAMES = {
-    "nothing": "no draft",
+    PLAIN: "no draft",
     "copies": "copies",
     "model": "drafts of the model",
     AS_RUN: "the run as it was",
@@ -26,10 +27,33 @@ def read_policies(log: LogReader) -> dict[str, Any]:
         rates `per_second` and `per_forward`, each with `value`, `low`, `high` and `half`, the distance to both.
         `story` has the sentences of each run.
     """
-    policies = [_describe_policy(row) for row in rows(log.recipe("policy-values"))]
+    policies = _list_policies(log)
     runs = [row["run"] for row in rows(log.select(_RUNS))]
     story = [{"run": run, "sentences": _compare([row for row in policies if row["run"] == run])} for run in runs]
     return {"policies": policies, "story": story}
+
+
+def describe_speedups(log: LogReader) -> dict[str, str]:
+    """Compare the speed of each run with that of the same run without drafts, in a sentence.
+
+    Returns:
+        the sentence by the run's name; none of a run in which no block without a draft was drawn at random.
+    """
+    speeds = {(row["run"], row["action"]): row["per_second"] for row in _list_policies(log)}
+    found = {}
+    for run in dict.fromkeys(run for run, _ in speeds):
+        own, plain = speeds.get((run, AS_RUN)), speeds.get((run, PLAIN))
+        if own and plain and plain["value"]:
+            ratio = own["value"] / plain["value"]
+            found[run] = (
+                f"Drafts made decoding {ratio:.2f} times as fast: {_format_rate(own)} tokens/s, and "
+                f"{_format_rate(plain)} without any, as blocks drawn at random show."
+            )
+    return found
+
+
+def _list_policies(log: LogReader) -> list[dict[str, Any]]:
+    return [_describe_policy(row) for row in rows(log.recipe("policy-values"))]
 
 
 def _describe_policy(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -67,6 +91,9 @@ def _compare(policies: Sequence[Mapping[str, Any]]) -> list[str]:
         sentences.append("The intervals do not overlap: choosing per block was faster than any single policy.")
     else:
         sentences.append("The intervals overlap, so neither is clearly faster.")
+    if (plain := next((row["per_second"] for row in measured if row["action"] == PLAIN), None)) and plain["value"]:
+        ratio = own["per_second"]["value"] / plain["value"]
+        sentences.append(f"Without drafts it would be {_format_rate(plain)}: the run is {ratio:.2f} times as fast.")
     if vague := [row["name"] for row in others if row["is_vague"]]:
         sentences.append(f"Fewer than {FEW} blocks drew {' or '.join(vague)}: a rough estimate.")
     return sentences

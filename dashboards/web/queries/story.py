@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from dashboards.web.queries.policies import describe_speedups
 from dashboards.web.queries.tables import rows
 from store.query.json_values import quote_text
 from store.query.log_reader import LogReader
@@ -29,6 +30,7 @@ _SOURCES = """
 # As store/query/sql/_ledger.sql.
 _LEARNING = """
     SELECT run, count(*) FILTER (part = 'drafter') AS steps, sum(seconds::DOUBLE) AS seconds,
+        count(*) FILTER (part = 'drafter' AND served) AS served,
         sum(waited::DOUBLE) AS waited, coalesce(sum(tokens_gained), 0) AS gained
     FROM updates GROUP BY run
 """
@@ -51,14 +53,15 @@ def read_story(
 
     Args:
         log: log of one or several runs.
-        by_source: divide copied tokens into those of the own text and of the memory, and give what learning gained in
-            seconds, which both need a row per block.
+        by_source: divide copied tokens into those of the own text and of the memory, give what learning gained in
+            seconds, and compare the speed with that without drafts, which all need a row per block.
         folders: of the runs, by name, whose summaries have the result of the check.
 
     Returns:
         One entry per run with a completed prompt: its `run` and its `sentences`.
     """
     blocks = {row["run"]: row for row in rows(log.select(_SOURCES))} if by_source else {}
+    speedups = describe_speedups(log) if by_source else {}
     learning = {row["run"]: row for row in rows(log.select(_LEARNING))}
     drifts = rows(log.select(_DRIFTS))
     found = []
@@ -66,7 +69,9 @@ def read_story(
         run = tokens["run"]
         sentences = [
             _describe_tokens(tokens, blocks.get(run)),
+            *([speedups[run]] if run in speedups else []),
             _describe_learning(learning.get(run), blocks.get(run)),
+            *_describe_updates(learning.get(run)),
             *_describe_drifts(log, [row for row in drifts if row["run"] == run], tokens),
             *_describe_check(read_check(folders[run]) if folders and run in folders else None),
         ]
@@ -102,6 +107,17 @@ def _describe_learning(learning: Mapping[str, Any] | None, blocks: Mapping[str, 
     net = saved - learning["seconds"]
     verdict = f"a gain of {net:.1f} s" if net >= 0 else f"a loss of {-net:.1f} s"
     return f"{cost} and gained {saved:.1f} s ({gained}): {verdict}."
+
+
+def _describe_updates(learning: Mapping[str, Any] | None) -> Iterator[str]:
+    if learning is None or not learning["steps"]:
+        return
+    steps, served = learning["steps"], learning["served"]
+    if served:
+        yield f"{served:,} of {steps:,} drafter updates passed the gate and served."
+    else:
+        refused = "the only drafter update" if steps == 1 else f"all of the {steps:,} drafter updates"
+        yield f"The gate refused {refused}, so the drafter is still as it was loaded."
 
 
 def _describe_drifts(log: LogReader, drifts: list[dict[str, Any]], tokens: Mapping[str, Any]) -> Iterator[str]:

@@ -153,7 +153,14 @@ def _judge_lines(versions: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, An
         newest, measured = mine[-1], [version for version in mine if version["gain"]]
         best = max(measured, key=lambda version: version["probe"]["greedy"]["value"], default=None)
         found = {"run": line[0], "target": line[1], "newest": newest["version"], "best": best and best["version"]}
-        yield found | {"sentences": _compare(newest, best)}
+        is_unchanged = bool(measured) and all(map(_is_as_loaded, mine))
+        yield found | {"sentences": [_describe_unchanged(newest)] if is_unchanged else _compare(newest, best)}
+
+
+def _is_as_loaded(version: Mapping[str, Any]) -> bool:
+    """Return whether no update of the drafter was in service, and the probe shows no difference either."""
+    gain = version["gain"] and version["gain"]["greedy"]
+    return not version["drafter_version"] and (version["parent"] is None or (bool(gain) and not any(gain.values())))
 
 
 def _compare(newest: Mapping[str, Any], best: Mapping[str, Any] | None) -> list[str]:
@@ -169,6 +176,18 @@ def _compare(newest: Mapping[str, Any], best: Mapping[str, Any] | None) -> list[
     if best["parent"] is None:
         return [*sentences, "No version is better on the probe than the baseline."]
     return [*sentences, f"The best on the probe is version {best['version']}: it {_describe_gain(best)}"]
+
+
+def _describe_unchanged(version: Mapping[str, Any]) -> str:
+    """Of a version to whose drafter no update was applied."""
+    probe = version["probe"]
+    rates = f"it predicts {probe['greedy']['value']:.1%} of the target's greedy tokens"
+    if probe["forwards"]:
+        rates += f" and would emit {probe['forwards']['value']:.2f} tokens per target forward"
+    return (
+        "All versions have the drafter as it was loaded, since no update of it served: none is better or worse than "
+        f"the baseline, and they differ in the acceptance head, the n-grams and the memory alone. On the probe {rates}."
+    )
 
 
 def _describe_gain(version: Mapping[str, Any]) -> str:

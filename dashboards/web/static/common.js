@@ -26,6 +26,7 @@ export const element = (id) => document.getElementById(id);
 const EVERY = 2000; // milliseconds between two requests for a running run
 const etags = new Map();
 const problems = new Map();
+let loops = 0;
 
 // Errors of a request by the user, and of the periodic requests of the page; one does not hide the other.
 export function problem(message, asker = "person") {
@@ -68,14 +69,15 @@ export async function reach(url, options) {
 export function live(step) {
   let turn = Promise.resolve();
   let pending = 0;
+  const loop = `page ${loops++}`; // an error of one loop stays while another one succeeds
   const tick = (again) => {
     pending += 1;
     turn = turn.then(async () => {
       try {
         await step(again);
-        problem("", "page");
+        problem("", loop);
       } catch (error) {
-        problem(error.message, "page");
+        problem(error.message, loop);
       } finally {
         pending -= 1;
       }
@@ -121,11 +123,23 @@ export function make(tag, { text, className, ...attributes } = {}, ...children) 
   return made;
 }
 
-// Columns are { title, of: row => value, show: value => text, number, text, code, short }; the last four choose a style.
+// Columns are { title, of: row => value, by: row => what rows are sorted by, show: value => text, number, text, code, short };
+// the last four choose a style. A click on a title sorts the rows by it, a second one the other way, a third one not.
 export function table(place, columns, rows, caption) {
   const kind = (column) => ["number", "code", "text", "short"].find((name) => column[name]) ?? "";
-  const head = make("tr", {}, ...columns.map((column) => make("th", { text: column.title, className: kind(column), scope: "col" })));
-  const body = rows.map((row) => make("tr", {}, ...columns.map((column) => cell(column, column.of(row), kind(column)))));
+  const chosen = columns.find((column) => column.title && column.title === place.dataset.sortedBy);
+  const head = make("tr", {}, ...columns.map((column, index) => {
+    const made = make("th", { className: kind(column), scope: "col" });
+    if (!sortsBy(column, rows)) made.textContent = column.title;
+    else made.append(sorter(place, column, rows, () => {
+      table(place, columns, rows, caption);
+      place.querySelectorAll("th")[index].firstChild.focus();
+    }));
+    if (column === chosen) made.setAttribute("aria-sort", place.dataset.order);
+    return made;
+  }));
+  const ordered = chosen ? sorted(rows, chosen, place.dataset.order === "descending") : rows;
+  const body = ordered.map((row) => make("tr", {}, ...columns.map((column) => cell(column, column.of(row), kind(column)))));
   const top = place.scrollTop;
   place.classList.remove("loading");
   place.replaceChildren(make("table", { "aria-label": caption }, make("thead", {}, head), make("tbody", {}, ...body)));
@@ -134,8 +148,41 @@ export function table(place, columns, rows, caption) {
   place.scrollTop = top;
 }
 
+const valueBy = (column, row) => (column.by ?? column.of)(row);
+
+// The kind of value that rows are sorted by: "number" or "string"; undefined if they cannot be sorted by this column.
+function sortsBy(column, rows) {
+  if (!column.title || rows.length < 2) return undefined;
+  const kind = typeof rows.map((row) => valueBy(column, row)).find((value) => value !== null && value !== undefined);
+  return kind === "number" || (kind === "string" && (column.by || !column.number)) ? kind : undefined;
+}
+
+function sorter(place, column, rows, redraw) {
+  const made = make("button", { type: "button", className: "sorter", text: column.title, title: "sort" });
+  made.addEventListener("click", () => {
+    const { sortedBy, order } = place.dataset;
+    const orders = sortsBy(column, rows) === "number" ? ["descending", "ascending"] : ["ascending", "descending"];
+    const next = orders[sortedBy === column.title ? orders.indexOf(order) + 1 : 0];
+    if (next) Object.assign(place.dataset, { sortedBy: column.title, order: next });
+    else delete place.dataset.sortedBy;
+    redraw();
+  });
+  return made;
+}
+
+// Rows without a value come last either way.
+function sorted(rows, column, down) {
+  const values = new Map(rows.map((row) => [row, valueBy(column, row) ?? null]));
+  return rows.toSorted((one, other) => {
+    const [first, second] = [values.get(one), values.get(other)];
+    if (first === null || second === null) return (first === null) - (second === null);
+    const order = typeof first === "number" ? first - second : first.localeCompare(second, "en", { numeric: true });
+    return down ? -order : order;
+  });
+}
+
 function cell(column, value, className) {
-  const made = make("td", { className, dir: "auto" });
+  const made = make("td", { className, dir: "auto", "data-title": column.title });
   if (value instanceof Node) made.append(value);
   else made.textContent = column.show ? column.show(value) : value ?? "–";
   return made;
@@ -165,7 +212,7 @@ export function story(place, stories) {
   place.classList.remove("loading");
   place.replaceChildren(...stories.map(({ run, sentences }) => {
     const name = runs.length > 1 ? [swatch(style(runs.indexOf(run)).color), make("b", {}, make("bdi", { text: run })), ": "] : [];
-    return make("p", {}, ...name, sentences.join(" "));
+    return make("div", {}, ...(name.length ? [make("p", {}, ...name.slice(0, 2))] : []), make("ul", {}, ...sentences.map((text) => make("li", { text }))));
   }));
 }
 

@@ -29,7 +29,7 @@ function showLengths({ lengths }) {
     barmode: "group", showlegend: kinds.length > 1, xaxis: { title: { text: "tokens of context that matched" }, dtick: 1 }, yaxis: { title: { text: "accepted" }, range: [0, 1], tickformat: ".0%" },
   });
   table(element("lengths-table"), [
-    ...run, { title: "source", of: nameOf }, { title: "tokens matched", of: (row) => row.matched, number: true }, { title: "accepted", of: interval, number: true },
+    ...run, { title: "source", of: nameOf }, { title: "tokens matched", of: (row) => row.matched, number: true }, { title: "accepted", of: interval, by: (row) => row.acceptance, number: true },
     { title: "mean chance", of: (row) => row.chance, show: fixed(3), number: true },
   ], lengths, "Acceptance by length of the match");
 }
@@ -45,7 +45,7 @@ async function showAccepted(again) {
     ...run, { title: "context", of: (row) => quoted(row.context), code: true }, { title: "token", of: (row) => quoted(row.token), code: true }, { title: "source", of: nameOf, short: true },
     { title: "accepted", of: (row) => row.accepted, show: whole, number: true }, { title: "of judged", of: (row) => row.judged, show: whole, number: true },
     { title: "share", of: (row) => row.acceptance, show: percent, number: true }, { title: "chance", of: (row) => row.chance, show: fixed(2), number: true },
-    { title: "seen", of: (row) => row.seen, show: whole, number: true }, { title: "matched", of: (row) => row.matched || null, show: whole, number: true }, { title: "last at prompt", of: where, number: true },
+    { title: "seen", of: (row) => row.seen, show: whole, number: true }, { title: "matched", of: (row) => row.matched || null, show: whole, number: true }, { title: "last at prompt", of: where, by: (row) => row.offset, number: true },
   ], found.entries, "Contexts and tokens with the most accepted tokens");
 }
 

@@ -1,5 +1,5 @@
 // The n-gram cache: entries, changes, hits, and the entries that pay.
-import { cards, chart, element, fixed, heading, later, live, narrow, pattern, percent, plain, question, room, runs, style, table, whole } from "./common.js";
+import { cards, chart, element, fixed, heading, later, live, make, narrow, pattern, percent, plain, question, room, runs, style, table, whole } from "./common.js";
 
 const PANELS = [
   ["<b>Entries</b> at each version", [0.79, 1]], [narrow() ? "<b>Inserted</b> (up), <b>evicted</b> (down)" : "<b>Changes</b> since the version before: inserted (up), evicted (down, striped)", [0.53, 0.72]],
@@ -76,6 +76,9 @@ function showTotals(found) {
   }));
 }
 
+// The spelling of each piece, with its id where the pointer is.
+const piecesOf = ({ pieces, spelt }) => make("span", { className: "pieces" }, ...spelt.map((text, place) => make("code", { text, title: `piece ${pieces[place]}` })));
+
 function showTables(found) {
   const run = runs.length > 1 ? [{ title: "run", of: (row) => row.run }] : [];
   table(element("sizes"), [
@@ -84,7 +87,7 @@ function showTables(found) {
     { title: "inserted", of: (row) => row.inserted, show: whole, number: true }, { title: "evicted", of: (row) => row.evicted, show: whole, number: true },
   ], found.sizes, "Entries of the cache at each version");
   table(element("paying"), [
-    ...run, { title: "token", of: (row) => row.token === null ? `#${row.proposed_id}` : row.token, show: JSON.stringify, code: true }, { title: "pieces", of: (row) => row.pieces.join(" ") },
+    ...run, { title: "token", of: (row) => row.token === null ? `#${row.proposed_id}` : row.token, show: JSON.stringify, code: true }, { title: "pieces", of: piecesOf, by: (row) => row.spelt.join(" ") },
     { title: "accepted", of: (row) => row.accepted, show: whole, number: true }, { title: "of judged", of: (row) => row.acceptance_rate, show: percent, number: true },
     { title: "pieces carried", of: (row) => row.accepted_pieces, show: whole, number: true },
   ], found.paying, "N-grams that carried the most pieces");
@@ -112,7 +115,7 @@ async function showHeld(again) {
   const held = found.held.map((row) => `${whole(row.entries)} in version ${runs.length > 1 ? `${row.run}/` : ""}${row.version}`).join(", ");
   element("held-shown").textContent = held ? `${held}; ${found.total > found.entries.length ? `the ${whole(found.entries.length)} most used of ` : ""}${whole(found.total)} found` : "No published version with a cache is in the run's folder.";
   table(element("held"), [
-    ...(runs.length > 1 ? [{ title: "run", of: (row) => row.run }] : []), { title: "token", of: (row) => `“${row.token}”`, code: true }, { title: "pieces", of: (row) => row.pieces.join(" ") },
+    ...(runs.length > 1 ? [{ title: "run", of: (row) => row.run }] : []), { title: "token", of: (row) => `“${row.token}”`, code: true }, { title: "pieces", of: piecesOf, by: (row) => row.spelt.join(" ") },
     { title: "uses", of: (row) => row.uses, show: whole, number: true }, { title: "hits judged", of: (row) => row.judged, show: whole, number: true },
     { title: "hits accepted", of: (row) => row.accepted, show: whole, number: true }, { title: "target", of: (row) => row.target },
   ], found.entries, "Entries of the cache, the most used first");

@@ -24,13 +24,13 @@ function checkOf(row) {
 }
 
 const COLUMNS = [
-  { title: "run", of: nameOf },
-  { title: "state", of: stateOf },
-  { title: "started", of: (row) => (row.started === null ? null : when.format(row.started * 1000)), short: true },
+  { title: "run", of: nameOf, by: (row) => row.run },
+  { title: "state", of: stateOf, by: (row) => row.state },
+  { title: "started", of: (row) => (row.started === null ? null : when.format(row.started * 1000)), by: (row) => row.started, short: true },
   { title: "target", of: (row) => row.targets.join(", ") },
   { title: "data", of: (row) => row.datasets.join(", ") },
   { title: "prompts", of: (row) => row.prompts, show: whole, number: true },
-  { title: "acceptance", of: interval, number: true },
+  { title: "acceptance", of: interval, by: (row) => row.acceptance, number: true },
   { title: "from drafts", of: (row) => row.drafted_share, show: percent, number: true },
   { title: "tokens / forward", of: (row) => row.efficiency, show: fixed(2), number: true },
   { title: "tokens / second", of: (row) => row.speed, show: fixed(1), number: true },

@@ -198,7 +198,7 @@ function showTables(found) {
   const listed = happened.slice(0, MOST_LISTED);
   element("shown").textContent = total > listed.length ? `${whole(listed.length)} of ${whole(total)} are listed, the newest first; the SQL page has all.` : "";
   table(element("events"), [
-    { title: "prompt", of: textOf, number: true }, { title: "what", of: kindOf, short: true }, { title: "description", of: (row) => WORDS[row.kind](row) },
+    { title: "prompt", of: textOf, by: (row) => row.offset, number: true }, { title: "what", of: kindOf, by: (row) => row.kind, short: true }, { title: "description", of: (row) => WORDS[row.kind](row) },
     { title: "target", of: (row) => row.target }, { title: "run", of: (row) => row.run },
   ], listed, "Drifts, recalls and versions, the newest first");
   const curves = found.parts;

@@ -5,6 +5,7 @@ const form = element("choices");
 const article = element("completion");
 const detail = element("detail");
 const run = runs.slice(0, 1);
+const rival = runs[1]; // of which the same prompt is shown next to it
 const PAGE = 20; // prompts, as the server sends them
 let page = 0;
 let opened = null;
@@ -41,9 +42,11 @@ async function open(offset) {
   opened = offset; // set at once, so that the last request is shown in whatever order responses arrive
   try {
     const content = await question("completion", { names: run, parameters: { offset } });
+    const other = rival && await question("completion", { names: [rival], parameters: { offset } }).catch(() => "");
     if (opened !== offset) return;
-    // The server escapes every text and sends no scripts; the content security policy would not run them.
-    article.innerHTML = content;
+    article.replaceChildren(textOf(content, "own", run[0]), ...(rival ? [textOf(other, "rival", rival)] : []));
+    article.classList.toggle("two", Boolean(rival));
+    if (rival) keepSame(...article.children);
     reached = null;
     form.elements.offset.value = offset;
     hideDetail();
@@ -58,6 +61,20 @@ async function open(offset) {
   } catch (error) {
     problem(error.message);
   }
+}
+
+// The server escapes every text and sends no scripts; the content security policy would not run them.
+function textOf(content, className, name) {
+  const made = make("div", { className });
+  made.innerHTML = content;
+  if (rival) made.prepend(make("h2", { className: "of" }, make("bdi", { text: name })));
+  return made;
+}
+
+// Two runs can be compared where they read the same prompt at the same place of their streams.
+function keepSame(own, other) {
+  const [one, two] = [own, other].map((part) => ["h2 small", ".prompt"].map((place) => part.querySelector(place)?.textContent).join("\n"));
+  if (one !== two) other.replaceChildren(other.firstChild, make("p", { className: "note", text: "This run has another prompt here, or none." }));
 }
 
 function showDetail(token) {
@@ -97,7 +114,7 @@ function moved(event) {
 
 // The next rejected token: of this completion after the one reached before, or else of the next prompt that has one.
 async function nextRejection() {
-  const tokens = [...article.querySelectorAll(".tokens .t")];
+  const tokens = [...article.querySelectorAll(".own .tokens .t")];
   const rejected = tokens.slice(tokens.indexOf(reached) + 1).find((token) => token.classList.contains("rejected"));
   if (rejected) return showRejection(rejected);
   try {
@@ -107,7 +124,7 @@ async function nextRejection() {
       return undefined;
     }
     await open(offset);
-    return showRejection(article.querySelector(".tokens .t.rejected"));
+    return showRejection(article.querySelector(".own .tokens .t.rejected"));
   } catch (error) {
     return problem(error.message);
   }

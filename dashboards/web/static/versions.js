@@ -196,22 +196,26 @@ function bars(one, other) {
   });
 }
 
+// An interval, which a narrow column puts below its estimate and does not divide.
+const inTwoLines = (text) => text.replaceAll(" to ", "\u00a0to\u00a0");
+
 function showAll(versions) {
   const colors = new Map(runs.map((run, number) => [run, style(number).color]));
   const best = Math.max(...versions.map((version) => rateOf("greedy")(version) ?? -1));
   const ranked = versions.toSorted((one, other) => (rateOf("greedy")(other) ?? -1) - (rateOf("greedy")(one) ?? -1) || runs.indexOf(one.run) - runs.indexOf(other.run) || one.version - other.version);
-  const isBest = (version) => best > 0 && rateOf("greedy")(version) === best;
+  const isBest = (version) => best > 0 && rateOf("greedy")(version) === best && versions.filter((other) => rateOf("greedy")(other) === best).length === 1;
   table(element("all"), [
-    { title: "version", of: (row) => make("span", {}, ...(runs.length > 1 ? [swatch(colors.get(row.run)), make("bdi", { text: `${row.run}/` })] : []), make("b", { text: `${row.version}` }), isBest(row) ? " ★" : ""), short: true },
+    { title: "version", of: (row) => make("span", {}, ...(runs.length > 1 ? [swatch(colors.get(row.run)), make("bdi", { text: `${row.run}/` })] : []), make("b", { text: `${row.version}` }), isBest(row) ? " ★" : ""), by: (row) => row.version, short: true },
     { title: "alias", of: (row) => aliasesOf(row).join(", ") }, { title: "registry", of: (row) => registeredOf(row)?.number ?? null, show: (value) => (value === null ? "–" : `#${value}`), number: true },
-    { title: "probe, greedy", of: (row) => estimate(row.probe?.greedy, 3), number: true },
-    { title: "over the baseline", of: (row) => (row.parent === null ? "baseline" : row.gain?.greedy ? `${signed(3)(row.gain.greedy.value)} (${signed(3)(row.gain.greedy.low)} to ${signed(3)(row.gain.greedy.high)})` : "–"), number: true },
-    { title: "probe, tokens / second", of: (row) => estimate(row.probe?.speed, 1), number: true },
-    { title: "probe, tokens / forward", of: (row) => estimate(row.probe?.forwards, 2), number: true }, { title: "probe, temperature 1", of: (row) => estimate(row.probe?.sampled, 3), number: true },
+    { title: "probe, greedy", of: (row) => inTwoLines(estimate(row.probe?.greedy, 3)), by: rateOf("greedy"), number: true },
+    { title: "over the baseline", of: (row) => (row.parent === null ? "baseline" : row.gain?.greedy ? inTwoLines(`${signed(3)(row.gain.greedy.value)} (${signed(3)(row.gain.greedy.low)} to ${signed(3)(row.gain.greedy.high)})`) : "–"), by: (row) => row.gain?.greedy?.value ?? null, number: true },
+    { title: "probe, tokens / second", of: (row) => inTwoLines(estimate(row.probe?.speed, 1)), by: rateOf("speed"), number: true },
+    { title: "probe, tokens / forward", of: (row) => inTwoLines(estimate(row.probe?.forwards, 2)), by: rateOf("forwards"), number: true }, { title: "probe, temperature 1", of: (row) => inTwoLines(estimate(row.probe?.sampled, 3)), by: rateOf("sampled"), number: true },
     { title: "parent", of: (row) => row.parent, number: true }, { title: "reason", of: (row) => row.reason }, { title: "prompt", of: (row) => row.offset, show: whole, number: true },
-    { title: "acceptance in service", of: interval, number: true }, { title: "tokens / forward in service", of: (row) => row.efficiency, show: fixed(2), number: true },
+    { title: "acceptance in service", of: interval, by: (row) => row.acceptance, number: true }, { title: "tokens / forward in service", of: (row) => row.efficiency, show: fixed(2), number: true },
     { title: "n-grams", of: (row) => row.cache_entries, show: whole, number: true }, { title: "updates", of: (row) => row.steps, show: whole, number: true },
-    { title: "tokens gained", of: (row) => row.gained, show: fixed(0), number: true }, { title: "target", of: (row) => row.target },
+    { title: "tokens gained", of: (row) => row.gained, show: fixed(0), number: true },
+    ...(new Set(versions.map((version) => version.target)).size > 1 ? [{ title: "target", of: (row) => row.target }] : []),
   ], ranked, "All versions, the best on the probe first");
 }
 

@@ -7,10 +7,12 @@ import pytest
 from event_making import make_published
 from serving_runs import Serve
 from stream_making import block_of_every_kind, decision, prompt, write
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from tree_making import NODES, make_tree
 
 from dashboards.web.queries import memory
-from dashboards.web.queries.held_ngrams import list_held
+from dashboards.web.queries.held_ngrams import add_spelling, list_held
 from dashboards.web.queries.memory import list_accepted, read_memory
 from store.errors import UsageError
 from store.events import DraftSource, Event
@@ -64,7 +66,7 @@ def test_sources_and_lengths_have_rates(tmp_path: Path):
         ("lookup", 3, 0.5), ("memory", 3, 0.5),
     ]  # fmt: skip
     assert found["story"][0]["sentences"] == [
-        "Of 16 accepted tokens came 50% from the model, 38% from the memory (3.0 tokens of context matched), 12% from "
+        "50% of 16 accepted tokens came from the model, 38% from the memory (3.0 tokens of context matched), 12% from "
         "the own text (3.0 tokens of context matched)."
     ]
 
@@ -110,6 +112,20 @@ def test_the_cache_of_the_last_version_is_listed(tmp_path: Path):
     ]
     assert (searched["total"], searched["entries"][0]["pieces"]) == (1, [8, 9])
     assert damaged == {"entries": [], "total": 0, "held": []}
+
+
+def test_pieces_are_spelt_by_the_drafter_of_a_version(tmp_path: Path):
+    folder = held_run(tmp_path / "run")
+    words = Tokenizer(WordLevel({"▁che": 8, "ck": 9, "[UNK]": 0}, unk_token="[UNK]"))
+    with LogReader([folder]) as log:
+        assert [row["spelt"] for row in list_held(log, {"run": folder})["entries"]] == [
+            ["#1", "#2", "#3"],
+            ["#8", "#9"],
+        ]
+        words.save(str(folder / "versions/0/tokenizer.json"))
+        assert list_held(log, {"run": folder})["entries"][1]["spelt"] == [" che", "ck"]
+        (entry,) = add_spelling([{"run": "run", "pieces": [9, 7]}], log, {"run": folder})
+    assert entry["spelt"] == ["ck", "#7"]
 
 
 def test_the_pages_are_searched(serve: Serve, tmp_path: Path, page: Any):

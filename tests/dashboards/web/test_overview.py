@@ -99,6 +99,31 @@ def test_the_start_page_leads_to_each_run(serve: Serve, runs: Path, page: Any):
 
 
 @pytest.mark.slow
+def test_a_click_on_a_title_sorts_the_runs(serve: Serve, runs: Path, page: Any):
+    page.goto(serve(runs))
+    page.wait_for_selector("#runs tbody tr")
+
+    def names() -> list[str]:
+        return [text.strip() for text in page.locator("#runs tbody td:first-child").all_inner_texts()]
+
+    own = ["empty", "stopped", "plain", "20261121-114049"]
+    assert names() == own
+    page.check("[value=plain]")
+    for expected, order in (
+        (["20261121-114049", "stopped", "plain", "empty"], "descending"),
+        (["empty", "plain", "stopped", "20261121-114049"], "ascending"),
+        (own, None),
+    ):
+        page.click("#runs th >> text=prompts")
+        assert names() == expected
+        assert page.locator("#runs th", has_text="prompts").get_attribute("aria-sort") == order
+    assert page.evaluate("document.activeElement.innerText") == "prompts", "the keyboard stays where it was"
+    assert page.is_checked("[value=plain]")
+    page.click("#runs th >> text=acceptance")
+    assert names()[:2] == ["stopped", "20261121-114049"], "runs without a rate come last"
+
+
+@pytest.mark.slow
 def test_a_page_without_a_run_and_one_of_an_unknown_run(serve: Serve, runs: Path, page: Any):
     address = serve(runs)
     page.goto(f"{address}/sql")

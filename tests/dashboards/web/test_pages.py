@@ -275,7 +275,7 @@ def test_the_ngram_page_has_sizes_hits_and_entries_that_pay(address: str, page: 
     assert (figures["entries at the last version"], figures["inserted"], figures["evicted"]) == ("12", "15", "3")
     assert (figures["hits proposed"], figures["hits accepted"], figures["acceptance of hits"]) == ("60", "60", "100.0%")
     page.wait_for_selector("#chart .scatterlayer .trace")
-    assert table(page, "#paying") == [['" check"', "8 9", "60", "100.0%", "120"]]
+    assert table(page, "#paying") == [['" check"', "#8#9", "60", "100.0%", "120"]]
     assert [row[:2] for row in table(page, "#lengths-table")] == [["1", "120"], ["2", "60"]]
 
 
@@ -519,3 +519,26 @@ def test_a_server_that_is_gone_is_told(runs: Path, page: Any):
     page.wait_for_selector("#problem:not([hidden])")
     assert "The server does not answer" in page.inner_text("#problem")
     page.console_lines.clear()
+
+
+@pytest.mark.slow
+def test_the_same_prompt_of_two_runs_is_shown_side_by_side(serve: Serve, tmp_path: Path, page: Any):
+    write(tmp_path / "runs" / "one", [*block_of_every_kind(0), prompt(0)])
+    write(tmp_path / "runs" / "two", [*block_of_every_kind(0), prompt(0), prompt(1)])
+    other = [replace(event, prompt_id="another") if hasattr(event, "prompt_id") else event for event in stream(1)]
+    write(tmp_path / "runs" / "other", other)
+    address = serve(tmp_path / "runs")
+    page.goto(f"{address}/text?run=one&run=two&offset=0")
+    page.wait_for_selector("#completion .rival .tokens .t")
+    assert texts(page, "#completion .of") == ["one", "two"]
+    own, rival = (page.locator(f"#completion .{part} .tokens").bounding_box() for part in ("own", "rival"))
+    assert own["x"] + own["width"] <= rival["x"]
+    assert own["y"] == rival["y"]
+    page.set_viewport_size({"width": 390, "height": 844})
+    own, rival = (page.locator(f"#completion .{part} .tokens").bounding_box() for part in ("own", "rival"))
+    assert (own["x"], own["y"] < rival["y"]) == (rival["x"], True)
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    page.goto(f"{address}/text?run=one&run=other&offset=0")
+    page.wait_for_selector("#completion .rival .note")
+    assert texts(page, "#completion .rival") == ["other\n\nThis run has another prompt here, or none."]
+    assert page.locator("#completion .own .tokens .t").count() > 0

@@ -53,6 +53,7 @@ def test_the_fastest_policy_is_compared_with_the_run(tmp_path: Path):
     assert story["sentences"] == [
         "Copies in every block would give 8.0 ± 0.6 tokens/s, the run as it was gave 3.3 ± 0.7.",
         "The intervals do not overlap: that policy alone would have been faster.",
+        "Without drafts it would be 1.0 ± 0.0: the run is 3.33 times as fast.",
     ]
 
 
@@ -65,7 +66,7 @@ def test_the_fastest_policy_is_compared_with_the_run(tmp_path: Path):
 )
 def test_what_is_not_clear_is_reported(tmp_path: Path, prompts: int, slow: float, end: str):
     (story,) = read(tmp_path / "run", two_policies(prompts, slow))["story"]
-    assert story["sentences"][-1] == end
+    assert end in story["sentences"]
 
 
 def test_a_run_that_drew_nothing_has_no_values(tmp_path: Path):

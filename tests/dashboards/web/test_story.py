@@ -8,7 +8,7 @@ from event_making import make_completed, make_drifted, make_updated
 from stream_making import blocks, prompt, stream, write
 
 from dashboards.web.queries.story import read_check, read_story
-from store.events import BlockDone, DraftSource, Event
+from store.events import Action, BlockDone, DraftSource, Event
 from store.query.log_reader import LogReader
 from store.query.summary import summarize
 
@@ -52,6 +52,24 @@ def test_cost_and_gain_of_learning_are_those_of_the_ledger(tmp_path: Path, gaine
     )
 
 
+@pytest.mark.parametrize(("steps", "refused"), [(1, "the only drafter update"), (3, "all of the 3 drafter updates")])
+def test_a_drafter_that_was_never_updated_is_said_to_be_as_loaded(tmp_path: Path, steps: int, refused: str):
+    events: list[Event] = [*blocks(0), prompt(0), *[make_updated(served=False)] * steps, make_updated(part="head")]
+    assert describe(tmp_path, events)[2] == f"The gate refused {refused}, so the drafter is still as it was loaded."
+
+
+def test_the_speed_is_compared_with_that_without_drafts(tmp_path: Path):
+    drawn: list[Event] = []
+    for offset in range(8):  # the first block of a prompt reads it and does not count
+        action, emitted = (Action.NOTHING, 1) if offset % 2 else (Action.COPIES, 3)
+        counts = (1, 4, 4, 4, emitted - 1, emitted, 0.0, 0.0, 0.5)
+        drawn += [BlockDone(offset, "docs", block, *counts, action=action, propensity=0.5) for block in range(2)]
+        drawn.append(make_completed(offset, emitted=2 * emitted, blocks=2))
+    sentence = "Drafts made decoding 2.00 times as fast: 4.0 ± 1.4 tokens/s, and 2.0 ± 0.0 without any, as blocks "
+    assert describe(tmp_path / "a", drawn)[1] == f"{sentence}drawn at random show."
+    assert "times as fast" not in " ".join(describe(tmp_path / "b", drawn, by_source=False))
+
+
 def test_the_check_of_a_finished_run_is_reported(tmp_path: Path):
     folder = write(tmp_path / "run", [*blocks(0), prompt(0)])
     for mismatches, result in ((0, "all follow from it"), (3, "3 do not follow from it")):
@@ -72,6 +90,7 @@ def test_a_summary_without_a_check_is_passed_over(tmp_path: Path, content: str):
 
 def test_a_drift_has_its_response_and_its_effect(tmp_path: Path):
     assert describe(tmp_path, stream())[2:] == [
+        "5 of 6 drafter updates passed the gate and served.",
         "Drift was acted upon once (at prompt 33): the acceptance head was reset, and an earlier version was "
         "restored once.",
         "Around the change, at prompt 30, tokens per target forward went from 2.50 to 2.50 (20 prompts each); they are "

@@ -89,9 +89,19 @@ def test_the_best_version_need_not_be_the_newest(tmp_path: Path):
 
 
 def test_no_version_may_be_better(tmp_path: Path):
-    found = read(tmp_path, version(0, 4), version(1, 4))["verdicts"][0]
+    found = read(tmp_path, version(0, 4), version(1, 4, drafter_version=1))["verdicts"][0]
     assert found["sentences"][0].startswith("Version 1, the newest, is not clearly different from the baseline")
     assert found["sentences"][1] == "No version is better on the probe than the baseline."
+
+
+def test_versions_with_the_drafter_as_it_was_loaded_are_not_ranked(tmp_path: Path):
+    (sentence,) = read(tmp_path / "a", version(0, 4), version(1, 4))["verdicts"][0]["sentences"]
+    assert sentence.startswith("All versions have the drafter as it was loaded, since no update of it served")
+    assert sentence.endswith(
+        "predicts 45.0% of the target's greedy tokens and would emit 1.82 tokens per target forward."
+    )
+    restored = read(tmp_path / "b", version(0, 4), version(1, 6, drafter_version=1), version(2, 4))["verdicts"][0]
+    assert restored["sentences"][0].startswith("Version 2, the newest, is not clearly different from the baseline")
 
 
 def test_versions_of_other_probes_are_not_compared(tmp_path: Path):
@@ -154,7 +164,8 @@ def test_the_page_shows_the_probe_first(serve: Serve, tmp_path: Path, page: Any,
     page.wait_for_selector("#all tbody tr:first-child td:nth-child(2):has-text('champion')")
     script = "rows => rows.map(row => [...row.cells].map(cell => cell.textContent))"
     best, *_ = page.eval_on_selector_all("#all tbody tr", script)
-    assert best[:5] == ["1 ★", "champion", "#6", "0.350 (0.305 to 0.395)", "+0.100 (+0.100 to +0.100)"]
+    shown = [text.replace("\N{NO-BREAK SPACE}", " ") for text in best[:5]]
+    assert shown == ["1 ★", "champion", "#6", "0.350 (0.305 to 0.395)", "+0.100 (+0.100 to +0.100)"]
     speed, forwards, first, *_ = page.eval_on_selector_all("#compared tbody tr", script)
     assert speed == ["probe: tokens per second", "–", "–", ""], "it was not measured"
     assert forwards[0] == "probe: tokens per forward"
