@@ -78,8 +78,19 @@ def prompt_encoder(config: Config, models: Models) -> Encode:
     plain = _plain(models)
     if not _uses_chat(config.source, models):
         return lambda prompt: plain(prompt.text)
-    chat, completed = _chat(config.source, models), _list_completed(config)
+    chat, completed = _make_chat_encoder(config.source, models).encode, _list_completed(config)
     return lambda prompt: (plain if prompt.dataset in completed else chat)(prompt.text)
+
+
+def find_preamble(config: Config, models: Models) -> list[int]:
+    """Return the target ids with which all prompts in a chat template begin; none without one.
+
+    Raises:
+        ConfigError: as `prompt_encoder`.
+    """
+    if not _uses_chat(config.source, models):
+        return []
+    return _make_chat_encoder(config.source, models).find_preamble()
 
 
 def describe_chat(config: Config, models: Models) -> str | None:
@@ -118,10 +129,10 @@ def _plain(models: Models) -> Callable[[str], Ids]:
     return lambda text: (models.target_vocabulary.encode(text), models.drafter_vocabulary.encode(text))
 
 
-def _chat(settings: SourceSettings, models: Models) -> Callable[[str], Ids]:
+def _make_chat_encoder(settings: SourceSettings, models: Models) -> ChatEncoder:
     template = chat_template(settings)
     try:
-        return ChatEncoder(models.target_vocabulary, models.drafter_vocabulary, models.pair, template).encode
+        return ChatEncoder(models.target_vocabulary, models.drafter_vocabulary, models.pair, template)
     except ConfigError as error:
         if settings.chat != "auto":
             raise

@@ -4,6 +4,7 @@ import logging
 from dataclasses import dataclass
 from functools import partial
 
+from pipeline.assembly.admission import find_preamble
 from pipeline.assembly.cache import make_cache
 from pipeline.assembly.costs import describe, find_measured_seconds, make_costs, make_policy, make_stop_rule
 from pipeline.assembly.models import DrafterModels, Models
@@ -175,7 +176,9 @@ def _make_readers(config: Config, models: Models, *, live: bool) -> tuple[Prompt
         PromptReader(drafter, settings.chunk, of_pieces, text=lambda row: row.pieces)
         if drafter.forward_pass.cuts_rows
         else None,
-        PromptReader(target, chunk, cache, live=live) if target.forward_pass.cuts_rows else None,
+        PromptReader(target, chunk, cache, live=live, preamble=() if live else find_preamble(config, models))
+        if target.forward_pass.cuts_rows
+        else None,
     )
 
 

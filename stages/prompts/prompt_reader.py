@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from torch import Tensor
+
 from stages.contract.blocks import SequenceState
 from stages.models.language_model import LanguageModel
 from stages.prompts.prefix_cache import PrefixCache
@@ -31,6 +33,9 @@ class PromptReader:
     tokens from such passes, so that a row has the same keys and values bit for bit whether they were copied or
     computed. When the model's weights change, the cache is emptied.
 
+    A `preamble` shorter than `chunk` is a pass of its own in every prompt that begins with it, and is computed once:
+    the tokens of a chat template before the message are most of a short prompt.
+
     The target of a server (`live`) copies the longest prefix that the cache knows, whatever passes computed it: up to
     rounding, that is the same. It reads the rest part by part, in the passes that verify the drafts of other rows, so
     that these continue: while `SequenceState.reading` is set, a row drafts and emits nothing.
@@ -40,6 +45,7 @@ class PromptReader:
         chunk: maximum number of tokens of a pass.
         cache: known prefixes, None for none; unless `live`, its blocks have `chunk` tokens.
         live: whether prompts are read part by part, and completed texts are kept too; the weights never change.
+        preamble: with which many prompts begin, in the model's ids; unless `live`, whose cache has smaller blocks.
         text: returns the ids of a row that the model reads; by default the target's.
     """
 
@@ -50,6 +56,7 @@ class PromptReader:
         cache: PrefixCache | None,
         *,
         live: bool = False,
+        preamble: Sequence[int] = (),
         text: Callable[[SequenceState], list[int]] = lambda row: row.tokens,
     ) -> None:
         if cache is not None and not live and cache.block != chunk:
@@ -57,6 +64,8 @@ class PromptReader:
         self.model, self.cache, self.counts = model, cache, PrefixCounts()
         self._chunk, self._live, self._text, self._weight_changes = chunk, live, text, model.weight_changes
         self._reading: dict[SequenceState, None] = {}  # from the oldest one on
+        self._preamble = list(preamble) if cache is not None and not live and len(preamble) < chunk else []
+        self._of_preamble: list[Tensor] | None = None  # its keys and values
 
     def admit(self, row: SequenceState) -> None:
         """Add a row to the model and, unless `live`, read its prompt but the last token."""
@@ -68,9 +77,22 @@ class PromptReader:
             self._reading[row] = None
             self._set_reading(row)
             return
+        self._begin_with_preamble(row)
         while unread := text[self.model.length(row) : -1]:
-            self.model.extend(row, unread[: self._chunk])
+            self.model.extend(row, unread[: self._chunk - self.model.length(row) % self._chunk])
         self._keep(row)
+
+    def _begin_with_preamble(self, row: SequenceState) -> None:
+        """Copy or compute the preamble of a prompt that begins with it, unless more of the prompt was copied."""
+        size = len(self._preamble)
+        if not size or self.model.length(row) or self._text(row)[:-1][:size] != self._preamble:
+            return
+        if self._of_preamble is None:
+            self.model.extend(row, self._preamble)
+            self._of_preamble = [tensor.clone() for tensor in self.model.read_row(row)]
+            return
+        self.model.write_row(row, 0, self._of_preamble)
+        self._count_copied(size, 1)
 
     def next_tokens(self) -> dict[SequenceState, Sequence[int]]:
         """Return what the next pass reads of the prompts that are being read: no more than `chunk` tokens together.
@@ -118,7 +140,7 @@ class PromptReader:
         if self.cache is None:
             return
         if self.model.weight_changes != self._weight_changes:
-            self._weight_changes = self.model.weight_changes
+            self._weight_changes, self._of_preamble = self.model.weight_changes, None
             self.cache.clear()
         begin = self.model.length(row)
         blocks = self.cache.find(row.scope, self._text(row)[:-1])
@@ -127,11 +149,12 @@ class PromptReader:
             return
         for number in range(begin // self.cache.block, len(blocks)):
             self.model.write_row(row, number * self.cache.block, blocks[number])
-        self.counts = replace(
-            self.counts,
-            copied_tokens=self.counts.copied_tokens + copied,
-            copied_prompts=self.counts.copied_prompts + (begin == 0),
-        )
+        self._count_copied(copied, begin == 0)
+
+    def _count_copied(self, tokens: int, prompts: int) -> None:
+        counts = self.counts
+        copied_tokens, copied_prompts = counts.copied_tokens + tokens, counts.copied_prompts + prompts
+        self.counts = replace(counts, copied_tokens=copied_tokens, copied_prompts=copied_prompts)
 
     def _keep(self, row: SequenceState) -> None:
         """Keep the prefixes of a row's text as far as it is read, unless the row is private."""

@@ -356,6 +356,12 @@ class ChatEncoder(Conversation):
         return tokens, self._for_drafter.encode(segments)
 
 
+    def find_preamble(self) -> list[int]:
+        """Return the target ids with which every prompt of one message begins."""
+        one, other = (self.encode(message)[0] for message in ("a", "7"))  # messages that have no token in common
+        return one[: next((place for place, pair in enumerate(zip(one, other, strict=False)) if len({*pair}) > 1), 0)]
+
+
 class PlainConversation(Conversation):
     """Encodes conversations for a target without a chat template: the contents only, with blank lines between them.
 

@@ -205,3 +205,27 @@ def test_tenants_copy_nothing_of_each_other():
 def test_the_cache_of_a_replay_must_have_blocks_of_whole_passes():
     with pytest.raises(ValueError, match="blocks of 16 tokens, those of a pass, got 4"):
         PromptReader(make_model(), CHUNK, PrefixCache(1 << 20, 4))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_preamble_is_computed_once_and_gives_the_same_bits(name: str):
+    def new_reader() -> PromptReader:
+        return PromptReader(MODELS[name](), CHUNK, PrefixCache(1 << 20, CHUNK), preamble=TEXT[:6])
+
+    reader, texts = new_reader(), [TEXT[:6] + TEXT[40:52], TEXT[:6] + TEXT[20:60], TEXT[:7], TEXT[:6], TEXT[1:20]]
+    assert [torch.equal(complete(reader, text), complete(new_reader(), text)) for text in texts] == [True] * 5
+    assert (reader.counts.copied_tokens, reader.counts.copied_prompts) == (12, 2), "of the second text and the third"
+    for text in texts:
+        assert distance(complete(reader, text), at_once(reader.model, text)) < (0.1 if name == "bfloat16" else CLOSE)
+
+
+def test_a_preamble_is_computed_again_when_the_weights_change():
+    model, changed = make_model(), make_model()
+    weights = [weight * 1.1 for weight in model.trained_weights]
+    changed.load_weights(weights)
+    reader = PromptReader(model, CHUNK, PrefixCache(1 << 20, CHUNK), preamble=TEXT[:6])
+    complete(reader, TEXT[:12])
+    model.load_weights(weights)
+    want = complete(PromptReader(changed, CHUNK, PrefixCache(1 << 20, CHUNK), preamble=TEXT[:6]), TEXT[:12])
+    assert torch.equal(complete(reader, TEXT[:12]), want)
+    assert reader.counts.copied_tokens == 0
