@@ -57,6 +57,10 @@ _SOURCES_HELP = (
     "ray:FOLDER/*.parquet (Ray Data, also from s3://...), kafka://HOST:PORT/TOPIC[?partition=N&follow=true], "
     "builtin:questions, builtin:docs, builtin:code. [default: builtin:questions builtin:code]"
 )
+_TARGETS_HELP = (
+    "Target model: hub name, folder or builtin; may be repeated. A prompt names its target, or targets are used in "
+    "turn. [default: smollm2-135m; with a SOURCE builtin:target-12m]"
+)
 _LOG_TEXT_HELP = "Whether the log keeps prompts, texts and tokens' bytes; ids are kept in any case."
 _NO_TEXT_HELP = "Keep ids in the log, but neither prompts nor texts."
 _RESUME_HELP = (
@@ -122,7 +126,7 @@ class RayAlone(PlainCommand):
 
 def replay(
     sources: Annotated[list[str] | None, argument("sources", _SOURCES_HELP)] = None,
-    target: Annotated[list[str] | None, option("targets")] = None,
+    target: Annotated[list[str] | None, option("targets", _TARGETS_HELP)] = None,
     drafter: Drafter = None,
     swap: Annotated[list[str] | None, option("swaps")] = None,
     run: Run = None,
