@@ -161,7 +161,7 @@ class MlflowRegistry(Registry):
     def publish(
         self, folder: Path, event: VersionPublished, metrics: Mapping[str, float], drift: int | None = None
     ) -> None:
-        numbers = {"acceptance": event.acceptance, "cache_entries": event.cache_entries, **metrics}
+        numbers = {"acceptance": event.acceptance, "version/cache_entries": event.cache_entries, **metrics}
         body = {"folder": self._spool_path(folder), "event": asdict(event), "metrics": _finite(numbers), "drift": drift}
         self._outbox.post("publish", body)
 

@@ -74,7 +74,7 @@ def test_versions_are_listed_newest_first_with_parents_and_figures(published: Pu
 def test_each_version_shows_its_own_figures(published: Published):
     for number in (1, 2, 3):
         details = show_version(published.uri, MODEL, number)
-        expected = {"cache_entries": 7.0 * (number - 1), "mean_accepted_length": float(number)}
+        expected = {"version/cache_entries": 7.0 * (number - 1), "mean_accepted_length": float(number)}
         assert details.metrics == (expected if number == 1 else {**expected, "acceptance": 0.25 * (number - 1)})
         assert details.manifest["version"] == number - 1
         assert details.manifest["digest"] == details.tags["digest"] == details.summary.digest

@@ -46,7 +46,7 @@ def test_versions_travel_through_a_server_and_back_without_a_word(
     registry.finish({"acceptance": 0.5}, [])
     assert registry.close(120) == 0, registry.last_error
     assert [(version.number, version.parent) for version in list_versions(server)] == [(2, 1), (1, None)]
-    assert show_version(server, MODEL, 2).metrics == {"acceptance": 0.25, "cache_entries": 7.0}
+    assert show_version(server, MODEL, 2).metrics == {"acceptance": 0.25, "version/cache_entries": 7.0}
     fetched = fetch_version(f"models:/{MODEL}@candidate", server, tmp_path / "fetched")
     assert contents(fetched) == contents(folders[1])
     assert capfd.readouterr() == ("", "")
