@@ -17,7 +17,6 @@ import pickle
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -29,7 +28,7 @@ from typing import NamedTuple
 from filelock import FileLock
 from typing_extensions import override
 
-from pipeline.learner_service.process import LearnerHandle, LearnerProcess
+from pipeline.learner_service.client import LearnerClient, LearnerHandle
 from pipeline.learner_service.service import LearnerConfig
 from pipeline.learner_service.shared_program import ADDRESS, READY, Hello, ProgramTask
 from pipeline.log_records import PROJECT
@@ -55,7 +54,7 @@ class Replica(NamedTuple):
     number: int
 
 
-class SharedLearner(LearnerProcess):
+class SharedLearner(LearnerClient):
     """The connection of a replica to the learner.
 
     Attributes:
@@ -65,7 +64,7 @@ class SharedLearner(LearnerProcess):
         replica: whose connection it is.
         setup: configuration of the learner service; None if nothing but memories is shared.
         starts: whether it starts the program; otherwise it waits until another replica does.
-        on_event, published: as of `LearnerProcess`. Of several replicas, the first receives the events.
+        on_event, published: as of `LearnerClient`. Of several replicas, the first receives the events.
     """
 
     def __init__(
@@ -77,12 +76,13 @@ class SharedLearner(LearnerProcess):
         *,
         starts: bool = True,
     ) -> None:
+        super().__init__(on_event, published)
         self._replica, self._task, self._starts = replica, ProgramTask(setup, PROJECT.getEffectiveLevel()), starts
         self._shares: deque[MemoryShare] = deque(maxlen=UNSENT_SHARES)
         self._texts: deque[LearnedText] = deque()
         self._cells: MemoryShare | None = None  # the newest, without texts
         self.program: subprocess.Popen[bytes] | None = None
-        super().__init__(setup, 1.0, on_event, published)
+        self._start()
 
     def share_memory(self, share: MemoryShare) -> None:
         """Send what the memory learned to the other replicas. Never blocks."""
@@ -96,10 +96,6 @@ class SharedLearner(LearnerProcess):
             cells, self._cells = self._cells, None
             found = tuple(self._texts.popleft() for _ in range(min(texts, len(self._texts))))
         return MemoryShare(found, cells.cells if cells else None) if found or cells else None
-
-    @override
-    def _make_flag(self) -> threading.Event:
-        return threading.Event()  # not looked at: the program has no budget
 
     @property
     @override

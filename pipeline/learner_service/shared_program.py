@@ -157,7 +157,7 @@ class _Program:
 
     def _report(self, client: _Client, weights: "Weights | None") -> None:
         """Report to a replica; the first one receives the events."""
-        from pipeline.learner_service.process import ProcessReport, write_weights_file
+        from pipeline.learner_service.client import ProcessReport, write_weights_file
 
         if self._service is None:
             return

@@ -26,7 +26,8 @@ from serving_tiny import (
 from tiny_pair import TinyPair, tiny_pair  # noqa: F401  (a fixture)
 
 from pipeline.learner_service import process as learner_process
-from pipeline.learner_service.process import QUEUE_LIMIT, LearnerProcess
+from pipeline.learner_service.client import QUEUE_LIMIT
+from pipeline.learner_service.process import LearnerProcess
 from store.events import Event, Updated
 from store.log.partitions import LEARNER, partition_folder
 

@@ -55,7 +55,7 @@ def share_of(*tokens: int) -> MemoryShare:
 def die(replica: SharedLearner) -> None:
     """End the connection without a last message, as that of a process that is killed."""
     replica._ending = True  # no other connection follows
-    replica._process.kill()
+    replica._learner.kill()
     replica._thread.join()
 
 
@@ -99,7 +99,7 @@ def test_each_replica_receives_what_the_memories_of_the_others_learned(connect: 
 
 def test_the_program_ends_with_the_last_replica(connect: Connect, tmp_path: Path):
     first, second = connect(0), connect(1)
-    wait_until(lambda: first._process is not None and second._process is not None)
+    wait_until(lambda: first._learner is not None and second._learner is not None)
     program = first.program or second.program
     assert program is not None
     assert (first.program is None) != (second.program is None)
@@ -112,7 +112,7 @@ def test_the_program_ends_with_the_last_replica(connect: Connect, tmp_path: Path
 
 def test_a_program_that_dies_is_started_again(connect: Connect, caplog: pytest.LogCaptureFixture):
     first, second = connect(0), connect(1)
-    wait_until(lambda: first._process is not None and second._process is not None)
+    wait_until(lambda: first._learner is not None and second._learner is not None)
     program = first.program or second.program
     assert program is not None
     program.kill()
@@ -127,7 +127,7 @@ def test_a_program_that_takes_connections_while_it_is_killed_is_not_used(connect
         (tmp_path / ADDRESS).write_text(f"{folder}/socket")
         threading.Thread(target=lambda: dying.accept().close(), daemon=True).start()
         replica = connect(0)
-        wait_until(lambda: replica._process is not None)
+        wait_until(lambda: replica._learner is not None)
     assert replica.program is not None
     assert replica.restarts == 0
 
@@ -142,7 +142,7 @@ def test_a_replica_that_waits_for_a_program_can_be_closed(connect: Connect, tmp_
 def close_in_daemon(folder: Path, results: "multiprocessing.Queue[bool]") -> None:
     """As a worker of vLLM, which may have no children of `multiprocessing`."""
     learner = SharedLearner(Replica(folder, 0), None, print)
-    wait_until(lambda: learner._process is not None)
+    wait_until(lambda: learner._learner is not None)
     learner.close(LONGEST_WAIT)
     results.put(learner.alive)
 

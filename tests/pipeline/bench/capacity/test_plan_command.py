@@ -16,7 +16,7 @@ from pipeline.bench.capacity.inputs import CapacityInputs, inputs_of_run
 from pipeline.bench.capacity.measure import WINDOW, registry_costs, windows_of
 from pipeline.cli.bench.capacity import bench_plan, plan
 from pipeline.config.settings import Config
-from pipeline.learner_service.process import QUEUE_LIMIT
+from pipeline.learner_service.client import QUEUE_LIMIT
 from pipeline.run.folder import SPOOL
 from store.errors import RunError, UsageError
 from store.log.manifest import read_manifest
