@@ -83,7 +83,7 @@ def prompt_encoder(config: Config, models: Models) -> Encode:
 
 
 def find_preamble(config: Config, models: Models) -> list[int]:
-    """Return the target ids with which all prompts in a chat template begin; none without one.
+    """Return the target ids with which prompts in the chat template begin; none without one.
 
     Raises:
         ConfigError: as `prompt_encoder`.

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from stages.contract.blocks import SequenceState
 from stages.models.language_model import LanguageModel
 from stages.prompts.prefix_cache import PrefixCache
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 UNREAD = 32  # most tokens of a prompt that are left to the row's first block
 

@@ -355,9 +355,8 @@ class ChatEncoder(Conversation):
         tokens = _encode_segments(segments, self._target)
         return tokens, self._for_drafter.encode(segments)
 
-
     def find_preamble(self) -> list[int]:
-        """Return the target ids with which every prompt of one message begins."""
+        """Return the target ids with which prompts of one message begin, whatever its first word is."""
         one, other = (self.encode(message)[0] for message in ("a", "7"))  # messages that have no token in common
         return one[: next((place for place, pair in enumerate(zip(one, other, strict=False)) if len({*pair}) > 1), 0)]
 

@@ -126,6 +126,16 @@ def test_any_message_without_names_gives_the_tokenizer_s_own_ids(name: str, mess
 
 @needs_real_ones
 @pytest.mark.parametrize("name", NAMES)
+def test_prompts_begin_with_the_preamble(name: str):
+    encoder = real_encoder(name, name, TEMPLATES.get(name, ROLES))
+    preamble = encoder.find_preamble()
+    for message in ("What is 7 times 8?", "a", "apple", "7"):
+        assert encoder.encode(message)[0][: len(preamble)] == preamble
+    assert encoder.encode("a")[0][len(preamble)] != encoder.encode("7")[0][len(preamble)], "no more is"
+
+
+@needs_real_ones
+@pytest.mark.parametrize("name", NAMES)
 def test_names_of_special_tokens_in_a_message_are_text(name: str):
     words, template = vocabulary_of(name), TEMPLATES.get(name, ROLES)
     encoder = real_encoder(name, name, template)
