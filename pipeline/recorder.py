@@ -281,6 +281,7 @@ class Recorder:
             lookup_judged=counters.lookup_judged,
             lookup_accepted=counters.lookup_accepted,
             own_accepted=counters.own_accepted,
+            predicted=min(row.predicted, row.emitted),
         )
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from stages.decode import Decode
     from stages.drafting.no_model import NoModel
 
-LABELS_AFTER_DRIFT = 32  # of the model's drafts, one for each judged token or more: the head's first step needs them
+DRAFTS_AFTER_DRIFT = 32  # of the model, of which each has a label or more: the head's first step needs 32 labels
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class ChooseDraft(Stage[SequenceState, Draft]):
         self._holdout = holdout
         self._choices: dict[SequenceState, Choice] = {}  # of this block
         self._expected: dict[SequenceState, float] = {}  # accepted candidates of each row's tree in this block
-        self._due = 0  # labels that drafts of the model give before trees are used again
+        self._due = 0  # drafts that the model makes before trees are used again
 
     @override
     def admit(self, row: SequenceState) -> None:
@@ -136,7 +136,7 @@ class ChooseDraft(Stage[SequenceState, Draft]):
         preferred = [one for one in verdicts if not self._is_drawn(one)]
         if by_model := [one for one in preferred if one.proposal.draft.source is DraftSource.MODEL]:
             self._decode.observe(by_model)
-            self._due = max(0, self._due - sum(max(1, verdict.judged) for verdict in by_model))
+            self._due = max(0, self._due - len(by_model))
         for verdict in verdicts:
             self.memory.observe(verdict)
         for verdict in preferred:
@@ -156,8 +156,8 @@ class ChooseDraft(Stage[SequenceState, Draft]):
         """Give the text after a drift more weight in the memory, and draft with the model until the acceptance head,
         which was reset, has labels to be trained on."""
         self.memory.respond_to_drift()
-        self._decode.resume_speculation(LABELS_AFTER_DRIFT)
-        self._due = LABELS_AFTER_DRIFT
+        self._decode.resume_speculation(DRAFTS_AFTER_DRIFT)
+        self._due = DRAFTS_AFTER_DRIFT
 
     def report(self) -> None:
         """Log how many drafts ended at a distribution that was not finite."""

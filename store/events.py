@@ -179,6 +179,7 @@ class PromptCompleted:
     lookup_judged: int = 0  # accepted or rejected; alternatives of a tree are not counted
     lookup_accepted: int = 0
     own_accepted: int = 0  # of `lookup_accepted`, tokens copied from the sequence's own text
+    predicted: int = 0  # of `emitted`, tokens that the memory held for the likeliest, whatever drafted them
 
 
 @dataclass(frozen=True, slots=True)

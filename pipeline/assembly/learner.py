@@ -85,7 +85,7 @@ def choose_signals(config: Config) -> tuple[Signal, ...]:
         return (config.drift.signal,)
     copies = set(config.draft.sources) != {"model"} and MODES[config.draft.mode].copies
     if config.drift.detector == "fall" and copies:
-        return ("drafted", "learned")
+        return ("drafted", "predicted" if "memory" in config.draft.sources else "learned")
     return ("first",) if config.draft.adapt and config.learn.enabled else ("judged",)
 
 

@@ -318,12 +318,13 @@ class DriftSettings(Section):
     cooldown: int = Field(
         default=20, ge=0, description="Number of prompts after a response during which drift is only logged."
     )
-    signal: Literal["auto", "drafted", "learned", "judged", "first"] = Field(
+    signal: Literal["auto", "drafted", "predicted", "learned", "judged", "first"] = Field(
         default="auto",
         description="Value of a prompt fed to the detector: share of its tokens that came from drafts of any source "
-        "('drafted'), the same without copies of its own text ('learned'), acceptance rate of the model's drafts "
-        "('judged'), or only of the first token in each block ('first'). 'auto' watches 'drafted' and 'learned' for "
-        "the detector 'fall' where there are other sources than the model.",
+        "('drafted'), share that the memory held for the likeliest, whatever drafted them ('predicted'), share drafted "
+        "without copies of its own text ('learned'), acceptance rate of the model's drafts ('judged'), or only of the "
+        "first token in each block ('first'). 'auto' is 'drafted' and 'predicted' for the detector 'fall' where "
+        "the memory is a source, 'drafted' and 'learned' with the own text alone.",
     )
 
 

@@ -51,8 +51,8 @@ def make_detector(settings: DriftSettings) -> Detector:
     return NoDrift()
 
 
-Signal = Literal["drafted", "learned", "judged", "first"]
-LEAST_TOKENS = 8  # of a prompt, not copied from its own text: fewer have no share of learned tokens
+Signal = Literal["drafted", "predicted", "learned", "judged", "first"]
+LEAST_TOKENS = 8  # of a prompt, or of it without copies of its own text: fewer have no share of predicted tokens
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,10 @@ class Rates:
 
     Attributes:
         signal: "drafted": share of the emitted tokens that came from drafts, whatever drafted them; it exists for every
-            prompt. "learned": the same without what was copied from the prompt's own text, so that drafts which rest on
-            earlier prompts alone count. "judged": accepted over judged, of the model's drafts. "first": the same, of
-            the first proposal of each block.
+            prompt. "predicted": share of them that the memory of earlier prompts held for the likeliest, whatever
+            drafted them. "learned": as "drafted", without what was copied from the prompt's own text, so that drafts
+            which rest on earlier prompts alone count. "judged": accepted over judged, of the model's drafts. "first":
+            the same, of the first proposal of each block.
     """
 
     signal: Signal
@@ -76,6 +77,8 @@ class Rates:
         """
         if self.signal == "drafted":
             return max(0.0, 1 - prompt.blocks / prompt.emitted) if prompt.emitted else None
+        if self.signal == "predicted":
+            return prompt.predicted / prompt.emitted if prompt.emitted >= LEAST_TOKENS else None
         if self.signal == "learned":
             others = prompt.emitted - prompt.own_accepted
             return max(0.0, 1 - prompt.blocks / others) if others >= LEAST_TOKENS else None

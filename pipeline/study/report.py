@@ -307,7 +307,8 @@ def heading(results: Results) -> str:
     """Title of a section: target, drafter, and whether they share one vocabulary."""
     records = [record for own in results.by_arm.values() for record in own]
     words = "one vocabulary" if all(record.same_vocabulary for record in records) else "two vocabularies"
-    return f"target {results.target}, drafter {results.plan.config.drafter}, {words if records else 'no run yet'}"
+    drafter = results.plan.config.with_overrides({"targets": (results.target,)}).drafter  # which targets may choose
+    return f"target {results.target}, drafter {drafter}, {words if records else 'no run yet'}"
 
 
 def circumstances(plan: StudyPlan, all_results: Sequence[Results]) -> list[str]:

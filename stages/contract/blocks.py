@@ -24,7 +24,7 @@ Numbers = npt.NDArray[Any]
 
 @dataclass(eq=False)
 class SequenceState:
-    """One prompt in flight. The loop owns it; only `Verify` writes to it.
+    """One prompt in flight. The loop owns it; only `Verify` writes to it, and the memory to `predicted`.
 
     Attributes:
         offset, prompt_id, dataset, text: the prompt, as received.
@@ -49,6 +49,8 @@ class SequenceState:
         target_state: the target's reduced hidden state at the last emitted token (S,); None before there is one, or if
             the drafter does not read it.
         reading: whether the target is still reading the prompt: until then nothing is drafted or emitted.
+        predicted: number of emitted tokens that the memory of completed texts held for the likeliest, whatever drafted
+            them.
     """
 
     offset: int
@@ -73,6 +75,7 @@ class SequenceState:
     scope: int = 0
     target_state: Tensor | None = None
     reading: bool = False
+    predicted: int = 0
 
     @property
     def belongs_to_request(self) -> bool:

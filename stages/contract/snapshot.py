@@ -77,6 +77,7 @@ class RowState:
     logprobs: int | None = None
     scope: int = 0
     target_state: list[int] | None = None
+    predicted: int = 0
 
     @classmethod
     def from_sequence(cls, row: SequenceState) -> "RowState":

@@ -20,6 +20,7 @@ class Option(NamedTuple):
         seen: how often the source saw it there.
         cell: cell of the calibration that its chance is from.
         match: of the own text: where its next token is; None else.
+        remembered: its highest chance by what the memory knows alone; 0 if that does not know it.
     """
 
     token: int
@@ -29,6 +30,7 @@ class Option(NamedTuple):
     seen: int
     cell: int
     match: Match | None = None
+    remembered: float = 0.0
 
 
 class OptionFinder:
@@ -70,11 +72,19 @@ class OptionFinder:
                     known = found.get(token)
                     if known is None or known.chance < chance:
                         there = known and known.match
-                        found[token] = Option(token, chance, DraftSource.MEMORY, context, count, cell, there)
+                        found[token] = Option(token, chance, DraftSource.MEMORY, context, count, cell, there, chance)
+                    elif known.remembered < chance:
+                        found[token] = known._replace(remembered=chance)
         options = list(found.values())
         if len(options) > 1:
             options.sort(key=_by_chance)
         return options
+
+
+def best_remembered(options: Sequence[Option]) -> int | None:
+    """Return the token that the memory alone holds for the likeliest; None if it knows none."""
+    best = max(options, key=lambda option: option.remembered, default=None)
+    return best.token if best and best.remembered else None
 
 
 def _by_chance(option: Option) -> tuple[float, int]:

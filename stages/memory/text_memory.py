@@ -10,7 +10,7 @@ from stages.drafting.costs import VerificationCosts
 from stages.memory.calibration import Calibration
 from stages.memory.memory_share import LearnedText, MemoryShare
 from stages.memory.ngram_table import LONGEST, NgramTable
-from stages.memory.options import Option, OptionFinder, last_tokens
+from stages.memory.options import Option, OptionFinder, best_remembered, last_tokens
 from stages.memory.own_text import SuffixIndex
 from stages.memory.tree_growth import GrownTree, Path, TreeLimits, grow_trees
 
@@ -125,7 +125,9 @@ class TextMemory:
         return options
 
     def observe(self, verdict: Verdict) -> None:
-        """Learn from every emitted token how good the options in its place were. Called once per block and row."""
+        """Learn from every emitted token how good the options in its place were, and count those that the table
+        predicted. Called once per block and row.
+        """
         row = verdict.proposal.draft.row
         of_row, emitted = self._rows[row], verdict.emitted
         text = last_tokens(row.tokens[max(0, of_row.length - LONGEST) : of_row.length])
@@ -135,6 +137,7 @@ class TextMemory:
             options = of_row.options.get(path)
             if options is None:
                 options = self._find_options(of_row, text, row.scope, path, before)
+            row.predicted += best_remembered(options) == token
             for option in options:
                 self.calibration.observe(option.cell, hit=option.token == token)
             before = next((option for option in options if option.token == token), None)

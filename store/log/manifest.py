@@ -31,7 +31,7 @@ PREVIOUS = Path("log", "manifest.previous.json")
 UNREADABLE = Path("log", "manifest.unreadable.json")  # what a repair put aside
 _LOCK = Path("log", ".manifest.lock")
 LOCK_SECONDS = 60.0  # for which an edit waits for another
-READABLE_VERSIONS = (3, 4, 5, 6, SCHEMA_VERSION)
+READABLE_VERSIONS = tuple(range(3, SCHEMA_VERSION + 1))
 PART_NAME = r"part-[0-9]{6,}(-[0-9]{6,})?\.parquet"  # a joined part has the numbers of its first and last source
 _CHECKPOINT_FOLDER = r"checkpoint/[0-9]{6,}"
 # These files are written after a log's first manifest, which is synced: if any exists, there was a manifest.

@@ -34,7 +34,7 @@ from store.events import (
 )
 from store.log.rollups import COUNTS
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 
 TABLES: Mapping[str, type] = {
     "decisions": TokenDecision,
@@ -60,6 +60,7 @@ _ADDED: Mapping[int, Mapping[str, tuple[str, ...]]] = {
         "versions": ("probe_tokens", "probe_greedy", "probe_sampled", "probe_forwards"),
     },
     7: {"versions": ("probe_seconds", "probe_plain_seconds")},
+    8: {"prompts": ("predicted",)},
 }
 
 # Stored as float32: values that are computed in float32, and short durations. All other floats are float64.

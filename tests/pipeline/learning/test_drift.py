@@ -184,6 +184,27 @@ def test_what_is_copied_from_a_prompt_s_own_text_is_no_learned_token():
     assert rates.read(make_completed(0, emitted=30, blocks=4, own_accepted=23)) is None, "too few others"
 
 
+def test_the_predicted_share_of_a_short_prompt_is_none():
+    rates = Rates("predicted")
+    assert rates.read(make_completed(0, emitted=30, blocks=10, predicted=12)) == 0.4
+    assert rates.read(make_completed(0, emitted=30, blocks=30, predicted=12)) == 0.4, "whatever drafted them"
+    assert rates.read(make_completed(0, emitted=7, blocks=7, predicted=7)) is None
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_change_of_what_the_memory_predicts_is_seen_though_drafts_are_accepted_as_before(seed: int):
+    """Shares as measured on SmolLM2: questions, then code."""
+    random, found = Random(seed), []
+    monitor = DriftMonitor(DriftSettings(), ("drafted", "predicted"))
+    for number in range(60):
+        share = 0.2 + 0.1 * min(1, number / 10) if number < 36 else 0.1
+        predicted = sum(random.random() < share for _ in range(48))
+        prompt = make_completed(number, judged=0, emitted=48, blocks=random.randint(20, 26), predicted=predicted)
+        found += [event for event in [monitor.observe(prompt)] if event]
+    assert [(event.direction, event.signal) for event in found[:1]] == [("fall", "predicted")]
+    assert 34 <= found[0].changed_at <= found[0].offset < 46
+
+
 def code_after_questions(seed: int) -> list[PromptCompleted]:
     """Prompts of 48 tokens as measured on SmolLM2: in the code, text of its own makes up for what was learned."""
     random = Random(seed)

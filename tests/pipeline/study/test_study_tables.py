@@ -113,7 +113,7 @@ def test_markdown_is_a_section_with_command_date_and_tables():
     results = results_of(plan, [record([10] * 5, arm="full"), record([5] * 5, arm="none")])
     page = markdown(plan, results, "omnidraft study cache", "2026-11-21")
     assert page.startswith("## Study: cache, 2026-11-21\n\n    omnidraft study cache\n\n5 prompts of builtin:docs,")
-    assert "### Target big, drafter builtin:drafter-1.6m, two vocabularies" in page
+    assert "### Target big, drafter builtin:drafter-4m, two vocabularies" in page
     assert "**Acceptance as a multiple of 'full'" in page
     assert "| none | 0.50 | -50.0% | 0.82 |" in page
     assert page.endswith("with the same seed.\n")

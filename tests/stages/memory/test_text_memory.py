@@ -76,6 +76,33 @@ class Recorded:
         monkeypatch.setattr(memory.calibration, "observe", record)
 
 
+# What is counted.
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_tokens_that_the_table_held_for_the_likeliest_are_counted_whatever_drafted_them(own: bool):
+    memory = new_memory(own=own)
+    assert complete(memory, [1, 2], 3, 4, 5, 6).predicted == 0, "nothing was known"
+    again = complete(memory, [7, 2], 3, 4, 8, 6)  # 3 after 2, 4 after 3; not 8, and nothing is known after that
+    assert again.predicted == 2
+    repeated = complete(memory, [7, 7, 7], 7, 7)
+    assert repeated.predicted == 0, "the own text is no part of the table"
+
+
+def test_what_the_own_text_knows_better_hides_no_prediction():
+    memory = new_memory()
+    complete(memory, [1, 2], 3, 4)
+    row = row_of([5, 2, 3, 4, 5, 2])  # the own text and the table both expect 3
+    admit(memory, row)
+    for _ in range(20):
+        memory.calibration.observe(own_cell(2), hit=True)
+    (tree,) = grow(memory, row)
+    assert tree is not None
+    assert tree.candidates[0].source is DraftSource.LOOKUP
+    memory.observe(emit(row, 3))
+    assert row.predicted == 1
+
+
 # What is proposed.
 
 
