@@ -204,7 +204,7 @@ class KernelMaker:
         return make_in_type(weight_OI, bias_O, inputs, kinds)
 
     def _pick_kinds(self, weight_OI: Tensor) -> KindsByRows:
-        """Return the fastest kinds. Of the two, the packed one alone gives a row the same bits in every batch."""
+        """Return the fastest kinds. The packed one gives a row the same bits in every batch; not all with AVX-512."""
         if not self._one_kernel:
             return pick_kinds(weight_OI, self._measurements)
         kind = "packed" if can_pack(weight_OI) else "plain"
