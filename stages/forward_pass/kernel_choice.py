@@ -23,6 +23,7 @@ from stages.forward_pass.kernels import (
     Int4Linear,
     Kernel,
     KindsByRows,
+    NeverAloneLinear,
     can_halve,
     can_pack,
     keeps_bits_in_half,
@@ -201,10 +202,11 @@ class KernelMaker:
         kinds = self._kinds[key]
         other = weight_OI.dtype != inputs
         self._used |= {f"{kind} {_name(weight_OI.dtype)}" if other else kind for kind in (kinds.few, kinds.many)}
-        return make_in_type(weight_OI, bias_O, inputs, kinds)
+        made = make_in_type(weight_OI, bias_O, inputs, kinds)
+        return NeverAloneLinear(made) if self._one_kernel else made
 
     def _pick_kinds(self, weight_OI: Tensor) -> KindsByRows:
-        """Return the fastest kinds. The packed one gives a row the same bits in every batch; not all with AVX-512."""
+        """Return the fastest kinds. Of the two, the packed one alone gives a row the same bits among any others."""
         if not self._one_kernel:
             return pick_kinds(weight_OI, self._measurements)
         kind = "packed" if can_pack(weight_OI) else "plain"

@@ -51,6 +51,21 @@ class PackedLinear(Kernel):
         return outputs_NO
 
 
+class NeverAloneLinear(Kernel):
+    """Another kernel, which computes a single row next to a copy of itself.
+
+    oneDNN sums a single row of more than 1,024 inputs in another order than several (measured with AVX-512), so that
+    its last bits would depend on whether there are others.
+    """
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+
+    @override
+    def __call__(self, x_NI: Tensor) -> Tensor:
+        return self._kernel(x_NI.repeat(2, 1))[:1] if len(x_NI) == 1 else self._kernel(x_NI)
+
+
 class Int8Linear(Kernel):
     """Weights in eight bits with one scale per output, inputs in eight bits with one scale per row, both rotated.
 
