@@ -23,6 +23,7 @@ from stages.forward_pass.packed_layout import SHARED_QUERIES
 from stages.memory.memory_file import MEMORY_FILE, read_memory
 from stages.memory.text_memory import TextMemory
 from stages.memory.tree_growth import TreeLimits
+from stages.models.huggingface import MAKING_MODULES
 from stages.ngrams.cache import Cache
 from stages.ngrams.trie import Trie, build_direct_trie
 from stages.prompts.prefix_cache import PrefixCache
@@ -206,7 +207,8 @@ def _with_memory(config: Config, models: Models, decode: Decode, costs: CostMode
 
 def make_head(models: DrafterModels, seed: int) -> tuple[AcceptanceHead, bool]:
     """The acceptance head, and whether it came with the drafter."""
-    head = AcceptanceHead(models.drafter.hidden_size, seed).to(models.drafter.device)
+    with MAKING_MODULES:  # a model that another thread loads meanwhile would give the head its type
+        head = AcceptanceHead(models.drafter.hidden_size, seed).to(models.drafter.device)
     saved = models.drafter_folder / HEAD_FILE if models.drafter_folder else None
     if saved is None or not saved.is_file():
         return head, False

@@ -60,9 +60,10 @@ DTYPES: dict[str, Any] = {
 }
 
 
-# `from_pretrained` replaces torch's initialisers for the whole process while it runs. Two at once, measured: both fail,
-# and so does every later one. An adapter's base model is loaded inside.
-_LOADING = RLock()
+# `from_pretrained` replaces torch's initialisers and default type for the whole process while it runs. Two at once,
+# measured: both fail, and so does every later one. An adapter's base model is loaded inside. Held by whoever makes
+# modules.
+MAKING_MODULES = RLock()
 
 
 def load_causal_model(source: str, dtype: str, device: str, *, codes: bool = False) -> Any:
@@ -81,7 +82,7 @@ def load_causal_model(source: str, dtype: str, device: str, *, codes: bool = Fal
         ModelError: no model was found, the hub cannot be reached, tensors are missing, unexpected or of another shape,
             or the model needs code or a package that is not here.
     """
-    with explain_errors("model", source), _LOADING:
+    with explain_errors("model", source), MAKING_MODULES:
         file = find_gguf(source)
         if file:
             model = _load_gguf(read_gguf(file), dtype, codes=codes)
