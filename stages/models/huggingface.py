@@ -61,8 +61,8 @@ DTYPES: dict[str, Any] = {
 
 
 # `from_pretrained` replaces torch's initialisers and default type for the whole process while it runs. Two at once,
-# measured: both fail, and so does every later one. An adapter's base model is loaded inside. Held by whoever makes
-# modules.
+# measured: both fail, and so does every later one. An adapter's base model is loaded inside. Held while
+# modules are made.
 MAKING_MODULES = RLock()
 
 
