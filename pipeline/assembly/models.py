@@ -13,7 +13,7 @@ from pipeline.routing import TargetRouter
 from stages.drafting.target_states import STATES_FILE, TargetStates
 from stages.forward_pass.forward import ModuleForward
 from stages.forward_pass.measurements import Measurements
-from stages.forward_pass.packed_llama import PackedLlamaForward
+from stages.forward_pass.slot_forward import SlotForward
 from stages.models.adapters import ADAPTER_FOLDER, adapter_name, add_adapter, load_adapter, merge_saved_adapter
 from stages.models.devices import pick_device, set_threads
 from stages.models.huggingface import load_tokenizer
@@ -205,7 +205,7 @@ def load_drafter_models(config: Config, uri: str, fetched: Path, *, decodes: boo
     drafter_vocabulary = Vocabulary(tokenizer, config.drafter)
     target_vocabulary = Vocabulary(load_tokenizer(locate(name, uri, fetched)), name)
     drafter.prove_forward()
-    if not decodes and isinstance(drafter.forward_pass, PackedLlamaForward):
+    if not decodes and isinstance(drafter.forward_pass, SlotForward):
         drafter.forward_pass = ModuleForward(drafter.model)
     own = drafter.share_weights(_adapter(config, drafter, name, folder))
     return DrafterModels(

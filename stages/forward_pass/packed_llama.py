@@ -17,33 +17,18 @@ from torch.nn import functional
 from typing_extensions import override
 
 from stages.forward_pass.attention_masks import find_branching_paths, find_positions
-from stages.forward_pass.forward import Forward
 from stages.forward_pass.kernels import Kernel  # noqa: TC001
 from stages.forward_pass.packed_layout import AttentionLayout, make_layout
 from stages.forward_pass.packed_weights import Layer, PackedLlamaWeights
-from stages.forward_pass.row_cache import GROWTH
+from stages.forward_pass.slot_forward import SlotForward, wanted_places
 
 
-class PackedLlamaForward(Forward):
+class PackedLlamaForward(SlotForward):
     """Packed forward with its own keys and values over shared weights."""
 
-    cuts_rows = True
-
     def __init__(self, weights: PackedLlamaWeights) -> None:
-        self.weights = weights
-        self._caches_SX: list[Tensor] = []  # per layer and slot: keys of all heads, then values
-        self._rows = self._capacity = 0
-        self._ids: Tensor | None = None
-        self._output: tuple[int, Kernel] | None = None  # a version of the weights and its output layer
-
-    @property
-    @override
-    def name(self) -> str:
-        return self.weights.describe()
-
-    @override
-    def refresh(self) -> None:
-        self.weights.refresh()
+        super().__init__(weights)
+        self._output: tuple[int, Tensor | None, Kernel] | None = None  # a version of the weights and its output layer
 
     @override
     def share(self) -> "PackedLlamaForward":
@@ -51,59 +36,9 @@ class PackedLlamaForward(Forward):
 
     @property
     @override
-    def cache_bytes(self) -> int:
-        return sum(cache.numel() * cache.element_size() for cache in self._caches_SX)
-
-    @property
-    @override
-    def capacity(self) -> int:
-        return self._capacity
-
-    @property
-    @override
     def reads_trees(self) -> bool:
         """Equal bits need one query at a time, see `_split_tokens`, which attends to all keys before it."""
         return not self.weights.splits_tokens
-
-    @override
-    def read_cache(self, place: int, length: int) -> list[Tensor]:
-        begin = place * self._capacity
-        return [cache_SX[begin : begin + length] for cache_SX in self._caches_SX]
-
-    @override
-    def write_cache(self, place: int, kept: Sequence[Tensor], start: int = 0) -> None:
-        begin = place * self._capacity + start
-        for cache_SX, slots in zip(self._caches_SX, kept, strict=True):
-            cache_SX[begin : begin + len(slots)] = slots
-
-    @override
-    def reserve(self, rows: int, capacity: int) -> None:
-        """Grow the rows as needed, their capacity by at least a sixteenth, up to the model's longest text."""
-        if rows <= self._rows and capacity <= self._capacity:
-            return
-        old_rows, old_capacity = self._rows, self._capacity
-        if capacity > old_capacity:
-            self._capacity = max(capacity, min(old_capacity + old_capacity // GROWTH, self.weights.longest))
-        self._rows = max(rows, old_rows)
-        width = 2 * self.weights.key_heads * self.weights.head_size
-        shape = self._rows, self._capacity, width
-        caches = [torch.zeros(shape, dtype=self.weights.dtype, device=self.weights.device) for _ in self.weights.layers]
-        for new, old in zip(caches, self._caches_SX, strict=False):
-            new[:old_rows, :old_capacity] = old.view(old_rows, old_capacity, width)
-        self._caches_SX = [cache.view(-1, width) for cache in caches]
-
-    @override
-    def move(self, source: int, destination: int) -> None:
-        for cache_SX in self._caches_SX:
-            by_row = cache_SX.view(self._rows, self._capacity, -1)
-            by_row[destination] = by_row[source]
-
-    @override
-    def keep(self, place: int, start: int, path: Sequence[int]) -> None:
-        begin = place * self._capacity + start
-        slots_P = torch.tensor(path, device=self.weights.device) + begin
-        for cache_SX in self._caches_SX:
-            cache_SX[begin : begin + len(path)] = cache_SX[slots_P]
 
     @override
     def __call__(
@@ -136,25 +71,17 @@ class PackedLlamaForward(Forward):
         for layer, slides, cache_SX in zip(weights.layers, weights.slides, self._caches_SX, strict=True):
             own = sliding if slides else layout
             state_NW = self._compute_layer(layer, cache_SX, state_NW, rotations_N1E, slots_N, own)
-        kept = _wanted_places(tokens, wanted)
+        kept = wanted_places(tokens, wanted)
         if len(kept) < len(slots):
             state_NW = state_NW[torch.tensor(kept, dtype=torch.long, device=device)]
         state_NW = weights.normalise(state_NW, weights.norm_W)
         logits_NV = self._logits(state_NW) if kept else state_NW.new_empty(0, weights.outputs)
         return logits_NV, state_NW if hidden else logits_NV
 
-    def restrict(self, ids: Sequence[int] | None) -> None:
-        """Compute only the logits of these ids; all others become minus infinity. None computes all."""
-        self._ids = None if ids is None else torch.tensor(ids, dtype=torch.long, device=self.weights.device)
-        self._output = None
-
     def _logits(self, state_NW: Tensor) -> Tensor:
-        if self._output is None or self._output[0] != self.weights.version:
-            self._output = self.weights.version, self.weights.make_output_layer(self._ids)
-        logits_NV = self._output[1](state_NW)
-        if self._ids is None:
-            return logits_NV
-        return state_NW.new_full((len(state_NW), self.weights.outputs), -torch.inf).index_copy_(1, self._ids, logits_NV)
+        if self._output is None or self._output[0] != self.weights.version or self._output[1] is not self._ids:
+            self._output = self.weights.version, self._ids, self.weights.make_output_layer(self._ids)
+        return self._place_logits(self._output[2](state_NW))
 
     def _compute_layer(
         self,
@@ -214,13 +141,3 @@ class PackedLlamaForward(Forward):
             )
             mixed_NX = mixed_BGQE.view(rows, groups, -1, *shape[3:]).transpose(1, 2).reshape(-1, weights.heads * size)
         return mixed_NX if layout.scatter_N is None else mixed_NX[layout.scatter_N]
-
-
-def _wanted_places(tokens: Sequence[Sequence[int]], wanted: Sequence[int]) -> list[int]:
-    """Return the indices of the last `wanted[b]` tokens of each row among all new tokens."""
-    kept: list[int] = []
-    end = 0
-    for new, number in zip(tokens, wanted, strict=True):
-        end += len(new)
-        kept.extend(range(end - number, end))
-    return kept

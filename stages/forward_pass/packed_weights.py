@@ -17,7 +17,7 @@ from torch.nn import functional
 from stages.forward_pass.kernel_choice import KernelMaker, Matrix, join_matrices
 from stages.forward_pass.kernels import Kernel
 from stages.forward_pass.measurements import Measurements
-from stages.quantisation.modules import count_attached, has_groups
+from stages.quantisation.modules import has_groups
 
 ARCHITECTURES = {"llama", "mistral", "qwen2", "qwen3"}
 FIXED_ROTARY = {"default", "linear", "llama3"}  # positions whose frequencies do not depend on the text's length
@@ -33,14 +33,6 @@ def has_packed_forward(model: Any) -> bool:
         and getattr(model.model.rotary_emb, "rope_type", None) in FIXED_ROTARY
         and model.model.rotary_emb.inv_freq.shape[0] * 2 == model.model.layers[0].self_attn.head_dim
     )
-
-
-def choose_weights(model: Any) -> str:
-    """Return the format of weights for `auto`: `int4` if most weights of its matrices were stored in four bits, and the
-    packed forward can compute with them; else `fastest`.
-    """
-    few, more = count_attached(model)
-    return "int4" if few > more and model.device.type == "cpu" and has_packed_forward(model) else "fastest"
 
 
 @dataclass(frozen=True)
@@ -69,7 +61,7 @@ class PackedLlamaWeights:
     """
 
     def __init__(self, model: Any, weights: str, measurements: Measurements, *, one_kernel: bool = False) -> None:
-        self.model, self._one_kernel = model, one_kernel
+        self.model, self._format, self._one_kernel = model, weights, one_kernel
         self.splits_tokens = one_kernel  # see `_split_tokens`
         self._kernels = KernelMaker(
             weights, one_kernel=one_kernel, quantise=not has_groups(model), measurements=measurements

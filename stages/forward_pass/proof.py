@@ -314,7 +314,7 @@ def proof_key(model: Any, *parts: object) -> list[Any]:
     """Return what the outcome of a proof depends on besides the weights: configuration, device, libraries, own code."""
     code = hashlib.sha256()
     own = Path(__file__).parent
-    folders = (own, own.with_name("models"), own.with_name("quantisation"))
+    folders = (own, *map(own.with_name, ("compiled", "models", "quantisation")))
     for path in sorted(path for folder in folders for path in folder.glob("*.py")):
         code.update(path.read_bytes())
     for buffer in model.buffers():  # weights of quantised models

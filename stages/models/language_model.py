@@ -20,8 +20,7 @@ from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
 from stages.forward_pass.attention_masks import AttentionPositions, attend_by_position, is_chain
 from stages.forward_pass.forward import Forward, ModuleForward
 from stages.forward_pass.measurements import Measurements
-from stages.forward_pass.packed_llama import PackedLlamaForward
-from stages.forward_pass.packed_weights import PackedLlamaWeights, choose_weights, has_packed_forward
+from stages.forward_pass.packed_weights import PackedLlamaWeights, has_packed_forward
 from stages.forward_pass.proof import (
     ROUNDED,
     check_spans,
@@ -33,6 +32,7 @@ from stages.forward_pass.proof import (
     tolerance,
 )
 from stages.forward_pass.row_forward import Reading, RowForward, find_rope_switch
+from stages.forward_pass.slot_forward import SlotForward
 from stages.models.adapters import (
     ADAPTER_FOLDER,
     activate,
@@ -40,6 +40,14 @@ from stages.models.adapters import (
     read_adapter,
     save_adapter,
     strip_adapters,
+)
+from stages.models.forward_choice import (
+    CODES,
+    choose_weights,
+    keep_useful_codes,
+    make_forward,
+    pack_weights,
+    rounds_inputs,
 )
 from stages.models.huggingface import load_causal_model, raise_write_errors
 from stages.quantisation.modules import FORMATS, ROUNDING, has_groups, round_weights
@@ -125,9 +133,8 @@ class LanguageModel:
 
     def _make_packed(self) -> Forward:
         if self._packed_weights is None:
-            options = {"one_kernel": self.one_kernel}
-            self._packed_weights = PackedLlamaWeights(self.model, self.weights, self.measurements, **options)
-        return PackedLlamaForward(self._packed_weights)
+            self._packed_weights = pack_weights(self.model, self.weights, self.measurements, one_kernel=self.one_kernel)
+        return make_forward(self._packed_weights)
 
     def share_weights(self, adapter: str | None = None) -> "LanguageModel":
         """Return another instance over the same weights, with its own rows."""
@@ -144,7 +151,7 @@ class LanguageModel:
         shared.extra = self.extra
         if not adapter:
             shared._changes = self._changes
-        if not adapter or not isinstance(self.forward_pass, PackedLlamaForward):
+        if not adapter or not isinstance(self.forward_pass, SlotForward):
             shared.forward_pass, shared.reads_trees = self.forward_pass.share(), self.reads_trees
         return shared
 
@@ -229,10 +236,10 @@ class LanguageModel:
             raise
         except Exception as error:  # a model may raise anything
             raise ModelError(f"{self.name} cannot compute a text: {describe_error(error)}") from error
-        rounds = self.weights in ROUNDING
-        limit = ROUNDED if rounds else tolerance(self.model)
         if self._needs_packed and self._can_pack():
             self._make_packed()  # before the modules have other weights
+        rounds = self.weights in ROUNDING and rounds_inputs(self._packed_weights)
+        limit = ROUNDED if rounds else tolerance(self.model)
         with round_weights(self.model, self.weights):
             number, reasons = pick_forward(self.model, list(candidates.values()), limit, length, rounds_inputs=rounds)
             if number is None:
@@ -266,7 +273,7 @@ class LanguageModel:
 
     def restrict(self, ids: Collection[int]) -> None:
         """Allow logits of these ids only; the others are not computed if that is faster."""
-        if isinstance(self.forward_pass, PackedLlamaForward):
+        if isinstance(self.forward_pass, SlotForward):
             self.forward_pass.restrict(sorted(ids) if len(ids) < PRUNE_BELOW * self.vocabulary_size else None)
 
     def save_rows(self, writer: SnapshotWriter) -> RowsState:
@@ -466,12 +473,13 @@ def load_model(
     Args:
         source: hub name or folder.
         dtype, device: type and device of its computation.
-        weights, measurements, one_kernel: as for `LanguageModel`; `auto` and `int4` keep the codes of a GGUF file.
+        weights, measurements, one_kernel: as for `LanguageModel`; those of `CODES` keep the codes of a GGUF file.
 
     Raises:
         ModelError: no model was found, or the hub cannot be reached.
     """
-    model = load_causal_model(source, dtype, device, codes=weights in ("auto", "int4"))
+    model = load_causal_model(source, dtype, device, codes=weights in CODES)
+    keep_useful_codes(model, weights)
     return LanguageModel(model, source, weights=weights, measurements=measurements, one_kernel=one_kernel)
 
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from stages.quantisation.groups import GROUP, GroupedMatrix
 
@@ -32,20 +32,32 @@ def count_attached(model: Any) -> tuple[int, int]:
 
 
 @torch.no_grad()
+def find_attached(linear: nn.Linear) -> GroupedMatrix | None:
+    """Return the codes of a module's weight if they still give it, bit for bit in the weight's type."""
+    groups: GroupedMatrix | None = linear.__dict__.get(_NAME)
+    same = groups is not None and torch.equal(groups.dequantise().to(linear.weight.dtype), linear.weight)
+    return groups if same else None
+
+
 def find_groups(linear: nn.Linear, *, quantise: bool) -> GroupedMatrix | None:
     """Return the codes of a module's weight.
 
     Args:
-        linear: its attached codes are used if they still give its weight, bit for bit in the weight's type.
+        linear: its attached codes are used if `find_attached` finds them.
         quantise: whether a weight without codes is quantised to four bits; else, None is returned for it. A weight that
             changed after codes were attached is always quantised.
     """
-    weight_OI: Tensor = linear.weight
-    attached: GroupedMatrix | None = linear.__dict__.get(_NAME)
-    if attached is not None and torch.equal(attached.dequantise().to(weight_OI.dtype), weight_OI):
+    attached = find_attached(linear)
+    if attached is not None:
         return attached
-    fits = weight_OI.shape[1] % GROUP == 0 and weight_OI.numel() > 0
-    return GroupedMatrix.quantise(weight_OI) if fits and (quantise or attached is not None) else None
+    fits = linear.weight.shape[1] % GROUP == 0 and linear.weight.numel() > 0
+    return GroupedMatrix.quantise(linear.weight) if fits and (quantise or _NAME in linear.__dict__) else None
+
+
+def drop_groups(model: Any) -> None:
+    """Forget the codes of all linear modules."""
+    for linear in _find_linears(model):
+        linear.__dict__.pop(_NAME, None)
 
 
 def has_groups(model: Any) -> bool:

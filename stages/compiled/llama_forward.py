@@ -1,0 +1,308 @@
+"""Compiled forward of Llama-like models: a pass is one call, and a token's bits never depend on its neighbours.
+
+The steps of all layers are a table that is written once (`stages/compiled/steps.py`); a pass fills in the header.
+
+Shapes: N new tokens, W width, V vocabulary, S steps.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from stages.compiled.emitter import LANES
+from stages.compiled.llama_weights import CompiledLayer, CompiledLlamaWeights
+from stages.compiled.packing import PackedMatrix
+from stages.compiled.program import CompiledSteps
+from stages.compiled.steps import FIELDS, HEADERS, Field, Header, StepKind
+from stages.forward_pass.attention_masks import find_branching_paths, find_positions
+from stages.forward_pass.slot_forward import SlotForward, wanted_places
+from stages.quantisation.groups import GROUP
+
+HEAD_STEPS = 2  # the last norm and the output layer, left out where no logits are wanted
+SHARES = 8  # chunks of a product, or of the heads of one token: some for each of a few threads
+KEYS_AT_A_TIME = 256  # by which the memory of attention scores grows
+
+
+class CompiledLlamaForward(SlotForward):
+    """Compiled forward with its own keys and values over shared weights."""
+
+    weights: CompiledLlamaWeights
+    reads_trees = True
+
+    def __init__(self, weights: CompiledLlamaWeights) -> None:
+        super().__init__(weights)
+        self._output: tuple[int, Tensor | None, PackedMatrix] | None = None
+        self._buffers: _Buffers | None = None
+        self._written: tuple[tuple[object, ...], Tensor] | None = None  # what the table was made of, and the table
+
+    @override
+    def share(self) -> "CompiledLlamaForward":
+        return CompiledLlamaForward(self.weights)
+
+    @override
+    def __call__(
+        self,
+        first: int,
+        tokens: Sequence[Sequence[int]],
+        starts: Sequence[int],
+        wanted: Sequence[int],
+        *,
+        hidden: bool,
+        parents: Sequence[Sequence[int]] | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        output, ids, kept = self._pack_output(), list(chain(*tokens)), wanted_places(tokens, wanted)
+        steps = self.weights.compile(output)
+        buffers = self._reserve_buffers(len(ids))
+        table = self._write_table(steps, output, buffers)
+        paths = find_branching_paths(parents)
+        lines = _Lines(ids, kept)
+        lines.place_tokens(first * self._capacity, self._capacity, tokens, starts, paths, self.weights.window)
+        numbers, header = lines.make_header(self.weights.rotation_table(self._capacity), buffers)
+        torch.index_select(self.weights.embedding_VW.detach(), 0, numbers[: len(ids)], out=buffers.state_NW[: len(ids)])
+        logits_NV = torch.empty(len(kept), output.padded)
+        table[-1, Field.OUTPUTS] = logits_NV.data_ptr()
+        steps.run(table if kept else table[:-HEAD_STEPS], header)
+        logits_NV = self._place_logits(logits_NV[:, : output.outputs])
+        return logits_NV, buffers.read_inputs(len(kept), self.weights.shape.width) if hidden else logits_NV
+
+    def _pack_output(self) -> PackedMatrix:
+        if self._output is None or self._output[0] != self.weights.version or self._output[1] is not self._ids:
+            self._output = self.weights.version, self._ids, self.weights.pack_output_layer(self._ids)
+        return self._output[2]
+
+    def _reserve_buffers(self, rows: int) -> "_Buffers":
+        """Return buffers of at least that many rows, and of scores for at least the longest text of the cache."""
+        have = self._buffers
+        if have is None or have.rows < rows or have.keys < self._capacity or have.threads != torch.get_num_threads():
+            rows = max(rows, 0 if have is None else have.rows)
+            self._buffers = have = _Buffers(self.weights, rows, self._capacity)
+        return have
+
+    def _write_table(self, steps: CompiledSteps, output: PackedMatrix, buffers: "_Buffers") -> Tensor:
+        """Return the table of all steps (S, `FIELDS`); written again only if an address has changed."""
+        made_of = (steps, output, buffers, self.weights.version, self._caches_SX[0])
+        if self._written is None or any(a is not b for a, b in zip(self._written[0], made_of, strict=True)):
+            writer = _TableWriter(steps, self.weights, buffers)
+            rows: list[dict[Field, int]] = []
+            for layer, slides, cache_SX in zip(self.weights.layers, self.weights.slides, self._caches_SX, strict=True):
+                windowed = slides and self.weights.window is not None
+                rows += writer.list_layer(layer, cache_SX.data_ptr(), slides=windowed)
+            rows += writer.list_head(self.weights.norm_W, output)
+            table = torch.zeros(len(rows), FIELDS, dtype=torch.int64)
+            for line, row in zip(table, rows, strict=True):
+                for field, value in row.items():
+                    line[field] = value
+            self._written = made_of, table
+        return self._written[1]
+
+
+class _Buffers:
+    """What the steps of a pass write for later ones, for a number of rows.
+
+    Attributes:
+        rows, keys, threads: for which there is memory.
+        state_NW: the state of every new token.
+    """
+
+    def __init__(self, weights: CompiledLlamaWeights, rows: int, keys: int) -> None:
+        shape = weights.shape
+        self.rows, self.threads = rows, torch.get_num_threads()
+        self.keys = -(-keys // KEYS_AT_A_TIME) * KEYS_AT_A_TIME
+        widest = max(shape.width, shape.inner, shape.heads * shape.head_size)
+        self.state_NW = torch.empty(rows, shape.width)
+        self.joined = torch.empty(rows, shape.joined)
+        self.mixed = torch.empty(rows, shape.heads * shape.head_size)
+        self.opened = torch.empty(rows, 2 * shape.inner)
+        self.inputs = torch.empty(rows, widest)
+        self.input_sums = torch.empty(rows, 2 * widest // GROUP)
+        self.scores = torch.empty(self.threads, self.keys + LANES)  # the last vector may end later
+
+    def read_inputs(self, rows: int, width: int) -> Tensor:
+        """Return a copy of the inputs of the last product."""
+        return self.inputs.view(-1)[: rows * width].view(rows, width).clone()
+
+
+@dataclass
+class _TableWriter:
+    """Lists the steps of a model as the fields that differ from 0."""
+
+    steps: CompiledSteps
+    weights: CompiledLlamaWeights
+    buffers: _Buffers
+
+    def list_layer(self, layer: CompiledLayer, cache: int, *, slides: bool) -> Iterator[dict[Field, int]]:
+        """Yield the steps of a layer."""
+        buffers = self.buffers
+        state, joined, mixed, opened = (
+            one.data_ptr() for one in (buffers.state_NW, buffers.joined, buffers.mixed, buffers.opened)
+        )
+        yield self._normalise(layer.enter_norm_W, layer.query_key_value)
+        yield self._multiply(layer.query_key_value, joined)
+        norms = {Field.WEIGHTS: _address(layer.query_norm_E), Field.KEY_WEIGHTS: _address(layer.key_norm_E)}
+        yield {**_by_row(StepKind.ROTATE), Field.INPUTS: joined, Field.CACHE: cache, **norms}
+        heads = self.weights.heads
+        attend = {
+            Field.OUTPUTS: mixed,
+            Field.SLIDES: int(slides),
+            Field.PER_ROW: heads,
+            Field.CHUNK: -(-heads // SHARES),
+        }
+        yield {Field.KIND: StepKind.ATTEND, Field.INPUTS: joined, Field.CACHE: cache, **attend}
+        yield {**_by_row(StepKind.ROUND), Field.INPUTS: mixed, **self._inputs_of(layer.leave)}
+        yield self._multiply(layer.leave, state) | {Field.ADDS: 1}
+        yield self._normalise(layer.inner_norm_W, layer.gate_up)
+        yield self._multiply(layer.gate_up, opened)
+        gate = {Field.INPUTS: opened, Field.STRIDE: layer.gate_up.padded}
+        yield {**_by_row(StepKind.GATE), **gate, **self._inputs_of(layer.down)}
+        yield self._multiply(layer.down, state) | {Field.ADDS: 1}
+
+    def list_head(self, norm_W: Tensor, output: PackedMatrix) -> Iterator[dict[Field, int]]:
+        """Yield the last norm and the output layer; the address of the logits is left to the pass."""
+        yield self._normalise(norm_W, output) | {Field.WANTED_ONLY: 1}
+        yield self._multiply(output, 0) | {Field.WANTED_ONLY: 1}
+
+    def _normalise(self, weight_W: Tensor, product: PackedMatrix) -> dict[Field, int]:
+        source = {Field.INPUTS: self.buffers.state_NW.data_ptr(), Field.WEIGHTS: weight_W.data_ptr()}
+        return {**_by_row(StepKind.NORMALISE), **source, **self._inputs_of(product)}
+
+    def _inputs_of(self, product: PackedMatrix) -> dict[Field, int]:
+        """Return where a step writes the inputs of a product, and how."""
+        buffers = self.buffers
+        return {
+            Field.OUTPUTS: buffers.inputs.data_ptr(),
+            Field.OUTPUT_SUMS: buffers.input_sums.data_ptr(),
+            Field.ROUNDS: int(product.kind.rounds),
+        }
+
+    def _multiply(self, matrix: PackedMatrix, outputs: int) -> dict[Field, int]:
+        return {
+            Field.KIND: self.steps.numbers[matrix.kind],
+            Field.INPUTS: self.buffers.inputs.data_ptr(),
+            Field.INPUT_SUMS: self.buffers.input_sums.data_ptr(),
+            Field.MATRIX: matrix.data.data_ptr(),
+            Field.SCALES: matrix.scales_BGL.data_ptr(),
+            Field.MINIMA: matrix.minima_BGL.data_ptr(),
+            Field.BIAS: _address(matrix.bias_O),
+            Field.OUTPUTS: outputs,
+            Field.GROUPS: matrix.groups,
+            Field.STRIDE: matrix.padded,
+            Field.FIXED: matrix.blocks,
+            Field.CHUNK: -(-matrix.blocks // SHARES),
+        }
+
+
+def _by_row(kind: StepKind) -> dict[Field, int]:
+    """Return the fields of a step whose items are rows, each a chunk."""
+    return {Field.KIND: kind, Field.PER_ROW: 1, Field.CHUNK: 1}
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+class _Lines:
+    """Collects the integers of a pass, so that one tensor is made of all: ids, positions, slots, wanted rows, keys.
+
+    Args:
+        ids: of the new tokens.
+        kept: indices of those whose logits are wanted.
+    """
+
+    def __init__(self, ids: list[int], kept: list[int]) -> None:
+        self._ids, self._kept = ids, kept
+        self._positions: list[int] = []
+        self._slots: list[int] = []
+        self._keys: list[int] = []
+        self._window_keys: list[int] | None = None
+        self._branches: list[int] = []
+
+    def place_tokens(
+        self,
+        slot: int,
+        capacity: int,
+        tokens: Sequence[Sequence[int]],
+        starts: Sequence[int],
+        paths: Sequence[Sequence[Sequence[int]]] | None,
+        window: int | None,
+    ) -> None:
+        """Place the new tokens of all rows.
+
+        Args:
+            slot: the first of the first row.
+            capacity: slots of a row.
+            tokens, starts: new tokens per row, and how many are cached before them.
+            paths: of trees, per row and token; None for chains.
+            window: number of tokens that sliding layers attend to.
+        """
+        if window is not None:
+            self._window_keys = []
+        places = [range(start, start + len(new)) for start, new in zip(starts, tokens, strict=True)]
+        self._positions = list(chain(*(places if paths is None else find_positions(starts, paths))))
+        for row, own in enumerate(places):
+            begin = slot + row * capacity
+            self._slots.extend(begin + place for place in own)
+            for number in range(len(own)):
+                path = None if paths is None else paths[row][number]
+                self._keys += self._list_keys(begin, own.start, number, path, None)
+                if self._window_keys is not None:
+                    self._window_keys += self._list_keys(begin, own.start, number, path, window)
+
+    def _list_keys(
+        self, begin: int, start: int, number: int, path: Sequence[int] | None, window: int | None
+    ) -> tuple[int, int, int, int]:
+        """Return what a token attends to, see `KeyList`.
+
+        Args:
+            begin: the first slot of its row.
+            start: number of cached tokens of the row.
+            number: of the token among the row's new ones.
+            path: those that it follows in a tree, and itself; None in a chain.
+            window: how many tokens it attends to at most, its own included.
+        """
+        branch = len(self._branches)
+        if path is None:
+            seen = start + number + 1
+            consecutive = seen if window is None else min(seen, window)
+            return begin + seen - consecutive, consecutive, branch, 0
+        own = path if window is None else path[-window:]
+        consecutive = start if window is None else min(start, window - len(own))
+        self._branches.extend(begin + start + token for token in own)
+        return begin + start - consecutive, consecutive, branch, len(own)
+
+    def make_header(self, rotations: Tensor, buffers: _Buffers) -> tuple[Tensor, Tensor]:
+        """Return the numbers, of which the first are the ids, and the header with their addresses. Keep both during the
+        pass.
+        """
+        lines = [
+            self._ids,
+            self._positions,
+            self._slots,
+            self._kept,
+            self._keys,
+            self._window_keys or [],
+            self._branches,
+        ]
+        numbers = torch.tensor(list(chain(*lines)))
+        begin, addresses = numbers.data_ptr(), []
+        for line in lines:
+            addresses.append(begin)
+            begin += 8 * len(line)
+        _, positions, slots, kept, keys, window_keys, branches = addresses
+        header = {
+            Header.ROWS: len(self._ids),
+            Header.WANTED: len(self._kept),
+            Header.WANTED_ROWS: kept,
+            Header.SLOTS: slots,
+            Header.POSITIONS: positions,
+            Header.ROTATIONS: rotations.data_ptr(),
+            Header.SCORES: buffers.scores.data_ptr(),
+            Header.SCORES_SIZE: buffers.scores.shape[1],
+            Header.KEYS: keys,
+            Header.WINDOW_KEYS: keys if self._window_keys is None else window_keys,
+            Header.BRANCHES: branches,
+        }
+        return numbers, torch.tensor([header[Header(number)] for number in range(HEADERS)])

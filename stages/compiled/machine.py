@@ -1,0 +1,179 @@
+"""The processor at hand: what its instructions can do, and how functions are compiled for it and run on its cores.
+
+Threads are those of torch: its OpenMP library is asked for a team, so that no second team waits for the same cores.
+"""
+
+import ctypes
+import hashlib
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import llvmlite
+import llvmlite.binding as llvm
+import numpy as np
+import torch
+from llvmlite import ir
+
+from stages.compiled.emitter import BYTE, INT, INTS, LANES, Emitter, Value
+from stages.vocabulary.disk_cache import digest_json, load_arrays, store_arrays
+
+LIBRARY = re.compile(r"(/\S*(?:libgomp|libomp|libiomp5)\S*)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Features:
+    """Instructions of a processor that the kernels choose by.
+
+    Attributes:
+        wide_registers: 32 registers of 512 bits (AVX-512).
+        dots: width in bits of its products of four bytes at a time, added to integers; 0 without any.
+    """
+
+    wide_registers: bool
+    dots: int
+
+    @classmethod
+    def detect(cls) -> "Features":
+        """Return those of this processor."""
+        found = llvm.get_host_cpu_features()
+        wide = bool(found.get("avx512f") and found.get("avx512bw"))
+        narrow = bool(found.get("avxvnni") or (found.get("avx512vnni") and found.get("avx512vl")))
+        return cls(wide, 512 if wide and found.get("avx512vnni") else 256 if narrow else 0)
+
+    @property
+    def looks_up_floats(self) -> bool:
+        """Whether 16 numbers are looked up by one instruction."""
+        return self.wide_registers
+
+    def add_dot(self, emit: Emitter, totals: Value, codes: Value, inputs: Value) -> Value:
+        """Add, per number of 32 bits, the products of its four unsigned bytes with four signed ones."""
+        if self.dots == 512:
+            return _dot(emit, totals, codes, inputs)
+        if self.dots == 256:
+            halves = zip(*(_halve(emit, one) for one in (totals, codes, inputs)), strict=True)
+            return _join(emit, [_dot(emit, *parts) for parts in halves])
+        build = emit.builder
+        for byte in range(4):
+            code = build.and_(build.lshr(codes, emit.ints(8 * byte)), emit.ints(255))
+            own = build.ashr(build.shl(inputs, emit.ints(24 - 8 * byte)), emit.ints(24))
+            totals = build.add(totals, build.mul(code, own))
+        return totals
+
+
+def _dot(emit: Emitter, totals: Value, codes: Value, inputs: Value) -> Value:
+    bits = 32 * totals.type.count
+    bytes_kind = ir.VectorType(BYTE, bits // 8)
+    parts = [emit.builder.bitcast(one, bytes_kind) for one in (codes, inputs)]
+    return emit.call(f"llvm.x86.avx512.vpdpbusd.{bits}", totals.type, [totals, *parts])
+
+
+def _halve(emit: Emitter, vector: Value) -> list[Value]:
+    nothing, half = ir.Constant(INTS, ir.Undefined), LANES // 2
+    order = [list(range(half)), list(range(half, LANES))]
+    return [emit.builder.shuffle_vector(vector, nothing, ir.Constant(ir.VectorType(INT, half), part)) for part in order]
+
+
+def _join(emit: Emitter, halves: list[Value]) -> Value:
+    return emit.builder.shuffle_vector(*halves, ir.Constant(INTS, list(range(LANES))))
+
+
+class Compiled:
+    """Compiled functions of a module. Keep it as long as they are called."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    def address(self, name: str) -> int:
+        """Return the address of a function."""
+        found: int = self._engine.get_function_address(name)
+        return found
+
+
+def compile_module(made_from: Sequence[object], build: Callable[[], ir.Module]) -> Compiled:
+    """Compile a module for this processor, or load what was compiled before on this machine.
+
+    Args:
+        made_from: all that the module depends on besides the code of this folder.
+        build: makes it.
+    """
+    _prepare()
+    processor = llvm.get_host_cpu_name()
+    features = llvm.get_host_cpu_features().flatten() + ",-prefer-256-bit"
+    machine = llvm.Target.from_default_triple().create_target_machine(processor, features, opt=3, jit=True)
+    key = digest_json(
+        processor, features, llvm.llvm_version_info, llvmlite.__version__, _digest_code(), repr(made_from)
+    )
+    stored = load_arrays("compiled", key, lambda arrays: arrays["code"].tobytes())
+    if stored is None:
+        parsed = llvm.parse_assembly(str(build()))
+        parsed.verify()
+        passes = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=3))
+        passes.getModulePassManager().run(parsed, passes)
+        stored = machine.emit_object(parsed)
+        store_arrays("compiled", key, {"code": np.frombuffer(stored, np.uint8)})
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+    engine.add_object_file(llvm.ObjectFileRef.from_data(stored))
+    engine.finalize_object()
+    return Compiled(engine)
+
+
+@cache
+def _digest_code() -> str:
+    """Return a digest of the modules of this folder."""
+    code = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        code.update(path.read_bytes())
+    return code.hexdigest()
+
+
+@cache
+def _prepare() -> None:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    others = {"sched_yield": _address(ctypes.CDLL(None), "sched_yield")}
+    for name, address in (find_team_functions() | others).items():
+        llvm.add_symbol(name, address)
+
+
+def _address(library: ctypes.CDLL, name: str) -> int:
+    return ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
+
+
+TEAM_FUNCTIONS = ("GOMP_parallel", "omp_get_thread_num")
+
+
+@cache
+def find_team_functions() -> dict[str, int]:
+    """Return the addresses of the functions of torch's OpenMP library; empty where it has none of these names."""
+    torch.empty(1 << 16).add_(1)  # loads the library
+    for path in _find_libraries():
+        try:
+            library = ctypes.CDLL(path)
+            return {name: _address(library, name) for name in TEAM_FUNCTIONS}
+        except (OSError, AttributeError):
+            continue
+    return {}
+
+
+def _find_libraries() -> list[str]:
+    """Return the OpenMP libraries that this process has loaded, torch's own first."""
+    maps = Path("/proc/self/maps")
+    loaded = LIBRARY.findall(maps.read_text(encoding="utf-8")) if maps.is_file() else []
+    own = str(Path(torch.__file__).parent)
+    return sorted(dict.fromkeys(loaded), key=lambda path: not path.startswith(own))
+
+
+def make_team_call(address: int) -> Callable[[int, int], None]:
+    """Return what runs a compiled function on a team of threads: `(address of its data, number of threads)`."""
+    functions = find_team_functions()
+    if not functions:
+        alone = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
+        return lambda data, _: alone(data)
+    start = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)(
+        functions["GOMP_parallel"]
+    )
+    return lambda data, threads: start(address, data, threads, 0)

@@ -1,0 +1,102 @@
+"""Matrices in the layout that compiled products read (`stages/compiled/products.py`).
+
+Shapes: O outputs, I inputs, G groups of inputs, B blocks of outputs, L lanes: the outputs of a block.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from stages.compiled.emitter import LANES
+from stages.compiled.products import ProductKind
+from stages.quantisation.groups import GROUP, GroupedMatrix
+
+
+@dataclass(frozen=True)
+class PackedMatrix:
+    """A matrix in blocks of outputs.
+
+    Attributes:
+        kind: how it is stored.
+        outputs: number of outputs, without the padding of the last block.
+        data: its codes or numbers.
+        scales, minima: (B, G, L), of codes.
+        bias_O: float32, padded; None without one.
+    """
+
+    kind: ProductKind
+    outputs: int
+    groups: int
+    data: Tensor
+    scales_BGL: Tensor
+    minima_BGL: Tensor
+    bias_O: Tensor | None
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks of outputs."""
+        return -(-self.outputs // LANES)
+
+    @property
+    def padded(self) -> int:
+        """Number of outputs with the padding."""
+        return self.blocks * LANES
+
+
+def can_pack_inputs(inputs: int) -> bool:
+    """Whether a matrix with that many inputs can be packed: they must divide into groups."""
+    return inputs > 0 and inputs % GROUP == 0
+
+
+def pack_matrix(
+    weight_OI: Tensor, bias_O: Tensor | None, groups: GroupedMatrix | None, *, rounds: bool
+) -> PackedMatrix:
+    """Pack a matrix: its codes if it has any; else its numbers, in bfloat16 if that keeps them.
+
+    Args:
+        weight_OI: weights, whose inputs `can_pack_inputs`.
+        bias_O: added to the outputs.
+        groups: codes of these weights, of at most eight bits.
+        rounds: whether inputs are rounded to eight bits; numbers that are no codes are multiplied unrounded.
+    """
+    bias = None if bias_O is None else _pad(bias_O.float()).contiguous()
+    outputs, inputs = weight_OI.shape
+    if groups is None:
+        short_OI = weight_OI.bfloat16()
+        exact = torch.equal(short_OI.to(weight_OI.dtype), weight_OI)
+        numbers_OI = short_OI if exact else weight_OI.float()
+        data = _pad(numbers_OI).view(-1, LANES, inputs).transpose(1, 2).contiguous()
+        nothing = torch.empty(0)
+        return PackedMatrix(ProductKind(16 if exact else 32), outputs, inputs // GROUP, data, nothing, nothing, bias)
+    scales, minima = (
+        _pad(one_OG).view(-1, LANES, inputs // GROUP).transpose(1, 2) for one_OG in (groups.scale_OG, groups.minimum_OG)
+    )
+    wide = not all(torch.equal(one.half().float(), one) for one in (scales, minima))
+    dtype = torch.float32 if wide else torch.float16
+    bits = 4 if groups.bits <= 4 else 8
+    data = pack_codes(_pad(groups.codes_OI), bits)
+    kind = ProductKind(bits, wide, rounds)
+    return PackedMatrix(
+        kind, outputs, inputs // GROUP, data, scales.to(dtype).contiguous(), minima.to(dtype).contiguous(), bias
+    )
+
+
+def pack_codes(codes_OI: Tensor, bits: int) -> Tensor:
+    """Return codes as bytes (B, G, vectors, 4 L): four inputs of an output are neighbours; with four bits, four more
+    inputs are in the high halves.
+
+    >>> codes_OI = torch.arange(GROUP).repeat(LANES, 1).to(torch.uint8) % 16
+    >>> pack_codes(codes_OI, 4)[0, 0, 0, :4].tolist()  # 0 and 4, 1 and 5, 2 and 6, 3 and 7
+    [64, 81, 98, 115]
+    """
+    blocks = codes_OI.view(-1, LANES, codes_OI.shape[1] // GROUP, GROUP // 4, 4).permute(0, 2, 3, 1, 4)
+    quads = blocks.reshape(*blocks.shape[:3], -1)
+    return quads.contiguous() if bits == 8 else (quads[:, :, 0::2] | quads[:, :, 1::2] << 4).contiguous()
+
+
+def _pad(values_OX: Tensor) -> Tensor:
+    """Fill the last block of outputs with zeros."""
+    missing = -len(values_OX) % LANES
+    return functional.pad(values_OX, [0, 0] * (values_OX.dim() - 1) + [0, missing]) if missing else values_OX

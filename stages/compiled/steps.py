@@ -1,0 +1,77 @@
+"""The table by which compiled code and Python speak: a program is a list of steps, a step is a row of integers.
+
+Addresses are integers too. What differs from pass to pass is in the header, so that the steps of a model are written
+once.
+
+The work of a step is a number of items: rows, heads of rows, or blocks of outputs. A thread takes some of them at a
+time, and goes to the next step when all items are done. So a thread that the system does not run for a while keeps
+nobody waiting, unless it holds items.
+"""
+
+from enum import IntEnum
+
+
+class StepKind(IntEnum):
+    """What a step does; products have numbers from `PRODUCTS` on."""
+
+    NORMALISE = 0
+    ROUND = 1
+    ROTATE = 2
+    ATTEND = 3
+    GATE = 4
+    PRODUCTS = 8
+
+
+class Field(IntEnum):
+    """What the integers of a step are."""
+
+    KIND = 0
+    INPUTS = 1  # address of what is read, per row
+    INPUT_SUMS = 2  # of the sums of its groups
+    OUTPUTS = 3  # address of what is written
+    OUTPUT_SUMS = 4
+    MATRIX = 5  # of a product: addresses of its codes, scales, minima and bias (0: none)
+    SCALES = 6
+    MINIMA = 7
+    BIAS = 8
+    GROUPS = 9  # of the inputs
+    STRIDE = 10  # numbers of a row of the outputs
+    ADDS = 11  # whether a product is added to what its outputs hold
+    WANTED_ONLY = 12  # whether only the rows whose logits are wanted are computed
+    ROUNDS = 13  # whether what is written is rounded to eight bits, with one scale per group
+    WEIGHTS = 14  # address of the weights of a norm
+    KEY_WEIGHTS = 15  # of those of the norm of keys; 0: heads have no norms
+    CACHE = 16  # address of a layer's keys and values
+    SLIDES = 17  # whether a layer attends to a window
+    PER_ROW = 18  # items of work per row
+    FIXED = 19  # items of work whatever the number of rows
+    CHUNK = 20  # items that a thread takes at a time
+
+
+class Header(IntEnum):
+    """What the integers of the header are."""
+
+    ROWS = 0  # number of new tokens
+    WANTED = 1  # number of those whose logits are wanted
+    WANTED_ROWS = 2  # address of their indices
+    SLOTS = 3  # address of the slot of every new token in the cache
+    POSITIONS = 4  # address of its position
+    ROTATIONS = 5  # address of cosines and sines by position
+    SCORES = 6  # address of the attention scores, for each thread
+    SCORES_SIZE = 7  # numbers per thread
+    KEYS = 8  # address of what every new token attends to, see `KeyList`
+    WINDOW_KEYS = 9  # the same in a layer that attends to a window
+    BRANCHES = 10  # address of the slots of all trees' paths
+
+
+class KeyList(IntEnum):
+    """Which keys a token attends to: consecutive slots, and then those of its path in a tree."""
+
+    BEGIN = 0  # the first slot
+    CONSECUTIVE = 1  # how many follow each other
+    BRANCH = 2  # where its path begins among the branches
+    LENGTH = 3  # how many tokens of a path there are
+
+
+COUNTERS = 8  # integers per step: items taken, items done, and the rest of a line of the cache
+FIELDS, HEADERS, KEY_FIELDS = max(Field) + 1, max(Header) + 1, len(KeyList)

@@ -1,0 +1,87 @@
+"""Functions of vectors: the exponential, and the preparation of a matrix's inputs.
+
+Shapes: N rows, I inputs, G groups of inputs.
+"""
+
+import math
+
+from llvmlite import ir
+
+from stages.compiled.emitter import BYTE, FLOAT, INTS, LANES, VECTOR, Emitter, Value
+from stages.quantisation.groups import GROUP
+
+LOWEST = -87.0  # its exponential is the smallest that is not taken for 0
+# ln 2 in two parts: the first has so few bits that its product with an exponent is exact (Cephes, `expf`).
+LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4
+EXPONENTIAL = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
+LARGEST_CODE = 127
+
+
+def exponential(emit: Emitter, x: Value) -> Value:
+    """Return e to the power of a vector, within two units in the last place; 0 below `LOWEST`.
+
+    The power of 2 next to the result is an exponent; the rest is a polynomial of Cephes (S. Moshier).
+
+    Args:
+        emit: of the function.
+        x: at most 88.
+    """
+    build = emit.builder
+    bounded = build.select(build.fcmp_ordered(">", x, emit.floats(LOWEST)), x, emit.floats(LOWEST))
+    power = emit.call(f"llvm.rint.v{LANES}f32", VECTOR, [build.fmul(bounded, emit.floats(1 / math.log(2)))])
+    rest = emit.fused(power, emit.floats(-LN2_HIGH), bounded)
+    rest = emit.fused(power, emit.floats(-LN2_LOW), rest)
+    value = emit.floats(EXPONENTIAL[0])
+    for factor in EXPONENTIAL[1:]:
+        value = emit.fused(value, rest, emit.floats(factor))
+    value = build.fadd(emit.fused(value, build.fmul(rest, rest), rest), emit.floats(1.0))
+    bits = build.shl(build.add(build.fptosi(power, INTS), emit.ints(127)), emit.ints(23))
+    value = build.fmul(value, build.bitcast(bits, VECTOR))
+    # Not a number stays one: it is not below anything.
+    return build.select(build.fcmp_ordered("<", x, emit.floats(LOWEST)), emit.floats(0.0), _keep_nan(emit, x, value))
+
+
+def _keep_nan(emit: Emitter, x: Value, value: Value) -> Value:
+    """Return a value, or x where that is not a number."""
+    return emit.builder.select(emit.builder.fcmp_unordered("uno", x, x), x, value)
+
+
+def store_inputs(emit: Emitter, group: tuple[Value, Value], inputs: Value, sums: Value, *, rounds: bool) -> None:
+    """Store a group of a row's inputs as a product reads them, and what its minimum is multiplied by.
+
+    Args:
+        emit: of the function.
+        group: the inputs, in two vectors.
+        inputs: address of the group: of float32, or of bytes if rounded.
+        sums: address of its sum; if rounded, of its scale and of the sum of the rounded inputs.
+        rounds: whether to round to eight bits with one scale for the group.
+    """
+    build = emit.builder
+    if not rounds:
+        for half, vector in enumerate(group):
+            emit.store(vector, emit.offset(inputs, half * LANES, 4))
+        emit.store(emit.total(build.fadd(*group)), sums)
+        return
+    sizes = [emit.call(f"llvm.fabs.v{LANES}f32", VECTOR, [vector]) for vector in group]
+    larger = build.select(build.fcmp_unordered("<", sizes[0], sizes[1]), sizes[1], sizes[0])
+    largest = emit.call(f"llvm.vector.reduce.fmax.v{LANES}f32", FLOAT, [larger])
+    scale = build.fdiv(largest, ir.Constant(FLOAT, LARGEST_CODE))
+    tiny = build.fcmp_ordered("<", largest, ir.Constant(FLOAT, 1e-30))
+    factor = build.select(tiny, ir.Constant(FLOAT, 0.0), build.fdiv(ir.Constant(FLOAT, LARGEST_CODE), largest))
+    total = emit.ints(0)
+    for half, vector in enumerate(group):
+        steps = emit.call(f"llvm.rint.v{LANES}f32", VECTOR, [build.fmul(vector, emit.spread(factor))])
+        codes = build.fptosi(steps, INTS)
+        total = build.add(total, codes)
+        emit.store(build.trunc(codes, ir.VectorType(BYTE, LANES)), emit.offset(inputs, half * LANES, 1))
+    # A maximum passes over what is not a number; a sum does not.
+    poison = build.fmul(emit.total(build.fadd(*group)), ir.Constant(FLOAT, 0.0))
+    scale = build.fadd(scale, poison)
+    emit.store(scale, sums)
+    whole = build.sitofp(emit.total(total), FLOAT)
+    emit.store(build.fmul(scale, whole), emit.offset(sums, 1, 4))
+
+
+def sizes_of_group(*, rounds: bool) -> tuple[int, int]:
+    """Return the bytes of a group's inputs, and of its sums."""
+    return (GROUP, 8) if rounds else (4 * GROUP, 4)
