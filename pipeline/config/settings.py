@@ -86,13 +86,14 @@ class Config(Section):
     weights: WeightFormat = Field(
         default="auto",
         description="Weight format of the targets: the fastest layout in the type `dtype` ('fastest'), in 'float32' or "
-        "in 'bfloat16'; 'int8' and 'int4' quantise the target and change its outputs. 'auto': the own bits of a GGUF "
-        "file of four bits, else 'fastest'.",
+        "in 'bfloat16'; 'codes', the own bits of a GGUF file, whose inputs are rounded to 16 bits; 'int8' and 'int4' "
+        "quantise the target and change its outputs. 'auto': 'codes' for a quantised GGUF file, else 'fastest'.",
     )
     one_kernel: bool = Field(
         default=False,
-        description="Whether one kernel computes passes of all sizes, one query at a time: with 'int4', a token then "
-        "has the same logits bit for bit whatever else a pass computes. Slower; no trees are verified.",
+        description="Whether a token has the same logits bit for bit whatever else a pass computes. With the compiled "
+        "forward pass it always has; the packed one then computes passes of all sizes with one kernel and one query at "
+        "a time, which is slower, and no trees are verified.",
     )
     threads: int | None = Field(
         default=None, ge=1, description="Number of CPU threads. Default: 1 for small targets, else torch's choice."

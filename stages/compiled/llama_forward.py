@@ -16,6 +16,7 @@ from typing_extensions import override
 from stages.compiled.emitter import LANES
 from stages.compiled.llama_weights import CompiledLayer, CompiledLlamaWeights
 from stages.compiled.packing import PackedMatrix
+from stages.compiled.products import COLUMNS
 from stages.compiled.program import CompiledSteps
 from stages.compiled.steps import FIELDS, HEADERS, Field, Header, StepKind
 from stages.forward_pass.attention_masks import find_branching_paths, find_positions
@@ -190,8 +191,8 @@ class _TableWriter:
             Field.OUTPUTS: outputs,
             Field.GROUPS: matrix.groups,
             Field.STRIDE: matrix.padded,
-            Field.FIXED: matrix.blocks,
-            Field.CHUNK: -(-matrix.blocks // SHARES),
+            Field.FIXED: matrix.blocks // COLUMNS,
+            Field.CHUNK: -(-matrix.blocks // COLUMNS // SHARES),
         }
 
 

@@ -20,6 +20,7 @@ from stages.forward_pass.kernel_choice import Matrix, join_matrices
 from stages.forward_pass.packed_weights import PackedLlamaWeights, has_packed_forward
 from stages.quantisation.modules import find_attached, find_groups, has_groups
 
+ROUNDED_INPUTS = ("codes", "int4")  # formats of codes whose inputs have 16 bits
 SMALL = 16 << 20  # parameters of a model whose passes take longer for single operations than for reading weights
 
 
@@ -32,7 +33,7 @@ def prefers_compiled_forward(model: Any, weights: str, *, one_kernel: bool) -> b
     if not has_compiled_forward(model):
         return False
     if weights not in ("fastest", "float32"):
-        return weights == "int4"
+        return weights in ROUNDED_INPUTS
     small = sum(weight.numel() for weight in model.parameters()) < SMALL
     sample = model.model.layers[-1].mlp.down_proj.weight.detach()
     short = torch.equal(sample.bfloat16().float(), sample)
@@ -106,12 +107,13 @@ class CompiledLlamaWeights(PackedLlamaWeights):
         head = self.model.lm_head
         bias_O = None if head.bias is None else head.bias.detach()
         matrix = Matrix(head.weight.detach(), bias_O, find_attached(head))
-        return _pack(matrix if ids is None else matrix.take(ids))
+        return self._pack(matrix if ids is None else matrix.take(ids))
 
     @override
     def describe(self) -> str:
         bits = sorted({matrix.kind.bits for layer in self.layers for matrix in layer.matrices()})
-        return f"compiled forward, weights of {' and '.join(map(str, bits))} bits, float32"
+        inputs = "inputs of 16 bits" if self._format in ROUNDED_INPUTS else "float32"
+        return f"compiled forward, weights of {' and '.join(map(str, bits))} bits, {inputs}"
 
     @override
     def _make_rotations(self, longest: int) -> Tensor:
@@ -133,13 +135,13 @@ class CompiledLlamaWeights(PackedLlamaWeights):
         heads = [read(one) for one in (attention.q_proj, attention.k_proj, attention.v_proj)]
         return CompiledLayer(
             layer.input_layernorm.weight.detach().contiguous(),
-            _pack(join_matrices(heads)),
+            self._pack(join_matrices(heads)),
             self._head_norm(attention, "q_norm"),
             self._head_norm(attention, "k_norm"),
-            _pack(read(attention.o_proj)),
+            self._pack(read(attention.o_proj)),
             layer.post_attention_layernorm.weight.detach().contiguous(),
-            _pack(join_matrices([read(inner.gate_proj), read(inner.up_proj)])),
-            _pack(read(inner.down_proj)),
+            self._pack(join_matrices([read(inner.gate_proj), read(inner.up_proj)])),
+            self._pack(read(inner.down_proj)),
         )
 
     def _read(self, linear: nn.Linear) -> Matrix:
@@ -156,6 +158,5 @@ class CompiledLlamaWeights(PackedLlamaWeights):
         norm = getattr(attention, name, None)
         return None if norm is None else norm.weight.detach().contiguous()
 
-
-def _pack(matrix: Matrix) -> PackedMatrix:
-    return pack_matrix(matrix.weight_OI, matrix.bias_O, matrix.groups, rounds=False)
+    def _pack(self, matrix: Matrix) -> PackedMatrix:
+        return pack_matrix(matrix.weight_OI, matrix.bias_O, matrix.groups, rounds=self._format in ROUNDED_INPUTS)

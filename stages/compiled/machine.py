@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from llvmlite import ir
 
-from stages.compiled.emitter import BYTE, INT, INTS, LANES, Emitter, Value
+from stages.compiled.emitter import INT, INTS, LANES, Emitter, Value
 from stages.vocabulary.disk_cache import digest_json, load_arrays, store_arrays
 
 LIBRARY = re.compile(r"(/\S*(?:libgomp|libomp|libiomp5)\S*)$", re.MULTILINE)
@@ -30,7 +30,7 @@ class Features:
 
     Attributes:
         wide_registers: 32 registers of 512 bits (AVX-512).
-        dots: width in bits of its products of four bytes at a time, added to integers; 0 without any.
+        dots: width in bits of its instruction for products of pairs of 16 bits, added to integers; 0 without any.
     """
 
     wide_registers: bool
@@ -50,25 +50,23 @@ class Features:
         return self.wide_registers
 
     def add_dot(self, emit: Emitter, totals: Value, codes: Value, inputs: Value) -> Value:
-        """Add, per number of 32 bits, the products of its four unsigned bytes with four signed ones."""
+        """Add, per number of 32 bits, the products of its two halves, signed numbers of 16 bits."""
         if self.dots == 512:
             return _dot(emit, totals, codes, inputs)
         if self.dots == 256:
             halves = zip(*(_halve(emit, one) for one in (totals, codes, inputs)), strict=True)
             return _join(emit, [_dot(emit, *parts) for parts in halves])
         build = emit.builder
-        for byte in range(4):
-            code = build.and_(build.lshr(codes, emit.ints(8 * byte)), emit.ints(255))
-            own = build.ashr(build.shl(inputs, emit.ints(24 - 8 * byte)), emit.ints(24))
-            totals = build.add(totals, build.mul(code, own))
-        return totals
+        low = [build.ashr(build.shl(one, emit.ints(16)), emit.ints(16)) for one in (codes, inputs)]
+        high = [build.ashr(one, emit.ints(16)) for one in (codes, inputs)]
+        return build.add(totals, build.add(build.mul(*low), build.mul(*high)))
 
 
 def _dot(emit: Emitter, totals: Value, codes: Value, inputs: Value) -> Value:
     bits = 32 * totals.type.count
-    bytes_kind = ir.VectorType(BYTE, bits // 8)
-    parts = [emit.builder.bitcast(one, bytes_kind) for one in (codes, inputs)]
-    return emit.call(f"llvm.x86.avx512.vpdpbusd.{bits}", totals.type, [totals, *parts])
+    pairs = ir.VectorType(ir.IntType(16), bits // 16)
+    parts = [emit.builder.bitcast(one, pairs) for one in (codes, inputs)]
+    return emit.call(f"llvm.x86.avx512.vpdpwssd.{bits}", totals.type, [totals, *parts])
 
 
 def _halve(emit: Emitter, vector: Value) -> list[Value]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from stages.compiled.emitter import LANES
-from stages.compiled.products import ProductKind
+from stages.compiled.products import COLUMNS, ProductKind
 from stages.quantisation.groups import GROUP, GroupedMatrix
 
 
@@ -36,8 +36,8 @@ class PackedMatrix:
 
     @property
     def blocks(self) -> int:
-        """Number of blocks of outputs."""
-        return -(-self.outputs // LANES)
+        """Number of blocks of outputs: a multiple of those that are computed together."""
+        return -(-self.outputs // (LANES * COLUMNS)) * COLUMNS
 
     @property
     def padded(self) -> int:
@@ -59,7 +59,7 @@ def pack_matrix(
         weight_OI: weights, whose inputs `can_pack_inputs`.
         bias_O: added to the outputs.
         groups: codes of these weights, of at most eight bits.
-        rounds: whether inputs are rounded to eight bits; numbers that are no codes are multiplied unrounded.
+        rounds: whether inputs are rounded to 16 bits; numbers that are no codes are multiplied unrounded.
     """
     bias = None if bias_O is None else _pad(bias_O.float()).contiguous()
     outputs, inputs = weight_OI.shape
@@ -84,19 +84,24 @@ def pack_matrix(
 
 
 def pack_codes(codes_OI: Tensor, bits: int) -> Tensor:
-    """Return codes as bytes (B, G, vectors, 4 L): four inputs of an output are neighbours; with four bits, four more
-    inputs are in the high halves.
+    """Return codes as numbers of 32 bits (B, G, vectors, L): of the inputs in one, the even ones are in its low half,
+    the odd ones in its high half, so that shifts and one mask give pairs of numbers of 16 bits.
 
     >>> codes_OI = torch.arange(GROUP).repeat(LANES, 1).to(torch.uint8) % 16
-    >>> pack_codes(codes_OI, 4)[0, 0, 0, :4].tolist()  # 0 and 4, 1 and 5, 2 and 6, 3 and 7
-    [64, 81, 98, 115]
+    >>> hex(pack_codes(codes_OI, 4)[0, 0, 0, 0])
+    '0x75316420'
     """
-    blocks = codes_OI.view(-1, LANES, codes_OI.shape[1] // GROUP, GROUP // 4, 4).permute(0, 2, 3, 1, 4)
-    quads = blocks.reshape(*blocks.shape[:3], -1)
-    return quads.contiguous() if bits == 8 else (quads[:, :, 0::2] | quads[:, :, 1::2] << 4).contiguous()
+    inputs = 32 // bits
+    blocks = codes_OI.view(-1, LANES, codes_OI.shape[1] // GROUP, GROUP // inputs, inputs // 2, 2)
+    places = torch.arange(inputs, dtype=torch.int32).view(2, -1).t() * bits
+    packed = torch.zeros(blocks.shape[:4], dtype=torch.int32)
+    for pair, own in enumerate(places.tolist()):
+        for half, place in enumerate(own):
+            packed |= blocks[..., pair, half].to(torch.int32) << place
+    return packed.permute(0, 2, 3, 1).contiguous()
 
 
 def _pad(values_OX: Tensor) -> Tensor:
-    """Fill the last block of outputs with zeros."""
-    missing = -len(values_OX) % LANES
+    """Fill the last blocks of outputs with zeros."""
+    missing = -len(values_OX) % (LANES * COLUMNS)
     return functional.pad(values_OX, [0, 0] * (values_OX.dim() - 1) + [0, missing]) if missing else values_OX

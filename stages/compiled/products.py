@@ -5,7 +5,7 @@ input, so that a vector holds the same input's codes of all outputs: the codes a
 Of a group, a row's sum is `scale * (codes . inputs) + minimum * (sum of the inputs)`.
 
 The sums of a row are added in the same order for every number of rows, so a row has the same bits alone and in any
-batch. With inputs in eight bits the products of a group are sums of integers.
+batch. With inputs of 16 bits the products of a group are sums of integers, two at a time.
 
 Shapes: N rows, O outputs, I inputs, G groups of inputs, B blocks of outputs.
 """
@@ -13,6 +13,7 @@ Shapes: N rows, O outputs, I inputs, G groups of inputs, B blocks of outputs.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 
 from llvmlite import ir
 
@@ -22,10 +23,20 @@ from stages.compiled.steps import Field, Header
 from stages.compiled.vector_math import sizes_of_group
 from stages.quantisation.groups import GROUP
 
-TILE = 8  # rows that share the unpacking of a block: their sums fit the 32 registers of AVX-512
-NARROW_TILE = 3  # with 16 registers of half the size
+COLUMNS = 2  # blocks that are computed together, so that an input is loaded once for both
+TILE = 6  # rows that share the unpacking of codes: the sums of all rows and blocks fit the 32 registers of AVX-512
+NARROW_TILE = 2  # with 16 registers of half the size
 CHAINS = 2  # sums of a group that are added at its end: a processor adds to several at a time
 BYTES = 4 * LANES  # of a vector
+
+
+@dataclass(frozen=True)
+class _Column:
+    """Addresses of a block's codes, scales and minima."""
+
+    codes: Value
+    scales: Value
+    minima: Value
 
 
 @dataclass(frozen=True)
@@ -35,7 +46,7 @@ class ProductKind:
     Attributes:
         bits: of a code: 4 or 8; of a number: 16 (bfloat16) or 32.
         wide_scales: whether scales and minima have 32 bits instead of 16.
-        rounds: whether inputs are rounded to eight bits.
+        rounds: whether inputs are rounded to 16 bits, with one scale per group.
     """
 
     bits: int
@@ -75,49 +86,64 @@ class _Product:
         self._tile = TILE if features.wide_registers else NARROW_TILE
         self._group_bytes = kind.bits * GROUP * LANES // 8
         self._scale_bytes = LANES * (4 if kind.wide_scales else 2)
-        self._sums = [emit.variable(VECTOR, emit.floats(0.0)) for _ in range(self._tile)]
+        self._sums = [emit.variable(VECTOR, emit.floats(0.0)) for _ in range(COLUMNS * self._tile)]
 
     def emit_blocks(self) -> None:
-        """Emit the loop over blocks, and over tiles of rows within."""
+        """Emit the loop over groups of blocks, and over tiles of rows within."""
         emit = self._emit
         rest = emit.remainder(self._rows, self._tile)
         whole = emit.subtract(self._rows, rest)
-        with emit.loop(self._begin, self._end) as block:
+        with emit.loop(self._begin, self._end) as item:
+            block = emit.multiply(item, COLUMNS)
             with emit.loop(0, whole, self._tile) as row:
                 self._emit_tile(block, row, self._tile)
             emit.switch(rest, {rows: partial(self._emit_tile, block, whole, rows) for rows in range(1, self._tile)})
 
     def _emit_tile(self, block: Value, row: Value, rows: int) -> None:
-        """Emit the sums of some rows over all groups, and their outputs."""
+        """Emit the sums of some rows and blocks over all groups, and their outputs."""
         emit, kind = self._emit, self._kind
         input_bytes, sum_bytes = sizes_of_group(rounds=kind.rounds)
-        first = emit.multiply(block, self._groups)
-        codes = emit.offset(emit.pointer(self._fields, Field.MATRIX), first, self._group_bytes)
-        scales, minima = (
-            emit.offset(emit.pointer(self._fields, field), first, self._scale_bytes)
-            for field in (Field.SCALES, Field.MINIMA)
-        )
+        columns = [self._find_column(emit.add(block, number)) for number in range(COLUMNS)]
         all_inputs, all_sums = emit.pointer(self._fields, Field.INPUTS), emit.pointer(self._fields, Field.INPUT_SUMS)
         starts = [emit.multiply(emit.add(row, number), self._groups) for number in range(rows)]
         inputs = [emit.offset(all_inputs, start, input_bytes) for start in starts]
         input_sums = [emit.offset(all_sums, start, sum_bytes) for start in starts]
-        for total in self._sums[:rows]:
+        totals = [self._sums[number * self._tile :][:rows] for number in range(COLUMNS)]
+        for total in chain(*totals):
             emit.set(total, emit.floats(0.0))
         with emit.loop(0, self._groups) as group:
-            here = emit.offset(codes, group, self._group_bytes)
+            codes = [emit.offset(column.codes, group, self._group_bytes) for column in columns]
             own = [emit.offset(start, group, input_bytes) for start in inputs]
-            products = self._multiply_codes(here, own) if kind.rounds else self._multiply_numbers(here, own)
-            if kind.has_groups:
-                scale, minimum = (
-                    self._load_scales(emit.offset(start, group, self._scale_bytes)) for start in (scales, minima)
-                )
-                for total, product, start in zip(self._sums, products, input_sums, strict=False):
-                    self._add_group(total, product, scale, minimum, emit.offset(start, group, sum_bytes))
-            else:
-                for total, product in zip(self._sums, products, strict=False):
-                    emit.set(total, emit.builder.fadd(emit.get(total, VECTOR), product))
-        for number, total in enumerate(self._sums[:rows]):
-            self._store_outputs(block, emit.add(row, number), emit.get(total, VECTOR))
+            multiply = self._multiply_codes if kind.rounds else self._multiply_numbers
+            sums = [emit.offset(start, group, sum_bytes) for start in input_sums]
+            for column, own_totals, products in zip(columns, totals, multiply(codes, own), strict=True):
+                self._add_products(column, group, own_totals, products, sums)
+        for number, own_totals in enumerate(totals):
+            for place, total in enumerate(own_totals):
+                self._store_outputs(emit.add(block, number), emit.add(row, place), emit.get(total, VECTOR))
+
+    def _find_column(self, block: Value) -> "_Column":
+        emit, first = self._emit, self._emit.multiply(block, self._groups)
+        scales, minima = (
+            emit.offset(emit.pointer(self._fields, field), first, self._scale_bytes)
+            for field in (Field.SCALES, Field.MINIMA)
+        )
+        return _Column(emit.offset(emit.pointer(self._fields, Field.MATRIX), first, self._group_bytes), scales, minima)
+
+    def _add_products(
+        self, column: "_Column", group: Value, totals: Sequence[Value], products: Sequence[Value], sums: Sequence[Value]
+    ) -> None:
+        """Add a group's products with one block to the sums of all rows."""
+        emit = self._emit
+        if not self._kind.has_groups:
+            for total, product in zip(totals, products, strict=True):
+                emit.set(total, emit.builder.fadd(emit.get(total, VECTOR), product))
+            return
+        scale, minimum = (
+            self._load_scales(emit.offset(start, group, self._scale_bytes)) for start in (column.scales, column.minima)
+        )
+        for total, product, own in zip(totals, products, sums, strict=True):
+            self._add_group(total, product, scale, minimum, own)
 
     def _add_group(self, total: Value, product: Value, scale: Value, minimum: Value, sums: Value) -> None:
         """Add a group's product, scaled, and its minimum times the inputs' sum."""
@@ -149,18 +175,21 @@ class _Product:
             emit.set(value, build.fadd(emit.load(address, VECTOR), emit.get(value, VECTOR)))
         emit.store(emit.get(value, VECTOR), address)
 
-    def _multiply_numbers(self, codes: Value, inputs: Sequence[Value]) -> list[Value]:
-        """Return, per row, the products of a group's weights or codes with the inputs, in float32."""
+    def _multiply_numbers(self, columns: Sequence[Value], inputs: Sequence[Value]) -> list[list[Value]]:
+        """Return, per block and row, the products of a group's weights or codes with the inputs, in float32."""
         emit = self._emit
-        chains: list[list[Value | None]] = [[None] * CHAINS for _ in inputs]
-        for place, (number, weights) in enumerate(self._unpack_numbers(codes)):
+        unpacked = [self._unpack_numbers(codes) for codes in columns]
+        chains: list[list[list[Value]]] = [[[] for _ in inputs] for _ in columns]
+        for own in zip(*unpacked, strict=True):
             for row, start in enumerate(inputs):
-                own = emit.spread(emit.load(emit.offset(start, number, 4), FLOAT))
-                before = chains[row][place % CHAINS]
-                chains[row][place % CHAINS] = (
-                    emit.builder.fmul(weights, own) if before is None else emit.fused(weights, own, before)
-                )
-        return [emit.builder.fadd(*chain) for chain in chains]
+                value = emit.spread(emit.load(emit.offset(start, own[0][0], 4), FLOAT))
+                for (_, weights), rows in zip(own, chains, strict=True):
+                    sums = rows[row]
+                    if len(sums) < CHAINS:
+                        sums.append(emit.builder.fmul(weights, value))
+                    else:  # the oldest comes next
+                        sums.append(emit.fused(weights, value, sums.pop(0)))
+        return [[emit.builder.fadd(*sums) for sums in rows] for rows in chains]
 
     def _unpack_numbers(self, codes: Value) -> Sequence[tuple[int, Value]]:
         """Yield the number of every input of a group and its weights or codes as a vector of float32."""
@@ -191,39 +220,37 @@ class _Product:
             return emit.call("llvm.x86.avx512.permvar.sf.512", VECTOR, [table, shifted])
         return emit.builder.uitofp(emit.builder.and_(shifted, emit.ints((1 << bits) - 1)), VECTOR)
 
-    def _multiply_codes(self, codes: Value, inputs: Sequence[Value]) -> list[Value]:
-        """Return, per row, the products of a group's codes with the rounded inputs: sums of integers."""
+    def _multiply_codes(self, columns: Sequence[Value], inputs: Sequence[Value]) -> list[list[Value]]:
+        """Return, per block and row, the products of a group's codes with the rounded inputs: sums of integers."""
         emit = self._emit
-        totals: list[Value] = [emit.ints(0) for _ in inputs]
-        for quad, unpacked in enumerate(self._unpack_quads(codes)):
+        unpacked = [self._unpack_pairs(codes) for codes in columns]
+        totals: list[list[Value]] = [[emit.ints(0) for _ in inputs] for _ in columns]
+        for number, own in enumerate(zip(*unpacked, strict=True)):
             for row, start in enumerate(inputs):
-                four = emit.spread(emit.load(emit.offset(start, quad, 4), INT))
-                totals[row] = self._features.add_dot(emit, totals[row], unpacked, four)
-        return [emit.builder.sitofp(total, VECTOR) for total in totals]
+                two = emit.spread(emit.load(emit.offset(start, number, 4), INT))
+                for pairs, sums in zip(own, totals, strict=True):
+                    sums[row] = self._features.add_dot(emit, sums[row], pairs, two)
+        return [[emit.builder.sitofp(total, VECTOR) for total in sums] for sums in totals]
 
-    def _unpack_quads(self, codes: Value) -> list[Value]:
-        """Return, per four inputs of a group, their codes in bytes: four of each output."""
-        emit = self._emit
-        mask, unpacked = emit.ints(0x0F0F0F0F), []
-        for vector in range(GROUP * self._kind.bits // 32):
+    def _unpack_pairs(self, codes: Value) -> list[Value]:
+        """Return, per two inputs of a group, their codes: two of 16 bits for each output."""
+        emit, bits = self._emit, self._kind.bits
+        mask, pairs = emit.ints((1 << bits) - 1 << 16 | (1 << bits) - 1), []
+        for vector in range(GROUP * bits // 32):
             packed = emit.load(emit.offset(codes, vector, BYTES), INTS, 64)
-            if self._kind.bits == 8:
-                unpacked.append(packed)
-            else:
-                high = emit.builder.lshr(packed, emit.ints(4))
-                unpacked += [emit.builder.and_(half, mask) for half in (packed, high)]
-        return unpacked
+            for part in range(16 // bits):
+                shifted = emit.builder.lshr(packed, emit.ints(part * bits)) if part else packed
+                pairs.append(emit.builder.and_(shifted, mask))
+        return pairs
 
 
 def _input_of(vector: int, part: int, bits: int) -> int:
-    """Return which input of a group the codes at a place of a packed vector belong to (`stages/compiled/packing.py`).
+    """Return which input of a group the code at a place of a packed vector belongs to (`stages/compiled/packing.py`).
 
-    Four inputs are neighbours in a number of 32 bits, one per byte; with four bits, four more are in the high halves.
+    Of the inputs of a number of 32 bits, the even ones are in its low half and the odd ones in its high half.
 
     >>> [_input_of(1, part, 4) for part in range(8)]
-    [8, 12, 9, 13, 10, 14, 11, 15]
+    [8, 10, 12, 14, 9, 11, 13, 15]
     """
-    if bits == 8:
-        return 4 * vector + part
-    byte, high = divmod(part, 2)
-    return 8 * vector + 4 * high + byte
+    half = 16 // bits
+    return 2 * half * vector + 2 * (part % half) + part // half

@@ -66,7 +66,7 @@ def compile_steps(shape: ModelShape, kinds: frozenset[ProductKind]) -> CompiledS
 
 
 def _emit_run(module: ir.Module, names: dict[int, str], *, teams: bool) -> None:
-    """Define the function of a thread: of every step it takes items until all are taken, and waits until they are done."""
+    """Define the function of a thread: it takes items of every step while there are any, and waits for their end."""
     emit = Emitter(module, "run", [POINTER])
     data = emit.arguments[0]
     steps, count, header, counters = (

@@ -7,14 +7,14 @@ import math
 
 from llvmlite import ir
 
-from stages.compiled.emitter import BYTE, FLOAT, INTS, LANES, VECTOR, Emitter, Value
+from stages.compiled.emitter import FLOAT, INTS, LANES, VECTOR, Emitter, Value
 from stages.quantisation.groups import GROUP
 
 LOWEST = -87.0  # its exponential is the smallest that is not taken for 0
 # ln 2 in two parts: the first has so few bits that its product with an exponent is exact (Cephes, `expf`).
 LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4
 EXPONENTIAL = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
-LARGEST_CODE = 127
+LARGEST_CODE = 32767
 
 
 def exponential(emit: Emitter, x: Value) -> Value:
@@ -52,9 +52,9 @@ def store_inputs(emit: Emitter, group: tuple[Value, Value], inputs: Value, sums:
     Args:
         emit: of the function.
         group: the inputs, in two vectors.
-        inputs: address of the group: of float32, or of bytes if rounded.
+        inputs: address of the group: of float32, or of 16 bits if rounded.
         sums: address of its sum; if rounded, of its scale and of the sum of the rounded inputs.
-        rounds: whether to round to eight bits with one scale for the group.
+        rounds: whether to round to 16 bits with one scale for the group.
     """
     build = emit.builder
     if not rounds:
@@ -73,7 +73,7 @@ def store_inputs(emit: Emitter, group: tuple[Value, Value], inputs: Value, sums:
         steps = emit.call(f"llvm.rint.v{LANES}f32", VECTOR, [build.fmul(vector, emit.spread(factor))])
         codes = build.fptosi(steps, INTS)
         total = build.add(total, codes)
-        emit.store(build.trunc(codes, ir.VectorType(BYTE, LANES)), emit.offset(inputs, half * LANES, 1))
+        emit.store(build.trunc(codes, ir.VectorType(ir.IntType(16), LANES)), emit.offset(inputs, half * LANES, 2))
     # A maximum passes over what is not a number; a sum does not.
     poison = build.fmul(emit.total(build.fadd(*group)), ir.Constant(FLOAT, 0.0))
     scale = build.fadd(scale, poison)
@@ -84,4 +84,4 @@ def store_inputs(emit: Emitter, group: tuple[Value, Value], inputs: Value, sums:
 
 def sizes_of_group(*, rounds: bool) -> tuple[int, int]:
     """Return the bytes of a group's inputs, and of its sums."""
-    return (GROUP, 8) if rounds else (4 * GROUP, 4)
+    return (2 * GROUP, 8) if rounds else (4 * GROUP, 4)

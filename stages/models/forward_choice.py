@@ -7,19 +7,22 @@ from stages.compiled.llama_weights import CompiledLlamaWeights, has_compiled_for
 from stages.forward_pass.measurements import Measurements
 from stages.forward_pass.packed_llama import PackedLlamaForward
 from stages.forward_pass.packed_weights import PackedLlamaWeights, has_packed_forward
+from stages.forward_pass.proof import ROUNDED, ROUNDED_IN_16_BITS, tolerance
 from stages.forward_pass.slot_forward import SlotForward
-from stages.quantisation.modules import count_attached, drop_groups
+from stages.quantisation.modules import ROUNDING, count_attached, drop_groups, has_groups
+from store.errors import ModelError
 
-CODES = ("auto", "int4", "fastest", "float32")  # formats that compute with the codes of a file where possible
+CODES = ("auto", "codes", "int4", "fastest", "float32")  # formats that compute with the codes of a file where possible
 
 
 def choose_weights(model: Any) -> str:
-    """Return the format of weights for `auto`: `fastest`, which the compiled forward computes from the codes of a file;
-    `int4` if it cannot, most weights of the matrices were stored in four bits, and the packed forward can.
+    """Return the format of weights for `auto`: that of a GGUF file with codes if a forward pass computes with them, else
+    `fastest`.
     """
+    if has_compiled_forward(model):
+        return "codes" if has_groups(model) else "fastest"
     few, more = count_attached(model)
-    packs = model.device.type == "cpu" and has_packed_forward(model) and not has_compiled_forward(model)
-    return "int4" if few > more and packs else "fastest"
+    return "int4" if few > more and model.device.type == "cpu" and has_packed_forward(model) else "fastest"
 
 
 def pack_weights(model: Any, weights: str, measurements: Measurements, *, one_kernel: bool) -> PackedLlamaWeights:
@@ -28,8 +31,16 @@ def pack_weights(model: Any, weights: str, measurements: Measurements, *, one_ke
     Args:
         model: a Hugging Face causal language model.
         weights, measurements, one_kernel: as for `PackedLlamaWeights`.
+
+    Raises:
+        ModelError: `codes` without the compiled forward.
     """
     compiled = prefers_compiled_forward(model, weights, one_kernel=one_kernel)
+    if weights == "codes" and not compiled:
+        raise ModelError(
+            "weights in codes need the compiled forward pass (Llama-like models in float32 on a CPU, with heads of a "
+            "multiple of 16 numbers); try weights = 'fastest'"
+        )
     made = CompiledLlamaWeights if compiled else PackedLlamaWeights
     return made(model, weights, measurements, one_kernel=one_kernel)
 
@@ -39,9 +50,11 @@ def make_forward(weights: PackedLlamaWeights) -> SlotForward:
     return CompiledLlamaForward(weights) if isinstance(weights, CompiledLlamaWeights) else PackedLlamaForward(weights)
 
 
-def rounds_inputs(weights: PackedLlamaWeights | None) -> bool:
-    """Whether a forward pass over packed weights of few bits rounds the inputs of matrices."""
-    return not isinstance(weights, CompiledLlamaWeights)
+def limit_of(weights: str, packed: PackedLlamaWeights | None, model: Any) -> float:
+    """Return the largest deviation of a correct forward pass in this format of weights."""
+    if weights not in ROUNDING:
+        return tolerance(model)
+    return ROUNDED_IN_16_BITS if isinstance(packed, CompiledLlamaWeights) else ROUNDED
 
 
 def keep_useful_codes(model: Any, weights: str) -> None:

@@ -22,14 +22,12 @@ from stages.forward_pass.forward import Forward, ModuleForward
 from stages.forward_pass.measurements import Measurements
 from stages.forward_pass.packed_weights import PackedLlamaWeights, has_packed_forward
 from stages.forward_pass.proof import (
-    ROUNDED,
     check_spans,
     describe_error,
     follows_masks,
     follows_trees,
     pick_forward,
     proof_key,
-    tolerance,
 )
 from stages.forward_pass.row_forward import Reading, RowForward, find_rope_switch
 from stages.forward_pass.slot_forward import SlotForward
@@ -45,9 +43,9 @@ from stages.models.forward_choice import (
     CODES,
     choose_weights,
     keep_useful_codes,
+    limit_of,
     make_forward,
     pack_weights,
-    rounds_inputs,
 )
 from stages.models.huggingface import load_causal_model, raise_write_errors
 from stages.quantisation.modules import FORMATS, ROUNDING, has_groups, round_weights
@@ -238,8 +236,8 @@ class LanguageModel:
             raise ModelError(f"{self.name} cannot compute a text: {describe_error(error)}") from error
         if self._needs_packed and self._can_pack():
             self._make_packed()  # before the modules have other weights
-        rounds = self.weights in ROUNDING and rounds_inputs(self._packed_weights)
-        limit = ROUNDED if rounds else tolerance(self.model)
+        rounds = self.weights in ROUNDING
+        limit = limit_of(self.weights, self._packed_weights, self.model)
         with round_weights(self.model, self.weights):
             number, reasons = pick_forward(self.model, list(candidates.values()), limit, length, rounds_inputs=rounds)
             if number is None:
@@ -497,7 +495,7 @@ def read_trained_weights(folder: Path, model: LanguageModel) -> list[Tensor]:
 
 def fingerprint(model: LanguageModel) -> str:
     """Return a digest of a sample of every weight, and of the weight format."""
-    rounded = f" {model.weights} {has_groups(model.model)}" if model.weights in FORMATS else ""
+    rounded = f" {model.weights} {has_groups(model.model)}" if model.weights in (*FORMATS, "codes") else ""
     digest = hashlib.sha256(f"{model.vocabulary_size} {model.model.dtype} {model.weights == 'int8'}{rounded}".encode())
     for weight in model.model.parameters():
         numbers = weight.detach().flatten()[:: max(1, weight.numel() // SAMPLES)]

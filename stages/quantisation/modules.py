@@ -13,7 +13,7 @@ from torch import nn
 from stages.quantisation.groups import GROUP, GroupedMatrix
 
 FORMATS = ("bfloat16", "int4")  # formats of weights that change their values but keep the inputs' type
-ROUNDING = ("int8", *FORMATS)  # with which the inputs of matrices are rounded
+ROUNDING = ("int8", "codes", *FORMATS)  # with which the inputs of matrices are rounded
 _NAME = "omnidraft_groups"
 
 
