@@ -21,7 +21,7 @@ from stages.examples.teacher import Supervision, Teacher
 from stages.models.language_model import LanguageModel
 from stages.prompts.prompt_reader import PromptReader
 from stages.rules import Levels, Rule
-from stages.sampling.distributions import Sampling, to_probs
+from stages.sampling.distributions import OneHotRows, Sampling, find_peaks, to_probs
 from stages.sampling.logprobs import TokenLogprobs, compute_logprobs
 from stages.transformed_logits import transform_logits
 from stages.tree_decisions import decide_tree
@@ -116,8 +116,9 @@ class Verify(Stage[Proposal, Verdict]):
     ) -> None:
         self.model, self.reader, self._project = model, reader, project
         self._rule, self._sampling, self._context, self._eos_ids = rule, sampling, context, frozenset(eos_ids)
-        self._forbidden_V = torch.arange(model.vocabulary_size, device=model.device) >= tokenizer_size
+        self._tokenizer_size = tokenizer_size
         self._teacher, self._probs_dtype = teacher, probs_dtype
+        self._certain = OneHotRows()
 
     @override
     def admit(self, row: SequenceState) -> None:
@@ -165,9 +166,14 @@ class Verify(Stage[Proposal, Verdict]):
         starts: Sequence[int],
     ) -> list[Verdict]:
         """Decide proposals, given each row's number of cached tokens before the pass, and what the pass returned."""
+        peaks_N = self._find_peaks([proposal.draft.row for proposal in batch], logits_NV, starts)
         wanted_NV = transform_logits(batch, logits_NV, starts, self._probs_dtype)
         samplings = [one.draft.row.sampling or self._sampling for one in batch for _ in range(len(one.verifiable) + 1)]
-        target_probs_NV = to_probs(wanted_NV, samplings, self._probs_dtype)
+        if all(sampling.is_greedy for sampling in samplings):
+            peaks_N = peaks_N if wanted_NV is logits_NV else find_peaks(wanted_NV)
+            target_probs_NV = self._certain.place(peaks_N, logits_NV.shape[1], self._probs_dtype)
+        else:
+            target_probs_NV = to_probs(wanted_NV, samplings, self._probs_dtype)
         levels = self._rule.levels(batch, target_probs_NV, starts)
         outcomes = [
             self._decide_row(proposal, levels[i], target_probs_NV[starts[i] : starts[i + 1]])
@@ -199,11 +205,13 @@ class Verify(Stage[Proposal, Verdict]):
     ) -> list[Supervision]:
         """Return the supervision of each row; empty for rows that collect no examples."""
         numbers = [number for number, proposal in enumerate(batch) if proposal.draft.row.collects_examples]
+        if not numbers:
+            return [Supervision()] * len(batch)
         logits_NV, starts = _straighten(batch, outcomes, logits_NV, starts)
         if len(numbers) == len(batch):
             return self._teacher(batch, outcomes, logits_NV, starts)
         chosen = [batch[number] for number in numbers], [outcomes[number] for number in numbers]
-        found = self._teacher(*chosen, logits_NV, [starts[number] for number in numbers]) if numbers else []
+        found = self._teacher(*chosen, logits_NV, [starts[number] for number in numbers])
         supervision = [Supervision()] * len(batch)
         for number, one in zip(numbers, found, strict=True):
             supervision[number] = one
@@ -237,13 +245,23 @@ class Verify(Stage[Proposal, Verdict]):
         everyone = [proposal.draft.row for proposal in batch]
         options = {} if self._project is None else {"hidden": True}
         logits_NV, hidden_NW = self.model.forward(everyone, fed, counts, parents=_parents(batch, fed), **options)
-        rows = [proposal.draft.row for proposal in ready]
-        logits_NV, starts = logits_NV.masked_fill(self._forbidden_V, -torch.inf), [0, *accumulate(filter(None, counts))]
-        # A NaN anywhere in a line becomes its maximum; -inf is a mask, unless the whole line is.
-        finite_N = logits_NV.amax(-1).isfinite()
+        starts = [0, *accumulate(filter(None, counts))]
+        with torch.inference_mode():  # the logits are those of this pass alone, so they are masked in place
+            logits_NV[:, self._tokenizer_size :] = -torch.inf
+        return logits_NV, hidden_NW, starts
+
+    def _find_peaks(self, rows: Sequence[SequenceState], logits_NV: Tensor, starts: Sequence[int]) -> Tensor:
+        """Return the likeliest token of every line (N,).
+
+        Raises:
+            ModelError: the target's logits are not finite.
+        """
+        peaks_N = find_peaks(logits_NV)
+        # NaN anywhere in a line is its peak; -inf is a mask, unless the whole line is.
+        finite_N = logits_NV.gather(1, peaks_N[:, None])[:, 0].isfinite()
         if not bool(finite_N.all()):
             raise ModelError(_describe_nonfinite(rows, starts, finite_N.tolist()))
-        return logits_NV, hidden_NW, starts
+        return peaks_N
 
     def _new_tokens(self, proposal: Proposal, prompts: Mapping[SequenceState, Sequence[int]]) -> Sequence[int]:
         row = proposal.draft.row

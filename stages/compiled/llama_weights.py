@@ -93,13 +93,17 @@ class CompiledLlamaWeights(PackedLlamaWeights):
             eps=float(self.eps),
             head_norms=self.layers[0].query_norm_E is not None,
         )
+        self._kinds = frozenset(matrix.kind for layer in self.layers for matrix in layer.matrices())
+        self._compiled: dict[ProductKind, CompiledSteps] = {}  # by the kind of the output layer
 
     def compile(self, output: PackedMatrix) -> CompiledSteps:
         """Return the compiled steps of this model and an output layer."""
-        kinds = {matrix.kind for layer in self.layers for matrix in layer.matrices()} | {output.kind}
-        if any(not kind.has_groups for kind in kinds):  # weights that are trained leave the numbers of bfloat16
-            kinds |= {ProductKind(16), ProductKind(32)}
-        return compile_steps(self.shape, frozenset(kinds))
+        if output.kind not in self._compiled:
+            kinds = self._kinds | {output.kind}
+            if any(not kind.has_groups for kind in kinds):  # weights that are trained leave the numbers of bfloat16
+                kinds |= {ProductKind(16), ProductKind(32)}
+            self._compiled[output.kind] = compile_steps(self.shape, kinds)
+        return self._compiled[output.kind]
 
     @torch.inference_mode()
     def pack_output_layer(self, ids: Tensor | None) -> PackedMatrix:

@@ -16,8 +16,8 @@ CODES = ("auto", "codes", "int4", "fastest", "float32")  # formats that compute 
 
 
 def choose_weights(model: Any) -> str:
-    """Return the format of weights for `auto`: that of a GGUF file with codes if a forward pass computes with them, else
-    `fastest`.
+    """Return the format of weights for `auto`: that of a quantised GGUF file if a forward pass computes with its codes,
+    else `fastest`.
     """
     if has_compiled_forward(model):
         return "codes" if has_groups(model) else "fastest"
