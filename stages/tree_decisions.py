@@ -98,8 +98,7 @@ def _decide_place(
         for child, chance in zip(children, chances, strict=True)
     }
     if chosen is None:
-        others_V = _remove(target_probs_V, tokens) if any(chances) else target_probs_V
-        outcome, emitted, origin = Outcome.REJECTED, sample(others_V, rng), Origin.RESIDUAL
+        outcome, emitted, origin = Outcome.REJECTED, _draw_other(target_probs_V, tokens, rng), Origin.RESIDUAL
     else:
         outcome, emitted, origin = Outcome.ACCEPTED, tokens[chosen], Origin.ACCEPTED
     number = chosen or 0  # the first candidate carries the rejection
@@ -122,9 +121,11 @@ def _judge_candidate(
     return Decision(index, None, outcome, emitted, origin, (1.0,), (chance,), uniform, passed, candidate)
 
 
-def _remove(target_probs_V: Tensor, tokens: Sequence[int]) -> Tensor:
-    """Return the weights of all tokens but these."""
+def _draw_other(target_probs_V: Tensor, tokens: Sequence[int], rng: RandomSource) -> int:
+    """Draw a token that is none of these."""
+    if not bool(target_probs_V[tokens].any()):  # nothing to take away: no copy of a vocabulary is made
+        return sample(target_probs_V, rng)
     weights_V = target_probs_V.clone()
     weights_V[tokens] = 0
-    # Some other token has mass, or nothing would be drawn from them; only rounding can make the sum 0.
-    return weights_V if float(weights_V.sum()) > 0 else target_probs_V
+    # Some other token has mass, or this would not be drawn; only rounding can make the sum 0.
+    return sample(weights_V if float(weights_V.sum()) > 0 else target_probs_V, rng)

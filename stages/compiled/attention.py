@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from llvmlite import ir
 
-from stages.compiled.emitter import FLOAT, LANES, LONG, VECTOR, WORK, Emitter, Value
+from stages.compiled.emitter import FLOAT, LONG, VECTOR, VECTOR_SIZE, WORK, Emitter, Value
 from stages.compiled.shape import ModelShape
 from stages.compiled.steps import KEY_FIELDS, Field, Header, KeyList
 from stages.compiled.vector_math import exponential
@@ -40,7 +40,7 @@ class _Attention:
         self._scores = emit.offset(emit.pointer(header, Header.SCORES), own, 4)
         self._highest = emit.variable(FLOAT, ir.Constant(FLOAT, -math.inf))
         self._total = emit.variable(VECTOR, emit.floats(0.0))
-        vectors = shape.head_size // LANES
+        vectors = shape.head_size // VECTOR_SIZE
         self._mixed = [emit.variable(VECTOR, emit.floats(0.0)) for _ in range(vectors)]
 
     def emit_heads(self) -> None:
@@ -79,14 +79,14 @@ class _Attention:
         """Store the scaled products of the query with all keys, and remember the highest."""
         emit, build = self._emit, self._emit.builder
         scale = emit.floats(self._shape.head_size**-0.5)
-        places = range(0, self._shape.head_size, LANES)
+        places = range(0, self._shape.head_size, VECTOR_SIZE)
         parts = [build.fmul(emit.load(emit.offset(query, place, 4), VECTOR), scale) for place in places]
         emit.set(self._highest, ir.Constant(FLOAT, -math.inf))
 
         def score(number: Value, key: Value) -> None:
             total = build.fmul(parts[0], emit.load(key, VECTOR))
             for place, part in zip(places[1:], parts[1:], strict=True):
-                total = emit.fused(part, emit.load(emit.offset(key, place, 4), VECTOR), total)
+                total = emit.multiply_add(part, emit.load(emit.offset(key, place, 4), VECTOR), total)
             value, highest = emit.total(total), emit.get(self._highest, FLOAT)
             emit.store(value, emit.offset(self._scores, number, 4))
             emit.set(self._highest, build.select(build.fcmp_ordered(">", value, highest), value, highest))
@@ -99,7 +99,7 @@ class _Attention:
         emit.store(emit.floats(-math.inf), emit.offset(self._scores, length, 4))  # the rest of the last vector
         highest = emit.spread(emit.get(self._highest, FLOAT))
         emit.set(self._total, emit.floats(0.0))
-        with emit.loop(0, length, LANES) as number:
+        with emit.loop(0, length, VECTOR_SIZE) as number:
             address = emit.offset(self._scores, number, 4)
             value = exponential(emit, build.fsub(emit.load(address, VECTOR), highest))
             emit.store(value, address)
@@ -114,8 +114,8 @@ class _Attention:
         def add(number: Value, value: Value) -> None:
             share = emit.spread(emit.load(emit.offset(self._scores, number, 4), FLOAT))
             for vector, mixed in enumerate(self._mixed):
-                own = emit.load(emit.offset(value, vector * LANES, 4), VECTOR)
-                emit.set(mixed, emit.fused(share, own, emit.get(mixed, VECTOR)))
+                own = emit.load(emit.offset(value, vector * VECTOR_SIZE, 4), VECTOR)
+                emit.set(mixed, emit.multiply_add(share, own, emit.get(mixed, VECTOR)))
 
         self._over_keys(keys, begin, add)
 
@@ -125,4 +125,4 @@ class _Attention:
         total = emit.spread(emit.total(emit.get(self._total, VECTOR)))
         for vector, mixed in enumerate(self._mixed):
             value = emit.builder.fdiv(emit.get(mixed, VECTOR), total)
-            emit.store(value, emit.offset(target, vector * LANES, 4))
+            emit.store(value, emit.offset(target, vector * VECTOR_SIZE, 4))

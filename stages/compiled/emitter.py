@@ -1,7 +1,7 @@
 """Writes functions in LLVM's intermediate representation, one operation after the other.
 
 A method emits an operation and returns its value; nothing is computed before the module is compiled and run. Only what
-the kernels of this folder need is here: loops, integers of 64 bits, and vectors of `LANES` numbers.
+the kernels of this folder need is here: loops, integers of 64 bits, and vectors of `VECTOR_SIZE` numbers.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -10,11 +10,11 @@ from typing import Any
 
 from llvmlite import ir
 
-LANES = 16  # numbers of a vector; LLVM divides it where registers are smaller
+VECTOR_SIZE = 16  # numbers of a vector; LLVM divides it where registers are smaller
 BYTE, INT, LONG = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 FLOAT, HALF = ir.FloatType(), ir.HalfType()
 POINTER = ir.PointerType()
-VECTOR, INTS = ir.VectorType(FLOAT, LANES), ir.VectorType(INT, LANES)
+VECTOR, INTS = ir.VectorType(FLOAT, VECTOR_SIZE), ir.VectorType(INT, VECTOR_SIZE)
 WORK = (POINTER, POINTER, LONG, LONG, LONG)  # arguments of a step: itself, the header, first and end of items, thread
 
 Value = Any  # a value of llvmlite, which has no annotations
@@ -37,7 +37,7 @@ class Emitter:
         self._function = function
 
     def finish(self) -> None:
-        """End the function."""
+        """End the function and join its first block to the others."""
         self.builder.ret_void()
         ir.IRBuilder(self._entry).branch(self._function.basic_blocks[1])
 
@@ -47,22 +47,22 @@ class Emitter:
 
     def floats(self, value: float) -> Value:
         """Return a vector of one constant."""
-        return ir.Constant(VECTOR, [value] * LANES)
+        return ir.Constant(VECTOR, [value] * VECTOR_SIZE)
 
     def ints(self, value: int) -> Value:
         """Return a vector of one constant integer."""
-        return ir.Constant(INTS, [value] * LANES)
+        return ir.Constant(INTS, [value] * VECTOR_SIZE)
 
     def add(self, left: Value, right: Value | int) -> Value:
-        """Add integers."""
+        """Return the sum of two integers."""
         return self.builder.add(left, self._as_long(right))
 
     def subtract(self, left: Value, right: Value | int) -> Value:
-        """Subtract integers."""
+        """Return the difference of two integers."""
         return self.builder.sub(left, self._as_long(right))
 
     def multiply(self, left: Value, right: Value | int) -> Value:
-        """Multiply integers."""
+        """Return the product of two integers."""
         return self.builder.mul(left, self._as_long(right))
 
     def divide(self, left: Value, right: Value | int) -> Value:
@@ -149,7 +149,7 @@ class Emitter:
         return self.builder.load(address, typ=kind, align=align)
 
     def store(self, value: Value, address: Value, align: int = 4) -> None:
-        """Store a value."""
+        """Store a value at an address."""
         self.builder.store(value, address, align=align)
 
     def field(self, table: Value, number: int) -> Value:
@@ -162,7 +162,7 @@ class Emitter:
 
     def spread(self, number: Value) -> Value:
         """Return a vector of copies of a number."""
-        kind = ir.VectorType(number.type, LANES)
+        kind = ir.VectorType(number.type, VECTOR_SIZE)
         nothing = ir.Constant(kind, ir.Undefined)
         first = self.builder.insert_element(nothing, number, ir.Constant(INT, 0))
         return self.builder.shuffle_vector(first, nothing, self.ints(0))
@@ -174,9 +174,9 @@ class Emitter:
             function = ir.Function(self.module, ir.FunctionType(kind, [one.type for one in arguments]), name)
         return self.builder.call(function, arguments)
 
-    def fused(self, left: Value, right: Value, addend: Value) -> Value:
+    def multiply_add(self, left: Value, right: Value, addend: Value) -> Value:
         """Return `left * right + addend` of vectors, rounded once."""
-        return self.call(f"llvm.fma.v{LANES}f32", VECTOR, [left, right, addend])
+        return self.call(f"llvm.fma.v{VECTOR_SIZE}f32", VECTOR, [left, right, addend])
 
     def total(self, vector: Value) -> Value:
         """Return the sum of a vector, added in a fixed order: halves, quarters and so on."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from stages.compiled.emitter import LANES
+from stages.compiled.emitter import VECTOR_SIZE
 from stages.compiled.llama_weights import CompiledLayer, CompiledLlamaWeights
 from stages.compiled.packing import PackedMatrix
 from stages.compiled.products import COLUMNS
@@ -120,7 +120,7 @@ class _Buffers:
         self.opened = torch.empty(rows, 2 * shape.inner)
         self.inputs = torch.empty(rows, widest)
         self.input_sums = torch.empty(rows, 2 * widest // GROUP)
-        self.scores = torch.empty(self.threads, self.keys + LANES)  # the last vector may end later
+        self.scores = torch.empty(self.threads, self.keys + VECTOR_SIZE)  # the last vector may end later
 
     def read_inputs(self, rows: int, width: int) -> Tensor:
         """Return a copy of the inputs of the last product."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from stages.compiled.emitter import LANES
+from stages.compiled.emitter import VECTOR_SIZE
 from stages.compiled.packing import PackedMatrix, can_pack_inputs, pack_matrix
 from stages.compiled.products import ProductKind
 from stages.compiled.program import CompiledSteps, compile_steps
@@ -48,7 +48,7 @@ def has_compiled_forward(model: Any) -> bool:
         return False
     config, size = model.config, model.model.layers[0].self_attn.head_dim
     inputs = (config.hidden_size, config.intermediate_size, config.num_attention_heads * size)
-    return size % LANES == 0 and all(map(can_pack_inputs, inputs))
+    return size % VECTOR_SIZE == 0 and all(map(can_pack_inputs, inputs))
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class CompiledLayer:
     down: PackedMatrix
 
     def matrices(self) -> Iterator[PackedMatrix]:
-        """Yield all matrices."""
+        """Yield all matrices of the layer."""
         yield from (self.query_key_value, self.leave, self.gate_up, self.down)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from llvmlite import ir
 
-from stages.compiled.emitter import INT, INTS, LANES, Emitter, Value
+from stages.compiled.emitter import INT, INTS, VECTOR_SIZE, Emitter, Value
 from stages.vocabulary.disk_cache import digest_json, load_arrays, store_arrays
 
 LIBRARY = re.compile(r"(/\S*(?:libgomp|libomp|libiomp5)\S*)$", re.MULTILINE)
@@ -70,13 +70,13 @@ def _dot(emit: Emitter, totals: Value, codes: Value, inputs: Value) -> Value:
 
 
 def _halve(emit: Emitter, vector: Value) -> list[Value]:
-    nothing, half = ir.Constant(INTS, ir.Undefined), LANES // 2
-    order = [list(range(half)), list(range(half, LANES))]
+    nothing, half = ir.Constant(INTS, ir.Undefined), VECTOR_SIZE // 2
+    order = [list(range(half)), list(range(half, VECTOR_SIZE))]
     return [emit.builder.shuffle_vector(vector, nothing, ir.Constant(ir.VectorType(INT, half), part)) for part in order]
 
 
 def _join(emit: Emitter, halves: list[Value]) -> Value:
-    return emit.builder.shuffle_vector(*halves, ir.Constant(INTS, list(range(LANES))))
+    return emit.builder.shuffle_vector(*halves, ir.Constant(INTS, list(range(VECTOR_SIZE))))
 
 
 class Compiled:

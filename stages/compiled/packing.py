@@ -1,6 +1,6 @@
 """Matrices in the layout that compiled products read (`stages/compiled/products.py`).
 
-Shapes: O outputs, I inputs, G groups of inputs, B blocks of outputs, L lanes: the outputs of a block.
+Shapes: O outputs, I inputs, G groups of inputs, B blocks of outputs, L outputs of a block.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from stages.compiled.emitter import LANES
+from stages.compiled.emitter import VECTOR_SIZE
 from stages.compiled.products import COLUMNS, ProductKind
 from stages.quantisation.groups import GROUP, GroupedMatrix
 
@@ -37,12 +37,12 @@ class PackedMatrix:
     @property
     def blocks(self) -> int:
         """Number of blocks of outputs: a multiple of those that are computed together."""
-        return -(-self.outputs // (LANES * COLUMNS)) * COLUMNS
+        return -(-self.outputs // (VECTOR_SIZE * COLUMNS)) * COLUMNS
 
     @property
     def padded(self) -> int:
         """Number of outputs with the padding."""
-        return self.blocks * LANES
+        return self.blocks * VECTOR_SIZE
 
 
 def can_pack_inputs(inputs: int) -> bool:
@@ -67,11 +67,12 @@ def pack_matrix(
         short_OI = weight_OI.bfloat16()
         exact = torch.equal(short_OI.to(weight_OI.dtype), weight_OI)
         numbers_OI = short_OI if exact else weight_OI.float()
-        data = _pad(numbers_OI).view(-1, LANES, inputs).transpose(1, 2).contiguous()
+        data = _pad(numbers_OI).view(-1, VECTOR_SIZE, inputs).transpose(1, 2).contiguous()
         nothing = torch.empty(0)
         return PackedMatrix(ProductKind(16 if exact else 32), outputs, inputs // GROUP, data, nothing, nothing, bias)
     scales, minima = (
-        _pad(one_OG).view(-1, LANES, inputs // GROUP).transpose(1, 2) for one_OG in (groups.scale_OG, groups.minimum_OG)
+        _pad(one_OG).view(-1, VECTOR_SIZE, inputs // GROUP).transpose(1, 2)
+        for one_OG in (groups.scale_OG, groups.minimum_OG)
     )
     wide = not all(torch.equal(one.half().float(), one) for one in (scales, minima))
     dtype = torch.float32 if wide else torch.float16
@@ -87,12 +88,12 @@ def pack_codes(codes_OI: Tensor, bits: int) -> Tensor:
     """Return codes as numbers of 32 bits (B, G, vectors, L): of the inputs in one, the even ones are in its low half,
     the odd ones in its high half, so that shifts and one mask give pairs of numbers of 16 bits.
 
-    >>> codes_OI = torch.arange(GROUP).repeat(LANES, 1).to(torch.uint8) % 16
+    >>> codes_OI = torch.arange(GROUP).repeat(VECTOR_SIZE, 1).to(torch.uint8) % 16
     >>> hex(pack_codes(codes_OI, 4)[0, 0, 0, 0])
     '0x75316420'
     """
     inputs = 32 // bits
-    blocks = codes_OI.view(-1, LANES, codes_OI.shape[1] // GROUP, GROUP // inputs, inputs // 2, 2)
+    blocks = codes_OI.view(-1, VECTOR_SIZE, codes_OI.shape[1] // GROUP, GROUP // inputs, inputs // 2, 2)
     places = torch.arange(inputs, dtype=torch.int32).view(2, -1).t() * bits
     packed = torch.zeros(blocks.shape[:4], dtype=torch.int32)
     for pair, own in enumerate(places.tolist()):
@@ -103,5 +104,5 @@ def pack_codes(codes_OI: Tensor, bits: int) -> Tensor:
 
 def _pad(values_OX: Tensor) -> Tensor:
     """Fill the last blocks of outputs with zeros."""
-    missing = -len(values_OX) % (LANES * COLUMNS)
+    missing = -len(values_OX) % (VECTOR_SIZE * COLUMNS)
     return functional.pad(values_OX, [0, 0] * (values_OX.dim() - 1) + [0, missing]) if missing else values_OX

@@ -1,6 +1,6 @@
 """Products of a few rows with a matrix, from its stored form: codes in groups, or numbers of 16 or 32 bits.
 
-A block of `LANES` outputs is computed at once, one output per number of a vector. Their codes are stored input by
+A block of `VECTOR_SIZE` outputs is computed at once, one output per number of a vector. Their codes are stored input by
 input, so that a vector holds the same input's codes of all outputs: the codes are unpacked once for up to `TILE` rows.
 Of a group, a row's sum is `scale * (codes . inputs) + minimum * (sum of the inputs)`.
 
@@ -17,7 +17,7 @@ from itertools import chain
 
 from llvmlite import ir
 
-from stages.compiled.emitter import FLOAT, HALF, INT, INTS, LANES, POINTER, VECTOR, WORK, Emitter, Value
+from stages.compiled.emitter import FLOAT, HALF, INT, INTS, POINTER, VECTOR, VECTOR_SIZE, WORK, Emitter, Value
 from stages.compiled.machine import Features
 from stages.compiled.steps import Field, Header
 from stages.compiled.vector_math import sizes_of_group
@@ -27,7 +27,7 @@ COLUMNS = 2  # blocks that are computed together, so that an input is loaded onc
 TILE = 6  # rows that share the unpacking of codes: the sums of all rows and blocks fit the 32 registers of AVX-512
 NARROW_TILE = 2  # with 16 registers of half the size
 CHAINS = 2  # sums of a group that are added at its end: a processor adds to several at a time
-BYTES = 4 * LANES  # of a vector
+BYTES = 4 * VECTOR_SIZE  # of a vector
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,8 @@ class _Product:
         self._rows = emit.builder.select(wanted, emit.field(header, Header.WANTED), self._rows)
         self._groups = emit.field(step, Field.GROUPS)
         self._tile = TILE if features.wide_registers else NARROW_TILE
-        self._group_bytes = kind.bits * GROUP * LANES // 8
-        self._scale_bytes = LANES * (4 if kind.wide_scales else 2)
+        self._group_bytes = kind.bits * GROUP * VECTOR_SIZE // 8
+        self._scale_bytes = VECTOR_SIZE * (4 if kind.wide_scales else 2)
         self._sums = [emit.variable(VECTOR, emit.floats(0.0)) for _ in range(COLUMNS * self._tile)]
 
     def emit_blocks(self) -> None:
@@ -151,25 +151,25 @@ class _Product:
         if self._kind.rounds:
             scale = emit.builder.fmul(scale, emit.spread(emit.load(sums, FLOAT)))
             sums = emit.offset(sums, 1, 4)
-        value = emit.fused(product, scale, emit.get(total, VECTOR))
-        emit.set(total, emit.fused(minimum, emit.spread(emit.load(sums, FLOAT)), value))
+        value = emit.multiply_add(product, scale, emit.get(total, VECTOR))
+        emit.set(total, emit.multiply_add(minimum, emit.spread(emit.load(sums, FLOAT)), value))
 
     def _load_scales(self, address: Value) -> Value:
         emit = self._emit
         if self._kind.wide_scales:
             return emit.load(address, VECTOR, 64)
-        return emit.builder.fpext(emit.load(address, ir.VectorType(HALF, LANES), 32), VECTOR)
+        return emit.builder.fpext(emit.load(address, ir.VectorType(HALF, VECTOR_SIZE), 32), VECTOR)
 
     def _store_outputs(self, block: Value, row: Value, outputs: Value) -> None:
         """Add the bias and what the outputs are added to, and store them."""
         emit, build = self._emit, self._emit.builder
-        place = emit.add(emit.multiply(row, emit.field(self._fields, Field.STRIDE)), emit.multiply(block, LANES))
+        place = emit.add(emit.multiply(row, emit.field(self._fields, Field.STRIDE)), emit.multiply(block, VECTOR_SIZE))
         address = emit.offset(emit.pointer(self._fields, Field.OUTPUTS), place, 4)
         value = emit.variable(VECTOR, emit.floats(0.0))
         emit.set(value, outputs)
         bias = emit.field(self._fields, Field.BIAS)
         with emit.condition(build.icmp_signed("!=", bias, emit.long(0))):
-            own = emit.load(emit.offset(build.inttoptr(bias, POINTER), emit.multiply(block, LANES), 4), VECTOR)
+            own = emit.load(emit.offset(build.inttoptr(bias, POINTER), emit.multiply(block, VECTOR_SIZE), 4), VECTOR)
             emit.set(value, build.fadd(emit.get(value, VECTOR), own))
         with emit.condition(build.icmp_signed("!=", emit.field(self._fields, Field.ADDS), emit.long(0))):
             emit.set(value, build.fadd(emit.load(address, VECTOR), emit.get(value, VECTOR)))
@@ -188,7 +188,7 @@ class _Product:
                     if len(sums) < CHAINS:
                         sums.append(emit.builder.fmul(weights, value))
                     else:  # the oldest comes next
-                        sums.append(emit.fused(weights, value, sums.pop(0)))
+                        sums.append(emit.multiply_add(weights, value, sums.pop(0)))
         return [[emit.builder.fadd(*sums) for sums in rows] for rows in chains]
 
     def _unpack_numbers(self, codes: Value) -> Sequence[tuple[int, Value]]:
@@ -209,14 +209,14 @@ class _Product:
     def _widen(self, address: Value) -> Value:
         """Load numbers of bfloat16: the high halves of float32."""
         emit = self._emit
-        short = emit.load(address, ir.VectorType(ir.IntType(16), LANES), 32)
+        short = emit.load(address, ir.VectorType(ir.IntType(16), VECTOR_SIZE), 32)
         return emit.builder.bitcast(emit.builder.shl(emit.builder.zext(short, INTS), emit.ints(16)), VECTOR)
 
     def _number_code(self, shifted: Value) -> Value:
         """Return the codes in the lowest bits as float32."""
         emit, bits = self._emit, self._kind.bits
         if bits == 4 and self._features.looks_up_floats:  # by the lowest four bits of each index
-            table = ir.Constant(VECTOR, [float(code) for code in range(LANES)])
+            table = ir.Constant(VECTOR, [float(code) for code in range(VECTOR_SIZE)])
             return emit.call("llvm.x86.avx512.permvar.sf.512", VECTOR, [table, shifted])
         return emit.builder.uitofp(emit.builder.and_(shifted, emit.ints((1 << bits) - 1)), VECTOR)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from llvmlite import ir
 
-from stages.compiled.emitter import FLOAT, LANES, LONG, VECTOR, WORK, Emitter, Value
+from stages.compiled.emitter import FLOAT, LONG, VECTOR, VECTOR_SIZE, WORK, Emitter, Value
 from stages.compiled.shape import ModelShape
 from stages.compiled.steps import Field, Header
 from stages.compiled.vector_math import exponential, sizes_of_group, store_inputs
@@ -99,7 +99,7 @@ def emit_rotate(module: ir.Module, shape: ModelShape) -> None:
             own = emit.pointer(step, Field.KEY_WEIGHTS)
             _rotate_head(emit, shape, here, emit.offset(stored, begin, 4), turns, own)
         half = shape.key_heads * size
-        with emit.loop(0, half, LANES) as place:
+        with emit.loop(0, half, VECTOR_SIZE) as place:
             value = emit.load(emit.offset(start, emit.add(place, keys_begin + half), 4), VECTOR)
             emit.store(value, emit.offset(stored, emit.add(place, half), 4))
     emit.finish()
@@ -108,11 +108,11 @@ def emit_rotate(module: ir.Module, shape: ModelShape) -> None:
 def _rotate_head(emit: Emitter, shape: ModelShape, head: Value, target: Value, turns: Value, weights: Value) -> None:
     """Rotate one head; the cosines of a position are followed by its sines."""
     build, half = emit.builder, shape.head_size // 2
-    lanes = ir.VectorType(FLOAT, _lanes_of(half))
-    step = lanes.count
+    kind = ir.VectorType(FLOAT, _vector_size_of(half))
+    step = kind.count
 
     def load(address: Value, place: int) -> Value:
-        return emit.load(emit.offset(address, place, 4), lanes)
+        return emit.load(emit.offset(address, place, 4), kind)
 
     factor = None
     if shape.head_norms:
@@ -135,25 +135,25 @@ def _rotate_head(emit: Emitter, shape: ModelShape, head: Value, target: Value, t
         emit.store(imaginary, emit.offset(target, place + half, 4))
 
 
-def _lanes_of(size: int) -> int:
-    """Return the largest number of lanes, of at most `LANES`, that divides a size."""
-    return next(lanes for lanes in (LANES, 8, 4, 2, 1) if size % lanes == 0)
+def _vector_size_of(size: int) -> int:
+    """Return the largest size of a vector, of at most `VECTOR_SIZE`, that divides a size."""
+    return next(count for count in (VECTOR_SIZE, 8, 4, 2, 1) if size % count == 0)
 
 
 def _inverse_root(emit: Emitter, start: Value, size: int, eps: float) -> Value:
-    """Return one over the root of the mean square of consecutive numbers, a multiple of `LANES`."""
+    """Return one over the root of the mean square of consecutive numbers, a multiple of `VECTOR_SIZE`."""
     build, total = emit.builder, emit.variable(VECTOR, emit.floats(0.0))
     emit.set(total, emit.floats(0.0))
-    with emit.loop(0, size, LANES) as place:
+    with emit.loop(0, size, VECTOR_SIZE) as place:
         value = emit.load(emit.offset(start, place, 4), VECTOR)
-        emit.set(total, emit.fused(value, value, emit.get(total, VECTOR)))
+        emit.set(total, emit.multiply_add(value, value, emit.get(total, VECTOR)))
     mean = build.fdiv(emit.total(emit.get(total, VECTOR)), ir.Constant(FLOAT, float(size)))
     root = emit.call("llvm.sqrt.f32", FLOAT, [build.fadd(mean, ir.Constant(FLOAT, eps))])
     return build.fdiv(ir.Constant(FLOAT, 1.0), root)
 
 
 def _store_row(emit: Emitter, row: Value, groups: int, compute: Callable[[Value], Value]) -> None:
-    """Store a row as the inputs of a product, rounded or not as the step says.
+    """Store a row as the inputs of a product, rounded or not as the step states.
 
     Args:
         emit: of the function.
@@ -167,7 +167,7 @@ def _store_row(emit: Emitter, row: Value, groups: int, compute: Callable[[Value]
     first = emit.multiply(row, groups)
     with emit.loop(0, groups) as group:
         begin, number = emit.multiply(group, GROUP), emit.add(first, group)
-        values = (compute(begin), compute(emit.add(begin, LANES)))
+        values = (compute(begin), compute(emit.add(begin, VECTOR_SIZE)))
         with emit.builder.if_else(rounds) as (rounded, exact):
             for branch, is_rounded in ((rounded, True), (exact, False)):
                 with branch:

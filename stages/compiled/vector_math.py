@@ -7,7 +7,7 @@ import math
 
 from llvmlite import ir
 
-from stages.compiled.emitter import FLOAT, INTS, LANES, VECTOR, Emitter, Value
+from stages.compiled.emitter import FLOAT, INTS, VECTOR, VECTOR_SIZE, Emitter, Value
 from stages.quantisation.groups import GROUP
 
 LOWEST = -87.0  # its exponential is the smallest that is not taken for 0
@@ -28,13 +28,13 @@ def exponential(emit: Emitter, x: Value) -> Value:
     """
     build = emit.builder
     bounded = build.select(build.fcmp_ordered(">", x, emit.floats(LOWEST)), x, emit.floats(LOWEST))
-    power = emit.call(f"llvm.rint.v{LANES}f32", VECTOR, [build.fmul(bounded, emit.floats(1 / math.log(2)))])
-    rest = emit.fused(power, emit.floats(-LN2_HIGH), bounded)
-    rest = emit.fused(power, emit.floats(-LN2_LOW), rest)
+    power = emit.call(f"llvm.rint.v{VECTOR_SIZE}f32", VECTOR, [build.fmul(bounded, emit.floats(1 / math.log(2)))])
+    rest = emit.multiply_add(power, emit.floats(-LN2_HIGH), bounded)
+    rest = emit.multiply_add(power, emit.floats(-LN2_LOW), rest)
     value = emit.floats(EXPONENTIAL[0])
     for factor in EXPONENTIAL[1:]:
-        value = emit.fused(value, rest, emit.floats(factor))
-    value = build.fadd(emit.fused(value, build.fmul(rest, rest), rest), emit.floats(1.0))
+        value = emit.multiply_add(value, rest, emit.floats(factor))
+    value = build.fadd(emit.multiply_add(value, build.fmul(rest, rest), rest), emit.floats(1.0))
     bits = build.shl(build.add(build.fptosi(power, INTS), emit.ints(127)), emit.ints(23))
     value = build.fmul(value, build.bitcast(bits, VECTOR))
     # Not a number stays one: it is not below anything.
@@ -59,21 +59,23 @@ def store_inputs(emit: Emitter, group: tuple[Value, Value], inputs: Value, sums:
     build = emit.builder
     if not rounds:
         for half, vector in enumerate(group):
-            emit.store(vector, emit.offset(inputs, half * LANES, 4))
+            emit.store(vector, emit.offset(inputs, half * VECTOR_SIZE, 4))
         emit.store(emit.total(build.fadd(*group)), sums)
         return
-    sizes = [emit.call(f"llvm.fabs.v{LANES}f32", VECTOR, [vector]) for vector in group]
+    sizes = [emit.call(f"llvm.fabs.v{VECTOR_SIZE}f32", VECTOR, [vector]) for vector in group]
     larger = build.select(build.fcmp_unordered("<", sizes[0], sizes[1]), sizes[1], sizes[0])
-    largest = emit.call(f"llvm.vector.reduce.fmax.v{LANES}f32", FLOAT, [larger])
+    largest = emit.call(f"llvm.vector.reduce.fmax.v{VECTOR_SIZE}f32", FLOAT, [larger])
     scale = build.fdiv(largest, ir.Constant(FLOAT, LARGEST_CODE))
     tiny = build.fcmp_ordered("<", largest, ir.Constant(FLOAT, 1e-30))
     factor = build.select(tiny, ir.Constant(FLOAT, 0.0), build.fdiv(ir.Constant(FLOAT, LARGEST_CODE), largest))
     total = emit.ints(0)
     for half, vector in enumerate(group):
-        steps = emit.call(f"llvm.rint.v{LANES}f32", VECTOR, [build.fmul(vector, emit.spread(factor))])
+        steps = emit.call(f"llvm.rint.v{VECTOR_SIZE}f32", VECTOR, [build.fmul(vector, emit.spread(factor))])
         codes = build.fptosi(steps, INTS)
         total = build.add(total, codes)
-        emit.store(build.trunc(codes, ir.VectorType(ir.IntType(16), LANES)), emit.offset(inputs, half * LANES, 2))
+        emit.store(
+            build.trunc(codes, ir.VectorType(ir.IntType(16), VECTOR_SIZE)), emit.offset(inputs, half * VECTOR_SIZE, 2)
+        )
     # A maximum passes over what is not a number; a sum does not.
     poison = build.fmul(emit.total(build.fadd(*group)), ir.Constant(FLOAT, 0.0))
     scale = build.fadd(scale, poison)

@@ -1,6 +1,8 @@
 """The fixed text of docs/models.md, which `architectures.py` fills and writes."""
 
 FORWARDS = {  # how a model is computed, as its forward pass is called
+    "compiled": "own forward pass, compiled for the processor when the model is loaded (Llama, Mistral, Qwen; float32 "
+    "on a CPU, heads of a multiple of 16 numbers, sizes of a multiple of 32)",
     "packed": "own forward pass with packed weights (Llama, Mistral, Qwen)",
     "modules": "modules of `transformers`, with the mask and the key-value cache of this project",
     "modules, row by row": "one sequence after the other, each with the cache of `transformers`; "

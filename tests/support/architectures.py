@@ -181,7 +181,8 @@ def measure_checkpoint(folder: Path) -> Measured:
     except ModelError as error:
         return Measured("refused", str(error).replace(str(folder), "FOLDER"))
     name = models.target.forward_pass.name
-    forward = "packed" if name.startswith("packed") else name.replace("modules of transformers", "modules")
+    own = next((kind for kind in ("compiled", "packed") if name.startswith(kind)), "")
+    forward = own or name.replace("modules of transformers", "modules")
     _disturb_drafter(models)
     errors, outcomes = [], Counter[Outcome]()
     for batch, which in ((1, ALONE), (len(TEXTS), range(len(TEXTS)))):

@@ -1,4 +1,6 @@
-"""A GGUF file of four bits in its own bits: its codes, its logits, and its greedy text through the pipeline."""
+"""A GGUF file of four bits in its own bits, where no forward pass is compiled: its codes, its logits, and its greedy
+text through the pipeline. `tests/stages/compiled` has the compiled forward.
+"""
 
 from collections import defaultdict
 from pathlib import Path
@@ -37,6 +39,8 @@ NEAR = 0.05  # standard deviations of the logits between two tokens; a near tie
 @pytest.fixture(autouse=True)
 def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     monkeypatch.setenv("OMNIDRAFT_CACHE", str(tmp_path_factory.getbasetemp() / "four-bits"))
+    for name in ("has_compiled_forward", "prefers_compiled_forward"):
+        monkeypatch.setattr(f"stages.models.forward_choice.{name}", lambda *_, **__: False)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,174 @@
+"""Compiled products against the matrices that they stand for, and the bits of a row among others."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from stages.compiled.machine import Features
+from stages.compiled.packing import PackedMatrix, pack_codes, pack_matrix
+from stages.compiled.program import CompiledSteps
+from stages.compiled.shape import ModelShape
+from stages.compiled.steps import FIELDS, HEADERS, Field, Header, StepKind
+from stages.compiled.vector_math import LARGEST_CODE
+from stages.quantisation.groups import GROUP, GroupedMatrix
+
+SHAPE = ModelShape(width=64, inner=96, heads=2, key_heads=1, head_size=16, eps=1e-5, head_norms=False)
+OUTPUTS, INPUTS = 70, 96  # the last block of outputs is padded
+ROUNDED, EXACT = 3e-4, 2e-6
+
+
+def make_matrix(kind: str, *, rounds: bool) -> tuple[PackedMatrix, Tensor]:
+    """A packed matrix of a kind, and its weights in float64."""
+    torch.manual_seed(len(kind))
+    if kind in ("float32", "bfloat16"):
+        weight_OI = torch.randn(OUTPUTS, INPUTS)
+        weight_OI = weight_OI.bfloat16().float() if kind == "bfloat16" else weight_OI
+        return pack_matrix(weight_OI, torch.randn(OUTPUTS), None, rounds=rounds), weight_OI.double()
+    bits, halves = (4 if kind.startswith("4") else 8), not kind.endswith("wide")
+    codes_OI = torch.randint(0, 1 << bits, (OUTPUTS, INPUTS), dtype=torch.uint8)
+    scales, minima = torch.rand(OUTPUTS, INPUTS // GROUP) / 99, -torch.rand(OUTPUTS, INPUTS // GROUP)
+    if halves:
+        scales, minima = scales.half().float(), minima.half().float()
+    groups = GroupedMatrix(codes_OI, scales, minima, bits)
+    weight_OI = groups.dequantise()
+    packed = pack_matrix(weight_OI, torch.randn(OUTPUTS), groups, rounds=rounds)
+    return packed, groups.codes_OI.double().unflatten(1, (-1, GROUP)).mul(scales.double()[..., None]).add(
+        minima.double()[..., None]
+    ).flatten(1)
+
+
+def multiply(matrix: PackedMatrix, x_NI: Tensor) -> Tensor:
+    """Prepare rows and multiply them by two steps of a program, added to ones."""
+    steps = CompiledSteps(replace(SHAPE, heads=INPUTS // 16), frozenset({matrix.kind}))
+    rows, rounds = len(x_NI), matrix.kind.rounds
+    inputs, sums = torch.full((rows, INPUTS), 7.0), torch.zeros(rows, 2 * INPUTS // GROUP)
+    outputs = torch.ones(rows, matrix.padded)
+    prepared = {Field.OUTPUTS: inputs.data_ptr(), Field.OUTPUT_SUMS: sums.data_ptr(), Field.ROUNDS: int(rounds)}
+    lines = [
+        {Field.KIND: StepKind.ROUND, Field.PER_ROW: 1, Field.CHUNK: 1, Field.INPUTS: x_NI.data_ptr(), **prepared},
+        {
+            Field.KIND: steps.numbers[matrix.kind],
+            Field.INPUTS: inputs.data_ptr(),
+            Field.INPUT_SUMS: sums.data_ptr(),
+            Field.MATRIX: matrix.data.data_ptr(),
+            Field.SCALES: matrix.scales_BGL.data_ptr(),
+            Field.MINIMA: matrix.minima_BGL.data_ptr(),
+            Field.BIAS: 0 if matrix.bias_O is None else matrix.bias_O.data_ptr(),
+            Field.OUTPUTS: outputs.data_ptr(),
+            Field.GROUPS: matrix.groups,
+            Field.STRIDE: matrix.padded,
+            Field.ADDS: 1,
+            Field.FIXED: matrix.blocks // 2,
+            Field.CHUNK: 1,
+        },
+    ]
+    table = torch.zeros(len(lines), FIELDS, dtype=torch.int64)
+    for row, line in zip(table, lines, strict=True):
+        for field, value in line.items():
+            row[field] = value
+    header = torch.zeros(HEADERS, dtype=torch.int64)
+    header[Header.ROWS] = rows
+    steps.run(table, header)
+    return outputs[:, : matrix.outputs] - 1
+
+
+def round_inputs(x_NI: Tensor) -> Tensor:
+    """The inputs as products of codes read them: 16 bits, one scale for each group."""
+    groups = x_NI.double().unflatten(1, (-1, GROUP))
+    scale = groups.abs().amax(2, keepdim=True).clamp_min(1e-30) / LARGEST_CODE
+    return (groups / scale).round().mul(scale).flatten(1)
+
+
+KINDS = ["4", "4 wide", "8", "8 wide", "float32", "bfloat16"]
+
+
+@pytest.mark.parametrize("rounds", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_product_is_that_of_its_matrix(kind: str, rounds: bool):
+    matrix, weight_OI = make_matrix(kind, rounds=rounds)
+    assert matrix.kind.has_groups == kind[0].isdigit()
+    assert matrix.kind.wide_scales == kind.endswith("wide")
+    assert matrix.kind.rounds == (rounds and matrix.kind.has_groups)
+    assert matrix.bias_O is not None
+    for rows in (1, 2, 5, 6, 7, 13):
+        x_NI = torch.randn(rows, INPUTS) * torch.logspace(-2, 2, INPUTS)
+        read_NI = round_inputs(x_NI) if matrix.kind.rounds else x_NI.double()
+        expected_NO = read_NI @ weight_OI.t() + matrix.bias_O[:OUTPUTS].double()
+        found_NO = multiply(matrix, x_NI)
+        size = float((x_NI.double().abs() @ weight_OI.abs().t()).max())
+        assert float((found_NO - expected_NO).abs().max()) < EXACT * size
+        if matrix.kind.rounds:
+            exact_NO = x_NI.double() @ weight_OI.t() + matrix.bias_O[:OUTPUTS].double()
+            assert 0 < float((found_NO - exact_NO).abs().max()) < ROUNDED * size
+
+
+@pytest.mark.parametrize("rounds", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_has_the_same_bits_among_any_others(kind: str, rounds: bool):
+    matrix, _ = make_matrix(kind, rounds=rounds)
+    x_NI = torch.randn(20, INPUTS)
+    together_NO = multiply(matrix, x_NI)
+    for rows in (1, 3, 6, 7, 12):
+        parts = [multiply(matrix, part.contiguous()) for part in x_NI.split(rows)]
+        assert torch.equal(torch.cat(parts), together_NO)
+
+
+@pytest.mark.parametrize(
+    "features", [Features(wide_registers=False, dots=0), Features(wide_registers=False, dots=256)], ids=str
+)
+@pytest.mark.parametrize("kind", ["4", "8 wide", "bfloat16"])
+def test_other_processors_have_other_instructions_for_the_same_numbers(
+    kind: str, features: Features, monkeypatch: pytest.MonkeyPatch
+):
+    here = Features.detect()
+    if features.dots and not here.dots:
+        pytest.skip("this processor has no products of pairs of 16 bits")
+    matrix, _ = make_matrix(kind, rounds=True)
+    x_NI = torch.randn(9, INPUTS)
+    expected_NO = multiply(matrix, x_NI)
+    monkeypatch.setattr(Features, "detect", lambda: features)
+    found_NO = multiply(matrix, x_NI)
+    assert torch.allclose(found_NO, expected_NO, rtol=1e-5, atol=1e-5)
+
+
+def test_without_a_team_one_thread_computes_all_items(monkeypatch: pytest.MonkeyPatch):
+    matrix, _ = make_matrix("4", rounds=False)
+    x_NI = torch.randn(9, INPUTS)
+    expected_NO = multiply(matrix, x_NI)
+    for module in ("machine", "program"):
+        monkeypatch.setattr(f"stages.compiled.{module}.find_team_functions", dict)
+    assert torch.equal(multiply(matrix, x_NI), expected_NO)
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+@pytest.mark.parametrize("rounds", [False, True])
+def test_what_is_no_number_is_seen_in_the_outputs(rounds: bool, poison: float):
+    matrix, _ = make_matrix("8", rounds=rounds)
+    x_NI = torch.randn(2, INPUTS)
+    x_NI[1, 40] = poison
+    found_NO = multiply(matrix, x_NI)
+    assert bool(found_NO[0].isfinite().all())
+    assert not bool(found_NO[1].isfinite().any())
+
+
+def test_zeros_stay_zeros():
+    matrix, _ = make_matrix("4", rounds=True)
+    assert matrix.bias_O is not None
+    assert torch.allclose(multiply(matrix, torch.zeros(1, INPUTS))[0], matrix.bias_O[:OUTPUTS], atol=1e-6)
+
+
+def _find_code(packed: Tensor, output: int, number: int, bits: int) -> int:
+    per_word = 32 // bits
+    word, place = divmod(number % GROUP, per_word)
+    value = int(packed[output // 16, number // GROUP, word, output % 16]) & 0xFFFFFFFF
+    return value >> (place // 2 * bits + 16 * (place % 2)) & ((1 << bits) - 1)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_codes_are_packed_in_pairs(bits: int):
+    codes_OI = torch.randint(0, 1 << bits, (32, 64), dtype=torch.uint8)
+    packed = pack_codes(codes_OI, bits)
+    places = [(output, number) for output in range(32) for number in range(64)]
+    assert [_find_code(packed, *place, bits) for place in places] == [int(codes_OI[place]) for place in places]
