@@ -24,7 +24,7 @@ from store.files import digest_of, sync_file
 Report = Callable[[str], None]  # receives what is being done
 
 FLOAT32_BYTES = 4
-GGUF_FOLDER = "gguf"
+GGUF_FOLDER = "gguf"  # as `stages/checkpoints/gguf_file.py` looks for it
 IMPATIENT = ("--retries", "1", "--timeout", "10")  # options of pip; a timeout is that of a connection
 
 

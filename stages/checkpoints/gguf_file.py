@@ -23,6 +23,7 @@ _MAGIC = b"GGUF"
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _FLOATS = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
+ORIGIN = "gguf"  # folder in a converted model's folder, with the file that it was made from
 
 
 @dataclass(frozen=True)
@@ -198,6 +199,12 @@ def find_gguf(source: str) -> Path | None:
     if re.fullmatch(r"[\w.-]+/[\w.-]+", place) and which:
         return _find_on_hub(place, which)
     return None
+
+
+def find_origin(source: str) -> Path | None:
+    """Return the GGUF file that a folder was converted from: the only one in its own folder `gguf`."""
+    found = _files_in(Path(source) / ORIGIN) if Path(source).is_dir() else []
+    return found[0] if len(found) == 1 else None
 
 
 def _require_file(path: Path) -> Path:

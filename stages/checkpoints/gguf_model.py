@@ -143,12 +143,12 @@ def load_gguf_model(file: GgufFile, dtype: torch.dtype, attention: str, *, codes
     weights = _read_weights(file, config, expected, dtype)
     model = made.from_pretrained(None, config=config, state_dict=weights, dtype=dtype, attn_implementation=attention)
     if codes:
-        _attach_codes(file, model)
+        attach_codes(file, model)
     return model
 
 
-def _attach_codes(file: GgufFile, model: Any) -> None:
-    """Attach the codes of every linear module whose weight has groups of 32 in the file."""
+def attach_codes(file: GgufFile, model: Any) -> None:
+    """Attach the codes of every linear module whose weight has groups of 32 in the file that it was made from."""
     config = model.config
     embedding = "model.embed_tokens.weight"
     for name, linear in model.named_modules():

@@ -38,8 +38,8 @@ from transformers.utils import logging as transformers_logging
 from transformers.utils.hub import cached_file
 from yaml import YAMLError
 
-from stages.checkpoints.gguf_file import GgufFile, find_gguf, read_gguf
-from stages.checkpoints.gguf_model import has_family, load_gguf_model, require_reader
+from stages.checkpoints.gguf_file import GgufFile, find_gguf, find_origin, read_gguf
+from stages.checkpoints.gguf_model import attach_codes, has_family, load_gguf_model, require_reader
 from stages.checkpoints.gguf_tokenizer import make_tokenizer
 from stages.checkpoints.size_check import require_plausible_normalizer, require_plausible_sizes
 from stages.checkpoints.tokenizer_probe import require_bounded_tokenizer
@@ -76,7 +76,8 @@ def load_causal_model(source: str, dtype: str, device: str, *, codes: bool = Fal
         source: hub name, folder, GGUF file, or one of the names of `find_gguf`.
         dtype: key of `DTYPES`; `auto` is the type of the file, float32 for a quantised GGUF file.
         device: name of a device of torch.
-        codes: whether linear modules of a quantised GGUF file keep the codes of their weights for the packed forward.
+        codes: whether linear modules of a quantised GGUF file, or of a folder that was converted from one, keep the
+            codes of their weights.
 
     Raises:
         ModelError: no model was found, the hub cannot be reached, tensors are missing, unexpected or of another shape,
@@ -92,7 +93,18 @@ def load_causal_model(source: str, dtype: str, device: str, *, codes: bool = Fal
         else:
             _require_reachable(source)
             model = _load_checkpoint(source, dtype, device)
+            if codes and (origin := find_origin(source)):
+                _attach_origin(origin, model)
         return model if str(model.device) == device else model.to(device)
+
+
+def _attach_origin(path: Path, model: Any) -> None:
+    """Attach the codes of the GGUF file that a folder was converted from; those that differ from its weights are not
+    used (`find_attached`).
+    """
+    file = read_gguf(path)
+    if has_family(file):
+        attach_codes(file, model)
 
 
 def _load_gguf(file: GgufFile, dtype: str, *, codes: bool) -> Any:
