@@ -1,26 +1,29 @@
-"""Attention of new tokens over the cache: one query and one head at a time.
+"""Attention of new tokens over the cache, one query at a time.
 
 The scores, their exponentials and the sums of values are computed key after key in the order of the text, whatever
-other tokens a pass computes: a token has the same bits alone, in a batch and in a tree.
+other tokens a pass computes: a token has the same bits alone, in a batch and in a tree. Heads that share keys and
+values take them in turn, some keys at a time, so that these are read from memory once.
 
-Shapes: N new tokens, H heads, K keys, E of a head.
+Shapes: N new tokens, H heads, G key heads, K keys, E of a head.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from llvmlite import ir
 
-from stages.compiled.emitter import FLOAT, LONG, VECTOR, VECTOR_SIZE, WORK, Emitter, Value
+from stages.compiled.emitter import FLOAT, INT, INTS, LONG, VECTOR, VECTOR_SIZE, WORK, Emitter, Value
 from stages.compiled.shape import ModelShape
 from stages.compiled.steps import KEY_FIELDS, Field, Header, KeyList
 from stages.compiled.vector_math import exponential
 
+Visit = Callable[[Sequence[Value], Value], None]  # what is done for the slots of some keys, and the number of the first
+
 
 def emit_attend(module: ir.Module, shape: ModelShape) -> None:
-    """Define the function of attention; its items are the heads of all tokens."""
+    """Define the function of attention; its items are the key heads of all tokens."""
     emit = Emitter(module, "attend", WORK)
-    _Attention(emit, shape).emit_heads()
+    _Attention(emit, shape).emit_groups()
     emit.finish()
 
 
@@ -36,93 +39,128 @@ class _Attention:
         slides = build.icmp_signed("!=", emit.field(step, Field.SLIDES), emit.long(0))
         lists = (emit.pointer(header, Header.WINDOW_KEYS), emit.pointer(header, Header.KEYS))
         self._lists, self._branches = build.select(slides, *lists), emit.pointer(header, Header.BRANCHES)
-        own = emit.multiply(thread, emit.field(header, Header.SCORES_SIZE))
+        self._share, self._size = shape.heads // shape.key_heads, emit.field(header, Header.SCORES_SIZE)
+        own = emit.multiply(emit.multiply(thread, self._share + 1), self._size)  # one line for the heads' sums
         self._scores = emit.offset(emit.pointer(header, Header.SCORES), own, 4)
-        self._highest = emit.variable(FLOAT, ir.Constant(FLOAT, -math.inf))
-        self._total = emit.variable(VECTOR, emit.floats(0.0))
-        vectors = shape.head_size // VECTOR_SIZE
-        self._mixed = [emit.variable(VECTOR, emit.floats(0.0)) for _ in range(vectors)]
+        self._parts = range(0, shape.head_size, VECTOR_SIZE)  # of a head
 
-    def emit_heads(self) -> None:
-        """Emit the loop over heads."""
+    def emit_groups(self) -> None:
+        """Emit the loop over items: the heads of a token that share a key head."""
         emit, shape = self._emit, self._shape
         with emit.loop(self._begin, self._end) as number:
-            row, head = emit.divide(number, shape.heads), emit.remainder(number, shape.heads)
+            row, group = emit.divide(number, shape.key_heads), emit.remainder(number, shape.key_heads)
             keys = emit.offset(self._lists, emit.multiply(row, KEY_FIELDS), 8)
-            group = emit.divide(head, shape.heads // shape.key_heads)
+            count = emit.add(emit.field(keys, KeyList.CONSECUTIVE), emit.field(keys, KeyList.LENGTH))
             begin = emit.offset(self._cache, emit.multiply(group, shape.head_size), 4)
-            place = emit.add(emit.multiply(row, shape.joined), emit.multiply(head, shape.head_size))
-            length = self._emit_scores(keys, begin, emit.offset(self._queries, place, 4))
-            self._emit_exponentials(length)
-            self._emit_values(keys, emit.offset(begin, shape.slot // 2, 4))
-            target = emit.add(emit.multiply(row, shape.heads), head)
-            self._store_mixed(emit.offset(self._outputs, emit.multiply(target, shape.head_size), 4))
+            first = emit.multiply(group, self._share * shape.head_size)
+            queries = emit.offset(self._queries, emit.add(emit.multiply(row, shape.joined), first), 4)
+            self._over_keys(keys, count, lambda slots, key: self._score_keys(begin, slots, queries, key, count))
+            place = emit.add(emit.multiply(row, shape.heads * shape.head_size), first)
+            outputs = emit.offset(self._outputs, place, 4)
+            totals = emit.offset(self._scores, emit.multiply(self._size, self._share), 4)
+            with emit.loop(0, self._share) as head:
+                self._take_exponentials(head, count, totals)
+                for part in self._parts:
+                    emit.store(emit.floats(0.0), self._place_part(outputs, head, part))
+            values = emit.offset(begin, shape.slot // 2, 4)
+            self._over_keys(keys, count, lambda slots, key: self._add_values(values, slots, outputs, key))
+            with emit.loop(0, self._share) as head:
+                self._divide(head, outputs, totals)
 
-    def _over_keys(self, keys: Value, begin: Value, visit: Callable[[Value, Value], None]) -> Value:
-        """Emit what is done for every key, in the order of the text; returns how many there are.
+    def _over_keys(self, keys: Value, count: Value, visit: Visit) -> None:
+        """Emit what is done for every `VECTOR_SIZE` keys, in the order of the text.
 
         Args:
-            keys: address of the list.
-            begin: address of the numbers of the head in the first slot.
-            visit: emits what is done, for the number of a key and the address of its numbers.
+            keys: address of the list of a token's keys.
+            count: how many there are. For numbers beyond, the last key is visited again.
+            visit: emits what is done.
         """
-        emit, slot = self._emit, self._shape.slot
+        emit = self._emit
+        consecutive = emit.field(keys, KeyList.CONSECUTIVE)
+        with emit.loop(0, count, VECTOR_SIZE) as number:
+            follow = emit.builder.icmp_signed("<=", emit.add(number, VECTOR_SIZE), consecutive)
+            with emit.builder.if_else(follow) as (consecutively, otherwise):
+                with consecutively:
+                    first = emit.add(emit.field(keys, KeyList.BEGIN), number)
+                    visit([emit.add(first, place) for place in range(VECTOR_SIZE)], number)
+                with otherwise:
+                    visit([self._find_slot(keys, emit.add(number, place)) for place in range(VECTOR_SIZE)], number)
+
+    def _find_slot(self, keys: Value, number: Value) -> Value:
+        """Return the slot of a key, or that of the last one for a number beyond it."""
+        emit, build = self._emit, self._emit.builder
         first, consecutive, branch, length = (emit.field(keys, field) for field in KeyList)
-        with emit.loop(0, consecutive) as number:
-            visit(number, emit.offset(begin, emit.multiply(emit.add(first, number), slot), 4))
-        with emit.loop(0, length) as number:
-            place = emit.load(emit.offset(self._branches, emit.add(branch, number), 8), LONG, 8)
-            visit(emit.add(consecutive, number), emit.offset(begin, emit.multiply(place, slot), 4))
-        return emit.add(consecutive, length)
+        last = emit.subtract(emit.add(consecutive, length), 1)
+        number = build.select(build.icmp_signed("<", number, last), number, last)
+        follows = build.icmp_signed("<", number, consecutive)
+        place = build.select(follows, emit.long(0), emit.subtract(number, consecutive))
+        other = emit.load(emit.offset(self._branches, emit.add(branch, place), 8), LONG, 8)
+        return build.select(follows, emit.add(first, number), other)
 
-    def _emit_scores(self, keys: Value, begin: Value, query: Value) -> Value:
-        """Store the scaled products of the query with all keys, and remember the highest."""
+    def _place_score(self, head: Value, number: Value) -> Value:
+        return self._emit.offset(self._scores, self._emit.add(self._emit.multiply(self._size, head), number), 4)
+
+    def _place_part(self, heads: Value, head: Value, part: int) -> Value:
+        """Return the address of a part of one of consecutive heads."""
+        return self._emit.offset(heads, self._emit.add(self._emit.multiply(head, self._shape.head_size), part), 4)
+
+    def _score_keys(self, begin: Value, slots: Sequence[Value], queries: Value, number: Value, count: Value) -> None:
+        """Store the scaled products of all heads with the keys in some slots; minus infinity beyond the last key."""
         emit, build = self._emit, self._emit.builder
+        keys = [emit.offset(begin, emit.multiply(slot, self._shape.slot), 4) for slot in slots]
+        left = emit.spread(build.trunc(emit.subtract(count, number), INT))
+        exists = build.icmp_signed("<", ir.Constant(INTS, list(range(VECTOR_SIZE))), left)
         scale = emit.floats(self._shape.head_size**-0.5)
-        places = range(0, self._shape.head_size, VECTOR_SIZE)
-        parts = [build.fmul(emit.load(emit.offset(query, place, 4), VECTOR), scale) for place in places]
-        emit.set(self._highest, ir.Constant(FLOAT, -math.inf))
+        with emit.loop(0, self._share) as head:
+            query = [
+                build.fmul(emit.load(self._place_part(queries, head, part), VECTOR), scale) for part in self._parts
+            ]
+            products = []
+            for key in keys:
+                total = build.fmul(query[0], emit.load(key, VECTOR))
+                for part, own in zip(self._parts[1:], query[1:], strict=True):
+                    total = emit.multiply_add(own, emit.load(emit.offset(key, part, 4), VECTOR), total)
+                products.append(total)
+            scores = build.select(exists, emit.totals(products), emit.floats(-math.inf))
+            emit.store(scores, self._place_score(head, number))
 
-        def score(number: Value, key: Value) -> None:
-            total = build.fmul(parts[0], emit.load(key, VECTOR))
-            for place, part in zip(places[1:], parts[1:], strict=True):
-                total = emit.multiply_add(part, emit.load(emit.offset(key, place, 4), VECTOR), total)
-            value, highest = emit.total(total), emit.get(self._highest, FLOAT)
-            emit.store(value, emit.offset(self._scores, number, 4))
-            emit.set(self._highest, build.select(build.fcmp_ordered(">", value, highest), value, highest))
-
-        return self._over_keys(keys, begin, score)
-
-    def _emit_exponentials(self, length: Value) -> None:
-        """Replace the scores by the exponentials of their distances from the highest, and sum them."""
+    def _take_exponentials(self, head: Value, count: Value, totals: Value) -> None:
+        """Replace a head's scores by the exponentials of their distances from the highest, and store the sum."""
         emit, build = self._emit, self._emit.builder
-        emit.store(emit.floats(-math.inf), emit.offset(self._scores, length, 4))  # the rest of the last vector
-        highest = emit.spread(emit.get(self._highest, FLOAT))
-        emit.set(self._total, emit.floats(0.0))
-        with emit.loop(0, length, VECTOR_SIZE) as number:
-            address = emit.offset(self._scores, number, 4)
+        kept = emit.variable(VECTOR, emit.floats(0.0))
+        emit.set(kept, emit.floats(-math.inf))
+        with emit.loop(0, count, VECTOR_SIZE) as number:
+            scores, highest = emit.load(self._place_score(head, number), VECTOR), emit.get(kept, VECTOR)
+            emit.set(kept, build.select(build.fcmp_ordered(">", scores, highest), scores, highest))
+        maximum = f"llvm.vector.reduce.fmax.v{VECTOR_SIZE}f32"
+        highest = emit.spread(emit.call(maximum, FLOAT, [emit.get(kept, VECTOR)]))
+        emit.set(kept, emit.floats(0.0))
+        with emit.loop(0, count, VECTOR_SIZE) as number:
+            address = self._place_score(head, number)
             value = exponential(emit, build.fsub(emit.load(address, VECTOR), highest))
             emit.store(value, address)
-            emit.set(self._total, build.fadd(emit.get(self._total, VECTOR), value))
+            emit.set(kept, build.fadd(emit.get(kept, VECTOR), value))
+        emit.store(emit.total(emit.get(kept, VECTOR)), emit.offset(totals, head, 4))
 
-    def _emit_values(self, keys: Value, begin: Value) -> None:
-        """Sum the values, each times its exponential."""
+    def _add_values(self, begin: Value, slots: Sequence[Value], outputs: Value, number: Value) -> None:
+        """Add the values in some slots to the outputs of all heads, each times its exponential."""
         emit = self._emit
-        for mixed in self._mixed:
-            emit.set(mixed, emit.floats(0.0))
+        values = [emit.offset(begin, emit.multiply(slot, self._shape.slot), 4) for slot in slots]
+        with emit.loop(0, self._share) as head:
+            sums = [emit.load(self._place_part(outputs, head, part), VECTOR) for part in self._parts]
+            for place, value in enumerate(values):
+                share = emit.spread(emit.load(self._place_score(head, emit.add(number, place)), FLOAT))
+                sums = [
+                    emit.multiply_add(share, emit.load(emit.offset(value, part, 4), VECTOR), own)
+                    for part, own in zip(self._parts, sums, strict=True)
+                ]
+            for part, own in zip(self._parts, sums, strict=True):
+                emit.store(own, self._place_part(outputs, head, part))
 
-        def add(number: Value, value: Value) -> None:
-            share = emit.spread(emit.load(emit.offset(self._scores, number, 4), FLOAT))
-            for vector, mixed in enumerate(self._mixed):
-                own = emit.load(emit.offset(value, vector * VECTOR_SIZE, 4), VECTOR)
-                emit.set(mixed, emit.multiply_add(share, own, emit.get(mixed, VECTOR)))
-
-        self._over_keys(keys, begin, add)
-
-    def _store_mixed(self, target: Value) -> None:
-        """Divide by the sum of the exponentials."""
+    def _divide(self, head: Value, outputs: Value, totals: Value) -> None:
+        """Divide the outputs of a head by the sum of its exponentials."""
         emit = self._emit
-        total = emit.spread(emit.total(emit.get(self._total, VECTOR)))
-        for vector, mixed in enumerate(self._mixed):
-            value = emit.builder.fdiv(emit.get(mixed, VECTOR), total)
-            emit.store(value, emit.offset(target, vector * VECTOR_SIZE, 4))
+        total = emit.spread(emit.load(emit.offset(totals, head, 4), FLOAT))
+        for part in self._parts:
+            address = self._place_part(outputs, head, part)
+            emit.store(emit.builder.fdiv(emit.load(address, VECTOR), total), address)

@@ -190,3 +190,20 @@ class Emitter:
             floats = vector.type.element == FLOAT
             vector = self.builder.fadd(low, high) if floats else self.builder.add(low, high)
         return self.builder.extract_element(vector, ir.Constant(INT, 0))
+
+    def totals(self, vectors: Sequence[Value]) -> Value:
+        """Return the sums of `VECTOR_SIZE` vectors as one vector; each is added in the order of `total`.
+
+        Two vectors become one with the sums of the halves of both, and so on.
+        """
+        size = VECTOR_SIZE
+        while len(vectors) > 1:
+            half = size // 2
+            low = [start + place for start in range(0, 2 * VECTOR_SIZE, size) for place in range(half)]
+            orders = [ir.Constant(INTS, [place + shift for place in low]) for shift in (0, half)]
+            pairs = zip(vectors[::2], vectors[1::2], strict=True)
+            vectors = [
+                self.builder.fadd(*(self.builder.shuffle_vector(*pair, order) for order in orders)) for pair in pairs
+            ]
+            size = half
+        return vectors[0]

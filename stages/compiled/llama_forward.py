@@ -24,7 +24,7 @@ from stages.forward_pass.slot_forward import SlotForward, wanted_places
 from stages.quantisation.groups import GROUP
 
 HEAD_STEPS = 2  # the last norm and the output layer, left out where no logits are wanted
-SHARES = 8  # chunks of a product, or of the heads of one token: some for each of a few threads
+SHARES = 8  # chunks of a product: some for each of a few threads
 KEYS_AT_A_TIME = 256  # by which the memory of attention scores grows
 
 
@@ -120,7 +120,9 @@ class _Buffers:
         self.opened = torch.empty(rows, 2 * shape.inner)
         self.inputs = torch.empty(rows, widest)
         self.input_sums = torch.empty(rows, 2 * widest // GROUP)
-        self.scores = torch.empty(self.threads, self.keys + VECTOR_SIZE)  # the last vector may end later
+        # Per thread: the scores of the heads that share keys, and a line with a number for each of them.
+        self.score_size = self.keys + VECTOR_SIZE  # the last vector may end later
+        self.scores = torch.empty(self.threads, shape.heads // shape.key_heads + 1, self.score_size)
 
     def read_inputs(self, rows: int, width: int) -> Tensor:
         """Return a copy of the inputs of the last product."""
@@ -145,12 +147,11 @@ class _TableWriter:
         yield self._multiply(layer.query_key_value, joined)
         norms = {Field.WEIGHTS: _address(layer.query_norm_E), Field.KEY_WEIGHTS: _address(layer.key_norm_E)}
         yield {**_by_row(StepKind.ROTATE), Field.INPUTS: joined, Field.CACHE: cache, **norms}
-        heads = self.weights.heads
         attend = {
             Field.OUTPUTS: mixed,
             Field.SLIDES: int(slides),
-            Field.PER_ROW: heads,
-            Field.CHUNK: -(-heads // SHARES),
+            Field.PER_ROW: self.weights.key_heads,
+            Field.CHUNK: 1,
         }
         yield {Field.KIND: StepKind.ATTEND, Field.INPUTS: joined, Field.CACHE: cache, **attend}
         yield {**_by_row(StepKind.ROUND), Field.INPUTS: mixed, **self._inputs_of(layer.leave)}
@@ -285,7 +286,7 @@ class _Lines:
             self._kept,
             self._keys,
             self._window_keys or [],
-            self._branches,
+            [*self._branches, 0],  # one more, which is read and not used
         ]
         numbers = torch.tensor(list(chain(*lines)))
         begin, addresses = numbers.data_ptr(), []
@@ -301,7 +302,7 @@ class _Lines:
             Header.POSITIONS: positions,
             Header.ROTATIONS: rotations.data_ptr(),
             Header.SCORES: buffers.scores.data_ptr(),
-            Header.SCORES_SIZE: buffers.scores.shape[1],
+            Header.SCORES_SIZE: buffers.score_size,
             Header.KEYS: keys,
             Header.WINDOW_KEYS: keys if self._window_keys is None else window_keys,
             Header.BRANCHES: branches,

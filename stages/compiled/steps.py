@@ -3,7 +3,7 @@
 Addresses are integers too. What differs from pass to pass is in the header, so that the steps of a model are written
 once.
 
-The work of a step is a number of items: rows, heads of rows, or blocks of outputs. A thread takes some of them at a
+The work of a step is a number of items: rows, key heads of rows, or blocks of outputs. A thread takes some of them at a
 time, and goes to the next step when all items are done. So a thread that the system does not run for a while keeps
 nobody waiting, unless it holds items.
 """
@@ -58,7 +58,7 @@ class Header(IntEnum):
     POSITIONS = 4  # address of its position
     ROTATIONS = 5  # address of cosines and sines by position
     SCORES = 6  # address of the attention scores, for each thread
-    SCORES_SIZE = 7  # numbers per thread
+    SCORES_SIZE = 7  # numbers per head
     KEYS = 8  # address of what every new token attends to, see `KeyList`
     WINDOW_KEYS = 9  # the same in a layer that attends to a window
     BRANCHES = 10  # address of the slots of all trees' paths
