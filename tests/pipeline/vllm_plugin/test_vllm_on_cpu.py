@@ -1,4 +1,4 @@
-"""The plugin inside vLLM 0.32 on the CPU: greedy text is that of vLLM alone.
+"""The plugin inside vLLM on the CPU: greedy text is that of vLLM alone.
 
 The environment of vLLM is that of `vllm_environment.py`. Requests arrive while others run, and leave when they end.
 """
