@@ -207,7 +207,9 @@ def build_engine(settings: PluginSettings, facts: EngineFacts) -> PluginEngine:
 def make_costs(settings: PluginSettings) -> CostModel:
     """Return the costs that the settings name, or else ones that are measured."""
     given = settings.pass_costs
-    return Costs(given, drafter=((1, GIVEN_DRAFTING_COST * given[0][1]),)) if given else PassCosts()
+    if not given:
+        return PassCosts()
+    return Costs(given, drafter=((1, settings.drafting_cost or GIVEN_DRAFTING_COST * given[0][1]),))
 
 
 def make_copying_parts(facts: EngineFacts) -> DraftingParts:

@@ -26,7 +26,7 @@ from store.errors import UsageError
 
 LOG = logging.getLogger("omnidraft.vllm")
 
-TESTED, NOT_TESTED = (0, 32), (0, 33)  # from the first version on, before the second one
+TESTED, NOT_TESTED = (0, 31), (0, 33)  # from the first version on, before the second one
 IDLE_SECONDS = 1.0  # between two looks for something to save
 
 
@@ -36,7 +36,7 @@ def check_version(version: str) -> None:
     >>> check_version("0.32.0+cpu")
     >>> check_version("0.33")
     Traceback (most recent call last):
-    store.errors.UsageError: The plugin is tested with vLLM 0.32 up to, not including, 0.33; got 0.33: install another.
+    store.errors.UsageError: The plugin is tested with vLLM 0.31 up to, not including, 0.33; got 0.33: install another.
 
     Raises:
         UsageError: it is none of the tested ones.

@@ -43,6 +43,12 @@ class PluginSettings(Section):
         description="Costs of the model's passes in any unit, as [tokens read, cost], tokens ascending. "
         "Default: measured while the engine runs.",
     )
+    drafting_cost: float | None = Field(
+        default=None,
+        gt=0,
+        description="Cost of a pass of the drafter model, in the unit of `pass_costs`, which it needs. "
+        "Default: 0.05 of the first of them.",
+    )
     run: Annotated[Path, Field(strict=False)] | None = Field(
         default=None, description="Folder of a run, which keeps the log and the memory. Default: nothing is kept."
     )
@@ -73,7 +79,9 @@ class PluginSettings(Section):
     )
 
     @model_validator(mode="after")
-    def _require_run(self) -> Self:
+    def _check_dependencies(self) -> Self:
+        if self.drafting_cost and not self.pass_costs:
+            raise ValueError("drafting_cost needs pass_costs, whose unit it has")
         if self.learn and (self.run is None or "model" not in self.sources):
             raise ValueError("learn needs a run, and 'model' among the sources")
         return self

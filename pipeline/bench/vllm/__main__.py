@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pipeline.bench.vllm.arms import ARMS, ArmRequest
+from pipeline.bench.vllm.arms import ARMS, DEFAULT, ArmRequest
 from pipeline.bench.vllm.engine import EngineSpec, RoundRequest
 from pipeline.bench.vllm.report import ArmRounds, make_json, make_table
 from pipeline.bench.vllm.worker import EngineWorker
@@ -25,7 +25,6 @@ from pipeline.sources.stream import open_sources, stream
 from store.errors import OmnidraftError, UsageError
 from store.events import PromptReceived
 
-WARM_UP = 2  # prompts, untimed; those after the measured ones
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the proposer is measured in the engine's process
     "VLLM_NO_USAGE_STATS": "1",
@@ -38,10 +37,11 @@ def bench(
     sources: Annotated[list[str], typer.Argument(help="Prompt sources, as for `omnidraft replay`.")],
     model: Annotated[str, typer.Option(help="Target, as vLLM names it.")],
     where: Annotated[list[str] | None, typer.Option(help="Keep rows with this COLUMN=VALUE.")] = None,
-    arms: Annotated[str, typer.Option(help=f"Comma-separated, of {', '.join(ARMS)}.")] = ",".join(ARMS),
+    arms: Annotated[str, typer.Option(help=f"Comma-separated, of {', '.join(ARMS)}.")] = ",".join(DEFAULT),
     batch: Annotated[str, typer.Option(help="Requests at a time; comma-separated sizes are measured in turn.")] = "1,8",
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of each arm.")] = 8,
     round_prompts: Annotated[int, typer.Option(min=1, help="Prompts per round.")] = 8,
+    warm_up: Annotated[int, typer.Option(min=1, help="Prompts of each arm before the rounds, not measured.")] = 2,
     tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens of a completion.")] = 64,
     drafts: Annotated[int, typer.Option(min=1, help="Maximum drafted tokens per request and pass.")] = 8,
     model_drafts: Annotated[int, typer.Option(min=1, help="The same of vLLM's draft-model mode.")] = 4,
@@ -54,14 +54,14 @@ def bench(
     chosen = choose_arms(arms)
     options = parse_engine_options(engine)
     sizes = parse_batches(batch)
-    found = read_prompts(sources, where or [], rounds * round_prompts + WARM_UP)
-    warm_up, found = found[-WARM_UP:], found[:-WARM_UP]
+    found = read_prompts(sources, where or [], rounds * round_prompts + warm_up)
+    first, found = found[-warm_up:], found[:-warm_up]  # so the measured ones do not depend on their number
     of_rounds = [found[begin : begin + round_prompts] for begin in range(0, len(found), round_prompts)]
     measured: list[dict[str, Any]] = []
     for size in sizes:
         with TemporaryDirectory() as folder:
             request = ArmRequest(drafts, model_drafts, drafter, Path(folder))
-            every = [warm_up, *of_rounds]
+            every = [first, *of_rounds]
             for results in run_rounds(model, size, request, chosen, options, every, tokens, chat=chat):
                 if output:
                     output.write_text(json.dumps([*measured, make_json(size, results)]), encoding="utf-8")

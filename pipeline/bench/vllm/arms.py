@@ -11,6 +11,8 @@ from pipeline.models.catalog import path_of
 PROPOSER = "pipeline.vllm_plugin.proposer.OmnidraftProposer"
 PLAIN = "plain"
 HEAD = "head.safetensors"  # of a drafter
+FLAT = "[[1, 1.0], [1000, 1.0]]"  # costs of passes: every draft that may be accepted pays
+CHEAP = "0.01"  # cost of a drafter pass, relative to these
 
 
 @dataclass(frozen=True)
@@ -47,13 +49,15 @@ class VllmArm:
         return {f"OMNIDRAFT_VLLM_{name.upper()}": value for name, value in self.settings.items()}
 
 
-def _make_ours(request: ArmRequest, name: str, *sources: str, learn: bool = False) -> VllmArm:
+def _make_ours(request: ArmRequest, name: str, *sources: str, learn: bool = False, flat: bool = False) -> VllmArm:
     speculative = {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": request.drafts}
     settings = {"sources": json.dumps(sources)}
     if "model" in sources:
         settings["drafter"] = request.drafter
     if learn:
         settings |= {"run": str(request.folder / name), "learn": "true"}
+    if flat:
+        settings |= {"pass_costs": FLAT, "drafting_cost": CHEAP}
     return VllmArm(speculative, settings)
 
 
@@ -87,8 +91,11 @@ ARMS: Mapping[str, Callable[[ArmRequest], VllmArm]] = {
     "memory": lambda request: _make_ours(request, "memory", "own", "memory"),
     "memory+model": lambda request: _make_ours(request, "model", "own", "memory", "model"),
     "learning": lambda request: _make_ours(request, "learning", "own", "memory", "model", learn=True),
+    "memory-flat": lambda request: _make_ours(request, "memory", "own", "memory", flat=True),
+    "memory+model-flat": lambda request: _make_ours(request, "model", "own", "memory", "model", flat=True),
 }
-OURS = ("memory", "memory+model", "learning")
+OURS = ("memory", "memory+model", "learning", "memory-flat", "memory+model-flat")
+DEFAULT = tuple(name for name in ARMS if not name.endswith("-flat"))
 
 
 def export_drafter(drafter: str, folder: Path) -> str:

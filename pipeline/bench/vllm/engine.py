@@ -62,6 +62,7 @@ class RoundResult:
         seconds: of the round.
         gaps: seconds between the tokens of one request and its next ones.
         proposing: processor seconds of the proposer in the engine's process, and the seconds that passed.
+        prompts: token ids of the prompts.
     """
 
     texts: Sequence[Sequence[int]]
@@ -72,6 +73,7 @@ class RoundResult:
     seconds: float
     gaps: Sequence[float]
     proposing: tuple[float, float]
+    prompts: Sequence[Sequence[int]] = ()
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
@@ -146,6 +148,7 @@ class _Engine:
             seconds,
             [later - earlier for found in times.values() for earlier, later in pairwise(found)],
             (self._clock.processor - clock[0], self._clock.passed - clock[1]),
+            prompts,
         )
 
     def _encode(self, prompt: Sequence[int] | str, *, chat: bool) -> list[int]:

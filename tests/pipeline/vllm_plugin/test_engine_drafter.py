@@ -219,6 +219,13 @@ def test_a_draft_is_as_long_as_it_pays():
     assert lengths[2.0] == 0
 
 
+def test_the_cost_of_the_drafter_model_may_be_given():
+    given = {"pass_costs": ((1, 2.0), (11, 4.0))}
+    costs = [make_costs(PluginSettings.model_validate(given | more)) for more in ({}, {"drafting_cost": 0.5})]
+    assert [one.drafting_cost(3) for one in costs] == [0.1, 0.5]
+    assert [one.verification_cost(6) for one in costs] == [3.0, 3.0]
+
+
 @pytest.mark.parametrize(("slope", "drafts"), [(0.0, True), (1.5, False)])
 def test_costs_are_measured_between_two_steps(slope: float, drafts: bool):
     now = [0.0]

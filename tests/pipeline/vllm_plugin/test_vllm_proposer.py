@@ -141,17 +141,17 @@ def test_the_runner_is_wrapped_once_and_other_proposers_are_not_affected(monkeyp
     assert FakeRunner(NothingDrafted()).run([prompt], MOST) == [complete(phrases, prompt, MOST)]
 
 
-@pytest.mark.parametrize("version", ["0.31.9", "0.33.0", "1.32.0", "dev"])
+@pytest.mark.parametrize("version", ["0.30.9", "0.33.0", "1.32.0", "dev"])
 def test_other_versions_of_vllm_are_refused(monkeypatch: pytest.MonkeyPatch, version: str):
     put_vllm(monkeypatch, version)
-    with pytest.raises(UsageError, match=f"0.32 up to, not including, 0.33; got {version}"):
+    with pytest.raises(UsageError, match=f"0.31 up to, not including, 0.33; got {version}"):
         OmnidraftProposer(fake_config())
 
 
 def test_the_extra_asks_for_the_versions_that_are_not_refused():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-    assert extras["vllm"] == ["vllm>=0.32,<0.33"]
-    for version in ("0.32.0", "0.32.5.post1"):
+    assert extras["vllm"] == ["vllm>=0.31,<0.33"]
+    for version in ("0.31.0", "0.32.0", "0.32.5.post1"):
         check_version(version)
 
 
@@ -169,7 +169,8 @@ def test_a_file_and_variables_set_it_up(monkeypatch: pytest.MonkeyPatch, tmp_pat
     ("name", "value", "message"),
     [
         ("ORDER", "9", "order: Input should be less than or equal to 8"),
-        ("ORDR", "3", "ordr: .* There are: sources, memory_bytes, order, pass_costs, run"),
+        ("ORDR", "3", "ordr: .* There are: sources, memory_bytes, order, pass_costs, drafting_cost, run"),
+        ("DRAFTING_COST", "0.1", "drafting_cost needs pass_costs"),
         ("SOURCES", "own", "must be written as in TOML"),
         ("CONFIG", "missing.toml", "must name a file that can be read"),
     ],

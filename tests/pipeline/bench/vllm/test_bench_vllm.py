@@ -131,7 +131,8 @@ def test_every_arm_is_configured(tmp_path: Path):
         assert arms[name].speculative["num_speculative_tokens"] == 8
         settings = read_settings(arms[name].environment())
         assert settings.learn == (name == "learning")
-        assert ("model" in settings.sources) == (name != "memory")
+        assert ("model" in settings.sources) == (name not in {"memory", "memory-flat"})
+        assert bool(settings.pass_costs) == name.endswith("-flat")
     with pytest.raises(UsageError, match="of plain"):
         choose_arms("plain,other")
 
