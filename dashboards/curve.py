@@ -87,12 +87,15 @@ def draw(curve: Curve, picture: Path, title: str) -> None:
 
 
 def _draw_acceptance(axes: "Axes", curve: Curve) -> None:
-    """Draw the rates, and their intervals as a band; nothing where nothing was judged."""
+    """Draw the rates, and their intervals as a band; where nothing was judged, a dotted line to the next rate."""
     none = float("nan")
     rates = [none if one.rate is None else one.rate for one in curve.acceptance]
     intervals = [one.interval or (none, none) for one in curve.acceptance]
     low, high = [low for low, _ in intervals], [high for _, high in intervals]
     axes.fill_between(curve.offsets, low, high, color=BLUE, alpha=0.18, linewidth=0)
+    known = [(at, one.rate) for at, one in zip(curve.offsets, curve.acceptance, strict=True) if one.rate is not None]
+    if 1 < len(known) < len(rates):
+        axes.plot(*zip(*known, strict=True), color=BLUE, linestyle=":", linewidth=1)
     axes.plot(curve.offsets, rates, color=BLUE, marker="o", markersize=3)
 
 

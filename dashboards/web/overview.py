@@ -15,7 +15,8 @@ from store.query.log_reader import LogReader
 _NAMED_BY_TIME = re.compile(r"[0-9]{8}-[0-9]{6}")
 _PROMPTS = """
     SELECT coalesce(list_sort(list(DISTINCT target)), []) AS targets,
-        coalesce(list_sort(list(DISTINCT dataset)), []) AS datasets,
+        (SELECT coalesce(list(dataset ORDER BY first), [])
+            FROM (SELECT dataset, min("offset") AS first FROM prompts GROUP BY dataset)) AS datasets,
         coalesce(sum(emitted), 0)::BIGINT AS tokens,
         coalesce(sum(accepted), 0)::BIGINT AS accepted, coalesce(sum(judged), 0)::BIGINT AS judged,
         (sum(accepted) + sum(lookup_accepted)) / nullif(sum(emitted), 0) AS drafted_share,

@@ -14,8 +14,8 @@ def list_studies(runs: Path) -> list[dict[str, Any]]:
     """List the studies of a folder of runs, by their titles; files that cannot be read are left out.
 
     Returns:
-        one mapping each with `file` (relative to the folder), `title`, `remark`, `command`, `date` and `panels`
-        (`pipeline/study/paper/panels.py`).
+        one mapping each with `file` (relative to the folder), `title`, `remark`, `command`, `date`, `measured` and
+        `panels` (`pipeline/study/paper/panels.py`).
     """
     files = sorted(runs.glob(FILES), key=lambda file: file.stat().st_mtime, reverse=True)[:MOST]
     found = [study for file in files if (study := _read(file, runs)) is not None]
@@ -31,6 +31,7 @@ def _read(file: Path, runs: Path) -> dict[str, Any] | None:
         return {
             "file": str(file.relative_to(runs)),
             **texts,
+            "measured": [str(one) for one in content.get("measured", ())],
             "panels": [_check_panel(one) for one in content["panels"]],
         }
     except (OSError, ValueError, KeyError, TypeError):

@@ -30,6 +30,7 @@ def show(
     Later origins override earlier ones: the default, the file, an environment variable, `--set`. A replay for which
     none of them names a source or a target has some other defaults: it runs SmolLM2-135M-Instruct.
     """
+    from pipeline.config.default_run import REAL_RUN, is_default_run
     from pipeline.config.environment import read_environment, variable_of
     from pipeline.config.settings import Config, list_given, load
     from pipeline.config.toml_output import format_settings
@@ -40,8 +41,15 @@ def show(
     origins |= {key: variable_of(key) for key in variables} | dict.fromkeys(typed, "--set")
     if as_json:
         print(json.dumps({"settings": chosen.model_dump(mode="json"), "origins": origins}, indent=2))
-    else:
-        print(format_settings(chosen, origins, changed=changed), end="")
+        return
+    if not changed and is_default_run(base, {*variables, *typed}):
+        print("# A replay without a source and a target runs SmolLM2-135M-Instruct with the drafter builtin:drafter-4m")
+        print("# and these defaults in place of those below:")
+        for key, value in REAL_RUN.items():
+            if key not in origins:
+                print(f"#   {key} = {json.dumps(value)}")
+        print()
+    print(format_settings(chosen, origins, changed=changed), end="")
 
 
 @config.command()

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipeline.config.cli_options import PrintJsonOption
+from pipeline.cli.runs import newest_run
+from pipeline.config.cli_options import PrintJsonOption, RunsOption
 from pipeline.reports.terminal import print_table, status
 from store.errors import UsageError
 
@@ -21,8 +22,12 @@ RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="One run's fold
 
 @memory.command()
 def show(
-    run: RunArgument,
+    run: Annotated[
+        Path | None,
+        typer.Argument(metavar="RUN", help="One run's folder. [default: the newest run]", show_default=False),
+    ] = None,
     top: Annotated[int, typer.Option(min=0, help="Number of the most used contexts to show.")] = 10,
+    runs: RunsOption = Path("runs"),
     as_json: PrintJsonOption = False,
 ) -> None:
     """Show the size of each target's memory, and its most used contexts with their continuations.
@@ -32,6 +37,7 @@ def show(
     """
     from pipeline.run.stored_memory import read_memories
 
+    run = run or newest_run(runs)
     found = read_memories(run)
     with status("loading tokenizers"):
         described = [_describe(one, _vocabulary(run, one.target), top) for one in found]

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
 
-from store.query.acceptance import Z
-
 FEWEST = 5  # prompts: of fewer, their differences cannot be estimated
 
 
@@ -60,17 +58,9 @@ def _residuals(parts: Sequence[float], wholes: Sequence[float]) -> list[float]:
 
 
 def _with_interval(value: float, residuals: Sequence[float]) -> Estimate:
+    from scipy.special import stdtrit  # the quantile of Student's t distribution
+
     count = len(residuals)
-    half = _quantile(count - 1) * sqrt(count / (count - 1) * sum(one * one for one in residuals))
+    deviation = sqrt(count / (count - 1) * sum(one * one for one in residuals))
+    half = float(stdtrit(count - 1, 0.975)) * deviation
     return Estimate(value, value - half, value + half)
-
-
-def _quantile(freedom: int) -> float:
-    """The 97.5% quantile of Student's t distribution, expanded in 1 / freedom (Abramowitz and Stegun, 26.7.5)."""
-    terms = (
-        Z,
-        (Z**3 + Z) / 4,
-        (5 * Z**5 + 16 * Z**3 + 3 * Z) / 96,
-        (3 * Z**7 + 19 * Z**5 + 17 * Z**3 - 15 * Z) / 384,
-    )
-    return float(sum(term / freedom**power for power, term in enumerate(terms)))

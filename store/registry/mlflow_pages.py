@@ -26,8 +26,9 @@ _COLUMNS = (
     "metrics.`probe/acceptance`",
     "metrics.`probe/tokens_per_second`",
 )
+_REPLAYS = "tags.kind = 'replay'"
 _TABLE = {
-    "searchFilter": "tags.kind = 'replay'",
+    "searchFilter": _REPLAYS,
     "orderByKey": "attributes.start_time",
     "orderByAsc": False,
     "selectedColumns": _COLUMNS,
@@ -54,7 +55,7 @@ def list_pages(uri: str, name: str | None = None) -> dict[str, str]:
         client.set_experiment_tag(experiment, _VIEW_TAG, json.dumps(_TABLE))
         pages = {
             "runs": f"experiments/{experiment}/runs?viewStateShareKey={_VIEW}&{_MODE}",
-            "curves": f"experiments/{experiment}/runs?compareRunsMode=CHART&{_MODE}",
+            "curves": f"experiments/{experiment}/runs?compareRunsMode=CHART&searchFilter={quote(_REPLAYS)}&{_MODE}",
         }
         versions = list_versions(uri, name)
         newest = max(versions, key=lambda version: version.created_at, default=None)

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
 EXPERIMENT = "omnidraft"
+# Metrics of a version that are sent first: MLflow's comparison begins with the first one that all versions have.
+_FIRST = ("probe/acceptance", "probe/tokens_per_second", "probe/tokens_per_forward", "acceptance")
 Tags = Mapping[str, str]
 Datasets = Sequence[tuple[str, str]]  # name and source of each
 Point = tuple[str, float, int, int]  # key, value, step (stream offset), milliseconds since the epoch
@@ -161,8 +163,9 @@ class MlflowRegistry(Registry):
     def publish(
         self, folder: Path, event: VersionPublished, metrics: Mapping[str, float], drift: int | None = None
     ) -> None:
-        numbers = {"acceptance": event.acceptance, "version/cache_entries": event.cache_entries, **metrics}
-        body = {"folder": self._spool_path(folder), "event": asdict(event), "metrics": _finite(numbers), "drift": drift}
+        known = {**metrics, "acceptance": event.acceptance, "version/cache_entries": event.cache_entries}
+        numbers = _finite({key: known.get(key) for key in dict.fromkeys((*_FIRST, *known))})
+        body = {"folder": self._spool_path(folder), "event": asdict(event), "metrics": numbers, "drift": drift}
         self._outbox.post("publish", body)
 
     @override

@@ -1,12 +1,13 @@
 """Data of the charts: curves and marks along the stream, and the n-gram cache."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from dashboards.web.queries.story import read_story
 from dashboards.web.queries.tables import acceptance_of, columns, rows
 from store.errors import UsageError
+from store.query.acceptance import FEW
 from store.query.log_reader import LogReader
 
 POINTS = 40  # points of one curve, by default
@@ -135,6 +136,13 @@ _HITS = """
         accepted / nullif(sum(decisions) FILTER (outcome = 'accepted'), 0) AS share
     FROM counted GROUP BY run, number ORDER BY run, first
 """
+# Drafts of the model only: copies are tokens of the target and need no n-gram.
+_NGRAM_TOTALS = """
+    SELECT run, count(*) AS judged, count(*) FILTER (outcome = 'accepted') AS accepted,
+        count(*) FILTER (translation = 'ngram') AS judged_hits,
+        count(*) FILTER (translation = 'ngram' AND outcome = 'accepted') AS accepted_hits
+    FROM decisions WHERE drafter = 'model' AND outcome IN ('accepted', 'rejected') GROUP BY run ORDER BY run
+"""
 
 
 def read_stream(
@@ -188,9 +196,15 @@ def _marks(log: LogReader, window: int) -> dict[str, list[dict[str, Any]]]:
 
 
 def read_ngrams(log: LogReader, window: int = 0) -> dict[str, Any]:
-    """Read cache sizes at published versions, hits per window (0 chooses a suitable size), and entries that pay."""
+    """Read cache sizes at published versions, hits per window (0 chooses a suitable size), and entries that pay.
+
+    `story` has the sentences of each run.
+    """
     window = window_of(log, window)
     return {
+        "story": [
+            {"run": row["run"], "sentences": list(_describe_ngrams(row))} for row in rows(log.select(_NGRAM_TOTALS))
+        ],
         "window": window,
         "sizes": rows(log.select(_SIZES.format(stretch=stretch_of(log, MOST_SIZES)))),
         "changes": rows(log.select(_CHANGES)),
@@ -198,6 +212,24 @@ def read_ngrams(log: LogReader, window: int = 0) -> dict[str, Any]:
         "paying": rows(log.recipe("ngrams-that-pay")),
         "lengths": rows(log.recipe("by-ngram-length")),
     }
+
+
+def _describe_ngrams(row: Mapping[str, Any]) -> Iterator[str]:
+    """What n-grams added to the tokens that the drafter model drafted."""
+    accepted, hits = row["accepted"], row["accepted_hits"]
+    share = f" ({hits / accepted:.1%})" if accepted else ""
+    yield (
+        f"{hits:,} of {accepted:,} accepted tokens of the drafter model came from an n-gram{share}; the others are one "
+        "piece of the drafter."
+    )
+    if not row["judged_hits"]:
+        yield "No n-gram was judged."
+        return
+    rate, other = hits / row["judged_hits"], (accepted - hits) / max(1, row["judged"] - row["judged_hits"])
+    if row["judged_hits"] < FEW:
+        yield f"Only {row['judged_hits']:,} n-grams were judged: too few to compare with other tokens."
+    else:
+        yield f"{rate:.0%} of {row['judged_hits']:,} judged n-grams were accepted, and {other:.0%} of the other tokens."
 
 
 def window_of(log: LogReader, wanted: int = 0) -> int:

@@ -1,5 +1,6 @@
 """What each policy of drafting would give in every block, from the blocks whose action was drawn at random."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ NAMES = {
     AS_RUN: "the run as it was",
 }
 _RATES = {"per_second": ("tokens_per_second", "second_error"), "per_forward": ("tokens_per_forward", "forward_error")}
+MOST_SPREAD = 3.0  # of an interval's ends; a wider ratio is not reported
 _RUNS = "SELECT run FROM prompts GROUP BY run ORDER BY run"
 
 
@@ -43,12 +45,13 @@ def describe_speedups(log: LogReader) -> dict[str, str]:
     found = {}
     for run in dict.fromkeys(run for run, _ in speeds):
         own, plain = speeds.get((run, AS_RUN)), speeds.get((run, PLAIN))
-        if own and plain and plain["value"]:
-            ratio = own["value"] / plain["value"]
+        if own and plain and (ratio := _estimate_ratio(own, plain)):
             found[run] = (
-                f"Drafts made decoding {ratio:.2f} times as fast: {_format_rate(own)} tokens/s, and "
+                f"Drafts made decoding {_format_ratio(ratio)}: {_format_rate(own)} tokens/s, and "
                 f"{_format_rate(plain)} without any, as blocks drawn at random show."
             )
+        elif own and plain:
+            found[run] = "Too few blocks without a draft were drawn at random to compare the speed with that of drafts."
     return found
 
 
@@ -91,12 +94,27 @@ def _compare(policies: Sequence[Mapping[str, Any]]) -> list[str]:
         sentences.append("The intervals do not overlap: choosing per block was faster than any single policy.")
     else:
         sentences.append("The intervals overlap, so neither is clearly faster.")
-    if (plain := next((row["per_second"] for row in measured if row["action"] == PLAIN), None)) and plain["value"]:
-        ratio = own["per_second"]["value"] / plain["value"]
-        sentences.append(f"Without drafts it would be {_format_rate(plain)}: the run is {ratio:.2f} times as fast.")
+    if plain := next((row["per_second"] for row in measured if row["action"] == PLAIN), None):
+        ratio = _estimate_ratio(own["per_second"], plain)
+        verdict = f"the run is {_format_ratio(ratio)}" if ratio else "too vague to compare"
+        sentences.append(f"Without drafts it would be {_format_rate(plain)}: {verdict}.")
     if vague := [row["name"] for row in others if row["is_vague"]]:
         sentences.append(f"Fewer than {FEW} blocks drew {' or '.join(vague)}: a rough estimate.")
     return sentences
+
+
+def _estimate_ratio(own: Mapping[str, float], plain: Mapping[str, float]) -> tuple[float, float, float] | None:
+    """Return the ratio of two rates and its interval, from the errors of both logarithms; None if that is too wide."""
+    if not own["value"] or not plain["value"]:
+        return None
+    spread = math.exp(math.hypot(*(rate["half"] / rate["value"] for rate in (own, plain))))
+    ratio = own["value"] / plain["value"]
+    return (ratio, ratio / spread, ratio * spread) if spread**2 <= MOST_SPREAD else None
+
+
+def _format_ratio(ratio: tuple[float, float, float]) -> str:
+    value, low, high = ratio
+    return f"{value:.2f} times as fast ({low:.2f} to {high:.2f})"
 
 
 def _format_rate(rate: Mapping[str, float]) -> str:

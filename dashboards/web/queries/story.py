@@ -13,6 +13,13 @@ from store.query.summary import SUMMARY
 
 AROUND = 20  # prompts before and after a drift that are compared
 _NAMED = 3  # drifts whose prompts are named
+_SIGNALS = {  # what is watched, as in static/stream.js
+    "predicted": "the share of tokens that the memory predicted",
+    "drafted": "the share of tokens from drafts",
+    "learned": "the share of tokens from the model and the memory",
+    "judged": "the acceptance rate",
+    "first": "the acceptance rate of first tokens",
+}
 
 # A copied draft is counted as a whole in the rows of prompts; the rows of blocks divide it by source.
 _TOKENS = """
@@ -35,7 +42,8 @@ _LEARNING = """
     FROM updates GROUP BY run
 """
 _DRIFTS = """
-    SELECT drifts.run, drifts."offset", drifts.changed_at, recalls.version
+    SELECT drifts.run, drifts."offset", drifts.changed_at, drifts.signal, drifts.rate_before, drifts.rate_after,
+        recalls.version, recalls.candidates
     FROM drifts LEFT JOIN recalls
         ON recalls.run = drifts.run AND recalls.target = drifts.target AND recalls."offset" = drifts."offset"
     WHERE action IN ('reset', 'recall') ORDER BY drifts.run, drifts.seq
@@ -129,7 +137,14 @@ def _describe_drifts(log: LogReader, drifts: list[dict[str, Any]], tokens: Mappi
     which = f"the last at {named}" if len(drifts) > _NAMED else f"at prompt {named}"
     last, restored = drifts[-1], sum(row["version"] is not None for row in drifts)
     answer = f"Drift was acted upon {_count_times(len(drifts))} ({which}): the acceptance head was reset"
-    yield answer + (f", and an earlier version was restored {_count_times(restored)}." if restored else ".")
+    if restored:
+        answer += f", and an earlier version was restored {_count_times(restored)}"
+    elif last["candidates"]:
+        answer += ", and the current drafter was kept, since no earlier version was clearly better"
+    yield f"{answer}."
+    if signal := _SIGNALS.get(last["signal"]):
+        which = "The last one" if len(drifts) > 1 else "It"
+        yield f"{which} was seen in {signal}, which went from {last['rate_before']:.0%} to {last['rate_after']:.0%}."
     changed = last["changed_at"]
     before, after, now = (
         _read_efficiency(log, tokens["run"], first)

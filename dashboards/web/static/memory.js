@@ -26,7 +26,7 @@ function showLengths({ lengths }) {
     error_y: { type: "data", symmetric: false, array: rows.map((row) => row.high - row.acceptance), arrayminus: rows.map((row) => row.acceptance - row.low), color: colorOf("soft"), thickness: 1.5, width: 3 },
     customdata: rows.map((row) => [row.accepted, row.judged]), hovertemplate: "%{y:.1%} accepted (%{customdata[0]:,d} of %{customdata[1]:,d}) with %{x} tokens matched<extra></extra>",
   })), {
-    barmode: "group", showlegend: kinds.length > 1, xaxis: { title: { text: "tokens of context that matched" }, dtick: 1 }, yaxis: { title: { text: "accepted" }, range: [0, 1], tickformat: ".0%" },
+    barmode: "group", showlegend: kinds.length > 1, xaxis: { title: { text: "tokens of context that matched" }, ...(lengths.length > 20 ? {} : { dtick: 1 }) }, yaxis: { title: { text: "accepted" }, range: [0, 1], tickformat: ".0%" },
   });
   table(element("lengths-table"), [
     ...run, { title: "source", of: nameOf }, { title: "tokens matched", of: (row) => row.matched, number: true }, { title: "accepted", of: interval, by: (row) => row.acceptance, number: true },
@@ -42,7 +42,7 @@ async function showAccepted(again) {
   if (!found) return;
   element("shown").textContent = found.total > found.entries.length ? `the first ${whole(found.entries.length)} of ${whole(found.total)}` : `${whole(found.total)} found`;
   table(element("accepted"), [
-    ...run, { title: "context", of: (row) => quoted(row.context), code: true }, { title: "token", of: (row) => quoted(row.token), code: true }, { title: "source", of: nameOf, short: true },
+    ...run, { title: "token", of: (row) => quoted(row.token), code: true }, { title: "context", of: (row) => quoted(row.context), code: true }, { title: "source", of: nameOf, short: true },
     { title: "accepted", of: (row) => row.accepted, show: whole, number: true }, { title: "of judged", of: (row) => row.judged, show: whole, number: true },
     { title: "share", of: (row) => row.acceptance, show: percent, number: true }, { title: "chance", of: (row) => row.chance, show: fixed(2), number: true },
     { title: "seen", of: (row) => row.seen, show: whole, number: true }, { title: "matched", of: (row) => row.matched || null, show: whole, number: true }, { title: "last at prompt", of: where, by: (row) => row.offset, number: true },

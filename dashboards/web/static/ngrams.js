@@ -1,5 +1,5 @@
 // The n-gram cache: entries, changes, hits, and the entries that pay.
-import { cards, chart, element, fixed, heading, later, live, make, narrow, pattern, percent, plain, question, room, runs, style, table, whole } from "./common.js";
+import { cards, chart, element, fixed, heading, later, live, make, narrow, pattern, percent, plain, question, room, runs, story, style, table, whole } from "./common.js";
 
 const PANELS = [
   ["<b>Entries</b> at each version", [0.79, 1]], [narrow() ? "<b>Inserted</b> (up), <b>evicted</b> (down)" : "<b>Changes</b> since the version before: inserted (up), evicted (down, striped)", [0.53, 0.72]],
@@ -56,7 +56,7 @@ function draw(found) {
     xaxis: x, barmode: "relative", hovermode: "closest",
     annotations: PANELS.map(([text, domain]) => heading(text, domain[1])),
     yaxis: { domain: PANELS[0][1], rangemode: "tozero" }, yaxis2: { domain: PANELS[1][1] },
-    yaxis3: { domain: PANELS[2][1], rangemode: "tozero" }, yaxis4: { domain: PANELS[3][1], rangemode: "tozero", tickformat: ".0%" },
+    yaxis3: { domain: PANELS[2][1], rangemode: "tozero" }, yaxis4: { domain: PANELS[3][1], rangemode: "tozero", tickformat: ".2~%" },
   });
 }
 
@@ -94,8 +94,8 @@ function showTables(found) {
   table(element("lengths-table"), [
     ...run, { title: "pieces", of: (row) => row.pieces, number: true }, { title: "judged", of: (row) => row.judged, show: whole, number: true },
     { title: "accepted", of: (row) => row.acceptance_rate, show: percent, number: true },
-    { title: "target, level 1", of: (row) => row.mean_first_level_target, show: fixed(3), number: true },
-    { title: "drafter, level 1", of: (row) => row.mean_first_level_drafter, show: fixed(3), number: true },
+    { title: "target, first piece", of: (row) => row.mean_first_level_target, show: fixed(3), number: true },
+    { title: "drafter, first piece", of: (row) => row.mean_first_level_drafter, show: fixed(3), number: true },
   ], found.lengths, "Acceptance by number of pieces");
   const shapes = ["", "/", "x", ".", "-", "|", "+", "\\"]; // with the colours: one for each of eight runs
   const bars = runs.map((name, number) => {
@@ -131,6 +131,7 @@ if (runs.length) live(async (again) => {
   const found = await question("ngrams", { again });
   if (!found) return;
   element("window").textContent = `Hits are counted over ${whole(found.window)} prompts per point.`;
+  story(element("story"), found.story);
   showTotals(found);
   draw(found);
   showTables(found);

@@ -3,10 +3,10 @@ import { cards, chart, colorOf, element, fixed, heading, interval, live, make, n
 
 const PANELS = [
   { key: "acceptance", axis: "y", title: "<b>Acceptance</b> of the drafter model's drafts", show: ".3f", domain: [0.75, 1] },
-  { key: "efficiency", axis: "y2", title: "<b>Block efficiency</b> (tokens per target forward)", show: ".2f", domain: [0.57, 0.7] },
+  { key: "efficiency", axis: "y2", title: `<b>Block efficiency</b> (tokens per ${narrow() ? "" : "target "}forward)`, show: ".2f", domain: [0.57, 0.7] },
   { key: "speed", axis: "y3", title: "<b>Speed</b> (tokens per second)", show: ".0f", domain: [0.2, 0.33] },
 ];
-const SOURCES_TITLE = narrow() ? "<b>Accepted per forward</b>: model ─, own text ···, memory ╌" :
+const SOURCES_TITLE = narrow() ? "<b>By source</b>: model ─, own ···, memory ╌" :
   "<b>Accepted tokens per target forward</b> by source: model (solid), own text (dotted), memory (dashed)";
 const SOURCES_DOMAIN = [0.38, 0.52];
 // Sources of drafts, distinguished by dash and marker; of a single run also by colour.
@@ -52,11 +52,22 @@ function certainty(curves, rows, look) {
   };
 }
 
+// A thin dotted line over the gaps of a curve of acceptance, in which nothing was judged; none if there are none.
+function bridge(curves, rows, look) {
+  const known = rows.filter((row) => curves.acceptance[row] !== null);
+  const gaps = known.slice(1).flatMap((row, place) => (rows.indexOf(row) - rows.indexOf(known[place]) > 1 ? [known[place], row, null] : []));
+  if (!gaps.length) return [];
+  return [{
+    type: "scatter", mode: "lines", yaxis: "y", showlegend: false, hoverinfo: "skip", line: { color: look.color, dash: "1px,4px", width: 1.5 },
+    x: gaps.map((row) => row && (curves.first[row] + curves.last[row]) / 2), y: gaps.map((row) => row && curves.acceptance[row]),
+  }];
+}
+
 function curveTraces(curves, panels, named) {
   return groups(curves).flatMap((group, number) => {
     const look = style(named ? number : runs.indexOf(group.run));
     const name = plain(group.part ? (runs.length > 1 ? `${group.run}: ${group.part}` : group.part) : group.run);
-    return panels.map((panel) => ({
+    return [...(panels[0].key === "acceptance" ? bridge(curves, group.rows, look) : []), ...panels.map((panel) => ({
       type: "scatter", mode: group.rows.length > 150 ? "lines" : "lines+markers", yaxis: panel.axis, name, legendgroup: name,
       showlegend: panel.key === "acceptance" && (named || runs.length > 1),
       x: group.rows.map((row) => (curves.first[row] + curves.last[row]) / 2), y: group.rows.map((row) => curves[panel.key][row]),
@@ -64,7 +75,7 @@ function curveTraces(curves, panels, named) {
       line: { color: look.color, dash: look.dash, width: 2 }, marker: { symbol: look.symbol, size: 5 },
       hovertemplate: `%{y:${panel.show}} (prompts %{customdata[0]:,d} to %{customdata[1]:,d})<extra>${name}</extra>`,
       ...(panel.key === "acceptance" ? certainty(curves, group.rows, look) : {}),
-    }));
+    }))];
   });
 }
 
@@ -110,11 +121,12 @@ function markTraces(marks) {
     const mine = marks[of].filter((mark) => mark.run === run);
     const filled = (mark) => (kind === "drift" ? ACTED.includes(mark.action) : kind === "recall" ? mark.version !== null : kind === "update" ? mark.served : true);
     const open = symbol.endsWith("-open") ? "x-thin-open" : `${symbol}-open`;
+    const end = Math.max(...marks.versions.map((mark) => mark.offset)) * 0.9; // numbers near the right edge stand on the left
     const words = (mark) => `${runs.length > 1 ? `${run}: ` : ""}${WORDS[kind](mark)}`;
     return {
       type: "scatter", mode: kind === "version" && mine.length < 40 ? "markers+text" : "markers", yaxis: "y4", cliponaxis: false, showlegend: false, legendgroup: run,
       x: mine.map((mark) => mark.offset), y: mine.map(() => height + (runs.length > 1 ? (0.5 - number / (runs.length - 1)) * 0.5 : 0)),
-      text: mine.map((mark) => (kind === "version" ? ` ${mark.version}` : "")), textposition: "middle right", textfont: { size: 11 },
+      text: mine.map((mark) => (kind === "version" ? ` ${mark.version} ` : "")), textposition: mine.map((mark) => (mark.offset > end ? "middle left" : "middle right")), textfont: { size: 11 },
       hovertext: mine.map((mark) => plain(words(mark))), hoverinfo: "text",
       marker: { color, size: mine.length > 60 ? 6 : size, opacity: mine.length > 60 ? 0.6 : 1, line: { width: line, color }, symbol: mine.map((mark) => (filled(mark) ? symbol : open)) },
     };

@@ -76,7 +76,7 @@ function show(study) {
   const typed = make("p", `${study.date}: `, "note");
   typed.append(make("code", study.command));
   const plots = make("div", "", "plots");
-  section.append(typed, plots);
+  section.append(...study.measured.map((text) => make("p", text, "note")), typed, plots);
   element("studies").append(section);
   const drawn = study.panels.map((panel) => {
     const part = make("div");
@@ -110,7 +110,8 @@ live(async () => {
   place.replaceChildren();
   element("none").hidden = found.length > 0;
   element("contents").replaceChildren(...found.map((study) => {
-    const link = make("a", study.title);
+    const twins = found.filter((other) => other.title === study.title).length > 1;
+    const link = make("a", twins ? `${study.title} (${study.file.split("/")[0]})` : study.title);
     link.href = `#${study.file.replaceAll(/[^A-Za-z0-9]+/g, "-")}`;
     return link;
   }));

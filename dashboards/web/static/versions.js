@@ -206,7 +206,7 @@ function showAll(versions) {
   const isBest = (version) => best > 0 && rateOf("greedy")(version) === best && versions.filter((other) => rateOf("greedy")(other) === best).length === 1;
   table(element("all"), [
     { title: "version", of: (row) => make("span", {}, ...(runs.length > 1 ? [swatch(colors.get(row.run)), make("bdi", { text: `${row.run}/` })] : []), make("b", { text: `${row.version}` }), isBest(row) ? " ★" : ""), by: (row) => row.version, short: true },
-    { title: "alias", of: (row) => aliasesOf(row).join(", ") }, { title: "registry", of: (row) => registeredOf(row)?.number ?? null, show: (value) => (value === null ? "–" : `#${value}`), number: true },
+    { title: "registry", of: (row) => [...(registeredOf(row) ? [`#${registeredOf(row).number}`] : []), ...aliasesOf(row)].join(" ") || "–", by: (row) => registeredOf(row)?.number ?? null },
     { title: "probe, greedy", of: (row) => inTwoLines(estimate(row.probe?.greedy, 3)), by: rateOf("greedy"), number: true },
     { title: "over the baseline", of: (row) => (row.parent === null ? "baseline" : row.gain?.greedy ? inTwoLines(`${signed(3)(row.gain.greedy.value)} (${signed(3)(row.gain.greedy.low)} to ${signed(3)(row.gain.greedy.high)})`) : "–"), by: (row) => row.gain?.greedy?.value ?? null, number: true },
     { title: "probe, tokens / second", of: (row) => inTwoLines(estimate(row.probe?.speed, 1)), by: rateOf("speed"), number: true },

@@ -192,16 +192,16 @@ def _report(
     """Print the results, write the file of panels, and the page with its plots."""
     from pipeline.study.paper.panels import PlotFile
     from pipeline.study.paper.plots import draw_figure, draw_table
-    from pipeline.study.paper.report import make_curve_table, make_sections, to_markdown
+    from pipeline.study.paper.report import list_measured, make_curve_table, make_sections, to_markdown
     from pipeline.study.report import results_json
 
     words = f"{chosen.number}: {chosen.title}", chosen.remark, typed_command(), time.strftime("%Y-%m-%d")
     if isinstance(chosen, PaperFigure):
-        plots = PlotFile(f"Figure {words[0]}", *words[1:], draw_figure(chosen, blocks))
+        plots = PlotFile(f"Figure {words[0]}", *words[1:], draw_figure(chosen, blocks), list_measured(blocks))
         tables = [make_curve_table(panel) for panel in plots.panels]
         sections: list[Section] = [(f"drafter {blocks[0].plan.config.drafter}", tables)]
     else:
-        plots = PlotFile(f"Table {words[0]}", *words[1:], draw_table(blocks))
+        plots = PlotFile(f"Table {words[0]}", *words[1:], draw_table(blocks), list_measured(blocks))
         sections = make_sections(blocks)
     panels = plots.write(folder, f"figure-{chosen.number}" if isinstance(chosen, PaperFigure) else "table")
     if as_json:

@@ -66,6 +66,7 @@ class PlotFile:
         command: that measured it.
         date: when, as `2026-11-23`.
         panels: the plots.
+        measured: models, numbers of prompts and seeds; a sentence each.
     """
 
     title: str
@@ -73,6 +74,7 @@ class PlotFile:
     command: str
     date: str
     panels: Sequence[Panel]
+    measured: Sequence[str] = ()
 
     def write(self, folder: Path, name: str) -> Path:
         """Write the file of panels `NAME-panels.json` into the folder of the runs, atomically, and return its path."""

@@ -172,6 +172,24 @@ def describe(blocks: Sequence[BlockResults]) -> list[str]:
     return list(lines)
 
 
+def list_measured(blocks: Sequence[BlockResults]) -> list[str]:
+    """Sentences on models, prompts and seeds, for a reader who sees the plots alone."""
+    plan = blocks[0].plan
+    sizes = sorted({prompts for one in blocks for prompts in _count_prompts(one)})
+    sampling = plan.config.sampling
+    seeds = f"{plan.seeds} seeds" if plan.seeds > 1 else "one seed, so that small differences may be chance"
+    return [
+        f"Measured with the target {' and '.join(plan.targets)} and the drafter {plan.config.drafter}.",
+        f"{' or '.join(map(str, sizes)) or 'No'} prompts per run, up to {sampling.max_new_tokens} tokens each, "
+        f"temperature {sampling.temperature:g}; {seeds}.",
+    ]
+
+
+def _count_prompts(results: BlockResults) -> set[int]:
+    """Numbers of prompts of the runs of a block."""
+    return {record.segments[-1] for one in results.by_target for own in one.by_arm.values() for record in own}
+
+
 def make_curve_table(panel: Panel) -> Table:
     """The curves of a panel at some of their points, the first and the last among them."""
     longest = max((series.at for series in panel.series), key=len, default=())

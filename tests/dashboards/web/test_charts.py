@@ -42,6 +42,12 @@ def test_each_run_has_its_last_versions_and_drifts(tmp_path: Path, monkeypatch: 
     assert found["total"] == 6
 
 
+def test_few_judged_ngrams_are_not_compared(tmp_path: Path):
+    with LogReader([write(tmp_path / "run", stream(10))]) as log:
+        (story,) = charts.read_ngrams(log)["story"]
+    assert story["sentences"][1] == "Only 10 n-grams were judged: too few to compare with other tokens."
+
+
 def test_sources_of_very_many_blocks_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with LogReader([write(tmp_path / "run", stream())]) as log:
         assert len(charts.read_stream(log)["sources"]["run"]) == 12

@@ -36,6 +36,7 @@ def test_each_run_has_its_state_and_totals(runs: Path):
     assert list(rows) == ["empty", "stopped", "plain", "20261121-114049"]
     learned = rows["20261121-114049"]
     assert (learned["prompts"], learned["tokens"], learned["targets"]) == (60, 300, ["big"])
+    assert learned["datasets"] == ["docs", "code"], "as in the stream"
     assert (learned["accepted"], learned["judged"], learned["acceptance"]) == (90, 240, 0.375)
     assert learned["low"] < 0.375 < learned["high"]
     assert learned["drafted_share"] == 90 / 300

@@ -96,13 +96,29 @@ def test_the_stream_page_has_figures_curves_and_marks(address: str, page: Any):
     )
     assert len(set(colors)) == 5, "one colour for each kind of event"
     words = " ".join(row[2] for row in table(page, "#events"))
-    assert "drift at 33 in code: fall from 0.500 to 0.250, since 30 (adwin); response: recall" in words
+    assert "drift at 33 in code: fall of acceptance from 0.500 to 0.250, since 30 (adwin); response: recall" in words
     assert "version 0 restored at 33" in words
     assert "acceptance head reset at 33, in response to the drift" in words
     story = page.inner_text("#story")
     assert "60% of 300 tokens came from drafts (40% the drafter model, 20% the own text)" in story
     assert "version 2 at 32 (drift), parent 1, 11 n-grams" in words
     assert texts(page, "#state") == ["finished"]
+
+
+def test_a_gap_of_the_acceptance_curve_has_a_dotted_line(serve: Serve, tmp_path: Path, page: Any):
+    judged = [2] * 10 + [0] * 15 + [2] * 5
+    write(
+        tmp_path / "runs" / "gap", [prompt(offset, judged=count, accepted=count) for offset, count in enumerate(judged)]
+    )
+    page.goto(f"{serve(tmp_path / 'runs')}/stream")
+    page.wait_for_selector("#chart .scatterlayer .trace", state="attached")
+    curves = (
+        "document.getElementById('chart').data.filter(trace => trace.yaxis === 'y').map(trace => [trace.x, trace.y])"
+    )
+    assert page.evaluate(curves) == [
+        [[7, 27, None], [1, 1, None]],
+        [[2, 7, 12, 17, 22, 27], [1, 1, None, None, None, 1]],
+    ]
 
 
 @pytest.mark.slow
@@ -277,6 +293,7 @@ def test_the_ngram_page_has_sizes_hits_and_entries_that_pay(address: str, page: 
     page.wait_for_selector("#chart .scatterlayer .trace")
     assert table(page, "#paying") == [['" check"', "#8#9", "60", "100.0%", "120"]]
     assert [row[:2] for row in table(page, "#lengths-table")] == [["1", "120"], ["2", "60"]]
+    assert "60 of 120 accepted tokens of the drafter model came from an n-gram (50.0%)" in page.inner_text("#story")
 
 
 @pytest.mark.slow
@@ -297,7 +314,7 @@ def test_two_versions_stand_beside_one_another(address: str, page: Any):
     assert rows["parent"] == ["–", "2", ""]
     page.wait_for_selector("#chart .scatterlayer .trace")
     page.wait_for_selector("#bars .barlayer .trace")
-    assert [[row[0], row[8]] for row in table(page, "#all")] == [["0", "–"], ["1", "0"], ["2", "1"], ["3", "2"]]
+    assert [[row[0], row[7]] for row in table(page, "#all")] == [["0", "–"], ["1", "0"], ["2", "1"], ["3", "2"]]
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from event_making import make_completed, make_drifted, make_updated
 from stream_making import blocks, prompt, stream, write
 
 from dashboards.web.queries.story import read_check, read_story
-from store.events import Action, BlockDone, DraftSource, Event
+from store.events import Action, BlockDone, DraftSource, Event, Recalled
 from store.query.log_reader import LogReader
 from store.query.summary import summarize
 
@@ -65,8 +65,8 @@ def test_the_speed_is_compared_with_that_without_drafts(tmp_path: Path):
         counts = (1, 4, 4, 4, emitted - 1, emitted, 0.0, 0.0, 0.5)
         drawn += [BlockDone(offset, "docs", block, *counts, action=action, propensity=0.5) for block in range(2)]
         drawn.append(make_completed(offset, emitted=2 * emitted, blocks=2))
-    sentence = "Drafts made decoding 2.00 times as fast: 4.0 ± 1.4 tokens/s, and 2.0 ± 0.0 without any, as blocks "
-    assert describe(tmp_path / "a", drawn)[1] == f"{sentence}drawn at random show."
+    sentence = "Drafts made decoding 2.00 times as fast (1.41 to 2.83): 4.0 ± 1.4 tokens/s, and 2.0 ± 0.0 without any"
+    assert describe(tmp_path / "a", drawn)[1] == f"{sentence}, as blocks drawn at random show."
     assert "times as fast" not in " ".join(describe(tmp_path / "b", drawn, by_source=False))
 
 
@@ -93,6 +93,7 @@ def test_a_drift_has_its_response_and_its_effect(tmp_path: Path):
         "5 of 6 drafter updates passed the gate and served.",
         "Drift was acted upon once (at prompt 33): the acceptance head was reset, and an earlier version was "
         "restored once.",
+        "It was seen in the acceptance rate, which went from 50% to 25%.",
         "Around the change, at prompt 30, tokens per target forward went from 2.50 to 2.50 (20 prompts each); they are "
         "2.50 in the last 20 prompts.",
     ]
@@ -101,9 +102,11 @@ def test_a_drift_has_its_response_and_its_effect(tmp_path: Path):
 def test_the_last_of_several_drifts_is_described(tmp_path: Path):
     events: list[Event] = [prompt(offset, emitted=4 if offset < 30 else 2) for offset in range(60)]
     events += [make_drifted(offset=offset, changed_at=offset - 3, action="reset") for offset in (5, 12, 20, 33)]
+    events.append(Recalled(33, "big", None, 2, 4, 0.45, 0.45, 0.5))
     events.append(make_drifted(offset=40, changed_at=38, action="cooldown"))
     assert describe(tmp_path, events)[2:] == [
-        "Drift was acted upon 4 times (the last at 12, 20, 33): the acceptance head was reset.",
+        "Drift was acted upon 4 times (the last at 12, 20, 33): the acceptance head was reset, and the current "
+        "drafter was kept, since no earlier version was clearly better.",
         "Around the last change, at prompt 30, tokens per target forward went from 2.00 to 1.00 (20 prompts each); "
         "they are 1.00 in the last 20 prompts.",
     ]

@@ -23,7 +23,9 @@ CURVES = Panel("", "rate", [Series("hybrid", [0.25, 0.5], (1, 2))], "prompt", ma
 def put(runs: Path, name: str, *panels: Panel, file: str = "table") -> Path:
     folder = runs / name
     folder.mkdir(parents=True)
-    return PlotFile(f"Title {name}", "remark", "omnidraft study-paper", "2026-01-01", panels).write(folder, file)
+    return PlotFile(f"Title {name}", "remark", "omnidraft study-paper", "2026-01-01", panels, ["One seed."]).write(
+        folder, file
+    )
 
 
 def test_the_studies_of_a_folder_are_listed_by_title(tmp_path: Path):
@@ -63,6 +65,7 @@ def test_the_page_draws_studies_without_any_run(serve: Serve, tmp_path: Path, pa
     page.goto(f"{serve(tmp_path / 'runs')}/studies")
     page.wait_for_selector("#studies .main-svg")
     assert page.locator("#contents a").inner_text() == "Title a"
+    assert "One seed." in page.locator("#studies .note").all_inner_texts()
     assert page.locator("nav [aria-current]").first.evaluate("link => link.getBoundingClientRect().right <= innerWidth")
     assert page.locator("#studies .chart").count() == 2
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

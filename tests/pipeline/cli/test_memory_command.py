@@ -53,7 +53,7 @@ def test_a_stopped_run_shows_its_memory(stopped: Path, omnidraft: Command):  # n
     assert len(found["commonest"]) == 10
     counts = [line["count"] for line in found["commonest"]]
     assert counts == sorted(counts, reverse=True)
-    assert "contexts in" in omnidraft("memory", "show", stopped, "--top", "2").out
+    assert "contexts in" in omnidraft("memory", "show", "--runs", stopped.parent, "--top", "2").out
 
 
 def test_forgetting_every_prompt_leaves_an_empty_memory(stopped: Path, omnidraft: Command):  # noqa: F811

@@ -76,3 +76,14 @@ def test_the_first_block_is_left_out(tmp_path: Path):
     with LogReader([write_run(tmp_path, events)]) as log:
         rows = {row["action"]: row for row in log.recipe("policy-values").to_pylist()}
     assert rows["as run"]["blocks"] == BLOCKS
+
+
+def test_one_block_that_waited_for_a_core_does_not_decide_a_rate(tmp_path: Path):
+    counts = {"emitted": 1, "seconds_decode": 0.0, "seconds_translate": 0.0, "action": Action.NOTHING}
+    seconds = [*[0.02] * 19, 0.9]
+    events: list[Event] = [
+        block(block=number + 1, seconds_verify=spent, propensity=0.5, **counts) for number, spent in enumerate(seconds)
+    ]
+    with LogReader([write_run(tmp_path, events)]) as log:
+        row = {row["action"]: row for row in log.recipe("policy-values").to_pylist()}["nothing"]
+    assert abs(row["tokens_per_second"] - 20 / (19 * 0.02 + 5 * 0.02)) < 1e-3, "it counts as five times the median"

@@ -1,11 +1,12 @@
 """Intervals of rates on the probe, compared with resampling of its prompts."""
 
 import random
+from math import sqrt
 from statistics import quantiles, stdev
 
 import pytest
 
-from store.query.probe_statistics import _quantile, estimate_difference, estimate_ratio
+from store.query.probe_statistics import estimate_difference, estimate_ratio
 
 PROMPTS = random.Random(1).choices(range(20, 33), k=24)
 FIRST = [random.Random(n).randint(2, 10) for n in range(24)]
@@ -41,9 +42,12 @@ def test_a_difference_is_paired():
     assert (found.low, found.high) == pytest.approx((low, high), abs=0.01)
 
 
-@pytest.mark.parametrize(("freedom", "expected"), [(4, 2.776), (9, 2.262), (23, 2.069), (1000, 1.962)])
-def test_quantiles_of_students_distribution(freedom: int, expected: float):
-    assert _quantile(freedom) == pytest.approx(expected, rel=0.005)
+@pytest.mark.parametrize(("freedom", "quantile"), [(4, 2.776445), (9, 2.262157), (23, 2.068658), (999, 1.962341)])
+def test_the_interval_has_the_quantile_of_students_distribution(freedom: int, quantile: float):
+    count = freedom + 1
+    found = estimate_ratio([1, 3, *[2] * (count - 2)], [10] * count)
+    assert found
+    assert (found.high - found.low) / 2 == pytest.approx(quantile * sqrt(2 * count / freedom) / (10 * count))
 
 
 def test_too_few_prompts_give_no_interval():

@@ -359,3 +359,14 @@ assert registry.close(120) == 0
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path.cwd())
     assert (done.stdout, done.stderr) == ("", "")
+
+
+def test_the_probe_is_sent_before_other_metrics(tmp_path: Path):
+    """MLflow's comparison begins with the metric that was stored first."""
+    registry = MlflowRegistry(CLOSED, tmp_path / "queue.jsonl", retry_policy=QUICK)
+    registry.start_run("run", {}, {}, [])
+    folder, event = publication(tmp_path, 0)
+    registry.publish(folder, event, {"judged": 3.0, "probe/tokens_per_second": 2.0, "probe/acceptance": 0.5})
+    registry.close(0)
+    *_, message = read_undelivered(tmp_path / "queue.jsonl")
+    assert list(message.body["metrics"])[:3] == ["probe/acceptance", "probe/tokens_per_second", "judged"]

@@ -25,7 +25,7 @@ from pipeline.study import task as study_run
 from pipeline.study.definitions import FIXED
 from pipeline.study.paper.panels import PlotFile
 from pipeline.study.paper.plots import draw_table
-from pipeline.study.paper.report import BlockResults, make_sections, to_markdown
+from pipeline.study.paper.report import BlockResults, list_measured, make_sections, to_markdown
 from pipeline.study.paper.tables import NO_STEP, PAPER_TABLES, PaperTable
 from pipeline.study.report import results_of
 from pipeline.study.runner import StudyPlan
@@ -162,6 +162,7 @@ def test_ratios_are_printed_next_to_the_papers(tmp_path: Path):
     assert cells["memory"] == cells["no drafts"] == ["–"]
     assert next(row for row in acceptance.rows if row[0] == "hybrid")[1:] == ("0.500", "0.500", "2.50", "4.20", "2.64")
     panels = draw_table([done])
+    assert list_measured([done])[0] == f"Measured with the target big and the drafter {plan.config.drafter}."
     text = to_markdown(PlotFile("Table 1", "", "", "", panels), "table-1.svg", [done], make_sections([done]))
     assert "| hybrid | 2.50 (2.64 to 4.20) |" in text
     assert "![Table 1](table-1.svg)" in text
