@@ -5,6 +5,7 @@ Threads are those of torch: its OpenMP library is asked for a team, so that no s
 
 import ctypes
 import hashlib
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -132,7 +133,7 @@ def _digest_code() -> str:
 def _prepare() -> None:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    others = {"sched_yield": _address(ctypes.CDLL(None), "sched_yield")}
+    others = {"sched_yield": _address(ctypes.CDLL(None), "sched_yield")} if YIELDS else {}
     for name, address in (find_team_functions() | others).items():
         llvm.add_symbol(name, address)
 
@@ -141,6 +142,7 @@ def _address(library: ctypes.CDLL, name: str) -> int:
     return ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
 
 
+YIELDS = hasattr(os, "sched_yield")  # whether a thread that waits can let others run
 TEAM_FUNCTIONS = ("GOMP_parallel", "omp_get_thread_num")
 
 
@@ -148,11 +150,11 @@ TEAM_FUNCTIONS = ("GOMP_parallel", "omp_get_thread_num")
 def find_team_functions() -> dict[str, int]:
     """Return the addresses of the functions of torch's OpenMP library; empty where it has none of these names."""
     torch.empty(1 << 16).add_(1)  # loads the library
-    for path in _find_libraries():
+    for path in (None, *_find_libraries()):  # first what was loaded in front of all, as vLLM does with OpenMP
         try:
             library = ctypes.CDLL(path)
             return {name: _address(library, name) for name in TEAM_FUNCTIONS}
-        except (OSError, AttributeError):
+        except (OSError, AttributeError, TypeError):  # Windows has no libraries without a name
             continue
     return {}
 

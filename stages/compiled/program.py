@@ -11,7 +11,7 @@ from torch import Tensor
 
 from stages.compiled.attention import emit_attend
 from stages.compiled.emitter import INT, LONG, POINTER, Emitter, Value
-from stages.compiled.machine import Features, compile_module, find_team_functions, make_team_call
+from stages.compiled.machine import YIELDS, Features, compile_module, find_team_functions, make_team_call
 from stages.compiled.products import ProductKind, emit_product
 from stages.compiled.rows import emit_gate, emit_normalise, emit_rotate, emit_round
 from stages.compiled.shape import ModelShape
@@ -116,6 +116,6 @@ def _emit_step(
     with emit.repeat() as stop:
         stop(build.icmp_signed(">=", build.load_atomic(done, "acquire", 8, typ=LONG), items))
         emit.set(tries, emit.add(emit.get(tries, LONG), 1))
-        yields = build.icmp_signed(">", emit.get(tries, LONG), emit.long(SPINS))
-        with emit.condition(yields):
-            emit.call("sched_yield", INT, [])
+        if YIELDS:
+            with emit.condition(build.icmp_signed(">", emit.get(tries, LONG), emit.long(SPINS))):
+                emit.call("sched_yield", INT, [])
