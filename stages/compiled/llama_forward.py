@@ -93,11 +93,8 @@ class CompiledLlamaForward(SlotForward):
                 windowed = slides and self.weights.window is not None
                 rows += writer.list_layer(layer, cache_SX.data_ptr(), slides=windowed)
             rows += writer.list_head(self.weights.norm_W, output)
-            table = torch.zeros(len(rows), FIELDS, dtype=torch.int64)
-            for line, row in zip(table, rows, strict=True):
-                for field, value in row.items():
-                    line[field] = value
-            self._written = made_of, table
+            fields = [Field(number) for number in range(FIELDS)]
+            self._written = made_of, torch.tensor([[int(row.get(field, 0)) for field in fields] for row in rows])
         return self._written[1]
 
 
