@@ -18,7 +18,7 @@ from pipeline.config.settings import Config
 from pipeline.reports.progress import PlainDisplay
 from pipeline.run.replay import Replay
 from stages.contract.blocks import Draft, Proposal, SequenceState, TrainingExample, Verdict
-from stages.forward_pass.packed_llama import PackedLlamaForward
+from stages.forward_pass.slot_forward import SlotForward
 from store.events import Event, PromptCompleted, PromptReceived, TokenDecision
 
 __all__ = ["tiny_pair"]  # a fixture
@@ -103,7 +103,7 @@ def computed_bytes(models: Models, watch: Watch) -> dict[str, int]:
 
 
 def bytes_per_token(model: Any) -> int:
-    assert isinstance(model.forward_pass, PackedLlamaForward)
+    assert isinstance(model.forward_pass, SlotForward)
     return model.forward_pass.weights.bytes_per_token
 
 
