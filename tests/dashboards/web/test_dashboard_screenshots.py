@@ -1,4 +1,4 @@
-"""The pictures of docs/dashboards.md, made from real runs: `python -m pytest -m slow tests/dashboards`.
+"""The pictures of docs/dashboards.md, made from real runs: `python -m pytest -m sweep tests/dashboards`.
 
 It takes some minutes, as the two runs are replayed first. OMNIDRAFT_RUNS names a folder that has them already, as
 `learned` and `floor`.
