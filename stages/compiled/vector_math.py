@@ -18,7 +18,7 @@ LARGEST_CODE = 32767
 
 
 def exponential(emit: Emitter, x: Value) -> Value:
-    """Return e to the power of a vector, within two units in the last place; 0 below `LOWEST`.
+    """Return e to the power of a vector, within one unit in the last place; 0 below `LOWEST`.
 
     The power of 2 next to the result is an exponent; the rest is a polynomial of Cephes (S. Moshier).
 

@@ -77,7 +77,7 @@ class Sampling:
 def find_peaks(logits_NV: Tensor) -> Tensor:
     """Return the first of the largest numbers of each line (N,); of a line with NaN, the first NaN.
 
-    On a CPU by NumPy, which takes a twentieth of torch's time for lines of 49,152.
+    On a CPU by NumPy, which takes a sixth of torch's time for seven lines of 49,152.
     """
     if logits_NV.device.type != "cpu" or logits_NV.dtype not in (torch.float32, torch.float64) or not len(logits_NV):
         return logits_NV.argmax(-1)
