@@ -30,6 +30,7 @@ from pipeline.recorder import PromptCounters, Recorder, Seconds, Versions
 from pipeline.stage_set import Stages
 from stages.contract.blocks import Proposal, SequenceState, Verdict
 from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
+from stages.drafting.costs import StageSeconds
 from stages.examples.builder import ExampleBuilder
 from store.events import Event, PromptReceived, PromptRejected
 
@@ -156,6 +157,7 @@ class TargetRunner:
         self._rows: list[SequenceState] = []
         self._in_flight: dict[SequenceState, _InFlight] = {}
         self._epoch = learner.epoch  # at the last call of `resume_speculation`
+        self._recording = 0.0  # seconds from the last block's verdicts to its last record
 
     def __len__(self) -> int:
         """Return the number of prompts in flight."""
@@ -219,7 +221,9 @@ class TargetRunner:
         """
         verdicts = [verdict for verdict in self.stages.verify(block.proposals) if verdict.emitted]  # not while reading
         times = (*block.times, self._clock())
-        self.stages.decode.observe(verdicts, (times[1] - times[0], times[3] - times[2]) if measured else None)
+        drafting, translating, verifying = (end - begin for begin, end in pairwise(times))
+        seconds = StageSeconds(drafting, verifying, translating + self._recording)  # a block is like the one before it
+        self.stages.decode.observe(verdicts, seconds if measured else None)
         # The n-gram cache is shared and published: text of private rows must not enter it.
         self.stages.translate.observe([verdict for verdict in verdicts if not verdict.proposal.draft.row.private])
         for verdict in verdicts:
@@ -229,11 +233,12 @@ class TargetRunner:
                 in_flight.example.add_verdict(verdict)
         if self._on_verdicts:
             self._on_verdicts(verdicts)
-        shares = [(end - begin) / max(1, len(verdicts)) for begin, end in pairwise(times)]
+        shares = [stage / max(1, len(verdicts)) for stage in (drafting, translating, verifying)]
         for verdict in verdicts:
             if not verdict.proposal.draft.row.private:
                 yield from self._recorder.record_decisions(verdict, block.versions)
             yield self._recorder.record_block(verdict, len(verdicts), Seconds(*shares))
+        self._recording = self._clock() - times[-1]
         for row in [row for row in self._rows if row.finish]:
             yield from self._finish(row)
 

@@ -5,15 +5,16 @@ from typing import Any, Protocol
 
 from stages.contract.blocks import Draft, Proposal, SequenceState, Verdict
 from stages.contract.stage import Stage
+from stages.drafting.costs import StageSeconds
 from stages.translate import Translate
 
 
 class Decoding(Stage[SequenceState, Draft], Protocol):
     """The drafting stage, which also receives the outcome of its drafts."""
 
-    def observe(self, verdicts: list[Verdict], seconds: tuple[float, float] | None) -> None:
-        """Called once per block, after verification, with the seconds of drafting and verifying; None if the block
-        also read prompts.
+    def observe(self, verdicts: list[Verdict], seconds: StageSeconds | None) -> None:
+        """Called once per block, after verification, with the seconds of its stages; None if the block also read
+        prompts.
         """
         ...
 

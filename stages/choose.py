@@ -9,7 +9,7 @@ from typing_extensions import override
 from stages.contract.blocks import Draft, SequenceState, Verdict
 from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
 from stages.contract.stage import Stage
-from stages.drafting.costs import BlockTimes, CostModel
+from stages.drafting.costs import BlockTimes, CostModel, StageSeconds
 from stages.drafting.holdout import NO_HOLDOUT, Choice, Holdout
 from stages.drafting.sources import SourceChooser
 from stages.memory.text_memory import TextMemory
@@ -103,12 +103,12 @@ class ChooseDraft(Stage[SequenceState, Draft]):
 
     def _prefer(self, row: SequenceState, grown: GrownTree) -> Action:
         """Return the action with the highest expected tokens per second."""
-        if grown.tree and not self._by_model(row, grown):
-            return Action.COPIES
-        return Action.MODEL if self._model and self._decode.speculates else Action.NOTHING
+        if self._by_model(row, grown):
+            return Action.MODEL
+        return Action.COPIES if grown.tree else Action.NOTHING
 
     def _by_model(self, row: SequenceState, grown: GrownTree) -> bool:
-        """Return whether the model drafts for a row instead of using its tree."""
+        """Return whether the model drafts for a row."""
         if not self._model or not self._decode.speculates or not self._decode.has_space(row):
             return False
         if self._due:
@@ -121,16 +121,16 @@ class ChooseDraft(Stage[SequenceState, Draft]):
         expected = 1 + grown.expected
         return Draft(row, (), self._decode.empty_probs(), (), None, (), source, grown.tree, expected, seconds)
 
-    def observe(self, verdicts: Sequence[Verdict], seconds: tuple[float, float] | None = None) -> None:
-        """Update the sources with the block's verdicts and the costs with its seconds of drafting and verifying,
-        if they were measured. Called once per block, after verification.
+    def observe(self, verdicts: Sequence[Verdict], seconds: StageSeconds | None = None) -> None:
+        """Update the sources with the block's verdicts and the costs with its seconds, if they were measured. Called
+        once per block, after verification.
 
         Rows that entered after the drafts were made, as another engine's do, have nothing to compare.
         """
         verdicts = [verdict for verdict in verdicts if verdict.proposal.draft.row in self._expected]
         first = any(verdict.proposal.draft.row.block == 1 for verdict in verdicts)  # which may read a prompt
         if seconds and not first:
-            lengths = [len(verdict.proposal.draft.pieces) for verdict in verdicts]
+            lengths = [self._decode.count_drawn(verdict.proposal.draft) for verdict in verdicts]
             tokens = sum(1 + len(verdict.proposal.verifiable) for verdict in verdicts)
             self._costs.observe(BlockTimes(lengths, tokens, *seconds))
         preferred = [one for one in verdicts if not self._is_drawn(one)]
@@ -140,7 +140,9 @@ class ChooseDraft(Stage[SequenceState, Draft]):
         for verdict in verdicts:
             self.memory.observe(verdict)
         for verdict in preferred:
-            self._chooser.observe(verdict, self._expected[verdict.proposal.draft.row])
+            draft = verdict.proposal.draft
+            action = self._choices[draft.row].action
+            self._chooser.observe(verdict, action, self._expected[draft.row], self._decode.count_drawn(draft))
 
     def _is_drawn(self, verdict: Verdict) -> bool:
         """Return whether the action of the block was drawn: what it gives is no part of what is being compared."""

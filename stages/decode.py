@@ -174,8 +174,11 @@ class Decode(Stage[SequenceState, Draft]):
         Dropped pieces count, because they took a drafter pass.
         """
         drafts = [verdict.proposal.draft for verdict in verdicts]
-        lengths = [self._drawn.get(draft.row, len(draft.pieces)) for draft in drafts]
-        self._policy.observe(lengths, sum(len(verdict.emitted) for verdict in verdicts))
+        self._policy.observe(list(map(self.count_drawn, drafts)), sum(len(verdict.emitted) for verdict in verdicts))
+
+    def count_drawn(self, draft: Draft) -> int:
+        """Return the number of pieces that were drawn for a draft of the last block, dropped ones included."""
+        return self._drawn.get(draft.row, len(draft.pieces))
 
     @property
     def speculates(self) -> bool:

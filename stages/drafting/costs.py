@@ -21,26 +21,35 @@ def _interpolate(curve: Curve, x: int) -> float:
     return low_cost + (high_cost - low_cost) * (x - low) / (high - low)
 
 
+class StageSeconds(NamedTuple):
+    """What the stages of a block took, in seconds: drafting, verifying, and `beside`, all else until its last record."""
+
+    drafting: float
+    verifying: float
+    beside: float = 0.0
+
+
 class BlockTimes(NamedTuple):
     """What a block took.
 
     Attributes:
-        lengths: pieces drafted by the model, per row.
+        lengths: pieces drawn by the model, per row.
         tokens: read by the target, of all rows together.
-        drafting, verifying: seconds.
+        drafting, verifying, beside: seconds, as in `StageSeconds`.
     """
 
     lengths: Sequence[int]
     tokens: int
     drafting: float
     verifying: float
+    beside: float = 0.0
 
 
 class VerificationCosts(Protocol):
     """Costs of the target's passes, in seconds or in any other unit. They may change from block to block."""
 
     def verification_cost(self, tokens: int) -> float:
-        """Return the cost of a target pass that reads this many tokens."""
+        """Return the cost of a block without drafts of the model, whose target pass reads this many tokens."""
         ...
 
 
@@ -52,7 +61,7 @@ class CostModel(VerificationCosts, Protocol):
         ...
 
     def drafts_cost(self, lengths: Sequence[int]) -> float:
-        """Return the cost of the drafter's passes for drafts of these lengths, one per row."""
+        """Return what drafts of these lengths by the model, one per row, add to the cost of a block."""
         passes = (sum(length > index for length in lengths) for index in range(max(lengths, default=0)))
         return sum(map(self.drafting_cost, passes))
 

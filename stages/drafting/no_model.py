@@ -39,6 +39,10 @@ class NoModel(Stage[SequenceState, Draft]):
         """Return the distributions of a draft without pieces (0, 0)."""
         return torch.zeros(0, 0)
 
+    def count_drawn(self, draft: Draft) -> int:
+        """Return the number of pieces that were drawn for a draft: none."""
+        return 0
+
     def observe(self, verdicts: Sequence[Verdict]) -> None:
         """Ignore what became of drafts."""
 

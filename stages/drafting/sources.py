@@ -1,4 +1,4 @@
-"""Choosing, per row and block, between a token tree and a draft of the model.
+"""Choosing, per row and block, between a token tree, a draft of the model and no draft.
 
 The choice depends on past verdicts and on the tree only, never on the model's present draws: a choice that depended on
 these would change the distribution of the model's pieces.
@@ -10,16 +10,10 @@ from dataclasses import dataclass
 from stages.contract.blocks import Verdict
 from stages.contract.snapshot import Saved, SnapshotReader
 from stages.drafting.costs import CostModel
-from store.events import DraftSource, Outcome
+from store.events import Action
 
 GAIN_EDGES = (0.1, 0.3, 0.6, 1.0, 1.6, 2.5)  # expected accepted candidates of a tree; the model has statistics for each
-EVERY_MODEL_TURN = 32  # after this many trees in a row with gains of one kind the model drafts, for comparison
-
-
-def count_accepted_pieces(verdict: Verdict) -> int:
-    """Count the pieces of the draft that became accepted tokens."""
-    judged = ((one.proposed, one.outcome) for one in verdict.decisions)
-    return max((proposed.stop for proposed, outcome in judged if proposed and outcome is Outcome.ACCEPTED), default=0)
+EVERY_MODEL_TURN = 32  # after this many blocks in a row with gains of one kind the model drafts, for comparison
 
 
 @dataclass
@@ -41,14 +35,14 @@ class _DecayedRatio:
 
 @dataclass(frozen=True)
 class SourceChooserState:
-    """Saved state of a `SourceChooser`: the sums of its ratios, and the trees since the model's last draft."""
+    """Saved state of a `SourceChooser`: the sums of its ratios, and the blocks since the model's last draft."""
 
     ratios: list[tuple[float, float]]
     turns: list[int]
 
 
 class SourceChooser:
-    """Compares trees with the model's drafts, by emitted tokens per cost of a target pass.
+    """Compares trees and no draft with the model's drafts, by emitted tokens per cost of a block without drafts.
 
     A tree's tokens are predicted by its calibrated chances. The model's are those of its recent drafts where trees
     promised about as much: text that the memory knows is often text that the model knows.
@@ -74,14 +68,16 @@ class SourceChooser:
         return (1 + expected) * self._costs.verification_cost(self.rows) / cost
 
     def prefers_model(self, candidates: int, expected: float) -> bool:
-        """Return whether the model drafts instead of a tree of this many candidates and expected accepted ones."""
+        """Return whether the model drafts instead of a tree of this many candidates and expected accepted ones; without
+        candidates: instead of no draft.
+        """
         kind = bisect_right(GAIN_EDGES, expected)
-        if not candidates or self._turns[kind] >= EVERY_MODEL_TURN:
+        if self._turns[kind] >= EVERY_MODEL_TURN:
             return True
         return self._model_rate(kind) > self.tree_rate(candidates, expected)
 
     def try_model(self) -> None:
-        """Let the model draft at the next tree of each kind, because it may be better than it was."""
+        """Let the model draft at the next block of each kind, because it may be better than it was."""
         self._turns = [EVERY_MODEL_TURN for _ in self._turns]
 
     def _model_rate(self, kind: int) -> float:
@@ -89,17 +85,24 @@ class SourceChooser:
         here, weight = self._model_at[kind], 4
         return (here.numerator + weight * self._model.value) / (here.denominator + weight)
 
-    def observe(self, verdict: Verdict, expected: float) -> None:
-        """Update with the outcome of a row's draft. `expected`: of the tree that the row had or could have had."""
-        draft, kind = verdict.proposal.draft, bisect_right(GAIN_EDGES, expected)
-        if draft.source is not DraftSource.MODEL:
+    def observe(self, verdict: Verdict, action: Action, expected: float, drawn: int) -> None:
+        """Update with the outcome of a row's block.
+
+        Args:
+            verdict: on its draft.
+            action: the preferred one, which was taken.
+            expected: accepted candidates of the tree that the row had or could have had.
+            drawn: pieces that the model drew, dropped ones included.
+        """
+        kind = bisect_right(GAIN_EDGES, expected)
+        if action is not Action.MODEL:
             self._turns[kind] += 1
             return
         self._turns[kind] = 0  # also if the model had nothing to propose: else it would have every turn from then on
-        if draft.pieces:
-            drafted = len(draft.pieces)
-            cost = self._costs.block_cost([drafted] * self.rows) / self._costs.verification_cost(self.rows)
-            sums = 1.0 + count_accepted_pieces(verdict), cost
+        if drawn:
+            pieces = len(verdict.proposal.draft.pieces)
+            cost = self._costs.verification_cost(self.rows * (1 + pieces)) + self._costs.drafts_cost([drawn] * self.rows)
+            sums = 1.0 + verdict.accepted, cost / self._costs.verification_cost(self.rows)
             self._model.add(*sums)
             self._model_at[kind].add(*sums)
 

@@ -18,7 +18,7 @@ from stages.decode import Decode
 from stages.drafting.costs import Costs
 from stages.drafting.head import AcceptanceHead
 from stages.drafting.holdout import Holdout
-from stages.drafting.sources import EVERY_MODEL_TURN, GAIN_EDGES, SourceChooser, count_accepted_pieces
+from stages.drafting.sources import EVERY_MODEL_TURN, GAIN_EDGES, SourceChooser
 from stages.drafting.stopping import FixedLength, SpeculationPolicy
 from stages.memory.calibration import own_cell
 from stages.memory.text_memory import TextMemory
@@ -60,11 +60,18 @@ def by_tree() -> Verdict:
     return Verdict(Proposal(draft, ()), (), (1,), 1, 1)
 
 
+def teach(chooser: SourceChooser, verdict: Verdict, expected: float) -> None:
+    """Show the chooser a block whose source is that of the draft, and of whose draft no piece was dropped."""
+    draft = verdict.proposal.draft
+    action = Action.MODEL if draft.source is DraftSource.MODEL else Action.COPIES
+    chooser.observe(verdict, action, expected, len(draft.pieces))
+
+
 def test_before_anything_is_known_a_tree_must_promise_more_than_the_model_usually_gives():
     chooser = make_chooser()
     assert chooser.prefers_model(1, 0.2)
     assert not chooser.prefers_model(4, 3.0)
-    assert chooser.prefers_model(0, 0.0), "without candidates there is no tree"
+    assert chooser.prefers_model(0, 0.0), "without candidates there is no tree, and the model is tried"
 
 
 def test_a_tree_is_worth_its_expected_tokens_per_cost_of_the_pass():
@@ -78,7 +85,7 @@ def test_a_tree_is_worth_its_expected_tokens_per_cost_of_the_pass():
 def test_the_model_drafts_where_it_emitted_more_per_cost(accepted: int):
     chooser = make_chooser(drafting=0.24, verifying=0.06)
     for _ in range(200):
-        chooser.observe(by_model(4, accepted), expected=1.2)
+        teach(chooser, by_model(4, accepted), expected=1.2)
     rate = (1 + accepted) / (1 + 4 * 0.06 + 4 * 0.24)
     for candidates, expected in ((3, 1.2), (3, 0.02), (3, 3.0)):
         wanted = rate > chooser.tree_rate(candidates, expected)
@@ -88,8 +95,8 @@ def test_the_model_drafts_where_it_emitted_more_per_cost(accepted: int):
 def test_trees_of_another_gain_are_compared_with_the_model_s_drafts_where_trees_gained_as_much():
     chooser = make_chooser(drafting=0.1)
     for _ in range(60):
-        chooser.observe(by_model(8, 8), expected=2.0)
-        chooser.observe(by_model(8, 0), expected=0.7)
+        teach(chooser, by_model(8, 8), expected=2.0)
+        teach(chooser, by_model(8, 0), expected=0.7)
     assert chooser.prefers_model(4, 2.0)
     assert not chooser.prefers_model(2, 0.7)
 
@@ -97,10 +104,10 @@ def test_trees_of_another_gain_are_compared_with_the_model_s_drafts_where_trees_
 def test_a_model_that_ceases_to_be_accepted_is_given_up_soon():
     chooser = make_chooser(drafting=0.05)
     for _ in range(300):
-        chooser.observe(by_model(8, 8), expected=1.2)
+        teach(chooser, by_model(8, 8), expected=1.2)
     blocks = 0
     while chooser.prefers_model(2, 1.2):
-        chooser.observe(by_model(8, 0), expected=1.2)
+        teach(chooser, by_model(8, 0), expected=1.2)
         blocks += 1
     assert blocks < 100
 
@@ -109,10 +116,10 @@ def test_after_many_trees_the_model_has_a_turn():
     chooser = make_chooser()
     for _ in range(EVERY_MODEL_TURN):
         assert not chooser.prefers_model(4, 3.0)
-        chooser.observe(by_tree(), expected=3.0)
+        teach(chooser, by_tree(), expected=3.0)
     assert chooser.prefers_model(4, 3.0)
     assert not chooser.prefers_model(2, 2.0), "other gains have turns of their own"
-    chooser.observe(by_model(3, 0), expected=3.0)
+    teach(chooser, by_model(3, 0), expected=3.0)
     assert not chooser.prefers_model(4, 3.0)
 
 
@@ -121,8 +128,8 @@ def test_a_turn_in_which_the_model_proposed_nothing_is_over():
     chooser = make_chooser()
     before = chooser.save()
     for _ in range(EVERY_MODEL_TURN):
-        chooser.observe(by_tree(), expected=3.0)
-    chooser.observe(by_model(0, 0), expected=3.0)
+        teach(chooser, by_tree(), expected=3.0)
+    teach(chooser, by_model(0, 0), expected=3.0)
     assert not chooser.prefers_model(4, 3.0)
     assert chooser.save() == before, "and an empty draft is no evidence of the model's rate"
 
@@ -136,26 +143,34 @@ def test_all_rows_of_a_batch_are_taken_to_have_equal_drafts():
 def test_the_statistics_are_restored():
     chooser = make_chooser()
     for number in range(40):
-        chooser.observe(by_model(4, number % 5) if number % 3 else by_tree(), expected=number % 7 / 2)
+        teach(chooser, by_model(4, number % 5) if number % 3 else by_tree(), expected=number % 7 / 2)
     reader = SnapshotReader(SnapshotWriter().files(chooser.save()))
     again = make_chooser()
     again.restore(reader.state, reader)
     assert again.save() == chooser.save() != make_chooser().save()
     assert len(chooser.save().turns) == len(GAIN_EDGES) + 1
     for one in (chooser, again):
-        one.observe(by_model(4, 2), expected=0.2)
+        teach(one, by_model(4, 2), expected=0.2)
     assert again.save() == chooser.save()
 
 
-def test_pieces_of_accepted_tokens_are_counted():
-    draft = draft_of(row_of([1]), [0, 1, 2, 3])
-    tokens = ProposedToken(7, 0, 3, ()), ProposedToken(8, 3, 4, ())
-    decisions = [
-        Decision(0, tokens[0], Outcome.ACCEPTED, 7, Origin.ACCEPTED),
-        Decision(1, tokens[1], Outcome.REJECTED, 9, Origin.RESIDUAL),
-    ]
-    assert count_accepted_pieces(Verdict(Proposal(draft, tokens), tuple(decisions), (7, 9), 2, 1)) == 3
-    assert count_accepted_pieces(Verdict(Proposal(draft, tokens), tuple(decisions[1:]), (9,), 1, 0)) == 0
+def test_pieces_that_were_drawn_and_dropped_are_paid_for():
+    chooser = make_chooser(drafting=0.3)
+    for _ in range(60):
+        chooser.observe(by_model(0, 0), Action.MODEL, 0.0, 1)
+    assert not chooser.prefers_model(0, 0.0), "nothing is drafted where the model only costs"
+
+
+def test_the_model_has_turns_where_nothing_is_drafted():
+    chooser = make_chooser(drafting=0.3)
+    for _ in range(60):
+        chooser.observe(by_model(0, 0), Action.MODEL, 0.0, 1)
+    turns = 0
+    for _ in range(10 * (EVERY_MODEL_TURN + 1)):
+        model = chooser.prefers_model(0, 0.0)
+        turns += model
+        chooser.observe(by_model(0, 0), Action.MODEL if model else Action.NOTHING, 0.0, int(model))
+    assert turns == 10
 
 
 # The stage.
@@ -335,17 +350,16 @@ def test_the_model_has_a_turn_and_reads_all_that_it_missed():
     kinds = []
     for emitted in ([3, 5, 1], *([3, 5, 1] for _ in range(EVERY_MODEL_TURN + 2)), [0], [4], [2]):
         draft, another = stage([row, other])
-        kinds.append(draft.source)
-        if draft.source is DraftSource.MODEL:
+        kinds.append(draft.action)
+        if draft.pieces:
             history = [*row.pieces, *draft.pieces[:-1]]
             wanted = [model._logits(tuple(history[: len(row.pieces) + n])).softmax(0) for n in range(len(draft.pieces))]
             torch.testing.assert_close(draft.draft_probs_KD, torch.stack(wanted).float())
         emit(stage, [draft], *emitted)
         emit(stage, [another], 3, 2, 2)
-    assert kinds[0] is DraftSource.MODEL
-    assert kinds[2 : EVERY_MODEL_TURN // 2] == [DraftSource.LOOKUP] * (EVERY_MODEL_TURN // 2 - 2)
-    assert DraftSource.MODEL in kinds[EVERY_MODEL_TURN // 2 : -3], "the model has a turn, for comparison"
-    assert kinds[-1] is DraftSource.MODEL
+    assert kinds[0] is Action.MODEL
+    assert kinds[2 : EVERY_MODEL_TURN // 2] == [Action.COPIES] * (EVERY_MODEL_TURN // 2 - 2)
+    assert Action.MODEL in kinds[EVERY_MODEL_TURN // 2 : -3], "the model has a turn, for comparison"
 
 
 def test_the_model_s_policy_observes_its_own_drafts_alone():
@@ -361,12 +375,12 @@ def test_the_model_s_policy_observes_its_own_drafts_alone():
 
 def test_the_chooser_learns_what_the_tree_of_a_row_promised_whatever_drafted():
     stage, noted = new_stage(), []
-    stage._chooser.observe = lambda verdict, expected: noted.append((verdict.proposal.draft.source, expected))
+    stage._chooser.observe = lambda verdict, action, expected, drawn: noted.append((action, expected))
     rows = admit(stage, row_of([1, 2, 3, 4, 1, 2], offset=0), row_of([1, 2, 3, 4, 5], offset=1))
     stage._chooser.prefers_model = lambda candidates, expected: True
     drafts = stage(rows)
     emit(stage, drafts, 3)
-    assert [source for source, _ in noted] == [DraftSource.MODEL] * 2
+    assert [action for action, _ in noted] == [Action.MODEL] * 2
     assert noted[0][1] > 1
     assert noted[1][1] == 0
 

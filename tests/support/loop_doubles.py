@@ -13,6 +13,7 @@ from pipeline.loop import Loop, TargetRunner, UnfitPromptError
 from pipeline.recorder import Recorder
 from pipeline.stage_set import Stages
 from stages.contract.blocks import Decision, Draft, Proposal, ProposedToken, SequenceState, TrainingExample, Verdict
+from stages.drafting.costs import StageSeconds
 from stages.sampling.random_source import SeededRandomSource
 from store.events import (
     Drifted,
@@ -73,7 +74,7 @@ class StubDecode(StubStage):
         self.called_with(batch)
         return [Draft(row, (5,), torch.ones(1, 1), (0.5,), None, (0.9,)) for row in batch]
 
-    def observe(self, verdicts: list[Verdict], seconds: tuple[float, float]) -> None:
+    def observe(self, verdicts: list[Verdict], seconds: StageSeconds) -> None:
         assert min(seconds) >= 0
         assert tuple(verdict.proposal.draft.row.offset for verdict in verdicts) == self.calls[-1]
 

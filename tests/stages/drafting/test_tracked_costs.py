@@ -1,5 +1,7 @@
 """Costs that follow what blocks take: only ratios count, interruptions are bounded, and a checkpoint holds them."""
 
+from dataclasses import dataclass
+
 import pytest
 
 from stages.contract.snapshot import SnapshotReader, SnapshotWriter
@@ -45,7 +47,27 @@ def test_the_drafter_is_followed_on_its_own():
     costs = TrackedCosts(START)
     for _ in range(300):
         observe(costs, 3, START.verification_cost(3), 2, drafting=4 * START.drafts_cost([2]))
-    assert costs.drafting_cost(1) / costs.verification_cost(3) == pytest.approx(4 * 0.5 / 2.2, rel=0.1)
+    assert costs.drafts_cost([2]) / costs.verification_cost(3) == pytest.approx(4 * 2 * 0.5 / 2.2, rel=0.1)
+
+
+def test_a_draft_has_a_cost_of_its_own_beside_that_of_its_pieces():
+    costs = TrackedCosts(START)
+    for length in (1, 2, 4) * 100:
+        observe(costs, 3, START.verification_cost(3), length, drafting=3.0 + 0.25 * length)
+        observe(costs, 3, START.verification_cost(3))
+    assert costs.drafting_cost(1) == pytest.approx(0.25, rel=0.15)
+    assert [costs.drafts_cost([length]) for length in (0, 1, 4)] == pytest.approx([0, 3.25, 4], rel=0.05)
+
+
+def test_what_surrounds_a_pass_belongs_to_every_block():
+    costs = TrackedCosts(START)
+    for _ in range(200):
+        costs.observe(BlockTimes([0], 1, 0.3, START.verification_cost(1), 0.7))
+        costs.observe(BlockTimes([2], 1, 0.3 + START.drafts_cost([2]), START.verification_cost(1), 0.7))
+    assert [costs.verification_cost(tokens) for tokens in SIZES] == pytest.approx(
+        [START.verification_cost(tokens) + 1 for tokens in SIZES]
+    )
+    assert costs.drafts_cost([2]) == pytest.approx(START.drafts_cost([2]), rel=0.05), "it is not counted twice"
 
 
 def test_a_block_without_drafts_leaves_the_drafter_s_cost():
@@ -76,13 +98,28 @@ def test_more_tokens_never_cost_less():
 def test_a_checkpoint_restores_them_bit_for_bit():
     costs, again = TrackedCosts(START), TrackedCosts(START)
     for number, tokens in enumerate(SIZES * 3):
-        observe(costs, tokens, 1.0 + number / 7, 1, drafting=0.3)
+        observe(costs, tokens, 1.0 + number / 7, number % 3, drafting=0.3 + number % 5)
     reader = SnapshotReader(SnapshotWriter().files(costs.save()))
     again.restore(reader.state, reader)
-    assert (rises(again), again.drafting_cost(1)) == (rises(costs), costs.drafting_cost(1))
+    assert (rises(again), again.drafts_cost([3, 1])) == (rises(costs), costs.drafts_cost([3, 1]))
     observe(costs, 2, 1.0)
     observe(again, 2, 1.0)
     assert rises(again) == rises(costs)
+
+
+def test_a_checkpoint_of_an_older_release_leaves_the_drafter_s_cost():
+    @dataclass(frozen=True)
+    class OldState:
+        all_passes: tuple[float, float]
+        drafter: tuple[float, float]
+        points: list[tuple[float, float]]
+
+    costs = TrackedCosts(START)
+    saved = OldState((10.0, 5.0), (30.0, 5.0), [(10.0, 5.0)] * 3)
+    reader = SnapshotReader(SnapshotWriter().files(saved))
+    costs.restore(reader.state, reader)
+    assert costs.verification_cost(1) == pytest.approx(2 * START.verification_cost(1))
+    assert costs.drafts_cost([2]) == pytest.approx(2 * START.drafts_cost([2])), "as much slower as the target"
 
 
 def test_a_checkpoint_without_them_leaves_the_start():
