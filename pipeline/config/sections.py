@@ -218,7 +218,10 @@ class LearnSettings(Section):
         "they save, or few of the drafter's tokens are rejected.",
     )
     longest_interval: int = Field(
-        default=64, ge=1, description="Maximum number of prompts between two updates (spacing 'paying')."
+        default=64,
+        ge=1,
+        description="Maximum number of prompts between two updates (spacing 'paying'); where few of the drafter's "
+        "tokens are rejected, four times as many, and twice that after each update that is not served.",
     )
     horizon: int = Field(
         default=1000,

@@ -192,6 +192,8 @@ class UpdateScheduler:
             self.trainer.hold_out(example)
         else:
             self._fresh.append(example)
+        if self._pending is None and len(self._fresh) > self._max_examples:  # a long interval must not keep all
+            self.trainer.add_to_replay(self._fresh.pop(0))
 
     def _submit_update(self) -> None:
         started, fresh = perf_counter(), self._fresh

@@ -104,6 +104,13 @@ def test_a_long_interval_s_update_learns_from_the_newest_examples_and_keeps_the_
     assert trainer.kept == [0, 1, 2, 3, 6, 7, 8, 9]
 
 
+def test_what_no_update_will_train_on_is_passed_on_at_once():
+    learner, trainer, _ = learner_of(1000, most=4)
+    for offset in range(20):
+        learner.learn(example_of(offset))
+        assert trainer.kept == list(range(offset - 3))
+
+
 def test_an_update_tells_what_came_of_it_and_the_ledger():
     """Thirty tokens were judged since the update before, each a tenth likelier to be accepted than by the floor."""
     learner, _, _ = learner_of(3, step=Step(1.5, 40, 100, 0.5, 0.6, 0.4, True, "as asked"))

@@ -1,6 +1,6 @@
 """Whether the drafter is used enough for its training to pay."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 import pytest
@@ -38,9 +38,12 @@ def feed(interval: BreakEvenInterval, prompts: int, judged: int) -> None:
 def test_a_drafter_that_is_hardly_used_is_rarely_trained():
     interval = interval_of()
     feed(interval, 24, 1)
-    assert interval.interval == 64
+    assert interval.interval == 256
     interval.observe_update(STEP, 24, 24)
-    assert interval.interval == 64
+    assert interval.interval == 256
+    for wanted in (512, 1024):
+        interval.observe_update(replace(STEP, served=False), 24, 24)
+        assert interval.interval == wanted, "what gained nothing is tried half as often"
 
 
 def test_a_drafter_that_drafts_everything_is_trained_as_before():
@@ -55,16 +58,16 @@ def test_a_drafter_that_drafts_everything_is_trained_as_before():
 def test_training_resumes_when_the_share_grows():
     interval = interval_of()
     feed(interval, 100, 1)
-    assert interval.interval == 64
+    assert interval.interval == 256
     interval.restart()
-    assert interval.interval == 64, "a drift is no reason while the drafter is hardly used"
+    assert interval.interval == 256, "a drift is no reason while the drafter is hardly used"
     feed(interval, 12, 30)
     assert interval.interval == 4
 
 
 def test_where_other_sources_draft_too_training_begins_with_evidence_of_use():
     settings = LearnSettings(interval=4, longest_interval=64, steps=2, horizon=1000)
-    for judged, intervals in ((2, [64] * 100), (40, [64] * 6 + [4] * 94)):
+    for judged, intervals in ((2, [256] * 100), (40, [256] * 6 + [4] * 94)):
         interval = BreakEvenInterval(settings, piece_cost=0.01, batch=1, others_draft=True)
         found = []
         for _ in range(100):
@@ -131,7 +134,7 @@ def test_a_good_drafter_needs_a_longer_stream_before_its_training_pays():
     for acceptance in (0.1, 0.8, 0.95, 1.0):
         interval = BreakEvenInterval(settings, piece_cost=0.01, batch=1, others_draft=True)
         prompts = 0
-        while interval.interval == 64 and prompts < 1000:
+        while interval.interval == 256 and prompts < 1000:
             interval.observe_prompt(36 * (1 - acceptance), TOKENS, PIECES)
             prompts += 1
         found.append(prompts)
