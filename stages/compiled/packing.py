@@ -3,15 +3,20 @@
 Shapes: O outputs, I inputs, G groups of inputs, B blocks of outputs, L outputs of a block.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from stages.compiled.emitter import VECTOR_SIZE
+from stages.compiled.llvm.emitter import VECTOR_SIZE
 from stages.compiled.products import COLUMNS, ProductKind
+from stages.forward_pass.kernel_choice import Matrix, join_matrices
 from stages.quantisation.groups import GROUP, GroupedMatrix
+
+BLOCK = VECTOR_SIZE * COLUMNS  # outputs that are computed together
 
 
 @dataclass(frozen=True)
@@ -37,7 +42,7 @@ class PackedMatrix:
     @property
     def blocks(self) -> int:
         """Number of blocks of outputs: a multiple of those that are computed together."""
-        return -(-self.outputs // (VECTOR_SIZE * COLUMNS)) * COLUMNS
+        return -(-self.outputs // BLOCK) * COLUMNS
 
     @property
     def padded(self) -> int:
@@ -48,6 +53,30 @@ class PackedMatrix:
 def can_pack_inputs(inputs: int) -> bool:
     """Whether a matrix with that many inputs can be packed: they must divide into groups."""
     return inputs > 0 and inputs % GROUP == 0
+
+
+def widen_codes(groups: GroupedMatrix) -> GroupedMatrix:
+    """Return the same weights with codes of the next number of bits that products read."""
+    return replace(groups, bits=4 if groups.bits <= 4 else 8)
+
+
+def pack_matrices(parts: Sequence[Matrix], *, rounds: bool) -> list[PackedMatrix]:
+    """Pack matrices of the same inputs, whose outputs follow each other: as one where they are stored alike.
+
+    Args:
+        parts: the matrices; codes as `widen_codes` returns them.
+        rounds: see `pack_matrix`.
+    """
+    runs = [join_matrices(list(run)) for _, run in groupby(parts, key=_describe_codes)]
+    filled = all(len(run.weight_OI) % BLOCK == 0 for run in runs[:-1])
+    if not filled or len({run.groups is None for run in runs}) > 1:  # numbers and codes read other inputs
+        runs = [replace(join_matrices(parts), groups=None)]
+    return [pack_matrix(run.weight_OI, run.bias_O, run.groups, rounds=rounds) for run in runs]
+
+
+def _describe_codes(matrix: Matrix) -> int | None:
+    """Return what the codes of matrices that are stored alike have in common; None without codes."""
+    return None if matrix.groups is None else matrix.groups.bits
 
 
 def pack_matrix(
@@ -104,5 +133,5 @@ def pack_codes(codes_OI: Tensor, bits: int) -> Tensor:
 
 def _pad(values_OX: Tensor) -> Tensor:
     """Fill the last blocks of outputs with zeros."""
-    missing = -len(values_OX) % (VECTOR_SIZE * COLUMNS)
+    missing = -len(values_OX) % BLOCK
     return functional.pad(values_OX, [0, 0] * (values_OX.dim() - 1) + [0, missing]) if missing else values_OX

@@ -17,10 +17,10 @@ from itertools import chain
 
 from llvmlite import ir
 
-from stages.compiled.emitter import FLOAT, HALF, INT, INTS, POINTER, VECTOR, VECTOR_SIZE, WORK, Emitter, Value
-from stages.compiled.machine import Features
+from stages.compiled.llvm.emitter import FLOAT, HALF, INT, INTS, POINTER, VECTOR, VECTOR_SIZE, WORK, Emitter, Value
+from stages.compiled.llvm.machine import Features
 from stages.compiled.steps import Field, Header
-from stages.compiled.vector_math import sizes_of_group
+from stages.compiled.llvm.vector_math import sizes_of_group
 from stages.quantisation.groups import GROUP
 
 COLUMNS = 2  # blocks that are computed together, so that an input is loaded once for both
@@ -161,7 +161,7 @@ class _Product:
         return emit.builder.fpext(emit.load(address, ir.VectorType(HALF, VECTOR_SIZE), 32), VECTOR)
 
     def _store_outputs(self, block: Value, row: Value, outputs: Value) -> None:
-        """Add the bias and what the outputs are added to, and store them."""
+        """Add the bias, multiply by the factor, add what the outputs are added to, and store them."""
         emit, build = self._emit, self._emit.builder
         place = emit.add(emit.multiply(row, emit.field(self._fields, Field.STRIDE)), emit.multiply(block, VECTOR_SIZE))
         address = emit.offset(emit.pointer(self._fields, Field.OUTPUTS), place, 4)
@@ -171,6 +171,8 @@ class _Product:
         with emit.condition(build.icmp_signed("!=", bias, emit.long(0))):
             own = emit.load(emit.offset(build.inttoptr(bias, POINTER), emit.multiply(block, VECTOR_SIZE), 4), VECTOR)
             emit.set(value, build.fadd(emit.get(value, VECTOR), own))
+        factor = build.bitcast(build.trunc(emit.field(self._fields, Field.FACTOR), INT), FLOAT)
+        emit.set(value, build.fmul(emit.get(value, VECTOR), emit.spread(factor)))
         with emit.condition(build.icmp_signed("!=", emit.field(self._fields, Field.ADDS), emit.long(0))):
             emit.set(value, build.fadd(emit.load(address, VECTOR), emit.get(value, VECTOR)))
         emit.store(emit.get(value, VECTOR), address)

@@ -1,22 +1,22 @@
 """Compiled products against the matrices that they stand for, and the bits of a row among others."""
 
-from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
-from stages.compiled.machine import Features
+from stages.compiled.llvm.machine import Features
 from stages.compiled.packing import PackedMatrix, pack_codes, pack_matrix
 from stages.compiled.program import CompiledSteps
 from stages.compiled.shape import ModelShape
-from stages.compiled.steps import FIELDS, HEADERS, Field, Header, StepKind
-from stages.compiled.vector_math import LARGEST_CODE
+from stages.compiled.steps import FIELDS, HEADERS, Field, Header, StepKind, bits_of
+from stages.compiled.llvm.vector_math import LARGEST_CODE
 from stages.quantisation.groups import GROUP, GroupedMatrix
 
-SHAPE = ModelShape(width=64, inner=96, heads=2, key_heads=1, head_size=16, eps=1e-5, head_norms=False)
+SHAPE = ModelShape(width=64, inner=96, heads=2, key_heads=1, head_size=16, rotated=16, eps=1e-5, scale=0.25)
 OUTPUTS, INPUTS = 70, 96  # the last block of outputs is padded
 ROUNDED, EXACT = 3e-4, 2e-6
+FACTOR = 0.5  # of the outputs
 
 
 def make_matrix(kind: str, *, rounds: bool) -> tuple[PackedMatrix, Tensor]:
@@ -41,11 +41,12 @@ def make_matrix(kind: str, *, rounds: bool) -> tuple[PackedMatrix, Tensor]:
 
 def multiply(matrix: PackedMatrix, x_NI: Tensor) -> Tensor:
     """Prepare rows and multiply them by two steps of a program, added to ones."""
-    steps = CompiledSteps(replace(SHAPE, heads=INPUTS // 16), frozenset({matrix.kind}))
+    steps = CompiledSteps(SHAPE, frozenset({matrix.kind}))
     rows, rounds = len(x_NI), matrix.kind.rounds
     inputs, sums = torch.full((rows, INPUTS), 7.0), torch.zeros(rows, 2 * INPUTS // GROUP)
     outputs = torch.ones(rows, matrix.padded)
     prepared = {Field.OUTPUTS: inputs.data_ptr(), Field.OUTPUT_SUMS: sums.data_ptr(), Field.ROUNDS: int(rounds)}
+    prepared[Field.GROUPS] = matrix.groups
     lines = [
         {Field.KIND: StepKind.ROUND, Field.PER_ROW: 1, Field.CHUNK: 1, Field.INPUTS: x_NI.data_ptr(), **prepared},
         {
@@ -60,6 +61,7 @@ def multiply(matrix: PackedMatrix, x_NI: Tensor) -> Tensor:
             Field.GROUPS: matrix.groups,
             Field.STRIDE: matrix.padded,
             Field.ADDS: 1,
+            Field.FACTOR: bits_of(FACTOR),
             Field.FIXED: matrix.blocks // 2,
             Field.CHUNK: 1,
         },
@@ -71,7 +73,7 @@ def multiply(matrix: PackedMatrix, x_NI: Tensor) -> Tensor:
     header = torch.zeros(HEADERS, dtype=torch.int64)
     header[Header.ROWS] = rows
     steps.run(table, header)
-    return outputs[:, : matrix.outputs] - 1
+    return (outputs[:, : matrix.outputs] - 1) / FACTOR
 
 
 def round_inputs(x_NI: Tensor) -> Tensor:
@@ -137,7 +139,7 @@ def test_without_a_team_one_thread_computes_all_items(monkeypatch: pytest.Monkey
     matrix, _ = make_matrix("4", rounds=False)
     x_NI = torch.randn(9, INPUTS)
     expected_NO = multiply(matrix, x_NI)
-    for module in ("machine", "program"):
+    for module in ("llvm.machine", "program"):
         monkeypatch.setattr(f"stages.compiled.{module}.find_team_functions", dict)
     assert torch.equal(multiply(matrix, x_NI), expected_NO)
 
