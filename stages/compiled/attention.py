@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from llvmlite import ir
 
 from stages.compiled.llvm.emitter import FLOAT, INT, INTS, LONG, VECTOR, VECTOR_SIZE, WORK, Emitter, Value
+from stages.compiled.llvm.vector_math import exponential, tangent
 from stages.compiled.shape import ModelShape
 from stages.compiled.steps import KEY_FIELDS, Field, Header, KeyList
-from stages.compiled.llvm.vector_math import exponential, tangent
 
 Visit = Callable[[Sequence[Value], Value], None]  # what is done for the slots of some keys, and the number of the first
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from stages.compiled.llvm.emitter import VECTOR_SIZE
 from stages.compiled.llama_weights import CompiledLayer, CompiledLlamaWeights, CompiledPart
+from stages.compiled.llvm.emitter import VECTOR_SIZE
 from stages.compiled.packing import PackedMatrix
 from stages.compiled.products import COLUMNS
 from stages.compiled.program import CompiledSteps

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from llvmlite import ir
 
 from stages.compiled.llvm.emitter import FLOAT, LONG, VECTOR, VECTOR_SIZE, WORK, Emitter, Value
+from stages.compiled.llvm.vector_math import one_and_exponential, sizes_of_group, store_inputs
 from stages.compiled.shape import Gate, HeadNorm, ModelShape
 from stages.compiled.steps import Field, Header
-from stages.compiled.llvm.vector_math import one_and_exponential, sizes_of_group, store_inputs
 from stages.quantisation.groups import GROUP
 
 # The tanh in GELU is of `ROOT * (x + CUBE * x**3)`.
