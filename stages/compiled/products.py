@@ -61,13 +61,9 @@ class ProductKind:
     @property
     def name(self) -> str:
         """The name of its function."""
-        parts = (
-            ("signed", self.signed),
-            ("halves", self.scales == 2),
-            ("wide", self.wide_scales),
-            ("rounded", self.rounds),
-        )
-        return "_".join([f"product{self.bits}", *(part for part, applies in parts if applies)])
+        wide, halves = self.wide_scales, self.scales == 2
+        parts = {"signed": self.signed, "halves": halves, "wide": wide, "rounded": self.rounds}
+        return "_".join([f"product{self.bits}", *(part for part, applies in parts.items() if applies)])
 
     @property
     def has_groups(self) -> bool:
@@ -217,8 +213,8 @@ class _Product:
         unpacked = []
         for vector in self._list_vectors(part):
             packed = emit.load(emit.offset(codes, vector, BYTES), INTS, 64)
-            for place in range(32 // bits):
-                unpacked.append((_input_of(vector, place, bits), self._number_code(packed, place)))
+            places = range(32 // bits)
+            unpacked += [(_input_of(vector, place, bits), self._number_code(packed, place)) for place in places]
         return unpacked
 
     def _list_vectors(self, part: int) -> range:
@@ -245,7 +241,7 @@ class _Product:
         return build.uitofp(build.lshr(raised, emit.ints(32 - bits)), VECTOR)
 
     def _multiply_codes(self, columns: Sequence[Value], inputs: Sequence[Value], part: int) -> list[list[Value]]:
-        """Return, per block and row, the products of codes of a group's part with the rounded inputs: sums of integers."""
+        """Return, per block and row, the products of a part's codes with the rounded inputs: sums of integers."""
         emit = self._emit
         unpacked = [self._unpack_pairs(codes, part) for codes in columns]
         totals: list[list[Value]] = [[emit.ints(0) for _ in inputs] for _ in columns]

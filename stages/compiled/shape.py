@@ -1,17 +1,17 @@
 """The numbers of a model that its compiled functions are made for."""
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, StrEnum
 
 
-class Gate(str, Enum):
+class Gate(StrEnum):
     """The function of the gate in a layer's second part, as `transformers` names it."""
 
     SILU = "silu"
     GELU = "gelu_pytorch_tanh"
 
 
-class HeadNorm(str, Enum):
+class HeadNorm(Enum):
     """What is normalised of a token's queries, and of its keys."""
 
     NOTHING = "nothing"

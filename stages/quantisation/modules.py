@@ -23,7 +23,7 @@ def attach_groups(linear: nn.Module, groups: GroupedMatrix) -> None:
 
 
 def count_attached(model: Any) -> tuple[int, int]:
-    """Return the numbers of weights in linear modules that have codes of four bits for torch's kernel, and that have not."""
+    """Return the numbers of weights in linear modules that torch multiplies as codes of four bits, and of others."""
     found = [0, 0]
     for linear in _find_linears(model):
         groups = linear.__dict__.get(_NAME)

@@ -163,11 +163,8 @@ def codes_of(bits: int, outputs: int, *, size: int = GROUP, centred: bool = Fals
 
 
 def test_matrices_of_the_same_inputs_are_one_where_they_are_stored_alike():
-    five, eight, six = (
-        codes_of(5, 64, centred=True),
-        codes_of(8, 32, centred=True),
-        codes_of(6, 32, size=16, centred=True),
-    )
+    five, eight = (codes_of(bits, 32, centred=True) for bits in (5, 8))
+    six = codes_of(6, 32, size=16, centred=True)
     plain, four = Matrix(torch.randn(32, INPUTS), None), codes_of(4, 32)
     for parts, kinds in (
         ([five, eight], [ProductKind(8, signed=True, rounds=True)]),

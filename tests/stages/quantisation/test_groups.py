@@ -146,11 +146,8 @@ def test_attached_codes_are_used_as_long_as_they_give_the_weight():
 
 def test_codes_without_a_kernel_are_counted_with_those_of_more_bits():
     linear = nn.Linear(INPUTS, OUTPUTS)
-    for kind, expected in {
-        "Q4_0": (OUTPUTS * INPUTS, 0),
-        "Q8_0": (0, OUTPUTS * INPUTS),
-        "Q3_K": (0, OUTPUTS * INPUTS),
-    }.items():
+    weight = OUTPUTS * INPUTS
+    for kind, expected in {"Q4_0": (weight, 0), "Q8_0": (0, weight), "Q3_K": (0, weight)}.items():
         groups = read_groups(kind, blocks_of(kind))
         assert groups is not None
         attach_groups(linear, groups)
