@@ -36,6 +36,7 @@ LAYERS = {
         ("stages/sampling", "stages/vocabulary", "stages/checkpoints"),
         ("stages/ngrams",),
         ("stages/contract", "stages/forward_pass"),
+        ("stages/compiled/llvm",),
         ("stages/compiled",),
         ("stages/models",),
         ("stages/drafting", "stages/examples", "stages/prompts"),

@@ -55,7 +55,7 @@ class StoredTensor:
         return torch.from_numpy(dequantize(self._rows, GGMLQuantizationType(self.kind))).reshape(self.shape)
 
     def read_groups(self) -> GroupedMatrix | None:
-        """Return the codes of a quantised matrix as they are stored; None if its type has no groups of 32."""
+        """Return the codes of a quantised matrix as they are stored; None if its type has no groups."""
         from gguf import GGMLQuantizationType
 
         return read_groups(GGMLQuantizationType(self.kind).name, self._rows)

@@ -148,7 +148,7 @@ def load_gguf_model(file: GgufFile, dtype: torch.dtype, attention: str, *, codes
 
 
 def attach_codes(file: GgufFile, model: Any) -> None:
-    """Attach the codes of every linear module whose weight has groups of 32 in the file that it was made from."""
+    """Attach the codes of every linear module whose weight has groups in the file that it was made from."""
     config = model.config
     embedding = "model.embed_tokens.weight"
     for name, linear in model.named_modules():

@@ -1,1 +1,1 @@
-"""Kernels that are compiled for the processor at hand when a model is loaded, by LLVM through llvmlite."""
+"""A forward pass that is compiled for the processor at hand when a model is loaded."""

@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 
 from llvmlite import ir
 
-from stages.compiled.emitter import FLOAT, INT, INTS, LONG, VECTOR, VECTOR_SIZE, WORK, Emitter, Value
+from stages.compiled.llvm.emitter import FLOAT, INT, INTS, LONG, VECTOR, VECTOR_SIZE, WORK, Emitter, Value
+from stages.compiled.llvm.vector_math import exponential, tangent
 from stages.compiled.shape import ModelShape
 from stages.compiled.steps import KEY_FIELDS, Field, Header, KeyList
-from stages.compiled.vector_math import exponential
 
 Visit = Callable[[Sequence[Value], Value], None]  # what is done for the slots of some keys, and the number of the first
 
@@ -110,7 +110,7 @@ class _Attention:
         keys = [emit.offset(begin, emit.multiply(slot, self._shape.slot), 4) for slot in slots]
         left = emit.spread(build.trunc(emit.subtract(count, number), INT))
         exists = build.icmp_signed("<", ir.Constant(INTS, list(range(VECTOR_SIZE))), left)
-        scale = emit.floats(self._shape.head_size**-0.5)
+        scale = emit.floats(self._shape.scale)
         with emit.loop(0, self._share) as head:
             query = [
                 build.fmul(emit.load(self._place_part(queries, head, part), VECTOR), scale) for part in self._parts
@@ -121,8 +121,15 @@ class _Attention:
                 for part, own in zip(self._parts[1:], query[1:], strict=True):
                     total = emit.multiply_add(own, emit.load(emit.offset(key, part, 4), VECTOR), total)
                 products.append(total)
-            scores = build.select(exists, emit.totals(products), emit.floats(-math.inf))
+            scores = build.select(exists, self._limit(emit.totals(products)), emit.floats(-math.inf))
             emit.store(scores, self._place_score(head, number))
+
+    def _limit(self, scores: Value) -> Value:
+        """Return scores that the cap limits, if the model has one."""
+        cap, build = self._shape.cap, self._emit.builder
+        if not cap:
+            return scores
+        return build.fmul(tangent(self._emit, build.fdiv(scores, self._emit.floats(cap))), self._emit.floats(cap))
 
     def _take_exponentials(self, head: Value, count: Value, totals: Value) -> None:
         """Replace a head's scores by the exponentials of their distances from the highest, and store the sum."""

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from stages.compiled.emitter import VECTOR_SIZE
-from stages.compiled.llama_weights import CompiledLayer, CompiledLlamaWeights
+from stages.compiled.llama_weights import CompiledLayer, CompiledLlamaWeights, CompiledPart
+from stages.compiled.llvm.emitter import VECTOR_SIZE
 from stages.compiled.packing import PackedMatrix
 from stages.compiled.products import COLUMNS
 from stages.compiled.program import CompiledSteps
-from stages.compiled.steps import FIELDS, HEADERS, Field, Header, StepKind
+from stages.compiled.steps import FIELDS, HEADERS, Field, Header, StepKind, bits_of
 from stages.forward_pass.attention_masks import find_branching_paths, find_positions
 from stages.forward_pass.slot_forward import SlotForward, wanted_places
 from stages.quantisation.groups import GROUP
@@ -62,13 +62,20 @@ class CompiledLlamaForward(SlotForward):
         paths = find_branching_paths(parents)
         lines = _Lines(ids, kept)
         lines.place_tokens(first * self._capacity, self._capacity, tokens, starts, paths, self.weights.window)
-        numbers, header = lines.make_header(self.weights.rotation_table(self._capacity), buffers)
-        torch.index_select(self.weights.embedding_VW.detach(), 0, numbers[: len(ids)], out=buffers.state_NW[: len(ids)])
+        numbers, header = lines.make_header(self.weights.rotation_tables(self._capacity), buffers)
+        state_NW = buffers.state_NW[: len(ids)]
+        torch.index_select(self.weights.embedding_VW.detach(), 0, numbers[: len(ids)], out=state_NW)
+        if self.weights.embedding_factor != 1:
+            state_NW.mul_(self.weights.embedding_factor)
         logits_NV = torch.empty(len(kept), output.padded)
         table[-1, Field.OUTPUTS] = logits_NV.data_ptr()
         steps.run(table if kept else table[:-HEAD_STEPS], header)
-        logits_NV = self._place_logits(logits_NV[:, : output.outputs])
+        logits_NV = self._place_logits(self._limit_logits(logits_NV[:, : output.outputs]))
         return logits_NV, buffers.read_inputs(len(kept), self.weights.shape.width) if hidden else logits_NV
+
+    def _limit_logits(self, logits_NV: Tensor) -> Tensor:
+        cap = self.weights.logit_cap
+        return logits_NV.div_(cap).tanh_().mul_(cap) if cap else logits_NV
 
     def _pack_output(self) -> PackedMatrix:
         if self._output is None or self._output[0] != self.weights.version or self._output[1] is not self._ids:
@@ -90,8 +97,7 @@ class CompiledLlamaForward(SlotForward):
             writer = _TableWriter(steps, self.weights, buffers)
             rows: list[dict[Field, int]] = []
             for layer, slides, cache_SX in zip(self.weights.layers, self.weights.slides, self._caches_SX, strict=True):
-                windowed = slides and self.weights.window is not None
-                rows += writer.list_layer(layer, cache_SX.data_ptr(), slides=windowed)
+                rows += writer.list_layer(layer, cache_SX.data_ptr(), slides=slides)
             rows += writer.list_head(self.weights.norm_W, output)
             fields = [Field(number) for number in range(FIELDS)]
             self._written = made_of, torch.tensor([[int(row.get(field, 0)) for field in fields] for row in rows])
@@ -114,6 +120,7 @@ class _Buffers:
         self.state_NW = torch.empty(rows, shape.width)
         self.joined = torch.empty(rows, shape.joined)
         self.mixed = torch.empty(rows, shape.heads * shape.head_size)
+        self.added = torch.empty(rows, shape.width)  # what is normalised before it is added to the state
         self.opened = torch.empty(rows, 2 * shape.inner)
         self.inputs = torch.empty(rows, widest)
         self.input_sums = torch.empty(rows, 2 * widest // GROUP)
@@ -136,37 +143,57 @@ class _TableWriter:
 
     def list_layer(self, layer: CompiledLayer, cache: int, *, slides: bool) -> Iterator[dict[Field, int]]:
         """Yield the steps of a layer."""
-        buffers = self.buffers
-        state, joined, mixed, opened = (
-            one.data_ptr() for one in (buffers.state_NW, buffers.joined, buffers.mixed, buffers.opened)
+        joined, mixed, opened = (
+            one.data_ptr() for one in (self.buffers.joined, self.buffers.mixed, self.buffers.opened)
         )
-        yield self._normalise(layer.enter_norm_W, layer.query_key_value)
-        yield self._multiply(layer.query_key_value, joined)
-        norms = {Field.WEIGHTS: _address(layer.query_norm_E), Field.KEY_WEIGHTS: _address(layer.key_norm_E)}
-        yield {**_by_row(StepKind.ROTATE), Field.INPUTS: joined, Field.CACHE: cache, **norms}
+        yield from self._enter(layer.attention, joined)
+        norms = {Field.WEIGHTS: _address(layer.query_norm), Field.KEY_WEIGHTS: _address(layer.key_norm)}
+        source = {Field.INPUTS: joined, Field.CACHE: cache}
+        yield {**_by_row(StepKind.ROTATE), **source, Field.SLIDES: int(slides), **norms}
         attend = {
             Field.OUTPUTS: mixed,
-            Field.SLIDES: int(slides),
+            Field.SLIDES: int(slides and self.weights.window is not None),
             Field.PER_ROW: self.weights.key_heads,
             Field.CHUNK: 1,
         }
-        yield {Field.KIND: StepKind.ATTEND, Field.INPUTS: joined, Field.CACHE: cache, **attend}
-        yield {**_by_row(StepKind.ROUND), Field.INPUTS: mixed, **self._inputs_of(layer.leave)}
-        yield self._multiply(layer.leave, state) | {Field.ADDS: 1}
-        yield self._normalise(layer.inner_norm_W, layer.gate_up)
-        yield self._multiply(layer.gate_up, opened)
-        gate = {Field.INPUTS: opened, Field.STRIDE: layer.gate_up.padded}
-        yield {**_by_row(StepKind.GATE), **gate, **self._inputs_of(layer.down)}
-        yield self._multiply(layer.down, state) | {Field.ADDS: 1}
+        yield {Field.KIND: StepKind.ATTEND, **source, **attend}
+        yield {**_by_row(StepKind.ROUND), Field.INPUTS: mixed, **self._inputs_of(layer.attention.leave)}
+        yield from self._leave(layer.attention)
+        yield from self._enter(layer.gated, opened)
+        gate = {Field.INPUTS: opened, Field.STRIDE: 2 * self.weights.shape.inner}
+        yield {**_by_row(StepKind.GATE), **gate, **self._inputs_of(layer.gated.leave)}
+        yield from self._leave(layer.gated)
 
     def list_head(self, norm_W: Tensor, output: PackedMatrix) -> Iterator[dict[Field, int]]:
         """Yield the last norm and the output layer; the address of the logits is left to the pass."""
-        yield self._normalise(norm_W, output) | {Field.WANTED_ONLY: 1}
-        yield self._multiply(output, 0) | {Field.WANTED_ONLY: 1}
+        wanted = {Field.WANTED_ONLY: 1}
+        yield self._prepare(norm_W, output) | wanted
+        yield self._multiply(output, 0, output.padded, self.weights.logit_factor) | wanted
 
-    def _normalise(self, weight_W: Tensor, product: PackedMatrix) -> dict[Field, int]:
-        source = {Field.INPUTS: self.buffers.state_NW.data_ptr(), Field.WEIGHTS: weight_W.data_ptr()}
-        return {**_by_row(StepKind.NORMALISE), **source, **self._inputs_of(product)}
+    def _enter(self, part: CompiledPart, outputs: int) -> Iterator[dict[Field, int]]:
+        """Yield the steps from the state to the outputs of a part's first matrices."""
+        stride = sum(matrix.padded for matrix in part.enter)
+        yield self._prepare(part.before_W, part.enter[0])
+        for matrix in part.enter:
+            yield self._multiply(matrix, outputs, stride)
+            outputs += 4 * matrix.padded
+
+    def _leave(self, part: CompiledPart) -> Iterator[dict[Field, int]]:
+        """Yield the steps that add the outputs of a part's last matrix to the state."""
+        state, added = self.buffers.state_NW.data_ptr(), self.buffers.added.data_ptr()
+        width, factor = self.weights.shape.width, self.weights.part_factor
+        if part.after_W is None:
+            yield self._multiply(part.leave, state, width, factor) | {Field.ADDS: 1}
+            return
+        yield self._multiply(part.leave, added, width)
+        addresses = {Field.INPUTS: added, Field.OUTPUTS: state, Field.WEIGHTS: part.after_W.data_ptr()}
+        yield {**_by_row(StepKind.ADD), **addresses}
+
+    def _prepare(self, weight_W: Tensor | None, product: PackedMatrix) -> dict[Field, int]:
+        """Return the step that makes the inputs of a product of the state, by a norm if there is one."""
+        kind = StepKind.ROUND if weight_W is None else StepKind.NORMALISE
+        source = {Field.INPUTS: self.buffers.state_NW.data_ptr(), Field.WEIGHTS: _address(weight_W)}
+        return {**_by_row(kind), **source, **self._inputs_of(product)}
 
     def _inputs_of(self, product: PackedMatrix) -> dict[Field, int]:
         """Return where a step writes the inputs of a product, and how."""
@@ -174,10 +201,11 @@ class _TableWriter:
         return {
             Field.OUTPUTS: buffers.inputs.data_ptr(),
             Field.OUTPUT_SUMS: buffers.input_sums.data_ptr(),
+            Field.GROUPS: product.groups,
             Field.ROUNDS: int(product.kind.rounds),
         }
 
-    def _multiply(self, matrix: PackedMatrix, outputs: int) -> dict[Field, int]:
+    def _multiply(self, matrix: PackedMatrix, outputs: int, stride: int, factor: float = 1.0) -> dict[Field, int]:
         return {
             Field.KIND: self.steps.numbers[matrix.kind],
             Field.INPUTS: self.buffers.inputs.data_ptr(),
@@ -188,7 +216,8 @@ class _TableWriter:
             Field.BIAS: _address(matrix.bias_O),
             Field.OUTPUTS: outputs,
             Field.GROUPS: matrix.groups,
-            Field.STRIDE: matrix.padded,
+            Field.STRIDE: stride,
+            Field.FACTOR: bits_of(factor),
             Field.FIXED: matrix.blocks // COLUMNS,
             Field.CHUNK: -(-matrix.blocks // COLUMNS // SHARES),
         }
@@ -272,9 +301,13 @@ class _Lines:
         self._branches.extend(begin + start + token for token in own)
         return begin + start - consecutive, consecutive, branch, len(own)
 
-    def make_header(self, rotations: Tensor, buffers: _Buffers) -> tuple[Tensor, Tensor]:
+    def make_header(self, rotations_KPR: Tensor, buffers: _Buffers) -> tuple[Tensor, Tensor]:
         """Return the numbers, of which the first are the ids, and the header with their addresses. Keep both during the
         pass.
+
+        Args:
+            rotations_KPR: see `CompiledLlamaWeights.rotation_tables`.
+            buffers: of the pass.
         """
         lines = [
             self._ids,
@@ -297,7 +330,8 @@ class _Lines:
             Header.WANTED_ROWS: kept,
             Header.SLOTS: slots,
             Header.POSITIONS: positions,
-            Header.ROTATIONS: rotations.data_ptr(),
+            Header.ROTATIONS: rotations_KPR[0].data_ptr(),
+            Header.WINDOW_ROTATIONS: rotations_KPR[-1].data_ptr(),
             Header.SCORES: buffers.scores.data_ptr(),
             Header.SCORES_SIZE: buffers.score_size,
             Header.KEYS: keys,

@@ -1,9 +1,9 @@
 """Weights of Llama-like models for the compiled forward: codes of few bits, in the layout of its products.
 
-Shapes: W width, H heads, E of a head, P positions.
+Shapes: W width, H heads, E of a head, K ways to rotate, P positions, R rotated numbers of a head.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,13 +11,16 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from stages.compiled.emitter import VECTOR_SIZE
-from stages.compiled.packing import PackedMatrix, can_pack_inputs, pack_matrix
+from stages.compiled.families import Family, PartNorms, find_family, find_rotary_kinds
+from stages.compiled.llvm.emitter import VECTOR_SIZE
+from stages.compiled.packing import PackedMatrix, can_pack_inputs, pack_matrices, widen_codes
 from stages.compiled.products import ProductKind
 from stages.compiled.program import CompiledSteps, compile_steps
-from stages.compiled.shape import ModelShape
-from stages.forward_pass.kernel_choice import Matrix, join_matrices
+from stages.compiled.shape import HeadNorm, ModelShape
+from stages.forward_pass.kernel_choice import Matrix
+from stages.forward_pass.measurements import Measurements
 from stages.forward_pass.packed_weights import PackedLlamaWeights, has_packed_forward
+from stages.quantisation.groups import GroupedMatrix
 from stages.quantisation.modules import find_attached, find_groups, has_groups
 
 ROUNDED_INPUTS = ("codes", "int4")  # formats of codes whose inputs have 16 bits
@@ -28,12 +31,15 @@ def prefers_compiled_forward(model: Any, weights: str, *, one_kernel: bool) -> b
     """Check whether the compiled forward computes a model in this format of weights, and is the fastest to do so.
 
     Numbers of 32 bits, read from memory, it multiplies with up to four rows faster than oneDNN, and with more rows
-    slower (docs/experiments.md). Of codes and numbers of 16 bits it reads less.
+    slower (docs/experiments.md). Of codes and numbers of 16 bits it reads less. The packed forward is for fewer
+    families.
     """
     if not has_compiled_forward(model):
         return False
     if weights not in ("fastest", "float32"):
         return weights in ROUNDED_INPUTS
+    if not has_packed_forward(model):
+        return True
     small = sum(weight.numel() for weight in model.parameters()) < SMALL
     sample = model.model.layers[-1].mlp.down_proj.weight.detach()
     short = torch.equal(sample.bfloat16().float(), sample)
@@ -41,10 +47,10 @@ def prefers_compiled_forward(model: Any, weights: str, *, one_kernel: bool) -> b
 
 
 def has_compiled_forward(model: Any) -> bool:
-    """Check whether the compiled forward supports this model: one that the packed forward does, in float32 on a CPU,
-    with sizes that its vectors divide. `prove_forward` compares its outputs.
+    """Check whether the compiled forward supports this model: one of its families, in float32 on a CPU, with sizes that
+    its vectors divide. `prove_forward` compares its outputs.
     """
-    if not has_packed_forward(model) or model.dtype != torch.float32 or model.device.type != "cpu":
+    if find_family(model) is None or model.dtype != torch.float32 or model.device.type != "cpu":
         return False
     config, size = model.config, model.model.layers[0].self_attn.head_dim
     inputs = (config.hidden_size, config.intermediate_size, config.num_attention_heads * size)
@@ -52,21 +58,34 @@ def has_compiled_forward(model: Any) -> bool:
 
 
 @dataclass(frozen=True)
+class CompiledPart:
+    """One of the two parts of a layer: what it reads is normalised and multiplied, and so is what it adds to the state.
+
+    Attributes:
+        before_W, after_W: weights of the norms; None without one.
+        enter: matrices of the same inputs, whose outputs follow each other.
+        leave: the last matrix.
+    """
+
+    before_W: Tensor | None
+    enter: list[PackedMatrix]
+    leave: PackedMatrix
+    after_W: Tensor | None
+
+
+@dataclass(frozen=True)
 class CompiledLayer:
     """The matrices and norms of one transformer layer."""
 
-    enter_norm_W: Tensor
-    query_key_value: PackedMatrix
-    query_norm_E: Tensor | None
-    key_norm_E: Tensor | None
-    leave: PackedMatrix
-    inner_norm_W: Tensor
-    gate_up: PackedMatrix
-    down: PackedMatrix
+    attention: CompiledPart
+    query_norm: Tensor | None
+    key_norm: Tensor | None
+    gated: CompiledPart
 
     def matrices(self) -> Iterator[PackedMatrix]:
         """Yield all matrices of the layer."""
-        yield from (self.query_key_value, self.leave, self.gate_up, self.down)
+        for part in (self.attention, self.gated):
+            yield from (*part.enter, part.leave)
 
 
 class CompiledLlamaWeights(PackedLlamaWeights):
@@ -77,24 +96,47 @@ class CompiledLlamaWeights(PackedLlamaWeights):
 
     layers: list[CompiledLayer]  # type: ignore[assignment] # matrices in the place of kernels
 
+    def __init__(self, model: Any, weights: str, measurements: Measurements, *, one_kernel: bool = False) -> None:
+        self._rotations_KPR = torch.empty(1, 0, 0)  # see `rotation_tables`
+        super().__init__(model, weights, measurements, one_kernel=one_kernel)
+
     @override
     @torch.inference_mode()
     def refresh(self) -> None:
+        family = find_family(self.model)
+        assert family is not None, "see `has_compiled_forward`"
+        self._family: Family = family
         super().refresh()
         self.splits_tokens = False  # a token's outputs never depend on what else a pass computes
-        self.norm_W = self.norm_W.contiguous()
+        self.norm_W = self._read_norm(self.model.model.norm)
+        self.shape = self._make_shape()
         config = self.model.config
-        self.shape = ModelShape(
+        self.embedding_factor, self.part_factor = family.embedding(config), family.part(config)
+        self.logit_factor = family.logits(config)
+        self.logit_cap: float = getattr(config, "final_logit_softcapping", None) or 0.0
+        self._kinds = frozenset(matrix.kind for layer in self.layers for matrix in layer.matrices())
+        self._compiled: dict[ProductKind, CompiledSteps] = {}  # by the kind of the output layer
+
+    def _make_shape(self) -> ModelShape:
+        config, attention = self.model.config, self.model.model.layers[0].self_attn
+        gate, query_norm = self._family.find_gate(config), self.layers[0].query_norm
+        assert gate is not None, "see `has_compiled_forward`"
+        norm = HeadNorm.NOTHING
+        if query_norm is not None:
+            norm = HeadNorm.EACH if len(query_norm) == self.head_size else HeadNorm.ALL
+        return ModelShape(
             width=config.hidden_size,
             inner=config.intermediate_size,
             heads=self.heads,
             key_heads=self.key_heads,
             head_size=self.head_size,
+            rotated=self.rotation_tables(1).shape[2],
             eps=float(self.eps),
-            head_norms=self.layers[0].query_norm_E is not None,
+            scale=float(attention.scaling),
+            cap=getattr(config, "attn_logit_softcapping", None) or 0.0,
+            head_norm=norm,
+            gate=gate,
         )
-        self._kinds = frozenset(matrix.kind for layer in self.layers for matrix in layer.matrices())
-        self._compiled: dict[ProductKind, CompiledSteps] = {}  # by the kind of the output layer
 
     def compile(self, output: PackedMatrix) -> CompiledSteps:
         """Return the compiled steps of this model and an output layer."""
@@ -110,8 +152,9 @@ class CompiledLlamaWeights(PackedLlamaWeights):
         """Pack the output layer, or its rows of these ids only. It is never quantised here."""
         head = self.model.lm_head
         bias_O = None if head.bias is None else head.bias.detach()
-        matrix = Matrix(head.weight.detach(), bias_O, find_attached(head))
-        return self._pack(matrix if ids is None else matrix.take(ids))
+        matrix = Matrix(head.weight.detach(), bias_O, _widen(find_attached(head)))
+        (packed,) = self._pack([matrix if ids is None else matrix.take(ids)])
+        return packed
 
     @override
     def describe(self) -> str:
@@ -119,34 +162,42 @@ class CompiledLlamaWeights(PackedLlamaWeights):
         inputs = "inputs of 16 bits" if self._format in ROUNDED_INPUTS else "float32"
         return f"compiled forward, weights of {' and '.join(map(str, bits))} bits, {inputs}"
 
-    @override
-    def _make_rotations(self, longest: int) -> Tensor:
-        """Return, per position, the cosines of a head's half and then its sines (P, E)."""
-        positions = torch.arange(longest, device=self.device)[None]
-        cos_1PE, sin_1PE = self.model.model.rotary_emb(torch.zeros(1, device=self.device), positions)
-        half = self.head_size // 2
-        return torch.cat([cos_1PE[0, :, :half], sin_1PE[0, :, :half]], dim=1).float().contiguous()
-
-    def rotation_table(self, longest: int) -> Tensor:
-        """Return the rotations of at least that many positions."""
-        if len(self._rotations_PE) < longest:
-            self._rotations_PE = self._make_rotations(longest)
-        return self._rotations_PE
+    def rotation_tables(self, longest: int) -> Tensor:
+        """Return, per way to rotate and for at least that many positions, cosines and then sines (K, P, R). The first
+        is for layers that attend to all, the last for those with windows; often they are one.
+        """
+        if self._rotations_KPR.shape[1] < longest:
+            positions, probe = torch.arange(longest)[None], torch.zeros(1)
+            tables = []
+            for kind in find_rotary_kinds(self.model):
+                cos_1PE, sin_1PE = self.model.model.rotary_emb(probe, positions, *([kind] if kind else []))
+                half = cos_1PE.shape[2] // 2
+                tables.append(torch.cat([cos_1PE[0, :, :half], sin_1PE[0, :, :half]], dim=1))
+            self._rotations_KPR = torch.stack(tables).float().contiguous()
+        return self._rotations_KPR
 
     @override
     def _make_layer(self, layer: Any) -> CompiledLayer:  # type: ignore[override] # see `layers`
-        attention, inner, read = layer.self_attn, layer.mlp, self._read
-        heads = [read(one) for one in (attention.q_proj, attention.k_proj, attention.v_proj)]
+        attention, gated, family = layer.self_attn, layer.mlp, self._family
         return CompiledLayer(
-            layer.input_layernorm.weight.detach().contiguous(),
-            self._pack(join_matrices(heads)),
+            self._make_part(layer, family.attention, attention, family.query_key_value, attention.o_proj),
             self._head_norm(attention, "q_norm"),
             self._head_norm(attention, "k_norm"),
-            self._pack(read(attention.o_proj)),
-            layer.post_attention_layernorm.weight.detach().contiguous(),
-            self._pack(join_matrices([read(inner.gate_proj), read(inner.up_proj)])),
-            self._pack(read(inner.down_proj)),
+            self._make_part(layer, family.gated, gated, family.gate_up, gated.down_proj),
         )
+
+    def _make_part(
+        self, layer: Any, norms: PartNorms, owner: Any, enter: Sequence[str], leave: nn.Linear
+    ) -> CompiledPart:
+        before_W, after_W = (
+            None if name is None else self._read_norm(getattr(layer, name)) for name in (norms.before, norms.after)
+        )
+        (last,) = self._pack([self._read(leave)])
+        return CompiledPart(before_W, self._pack([self._read(getattr(owner, name)) for name in enter]), last, after_W)
+
+    def _read_norm(self, norm: Any) -> Tensor:
+        weight_W: Tensor = norm.weight.detach().contiguous()
+        return weight_W + self._family.norm_offset if self._family.norm_offset else weight_W
 
     def _read(self, linear: nn.Linear) -> Matrix:
         """Return the matrix of a module, with the codes that it has or, in four bits, that it is quantised to."""
@@ -155,12 +206,16 @@ class CompiledLlamaWeights(PackedLlamaWeights):
             groups = find_groups(linear, quantise=not has_groups(self.model))
         else:
             groups = find_attached(linear)
-        return Matrix(linear.weight.detach(), bias_O, groups)
+        return Matrix(linear.weight.detach(), bias_O, _widen(groups))
 
     @override
     def _head_norm(self, attention: Any, name: str) -> Tensor | None:
         norm = getattr(attention, name, None)
-        return None if norm is None else norm.weight.detach().contiguous()
+        return None if norm is None else self._read_norm(norm)
 
-    def _pack(self, matrix: Matrix) -> PackedMatrix:
-        return pack_matrix(matrix.weight_OI, matrix.bias_O, matrix.groups, rounds=self._format in ROUNDED_INPUTS)
+    def _pack(self, parts: Sequence[Matrix]) -> list[PackedMatrix]:
+        return pack_matrices(parts, rounds=self._format in ROUNDED_INPUTS)
+
+
+def _widen(groups: GroupedMatrix | None) -> GroupedMatrix | None:
+    return None if groups is None else widen_codes(groups)

@@ -3,15 +3,20 @@
 Shapes: O outputs, I inputs, G groups of inputs, B blocks of outputs, L outputs of a block.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from stages.compiled.emitter import VECTOR_SIZE
+from stages.compiled.llvm.emitter import VECTOR_SIZE
 from stages.compiled.products import COLUMNS, ProductKind
+from stages.forward_pass.kernel_choice import Matrix, join_matrices
 from stages.quantisation.groups import GROUP, GroupedMatrix
+
+BLOCK = VECTOR_SIZE * COLUMNS  # outputs that are computed together
 
 
 @dataclass(frozen=True)
@@ -22,7 +27,7 @@ class PackedMatrix:
         kind: how it is stored.
         outputs: number of outputs, without the padding of the last block.
         data: its codes or numbers.
-        scales, minima: (B, G, L), of codes.
+        scales, minima: (B, G, L), of codes; G is twice as large where a group has two scales. Empty without any.
         bias_O: float32, padded; None without one.
     """
 
@@ -37,7 +42,7 @@ class PackedMatrix:
     @property
     def blocks(self) -> int:
         """Number of blocks of outputs: a multiple of those that are computed together."""
-        return -(-self.outputs // (VECTOR_SIZE * COLUMNS)) * COLUMNS
+        return -(-self.outputs // BLOCK) * COLUMNS
 
     @property
     def padded(self) -> int:
@@ -50,6 +55,43 @@ def can_pack_inputs(inputs: int) -> bool:
     return inputs > 0 and inputs % GROUP == 0
 
 
+def widen_codes(groups: GroupedMatrix) -> GroupedMatrix | None:
+    """Return the same weights with codes of the next number of bits that products read, the code of 0 in the middle if
+    it is there. None if no product reads them: groups of 16 that have minima.
+    """
+    if groups.size < GROUP and not is_centred(groups):
+        return None
+    bits = 4 if groups.bits <= 4 else 8
+    added = (1 << bits - 1) - (1 << groups.bits - 1) if is_centred(groups) else 0
+    minimum_OG = groups.minimum_OG - added * groups.scale_OG
+    return GroupedMatrix(groups.codes_OI + added, groups.scale_OG, minimum_OG, bits)
+
+
+def is_centred(groups: GroupedMatrix) -> bool:
+    """Check whether the code in the middle of the range stands for 0 in all groups."""
+    return torch.equal(groups.minimum_OG, -(1 << groups.bits - 1) * groups.scale_OG)
+
+
+def pack_matrices(parts: Sequence[Matrix], *, rounds: bool) -> list[PackedMatrix]:
+    """Pack matrices of the same inputs, whose outputs follow each other: as one where they are stored alike.
+
+    Args:
+        parts: the matrices; codes as `widen_codes` returns them.
+        rounds: see `pack_matrix`.
+    """
+    runs = [join_matrices(list(run)) for _, run in groupby(parts, key=_describe_codes)]
+    filled = all(len(run.weight_OI) % BLOCK == 0 for run in runs[:-1])
+    if not filled or len({run.groups is None for run in runs}) > 1:  # numbers and codes read other inputs
+        runs = [replace(join_matrices(parts), groups=None)]
+    return [pack_matrix(run.weight_OI, run.bias_O, run.groups, rounds=rounds) for run in runs]
+
+
+def _describe_codes(matrix: Matrix) -> tuple[int, int, bool] | None:
+    """Return what the codes of matrices that are stored alike have in common; None without codes."""
+    groups = matrix.groups
+    return None if groups is None else (groups.bits, groups.size, is_centred(groups))
+
+
 def pack_matrix(
     weight_OI: Tensor, bias_O: Tensor | None, groups: GroupedMatrix | None, *, rounds: bool
 ) -> PackedMatrix:
@@ -58,7 +100,7 @@ def pack_matrix(
     Args:
         weight_OI: weights, whose inputs `can_pack_inputs`.
         bias_O: added to the outputs.
-        groups: codes of these weights, of at most eight bits.
+        groups: codes of these weights, as `widen_codes` returns them.
         rounds: whether inputs are rounded to 16 bits; numbers that are no codes are multiplied unrounded.
     """
     bias = None if bias_O is None else _pad(bias_O.float()).contiguous()
@@ -70,18 +112,17 @@ def pack_matrix(
         data = _pad(numbers_OI).view(-1, VECTOR_SIZE, inputs).transpose(1, 2).contiguous()
         nothing = torch.empty(0)
         return PackedMatrix(ProductKind(16 if exact else 32), outputs, inputs // GROUP, data, nothing, nothing, bias)
+    signed = is_centred(groups)
+    stored = [groups.scale_OG] if signed else [groups.scale_OG, groups.minimum_OG]
+    wide = not all(torch.equal(one.half().float(), one) for one in stored)
     scales, minima = (
-        _pad(one_OG).view(-1, VECTOR_SIZE, inputs // GROUP).transpose(1, 2)
-        for one_OG in (groups.scale_OG, groups.minimum_OG)
+        _pad(one_OG.to(torch.float32 if wide else torch.float16)).unflatten(0, (-1, VECTOR_SIZE)).mT.contiguous()
+        for one_OG in (groups.scale_OG, torch.empty(0, 1) if signed else groups.minimum_OG)
     )
-    wide = not all(torch.equal(one.half().float(), one) for one in (scales, minima))
-    dtype = torch.float32 if wide else torch.float16
-    bits = 4 if groups.bits <= 4 else 8
-    data = pack_codes(_pad(groups.codes_OI), bits)
-    kind = ProductKind(bits, wide, rounds)
-    return PackedMatrix(
-        kind, outputs, inputs // GROUP, data, scales.to(dtype).contiguous(), minima.to(dtype).contiguous(), bias
-    )
+    kind = ProductKind(groups.bits, wide, rounds, signed, GROUP // groups.size)
+    middle = 1 << groups.bits - 1 if signed else 0
+    data = pack_codes(_pad(groups.codes_OI ^ middle), groups.bits)
+    return PackedMatrix(kind, outputs, inputs // GROUP, data, scales, minima, bias)
 
 
 def pack_codes(codes_OI: Tensor, bits: int) -> Tensor:
@@ -104,5 +145,5 @@ def pack_codes(codes_OI: Tensor, bits: int) -> Tensor:
 
 def _pad(values_OX: Tensor) -> Tensor:
     """Fill the last blocks of outputs with zeros."""
-    missing = -len(values_OX) % (VECTOR_SIZE * COLUMNS)
+    missing = -len(values_OX) % BLOCK
     return functional.pad(values_OX, [0, 0] * (values_OX.dim() - 1) + [0, missing]) if missing else values_OX

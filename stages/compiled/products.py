@@ -2,7 +2,8 @@
 
 A block of `VECTOR_SIZE` outputs is computed at once, one output per number of a vector. Their codes are stored input by
 input, so that a vector holds the same input's codes of all outputs: the codes are unpacked once for up to `TILE` rows.
-Of a group, a row's sum is `scale * (codes . inputs) + minimum * (sum of the inputs)`.
+Of a group, a row's sum is `scale * (codes . inputs) + minimum * (sum of the inputs)`; signed codes have no minimum, and
+where a group has two scales, one for each half, it is two such sums.
 
 The sums of a row are added in the same order for every number of rows, so a row has the same bits alone and in any
 batch. With inputs of 16 bits the products of a group are sums of integers, two at a time.
@@ -17,10 +18,10 @@ from itertools import chain
 
 from llvmlite import ir
 
-from stages.compiled.emitter import FLOAT, HALF, INT, INTS, POINTER, VECTOR, VECTOR_SIZE, WORK, Emitter, Value
-from stages.compiled.machine import Features
+from stages.compiled.llvm.emitter import FLOAT, HALF, INT, INTS, POINTER, VECTOR, VECTOR_SIZE, WORK, Emitter, Value
+from stages.compiled.llvm.machine import Features
+from stages.compiled.llvm.vector_math import sizes_of_group
 from stages.compiled.steps import Field, Header
-from stages.compiled.vector_math import sizes_of_group
 from stages.quantisation.groups import GROUP
 
 COLUMNS = 2  # blocks that are computed together, so that an input is loaded once for both
@@ -47,17 +48,22 @@ class ProductKind:
         bits: of a code: 4 or 8; of a number: 16 (bfloat16) or 32.
         wide_scales: whether scales and minima have 32 bits instead of 16.
         rounds: whether inputs are rounded to 16 bits, with one scale per group.
+        signed: whether codes are signed numbers, without minima.
+        scales: per group and output: 1, or 2 of signed codes.
     """
 
     bits: int
     wide_scales: bool = False
     rounds: bool = False
+    signed: bool = False
+    scales: int = 1
 
     @property
     def name(self) -> str:
         """The name of its function."""
-        scales = "_wide" if self.wide_scales else ""
-        return f"product{self.bits}{scales}{'_rounded' if self.rounds else ''}"
+        wide, halves = self.wide_scales, self.scales == 2
+        parts = {"signed": self.signed, "halves": halves, "wide": wide, "rounded": self.rounds}
+        return "_".join([f"product{self.bits}", *(part for part, applies in parts.items() if applies)])
 
     @property
     def has_groups(self) -> bool:
@@ -86,6 +92,7 @@ class _Product:
         self._tile = TILE if features.wide_registers else NARROW_TILE
         self._group_bytes = kind.bits * GROUP * VECTOR_SIZE // 8
         self._scale_bytes = VECTOR_SIZE * (4 if kind.wide_scales else 2)
+        self._vectors = kind.bits * GROUP // 32 // kind.scales  # of codes that share a scale
         self._sums = [emit.variable(VECTOR, emit.floats(0.0)) for _ in range(COLUMNS * self._tile)]
 
     def emit_blocks(self) -> None:
@@ -116,8 +123,10 @@ class _Product:
             own = [emit.offset(start, group, input_bytes) for start in inputs]
             multiply = self._multiply_codes if kind.rounds else self._multiply_numbers
             sums = [emit.offset(start, group, sum_bytes) for start in input_sums]
-            for column, own_totals, products in zip(columns, totals, multiply(codes, own), strict=True):
-                self._add_products(column, group, own_totals, products, sums)
+            for part in range(kind.scales):
+                place = emit.add(emit.multiply(group, kind.scales), part)
+                for column, own_totals, products in zip(columns, totals, multiply(codes, own, part), strict=True):
+                    self._add_products(column, place, own_totals, products, sums)
         for number, own_totals in enumerate(totals):
             for place, total in enumerate(own_totals):
                 self._store_outputs(emit.add(block, number), emit.add(row, place), emit.get(total, VECTOR))
@@ -125,34 +134,35 @@ class _Product:
     def _find_column(self, block: Value) -> "_Column":
         emit, first = self._emit, self._emit.multiply(block, self._groups)
         scales, minima = (
-            emit.offset(emit.pointer(self._fields, field), first, self._scale_bytes)
+            emit.offset(emit.pointer(self._fields, field), emit.multiply(first, self._kind.scales), self._scale_bytes)
             for field in (Field.SCALES, Field.MINIMA)
         )
         return _Column(emit.offset(emit.pointer(self._fields, Field.MATRIX), first, self._group_bytes), scales, minima)
 
     def _add_products(
-        self, column: "_Column", group: Value, totals: Sequence[Value], products: Sequence[Value], sums: Sequence[Value]
+        self, column: "_Column", place: Value, totals: Sequence[Value], products: Sequence[Value], sums: Sequence[Value]
     ) -> None:
-        """Add a group's products with one block to the sums of all rows."""
+        """Add the products of the codes that share the scale at a place with one block to the sums of all rows."""
         emit = self._emit
         if not self._kind.has_groups:
             for total, product in zip(totals, products, strict=True):
                 emit.set(total, emit.builder.fadd(emit.get(total, VECTOR), product))
             return
-        scale, minimum = (
-            self._load_scales(emit.offset(start, group, self._scale_bytes)) for start in (column.scales, column.minima)
-        )
+        scale = self._load_scales(emit.offset(column.scales, place, self._scale_bytes))
+        minimum = None if self._kind.signed else self._load_scales(emit.offset(column.minima, place, self._scale_bytes))
         for total, product, own in zip(totals, products, sums, strict=True):
             self._add_group(total, product, scale, minimum, own)
 
-    def _add_group(self, total: Value, product: Value, scale: Value, minimum: Value, sums: Value) -> None:
-        """Add a group's product, scaled, and its minimum times the inputs' sum."""
+    def _add_group(self, total: Value, product: Value, scale: Value, minimum: Value | None, sums: Value) -> None:
+        """Add a product, scaled, and the minimum, if there is one, times the inputs' sum."""
         emit = self._emit
         if self._kind.rounds:
             scale = emit.builder.fmul(scale, emit.spread(emit.load(sums, FLOAT)))
             sums = emit.offset(sums, 1, 4)
         value = emit.multiply_add(product, scale, emit.get(total, VECTOR))
-        emit.set(total, emit.multiply_add(minimum, emit.spread(emit.load(sums, FLOAT)), value))
+        if minimum is not None:
+            value = emit.multiply_add(minimum, emit.spread(emit.load(sums, FLOAT)), value)
+        emit.set(total, value)
 
     def _load_scales(self, address: Value) -> Value:
         emit = self._emit
@@ -161,7 +171,7 @@ class _Product:
         return emit.builder.fpext(emit.load(address, ir.VectorType(HALF, VECTOR_SIZE), 32), VECTOR)
 
     def _store_outputs(self, block: Value, row: Value, outputs: Value) -> None:
-        """Add the bias and what the outputs are added to, and store them."""
+        """Add the bias, multiply by the factor, add what the outputs are added to, and store them."""
         emit, build = self._emit, self._emit.builder
         place = emit.add(emit.multiply(row, emit.field(self._fields, Field.STRIDE)), emit.multiply(block, VECTOR_SIZE))
         address = emit.offset(emit.pointer(self._fields, Field.OUTPUTS), place, 4)
@@ -171,14 +181,16 @@ class _Product:
         with emit.condition(build.icmp_signed("!=", bias, emit.long(0))):
             own = emit.load(emit.offset(build.inttoptr(bias, POINTER), emit.multiply(block, VECTOR_SIZE), 4), VECTOR)
             emit.set(value, build.fadd(emit.get(value, VECTOR), own))
+        factor = build.bitcast(build.trunc(emit.field(self._fields, Field.FACTOR), INT), FLOAT)
+        emit.set(value, build.fmul(emit.get(value, VECTOR), emit.spread(factor)))
         with emit.condition(build.icmp_signed("!=", emit.field(self._fields, Field.ADDS), emit.long(0))):
             emit.set(value, build.fadd(emit.load(address, VECTOR), emit.get(value, VECTOR)))
         emit.store(emit.get(value, VECTOR), address)
 
-    def _multiply_numbers(self, columns: Sequence[Value], inputs: Sequence[Value]) -> list[list[Value]]:
-        """Return, per block and row, the products of a group's weights or codes with the inputs, in float32."""
+    def _multiply_numbers(self, columns: Sequence[Value], inputs: Sequence[Value], part: int) -> list[list[Value]]:
+        """Return, per block and row, the products of weights or codes of a group's part with the inputs, in float32."""
         emit = self._emit
-        unpacked = [self._unpack_numbers(codes) for codes in columns]
+        unpacked = [self._unpack_numbers(codes, part) for codes in columns]
         chains: list[list[list[Value]]] = [[[] for _ in inputs] for _ in columns]
         for own in zip(*unpacked, strict=True):
             for row, start in enumerate(inputs):
@@ -191,20 +203,23 @@ class _Product:
                         sums.append(emit.multiply_add(weights, value, sums.pop(0)))
         return [[emit.builder.fadd(*sums) for sums in rows] for rows in chains]
 
-    def _unpack_numbers(self, codes: Value) -> Sequence[tuple[int, Value]]:
-        """Yield the number of every input of a group and its weights or codes as a vector of float32."""
+    def _unpack_numbers(self, codes: Value, part: int) -> Sequence[tuple[int, Value]]:
+        """Yield the number of every input of a group's part and its weights or codes as a vector of float32."""
         emit, bits = self._emit, self._kind.bits
         if bits == 32:
             return [(place, emit.load(emit.offset(codes, place, BYTES), VECTOR, 64)) for place in range(GROUP)]
         if bits == 16:
             return [(place, self._widen(emit.offset(codes, place, BYTES // 2))) for place in range(GROUP)]
         unpacked = []
-        for vector in range(GROUP * bits // 32):
+        for vector in self._list_vectors(part):
             packed = emit.load(emit.offset(codes, vector, BYTES), INTS, 64)
-            for part in range(32 // bits):
-                shifted = emit.builder.lshr(packed, emit.ints(part * bits)) if part else packed
-                unpacked.append((_input_of(vector, part, bits), self._number_code(shifted)))
+            places = range(32 // bits)
+            unpacked += [(_input_of(vector, place, bits), self._number_code(packed, place)) for place in places]
         return unpacked
+
+    def _list_vectors(self, part: int) -> range:
+        """Return the numbers of the vectors of a group's part."""
+        return range(part * self._vectors, (part + 1) * self._vectors)
 
     def _widen(self, address: Value) -> Value:
         """Load numbers of bfloat16: the high halves of float32."""
@@ -212,36 +227,49 @@ class _Product:
         short = emit.load(address, ir.VectorType(ir.IntType(16), VECTOR_SIZE), 32)
         return emit.builder.bitcast(emit.builder.shl(emit.builder.zext(short, INTS), emit.ints(16)), VECTOR)
 
-    def _number_code(self, shifted: Value) -> Value:
-        """Return the codes in the lowest bits as float32."""
-        emit, bits = self._emit, self._kind.bits
+    def _number_code(self, packed: Value, place: int) -> Value:
+        """Return the codes at a place of each packed number as float32."""
+        emit, build, bits, signed = self._emit, self._emit.builder, self._kind.bits, self._kind.signed
         if bits == 4 and self._features.looks_up_floats:  # by the lowest four bits of each index
-            table = ir.Constant(VECTOR, [float(code) for code in range(VECTOR_SIZE)])
+            shifted = build.lshr(packed, emit.ints(place * bits)) if place else packed
+            codes = [code - 16 if signed and code > 7 else code for code in range(VECTOR_SIZE)]
+            table = ir.Constant(VECTOR, list(map(float, codes)))
             return emit.call("llvm.x86.avx512.permvar.sf.512", VECTOR, [table, shifted])
-        return emit.builder.uitofp(emit.builder.and_(shifted, emit.ints((1 << bits) - 1)), VECTOR)
+        raised = build.shl(packed, emit.ints(32 - bits * (place + 1)))
+        if signed:
+            return build.sitofp(build.ashr(raised, emit.ints(32 - bits)), VECTOR)
+        return build.uitofp(build.lshr(raised, emit.ints(32 - bits)), VECTOR)
 
-    def _multiply_codes(self, columns: Sequence[Value], inputs: Sequence[Value]) -> list[list[Value]]:
-        """Return, per block and row, the products of a group's codes with the rounded inputs: sums of integers."""
+    def _multiply_codes(self, columns: Sequence[Value], inputs: Sequence[Value], part: int) -> list[list[Value]]:
+        """Return, per block and row, the products of a part's codes with the rounded inputs: sums of integers."""
         emit = self._emit
-        unpacked = [self._unpack_pairs(codes) for codes in columns]
+        unpacked = [self._unpack_pairs(codes, part) for codes in columns]
         totals: list[list[Value]] = [[emit.ints(0) for _ in inputs] for _ in columns]
-        for number, own in enumerate(zip(*unpacked, strict=True)):
+        first = part * GROUP // 2 // self._kind.scales
+        for number, own in enumerate(zip(*unpacked, strict=True), first):
             for row, start in enumerate(inputs):
                 two = emit.spread(emit.load(emit.offset(start, number, 4), INT))
                 for pairs, sums in zip(own, totals, strict=True):
                     sums[row] = self._features.add_dot(emit, sums[row], pairs, two)
         return [[emit.builder.sitofp(total, VECTOR) for total in sums] for sums in totals]
 
-    def _unpack_pairs(self, codes: Value) -> list[Value]:
-        """Return, per two inputs of a group, their codes: two of 16 bits for each output."""
+    def _unpack_pairs(self, codes: Value, part: int) -> list[Value]:
+        """Return, per two inputs of a group's part, their codes: two of 16 bits for each output."""
         emit, bits = self._emit, self._kind.bits
-        mask, pairs = emit.ints((1 << bits) - 1 << 16 | (1 << bits) - 1), []
-        for vector in range(GROUP * bits // 32):
-            packed = emit.load(emit.offset(codes, vector, BYTES), INTS, 64)
-            for part in range(16 // bits):
-                shifted = emit.builder.lshr(packed, emit.ints(part * bits)) if part else packed
-                pairs.append(emit.builder.and_(shifted, mask))
-        return pairs
+        take = self._take_signed if self._kind.signed else self._take_unsigned
+        vectors = [emit.load(emit.offset(codes, vector, BYTES), INTS, 64) for vector in self._list_vectors(part)]
+        return [take(packed, place) for packed in vectors for place in range(16 // bits)]
+
+    def _take_unsigned(self, packed: Value, place: int) -> Value:
+        emit, bits = self._emit, self._kind.bits
+        shifted = emit.builder.lshr(packed, emit.ints(place * bits)) if place else packed
+        return emit.builder.and_(shifted, emit.ints((1 << bits) - 1 << 16 | (1 << bits) - 1))
+
+    def _take_signed(self, packed: Value, place: int) -> Value:
+        build, bits = self._emit.builder, self._kind.bits
+        kind = ir.VectorType(ir.IntType(16), 2 * VECTOR_SIZE)
+        halves = build.shl(build.bitcast(packed, kind), ir.Constant(kind, [16 - bits * (place + 1)] * kind.count))
+        return build.bitcast(build.ashr(halves, ir.Constant(kind, [16 - bits] * kind.count)), INTS)
 
 
 def _input_of(vector: int, part: int, bits: int) -> int:

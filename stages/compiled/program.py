@@ -10,10 +10,10 @@ from llvmlite import ir
 from torch import Tensor
 
 from stages.compiled.attention import emit_attend
-from stages.compiled.emitter import INT, LONG, POINTER, Emitter, Value
-from stages.compiled.machine import YIELDS, Features, compile_module, find_team_functions, make_team_call
+from stages.compiled.llvm.emitter import INT, LONG, POINTER, Emitter, Value
+from stages.compiled.llvm.machine import YIELDS, Features, compile_module, find_team_functions, make_team_call
 from stages.compiled.products import ProductKind, emit_product
-from stages.compiled.rows import emit_gate, emit_normalise, emit_rotate, emit_round
+from stages.compiled.rows import emit_add, emit_gate, emit_normalise, emit_rotate, emit_round
 from stages.compiled.shape import ModelShape
 from stages.compiled.steps import COUNTERS, FIELDS, Field, Header, StepKind
 
@@ -23,6 +23,7 @@ STEPS = {
     StepKind.ROTATE: emit_rotate,
     StepKind.ATTEND: emit_attend,
     StepKind.GATE: emit_gate,
+    StepKind.ADD: emit_add,
 }
 SPINS = 1 << 12  # looks at a counter before others are let run
 

@@ -1,6 +1,22 @@
 """The numbers of a model that its compiled functions are made for."""
 
 from dataclasses import dataclass
+from enum import Enum, StrEnum
+
+
+class Gate(StrEnum):
+    """The function of the gate in a layer's second part, as `transformers` names it."""
+
+    SILU = "silu"
+    GELU = "gelu_pytorch_tanh"
+
+
+class HeadNorm(Enum):
+    """What is normalised of a token's queries, and of its keys."""
+
+    NOTHING = "nothing"
+    EACH = "each head"
+    ALL = "all heads together"
 
 
 @dataclass(frozen=True)
@@ -12,8 +28,12 @@ class ModelShape:
         inner: numbers between the two halves of a layer's second part.
         heads, key_heads: of queries, and of keys and values.
         head_size: numbers of a head.
+        rotated: how many of them, the first ones, are rotated by the position.
         eps: added to the mean of squares in norms.
-        head_norms: whether queries and keys are normalised.
+        scale: of the products of queries and keys.
+        cap: limit of these products, which they approach as a hyperbolic tangent; 0: none.
+        head_norm: of queries and keys.
+        gate: of the second part.
     """
 
     width: int
@@ -21,8 +41,12 @@ class ModelShape:
     heads: int
     key_heads: int
     head_size: int
+    rotated: int
     eps: float
-    head_norms: bool
+    scale: float
+    cap: float = 0.0
+    head_norm: HeadNorm = HeadNorm.NOTHING
+    gate: Gate = Gate.SILU
 
     @property
     def joined(self) -> int:

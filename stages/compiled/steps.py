@@ -8,6 +8,7 @@ time, and goes to the next step when all items are done. So a thread that the sy
 nobody waiting, unless it holds items.
 """
 
+import struct
 from enum import IntEnum
 
 
@@ -19,6 +20,7 @@ class StepKind(IntEnum):
     ROTATE = 2
     ATTEND = 3
     GATE = 4
+    ADD = 5
     PRODUCTS = 8
 
 
@@ -40,12 +42,13 @@ class Field(IntEnum):
     WANTED_ONLY = 12  # whether only the rows whose logits are wanted are computed
     ROUNDS = 13  # whether what is written is rounded to 16 bits, with one scale per group
     WEIGHTS = 14  # address of the weights of a norm
-    KEY_WEIGHTS = 15  # of those of the norm of keys; 0: heads have no norms
+    KEY_WEIGHTS = 15  # of those of the norm of keys; unused where queries and keys have no norms
     CACHE = 16  # address of a layer's keys and values
-    SLIDES = 17  # whether a layer attends to a window
+    SLIDES = 17  # whether a layer attends to a window, or rotates as such layers do
     PER_ROW = 18  # items of work per row
     FIXED = 19  # items of work whatever the number of rows
     CHUNK = 20  # items that a thread takes at a time
+    FACTOR = 21  # of a product: the bits of a number of float32 that its outputs are multiplied by
 
 
 class Header(IntEnum):
@@ -62,6 +65,7 @@ class Header(IntEnum):
     KEYS = 8  # address of what every new token attends to, see `KeyList`
     WINDOW_KEYS = 9  # the same in a layer that attends to a window
     BRANCHES = 10  # address of the slots of all trees' paths
+    WINDOW_ROTATIONS = 11  # as ROTATIONS, in a layer that attends to a window
 
 
 class KeyList(IntEnum):
@@ -75,3 +79,13 @@ class KeyList(IntEnum):
 
 COUNTERS = 8  # integers per step: items taken, items done, and the rest of a line of the cache
 FIELDS, HEADERS, KEY_FIELDS = max(Field) + 1, max(Header) + 1, len(KeyList)
+
+
+def bits_of(number: float) -> int:
+    """Return the bits of a number of float32, as a table has them.
+
+    >>> hex(bits_of(1.0))
+    '0x3f800000'
+    """
+    (bits,) = struct.unpack("<I", struct.pack("<f", number))
+    return int(bits)

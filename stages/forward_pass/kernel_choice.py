@@ -165,7 +165,7 @@ class KernelMaker:
         """Return the matrix of a module, with its codes if the format uses them and they are wanted."""
         weight_OI, bias_O = linear.weight.detach(), None if linear.bias is None else linear.bias.detach()
         groups = find_groups(linear, quantise=self._quantise) if codes and self._weights == "int4" else None
-        return Matrix(weight_OI, bias_O, groups)
+        return Matrix(weight_OI, bias_O, groups if groups is not None and groups.has_kernel else None)
 
     def make(self, matrix: Matrix) -> Kernel:
         """Make the kernel of a matrix."""

@@ -70,7 +70,7 @@ class PackedLlamaWeights:
         self.head_size: int = attention.head_dim
         self.heads: int = model.config.num_attention_heads
         self.key_heads: int = model.config.num_key_value_heads
-        self.eps = torch.tensor(model.model.norm.variance_epsilon, dtype=torch.float64, device=model.device)
+        self.eps = torch.tensor(model.config.rms_norm_eps, dtype=torch.float64, device=model.device)
         self.dtype, self.device = model.dtype, model.device
         self.longest: int = model.config.max_position_embeddings
         kinds = getattr(model.config, "layer_types", None) or ["sliding_attention"] * len(model.model.layers)

@@ -316,7 +316,7 @@ def proof_key(model: Any, *parts: object) -> list[Any]:
     code = hashlib.sha256()
     own = Path(__file__).parent
     folders = (own, *map(own.with_name, ("compiled", "models", "quantisation")))
-    for path in sorted(path for folder in folders for path in folder.glob("*.py")):
+    for path in sorted(path for folder in folders for path in folder.rglob("*.py")):
         code.update(path.read_bytes())
     for buffer in model.buffers():  # weights of quantised models
         code.update(buffer.detach().flatten()[:64].float().cpu().numpy().tobytes())

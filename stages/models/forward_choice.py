@@ -25,8 +25,13 @@ def choose_weights(model: Any) -> str:
     return "int4" if few > more and model.device.type == "cpu" and has_packed_forward(model) else "fastest"
 
 
+def can_pack(model: Any, weights: str) -> bool:
+    """Check whether a forward pass over weights of its own computes a model in a format of weights."""
+    return has_packed_forward(model) or prefers_compiled_forward(model, weights, one_kernel=True)
+
+
 def pack_weights(model: Any, weights: str, measurements: Measurements, *, one_kernel: bool) -> PackedLlamaWeights:
-    """Pack the weights of a model that `has_packed_forward`.
+    """Pack the weights of a model that `can_pack`.
 
     Args:
         model: a Hugging Face causal language model.

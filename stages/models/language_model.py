@@ -20,7 +20,7 @@ from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
 from stages.forward_pass.attention_masks import AttentionPositions, attend_by_position, is_chain
 from stages.forward_pass.forward import Forward, ModuleForward
 from stages.forward_pass.measurements import Measurements
-from stages.forward_pass.packed_weights import PackedLlamaWeights, has_packed_forward
+from stages.forward_pass.packed_weights import PackedLlamaWeights
 from stages.forward_pass.proof import (
     check_spans,
     describe_error,
@@ -41,6 +41,7 @@ from stages.models.adapters import (
 )
 from stages.models.forward_choice import (
     CODES,
+    can_pack,
     choose_weights,
     keep_useful_codes,
     limit_of,
@@ -127,7 +128,7 @@ class LanguageModel:
         return self._make_packed()
 
     def _can_pack(self) -> bool:
-        return not self.adapter and has_packed_forward(self.model)
+        return not self.adapter and can_pack(self.model, self.weights)
 
     def _make_packed(self) -> Forward:
         if self._packed_weights is None:

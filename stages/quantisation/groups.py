@@ -1,9 +1,9 @@
-"""Matrices of few bits: codes in groups of 32 inputs, each group with a scale and a minimum.
+"""Matrices of few bits: codes in groups of 32 or 16 inputs, each group with a scale and a minimum.
 
-A weight is `scale * code + minimum`. So are the weights of GGUF's Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K and Q8_0, and
-those of a matrix that is quantised here.
+A weight is `scale * code + minimum`. So are the weights of GGUF's Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K and Q8_0, in
+groups of 16 those of Q2_K, Q3_K and Q6_K, and those of a matrix that is quantised here.
 
-torch's kernel for four bits computes with a scale and a zero per group in bfloat16: a weight is
+torch's kernel for four bits, for groups of 32, computes with a scale and a zero per group in bfloat16: a weight is
 `scale * (code - 8) + zero`. Codes of more than four bits are divided into two planes of four bits, high and low: the
 kernel reads them as one matrix with twice the inputs.
 
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-GROUP = 32
+GROUP = 32  # inputs of a group, of most matrices
 MIDDLE = 8  # the code of a plane that the kernel multiplies as 0
 SHRINKS = (1.0, 0.95, 0.9, 0.85)  # ranges that are tried for a group, as shares of the range of its weights
 SMALLEST = 1e-30  # a scale that can be divided by
@@ -75,9 +75,19 @@ class GroupedMatrix:
 
     def dequantise(self) -> Tensor:
         """Return the weights in float32 (O, I)."""
-        codes_OGX = self.codes_OI.unflatten(1, (-1, GROUP)).float()
+        codes_OGX = self.codes_OI.unflatten(1, (-1, self.size)).float()
         weight_OI: Tensor = codes_OGX.mul_(self.scale_OG[..., None]).add_(self.minimum_OG[..., None]).flatten(1)
         return weight_OI
+
+    @property
+    def size(self) -> int:
+        """Number of inputs of a group."""
+        return self.codes_OI.shape[1] // self.scale_OG.shape[1]
+
+    @property
+    def has_kernel(self) -> bool:
+        """Whether torch's kernel for four bits multiplies it."""
+        return self.size == GROUP
 
     @property
     def planes(self) -> int:
@@ -120,9 +130,11 @@ class GroupedMatrix:
 
 
 def join_groups(parts: Sequence[GroupedMatrix | None]) -> GroupedMatrix | None:
-    """Return matrices one below the other; None unless all of them have codes of the same number of bits."""
+    """Return matrices one below the other; None unless all of them have codes of the same number of bits, in groups of
+    the same size.
+    """
     present = [part for part in parts if part is not None]
-    if len(present) < len(parts) or len({part.bits for part in present}) != 1:
+    if len(present) < len(parts) or len({(part.bits, part.size) for part in present}) != 1:
         return None
     codes_OI = torch.cat([part.codes_OI for part in present])
     scale_OG, minimum_OG = (torch.cat([getattr(part, name) for part in present]) for name in ("scale_OG", "minimum_OG"))

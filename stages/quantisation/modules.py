@@ -23,11 +23,11 @@ def attach_groups(linear: nn.Module, groups: GroupedMatrix) -> None:
 
 
 def count_attached(model: Any) -> tuple[int, int]:
-    """Return the numbers of weights in linear modules that have codes of four bits, and that have not."""
+    """Return the numbers of weights in linear modules that torch multiplies as codes of four bits, and of others."""
     found = [0, 0]
     for linear in _find_linears(model):
         groups = linear.__dict__.get(_NAME)
-        found[groups is None or groups.bits > 4] += linear.weight.numel()
+        found[groups is None or groups.bits > 4 or not groups.has_kernel] += linear.weight.numel()
     return found[0], found[1]
 
 

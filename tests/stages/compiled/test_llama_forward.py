@@ -5,7 +5,21 @@ from pathlib import Path
 import pytest
 import torch
 from doubles import row_of
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PretrainedConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GemmaConfig,
+    GraniteConfig,
+    LlamaConfig,
+    MistralConfig,
+    Olmo2Config,
+    Olmo3Config,
+    Phi3Config,
+    PretrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 from stages.compiled import program
 from stages.compiled.llama_forward import CompiledLlamaForward
@@ -35,6 +49,25 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 SLIDING = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
+GEMMA = {
+    **BASE,
+    "head_dim": 32,
+    "query_pre_attn_scalar": 20,
+    "sliding_window": 8,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
+GEMMA3_POSITIONS = {
+    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+}
+GRANITE = {
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.1,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 6.0,
+}
+PARTIAL = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.75}
+PHI3 = {**BASE, "pad_token_id": 0, "num_attention_heads": 2, "num_key_value_heads": 1}
 CONFIGS: dict[str, PretrainedConfig] = {
     "a key head each": LlamaConfig(**{**BASE, "num_key_value_heads": 4}),
     "one key head": LlamaConfig(**{**BASE, "num_key_value_heads": 1}),
@@ -44,7 +77,18 @@ CONFIGS: dict[str, PretrainedConfig] = {
     "window": MistralConfig(**BASE, sliding_window=8),
     "some layers slide": Qwen2Config(**BASE, **SLIDING),
     "qwen3": Qwen3Config(**BASE, head_dim=32),
+    "gemma": GemmaConfig(**BASE, head_dim=32),
+    "gemma2": Gemma2Config(**GEMMA, attn_logit_softcapping=2.0, final_logit_softcapping=3.0),
+    "gemma3": Gemma3TextConfig(**GEMMA, rope_parameters=GEMMA3_POSITIONS),
+    "gemma3, all layers attend to all": Gemma3TextConfig(**{**GEMMA, "layer_types": ["full_attention"] * 2}),
+    "granite": GraniteConfig(**BASE, **GRANITE),
+    "granite, biases": GraniteConfig(**BASE, **GRANITE, attention_bias=True, mlp_bias=True),
+    "phi3": Phi3Config(**PHI3, sliding_window=None),
+    "phi3, partial rotation and a window": Phi3Config(**PHI3, rope_parameters=PARTIAL, sliding_window=8),
+    "olmo2": Olmo2Config(**BASE),
+    "olmo3": Olmo3Config(**BASE, sliding_window=8, layer_types=["sliding_attention", "full_attention"]),
 }
+FAMILIES = ("one key head", "gemma2", "gemma3", "granite", "phi3, partial rotation and a window", "olmo2")
 TEXT = [(5 + 31 * place) % 97 for place in range(60)]
 
 
@@ -56,7 +100,8 @@ def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPath
 def model_of(config: PretrainedConfig, weights: str = "fastest", *, codes: int = 0) -> LanguageModel:
     """Random weights, norms and biases too; with codes, every matrix has them and is what they stand for."""
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+    attention = "eager" if getattr(config, "attn_logit_softcapping", None) else "sdpa"
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             weight.add_(torch.randn_like(weight) * (0.3 if "norm" in name or "bias" in name else 0.05))
@@ -87,7 +132,7 @@ def test_it_computes_what_the_modules_compute(name: str, codes: int):
     assert follows_trees(model.model, forward.share, EXACT, 60)
 
 
-@pytest.mark.parametrize("name", ["one key head", "window"])
+@pytest.mark.parametrize("name", ["one key head", "window", *FAMILIES[1:]])
 def test_with_rounded_inputs_it_is_nearly_that(name: str):
     model = model_of(CONFIGS[name], "auto", codes=4)
     assert model.weights == "codes"
@@ -98,11 +143,13 @@ def test_with_rounded_inputs_it_is_nearly_that(name: str):
     assert model.reads_trees
 
 
+@pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("weights", ["fastest", "codes"])
-def test_a_token_has_the_same_bits_whatever_is_computed_with_it(weights: str):
+def test_a_token_has_the_same_bits_whatever_is_computed_with_it(name: str, weights: str):
     """Alone, in parts of any size, in a batch of ragged rows, and as a node of a tree."""
-    model = model_of(CONFIGS["one key head"], weights, codes=4)
+    model = model_of(CONFIGS[name], weights, codes=4)
     model.prove_forward()
+    assert isinstance(model.forward_pass, CompiledLlamaForward)
     alone_TV = read(model, TEXT, 1)
     for step in (2, 5, 7, 60):
         assert torch.equal(read(model, TEXT, step), alone_TV)

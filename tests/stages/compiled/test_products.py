@@ -6,17 +6,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from stages.compiled.machine import Features
-from stages.compiled.packing import PackedMatrix, pack_codes, pack_matrix
+from stages.compiled.llvm.machine import Features
+from stages.compiled.llvm.vector_math import LARGEST_CODE
+from stages.compiled.packing import PackedMatrix, pack_codes, pack_matrices, pack_matrix, widen_codes
+from stages.compiled.products import ProductKind
 from stages.compiled.program import CompiledSteps
 from stages.compiled.shape import ModelShape
-from stages.compiled.steps import FIELDS, HEADERS, Field, Header, StepKind
-from stages.compiled.vector_math import LARGEST_CODE
+from stages.compiled.steps import FIELDS, HEADERS, Field, Header, StepKind, bits_of
+from stages.forward_pass.kernel_choice import Matrix
 from stages.quantisation.groups import GROUP, GroupedMatrix
 
-SHAPE = ModelShape(width=64, inner=96, heads=2, key_heads=1, head_size=16, eps=1e-5, head_norms=False)
+SHAPE = ModelShape(width=64, inner=96, heads=2, key_heads=1, head_size=16, rotated=16, eps=1e-5, scale=0.25)
 OUTPUTS, INPUTS = 70, 96  # the last block of outputs is padded
 ROUNDED, EXACT = 3e-4, 2e-6
+FACTOR = 0.5  # of the outputs
 
 
 def make_matrix(kind: str, *, rounds: bool) -> tuple[PackedMatrix, Tensor]:
@@ -26,26 +29,28 @@ def make_matrix(kind: str, *, rounds: bool) -> tuple[PackedMatrix, Tensor]:
         weight_OI = torch.randn(OUTPUTS, INPUTS)
         weight_OI = weight_OI.bfloat16().float() if kind == "bfloat16" else weight_OI
         return pack_matrix(weight_OI, torch.randn(OUTPUTS), None, rounds=rounds), weight_OI.double()
-    bits, halves = (4 if kind.startswith("4") else 8), not kind.endswith("wide")
+    bits, size = int(kind[0]), 16 if "halves" in kind else GROUP
     codes_OI = torch.randint(0, 1 << bits, (OUTPUTS, INPUTS), dtype=torch.uint8)
-    scales, minima = torch.rand(OUTPUTS, INPUTS // GROUP) / 99, -torch.rand(OUTPUTS, INPUTS // GROUP)
-    if halves:
+    scales, minima = torch.rand(OUTPUTS, INPUTS // size) / 99, -torch.rand(OUTPUTS, INPUTS // size)
+    if "wide" not in kind:
         scales, minima = scales.half().float(), minima.half().float()
+    if "signed" in kind:
+        scales *= torch.randint(0, 2, scales.shape) * 2 - 1
+        minima = -(1 << bits - 1) * scales
     groups = GroupedMatrix(codes_OI, scales, minima, bits)
-    weight_OI = groups.dequantise()
-    packed = pack_matrix(weight_OI, torch.randn(OUTPUTS), groups, rounds=rounds)
-    return packed, groups.codes_OI.double().unflatten(1, (-1, GROUP)).mul(scales.double()[..., None]).add(
-        minima.double()[..., None]
-    ).flatten(1)
+    packed = pack_matrix(groups.dequantise(), torch.randn(OUTPUTS), widen_codes(groups), rounds=rounds)
+    codes_OGX = groups.codes_OI.double().unflatten(1, (-1, size))
+    return packed, (codes_OGX * scales.double()[..., None] + minima.double()[..., None]).flatten(1)
 
 
 def multiply(matrix: PackedMatrix, x_NI: Tensor) -> Tensor:
     """Prepare rows and multiply them by two steps of a program, added to ones."""
-    steps = CompiledSteps(replace(SHAPE, heads=INPUTS // 16), frozenset({matrix.kind}))
+    steps = CompiledSteps(SHAPE, frozenset({matrix.kind}))
     rows, rounds = len(x_NI), matrix.kind.rounds
     inputs, sums = torch.full((rows, INPUTS), 7.0), torch.zeros(rows, 2 * INPUTS // GROUP)
     outputs = torch.ones(rows, matrix.padded)
     prepared = {Field.OUTPUTS: inputs.data_ptr(), Field.OUTPUT_SUMS: sums.data_ptr(), Field.ROUNDS: int(rounds)}
+    prepared[Field.GROUPS] = matrix.groups
     lines = [
         {Field.KIND: StepKind.ROUND, Field.PER_ROW: 1, Field.CHUNK: 1, Field.INPUTS: x_NI.data_ptr(), **prepared},
         {
@@ -60,6 +65,7 @@ def multiply(matrix: PackedMatrix, x_NI: Tensor) -> Tensor:
             Field.GROUPS: matrix.groups,
             Field.STRIDE: matrix.padded,
             Field.ADDS: 1,
+            Field.FACTOR: bits_of(FACTOR),
             Field.FIXED: matrix.blocks // 2,
             Field.CHUNK: 1,
         },
@@ -71,7 +77,7 @@ def multiply(matrix: PackedMatrix, x_NI: Tensor) -> Tensor:
     header = torch.zeros(HEADERS, dtype=torch.int64)
     header[Header.ROWS] = rows
     steps.run(table, header)
-    return outputs[:, : matrix.outputs] - 1
+    return (outputs[:, : matrix.outputs] - 1) / FACTOR
 
 
 def round_inputs(x_NI: Tensor) -> Tensor:
@@ -81,7 +87,19 @@ def round_inputs(x_NI: Tensor) -> Tensor:
     return (groups / scale).round().mul(scale).flatten(1)
 
 
-KINDS = ["4", "4 wide", "8", "8 wide", "float32", "bfloat16"]
+KINDS = [
+    "4",
+    "4 wide",
+    "8",
+    "8 wide",
+    "4 signed",
+    "5 signed",
+    "8 signed wide",
+    "3 signed halves",
+    "6 signed halves wide",
+    "float32",
+    "bfloat16",
+]
 
 
 @pytest.mark.parametrize("rounds", [False, True])
@@ -90,6 +108,8 @@ def test_a_product_is_that_of_its_matrix(kind: str, rounds: bool):
     matrix, weight_OI = make_matrix(kind, rounds=rounds)
     assert matrix.kind.has_groups == kind[0].isdigit()
     assert matrix.kind.wide_scales == kind.endswith("wide")
+    assert matrix.kind.signed == ("signed" in kind)
+    assert matrix.kind.scales == 1 + ("halves" in kind)
     assert matrix.kind.rounds == (rounds and matrix.kind.has_groups)
     assert matrix.bias_O is not None
     for rows in (1, 2, 5, 6, 7, 13):
@@ -118,7 +138,7 @@ def test_a_row_has_the_same_bits_among_any_others(kind: str, rounds: bool):
 @pytest.mark.parametrize(
     "features", [Features(wide_registers=False, dots=0), Features(wide_registers=False, dots=256)], ids=str
 )
-@pytest.mark.parametrize("kind", ["4", "8 wide", "bfloat16"])
+@pytest.mark.parametrize("kind", ["4", "8 wide", "3 signed halves", "6 signed halves wide", "bfloat16"])
 def test_other_processors_have_other_instructions_for_the_same_numbers(
     kind: str, features: Features, monkeypatch: pytest.MonkeyPatch
 ):
@@ -133,11 +153,46 @@ def test_other_processors_have_other_instructions_for_the_same_numbers(
     assert torch.allclose(found_NO, expected_NO, rtol=1e-5, atol=1e-5)
 
 
+def codes_of(bits: int, outputs: int, *, size: int = GROUP, centred: bool = False) -> Matrix:
+    """A matrix of codes, as a file has them."""
+    codes_OI = torch.randint(0, 1 << bits, (outputs, INPUTS), dtype=torch.uint8)
+    scales = torch.rand(outputs, INPUTS // size).half().float()
+    minima = -(1 << bits - 1) * scales if centred else -torch.rand(outputs, INPUTS // size).half().float()
+    groups = GroupedMatrix(codes_OI, scales, minima, bits)
+    return Matrix(groups.dequantise(), None, widen_codes(groups))
+
+
+def test_matrices_of_the_same_inputs_are_one_where_they_are_stored_alike():
+    five, eight = (codes_of(bits, 32, centred=True) for bits in (5, 8))
+    six = codes_of(6, 32, size=16, centred=True)
+    plain, four = Matrix(torch.randn(32, INPUTS), None), codes_of(4, 32)
+    for parts, kinds in (
+        ([five, eight], [ProductKind(8, signed=True, rounds=True)]),
+        ([five, six], [ProductKind(8, signed=True, rounds=True), ProductKind(8, signed=True, rounds=True, scales=2)]),
+        ([four, four], [ProductKind(4, rounds=True)]),
+        ([four, plain], [ProductKind(32)]),
+        ([codes_of(4, 16), six], [ProductKind(32)]),  # the first does not fill its blocks
+    ):
+        packed = pack_matrices(parts, rounds=True)
+        assert [replace(one.kind, wide_scales=False) for one in packed] == kinds
+        x_NI = torch.randn(7, INPUTS)
+        found_NO = torch.cat([multiply(one, x_NI) for one in packed], dim=1)
+        expected_NO = x_NI @ torch.cat([part.weight_OI for part in parts]).t()
+        assert float((found_NO - expected_NO).abs().max() / expected_NO.abs().max()) < ROUNDED
+
+
+def test_groups_of_16_with_minima_are_multiplied_as_numbers():
+    matrix = codes_of(2, 32, size=16)
+    assert matrix.groups is None
+    (packed,) = pack_matrices([matrix], rounds=True)
+    assert packed.kind == ProductKind(32)
+
+
 def test_without_a_team_one_thread_computes_all_items(monkeypatch: pytest.MonkeyPatch):
     matrix, _ = make_matrix("4", rounds=False)
     x_NI = torch.randn(9, INPUTS)
     expected_NO = multiply(matrix, x_NI)
-    for module in ("machine", "program"):
+    for module in ("llvm.machine", "program"):
         monkeypatch.setattr(f"stages.compiled.{module}.find_team_functions", dict)
     assert torch.equal(multiply(matrix, x_NI), expected_NO)
 

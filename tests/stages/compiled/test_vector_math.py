@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from llvmlite import ir
 
-from stages.compiled.emitter import POINTER, VECTOR, VECTOR_SIZE, Emitter
-from stages.compiled.machine import compile_module
-from stages.compiled.vector_math import LOWEST, exponential
+from stages.compiled.llvm.emitter import POINTER, VECTOR, VECTOR_SIZE, Emitter
+from stages.compiled.llvm.machine import compile_module
+from stages.compiled.llvm.vector_math import LOWEST, exponential
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,7 @@
 """Codes in groups: what is quantised, divided into planes, joined, and read from the blocks of GGUF files."""
 
+from dataclasses import replace
+
 import gguf
 import numpy as np
 import pytest
@@ -27,25 +29,30 @@ def blocks_of(kind: str) -> np.ndarray:
     _, size = gguf.GGML_QUANT_SIZES[number]
     generator = np.random.default_rng(0)
     blocks = generator.integers(0, 256, (OUTPUTS * INPUTS // 256, size), dtype=np.uint8)
-    blocks[:, :4] = generator.normal(0, 0.01, (len(blocks), 2)).astype(np.float16).view(np.uint8)
+    scales = slice(None, 4) if kind in ("Q4_K", "Q5_K") else slice(-4 if kind == "Q2_K" else -2, None)
+    halves = generator.normal(0, 0.01, (len(blocks), 2)).astype(np.float16).view(np.uint8)
+    blocks[:, scales] = halves[:, : blocks[:, scales].shape[1]]
     return blocks.reshape(OUTPUTS, -1)
 
 
 KINDS = {"Q4_0": 4, "Q4_1": 4, "Q4_K": 4, "Q5_0": 5, "Q5_1": 5, "Q5_K": 5, "Q8_0": 8}
+OF_16 = {"Q2_K": 2, "Q3_K": 3, "Q6_K": 6}  # in groups of 16
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *OF_16])
 def test_blocks_are_read_bit_for_bit(kind: str):
     rows = blocks_of(kind)
     groups = read_groups(kind, rows)
     assert groups is not None
-    assert groups.bits == KINDS[kind]
+    assert groups.bits == {**KINDS, **OF_16}[kind]
+    assert groups.size == (16 if kind in OF_16 else GROUP)
+    assert groups.has_kernel == (kind in KINDS)
     assert int(groups.codes_OI.max()) == 2**groups.bits - 1
     expected = gguf.quants.dequantize(rows, gguf.GGMLQuantizationType[kind])
     assert torch.equal(groups.dequantise(), torch.from_numpy(expected))
 
 
-@pytest.mark.parametrize("kind", ["Q6_K", "Q3_K", "Q2_K", "IQ4_NL", "F32", "BF16"])
+@pytest.mark.parametrize("kind", ["IQ4_NL", "TQ1_0", "F32", "BF16"])
 def test_other_types_have_no_groups(kind: str):
     assert read_groups(kind, np.zeros((4, 840), dtype=np.uint8)) is None
 
@@ -109,6 +116,10 @@ def test_rows_are_taken_and_joined():
     eight = read_groups("Q8_0", blocks_of("Q8_0"))
     assert join_groups([one, eight]) is None
     assert join_groups([one, None]) is None
+    assert join_groups([read_groups("Q8_0", blocks_of("Q8_0"))] * 2) is not None
+    six = read_groups("Q6_K", blocks_of("Q6_K"))
+    assert six is not None
+    assert join_groups([six, replace(one, bits=6)]) is None, "other groups"
 
 
 def linear_of(weight_OI: torch.Tensor) -> nn.Linear:
@@ -131,6 +142,16 @@ def test_attached_codes_are_used_as_long_as_they_give_the_weight():
     assert found is not groups
     changed = linear.weight.detach()[0, 0]
     assert (found.dequantise()[0, 0] - changed).abs() < (groups.dequantise()[0, 0] - changed).abs()
+
+
+def test_codes_without_a_kernel_are_counted_with_those_of_more_bits():
+    linear = nn.Linear(INPUTS, OUTPUTS)
+    weight = OUTPUTS * INPUTS
+    for kind, expected in {"Q4_0": (weight, 0), "Q8_0": (0, weight), "Q3_K": (0, weight)}.items():
+        groups = read_groups(kind, blocks_of(kind))
+        assert groups is not None
+        attach_groups(linear, groups)
+        assert count_attached(linear) == expected
 
 
 def test_weights_that_do_not_fit_groups_have_none():

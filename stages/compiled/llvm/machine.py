@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from llvmlite import ir
 
-from stages.compiled.emitter import INT, INTS, VECTOR_SIZE, Emitter, Value
+from stages.compiled.llvm.emitter import INT, INTS, VECTOR_SIZE, Emitter, Value
 from stages.vocabulary.disk_cache import digest_json, load_arrays, store_arrays
 
 LIBRARY = re.compile(r"(/\S*(?:libgomp|libomp|libiomp5)\S*)$", re.MULTILINE)
@@ -96,7 +96,7 @@ def compile_module(made_from: Sequence[object], build: Callable[[], ir.Module]) 
     """Compile a module for this processor, or load what was compiled before on this machine.
 
     Args:
-        made_from: all that the module depends on besides the code of this folder.
+        made_from: all that the module depends on besides the code of `stages/compiled`.
         build: makes it.
     """
     _prepare()
@@ -122,9 +122,9 @@ def compile_module(made_from: Sequence[object], build: Callable[[], ir.Module]) 
 
 @cache
 def _digest_code() -> str:
-    """Return a digest of the modules of this folder."""
+    """Return a digest of the modules that write functions."""
     code = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
         code.update(path.read_bytes())
     return code.hexdigest()
 

@@ -1,4 +1,4 @@
-"""Functions of vectors: the exponential, and the preparation of a matrix's inputs.
+"""Functions of vectors: the exponential and what is made of it, and the preparation of a matrix's inputs.
 
 Shapes: N rows, I inputs, G groups of inputs.
 """
@@ -7,13 +7,14 @@ import math
 
 from llvmlite import ir
 
-from stages.compiled.emitter import FLOAT, INTS, VECTOR, VECTOR_SIZE, Emitter, Value
+from stages.compiled.llvm.emitter import FLOAT, INTS, VECTOR, VECTOR_SIZE, Emitter, Value
 from stages.quantisation.groups import GROUP
 
 LOWEST = -87.0  # its exponential is the smallest that is not taken for 0
 # ln 2 in two parts: the first has so few bits that its product with an exponent is exact (Cephes, `expf`).
 LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4
 EXPONENTIAL = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
+HIGHEST = 88.0  # the exponential of more is infinite
 LARGEST_CODE = 32767
 
 
@@ -24,7 +25,7 @@ def exponential(emit: Emitter, x: Value) -> Value:
 
     Args:
         emit: of the function.
-        x: at most 88.
+        x: at most `HIGHEST`.
     """
     build = emit.builder
     bounded = build.select(build.fcmp_ordered(">", x, emit.floats(LOWEST)), x, emit.floats(LOWEST))
@@ -39,6 +40,20 @@ def exponential(emit: Emitter, x: Value) -> Value:
     value = build.fmul(value, build.bitcast(bits, VECTOR))
     # Not a number stays one: it is not below anything.
     return build.select(build.fcmp_ordered("<", x, emit.floats(LOWEST)), emit.floats(0.0), _keep_nan(emit, x, value))
+
+
+def one_and_exponential(emit: Emitter, x: Value) -> Value:
+    """Return one and e to the power of a vector, of `HIGHEST` where it is larger: one over the logistic function."""
+    build, highest = emit.builder, emit.floats(HIGHEST)
+    bounded = build.select(build.fcmp_ordered(">", x, highest), highest, x)
+    return build.fadd(exponential(emit, bounded), emit.floats(1.0))
+
+
+def tangent(emit: Emitter, x: Value) -> Value:
+    """Return the hyperbolic tangent of a vector, within a few units of the last place of 1."""
+    build = emit.builder
+    share = build.fdiv(emit.floats(2.0), one_and_exponential(emit, build.fmul(x, emit.floats(2.0))))
+    return build.fsub(emit.floats(1.0), share)
 
 
 def _keep_nan(emit: Emitter, x: Value, value: Value) -> Value:

@@ -1,0 +1,1 @@
+"""Functions that are written operation by operation, compiled by LLVM through llvmlite, and run on all threads."""
