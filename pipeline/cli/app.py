@@ -121,3 +121,7 @@ def main() -> None:
     except OmnidraftError as error:
         typer.secho(f"omnidraft: {error}", err=True, fg="red")
         sys.exit(_status_of(error))
+
+
+if __name__ == "__main__":
+    main()

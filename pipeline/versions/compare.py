@@ -55,7 +55,7 @@ _TITLES = {
     "acceptance_rate": "acceptance (accepted / judged)",
     "mean_accepted_length": "accepted tokens per drafted pass",
     "block_efficiency": "tokens per target pass",
-    SPEED: "tokens per second",
+    SPEED: "tokens per second (median)",
 }
 
 

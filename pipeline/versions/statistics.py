@@ -46,7 +46,7 @@ class PairedMetric:
     """A metric of both sides and its change; None where it cannot be computed.
 
     Attributes:
-        first, second: over all prompts.
+        first, second: over all prompts; for speed, the medians of the prompts.
         change: the second less the first or, for speed, the median over prompts of the second over the first.
         low, high: bounds of the change's interval; None for fewer than `MIN_PROMPTS` prompts.
     """
@@ -117,19 +117,15 @@ def _divide(sums: tuple[Numbers, Numbers], chosen: Indices | slice) -> float:
 def _compare_speed(
     first: Sequence[PassageCounts], second: Sequence[PassageCounts], samples: Sequence[Indices]
 ) -> PairedMetric:
-    """Compare tokens per second by the median ratio over prompts.
+    """Compare tokens per second by medians over prompts: of each side, and of the ratio.
 
     The sides took turns, so that both times of a prompt met the same load of the machine: their ratio is more reliable
     than the ratio of the totals, and its median more than its mean.
     """
-    own = [_sum_parts(side, lambda one: len(one.tokens), lambda one: one.seconds) for side in (first, second)]
     with np.errstate(divide="ignore", invalid="ignore"):
-        ratios = (own[1][0] / own[1][1]) / (own[0][0] / own[0][1])
-    every = slice(None)
-    change = float(np.median(ratios))
-    return _make_metric(
-        _divide(own[0], every), _divide(own[1], every), change, [np.median(ratios[one]) for one in samples]
-    )
+        own = [np.array([len(one.tokens) for one in side]) / [one.seconds for one in side] for side in (first, second)]
+        ratios = own[1] / own[0]
+    return _make_metric(*(float(np.median(values)) for values in (*own, ratios)), [np.median(ratios[one]) for one in samples])
 
 
 def _make_metric(first: float, second: float, change: float, changes: Sequence[float]) -> PairedMetric:

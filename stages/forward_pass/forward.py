@@ -3,6 +3,7 @@
 Shapes: B rows, Q new tokens of the longest row, K keys, V vocabulary, W hidden width, N wanted positions of all rows.
 """
 
+import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -19,6 +20,9 @@ from stages.forward_pass.attention_masks import (
     make_tree_mask,
 )
 from stages.forward_pass.row_cache import RowCache
+
+# What models call their cache; transformers 5.24 renamed the first to the second.
+CACHE_NAMES = ("past_key_values", "cache", "cache_params", "state")
 
 
 class Forward(Protocol):
@@ -129,6 +133,7 @@ class ModuleForward(Forward):
 
     def __init__(self, model: Any) -> None:
         self._model, self._cache = model, RowCache()
+        self._cache_name = find_cache_name(model) or CACHE_NAMES[0]
 
     @property
     @override
@@ -201,9 +206,9 @@ class ModuleForward(Forward):
                 # No padding among the keys; some models compute position biases from it.
                 attention_mask=places_BQ.new_ones(len(tokens), seen),
                 position_ids=positions.queries_BQ,
-                past_key_values=self._cache,
                 use_cache=True,
                 logits_to_keep=max(1, *wanted),
+                **{self._cache_name: self._cache},
             )
         logits_NV = _take_last(output.logits, wanted)
         return logits_NV, _take_last(states[-1], wanted) if hidden else logits_NV
@@ -228,6 +233,12 @@ def _place_trees(
     return AttentionPositions(
         torch.tensor(queries, device=device), torch.tensor(keys, device=device), allowed_BQK[:, None]
     )
+
+
+def find_cache_name(model: Any) -> str | None:
+    """Return the name under which a model takes its cache; None if it takes none."""
+    parameters = inspect.signature(model.forward).parameters
+    return next((name for name in CACHE_NAMES if name in parameters), None)
 
 
 @contextmanager

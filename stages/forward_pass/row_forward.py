@@ -20,10 +20,9 @@ from transformers import cache_utils
 from typing_extensions import override
 
 from stages.forward_pass.attention_masks import is_chain
-from stages.forward_pass.forward import Forward, record_hidden
+from stages.forward_pass.forward import Forward, find_cache_name, record_hidden
 
 COPY_EVERY = 16  # tokens between two copies; a draft is rarely longer, so a rollback computes few tokens again
-CACHE_NAMES = ("past_key_values", "cache_params", "state")  # what models call their cache
 
 
 def find_rope_switch(config: Any) -> int | None:
@@ -99,7 +98,7 @@ class RowForward(Forward):
         self._model, self._reading = model, reading
         self._rows: list[_Row] = []
         parameters = inspect.signature(model.forward).parameters
-        self._cache_name = next((name for name in CACHE_NAMES if name in parameters), None)
+        self._cache_name = find_cache_name(model)
         self._takes_positions, self._keeps_last = "position_ids" in parameters, "logits_to_keep" in parameters
 
     @property

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
 IDENTITY = "mlflow.omnidraft.identity"  # a tag; MLflow's pages hide tags with this prefix
-ALIAS = "candidate"  # the newest version that learned something, or a baseline where there is none
+ALIAS = "candidate"  # the newest version that learned something, or any where there is none
 LONGEST_NAME, LONGEST_SOURCE = 200, 10_000  # of a data set, in characters; MLflow allows 500 and 65535
 PROBE = "probe/"  # metrics of this section are measured on a fixed set of prompts, not on the stream
 
@@ -220,13 +220,14 @@ class Publication:
     def _move_alias(self, number: int) -> None:
         """Move the alias to this version, unless a newer one has it: messages can be late or repeated.
 
-        A baseline learned nothing: it takes the alias only where no version has it.
+        A version whose run had changed neither drafter nor head takes the alias only where no version has it.
         """
         sent = [version for version, one in sent_versions(self._known).items() if one.name in ("", self._model)]
         newest_of_run = self._made.version == max([self._made.version, *sent])
         aliases = self._client.get_registered_model(self._model).aliases
         free = ALIAS not in aliases
-        if newest_of_run and (free or (self._made.parent is not None and number > int(aliases[ALIAS]))):
+        learned = self._made.drafter_version or self._made.head_version
+        if newest_of_run and (free or (learned and number > int(aliases[ALIAS]))):
             self._client.set_registered_model_alias(self._model, ALIAS, str(number))
 
 

@@ -1,11 +1,11 @@
 // Queries in SQL.
-import { complete, quoteName } from "./complete.js";
 import { element, make, reach, runs, table, whole } from "./common.js";
+import { openEditor } from "./editor.js";
 import { isNumber, offerPlot } from "./plot.js";
 
-const query = element("query");
 const recipe = element("recipe");
 const LONGEST_ADDRESS = 8000; // characters; servers refuse longer ones
+let editor = null;
 let answer = null;
 let latest = "";
 
@@ -33,7 +33,7 @@ async function ask() {
   button.disabled = true;
   clear();
   element("took").textContent = "asking …";
-  latest = query.value;
+  latest = editor.read();
   const address = new URL(location.href);
   address.searchParams.delete("recipe");
   address.searchParams.set("query", latest);
@@ -73,35 +73,33 @@ function choose() {
   const chosen = recipe.selectedOptions[0];
   element("description").textContent = chosen.dataset.description ?? "";
   if (!chosen.value) return;
-  query.value = chosen.dataset.sql.trim();
+  editor.write(chosen.dataset.sql.trim());
   ask();
 }
 
+function forget() {
+  recipe.value = "";
+  element("description").textContent = "";
+}
+
 if (runs.length) {
-  recipe.addEventListener("change", choose);
-  element("ask").addEventListener("submit", (event) => { event.preventDefault(); ask(); });
-  document.querySelectorAll(".save").forEach((button) => button.addEventListener("click", () => save(button.id)));
-  query.addEventListener("keydown", (event) => {
-    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); ask(); }
-  });
-  query.addEventListener("input", () => { recipe.value = ""; element("description").textContent = ""; });
-  document.querySelectorAll(".views .name").forEach((button) => button.addEventListener("click", () => {
-    query.setRangeText(quoteName(button.dataset.name), query.selectionStart, query.selectionEnd, "end");
-    query.focus();
-  }));
-  document.querySelectorAll(".recipes button").forEach((button) => button.addEventListener("click", () => {
-    recipe.value = button.textContent;
-    choose();
-    query.scrollIntoView({ block: "nearest" });
-  }));
   const views = new Map([...document.querySelectorAll(".views details.view")].map((view) => [
     view.querySelector("code").textContent, [...view.querySelectorAll("li")].map((item) => ({ name: item.querySelector("button").dataset.name, type: item.querySelector("small").textContent })),
   ]));
-  complete(query, element("names"), element("completing"), views);
+  editor = openEditor(element("editor"), views, ask, forget);
+  recipe.addEventListener("change", choose);
+  element("ask").addEventListener("submit", (event) => { event.preventDefault(); ask(); });
+  document.querySelectorAll(".save").forEach((button) => button.addEventListener("click", () => save(button.id)));
+  document.querySelectorAll(".views .name").forEach((button) => button.addEventListener("click", () => editor.insert(button.dataset.name)));
+  document.querySelectorAll(".recipes button").forEach((button) => button.addEventListener("click", () => {
+    recipe.value = button.textContent;
+    choose();
+    editor.show();
+  }));
   const address = new URLSearchParams(location.search);
   const named = address.get("query");
   if (named !== null) {
-    query.value = named;
+    editor.write(named);
     ask();
   } else if (address.get("recipe")) {
     recipe.value = address.get("recipe");

@@ -1,6 +1,8 @@
 """The help of all commands: groups, examples that parse, no types of options without a value, completion, version."""
 
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from importlib.metadata import version
 from typing import Any
@@ -25,6 +27,11 @@ def leaves(command: Any = ROOT, words: str = "") -> Iterator[tuple[str, Any]]:
 
 
 NAMES = [name for name, _ in leaves()]
+
+
+def test_the_module_runs_the_command_line():
+    command = [sys.executable, "-m", "pipeline.cli.app", "--version"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.startswith("omnidraft")
 
 
 def help_of(*words: str) -> str:

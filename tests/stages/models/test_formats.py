@@ -289,7 +289,9 @@ def test_of_a_model_of_images_and_text_the_text_part_is_used(kind: str, tmp_path
     assert type(loaded).__name__ == text_class
     ids = torch.arange(3, 23)[None]
     with torch.no_grad():
-        torch.testing.assert_close(loaded(input_ids=ids).logits, whole(input_ids=ids).logits)
+        # Without images, Llama 4's own forward fails in transformers 5.24: `outputs` has no `image_outputs`.
+        reference = whole.language_model if kind == "llama4" else whole
+        torch.testing.assert_close(loaded(input_ids=ids).logits, reference(input_ids=ids).logits)
     loaded.save_pretrained(tmp_path / "saved")
     again = load_causal_model(str(tmp_path / "saved"), "float32", "cpu")
     assert all(torch.equal(one, other) for one, other in zip(loaded.parameters(), again.parameters(), strict=True))

@@ -129,11 +129,13 @@ def test_a_fetched_version_has_the_same_bytes(published: Published, tmp_path: Pa
 def test_runs_do_not_share_colours_and_the_alias_is_the_newest_that_learned(published: Published, tmp_path: Path):
     registry = MlflowRegistry(published.uri, published.root / "run-b/registry-queue.jsonl", retry_policy=QUICK)
     registry.start_run("run-b", PARAMS, {}, SOURCES)
-    folder, event = publication(published.root, 0, run="run-b")
-    registry.publish(folder, event, {})
+    for version in range(2):  # as of `--no-learn`: n-grams alone are new in the second
+        folder, event = publication(published.root, version, run="run-b")
+        registry.publish(folder, replace(event, drafter_version=0), {})
     assert registry.close(60) == 0, registry.last_error
-    newest, learned, *_ = list_versions(published.uri)
-    assert (newest.run, newest.reason, newest.aliases) == ("run-b", "floor", ()), "a baseline learned nothing"
+    newest, baseline, learned, *_ = list_versions(published.uri)
+    assert (newest.run, newest.aliases) == ("run-b", ()), "neither drafter nor head has changed"
+    assert (baseline.run, baseline.reason, baseline.aliases) == ("run-b", "floor", ())
     assert (learned.run, learned.aliases) == ("run-a", ("candidate",))
     registry = MlflowRegistry(published.uri, published.root / "run-learned/registry-queue.jsonl", retry_policy=QUICK)
     registry.start_run("run-learned", PARAMS, {}, SOURCES)
