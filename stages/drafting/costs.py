@@ -22,11 +22,11 @@ def _interpolate(curve: Curve, x: int) -> float:
 
 
 class StageSeconds(NamedTuple):
-    """What the stages of a block took, in seconds: drafting, verifying, and `beside`, all else until its last record."""
+    """What a block took, in seconds: drafting, verifying, and `around`, all else until its last record."""
 
     drafting: float
     verifying: float
-    beside: float = 0.0
+    around: float = 0.0
 
 
 class BlockTimes(NamedTuple):
@@ -35,14 +35,14 @@ class BlockTimes(NamedTuple):
     Attributes:
         lengths: pieces drawn by the model, per row.
         tokens: read by the target, of all rows together.
-        drafting, verifying, beside: seconds, as in `StageSeconds`.
+        drafting, verifying, around: seconds, as in `StageSeconds`.
     """
 
     lengths: Sequence[int]
     tokens: int
     drafting: float
     verifying: float
-    beside: float = 0.0
+    around: float = 0.0
 
 
 class VerificationCosts(Protocol):

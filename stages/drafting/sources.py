@@ -101,7 +101,9 @@ class SourceChooser:
         self._turns[kind] = 0  # also if the model had nothing to propose: else it would have every turn from then on
         if drawn:
             pieces = len(verdict.proposal.draft.pieces)
-            cost = self._costs.verification_cost(self.rows * (1 + pieces)) + self._costs.drafts_cost([drawn] * self.rows)
+            cost = self._costs.verification_cost(self.rows * (1 + pieces)) + self._costs.drafts_cost(
+                [drawn] * self.rows
+            )
             sums = 1.0 + verdict.accepted, cost / self._costs.verification_cost(self.rows)
             self._model.add(*sums)
             self._model_at[kind].add(*sums)

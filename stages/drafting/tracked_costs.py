@@ -67,13 +67,13 @@ class _Line:
 @dataclass(frozen=True)
 class TrackedCostsState:
     """Saved state of `TrackedCosts`: total and weight of its means, those of the points in the order of the curve, and
-    the sums of the drafter's line. Checkpoints of older releases have two numbers in `drafter`, and no `beside`.
+    the sums of the drafter's line. Checkpoints of older releases have two numbers in `drafter`, and no `around`.
     """
 
     all_passes: tuple[float, float]
     drafter: tuple[float, ...]
     points: list[tuple[float, float]]
-    beside: tuple[float, float] = (0.0, 0.0)
+    around: tuple[float, float] = (0.0, 0.0)
 
 
 class TrackedCosts(CostModel):
@@ -106,9 +106,12 @@ class TrackedCosts(CostModel):
 
     def __init__(self, start: Costs) -> None:
         self._start = self._now = start
-        self._all, self._beside = _Mean(), _Mean()  # of measured over predicted; of seconds without a draft of the model
+        self._all, self._around = (
+            _Mean(),
+            _Mean(),
+        )  # of measured over predicted; of seconds without a draft of the model
         self._points = [_Mean() for _ in start.target]
-        self._drafter = _Line()  # seconds beyond `_beside` by predicted costs of the drafter's passes, in first passes
+        self._drafter = _Line()  # seconds beyond `_around` by predicted costs of the drafter's passes, in first passes
         self._per_draft = 0.0
 
     @property
@@ -118,7 +121,7 @@ class TrackedCosts(CostModel):
 
     @override
     def verification_cost(self, tokens: int) -> float:
-        return self._now.verification_cost(tokens) + self._beside.value
+        return self._now.verification_cost(tokens) + self._around.value
 
     @override
     def drafting_cost(self, rows: int) -> float:
@@ -137,13 +140,13 @@ class TrackedCosts(CostModel):
         self._all.add(ratio, 1.0)
         for place, weight in self._nearest_points(block.tokens):
             self._points[place].add(ratio, weight)
-        seconds = block.drafting + block.beside
+        seconds = block.drafting + block.around
         if any(block.lengths):
-            more = _limit(seconds, self.drafts_cost(block.lengths) + self._beside.value if self._drafter.weight else 0)
+            more = _limit(seconds, self.drafts_cost(block.lengths) + self._around.value if self._drafter.weight else 0)
             passes = self._start.drafts_cost(block.lengths) / self._start.drafting_cost(1)
-            self._drafter.add(passes, more - self._beside.value)
+            self._drafter.add(passes, more - self._around.value)
         else:
-            self._beside.add(_limit(seconds, self._beside.value), 1.0)
+            self._around.add(_limit(seconds, self._around.value), 1.0)
         self._correct()
 
     def _nearest_points(self, tokens: int) -> list[tuple[int, float]]:
@@ -168,15 +171,15 @@ class TrackedCosts(CostModel):
 
     @override
     def save(self) -> TrackedCostsState:
-        all_passes, beside, *points = [(mean.total, mean.weight) for mean in (self._all, self._beside, *self._points)]
-        return TrackedCostsState(all_passes, self._drafter.sums, points, beside)
+        all_passes, around, *points = [(mean.total, mean.weight) for mean in (self._all, self._around, *self._points)]
+        return TrackedCostsState(all_passes, self._drafter.sums, points, around)
 
     @override
     def restore(self, saved: Saved, reader: SnapshotReader) -> None:
         if saved is None:  # the checkpoint of a run whose costs were not tracked
             return
         state = reader.decode(TrackedCostsState, saved)
-        self._all, self._beside = _Mean(*state.all_passes), _Mean(*state.beside)
+        self._all, self._around = _Mean(*state.all_passes), _Mean(*state.around)
         self._drafter = _Line(*state.drafter) if len(state.drafter) > 2 else _Line()
         self._points = [_Mean(*one) for one in state.points]
         if self._all.weight:

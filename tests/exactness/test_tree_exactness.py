@@ -350,8 +350,8 @@ class Swaying(SourceChooser):
     def prefers_model(self, candidates: int, expected: float) -> bool:
         return not candidates or self._emitted % 3 > 0
 
-    def observe(self, verdict: Verdict, expected: float) -> None:
-        super().observe(verdict, expected)
+    def observe(self, verdict: Verdict, action: Action, expected: float, drawn: int) -> None:
+        super().observe(verdict, action, expected, drawn)
         self._emitted += len(verdict.emitted)
 
 

@@ -187,7 +187,9 @@ def test_a_run_broken_off_anywhere_can_still_publish_its_end(stop: int):
 
 
 def test_a_prompt_s_time_is_from_its_admission_to_its_end():
-    """The clock ticks at every look: at admission, before a block, behind each of its stages and its records, and at the end."""
+    """The clock ticks at every look: at admission, before a block, behind each of its stages and its records, and at
+    the end.
+    """
     (completed,) = of_kind(stub_loop().run(prompts_of("a")), PromptCompleted)
     assert (completed.started, completed.finished) == (1.0, 1.0 + 5 + 1)
 
