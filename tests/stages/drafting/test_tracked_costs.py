@@ -50,7 +50,7 @@ def test_the_drafter_is_followed_on_its_own():
     assert costs.drafts_cost([2]) / costs.verification_cost(3) == pytest.approx(4 * 2 * 0.5 / 2.2, rel=0.1)
 
 
-def test_a_draft_has_a_cost_of_its_own_beside_that_of_its_pieces():
+def test_a_draft_has_a_cost_of_its_own_next_to_that_of_its_pieces():
     costs = TrackedCosts(START)
     for length in (1, 2, 4) * 100:
         observe(costs, 3, START.verification_cost(3), length, drafting=3.0 + 0.25 * length)
