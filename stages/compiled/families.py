@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from stages.compiled.shape import Gate
+from stages.compiled.shape import GateFunction
 from stages.forward_pass.packed_weights import FIXED_ROTARY
 
 Number = Callable[[Any], float]  # of a configuration
@@ -55,10 +55,10 @@ class Family:
     logits: Number = _one
     gate: str = "hidden_act"
 
-    def find_gate(self, config: Any) -> Gate | None:
+    def find_gate(self, config: Any) -> GateFunction | None:
         """Return the function of the gate; None if it is none of those that are compiled."""
         name = getattr(config, self.gate)
-        return Gate(name) if name in {gate.value for gate in Gate} else None
+        return GateFunction(name) if name in {gate.value for gate in GateFunction} else None
 
 
 _LLAMA = Family()

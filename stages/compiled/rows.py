@@ -10,7 +10,7 @@ from llvmlite import ir
 
 from stages.compiled.llvm.emitter import FLOAT, LONG, VECTOR, VECTOR_SIZE, WORK, Emitter, Value
 from stages.compiled.llvm.vector_math import one_and_exponential, sizes_of_group, store_inputs
-from stages.compiled.shape import Gate, HeadNorm, ModelShape
+from stages.compiled.shape import GateFunction, HeadNorm, ModelShape
 from stages.compiled.steps import Field, Header
 from stages.quantisation.groups import GROUP
 
@@ -87,7 +87,7 @@ def emit_gate(module: ir.Module, shape: ModelShape) -> None:
             gate = emit.load(emit.offset(start, place, 4), VECTOR)
             up = emit.load(emit.offset(start, emit.add(place, shape.inner), 4), VECTOR)
             argument = gate
-            if shape.gate is Gate.GELU:
+            if shape.gate is GateFunction.GELU:
                 cube = emit.multiply_add(build.fmul(gate, gate), emit.floats(CUBE), emit.floats(1.0))
                 argument = build.fmul(build.fmul(gate, emit.floats(2 * ROOT)), cube)
             return build.fmul(build.fdiv(gate, one_and_exponential(emit, build.fneg(argument))), up)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import Enum, StrEnum
 
 
-class Gate(StrEnum):
+class GateFunction(StrEnum):
     """The function of the gate in a layer's second part, as `transformers` names it."""
 
     SILU = "silu"
@@ -46,7 +46,7 @@ class ModelShape:
     scale: float
     cap: float = 0.0
     head_norm: HeadNorm = HeadNorm.NOTHING
-    gate: Gate = Gate.SILU
+    gate: GateFunction = GateFunction.SILU
 
     @property
     def joined(self) -> int:
