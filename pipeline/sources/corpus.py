@@ -7,6 +7,7 @@ never gives a model a text that it was trained on.
 """
 
 import ast
+import os
 import sysconfig
 import zlib
 from collections.abc import Collection, Iterator
@@ -62,10 +63,9 @@ def _modules(held_out: bool) -> tuple[tuple[str, str, ast.Module], ...]:
     """Return `(dotted name, source, syntax tree)` of the standard library's own modules, sorted by name."""
     root = Path(sysconfig.get_paths()["stdlib"])
     found = []
-    for path in sorted(root.rglob("*.py")):
-        relative = path.relative_to(root)
-        name = ".".join(relative.with_suffix("").parts)
-        if SKIPPED_FOLDERS.intersection(relative.parts) or is_held_out(name) != held_out:
+    for path in sorted(_list_files(root)):
+        name = ".".join(path.relative_to(root).with_suffix("").parts)
+        if path.suffix != ".py" or is_held_out(name) != held_out:
             continue
         try:
             source = path.read_text(encoding="utf-8")
@@ -74,6 +74,13 @@ def _modules(held_out: bool) -> tuple[tuple[str, str, ast.Module], ...]:
             continue
         found.append((name, source, tree))
     return tuple(found)
+
+
+def _list_files(root: Path) -> Iterator[Path]:
+    """Yield the files below a folder, without the skipped folders: the packages of others can be many."""
+    for folder, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if name not in SKIPPED_FOLDERS]
+        yield from (Path(folder, name) for name in names)
 
 
 def _split_after_words(name: str, text: str, words: int) -> Passage | None:

@@ -125,9 +125,8 @@ def _compare_speed(
     with np.errstate(divide="ignore", invalid="ignore"):
         own = [np.array([len(one.tokens) for one in side]) / [one.seconds for one in side] for side in (first, second)]
         ratios = own[1] / own[0]
-    return _make_metric(
-        *(float(np.median(values)) for values in (*own, ratios)), [np.median(ratios[one]) for one in samples]
-    )
+    before, after, change = (float(np.median(values)) for values in (*own, ratios))
+    return _make_metric(before, after, change, [float(np.median(ratios[one])) for one in samples])
 
 
 def _make_metric(first: float, second: float, change: float, changes: Sequence[float]) -> PairedMetric:
