@@ -202,7 +202,8 @@ def _with_memory(config: Config, models: Models, decode: Decode, costs: CostMode
     model = "model" in config.draft.sources
     actions = (Action.NOTHING, Action.COPIES, *((Action.MODEL,) if model else ()))
     holdout = Holdout(config.draft.holdout, config.seed, actions)
-    return ChooseDraft(decode, memory, SourceChooser(costs, config.batch), costs, model=model, holdout=holdout)
+    chooser = SourceChooser(costs, config.batch, may_rest=config.draft.only_where_paying)
+    return ChooseDraft(decode, memory, chooser, costs, model=model, holdout=holdout)
 
 
 def make_head(models: DrafterModels, seed: int) -> tuple[AcceptanceHead, bool]:

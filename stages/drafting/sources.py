@@ -50,13 +50,15 @@ class SourceChooser:
     Args:
         costs: costs of the models' passes.
         rows: number of rows of a batch, which are assumed to have equal drafts.
+        may_rest: whether nothing is drafted where there is no tree and the model's drafts do not pay; else it drafts
+            there always.
 
     Attributes:
         rows: may change between blocks.
     """
 
-    def __init__(self, costs: CostModel, rows: int = 1) -> None:
-        self._costs, self.rows = costs, rows
+    def __init__(self, costs: CostModel, rows: int = 1, *, may_rest: bool = True) -> None:
+        self._costs, self.rows, self._may_rest = costs, rows, may_rest
         kinds = range(len(GAIN_EDGES) + 1)
         self._model = _DecayedRatio(5.0, 4.0, 0.95)
         self._model_at = [_DecayedRatio(0.0, 0.0, 0.95) for _ in kinds]
@@ -72,7 +74,7 @@ class SourceChooser:
         candidates: instead of no draft.
         """
         kind = bisect_right(GAIN_EDGES, expected)
-        if self._turns[kind] >= EVERY_MODEL_TURN:
+        if self._turns[kind] >= EVERY_MODEL_TURN or not (candidates or self._may_rest):
             return True
         return self._model_rate(kind) > self.tree_rate(candidates, expected)
 

@@ -161,6 +161,14 @@ def test_pieces_that_were_drawn_and_dropped_are_paid_for():
     assert not chooser.prefers_model(0, 0.0), "nothing is drafted where the model only costs"
 
 
+def test_a_chooser_that_may_not_rest_drafts_with_the_model_where_there_is_no_tree():
+    chooser = SourceChooser(Costs(((1, 1.0), (2, 1.06)), ((1, 0.3),)), may_rest=False)
+    for _ in range(60):
+        chooser.observe(by_model(0, 0), Action.MODEL, 0.0, 1)
+    assert chooser.prefers_model(0, 0.0)
+    assert not chooser.prefers_model(1, 0.09), "a tree that costs less is used"
+
+
 def test_the_model_has_turns_where_nothing_is_drafted():
     chooser = make_chooser(drafting=0.3)
     for _ in range(60):
