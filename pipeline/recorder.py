@@ -282,6 +282,7 @@ class Recorder:
             lookup_accepted=counters.lookup_accepted,
             own_accepted=counters.own_accepted,
             predicted=min(row.predicted, row.emitted),
+            frequency=row.frequency,
         )
 
 

@@ -180,6 +180,7 @@ class PromptCompleted:
     lookup_accepted: int = 0
     own_accepted: int = 0  # of `lookup_accepted`, tokens copied from the sequence's own text
     predicted: int = 0  # of `emitted`, tokens that the memory held for the likeliest, whatever drafted them
+    frequency: float | None = None  # mean logarithm of how often the tokens occurred per earlier completion
 
 
 @dataclass(frozen=True, slots=True)

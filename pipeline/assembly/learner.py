@@ -22,6 +22,7 @@ from stages.memory.memory_file import MEMORY_FILE, write_memory
 from stages.memory.text_memory import TextMemory
 from stages.ngrams.cache import Cache
 from stages.rules import MODES
+from stages.training.output_layer_trainer import OutputLayerTrainer
 from stages.training.probe import ProbeResult
 from store.registry.ngram_file import write_ngrams
 from store.registry.registry import Registry
@@ -84,19 +85,30 @@ def choose_signals(config: Config) -> tuple[Signal, ...]:
     if config.drift.signal != "auto":
         return (config.drift.signal,)
     copies = set(config.draft.sources) != {"model"} and MODES[config.draft.mode].copies
-    if config.drift.detector == "fall" and copies:
-        return ("drafted", "predicted" if "memory" in config.draft.sources else "learned")
+    detector, remembers = _choose_detector(config), "memory" in config.draft.sources
+    if detector == "ranks" and copies and remembers:
+        return ("frequency",)
+    if detector in ("ranks", "fall") and copies:
+        return ("drafted", "predicted" if remembers else "learned")
     return ("first",) if config.draft.adapt and config.learn.enabled else ("judged",)
 
 
 def drift_settings(config: Config) -> DriftSettings:
-    """With the answer that can be given: without learning nothing adapts, without versions nothing can come back."""
+    """With the detector that is used, and the answer that can be given: without learning nothing adapts, and without
+    versions nothing can come back.
+    """
     answer = config.drift.answer
     if not config.learn.enabled:
         answer = "none"
     elif answer == "recall" and not config.publish.enabled:
         answer = "reset"
-    return config.drift.model_copy(update={"answer": answer})
+    return config.drift.model_copy(update={"answer": answer, "detector": _choose_detector(config)})
+
+
+def _choose_detector(config: Config) -> str:
+    if config.drift.detector != "auto":
+        return config.drift.detector
+    return "ranks" if "memory" in config.draft.sources and MODES[config.draft.mode].copies else "fall"
 
 
 def _make_response(
@@ -112,10 +124,17 @@ def _make_response(
         return NoResponse()
     if answer == "reset" or isinstance(publisher, NoPublisher):
         return ResetHead(distill.reset_head)
+    trainer = distill.drafter.trainer
+
+    def read_rest(folder: Path) -> None:
+        load_head(head, folder / HEAD_FILE)
+        if isinstance(trainer, OutputLayerTrainer):
+            trainer.read_sums(folder)
+
     versions = VersionSource(
         lambda: publisher.folders,
         lambda folder: read_version_weights(_verify_folder(folder), models.drafter),
-        lambda folder: load_head(head, folder / HEAD_FILE),
+        read_rest,
     )
     return Recall(distill, versions, config.drift.recall_margin, config.drift.recall_versions)
 
@@ -147,6 +166,9 @@ def _publisher(
         write_ngrams(folder / NGRAM_FILE, ngrams, models.pair.digest)
         if memory is not None and config.memory.publish:
             write_memory(folder / MEMORY_FILE, memory, models.pair.digest)
+        if isinstance(distill, Distill) and isinstance(trainer := distill.drafter.trainer, OutputLayerTrainer):
+            distill.wait()  # an update that is being computed changes the sums
+            trainer.write_sums(folder)
 
     def state() -> tuple[Versions, int]:
         return Versions(distill.drafter_version, distill.head_version, cache.version), len(cache)

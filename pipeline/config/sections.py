@@ -295,10 +295,16 @@ class LearnSettings(Section):
 class DriftSettings(Section):
     """Detection of drift and the response to it."""
 
-    detector: Literal["fall", "adwin", "page-hinkley", "none"] = Field(
-        default="fall",
-        description="Drift detector: 'fall' compares with the recent past in standard deviations; 'adwin' and "
-        "'page-hinkley' are river's; 'none' disables detection.",
+    detector: Literal["auto", "ranks", "fall", "adwin", "page-hinkley", "none"] = Field(
+        default="auto",
+        description="Drift detector: 'ranks' bets on ranks among the recent past and has a stated time between false "
+        "alarms; 'fall' compares in standard deviations; 'adwin' and 'page-hinkley' are river's; 'none' disables "
+        "detection. 'auto' is 'ranks' where the memory is a source, else 'fall'.",
+    )
+    alarm_interval: float = Field(
+        default=10_000.0,
+        ge=1,
+        description="Prompts of an unchanged stream between two false alarms, at least, on average ('ranks').",
     )
     delta: float = Field(default=0.002, gt=0, lt=1, description="Probability of a false alarm (ADWIN).")
     deviations: float = Field(
@@ -321,13 +327,15 @@ class DriftSettings(Section):
     cooldown: int = Field(
         default=20, ge=0, description="Number of prompts after a response during which drift is only logged."
     )
-    signal: Literal["auto", "drafted", "predicted", "learned", "judged", "first"] = Field(
+    signal: Literal["auto", "frequency", "drafted", "predicted", "learned", "judged", "first"] = Field(
         default="auto",
-        description="Value of a prompt fed to the detector: share of its tokens that came from drafts of any source "
+        description="Value of a prompt fed to the detector: how common its tokens were in earlier completions "
+        "('frequency'), share of its tokens that came from drafts of any source "
         "('drafted'), share that the memory held for the likeliest, whatever drafted them ('predicted'), share drafted "
         "without copies of its own text ('learned'), acceptance rate of the model's drafts ('judged'), or only of the "
-        "first token in each block ('first'). 'auto' is 'drafted' and 'predicted' for the detector 'fall' where "
-        "the memory is a source, 'drafted' and 'learned' with the own text alone.",
+        "first token in each block ('first'). Where the memory is a source, "
+        "'auto' is 'frequency' for 'ranks', and 'drafted' and 'predicted' for 'fall'; with the own text alone it is "
+        "'drafted' and 'learned'.",
     )
 
 

@@ -19,6 +19,7 @@ from river.drift import ADWIN, NoDrift, PageHinkley
 
 from pipeline.config.sections import DriftSettings
 from pipeline.learning.fall_detector import FallDetector
+from pipeline.learning.rank_detector import RankDetector
 from store.events import Drifted, PromptCompleted
 
 MEMORY = 4096  # rates kept since the last change
@@ -38,9 +39,11 @@ class Detector(Protocol):
         ...
 
 
-def make_detector(settings: DriftSettings) -> Detector:
-    """Return a new detector as configured."""
-    if settings.detector == "fall":
+def make_detector(settings: DriftSettings, signals: int = 1) -> Detector:
+    """Return a new detector as configured. `signals`: number of detectors that share the false alarms."""
+    if settings.detector == "ranks":
+        return RankDetector(signals * settings.alarm_interval, settings.grace)
+    if settings.detector in ("auto", "fall"):
         return FallDetector(settings.deviations, settings.grace)
     if settings.detector == "adwin":
         return ADWIN(delta=settings.delta, clock=1, grace_period=settings.grace)
@@ -51,7 +54,7 @@ def make_detector(settings: DriftSettings) -> Detector:
     return NoDrift()
 
 
-Signal = Literal["drafted", "predicted", "learned", "judged", "first"]
+Signal = Literal["frequency", "drafted", "predicted", "learned", "judged", "first"]
 LEAST_TOKENS = 8  # of a prompt, or of it without copies of its own text: fewer have no share of predicted tokens
 
 
@@ -60,21 +63,24 @@ class Rates:
     """Selects the value of a prompt that the detector receives.
 
     Attributes:
-        signal: "drafted": share of the emitted tokens that came from drafts, whatever drafted them; it exists for every
-            prompt. "predicted": share of them that the memory of earlier prompts held for the likeliest, whatever
-            drafted them. "learned": as "drafted", without what was copied from the prompt's own text, so that drafts
-            which rest on earlier prompts alone count. "judged": accepted over judged, of the model's drafts. "first":
-            the same, of the first proposal of each block.
+        signal: "frequency": mean logarithm of the shares of its tokens among those of earlier completions; it exists
+            where the memory is a source. "drafted": share of the emitted tokens that came from drafts, whatever drafted
+            them; it exists for every prompt. "predicted": share of them that the memory of earlier prompts held for the
+            likeliest, whatever drafted them. "learned": as "drafted", without what was copied from the prompt's own
+            text, so that drafts which rest on earlier prompts alone count. "judged": accepted over judged, of the
+            model's drafts. "first": the same, of the first proposal of each block.
     """
 
     signal: Signal
 
     def read(self, prompt: PromptCompleted) -> float | None:
-        """Return the value, from 0 to 1; None if there is none.
+        """Return the value, a share from 0 to 1 unless it is the frequency; None if there is none.
 
         With an adaptive draft length the mix of positions changes without drift, and later positions are accepted less
         often. The first position is in every draft, hence "first".
         """
+        if self.signal == "frequency":
+            return prompt.frequency if prompt.emitted >= LEAST_TOKENS else None
         if self.signal == "drafted":
             return max(0.0, 1 - prompt.blocks / prompt.emitted) if prompt.emitted else None
         if self.signal == "predicted":
@@ -94,13 +100,14 @@ class WatchedSignal:
     Args:
         settings: the detector and its parameters.
         signal: selects the value of a prompt.
+        signals: number of signals that share the false alarms.
     """
 
-    def __init__(self, settings: DriftSettings, signal: Signal) -> None:
+    def __init__(self, settings: DriftSettings, signal: Signal, signals: int = 1) -> None:
         self.signal = signal
         self.values: deque[tuple[int, float]] = deque(maxlen=MEMORY)  # offset and value
-        self._settings, self._rates = settings, Rates(signal)
-        self._detector = make_detector(settings)
+        self._settings, self._rates, self._signals = settings, Rates(signal), signals
+        self._detector = make_detector(settings, signals)
 
     def observe(self, prompt: PromptCompleted) -> bool:
         """Add one prompt. Returns whether the detector alarms."""
@@ -119,7 +126,7 @@ class WatchedSignal:
     def restart(self, offsets: Collection[int]) -> None:
         """Replace the detector by a new one that has seen the values of these prompts only."""
         kept = [(offset, value) for offset, value in self.values if offset in offsets]
-        self._detector = make_detector(self._settings)
+        self._detector = make_detector(self._settings, self._signals)
         self.values.clear()
         for offset, value in kept:
             self._add(offset, value)
@@ -139,7 +146,7 @@ class DriftMonitor:
 
     def __init__(self, settings: DriftSettings, signals: Sequence[Signal]) -> None:
         self._settings = settings
-        self._watched = [WatchedSignal(settings, signal) for signal in signals]
+        self._watched = [WatchedSignal(settings, signal, len(signals)) for signal in signals]
         self._quiet = 0  # prompts left of the cooldown
 
     def observe(self, prompt: PromptCompleted) -> Drifted | None:

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -12,20 +12,27 @@ from typing_extensions import override
 from stages.contract.blocks import TrainingExample
 from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
 from stages.distill import Distill
+from stages.training.betting import SumTest
 from stages.training.update import Chooser
+from stages.training.usage import count_tokens
 from store.events import Drifted, Event, Recalled
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-EXAMPLES_KEPT = 32  # examples kept to score versions on
+EXAMPLES_KEPT = 32  # examples kept to choose a version by
+TRIAL = 32  # prompts on which the chosen version must prove that it is better
 
 
 class DriftResponse:
     """The interface of responses, called by the learner in stream order. This implementation does nothing."""
 
-    def observe(self, example: TrainingExample) -> None:
-        """Receive a completed prompt, before it is learned from and before `respond` if it revealed a drift."""
+    def observe(self, example: TrainingExample) -> Iterable[Event]:
+        """Receive a completed prompt, before it is learned from and before `respond` if it revealed a drift.
+
+        Yields what was decided by it about an earlier drift.
+        """
+        return ()
 
     def respond(self, drifted: Drifted) -> Iterable[Event]:
         """Respond to a drop of the acceptance rate outside the cooldown."""
@@ -69,19 +76,55 @@ class VersionSource:
     Attributes:
         folders: number and folder of this target's versions, oldest first.
         read: what `DrafterTrainer.adopt` takes, of a version's folder.
-        read_head: puts a version's head into service.
+        read_rest: puts what else a version holds into service: its head and, where it learns in closed form, its sums.
     """
 
     folders: Callable[[], Sequence[tuple[int, Path]]]
     read: Callable[[Path], "list[Tensor]"]
-    read_head: Callable[[Path], None]
+    read_rest: Callable[[Path], None]
+
+
+@dataclass
+class _Trial:
+    """A version that may be restored, while it is compared with the drafter in service on new prompts.
+
+    Attributes:
+        number, weights: of the version.
+        candidates: number of versions that it was chosen from.
+        seconds: of all scoring so far.
+        prompts, tokens: on which the two were compared.
+        present, best: tokens that are expected to be accepted, of the drafter in service and of the version.
+        evidence: that the version is better.
+    """
+
+    number: int
+    weights: "list[Tensor]"
+    candidates: int
+    seconds: float
+    prompts: int = 0
+    tokens: int = 0
+    present: float = 0.0
+    best: float = 0.0
+    evidence: SumTest = field(default_factory=SumTest)
+
+
+@dataclass(frozen=True)
+class RecallState:
+    """Saved state of a `Recall`: numbers of the kept examples and, of a trial, the version, its candidates, seconds,
+    prompts, tokens, sums of acceptance and evidence.
+    """
+
+    recent: tuple[int, ...]
+    trial: tuple[int, int, float, int, int, float, float, tuple[float, int]] | None
 
 
 class Recall(DriftResponse):
-    """Reset the head, then score earlier versions on the prompts since the change and restore the best if it is
-    clearly better than the drafter in service.
+    """Reset the head, then look for an earlier version that is better than the drafter in service.
 
-    The score is the gate's measure: the expected acceptance on the text that the target emitted.
+    The best one on the prompts since the change is chosen, if it wins by a margin. These prompts raised the alarm
+    because the drafter in service did badly on them, so they prove nothing: the version is restored with evidence of 20
+    (`stages/training/betting.py`) from the prompts that follow. Meanwhile no update is begun. The score is the gate's
+    measure: the expected acceptance on the text that the target emitted.
 
     Args:
         distill: of the runner.
@@ -93,11 +136,31 @@ class Recall(DriftResponse):
     def __init__(self, distill: Distill, versions: VersionSource, margin: float, most: int) -> None:
         self._distill, self._versions, self._margin, self._most = distill, versions, margin, most
         self._recent: deque[TrainingExample] = deque(maxlen=EXAMPLES_KEPT)
+        self._trial: _Trial | None = None
 
     @override
-    def observe(self, example: TrainingExample) -> None:
-        """Keep the example for scoring."""
-        self._recent.append(replace(example, labels=()))  # the rest holds no tensors
+    def observe(self, example: TrainingExample) -> Iterator[Event]:
+        """Keep the example for scoring, and compare the version that is on trial on it."""
+        kept = replace(example, labels=())  # the rest holds no tensors
+        self._recent.append(kept)
+        if self._trial is None:
+            return
+        trial, started, trainer = self._trial, perf_counter(), self._distill.drafter.trainer
+        tokens, present = count_tokens(kept), trainer.measure_acceptance(None, [kept])
+        best = trainer.measure_acceptance(trial.weights, [kept])
+        if present is not None and best is not None and tokens:
+            trial.tokens, trial.present, trial.best = (
+                trial.tokens + tokens,
+                trial.present + present * tokens,
+                trial.best + best * tokens,
+            )
+            trial.evidence.observe((best - present) * tokens, tokens)
+        trial.prompts += 1
+        trial.seconds += perf_counter() - started
+        if trial.evidence.decisive:
+            yield self._end_trial(example, taken=self._take(trial, example.target))
+        elif trial.prompts == TRIAL:
+            yield self._end_trial(example, taken=False)
 
     @override
     def forget(self, chosen: Chooser) -> None:
@@ -107,27 +170,41 @@ class Recall(DriftResponse):
         self._recent.extend(kept)
 
     @override
-    def save(self, writer: SnapshotWriter) -> tuple[int, ...]:
-        return tuple(writer.example(example) for example in self._recent)
+    def save(self, writer: SnapshotWriter) -> RecallState:
+        recent = tuple(writer.example(example) for example in self._recent)
+        if (one := self._trial) is None:
+            return RecallState(recent, None)
+        counts = one.number, one.candidates, one.seconds, one.prompts, one.tokens, one.present, one.best
+        return RecallState(recent, (*counts, one.evidence.save()))
 
     @override
     def restore(self, saved: Saved, reader: SnapshotReader) -> None:
-        self._recent.extend(reader.example(number) for number in reader.decode(tuple[int, ...], saved))
+        if isinstance(saved, list):  # a checkpoint of a release without trials
+            saved = {"recent": saved, "trial": None}
+        state = reader.decode(RecallState, saved)
+        self._recent.extend(reader.example(number) for number in state.recent)
+        if state.trial is not None:
+            number, candidates, seconds, prompts, tokens, present, best, evidence = state.trial
+            weights = self._versions.read(dict(self._versions.folders())[number])
+            self._trial = _Trial(number, weights, candidates, seconds, prompts, tokens, present, best)
+            self._trial.evidence.restore(evidence, reader)
+            self._distill.drafter.held += 1
 
     @override
     def respond(self, drifted: Drifted) -> Iterator[Event]:
-        """Reset, then compare. The reset ends a running update, so the trainer is free to score versions."""
+        """Reset, then choose a version. The reset ends a running update, so the trainer is free to score versions."""
         yield from self._distill.reset_head()
         since = [example for example in self._recent if example.offset >= drifted.changed_at]
         folders = list(self._versions.folders())
         if len(folders) > self._most:
             folders = [folders[0], *folders[len(folders) - self._most + 1 :]]
-        if since and folders:
-            yield self._choose(drifted, since, folders)
+        if since and folders and self._trial is None:
+            yield from self._choose(drifted, since, folders)
 
     def _choose(
         self, drifted: Drifted, since: Sequence[TrainingExample], folders: Sequence[tuple[int, Path]]
-    ) -> Recalled:
+    ) -> Iterator[Recalled]:
+        """Put the best version on trial; yield that none is good enough."""
         started = perf_counter()
         trainer = self._distill.drafter.trainer
         present = trainer.measure_acceptance(None, since) or 0.0
@@ -136,11 +213,15 @@ class Recall(DriftResponse):
             for number, folder in folders
         ]
         best, number = max(scores)  # of equals the newest
-        taken = best > present + self._margin and self._take(dict(folders)[number], drifted.target)
-        return Recalled(
+        if best > present + self._margin:
+            weights = self._versions.read(dict(folders)[number])
+            self._trial = _Trial(number, weights, len(folders), perf_counter() - started)
+            self._distill.drafter.held += 1
+            return
+        yield Recalled(
             offset=drifted.offset,
             target=drifted.target,
-            version=number if taken else None,
+            version=None,
             candidates=len(folders),
             prompts=len(since),
             acceptance_present=present,
@@ -148,11 +229,26 @@ class Recall(DriftResponse):
             seconds=perf_counter() - started,
         )
 
-    def _take(self, folder: Path, target: str) -> bool:
+    def _end_trial(self, example: TrainingExample, *, taken: bool) -> Recalled:
+        trial, self._trial = self._trial, None
+        assert trial is not None
+        self._distill.drafter.held -= 1
+        return Recalled(
+            offset=example.offset,
+            target=example.target,
+            version=trial.number if taken else None,
+            candidates=trial.candidates,
+            prompts=trial.prompts,
+            acceptance_present=trial.present / max(1, trial.tokens),
+            acceptance_best=trial.best / max(1, trial.tokens),
+            seconds=trial.seconds,
+        )
+
+    def _take(self, trial: _Trial, target: str) -> bool:
         """Restore a version, unless the acceptance of another target that shares the weights would drop."""
-        trainer, weights = self._distill.drafter.trainer, self._versions.read(folder)
-        if trainer.find_losers(weights, target):
+        trainer = self._distill.drafter.trainer
+        if trainer.find_losers(trial.weights, target):
             return False
-        trainer.adopt(weights)
-        self._versions.read_head(folder)
+        trainer.adopt(trial.weights)
+        self._versions.read_rest(dict(self._versions.folders())[trial.number])
         return True

@@ -70,7 +70,7 @@ class LocalLearner(Learner):
     def on_prompt_completed(self, finished: CompletedPrompt) -> Iterator[Event]:
         """Detect drift and respond to it, then learn, then publish a version if one is due."""
         if finished.example:
-            self._response.observe(finished.example)
+            yield from self._response.observe(finished.example)
         drifted = self._drift.observe(finished.prompt)
         if drifted:
             yield drifted
@@ -112,8 +112,8 @@ class LocalLearner(Learner):
     def restore(self, saved: Saved, reader: SnapshotReader) -> None:
         state = reader.decode(LocalLearnerState, saved)
         self.distill.restore(state.distill, reader)
-        self._response.restore(state.answer, reader)
         self.publisher.restore(state.publisher, reader)
+        self._response.restore(state.answer, reader)  # after the versions that it may read
         self._drifts = state.drifts
 
     @override

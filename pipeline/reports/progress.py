@@ -222,6 +222,7 @@ def _status_fields(counters: ProgressCounters) -> dict[str, object]:
 
 
 SIGNALS = {  # what the rates of a drift are
+    "frequency": "mean log share of its tokens in earlier completions",
     "drafted": "share of drafted tokens",
     "predicted": "share of tokens that the memory predicted",
     "learned": "share of tokens drafted from earlier prompts",

@@ -24,7 +24,8 @@ Numbers = npt.NDArray[Any]
 
 @dataclass(eq=False)
 class SequenceState:
-    """One prompt in flight. The loop owns it; only `Verify` writes to it, and the memory to `predicted`.
+    """One prompt in flight. The loop owns it; only `Verify` writes to it, and the memory to `predicted` and
+    `frequency`.
 
     Attributes:
         offset, prompt_id, dataset, text: the prompt, as received.
@@ -51,6 +52,8 @@ class SequenceState:
         reading: whether the target is still reading the prompt: until then nothing is drafted or emitted.
         predicted: number of emitted tokens that the memory of completed texts held for the likeliest, whatever drafted
             them.
+        frequency: how common its emitted tokens are in earlier completions, see `NgramTable.mean_frequency`; None until
+            it is completed.
     """
 
     offset: int
@@ -76,6 +79,7 @@ class SequenceState:
     target_state: Tensor | None = None
     reading: bool = False
     predicted: int = 0
+    frequency: float | None = None
 
     @property
     def belongs_to_request(self) -> bool:

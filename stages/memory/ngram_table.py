@@ -9,8 +9,10 @@ Shapes: S slots, C continuations per slot, U used slots.
 """
 
 import hashlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +29,7 @@ SLOT_BYTES = 8 + CONTINUATIONS * (4 + 4) + 4 + 4 + 4
 FIRST_SLOTS = 1 << 12
 _MASK, _MULTIPLIER, _SEED = (1 << 64) - 1, 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03
 _FREE = 0  # hash of an empty slot
+UNSEEN = 0.5, 5000  # occurrences of a token before any was counted, and the tokens that a target uses
 
 
 class Continuations(NamedTuple):
@@ -166,6 +169,21 @@ class NgramTable:
         counts = self._counts[begin : begin + CONTINUATIONS].tolist()
         used = CONTINUATIONS - counts.count(0)
         return Continuations(self._totals[slot], self._tokens[begin : begin + used].tolist(), counts[:used])
+
+    def mean_frequency(self, tokens: Sequence[int], scope: int = 0) -> float:
+        """Return how common some tokens are: the mean logarithm of their shares of all tokens that were learned.
+
+        Text of another kind has other tokens, so it falls where the text changes, whatever follows what.
+
+        Args:
+            tokens: at least one.
+            scope: whose texts are counted.
+        """
+        first, vocabulary = UNSEEN
+        slots = [self._find(next(context_hashes((token,), scope))) for token in tokens]
+        counts = [self._totals[slot] if slot >= 0 else 0 for slot in slots]
+        learned = int(self._arrays["totals"].sum(dtype=np.uint64)) / self._order  # every token, once per context
+        return fmean(math.log(count + first) for count in counts) - math.log(learned + first * vocabulary)
 
     def learn(self, tokens: Sequence[int], begin: int, scope: int = 0) -> None:
         """Count every token from `begin` on after its contexts.

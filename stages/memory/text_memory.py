@@ -72,8 +72,11 @@ class TextMemory:
         self._rows[row] = _RowMemory()
 
     def release(self, row: SequenceState) -> None:
-        """Remove a row, and learn what the target emitted in it."""
+        """Remove a row, measure how common what the target emitted in it is, and learn that."""
         del self._rows[row]
+        emitted = [token for token in row.tokens[row.prompt_length :] if token not in self._ends]
+        if self.table is not None and emitted:
+            row.frequency = self.table.mean_frequency(emitted, row.scope)
         if self.table is not None and not row.private:
             self.table.learn(row.tokens, row.prompt_length, row.scope)
             if self._unshared is not None:

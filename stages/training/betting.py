@@ -3,6 +3,7 @@
 Waudby-Smith and Ramdas, "Estimating means of bounded random variables by betting", JRSS B 2024.
 """
 
+import math
 from dataclasses import dataclass
 
 from stages.contract.snapshot import Saved, SnapshotReader
@@ -79,3 +80,52 @@ class BettingTest:
         """Restore the state that `save` returned."""
         state = reader.decode(BettingState, saved)
         self._wealth, self._count = state.wealth, state.count
+
+
+RATES = (0.1, 0.2, 0.4, 0.8)  # of the exponents of a `SumTest`: each is best for differences of about its size
+
+
+class SumTest:
+    """An e-process against the hypothesis that differences of -1 to 1, given all before them, have no positive mean.
+
+    It needs no more than the sum and the number of the differences: for each rate r, exp(r sum - r^2 number / 2) is at
+    most 1 on average under the hypothesis (Hoeffding's lemma; Howard, Ramdas, McAuliffe and Sekhon, "Time-uniform
+    Chernoff bounds via nonnegative supermartingales", 2020), and so is the mean over the rates.
+
+    Four prompts of 40 tokens, on each of which one drafter is right at ten tokens more than the other:
+
+    >>> test = SumTest()
+    >>> for _ in range(4):
+    ...     test.observe(10.0, 40)
+    >>> test.decisive
+    True
+    """
+
+    def __init__(self) -> None:
+        self._sum, self._count = 0.0, 0
+
+    def observe(self, total: float, count: int) -> None:
+        """Add some differences: their sum and their number."""
+        if not abs(total) <= count:
+            raise ValueError(f"the sum of {count} differences must be from -{count} to {count}, got {total}")
+        self._sum += total
+        self._count += count
+
+    @property
+    def evidence(self) -> float:
+        """The mean wealth; 1 before the first difference."""
+        exponents = [rate * self._sum - rate**2 * self._count / 2 for rate in RATES]
+        return sum(math.exp(min(200.0, exponent)) for exponent in exponents) / len(RATES)
+
+    @property
+    def decisive(self) -> bool:
+        """Whether the evidence is acted upon."""
+        return self.evidence > DECISIVE
+
+    def save(self) -> tuple[float, int]:
+        """Return the state to save."""
+        return self._sum, self._count
+
+    def restore(self, saved: Saved, reader: SnapshotReader) -> None:
+        """Restore the state that `save` returned."""
+        self._sum, self._count = reader.decode(tuple[float, int], saved)

@@ -9,13 +9,17 @@ costs a fraction of a gradient step and forgets nothing that it was not asked to
 Shapes: N supervised positions, W hidden width, F features of a state, X features in all, D drafter ids, T top pieces.
 """
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -27,7 +31,9 @@ from stages.examples.losses import StudentBatch, TeacherBatch
 from stages.models.language_model import LanguageModel
 from stages.training.drafter_trainer import DrafterTrainer, RegressionState, TrainerState
 from stages.training.update import Assignment, Chooser, Scores
+from store.errors import CorruptError
 
+SUMS_FILE = "sums.safetensors"  # of a version
 RIDGE = 0.1  # added to the diagonal of the first sum, as a share of its mean
 STRENGTHS = (0.0, 4.0, 8.0, 16.0, 32.0)  # factors of the correction, which is a difference of probabilities, in logits
 FIRST_STRENGTH = 8.0  # before any is measured
@@ -174,7 +180,7 @@ class OutputLayerTrainer(DrafterTrainer):
         self._correction_DX: Tensor | None = None  # the last solution, unless the sums changed since
         self._measured = [0.0] * len(STRENGTHS)  # decayed sums of the measured acceptance
         self._read: dict[TrainingExample, _Places] = {}  # of held-out examples
-        self._learned: dict[TrainingExample, float] = {}  # newest last; their weights in the sums
+        self._learned: dict[TrainingExample, float] = {}  # newest last; their weights in the sums, which may be 0
         self._most_read = 2 * self._training.gate_window * self._gate.targets
 
     @override
@@ -212,7 +218,7 @@ class OutputLayerTrainer(DrafterTrainer):
         found = [example for example in self._learned if chosen(example)]
         for example in found:
             weight = self._learned.pop(example)
-            for batch in self._batcher.make_batches([example]):
+            for batch in self._batcher.make_batches([example] if weight else []):
                 places, later, _ = self._read_batch(batch)
                 self._add_to_sums(places, later, -weight)
         if found:
@@ -230,6 +236,35 @@ class OutputLayerTrainer(DrafterTrainer):
             raise ValueError(f"sums must have the same features and pieces, got {own} and {other}")
         self._sums.merge(sums)
         self._serve_solution()
+
+    def write_sums(self, folder: Path) -> None:
+        """Write the sums to a version's folder. No update may be in progress."""
+        learned = [(one.target, one.offset, weight) for one, weight in self._learned.items()]
+        content = json.dumps({"measured": self._measured, "learned": learned})
+        tensors = {"states": self._sums.states_WW, "products": self._sums.products_WD}
+        save_file(tensors, folder / SUMS_FILE, {"sums": content})
+
+    @torch.no_grad()
+    def read_sums(self, folder: Path) -> None:
+        """Continue from the sums of a version whose weights are in service, bit for bit. No update may be in progress.
+
+        What was learned since is not in them; a version without sums, of another method, changes nothing.
+
+        Raises:
+            CorruptError: the file is not one of sums.
+        """
+        path = folder / SUMS_FILE
+        if not path.exists():
+            return
+        try:
+            with safe_open(path, framework="pt", device=str(self._loaded_DX.device)) as file:
+                content = json.loads((file.metadata() or {})["sums"])
+                sums = LeastSquaresSums.from_tensors(file.get_tensor("states"), file.get_tensor("products"))
+            weights = {(target, offset): weight for target, offset, weight in content["learned"]}
+        except (SafetensorError, KeyError, ValueError) as error:
+            raise CorruptError(f"{path} must hold the sums of a version, but: {error}") from error
+        self._sums, self._measured, self._correction_DX = sums, list(content["measured"]), None
+        self._learned = {one: weights.get((one.target, one.offset), 0.0) for one in self._learned}
 
     def _serve_solution(self) -> None:
         self._correction_DX = self._sums.solve()

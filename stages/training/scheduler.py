@@ -141,6 +141,9 @@ class UpdateScheduler:
         lag: number of examples from the one that completes an interval to the one that adopts the update; 0 adopts it
             at once.
         worker: computes the updates.
+
+    Attributes:
+        held: how many targets compare the weights in service with others; meanwhile no update is begun.
     """
 
     def __init__(
@@ -158,6 +161,7 @@ class UpdateScheduler:
         self._seen: Counter[str] = Counter()  # by target: round-robin routing may share a period with the gate
         self._prompts = self._judged = 0
         self._pending: _PendingUpdate | None = None
+        self.held = 0
 
     @property
     def version(self) -> int:
@@ -172,7 +176,7 @@ class UpdateScheduler:
         """
         updated = self._adopt_due()
         self._add_example(example)
-        if self._pending is None and self._fresh and self._prompts >= self._interval.interval:
+        if self._pending is None and self._fresh and not self.held and self._prompts >= self._interval.interval:
             self._submit_update()
             updated = updated if self._lag else self.finish()
         return updated

@@ -34,7 +34,7 @@ from store.events import (
 )
 from store.log.rollups import COUNTS
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 
 TABLES: Mapping[str, type] = {
     "decisions": TokenDecision,
@@ -61,6 +61,7 @@ _ADDED: Mapping[int, Mapping[str, tuple[str, ...]]] = {
     },
     7: {"versions": ("probe_seconds", "probe_plain_seconds")},
     8: {"prompts": ("predicted",)},
+    9: {"prompts": ("frequency",)},
 }
 
 # Stored as float32: values that are computed in float32, and short durations. All other floats are float64.

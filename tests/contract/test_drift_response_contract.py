@@ -46,7 +46,7 @@ def test_a_drift_is_answered_whether_or_not_anything_was_noted(make: Callable[[P
     answer = make(tmp_path)
     assert list(answer.respond(make_drifted(offset=0))) == []
     for offset in range(5):
-        answer.observe(example_of(offset))
+        list(answer.observe(example_of(offset)))
     for event in answer.respond(make_drifted(offset=4, changed_at=2, target="big")):
         assert isinstance(event, Recalled)
         assert (event.offset, event.target) == (4, "big")
@@ -56,7 +56,7 @@ def test_a_drift_is_answered_whether_or_not_anything_was_noted(make: Callable[[P
 @every_answer
 def test_noting_decides_nothing_and_draws_nothing(make: Callable[[Path], DriftResponse], tmp_path: Path):
     answer, before = make(tmp_path), torch.random.get_rng_state()
-    assert answer.observe(example_of(0)) is None
+    assert list(answer.observe(example_of(0))) == []
     list(answer.respond(make_drifted(offset=0)))
     assert torch.equal(torch.random.get_rng_state(), before)
 

@@ -106,9 +106,9 @@ def round_values(rows):
 
 def test_a_version_that_is_not_known_is_refused_with_a_word(copied):
     content = json.loads((copied / MANIFEST).read_bytes())
-    for version in (2, 9):
+    for version in (2, 10):
         (copied / MANIFEST).write_text(json.dumps(content | {"schema_version": version}))
-        with pytest.raises(RunError, match=rf"version 3, 4, 5, 6, 7 or 8, got {version}"):
+        with pytest.raises(RunError, match=rf"version 3, 4, 5, 6, 7, 8 or 9, got {version}"):
             read_manifest(copied)
 
 

@@ -150,8 +150,9 @@ class StubAnswer:
         self.given: list[tuple[int, int]] = []
         self._distill = distill
 
-    def observe(self, example: TrainingExample) -> None:
+    def observe(self, example: TrainingExample) -> tuple[Event, ...]:
         self.noted.append((example.offset, self._distill.drafter_version))
+        return ()
 
     def respond(self, drifted: Drifted) -> Iterator[Event]:
         self.given.append((drifted.offset, self._distill.drafter_version))

@@ -14,6 +14,7 @@ from store.query.summary import SUMMARY
 AROUND = 20  # prompts before and after a drift that are compared
 _NAMED = 3  # drifts whose prompts are named
 _SIGNALS = {  # what is watched, as in static/stream.js
+    "frequency": "how common the tokens were in earlier completions",
     "predicted": "the share of tokens that the memory predicted",
     "drafted": "the share of tokens from drafts",
     "learned": "the share of tokens from the model and the memory",
@@ -144,7 +145,9 @@ def _describe_drifts(log: LogReader, drifts: list[dict[str, Any]], tokens: Mappi
     yield f"{answer}."
     if signal := _SIGNALS.get(last["signal"]):
         which = "The last one" if len(drifts) > 1 else "It"
-        yield f"{which} was seen in {signal}, which went from {last['rate_before']:.0%} to {last['rate_after']:.0%}."
+        digits = ".2f" if last["signal"] == "frequency" else ".0%"  # a mean logarithm, and shares
+        was, became = (format(last[name], digits) for name in ("rate_before", "rate_after"))
+        yield f"{which} was seen in {signal}, which went from {was} to {became}."
     changed = last["changed_at"]
     before, after, now = (
         _read_efficiency(log, tokens["run"], first)

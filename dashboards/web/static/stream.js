@@ -93,7 +93,7 @@ function sourceTraces(sources) {
 }
 
 const rate = fixed(3);
-const SIGNALS = { drafted: " of the share of tokens from drafts", predicted: " of the share of tokens that the memory predicted", learned: " of the share of tokens from the model and the memory", judged: " of acceptance", first: " of acceptance of first tokens" };
+const SIGNALS = { frequency: " of the mean log share of the tokens in earlier completions", drafted: " of the share of tokens from drafts", predicted: " of the share of tokens that the memory predicted", learned: " of the share of tokens from the model and the memory", judged: " of acceptance", first: " of acceptance of first tokens" };
 const WORDS = {
   drift: (mark) => `drift at ${whole(mark.offset)} in ${mark.dataset}: ${mark.direction}${SIGNALS[mark.signal] ?? ""} from ${rate(mark.rate_before)} to ${rate(mark.rate_after)}, ` +
     `since ${whole(mark.changed_at)} (${mark.detector}); ${{ ignored: "ignored", cooldown: "cooldown, no response", none: "no response" }[mark.action] ?? `response: ${mark.action}`}`,

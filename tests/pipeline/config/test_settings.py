@@ -24,7 +24,7 @@ def test_defaults_are_those_of_the_main_job():
     assert config.sources == ("builtin:docs", "builtin:code")
     assert (config.targets, config.drafter, config.run) == (("builtin:target-12m",), "builtin:drafter-1.6m", None)
     assert (config.sampling.temperature, config.draft.mode, config.learn.loss) == (0.0, "trie", "trie")
-    assert (config.drift.detector, config.cache.policy, config.learn.interval) == ("fall", "lfu", 4)
+    assert (config.drift.detector, config.cache.policy, config.learn.interval) == ("auto", "lfu", 4)
 
 
 def test_every_setting_has_a_default_and_a_description_of_one_sentence():
@@ -74,7 +74,7 @@ def test_an_unknown_setting_names_the_nearest_one(key: str, value: object, meant
 
 def test_an_unknown_setting_like_no_other_lists_what_there_is():
     refused = refusal({"drift.qqqqqqqqqq": 1})
-    assert refused.startswith("Unknown setting 'drift.qqqqqqqqqq'. There are: drift.detector, drift.delta, ")
+    assert refused.startswith("Unknown setting 'drift.qqqqqqqqqq'. There are: drift.detector, ")
     unknown = refusal({"zzzzzz": 1})
     assert unknown.startswith("Unknown setting 'zzzzzz'. There are: sources, targets, swaps, drafter, run, seed")
 

@@ -8,7 +8,8 @@ import pytest
 from event_making import make_completed
 
 from pipeline.config.sections import DriftSettings
-from pipeline.learning.drift import DriftMonitor, Rates, Signal, change_point
+from pipeline.learning.drift import DriftMonitor, Rates, Signal, change_point, make_detector
+from pipeline.learning.rank_detector import RankDetector
 from store.events import Drifted, PromptCompleted
 
 JUDGED = 60  # tokens of a prompt
@@ -63,7 +64,7 @@ def test_the_change_among_prompts_that_finish_out_of_order_is_the_lowest_offset_
     assert alarm.changed_at == BEFORE
 
 
-@pytest.mark.parametrize("detector", ["adwin", "page-hinkley", "fall"])
+@pytest.mark.parametrize("detector", ["adwin", "page-hinkley", "fall", "ranks"])
 def test_a_fall_is_acted_upon_soon_after_it_happened(detector: str):
     (alarm,) = alarms(monitor_of(detector=detector), noisy([0.8] * BEFORE + [0.3] * AFTER))
     assert (alarm.direction, alarm.action, alarm.detector, alarm.dataset) == ("fall", "recall", detector, "docs")
@@ -290,3 +291,56 @@ def test_one_alarm_per_change():
     assert [event.direction for event in found] == ["fall", "rise", "fall"]
     for event, before, after in zip(found, levels[:-1], levels[1:], strict=True):
         assert (event.rate_before, event.rate_after) == (pytest.approx(before, abs=0.06), pytest.approx(after, abs=0.1))
+
+
+# The detector with a stated time between false alarms.
+
+
+@pytest.mark.parametrize("interval", [30, 100])
+def test_false_alarms_of_ranks_are_as_rare_as_stated(interval: int):
+    """Whatever the distribution, equal values included: prompts of eight tokens have few different shares."""
+    for draw in (lambda random: random.gauss(0, 1), lambda random: float(random.randint(0, 8)), Random.random):
+        random, found, detector = Random(5), 0, RankDetector(interval, grace=10)
+        for _ in range(6000):
+            detector.update(draw(random))
+            if detector.drift_detected:
+                found, detector = found + 1, RankDetector(interval, grace=10)
+        assert found <= 6000 / interval
+
+
+def test_no_bet_of_ranks_is_made_before_the_grace_period_is_over():
+    detector = RankDetector(100, grace=20)
+    for value in (*range(14), *range(-6, 0), *range(100, 120)):
+        detector.update(float(value))
+        assert not detector.drift_detected
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("before", [36, 150])
+def test_other_tokens_raise_an_alarm_within_ten_prompts_by_ranks(seed: int, before: int):
+    """As measured on SmolLM2: frequencies climb over word problems, fall with the first code and climb at once."""
+    random, monitor, found = Random(seed), monitor_of(detector="ranks", signal="frequency"), []
+    for number in range(before + 20):
+        since = number - before
+        mean = -5.7 - 1.2 * 0.9**number if since < 0 else -6.3 - 1.1 * 0.95**since
+        prompt = make_completed(number, judged=0, emitted=48, frequency=random.gauss(mean, 0.35))
+        found += [event for event in [monitor.observe(prompt)] if event]
+    assert [(event.direction, event.action, event.signal) for event in found] == [("fall", "recall", "frequency")]
+    assert before <= found[0].offset < before + 10
+    assert abs(found[0].changed_at - before) <= 2
+
+
+def test_several_signals_share_the_false_alarms():
+    settings = DriftSettings(detector="ranks", alarm_interval=100)
+    one, three = make_detector(settings), make_detector(settings, signals=3)
+    for detector in (one, three):
+        for value in (*range(30), -1.0, -2.0):
+            detector.update(float(value))
+    assert (one.drift_detected, three.drift_detected) == (True, False)
+
+
+def test_the_frequency_of_a_short_prompt_is_none():
+    rates = Rates("frequency")
+    assert rates.read(make_completed(0, emitted=30, frequency=-5.5)) == -5.5
+    assert rates.read(make_completed(0, emitted=7, frequency=-5.5)) is None
+    assert rates.read(make_completed(0, emitted=30)) is None, "no memory is a source"

@@ -1,14 +1,16 @@
 """What is done about a drift, and which earlier version comes back."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from event_making import make_drifted, make_updated
 
-from pipeline.learning.drift_response import EXAMPLES_KEPT, Recall, ResetHead, VersionSource
-from stages.contract.blocks import TrainingExample
+from pipeline.learning.drift_response import EXAMPLES_KEPT, TRIAL, Recall, ResetHead, VersionSource
+from stages.contract.blocks import SoftTarget, TrainingExample
+from stages.contract.snapshot import SnapshotReader, SnapshotWriter
 from store.events import Recalled, Updated
 
 
@@ -19,6 +21,7 @@ class Trainer:
         self.weights = torch.tensor([present])
         self.scored: list[list[int]] = []
         self.others_that_lose: list[str] = []
+        self.later: torch.Tensor | None = None  # the acceptance of other weights after the drift
 
     def find_losers(self, weights: list[torch.Tensor], gaining: str) -> list[str]:
         return self.others_that_lose
@@ -27,7 +30,8 @@ class Trainer:
         self, weights: list[torch.Tensor] | None, examples: Sequence[TrainingExample]
     ) -> float | None:
         self.scored.append([example.offset for example in examples])
-        return float(self.weights if weights is None else weights[0])
+        later = self.later is not None and examples[-1].offset > 9
+        return float(self.weights if weights is None else self.later if later else weights[0])
 
     def adopt(self, weights: list[torch.Tensor]) -> None:
         self.weights = weights[0]
@@ -40,6 +44,7 @@ class Distill:
         self.drafter = self
         self.trainer = Trainer(present)
         self.calls: list[str] = []
+        self.held = 0
 
     def reset_head(self) -> tuple[Updated, ...]:
         """An update was under way."""
@@ -64,7 +69,7 @@ class Folders:
         self.read_folders.append(folder.name)
         return [torch.tensor([float((folder / "rate").read_text())])]
 
-    def read_head(self, folder: Path) -> None:
+    def read_rest(self, folder: Path) -> None:
         self._distill.calls.append(f"head {folder.name}")
 
 
@@ -73,15 +78,26 @@ def recall_of(
 ) -> tuple[Recall, Distill, Folders]:
     distill = Distill(present)
     versions = Folders(tmp_path, rates, distill)
-    answer = Recall(distill, VersionSource(lambda: versions.folders, versions.read, versions.read_head), margin, most)  # type: ignore[arg-type]
+    answer = Recall(distill, VersionSource(lambda: versions.folders, versions.read, versions.read_rest), margin, most)  # type: ignore[arg-type]
     for offset in range(10):
-        answer.observe(TrainingExample(offset, "big", (1, 2), (), (), ()))
+        assert list(answer.observe(example_of(offset))) == []
     return answer, distill, versions
 
 
+def example_of(offset: int) -> TrainingExample:
+    """A prompt of 20 tokens."""
+    targets = tuple(SoftTarget(position, 0, (0, 2), (0.7, 0.2), (0.7, 0.2), 0.1) for position in range(1, 21))
+    return TrainingExample(offset, "big", (1,) * 21, targets, (), ())
+
+
 def respond_to(answer: Recall, changed_at: int = 6) -> Recalled:
-    dropped, event = answer.respond(make_drifted(offset=9, changed_at=changed_at))
+    """Respond to a drift, and see the prompts that follow until the recall is decided."""
+    dropped, *events = answer.respond(make_drifted(offset=9, changed_at=changed_at))
     assert isinstance(dropped, Updated)
+    offsets = iter(range(10, 10 + TRIAL))
+    while not events:
+        events += answer.observe(example_of(next(offsets)))
+    (event,) = events
     assert isinstance(event, Recalled)
     return event
 
@@ -89,8 +105,8 @@ def respond_to(answer: Recall, changed_at: int = 6) -> Recalled:
 def test_the_best_earlier_version_comes_back_with_its_head_after_the_restart(tmp_path: Path):
     answer, distill, _ = recall_of(tmp_path, 0.3, [0.1, 0.7, 0.5])
     event = respond_to(answer)
-    assert (event.offset, event.target, event.version) == (9, "big", 1)
-    assert (event.candidates, event.prompts) == (3, 4)
+    assert (event.offset, event.target, event.version) == (12, "big", 1), "three prompts prove that it is better"
+    assert (event.candidates, event.prompts) == (3, 3)
     assert (event.acceptance_present, event.acceptance_best) == (pytest.approx(0.3), pytest.approx(0.7))
     assert float(distill.trainer.weights) == pytest.approx(0.7)
     assert distill.calls == ["restart", "head 000001"]
@@ -100,10 +116,10 @@ def test_the_best_earlier_version_comes_back_with_its_head_after_the_restart(tmp
 def test_the_present_stays_where_no_version_wins_by_the_margin(tmp_path: Path, rates: list[float]):
     answer, distill, _ = recall_of(tmp_path, 0.3, rates)
     event = respond_to(answer)
-    assert event.version is None
+    assert (event.offset, event.version) == (9, None), "none is put on trial"
     assert event.acceptance_best == pytest.approx(max(rates))
     assert float(distill.trainer.weights) == pytest.approx(0.3)
-    assert distill.calls == ["restart"], "its head begins anew all the same"
+    assert distill.calls == ["restart"], "its head begins again all the same"
 
 
 def test_of_equals_the_newest_comes_back(tmp_path: Path):
@@ -116,6 +132,46 @@ def test_versions_are_scored_on_the_prompts_since_the_change_alone(tmp_path: Pat
     assert distill.trainer.scored == [[7, 8, 9], [7, 8, 9]]
 
 
+def test_a_version_that_is_better_by_chance_alone_is_not_restored(tmp_path: Path):
+    """The prompts since the change speak for it, those that follow do not."""
+    answer, distill, _ = recall_of(tmp_path, 0.3, [0.5])
+    distill.trainer.later = torch.tensor([0.3])
+    event = respond_to(answer)
+    assert (event.version, event.prompts, event.offset) == (None, TRIAL, 9 + TRIAL)
+    assert event.acceptance_best == pytest.approx(event.acceptance_present) == pytest.approx(0.3)
+    assert (float(distill.trainer.weights), distill.calls) == (pytest.approx(0.3), ["restart"])
+    assert distill.held == 0
+
+
+def test_no_update_is_begun_while_a_version_is_on_trial(tmp_path: Path):
+    answer, distill, _ = recall_of(tmp_path, 0.3, [0.7])
+    list(answer.respond(make_drifted(offset=9, changed_at=6)))
+    assert distill.held == 1
+    list(answer.respond(make_drifted(offset=9, changed_at=6)))  # the trial continues
+    assert distill.held == 1
+    for offset in (10, 11, 12):
+        list(answer.observe(example_of(offset)))
+    assert (distill.held, float(distill.trainer.weights)) == (0, pytest.approx(0.7))
+
+
+def test_a_trial_continues_after_a_restart(tmp_path: Path):
+    answer, distill, versions = recall_of(tmp_path, 0.3, [0.7])
+    list(answer.respond(make_drifted(offset=9, changed_at=6)))
+    assert list(answer.observe(example_of(10))) == []
+    writer = SnapshotWriter()
+    reader = SnapshotReader(writer.files(answer.save(writer)))
+    again = Distill(0.3)
+    source = VersionSource(lambda: versions.folders, versions.read, versions.read_rest)
+    resumed = Recall(again, source, 0.02, 12)  # type: ignore[arg-type]
+    resumed.restore(reader.state, reader)
+    assert again.held == 1
+    assert [*resumed.observe(example_of(11)), *answer.observe(example_of(11))] == []
+    (event,), (other,) = resumed.observe(example_of(12)), answer.observe(example_of(12))
+    assert replace(event, seconds=0.0) == replace(other, seconds=0.0)
+    assert (event.version, event.prompts) == (0, 3)
+    assert float(again.trainer.weights) == float(distill.trainer.weights) == pytest.approx(0.7)
+
+
 def test_of_many_versions_the_floor_and_the_newest_are_scored(tmp_path: Path):
     answer, _, versions = recall_of(tmp_path, 0.3, [0.4, 0.9, 0.9, 0.5, 0.6], most=3)
     event = respond_to(answer)
@@ -124,14 +180,14 @@ def test_of_many_versions_the_floor_and_the_newest_are_scored(tmp_path: Path):
 
 
 def test_with_room_for_one_it_is_the_floor(tmp_path: Path):
-    answer, _, versions = recall_of(tmp_path, 0.3, [0.4, 0.9], most=1)
+    answer, _, versions = recall_of(tmp_path, 0.3, [0.6, 0.9], most=1)
     assert (respond_to(answer).version, set(versions.read_folders)) == (0, {"000000"})
 
 
 def test_no_more_examples_are_kept_than_are_recent(tmp_path: Path):
     answer, distill, _ = recall_of(tmp_path, 0.3, [0.1])
     for offset in range(10, 100):
-        answer.observe(TrainingExample(offset, "big", (1, 2), (), (), ()))
+        list(answer.observe(example_of(offset)))
     *_, event = answer.respond(make_drifted(offset=99, changed_at=0))
     assert event.prompts == EXAMPLES_KEPT
     assert distill.trainer.scored[0] == list(range(100 - EXAMPLES_KEPT, 100))

@@ -1,12 +1,16 @@
 """A run that is stopped between any two blocks and gone on with decides, learns and publishes what it would have."""
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from event_making import make_drifted
 from replaying import config_of
+from safetensors import safe_open
 from tiny_pair import TinyPair, TinyTrio, sentences, tiny_pair, tiny_trio  # noqa: F401  (fixtures)
 
 from pipeline.assembly.loop import build_loop
@@ -15,6 +19,7 @@ from pipeline.config.settings import Config
 from pipeline.loop import Loop
 from pipeline.sources.position import SourcePosition
 from stages.contract.snapshot import SnapshotReader, SnapshotWriter
+from stages.training.output_layer_trainer import SUMS_FILE, OutputLayerTrainer
 from store.errors import SourceError
 from store.events import Drifted, Event, PromptCompleted, PromptReceived, Recalled, Updated, VersionPublished
 from store.registry.registry import NoRegistry
@@ -38,11 +43,23 @@ def timeless(event: Event) -> Event:
     return replace(event, **{name: 0.0 for name in TIMES if hasattr(event, name)})
 
 
-def in_one_go(config: Config, folder: Path) -> list[Event]:
-    return [timeless(event) for event in loop_of(config, folder).run(prompts())]
+Prepare = Callable[[Loop], Callable[[Event], None]]  # of a loop; returns what is called with every event
 
 
-def in_parts(config: Config, folder: Path, every: int) -> tuple[list[Event], int]:
+def prepare_nothing(loop: Loop) -> Callable[[Event], None]:
+    return lambda event: None
+
+
+def in_one_go(config: Config, folder: Path, prepare: Prepare = prepare_nothing) -> list[Event]:
+    loop, found = loop_of(config, folder), list[Event]()
+    see = prepare(loop)
+    for event in loop.run(prompts()):
+        found.append(timeless(event))
+        see(event)
+    return found
+
+
+def in_parts(config: Config, folder: Path, every: int, prepare: Prepare = prepare_nothing) -> tuple[list[Event], int]:
     """The events of a run that is stopped after every so many blocks, and how often it was. Nothing but the files of
     the snapshots goes from one part to the next."""
     events: list[Event] = []
@@ -57,8 +74,10 @@ def in_parts(config: Config, folder: Path, every: int) -> tuple[list[Event], int
                     loop.runners[event.target].learner.replay_history(event)
             position.skip(kept.state["position"])
         blocks = iter(range(every))
+        see = prepare(loop)
         for event in loop.run(position, lambda blocks=blocks: next(blocks, None) is None):
             events.append(timeless(event))
+            see(event)
         keep = SnapshotWriter()
         files = keep.files({"loop": loop.save(keep), "position": position.save()})
         if next(blocks, None) is not None:  # it ended before it was stopped
@@ -112,6 +131,55 @@ def test_it_makes_no_difference_where_a_run_was_stopped(
     whole = in_one_go(config, tmp_path / "whole")
     parts, stops = in_parts(config, tmp_path / "parts", every=6)
     assert stops >= 5
+    assert differences(whole, parts) == []
+
+
+FELL = 5  # the prompt at which the drafter in service is spoilt, and raises the alarm
+
+
+class OneFall:
+    """Alarms once."""
+
+    def observe(self, prompt: PromptCompleted) -> Drifted | None:
+        fell = prompt.offset == FELL
+        return make_drifted(offset=FELL, target=prompt.target, changed_at=FELL, action="recall") if fell else None
+
+
+def spoil(loop: Loop) -> Callable[[Event], None]:
+    """Spoil the drafter in service before the alarm, and check what is in service when a version came back."""
+    (runner,) = loop.runners.values()
+    runner.learner._drift = OneFall()
+    trainer, folder = runner.learner.distill.drafter.trainer, runner.learner.publisher
+
+    def see(event: Event) -> None:
+        if isinstance(event, PromptCompleted) and event.offset == FELL:
+            generator = torch.Generator().manual_seed(0)
+            trainer.adopt([torch.randn(weight.shape, generator=generator) for weight in trainer.served.trained_weights])
+        if isinstance(event, Recalled) and event.version is not None and isinstance(trainer, OutputLayerTrainer):
+            with safe_open(dict(folder.folders)[event.version] / SUMS_FILE, framework="pt") as file:
+                assert torch.equal(trainer._sums.states_WW, file.get_tensor("states"))
+                assert torch.equal(trainer._sums.products_WD, file.get_tensor("products"))
+
+    return see
+
+
+@pytest.mark.parametrize("method", ["gradient", "least-squares"])
+def test_a_recall_is_the_same_wherever_the_run_was_stopped(
+    tiny_pair: TinyPair,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+):
+    """Also between the alarm and the prompt that proves the version; its sums come back bit for bit."""
+    changes = {"publish__enabled": True, "publish__interval": 2, "drift__recall_margin": 0.0, "learn__lag": 2}
+    config = config_of(tiny_pair, **changes, draft__sources=("model",), learn__method=method)
+    monkeypatch.setattr(sys.modules[__name__], "PROMPTS", 36)
+    whole = in_one_go(config, tmp_path / "whole", spoil)
+    recalled = next(event for event in whole if isinstance(event, Recalled))
+    assert recalled.version is not None
+    assert recalled.offset == FELL + recalled.prompts > FELL
+    parts, stops = in_parts(config, tmp_path / "parts", 12, spoil)
+    assert stops >= 10
     assert differences(whole, parts) == []
 
 

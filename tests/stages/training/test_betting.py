@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from stages.contract.snapshot import SnapshotReader, SnapshotWriter
-from stages.training.betting import DECISIVE, BettingTest
+from stages.training.betting import DECISIVE, BettingTest, SumTest
 
 STREAMS, LENGTH = 400, 250
 NULLS: dict[str, Callable[[Random], float]] = {
@@ -89,3 +89,55 @@ def test_a_restored_test_continues_with_the_same_evidence():
     for one in (test, restored):
         one.observe(0.9, 0.3)
     assert restored.evidence == test.evidence
+
+
+# Sums of differences.
+
+DIFFERENCES: dict[str, Callable[[Random], float]] = {
+    "signs": lambda random: random.choice((-1.0, 1.0)),
+    "mostly none": lambda random: random.choice((-1.0, 0.0, 0.0, 0.0, 1.0)),
+    "spread": lambda random: random.uniform(-1, 1),
+}
+
+
+def count_prompts(draw: Callable[[], float], most: int, tokens: int = 48) -> int | None:
+    """Count the prompts until their differences are decisive; None if they never are."""
+    test = SumTest()
+    for number in range(1, most + 1):
+        test.observe(sum(draw() for _ in range(tokens)), tokens)
+        if test.decisive:
+            return number
+    return None
+
+
+@pytest.mark.parametrize("draw", DIFFERENCES.values(), ids=list(DIFFERENCES))
+def test_differences_of_none_on_average_are_decisive_in_less_than_one_stream_in_twenty(draw: Callable[[Random], float]):
+    random = Random(7)
+    found = [count_prompts(lambda: draw(random), 32) for _ in range(STREAMS)]
+    assert sum(number is not None for number in found) < STREAMS / 20
+
+
+@pytest.mark.parametrize(("gained", "lost", "most"), [(0.45, 0.05, 3), (0.3, 0.1, 8), (0.2, 0.1, 30)])
+def test_a_better_drafter_is_proven_within_some_prompts(gained: float, lost: float, most: int):
+    random = Random(8)
+
+    def draw() -> float:
+        value = random.random()
+        return 1.0 if value < gained else -1.0 if value < gained + lost else 0.0
+
+    found = [count_prompts(draw, most) for _ in range(40)]
+    assert sum(number is not None for number in found) >= 36
+
+
+def test_a_sum_of_differences_is_within_their_number():
+    with pytest.raises(ValueError, match="must be from -4 to 4"):
+        SumTest().observe(4.5, 4)
+
+
+def test_saved_sums_go_on():
+    test, again = SumTest(), SumTest()
+    test.observe(9.0, 20)
+    again.restore(list(test.save()), SnapshotReader(SnapshotWriter().files(None)))
+    for one in (test, again):
+        one.observe(8.0, 20)
+    assert again.evidence == test.evidence > 1

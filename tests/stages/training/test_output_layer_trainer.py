@@ -1,6 +1,7 @@
 """Training the drafter's output layer in closed form: it learns, forgets on request, and touches nothing else."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,15 @@ from stages.drafting.target_states import SIZE, TargetStates
 from stages.examples.losses import expected_acceptance, greedy_agreement, trie_loss
 from stages.models.huggingface import new_llama
 from stages.models.language_model import LanguageModel
-from stages.training.output_layer_trainer import LeastSquaresSums, OutputLayerTrainer, find_states, untie_output
+from stages.training.output_layer_trainer import (
+    SUMS_FILE,
+    LeastSquaresSums,
+    OutputLayerTrainer,
+    find_states,
+    untie_output,
+)
 from stages.training.update import TrainingConfig
+from store.errors import CorruptError
 
 
 def new_trainer(**changes: Any) -> OutputLayerTrainer:
@@ -196,3 +204,54 @@ def test_merged_sums_are_those_of_one_trainer_that_saw_everything():
         update(trainer, own)
     left.merge(right._sums)
     torch.testing.assert_close(left._sums.solve(), both._sums.solve(), atol=1e-6, rtol=0)
+
+
+def test_the_sums_of_a_version_come_back_bit_for_bit(tmp_path: Path):
+    """Also after other text was learned; what is learned next gives the weights of a run that never left."""
+    trainer, stayed = new_trainer(), new_trainer()
+    for one in (trainer, stayed):
+        for _ in range(2):
+            update(one, [COUNTING])
+    trainer.write_sums(tmp_path)
+    kept = [tensor.clone() for tensor in (trainer._sums.states_WW, trainer._sums.products_WD)]
+    served = [weight.detach().clone() for weight in trainer.served.trained_weights]
+    trainer.respond_to_drift()
+    update(trainer, [BACKWARD])
+    assert not torch.equal(trainer._sums.products_WD, kept[1])
+    trainer.adopt(served)
+    trainer.read_sums(tmp_path)
+    assert torch.equal(trainer._sums.states_WW, kept[0])
+    assert torch.equal(trainer._sums.products_WD, kept[1])
+    stayed.adopt(served)
+    for one in (trainer, stayed):
+        update(one, [LATER])
+    assert same(weights(trainer.served.model), weights(stayed.served.model))
+
+
+def test_prompts_can_be_forgotten_after_the_sums_came_back(tmp_path: Path):
+    """One that the sums hold is taken out of them; one that was learned since is not in them."""
+    trainer, never = new_trainer(), new_trainer()
+    first, second = replace(COUNTING, offset=1), replace(LATER, offset=2)
+    update(trainer, [first])
+    update(trainer, [second])
+    trainer.write_sums(tmp_path)
+    since = replace(BACKWARD, offset=3)
+    update(trainer, [since])
+    trainer.read_sums(tmp_path)
+    trainer.forget(lambda example: example.offset == 3)
+    update(never, [second])
+    trainer.forget(lambda example: example.offset == 1)
+    torch.testing.assert_close(trainer._sums.states_WW, never._sums.states_WW, atol=1e-6, rtol=0)
+    torch.testing.assert_close(trainer._sums.products_WD, never._sums.products_WD, atol=1e-6, rtol=0)
+
+
+def test_a_version_without_sums_changes_nothing_and_a_damaged_one_is_refused(tmp_path: Path):
+    trainer = new_trainer()
+    update(trainer, [COUNTING])
+    before = trainer._sums.products_WD.clone()
+    trainer.read_sums(tmp_path)
+    assert torch.equal(trainer._sums.products_WD, before)
+    (tmp_path / SUMS_FILE).write_bytes(b"no tensors")
+    with pytest.raises(CorruptError, match="must hold the sums of a version"):
+        trainer.read_sums(tmp_path)
+    assert torch.equal(trainer._sums.products_WD, before)
