@@ -55,7 +55,7 @@ class RankDetector:
     ...     detector.update(value)
     ...     found += [number] * detector.drift_detected
     >>> found[0]  # the fall begins at 40
-    43
+    44
 
     Args:
         interval: values between two false alarms, at least, on average.

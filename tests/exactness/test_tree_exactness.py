@@ -27,7 +27,7 @@ from stages import tree_decisions, verify
 from stages.choose import ChooseDraft
 from stages.contract.blocks import Draft, SequenceState, TokenTree, Verdict
 from stages.drafting.costs import Costs
-from stages.drafting.holdout import Holdout
+from stages.drafting.holdout import Choice, Holdout
 from stages.drafting.sources import SourceChooser
 from stages.memory.calibration import own_cell
 from stages.memory.text_memory import TextMemory
@@ -585,6 +585,7 @@ class LooksAhead(ChooseDraft):
     def __call__(self, batch: Sequence[SequenceState]) -> list[Draft]:
         drafts, trees = self._decode(batch), self.memory.grow(batch)
         self._expected = {row: one.expected for row, one in zip(batch, trees, strict=True)}
+        self._choices = dict.fromkeys(batch, Choice(Action.MODEL, 1.0, drawn=False))
         return [
             self._make_draft(draft.row, one, 1.0) if one.tree and draft.pieces[0] != one.tree.tokens[0] else draft
             for draft, one in zip(drafts, trees, strict=True)

@@ -190,7 +190,7 @@ SETTINGS = {
     "drift.grace": 1,
     "drift.tolerance": 0.0,
     "drift.cooldown": 3,
-    "drift.recall_margin": 0.0,
+    "drift.recall_margin": 0.5,  # so that no version is put on trial, which would outlast the stream
     "cache.budget_bytes": 12000,
     "publish.interval": 5,
     "commit.seconds": 0.05,

@@ -40,7 +40,7 @@ DRIFTING = {
     "drift__grace": 1,
     "drift__tolerance": 0.0,
     "drift__cooldown": 3,
-    "drift__recall_margin": 0.0,
+    "drift__recall_margin": 0.5,  # so that no version is put on trial, which would outlast the stream
 }
 CASES: dict[str, dict[str, Any]] = {
     "updates": {},
