@@ -12,8 +12,8 @@ REPLAYED = 2  # pieces that an update reads per piece of its new examples: it ta
 # Share of the rejected tokens that an update is hoped to turn into accepted ones. With a drafter that knew nothing of
 # its target, seven updates raised .19 to .40, so each won .04 of them; with one distilled from it, they won nothing.
 HOPED_GAIN = 0.05
-# Where rejected tokens are rare an update is an exploration. At 4 times the longest interval its 1.2 s were 1.7% of the
-# time of the fastest real target (SmolLM2 in four bits); at once the longest they were 6%.
+# Where rejected tokens are rare an update is an exploration. At once the longest interval it took a tenth of the time
+# of the fastest real target (SmolLM2 in four bits, docs/experiments.md).
 TO_EXPLORE = 4
 
 
