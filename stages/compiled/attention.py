@@ -108,6 +108,8 @@ class _Attention:
         """Store the scaled products of all heads with the keys in some slots; minus infinity beyond the last key."""
         emit, build = self._emit, self._emit.builder
         keys = [emit.offset(begin, emit.multiply(slot, self._shape.slot), 4) for slot in slots]
+        for key in keys:  # their successors, if they follow each other
+            emit.prefetch(emit.offset(key, VECTOR_SIZE * self._shape.slot, 4), 4 * self._shape.head_size)
         left = emit.spread(build.trunc(emit.subtract(count, number), INT))
         exists = build.icmp_signed("<", ir.Constant(INTS, list(range(VECTOR_SIZE))), left)
         scale = emit.floats(self._shape.scale)

@@ -29,6 +29,7 @@ TILE = 6  # rows that share the unpacking of codes: the sums of all rows and blo
 NARROW_TILE = 2  # with 16 registers of half the size
 CHAINS = 2  # sums of a group that are added at its end: a processor adds to several at a time
 BYTES = 4 * VECTOR_SIZE  # of a vector
+AHEAD = 2048  # bytes between what is multiplied and what is asked for: a processor asks for the very next lines only
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,7 @@ class _Product:
         self._tile = TILE if features.wide_registers else NARROW_TILE
         self._group_bytes = kind.bits * GROUP * VECTOR_SIZE // 8
         self._scale_bytes = VECTOR_SIZE * (4 if kind.wide_scales else 2)
+        self._ahead = AHEAD // self._group_bytes
         self._vectors = kind.bits * GROUP // 32 // kind.scales  # of codes that share a scale
         self._sums = [emit.variable(VECTOR, emit.floats(0.0)) for _ in range(COLUMNS * self._tile)]
 
@@ -119,6 +121,8 @@ class _Product:
         for total in chain(*totals):
             emit.set(total, emit.floats(0.0))
         with emit.loop(0, self._groups) as group:
+            for column in columns if kind.bits < 32 else ():  # reading numbers of 32 bits takes all of the memory
+                self._prefetch(column, emit.add(group, self._ahead))
             codes = [emit.offset(column.codes, group, self._group_bytes) for column in columns]
             own = [emit.offset(start, group, input_bytes) for start in inputs]
             multiply = self._multiply_codes if kind.rounds else self._multiply_numbers
@@ -138,6 +142,15 @@ class _Product:
             for field in (Field.SCALES, Field.MINIMA)
         )
         return _Column(emit.offset(emit.pointer(self._fields, Field.MATRIX), first, self._group_bytes), scales, minima)
+
+    def _prefetch(self, column: "_Column", group: Value) -> None:
+        """Ask for all that is stored of a group; after the last group of a block, that is the next block's."""
+        emit, kind = self._emit, self._kind
+        emit.prefetch(emit.offset(column.codes, group, self._group_bytes), self._group_bytes)
+        if kind.has_groups:
+            size = kind.scales * self._scale_bytes
+            for address in (column.scales,) if kind.signed else (column.scales, column.minima):
+                emit.prefetch(emit.offset(address, group, size), size)
 
     def _add_products(
         self, column: "_Column", place: Value, totals: Sequence[Value], products: Sequence[Value], sums: Sequence[Value]

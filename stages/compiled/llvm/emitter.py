@@ -14,6 +14,7 @@ VECTOR_SIZE = 16  # numbers of a vector; LLVM divides it where registers are sma
 BYTE, INT, LONG = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 FLOAT, HALF = ir.FloatType(), ir.HalfType()
 POINTER = ir.PointerType()
+LINE = 64  # bytes that a processor reads from memory at once
 VECTOR, INTS = ir.VectorType(FLOAT, VECTOR_SIZE), ir.VectorType(INT, VECTOR_SIZE)
 WORK = (POINTER, POINTER, LONG, LONG, LONG)  # arguments of a step: itself, the header, first and end of items, thread
 
@@ -151,6 +152,13 @@ class Emitter:
     def store(self, value: Value, address: Value, align: int = 4) -> None:
         """Store a value at an address."""
         self.builder.store(value, address, align=align)
+
+    def prefetch(self, address: Value, size: int) -> None:
+        """Ask for the bytes at an address, which are read soon, so that nothing waits for them then. It may be outside
+        of what the process may read."""
+        arguments = [ir.Constant(INT, number) for number in (0, 3, 1)]  # to be read, often, as data
+        for place in range(0, size, LINE):
+            self.call("llvm.prefetch.p0", ir.VoidType(), [self.offset(address, place, 1), *arguments])
 
     def field(self, table: Value, number: int) -> Value:
         """Return an integer of a table of integers."""
