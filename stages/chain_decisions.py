@@ -17,7 +17,8 @@ from torch import Tensor
 
 from stages.contract.blocks import Decision, Proposal, ProposedToken
 from stages.rules import Levels, Rule
-from stages.sampling.distributions import acceptance_probability, sample
+from stages.sampling.distributions import acceptance_probability
+from stages.sampling.drawing import RowDistributions, sample
 from stages.sampling.random_source import RandomSource, to_float32_grid
 from store.events import Origin, Outcome
 
@@ -47,7 +48,7 @@ def _outcome_distribution(levels: Levels) -> Tensor:
 
 
 def decide(
-    proposal: Proposal, levels: Sequence[Levels], target_probs_MV: Tensor, rule: Rule, rng: RandomSource
+    proposal: Proposal, levels: Sequence[Levels], target: RowDistributions, rule: Rule, rng: RandomSource
 ) -> tuple[Decision, ...]:
     """Decide the outcome of every proposed token of one row, and draw the emitted tokens.
 
@@ -71,7 +72,8 @@ def decide(
     >>> target_probs_MV = torch.tensor([[0.4, 0.5, 0.1], [0.0, 0.0, 1.0]])  # M = 2: at token 0 and after it
     >>> (levels,) = rule.levels([proposal], target_probs_MV, starts=[0])
     >>> def show(*numbers):
-    ...     decisions = decide(proposal, levels, target_probs_MV, rule, ScriptedNumbers(*numbers))
+    ...     target = RowDistributions(target_probs_MV)
+    ...     decisions = decide(proposal, levels, target, rule, ScriptedNumbers(*numbers))
     ...     return [(str(decision.outcome), decision.emitted, str(decision.origin)) for decision in decisions]
     >>> show(0.3, 0.9)
     [('accepted', 0, 'accepted'), ('undrafted', 2, 'bonus')]
@@ -86,7 +88,7 @@ def decide(
     Args:
         proposal: m translated tokens.
         levels: per proposed token its options' probabilities under the drafter and the target.
-        target_probs_MV: the target's distributions at each proposed token and, if none is None, after the last.
+        target: its distributions at each proposed token and, if none is None, after the last.
         rule: computes the residual.
         rng: gives one number per tested token, and one for the token drawn at the end.
     """
@@ -95,8 +97,10 @@ def decide(
         uniform = to_float32_grid(rng.uniform(_outcome_distribution(token_levels)))
         passed = passed_levels(token_levels, uniform)
         if passed < len(token_levels[0]):
-            weights_V = rule.residual(proposal, index, passed, target_probs_MV[index])
-            emitted = sample(weights_V, rng)
+            if target.certain is None:
+                emitted = sample(rule.residual(proposal, index, passed, target.probs_MV[index]), rng)
+            else:  # whatever is taken away from a certain token, it alone remains
+                emitted = target.draw(index, rng)
             decisions.append(
                 Decision(index, proposed, Outcome.REJECTED, emitted, Origin.RESIDUAL, *token_levels, uniform, passed)
             )
@@ -104,8 +108,8 @@ def decide(
         decisions.append(
             Decision(index, proposed, Outcome.ACCEPTED, proposed.token, Origin.ACCEPTED, *token_levels, uniform, passed)
         )
-    bonus = Decision(len(decisions), None, Outcome.UNDRAFTED, sample(target_probs_MV[-1], rng), Origin.BONUS)
-    return (*decisions, bonus)
+    bonus = target.draw(len(decisions), rng)
+    return (*decisions, Decision(len(decisions), None, Outcome.UNDRAFTED, bonus, Origin.BONUS))
 
 
 def _list_unjudged(tokens: Sequence[ProposedToken], levels: Sequence[Levels], start: int) -> list[Decision]:

@@ -23,7 +23,8 @@ from stages.drafting.stopping import AlwaysSpeculate, SpeculationPolicy, StopRul
 from stages.drafting.target_states import AGE_DECAY
 from stages.models.language_model import LanguageModel
 from stages.prompts.prompt_reader import PromptReader
-from stages.sampling.distributions import Sampling, entropy, sample_rows, to_probs
+from stages.sampling.distributions import Sampling, entropy, to_probs
+from stages.sampling.drawing import sample_rows
 
 LOG = logging.getLogger("omnidraft.drafting")
 

@@ -137,6 +137,8 @@ class TrieRule(Rule):
             for index, proposed in enumerate(proposal.tokens)
             for test in proposed.tests
         ]
+        if not placed:
+            return [[] for _ in batch]
         # The test is made on the numbers that are logged: rounded to the distributions' precision.
         target = iter(target_probs_NV.new_tensor(self._target_levels(placed, target_probs_NV)).tolist())
         drafter = iter(target_probs_NV.new_tensor(self._drafter_levels(batch)).tolist())

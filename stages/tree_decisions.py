@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from stages.contract.blocks import Decision, TokenTree
-from stages.sampling.distributions import sample
+from stages.sampling.drawing import RowDistributions, sample
 from stages.sampling.random_source import RandomSource, to_float32_grid
 from store.events import Origin, Outcome
 
@@ -32,7 +32,7 @@ def chosen_candidate(chances: Sequence[float], uniform: float) -> int | None:
     return next((number for number, edge in enumerate(edges) if uniform < edge), None)
 
 
-def decide_tree(tree: TokenTree, target_probs_MV: Tensor, rng: RandomSource) -> tuple[Decision, ...]:
+def decide_tree(tree: TokenTree, target: RowDistributions, rng: RandomSource) -> tuple[Decision, ...]:
     """Decide the outcome of every candidate of a row's tree, and draw the emitted tokens.
 
     Candidates are not drawn from a distribution, so the rule is: draw the target's token, and follow the tree while the
@@ -54,7 +54,7 @@ def decide_tree(tree: TokenTree, target_probs_MV: Tensor, rng: RandomSource) -> 
     >>> tree = TokenTree((candidate(1, -1, 0), candidate(3, 0, 1), candidate(2, -1, 0)))
     >>> target_probs_MV = torch.tensor([[0.25, 0.5, 0.25, 0], [0, 0, 0, 1.0], [1.0, 0, 0, 0], [1.0, 0, 0, 0]])
     >>> def show(*numbers):
-    ...     decisions = decide_tree(tree, target_probs_MV, ScriptedNumbers(*numbers))
+    ...     decisions = decide_tree(tree, RowDistributions(target_probs_MV), ScriptedNumbers(*numbers))
     ...     return [(str(decision.outcome), decision.emitted) for decision in decisions]
     >>> show(0.4, 0.0, 0.0)  # 1, then 3, then what follows
     [('accepted', 1), ('accepted', 3), ('alternative', None), ('undrafted', 0)]
@@ -65,32 +65,40 @@ def decide_tree(tree: TokenTree, target_probs_MV: Tensor, rng: RandomSource) -> 
 
     Args:
         tree: m candidates.
-        target_probs_MV: the target's distributions after the text, and after each candidate.
+        target: its distributions after the text, and after each candidate.
         rng: gives one number per place with candidates, and one for the token drawn at the end.
     """
+    candidates = tree.candidates
+    chances = target.find_chances([one.parent + 1 for one in candidates], [one.token for one in candidates])
     outcomes: dict[int, Decision] = {}
     place: int | None = -1
     while place is not None and tree.children(place):
-        decided, place = _decide_place(tree, place, target_probs_MV[place + 1], rng)
+        decided, place = _decide_place(tree, place, chances, target, rng)
         outcomes |= decided
-    for index, candidate in enumerate(tree.candidates):
+    for index in range(len(candidates)):
         if index not in outcomes:
-            chance = float(target_probs_MV[candidate.parent + 1][candidate.token])
-            outcomes[index] = _judge_candidate(tree, index, chance, Outcome.UNJUDGED)
-    decisions = [outcomes[index] for index in range(len(tree.candidates))]
+            outcomes[index] = _judge_candidate(tree, index, chances[index], Outcome.UNJUDGED)
+    decisions = [outcomes[index] for index in range(len(candidates))]
     if place is not None:
-        bonus = sample(target_probs_MV[place + 1], rng)
+        bonus = target.draw(place + 1, rng)
         decisions.append(Decision(len(decisions), None, Outcome.UNDRAFTED, bonus, Origin.BONUS))
     return tuple(decisions)
 
 
 def _decide_place(
-    tree: TokenTree, place: int, target_probs_V: Tensor, rng: RandomSource
+    tree: TokenTree, place: int, all_chances: Sequence[float], target: RowDistributions, rng: RandomSource
 ) -> tuple[dict[int, Decision], int | None]:
-    """Decide the candidates of one place. Returns the decisions, and the accepted candidate or None."""
+    """Decide the candidates of one place. Returns the decisions, and the accepted candidate or None.
+
+    Args:
+        tree: m candidates.
+        place: the candidate that they follow; -1 for the text.
+        all_chances: the target's probability of every candidate of the tree.
+        target, rng: see `decide_tree`.
+    """
     children = tree.children(place)
     tokens = [tree.candidates[child].token for child in children]
-    chances: list[float] = target_probs_V[tokens].tolist()
+    chances = [all_chances[child] for child in children]
     uniform = to_float32_grid(rng.uniform(place_distribution(chances)))
     chosen = chosen_candidate(chances, uniform)
     decided = {
@@ -98,7 +106,8 @@ def _decide_place(
         for child, chance in zip(children, chances, strict=True)
     }
     if chosen is None:
-        outcome, emitted, origin = Outcome.REJECTED, _draw_other(target_probs_V, tokens, rng), Origin.RESIDUAL
+        outcome, origin = Outcome.REJECTED, Origin.RESIDUAL
+        emitted = _draw_other(target, place + 1, tokens, rng) if any(chances) else target.draw(place + 1, rng)
     else:
         outcome, emitted, origin = Outcome.ACCEPTED, tokens[chosen], Origin.ACCEPTED
     number = chosen or 0  # the first candidate carries the rejection
@@ -121,11 +130,9 @@ def _judge_candidate(
     return Decision(index, None, outcome, emitted, origin, (1.0,), (chance,), uniform, passed, candidate)
 
 
-def _draw_other(target_probs_V: Tensor, tokens: Sequence[int], rng: RandomSource) -> int:
+def _draw_other(target: RowDistributions, place: int, tokens: Sequence[int], rng: RandomSource) -> int:
     """Draw a token that is none of these."""
-    if not bool(target_probs_V[tokens].any()):  # nothing to take away: no copy of a vocabulary is made
-        return sample(target_probs_V, rng)
-    weights_V = target_probs_V.clone()
+    weights_V = target.probs_MV[place].clone()
     weights_V[tokens] = 0
     # Some other token has mass, or this would not be drawn; only rounding can make the sum 0.
-    return sample(weights_V if float(weights_V.sum()) > 0 else target_probs_V, rng)
+    return sample(weights_V, rng) if float(weights_V.sum()) > 0 else target.draw(place, rng)

@@ -7,6 +7,7 @@ Shapes: N positions of all rows, M positions of one row, V target tokens.
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import accumulate, chain, pairwise
+from math import isfinite
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from stages.models.language_model import LanguageModel
 from stages.prompts.prompt_reader import PromptReader
 from stages.rules import Levels, Rule
 from stages.sampling.distributions import OneHotRows, Sampling, find_peaks, to_probs
+from stages.sampling.drawing import RowDistributions
 from stages.sampling.logprobs import TokenLogprobs, compute_logprobs
 from stages.transformed_logits import transform_logits
 from stages.tree_decisions import decide_tree
@@ -45,13 +47,15 @@ def _parents(batch: Sequence[Proposal], fed: Sequence[Sequence[int]]) -> list[Se
 def _straighten(
     batch: Sequence[Proposal], outcomes: Sequence[Sequence[Decision]], logits_NV: Tensor, starts: Sequence[int]
 ) -> tuple[Tensor, Sequence[int]]:
-    """Return the logits with those of a tree reduced to its emitted tokens, in order, and the start of each row."""
-    if not any(proposal.draft.tree for proposal in batch):
-        return logits_NV, starts
+    """Return the logits with those of a tree reduced to its emitted tokens, in order, and the start of each row. A copy
+    only if some of those tokens do not follow each other in the logits.
+    """
     lines = [
         [start + line for line in emitting_lines(decisions)] if proposal.draft.tree else list(range(start, stop))
         for proposal, decisions, (start, stop) in zip(batch, outcomes, pairwise(starts), strict=True)
     ]
+    if all(own[-1] - own[0] == len(own) - 1 for own in lines):  # in the order of the text, they never go back
+        return logits_NV, [own[0] for own in lines]
     places_N = torch.tensor(list(chain(*lines)), device=logits_NV.device)
     return logits_NV[places_N], [0, *accumulate(map(len, lines))]
 
@@ -169,16 +173,19 @@ class Verify(Stage[Proposal, Verdict]):
         peaks_N = self._find_peaks([proposal.draft.row for proposal in batch], logits_NV, starts)
         wanted_NV = transform_logits(batch, logits_NV, starts, self._probs_dtype)
         samplings = [one.draft.row.sampling or self._sampling for one in batch for _ in range(len(one.verifiable) + 1)]
+        certain: list[int] | None = None
         if all(sampling.is_greedy for sampling in samplings):
             peaks_N = peaks_N if wanted_NV is logits_NV else find_peaks(wanted_NV)
             target_probs_NV = self._certain.place(peaks_N, logits_NV.shape[1], self._probs_dtype)
+            certain = peaks_N.tolist()
         else:
             target_probs_NV = to_probs(wanted_NV, samplings, self._probs_dtype)
         levels = self._rule.levels(batch, target_probs_NV, starts)
-        outcomes = [
-            self._decide_row(proposal, levels[i], target_probs_NV[starts[i] : starts[i + 1]])
-            for i, proposal in enumerate(batch)
+        targets = [
+            RowDistributions(target_probs_NV[start:stop], None if certain is None else certain[start:stop])
+            for start, stop in pairwise(starts)
         ]
+        outcomes = list(map(self._decide_row, batch, levels, targets))
         supervision = self._supervise(batch, outcomes, logits_NV, starts)
         logprobs = _collect_logprobs(batch, outcomes, logits_NV, starts)
         states = self._project_states(outcomes, hidden_NW, starts)
@@ -218,14 +225,14 @@ class Verify(Stage[Proposal, Verdict]):
         return supervision
 
     def _decide_row(
-        self, proposal: Proposal, levels: Sequence[Levels], target_probs_MV: Tensor
+        self, proposal: Proposal, levels: Sequence[Levels], target: RowDistributions
     ) -> tuple[Decision, ...]:
         """Decide one row's proposed tokens, up to the end of the sequence."""
         row, tree = proposal.draft.row, proposal.draft.tree
         if tree:
-            decisions = decide_tree(tree, target_probs_MV, row.rng)
+            decisions = decide_tree(tree, target, row.rng)
         else:
-            decisions = decide(proposal, levels, target_probs_MV, self._rule, row.rng)
+            decisions = decide(proposal, levels, target, self._rule, row.rng)
         return truncate(decisions, row.remaining_tokens, self._end_ids(row), row.stop_strings)
 
     def _end_ids(self, row: SequenceState) -> frozenset[int]:
@@ -258,9 +265,9 @@ class Verify(Stage[Proposal, Verdict]):
         """
         peaks_N = find_peaks(logits_NV)
         # NaN anywhere in a line is its peak; -inf is a mask, unless the whole line is.
-        finite_N = logits_NV.gather(1, peaks_N[:, None])[:, 0].isfinite()
-        if not bool(finite_N.all()):
-            raise ModelError(_describe_nonfinite(rows, starts, finite_N.tolist()))
+        finite = list(map(isfinite, logits_NV.gather(1, peaks_N[:, None])[:, 0].tolist()))
+        if not all(finite):
+            raise ModelError(_describe_nonfinite(rows, starts, finite))
         return peaks_N
 
     def _new_tokens(self, proposal: Proposal, prompts: Mapping[SequenceState, Sequence[int]]) -> Sequence[int]:

@@ -1,4 +1,4 @@
-"""Distributions: from logits to the probabilities that are sampled from, and drawing from them.
+"""Distributions: from logits to the probabilities that are sampled from (drawing.py).
 
 Shapes: N positions, V tokens of a vocabulary, K likeliest tokens.
 """
@@ -12,7 +12,6 @@ from math import inf
 import torch
 from torch import Tensor
 
-from stages.sampling.random_source import RandomSource
 from store.errors import ConfigError
 
 GREEDY_BELOW = 1e-5  # a logit divided by less may leave the range of a float32
@@ -151,24 +150,6 @@ def _likeliest(distribution_NV: Tensor, found: tuple[Tensor, Tensor], top_p: flo
     dropped_NK[..., 0] = False  # also of a mass of 0
     weights_NV = torch.zeros_like(distribution_NV).scatter_(-1, ids_NK, values_NK.masked_fill(dropped_NK, 0))
     return weights_NV, mass_NK[..., -1] >= top_p
-
-
-def sample_rows(weights_NV: Tensor, rngs: Sequence[RandomSource]) -> Tensor:
-    """Draw one index per row, in proportion to the row's nonnegative weights (N,).
-
-    By inversion: the smallest index whose cumulative weight exceeds the row's uniform number, in double
-    precision. Nothing is copied to the host.
-    """
-    uniforms = [rng.uniform(weights_V) for rng, weights_V in zip(rngs, weights_NV, strict=True)]
-    cumulative_NV = weights_NV.to(torch.float64).cumsum(-1)
-    points_N1 = torch.tensor(uniforms, dtype=torch.float64, device=weights_NV.device)[:, None] * cumulative_NV[:, -1:]
-    index_N = torch.searchsorted(cumulative_NV, points_N1, right=True)[:, 0]
-    return index_N.clamp_(max=weights_NV.shape[-1] - 1)
-
-
-def sample(weights_V: Tensor, rng: RandomSource) -> int:
-    """Draw one index in proportion to nonnegative weights."""
-    return int(sample_rows(weights_V[None], [rng])[0])
 
 
 def entropy(distribution_NV: Tensor) -> Tensor:

@@ -30,6 +30,7 @@ from whole_stages import EXTRA, stage_distribution
 from stages import chain_decisions, tree_decisions
 from stages import rules as acceptance
 from stages.sampling.distributions import Sampling
+from stages.sampling.drawing import RowDistributions
 from stages.tree_decisions import decide_tree
 
 UNIT = 2.0**-24  # relative error of one rounding in float32, and the grid of the numbers that decide tests
@@ -159,7 +160,9 @@ def tree_distance(world: World, kind: str) -> float:
     tree = make_tree(grow(world, (), KINDS[kind], 2))
     probs_MV = torch.stack([world.target_distribution(path) for path in [(), *_paths_of(tree)]])
     found: Distribution = defaultdict(float)
-    for weight, decisions in every_outcome(lambda rng: decide_tree(tree, probs_MV, rng), rounded=True):
+    for weight, decisions in every_outcome(
+        lambda rng: decide_tree(tree, RowDistributions(probs_MV), rng), rounded=True
+    ):
         emitted = next(one.emitted for one in decisions if one.emitted is not None)
         found[(emitted,)] += weight
     return total_variation(found, true_distribution(plain_world(world), 1))

@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from enumeration import EnumeratingRandomSource
@@ -11,7 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from stages.sampling import distributions
-from stages.sampling.distributions import Sampling, entropy, sample, sample_rows, to_probs
+from stages.sampling.distributions import Sampling, entropy, to_probs
+from stages.sampling.drawing import sample, sample_rows
 from stages.sampling.random_source import UNIFORM_BITS, SeededRandomSource, to_float32_grid
 from store.errors import ConfigError
 
@@ -194,6 +196,21 @@ def test_an_outcome_begins_where_the_one_before_it_ends():
 def test_every_row_is_drawn_by_its_own_number_in_order():
     distribution = torch.tensor([[0.5, 0.5], [0.5, 0.5], [0.9, 0.1]])
     assert sample_rows(distribution, [Given(0.2), Given(0.7), Given(0.7)]).tolist() == [0, 1, 0]
+
+
+@pytest.mark.parametrize("size", [1, 255, 256, 257, 1000, 49_152])
+def test_every_token_has_the_numbers_of_its_own_weight(size: int):
+    """Chunk by chunk as in one sum of all weights: at both ends of a token's numbers, and with tokens of weight 0."""
+    numbers = np.random.default_rng(size)
+    weights_V = numbers.random(size) * (numbers.random(size) < 0.3)
+    weights_V[numbers.integers(size)] = 0.5  # one at least
+    edges = np.concatenate([[0.0], weights_V.cumsum()]) / weights_V.sum()
+    for index in numbers.choice(np.flatnonzero(weights_V), 20).tolist():
+        inside = 1e-4 * (edges[index + 1] - edges[index])
+        for number in (edges[index] + inside, edges[index + 1] - inside):
+            assert sample(torch.from_numpy(weights_V), Given(float(number))) == index
+    assert weights_V[sample(torch.from_numpy(weights_V), Given(1 - 2**-53))] > 0
+    assert sample(torch.zeros(size), Given(0.5)) < size
 
 
 def test_a_float32_distribution_is_summed_in_double_precision():

@@ -33,6 +33,7 @@ from stages.memory.calibration import own_cell
 from stages.memory.text_memory import TextMemory
 from stages.memory.tree_growth import TreeLimits
 from stages.sampling.distributions import Sampling
+from stages.sampling.drawing import RowDistributions
 from stages.sampling.random_source import RandomSource, SeededRandomSource
 from stages.vocabulary.text_stream import StopStrings
 from store.events import Action, DraftSource, Outcome
@@ -494,12 +495,14 @@ def test_trees_of_the_memory_follow_a_row_s_own_sampling(sampling: Sampling):
 
 
 def _the_candidates_stay_in_the_residual(monkeypatch):
-    monkeypatch.setattr(tree_decisions, "_draw_other", lambda probs_V, tokens, rng: tree_decisions.sample(probs_V, rng))
+    monkeypatch.setattr(tree_decisions, "_draw_other", lambda target, place, tokens, rng: target.draw(place, rng))
 
 
 def _only_the_first_candidate_leaves_the_residual(monkeypatch):
     drawn = tree_decisions._draw_other
-    monkeypatch.setattr(tree_decisions, "_draw_other", lambda probs_V, tokens, rng: drawn(probs_V, tokens[:1], rng))
+    monkeypatch.setattr(
+        tree_decisions, "_draw_other", lambda target, place, own, rng: drawn(target, place, own[:1], rng)
+    )
 
 
 def _the_next_sibling_is_accepted(monkeypatch):
@@ -538,12 +541,18 @@ def _candidates_follow_the_cached_tokens(monkeypatch):
     monkeypatch.setattr(verify, "_parents", earlier)
 
 
+def _roll(target: RowDistributions) -> RowDistributions:
+    """Give every candidate the distribution after another one."""
+    certain = target.certain and [target.certain[0], target.certain[-1], *target.certain[1:-1]]
+    return RowDistributions(torch.cat([target.probs_MV[:1], target.probs_MV[1:].roll(1, 0)]), certain)
+
+
 def _lines_belong_to_other_candidates(monkeypatch):
     decide = verify.decide_tree
     monkeypatch.setattr(
         verify,
         "decide_tree",
-        lambda tree, probs_MV, rng: decide(tree, torch.cat([probs_MV[:1], probs_MV[1:].roll(1, 0)]), rng),
+        lambda tree, target, rng: decide(tree, _roll(target), rng),
     )
 
 

@@ -14,6 +14,7 @@ from stages.contract.blocks import (
     TokenTree,
     Verdict,
 )
+from stages.sampling.drawing import RowDistributions
 from stages.sampling.random_source import SeededRandomSource
 from stages.tree_decisions import decide_tree
 from store.events import BlockDone, DraftSource, Origin, Outcome, PromptRejected, TokenDecision, Translation
@@ -322,7 +323,7 @@ def test_what_verification_decides_about_trees_is_derived_again_from_the_log(tmp
     with RunLog(tmp_path) as log:
         for offset in range(300):
             tree, probs_MV = random_tree(offset)
-            decisions = decide_tree(tree, probs_MV, SeededRandomSource(1, offset))
+            decisions = decide_tree(tree, RowDistributions(probs_MV), SeededRandomSource(1, offset))
             emitted = [decision.emitted for decision in decisions if decision.emitted is not None]
             row = SequenceState(offset, f"docs:{offset}", "docs", "", [1, *emitted], 1, [1], None, 9, block=1)
             verdict = Verdict(Proposal(tree_draft(row, tree), ()), decisions, tuple(emitted), 0, 0)

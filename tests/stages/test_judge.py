@@ -14,6 +14,7 @@ from stages.examples.top_distributions import TopDistributions
 from stages.judge import Judge, PassResult
 from stages.ngrams.trie import Trie
 from stages.rules import TrieRule, one_hot_probs
+from stages.sampling.drawing import RowDistributions
 from stages.sampling.random_source import SeededRandomSource
 from stages.translate import parse
 from store.events import DraftSource, Outcome
@@ -50,7 +51,7 @@ def test_decisions_are_those_of_our_own_verification(seed: int):
     )
     rule, probs_MV = TrieRule(trie, one_hot_probs), logits_MV.softmax(-1)
     (levels,) = rule.levels([proposal], probs_MV, [0])
-    ours = decide(proposal, levels, probs_MV, rule, row.rng)
+    ours = decide(proposal, levels, RowDistributions(probs_MV), rule, row.rng)
     judge = Judge([], PIECES, rule)
     judge.results[row] = PassResult(emitted_tokens(ours), to_top(logits_MV, len(PIECES)))
     (verdict,) = judge([proposal])

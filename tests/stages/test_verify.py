@@ -18,6 +18,7 @@ from stages.examples.teacher import Supervision, supervise_nothing
 from stages.ngrams.trie import Trie
 from stages.rules import TrieRule
 from stages.sampling.distributions import Sampling
+from stages.sampling.drawing import RowDistributions
 from stages.sampling.random_source import RandomSource
 from stages.translate import parse
 from stages.tree_decisions import chosen_candidate, decide_tree, place_distribution
@@ -209,7 +210,7 @@ def test_soft_target_is_made_before_the_row_grows():
         return [Supervision(("soft",), BRANCH)]
 
     verdict, _ = verify_block(row_of([0]), (1, 0, 1), teach=teach)
-    assert seen == [(1, [(1, 2, 3)], (3, 8), [0, 3])]
+    assert seen == [(1, [(1, 2, 3)], (3, 8), [0])]
     assert (verdict.soft_targets, verdict.branch) == (("soft",), BRANCH)
 
 
@@ -519,7 +520,7 @@ def test_candidates_that_have_all_mass_but_for_rounding_still_emit_a_token():
         def uniform(self, distribution: Tensor) -> float:
             return 1 - 2**-24
 
-    first, *_ = decide_tree(make_tree({0: {}}), probs_MV, Last())
+    first, *_ = decide_tree(make_tree({0: {}}), RowDistributions(probs_MV), Last())
     assert (first.outcome, first.emitted) == (Outcome.REJECTED, 0)
 
 
@@ -530,7 +531,7 @@ def test_lines_and_paths_of_decisions():
         def uniform(self, distribution: Tensor) -> float:
             return 0.0
 
-    decisions = decide_tree(make_tree({2: {4: {}}, 1: {5: {}, 2: {}}}), probs_MV, First())
+    decisions = decide_tree(make_tree({2: {4: {}}, 1: {5: {}, 2: {}}}), RowDistributions(probs_MV), First())
     assert [decision.emitted for decision in decisions] == [None, None, 1, None, 2, 0]
     assert accepted_path(decisions) == [2, 4]
     assert emitting_lines(decisions) == [0, 3, 5]

@@ -22,7 +22,7 @@ from stages.ngrams.cache import NgramCache, entry_bytes
 from stages.ngrams.eviction import LeastRecentlyUsed
 from stages.ngrams.trie import Node, Trie
 from stages.rules import MODES, Rule
-from stages.sampling.distributions import sample_rows
+from stages.sampling.drawing import RowDistributions, sample_rows
 from stages.sampling.random_source import UNIFORM_BITS, RandomSource
 from stages.translate import Translate
 
@@ -218,9 +218,12 @@ def _verifications(
     ]
     starts = np.cumsum([0, *(len(target_probs_MV) for target_probs_MV in distributions)]).tolist()
     levels = rule.levels(proposals, torch.cat(distributions), starts)
+    targets = [
+        RowDistributions(one_MV, one_MV.argmax(-1).tolist() if world.greedy else None) for one_MV in distributions
+    ]
     for number, proposal in enumerate(proposals):
         for weight, decisions in every_outcome(
-            lambda rng, i=number, p=proposal: decide(p, levels[i], distributions[i], rule, rng), rounded=world.rounded
+            lambda rng, i=number, p=proposal: decide(p, levels[i], targets[i], rule, rng), rounded=world.rounded
         ):
             kept = truncate(decisions, remaining_tokens, world.ends)
             yield number, weight, tuple(d.emitted for d in kept if d.emitted is not None)
