@@ -75,8 +75,8 @@ def segment_sums(values_NV: Tensor, segments: Sequence[tuple[int, Iterable[int]]
             segment.append(number)
     device = values_NV.device
     if device.type == "cpu":  # a few calls of NumPy take less time than as many of torch
-        values = values_NV.numpy().reshape(-1)[flat] if flat else []
-        sums: list[float] = np.bincount(segment, values, len(segments)).tolist()
+        values = values_NV.numpy().reshape(-1)[np.array(flat, np.intp)]
+        sums: list[float] = np.bincount(np.array(segment, np.intp), values, len(segments)).tolist()
         return sums
     sums_S = torch.zeros(len(segments), dtype=values_NV.dtype, device=device)
     if flat:

@@ -19,22 +19,25 @@ from stages.drafting.tracked_costs import TrackedCosts
 from stages.models.devices import device_name
 from stages.models.language_model import LanguageModel
 from stages.tools.cost_probe import measure
+from stages.translate import Translate
+from stages.verify import Verify
 
-FORMAT = 1  # of what is remembered: goes up when costs change without their key
+FORMAT = 2  # of what is remembered: goes up when costs change without their key
 LAYER_OVERHEAD = 2e5  # overhead of entering one layer, as a number of parameters
+TimedStages = tuple[Decode, Translate, Verify]
 VERIFY_SHARE = 0.05  # what one more verified token adds to a target pass where memory is the bound
 # On a CPU arithmetic soon is the bound: measured on two built-in pairs at batch 1 and 8.
 CPU_VERIFY_SHARE, CPU_VERIFY_SHARE_PER_ROW = 0.06, 0.027
 
 
-def make_costs(config: Config, models: Models, allowed: int, decode: Callable[[], Decode]) -> CostModel:
+def make_costs(config: Config, models: Models, allowed: int, stages: Callable[[], TimedStages]) -> CostModel:
     """As `initial_costs`, and kept up to date while the run goes on if that is configured."""
-    costs = initial_costs(config, models, allowed, decode)
+    costs = initial_costs(config, models, allowed, stages)
     tracked = config.draft.costs == "tracked" and config.draft.relative_cost is None
     return TrackedCosts(costs) if tracked else costs
 
 
-def initial_costs(config: Config, models: Models, allowed: int, decode: Callable[[], Decode]) -> Costs:
+def initial_costs(config: Config, models: Models, allowed: int, stages: Callable[[], TimedStages]) -> Costs:
     """Costs of target passes and of drafting: as configured, measured on this machine, or estimated from sizes.
 
     They are measured when the run begins, because they depend on the machine's load, and recorded in its checkpoint: a
@@ -44,7 +47,7 @@ def initial_costs(config: Config, models: Models, allowed: int, decode: Callable
         config: all settings.
         models: one target with the drafter, no rows admitted.
         allowed: pieces that may be drafted.
-        decode: makes the stage that is timed.
+        stages: makes the stages that are timed.
     """
     batch = config.batch
     if config.draft.relative_cost is not None:
@@ -56,11 +59,13 @@ def initial_costs(config: Config, models: Models, allowed: int, decode: Callable
     key += [config.draft.temperature]
 
     def run() -> list[list[list[float]]]:
-        found = measure(models.target, decode(), batch)
-        return [[list(point) for point in found.target], [list(point) for point in found.drafter]]
+        found = measure(models.target, *stages(), batch)
+        curves = [[list(point) for point in curve] for curve in (found.target, found.drafter)]
+        return [*curves, [[found.around, found.per_draft]]]
 
-    target, drafter = models.target.measurements.measure_once("costs", key, run)
-    return Costs(*(tuple((int(place), float(cost)) for place, cost in curve) for curve in (target, drafter)))
+    *curves, ((around, per_draft),) = models.target.measurements.measure_once("costs", key, run)
+    target, drafter = (tuple((int(place), float(cost)) for place, cost in curve) for curve in curves)
+    return Costs(target, drafter, float(around), float(per_draft))
 
 
 def find_measured_seconds(config: Config, costs: CostModel) -> Costs | None:

@@ -81,10 +81,7 @@ def make_drafting(
     allowed = draftable(config.draft, models.pair)
     states = models.drafter.extra if isinstance(models.drafter.extra, TargetStates) else None
 
-    costs = make_costs(config, models, len(allowed), lambda: make_timed_decode(config, models, head))
-    LOG.debug("%s", describe(models, costs, config.batch), extra={"target": models.name})
-    decode = make_decode(config, models, head, costs, usable=head_is_trained or learn.enabled)
-    decode.reader, reader = _make_readers(config, models, live=live)
+    translate = Translate(trie, cache, models.pair.pieces, mode.parse)
     verify = Verify(
         models.target,
         mode.make_rule(trie, models.pair.pieces),
@@ -93,10 +90,14 @@ def make_drafting(
         models.target_vocabulary.size,
         models.eos_ids,
         make_teacher(config, models) if learn.enabled else supervise_nothing,
-        reader=reader,
         project=states and StateProjection(models.name, models.target.hidden_size, device),
     )
-    translate = Translate(trie, cache, models.pair.pieces, mode.parse)
+    costs = make_costs(
+        config, models, len(allowed), lambda: (make_timed_decode(config, models, head), translate, verify)
+    )
+    LOG.debug("%s", describe(models, costs, config.batch), extra={"target": models.name})
+    decode = make_decode(config, models, head, costs, usable=head_is_trained or learn.enabled)
+    decode.reader, verify.reader = _make_readers(config, models, live=live)
     choose, seconds = _with_memory(config, models, decode, costs), find_measured_seconds(config, costs)
     return Drafting(choose, translate, verify, trie, cache, head, seconds)
 

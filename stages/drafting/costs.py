@@ -98,18 +98,26 @@ class Costs(CostModel):
     Attributes:
         target: (tokens read by all rows together, cost of the pass), tokens ascending.
         drafter: (rows that draft, cost of one piece for each of them), rows ascending.
+        around: cost of all else in a block, whatever is drafted.
+        per_draft: cost of a draft of the model, whatever its length: it is translated and compared.
     """
 
     target: Curve
     drafter: Curve
+    around: float = 0.0
+    per_draft: float = 0.0
 
     @override
     def verification_cost(self, tokens: int) -> float:
-        return _interpolate(self.target, tokens)
+        return _interpolate(self.target, tokens) + self.around
 
     @override
     def drafting_cost(self, rows: int) -> float:
         return _interpolate(self.drafter, rows)
+
+    @override
+    def drafts_cost(self, lengths: Sequence[int]) -> float:
+        return super().drafts_cost(lengths) + (self.per_draft if any(lengths) else 0.0)
 
 
 def make_monotone(curve: Sequence[tuple[int, float]]) -> Curve:

@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from typing_extensions import override
 
@@ -105,7 +105,8 @@ class TrackedCosts(CostModel):
     """
 
     def __init__(self, start: Costs) -> None:
-        self._start = self._now = start
+        self._given = start
+        self._start = self._now = replace(start, around=0.0, per_draft=0.0)  # these are learned with the first blocks
         self._all, self._around = (
             _Mean(),
             _Mean(),
@@ -117,7 +118,7 @@ class TrackedCosts(CostModel):
     @property
     def start(self) -> Costs:
         """The costs at the beginning."""
-        return self._start
+        return self._given
 
     @override
     def verification_cost(self, tokens: int) -> float:

@@ -1,7 +1,8 @@
 """Measures the costs of drafting and verifying on this machine, on synthetic sequences."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter
+from typing import NamedTuple
 
 from stages.contract.blocks import SequenceState
 from stages.decode import Decode
@@ -9,25 +10,102 @@ from stages.drafting.costs import Costs, make_monotone
 from stages.models.devices import synchronize
 from stages.models.language_model import LanguageModel
 from stages.sampling.random_source import SeededRandomSource
+from stages.translate import Translate
+from stages.verify import Verify
 
 CONTEXT = 64  # tokens in the cache of each sequence
 REPEATS, MAX_SECONDS = 9, 0.5  # per measurement; after so many seconds three repeats are enough
 COUNTS = (1, 2, 3, 5, 9, 17)  # tokens per row of a target pass
 
 
-def measure(target: LanguageModel, decode: Decode, batch: int) -> Costs:
-    """Time target passes and drafts, on sequences that are released afterwards.
+def measure(target: LanguageModel, decode: Decode, translate: Translate, verify: Verify, batch: int) -> Costs:
+    """Time target passes, drafts, and blocks of both, on sequences that are released afterwards.
+
+    A draft takes longer after a target pass, which has replaced the drafter's weights in the processor's caches, than
+    after another draft. So the cost of a piece, and what surrounds passes and drafts, is measured on blocks; how the
+    cost of a piece depends on the number of rows, on drafts alone.
 
     Args:
         target: without admitted sequences.
         decode: always drafts to its limit, at least one piece; without admitted sequences.
+        translate, verify: the stages after it; `verify` without a reader of prompts.
         batch: maximum number of sequences in flight.
     """
     some = sorted({1, max(1, batch // 2), batch})
-    return Costs(
+    passes = Costs(
         target=make_monotone(_target_curve(target, batch)),
         drafter=make_monotone([(rows, _draft_seconds(decode, rows)) for rows in some]),
     )
+    return _with_surroundings(passes, _time_blocks(decode, translate, verify, batch))
+
+
+class _TimedBlock(NamedTuple):
+    """A block: the pieces that every row drafted, the tokens that the target read, and the seconds."""
+
+    pieces: int
+    tokens: int
+    seconds: float
+
+
+def _with_surroundings(passes: Costs, blocks: Sequence[_TimedBlock]) -> Costs:
+    """Return the costs of passes with those of what surrounds them, in blocks.
+
+    A pass takes 1.0 and 0.25 for every token, a draft 0.2 and 0.3 for every piece, and all else 0.5.
+
+    >>> passes = Costs(target=((1, 1.25), (5, 2.25)), drafter=((1, 0.1),))
+    >>> blocks = [_TimedBlock(0, 1, 1.75), _TimedBlock(1, 2, 2.5), _TimedBlock(4, 5, 4.15)]
+    >>> costs = _with_surroundings(passes, blocks)
+    >>> [round(cost, 6) for cost in (costs.around, costs.per_draft, costs.drafting_cost(1))]
+    [0.5, 0.2, 0.3]
+
+    Args:
+        passes: of the target's passes and of drafts alone.
+        blocks: without a draft, with the shortest draft, and with the longest.
+    """
+    around, shortest, longest = (block.seconds - passes.verification_cost(block.tokens) for block in blocks)
+    around = max(0.0, around)
+    pieces = [block.pieces for block in blocks]
+    rise = (longest - shortest) / (pieces[2] - pieces[1]) if pieces[2] > pieces[1] else 0.0
+    rows = passes.drafter[-1][0]
+    piece = max(rise, passes.drafting_cost(rows))  # not less than without the target
+    per_draft = max(0.0, shortest - around - pieces[1] * piece)
+    factor = piece / passes.drafting_cost(rows) if passes.drafting_cost(rows) else 1.0
+    drafter = tuple((count, cost * factor) for count, cost in passes.drafter)
+    return Costs(passes.target, drafter, around, per_draft)
+
+
+def _time_blocks(decode: Decode, translate: Translate, verify: Verify, batch: int) -> list[_TimedBlock]:
+    """Time blocks without a draft, with the shortest and with the longest, in turn."""
+    longest = decode.max_draft
+    rows = [_make_sequence(number, verify.model, 2 * longest + 1) for number in range(batch)]
+    for number, row in enumerate(rows):
+        row.pieces = _make_sequence(number, decode.model, 2 * longest + 1).pieces
+        verify.model.admit(row, row.tokens)
+        decode.admit(row)
+    begun = [(list(row.tokens), list(row.pieces)) for row in rows]
+
+    def run(length: int) -> _TimedBlock:
+        decode.max_draft = length or longest
+        started = perf_counter()
+        proposals = translate(decode(rows, skipped=() if length else rows))
+        verify(proposals)
+        synchronize(verify.model.device)
+        seconds = perf_counter() - started
+        for row, (tokens, pieces) in zip(rows, begun, strict=True):
+            row.tokens[:], row.pieces[:], row.finish, row.remaining_tokens = tokens, pieces, "", CONTEXT
+            verify.model.roll_back(row, len(tokens) - 1)
+        drawn = sum(len(proposal.draft.pieces) for proposal in proposals) // batch
+        return _TimedBlock(drawn, sum(1 + len(proposal.verifiable) for proposal in proposals), seconds)
+
+    found: list[list[_TimedBlock]] = []
+    began = perf_counter()
+    while len(found) <= REPEATS and (len(found) <= 3 or perf_counter() - began < MAX_SECONDS):
+        found.append([run(length) for length in (0, 1, longest)])
+    decode.max_draft = longest
+    for row in rows:
+        verify.model.release(row)
+        decode.release(row)
+    return [min(blocks, key=lambda block: block.seconds) for blocks in zip(*found, strict=True)]
 
 
 def _target_curve(target: LanguageModel, batch: int) -> list[tuple[int, float]]:

@@ -7,9 +7,16 @@ from doubles import TableModel, row_of
 from stages.decode import Decode
 from stages.drafting.head import AcceptanceHead
 from stages.drafting.stopping import FixedLength
+from stages.examples.teacher import supervise_nothing
+from stages.ngrams.cache import NgramCache
+from stages.ngrams.eviction import LeastFrequentlyUsed
+from stages.ngrams.trie import Trie
+from stages.rules import TrieRule
 from stages.sampling.distributions import Sampling
 from stages.tools import cost_probe
 from stages.tools.cost_probe import measure
+from stages.translate import Translate
+from stages.verify import Verify
 
 VOCABULARY = 12
 
@@ -29,9 +36,29 @@ class TimedModel(TableModel):
         super().__init__(lambda history: torch.zeros(VOCABULARY), VOCABULARY)
         self._clock, self._per_pass, self._per_token = clock, per_pass, per_token
 
-    def forward(self, rows, tokens, wanted, *, hidden=False):
+    def forward(self, rows, tokens, wanted, **options):
         self._clock.now += self._per_pass + self._per_token * sum(map(len, tokens))
-        return super().forward(rows, tokens, wanted, hidden=hidden)
+        return super().forward(rows, tokens, wanted, **options)
+
+
+class TimedVerify(Verify):
+    """Time passes around the pass too: so much per block, and so much more if anything was drafted."""
+
+    def __init__(self, clock: Clock, model: TimedModel, trie: Trie) -> None:
+        context = [(token,) for token in range(VOCABULARY)]
+        super().__init__(model, TrieRule(trie), Sampling(), context, VOCABULARY, (), supervise_nothing)
+        self._clock = clock
+
+    def __call__(self, batch):
+        self._clock.now += 0.5 + 0.375 * any(proposal.draft.pieces for proposal in batch)
+        return super().__call__(batch)
+
+
+def make_stages(clock: Clock, model: TimedModel) -> tuple[Translate, Verify]:
+    trie = Trie(VOCABULARY, VOCABULARY)
+    trie.insert_all([((token,), token) for token in range(VOCABULARY)])
+    cache = NgramCache(trie, 0, LeastFrequentlyUsed())
+    return Translate(trie, cache, [(token,) for token in range(VOCABULARY)]), TimedVerify(clock, model, trie)
 
 
 @pytest.mark.parametrize("batch", [1, 4])
@@ -42,9 +69,12 @@ def test_the_measured_costs_are_those_of_the_passes(batch: int, monkeypatch: pyt
     drafter.max_length = 40  # shorter than the rows that are read where there is room
     head = AcceptanceHead(drafter.hidden_size, 0)
     decode = Decode(drafter, head, FixedLength(), Sampling(), range(VOCABULARY), 4, None)
-    costs = measure(target, decode, batch)
+    costs = measure(target, decode, *make_stages(clock, target), batch)
+    assert (costs.around, costs.per_draft) == pytest.approx((0.5, 0.375))
     for count in (1, 2, 3, 5, 9):
-        assert costs.verification_cost(batch * count) == pytest.approx(1 + 0.125 * batch * count)
+        assert costs.verification_cost(batch * count) == pytest.approx(1.5 + 0.125 * batch * count)
+    assert costs.drafts_cost([2] * batch) == pytest.approx(0.375 + 2 * (0.25 + 0.0625 * batch))
+    assert costs.drafts_cost([0] * batch) == 0
     for rows in {1, batch}:
         assert costs.drafting_cost(rows) == pytest.approx(0.25 + 0.0625 * rows)
     row = row_of([1, 2])
