@@ -46,6 +46,10 @@ class Epoch(NamedTuple):
 class CompletionObserver(Protocol):
     """The half of a learner that receives completed prompts."""
 
+    def wants_example(self, offset: int) -> bool:
+        """Return whether a prompt that is admitted now, at this offset of the stream, is to have a training example."""
+        return True
+
     def on_prompt_completed(self, finished: CompletedPrompt) -> Iterable[Event]:
         """Process a prompt that was completed and logged."""
         ...

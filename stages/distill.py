@@ -38,6 +38,10 @@ class Distiller(Protocol):
         """Whether an update is being computed in parallel with decoding; a snapshot would wait for it."""
         ...
 
+    def wants_example(self, offset: int) -> bool:
+        """Return whether the prompt at an offset of the stream becomes an example, if it is admitted now."""
+        return True
+
     def learn(self, example: TrainingExample) -> tuple[Updated, ...]:
         """Learn from a completed prompt; prompts come in stream order. Returns the updates that followed."""
         ...
@@ -105,6 +109,10 @@ class Distill(Distiller):
     @override
     def busy(self) -> bool:
         return self.drafter.busy
+
+    @override
+    def wants_example(self, offset: int) -> bool:
+        return self.drafter.wants_example(offset)
 
     @override
     def learn(self, example: TrainingExample) -> tuple[Updated, ...]:

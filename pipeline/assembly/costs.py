@@ -22,7 +22,7 @@ from stages.tools.cost_probe import measure
 from stages.translate import Translate
 from stages.verify import Verify
 
-FORMAT = 2  # of what is remembered: goes up when costs change without their key
+FORMAT = 3  # of what is remembered: goes up when costs change without their key
 LAYER_OVERHEAD = 2e5  # overhead of entering one layer, as a number of parameters
 TimedStages = tuple[Decode, Translate, Verify]
 VERIFY_SHARE = 0.05  # what one more verified token adds to a target pass where memory is the bound

@@ -82,7 +82,8 @@ def _learner(
     others_draft = set(config.draft.sources) != {"model"} and MODES[config.draft.mode].copies
     interval = UPDATE_INTERVALS[learn.spacing](learn, step_cost, config.batch, others_draft=others_draft)
     examples = max(learn.interval, learn.longest_interval) if in_closed_form else learn.interval
-    return UpdateScheduler(trainer, interval, gate_every, examples, lag, worker)
+    samples = others_draft and not in_closed_form  # the closed form learns from every example
+    return UpdateScheduler(trainer, interval, gate_every, examples, lag, worker, samples=samples)
 
 
 def piece_cost(learn: LearnSettings, targets: Sequence[Models]) -> float:

@@ -70,7 +70,15 @@ def grow_trees(
     growth = _Growth(expand, limits)
     rows, added = len(expand), list[_Node]()
     emitted, best, chosen = float(rows), rows / costs.verification_cost(rows), 0
-    while len(added) < chosen + LOOK_AHEAD and (node := growth.take()):
+    while left := chosen + LOOK_AHEAD - len(added):
+        count, survival = rows + len(added), growth.highest_survival  # of all that may still be added
+        if all(
+            emitted + more * survival <= best * costs.verification_cost(count + more) for more in range(1, left + 1)
+        ):
+            break  # before the options after candidates are looked up that cannot be taken
+        node = growth.take()
+        if node is None:
+            break
         added.append(node)
         emitted += node.survival
         rate = emitted / costs.verification_cost(rows + len(added))
@@ -94,6 +102,11 @@ class _Growth:
         self._pushed, self._counts = 0, [0] * len(expand)
         for row in range(len(expand)):
             self._push(row, (), 1.0, None)
+
+    @property
+    def highest_survival(self) -> float:
+        """The survival of the most probable candidate; no other that may be added has a higher one. 0 without any."""
+        return -self._heap[0][0] if self._heap else 0.0
 
     def take(self) -> _Node | None:
         """Return the most probable candidate, and let its own continuations be candidates; None if there is none."""

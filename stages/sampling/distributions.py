@@ -62,7 +62,8 @@ class Sampling:
         logits_NV = logits_NV.to(dtype)
         if self.is_greedy:
             return torch.zeros_like(logits_NV).scatter_(-1, find_peaks(logits_NV)[:, None], 1.0)
-        logits_NV = logits_NV / self.temperature
+        if self.temperature != 1:
+            logits_NV = logits_NV / self.temperature
         if self.min_p:
             least_N1 = logits_NV.amax(-1, keepdim=True) + math.log(self.min_p)
             logits_NV = logits_NV.masked_fill(logits_NV < least_N1, -torch.inf)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import NamedTuple
 
-from stages.contract.blocks import SequenceState
+from stages.contract.blocks import Candidate, Draft, SequenceState, TokenTree
 from stages.decode import Decode
 from stages.drafting.costs import Costs, make_monotone
 from stages.models.devices import synchronize
@@ -12,6 +12,7 @@ from stages.models.language_model import LanguageModel
 from stages.sampling.random_source import SeededRandomSource
 from stages.translate import Translate
 from stages.verify import Verify
+from store.events import DraftSource
 
 CONTEXT = 64  # tokens in the cache of each sequence
 REPEATS, MAX_SECONDS = 9, 0.5  # per measurement; after so many seconds three repeats are enough
@@ -22,8 +23,9 @@ def measure(target: LanguageModel, decode: Decode, translate: Translate, verify:
     """Time target passes, drafts, and blocks of both, on sequences that are released afterwards.
 
     A draft takes longer after a target pass, which has replaced the drafter's weights in the processor's caches, than
-    after another draft. So the cost of a piece, and what surrounds passes and drafts, is measured on blocks; how the
-    cost of a piece depends on the number of rows, on drafts alone.
+    after another draft, and each token more has a distribution to be computed. So the cost of a piece, of a token's
+    distribution, and of what surrounds passes and drafts, is measured on blocks; how the cost of a piece depends on the
+    number of rows, on drafts alone.
 
     Args:
         target: without admitted sequences.
@@ -36,7 +38,7 @@ def measure(target: LanguageModel, decode: Decode, translate: Translate, verify:
         target=make_monotone(_target_curve(target, batch)),
         drafter=make_monotone([(rows, _draft_seconds(decode, rows)) for rows in some]),
     )
-    return _with_surroundings(passes, _time_blocks(decode, translate, verify, batch))
+    return _with_surroundings(passes, _time_blocks(decode, translate, verify, batch), batch)
 
 
 class _TimedBlock(NamedTuple):
@@ -47,35 +49,39 @@ class _TimedBlock(NamedTuple):
     seconds: float
 
 
-def _with_surroundings(passes: Costs, blocks: Sequence[_TimedBlock]) -> Costs:
+def _with_surroundings(passes: Costs, blocks: Sequence[_TimedBlock], batch: int) -> Costs:
     """Return the costs of passes with those of what surrounds them, in blocks.
 
-    A pass takes 1.0 and 0.25 for every token, a draft 0.2 and 0.3 for every piece, and all else 0.5.
+    A pass takes 1.0 and 0.25 for every token, of which its distribution takes 0.05 more after the first, a draft 0.2
+    and 0.3 for every piece, and all else 0.5.
 
     >>> passes = Costs(target=((1, 1.25), (5, 2.25)), drafter=((1, 0.1),))
-    >>> blocks = [_TimedBlock(0, 1, 1.75), _TimedBlock(1, 2, 2.5), _TimedBlock(4, 5, 4.15)]
-    >>> costs = _with_surroundings(passes, blocks)
-    >>> [round(cost, 6) for cost in (costs.around, costs.per_draft, costs.drafting_cost(1))]
-    [0.5, 0.2, 0.3]
+    >>> blocks = _TimedBlock(0, 1, 1.75), _TimedBlock(0, 5, 2.95), _TimedBlock(1, 2, 2.55), _TimedBlock(4, 5, 4.35)
+    >>> costs = _with_surroundings(passes, blocks, 1)
+    >>> [round(cost, 6) for cost in (costs.around, costs.per_draft, costs.drafting_cost(1), costs.verification_cost(5))]
+    [0.5, 0.2, 0.3, 2.95]
 
     Args:
         passes: of the target's passes and of drafts alone.
-        blocks: without a draft, with the shortest draft, and with the longest.
+        blocks: without a draft, with a tree, and with the shortest and the longest draft of the model.
+        batch: number of rows.
     """
-    around, shortest, longest = (block.seconds - passes.verification_cost(block.tokens) for block in blocks)
-    around = max(0.0, around)
-    pieces = [block.pieces for block in blocks]
-    rise = (longest - shortest) / (pieces[2] - pieces[1]) if pieces[2] > pieces[1] else 0.0
-    rows = passes.drafter[-1][0]
-    piece = max(rise, passes.drafting_cost(rows))  # not less than without the target
-    per_draft = max(0.0, shortest - around - pieces[1] * piece)
-    factor = piece / passes.drafting_cost(rows) if passes.drafting_cost(rows) else 1.0
-    drafter = tuple((count, cost * factor) for count, cost in passes.drafter)
-    return Costs(passes.target, drafter, around, per_draft)
+    plain, tree, shortest, longest = blocks
+    around = max(0.0, plain.seconds - passes.verification_cost(plain.tokens))
+    more = tree.seconds - passes.verification_cost(tree.tokens) - around
+    per_token = max(0.0, more / (tree.tokens - batch))
+    target = tuple((count, cost + per_token * (count - batch)) for count, cost in passes.target)
+    costs = Costs(target, passes.drafter, around)
+    drafts = [block.seconds - costs.verification_cost(block.tokens) for block in (shortest, longest)]
+    pieces = longest.pieces - shortest.pieces
+    alone = costs.drafting_cost(batch)
+    piece = max((drafts[1] - drafts[0]) / pieces if pieces else 0.0, alone)  # not less than without the target
+    drafter = tuple((rows, cost * piece / alone if alone else cost) for rows, cost in costs.drafter)
+    return Costs(target, drafter, around, max(0.0, drafts[0] - shortest.pieces * piece))
 
 
 def _time_blocks(decode: Decode, translate: Translate, verify: Verify, batch: int) -> list[_TimedBlock]:
-    """Time blocks without a draft, with the shortest and with the longest, in turn."""
+    """Time blocks without a draft, with a tree, and with the shortest and the longest draft of the model, in turn."""
     longest = decode.max_draft
     rows = [_make_sequence(number, verify.model, 2 * longest + 1) for number in range(batch)]
     for number, row in enumerate(rows):
@@ -84,10 +90,13 @@ def _time_blocks(decode: Decode, translate: Translate, verify: Verify, batch: in
         decode.admit(row)
     begun = [(list(row.tokens), list(row.pieces)) for row in rows]
 
-    def run(length: int) -> _TimedBlock:
+    chain = TokenTree(tuple(Candidate(3, place - 1, place, 0.5, DraftSource.MEMORY, 1, 1) for place in range(longest)))
+
+    def run(length: int, tree: TokenTree | None = None) -> _TimedBlock:
         decode.max_draft = length or longest
         started = perf_counter()
-        proposals = translate(decode(rows, skipped=() if length else rows))
+        drafts = decode(rows, skipped=() if length else rows)
+        proposals = translate([Draft.from_tree(row, tree, 1.0) for row in rows] if tree else drafts)
         verify(proposals)
         synchronize(verify.model.device)
         seconds = perf_counter() - started
@@ -100,7 +109,7 @@ def _time_blocks(decode: Decode, translate: Translate, verify: Verify, batch: in
     found: list[list[_TimedBlock]] = []
     began = perf_counter()
     while len(found) <= REPEATS and (len(found) <= 3 or perf_counter() - began < MAX_SECONDS):
-        found.append([run(length) for length in (0, 1, longest)])
+        found.append([run(0), run(0, chain), run(1), run(longest)])
     decode.max_draft = longest
     for row in rows:
         verify.model.release(row)

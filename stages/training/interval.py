@@ -15,6 +15,9 @@ HOPED_GAIN = 0.05
 # Where rejected tokens are rare an update is an exploration. At once the longest interval it took a tenth of the time
 # of the fastest real target (SmolLM2 in four bits, docs/experiments.md).
 TO_EXPLORE = 4
+# Prompts after the beginning or a drift of which all become examples: the acceptance head is trained on the first ones,
+# and an earlier version is compared on at most 32.
+ALL_FIRST = 40
 
 
 class UpdateInterval(Protocol):
@@ -25,6 +28,11 @@ class UpdateInterval(Protocol):
     """
 
     interval: int
+
+    @property
+    def is_exploring(self) -> bool:
+        """Whether updates are far apart because they can gain little, so that examples of some prompts are enough."""
+        return False
 
     def observe_prompt(self, rejected: float, tokens: int, pieces: int) -> None:
         """Adjust the interval to how much of the drafter's drafts is rejected. By default nothing changes.
@@ -122,6 +130,11 @@ class BreakEvenInterval(UpdateInterval):
         self._gain: float | None = None
         self._seen = self._prompts = 0  # prompts: up to the last update, and all
         self._usage = UsageTest(rare=others_draft)
+
+    @property
+    @override
+    def is_exploring(self) -> bool:
+        return self._usage.rare and self._prompts >= ALL_FIRST
 
     @override
     def observe_prompt(self, rejected: float, tokens: int, pieces: int) -> None:

@@ -29,6 +29,11 @@ from store.events import Updated
 
 T = TypeVar("T")
 
+# Where updates are far apart, one prompt in so many becomes an example: an update trains on a few of them, and what the
+# target says is kept, token by token, at a cost that is felt next to fast passes.
+SAMPLED = 4
+SCATTER, SCATTERED_BITS = 2654435761, 32  # Knuth's multiplier: neighbours are sampled as if at random
+
 
 class Worker(Protocol):
     """Executes calls one after the other."""
@@ -138,6 +143,7 @@ class UpdateScheduler:
         gate_every: every so many examples of a target, one is held out for the gate.
         max_examples: maximum number of fresh examples of an update, the newest; older ones only enter the replay
             buffer, so an update after a longer interval costs no more.
+        samples: whether only some prompts become examples where updates are far apart.
         lag: number of examples from the one that completes an interval to the one that adopts the update; 0 adopts it
             at once.
         worker: computes the updates.
@@ -154,9 +160,11 @@ class UpdateScheduler:
         max_examples: int,
         lag: int,
         worker: Worker,
+        *,
+        samples: bool = False,
     ) -> None:
         self.trainer, self._interval, self._gate_every, self._max_examples = trainer, interval, gate_every, max_examples
-        self._lag, self._worker = lag, worker
+        self._lag, self._worker, self._samples = lag, worker, samples
         self._fresh: list[TrainingExample] = []
         self._seen: Counter[str] = Counter()  # by target: round-robin routing may share a period with the gate
         self._prompts = self._judged = 0
@@ -167,6 +175,15 @@ class UpdateScheduler:
     def version(self) -> int:
         """Changes of the served weights so far."""
         return self.trainer.version
+
+    @property
+    def _sampled(self) -> int:
+        """Of how many prompts one becomes an example now."""
+        return SAMPLED if self._samples and self._interval.is_exploring else 1
+
+    def wants_example(self, offset: int) -> bool:
+        """Return whether the prompt at an offset of the stream becomes an example, if it is admitted now."""
+        return (offset * SCATTER % (1 << SCATTERED_BITS)) * self._sampled >> SCATTERED_BITS == 0
 
     def learn(self, example: TrainingExample) -> Updated | None:
         """Adopt an update that is due, then add the example and submit an update if it completes the interval.
@@ -189,8 +206,8 @@ class UpdateScheduler:
 
     def _add_example(self, example: TrainingExample) -> None:
         self._seen[example.target] += 1
-        self._prompts += 1
-        self._judged += example.judged
+        self._prompts += self._sampled
+        self._judged += self._sampled * example.judged
         self._interval.observe_prompt(count_rejected(example), count_tokens(example), len(example.pieces))
         if self._seen[example.target] % self._gate_every == 0:
             self.trainer.hold_out(example)

@@ -62,6 +62,7 @@ class Spacing:
 
     def __init__(self, interval: int) -> None:
         self.interval = interval
+        self.is_exploring = False
         self.observed: list[tuple[int, int]] = []
         self.restarts = 0
         self.prompts: list[tuple[int, int, int]] = []
@@ -94,6 +95,19 @@ def test_the_example_that_completes_the_interval_brings_the_update():
     assert [update.offset for update in updated if update] == [2, 5]
     assert trainer.updates == [[0, 1, 2], [3, 4, 5]]
     assert interval.observed == [(30, 3), (30, 3)]
+
+
+def test_some_prompts_become_examples_where_updates_are_far_apart():
+    """A quarter of them, also of every second prompt, and each counts as four; all where updates are frequent."""
+    trainer, interval = Trainer(step_of()), Spacing(8)
+    scheduler = UpdateScheduler(trainer, interval, 99, 99, 0, InlineWorker(), samples=True)  # type: ignore[arg-type]
+    assert all(map(scheduler.wants_example, range(200)))
+    interval.is_exploring = True
+    for offsets in (range(4000), range(0, 4000, 2), range(1, 4000, 2)):
+        assert sum(map(scheduler.wants_example, offsets)) == pytest.approx(len(offsets) / 4, rel=0.02)
+    updated = [scheduler.learn(example_of(offset)) for offset in (3, 9)]
+    assert [update is not None for update in updated] == [False, True]
+    assert interval.observed == [(80, 8)]
 
 
 def test_a_long_interval_s_update_learns_from_the_newest_examples_and_keeps_the_others():

@@ -69,11 +69,17 @@ def test_where_other_sources_draft_too_training_begins_with_evidence_of_use():
     settings = LearnSettings(interval=4, longest_interval=64, steps=2, horizon=1000)
     for judged, intervals in ((2, [256] * 100), (40, [256] * 6 + [4] * 94)):
         interval = BreakEvenInterval(settings, piece_cost=0.01, batch=1, others_draft=True)
-        found = []
+        found, exploring = [], []
         for _ in range(100):
             feed(interval, 1, judged)
             found.append(interval.interval)
+            exploring.append(interval.is_exploring)
         assert found == intervals
+        assert exploring == [judged == 2 and place >= 39 for place in range(100)], (
+            "all of the first prompts are examples"
+        )
+        interval.restart()
+        assert not interval.is_exploring, "after a drift too"
 
 
 def test_where_updates_cost_little_a_small_share_is_enough():
