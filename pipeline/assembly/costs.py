@@ -24,10 +24,10 @@ from stages.verify import Verify
 
 FORMAT = 3  # of what is remembered: goes up when costs change without their key
 LAYER_OVERHEAD = 2e5  # overhead of entering one layer, as a number of parameters
-TimedStages = tuple[Decode, Translate, Verify]
 VERIFY_SHARE = 0.05  # what one more verified token adds to a target pass where memory is the bound
 # On a CPU arithmetic soon is the bound: measured on two built-in pairs at batch 1 and 8.
 CPU_VERIFY_SHARE, CPU_VERIFY_SHARE_PER_ROW = 0.06, 0.027
+TimedStages = tuple[Decode, Translate, Verify]
 
 
 def make_costs(config: Config, models: Models, allowed: int, stages: Callable[[], TimedStages]) -> CostModel:

@@ -78,6 +78,7 @@ class RowState:
     scope: int = 0
     target_state: list[int] | None = None
     predicted: int = 0
+    record_example: bool = True
 
     @classmethod
     def from_sequence(cls, row: SequenceState) -> "RowState":

@@ -153,6 +153,10 @@ def test_what_a_row_requests_comes_back(sampling: Sampling | None):
     keep = SnapshotWriter()
     again = SnapshotReader(keep.files(keep.row(row))).row(0)
     assert (again.sampling, again.logprobs, again.private, again.stop_strings) == (sampling, 2, False, None)
+    assert again.record_example
+    row.record_example = False  # as for most prompts where updates of the drafter are far apart
+    keep = SnapshotWriter()
+    assert not SnapshotReader(keep.files(keep.row(row))).row(0).record_example
 
 
 def test_rows_of_a_release_that_knew_no_wishes_are_read():
@@ -160,9 +164,10 @@ def test_rows_of_a_release_that_knew_no_wishes_are_read():
     keep.row(SequenceState(3, "a", "docs", "text", [1, 2], 1, [5], SeededRandomSource(0, 3), 7))
     files = keep.files(0)
     value = json.loads(files[STATE])
-    del value["rows"][0]["sampling"], value["rows"][0]["logprobs"]
+    for name in ("sampling", "logprobs", "record_example"):
+        del value["rows"][0][name]
     again = SnapshotReader({**files, STATE: json.dumps(value).encode()}).row(0)
-    assert (again.sampling, again.logprobs, again.tokens) == (None, None, [1, 2])
+    assert (again.sampling, again.logprobs, again.tokens, again.record_example) == (None, None, [1, 2], True)
 
 
 def test_rows_that_are_not_to_be_kept_are_refused_and_never_written():
