@@ -29,7 +29,7 @@ TILE = 6  # rows that share the unpacking of codes: the sums of all rows and blo
 NARROW_TILE = 2  # with 16 registers of half the size
 CHAINS = 2  # sums of a group that are added at its end: a processor adds to several at a time
 BYTES = 4 * VECTOR_SIZE  # of a vector
-AHEAD = 2048  # bytes between what is multiplied and what is asked for: a processor asks for the very next lines only
+AHEAD = 2048  # bytes between what is multiplied and what is prefetched: a processor prefetches the next lines only
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class _Product:
         return _Column(emit.offset(emit.pointer(self._fields, Field.MATRIX), first, self._group_bytes), scales, minima)
 
     def _prefetch(self, column: "_Column", group: Value) -> None:
-        """Ask for all that is stored of a group; after the last group of a block, that is the next block's."""
+        """Prefetch all that is stored of a group; after the last group of a block, that is the next block's."""
         emit, kind = self._emit, self._kind
         emit.prefetch(emit.offset(column.codes, group, self._group_bytes), self._group_bytes)
         if kind.has_groups:

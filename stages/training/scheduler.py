@@ -29,8 +29,8 @@ from store.events import Updated
 
 T = TypeVar("T")
 
-# Where updates are far apart, one prompt in so many becomes an example: an update trains on a few of them, and what the
-# target says is kept, token by token, at a cost that is felt next to fast passes.
+# Where updates are far apart, one prompt in so many becomes an example: an update trains on a few of them, and choosing
+# the soft targets of every token takes time that shows next to fast passes.
 SAMPLED = 4
 SCATTER, SCATTERED_BITS = 2654435761, 32  # Knuth's multiplier: neighbours are sampled as if at random
 

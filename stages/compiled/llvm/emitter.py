@@ -154,8 +154,7 @@ class Emitter:
         self.builder.store(value, address, align=align)
 
     def prefetch(self, address: Value, size: int) -> None:
-        """Ask for the bytes at an address, which are read soon, so that nothing waits for them then. It may be outside
-        of what the process may read."""
+        """Prefetch the bytes at an address, which are read soon. It may be outside of what the process may read."""
         arguments = [ir.Constant(INT, number) for number in (0, 3, 1)]  # to be read, often, as data
         for place in range(0, size, LINE):
             self.call("llvm.prefetch.p0", ir.VoidType(), [self.offset(address, place, 1), *arguments])
