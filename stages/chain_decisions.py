@@ -97,10 +97,7 @@ def decide(
         uniform = to_float32_grid(rng.uniform(_outcome_distribution(token_levels)))
         passed = passed_levels(token_levels, uniform)
         if passed < len(token_levels[0]):
-            if target.certain is None:
-                emitted = sample(rule.residual(proposal, index, passed, target.probs_MV[index]), rng)
-            else:  # whatever is taken away from a certain token, it alone remains
-                emitted = target.draw(index, rng)
+            emitted = _draw_rest(proposal, index, passed, target, rule, rng)
             decisions.append(
                 Decision(index, proposed, Outcome.REJECTED, emitted, Origin.RESIDUAL, *token_levels, uniform, passed)
             )
@@ -108,8 +105,17 @@ def decide(
         decisions.append(
             Decision(index, proposed, Outcome.ACCEPTED, proposed.token, Origin.ACCEPTED, *token_levels, uniform, passed)
         )
-    bonus = target.draw(len(decisions), rng)
-    return (*decisions, Decision(len(decisions), None, Outcome.UNDRAFTED, bonus, Origin.BONUS))
+    bonus = Decision(len(decisions), None, Outcome.UNDRAFTED, target.draw(-1, rng), Origin.BONUS)
+    return (*decisions, bonus)
+
+
+def _draw_rest(
+    proposal: Proposal, index: int, level: int, target: RowDistributions, rule: Rule, rng: RandomSource
+) -> int:
+    """Draw the token after a rejection at a level: from the residual. Of a certain token, it alone remains."""
+    if target.certain is not None:
+        return target.draw(index, rng)
+    return sample(rule.residual(proposal, index, level, target.probs_MV[index]), rng)
 
 
 def _list_unjudged(tokens: Sequence[ProposedToken], levels: Sequence[Levels], start: int) -> list[Decision]:

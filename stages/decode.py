@@ -131,6 +131,7 @@ class Decode(Stage[SequenceState, Draft]):
         model.restrict(allowed)
         self._read: dict[SequenceState, list[int]] = {}
         self._agreed: dict[SequenceState, int] = {}  # how many of the read pieces are final
+        self._empty_probs_KD = torch.zeros(0, model.vocabulary_size, dtype=probs_dtype, device=model.device)
         self._drawn: dict[SequenceState, int] = {}  # pieces of this block's drafts, dropped ones included
         self.unusable = 0
 
@@ -192,7 +193,7 @@ class Decode(Stage[SequenceState, Draft]):
 
     def empty_probs(self) -> Tensor:
         """Return the distributions of a draft without pieces (0, D)."""
-        return torch.zeros(0, self.model.vocabulary_size, dtype=self.probs_dtype, device=self.model.device)
+        return self._empty_probs_KD
 
     def resume_speculation(self, drafts: int = 1) -> None:
         """Make this many drafts at least from the next block on, because the text or the drafter changed."""
@@ -215,9 +216,12 @@ class Decode(Stage[SequenceState, Draft]):
             skipped: rows that the model does not read in this block: their drafts are empty.
             forced: rows that are drafted for while the policy pauses speculation, too.
         """
-        growing = GrowingDrafts.from_rows(batch, [(row.sampling or self._sampling).is_greedy for row in batch])
         paused = not self._policy.should_draft()
         wanted = [(number, row) for number, row in enumerate(batch) if row in forced or not (paused or row in skipped)]
+        if not wanted:
+            self._drawn = {}
+            return [Draft(row, (), self._empty_probs_KD, (), None, ()) for row in batch]
+        growing = GrowingDrafts.from_rows(batch, [(row.sampling or self._sampling).is_greedy for row in batch])
         going = [number for number, row in wanted if self._may_draft(row)]
         fed = {number: self._unread(batch[number]) for number in going}
         state_terms = self._compute_state_terms(batch, going)

@@ -6,12 +6,13 @@ Shapes: N positions, M positions of a row, V tokens of a vocabulary.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from stages.contract.blocks import Numbers
 from stages.sampling.random_source import RandomSource
 
 CHUNK = 256  # tokens whose weights are added up before any of them is looked at
@@ -67,10 +68,12 @@ def sample_rows(weights_NV: Tensor, rngs: Sequence[RandomSource]) -> Tensor:
 
 def sample(weights_V: Tensor, rng: RandomSource) -> int:
     """Draw one index in proportion to nonnegative weights."""
+    if weights_V.device.type == "cpu":
+        return _invert(weights_V.detach().numpy(), rng.uniform(weights_V))
     return int(sample_rows(weights_V[None], [rng])[0])
 
 
-def _invert(weights_V: Numbers, uniform: float) -> int:
+def _invert(weights_V: npt.NDArray[Any], uniform: float) -> int:
     """Return the smallest index whose cumulative weight exceeds a share of all weight: its chunk first, which takes a
     third of the time of all cumulative weights.
 
@@ -92,5 +95,5 @@ def _invert(weights_V: Numbers, uniform: float) -> int:
 
 
 @cache
-def _find_chunks(size: int) -> Numbers:
+def _find_chunks(size: int) -> npt.NDArray[np.intp]:
     return np.arange(0, size, CHUNK)
