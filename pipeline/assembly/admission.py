@@ -23,24 +23,25 @@ BUILTIN = "builtin:"
 
 
 def make_admission(config: Config, models: Models) -> Callable[[PromptReceived], SequenceState]:
-    """Makes sequences of prompts; refuses those that are too long for a model's context.
+    """Makes sequences of prompts; refuses those without a token and those that are too long for the target's context.
 
     Raises:
         ConfigError: prompts are to be chat prompts, but there is no template that can be used.
     """
     encode = prompt_encoder(config, models)
     budget = config.sampling.max_new_tokens
-    limits = {"target": models.target.max_length - budget - 1, "drafter": models.drafter.max_length - 1}
+    most = models.target.max_length - budget - 1
 
     def prepare(prompt: PromptReceived) -> SequenceState:
         try:
             tokens, pieces = encode(prompt)
         except ConfigError as error:
             raise UnfitPromptError(str(error)) from error
-        for model, length in (("target", len(tokens)), ("drafter", len(pieces))):
-            if not 0 < length <= limits[model]:
-                allowed = f"1 to {limits[model]} of the {model}'s tokens"
-                raise UnfitPromptError(f"the prompt {prompt.prompt_id} must have {allowed}, got {length}")
+        if not 0 < len(tokens) <= most:
+            allowed = f"1 to {most} of the target's tokens"
+            raise UnfitPromptError(f"the prompt {prompt.prompt_id} must have {allowed}, got {len(tokens)}")
+        if not pieces:
+            raise UnfitPromptError(f"the prompt {prompt.prompt_id} must have a token of the drafter, got none")
         draws = SeededRandomSource(config.seed, prompt.offset)
         text = prompt.text if config.log.text else ""  # a row is kept in checkpoints too
         return SequenceState(
@@ -70,11 +71,22 @@ def find_fault(prompt: PromptReceived, admissions: Iterable[Callable[[PromptRece
 
 def prompt_encoder(config: Config, models: Models) -> Encode:
     """Encodes prompts as configured: as text alone, or as a message in the target's chat template. The encoder raises
-    ConfigError for a text of which the template makes no prompt.
+    ConfigError for a text of which the template makes no prompt. Of the pieces it returns what the drafter reads, the
+    last `max_prompt_pieces`.
 
     Raises:
         ConfigError: prompts are to be chat prompts, but there is no template that can be used.
     """
+    encode, most = _whole_prompt_encoder(config, models), models.max_prompt_pieces
+
+    def encode_for_both(prompt: PromptReceived) -> Ids:
+        tokens, pieces = encode(prompt)
+        return tokens, pieces[-most:]
+
+    return encode_for_both
+
+
+def _whole_prompt_encoder(config: Config, models: Models) -> Encode:
     plain = _plain(models)
     if not _uses_chat(config.source, models):
         return lambda prompt: plain(prompt.text)

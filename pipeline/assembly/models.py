@@ -43,6 +43,13 @@ class DrafterModels:
     drafter_folder: Path | None  # where the drafter's head and n-grams may lie
     pair: Pair
 
+    @property
+    def max_prompt_pieces(self) -> int:
+        """Number of pieces that the drafter reads of a prompt, the last ones: half of its context, so that the other
+        half is left to the completion. The context of a small drafter is often shorter than its target's.
+        """
+        return max(1, self.drafter.max_length // 2)
+
 
 @dataclass(frozen=True)
 class Models(DrafterModels):

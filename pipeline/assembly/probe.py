@@ -100,7 +100,7 @@ def _count_seconds(score: ProbeScore, costs: Costs, batch: int) -> float:
 
 def examples_of(config: Config, models: Models) -> Sequence[TrainingExample]:
     """The target's examples on the probe's prompts, from disk where they were made before or are shipped."""
-    limit = models.drafter.max_length  # prompts and texts beyond it are no examples
+    limit = models.drafter.max_length  # determines how much of a prompt the drafter reads
     key = [FORMAT, TOKENS, KEPT, identity(), fingerprint(models.target), models.pair.digest, limit]
     return load_or_make_examples(key, models.name, lambda: _make_examples(config, models), shipped=SHIPPED)
 

@@ -42,24 +42,26 @@ class RequestEncoder:
 
     Args:
         encode: returns the target ids and the drafter pieces of a text.
-        min_lengths: returns the fewest target ids and drafter pieces of a text with so many characters.
+        min_length: returns the fewest target ids of a text with so many characters.
         conversation: returns the target ids and the drafter pieces of messages.
         vocabulary: of the target.
-        max_lengths: of a prompt, in target tokens and in drafter pieces.
+        max_length: of a prompt, in target tokens.
+        max_pieces: number of pieces that the drafter reads of a prompt, the last ones.
         eos_ids: the target's ends of sequence.
     """
 
     def __init__(
         self,
         encode: Callable[[str], Ids],
-        min_lengths: Callable[[int], tuple[int, int]],
+        min_length: Callable[[int], int],
         conversation: Conversation,
         vocabulary: Vocabulary,
-        max_lengths: tuple[int, int],
+        max_length: int,
+        max_pieces: int,
         eos_ids: Collection[int] = (),
     ) -> None:
-        self._encode, self._min_lengths, self._conversation = encode, min_lengths, conversation
-        self.vocabulary, self.max_lengths = vocabulary, max_lengths
+        self._encode, self._min_length, self._conversation = encode, min_length, conversation
+        self.vocabulary, self.max_length, self._max_pieces = vocabulary, max_length, max_pieces
         self._names = {token: name for name, token in vocabulary.specials.items()}
         self._eos_ids = eos_ids
 
@@ -92,19 +94,20 @@ class RequestEncoder:
 
     def _check_characters(self, characters: int) -> None:
         """Refuse a text with too many characters before it is tokenised, which takes up to a second per megabyte."""
-        for model, fewest, most in zip(
-            ("target", "drafter"), self._min_lengths(characters), self.max_lengths, strict=True
-        ):
-            if fewest > most:
-                raise UnfitPromptError(f"a prompt must have 1 to {most} of the {model}'s tokens, got {fewest} or more")
+        fewest = self._min_length(characters)
+        if fewest > self.max_length:
+            raise UnfitPromptError(
+                f"a prompt must have 1 to {self.max_length} of the target's tokens, got {fewest} or more"
+            )
 
     def _check_length(self, text: str, tokens: Sequence[int], pieces: Sequence[int]) -> EncodedPrompt:
-        for model, length, most in zip(
-            ("target", "drafter"), map(len, (tokens, pieces)), self.max_lengths, strict=True
-        ):
-            if not 0 < length <= most:
-                raise UnfitPromptError(f"a prompt must have 1 to {most} of the {model}'s tokens, got {length}")
-        return EncodedPrompt(text, tuple(tokens), tuple(pieces))
+        if not 0 < len(tokens) <= self.max_length:
+            raise UnfitPromptError(
+                f"a prompt must have 1 to {self.max_length} of the target's tokens, got {len(tokens)}"
+            )
+        if not pieces:
+            raise UnfitPromptError("a prompt must have a token of the drafter, got none")
+        return EncodedPrompt(text, tuple(tokens), tuple(pieces[-self._max_pieces :]))
 
 
 class LiveEngine(Engine):
@@ -184,7 +187,7 @@ class LiveEngine(Engine):
             learner_lag=learner.lag if learner else 0,
             learner_dropped=learner.dropped if learner else 0,
             learner_alive=learner.alive if learner else None,
-            max_length=self._encoder.max_lengths[0] + 1,
+            max_length=self._encoder.max_length + 1,
             prefixes=reader.counts if reader else NO_PREFIXES,
             prefix_bytes=reader.cache.bytes if reader and reader.cache else 0,
             learner_restarts=learner.restarts if learner else 0,

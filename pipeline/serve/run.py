@@ -149,17 +149,15 @@ def _make_encoder(config: Config, models: Models) -> RequestEncoder:
     def encode(text: str) -> Ids:
         return models.target_vocabulary.encode(text), models.drafter_vocabulary.encode(text)
 
-    def min_lengths(characters: int) -> tuple[int, int]:
-        return models.target_vocabulary.fewest_tokens(characters), models.drafter_vocabulary.fewest_tokens(characters)
-
-    min_lengths(0)  # reads the vocabularies once, before a client waits for it
-    max_lengths = models.target.max_length - 1, models.drafter.max_length - 1
+    min_length = models.target_vocabulary.fewest_tokens
+    min_length(0)  # reads the vocabulary once, before a client waits for it
     return RequestEncoder(
         encode,
-        min_lengths,
+        min_length,
         make_conversation(config.source, models),
         models.target_vocabulary,
-        max_lengths,
+        models.target.max_length - 1,
+        models.max_prompt_pieces,
         models.eos_ids,
     )
 

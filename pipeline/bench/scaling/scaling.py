@@ -111,7 +111,7 @@ def _measure(name: str, config: Config, models: Models, extent: Extent, progress
 
 def _batch(config: Config, models: Models, extent: Extent, progress: Progress) -> Curve:
     sources = open_sources(config.sources, config.source, seed=config.seed)
-    prompts = choose_prompts(sources, config, models, prompts_needed(extent.sizes))
+    prompts = choose_prompts(sources, config, models, prompts_needed(extent.sizes), models.target.max_length)
     return batch_curve(config, models, prompts, extent.sizes, extent.effort, progress)
 
 

@@ -38,6 +38,11 @@ LEARNERS = frozenset({ArmName.LEARNING, ArmName.LOGGED})
 QUICK_ARMS = (ArmName.PLAIN, ArmName.OWN_PLAIN, ArmName.MEMORY, ArmName.LOGGED)  # with `--quick`
 
 
+def reads_all_with_drafter(name: str) -> bool:
+    """Return whether an arm's engine has the drafter read whole prompts, which must then fit into its context."""
+    return name in (ArmName.ASSISTED, ArmName.ASSISTED_DEFAULTS) or name.endswith("-speculative")
+
+
 class Arm(Protocol):
     """A method of completing prompts. It is called round by round in stream order, and keeps its caches and learned
     weights between rounds."""

@@ -12,7 +12,7 @@ include it. At the end of a round the benchmark waits for updates on the learner
 in parallel with the next prompts, so the learning arms are charged more than learning costs.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from itertools import islice
@@ -23,7 +23,16 @@ from typing import Any
 
 from pipeline.assembly.admission import describe_chat, prompt_encoder
 from pipeline.assembly.models import Models
-from pipeline.bench.speed.arms import LEARNERS, OURS, Arm, ArmName, Engines, chunks, reference_of
+from pipeline.bench.speed.arms import (
+    LEARNERS,
+    OURS,
+    Arm,
+    ArmName,
+    Engines,
+    chunks,
+    reads_all_with_drafter,
+    reference_of,
+)
 from pipeline.bench.speed.build import Workshop
 from pipeline.bench.speed.monitor import Monitor
 from pipeline.bench.speed.plan import SpeedPlan
@@ -42,8 +51,25 @@ REHEARSALS = 2  # untimed rounds of arms without state between prompts, enough f
 REHEARSED = 48  # maximum untimed prompts of our arms without learning, until n-grams and estimates settle
 
 
-def choose_prompts(sources: Sequence[Source], config: Config, models: Models, number: int) -> list[PromptReceived]:
+def shortest_context(models: Models, arms: Iterable[str]) -> int:
+    """Return the number of tokens that a prompt and its completion may have in all of these arms."""
+    lengths = [models.target.max_length]
+    if any(map(reads_all_with_drafter, arms)):
+        lengths.append(models.drafter.max_length)
+    return min(lengths)
+
+
+def choose_prompts(
+    sources: Sequence[Source], config: Config, models: Models, number: int, most: int
+) -> list[PromptReceived]:
     """The first `number` prompts of the stream that every arm can complete.
+
+    Args:
+        sources: of the stream.
+        config: how prompts are encoded, and the longest completion.
+        models: whose tokens are counted.
+        number: of prompts.
+        most: tokens that every prompt leaves space for two longest completions in.
 
     Raises:
         ConfigError: as `prompt_encoder`.
@@ -58,7 +84,7 @@ def choose_prompts(sources: Sequence[Source], config: Config, models: Models, nu
             longest = max(map(len, encode(event)))
         except ConfigError:  # the chat template makes no prompt of it
             return False
-        return longest + 2 * config.sampling.max_new_tokens < min(models.target.max_length, models.drafter.max_length)
+        return longest + 2 * config.sampling.max_new_tokens < most
 
     chosen = [event for event in islice(filter(fits, stream(sources)), number) if isinstance(event, PromptReceived)]
     if len(chosen) < number:
@@ -132,7 +158,8 @@ def run(config: Config, plan: SpeedPlan, engines: Engines, monitor: Monitor) -> 
     # After Ctrl-C a thread of the log may still write.
     with TemporaryDirectory(ignore_cleanup_errors=True) as scratch, _closing_arms() as open_arms:
         workshop = Workshop(config, Path(scratch))
-        prompts = choose_prompts(sources, config, workshop.models, plan.warm_up + plan.prompts)
+        context = shortest_context(workshop.models, plan.arms)
+        prompts = choose_prompts(sources, config, workshop.models, plan.warm_up + plan.prompts, context)
         longest = max(len(workshop.words.encode(prompt)) for prompt in prompts) + config.sampling.max_new_tokens
         arms, refused = _make_arms(workshop, plan, engines, longest, open_arms, monitor)
         machine = machine_of(workshop.models)

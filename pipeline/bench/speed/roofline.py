@@ -127,18 +127,19 @@ class CostMeter:
 
     def _measure(self, model: LanguageModel, prompt: Sequence[int], count: int, longest: int, *, hidden: bool) -> None:
         """Time passes over `count` rows with 1 to `longest` tokens; the entry for 0 tokens is prefill of one prompt."""
-        tokens = (list(prompt) * (self._context // len(prompt) + 2))[: self._context + longest]
+        context = min(self._context, model.max_length - longest)
+        tokens = (list(prompt) * (context // len(prompt) + 2))[: context + longest]
         rows = [_row(number, tokens[: len(prompt)]) for number in range(count)]
         for row in rows:
             self._time(model, (hidden, count, 0), partial(model.admit, row, row.tokens))
-        more = tokens[model.length(rows[0]) : self._context]
+        more = tokens[model.length(rows[0]) : context]
         if more:
             model.forward(rows, [more] * count, [1] * count)
         for width in range(1, longest + 1):
-            new = [tokens[self._context : self._context + width]] * count
+            new = [tokens[context : context + width]] * count
             self._time(model, (hidden, count, width), partial(model.forward, rows, new, [width] * count, hidden=hidden))
             for row in rows:
-                model.roll_back(row, self._context)
+                model.roll_back(row, context)
         for row in rows:
             model.release(row)
 

@@ -78,6 +78,7 @@ class PricedModel:
     """A model that keeps the rules of `LanguageModel` and takes a known time for every call."""
 
     device = torch.device("cpu")
+    max_length = 1 << 30
 
     def __init__(self, clock: Clock, per_token: float, slowness: Sequence[float]) -> None:
         self._clock, self._per_token, self._slowness = clock, per_token, slowness

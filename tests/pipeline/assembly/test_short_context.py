@@ -1,0 +1,78 @@
+"""Prompts that are longer than the drafter's context, which is often shorter than the target's."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from replaying import config_of, run_replay, table_of
+from tiny_pair import TinyPair, tiny_pair  # noqa: F401  (a fixture)
+
+from pipeline.assembly.admission import make_admission
+from pipeline.assembly.models import Models, load_models
+from pipeline.bench.speed.arms import ArmName
+from pipeline.bench.speed.benchmark import shortest_context
+from pipeline.loop import UnfitPromptError
+from store.events import PromptReceived
+
+CONTEXT = 40  # pieces of the drafter
+LONG = "Ann has 3 apples and Tom has 4 pencils. " * 6
+
+
+@pytest.fixture
+def pair(tiny_pair: TinyPair, tmp_path: Path) -> TinyPair:  # noqa: F811
+    """A drafter whose context is shorter than the prompts."""
+    drafter = shutil.copytree(tiny_pair.drafter, tmp_path / "drafter")
+    path = drafter / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"max_position_embeddings": CONTEXT}))
+    return replace(tiny_pair, drafter=drafter)
+
+
+@pytest.fixture
+def models(pair: TinyPair, tmp_path: Path) -> Models:
+    (found,) = load_models(config_of(pair), "", tmp_path)
+    return found
+
+
+def prompt_of(text: str) -> PromptReceived:
+    return PromptReceived(0, "p", "long", 1, text)
+
+
+def test_the_target_reads_all_and_the_drafter_the_end(models: Models, pair: TinyPair):
+    row = make_admission(config_of(pair), models)(prompt_of(LONG))
+    assert row.tokens == models.target_vocabulary.encode(LONG)
+    assert row.pieces == models.drafter_vocabulary.encode(LONG)[-CONTEXT // 2 :]
+    short = make_admission(config_of(pair), models)(prompt_of("Ann has"))
+    assert short.pieces == models.drafter_vocabulary.encode("Ann has"), "BOS included"
+
+
+def test_the_target_s_context_is_the_limit(models: Models, pair: TinyPair):
+    prepare = make_admission(config_of(pair), models)
+    with pytest.raises(UnfitPromptError, match=r"must have 1 to \d+ of the target's tokens, got \d+$"):
+        prepare(prompt_of(LONG * 100))
+
+
+def test_long_prompts_are_drafted_for_and_their_texts_are_those_of_plain_decoding(pair: TinyPair, tmp_path: Path):
+    source = tmp_path / "long.jsonl"
+    source.write_text("".join(json.dumps({"prompt": LONG + f"Tom has {number}"}) + "\n" for number in range(4)))
+    changes = {"sources": (str(source),), "draft__sources": ("model",), "draft__only_where_paying": False}
+    summary = run_replay(config_of(pair, **changes), tmp_path / "run")
+    run_replay(config_of(pair, **changes | {"draft__max_draft": 0}), tmp_path / "plain")
+    assert summary["rejected_rows"] == 0
+    texts, plain = (
+        sorted((row["offset"], row["completion_text"]) for row in table_of(tmp_path / name, "prompts").to_pylist())
+        for name in ("run", "plain")
+    )
+    assert texts == plain
+    drafted = {
+        row["offset"] for row in table_of(tmp_path / "run", "decisions").to_pylist() if row["drafter"] == "model"
+    }
+    assert drafted == {0, 1, 2, 3}
+
+
+def test_the_benchmark_limits_prompts_to_the_drafter_s_context_only_where_it_reads_them_whole(models: Models):
+    own = [ArmName.PLAIN, ArmName.OWN_PLAIN, ArmName.LOGGED, "llama.cpp"]
+    assert shortest_context(models, own) == models.target.max_length
+    for name in (ArmName.ASSISTED, ArmName.ASSISTED_DEFAULTS, "llama.cpp-speculative"):
+        assert shortest_context(models, [*own, name]) == CONTEXT
