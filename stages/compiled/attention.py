@@ -17,6 +17,8 @@ from stages.compiled.llvm.vector_math import exponential, tangent
 from stages.compiled.shape import ModelShape
 from stages.compiled.steps import KEY_FIELDS, Field, Header, KeyList
 
+SUMS = 16  # vectors of outputs that are added to in turn: a processor adds to several at a time
+
 Visit = Callable[[Sequence[Value], Value], None]  # what is done for the slots of some keys, and the number of the first
 
 
@@ -42,13 +44,15 @@ class _Attention:
         self._share, self._size = shape.heads // shape.key_heads, emit.field(header, Header.SCORES_SIZE)
         own = emit.multiply(emit.multiply(thread, self._share + 1), self._size)  # one line for the heads' sums
         self._scores = emit.offset(emit.pointer(header, Header.SCORES), own, 4)
+        self._rows = emit.field(header, Header.ROWS)
         self._parts = range(0, shape.head_size, VECTOR_SIZE)  # of a head
+        self._together = max(1, SUMS // len(self._parts))
 
     def emit_groups(self) -> None:
         """Emit the loop over items: the heads of a token that share a key head."""
         emit, shape = self._emit, self._shape
         with emit.loop(self._begin, self._end) as number:
-            row, group = emit.divide(number, shape.key_heads), emit.remainder(number, shape.key_heads)
+            row, group = emit.remainder(number, self._rows), emit.divide(number, self._rows)
             keys = emit.offset(self._lists, emit.multiply(row, KEY_FIELDS), 8)
             count = emit.add(emit.field(keys, KeyList.CONSECUTIVE), emit.field(keys, KeyList.LENGTH))
             begin = emit.offset(self._cache, emit.multiply(group, shape.head_size), 4)
@@ -155,16 +159,19 @@ class _Attention:
         """Add the values in some slots to the outputs of all heads, each times its exponential."""
         emit = self._emit
         values = [emit.offset(begin, emit.multiply(slot, self._shape.slot), 4) for slot in slots]
-        with emit.loop(0, self._share) as head:
-            sums = [emit.load(self._place_part(outputs, head, part), VECTOR) for part in self._parts]
+        for first in range(0, self._share, self._together):
+            heads = [emit.long(head) for head in range(first, min(first + self._together, self._share))]
+            sums = [
+                [emit.load(self._place_part(outputs, head, part), VECTOR) for part in self._parts] for head in heads
+            ]
             for place, value in enumerate(values):
-                share = emit.spread(emit.load(self._place_score(head, emit.add(number, place)), FLOAT))
-                sums = [
-                    emit.multiply_add(share, emit.load(emit.offset(value, part, 4), VECTOR), own)
-                    for part, own in zip(self._parts, sums, strict=True)
-                ]
-            for part, own in zip(self._parts, sums, strict=True):
-                emit.store(own, self._place_part(outputs, head, part))
+                parts = [emit.load(emit.offset(value, part, 4), VECTOR) for part in self._parts]
+                for own, head in zip(sums, heads, strict=True):
+                    share = emit.spread(emit.load(self._place_score(head, emit.add(number, place)), FLOAT))
+                    own[:] = [emit.multiply_add(share, part, total) for part, total in zip(parts, own, strict=True)]
+            for own, head in zip(sums, heads, strict=True):
+                for part, total in zip(self._parts, own, strict=True):
+                    emit.store(total, self._place_part(outputs, head, part))
 
     def _divide(self, head: Value, outputs: Value, totals: Value) -> None:
         """Divide the outputs of a head by the sum of its exponentials."""
