@@ -71,17 +71,16 @@ def find_fault(prompt: PromptReceived, admissions: Iterable[Callable[[PromptRece
 
 def prompt_encoder(config: Config, models: Models) -> Encode:
     """Encodes prompts as configured: as text alone, or as a message in the target's chat template. The encoder raises
-    ConfigError for a text of which the template makes no prompt. Of the pieces it returns what the drafter reads, the
-    last `max_prompt_pieces`.
+    ConfigError for a text of which the template makes no prompt. Of the pieces it returns what the drafter reads.
 
     Raises:
         ConfigError: prompts are to be chat prompts, but there is no template that can be used.
     """
-    encode, most = _whole_prompt_encoder(config, models), models.max_prompt_pieces
+    encode = _whole_prompt_encoder(config, models)
 
     def encode_for_both(prompt: PromptReceived) -> Ids:
         tokens, pieces = encode(prompt)
-        return tokens, pieces[-most:]
+        return tokens, models.clip_prompt(pieces)
 
     return encode_for_both
 

@@ -43,12 +43,14 @@ class DrafterModels:
     drafter_folder: Path | None  # where the drafter's head and n-grams may lie
     pair: Pair
 
-    @property
-    def max_prompt_pieces(self) -> int:
-        """Number of pieces that the drafter reads of a prompt, the last ones: half of its context, so that the other
-        half is left to the completion. The context of a small drafter is often shorter than its target's.
+    def clip_prompt(self, pieces: list[int]) -> list[int]:
+        """Return the pieces that the drafter reads of a prompt. The context of a small drafter is often shorter than
+        its target's. Half of it is left to the completion: of a longer prompt the end is read, without as many quarters
+        of the context as necessary. So prompts that begin alike are cut alike and share keys and values.
         """
-        return max(1, self.drafter.max_length // 2)
+        quarter = max(1, self.drafter.max_length // 4)
+        surplus = max(0, len(pieces) - 2 * quarter)
+        return pieces[-(-surplus // quarter) * quarter :]
 
 
 @dataclass(frozen=True)

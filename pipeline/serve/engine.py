@@ -46,7 +46,7 @@ class RequestEncoder:
         conversation: returns the target ids and the drafter pieces of messages.
         vocabulary: of the target.
         max_length: of a prompt, in target tokens.
-        max_pieces: number of pieces that the drafter reads of a prompt, the last ones.
+        clip: returns those of a prompt's pieces that the drafter reads.
         eos_ids: the target's ends of sequence.
     """
 
@@ -57,11 +57,11 @@ class RequestEncoder:
         conversation: Conversation,
         vocabulary: Vocabulary,
         max_length: int,
-        max_pieces: int,
+        clip: Callable[[list[int]], list[int]],
         eos_ids: Collection[int] = (),
     ) -> None:
         self._encode, self._min_length, self._conversation = encode, min_length, conversation
-        self.vocabulary, self.max_length, self._max_pieces = vocabulary, max_length, max_pieces
+        self.vocabulary, self.max_length, self._clip = vocabulary, max_length, clip
         self._names = {token: name for name, token in vocabulary.specials.items()}
         self._eos_ids = eos_ids
 
@@ -100,14 +100,14 @@ class RequestEncoder:
                 f"a prompt must have 1 to {self.max_length} of the target's tokens, got {fewest} or more"
             )
 
-    def _check_length(self, text: str, tokens: Sequence[int], pieces: Sequence[int]) -> EncodedPrompt:
+    def _check_length(self, text: str, tokens: list[int], pieces: list[int]) -> EncodedPrompt:
         if not 0 < len(tokens) <= self.max_length:
             raise UnfitPromptError(
                 f"a prompt must have 1 to {self.max_length} of the target's tokens, got {len(tokens)}"
             )
         if not pieces:
             raise UnfitPromptError("a prompt must have a token of the drafter, got none")
-        return EncodedPrompt(text, tuple(tokens), tuple(pieces[-self._max_pieces :]))
+        return EncodedPrompt(text, tuple(tokens), tuple(self._clip(pieces)))
 
 
 class LiveEngine(Engine):

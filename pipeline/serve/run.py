@@ -157,7 +157,7 @@ def _make_encoder(config: Config, models: Models) -> RequestEncoder:
         make_conversation(config.source, models),
         models.target_vocabulary,
         models.target.max_length - 1,
-        models.max_prompt_pieces,
+        models.clip_prompt,
         models.eos_ids,
     )
 

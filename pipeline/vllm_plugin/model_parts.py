@@ -61,10 +61,9 @@ def load_parts(
 def _make_speller(models: DrafterModels) -> Callable[[list[int]], list[int]]:
     """Return what spells prompts, each as far as the drafter reads it."""
     encoder = DrafterEncoder(models.target_vocabulary, models.drafter_vocabulary, models.pair)
-    most = models.max_prompt_pieces
 
     def spell(tokens: list[int]) -> list[int]:
-        return encoder.encode_tokens(tokens)[-most:]
+        return models.clip_prompt(encoder.encode_tokens(tokens))
 
     return spell
 

@@ -145,8 +145,8 @@ class PromptReader:
             self._weight_changes, self._of_preamble = self.model.weight_changes, None
             self.cache.clear()
         begin = self.model.length(row)
-        blocks = self.cache.find(row.scope, self._text(row)[:-1])
-        copied = len(blocks) * self.cache.block - begin
+        blocks = self.cache.find(row.scope, self._text(row)[:-1], parts=self._live)
+        copied = sum(block[0].shape[-2] for block in blocks) - begin
         if copied <= 0:
             return
         for number in range(begin // self.cache.block, len(blocks)):

@@ -126,10 +126,11 @@ class StubEngine:
             self.runner,
             RequestEncoder(
                 encode,
-                lambda characters: (characters, characters),
+                lambda characters: characters,
                 StubConversation(),
                 vocabulary,
-                (MAX_LENGTH - 1, MAX_LENGTH - 1),
+                MAX_LENGTH - 1,
+                list,
             ),
             EventSink(self.log, show=self.seen.append, committer=self.committer, whole=True),
             self.committer,

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,9 +43,17 @@ def prompt_of(text: str) -> PromptReceived:
 def test_the_target_reads_all_and_the_drafter_the_end(models: Models, pair: TinyPair):
     row = make_admission(config_of(pair), models)(prompt_of(LONG))
     assert row.tokens == models.target_vocabulary.encode(LONG)
-    assert row.pieces == models.drafter_vocabulary.encode(LONG)[-CONTEXT // 2 :]
+    pieces = models.drafter_vocabulary.encode(LONG)
+    assert CONTEXT // 4 < len(row.pieces) <= CONTEXT // 2
+    assert row.pieces == pieces[-len(row.pieces) :]
     short = make_admission(config_of(pair), models)(prompt_of("Ann has"))
     assert short.pieces == models.drafter_vocabulary.encode("Ann has"), "BOS included"
+
+
+def test_prompts_that_begin_alike_are_cut_alike(models: Models):
+    cuts = [sum(range(length)) - sum(models.clip_prompt(list(range(length)))) for length in range(20, 32)]
+    first = sum(range(CONTEXT // 4))  # what a cut of one quarter removes
+    assert cuts == [0] + [first] * 10 + [sum(range(CONTEXT // 2))]
 
 
 def test_the_target_s_context_is_the_limit(models: Models, pair: TinyPair):
@@ -57,6 +66,7 @@ def test_long_prompts_are_drafted_for_and_their_texts_are_those_of_plain_decodin
     source = tmp_path / "long.jsonl"
     source.write_text("".join(json.dumps({"prompt": LONG + f"Tom has {number}"}) + "\n" for number in range(4)))
     changes = {"sources": (str(source),), "draft__sources": ("model",), "draft__only_where_paying": False}
+    changes["sampling__max_new_tokens"] = 2 * CONTEXT
     summary = run_replay(config_of(pair, **changes), tmp_path / "run")
     run_replay(config_of(pair, **changes | {"draft__max_draft": 0}), tmp_path / "plain")
     assert summary["rejected_rows"] == 0
@@ -65,9 +75,10 @@ def test_long_prompts_are_drafted_for_and_their_texts_are_those_of_plain_decodin
         for name in ("run", "plain")
     )
     assert texts == plain
-    drafted = {
-        row["offset"] for row in table_of(tmp_path / "run", "decisions").to_pylist() if row["drafter"] == "model"
-    }
+    decisions = table_of(tmp_path / "run", "decisions").to_pylist()
+    emitted = Counter(row["offset"] for row in decisions if row["emitted_id"] is not None)
+    assert max(emitted.values()) > CONTEXT, "in the end there is no space for drafts"
+    drafted = {row["offset"] for row in decisions if row["drafter"] == "model"}
     assert drafted == {0, 1, 2, 3}
 
 

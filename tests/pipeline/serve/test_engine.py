@@ -167,9 +167,6 @@ def test_a_completion_ends_where_the_context_of_the_target_does(server: ServerRu
         assert listener.usage.emitted < room
     assert listener.finish is Finish.LENGTH
     assert listener.usage.emitted == room
-    assert len(prompt.pieces) + listener.usage.emitted > server.models.drafter.max_length, (
-        "the drafter had no room left"
-    )
 
 
 def test_prompts_that_do_not_fit_are_refused_when_they_are_encoded(engine: LiveEngine):

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from stages.prompts.prefix_cache import PrefixCache
+from stages.prompts.prefix_cache import PrefixCache, count_equal
 
 BLOCK, WIDTH = 2, 4
 SIZE = BLOCK * WIDTH * 4 * 2  # bytes of a block of two layers
@@ -18,14 +18,15 @@ def kept(tokens: list[int]) -> list[torch.Tensor]:
     return [layer_TW, -layer_TW]
 
 
-def found(cache: PrefixCache, tokens: list[int], scope: int = 0) -> int:
+def found(cache: PrefixCache, tokens: list[int], scope: int = 0, *, parts: bool = False) -> int:
     """How many tokens of a text are found; their keys and values must be those of this text."""
-    blocks = cache.find(scope, tokens)
+    blocks = cache.find(scope, tokens, parts=parts)
+    size = sum(len(block[0]) for block in blocks)
     for layer, want_TW in enumerate(kept(tokens)):
         own = [block[layer] for block in blocks]
         if own:
-            assert torch.equal(torch.cat(own), want_TW[: len(own) * BLOCK])
-    return len(blocks) * BLOCK
+            assert torch.equal(torch.cat(own), want_TW[:size])
+    return size
 
 
 def test_the_longest_common_prefix_in_whole_blocks_is_found():
@@ -36,6 +37,27 @@ def test_the_longest_common_prefix_in_whole_blocks_is_found():
     assert found(cache, [3, 4, 1, 2]) == 0, "a block belongs to the text before it"
     assert found(cache, [1]) == 0
     assert cache.bytes == 2 * SIZE
+
+
+def test_a_part_of_the_block_that_continues_most_alike_is_found():
+    draw, block = random.Random(0), 4
+    cache, texts = PrefixCache(1 << 20, block), []
+    for _ in range(300):
+        text = [draw.randint(0, 1) for _ in range(draw.randint(0, 14))]
+        known = [one[: len(one) // block * block] for one in texts]
+        assert found(cache, text, parts=True) == max((count_equal(text, one) for one in known), default=0)
+        if draw.random() < 0.1:  # few, so that most texts end differently
+            cache.keep(0, text, kept(text))
+            texts.append(text)
+    assert found(cache, text, scope=1, parts=True) == 0, "of others nothing is found"
+
+
+def test_no_part_of_a_block_that_was_evicted_is_found():
+    cache = PrefixCache(SIZE, BLOCK)
+    cache.keep(0, [1, 2], kept([1, 2]))
+    assert found(cache, [1, 3], parts=True) == 1
+    cache.keep(0, [4, 2], kept([4, 2]))
+    assert [found(cache, text, parts=True) for text in ([1, 3], [4, 3])] == [0, 1]
 
 
 def test_what_is_kept_are_copies():
