@@ -51,6 +51,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "omnidraft plot curve",
         "omnidraft plot tokens runs/first --output tokens.html",
         "omnidraft plot study runs/study-cache.json --output cache.svg",
+        "omnidraft plot speed results.json",
     ),
     "memory show": ("omnidraft memory show runs/first --top 20",),
     "memory forget": ("omnidraft memory forget runs/first --prompt 17",),

@@ -24,6 +24,7 @@ STARTED: dict[Module, list[tuple[Any, ...]]] = {
     "load": [(draw_results, "load", "{}", Path("load.png"))],
     "scale": [(draw_results, "scale", "{}", Path("scale.png"))],
     "paper": [(draw, "paper", "table-panels.json", "table.svg")],
+    "speed": [(plot, PlotKind.SPEED, Path("results.json"), Path("speed.png"))],
     "study": [(plot, PlotKind.STUDY, Path("study.json"), Path("study.svg"))],
     "serve": [
         (pages.dashboard, run, runs, port, host)
