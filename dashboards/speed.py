@@ -40,7 +40,7 @@ def _runs(content: Any) -> list[Mapping[str, Any]]:
 
 def make_curves(runs: Iterable[Mapping[str, Any]]) -> dict[str, Curve]:
     """Return the curves of results, by name."""
-    by_batch: dict[int, dict[float, Mapping[str, Any]]] = defaultdict(dict)
+    by_batch: dict[int, dict[int, Mapping[str, Any]]] = defaultdict(dict)
     for run in runs:
         millions = round(run["machine"]["target_parameters"] / 1e6)
         by_batch[run["settings"]["batch"]][millions] = run
@@ -55,7 +55,7 @@ def make_curves(runs: Iterable[Mapping[str, Any]]) -> dict[str, Curve]:
     }
 
 
-def _make_curve(title: str, size: str, runs: Mapping[float, Mapping[str, Any]]) -> Curve:
+def _make_curve(title: str, size: str, runs: Mapping[int, Mapping[str, Any]]) -> Curve:
     lines: dict[str, list[dict[str, float]]] = defaultdict(list)
     for place, run in runs.items():
         for arm, found in run["arms"].items():
