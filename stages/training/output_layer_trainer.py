@@ -93,14 +93,18 @@ class LeastSquaresSums:
         sums.states_WW, sums.products_WD = states_WW.double(), products_WD.double()
         return sums
 
-    def solve(self) -> Tensor:
-        """Return the layer (D, W) that gives the missing probabilities; zeros without positions."""
+    def solve(self, ridge: float = RIDGE) -> Tensor:
+        """Return the layer (D, W) that gives the missing probabilities; zeros without positions.
+
+        Args:
+            ridge: added to the diagonal of the first sum, as a share of its mean.
+        """
         width, diagonal_W = len(self.states_WW), self.states_WW.diagonal()
         if not bool(diagonal_W.any()):
             return torch.zeros_like(self.products_WD.T, dtype=torch.float32)
         occurs_W = diagonal_W > 1e-9 * diagonal_W.max()  # a feature that never did is no reason for less ridge
         scale = float(diagonal_W[occurs_W].mean())
-        ridge_WW = RIDGE * scale * torch.eye(width, dtype=torch.float64, device=self.states_WW.device)
+        ridge_WW = ridge * scale * torch.eye(width, dtype=torch.float64, device=self.states_WW.device)
         factor_WW = torch.linalg.cholesky(self.states_WW + ridge_WW)
         return torch.cholesky_solve(self.products_WD, factor_WW).float().T
 
