@@ -84,6 +84,7 @@ def _read_costs(entries: list[str] | None) -> tuple["Costs", ...]:
 
 def _compare(overrides: dict[str, object], learned: int, held_out: int, costs: tuple["Costs", ...]) -> list["Table"]:
     """Record the texts, fit and judge. Raises `UsageError` if there are too few prompts."""
+    from pipeline.assembly.stages import draftable
     from pipeline.config.settings import Config
     from pipeline.study.parallel_heads.compare import accuracy_table, compare_ways, speed_table
     from pipeline.study.parallel_heads.fitting import DrafterKnowledge
@@ -96,8 +97,7 @@ def _compare(overrides: dict[str, object], learned: int, held_out: int, costs: t
     if len(texts) < learned + held_out:
         raise UsageError(f"the sources must have {learned + held_out} usable prompts, got {len(texts)}")
     drafter = models.drafter
-    allowed = {piece for pieces in models.pair.pieces for piece in pieces or ()}
-    knowledge = DrafterKnowledge(drafter, drafter.mask_without(allowed))
+    knowledge = DrafterKnowledge(drafter, drafter.mask_without(draftable(config.draft, models.pair)))
     first, last = (Places.from_texts(drafter, part) for part in (texts[:learned], texts[learned:]))
     with stderr_console().status("heads are fitted"):
         drafts = list(compare_ways(knowledge, first, last))

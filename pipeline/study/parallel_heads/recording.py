@@ -87,7 +87,19 @@ class ExampleRecorder(Distiller):
 
 
 def record_texts(config: Config, on_prompt: Callable[[], None] = lambda: None) -> tuple[Models, list[RecordedText]]:
-    """Let the target complete the prompts of a configuration, and return the models and the texts in stream order.
+    """Return the models and the texts that they made of the prompts, in stream order. As `record_examples`."""
+    models, examples = record_examples(config, on_prompt)
+    return models, [text for text in map(RecordedText.from_example, examples) if text is not None]
+
+
+def record_examples(
+    config: Config, on_prompt: Callable[[], None] = lambda: None
+) -> tuple[Models, list[TrainingExample]]:
+    """Let the target complete the prompts of a configuration, and return the models and the examples in stream order.
+
+    Args:
+        config: names one target.
+        on_prompt: called after each completed prompt.
 
     Raises:
         UsageError: the settings, models or sources cannot be used.
@@ -105,8 +117,7 @@ def record_texts(config: Config, on_prompt: Callable[[], None] = lambda: None) -
         for event in loop.run(iter(prompts.chosen)):
             if isinstance(event, PromptCompleted):
                 on_prompt()
-    ordered = sorted(recorder.examples, key=lambda example: example.offset)
-    return models, [text for text in map(RecordedText.from_example, ordered) if text is not None]
+    return models, sorted(recorder.examples, key=lambda example: example.offset)
 
 
 @torch.inference_mode()
