@@ -28,7 +28,7 @@ AS_LOADED = "one pass per piece, as loaded"
 class FeatureSets:
     """What heads read of a place.
 
-    Args:
+    Attributes:
         knowledge: of the drafter.
         scale: of the hidden state, so that its numbers have variance 1 as those of the other features.
     """
