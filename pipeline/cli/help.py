@@ -87,7 +87,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     ),
     "study-heads": (
         "omnidraft study-heads gsm8k.parquet --target smollm2-135m --set source.chat=true",
-        "omnidraft study-heads --learn-from 10 --measure 5 --costs 10,0.5,0.3",
+        "omnidraft study-heads --learn-from 10 --measure 5 --costs 10,0.5,0.3,0.05",
     ),
     "vocab": (
         "omnidraft vocab builtin:target-12m builtin:drafter-1.6m",

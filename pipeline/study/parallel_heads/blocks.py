@@ -31,13 +31,13 @@ class Drafts:
     right_SK: Tensor
     passes: tuple[int, ...]
 
-    def accepted(self, length: int) -> Tensor:
+    def count_accepted(self, length: int) -> Tensor:
         """Return the accepted pieces of drafts of a length (S,)."""
         return self.right_SK[:, :length].cumprod(1).sum(1)
 
     def share_right(self, offset: int) -> float:
         """Return how often the piece at an offset is right where all before it are; 0 where they never are."""
-        reached_S = self.accepted(offset) == offset
+        reached_S = self.count_accepted(offset) == offset
         return float(self.right_SK[reached_S, offset].float().mean()) if bool(reached_S.any()) else 0.0
 
 
@@ -81,7 +81,7 @@ def tokens_per_block(drafts: Drafts, places: Places, length: int) -> float:
     A block emits the tokens whose pieces are all accepted, and one more.
     """
     starts = places.take(places.first_P)
-    accepted_S = drafts.accepted(length)
+    accepted_S = drafts.count_accepted(length)
     kept_SK = starts.ends_PK & (torch.arange(OFFSETS) < accepted_S[:, None])
     tokens, texts = kept_SK.sum(1).tolist(), starts.text_P.tolist()
     blocks, at = 0, 0
@@ -95,24 +95,34 @@ def tokens_per_block(drafts: Drafts, places: Places, length: int) -> float:
 
 
 @dataclass(frozen=True)
-class Costs:
-    """Milliseconds: of a target pass over one token, of each further token, and of a drafter pass."""
+class BlockCosts:
+    """Milliseconds of the parts of a block.
+
+    Attributes:
+        target: of a target pass over one token.
+        token: of each further token.
+        drafter: of a drafter pass.
+        head: of each piece that a head proposes.
+    """
 
     target: float
     token: float
     drafter: float
+    head: float
 
-    def tokens_per_second(self, tokens: float, drafted: float, passes: int) -> float:
-        """Return the speed of blocks with this many tokens, drafted tokens and drafter passes."""
-        return 1000 * tokens / (self.target + self.token * drafted + self.drafter * passes)
+    def tokens_per_second(self, tokens: float, drafted: float, passes: int, heads: int) -> float:
+        """Return the speed of blocks with this many tokens, drafted tokens, drafter passes and pieces of heads."""
+        spent = self.target + self.token * drafted + self.drafter * passes + self.head * heads
+        return 1000 * tokens / spent
 
 
-def best_length(drafts: Drafts, places: Places, costs: Costs) -> tuple[int, float]:
+def best_length(drafts: Drafts, places: Places, costs: BlockCosts) -> tuple[int, float]:
     """Return the length of drafts with the highest speed, 0 for none, and that speed."""
     starts = int(places.first_P.sum())
-    found = [(costs.tokens_per_second(1.0, 0.0, 0), 0)]
+    found = [(costs.tokens_per_second(1.0, 0.0, 0, 0), 0)]
     for length, passes in enumerate(drafts.passes, 1):
         drafted = length * starts / len(places.before_P)  # tokens per piece of the texts
-        found.append((costs.tokens_per_second(tokens_per_block(drafts, places, length), drafted, passes), length))
+        tokens = tokens_per_block(drafts, places, length)
+        found.append((costs.tokens_per_second(tokens, drafted, passes, length - passes), length))
     speed, length = max(found, key=lambda one: one[0])
     return length, speed

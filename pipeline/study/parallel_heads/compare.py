@@ -11,14 +11,14 @@ from torch import Tensor
 
 from pipeline.reports.tables import Table
 from pipeline.study.parallel_heads.blocks import (
-    Costs,
+    BlockCosts,
     Drafts,
     best_length,
     draft_in_passes,
     draft_with_states,
     tokens_per_block,
 )
-from pipeline.study.parallel_heads.fitting import DrafterKnowledge, Features, FittedHead, Floor, fit_head
+from pipeline.study.parallel_heads.fitting import DrafterKnowledge, Features, FittedHead, Prior, fit_head
 from pipeline.study.parallel_heads.places import OFFSETS, Places
 
 AS_LOADED = "one pass per piece, as loaded"
@@ -41,17 +41,17 @@ class FeatureSets:
         """Scale the hidden states by those of the places that heads are fitted on."""
         return cls(knowledge, 1 / float(places.hidden_PW.square().mean().sqrt()))
 
-    def hidden(self, places: Places, offset: int) -> Tensor:
+    def with_hidden(self, places: Places, offset: int) -> Tensor:
         """Return the hidden state and a constant (N, X)."""
         return torch.cat([self.scale * places.hidden_PW, torch.ones(len(places.before_P), 1)], 1)
 
     def with_previous(self, places: Places, offset: int) -> Tensor:
         """Return also the reduced embedding of the previous piece (N, X)."""
-        return torch.cat([self.hidden(places, offset), self.knowledge.embedding(places, offset)], 1)
+        return torch.cat([self.with_hidden(places, offset), self.knowledge.embedding(places, offset)], 1)
 
     def with_state(self, places: Places, offset: int) -> Tensor:
         """Return the hidden state and the target's state (N, X)."""
-        return torch.cat([self.hidden(places, offset), places.states_PF], 1)
+        return torch.cat([self.with_hidden(places, offset), places.states_PF], 1)
 
     def with_both(self, places: Places, offset: int) -> Tensor:
         """Return the hidden state, the previous piece and the target's state (N, X)."""
@@ -61,31 +61,31 @@ class FeatureSets:
 def compare_ways(knowledge: DrafterKnowledge, learned: Places, held_out: Places) -> Iterator[Drafts]:
     """Fit all ways of drafting on some places and yield the drafts of each at others."""
     sets = FeatureSets.from_places(knowledge, learned)
-    own = fit_head(learned, 0, sets.hidden, knowledge.own)
-    loaded = FittedHead(0, sets.hidden, knowledge.own, torch.zeros_like(own.weight_DX), 0.0, 0.0)
+    own = fit_head(learned, 0, sets.with_hidden, knowledge.own)
+    loaded = FittedHead(0, sets.with_hidden, knowledge.own, torch.zeros_like(own.weight_DX), 0.0, 0.0)
     stated = fit_head(learned, 0, sets.with_state, knowledge.own)
     yield draft_in_passes(AS_LOADED, held_out, loaded, (), OFFSETS)
     yield draft_in_passes("one pass per piece, refitted", held_out, own, (), OFFSETS)
     yield draft_with_states("one pass per piece, refitted, target's state", held_out, stated)
-    ways: Sequence[tuple[str, Features, Floor]] = (
-        ("hidden state", sets.hidden, knowledge.nothing),
+    ways: Sequence[tuple[str, Features, Prior]] = (
+        ("hidden state", sets.with_hidden, knowledge.nothing),
         ("hidden state, previous piece", sets.with_previous, knowledge.nothing),
         ("hidden state, bigrams and previous piece", sets.with_previous, knowledge.bigram),
     )
-    for name, features, floor in ways:
-        later = _fit_later(learned, features, floor)
+    for name, features, prior in ways:
+        later = _fit_later(learned, features, prior)
         for passes in range(1, OFFSETS):
             prefix = "one pass" if passes == 1 else f"{passes} passes"
             yield draft_in_passes(f"{prefix}, heads: {name}", held_out, own, later, passes)
-    for name, features, floor in (
+    for name, features, prior in (
         ("hidden state, target's state", sets.with_state, knowledge.nothing),
         ("hidden state, bigrams, previous piece, target's state", sets.with_both, knowledge.bigram),
     ):
-        yield draft_in_passes(f"one pass, heads: {name}", held_out, stated, _fit_later(learned, features, floor), 1)
+        yield draft_in_passes(f"one pass, heads: {name}", held_out, stated, _fit_later(learned, features, prior), 1)
 
 
-def _fit_later(places: Places, features: Features, floor: Floor) -> list[FittedHead]:
-    return [fit_head(places, offset, features, floor) for offset in range(1, OFFSETS)]
+def _fit_later(places: Places, features: Features, prior: Prior) -> list[FittedHead]:
+    return [fit_head(places, offset, features, prior) for offset in range(1, OFFSETS)]
 
 
 def accuracy_table(all_drafts: Sequence[Drafts]) -> Table:
@@ -96,14 +96,14 @@ def accuracy_table(all_drafts: Sequence[Drafts]) -> Table:
         (
             drafts.name,
             *(f"{drafts.share_right(offset):.3f}" for offset in offsets),
-            *(f"{float(drafts.accepted(n + 1).float().mean()):.2f}" for n in offsets),
+            *(f"{float(drafts.count_accepted(n + 1).float().mean()):.2f}" for n in offsets),
         )
         for drafts in all_drafts
     ]
     return Table(heads, rows, "right pieces where all before them are right, and accepted pieces, at all tokens")
 
 
-def speed_table(all_drafts: Sequence[Drafts], held_out: Places, all_costs: Sequence[Costs]) -> Table:
+def speed_table(all_drafts: Sequence[Drafts], held_out: Places, all_costs: Sequence[BlockCosts]) -> Table:
     """Return tokens per block by the length of drafts, and tokens per second at the best length by costs."""
     lengths = range(1, OFFSETS + 1)
     heads = ("way", *(f"tokens, {length} drafted" for length in lengths), *map(_name_costs, all_costs))
@@ -116,5 +116,5 @@ def speed_table(all_drafts: Sequence[Drafts], held_out: Places, all_costs: Seque
     return Table(heads, rows, "tokens per block, and tokens per second", (note,))
 
 
-def _name_costs(costs: Costs) -> str:
-    return f"costs {costs.target:g}, {costs.token:g}, {costs.drafter:g} ms"
+def _name_costs(costs: BlockCosts) -> str:
+    return f"costs {costs.target:g}, {costs.token:g}, {costs.drafter:g}, {costs.head:g} ms"

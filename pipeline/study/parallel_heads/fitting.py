@@ -1,6 +1,6 @@
 """Heads that predict the piece at an offset, fitted by least squares.
 
-A head's logits are those of its floor plus a multiple of a regression from features to what the floor's probabilities
+A head's logits are those of its prior plus a multiple of a regression from features to what the prior's probabilities
 lack. Ridge and multiple are those that are right most often on texts that the first fit leaves out.
 
 Shapes: N places, X features, D drafter ids, R rank.
@@ -23,7 +23,7 @@ VALIDATION = 5  # one text in so many chooses ridge and strength
 RANK = 64  # R
 
 Features = Callable[[Places, int], Tensor]
-Floor = Callable[[Places, int], Tensor]
+Prior = Callable[[Places, int], Tensor]
 
 
 @dataclass(frozen=True)
@@ -32,21 +32,21 @@ class FittedHead:
 
     Attributes:
         offset: of the predicted piece, 0 for the next one.
-        features, floor: of places; both may depend on the piece before the predicted one.
+        features, prior: of places; both may depend on the piece before the predicted one.
         weight_DX: the regression's result times the strength.
         ridge, strength: as chosen.
     """
 
     offset: int
     features: Features
-    floor: Floor
+    prior: Prior
     weight_DX: Tensor
     ridge: float
     strength: float
 
     def logits(self, places: Places) -> Tensor:
         """Return the logits (N, D)."""
-        return self.floor(places, self.offset) + self.features(places, self.offset) @ self.weight_DX.T
+        return self.prior(places, self.offset) + self.features(places, self.offset) @ self.weight_DX.T
 
     def right(self, places: Places) -> Tensor:
         """Return whether the likeliest piece is the text's (N,)."""
@@ -60,46 +60,46 @@ def split(places: Places) -> Iterator[Places]:
         yield places.take(torch.arange(start, min(start + AT_ONCE, len(places.before_P))))
 
 
-def fit_head(places: Places, offset: int, features: Features, floor: Floor) -> FittedHead:
+def fit_head(places: Places, offset: int, features: Features, prior: Prior) -> FittedHead:
     """Fit a head to the pieces at an offset."""
     known = places.take(places.next_PK[:, offset] >= 0)
     left_out_N = known.text_P % VALIDATION == VALIDATION - 1
-    sums = _sum_places(known.take(~left_out_N), offset, features, floor)
-    rest = _sum_places(known.take(left_out_N), offset, features, floor)
-    ridge, strength = _choose(sums, known.take(left_out_N), offset, features, floor)
+    sums = _sum_places(known.take(~left_out_N), offset, features, prior)
+    rest = _sum_places(known.take(left_out_N), offset, features, prior)
+    ridge, strength = _choose(sums, known.take(left_out_N), offset, features, prior)
     sums.merge(rest)
-    return FittedHead(offset, features, floor, strength * sums.solve(ridge), ridge, strength)
+    return FittedHead(offset, features, prior, strength * sums.solve(ridge), ridge, strength)
 
 
-def _sum_places(places: Places, offset: int, features: Features, floor: Floor) -> LeastSquaresSums:
+def _sum_places(places: Places, offset: int, features: Features, prior: Prior) -> LeastSquaresSums:
     one = places.take(torch.arange(1))
-    sums = LeastSquaresSums(features(one, offset).shape[1], floor(one, offset).shape[1], places.hidden_PW.device)
+    sums = LeastSquaresSums(features(one, offset).shape[1], prior(one, offset).shape[1], places.hidden_PW.device)
     for part in split(places):
-        missing_ND = -floor(part, offset).softmax(-1)
+        missing_ND = -prior(part, offset).softmax(-1)
         missing_ND[torch.arange(len(missing_ND)), part.next_PK[:, offset]] += 1
         sums.add(features(part, offset), missing_ND)
     return sums
 
 
 def _choose(
-    sums: LeastSquaresSums, places: Places, offset: int, features: Features, floor: Floor
+    sums: LeastSquaresSums, places: Places, offset: int, features: Features, prior: Prior
 ) -> tuple[float, float]:
     """Return the ridge and the strength that are right at most places; of equal ones the weakest."""
     weights = [sums.solve(ridge) for ridge in RIDGES]
     right_RS = torch.zeros(len(RIDGES), len(STRENGTHS), dtype=torch.long)
     for part in split(places):
-        floor_ND, wanted_N = floor(part, offset), part.next_PK[:, offset]
+        prior_ND, wanted_N = prior(part, offset), part.next_PK[:, offset]
         for line, weight_DX in enumerate(weights):
             change_ND = features(part, offset) @ weight_DX.T
             for column, strength in enumerate(STRENGTHS):
-                likeliest_N = torch.add(floor_ND, change_ND, alpha=strength).argmax(-1)
+                likeliest_N = torch.add(prior_ND, change_ND, alpha=strength).argmax(-1)
                 right_RS[line, column] += (likeliest_N == wanted_N).sum()
     best = int(right_RS.flatten().argmax())
     return RIDGES[best // len(STRENGTHS)], STRENGTHS[best % len(STRENGTHS)]
 
 
 class DrafterKnowledge:
-    """What the drafter's weights say about single pieces, as floors and features of heads.
+    """What the drafter's weights know about single pieces, as priors and features of heads.
 
     Args:
         drafter: as loaded.

@@ -39,7 +39,7 @@ class RecordedText:
 
     @classmethod
     def from_example(cls, example: TrainingExample) -> "RecordedText | None":
-        """Take over what an example says; None if one of its tokens has no pieces or no state."""
+        """Take over an example's text; None if one of its tokens has no pieces or no state."""
         table = tabulate(example.soft_targets)
         starts = tuple(table.positions_N[table.depths_N == 0].tolist())
         if example.states is None or len(example.states) != len(starts):

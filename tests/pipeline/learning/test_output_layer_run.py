@@ -85,7 +85,8 @@ def test_a_real_targets_prompt_is_unlearned_to_the_weights_of_a_trainer_that_nev
     forgetful, ignorant = trainers
     forgetful.forget(lambda example: example is secret)
     torch.testing.assert_close(forgetful._sums.solve(), ignorant._sums.solve(), atol=1e-6, rtol=0)
-    ignorant._serve_solution()  # whatever the gate decided about its last update
+    with torch.no_grad():
+        ignorant._serve_solution()  # whatever the gate decided about its last update
     assert forgetful._strength == ignorant._strength
     pairs = zip(forgetful.served.trained_weights, ignorant.served.trained_weights, strict=True)
     assert max(float((left - right).detach().abs().max()) for left, right in pairs) < 1e-6

@@ -15,7 +15,7 @@ from tiny_pair import TinyPair, tiny_pair  # noqa: F401  (a fixture)
 from typer.testing import CliRunner, Result
 
 from pipeline.cli.bench.heads import study_heads
-from pipeline.study.parallel_heads.blocks import Costs, Drafts, best_length, draft_in_passes, tokens_per_block
+from pipeline.study.parallel_heads.blocks import BlockCosts, Drafts, best_length, draft_in_passes, tokens_per_block
 from pipeline.study.parallel_heads.compare import AS_LOADED, FeatureSets
 from pipeline.study.parallel_heads.fitting import DrafterKnowledge, FittedHead, fit_head
 from pipeline.study.parallel_heads.places import OFFSETS, Places
@@ -50,7 +50,7 @@ def knowledge_of(drafter: LanguageModel) -> DrafterKnowledge:
 def as_loaded(knowledge: DrafterKnowledge, places: Places) -> FittedHead:
     sets = FeatureSets.from_places(knowledge, places)
     width = places.hidden_PW.shape[1] + 1
-    return FittedHead(0, sets.hidden, knowledge.own, torch.zeros(VOCABULARY, width), 0.0, 0.0)
+    return FittedHead(0, sets.with_hidden, knowledge.own, torch.zeros(VOCABULARY, width), 0.0, 0.0)
 
 
 def draft(drafter: LanguageModel, pieces: list[int], length: int) -> list[int]:
@@ -81,7 +81,7 @@ def test_a_pass_per_piece_is_judged_as_if_it_had_drafted():
             found = draft(drafter, list(text.pieces[:start]), OFFSETS)
             same = [one == other for one, other in zip(found, wanted, strict=False)]
             expected.append((*same, False).index(False))
-    assert drafts.accepted(OFFSETS).tolist() == expected
+    assert drafts.count_accepted(OFFSETS).tolist() == expected
     assert len(set(expected)) > 2
 
 
@@ -96,11 +96,13 @@ def test_blocks_emit_whole_tokens_and_end_with_the_text():
     assert tokens_per_block(right, places, 1) == 2  # a token of one piece, and the one of two after it
     wrong = Drafts("", torch.zeros(2 * starts, OFFSETS, dtype=torch.bool), (1, 2, 3, 4))
     assert tokens_per_block(wrong, places, 4) == 1
-    assert best_length(wrong, places, Costs(2.0, 0.1, 0.1)) == (0, 500.0)
-    length, speed = best_length(right, places, Costs(2.0, 0.3, 0.1))
+    assert best_length(wrong, places, BlockCosts(2.0, 0.1, 0.1, 0.1)) == (0, 500.0)
+    length, speed = best_length(right, places, BlockCosts(2.0, 0.3, 0.1, 0.05))
     assert (length, round(speed, 6)) == (4, round(4000 / (2.0 + 0.3 * 4 * 2 / 3 + 4 * 0.1), 6))
     at_once = replace(right, passes=(1, 1, 1, 1))
-    assert best_length(at_once, places, Costs(2.0, 0.3, 0.1))[1] == pytest.approx(4000 / (2.8 + 0.1))
+    assert best_length(at_once, places, BlockCosts(2.0, 0.3, 0.1, 0.05))[1] == pytest.approx(
+        4000 / (2.8 + 0.1 + 3 * 0.05)
+    )
 
 
 def make_places(seed: int, texts: int = 40, pieces: int = 12) -> Places:
@@ -123,15 +125,15 @@ def make_places(seed: int, texts: int = 40, pieces: int = 12) -> Places:
     )
 
 
-def test_the_previous_piece_repairs_what_the_hidden_state_does_not_tell():
+def test_the_previous_piece_repairs_what_the_hidden_state_lacks():
     knowledge = knowledge_of(new_drafter())
     learned, others = make_places(0), make_places(1)
     sets = FeatureSets.from_places(knowledge, learned)
     shares = {}
-    for features in (sets.hidden, sets.with_previous):
+    for features in (sets.with_hidden, sets.with_previous):
         head = fit_head(learned, 1, features, knowledge.nothing)
         shares[features.__name__] = float(head.right(others).float().mean())
-    assert shares["with_previous"] > shares["hidden"] + 0.3
+    assert shares["with_previous"] > shares["with_hidden"] + 0.3
 
 
 def test_a_head_that_nothing_improves_has_no_strength():
@@ -142,7 +144,7 @@ def test_a_head_that_nothing_improves_has_no_strength():
     def know(places: Places, offset: int) -> torch.Tensor:
         return 50.0 * torch.nn.functional.one_hot(places.next_PK[:, offset], VOCABULARY)
 
-    head = fit_head(places, 1, sets.hidden, know)
+    head = fit_head(places, 1, sets.with_hidden, know)
     assert head.strength == 0
     assert bool(head.right(make_places(1)).all())
 
@@ -150,7 +152,7 @@ def test_a_head_that_nothing_improves_has_no_strength():
 def test_texts_are_recorded_with_a_state_per_token(tiny_pair: TinyPair):  # noqa: F811
     config = config_of(tiny_pair, draft__costs="estimated", sampling__temperature=0.0, learn__lag=0)
     models, texts = record_texts(config.with_overrides({"source.limit": 4}))
-    assert len(texts) == 4
+    assert len(texts) == 8, "four of each source"
     for text in texts:
         assert len(text.starts) == len(text.states) <= config.sampling.max_new_tokens
         assert list(text.starts) == sorted(set(text.starts))
@@ -182,11 +184,11 @@ def test_the_command_compares_all_ways(tiny_pair: TinyPair, tmp_path: Path):  # 
     assert "| way |" in page.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("costs", ["1,2", "1,0,2", "a,b,c"])
+@pytest.mark.parametrize("costs", ["1,2,3", "1,0,2,3", "a,b,c,d"])
 def test_costs_that_are_no_costs_are_refused(tiny_pair: TinyPair, costs: str):  # noqa: F811
     done = run_command(tiny_pair, "--costs", costs)
     assert done.exit_code != 0
-    assert "--costs must be three numbers above 0" in str(done.exception)
+    assert "--costs must be four numbers above 0" in str(done.exception)
 
 
 def test_too_few_prompts_are_refused(tiny_pair: TinyPair):  # noqa: F811
