@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("omnidraft.study")
 # Copies and the memory only make recording faster: at temperature 0 the texts are the same.
 RECORDING = {**USUAL, "sampling.max_new_tokens": 64, "draft.sources": ("own", "memory")}
-# Measured on SmolLM2-135M in four bits and the drafter of 4M parameters (docs/experiments.md). In the last line only the
-# bare pass is saved: what surrounds a drafted piece costs as much for a piece of a head.
+# SmolLM2-135M in four bits and the drafter of 4M parameters (docs/experiments.md). In the last one a head saves the
+# bare pass only: what surrounds a drafted piece costs as much for a piece of a head.
 COSTS = ("2.4,0.2,0.3,0.05", "2.4,0.7,0.3,0.05", "2.4,0.45,0.47,0.35")
 _COSTS_HELP = (
     "Milliseconds of a target pass over one token, of each further token, of a drafter pass, and of a piece from a "

@@ -137,7 +137,7 @@ def test_the_previous_piece_repairs_what_the_hidden_state_lacks():
 
 
 def test_a_head_that_nothing_improves_has_no_strength():
-    """The floor is always right, so every correction is at best as good."""
+    """The prior is always right, so every correction is at best as good."""
     knowledge, places = knowledge_of(new_drafter()), make_places(0)
     sets = FeatureSets.from_places(knowledge, places)
 
