@@ -214,8 +214,8 @@ class OutputLayerTrainer(DrafterTrainer):
     def forget(self, chosen: Chooser) -> None:
         """Take examples out of the sums and put the solution without them into service, not asking the gate.
 
-        The solution is that of a trainer that never saw them; the strength is the one measured so far. Possible for the
-        newest `TrainingConfig.replay` prompts.
+        The solution is that of a trainer that never saw them; the strength is the one measured so far, on later prompts
+        with solutions that had learned them. Possible for the newest `TrainingConfig.replay` prompts.
         """
         super().forget(chosen)
         self._read = {example: places for example, places in self._read.items() if not chosen(example)}

@@ -115,7 +115,8 @@ class DrafterKnowledge:
 
     def own(self, places: Places, offset: int) -> Tensor:
         """Return the logits of the drafter's output layer, which predicts the next piece (N, D)."""
-        return places.hidden_PW @ self._output_DW.T + self._penalty_D
+        logits_ND: Tensor = places.hidden_PW @ self._output_DW.T + self._penalty_D
+        return logits_ND
 
     def nothing(self, places: Places, offset: int) -> Tensor:
         """Return equal logits for all pieces (N, D)."""
@@ -136,7 +137,8 @@ def _reduce(table_DW: Tensor) -> Tensor:
     left_DR, size_R, _ = torch.linalg.svd(centred_DW, full_matrices=False)
     rank = min(RANK, len(size_R))
     reduced_DR = left_DR[:, :rank] * size_R[:rank]
-    return reduced_DR / reduced_DR.square().mean().sqrt().clamp(min=1e-9)
+    scaled_DR: Tensor = reduced_DR / reduced_DR.square().mean().sqrt().clamp(min=1e-9)
+    return scaled_DR
 
 
 def _factor(table_DD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
