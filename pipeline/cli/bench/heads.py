@@ -30,7 +30,7 @@ LOG = logging.getLogger("omnidraft.study")
 RECORDING = {**USUAL, "sampling.max_new_tokens": 64, "draft.sources": ("own", "memory")}
 # SmolLM2-135M in four bits and the drafter of 4M parameters (docs/experiments.md). In the last one a head saves the
 # bare pass only: what surrounds a drafted piece costs as much for a piece of a head.
-COSTS = ("2.4,0.2,0.3,0.05", "2.4,0.7,0.3,0.05", "2.4,0.45,0.47,0.35")
+COSTS = ("2.4,0.2,0.3,0.05", "2.4,0.7,0.3,0.05", "2.4,0.2,0.47,0.35")
 _COSTS_HELP = (
     "Milliseconds of a target pass over one token, of each further token, of a drafter pass, and of a piece from a "
     f"head, with commas between; may be repeated. [default: {' and '.join(COSTS)}]"
