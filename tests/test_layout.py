@@ -64,7 +64,13 @@ LAYERS = {
             "pipeline/bench/storage",
             "pipeline/bench/vllm",
         ),
-        ("pipeline/bench/capacity", "pipeline/bench/engines", "pipeline/bench/scaling", "pipeline/study/paper"),
+        (
+            "pipeline/bench/capacity",
+            "pipeline/bench/engines",
+            "pipeline/bench/scaling",
+            "pipeline/study/paper",
+            "pipeline/study/parallel_heads",
+        ),
         ("pipeline/cli/bench",),
         ("pipeline/cli",),
     ),
@@ -76,7 +82,7 @@ MEASURING = ("pipeline/bench/", "pipeline/cli/bench/")  # nothing else may impor
 
 # Per heavy library the files that may import it when they are imported themselves.
 LIVES_IN = {
-    "torch": ("stages/*", "pipeline/model_building/*"),
+    "torch": ("stages/*", "pipeline/model_building/*", "pipeline/study/parallel_heads/*"),
     "transformers": (
         "stages/checkpoints/gguf_*.py",
         "stages/forward_pass/attention_masks.py",

@@ -10,6 +10,7 @@ import typer
 from typing_extensions import override
 
 from pipeline.cli.bench.capacity import bench_plan, plan
+from pipeline.cli.bench.heads import study_heads
 from pipeline.cli.bench.paper import study_paper
 from pipeline.cli.bench.parts import bench_scale, bench_store, bench_translate
 from pipeline.cli.bench.server import bench_serve
@@ -97,8 +98,8 @@ def log_options(
 
 app.command(cls=RayAlone)(replay)
 COMMANDS: tuple[Callable[..., None], ...] = (
-    *(serve, train, bench, study, study_paper, vocab, bench_translate, bench_scale, bench_store, bench_serve),
-    *(bench_plan, plan, sql, check, plot, compact, repair, dashboard, ui, pad),
+    *(serve, train, bench, study, study_paper, study_heads, vocab, bench_translate, bench_scale, bench_store),
+    *(bench_serve, bench_plan, plan, sql, check, plot, compact, repair, dashboard, ui, pad),
 )
 for command in COMMANDS:
     app.command()(command)

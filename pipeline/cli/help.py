@@ -18,7 +18,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "Versions": ("versions",),
     "Measure": (
         *("bench", "bench-serve", "bench-scale", "bench-translate", "bench-store", "bench-plan"),
-        *("plan", "study", "study-paper"),
+        *("plan", "study", "study-paper", "study-heads"),
     ),
     "Tools": ("vocab", "zoo", "config", "compact", "repair", "pad"),
 }
@@ -84,6 +84,10 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "study-paper": (
         "omnidraft study-paper --table 6 --data data --quick",
         "omnidraft study-paper --table 1 --data data --target smollm2-135m --markdown docs/studies/table-1.md",
+    ),
+    "study-heads": (
+        "omnidraft study-heads gsm8k.parquet --target smollm2-135m --set source.chat=true",
+        "omnidraft study-heads --learn-from 10 --measure 5 --costs 10,0.5,0.3,0.05",
     ),
     "vocab": (
         "omnidraft vocab builtin:target-12m builtin:drafter-1.6m",

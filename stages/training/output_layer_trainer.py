@@ -93,14 +93,18 @@ class LeastSquaresSums:
         sums.states_WW, sums.products_WD = states_WW.double(), products_WD.double()
         return sums
 
-    def solve(self) -> Tensor:
-        """Return the layer (D, W) that gives the missing probabilities; zeros without positions."""
+    def solve(self, ridge: float = RIDGE) -> Tensor:
+        """Return the layer (D, W) that gives the missing probabilities; zeros without positions.
+
+        Args:
+            ridge: added to the diagonal of the first sum, as a share of its mean.
+        """
         width, diagonal_W = len(self.states_WW), self.states_WW.diagonal()
         if not bool(diagonal_W.any()):
             return torch.zeros_like(self.products_WD.T, dtype=torch.float32)
         occurs_W = diagonal_W > 1e-9 * diagonal_W.max()  # a feature that never did is no reason for less ridge
         scale = float(diagonal_W[occurs_W].mean())
-        ridge_WW = RIDGE * scale * torch.eye(width, dtype=torch.float64, device=self.states_WW.device)
+        ridge_WW = ridge * scale * torch.eye(width, dtype=torch.float64, device=self.states_WW.device)
         factor_WW = torch.linalg.cholesky(self.states_WW + ridge_WW)
         return torch.cholesky_solve(self.products_WD, factor_WW).float().T
 
@@ -210,8 +214,8 @@ class OutputLayerTrainer(DrafterTrainer):
     def forget(self, chosen: Chooser) -> None:
         """Take examples out of the sums and put the solution without them into service, not asking the gate.
 
-        The solution is that of a trainer that never saw them; the strength is the one measured so far. Possible for the
-        newest `TrainingConfig.replay` prompts.
+        The solution is that of a trainer that never saw them; the strength is the one measured so far, on later prompts
+        with solutions that had learned them. Possible for the newest `TrainingConfig.replay` prompts.
         """
         super().forget(chosen)
         self._read = {example: places for example, places in self._read.items() if not chosen(example)}
