@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from stages.compiled.largest_logits import LargestLogits
 from stages.contract.blocks import Collected, Decision, Numbers, OffPolicySpan, Proposal, TopLogits, TopTokens
 from stages.vocabulary.pair import Pair
 from store.events import Outcome
 
 CHUNK = 32  # tokens; of a chunk the largest logit decides whether its tokens are compared
-FEW_LINES = 4  # for which NumPy is faster
 
 
 class Supervision(NamedTuple):
@@ -122,6 +122,7 @@ class TrieTeacher(Teacher):
     ) -> None:
         self._temperature, self._top_k, self._off_policy = temperature, min(top_k, len(pair.pieces)), off_policy
         self._context, self._spelling = pair.context, _Spelling(pair)
+        self._find_largest = LargestLogits(self._top_k, temperature)
 
     @override
     @torch.inference_mode()
@@ -178,10 +179,8 @@ class TrieTeacher(Teacher):
     def _find_top(self, logits_NV: Tensor) -> tuple[Numbers, Numbers, Numbers]:
         """Return the ids of the largest logits, these logits, and the sum of all exponentials (see `TopLogits`)."""
         logits_NV = logits_NV.float()
-        if logits_NV.device.type == "cpu" and len(logits_NV) <= FEW_LINES:
-            found = [find_top(logits_V, self._top_k, self._temperature) for logits_V in logits_NV.numpy()]
-            ids, values, sums = zip(*found, strict=True)
-            return np.stack(ids), np.stack(values), np.array(sums, np.float32)[:, None]
+        if LargestLogits.reads(logits_NV):
+            return self._find_largest(logits_NV)
         values_NK, ids_NK = largest_logits(logits_NV, self._top_k)
         sums_N1 = (logits_NV - values_NK[:, :1]).mul_(1 / self._temperature).exp_().sum(-1, keepdim=True)
         return ids_NK.int().cpu().numpy(), values_NK.cpu().numpy(), sums_N1.cpu().numpy()
@@ -218,30 +217,6 @@ def largest_logits(logits_NV: Tensor, count: int) -> tuple[Tensor, Tensor]:
     lines_N1 = torch.arange(rows, device=logits_NV.device)[:, None]
     values_NK, places_NK = chunks_NCX[lines_N1, chosen_NK].flatten(1).topk(count)
     return values_NK, chosen_NK.gather(1, places_NK // CHUNK) * CHUNK + places_NK % CHUNK
-
-
-def find_top(logits_V: Numbers, count: int, temperature: float) -> tuple[Numbers, Numbers, float]:
-    """Return the ids of the largest logits, these logits in descending order, and the sum of all exponentials of their
-    distances from the largest, at a temperature.
-
-    What `largest_logits` and a sum do, by NumPy and without a second thread: between two passes of the target, waking
-    one for each operation takes longer than the arithmetic of a few lines.
-
-    >>> ids, logits, total = find_top(np.log(np.array([0.2, 0.5, 0.3], np.float32)), 2, 1.0)
-    >>> ids.tolist(), [round(float(value), 2) for value in np.exp(logits)], round(total, 2)
-    ([1, 2], [0.5, 0.3], 2.0)
-    """
-    chunks = len(logits_V) // CHUNK
-    candidates = np.arange(len(logits_V))
-    if len(logits_V) >= 4 * count * CHUNK:  # a chunk is every so many-th token, so that maxima are taken of whole lines
-        maxima = logits_V[: CHUNK * chunks].reshape(CHUNK, chunks).max(0)
-        chosen = np.argpartition(maxima, -count)[-count:]
-        rest = candidates[CHUNK * chunks :]
-        candidates = np.concatenate([(chosen + chunks * np.arange(CHUNK)[:, None]).ravel(), rest])
-        candidates = candidates[logits_V[candidates] >= maxima[chosen].min()]  # so many are at least as large
-    order = candidates[np.argsort(-logits_V[candidates], kind="stable")][:count]
-    exponentials = np.exp((logits_V - logits_V[order[0]]) * np.float32(1 / temperature))
-    return order.astype(np.int32), logits_V[order], float(exponentials.sum())
 
 
 def _take_lines(logits_NV: Tensor, paths: Sequence[_Path]) -> Tensor:

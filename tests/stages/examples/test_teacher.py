@@ -13,7 +13,7 @@ from torch import Tensor
 from stages.contract.blocks import Candidate, Decision, Draft, OffPolicySpan, Proposal, SoftTarget, TokenTree, Verdict
 from stages.contract.snapshot import SnapshotReader, SnapshotWriter
 from stages.examples.builder import ExampleBuilder
-from stages.examples.teacher import CHUNK, Supervision, TrieTeacher, find_top, largest_logits, supervise_nothing
+from stages.examples.teacher import CHUNK, Supervision, TrieTeacher, largest_logits, supervise_nothing
 from stages.ngrams.trie import Trie
 from stages.translate import parse
 from stages.vocabulary.pair import Pair
@@ -179,15 +179,6 @@ def test_the_stored_tokens_are_the_likeliest_of_a_large_vocabulary():
     want = logits_NV.topk(64)
     assert torch.equal(values_NK, want.values)
     assert torch.equal(ids_NK, want.indices)
-
-
-@pytest.mark.parametrize("size", [70, 2048, 8191, 8192, 49_157])
-def test_the_largest_logits_of_a_line_are_those_of_all_lines(size: int):
-    logits_V = torch.randn(size, generator=torch.Generator().manual_seed(size)) * 3
-    ids, logits, total = find_top(logits_V.numpy(), 64, 0.5)
-    assert logits.tolist() == logits_V.topk(64).values.tolist()
-    assert logits_V[torch.from_numpy(ids).long()].tolist() == logits.tolist()
-    assert total == pytest.approx(float(((logits_V - logits_V.max()) * 2).double().exp().sum()), rel=1e-5)
 
 
 def test_positions_are_those_of_the_pieces_that_the_row_will_have():
