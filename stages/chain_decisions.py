@@ -12,9 +12,6 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from operator import mul
 
-import torch
-from torch import Tensor
-
 from stages.contract.blocks import Decision, Proposal, ProposedToken
 from stages.rules import Levels, Rule
 from stages.sampling.distributions import acceptance_probability
@@ -40,11 +37,11 @@ def _acceptances(levels: Levels) -> list[float]:
     return [acceptance_probability(drafter, target) for drafter, target in zip(*levels, strict=True)]
 
 
-def _outcome_distribution(levels: Levels) -> Tensor:
+def _outcome_distribution(levels: Levels) -> list[float]:
     """Return the probabilities of: accepted, rejected at the last level, ..., rejected at the first."""
     edges = [1.0, *accumulate(_acceptances(levels), mul)]
     rejected = [above - below for above, below in pairwise(edges)]
-    return torch.tensor([edges[-1], *reversed(rejected)], dtype=torch.float64)
+    return [edges[-1], *reversed(rejected)]
 
 
 def decide(

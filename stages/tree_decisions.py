@@ -6,18 +6,15 @@ Shapes: M distributions of a row, V target tokens.
 from collections.abc import Sequence
 from itertools import accumulate
 
-import torch
-from torch import Tensor
-
 from stages.contract.blocks import Decision, TokenTree
 from stages.sampling.drawing import RowDistributions, sample
 from stages.sampling.random_source import RandomSource, to_float32_grid
 from store.events import Origin, Outcome
 
 
-def place_distribution(chances: Sequence[float]) -> Tensor:
+def place_distribution(chances: Sequence[float]) -> list[float]:
     """Return the probabilities of: the first candidate of a place, the second, ..., none of them."""
-    return torch.tensor([*chances, max(0.0, 1.0 - sum(chances))], dtype=torch.float64)
+    return [*chances, max(0.0, 1.0 - sum(chances))]
 
 
 def chosen_candidate(chances: Sequence[float], uniform: float) -> int | None:

@@ -122,7 +122,7 @@ class Verify(Stage[Proposal, Verdict]):
         self._rule, self._sampling, self._context, self._eos_ids = rule, sampling, context, frozenset(eos_ids)
         self._tokenizer_size = tokenizer_size
         self._teacher, self._probs_dtype = teacher, probs_dtype
-        self._certain = OneHotRows()
+        self._certain = OneHotRows(probs_dtype)
 
     @override
     def admit(self, row: SequenceState) -> None:
@@ -172,14 +172,16 @@ class Verify(Stage[Proposal, Verdict]):
         """Decide proposals, given each row's number of cached tokens before the pass, and what the pass returned."""
         peaks_N = self._find_peaks([proposal.draft.row for proposal in batch], logits_NV, starts)
         wanted_NV = transform_logits(batch, logits_NV, starts, self._probs_dtype)
-        samplings = [one.draft.row.sampling or self._sampling for one in batch for _ in range(len(one.verifiable) + 1)]
+        samplings = [one.draft.row.sampling or self._sampling for one in batch]
         certain: list[int] | None = None
         if all(sampling.is_greedy for sampling in samplings):
             peaks_N = peaks_N if wanted_NV is logits_NV else find_peaks(wanted_NV)
-            target_probs_NV = self._certain.place(peaks_N, logits_NV.shape[1], self._probs_dtype)
             certain = peaks_N.tolist()
+            tested = any(one.tokens for one in batch)  # else no distribution is read
+            target_probs_NV = self._certain.place(peaks_N if tested else peaks_N[:0], logits_NV.shape[1])
         else:
-            target_probs_NV = to_probs(wanted_NV, samplings, self._probs_dtype)
+            lines = [own for own, one in zip(samplings, batch, strict=True) for _ in range(len(one.verifiable) + 1)]
+            target_probs_NV = to_probs(wanted_NV, lines, self._probs_dtype)
         levels = self._rule.levels(batch, target_probs_NV, starts)
         targets = [
             RowDistributions(target_probs_NV[start:stop], None if certain is None else certain[start:stop])
@@ -253,8 +255,9 @@ class Verify(Stage[Proposal, Verdict]):
         options = {} if self._project is None else {"hidden": True}
         logits_NV, hidden_NW = self.model.forward(everyone, fed, counts, parents=_parents(batch, fed), **options)
         starts = [0, *accumulate(filter(None, counts))]
-        with torch.inference_mode():  # the logits are those of this pass alone, so they are masked in place
-            logits_NV[:, self._tokenizer_size :] = -torch.inf
+        if self._tokenizer_size < logits_NV.shape[1]:
+            with torch.inference_mode():  # the logits are those of this pass alone, so they are masked in place
+                logits_NV[:, self._tokenizer_size :] = -torch.inf
         return logits_NV, hidden_NW, starts
 
     def _find_peaks(self, rows: Sequence[SequenceState], logits_NV: Tensor, starts: Sequence[int]) -> Tensor:

@@ -5,10 +5,12 @@ The steps of all layers are a table that is written once (`stages/compiled/steps
 Shapes: N new tokens, W width, V vocabulary, S steps.
 """
 
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
+import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import override
@@ -17,7 +19,7 @@ from stages.compiled.llama_weights import CompiledLayer, CompiledLlamaWeights, C
 from stages.compiled.llvm.emitter import VECTOR_SIZE
 from stages.compiled.packing import PackedMatrix
 from stages.compiled.products import COLUMNS
-from stages.compiled.program import CompiledSteps
+from stages.compiled.program import CompiledSteps, Integers
 from stages.compiled.steps import FIELDS, HEADERS, Field, Header, StepKind, bits_of
 from stages.forward_pass.attention_masks import find_branching_paths, find_positions
 from stages.forward_pass.slot_forward import SlotForward, wanted_places
@@ -38,7 +40,7 @@ class CompiledLlamaForward(SlotForward):
         super().__init__(weights)
         self._output: tuple[int, Tensor | None, PackedMatrix] | None = None
         self._buffers: _Buffers | None = None
-        self._written: tuple[tuple[object, ...], Tensor] | None = None  # what the table was made of, and the table
+        self._written: tuple[tuple[object, ...], Integers] | None = None  # what the table was made of, and the table
 
     @override
     def share(self) -> "CompiledLlamaForward":
@@ -60,17 +62,20 @@ class CompiledLlamaForward(SlotForward):
         buffers = self._reserve_buffers(len(ids))
         table = self._write_table(steps, output, buffers)
         paths = find_branching_paths(parents)
-        lines = _Lines(ids, kept)
+        lines = _Lines(kept)
         lines.place_tokens(first * self._capacity, self._capacity, tokens, starts, paths, self.weights.window)
         numbers, header = lines.make_header(self.weights.rotation_tables(self._capacity), buffers)
-        state_NW = buffers.state_NW[: len(ids)]
-        torch.index_select(self.weights.embedding_VW.detach(), 0, numbers[: len(ids)], out=state_NW)
+        states = buffers.states[: len(ids)]
+        states[:] = self.weights.embeddings[ids]
         if self.weights.embedding_factor != 1:
-            state_NW.mul_(self.weights.embedding_factor)
+            states *= self.weights.embedding_factor
         logits_NV = torch.empty(len(kept), output.padded)
         table[-1, Field.OUTPUTS] = logits_NV.data_ptr()
         steps.run(table if kept else table[:-HEAD_STEPS], header)
-        logits_NV = self._place_logits(self._limit_logits(logits_NV[:, : output.outputs]))
+        del numbers  # which the header has the address of
+        if output.padded != output.outputs:
+            logits_NV = logits_NV[:, : output.outputs]
+        logits_NV = self._place_logits(self._limit_logits(logits_NV))
         return logits_NV, buffers.read_inputs(len(kept), self.weights.shape.width) if hidden else logits_NV
 
     def _limit_logits(self, logits_NV: Tensor) -> Tensor:
@@ -90,7 +95,7 @@ class CompiledLlamaForward(SlotForward):
             self._buffers = have = _Buffers(self.weights, rows, self._capacity)
         return have
 
-    def _write_table(self, steps: CompiledSteps, output: PackedMatrix, buffers: "_Buffers") -> Tensor:
+    def _write_table(self, steps: CompiledSteps, output: PackedMatrix, buffers: "_Buffers") -> Integers:
         """Return the table of all steps (S, `FIELDS`); written again only if an address has changed."""
         made_of = (steps, output, buffers, self.weights.version, self._caches_SX[0])
         if self._written is None or any(a is not b for a, b in zip(self._written[0], made_of, strict=True)):
@@ -100,7 +105,8 @@ class CompiledLlamaForward(SlotForward):
                 rows += writer.list_layer(layer, cache_SX.data_ptr(), slides=slides)
             rows += writer.list_head(self.weights.norm_W, output)
             fields = [Field(number) for number in range(FIELDS)]
-            self._written = made_of, torch.tensor([[int(row.get(field, 0)) for field in fields] for row in rows])
+            table = [[int(row.get(field, 0)) for field in fields] for row in rows]
+            self._written = made_of, np.array(table, dtype=np.int64)
         return self._written[1]
 
 
@@ -109,7 +115,7 @@ class _Buffers:
 
     Attributes:
         rows, keys, threads: for which there is memory.
-        state_NW: the state of every new token.
+        state_NW: the state of every new token; `states` is the same memory.
     """
 
     def __init__(self, weights: CompiledLlamaWeights, rows: int, keys: int) -> None:
@@ -118,6 +124,7 @@ class _Buffers:
         self.keys = -(-keys // KEYS_AT_A_TIME) * KEYS_AT_A_TIME
         widest = max(shape.width, shape.inner, shape.heads * shape.head_size)
         self.state_NW = torch.empty(rows, shape.width)
+        self.states = self.state_NW.numpy()
         self.joined = torch.empty(rows, shape.joined)
         self.mixed = torch.empty(rows, shape.heads * shape.head_size)
         self.added = torch.empty(rows, shape.width)  # what is normalised before it is added to the state
@@ -127,6 +134,7 @@ class _Buffers:
         # Per thread: the scores of the heads that share keys, and a line with a number for each of them.
         self.score_size = self.keys + VECTOR_SIZE  # the last vector may end later
         self.scores = torch.empty(self.threads, shape.heads // shape.key_heads + 1, self.score_size)
+        self.scores_address = self.scores.data_ptr()
 
     def read_inputs(self, rows: int, width: int) -> Tensor:
         """Return a copy of the inputs of the last product."""
@@ -233,15 +241,14 @@ def _address(tensor: Tensor | None) -> int:
 
 
 class _Lines:
-    """Collects the integers of a pass, so that one tensor is made of all: ids, positions, slots, wanted rows, keys.
+    """Collects the integers of a pass, so that one array is made of all: positions, slots, wanted rows, keys.
 
     Args:
-        ids: of the new tokens.
-        kept: indices of those whose logits are wanted.
+        kept: indices of the new tokens whose logits are wanted.
     """
 
-    def __init__(self, ids: list[int], kept: list[int]) -> None:
-        self._ids, self._kept = ids, kept
+    def __init__(self, kept: list[int]) -> None:
+        self._kept = kept
         self._positions: list[int] = []
         self._slots: list[int] = []
         self._keys: list[int] = []
@@ -272,7 +279,7 @@ class _Lines:
         self._positions = list(chain(*(places if paths is None else find_positions(starts, paths))))
         for row, own in enumerate(places):
             begin = slot + row * capacity
-            self._slots.extend(begin + place for place in own)
+            self._slots.extend(range(begin + own.start, begin + own.stop))
             for number in range(len(own)):
                 path = None if paths is None else paths[row][number]
                 self._keys += self._list_keys(begin, own.start, number, path, None)
@@ -301,16 +308,14 @@ class _Lines:
         self._branches.extend(begin + start + token for token in own)
         return begin + start - consecutive, consecutive, branch, len(own)
 
-    def make_header(self, rotations_KPR: Tensor, buffers: _Buffers) -> tuple[Tensor, Tensor]:
-        """Return the numbers, of which the first are the ids, and the header with their addresses. Keep both during the
-        pass.
+    def make_header(self, rotations_KPR: Tensor, buffers: _Buffers) -> tuple["array[int]", "array[int]"]:
+        """Return the numbers, and the header with their addresses. Keep both during the pass.
 
         Args:
             rotations_KPR: see `CompiledLlamaWeights.rotation_tables`.
             buffers: of the pass.
         """
         lines = [
-            self._ids,
             self._positions,
             self._slots,
             self._kept,
@@ -318,24 +323,25 @@ class _Lines:
             self._window_keys or [],
             [*self._branches, 0],  # one more, which is read and not used
         ]
-        numbers = torch.tensor(list(chain(*lines)))
-        begin, addresses = numbers.data_ptr(), []
+        numbers = array("q", chain(*lines))
+        begin, addresses = numbers.buffer_info()[0], []
         for line in lines:
             addresses.append(begin)
             begin += 8 * len(line)
-        _, positions, slots, kept, keys, window_keys, branches = addresses
-        header = {
-            Header.ROWS: len(self._ids),
-            Header.WANTED: len(self._kept),
-            Header.WANTED_ROWS: kept,
-            Header.SLOTS: slots,
-            Header.POSITIONS: positions,
-            Header.ROTATIONS: rotations_KPR[0].data_ptr(),
-            Header.WINDOW_ROTATIONS: rotations_KPR[-1].data_ptr(),
-            Header.SCORES: buffers.scores.data_ptr(),
-            Header.SCORES_SIZE: buffers.score_size,
-            Header.KEYS: keys,
-            Header.WINDOW_KEYS: keys if self._window_keys is None else window_keys,
-            Header.BRANCHES: branches,
-        }
-        return numbers, torch.tensor([header[Header(number)] for number in range(HEADERS)])
+        positions, slots, kept, keys, window_keys, branches = addresses
+        rotations = rotations_KPR.data_ptr()
+        table_size = 4 * rotations_KPR.stride(0) * (len(rotations_KPR) - 1)
+        header = array("q", bytes(8 * HEADERS))
+        header[Header.ROWS] = len(self._positions)
+        header[Header.WANTED] = len(self._kept)
+        header[Header.WANTED_ROWS] = kept
+        header[Header.SLOTS] = slots
+        header[Header.POSITIONS] = positions
+        header[Header.ROTATIONS] = rotations
+        header[Header.WINDOW_ROTATIONS] = rotations + table_size
+        header[Header.SCORES] = buffers.scores_address
+        header[Header.SCORES_SIZE] = buffers.score_size
+        header[Header.KEYS] = keys
+        header[Header.WINDOW_KEYS] = keys if self._window_keys is None else window_keys
+        header[Header.BRANCHES] = branches
+        return numbers, header

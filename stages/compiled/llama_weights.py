@@ -109,6 +109,7 @@ class CompiledLlamaWeights(PackedLlamaWeights):
         super().refresh()
         self.splits_tokens = False  # a token's outputs never depend on what else a pass computes
         self.norm_W = self._read_norm(self.model.model.norm)
+        self.embeddings = self.embedding_VW.detach().numpy()
         self.shape = self._make_shape()
         config = self.model.config
         self.embedding_factor, self.part_factor = family.embedding(config), family.part(config)

@@ -3,11 +3,13 @@
 A program in Python is a table of integers (`stages/compiled/steps.py`); the compiled function reads it step by step.
 """
 
+from array import array
 from functools import cache, partial
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from llvmlite import ir
-from torch import Tensor
 
 from stages.compiled.attention import emit_attend
 from stages.compiled.llvm.emitter import INT, LONG, POINTER, Emitter, Value
@@ -25,6 +27,7 @@ STEPS = {
     StepKind.GATE: emit_gate,
     StepKind.ADD: emit_add,
 }
+Integers = npt.NDArray[np.int64]
 SPINS = 1 << 12  # looks at a counter before others are let run
 
 
@@ -48,16 +51,16 @@ class CompiledSteps:
         _emit_run(module, names | {number: kind.name for kind, number in self.numbers.items()}, teams=teams)
         return module
 
-    def run(self, steps: Tensor, header: Tensor) -> None:
+    def run(self, steps: Integers, header: "array[int]") -> None:
         """Run all steps.
 
         Args:
-            steps: int64 (steps, `FIELDS`).
-            header: int64 (`HEADERS`).
+            steps: (steps, `FIELDS`).
+            header: of `HEADERS` integers.
         """
-        counters = torch.zeros(len(steps), COUNTERS, dtype=torch.int64)
-        data = torch.tensor([steps.data_ptr(), len(steps), header.data_ptr(), counters.data_ptr()])
-        self._call(data.data_ptr(), torch.get_num_threads())
+        counters = np.zeros((len(steps), COUNTERS), np.int64)
+        data = array("q", (steps.ctypes.data, len(steps), header.buffer_info()[0], counters.ctypes.data))
+        self._call(data.buffer_info()[0], torch.get_num_threads())
 
 
 @cache

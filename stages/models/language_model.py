@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -303,7 +304,6 @@ class LanguageModel:
         """Drop the cached tokens of a sequence after the first `length`."""
         self._lengths[row] = min(length, self._lengths[row])
 
-    @torch.inference_mode()
     def keep_path(self, row: SequenceState, start: int, path: Sequence[int]) -> None:
         """Keep one path of the tree that the last forward pass read after the first `start` tokens of a sequence.
 
@@ -315,11 +315,12 @@ class LanguageModel:
         Raises:
             ValueError: the indices do not ascend, or are not among the new tokens.
         """
-        chain, new = list(range(len(path))), range(self._lengths[row] - start)
-        if list(path) != sorted(set(path)) or not set(path) <= set(new):
-            raise ValueError(f"a path must ascend among the {len(new)} new tokens, got {list(path)}")
-        if list(path) != chain:
-            self.forward_pass.keep(self._order.index(row), start, path)
+        new = self._lengths[row] - start
+        if any(token <= before for before, token in pairwise((-1, *path, new))):
+            raise ValueError(f"a path must ascend among the {new} new tokens, got {list(path)}")
+        if path and path[-1] != len(path) - 1:
+            with torch.inference_mode():  # the cache's tensors are made in it
+                self.forward_pass.keep(self._order.index(row), start, path)
         self._lengths[row] = start + len(path)
 
     def forward(

@@ -16,7 +16,7 @@ from torch import Tensor
 from stages.sampling.random_source import RandomSource
 
 CHUNK = 256  # tokens whose weights are added up before any of them is looked at
-CERTAIN = torch.ones(1)  # the distribution of an outcome that has no alternative
+CERTAIN = (1.0,)  # the distribution of an outcome that has no alternative
 
 
 @dataclass(frozen=True)

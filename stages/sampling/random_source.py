@@ -1,5 +1,6 @@
 """Randomness as an argument: one source of uniform numbers per prompt."""
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -17,8 +18,10 @@ class RandomSource(Protocol):
     device).
     """
 
-    def uniform(self, distribution: Tensor) -> float:
-        """Return a number in [0, 1), which decides among outcomes laid end to end in proportion to `distribution`."""
+    def uniform(self, distribution: Tensor | Sequence[float]) -> float:
+        """Return a number in [0, 1), which decides among outcomes laid end to end in proportion to `distribution`: a
+        tensor of what is drawn, or a few numbers of what is tested.
+        """
         ...
 
 
@@ -41,7 +44,7 @@ class SeededRandomSource(RandomSource):
         self._generator = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, offset])))
 
     @override
-    def uniform(self, distribution: Tensor) -> float:
+    def uniform(self, distribution: Tensor | Sequence[float]) -> float:
         self._drawn += 1
         return float(self._generator.random())
 

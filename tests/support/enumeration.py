@@ -38,8 +38,8 @@ class EnumeratingRandomSource:
 
     Args:
         choices: the outcome of each decision so far; after them the first possible outcome is taken.
-        rounded: whether weights are those of production to the last bit. Then distributions in double precision are
-            those of tests, whose number is rounded to the grid; tokens and pieces are drawn from those in float32.
+        rounded: whether weights are those of production to the last bit. Then the number of a test is rounded to the
+            grid; tokens and pieces are drawn from tensors, by any number.
     """
 
     def __init__(self, choices: tuple[int, ...] = (), *, rounded: bool = False) -> None:
@@ -47,13 +47,13 @@ class EnumeratingRandomSource:
         self.untried: list[tuple[int, ...]] = []
         self._decided = 0
 
-    def uniform(self, distribution: Tensor) -> float:
+    def uniform(self, distribution: Tensor | Sequence[float]) -> float:
         """The middle of the chosen outcome's cell."""
-        weights = distribution.double().numpy()
+        weights = torch.as_tensor(distribution, dtype=torch.float64).numpy()
         if not np.isfinite(weights).all():
             return 0.5  # no distribution: whatever is drawn, nothing may depend on it
         edges = np.concatenate([[0.0], weights.cumsum()]) / weights.sum()
-        if tested := self._rounded and distribution.dtype == torch.float64:
+        if tested := self._rounded and not isinstance(distribution, Tensor):
             edges = np.ceil(edges * GRID - 1e-6) / GRID  # a cell has the numbers of the grid from edge to edge
         widths = np.diff(edges)
         possible = np.flatnonzero(self.weight * widths > NEGLIGIBLE)

@@ -1,5 +1,6 @@
 """Compiled products against the matrices that they stand for, and the bits of a row among others."""
 
+from array import array
 from dataclasses import replace
 
 import pytest
@@ -74,9 +75,9 @@ def multiply(matrix: PackedMatrix, x_NI: Tensor) -> Tensor:
     for row, line in zip(table, lines, strict=True):
         for field, value in line.items():
             row[field] = value
-    header = torch.zeros(HEADERS, dtype=torch.int64)
+    header = array("q", bytes(8 * HEADERS))
     header[Header.ROWS] = rows
-    steps.run(table, header)
+    steps.run(table.numpy(), header)
     return (outputs[:, : matrix.outputs] - 1) / FACTOR
 
 
