@@ -18,12 +18,12 @@ from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
 from stages.contract.stage import Stage
 from stages.drafting.costs import CostModel
 from stages.drafting.growing_drafts import GrowingDrafts
-from stages.drafting.head import ENTROPY, AcceptanceHead, piece_features
+from stages.drafting.head import ENTROPY, AcceptanceHead
 from stages.drafting.stopping import AlwaysSpeculate, SpeculationPolicy, StopRule
 from stages.drafting.target_states import AGE_DECAY
 from stages.models.language_model import LanguageModel
 from stages.prompts.prompt_reader import PromptReader
-from stages.sampling.distributions import Sampling, entropy, to_probs
+from stages.sampling.distributions import Sampling, entropy, find_peaks, to_probs
 from stages.sampling.drawing import sample_rows
 
 LOG = logging.getLogger("omnidraft.drafting")
@@ -304,10 +304,9 @@ class Decode(Stage[SequenceState, Draft]):
         if self._forbids:
             logits_BD = logits_BD.masked_fill_(self._forbidden_D, -torch.inf)
         pieces_B, entropies_B, draft_probs_SD = self._draw(growing, active, logits_BD)
-        features_BF = piece_features(hidden_BW, logits_BD, pieces_B, len(growing.active))
-        estimates_B = self.head(features_BF).sigmoid().double()
+        features_BF, estimates_B = self.head.estimate(hidden_BW, logits_BD, pieces_B, len(growing.active))
         raw_entropies_B = features_BF[:, ENTROPY].double()  # shows what a greedy row's own entropy would hide
-        columns = torch.stack([pieces_B.double(), entropies_B, estimates_B, raw_entropies_B]).tolist()
+        columns = torch.stack([pieces_B.double(), entropies_B, estimates_B.double(), raw_entropies_B]).tolist()
         finite = [isfinite(own) and isfinite(raw) for _, own, _, raw in zip(*columns, strict=True)]
         values = list(zip(*columns[:3], strict=True))
         sampled = [number for number in active if not growing.greedy[number]]
@@ -332,7 +331,7 @@ class Decode(Stage[SequenceState, Draft]):
         """
         sampled = [line for line, number in enumerate(active) if not growing.greedy[number]]
         if not sampled:
-            return logits_BD.argmax(-1), logits_BD.new_zeros(len(active), dtype=torch.float64), logits_BD[:0]
+            return find_peaks(logits_BD), logits_BD.new_zeros(len(active), dtype=torch.float64), logits_BD[:0]
         rows = [growing.rows[active[line]] for line in sampled]
         samplings = [row.sampling or self._sampling for row in rows]
         lines_SD = logits_BD if len(sampled) == len(active) else logits_BD[sampled]

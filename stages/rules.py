@@ -7,7 +7,7 @@ Shapes: N positions, V target tokens, K pieces of a draft, D drafter ids, S sums
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import accumulate, islice
 from math import inf, isfinite, nan, prod
 from typing import Protocol
 
@@ -85,6 +85,12 @@ def segment_sums(values_NV: Tensor, segments: Sequence[tuple[int, Iterable[int]]
     return [float(total) for total in sums_S.tolist()]
 
 
+def _round(numbers: Sequence[float], dtype: torch.dtype) -> list[float]:
+    """Round numbers to the precision of a type."""
+    rounded: list[float] = np.array(numbers, np.float32 if dtype is torch.float32 else np.float64).tolist()
+    return rounded if dtype in (torch.float32, torch.float64) else torch.tensor(numbers, dtype=dtype).tolist()
+
+
 def option_members(test: Test) -> Sequence[int]:
     """Return the target tokens that the drafted option comprises."""
     if test.option == STOP:
@@ -149,8 +155,8 @@ class TrieRule(Rule):
         if not placed:
             return [[] for _ in batch]
         # The test is made on the numbers that are logged: rounded to the distributions' precision.
-        target = iter(target_probs_NV.new_tensor(self._target_levels(placed, target_probs_NV)).tolist())
-        drafter = iter(target_probs_NV.new_tensor(self._drafter_levels(batch)).tolist())
+        target = iter(_round(self._target_levels(placed, target_probs_NV), target_probs_NV.dtype))
+        drafter = iter(_round(self._drafter_levels(batch), target_probs_NV.dtype))
         return [[_take_levels(proposed, drafter, target) for proposed in proposal.tokens] for proposal in batch]
 
     def _target_levels(self, placed: Sequence[tuple[int, Test]], target_probs_NV: Tensor) -> list[float]:
@@ -166,7 +172,7 @@ class TrieRule(Rule):
 
     def _drafter_levels(self, batch: Sequence[Proposal]) -> list[float]:
         drafts = [proposal.draft for proposal in batch]
-        offsets = torch.tensor([0, *(len(draft.pieces) for draft in drafts)]).cumsum(0).tolist()
+        offsets = accumulate((len(draft.pieces) for draft in drafts), initial=0)
         tests = [
             (offset, draft, test)
             for offset, draft, proposal in zip(offsets, drafts, batch, strict=False)
@@ -178,7 +184,8 @@ class TrieRule(Rule):
             place = offset + (test.position or 0)
             segments.append((place, () if test.position is None else (draft.pieces[test.position],)))
             segments.append((place, () if test.position is None else _excluded_children(test)))
-        draft_probs_ND = torch.cat([self._draft_distributions(draft) for draft in drafts])
+        distributions = [self._draft_distributions(draft) for draft in drafts]
+        draft_probs_ND = torch.cat(distributions) if len(drafts) > 1 else distributions[0]
         sums = segment_sums(draft_probs_ND, segments)
         finite = list(map(isfinite, draft_probs_ND.sum(-1).tolist()))
         return [

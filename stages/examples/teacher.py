@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from stages.compiled.largest_logits import LargestLogits
+from stages.compiled.lines.largest_logits import LargestLogits
 from stages.contract.blocks import Collected, Decision, Numbers, OffPolicySpan, Proposal, TopLogits, TopTokens
 from stages.vocabulary.pair import Pair
 from store.events import Outcome

@@ -13,6 +13,7 @@ from whole_stages import new_row, run_block, stages_of
 
 from stages.decode import EVERY_HOPELESS, Decode
 from stages.drafting.costs import Costs
+from stages.drafting.head import AcceptanceHead, piece_features
 from stages.drafting.stopping import FixedLength
 from stages.sampling.distributions import Sampling
 from stages.sampling.random_source import RandomSource
@@ -25,9 +26,12 @@ SPELLINGS = {
 COSTS = Costs(target=((1, 10.0), (11, 40.0)), drafter=((1, 1.0),))
 
 
-def moody_head(features_BF: Tensor) -> Tensor:
+class MoodyHead(AcceptanceHead):
     """Sure of some pieces, and of some that they fail."""
-    return 8 * torch.sin(40 * features_BF.sum(-1))
+
+    def estimate(self, hidden_BW: Tensor, logits_BD: Tensor, pieces_B: Tensor, index: int) -> tuple[Tensor, Tensor]:
+        features_BF = piece_features(hidden_BW, logits_BD, pieces_B, index)
+        return features_BF, (8 * torch.sin(40 * features_BF.sum(-1))).sigmoid()
 
 
 def emitted_with_dropping(world: World, count: int) -> tuple[Distribution, set[int]]:
@@ -37,9 +41,8 @@ def emitted_with_dropping(world: World, count: int) -> tuple[Distribution, set[i
     def run(rng: RandomSource) -> tuple[int, ...]:
         first, *others = stages_of(world)
         greedy, most = Sampling(0.0), world.max_draft
-        decode = Decode(
-            first.model, moody_head, FixedLength(), greedy, world.allowed, most, None, torch.float64, costs=COSTS
-        )
+        head = MoodyHead(first.model.hidden_size, 0)
+        decode = Decode(first.model, head, FixedLength(), greedy, world.allowed, most, None, torch.float64, costs=COSTS)
         stages, row = (decode, *others), new_row(rng, 4, offset=EVERY_HOPELESS - 1)
         for stage in stages:
             stage.admit(row)

@@ -13,7 +13,7 @@ from torch import Tensor
 from stages.contract.blocks import Draft, Proposal, SequenceState, Verdict
 from stages.decode import EVERY_HOPELESS, Decode
 from stages.drafting.costs import Costs
-from stages.drafting.head import EXTRA_FEATURES, AcceptanceHead
+from stages.drafting.head import EXTRA_FEATURES, AcceptanceHead, piece_features
 from stages.drafting.stopping import AlwaysSpeculate, FixedLength, SpeculationPolicy, StopRule
 from stages.sampling.distributions import Sampling
 
@@ -304,7 +304,12 @@ def decode_with_estimates(*estimates: float, costs: Costs | None = COSTS, **sett
     """A head that gives the pieces of a draft these estimates, by their index."""
     decode = new_decode(costs=costs, **{"temperature": 0.0, **settings})
     logits_K = torch.tensor([*estimates, *[0.5] * 8]).logit()
-    decode.head = lambda features_BF: logits_K[(8 * features_BF[:, -3]).round().long()]
+
+    def estimate(hidden_BW: Tensor, logits_BD: Tensor, pieces_B: Tensor, index: int) -> tuple[Tensor, Tensor]:
+        features_BF = piece_features(hidden_BW, logits_BD, pieces_B, index)
+        return features_BF, logits_K[index].expand(len(pieces_B)).sigmoid()
+
+    decode.head.estimate = estimate
     return decode
 
 

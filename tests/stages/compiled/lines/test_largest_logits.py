@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from stages.compiled.largest_logits import LargestLogits
+from stages.compiled.lines.largest_logits import LargestLogits
 
 SIZES = 5, 70, 300, 2048, 2113, 8191, 8192, 49_152, 49_157
 
