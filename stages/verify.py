@@ -22,13 +22,15 @@ from stages.examples.teacher import Supervision, Teacher
 from stages.models.language_model import LanguageModel
 from stages.prompts.prompt_reader import PromptReader
 from stages.rules import Levels, Rule
-from stages.sampling.distributions import OneHotRows, Sampling, find_peaks, to_probs
+from stages.sampling.distributions import OneHotRows, Sampling, find_peaks, read_peaks, to_probs
 from stages.sampling.drawing import RowDistributions
 from stages.sampling.logprobs import TokenLogprobs, compute_logprobs
 from stages.transformed_logits import transform_logits
 from stages.tree_decisions import decide_tree
 from store.errors import ModelError
 from store.events import Outcome
+
+NOT_READ = torch.empty(0, 0)
 
 
 def _parents(batch: Sequence[Proposal], fed: Sequence[Sequence[int]]) -> list[Sequence[int]] | None:
@@ -177,8 +179,9 @@ class Verify(Stage[Proposal, Verdict]):
         if all(sampling.is_greedy for sampling in samplings):
             peaks_N = peaks_N if wanted_NV is logits_NV else find_peaks(wanted_NV)
             certain = peaks_N.tolist()
-            tested = any(one.tokens for one in batch)  # else no distribution is read
-            target_probs_NV = self._certain.place(peaks_N if tested else peaks_N[:0], logits_NV.shape[1])
+            target_probs_NV = NOT_READ  # where no piece is tested
+            if any(one.tokens for one in batch):
+                target_probs_NV = self._certain.place(peaks_N, logits_NV.shape[1])
         else:
             lines = [own for own, one in zip(samplings, batch, strict=True) for _ in range(len(one.verifiable) + 1)]
             target_probs_NV = to_probs(wanted_NV, lines, self._probs_dtype)
@@ -268,7 +271,7 @@ class Verify(Stage[Proposal, Verdict]):
         """
         peaks_N = find_peaks(logits_NV)
         # NaN anywhere in a line is its peak; -inf is a mask, unless the whole line is.
-        finite = list(map(isfinite, logits_NV.gather(1, peaks_N[:, None])[:, 0].tolist()))
+        finite = list(map(isfinite, read_peaks(logits_NV, peaks_N)))
         if not all(finite):
             raise ModelError(_describe_nonfinite(rows, starts, finite))
         return peaks_N

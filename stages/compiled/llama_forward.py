@@ -280,6 +280,10 @@ class _Lines:
         for row, own in enumerate(places):
             begin = slot + row * capacity
             self._slots.extend(range(begin + own.start, begin + own.stop))
+            if paths is None and window is None:  # as below, for most passes
+                for place in own:
+                    self._keys += (begin, place + 1, 0, 0)
+                continue
             for number in range(len(own)):
                 path = None if paths is None else paths[row][number]
                 self._keys += self._list_keys(begin, own.start, number, path, None)

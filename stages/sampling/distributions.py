@@ -84,6 +84,14 @@ def find_peaks(logits_NV: Tensor) -> Tensor:
     return torch.from_numpy(logits_NV.detach().numpy().argmax(-1))
 
 
+def read_peaks(logits_NV: Tensor, peaks_N: Tensor) -> list[float]:
+    """Return the largest number of each line, given its place."""
+    if logits_NV.device.type != "cpu" or logits_NV.dtype not in (torch.float32, torch.float64):
+        return logits_NV.gather(1, peaks_N[:, None])[:, 0].tolist()
+    values = logits_NV.detach().numpy()
+    return [float(values[line, place]) for line, place in enumerate(peaks_N.tolist())]
+
+
 class OneHotRows:
     """Distributions that are certain of one token each, in memory that is used again: zeros are written once.
 
