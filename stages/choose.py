@@ -12,8 +12,7 @@ from stages.contract.stage import Stage
 from stages.drafting.costs import BlockTimes, CostModel, StageSeconds
 from stages.drafting.holdout import NO_HOLDOUT, Choice, Holdout
 from stages.drafting.sources import SourceChooser
-from stages.memory.text_memory import TextMemory
-from stages.memory.tree_growth import GrownTree
+from stages.memory.text_memory import GrownTree, TextMemory
 from store.events import Action, DraftSource
 
 if TYPE_CHECKING:
@@ -137,8 +136,7 @@ class ChooseDraft(Stage[SequenceState, Draft]):
         if by_model := [one for one in preferred if one.proposal.draft.source is DraftSource.MODEL]:
             self._decode.observe(by_model)
             self._due = max(0, self._due - len(by_model))
-        for verdict in verdicts:
-            self.memory.observe(verdict)
+        self.memory.observe(verdicts)
         for verdict in preferred:
             draft = verdict.proposal.draft
             action = self._choices[draft.row].action

@@ -21,8 +21,7 @@ from stages.drafting.target_states import StateProjection, TargetStates
 from stages.examples.teacher import TrieTeacher, supervise_nothing
 from stages.forward_pass.packed_layout import SHARED_QUERIES
 from stages.memory.memory_file import MEMORY_FILE, read_memory
-from stages.memory.text_memory import TextMemory
-from stages.memory.tree_growth import TreeLimits
+from stages.memory.text_memory import TextMemory, TreeLimits
 from stages.models.huggingface import MAKING_MODULES
 from stages.ngrams.cache import Cache
 from stages.ngrams.trie import Trie, build_direct_trie

@@ -27,8 +27,7 @@ from stages.drafting.no_model import NoModel
 from stages.drafting.sources import SourceChooser
 from stages.examples.top_distributions import LogitsReader
 from stages.judge import Judge
-from stages.memory.text_memory import TextMemory
-from stages.memory.tree_growth import TreeLimits
+from stages.memory.text_memory import TextMemory, TreeLimits
 from stages.ngrams.cache import NoCache
 from stages.ngrams.trie import Trie
 from stages.sampling.random_source import SeededRandomSource

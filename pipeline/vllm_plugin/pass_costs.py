@@ -5,7 +5,7 @@ from statistics import median
 
 from typing_extensions import override
 
-from stages.drafting.costs import BlockTimes, CostModel, Costs, make_monotone
+from stages.drafting.costs import BlockTimes, CostModel, Costs, Curve, make_monotone
 
 EXACT = 16  # up to this many tokens, each number has its own measurements; then numbers within an eighth share them
 KEPT = 32  # measurements of a group, of which the median counts
@@ -66,12 +66,13 @@ class PassCosts(CostModel):
         return len(self._seconds.get(group_of(tokens), ())) >= LEAST
 
     @override
-    def verification_cost(self, tokens: int) -> float:
+    def verification_curve(self) -> tuple[Curve, float]:
         if self._costs is None:
-            return _prior(tokens)
-        first, last = self._costs.target[0][0], self._costs.target[-1][0]
-        nearest = min(max(tokens, first), last)
-        return self._costs.verification_cost(nearest) * _prior(tokens) / _prior(nearest)
+            return ((1, _prior(1)), (2, _prior(2))), 0.0
+        (first, low), (last, high) = self._costs.target[0], self._costs.target[-1]
+        before = ((1, low * _prior(1) / _prior(first)),) if first > 1 else ()
+        beyond = 2 * last  # from the last point to there and further, costs rise as they would without measurements
+        return (*before, *self._costs.target, (beyond, high * _prior(beyond) / _prior(last))), 0.0
 
     @override
     def drafting_cost(self, rows: int) -> float:

@@ -50,6 +50,11 @@ class VerificationCosts(Protocol):
 
     def verification_cost(self, tokens: int) -> float:
         """Return the cost of a block without drafts of the model, whose target pass reads this many tokens."""
+        points, around = self.verification_curve()
+        return _interpolate(points, tokens) + around
+
+    def verification_curve(self) -> tuple[Curve, float]:
+        """Return the costs of target passes by their tokens, ascending, and what all else in a block costs."""
         ...
 
 
@@ -108,8 +113,8 @@ class Costs(CostModel):
     per_draft: float = 0.0
 
     @override
-    def verification_cost(self, tokens: int) -> float:
-        return _interpolate(self.target, tokens) + self.around
+    def verification_curve(self) -> tuple[Curve, float]:
+        return self.target, self.around
 
     @override
     def drafting_cost(self, rows: int) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing_extensions import override
 
 from stages.contract.snapshot import Saved, SnapshotReader
-from stages.drafting.costs import BlockTimes, CostModel, Costs, make_monotone
+from stages.drafting.costs import BlockTimes, CostModel, Costs, Curve, make_monotone
 
 DECAY = 0.98  # of a mean's weight, per block
 PRIOR_BLOCKS = 4.0  # weight of the mean over all target passes in that of one size
@@ -121,8 +121,8 @@ class TrackedCosts(CostModel):
         return self._given
 
     @override
-    def verification_cost(self, tokens: int) -> float:
-        return self._now.verification_cost(tokens) + self._around.value
+    def verification_curve(self) -> tuple[Curve, float]:
+        return self._now.target, self._around.value
 
     @override
     def drafting_cost(self, rows: int) -> float:

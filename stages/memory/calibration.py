@@ -3,9 +3,13 @@
 from bisect import bisect_right
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from stages.contract.snapshot import Saved, SnapshotReader
-from stages.memory.ngram_table import LONGEST
+from stages.memory.counting import LONGEST
 
 OWN_EDGES = (2, 3, 4, 5, 6, 8, 12, 20, 32)  # matches of the own text of 1, 2, ..., 32 tokens
 COUNT_EDGES = (2, 4, 16)  # how often the memory saw the context
@@ -14,8 +18,8 @@ RANKS = 3  # candidates of one context
 DECAY = 0.99  # per trial: the last hundred trials of a cell decide
 PRIOR_HITS, PRIOR_TRIALS = 0.6, 3.0  # candidates are judged also where they are not proposed: no need for optimism
 
-_OWN_CELLS = len(OWN_EDGES) + 1
-_CELLS = _OWN_CELLS + LONGEST * (len(COUNT_EDGES) + 1) * (len(SHARE_EDGES) + 1) * RANKS
+OWN_CELLS = len(OWN_EDGES) + 1
+CELLS = OWN_CELLS + LONGEST * (len(COUNT_EDGES) + 1) * (len(SHARE_EDGES) + 1) * RANKS
 
 
 def own_cell(length: int) -> int:
@@ -36,7 +40,19 @@ def memory_cell(context: int, total: int, count: int, rank: int) -> int:
     counts, shares = len(COUNT_EDGES) + 1, len(SHARE_EDGES) + 1
     share = bisect_right(SHARE_EDGES, count / total) if total else 0
     place = ((context - 1) * counts + bisect_right(COUNT_EDGES, total)) * shares + share
-    return _OWN_CELLS + place * RANKS + rank
+    return OWN_CELLS + place * RANKS + rank
+
+
+Cells = npt.NDArray[np.float64]
+
+
+class ChanceArrays(NamedTuple):
+    """Hits and trials per cell, and those of other calibrations."""
+
+    hits: Cells
+    trials: Cells
+    hits_elsewhere: Cells
+    trials_elsewhere: Cells
 
 
 @dataclass(frozen=True)
@@ -60,14 +76,14 @@ class Calibration:
     """
 
     def __init__(self) -> None:
-        self._hits, self._trials = [PRIOR_HITS] * _CELLS, [PRIOR_TRIALS] * _CELLS
-        self._first = list(self._hits), list(self._trials)  # before anything was observed here
-        self._hits_elsewhere, self._trials_elsewhere = [0.0] * _CELLS, [0.0] * _CELLS
+        self._hits, self._trials = np.full(CELLS, PRIOR_HITS), np.full(CELLS, PRIOR_TRIALS)
+        self._first = self._hits.copy(), self._trials.copy()  # before anything was observed here
+        self._hits_elsewhere, self._trials_elsewhere = np.zeros(CELLS), np.zeros(CELLS)
 
     def chance(self, cell: int) -> float:
         """Return the estimated probability that a candidate of this cell is emitted where it is judged."""
         trials = self._trials[cell] + self._trials_elsewhere[cell]
-        return (self._hits[cell] + self._hits_elsewhere[cell]) / trials
+        return float((self._hits[cell] + self._hits_elsewhere[cell]) / trials)
 
     def observe(self, cell: int, *, hit: bool) -> None:
         """Count a candidate whose place was decided."""
@@ -77,32 +93,36 @@ class Calibration:
     def evidence(self) -> "CalibrationState":
         """Return the hits and trials of the candidates observed here, without those of the prior or of a file."""
         limit = 1 / (1 - DECAY)  # a trial moves the trials of a cell towards it
-        hits, trials = list(self._hits), list(self._trials)
-        for cell, (first_hits, first_trials) in enumerate(zip(*self._first, strict=True)):
-            left = (limit - trials[cell]) / (limit - first_trials) if first_trials < limit else 0.0
-            hits[cell] -= left * first_hits
-            trials[cell] -= left * first_trials
-        return CalibrationState(hits, trials)
+        first_hits, first_trials = self._first
+        below = first_trials < limit
+        left = np.where(below, (limit - self._trials) / np.where(below, limit - first_trials, 1.0), 0.0)
+        hits, trials = self._hits - left * first_hits, self._trials - left * first_trials
+        return CalibrationState(hits.tolist(), trials.tolist())
 
     def pool(self, elsewhere: "CalibrationState") -> None:
         """Add the hits and trials of other calibrations to every chance, in place of those of the last call."""
-        self._hits_elsewhere, self._trials_elsewhere = elsewhere.hits, elsewhere.trials
+        self._hits_elsewhere[:], self._trials_elsewhere[:] = elsewhere.hits, elsewhere.trials
 
     @property
     def cells(self) -> tuple[list[float], list[float]]:
         """Hits and trials per cell."""
-        return self._hits, self._trials
+        return self._hits.tolist(), self._trials.tolist()
+
+    @property
+    def arrays(self) -> "ChanceArrays":
+        """The arrays themselves, which stay the same ones."""
+        return ChanceArrays(self._hits, self._trials, self._hits_elsewhere, self._trials_elsewhere)
 
     def load_cells(self, hits: list[float], trials: list[float]) -> None:
         """Replace the hits and trials of all cells."""
-        self._hits, self._trials = hits, trials
-        self._first = list(hits), list(trials)
+        self._hits[:], self._trials[:] = hits, trials
+        self._first = self._hits.copy(), self._trials.copy()
 
     def save(self) -> CalibrationState:
         """Return the state for a checkpoint."""
-        return CalibrationState(list(self._hits), list(self._trials))
+        return CalibrationState(*self.cells)
 
     def restore(self, saved: Saved, reader: SnapshotReader) -> None:
         """Restore a saved state."""
         state = reader.decode(CalibrationState, saved)
-        self._hits, self._trials = list(state.hits), list(state.trials)
+        self._hits[:], self._trials[:] = state.hits, state.trials

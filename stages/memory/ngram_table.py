@@ -21,14 +21,11 @@ import torch
 from torch import Tensor
 
 from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
+from stages.memory.counting import CONTINUATIONS, FREE, LONGEST, MULTIPLIER, WAYS, TableArrays, learn
 
-LONGEST = 8  # tokens of the longest context
-WAYS = 8  # slots of a bucket: a context lies in one of them
-CONTINUATIONS = 4  # kept per context
 SLOT_BYTES = 8 + CONTINUATIONS * (4 + 4) + 4 + 4 + 4
 FIRST_SLOTS = 1 << 12
-_MASK, _MULTIPLIER, _SEED = (1 << 64) - 1, 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03
-_FREE = 0  # hash of an empty slot
+_MASK, _SEED = (1 << 64) - 1, 0xD1B54A32D192ED03
 UNSEEN = 0.5, 5000  # occurrences of a token before any was counted, and the tokens that a target uses
 
 
@@ -65,16 +62,16 @@ def context_hashes(tokens: Sequence[int], scope: int = 0) -> Iterator[int]:
     >>> next(context_hashes([3], scope=1)) in longer  # each scope has its own contexts
     False
     """
-    value = _first_value(scope)
+    value = first_hash(scope)
     for token in reversed(tokens[-LONGEST:]):
-        value = ((value ^ (token + 1)) * _MULTIPLIER) & _MASK
+        value = ((value ^ (token + 1)) * MULTIPLIER) & _MASK
         value ^= value >> 29
         yield value
 
 
-def _first_value(scope: int) -> int:
+def first_hash(scope: int) -> int:
     """Return the hash of no token."""
-    return _SEED ^ (scope * _MULTIPLIER & _MASK)
+    return _SEED ^ (scope * MULTIPLIER & _MASK)
 
 
 class NgramTable:
@@ -91,13 +88,17 @@ class NgramTable:
     Args:
         budget_bytes: size of the arrays at most; at least one bucket.
         order: tokens of the longest context.
+
+    Attributes:
+        order: as given.
+        arrays: others after the table has grown or was loaded.
     """
 
     def __init__(self, budget_bytes: int, order: int = LONGEST) -> None:
         slots = WAYS
         while 2 * slots * SLOT_BYTES <= budget_bytes:
             slots *= 2
-        self._most, self._order, self._clock = slots, order, 0
+        self._most, self.order, self._clock = slots, order, 0
         self._allocate(min(self._most, FIRST_SLOTS))
 
     def _allocate(self, slots: int) -> None:
@@ -119,6 +120,7 @@ class NgramTable:
         flat = {name: array.reshape(-1).data for name, array in self._arrays.items()}
         self._hashes, self._tokens, self._counts = flat["hashes"], flat["tokens"], flat["counts"]
         self._totals, self._stamps, self._scopes = flat["totals"], flat["stamps"], flat["scopes"]
+        self.arrays = TableArrays(*(self._arrays[name].reshape(-1) for name in TableArrays._fields))
 
     def __len__(self) -> int:
         """Return the number of contexts."""
@@ -147,9 +149,9 @@ class NgramTable:
         """
         known: list[int] = []
         hashes, buckets = self._hashes, self._buckets
-        value = _first_value(scope)
-        for token in reversed(tokens[-self._order :]):  # as `context_hashes` and `_find`, in one loop for speed
-            value = ((value ^ (token + 1)) * _MULTIPLIER) & _MASK
+        value = first_hash(scope)
+        for token in reversed(tokens[-self.order :]):  # as `context_hashes` and `_find`, in one loop for speed
+            value = ((value ^ (token + 1)) * MULTIPLIER) & _MASK
             value ^= value >> 29
             begin = value % buckets * WAYS
             bucket = hashes[begin : begin + WAYS].tolist()
@@ -182,7 +184,7 @@ class NgramTable:
         first, vocabulary = UNSEEN
         slots = [self._find(next(context_hashes((token,), scope))) for token in tokens]
         counts = [self._totals[slot] if slot >= 0 else 0 for slot in slots]
-        learned = int(self._arrays["totals"].sum(dtype=np.uint64)) / self._order  # every token, once per context
+        learned = int(self._arrays["totals"].sum(dtype=np.uint64)) / self.order  # every token, once per context
         return fmean(math.log(count + first) for count in counts) - math.log(learned + first * vocabulary)
 
     def learn(self, tokens: Sequence[int], begin: int, scope: int = 0) -> None:
@@ -194,12 +196,13 @@ class NgramTable:
             scope: whose contexts these are.
         """
         self._clock += 1
-        for place in range(max(1, begin), len(tokens)):
+        place, text, first = max(1, begin), np.array(tokens, np.int32), np.uint64(first_hash(scope))
+        while place < len(tokens):
             if 2 * self._used > self._slots and self._slots < self._most:
                 self._double()
-            token = tokens[place]
-            for value in context_hashes(tokens[max(0, place - self._order) : place], scope):
-                self._count(value, token, scope)
+            room = self._slots // 2 - self._used if self._slots < self._most else self._slots
+            place, added = learn(self.arrays, text, place, self.order, first, scope, self._clock, room)
+            self._used += added
 
     def _touch(self, value: int, scope: int) -> int:
         """Return the slot of a context, which is made if there is none."""
@@ -208,21 +211,11 @@ class NgramTable:
         if value in bucket:
             slot = begin + bucket.index(value)
         else:
-            slot = begin + bucket.index(_FREE) if _FREE in bucket else self._evict(begin)
+            slot = begin + bucket.index(FREE) if FREE in bucket else self._evict(begin)
             self._hashes[slot], self._scopes[slot] = value, scope
             self._used += 1
         self._stamps[slot] = self._clock
         return slot
-
-    def _count(self, value: int, token: int, scope: int) -> None:
-        slot = self._touch(value, scope)
-        self._totals[slot] += 1
-        first = slot * CONTINUATIONS
-        if self._tokens[first] == token or not self._counts[first]:  # as `_raise`, for most contexts
-            self._tokens[first] = token
-            self._counts[first] += 1
-        else:
-            self._raise(slot, token, 1)
 
     def _raise(self, slot: int, token: int, count: int) -> None:
         """Add to the count of a continuation, and keep the order: by count, and the last to reach it first. A new one
@@ -267,7 +260,7 @@ class NgramTable:
     def forget(self, tokens: Sequence[int], begin: int, scope: int = 0) -> None:
         """Subtract what `learn` counted of a text; a context without a count is erased."""
         for place in range(max(1, begin), len(tokens)):
-            for value in context_hashes(tokens[max(0, place - self._order) : place], scope):
+            for value in context_hashes(tokens[max(0, place - self.order) : place], scope):
                 self._subtract(value, tokens[place])
 
     def _subtract(self, value: int, token: int) -> None:
@@ -295,7 +288,7 @@ class NgramTable:
 
     def forget_scope(self, scope: int) -> int:
         """Erase all contexts of a scope. Returns their number."""
-        found_S = (self._arrays["scopes"] == scope) & (self._arrays["hashes"] != _FREE)
+        found_S = (self._arrays["scopes"] == scope) & (self._arrays["hashes"] != FREE)
         for array in self._arrays.values():
             array[found_S] = 0
         count = int(found_S.sum())
@@ -355,7 +348,7 @@ class NgramTable:
         if sizes[0] <= self._most:
             self.load_tensors(tensors, sizes)
             return
-        larger = NgramTable(sizes[0] * SLOT_BYTES, self._order)
+        larger = NgramTable(sizes[0] * SLOT_BYTES, self.order)
         larger.load_tensors(tensors, sizes)
         self._allocate(min(self._most, FIRST_SLOTS))
         self._clock = 0

@@ -1,27 +1,45 @@
 """The memory of a target as a source of drafts: its table, its calibration, and what it keeps per row."""
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
-from stages.contract.blocks import SequenceState, Verdict
+import numpy as np
+
+from stages.contract.blocks import Candidate, SequenceState, TokenTree, Verdict
 from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
 from stages.drafting.costs import VerificationCosts
+from stages.memory import search
 from stages.memory.calibration import Calibration
+from stages.memory.counting import LONGEST
 from stages.memory.memory_share import LearnedText, MemoryShare
-from stages.memory.ngram_table import LONGEST, NgramTable
-from stages.memory.options import Option, OptionFinder, best_remembered, last_tokens
-from stages.memory.own_text import SuffixIndex
-from stages.memory.tree_growth import GrownTree, Path, TreeLimits, grow_trees
+from stages.memory.ngram_table import NgramTable, first_hash
+from stages.memory.row_texts import RowTexts
+from store.events import DraftSource
+
+
+class TreeLimits(NamedTuple):
+    """Limits of a row's tree: candidates, candidates after one place, and candidates of one path."""
+
+    nodes: int
+    width: int
+    depth: int
+
+
+class GrownTree(NamedTuple):
+    """A row's tree, and the number of its candidates that are expected to be accepted."""
+
+    tree: TokenTree | None
+    expected: float
 
 
 @dataclass
 class _RowMemory:
-    """State of a row: the index of its text, the length of the text in this block, and the options found after it."""
+    """State of a row: the line of its text, the length of the text in this block, and the hash of no token."""
 
-    index: SuffixIndex = field(default_factory=SuffixIndex)
+    line: int
+    first: int
     length: int = 0
-    options: dict[Path, list[Option]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -62,18 +80,19 @@ class TextMemory:
     ) -> None:
         self.table = NgramTable(budget_bytes, order) if budget_bytes else None
         self.calibration = Calibration()
-        self._finder = OptionFinder(self.table, self.calibration, own=own)
         self._costs, self._limits, self._ends, self._decays = costs, limits, frozenset(ends), decays
+        self._own, self._end_ids = own, np.array(sorted(self._ends), np.int64)
+        self._texts = RowTexts()
         self._rows: dict[SequenceState, _RowMemory] = {}
         self._unshared: list[LearnedText] | None = None  # None if nothing is shared
 
     def admit(self, row: SequenceState) -> None:
         """Add a row: a new one, or one of a checkpoint that is resumed."""
-        self._rows[row] = _RowMemory()
+        self._rows[row] = _RowMemory(self._texts.take_line(), first_hash(row.scope))
 
     def release(self, row: SequenceState) -> None:
         """Remove a row, measure how common what the target emitted in it is, and learn that."""
-        del self._rows[row]
+        self._texts.free_line(self._rows.pop(row).line)
         emitted = [token for token in row.tokens[row.prompt_length :] if token not in self._ends]
         if self.table is not None and emitted:
             row.frequency = self.table.mean_frequency(emitted, row.scope)
@@ -104,46 +123,48 @@ class TextMemory:
             self.calibration.pool(share.cells)
 
     def grow(self, batch: Sequence[SequenceState]) -> list[GrownTree]:
-        """Return a tree per row; see `grow_trees`. Draws no random numbers."""
-        expand: list[Callable[[Path, Option | None], list[Option]]] = []
+        """Return a tree per row; see `search.grow`. Draws no random numbers."""
+        if not batch:
+            return []
         for row in batch:
             of_row = self._rows[row]
-            of_row.index.read(row.tokens)
-            of_row.length, of_row.options = len(row.tokens), {}
-            expand.append(partial(self._find_options, of_row, last_tokens(row.tokens), row.scope))
-        return grow_trees(expand, [self._limits_of(row) for row in batch], self._costs)
+            self._texts.extend(of_row.line, of_row.length, row.tokens)
+            of_row.length = len(row.tokens)
+        points, around = self._costs.verification_curve()
+        sizes, costs = zip(*points, strict=True)
+        curve = search.Curve(np.array(sizes, np.int64), np.array(costs, np.float64), float(around))
+        fields, chances = search.grow(self._sources(), self._list_rows(batch), curve)
+        return _make_trees(fields.tolist(), chances.tolist(), len(batch))
 
-    def _limits_of(self, row: SequenceState) -> TreeLimits:
-        return self._limits._replace(depth=min(self._limits.depth, row.remaining_tokens))
+    def _list_rows(self, batch: Sequence[SequenceState]) -> search.Batch:
+        own = [self._rows[row] for row in batch]
+        return search.Batch(
+            self._texts.tokens,
+            np.array([of_row.line for of_row in own], np.int64),
+            np.array([of_row.length for of_row in own], np.int64),
+            np.array([of_row.first for of_row in own], np.uint64),
+            np.array([min(self._limits.depth, row.remaining_tokens) for row in batch], np.int64),
+            self._limits.nodes,
+            self._limits.width,
+        )
 
-    def _find_options(
-        self, of_row: _RowMemory, text: tuple[int, ...], scope: int, path: Path, before: Option | None
-    ) -> list[Option]:
-        """Return the options after a path of candidates, and keep them for `observe`."""
-        if path and path[-1] in self._ends:
-            return []
-        suffix = (text + path)[-LONGEST:] if path else text
-        options = self._finder.find(suffix, of_row.index, scope, before, at_end=not path)
-        of_row.options[path] = options
-        return options
+    def _sources(self) -> search.Sources:
+        """Return what is searched. Its arrays are those of the table, which has others when it has grown."""
+        table = NOTHING if self.table is None else self.table
+        return search.Sources(table.arrays, self.calibration.arrays, self._end_ids, table.order, self._own)
 
-    def observe(self, verdict: Verdict) -> None:
+    def observe(self, verdicts: Sequence[Verdict]) -> None:
         """Learn from every emitted token how good the options in its place were, and count those that the table
-        predicted. Called once per block and row.
+        predicted. Called once per block, with rows that `grow` was called for.
         """
-        row = verdict.proposal.draft.row
-        of_row, emitted = self._rows[row], verdict.emitted
-        text = last_tokens(row.tokens[max(0, of_row.length - LONGEST) : of_row.length])
-        before: Option | None = None
-        for depth, token in enumerate(emitted):
-            path = emitted[:depth]
-            options = of_row.options.get(path)
-            if options is None:
-                options = self._find_options(of_row, text, row.scope, path, before)
-            row.predicted += best_remembered(options) == token
-            for option in options:
-                self.calibration.observe(option.cell, hit=option.token == token)
-            before = next((option for option in options if option.token == token), None)
+        if not verdicts:
+            return
+        rows = [verdict.proposal.draft.row for verdict in verdicts]
+        emitted = np.array([token for verdict in verdicts for token in verdict.emitted], np.int32)
+        counts = np.array([len(verdict.emitted) for verdict in verdicts], np.int64)
+        predicted = search.observe(self._sources(), self._list_rows(rows), emitted, counts).tolist()
+        for row, count in zip(rows, predicted, strict=True):
+            row.predicted += count
 
     def respond_to_drift(self) -> None:
         """Give what is learned from now on more weight."""
@@ -160,3 +181,20 @@ class TextMemory:
         self.calibration.restore(state.calibration, reader)
         if self.table is not None:
             self.table.restore(state.table, reader)
+
+
+SOURCES = DraftSource.LOOKUP, DraftSource.MEMORY  # by their numbers in the search
+NOTHING = NgramTable(0)  # where there is no table
+
+
+def _make_trees(fields: Sequence[Sequence[int]], chances: Sequence[Sequence[float]], rows: int) -> list[GrownTree]:
+    """Return the trees of a batch from what `search.grow` found."""
+    candidates: list[list[Candidate]] = [[] for _ in range(rows)]
+    expected = [0.0] * rows
+    for (token, source, context, seen, row, parent, depth), (chance, survival) in zip(fields, chances, strict=True):
+        candidates[row].append(Candidate(token, parent, depth, chance, SOURCES[source], context, seen))
+        expected[row] += survival
+    return [
+        GrownTree(TokenTree(tuple(own)) if own else None, total)
+        for own, total in zip(candidates, expected, strict=True)
+    ]

@@ -31,8 +31,7 @@ from stages.drafting.stopping import ThresholdStop
 from stages.examples.teacher import supervise_nothing
 from stages.judge import Judge, PassResult
 from stages.memory.calibration import own_cell
-from stages.memory.text_memory import TextMemory
-from stages.memory.tree_growth import TreeLimits
+from stages.memory.text_memory import TextMemory, TreeLimits
 from stages.models.huggingface import new_llama
 from stages.models.language_model import LanguageModel
 from stages.ngrams.cache import NgramCache

@@ -13,8 +13,7 @@ from stages.contract.snapshot import Json, SnapshotReader, SnapshotWriter
 from stages.decode import Decode
 from stages.drafting.costs import Costs
 from stages.drafting.sources import SourceChooser
-from stages.memory.text_memory import TextMemory
-from stages.memory.tree_growth import TreeLimits
+from stages.memory.text_memory import TextMemory, TreeLimits
 from stages.sampling.distributions import Sampling
 from stages.verify import Verify
 

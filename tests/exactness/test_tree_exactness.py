@@ -30,8 +30,7 @@ from stages.drafting.costs import Costs
 from stages.drafting.holdout import Choice, Holdout
 from stages.drafting.sources import SourceChooser
 from stages.memory.calibration import own_cell
-from stages.memory.text_memory import TextMemory
-from stages.memory.tree_growth import TreeLimits
+from stages.memory.text_memory import TextMemory, TreeLimits
 from stages.sampling.distributions import Sampling
 from stages.sampling.drawing import RowDistributions
 from stages.sampling.random_source import RandomSource, SeededRandomSource

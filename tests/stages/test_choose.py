@@ -21,8 +21,7 @@ from stages.drafting.holdout import Holdout
 from stages.drafting.sources import EVERY_MODEL_TURN, GAIN_EDGES, SourceChooser
 from stages.drafting.stopping import FixedLength, SpeculationPolicy
 from stages.memory.calibration import own_cell
-from stages.memory.text_memory import TextMemory
-from stages.memory.tree_growth import TreeLimits
+from stages.memory.text_memory import TextMemory, TreeLimits
 from stages.sampling.distributions import Sampling
 from store.events import Action, DraftSource, Origin, Outcome
 
@@ -298,7 +297,7 @@ def test_the_model_is_never_used_if_it_is_no_source():
         assert (second.pieces, second.tree) == ((), None)
         rows[1].tokens[:] = [3, 4, 5]
         emit(stage, [first], *first.tree.tokens[:2])
-        stage.memory.observe(verdict_of(second, 0))
+        stage.memory.observe([verdict_of(second, 0)])
     assert stage._decode.model.tokens_read(rows[1]) == read
 
 

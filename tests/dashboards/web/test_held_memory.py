@@ -15,8 +15,7 @@ from stages.contract.snapshot import SnapshotWriter
 from stages.drafting.costs import Costs
 from stages.memory.memory_file import write_memory
 from stages.memory.ngram_table import NgramTable, context_hashes, scope_of
-from stages.memory.text_memory import TextMemory
-from stages.memory.tree_growth import TreeLimits
+from stages.memory.text_memory import TextMemory, TreeLimits
 from store.log.checkpoint import write_checkpoint
 from store.log.manifest import edit_manifest
 from store.query.log_reader import LogReader

@@ -17,7 +17,7 @@ from stages.memory.calibration import (
     memory_cell,
     own_cell,
 )
-from stages.memory.ngram_table import LONGEST
+from stages.memory.counting import LONGEST
 
 totals = st.integers(1, 1 << 32)
 places = st.tuples(st.integers(1, LONGEST), totals, st.floats(0, 1), st.integers(0, RANKS - 1))

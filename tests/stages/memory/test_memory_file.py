@@ -10,8 +10,7 @@ from places import ROOT
 
 from stages.drafting.costs import Costs
 from stages.memory.memory_file import read_memory, read_table, write_memory
-from stages.memory.text_memory import TextMemory
-from stages.memory.tree_growth import TreeLimits
+from stages.memory.text_memory import TextMemory, TreeLimits
 from store.errors import CorruptError
 
 COSTS = Costs(((1, 1.0), (9, 1.1)), ((1, 0.1),))

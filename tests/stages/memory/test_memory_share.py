@@ -8,9 +8,9 @@ from test_ngram_table import assert_sound, contents
 from test_text_memory import complete, new_memory
 
 from stages.memory.calibration import PRIOR_TRIALS, CalibrationState, own_cell
+from stages.memory.counting import LONGEST
 from stages.memory.memory_exchange import KEPT_TEXTS, MemoryExchange
 from stages.memory.memory_share import LearnedText, MemoryShare, add_cells
-from stages.memory.ngram_table import LONGEST
 from stages.memory.text_memory import TextMemory
 
 CELL = own_cell(3)

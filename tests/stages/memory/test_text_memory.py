@@ -3,6 +3,7 @@
 import gc
 import weakref
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,8 @@ from token_trees import make_tree, tree_draft
 from stages.contract.blocks import Draft, Proposal, SequenceState, TokenTree, Verdict
 from stages.contract.snapshot import SnapshotReader, SnapshotWriter
 from stages.drafting.costs import Costs
-from stages.memory.calibration import memory_cell, own_cell
-from stages.memory.text_memory import TextMemory
-from stages.memory.tree_growth import TreeLimits
+from stages.memory.calibration import DECAY, memory_cell, own_cell
+from stages.memory.text_memory import TextMemory, TreeLimits
 from store.events import DraftSource
 
 FREE = Costs(((1, 1.0), (2, 1.0)), ((1, 1.0),))
@@ -57,23 +57,34 @@ def complete(memory: TextMemory, prompt: Sequence[int], *tokens: int, **changes:
         setattr(row, name, value)
     admit(memory, row)
     memory.grow([row])
-    memory.observe(emit(row, *tokens))
+    memory.observe([emit(row, *tokens)])
     memory.release(row)
     return row
 
 
 class Recorded:
-    """The candidates that a memory's calibration was given, in order."""
+    """What a memory's calibration was given since this was made, cell by cell: found from its hits and trials."""
 
-    def __init__(self, memory: TextMemory, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.seen: list[tuple[int, bool]] = []
-        observe = memory.calibration.observe
+    def __init__(self, memory: TextMemory) -> None:
+        self._calibration = memory.calibration
+        self._before = memory.calibration.cells
 
-        def record(cell: int, *, hit: bool) -> None:
-            self.seen.append((cell, hit))
-            observe(cell, hit=hit)
+    @property
+    def seen(self) -> list[tuple[int, bool]]:
+        both = zip(*self._before, *self._calibration.cells, strict=True)
+        return [(cell, hit) for cell, numbers in enumerate(both) for hit in find_sequence(*numbers)]
 
-        monkeypatch.setattr(memory.calibration, "observe", record)
+
+def find_sequence(hits: float, trials: float, hits_after: float, trials_after: float) -> tuple[bool, ...]:
+    """Whether each of a few candidates of a cell was emitted."""
+    for length in range(4):
+        for sequence in product((False, True), repeat=length):
+            found = hits, trials
+            for hit in sequence:
+                found = DECAY * found[0] + hit, DECAY * found[1] + 1
+            if found == pytest.approx((hits_after, trials_after), rel=1e-12):
+                return sequence
+    raise AssertionError("a cell was judged more than three times")
 
 
 # What is counted.
@@ -99,7 +110,7 @@ def test_what_the_own_text_knows_better_hides_no_prediction():
     (tree,) = grow(memory, row)
     assert tree is not None
     assert tree.candidates[0].source is DraftSource.LOOKUP
-    memory.observe(emit(row, 3))
+    memory.observe([emit(row, 3)])
     assert row.predicted == 1
 
 
@@ -208,7 +219,7 @@ def test_a_row_is_learned_when_it_is_released_and_its_prompt_is_context():
     memory = new_memory()
     (row,) = admit(memory, row_of([1, 2, 3]))
     memory.grow([row])
-    memory.observe(emit(row, 4, 5))
+    memory.observe([emit(row, 4, 5)])
     assert len(memory.table) == 0
     memory.release(row)
     assert memory.table.find([3]) == [(1, (1, [4], [1]))]
@@ -242,86 +253,86 @@ def test_without_a_table_nothing_is_learned_of_completed_rows():
     assert grow(memory, *admit(memory, row_of([1, 2]))) == [None]
 
 
-def test_every_place_of_the_emitted_text_judges_its_options(monkeypatch: pytest.MonkeyPatch):
+def test_every_place_of_the_emitted_text_judges_its_options():
     memory = new_memory()
     complete(memory, [6], 1, 2, 8)
     (row,) = admit(memory, row_of([1, 2, 3, 1, 2]))
     (tree,) = grow(memory, row)
-    recorded = Recorded(memory, monkeypatch)
-    memory.observe(emit(row, 3, 5, 1, tree=tree))
+    recorded = Recorded(memory)
+    memory.observe([emit(row, 3, 5, 1, tree=tree)])
     assert recorded.seen == [
         (own_cell(2), True),  # 3, as after the first "1 2"
-        (memory_cell(2, 1, 1, 0), False),  # 8 was emitted after "1 2" in another row
         (own_cell(3), False),  # 1 after "1 2 3"
+        (memory_cell(2, 1, 1, 0), False),  # 8 was emitted after "1 2" in another row
     ], "nothing is known after 5"
 
 
-def test_options_are_judged_whatever_drafted_the_block(monkeypatch: pytest.MonkeyPatch):
+def test_options_are_judged_whatever_drafted_the_block():
     """So trees that are not used become known to hold, and the model's drafts are evidence too."""
     seen = []
     for by_model in (True, False):
         memory = new_memory()
         (row,) = admit(memory, row_of([1, 2, 3, 4, 1, 2]))
         (tree,) = grow(memory, row)
-        recorded = Recorded(memory, monkeypatch)
+        recorded = Recorded(memory)
         if by_model:
             draft = Draft(row, (3, 0), torch.full((2, 4), 0.25), (1.0, 1.0), None, (0.5, 0.5))
             verdict = emit(row, 3, 4, 7)
-            memory.observe(Verdict(Proposal(draft, ()), (), verdict.emitted, 2, 1))
+            memory.observe([Verdict(Proposal(draft, ()), (), verdict.emitted, 2, 1)])
         else:
-            memory.observe(emit(row, 3, 4, 7, tree=tree))
+            memory.observe([emit(row, 3, 4, 7, tree=tree)])
         seen.append(recorded.seen)
     assert seen[0] == seen[1] == [(own_cell(2), True), (own_cell(3), True), (own_cell(4), False)]
 
 
-def test_the_accepted_path_is_judged_where_the_tree_did_not_go(monkeypatch: pytest.MonkeyPatch):
+def test_the_accepted_path_is_judged_where_the_tree_did_not_go():
     """A bonus token may be followed in the memory although the tree ended before it."""
     memory = new_memory(1, 1, 1)
     complete(memory, [6], 1, 2, 3)
     (row,) = admit(memory, row_of([6, 1]))
     (tree,) = grow(memory, row)
     assert tree.tokens == (2,)
-    recorded = Recorded(memory, monkeypatch)
-    memory.observe(emit(row, 2, 3, tree=tree))
+    recorded = Recorded(memory)
+    memory.observe([emit(row, 2, 3, tree=tree)])
     assert [hit for _, hit in recorded.seen] == [True, True]
 
 
-def test_only_what_was_known_before_the_block_is_judged(monkeypatch: pytest.MonkeyPatch):
+def test_only_what_was_known_before_the_block_is_judged():
     """The block repeats itself: that would be known only after it."""
     memory = new_memory()
     (row,) = admit(memory, row_of([1, 2]))
     grow(memory, row)
-    recorded = Recorded(memory, monkeypatch)
-    memory.observe(emit(row, 5, 6, 5, 6, 5))
+    recorded = Recorded(memory)
+    memory.observe([emit(row, 5, 6, 5, 6, 5)])
     assert recorded.seen == []
     (tree,) = grow(memory, row)
     assert tree.tokens[0] == 6, "in the next block it is known"
-    memory.observe(emit(row, 7, 1, 2, 5, tree=tree))
+    memory.observe([emit(row, 7, 1, 2, 5, tree=tree)])
     # 6 after "6 5"; nothing after 7; after "1" 2 and after "1 2" 5, as before.
-    assert recorded.seen == [(own_cell(3), False), (own_cell(1), True), (own_cell(2), True)]
+    assert recorded.seen == [(own_cell(1), True), (own_cell(2), True), (own_cell(3), False)]
 
 
-def test_a_row_that_is_released_during_another_row_s_block_is_not_known_to_it_yet(monkeypatch: pytest.MonkeyPatch):
+def test_a_row_that_is_released_during_another_row_s_block_is_not_known_to_it_yet():
     memory = new_memory()
     first, second = admit(memory, row_of([1], offset=0), row_of([1], offset=1))
     grow(memory, first, second)
-    recorded = Recorded(memory, monkeypatch)
+    recorded = Recorded(memory)
     verdicts = [emit(first, 2, 3), emit(second, 2, 3)]
     for verdict in verdicts:
-        memory.observe(verdict)
+        memory.observe([verdict])
     assert recorded.seen == []
     memory.release(first)
     (tree,) = grow(memory, second)
     assert tree is None
-    memory.observe(emit(second, 1))
+    memory.observe([emit(second, 1)])
     (tree,) = grow(memory, second)
     assert tree.tokens[0] == 2
 
 
-def test_an_end_of_sequence_ends_what_is_judged(monkeypatch: pytest.MonkeyPatch):
+def test_an_end_of_sequence_ends_what_is_judged():
     memory = new_memory()
     complete(memory, [1], 2, END)
-    recorded = Recorded(memory, monkeypatch)
+    recorded = Recorded(memory)
     complete(memory, [1], 2, END)
     assert recorded.seen == [(memory_cell(1, 1, 1, 0), True), (memory_cell(2, 1, 1, 0), True)]
 
@@ -343,7 +354,7 @@ def test_chances_learn_from_what_is_emitted():
     expected = []
     for _ in range(60):
         expected.append(memory.grow([row])[0].expected)
-        memory.observe(emit(row, 3, 1, 2))
+        memory.observe([emit(row, 3, 1, 2)])
     assert expected[0] < 0.3
     assert expected[-1] > 4
 
@@ -365,7 +376,7 @@ def test_rows_of_a_checkpoint_continue_with_the_same_trees(budget: int):
         for block in blocks:
             trees += grow(memory, *rows)
             for row, tokens in zip(rows, block, strict=True):
-                memory.observe(emit(row, *tokens))
+                memory.observe([emit(row, *tokens)])
         return trees
 
     run(memory, rows, blocks[:3])
@@ -392,7 +403,7 @@ def test_nothing_of_a_row_is_kept_after_its_release():
     memory = new_memory()
     (row,) = admit(memory, row_of([1, 2, 1, 2]))
     grow(memory, row)
-    memory.observe(emit(row, 1, 2))
+    memory.observe([emit(row, 1, 2)])
     memory.release(row)
     gone = weakref.ref(row)
     del row

@@ -6,11 +6,13 @@ from itertools import combinations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plain_options import Option
+from plain_tree_growth import Path, grow_trees
 
 from stages.contract.blocks import TokenTree
 from stages.drafting.costs import Costs
-from stages.memory.options import Option
-from stages.memory.tree_growth import LEAST_SURVIVAL, LOOK_AHEAD, GrownTree, Path, TreeLimits, grow_trees
+from stages.memory.search import LEAST_SURVIVAL, LOOK_AHEAD
+from stages.memory.text_memory import GrownTree, TreeLimits
 from store.events import DraftSource
 
 Chances = Mapping[Path, Sequence[tuple[int, float]]]  # per path the options after it, by descending chance

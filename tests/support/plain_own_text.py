@@ -1,4 +1,4 @@
-"""The own text of a sequence as a source: where it repeats itself, the continuation of the last occurrence.
+"""The own text of a sequence as a source, in plain Python: the continuation of the last occurrence.
 
 Known as prompt lookup (Saxena 2023) or LLMA (arXiv 2304.04487).
 """
@@ -6,9 +6,10 @@ Known as prompt lookup (Saxena 2023) or LLMA (arXiv 2304.04487).
 from collections.abc import Sequence
 from typing import NamedTuple
 
-ORDERS = range(1, 9)  # lengths of the suffixes that are looked up, in tokens
-LONGEST_MATCH = 32  # longer matches are counted as this long
-REACH = 4096  # minimal number of tokens of a text that are indexed
+from stages.memory.counting import LONGEST
+from stages.memory.search import LONGEST_MATCH, REACH
+
+ORDERS = range(1, LONGEST + 1)  # lengths of the suffixes that are looked up, in tokens
 
 
 class Match(NamedTuple):

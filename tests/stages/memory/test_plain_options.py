@@ -1,9 +1,10 @@
 """Options: what several sources know about the same place, each token once, the most probable first."""
 
+from plain_options import Option, OptionFinder, last_tokens
+from plain_own_text import Match, SuffixIndex
+
 from stages.memory.calibration import RANKS, Calibration, memory_cell, own_cell
 from stages.memory.ngram_table import NgramTable
-from stages.memory.options import Option, OptionFinder, last_tokens
-from stages.memory.own_text import Match, SuffixIndex
 from store.events import DraftSource
 
 

@@ -1,11 +1,13 @@
-"""What may follow a text: candidates of the own text and of the memory, each with a calibrated chance."""
+"""What may follow a text, in plain Python: candidates of the own text and of the memory, with their chances."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from plain_own_text import Match, SuffixIndex
+
 from stages.memory.calibration import RANKS, Calibration, memory_cell, own_cell
-from stages.memory.ngram_table import LONGEST, NgramTable
-from stages.memory.own_text import Match, SuffixIndex
+from stages.memory.counting import LONGEST
+from stages.memory.ngram_table import NgramTable
 from store.events import DraftSource
 
 

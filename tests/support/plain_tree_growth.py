@@ -1,24 +1,17 @@
-"""Growing token trees: candidates of all rows of a batch, the likeliest first, as many as raise tokens per second."""
+"""Growing token trees, in plain Python: candidates of all rows, the likeliest first, while they raise the rate."""
 
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
+from plain_options import Option
+
 from stages.contract.blocks import Candidate, TokenTree
 from stages.drafting.costs import VerificationCosts
-from stages.memory.options import Option
+from stages.memory.search import LEAST_SURVIVAL, LOOK_AHEAD
+from stages.memory.text_memory import GrownTree, TreeLimits
 
-LOOK_AHEAD = 4  # candidates beyond the best number after which growing ends: costs may have steps
-LEAST_SURVIVAL = 0.02  # a candidate below it costs more time to find than it saves
 Path = tuple[int, ...]
-
-
-class TreeLimits(NamedTuple):
-    """Limits of a row's tree: candidates, candidates after one place, and candidates of one path."""
-
-    nodes: int
-    width: int
-    depth: int
 
 
 class _Node(NamedTuple):
@@ -28,13 +21,6 @@ class _Node(NamedTuple):
     option: Option
     path: Path
     survival: float
-
-
-class GrownTree(NamedTuple):
-    """A row's tree, and the number of its candidates that are expected to be accepted."""
-
-    tree: TokenTree | None
-    expected: float
 
 
 def grow_trees(

@@ -3,8 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from stages.memory.own_text import LONGEST_MATCH, ORDERS, Match, SuffixIndex
+from plain_own_text import LONGEST_MATCH, ORDERS, Match, SuffixIndex
 
 texts = st.lists(st.integers(0, 2), max_size=60)
 

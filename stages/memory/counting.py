@@ -1,0 +1,134 @@
+"""Counting continuations in the arrays of an `NgramTable`: its hash, and what a text adds, compiled by Numba.
+
+Shapes: S slots of the table, T tokens of a text.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+LONGEST = 8  # tokens of the longest context
+WAYS = 8  # slots of a bucket: a context lies in one of them
+CONTINUATIONS = 4  # kept per context
+MULTIPLIER = 0x9E3779B97F4A7C15
+FREE = 0  # hash of an empty slot
+_MULTIPLIER, _ONE, _SHIFT, _FREE = np.uint64(MULTIPLIER), np.uint64(1), np.uint64(29), np.uint64(FREE)
+
+Hash = np.uint64  # for which Python has no type
+compiled = njit(cache=True, error_model="numpy")
+
+
+class TableArrays(NamedTuple):
+    """The arrays of a table, flat: per slot its hash, its continuations with their counts, its total, when it was last
+    counted, and its scope.
+    """
+
+    hashes: npt.NDArray[np.uint64]
+    tokens: npt.NDArray[np.int32]
+    counts: npt.NDArray[np.uint32]
+    totals: npt.NDArray[np.uint32]
+    stamps: npt.NDArray[np.uint32]
+    scopes: npt.NDArray[np.uint32]
+
+
+@compiled
+def next_hash(value: Hash, token: int) -> Hash:
+    """Return the hash of a context that is longer by a token in front; as `context_hashes`."""
+    mixed = (value ^ (np.uint64(token) + _ONE)) * _MULTIPLIER
+    return mixed ^ (mixed >> _SHIFT)
+
+
+@compiled
+def _bucket(hashes: npt.NDArray[np.uint64], value: Hash) -> int:
+    """Return the first slot of a context's bucket."""
+    return np.int64(value % np.uint64(len(hashes) // WAYS)) * WAYS
+
+
+@compiled
+def find_slot(hashes: npt.NDArray[np.uint64], value: Hash) -> int:
+    """Return the slot of a context, -1 if there is none."""
+    begin = _bucket(hashes, value)
+    for slot in range(begin, begin + WAYS):
+        if hashes[slot] == value:
+            return slot
+    return -1
+
+
+@compiled
+def learn(
+    table: TableArrays,
+    text: npt.NDArray[np.int32],
+    begin: int,
+    order: int,
+    first: Hash,
+    scope: int,
+    clock: int,
+    room: int,
+) -> tuple[int, int]:
+    """Count every token from `begin` on after its contexts, until the table has less than no room.
+
+    Args:
+        table: is written to.
+        text: a text; contexts reach back before `begin`.
+        begin: index of the first token that is counted, at least 1.
+        order: tokens of the longest context.
+        first: hash of no token in the scope.
+        scope: whose contexts these are.
+        clock: number of the text, as the stamp of what is counted.
+        room: new contexts after which the table is to grow before the next token.
+
+    Returns:
+        the index of the first token that was not counted, and the number of contexts that were added.
+    """
+    added = np.int64(0)
+    for place in range(begin, len(text)):
+        if added > room:
+            return place, added
+        value = first
+        for before in range(place - 1, max(0, place - order) - 1, -1):
+            value = next_hash(value, text[before])
+            slot, is_new = _touch(table, value, scope)
+            added += is_new
+            table.stamps[slot] = clock
+            table.totals[slot] += 1
+            _raise(table, slot, text[place])
+    return len(text), added
+
+
+@compiled
+def _touch(table: TableArrays, value: Hash, scope: int) -> tuple[int, int]:
+    """Return the slot of a context, which is made if there is none, and by how many the contexts are more then."""
+    begin = _bucket(table.hashes, value)
+    free, worst = np.int64(-1), begin
+    for slot in range(begin, begin + WAYS):
+        if table.hashes[slot] == value:
+            return slot, 0
+        if free < 0 and table.hashes[slot] == _FREE:
+            free = slot
+        if (table.totals[slot], table.stamps[slot]) < (table.totals[worst], table.stamps[worst]):
+            worst = slot
+    slot = free if free >= 0 else worst
+    if free < 0:  # the least frequent one is evicted, of equals the least recently counted
+        table.totals[slot] = 0
+        for place in range(slot * CONTINUATIONS, (slot + 1) * CONTINUATIONS):
+            table.tokens[place] = table.counts[place] = 0
+    table.hashes[slot], table.scopes[slot] = value, scope
+    return slot, 1 if free >= 0 else 0
+
+
+@compiled
+def _raise(table: TableArrays, slot: int, token: int) -> None:
+    """Count a continuation once more, and keep the order: by count, and the last to reach it first. A new one takes the
+    place of the last.
+    """
+    tokens, counts, begin = table.tokens, table.counts, slot * CONTINUATIONS
+    place = begin
+    while place < begin + CONTINUATIONS - 1 and counts[place] and tokens[place] != token:
+        place += 1
+    count = np.int64(counts[place]) + 1 if tokens[place] == token else np.int64(1)
+    while place > begin and counts[place - 1] <= count:
+        tokens[place], counts[place] = tokens[place - 1], counts[place - 1]
+        place -= 1
+    tokens[place], counts[place] = token, count
