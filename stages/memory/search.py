@@ -319,7 +319,7 @@ def _highest(heap: Heap, pushed: int) -> int:
 
 
 @compiled
-def grow(sources: Sources, batch: Batch, curve: Curve) -> tuple[Integers, Floats]:
+def grow_rows(sources: Sources, batch: Batch, curve: Curve, fields: Integers, chances: Floats) -> int:
     """Grow the trees of a batch.
 
     The likeliest candidate of all rows is added, and its own continuations may be added then. Chosen are the first so
@@ -329,9 +329,14 @@ def grow(sources: Sources, batch: Batch, curve: Curve) -> tuple[Integers, Floats
     A pass over two tokens costs a tenth more than one over one. If the text is followed by 7 with 0.5, and 7 by 8 with
     0.9, then (1 + 0.5) / 1.1 and (1 + 0.5 + 0.45) / 1.2 both raise the rate: the tree has both.
 
+    Args:
+        sources, batch, curve: what is searched, for which rows, and what passes cost.
+        fields: written: of the chosen candidates, row by row and depth first, the token, source, context, seen, row,
+            parent in its tree and depth (N, 7).
+        chances: written: their chances and survivals (N, 2).
+
     Returns:
-        the chosen candidates of all rows, row by row and depth first: token, source, context, seen, then row, parent in
-        its tree and depth (N, 7); and their chances and survivals (N, 2).
+        N.
     """
     rows = len(batch.lines)
     most = batch.width * (rows + rows * batch.nodes)
@@ -365,13 +370,13 @@ def grow(sources: Sources, batch: Batch, curve: Curve) -> tuple[Integers, Floats
         rate = emitted / _cost(curve, rows + taken)
         if rate > best:
             best, chosen = rate, taken
-    return _list_depth_first(heap, added, chosen, rows)
+    _list_depth_first(heap, added, chosen, rows, fields, chances)
+    return chosen
 
 
 @compiled
-def _list_depth_first(heap: Heap, added: Integers, chosen: int, rows: int) -> tuple[Integers, Floats]:
-    """Return the chosen candidates, each after its parent and all that is below its elder siblings."""
-    fields, chances = np.empty((chosen, 7), np.int64), np.empty((chosen, 2))
+def _list_depth_first(heap: Heap, added: Integers, chosen: int, rows: int, fields: Integers, chances: Floats) -> None:
+    """Write the chosen candidates, each after its parent and all that is below its elder siblings."""
     numbers, stack, written = np.empty(len(heap.left), np.int64), np.empty(chosen + 1, np.int64), 0
     for row in range(rows):
         begin, height = written, 0
@@ -397,11 +402,10 @@ def _list_depth_first(heap: Heap, added: Integers, chosen: int, rows: int) -> tu
                 if heap.fields[added[place], PARENT] == node:
                     stack[height] = added[place]
                     height += 1
-    return fields, chances
 
 
 @compiled
-def _observe_row(sources: Sources, text: npt.NDArray[np.int32], emitted: npt.NDArray[np.int32], first: Hash) -> int:
+def _observe_row(sources: Sources, text: npt.NDArray[np.int32], emitted: Integers, first: Hash) -> int:
     """Count the options at the places of a row's emitted tokens. Returns how many of these the table predicted.
 
     The options of all places are found before any is counted, so none is judged by what the block itself taught.
@@ -438,7 +442,7 @@ def _observe_row(sources: Sources, text: npt.NDArray[np.int32], emitted: npt.NDA
 
 
 @compiled
-def observe(sources: Sources, batch: Batch, emitted: npt.NDArray[np.int32], counts: Integers) -> Integers:
+def observe_rows(sources: Sources, batch: Batch, emitted: Integers, counts: Integers, predicted: Integers) -> None:
     """Count the hits and trials of all options at the places of emitted tokens.
 
     Args:
@@ -446,13 +450,10 @@ def observe(sources: Sources, batch: Batch, emitted: npt.NDArray[np.int32], coun
         batch: the rows, with their texts before the block.
         emitted: the tokens of all rows, joined.
         counts: their numbers per row.
-
-    Returns:
-        per row, how many of its tokens the table alone held for the likeliest (B,).
+        predicted: written: per row, how many of its tokens the table alone held for the likeliest (B,).
     """
-    predicted, begin = np.zeros(len(counts), np.int64), 0
+    begin = 0
     for row in range(len(counts)):
         text, end = batch.texts[batch.lines[row], : batch.lengths[row]], begin + counts[row]
         predicted[row] = _observe_row(sources, text, emitted[begin:end], batch.first[row])
         begin = end
-    return predicted

@@ -4,17 +4,15 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-
 from stages.contract.blocks import Candidate, SequenceState, TokenTree, Verdict
 from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
 from stages.drafting.costs import VerificationCosts
-from stages.memory import search
 from stages.memory.calibration import Calibration
 from stages.memory.counting import LONGEST
 from stages.memory.memory_share import LearnedText, MemoryShare
 from stages.memory.ngram_table import NgramTable, first_hash
 from stages.memory.row_texts import RowTexts
+from stages.memory.search_calls import RowNumbers, Search
 from store.events import DraftSource
 
 
@@ -81,14 +79,15 @@ class TextMemory:
         self.table = NgramTable(budget_bytes, order) if budget_bytes else None
         self.calibration = Calibration()
         self._costs, self._limits, self._ends, self._decays = costs, limits, frozenset(ends), decays
-        self._own, self._end_ids = own, np.array(sorted(self._ends), np.int64)
+        chances, nodes, width = self.calibration.arrays, limits.nodes, limits.width
+        self._search = Search(chances, sorted(self._ends), own=own, nodes=nodes, width=width)
         self._texts = RowTexts()
         self._rows: dict[SequenceState, _RowMemory] = {}
         self._unshared: list[LearnedText] | None = None  # None if nothing is shared
 
     def admit(self, row: SequenceState) -> None:
         """Add a row: a new one, or one of a checkpoint that is resumed."""
-        self._rows[row] = _RowMemory(self._texts.take_line(), first_hash(row.scope))
+        self._rows[row] = _RowMemory(self._texts.take_line(), as_signed(first_hash(row.scope)))
 
     def release(self, row: SequenceState) -> None:
         """Remove a row, measure how common what the target emitted in it is, and learn that."""
@@ -123,35 +122,26 @@ class TextMemory:
             self.calibration.pool(share.cells)
 
     def grow(self, batch: Sequence[SequenceState]) -> list[GrownTree]:
-        """Return a tree per row; see `search.grow`. Draws no random numbers."""
+        """Return a tree per row; see `grow_rows`. Draws no random numbers."""
         if not batch:
             return []
         for row in batch:
             of_row = self._rows[row]
             self._texts.extend(of_row.line, of_row.length, row.tokens)
             of_row.length = len(row.tokens)
-        points, around = self._costs.verification_curve()
-        sizes, costs = zip(*points, strict=True)
-        curve = search.Curve(np.array(sizes, np.int64), np.array(costs, np.float64), float(around))
-        fields, chances = search.grow(self._sources(), self._list_rows(batch), curve)
-        return _make_trees(fields.tolist(), chances.tolist(), len(batch))
-
-    def _list_rows(self, batch: Sequence[SequenceState]) -> search.Batch:
-        own = [self._rows[row] for row in batch]
-        return search.Batch(
-            self._texts.tokens,
-            np.array([of_row.line for of_row in own], np.int64),
-            np.array([of_row.length for of_row in own], np.int64),
-            np.array([of_row.first for of_row in own], np.uint64),
-            np.array([min(self._limits.depth, row.remaining_tokens) for row in batch], np.int64),
-            self._limits.nodes,
-            self._limits.width,
-        )
-
-    def _sources(self) -> search.Sources:
-        """Return what is searched. Its arrays are those of the table, which has others when it has grown."""
         table = NOTHING if self.table is None else self.table
-        return search.Sources(table.arrays, self.calibration.arrays, self._end_ids, table.order, self._own)
+        rows, curve = self._list_rows(batch), self._costs.verification_curve()
+        fields, chances = self._search.grow(table.arrays, table.order, self._texts.tokens, rows, curve)
+        return _make_trees(fields, chances, len(batch))
+
+    def _list_rows(self, batch: Sequence[SequenceState]) -> RowNumbers:
+        own = [self._rows[row] for row in batch]
+        return RowNumbers(
+            [of_row.line for of_row in own],
+            [of_row.length for of_row in own],
+            [of_row.first for of_row in own],
+            [min(self._limits.depth, row.remaining_tokens) for row in batch],
+        )
 
     def observe(self, verdicts: Sequence[Verdict]) -> None:
         """Learn from every emitted token how good the options in its place were, and count those that the table
@@ -159,10 +149,10 @@ class TextMemory:
         """
         if not verdicts:
             return
-        rows = [verdict.proposal.draft.row for verdict in verdicts]
-        emitted = np.array([token for verdict in verdicts for token in verdict.emitted], np.int32)
-        counts = np.array([len(verdict.emitted) for verdict in verdicts], np.int64)
-        predicted = search.observe(self._sources(), self._list_rows(rows), emitted, counts).tolist()
+        table = NOTHING if self.table is None else self.table
+        rows, emitted = [one.proposal.draft.row for one in verdicts], [one.emitted for one in verdicts]
+        numbers = self._list_rows(rows)
+        predicted = self._search.observe(table.arrays, table.order, self._texts.tokens, numbers, emitted)
         for row, count in zip(rows, predicted, strict=True):
             row.predicted += count
 
@@ -181,6 +171,11 @@ class TextMemory:
         self.calibration.restore(state.calibration, reader)
         if self.table is not None:
             self.table.restore(state.table, reader)
+
+
+def as_signed(number: int) -> int:
+    """Return the integer of 64 bits with a sign that has the bits of one without."""
+    return number - (1 << 64) if number >> 63 else number
 
 
 SOURCES = DraftSource.LOOKUP, DraftSource.MEMORY  # by their numbers in the search

@@ -1,0 +1,203 @@
+"""Calls of the compiled search from Python: a table of integers in, the trees or the predictions out.
+
+Numba's own calls take 50 microseconds with this many arrays when the processor has forgotten what they are: more than
+the search itself. A table of addresses takes one argument.
+
+Shapes: B rows of a batch, N candidates.
+"""
+
+import ctypes
+from array import array
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from numba import carray, cfunc, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from stages.memory.calibration import CELLS, ChanceArrays
+from stages.memory.counting import CONTINUATIONS, TableArrays, compiled
+from stages.memory.search import Batch, Curve, Integers, Sources, grow_rows, observe_rows
+
+# Places in the table: of what is searched, of the batch, and of what is particular to a call.
+TABLE, SLOTS, CHANCES, ENDS, END_COUNT, ORDER, OWN = 0, 6, 7, 11, 12, 13, 14
+TEXTS, LINES, CAPACITY, ROW_NUMBERS, ROWS, NODES, WIDTH, OTHERS = 15, 16, 17, 18, 19, 20, 21, 22
+CALL = types.void(types.CPointer(types.int64))
+CANDIDATE_FIELDS = 7
+
+
+class RowNumbers(NamedTuple):
+    """Of the rows of a batch: the line of each text, its length, the hash of no token, and the limit of the depth."""
+
+    lines: Sequence[int]
+    lengths: Sequence[int]
+    first: Sequence[int]
+    depths: Sequence[int]
+
+
+@intrinsic
+def _as_pointer(typing_context: Any, address: Any) -> Any:
+    """Return an integer as a pointer."""
+    signature = types.voidptr(address)
+    return signature, lambda context, builder, signature, arguments: builder.inttoptr(arguments[0], cgutils.voidptr_t)
+
+
+@compiled
+def _read_sources(table: Integers) -> Sources:
+    slots = table[SLOTS]
+    continuations = slots * CONTINUATIONS
+    arrays = TableArrays(
+        carray(_as_pointer(table[TABLE]), (slots,), dtype=np.uint64),
+        carray(_as_pointer(table[TABLE + 1]), (continuations,), dtype=np.int32),
+        carray(_as_pointer(table[TABLE + 2]), (continuations,), dtype=np.uint32),
+        carray(_as_pointer(table[TABLE + 3]), (slots,), dtype=np.uint32),
+        carray(_as_pointer(table[TABLE + 4]), (slots,), dtype=np.uint32),
+        carray(_as_pointer(table[TABLE + 5]), (slots,), dtype=np.uint32),
+    )
+    chances = ChanceArrays(
+        carray(_as_pointer(table[CHANCES]), (CELLS,), dtype=np.float64),
+        carray(_as_pointer(table[CHANCES + 1]), (CELLS,), dtype=np.float64),
+        carray(_as_pointer(table[CHANCES + 2]), (CELLS,), dtype=np.float64),
+        carray(_as_pointer(table[CHANCES + 3]), (CELLS,), dtype=np.float64),
+    )
+    ends = carray(_as_pointer(table[ENDS]), (table[END_COUNT],), dtype=np.int64)
+    return Sources(arrays, chances, ends, table[ORDER], table[OWN] != 0)
+
+
+@compiled
+def _read_batch(table: Integers) -> Batch:
+    rows, numbers = table[ROWS], table[ROW_NUMBERS]
+    return Batch(
+        carray(_as_pointer(table[TEXTS]), (table[LINES], table[CAPACITY]), dtype=np.int32),
+        carray(_as_pointer(numbers), (rows,), dtype=np.int64),
+        carray(_as_pointer(numbers + 8 * rows), (rows,), dtype=np.int64),
+        carray(_as_pointer(numbers + 16 * rows), (rows,), dtype=np.uint64),
+        carray(_as_pointer(numbers + 24 * rows), (rows,), dtype=np.int64),
+        table[NODES],
+        table[WIDTH],
+    )
+
+
+def _grow(table: Integers) -> None:
+    points, most = table[OTHERS], table[ROWS] * table[NODES]
+    costs = carray(_as_pointer(table[OTHERS + 2]), (points + 1,), dtype=np.float64)
+    curve = Curve(carray(_as_pointer(table[OTHERS + 1]), (points,), dtype=np.int64), costs[:points], costs[points])
+    fields = carray(_as_pointer(table[OTHERS + 3]), (most, CANDIDATE_FIELDS), dtype=np.int64)
+    chances = carray(_as_pointer(table[OTHERS + 4]), (most, 2), dtype=np.float64)
+    count = carray(_as_pointer(table[OTHERS + 5]), (1,), dtype=np.int64)
+    count[0] = grow_rows(_read_sources(table), _read_batch(table), curve, fields, chances)
+
+
+def _observe(table: Integers) -> None:
+    emitted = carray(_as_pointer(table[OTHERS]), (table[OTHERS + 1],), dtype=np.int64)
+    counts = carray(_as_pointer(table[OTHERS + 2]), (table[ROWS],), dtype=np.int64)
+    predicted = carray(_as_pointer(table[OTHERS + 3]), (table[ROWS],), dtype=np.int64)
+    observe_rows(_read_sources(table), _read_batch(table), emitted, counts, predicted)
+
+
+class _Calls(NamedTuple):
+    """The compiled functions, which take the address of a table, and what keeps them."""
+
+    grow: Callable[[int], None]
+    observe: Callable[[int], None]
+    kept: tuple[Any, ...]
+
+
+@cache
+def _compile_calls() -> _Calls:
+    made = tuple(cfunc(CALL, cache=True)(function) for function in (_grow, _observe))
+    call = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+    return _Calls(*(call(one.address) for one in made), made)
+
+
+class Search:
+    """The compiled search over a table, a calibration and the texts of rows.
+
+    Args:
+        chances: of the calibration.
+        ends: ids after which nothing follows.
+        own: whether the own text is a source.
+        nodes, width: limits of a tree.
+    """
+
+    def __init__(self, chances: ChanceArrays, ends: Sequence[int], *, own: bool, nodes: int, width: int) -> None:
+        self._chances, self._ends = chances, np.array(ends, np.int64)
+        self._own, self._limits = own, (nodes, width)
+        self._table: TableArrays | None = None  # for which the numbers of the sources were listed
+        self._sources: tuple[int, ...] = ()
+
+    def grow(
+        self,
+        table: TableArrays,
+        order: int,
+        texts: npt.NDArray[np.int32],
+        rows: RowNumbers,
+        curve: tuple[Sequence[tuple[int, float]], float],
+    ) -> tuple[list[list[int]], list[list[float]]]:
+        """Return the candidates of all rows, row by row and depth first: token, source, context, seen, row, parent and
+        depth of each (N, 7), and its chance and survival (N, 2).
+
+        Args:
+            table, order: of the memory.
+            texts: with the texts of the rows.
+            rows: of the batch.
+            curve: costs of the target's passes, see `VerificationCosts.verification_curve`.
+        """
+        points, around = curve
+        count, most = array("q", (0,)), len(rows.lines) * self._limits[0]
+        fields, chances = np.empty((most, CANDIDATE_FIELDS), np.int64), np.empty((most, 2))
+        sizes = array("q", [size for size, _ in points])
+        costs = array("d", [*(cost for _, cost in points), around])
+        others = (
+            len(points), _address(sizes), _address(costs), fields.ctypes.data, chances.ctypes.data, _address(count),
+        )  # fmt: skip
+        self._call(_compile_calls().grow, table, order, texts, rows, others)
+        return fields[: count[0]].tolist(), chances[: count[0]].tolist()
+
+    def observe(
+        self,
+        table: TableArrays,
+        order: int,
+        texts: npt.NDArray[np.int32],
+        rows: RowNumbers,
+        emitted: Sequence[Sequence[int]],
+    ) -> list[int]:
+        """Count the hits and trials of all options at the places of emitted tokens.
+
+        Args:
+            table, order, texts, rows: as of `grow`.
+            emitted: the tokens of each row.
+
+        Returns:
+            per row, how many of its tokens the table alone held for the likeliest.
+        """
+        joined = array("q", [token for own in emitted for token in own])
+        counts, predicted = array("q", map(len, emitted)), array("q", bytes(8 * len(emitted)))
+        others = _address(joined), len(joined), _address(counts), _address(predicted)
+        self._call(_compile_calls().observe, table, order, texts, rows, others)
+        return predicted.tolist()
+
+    def _call(
+        self,
+        function: Callable[[int], None],
+        table: TableArrays,
+        order: int,
+        texts: npt.NDArray[np.int32],
+        rows: RowNumbers,
+        others: Sequence[int],
+    ) -> None:
+        if table is not self._table:
+            addresses = [one.ctypes.data for one in (*table, *self._chances)]
+            listed = *addresses[:6], len(table.hashes), *addresses[6:], self._ends.ctypes.data, len(self._ends)
+            self._table, self._sources = table, (*listed, order, int(self._own))
+        numbers = array("q", [number for column in rows for number in column])
+        batch = texts.ctypes.data, *texts.shape, _address(numbers), len(rows.lines), *self._limits
+        given = array("q", (*self._sources, *batch, *others))
+        function(_address(given))
+
+
+def _address(numbers: "array[Any]") -> int:
+    return numbers.buffer_info()[0]
