@@ -54,6 +54,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def replay(runs: Path, name: str, *options: str) -> None:
     program = "from pipeline.cli.app import main; main()"
     size = ["builtin:docs", "builtin:code", "--limit", "100", "--max-new-tokens", "40", "--run", str(runs / name)]
+    size += ["--draft-sources", "model"]  # which then learns, whatever copies would give
     subprocess.run(
         [sys.executable, "-c", program, "replay", *size, *options], cwd=ROOT, check=True, stdout=subprocess.DEVNULL
     )
@@ -128,7 +129,7 @@ def test_a_run_says_what_it_read_and_gained(runs: Path, server: str, page: Any):
     page.goto(f"{server}/experiments/{run.experiment_id}/runs/{run.run_id}?{MODE}")
     page.get_by_text("one replay of a stream of prompts").first.wait_for()
     page.get_by_text("monday v2").first.wait_for()
-    page.get_by_text("last fifth").first.wait_for(state="attached")
+    page.get_by_text("first to last fifth").first.wait_for(state="attached")
     assert page.get_by_text("identity").count() == 0
 
 
