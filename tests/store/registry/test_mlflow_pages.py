@@ -105,7 +105,7 @@ def keep(page: Any, name: str) -> None:
         for place in page.get_by_text("Path: file:").all():
             place.evaluate("shown => shown.style.visibility = 'hidden'")  # of the machine that made the picture
         image = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
-        few = image.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+        few = image.quantize(256, kmeans=4, dither=Image.Dither.NONE)
         few.save(f"{folder}/mlflow-{name}.png", optimize=True)
 
 
