@@ -1,7 +1,7 @@
 """What MLflow's own pages show of real runs, looked at in headless Chromium.
 
-With OMNIDRAFT_PICTURES=docs/images the pictures of docs/registry.md are made again, but for that of a drift, which shows
-a default run.
+With OMNIDRAFT_PICTURES=docs/images the pictures of docs/registry.md are made again. That of a drift is of a default run
+and made by hand.
 """
 
 import io
