@@ -107,6 +107,28 @@ def test_files_and_volumes_of_services_exist(services: Mapping[str, Any]):
     assert all(name in services for service in services.values() for name in service.get("depends_on", ()))
 
 
+def test_one_service_builds_the_image_and_none_pulls_it(services: Mapping[str, Any]):
+    """Services that build the same image do so in parallel and name it the same; without `never` it would be pulled."""
+    own = {name: service for name, service in services.items() if service["image"] == "omnidraft"}
+    assert [name for name in own if "build" in own[name]] == ["model"]
+    assert {name: service["pull_policy"] for name, service in own.items()} == {
+        **dict.fromkeys(own, "never"),
+        "model": "build",
+    }
+
+
+def test_services_wait_for_what_they_need_and_its_health_is_checked(services: Mapping[str, Any]):
+    conditions = {name: one["condition"] for name, one in services["server"]["depends_on"].items()}
+    assert conditions == {"model": "service_completed_successfully", "mlflow": "service_healthy"}
+    for name in ("server", "mlflow"):
+        command, *words = services[name]["healthcheck"]["test"]
+        assert (command, words[:2]) == ("CMD", ["python", "-c"])
+        compile(words[2], name, "exec")
+        port = re.search(r"127\.0\.0\.1:(\d+)/health'", words[2])
+        assert port
+        assert services[name]["ports"] == [f"127.0.0.1:{port[1]}:{port[1]}"]
+
+
 def test_ports_are_open_to_this_machine_only_and_are_those_of_the_commands(services: Mapping[str, Any]):
     for name in ("server", "dashboard", "mlflow"):
         words = " ".join(services[name]["command"]).replace("=", " ")
@@ -135,7 +157,7 @@ def test_the_image_copies_what_exists_and_the_context_has_it():
     assert [name for name in copied if not (ROOT / name).exists()] == []
     kept = re.findall(r"^!(\S+)$", (DEPLOY / "Dockerfile.dockerignore").read_text(), re.MULTILINE)
     assert sorted(kept) == sorted(copied)
-    build = read_yaml("compose.yaml")["x-omnidraft"]["build"]
+    build = read_yaml("compose.yaml")["services"]["model"]["build"]
     assert (DEPLOY / build["context"]).resolve() == ROOT
     assert ROOT / build["dockerfile"] == DEPLOY / "Dockerfile"
 

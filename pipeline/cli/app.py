@@ -17,7 +17,7 @@ from pipeline.cli.bench.server import bench_serve
 from pipeline.cli.bench.speed import bench
 from pipeline.cli.bench.study import study
 from pipeline.cli.config import config
-from pipeline.cli.help import PlainGroup, add_help, order_commands
+from pipeline.cli.help import add_help, order_commands
 from pipeline.cli.log import check, compact, repair, sql
 from pipeline.cli.memory import memory
 from pipeline.cli.models import pad, vocab, zoo
@@ -26,6 +26,7 @@ from pipeline.cli.plot import plot
 from pipeline.cli.run import RayAlone, replay, serve
 from pipeline.cli.train import train
 from pipeline.cli.versions import versions_group
+from pipeline.config.plain_help import PlainGroup
 from pipeline.reports.log_output import LogLevel, write_log
 from store.errors import OmnidraftError, UsageError
 

@@ -1,15 +1,15 @@
-"""The help of all commands: their groups, examples for each, and options without a value shown without a type.
+"""The help of all commands: their groups, examples for each, and no types of options without a value.
 
 `add_help` is called once, when all commands are registered; no command names its own group or examples.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand
 from typer.main import get_command_name
-from typing_extensions import override
+
+from pipeline.config.plain_help import PlainCommand
 
 # The commands by group, in the order in which the help lists them.
 GROUPS: Mapping[str, tuple[str, ...]] = {
@@ -24,6 +24,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 }
 # By the words of a command.
 EXAMPLES: Mapping[str, tuple[str, ...]] = {
+    "": ("omnidraft replay", "omnidraft dashboard", "omnidraft sql --recipe acceptance-over-time"),
     "replay": (
         "omnidraft replay",
         "omnidraft replay questions.jsonl --target smollm2-135m --temperature 0.7",
@@ -53,6 +54,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "omnidraft plot study runs/study-cache.json --output cache.svg",
         "omnidraft plot speed results.json",
     ),
+    "memory": ("omnidraft memory show runs/first --top 20", "omnidraft memory forget runs/first --prompt 17"),
     "memory show": ("omnidraft memory show runs/first --top 20",),
     "memory forget": ("omnidraft memory forget runs/first --prompt 17",),
     "memory unlearn": ("omnidraft memory unlearn runs/first --prompt 17",),
@@ -93,10 +95,12 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "omnidraft vocab builtin:target-12m builtin:drafter-1.6m",
         "omnidraft vocab Qwen/Qwen2.5-7B-Instruct JackFram/llama-68m --json",
     ),
+    "zoo": ("omnidraft zoo list", "omnidraft zoo pull smollm2-135m"),
     "zoo list": ("omnidraft zoo list --json",),
     "zoo path": ("omnidraft zoo path drafter-1.6m",),
     "zoo pull": ("omnidraft zoo pull smollm2-135m",),
     "zoo build": ("omnidraft zoo build drafter-1.6m --data data --steps 100",),
+    "config": ("omnidraft config show", "omnidraft config sample settings.toml"),
     "config show": (
         "omnidraft config show",
         "omnidraft config show --config settings.toml --set learn.rate=0.0001 --changed",
@@ -107,29 +111,6 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "compact": ("omnidraft compact --dry-run", "omnidraft compact --run runs/first"),
     "pad": ("omnidraft pad target-7m padded-100m --parameters 100M",),
 }
-
-
-class PlainCommand(TyperCommand):
-    """A command whose help shows no type for options without a value."""
-
-    @override
-    def get_params(self, ctx: Any) -> list[Any]:
-        return _without_types(super().get_params(ctx))
-
-
-class PlainGroup(TyperGroup):
-    """Commands whose help shows no type for options without a value."""
-
-    @override
-    def get_params(self, ctx: Any) -> list[Any]:
-        return _without_types(super().get_params(ctx))
-
-
-def _without_types(params: list[Any]) -> list[Any]:
-    for one in params:
-        if getattr(one, "is_flag", False):
-            one.metavar = ""
-    return params
 
 
 def order_commands(names: list[str]) -> list[str]:
@@ -145,6 +126,8 @@ def add_help(app: typer.Typer, words: str = "") -> None:
         app: the app, with all its commands.
         words: the words that call it, after `omnidraft`.
     """
+    if not words:
+        app.info.epilog = _format_examples("")
     for command in app.registered_commands:
         called = command.name or get_command_name(getattr(command.callback, "__name__", ""))
         name = f"{words} {called}".strip()

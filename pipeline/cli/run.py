@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typing_extensions import override
 
-from pipeline.cli.help import PlainCommand
 from pipeline.cli.runs import LAST, last_unfinished, list_next_commands
 from pipeline.config.cli_options import (
     RUN,
     SERVING,
     SETTINGS,
     ChatOption,
+    NewRunsOption,
     SetOption,
     SourcesOption,
     argument,
@@ -32,6 +32,7 @@ from pipeline.config.cli_options import (
 )
 from pipeline.config.default_run import is_default_run, make_default_run
 from pipeline.config.environment import read_environment
+from pipeline.config.plain_help import PlainCommand
 from pipeline.config.serving import BATCH, TEMPERATURE, with_serving_defaults
 from pipeline.config.settings import Config, load
 from pipeline.reports.log_output import log_details
@@ -65,10 +66,11 @@ _LOG_TEXT_HELP = "Whether the log keeps prompts, texts and tokens' bytes; ids ar
 _NO_TEXT_HELP = "Keep ids in the log, but neither prompts nor texts."
 _RESUME_HELP = (
     "Resume the unfinished run in this folder or at s3://BUCKET/PATH, from its last commit and with its settings; "
-    "'last' is the newest one below runs."
+    "'last' is the newest one below --runs."
 )
 _RESUME_SERVER_HELP = (
-    "Resume the run of an earlier server: its log, versions, drafter and settings; 'last' is the newest one below runs."
+    "Resume the run of an earlier server: its log, versions, drafter and settings; 'last' is the newest one below "
+    "--runs."
 )
 _VERBOSE_HELP = "Log details too, such as forward passes and costs in use."
 _JSON_HELP = "Print the summary of the run as JSON instead of the table."
@@ -130,6 +132,7 @@ def replay(
     drafter: Drafter = None,
     swap: Annotated[list[str] | None, option("swaps")] = None,
     run: Run = None,
+    runs: NewRunsOption = Path("runs"),
     resume: Annotated[Path | None, typer.Option(metavar="DIR", help=_RESUME_HELP, rich_help_panel=RUN)] = None,
     mode: Annotated[str | None, option("draft.mode")] = None,
     temperature: Annotated[float | None, option("sampling.temperature")] = None,
@@ -177,10 +180,10 @@ def replay(
         overrides["log.text"] = log_text is OnOff.ON
     several, show = _several(ray, workers), _print_json if as_json else _print_table
     if resume:
-        _resume(_find_replay(resume), overrides | {"--config": config, "--set": settings}, several, show)
+        _resume(_find_replay(resume, runs), overrides | {"--config": config, "--set": settings}, several, show)
     else:
         given = read_environment() | parse_settings(settings) | overrides
-        _begin(_choose_settings(load(config) if config else Config(), given), several, show)
+        _begin(_choose_settings(load(config) if config else Config(), given), runs, several, show)
 
 
 def _choose_settings(base: Config, given: Mapping[str, object]) -> Config:
@@ -195,11 +198,11 @@ def _choose_settings(base: Config, given: Mapping[str, object]) -> Config:
     return make_default_run(base, given, target)
 
 
-def _find_replay(named: Path) -> Path:
-    """Return the run to resume: the named one, or the newest replay."""
+def _find_replay(named: Path, runs: Path) -> Path:
+    """Return the run to resume: the named one, or the newest replay below `runs`."""
     from store.log.manifest import RunKind
 
-    return last_unfinished((RunKind.REPLAY, RunKind.CLUSTER)) if named == LAST else named
+    return last_unfinished((RunKind.REPLAY, RunKind.CLUSTER), runs) if named == LAST else named
 
 
 def _print_table(summary: Mapping[str, Any]) -> None:
@@ -218,10 +221,10 @@ def _several(address: str | None, workers: int | None) -> Several | None:
     return Several(address, workers or 1) if address else None
 
 
-def _begin(config: Config, several: Several | None, show: Show) -> None:
+def _begin(config: Config, runs: Path, several: Several | None, show: Show) -> None:
     from pipeline.run.folder import is_unfinished, open_new_run
 
-    run_folder, mirror = open_new_run(config)
+    run_folder, mirror = open_new_run(config, runs)
     question = f"{mirror.name} holds a run that is not finished. Resume it, with its own settings?"
     if is_unfinished(run_folder) and sys.stdin.isatty() and typer.confirm(question, default=True):
         _resume(Path(mirror.name), {}, several, show)
@@ -322,6 +325,7 @@ def serve(
     draft_sources: SourcesOption = None,
     chat_template: Annotated[Path | None, option("source.chat_template")] = None,
     run: Run = None,
+    runs: NewRunsOption = Path("runs"),
     resume: Annotated[Path | None, typer.Option(metavar="DIR", help=_RESUME_SERVER_HELP, rich_help_panel=RUN)] = None,
     no_log_text: Annotated[bool, flag("log.text", False, "--no-log-text", _NO_TEXT_HELP)] = False,
     no_publish: NoPublish = False,
@@ -347,13 +351,13 @@ def serve(
     from store.log.manifest import RunKind
 
     if resume:
-        run_folder, mirror = open_run(last_unfinished((RunKind.SERVE,)) if resume == LAST else resume)
+        run_folder, mirror = open_run(last_unfinished((RunKind.SERVE,), runs) if resume == LAST else resume)
         given = overrides | ({"--config": config} if config else {})
         chosen = resumed_config(run_folder, mirror.name, given, section="serve")
     else:
         base = with_serving_defaults(load(config) if config else Config())
         chosen = base.with_overrides(read_environment() | overrides)
-        run_folder, mirror = open_new_run(chosen)
+        run_folder, mirror = open_new_run(chosen, runs)
     _serve(chosen, mirror.name, host, port, api_key, resume=bool(resume))
 
 

@@ -25,24 +25,25 @@ def newest_run(runs: Path) -> Path:
     return max(run_folders(runs), key=committed_at)
 
 
-def last_unfinished(kinds: Collection["RunKind"]) -> Path:
-    """Return the newest run below `runs` that can be resumed.
+def last_unfinished(kinds: Collection["RunKind"], runs: Path) -> Path:
+    """Return the newest run that can be resumed.
 
     Args:
         kinds: the kinds of runs that the command resumes.
+        runs: the folder of runs.
 
     Raises:
         RunError: there is none.
         CorruptError: a newer run than the one that can be resumed is damaged.
     """
-    from pipeline.run.folder import CONFIG, RUNS, is_unfinished
+    from pipeline.run.folder import CONFIG, is_unfinished
     from store.log.manifest import has_manifest, read_manifest
     from store.log.partitions import committed_at
 
     def begun_or_committed(folder: Path) -> float:
         return max(committed_at(folder), (folder / CONFIG).stat().st_mtime)
 
-    for folder in sorted((path.parent for path in RUNS.glob(f"*/{CONFIG}")), key=begun_or_committed, reverse=True):
+    for folder in sorted((path.parent for path in runs.glob(f"*/{CONFIG}")), key=begun_or_committed, reverse=True):
         if not is_unfinished(folder):
             continue
         kind = read_manifest(folder).kind if has_manifest(folder) else None
@@ -50,7 +51,7 @@ def last_unfinished(kinds: Collection["RunKind"]) -> Path:
             LOG.info("resuming %s", folder, extra={"run": str(folder)})
             return folder
     raise RunError(
-        f"a run that can be resumed must be below {RUNS}, but there is none; name the folder of another with --resume"
+        f"a run that can be resumed must be below {runs}, but there is none; name the folder of another with --resume"
     )
 
 

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipeline.config.cli_options import RUN, PrintJsonOption, SetOption, flag, option, overrides_of, parse_settings
+from pipeline.config.cli_options import (
+    RUN,
+    NewRunsOption,
+    PrintJsonOption,
+    SetOption,
+    flag,
+    option,
+    overrides_of,
+    parse_settings,
+)
 from pipeline.config.environment import read_environment
 from pipeline.reports.terminal import print_table, status
 
@@ -33,7 +42,8 @@ def train(
     newest: Annotated[int | None, typer.Option(min=1, help=_NEWEST_HELP)] = None,
     loss: Annotated[str | None, option("learn.loss")] = None,
     interval: Annotated[int | None, option("learn.interval", _INTERVAL_HELP, min=1)] = None,
-    run: Annotated[Path | None, option("run", "Folder of the training; default: a new folder under runs/.")] = None,
+    run: Annotated[Path | None, option("run", "Folder of the training; default: a new folder under --runs.")] = None,
+    runs: NewRunsOption = Path("runs"),
     no_publish: Annotated[bool, flag("publish.enabled", False, "--no-publish", "No version and no MLflow.")] = False,
     mlflow_uri: Annotated[str | None, option("publish.mlflow_uri")] = None,
     seed: Annotated[int | None, option("seed")] = None,
@@ -58,7 +68,7 @@ def train(
     given = read_environment() | parse_settings(settings) | overrides_of(train, locals())
     logs = [*from_log, *(more or ())]
     made = make_training_config(logs, given, load(config) if config else None)
-    run_folder, mirror = open_new_run(made)
+    run_folder, mirror = open_new_run(made, runs)
     with status("reading the logs and loading models") as show:
         training = LogTraining(made, logs, run_folder, made.publish.mlflow_uri, newest=newest, mirror=mirror)
         summary = training.run(passes, show)

@@ -18,8 +18,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typing_extensions import override
 
-from pipeline.cli.help import PlainGroup
-from pipeline.config.cli_options import PrintJsonOption, option, overrides_of, parse_settings, set_option
+from pipeline.config.cli_options import (
+    RUNS_VARIABLE,
+    PrintJsonOption,
+    option,
+    overrides_of,
+    parse_settings,
+    set_option,
+)
+from pipeline.config.plain_help import PlainGroup
 from pipeline.reports.terminal import new_folder, print_table, require_file, stderr_console, to_printable
 from store.errors import UsageError
 
@@ -43,7 +50,9 @@ class Format(StrEnum):
 
 Number = Annotated[int, typer.Argument(metavar="N", help="A number of the list, without #.", show_default=False)]
 UriOption = Annotated[str | None, typer.Option("--mlflow-uri", help="Another MLflow store or server.")]
-StoreRunsOption = Annotated[Path, typer.Option("--runs", help="A folder of runs; its mlflow.db is the store.")]
+StoreRunsOption = Annotated[
+    Path, typer.Option("--runs", envvar=RUNS_VARIABLE, help="A folder of runs; its mlflow.db is the store.")
+]
 NameOption = Annotated[
     str | None,
     typer.Option(

@@ -152,6 +152,7 @@ def parse_settings(settings: list[str] | None) -> dict[str, object]:
     return found
 
 
+RUNS_VARIABLE = "OMNIDRAFT_RUNS"
 MOST_TOKENS = "Most target tokens in one completion."
 _CHAT_HELP = (
     "Whether prompts are put into the target's chat template. [default: if it has one, except for builtin:docs and "
@@ -159,7 +160,16 @@ _CHAT_HELP = (
 )
 
 RunOption = Annotated[Path | None, typer.Option("--run", help="One run's folder, or s3://BUCKET/PATH.")]
-RunsOption = Annotated[Path, typer.Option("--runs", help="A folder of runs.")]
+RunsOption = Annotated[Path, typer.Option("--runs", envvar=RUNS_VARIABLE, help="A folder of runs.")]
+NewRunsOption = Annotated[
+    Path,
+    typer.Option(
+        "--runs",
+        envvar=RUNS_VARIABLE,
+        help="Folder of runs: a new run without --run gets a folder in it, named after its start.",
+        rich_help_panel=RUN,
+    ),
+]
 SetOption = Annotated[list[str] | None, set_option("Any other setting, such as learn.rate=0.002; may be repeated.")]
 JsonOption = Annotated[Path | None, typer.Option("--json", help="Write all results to this JSON file.")]
 SourcesOption = Annotated[str | None, separated_option("draft.sources", "--draft-sources")]

@@ -22,7 +22,7 @@ LOG = logging.getLogger("omnidraft.cli")
 
 PREFIX = "OMNIDRAFT_"
 _TYPO = 0.7  # similarity from which an unknown name is taken for a mistyped one
-OTHERS = ("API_KEY", "CACHE", "FAULT")  # variables with this prefix that are no settings
+OTHERS = ("API_KEY", "CACHE", "FAULT", "RUNS")  # variables with this prefix that are no settings
 
 
 def variable_of(key: str) -> str:

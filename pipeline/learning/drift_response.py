@@ -38,6 +38,10 @@ class DriftResponse:
         """Respond to a drop of the acceptance rate outside the cooldown."""
         return ()
 
+    def end(self) -> Iterable[Event]:
+        """Yields what is undecided about an earlier drift when the stream ends."""
+        return ()
+
     def forget(self, chosen: Chooser) -> None:
         """Drop some of the received prompts."""
 
@@ -161,6 +165,12 @@ class Recall(DriftResponse):
             yield self._end_trial(example, taken=self._take(trial, example.target))
         elif trial.prompts == TRIAL:
             yield self._end_trial(example, taken=False)
+
+    @override
+    def end(self) -> Iterator[Event]:
+        """End a trial: the drafter in service stays."""
+        if self._trial is not None and self._recent:
+            yield self._end_trial(self._recent[-1], taken=False)
 
     @override
     def forget(self, chosen: Chooser) -> None:

@@ -98,8 +98,9 @@ class LocalLearner(Learner):
 
     @override
     def end(self) -> Iterator[Event]:
-        """Apply an update that is running and publish the result."""
+        """Apply an update that is running, end a trial of an earlier version, and publish the result."""
         yield from self.distill.end()
+        yield from self._response.end()
         yield from self.publisher.end()
 
     @override

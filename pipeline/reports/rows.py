@@ -4,7 +4,8 @@ import csv
 import json
 import logging
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,8 @@ SHOWN_ROWS = 200  # more are for a file, not for eyes
 CELL_CHARACTERS = 60
 PIPE_COLUMNS = 1000  # wide enough that a table in a pipe is not folded
 MORE = "…"  # in place of columns that are left out
+SPLIT_ROWS = 20  # up to so many rows, a table that is too wide is printed as several
+NARROW = 16  # characters to which a column of text is folded where a table is too wide
 
 
 class RowFormat(StrEnum):
@@ -80,30 +83,95 @@ def choose_columns(widths: Sequence[int], most: int) -> tuple[int, int]:
 
 
 def _print_table(rows: "pa.Table") -> None:
-    from rich.cells import cell_len
+    """Print a table that fits the terminal: folded, in several tables for few rows, without some columns for many."""
+    shown = rows.slice(0, SHOWN_ROWS).columns
+    columns = [_Column.from_result(field, column) for field, column in zip(rows.schema, shown, strict=True)]
+    count, most = min(rows.num_rows, SHOWN_ROWS), width_of_output()
+    if not columns or not most or _fit(columns, most):
+        _print_columns(columns, count)
+        return
+    narrow = [one.narrow() for one in columns]
+    if _fit(narrow, most):
+        _print_columns(narrow, count)
+    elif count == 1:
+        _print_vertically(rows)
+    elif count <= SPLIT_ROWS:
+        for part in _split(narrow, most):
+            _print_columns(part, count)
+    else:
+        _print_some(narrow, count, most)
+
+
+def _print_some(columns: "Sequence[_Column]", count: int, most: int) -> None:
+    """Leave out columns with one value in all rows, and then those in the middle."""
+    kept = [one for one in columns if one.differs] or columns
+    left, right = choose_columns([one.width for one in kept], most)
+    cut = [_Column(MORE, [MORE] * count, is_number=False)] if left + right < len(kept) else []
+    _print_columns([*kept[:left], *cut, *kept[len(kept) - right :]], count)
+    LOG.info("%d of %d columns fit; --format vertical shows all", left + right, len(columns))
+
+
+def _print_columns(columns: "Sequence[_Column]", count: int) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    names = rows.schema.names
-    columns = [[*map(_cell, _values(column))] for column in rows.slice(0, SHOWN_ROWS).columns]
-    numeric = [_is_number(str(field.type)) for field in rows.schema]
-    widths = [max(map(cell_len, (name, *cells))) for name, cells in zip(names, columns, strict=True)]
-    most = width_of_output()
-    left, right = choose_columns(widths, most) if most and widths else (len(names), 0)
-    is_cut, begin = left + right < len(names), len(names) - right
     table = Table()
-    for number in [*range(left), *range(begin, len(names))]:
-        if is_cut and number == begin:
-            table.add_column(MORE)
-        table.add_column(Text(names[number]), justify="right" if numeric[number] else "left")
-    if is_cut and not right:
-        table.add_column(MORE)
-    for row in zip(*columns, strict=True):
-        more = [MORE] if is_cut else []
-        table.add_row(*map(Text, (*row[:left], *more, *row[begin:])))
+    for one in columns:
+        width = one.width if one.is_narrow else None
+        table.add_column(Text(one.head), justify="right" if one.is_number else "left", overflow="fold", width=width)
+    for number in range(count):
+        table.add_row(*(Text(one.cells[number]) for one in columns))
     make_console(PIPE_COLUMNS).print(table)
-    if is_cut:
-        LOG.info("%d of %d columns fit; --format vertical shows all", left + right, len(names))
+
+
+@dataclass(frozen=True)
+class _Column:
+    """A column of a printed table: its heading, its cells, and whether it is folded to fewer characters."""
+
+    head: str
+    cells: Sequence[str]
+    is_number: bool
+    is_narrow: bool = False
+
+    @classmethod
+    def from_result(cls, field: "pa.Field", values: "pa.ChunkedArray") -> "_Column":
+        """Make a column of a query's result."""
+        return cls(field.name, [*map(_cell, _values(values))], _is_number(str(field.type)))
+
+    @property
+    def width(self) -> int:
+        """Characters that the column takes, without the frame."""
+        from rich.cells import cell_len
+
+        cells, head = max(map(cell_len, self.cells), default=0), max(map(cell_len, self.head.split("\n")))
+        return max(head, min(cells, NARROW) if self.is_narrow and not self.is_number else cells)
+
+    @property
+    def differs(self) -> bool:
+        """Whether there is more than one value."""
+        return len(set(self.cells)) > 1
+
+    def narrow(self) -> "_Column":
+        """Fold the heading at its underscores, and a text to `NARROW` characters."""
+        return replace(self, head=self.head.replace("_", "_\n"), is_narrow=True)
+
+
+def _fit(columns: Sequence[_Column], most: int) -> bool:
+    return choose_columns([one.width for one in columns], most)[0] == len(columns)
+
+
+def _split(columns: Sequence[_Column], most: int) -> Iterator[list[_Column]]:
+    """Yield the columns in parts that fit, each beginning with the first column whose values differ."""
+    key = next((one for one in columns if one.differs), columns[0])
+    part = [key]
+    for one in columns:
+        if one is key:
+            continue
+        if part[1:] and not _fit([*part, one], most):
+            yield part
+            part = [key]
+        part.append(one)
+    yield part
 
 
 def _print_vertically(rows: "pa.Table") -> None:

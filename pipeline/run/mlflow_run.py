@@ -73,15 +73,15 @@ def _params(config: Config) -> dict[str, object]:
 
 
 def numbers_of(summary: dict[str, Any]) -> dict[str, float]:
-    """The totals, the ledger and the last fifth of each dataset, flat."""
+    """The totals, the ledger, and the first and last fifth of each dataset, flat."""
     totals, ledger = summary["totals"], summary["totals"]["ledger"]
     numbers = totals | {f"ledger/{key}": value for key, value in ledger.items()}
     found = {key: float(value) for key, value in numbers.items() if isinstance(value, int | float)}
     for dataset, part_metrics in summary["datasets"].items():
         for part in ("first_fifth", "last_fifth"):
-            rate = part_metrics[part]["acceptance_rate"]
-            if rate is not None:
-                found[f"{metric_name(dataset)}/{part}_acceptance_rate"] = rate
+            for name in ("acceptance_rate", "block_efficiency"):
+                if (value := part_metrics[part][name]) is not None:
+                    found[f"{metric_name(dataset)}/{part}_{name}"] = value
     return found
 
 

@@ -290,23 +290,30 @@ def run_note(name: str, datasets: Sequence[Sequence[str]], summary: Mapping[str,
     """Return Markdown for the page of a run over these (name, source) pairs, with its metrics if given."""
     sources = ", then ".join(f"{dataset} (`{source}`)" for dataset, source in datasets)
     return (  # pages show about five lines of it
-        f"**{name}**: one replay of a stream of prompts: {sources or 'none'}.\n\n{_acceptance_table(summary or {})}"
+        f"**{name}**: one replay of a stream of prompts: {sources or 'none'}.\n\n{_format_fifths(summary or {})}"
         "Curves are over the *stream offset*, the number of the prompt. The nested runs are the published drafters."
         " Among the artifacts, `acceptance.png` shows drifts and versions along the stream, `tokens.html` some"
         " completions token by token."
     )
 
 
-def _acceptance_table(summary: Mapping[str, float]) -> str:
-    """Return a table of acceptance in the first and last fifth of each dataset; empty if the summary has none."""
-    first, last = "/first_fifth_acceptance_rate", "/last_fifth_acceptance_rate"
+def _format_fifths(summary: Mapping[str, float]) -> str:
+    """Return a table of the first and last fifth of each dataset's prompts; empty if the summary has none."""
+    suffix = "/first_fifth_block_efficiency"
+    datasets = [key.removesuffix(suffix) for key in summary if key.endswith(suffix)]
     rows = [
-        f"| {key.removesuffix(first)} | {rate:.3f} | {summary[key.removesuffix(first) + last]:.3f} |"
-        for key, rate in summary.items()
-        if key.endswith(first) and key.removesuffix(first) + last in summary
+        f"| {name} | {_format_change(summary, name, 'block_efficiency', 2)} | "
+        f"{_format_change(summary, name, 'acceptance_rate', 3)} |"
+        for name in datasets
     ]
-    head = "| acceptance | first fifth | last fifth |\n|---|---|---|\n"
+    head = "| first to last fifth | tokens per target forward | acceptance of the drafter model |\n|---|---|---|\n"
     return head + "\n".join(rows) + "\n\n" if rows else ""
+
+
+def _format_change(summary: Mapping[str, float], dataset: str, metric: str, digits: int) -> str:
+    """Format a metric of the first and of the last fifth; a dash where nothing was counted."""
+    values = (summary.get(f"{dataset}/{part}_fifth_{metric}") for part in ("first", "last"))
+    return " to ".join("–" if value is None else f"{value:.{digits}f}" for value in values)
 
 
 def version_note(made: VersionPublished, lineage: Lineage) -> str:

@@ -16,6 +16,7 @@ from replaying import table_of
 from pipeline.config.settings import load
 from pipeline.models.pullable import path_of
 from stages.models.huggingface import load_tokenizer
+from store.query.log_reader import LogReader
 
 pytestmark = [pytest.mark.sweep, pytest.mark.timeout(1800), needs_smollm2]
 MOST_REPEATS = 4  # of four tokens in a row
@@ -40,6 +41,7 @@ def prompts_of_run(run: Path) -> list[dict[str, Any]]:
 def test_a_real_model_answers_questions_and_then_completes_functions(run: Path):
     datasets = [(name, len(list(rows))) for name, rows in groupby(prompts_of_run(run), lambda row: row["dataset"])]
     assert datasets == [("questions", 36), ("code", 36)]
+    assert sum(row["emitted"] for row in prompts_of_run(run)) == 3451
     assert load(run / "config.json").targets == ("smollm2-135m",)
 
 
@@ -75,6 +77,21 @@ def test_tokens_per_forward_rise_within_the_code(run: Path):
         sum(row["emitted"] for row in part) / sum(row["blocks"] for row in part) for part in (rows[:9], rows[-9:])
     )
     assert last > first
+
+
+def test_a_forward_brings_more_tokens_than_in_the_blocks_that_were_drawn_to_have_no_drafts(run: Path):
+    """The README gives this in seconds, which depend on what else the machine does."""
+    with LogReader([run]) as log:
+        forwards = {row["action"]: row["tokens_per_forward"] for row in log.recipe("policy-values").to_pylist()}
+    assert forwards["nothing"] == 1.0
+    assert forwards["as run"] > 1.5
+
+
+def test_the_log_derives_every_decision_again(run: Path):
+    with LogReader([run]) as log:
+        found = log.check()
+    assert (found.mismatches.num_rows, found.miscounts.num_rows) == (0, 0)
+    assert found.judged > 1000
 
 
 def test_the_distilled_drafter_drafts_well_from_the_first_questions_on(run: Path):

@@ -157,6 +157,9 @@ class StubAnswer:
         self.noted.append((example.offset, self._distill.drafter_version))
         return ()
 
+    def end(self) -> tuple[Event, ...]:
+        return ()
+
     def respond(self, drifted: Drifted) -> Iterator[Event]:
         self.given.append((drifted.offset, self._distill.drafter_version))
         self._distill.head_version += 1

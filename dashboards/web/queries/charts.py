@@ -54,8 +54,9 @@ _SOURCES = """
     FROM blocks WHERE (SELECT sum(blocks) FROM prompts) <= {most} GROUP BY run, "offset" // {window} ORDER BY run, first
 """
 _LEARNING = """
-    SELECT run, count(*) FILTER (part = 'drafter') AS updates, sum(seconds::DOUBLE) AS seconds,
-        sum(waited::DOUBLE) AS waited, sum(tokens_gained) AS tokens_gained
+    SELECT run, count(*) FILTER (part = 'drafter') AS updates, count(*) FILTER (part = 'head' AND served) AS heads,
+        sum(seconds::DOUBLE) AS seconds, sum(waited::DOUBLE) AS waited,
+        coalesce(sum(tokens_gained), 0) AS tokens_gained
     FROM updates GROUP BY run
 """
 _DATASETS = 'SELECT run, dataset, min("offset") AS first, max("offset") AS last FROM prompts GROUP BY ALL ORDER BY 1, 3'

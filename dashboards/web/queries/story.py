@@ -1,6 +1,7 @@
 """A run in a few sentences: where its tokens came from, what learning cost and gained, and what a drift did."""
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from store.query.json_values import quote_text
 from store.query.log_reader import LogReader
 from store.query.summary import SUMMARY
 
-AROUND = 20  # prompts before and after a drift that are compared
+AROUND = 20  # prompts before a drift, and at the end, that are compared
 _NAMED = 3  # drifts whose prompts are named
 _SIGNALS = {  # what is watched, as in static/stream.js
     "frequency": "how common the tokens were in earlier completions",
@@ -38,20 +39,24 @@ _SOURCES = """
 # As store/query/sql/_ledger.sql.
 _LEARNING = """
     SELECT run, count(*) FILTER (part = 'drafter') AS steps, sum(seconds::DOUBLE) AS seconds,
-        count(*) FILTER (part = 'drafter' AND served) AS served,
+        count(*) FILTER (part = 'drafter' AND served) AS served, count(*) FILTER (part = 'head' AND served) AS heads,
         sum(waited::DOUBLE) AS waited, coalesce(sum(tokens_gained), 0) AS gained
     FROM updates GROUP BY run
 """
 _DRIFTS = """
-    SELECT drifts.run, drifts."offset", drifts.changed_at, drifts.signal, drifts.rate_before, drifts.rate_after,
-        recalls.version, recalls.candidates
+    SELECT drifts.run, drifts.target, drifts."offset", drifts.changed_at, drifts.signal, drifts.rate_before,
+        drifts.rate_after, recalls.version, recalls.candidates
     FROM drifts LEFT JOIN recalls
         ON recalls.run = drifts.run AND recalls.target = drifts.target AND recalls."offset" = drifts."offset"
     WHERE action IN ('reset', 'recall') ORDER BY drifts.run, drifts.seq
 """
-_AROUND = """
+_TRAINED = """
+    SELECT min("offset") AS first
+    FROM updates WHERE run = {run} AND target = {target} AND part = 'head' AND served AND "offset" > {drift}
+"""
+_EFFICIENCY = """
     SELECT sum(emitted) / nullif(sum(blocks), 0) AS efficiency
-    FROM prompts WHERE run = {run} AND "offset" BETWEEN {first} AND {first} + {around} - 1
+    FROM prompts WHERE run = {run} AND "offset" BETWEEN {first} AND {last}
 """
 
 
@@ -119,9 +124,15 @@ def _describe_learning(learning: Mapping[str, Any] | None, blocks: Mapping[str, 
 
 
 def _describe_updates(learning: Mapping[str, Any] | None) -> Iterator[str]:
-    if learning is None or not learning["steps"]:
+    if learning is None:
         return
-    steps, served = learning["steps"], learning["served"]
+    steps, served, heads = learning["steps"], learning["served"], learning["heads"]
+    if not steps:
+        yield (
+            "No update of the drafter was computed, so it is still as it was loaded; the acceptance head was trained "
+            f"{_count_times(heads)}."
+        )
+        return
     if served:
         yield f"{served:,} of {steps:,} drafter updates passed the gate and served."
     else:
@@ -138,32 +149,46 @@ def _describe_drifts(log: LogReader, drifts: list[dict[str, Any]], tokens: Mappi
     which = f"the last at {named}" if len(drifts) > _NAMED else f"at prompt {named}"
     last, restored = drifts[-1], sum(row["version"] is not None for row in drifts)
     answer = f"Drift was acted upon {_count_times(len(drifts))} ({which}): the acceptance head was reset"
+    if (trained := _read_trained(log, last)) is not None:
+        answer += f" and trained again from prompt {trained} on"
     if restored:
         answer += f", and an earlier version was restored {_count_times(restored)}"
     elif last["candidates"]:
         answer += ", and the current drafter was kept, since no earlier version was clearly better"
     yield f"{answer}."
-    if signal := _SIGNALS.get(last["signal"]):
-        which = "The last one" if len(drifts) > 1 else "It"
-        digits = ".2f" if last["signal"] == "frequency" else ".0%"  # a mean logarithm, and shares
-        was, became = (format(last[name], digits) for name in ("rate_before", "rate_after"))
-        yield f"{which} was seen in {signal}, which went from {was} to {became}."
-    changed = last["changed_at"]
-    before, after, now = (
-        _read_efficiency(log, tokens["run"], first)
-        for first in (changed - AROUND, changed, tokens["last"] - AROUND + 1)
-    )
-    if before is not None and after is not None:
+    if last["signal"] in _SIGNALS:
+        yield f"{'The last one' if len(drifts) > 1 else 'It'} was seen in {_describe_signal(last)}."
+    changed, end = last["changed_at"], tokens["last"]
+    parts = (changed - AROUND, changed - 1), (changed, last["offset"]), (end - AROUND + 1, end)
+    before, until, now = (_read_efficiency(log, tokens["run"], first, until) for first, until in parts)
+    if before is not None and until is not None:
         yield (
-            f"Around the {'last ' if len(drifts) > 1 else ''}change, at prompt {changed}, tokens per target "
-            f"forward went from {before:.2f} to {after:.2f} ({AROUND} prompts each); they are {now:.2f} in the last "
-            f"{AROUND} prompts."
+            f"Tokens per target forward were {before:.2f} in the {min(AROUND, changed)} prompts before the "
+            f"{'last ' if len(drifts) > 1 else ''}change, at prompt {changed}, {until:.2f} from there until the drift "
+            f"was detected, and {now:.2f} in the last {min(AROUND, end + 1)}."
         )
 
 
-def _read_efficiency(log: LogReader, run: str, first: int) -> float | None:
-    """Tokens per target forward of `AROUND` prompts."""
-    (row,) = log.select(_AROUND.format(run=quote_text(run), first=first, around=AROUND)).to_pylist()
+def _describe_signal(drift: Mapping[str, Any]) -> str:
+    """What was watched, with its values before and after the change."""
+    was, became = drift["rate_before"], drift["rate_after"]
+    if drift["signal"] != "frequency":
+        return f"{_SIGNALS[drift['signal']]}, which went from {was:.0%} to {became:.0%}"
+    times = f"{math.exp(abs(became - was)):.1f} times as {'rare' if became < was else 'common'} as before"
+    return f"{_SIGNALS['frequency']}: {times} (mean logarithm of the share: {was:.2f}, then {became:.2f})"
+
+
+def _read_trained(log: LogReader, drift: Mapping[str, Any]) -> int | None:
+    """Return the first prompt after a drift at which the head was trained."""
+    run, target = quote_text(drift["run"]), quote_text(drift["target"])
+    (row,) = log.select(_TRAINED.format(run=run, target=target, drift=drift["offset"])).to_pylist()
+    first: int | None = row["first"]
+    return first
+
+
+def _read_efficiency(log: LogReader, run: str, first: int, last: int) -> float | None:
+    """Tokens per target forward from one prompt to another."""
+    (row,) = log.select(_EFFICIENCY.format(run=quote_text(run), first=first, last=last)).to_pylist()
     efficiency: float | None = row["efficiency"]
     return efficiency
 

@@ -36,7 +36,8 @@ def share_of(siblings: Sequence[Row], row: Row) -> tuple[float, float]:
 def describe_source(row: Row) -> str:
     """The source of a candidate and what it knew: `memory, 3 tokens matched, seen 2 times, estimated chance 0.4`."""
     times = "once" if row["count"] == 1 else f"{row['count']} times"
-    known = f"{row['context']} tokens matched, seen {times}" if row["context"] is not None else "context not known"
+    length = f"{row['context']} token{'' if row['context'] == 1 else 's'}"
+    known = f"{length} matched, seen {times}" if row["context"] is not None else "context not known"
     return f"{SOURCES[row['drafter']]}, {known}, estimated chance {row['chance']:.3g}"
 
 

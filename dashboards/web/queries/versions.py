@@ -184,9 +184,11 @@ def _describe_unchanged(version: Mapping[str, Any]) -> str:
     rates = f"it predicts {probe['greedy']['value']:.1%} of the target's greedy tokens"
     if probe["forwards"]:
         rates += f" and would emit {probe['forwards']['value']:.2f} tokens per target forward"
+    speed = _describe_speed(version)
     return (
         "All versions have the drafter as it was loaded, since no update of it served: none is better or worse than "
         f"the baseline, and they differ in the acceptance head, the n-grams and the memory alone. On the probe {rates}."
+        f"{' ' if speed else ''}{speed}"
     )
 
 
@@ -214,10 +216,11 @@ def _describe_speed(version: Mapping[str, Any]) -> str:
     if not probe["speed"] or not probe["plain"]:
         return ""
     speed, plain = probe["speed"]["value"], probe["plain"]
-    over = f", {_format_difference(gain['speed'], 1)} over the baseline" if gain["speed"] else ""
+    is_new = gain["speed"] and any(gain["speed"].values())
+    over = f", {_format_difference(gain['speed'], 1)} over the baseline" if is_new else ""
     return (
-        f"At the costs that the run measured, its drafts alone make {speed:.1f} tokens per second{over}; without "
-        f"drafts it is {plain:.1f}, so they {'gain' if speed > plain else 'lose'} {abs(speed / plain - 1):.0%}."
+        f"At the costs that the run measured, its drafts in every block make {speed:.1f} tokens per second{over}; "
+        f"without drafts it is {plain:.1f}, so they {'gain' if speed > plain else 'lose'} {abs(speed / plain - 1):.0%}."
     )
 
 

@@ -183,11 +183,11 @@ function showTotals(found) {
       ["prompts", whole(total.prompts ?? 0), total.targets > 1 ? `${total.targets} targets` : ""],
       ["tokens", whole(total.tokens ?? 0)],
       ["acceptance", rate(total.acceptance), total.judged ? `${fixed(2)(total.low)} to ${fixed(2)(total.high)} of ${whole(total.judged)}` : "nothing judged"],
-      ["tokens / forward", fixed(2)(total.efficiency), `${percent(total.copied_share)} copied`],
+      ["tokens / forward", fixed(2)(total.efficiency), `${percent(total.copied_share)} with a copied draft`],
       ["tokens / second", fixed(1)(total.speed)],
       ["drift responses", whole(drifts.answered), `${whole(drifts.detected)} detected`],
-      ["updates", whole(learning.updates ?? 0), learning.updates ? `${fixed(1)(learning.waited)} s waited` : "did not learn"],
-      ["tokens gained", whole(learning.tokens_gained === null ? null : Math.round(learning.tokens_gained ?? 0))],
+      ["drafter updates", whole(learning.updates ?? 0), learning.heads ? `${whole(learning.heads)} of the head` : learning.updates ? "none of the head" : "did not learn"],
+      ["tokens gained", whole(Math.round(learning.tokens_gained ?? 0))],
     ] };
   }));
 }

@@ -20,6 +20,7 @@ from pipeline.bench.vllm.arms import ARMS, DEFAULT, ArmRequest
 from pipeline.bench.vllm.engine import EngineSpec, RoundRequest
 from pipeline.bench.vllm.report import ArmRounds, make_json, make_table
 from pipeline.bench.vllm.worker import EngineWorker
+from pipeline.config.plain_help import PlainCommand
 from pipeline.config.sections import SourceSettings
 from pipeline.sources.stream import open_sources, stream
 from store.errors import OmnidraftError, UsageError
@@ -67,6 +68,10 @@ def bench(
                     output.write_text(json.dumps([*measured, make_json(size, results)]), encoding="utf-8")
         measured.append(make_json(size, results))
         print(make_table(size, results).markdown(), flush=True)
+
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app.command(cls=PlainCommand)(bench)
 
 
 def choose_arms(names: str) -> list[str]:
@@ -179,7 +184,7 @@ def run_rounds(
 def main() -> None:
     """Run the command; errors of ours are one line."""
     try:
-        typer.run(bench)
+        app()
     except OmnidraftError as error:
         sys.exit(f"error: {error}")
 

@@ -1,9 +1,11 @@
 """The pictures of docs/dashboards.md, made from real runs: `python -m pytest -m sweep tests/dashboards`.
 
-It takes some minutes, as the two runs are replayed first. OMNIDRAFT_RUNS names a folder that has them already, as
-`learned` and `floor`.
+It takes some minutes, as the runs are replayed first: two of the built-in pair, whose versions and n-grams differ from
+each other, and two default runs. OMNIDRAFT_RUNS names a folder that has them already, each as `learned` and `floor`:
+the first two in `builtin`, the others in `default`.
 """
 
+import io
 import os
 import subprocess
 import sys
@@ -12,30 +14,45 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from places import ROOT
+from real_models import needs_smollm2, put_smollm2_into_cache
 from serving_runs import serve_dashboards
 
 from store.query.log_reader import LogReader
 
 PICTURES = ROOT / "docs" / "images"
 MOST_BYTES = 200_000
+# Drafts of the same lengths, however busy this machine is.
+PAIR = ("builtin:docs", "builtin:code", "--draft-sources", "model", "--set", "draft.costs=estimated")
+PAGES = ("/", "/stream", "/policies", "/text", "/memory", "/ngrams", "/calibration", "/vocabulary", "/versions")
+GAP = 16  # pixels between the pages of a phone
 
 pytestmark = [pytest.mark.sweep, pytest.mark.timeout(1800)]
+
+
+def make_runs(folder: Path, *command: str) -> Path:
+    """Replay with and without learning, unless a folder of such runs is named."""
+    if "OMNIDRAFT_RUNS" in os.environ:
+        return Path(os.environ["OMNIDRAFT_RUNS"]) / folder.name
+    for name, more in (("learned", []), ("floor", ["--no-learn"])):
+        program = "from pipeline.cli.app import main; main()"
+        replay = [sys.executable, "-c", program, "replay", "--run", str(folder / name), *command, *more]
+        subprocess.run(replay, cwd=ROOT, check=True)
+    return folder
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two real runs over the built-in prompts, with and without learning."""
-    if "OMNIDRAFT_RUNS" in os.environ:
-        return Path(os.environ["OMNIDRAFT_RUNS"])
-    folder = tmp_path_factory.mktemp("real") / "runs"
-    for name, more in (("learned", []), ("floor", ["--no-learn"])):
-        program = "from pipeline.cli.app import main; main()"
-        # Drafts of the same lengths, however busy this machine is.
-        same = ["builtin:docs", "builtin:code", "--set", "draft.costs=estimated"]
-        command = [sys.executable, "-c", program, "replay", "--run", str(folder / name), *same, *more]
-        subprocess.run(command, cwd=ROOT, check=True)
-    return folder
+    return make_runs(tmp_path_factory.mktemp("real") / "builtin", *PAIR)
+
+
+@pytest.fixture(scope="module")
+def default_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two default runs of SmolLM2, with and without learning."""
+    put_smollm2_into_cache()
+    return make_runs(tmp_path_factory.mktemp("real") / "default")
 
 
 @pytest.fixture(scope="module")
@@ -44,83 +61,130 @@ def address(runs: Path) -> Iterator[str]:
         yield found
 
 
-def save(page: Any, name: str) -> None:
+@pytest.fixture(scope="module")
+def default_address(default_runs: Path) -> Iterator[str]:
+    with serve_dashboards(default_runs) as found:
+        yield found
+
+
+def save(name: str, *screenshots: bytes) -> None:
+    """Save one page, or several next to each other, with the 256 colours that are used most."""
     PICTURES.mkdir(exist_ok=True)
     picture = PICTURES / f"dashboard-{name}.png"
-    page.screenshot(path=picture)
+    images = [Image.open(io.BytesIO(one)).convert("RGB") for one in screenshots]
+    width = sum(image.width for image in images) + GAP * (len(images) - 1)
+    whole = Image.new("RGB", (width, images[0].height), "white")
+    for number, image in enumerate(images):
+        whole.paste(image, (number * (image.width + GAP), 0))
+    whole.quantize(256, kmeans=4, dither=Image.Dither.NONE).save(picture, optimize=True)
     assert picture.stat().st_size < MOST_BYTES
 
 
-def test_the_runs(address: str, page: Any):
-    page.set_viewport_size({"width": 1280, "height": 420})
-    page.goto(address)
+@needs_smollm2
+def test_the_runs(default_address: str, page: Any):
+    page.set_viewport_size({"width": 1280, "height": 430})
+    page.goto(default_address)
     page.wait_for_selector("#runs tbody tr")
-    save(page, "runs")
+    save("runs", page.screenshot())
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        *("/", "/stream", "/policies", "/text", "/memory", "/ngrams", "/calibration", "/vocabulary", "/versions"),
-        "/sql?recipe=drifts",
-    ],
-)
+@pytest.mark.parametrize("path", [*PAGES, "/studies", "/sql?recipe=drifts"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_no_page_is_wider_than_a_phone(address: str, page: Any, path: str, scheme: Any):
+@pytest.mark.parametrize("width", [390, 1400])
+def test_no_page_is_wider_than_its_window(address: str, page: Any, path: str, scheme: Any, width: int):
     page.emulate_media(color_scheme=scheme)
-    page.set_viewport_size({"width": 390, "height": 844})
+    page.set_viewport_size({"width": width, "height": 844})
     page.goto(f"{address}{path}")
     page.wait_for_load_state("networkidle")
     page.wait_for_timeout(1000)
-    assert page.evaluate("document.documentElement.scrollWidth") == 390
-    if (path, scheme) == ("/stream", "dark"):
-        save(page, "phone")
+    assert page.evaluate("document.documentElement.scrollWidth") == width
 
 
-def test_the_stream(address: str, page: Any):
-    page.set_viewport_size({"width": 1280, "height": 1150})
-    page.goto(f"{address}/stream?run=learned&run=floor")
+@needs_smollm2
+def test_a_phone(default_address: str, page: Any):
+    page.set_viewport_size({"width": 390, "height": 844})
+    found = []
+    for path, scheme, ready in (
+        ("/stream", "dark", "#chart .scatterlayer .trace"),
+        ("/versions", "light", "#probe .scatterlayer .trace"),
+        ("/", "light", "#runs tbody tr"),
+    ):
+        page.emulate_media(color_scheme=scheme)
+        page.goto(f"{default_address}{path}{'?run=learned' if path != '/' else ''}")
+        page.wait_for_selector(ready)
+        page.wait_for_timeout(500)
+        found.append(page.screenshot())
+    save("phone", *found)
+
+
+@needs_smollm2
+def test_the_stream(default_address: str, page: Any):
+    page.set_viewport_size({"width": 1280, "height": 1350})
+    page.goto(f"{default_address}/stream?run=learned")
     page.wait_for_selector("#chart .scatterlayer .trace")
     assert "drift at" in page.inner_text("#events")
-    save(page, "stream")
+    page.wait_for_timeout(500)
+    save("stream", page.screenshot())
 
 
-def test_the_text(address: str, runs: Path, page: Any):
-    with LogReader([runs / "learned"]) as log:  # one with something of every kind
+@needs_smollm2
+def test_the_policies(default_address: str, page: Any):
+    page.set_viewport_size({"width": 1280, "height": 860})
+    page.goto(f"{default_address}/policies?run=learned")
+    page.wait_for_selector("#chart .barlayer .trace, #chart .scatterlayer .trace")
+    assert page.locator("#policies tbody tr").count() > 2
+    page.wait_for_timeout(500)
+    save("policies", page.screenshot())
+
+
+@needs_smollm2
+def test_the_text(default_address: str, default_runs: Path, page: Any):
+    with LogReader([default_runs / "learned"]) as log:  # one with something of every kind
         query = """
             SELECT "offset" FROM decisions GROUP BY 1
-            ORDER BY count(*) FILTER (translation = 'ngram' AND outcome = 'accepted') > 0 DESC,
+            ORDER BY count(DISTINCT drafter) FILTER (outcome = 'accepted') DESC,
                 count(*) FILTER (outcome = 'rejected') > 3 DESC, count(*) FILTER (drafter = 'model') DESC LIMIT 1
         """
         offset = log.select(query).to_pylist()[0]["offset"]
     page.set_viewport_size({"width": 1240, "height": 800})
-    page.goto(f"{address}/text?run=learned&offset={offset}")
+    page.goto(f"{default_address}/text?run=learned&offset={offset}")
     page.wait_for_selector("#prompts [aria-current]")
-    page.hover(".tokens .accepted.ngram >> nth=0")
-    assert "n-gram" in page.inner_text("#detail")
-    save(page, "text")
+    page.hover(".tokens .accepted >> nth=0")
+    assert "accepted" in page.inner_text("#detail")
+    save("text", page.screenshot())
+
+
+@needs_smollm2
+def test_the_memory(default_address: str, page: Any):
+    page.set_viewport_size({"width": 1280, "height": 1000})
+    page.goto(f"{default_address}/memory?run=learned")
+    page.wait_for_selector("#held tbody tr")
+    assert page.locator("#accepted tbody tr").count() > 10
+    save("memory", page.screenshot())
 
 
 def test_the_ngrams(address: str, page: Any):
     page.set_viewport_size({"width": 1280, "height": 1290})
     page.goto(f"{address}/ngrams?run=learned")
     page.wait_for_selector("#lengths .barlayer .trace")
-    assert page.locator("#paying tbody tr").count() > 3
-    save(page, "ngrams")
+    page.wait_for_selector("#paying tbody tr")
+    save("ngrams", page.screenshot())
 
 
 def test_the_versions(address: str, page: Any):
-    page.set_viewport_size({"width": 1280, "height": 1180})
+    page.set_viewport_size({"width": 1280, "height": 1290})
     page.goto(f"{address}/versions?run=learned")
     page.wait_for_selector("#probe .scatterlayer .trace")
     page.wait_for_selector("#bars .barlayer .trace")
     assert page.locator("#all tbody tr").count() > 5
-    save(page, "versions")
+    page.wait_for_timeout(3000)  # for the numbers of the registry
+    save("versions", page.screenshot())
 
 
-def test_the_sql(address: str, page: Any):
+@needs_smollm2
+def test_the_sql(default_address: str, page: Any):
     page.set_viewport_size({"width": 1280, "height": 860})
-    page.goto(f"{address}/sql?run=learned&run=floor&recipe=acceptance-by-dataset")
+    page.goto(f"{default_address}/sql?run=learned&run=floor&recipe=acceptance-by-dataset")
     page.wait_for_selector("#rows tbody tr")
     page.click(".views summary >> nth=3")
-    save(page, "sql")
+    save("sql", page.screenshot())

@@ -86,7 +86,7 @@ def test_the_stream_page_has_figures_curves_and_marks(address: str, page: Any):
     figures = cards(page)
     assert (figures["prompts"], figures["tokens"], figures["acceptance"]) == ("60", "300", "0.375")
     assert (figures["tokens / forward"], figures["tokens / second"]) == ("2.50", "5.0")
-    assert (figures["drift responses"], figures["updates"]) == ("1", "6")
+    assert (figures["drift responses"], figures["drafter updates"]) == ("1", "6")
     page.wait_for_selector("#chart .scatterlayer .trace")
     drawn = page.evaluate("document.getElementById('chart').data.map(trace => [trace.yaxis, trace.x.length])")
     assert [points for axis, points in drawn if axis in ("y", "y2", "y3")] == [12, 12, 12]

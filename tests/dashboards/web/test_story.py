@@ -94,8 +94,8 @@ def test_a_drift_has_its_response_and_its_effect(tmp_path: Path):
         "Drift was acted upon once (at prompt 33): the acceptance head was reset, and an earlier version was "
         "restored once.",
         "It was seen in the acceptance rate, which went from 50% to 25%.",
-        "Around the change, at prompt 30, tokens per target forward went from 2.50 to 2.50 (20 prompts each); they are "
-        "2.50 in the last 20 prompts.",
+        "Tokens per target forward were 2.50 in the 20 prompts before the change, at prompt 30, 2.50 from there until "
+        "the drift was detected, and 2.50 in the last 20.",
     ]
 
 
@@ -107,8 +107,26 @@ def test_the_last_of_several_drifts_is_described(tmp_path: Path):
     assert describe(tmp_path, events)[2:] == [
         "Drift was acted upon 4 times (the last at 12, 20, 33): the acceptance head was reset, and the current "
         "drafter was kept, since no earlier version was clearly better.",
-        "Around the last change, at prompt 30, tokens per target forward went from 2.00 to 1.00 (20 prompts each); "
-        "they are 1.00 in the last 20 prompts.",
+        "Tokens per target forward were 2.00 in the 20 prompts before the last change, at prompt 30, 1.00 from there "
+        "until the drift was detected, and 1.00 in the last 20.",
+    ]
+
+
+def test_the_head_that_a_drift_reset_is_trained_again(tmp_path: Path):
+    events: list[Event] = [prompt(offset, emitted=2 if 12 <= offset < 16 else 4) for offset in range(30)]
+    drift = make_drifted(
+        offset=15, changed_at=12, action="reset", signal="frequency", rate_before=-6.0, rate_after=-7.0
+    )
+    heads = [make_updated(part="head", offset=offset) for offset in (3, 14, 18, 19)]
+    dropped = make_updated(part="head", offset=16, served=False)
+    assert describe(tmp_path, [*events, drift, *heads, dropped])[2:] == [
+        "No update of the drafter was computed, so it is still as it was loaded; the acceptance head was trained 4 "
+        "times.",
+        "Drift was acted upon once (at prompt 15): the acceptance head was reset and trained again from prompt 18 on.",
+        "It was seen in how common the tokens were in earlier completions: 2.7 times as rare as before (mean logarithm "
+        "of the share: -6.00, then -7.00).",
+        "Tokens per target forward were 2.00 in the 12 prompts before the change, at prompt 12, 1.00 from there until "
+        "the drift was detected, and 1.80 in the last 20.",
     ]
 
 

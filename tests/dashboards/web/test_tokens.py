@@ -13,6 +13,7 @@ from tree_making import NODES, make_tree
 
 from dashboards.token_view import choose_offsets, render
 from dashboards.web.queries.tokens import Completion, read_completion, visible
+from dashboards.web.queries.trees import describe_source
 from store.errors import UsageError
 from store.events import DraftSource, Event
 from store.query.log_reader import LogReader
@@ -86,6 +87,12 @@ def test_the_detail_of_a_candidate_has_its_share_of_the_place(tmp_path: Path):
         "position 1, block 0, index 2",
         "in service: drafter 0, head 0, cache 0",
     ]
+
+
+def test_what_a_candidate_knew_is_counted_in_words():
+    row = {"drafter": "memory", "context": 1, "count": 1, "chance": 0.25}
+    assert describe_source(row) == "memory, 1 token matched, seen once, estimated chance 0.25"
+    assert describe_source(row | {"context": None}).startswith("memory, context not known,")
 
 
 def test_the_residual_of_a_tree_replaced_all_candidates_of_its_place(tmp_path: Path):

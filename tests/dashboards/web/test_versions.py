@@ -75,8 +75,8 @@ def test_the_speed_on_the_probe_is_compared_with_none(tmp_path: Path):
     assert (baseline["probe"]["speed"]["value"], baseline["probe"]["plain"]) == (40.0, 50.0)
     assert newest["gain"]["speed"]["value"] == 22.5
     assert found["verdicts"][0]["sentences"][0].endswith(
-        "+0.89 (+0.75 to +1.03). At the costs that the run measured, its drafts alone make 62.5 tokens per second, "
-        "+22.5 (+22.5 to +22.5) over the baseline; without drafts it is 50.0, so they gain 25%."
+        "+0.89 (+0.75 to +1.03). At the costs that the run measured, its drafts in every block make 62.5 tokens per "
+        "second, +22.5 (+22.5 to +22.5) over the baseline; without drafts it is 50.0, so they gain 25%."
     )
 
 
@@ -99,6 +99,12 @@ def test_versions_with_the_drafter_as_it_was_loaded_are_not_ranked(tmp_path: Pat
     assert sentence.startswith("All versions have the drafter as it was loaded, since no update of it served")
     assert sentence.endswith(
         "predicts 45.0% of the target's greedy tokens and would emit 1.82 tokens per target forward."
+    )
+    seconds = {"probe_plain_seconds": 0.02, "probe_seconds": (0.25,) * 8}
+    (timed,) = read(tmp_path / "c", version(0, 4, **seconds), version(1, 4, **seconds))["verdicts"][0]["sentences"]
+    assert timed.startswith(sentence)
+    assert timed.endswith(
+        "its drafts in every block make 40.0 tokens per second; without drafts it is 50.0, so they lose 20%."
     )
     restored = read(tmp_path / "b", version(0, 4), version(1, 6, drafter_version=1), version(2, 4))["verdicts"][0]
     assert restored["sentences"][0].startswith("Version 2, the newest, is not clearly different from the baseline")

@@ -27,6 +27,7 @@ def leaves(command: Any = ROOT, words: str = "") -> Iterator[tuple[str, Any]]:
 
 
 NAMES = [name for name, _ in leaves()]
+GROUPS_OF_COMMANDS = sorted({name.split()[0] for name in NAMES if " " in name})
 
 
 def test_the_module_runs_the_command_line():
@@ -58,12 +59,21 @@ def test_every_command_has_an_example_that_parses(name: str):
         command.make_context("omnidraft", words[1 + len(name.split()) :])
 
 
-@pytest.mark.parametrize("name", ["", *NAMES, "versions", "zoo"])
+@pytest.mark.parametrize("name", ["", *NAMES, *GROUPS_OF_COMMANDS])
 def test_help_shows_examples_and_no_type_of_options_without_a_value(name: str):
     shown = help_of(*name.split())
     assert "<bool>" not in shown
-    for example in EXAMPLES.get(name, ()):
+    for example in EXAMPLES[name]:
         assert example.split(" ", 2)[1] in shown.partition("Example")[2]
+
+
+@pytest.mark.parametrize("name", GROUPS_OF_COMMANDS)
+def test_examples_of_a_group_are_commands_of_it(name: str):
+    for example in EXAMPLES[name]:
+        words = shlex.split(example)[1:]
+        assert words[0] == name
+        ROOT.make_context("omnidraft", words, resilient_parsing=True)
+        assert any(f"{name} {word}" in NAMES for word in words[1:2]) or words == [name]
 
 
 def test_every_command_that_reports_can_do_so_in_json():

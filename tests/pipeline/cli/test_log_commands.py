@@ -97,20 +97,63 @@ def test_the_newest_run_is_queried_unless_another_or_all_are_named(runs):
     assert isinstance(both.exception, QueryError)
 
 
-def test_a_table_fits_its_terminal_by_leaving_columns_out(runs, monkeypatch):
-    query = ["SELECT * FROM decisions", "--runs", runs]
-    assert max(map(len, call("sql", *query).stdout.splitlines())) > 200
-    monkeypatch.setenv("COLUMNS", "90")
+MANY = "SELECT 'r' AS same, i AS number, {} FROM range(21) t(i)".format(
+    ", ".join(f"i + {n} AS c{n}" for n in range(20))
+)
+
+
+def heads_of(stdout):
+    """The headings of every printed table, each in one line."""
+    for table in stdout.split("┏")[1:]:
+        lines = [line.strip("┃").split("┃") for line in table.splitlines() if line.startswith("┃")]
+        yield ["".join(cell.strip() for cell in cells) for cells in zip(*lines, strict=True)]
+
+
+def test_a_long_table_fits_its_terminal_by_leaving_columns_out(runs, monkeypatch):
+    query = [MANY, "--runs", runs]
+    assert max(map(len, call("sql", *query).stdout.splitlines())) > 120
+    monkeypatch.setenv("COLUMNS", "50")
     answer = call("sql", *query)
-    lines = answer.stdout.splitlines()
-    assert max(map(len, lines)) <= 90
-    heads = [cell.strip() for cell in lines[1].strip("┃").split("┃")]
-    assert heads[0] == "run"
+    assert max(map(len, answer.stdout.splitlines())) <= 50
+    (heads,) = heads_of(answer.stdout)
+    assert heads[0] == "number", "what is the same in all rows is left out first"
     assert "…" in heads[1:-1]
-    assert f"{len(heads) - 1} of " in answer.stderr
+    assert f"{len(heads) - 1} of 22 columns fit" in answer.stderr
     narrow = call("sql", "SELECT 1 AS a, 2 AS b", "--runs", runs)
     assert "…" not in narrow.stdout
     assert "fit" not in narrow.stderr
+
+
+@pytest.mark.parametrize("columns", ["30", "60", "90", "200"])
+def test_a_short_table_fits_its_terminal_with_all_its_columns(runs, monkeypatch, columns):
+    wide = call("sql", "SELECT * FROM decisions", "--runs", runs)
+    monkeypatch.setenv("COLUMNS", columns)
+    answer = call("sql", "SELECT * FROM decisions", "--runs", runs)
+    assert max(map(len, answer.stdout.splitlines())) <= int(columns)
+    first, *others = heads_of(answer.stdout)
+    (all_heads,) = heads_of(wide.stdout)
+    key, shown = first[0], [first[0], *first[1:], *(head for heads in others for head in heads[1:])]
+    assert sorted(shown) == sorted(all_heads)
+    assert key == "seq", "every table begins with the first column that tells the rows apart"
+    assert all(heads[0] == key for heads in others)
+    assert answer.stderr == ""
+
+
+def test_folded_text_is_whole(runs, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    query = "SELECT 'a b c d e f g h i j k l m n o p' AS some_text, 1 AS a_long_name UNION ALL SELECT 'q', 2"
+    lines = call("sql", query, "--runs", runs).stdout.splitlines()
+    assert [cell.strip() for cell in lines[1].strip("┃").split("┃")] == ["", "a_"]
+    cells = [line.strip("│").split("│")[0].strip() for line in lines if line.startswith("│")]
+    assert " ".join(cells) == "a b c d e f g h i j k l m n o p q"
+
+
+def test_a_row_that_is_too_wide_is_shown_one_value_a_line(runs, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    answer = call("sql", "SELECT * FROM decisions LIMIT 1", "--runs", runs)
+    assert (
+        answer.stdout == call("sql", "SELECT * FROM decisions LIMIT 1", "--runs", runs, "--format", "vertical").stdout
+    )
 
 
 def test_one_value_a_line_shows_long_values_whole(runs):

@@ -20,7 +20,7 @@ from pipeline.cli.run import RayAlone, Several
 )
 def test_ray_alone_is_a_cluster_of_its_own(words: list[str], address: str | None, monkeypatch: pytest.MonkeyPatch):
     begun: list[Several | None] = []
-    monkeypatch.setattr(run, "_begin", lambda config, several, show: begun.append(several))
+    monkeypatch.setattr(run, "_begin", lambda config, runs, several, show: begun.append(several))
     app = typer.Typer()
     app.command(cls=RayAlone)(run.replay)
     assert CliRunner().invoke(app, words).exit_code == 0

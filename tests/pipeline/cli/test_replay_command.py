@@ -183,6 +183,30 @@ def test_without_a_name_a_run_gets_one_under_runs(
     assert all((run / "summary.json").is_file() for run in runs)
 
 
+def test_the_folder_of_runs_is_that_of_the_option_or_of_the_variable(
+    tiny_pair: TinyPair,  # noqa: F811
+    omnidraft: Command,  # noqa: F811
+    here: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    command = ["replay", tiny_pair.sums, *tiny_pair.options, *QUICK, "--limit", "1"]
+    typed = omnidraft(*command, "--runs", "by-option")
+    assert typed.status == 0, typed.err
+    assert (here / "by-option" / "mlflow.db").is_file(), "the store lies next to the runs"
+    assert "--runs by-option" in typed.err, "and the commands that show the run name it"
+    monkeypatch.setenv("OMNIDRAFT_RUNS", "by-variable")
+    typed = omnidraft(*command, "--no-publish")
+    assert typed.status == 0, typed.err
+    assert "OMNIDRAFT_RUNS is no setting" not in typed.err
+    (run,) = (here / "by-variable").iterdir()
+    assert omnidraft("sql", "SELECT run, count(*) FROM prompts GROUP BY 1", "--format", "csv").out.endswith(
+        f"{run.name},1\n"
+    )
+    assert_refused(omnidraft("replay", "--resume", "last"), "can be resumed", "below by-variable")
+    assert_refused(omnidraft("replay", "--resume", "last", "--runs", "by-option"), "below by-option")
+    assert not (here / "runs").exists()
+
+
 @pytest.mark.parametrize(
     ("rows", "reason"),
     [

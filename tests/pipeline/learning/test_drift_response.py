@@ -172,6 +172,19 @@ def test_a_trial_continues_after_a_restart(tmp_path: Path):
     assert float(again.trainer.weights) == float(distill.trainer.weights) == pytest.approx(0.7)
 
 
+def test_a_trial_that_the_end_of_the_stream_interrupts_is_logged(tmp_path: Path):
+    answer, distill, _ = recall_of(tmp_path, 0.3, [0.7])
+    assert list(answer.end()) == [], "no version is on trial"
+    list(answer.respond(make_drifted(offset=9, changed_at=6)))
+    list(answer.observe(example_of(10)))
+    (event,) = answer.end()
+    assert (event.offset, event.target, event.version) == (10, "big", None)
+    assert (event.candidates, event.prompts) == (1, 1)
+    assert (event.acceptance_present, event.acceptance_best) == (pytest.approx(0.3), pytest.approx(0.7))
+    assert (distill.held, float(distill.trainer.weights)) == (0, pytest.approx(0.3)), "the drafter in service stays"
+    assert list(answer.end()) == []
+
+
 def test_of_many_versions_the_floor_and_the_newest_are_scored(tmp_path: Path):
     answer, _, versions = recall_of(tmp_path, 0.3, [0.4, 0.9, 0.9, 0.5, 0.6], most=3)
     event = respond_to(answer)

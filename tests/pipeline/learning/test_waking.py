@@ -24,7 +24,7 @@ from stages.drafting.costs import Costs
 from stages.drafting.head import AcceptanceHead
 from stages.drafting.stopping import AdaptiveSpeculation
 from stages.training.weight_update import Weights
-from store.events import BlockDone, Drifted, Event, PromptCompleted, PromptReceived, Updated
+from store.events import BlockDone, Drifted, Event, PromptCompleted, PromptReceived, Recalled, Updated
 from store.registry.registry import NoRegistry
 
 if TYPE_CHECKING:
@@ -73,6 +73,15 @@ def test_a_version_that_is_taken_back_wakes_the_next_block_once():
     runner_of(loop).learner._response.to = take
     list(loop.run(prompts_of("abc", "abc", "abc")))
     assert wakes(loop) == [3]
+
+
+def test_the_end_of_a_stream_has_what_was_undecided_about_a_drift():
+    loop, undecided = stub_loop(), Recalled(2, "big", None, 1, 3, 0.3, 0.7, 0.1)
+    runner_of(loop).learner._response.end = lambda: (undecided,)
+    events = list(loop.run(prompts_of("abc", "abc", "abc")))
+    assert events.count(undecided) == 1
+    last = max(number for number, event in enumerate(events) if isinstance(event, PromptCompleted))
+    assert events.index(undecided) > last
 
 
 def test_an_update_wakes_all_targets_that_share_the_drafter():

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 import pytest
 from event_making import make_completed, make_drifted, make_published, make_updated
 
-from pipeline.run.mlflow_run import FLUSH, WINDOW, Curves
+from pipeline.run.mlflow_run import FLUSH, WINDOW, Curves, numbers_of
 from store.events import BlockDone, Updated
 from store.query.acceptance import Acceptance
+from store.registry.registered_version import run_note
 from store.registry.registry import NoRegistry, Point
 
 ACCEPTANCE = {f"curve/acceptance_{name}" for name in ("rate", "low", "high", "judged")}
@@ -194,3 +195,24 @@ def test_lookups_have_a_curve_and_leave_those_of_the_model_alone(curves: Curves,
     alone.add(make_completed(2, blocks=10, lookup_blocks=10, judged=0, accepted=0, drafted=0))
     alone.flush()
     assert set(received.values(2)) == {"curve/lookup_share", "curve/block_efficiency", "curve/tokens_per_second"}
+
+
+def test_the_description_of_a_run_has_the_fifths_of_its_datasets_also_where_nothing_was_judged():
+    def part(rate: float | None, efficiency: float | None) -> dict[str, float | None]:
+        return {"acceptance_rate": rate, "block_efficiency": efficiency}
+
+    datasets = {
+        "questions": {"first_fifth": part(0.6531, 1.8), "last_fifth": part(0.25, 1.704)},
+        "code": {"first_fifth": part(0.39, 1.44), "last_fifth": part(None, 1.94)},
+    }
+    numbers = numbers_of({"totals": {"prompts": 72, "ledger": {"net_seconds": -0.5}}, "datasets": datasets})
+    assert numbers["questions/first_fifth_block_efficiency"] == 1.8
+    assert "code/last_fifth_acceptance_rate" not in numbers
+    lines = run_note("monday", [("questions", "builtin:questions")], numbers).splitlines()
+    assert lines[2:6] == [
+        "| first to last fifth | tokens per target forward | acceptance of the drafter model |",
+        "|---|---|---|",
+        "| questions | 1.80 to 1.70 | 0.653 to 0.250 |",
+        "| code | 1.44 to 1.94 | 0.390 to – |",
+    ]
+    assert "first to last fifth" not in run_note("monday", [])

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 from places import ROOT
+from typer.testing import CliRunner
 
-from pipeline.bench.vllm.__main__ import choose_arms, parse_batches, parse_engine_options, read_prompts, run_rounds
+from pipeline.bench.vllm.__main__ import app, choose_arms, parse_batches, parse_engine_options, read_prompts, run_rounds
 from pipeline.bench.vllm.arms import ARMS, OURS, ArmRequest, export_drafter
 from pipeline.bench.vllm.engine import EngineSpec, RoundRequest, RoundResult
 from pipeline.bench.vllm.report import HEADS, ArmRounds, make_json, make_table
@@ -81,6 +82,12 @@ def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def make_result(*texts: list[int], passes: int = 4, seconds: float = 2.0) -> RoundResult:
     return RoundResult(texts, passes, passes, 6, 3, seconds, [0.1] * 99 + [0.5], (0.1, 0.2))
+
+
+def test_help_shows_no_type_of_options_without_a_value():
+    shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "160", "TERMINAL_WIDTH": "160"}).output
+    assert "--no-chat" in shown
+    assert "<bool>" not in shown
 
 
 def test_an_engine_answers_rounds_step_by_step(stub: Path):
