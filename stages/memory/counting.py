@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
+
+from stages.memory.compiling import compile_function, compiled
 
 LONGEST = 8  # tokens of the longest context
 WAYS = 8  # slots of a bucket: a context lies in one of them
@@ -17,7 +18,6 @@ FREE = 0  # hash of an empty slot
 _MULTIPLIER, _ONE, _SHIFT, _FREE = np.uint64(MULTIPLIER), np.uint64(1), np.uint64(29), np.uint64(FREE)
 
 Hash = np.uint64  # for which Python has no type
-compiled = njit(cache=True, error_model="numpy")
 
 
 class TableArrays(NamedTuple):
@@ -56,7 +56,7 @@ def find_slot(hashes: npt.NDArray[np.uint64], value: Hash) -> int:
     return -1
 
 
-@compiled
+@compile_function
 def learn(
     table: TableArrays,
     text: npt.NDArray[np.int32],

@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from stages.memory.calibration import COUNT_EDGES, DECAY, OWN_CELLS, OWN_EDGES, RANKS, SHARE_EDGES, ChanceArrays
-from stages.memory.counting import CONTINUATIONS, LONGEST, Hash, TableArrays, compiled, find_slot, next_hash
+from stages.memory.compiling import compiled
+from stages.memory.counting import CONTINUATIONS, LONGEST, Hash, TableArrays, find_slot, next_hash
 
 LONGEST_MATCH = 32  # longer matches of the own text are counted as this long
 REACH = 4096  # tokens at the end of a text that are searched

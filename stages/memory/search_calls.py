@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from numba import carray, cfunc, types
+from numba import carray, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 from stages.memory.calibration import CELLS, ChanceArrays
-from stages.memory.counting import CONTINUATIONS, TableArrays, compiled
+from stages.memory.compiling import compile_call, compiled
+from stages.memory.counting import CONTINUATIONS, TableArrays
 from stages.memory.search import Batch, Curve, Integers, Sources, grow_rows, observe_rows
 
 # Places in the table: of what is searched, of the batch, and of what is particular to a call.
@@ -108,7 +109,7 @@ class _Calls(NamedTuple):
 
 @cache
 def _compile_calls() -> _Calls:
-    made = tuple(cfunc(CALL, cache=True)(function) for function in (_grow, _observe))
+    made = tuple(compile_call(CALL, function) for function in (_grow, _observe))
     call = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
     return _Calls(*(call(one.address) for one in made), made)
 
