@@ -4,6 +4,7 @@ import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from pipeline.config.sections import VocabularySettings
@@ -14,6 +15,7 @@ from stages.drafting.target_states import STATES_FILE, TargetStates
 from stages.forward_pass.forward import ModuleForward
 from stages.forward_pass.measurements import Measurements
 from stages.forward_pass.slot_forward import SlotForward
+from stages.memory.search_calls import compile_search
 from stages.models.adapters import ADAPTER_FOLDER, adapter_name, add_adapter, load_adapter, merge_saved_adapter
 from stages.models.devices import pick_device, set_threads
 from stages.models.huggingface import load_tokenizer
@@ -158,6 +160,8 @@ def load_models(
         raise ConfigError(
             f"weights in {min(quantised)} are for the CPU alone, but the device is {device}; try dtype = 'bfloat16'"
         )
+    compiling = Thread(target=compile_search, name="compiler")  # on the first start for some seconds
+    compiling.start()
     source = locate(config.drafter, uri, fetched)
     folder = Path(source) if Path(source).is_dir() else None
     drafter = load_drafter(config, source, device, measurements)
@@ -169,6 +173,7 @@ def load_models(
     largest = max(target.parameters for target in targets.values())
     if config.threads or largest < ONE_THREAD_BELOW:
         set_threads(config.threads or 1)
+    compiling.join()  # what follows is timed
     for model in (drafter, *targets.values()):
         model.prove_forward()  # and, with the threads of the run, see which kernels are fast
     tokenizer = load_tokenizer(source)

@@ -114,6 +114,11 @@ def _compile_calls() -> _Calls:
     return _Calls(*(call(one.address) for one in made), made)
 
 
+def compile_search() -> None:
+    """Compile the search, or load it: before the first draft, and beside work that nobody times."""
+    _compile_calls()
+
+
 class Search:
     """The compiled search over a table, a calibration and the texts of rows.
 
