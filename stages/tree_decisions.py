@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from stages.contract.blocks import Decision, TokenTree
-from stages.sampling.drawing import RowDistributions, sample
+from stages.sampling.drawing import RowDistributions, sample_other
 from stages.sampling.random_source import RandomSource, to_float32_grid
 from store.events import Origin, Outcome
 
@@ -104,7 +104,7 @@ def _decide_place(
     }
     if chosen is None:
         outcome, origin = Outcome.REJECTED, Origin.RESIDUAL
-        emitted = _draw_other(target, place + 1, tokens, rng) if any(chances) else target.draw(place + 1, rng)
+        emitted = sample_other(target.probs_MV[place + 1], tokens, rng) if any(chances) else target.draw(place + 1, rng)
     else:
         outcome, emitted, origin = Outcome.ACCEPTED, tokens[chosen], Origin.ACCEPTED
     number = chosen or 0  # the first candidate carries the rejection
@@ -125,11 +125,3 @@ def _judge_candidate(
 ) -> Decision:
     passed, candidate = int(outcome is Outcome.ACCEPTED), tree.candidates[index]
     return Decision(index, None, outcome, emitted, origin, (1.0,), (chance,), uniform, passed, candidate)
-
-
-def _draw_other(target: RowDistributions, place: int, tokens: Sequence[int], rng: RandomSource) -> int:
-    """Draw a token that is none of these."""
-    weights_V = target.probs_MV[place].clone()
-    weights_V[tokens] = 0
-    # Some other token has mass, or this would not be drawn; only rounding can make the sum 0.
-    return sample(weights_V, rng) if float(weights_V.sum()) > 0 else target.draw(place, rng)

@@ -6,10 +6,11 @@ block counts as 1 / chance blocks of its kind (inverse-propensity weighting).
 """
 
 from collections.abc import Sequence
-from random import Random
 from typing import NamedTuple
 
 from store.events import Action
+
+_MASK = (1 << 64) - 1
 
 
 class Choice(NamedTuple):
@@ -50,12 +51,19 @@ class Holdout:
         """Return the preferred action or, in a block that is held out, a drawn one."""
         if not self._share:
             return Choice(preferred, 1.0, drawn=False)
-        # Random's own hash of a text, unlike `hash`, is the same in every process.
-        random = Random(f"holdout {self._seed} {offset} {block}")
-        drawn = random.random() < self._share
-        action = random.choice(self._actions) if drawn else preferred
+        number = _mix(_mix(_mix(self._seed) ^ offset) ^ block)
+        drawn = (number >> 11) * 2.0**-53 < self._share
+        action = self._actions[_mix(number) % len(self._actions)] if drawn else preferred
         uniform = self._share / len(self._actions)
         return Choice(action, uniform + (1 - self._share) * (action is preferred), drawn)
+
+
+def _mix(number: int) -> int:
+    """Return 64 bits that look random and depend on a number alone (SplitMix64, Steele and others 2014)."""
+    number = (number + 0x9E3779B97F4A7C15) & _MASK
+    number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) & _MASK
+    return number ^ (number >> 31)
 
 
 NO_HOLDOUT = Holdout(0.0, 0, tuple(Action))

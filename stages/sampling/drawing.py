@@ -13,7 +13,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from stages.sampling.random_source import RandomSource
+from stages.compiled.lines import draw
+from stages.sampling.random_source import RandomSource, Remainder
 
 CHUNK = 256  # tokens whose weights are added up before any of them is looked at
 CERTAIN = (1.0,)  # the distribution of an outcome that has no alternative
@@ -58,8 +59,7 @@ def sample_rows(weights_NV: Tensor, rngs: Sequence[RandomSource]) -> Tensor:
     """
     uniforms = [rng.uniform(weights_V) for rng, weights_V in zip(rngs, weights_NV, strict=True)]
     if weights_NV.device.type == "cpu":
-        pairs = zip(weights_NV.detach().numpy(), uniforms, strict=True)
-        return torch.tensor([_invert(weights_V, uniform) for weights_V, uniform in pairs], dtype=torch.long)
+        return torch.tensor(list(map(_draw, weights_NV, uniforms)), dtype=torch.long)
     cumulative_NV = weights_NV.to(torch.float64).cumsum(-1)
     points_N1 = torch.tensor(uniforms, dtype=torch.float64, device=weights_NV.device)[:, None] * cumulative_NV[:, -1:]
     index_N = torch.searchsorted(cumulative_NV, points_N1, right=True)[:, 0]
@@ -69,8 +69,27 @@ def sample_rows(weights_NV: Tensor, rngs: Sequence[RandomSource]) -> Tensor:
 def sample(weights_V: Tensor, rng: RandomSource) -> int:
     """Draw one index in proportion to nonnegative weights."""
     if weights_V.device.type == "cpu":
-        return _invert(weights_V.detach().numpy(), rng.uniform(weights_V))
+        return _draw(weights_V, rng.uniform(weights_V))
     return int(sample_rows(weights_V[None], [rng])[0])
+
+
+def sample_other(weights_V: Tensor, excluded: Sequence[int], rng: RandomSource) -> int:
+    """Draw one index that is none of some, in proportion to nonnegative weights. If the others have none, which only
+    rounding can bring about where this is called, any index may be drawn.
+    """
+    if not draw.reads(weights_V):
+        rest_V = Remainder(weights_V, excluded).to_tensor()
+        return sample(rest_V if float(rest_V.sum()) > 0 else weights_V, rng)
+    uniform = rng.uniform(Remainder(weights_V, excluded))
+    index = draw.draw(weights_V, uniform, excluded)
+    return index if index != draw.NOTHING else _draw(weights_V, uniform)
+
+
+def _draw(weights_V: Tensor, uniform: float) -> int:
+    if not draw.reads(weights_V):
+        return _invert(weights_V.detach().numpy(), uniform)
+    index = draw.draw(weights_V, uniform)
+    return index if index != draw.NOTHING else len(weights_V) - 1
 
 
 def _invert(weights_V: npt.NDArray[Any], uniform: float) -> int:

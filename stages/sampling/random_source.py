@@ -10,6 +10,22 @@ from typing_extensions import override
 UNIFORM_BITS = 24  # precision of a float32 in [0, 1)
 
 
+class Remainder(NamedTuple):
+    """A distribution without some tokens, which is not computed to draw from it."""
+
+    weights_V: Tensor
+    excluded: Sequence[int]
+
+    def to_tensor(self) -> Tensor:
+        """Return the weights, those of the excluded tokens 0."""
+        weights_V = self.weights_V.clone()
+        weights_V[list(self.excluded)] = 0
+        return weights_V
+
+
+Outcomes = Tensor | Sequence[float] | Remainder  # of what is drawn, or of what is tested
+
+
 class RandomSource(Protocol):
     """Uniform numbers for one prompt, in the order in which its decisions are made.
 
@@ -18,10 +34,8 @@ class RandomSource(Protocol):
     device).
     """
 
-    def uniform(self, distribution: Tensor | Sequence[float]) -> float:
-        """Return a number in [0, 1), which decides among outcomes laid end to end in proportion to `distribution`: a
-        tensor of what is drawn, or a few numbers of what is tested.
-        """
+    def uniform(self, distribution: Outcomes) -> float:
+        """Return a number in [0, 1), which decides among outcomes laid end to end in proportion to `distribution`."""
         ...
 
 
@@ -44,7 +58,7 @@ class SeededRandomSource(RandomSource):
         self._generator = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, offset])))
 
     @override
-    def uniform(self, distribution: Tensor | Sequence[float]) -> float:
+    def uniform(self, distribution: Outcomes) -> float:
         self._drawn += 1
         return float(self._generator.random())
 

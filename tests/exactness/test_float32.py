@@ -5,7 +5,7 @@ is the probability that production gives. docs/exactness.md derives the bound.
 """
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -31,6 +31,7 @@ from stages import chain_decisions, tree_decisions
 from stages import rules as acceptance
 from stages.sampling.distributions import Sampling
 from stages.sampling.drawing import RowDistributions
+from stages.sampling.random_source import RandomSource
 from stages.tree_decisions import decide_tree
 
 UNIT = 2.0**-24  # relative error of one rounding in float32, and the grid of the numbers that decide tests
@@ -218,7 +219,11 @@ def test_fewer_bits_in_one_step_go_beyond_the_bound(monkeypatch: pytest.MonkeyPa
 
 
 def test_fewer_bits_in_a_tree_go_beyond_its_bound(monkeypatch: pytest.MonkeyPatch):
-    own = tree_decisions.sample
-    monkeypatch.setattr(tree_decisions, "sample", lambda weights_V, rng: own(weights_V.bfloat16().float(), rng))
+    own = tree_decisions.sample_other
+
+    def draw(weights_V: Tensor, excluded: Sequence[int], rng: RandomSource) -> int:
+        return own(weights_V.bfloat16().float(), excluded, rng)
+
+    monkeypatch.setattr(tree_decisions, "sample_other", draw)
     world = World(NESTED, 4, seed=1, target_support=5, dtype=torch.float32)
     assert tree_distance(world, "one") > tree_bound(world, "one")

@@ -32,7 +32,7 @@ from stages.drafting.sources import SourceChooser
 from stages.memory.calibration import own_cell
 from stages.memory.text_memory import TextMemory, TreeLimits
 from stages.sampling.distributions import Sampling
-from stages.sampling.drawing import RowDistributions
+from stages.sampling.drawing import RowDistributions, sample
 from stages.sampling.random_source import RandomSource, SeededRandomSource
 from stages.vocabulary.text_stream import StopStrings
 from store.events import Action, DraftSource, Outcome
@@ -416,7 +416,7 @@ def test_actions_that_are_drawn_keep_the_targets_distribution():
 
     def run(rng: RandomSource) -> tuple[int, ...]:
         choose, translate, judge = choosing(world, texts_of(world))
-        choose._holdout = Holdout(1.0, 26, tuple(Action))  # nothing, then the model, then copies
+        choose._holdout = Holdout(1.0, 13, tuple(Action))  # nothing, then the model, then copies
         row = new_row(rng, 3)
         admit((choose, translate, judge), [row])
         rows = [row]
@@ -494,13 +494,13 @@ def test_trees_of_the_memory_follow_a_row_s_own_sampling(sampling: Sampling):
 
 
 def _the_candidates_stay_in_the_residual(monkeypatch):
-    monkeypatch.setattr(tree_decisions, "_draw_other", lambda target, place, tokens, rng: target.draw(place, rng))
+    monkeypatch.setattr(tree_decisions, "sample_other", lambda weights_V, excluded, rng: sample(weights_V, rng))
 
 
 def _only_the_first_candidate_leaves_the_residual(monkeypatch):
-    drawn = tree_decisions._draw_other
+    drawn = tree_decisions.sample_other
     monkeypatch.setattr(
-        tree_decisions, "_draw_other", lambda target, place, own, rng: drawn(target, place, own[:1], rng)
+        tree_decisions, "sample_other", lambda weights_V, excluded, rng: drawn(weights_V, excluded[:1], rng)
     )
 
 

@@ -23,7 +23,7 @@ from stages.ngrams.eviction import LeastRecentlyUsed
 from stages.ngrams.trie import Node, Trie
 from stages.rules import MODES, Rule
 from stages.sampling.drawing import RowDistributions, sample_rows
-from stages.sampling.random_source import UNIFORM_BITS, RandomSource
+from stages.sampling.random_source import UNIFORM_BITS, Outcomes, RandomSource, Remainder
 from stages.translate import Translate
 
 NEGLIGIBLE = 1e-14  # outcomes of less weight are left out; what they add up to stays below the tests' tolerance
@@ -47,8 +47,10 @@ class EnumeratingRandomSource:
         self.untried: list[tuple[int, ...]] = []
         self._decided = 0
 
-    def uniform(self, distribution: Tensor | Sequence[float]) -> float:
+    def uniform(self, distribution: Outcomes) -> float:
         """The middle of the chosen outcome's cell."""
+        if isinstance(distribution, Remainder):
+            distribution = distribution.to_tensor()
         weights = torch.as_tensor(distribution, dtype=torch.float64).numpy()
         if not np.isfinite(weights).all():
             return 0.5  # no distribution: whatever is drawn, nothing may depend on it
