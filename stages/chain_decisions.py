@@ -52,6 +52,7 @@ def decide(
     Three pieces that are three target tokens; the drafter proposes token 0 with probability 0.8, the target gives it
     0.4. A uniform number below 0.4 / 0.8 accepts it, and the second number draws the bonus token.
 
+    >>> import torch
     >>> from stages.contract.blocks import Draft
     >>> from stages.ngrams.trie import Trie
     >>> from stages.rules import TrieRule
@@ -69,8 +70,7 @@ def decide(
     >>> target_probs_MV = torch.tensor([[0.4, 0.5, 0.1], [0.0, 0.0, 1.0]])  # M = 2: at token 0 and after it
     >>> (levels,) = rule.levels([proposal], target_probs_MV, starts=[0])
     >>> def show(*numbers):
-    ...     target = RowDistributions(target_probs_MV)
-    ...     decisions = decide(proposal, levels, target, rule, ScriptedNumbers(*numbers))
+    ...     decisions = decide(proposal, levels, RowDistributions(target_probs_MV), rule, ScriptedNumbers(*numbers))
     ...     return [(str(decision.outcome), decision.emitted, str(decision.origin)) for decision in decisions]
     >>> show(0.3, 0.9)
     [('accepted', 0, 'accepted'), ('undrafted', 2, 'bonus')]

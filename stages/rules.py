@@ -85,7 +85,7 @@ def segment_sums(values_NV: Tensor, segments: Sequence[tuple[int, Iterable[int]]
     return [float(total) for total in sums_S.tolist()]
 
 
-def _round(numbers: Sequence[float], dtype: torch.dtype) -> list[float]:
+def _round_levels(numbers: Sequence[float], dtype: torch.dtype) -> list[float]:
     """Round numbers to the precision of a type."""
     rounded: list[float] = np.array(numbers, np.float32 if dtype is torch.float32 else np.float64).tolist()
     return rounded if dtype in (torch.float32, torch.float64) else torch.tensor(numbers, dtype=dtype).tolist()
@@ -155,8 +155,8 @@ class TrieRule(Rule):
         if not placed:
             return [[] for _ in batch]
         # The test is made on the numbers that are logged: rounded to the distributions' precision.
-        target = iter(_round(self._target_levels(placed, target_probs_NV), target_probs_NV.dtype))
-        drafter = iter(_round(self._drafter_levels(batch), target_probs_NV.dtype))
+        target = iter(_round_levels(self._target_levels(placed, target_probs_NV), target_probs_NV.dtype))
+        drafter = iter(_round_levels(self._drafter_levels(batch), target_probs_NV.dtype))
         return [[_take_levels(proposed, drafter, target) for proposed in proposal.tokens] for proposal in batch]
 
     def _target_levels(self, placed: Sequence[tuple[int, Test]], target_probs_NV: Tensor) -> list[float]:

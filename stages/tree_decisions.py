@@ -39,6 +39,7 @@ def decide_tree(tree: TokenTree, target: RowDistributions, rng: RandomSource) ->
     The text is followed by 1 or 2, and 1 by 3. The target gives 0.5 to 1, 0.25 to 2 and 0.25 to 0; after 1 it is sure
     of 3, after 3 of 0.
 
+    >>> import torch
     >>> from stages.contract.blocks import Candidate
     >>> from store.events import DraftSource
     >>> class ScriptedNumbers(RandomSource):

@@ -34,7 +34,7 @@ class Holdout:
     >>> holdout = Holdout(share=0.25, seed=0, actions=(Action.NOTHING, Action.COPIES, Action.MODEL))
     >>> choices = [holdout.choose(offset=0, block=block, preferred=Action.COPIES) for block in range(12)]
     >>> [choice.action.value for choice in choices if choice.drawn]
-    ['copies', 'model']
+    ['copies', 'nothing', 'nothing', 'model']
     >>> sorted({round(choice.propensity, 4) for choice in choices})
     [0.0833, 0.8333]
 

@@ -65,9 +65,9 @@ def learn(
     first: Hash,
     scope: int,
     clock: int,
-    room: int,
+    most: int,
 ) -> tuple[int, int]:
-    """Count every token from `begin` on after its contexts, until the table has less than no room.
+    """Count every token from `begin` on after its contexts, until more contexts than so many were added.
 
     Args:
         table: is written to.
@@ -77,14 +77,14 @@ def learn(
         first: hash of no token in the scope.
         scope: whose contexts these are.
         clock: number of the text, as the stamp of what is counted.
-        room: new contexts after which the table is to grow before the next token.
+        most: new contexts beyond which the table is to grow before the next token.
 
     Returns:
         the index of the first token that was not counted, and the number of contexts that were added.
     """
     added = np.int64(0)
     for place in range(begin, len(text)):
-        if added > room:
+        if added > most:
             return place, added
         value = first
         for before in range(place - 1, max(0, place - order) - 1, -1):

@@ -200,8 +200,8 @@ class NgramTable:
         while place < len(tokens):
             if 2 * self._used > self._slots and self._slots < self._most:
                 self._double()
-            room = self._slots // 2 - self._used if self._slots < self._most else self._slots
-            place, added = learn(self.arrays, text, place, self.order, first, scope, self._clock, room)
+            most = self._slots // 2 - self._used if self._slots < self._most else self._slots
+            place, added = learn(self.arrays, text, place, self.order, first, scope, self._clock, most)
             self._used += added
 
     def _touch(self, value: int, scope: int) -> int:

@@ -211,7 +211,7 @@ def _add_option(options: Options, count: int, token: int, context: int, seen: in
     return count
 
 
-class Batch(NamedTuple):
+class SearchedRows(NamedTuple):
     """The rows of a batch: their texts, one per line of `texts`, and what limits their trees.
 
     Attributes:
@@ -276,7 +276,14 @@ def _is_in(tokens: Integers, token: int) -> bool:
 
 @compiled
 def _push(
-    sources: Sources, batch: Batch, row: int, parent: int, counts: Integers, heap: Heap, pushed: int, options: Options
+    sources: Sources,
+    batch: SearchedRows,
+    row: int,
+    parent: int,
+    counts: Integers,
+    heap: Heap,
+    pushed: int,
+    options: Options,
 ) -> int:
     """Push the candidates after another one, or after the text. Returns the number of all that were pushed."""
     depth = heap.fields[parent, DEPTH] + 1 if parent >= 0 else 0
@@ -320,7 +327,7 @@ def _highest(heap: Heap, pushed: int) -> int:
 
 
 @compiled
-def grow_rows(sources: Sources, batch: Batch, curve: Curve, fields: Integers, chances: Floats) -> int:
+def grow_rows(sources: Sources, batch: SearchedRows, curve: Curve, fields: Integers, chances: Floats) -> int:
     """Grow the trees of a batch.
 
     The likeliest candidate of all rows is added, and its own continuations may be added then. Chosen are the first so
@@ -443,7 +450,9 @@ def _observe_row(sources: Sources, text: npt.NDArray[np.int32], emitted: Integer
 
 
 @compiled
-def observe_rows(sources: Sources, batch: Batch, emitted: Integers, counts: Integers, predicted: Integers) -> None:
+def observe_rows(
+    sources: Sources, batch: SearchedRows, emitted: Integers, counts: Integers, predicted: Integers
+) -> None:
     """Count the hits and trials of all options at the places of emitted tokens.
 
     Args:

@@ -21,7 +21,7 @@ from numba.extending import intrinsic
 from stages.memory.calibration import CELLS, ChanceArrays
 from stages.memory.compiling import compile_call, compiled
 from stages.memory.counting import CONTINUATIONS, TableArrays
-from stages.memory.search import Batch, Curve, Integers, Sources, grow_rows, observe_rows
+from stages.memory.search import Curve, Integers, SearchedRows, Sources, grow_rows, observe_rows
 
 # Places in the table: of what is searched, of the batch, and of what is particular to a call.
 TABLE, SLOTS, CHANCES, ENDS, END_COUNT, ORDER, OWN = 0, 6, 7, 11, 12, 13, 14
@@ -69,9 +69,9 @@ def _read_sources(table: Integers) -> Sources:
 
 
 @compiled
-def _read_batch(table: Integers) -> Batch:
+def _read_batch(table: Integers) -> SearchedRows:
     rows, numbers = table[ROWS], table[ROW_NUMBERS]
-    return Batch(
+    return SearchedRows(
         carray(_as_pointer(table[TEXTS]), (table[LINES], table[CAPACITY]), dtype=np.int32),
         carray(_as_pointer(numbers), (rows,), dtype=np.int64),
         carray(_as_pointer(numbers + 8 * rows), (rows,), dtype=np.int64),
@@ -115,7 +115,7 @@ def _compile_calls() -> _Calls:
 
 
 def compile_search() -> None:
-    """Compile the search, or load it: before the first draft, and beside work that nobody times."""
+    """Compile the search, or load it: before the first draft, and during work that nobody times."""
     _compile_calls()
 
 

@@ -33,10 +33,9 @@ class GrownTree(NamedTuple):
 
 @dataclass
 class _RowMemory:
-    """State of a row: the line of its text, the length of the text in this block, and the hash of no token."""
+    """State of a row: the line of its text, and the length of the text in this block."""
 
     line: int
-    first: int
     length: int = 0
 
 
@@ -87,7 +86,7 @@ class TextMemory:
 
     def admit(self, row: SequenceState) -> None:
         """Add a row: a new one, or one of a checkpoint that is resumed."""
-        self._rows[row] = _RowMemory(self._texts.take_line(), as_signed(first_hash(row.scope)))
+        self._rows[row] = _RowMemory(self._texts.take_line())
 
     def release(self, row: SequenceState) -> None:
         """Remove a row, measure how common what the target emitted in it is, and learn that."""
@@ -139,7 +138,7 @@ class TextMemory:
         return RowNumbers(
             [of_row.line for of_row in own],
             [of_row.length for of_row in own],
-            [of_row.first for of_row in own],
+            [as_signed(first_hash(row.scope)) for row in batch],
             [min(self._limits.depth, row.remaining_tokens) for row in batch],
         )
 

@@ -82,9 +82,13 @@ def _compiled_draw() -> Callable[[int], None]:
 def _build() -> ir.Module:
     module = ir.Module("draw")
     emit = Emitter(module, "draw", [POINTER])
-    _Inversion(emit).emit_all()
+    _Inversion(emit).emit_draw()
     emit.finish()
     return module
+
+
+def _constant(value: float) -> Value:
+    return ir.Constant(DOUBLE, value)
 
 
 class _Inversion:
@@ -100,21 +104,17 @@ class _Inversion:
         self.index = emit.pointer(table, Drawing.INDEX)
         self.length = emit.long(CHUNK * VECTOR_SIZE)
         self.chunks = emit.divide(emit.add(self.size, CHUNK * VECTOR_SIZE - 1), self.length)
-        self.total = emit.variable(DOUBLE, self.double(0.0))
+        self.total = emit.variable(DOUBLE, _constant(0.0))
         self.vector = emit.variable(DOUBLES, ir.Constant(DOUBLES, [0.0] * VECTOR_SIZE))
         self.found = emit.variable(LONG, emit.long(NOTHING))
         self.last = emit.variable(LONG, emit.long(NOTHING))
 
-    def double(self, value: float) -> Value:
-        """Return a constant."""
-        return ir.Constant(DOUBLE, value)
-
-    def emit_all(self) -> None:
-        """Emit a draw."""
+    def emit_draw(self) -> None:
+        """Emit the draw of one index, from moving what is excluded out of the weights to restoring it."""
         self._move_excluded(exclude=True)
         self._add_chunks()
         total = self.emit.get(self.total, DOUBLE)
-        with self.emit.condition(self.build.fcmp_ordered(">", total, self.double(0.0))):
+        with self.emit.condition(self.build.fcmp_ordered(">", total, _constant(0.0))):
             point = self.build.fmul(self.uniform, total)
             chunk = self._find_chunk(point, total)
             self._find_in_chunk(chunk, point)
@@ -143,7 +143,7 @@ class _Inversion:
     def _add_chunks(self) -> None:
         """Store the cumulative sums of the chunks."""
         emit, build = self.emit, self.build
-        emit.set(self.total, self.double(0.0))
+        emit.set(self.total, _constant(0.0))
         with emit.loop(0, self.chunks) as chunk:
             begin, end = self._range_of(chunk)
             whole = emit.add(begin, emit.multiply(emit.divide(emit.subtract(end, begin), VECTOR_SIZE), VECTOR_SIZE))
@@ -179,10 +179,10 @@ class _Inversion:
         emit, build = self.emit, self.build
         first = build.icmp_signed("==", chunk, emit.long(0))
         before = emit.subtract(build.select(first, emit.long(1), chunk), 1)
-        edge = build.select(first, self.double(0.0), emit.load(emit.offset(self.sums, before, 8), DOUBLE, 8))
+        edge = build.select(first, _constant(0.0), emit.load(emit.offset(self.sums, before, 8), DOUBLE, 8))
         begin, end = self._range_of(chunk)
         emit.set(self.found, emit.long(NOTHING))
-        emit.set(self.total, self.double(0.0))
+        emit.set(self.total, _constant(0.0))
         with emit.loop(begin, end) as place:
             weight = self._weight(place)
             emit.set(self.total, build.fadd(emit.get(self.total, DOUBLE), weight))
@@ -190,7 +190,7 @@ class _Inversion:
             open_still = build.icmp_signed("==", emit.get(self.found, LONG), emit.long(NOTHING))
             with emit.condition(build.and_(reached, open_still)):
                 emit.set(self.found, place)
-            with emit.condition(build.fcmp_ordered(">", weight, self.double(0.0))):
+            with emit.condition(build.fcmp_ordered(">", weight, _constant(0.0))):
                 emit.set(self.last, place)
         with emit.condition(build.icmp_signed("==", emit.get(self.found, LONG), emit.long(NOTHING))):
             emit.set(self.found, emit.get(self.last, LONG))

@@ -39,8 +39,8 @@ class LargestLogits:
 
     >>> logits_NV = torch.tensor([[0.2, 0.5] + [0.01] * 30]).log()
     >>> ids, logits, sums = LargestLogits(count=2, temperature=1.0)(logits_NV)
-    >>> ids.tolist(), logits.round(2).tolist(), sums.round(2).tolist()
-    ([[1, 0]], [[-0.69, -1.61]], [[2.0]])
+    >>> ids.tolist(), np.exp(logits).round(1).astype(str).tolist(), sums.round(2).tolist()
+    ([[1, 0]], [['0.5', '0.2']], [[2.0]])
 
     Args:
         count: K.
@@ -231,9 +231,9 @@ class _Selection:
         with emit.repeat() as stop:
             bits = emit.get(left, MASK)
             stop(build.icmp_signed("==", bits, ir.Constant(MASK, 0)))
-            lane = emit.call(f"llvm.cttz.i{VECTOR_SIZE}", MASK, [bits, ir.Constant(ir.IntType(1), 1)])
+            bit = emit.call(f"llvm.cttz.i{VECTOR_SIZE}", MASK, [bits, ir.Constant(ir.IntType(1), 1)])
             emit.set(left, build.and_(bits, build.sub(bits, ir.Constant(MASK, 1))))
-            place = emit.add(emit.multiply(vector, VECTOR_SIZE), build.zext(lane, LONG))
+            place = emit.add(emit.multiply(vector, VECTOR_SIZE), build.zext(bit, LONG))
             end = emit.get(self.kept, LONG)
             fits = build.icmp_signed("<", place, self.size)  # what fills the last vector up is no number of the line
             if limit is not None:

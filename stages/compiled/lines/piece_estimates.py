@@ -66,7 +66,7 @@ class PieceEstimates:
 
     def __init__(self, width: int, extra: int, inner: int, layers: int) -> None:
         self._width, self._features, self._inner, self._layers = width, width + extra, inner, layers
-        # The last vector of the logits, the largest two of its lanes, the head's input, its state and what is added.
+        # The last vector of the logits, the largest two by place, the head's input, its state and what is added.
         self._scratch = np.zeros(3 * VECTOR_SIZE + self._features + VECTOR_SIZE + 2 * inner, np.float32)
 
     @staticmethod
@@ -121,6 +121,10 @@ def _build() -> ir.Module:
     return module
 
 
+def _constant(value: float) -> Value:
+    return ir.Constant(FLOAT, value)
+
+
 class _Estimation:
     """Emits the parts of an estimate, in the order in which they run."""
 
@@ -131,19 +135,15 @@ class _Estimation:
             emit.field(table, number) for number in (Estimate.SIZE, Estimate.WIDTH, Estimate.INNER)
         )
         self.tail = emit.pointer(table, Estimate.SCRATCH)
-        self.lanes = emit.offset(self.tail, VECTOR_SIZE, 4)
-        self.state = emit.offset(self.lanes, 2 * VECTOR_SIZE, 4)
+        self.pair = emit.offset(self.tail, VECTOR_SIZE, 4)
+        self.state = emit.offset(self.pair, 2 * VECTOR_SIZE, 4)
         self.added = emit.offset(self.state, self.inner, 4)
         self.inputs = emit.offset(self.added, self.inner, 4)
         self.whole = emit.divide(self.size, VECTOR_SIZE)  # vectors without a number beyond the line
         self.vectors = emit.divide(emit.add(self.size, VECTOR_SIZE - 1), VECTOR_SIZE)
         self.total = emit.variable(VECTOR, emit.floats(0.0))
         self.weighted = emit.variable(VECTOR, emit.floats(0.0))
-        self.number = emit.variable(FLOAT, self.float(0.0))
-
-    def float(self, value: float) -> Value:
-        """Return a constant."""
-        return ir.Constant(FLOAT, value)
+        self.number = emit.variable(FLOAT, _constant(0.0))
 
     def weight(self, number: Value | int) -> Value:
         """Return the address of a parameter of the head."""
@@ -184,10 +184,10 @@ class _Estimation:
         total, weighted = self._sum_exponentials(logits, first)
         log_total = self._at_first(logarithm(emit, emit.spread(total)))
         own_log = build.fsub(build.fsub(own, first), log_total)
-        share = build.fdiv(self.float(1.0), total)
+        share = build.fdiv(_constant(1.0), total)
         second = self._at_first(exponential(emit, emit.spread(build.fsub(second, first))))
         second = build.fmul(second, share)
-        lowest = self.float(LOWEST_LOG)
+        lowest = _constant(LOWEST_LOG)
         numbers = {
             _Feature.OWN_LOG: build.select(build.fcmp_ordered("<", own_log, lowest), lowest, own_log),
             _Feature.ENTROPY: build.fsub(log_total, build.fmul(weighted, share)),
@@ -227,14 +227,12 @@ class _Estimation:
         emit.set(self.total, emit.floats(lowest))
         emit.set(self.weighted, emit.floats(lowest))
         self._raise_two(self.vectors, lambda vector: self._load(logits, vector), self.total, self.weighted)
-        emit.store(emit.get(self.total, VECTOR), self.lanes)
-        emit.store(emit.get(self.weighted, VECTOR), emit.offset(self.lanes, VECTOR_SIZE, 4))
-        first, second = emit.variable(FLOAT, self.float(lowest)), emit.variable(FLOAT, self.float(lowest))
+        emit.store(emit.get(self.total, VECTOR), self.pair)
+        emit.store(emit.get(self.weighted, VECTOR), emit.offset(self.pair, VECTOR_SIZE, 4))
+        first, second = emit.variable(FLOAT, _constant(lowest)), emit.variable(FLOAT, _constant(lowest))
         for variable in (first, second):
-            emit.set(variable, self.float(lowest))
-        self._raise_two(
-            emit.long(2 * VECTOR_SIZE), lambda lane: emit.load(emit.offset(self.lanes, lane, 4), FLOAT), first, second
-        )
+            emit.set(variable, _constant(lowest))
+        self._raise_two(emit.long(2 * VECTOR_SIZE), lambda place: self._read(self.pair, place), first, second)
         return emit.get(first, FLOAT), emit.get(second, FLOAT)
 
     def _raise_two(self, count: Value, load: Callable[[Value], Value], first: Value, second: Value) -> None:
@@ -272,7 +270,7 @@ class _Estimation:
             return build.fmul(distance, distance)
 
         variance = build.fdiv(self._sum(self.width, square), width)
-        spread = emit.call("llvm.sqrt.f32", FLOAT, [build.fadd(variance, self.float(NORM_EPS))])
+        spread = emit.call("llvm.sqrt.f32", FLOAT, [build.fadd(variance, _constant(NORM_EPS))])
         scale, shift = self.weight(_Weight.NORM_SCALE), self.weight(_Weight.NORM_SHIFT)
         with emit.loop(0, self.width) as place:
             number = build.fdiv(build.fsub(self._read(features, place), mean), spread)
@@ -286,7 +284,7 @@ class _Estimation:
 
     def _sum(self, count: Value, number: Callable[[Value], Value], start: Value | int = 0) -> Value:
         """Return the sum of numbers, one after the other."""
-        self.emit.set(self.number, self.float(0.0))
+        self.emit.set(self.number, _constant(0.0))
         with self.emit.loop(start, count) as place:
             self.emit.set(self.number, self.build.fadd(self.emit.get(self.number, FLOAT), number(place)))
         return self.emit.get(self.number, FLOAT)

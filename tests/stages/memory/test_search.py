@@ -1,4 +1,4 @@
-"""The compiled search next to the plain functions that say what it finds."""
+"""The compiled search next to the plain functions that define what it finds."""
 
 import random
 
