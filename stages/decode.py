@@ -103,7 +103,7 @@ class Decode(Stage[SequenceState, Draft]):
             (B, D), if the drafter reads them; the term is part of the recorded distribution.
 
     Attributes:
-        reader: reads prompts; None, the default, reads each in one pass.
+        reader: reads prompts; None, the default, reads each in one pass, before its first draft.
         unusable: number of drafts that ended because the drafter's distribution was NaN or infinite.
     """
 
@@ -137,11 +137,11 @@ class Decode(Stage[SequenceState, Draft]):
 
     @override
     def admit(self, row: SequenceState) -> None:
-        """Read the prompt, unless drafting is disabled."""
+        """Let the reader read the prompt; without one, it is read before the first draft, which may never come."""
         if self.reader and self.max_draft:
             self.reader.admit(row)
         else:
-            self.model.admit(row, row.pieces if self.max_draft else row.pieces[:1])
+            self.model.admit(row, row.pieces, read=False)
         self._read[row] = row.pieces[: self.model.length(row)]
         self._agreed[row] = len(self._read[row])
 

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
@@ -31,6 +32,10 @@ from store.registry.version_folder import MANIFEST, open_version
 # Matrices of smaller targets do not divide: one thread is as fast on an idle machine, several times faster on a busy
 # one, and equal seeds then give equal decisions whatever the load.
 ONE_THREAD_BELOW = 50_000_000
+
+# For so long another thread, such as the one that writes to MLflow, may go on in Python when a pass of a model has
+# ended. By Python's default, 5 milliseconds, it often took longer than the pass.
+SWITCH_SECONDS = 0.0005
 
 
 @dataclass(frozen=True)
@@ -160,6 +165,7 @@ def load_models(
         raise ConfigError(
             f"weights in {min(quantised)} are for the CPU alone, but the device is {device}; try dtype = 'bfloat16'"
         )
+    sys.setswitchinterval(SWITCH_SECONDS)
     compiling = Thread(target=compile_search, name="compiler")  # on the first start for some seconds
     compiling.start()
     source = locate(config.drafter, uri, fetched)

@@ -13,7 +13,7 @@ from stages.drafting.costs import CostModel
 from store.events import Action
 
 GAIN_EDGES = (0.1, 0.3, 0.6, 1.0, 1.6, 2.5)  # expected accepted candidates of a tree; the model has statistics for each
-EVERY_MODEL_TURN = 32  # after this many blocks in a row with gains of one kind the model drafts, for comparison
+EVERY_MODEL_TURN = 32  # after so many blocks of all rows with gains of one kind the model drafts, for comparison
 
 
 @dataclass
@@ -74,13 +74,13 @@ class SourceChooser:
         candidates: instead of no draft.
         """
         kind = bisect_right(GAIN_EDGES, expected)
-        if self._turns[kind] >= EVERY_MODEL_TURN or not (candidates or self._may_rest):
+        if self._turns[kind] >= EVERY_MODEL_TURN * self.rows or not (candidates or self._may_rest):
             return True
         return self._model_rate(kind) > self.tree_rate(candidates, expected)
 
     def try_model(self) -> None:
         """Let the model draft at the next block of each kind, because it may be better than it was."""
-        self._turns = [EVERY_MODEL_TURN for _ in self._turns]
+        self._turns = [EVERY_MODEL_TURN * self.rows for _ in self._turns]
 
     def _model_rate(self, kind: int) -> float:
         """Return the model's rate where trees promise this, shrunk to its overall rate while there are few samples."""
