@@ -33,8 +33,8 @@ from store.registry.version_folder import MANIFEST, open_version
 # one, and equal seeds then give equal decisions whatever the load.
 ONE_THREAD_BELOW = 50_000_000
 
-# For so long another thread, such as the one that writes to MLflow, may go on in Python when a pass of a model has
-# ended. By Python's default, 5 milliseconds, it often took longer than the pass.
+# For so long another thread, such as the one that writes to MLflow, may hold the interpreter when a pass of a model has
+# ended. By Python's default, 5 milliseconds, that often took longer than the pass.
 SWITCH_SECONDS = 0.0005
 
 
