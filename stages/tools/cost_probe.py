@@ -1,6 +1,7 @@
 """Measures the costs of drafting and verifying on this machine, on synthetic sequences."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from time import perf_counter
 from typing import NamedTuple
 
@@ -128,7 +129,8 @@ def _target_curve(target: LanguageModel, batch: int) -> list[tuple[int, float]]:
         for row in rows:
             target.roll_back(row, len(row.tokens) - 1)
 
-    curve = [(batch * count, _seconds(lambda count=count: read(count))) for count in COUNTS]  # type: ignore[misc]
+    seconds = _seconds_in_turn([partial(read, count) for count in COUNTS])
+    curve = [(batch * count, own) for count, own in zip(COUNTS, seconds, strict=True)]
     for row in rows:
         target.release(row)
     return curve
@@ -153,10 +155,24 @@ def _make_sequence(number: int, model: LanguageModel, remaining: int) -> Sequenc
 
 def _seconds(run: Callable[[], object]) -> float:
     """Return the seconds of the fastest of several runs; other load of the machine can only add to them."""
-    run()
-    found: list[float] = []
-    while len(found) < REPEATS and (len(found) < 3 or sum(found) < MAX_SECONDS):
-        started = perf_counter()
+    (seconds,) = _seconds_in_turn([run])
+    return seconds
+
+
+def _seconds_in_turn(runs: Sequence[Callable[[], object]]) -> list[float]:
+    """Return the seconds of the fastest of several calls of each run. They take turns, so that a machine that is slower
+    for a while is slower for all of them: their ratios decide.
+    """
+    for run in runs:
         run()
-        found.append(perf_counter() - started)
-    return min(found)
+    found: list[list[float]] = []
+    began = perf_counter()
+    while len(found) < REPEATS and (len(found) < 3 or perf_counter() - began < MAX_SECONDS * len(runs)):
+        found.append([_time(run) for run in runs])
+    return list(map(min, zip(*found, strict=True)))
+
+
+def _time(run: Callable[[], object]) -> float:
+    started = perf_counter()
+    run()
+    return perf_counter() - started
