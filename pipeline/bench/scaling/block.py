@@ -167,7 +167,7 @@ class GivenLogits:
         self.device, self.vocabulary_size = logits_NV.device, logits_NV.shape[1]
         self._hidden_1W = random_distributions(1, WIDTH, 0).to(self.device)
 
-    def admit(self, row: SequenceState, tokens: Sequence[int]) -> None:
+    def admit(self, row: SequenceState, tokens: Sequence[int], *, read: bool = True) -> None:
         """Do nothing: no state is kept per row."""
 
     def release(self, row: SequenceState) -> None:
