@@ -86,9 +86,11 @@ def segment_sums(values_NV: Tensor, segments: Sequence[tuple[int, Iterable[int]]
 
 
 def _round_levels(numbers: Sequence[float], dtype: torch.dtype) -> list[float]:
-    """Round numbers to the precision of a type."""
-    rounded: list[float] = np.array(numbers, np.float32 if dtype is torch.float32 else np.float64).tolist()
-    return rounded if dtype in (torch.float32, torch.float64) else torch.tensor(numbers, dtype=dtype).tolist()
+    """Round numbers to the precision of a type; of float32, the usual one, without a tensor."""
+    if dtype is torch.float32:
+        rounded: list[float] = np.array(numbers, np.float32).tolist()
+        return rounded
+    return torch.tensor(numbers, dtype=dtype).tolist()
 
 
 def option_members(test: Test) -> Sequence[int]:

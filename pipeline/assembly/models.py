@@ -166,8 +166,7 @@ def load_models(
             f"weights in {min(quantised)} are for the CPU alone, but the device is {device}; try dtype = 'bfloat16'"
         )
     sys.setswitchinterval(SWITCH_SECONDS)
-    compiling = Thread(target=compile_search, name="compiler")  # on the first start for some seconds
-    compiling.start()
+    compiling = _start_compiling(config)
     source = locate(config.drafter, uri, fetched)
     folder = Path(source) if Path(source).is_dir() else None
     drafter = load_drafter(config, source, device, measurements)
@@ -179,7 +178,8 @@ def load_models(
     largest = max(target.parameters for target in targets.values())
     if config.threads or largest < ONE_THREAD_BELOW:
         set_threads(config.threads or 1)
-    compiling.join()  # what follows is timed
+    if compiling:
+        compiling.join()  # what follows is timed
     for model in (drafter, *targets.values()):
         model.prove_forward()  # and, with the threads of the run, see which kernels are fast
     tokenizer = load_tokenizer(source)
@@ -195,6 +195,15 @@ def load_models(
         return Models(name, own, target_vocabulary, drafter_vocabulary, tokenizer, folder, pair_of_both, target)
 
     return tuple(with_target(name, target) for name, target in targets.items())
+
+
+def _start_compiling(config: Config) -> Thread | None:
+    """Compile the search for drafts, which takes some seconds on the first start of a release, if it is used."""
+    if config.draft.max_draft == 0 or {"own", "memory"}.isdisjoint(config.draft.sources):
+        return None
+    compiling = Thread(target=compile_search, name="compiler")
+    compiling.start()
+    return compiling
 
 
 def registry_uri(config: Config) -> str:

@@ -1,14 +1,13 @@
 """Chances of candidates, learned online: how often candidates like this one were emitted."""
 
-from bisect import bisect_right
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from stages.contract.snapshot import Saved, SnapshotReader
+from stages.memory.compiling import compiled
 from stages.memory.counting import LONGEST
 
 OWN_EDGES = (2, 3, 4, 5, 6, 8, 12, 20, 32)  # matches of the own text of 1, 2, ..., 32 tokens
@@ -22,12 +21,21 @@ OWN_CELLS = len(OWN_EDGES) + 1
 CELLS = OWN_CELLS + LONGEST * (len(COUNT_EDGES) + 1) * (len(SHARE_EDGES) + 1) * RANKS
 
 
+@compiled
+def _bisect_right(edges: tuple[float, ...], number: float) -> int:
+    place = 0
+    while place < len(edges) and edges[place] <= number:
+        place += 1
+    return place
+
+
+@compiled
 def own_cell(length: int) -> int:
     """Return the cell of a continuation of the own text after a match of this many tokens."""
-    return bisect_right(OWN_EDGES, length)
+    return _bisect_right(OWN_EDGES, length)
 
 
-@lru_cache(1 << 12)
+@compiled
 def memory_cell(context: int, total: int, count: int, rank: int) -> int:
     """Return the cell of a continuation that the memory knows.
 
@@ -38,8 +46,8 @@ def memory_cell(context: int, total: int, count: int, rank: int) -> int:
         rank: its rank by count, from 0.
     """
     counts, shares = len(COUNT_EDGES) + 1, len(SHARE_EDGES) + 1
-    share = bisect_right(SHARE_EDGES, count / total) if total else 0
-    place = ((context - 1) * counts + bisect_right(COUNT_EDGES, total)) * shares + share
+    share = _bisect_right(SHARE_EDGES, count / total) if total else 0
+    place = ((context - 1) * counts + _bisect_right(COUNT_EDGES, total)) * shares + share
     return OWN_CELLS + place * RANKS + rank
 
 
@@ -53,6 +61,19 @@ class ChanceArrays(NamedTuple):
     trials: Cells
     hits_elsewhere: Cells
     trials_elsewhere: Cells
+
+
+@compiled
+def chance_of(cells: ChanceArrays, cell: int) -> float:
+    """Return the estimated probability that a candidate of this cell is emitted where it is judged."""
+    return (cells.hits[cell] + cells.hits_elsewhere[cell]) / (cells.trials[cell] + cells.trials_elsewhere[cell])
+
+
+@compiled
+def count_trial(cells: ChanceArrays, cell: int, hit: bool) -> None:
+    """Count a candidate whose place was decided."""
+    cells.hits[cell] = DECAY * cells.hits[cell] + hit
+    cells.trials[cell] = DECAY * cells.trials[cell] + 1
 
 
 @dataclass(frozen=True)
@@ -82,13 +103,11 @@ class Calibration:
 
     def chance(self, cell: int) -> float:
         """Return the estimated probability that a candidate of this cell is emitted where it is judged."""
-        trials = self._trials[cell] + self._trials_elsewhere[cell]
-        return float((self._hits[cell] + self._hits_elsewhere[cell]) / trials)
+        return float(chance_of(self.arrays, cell))
 
     def observe(self, cell: int, *, hit: bool) -> None:
         """Count a candidate whose place was decided."""
-        self._hits[cell] = DECAY * self._hits[cell] + hit
-        self._trials[cell] = DECAY * self._trials[cell] + 1
+        count_trial(self.arrays, cell, hit)
 
     def evidence(self) -> "CalibrationState":
         """Return the hits and trials of the candidates observed here, without those of the prior or of a file."""

@@ -1,4 +1,4 @@
-"""Counting continuations in the arrays of an `NgramTable`: its hash, and what a text adds, compiled by Numba.
+"""Counting continuations in the arrays of an `NgramTable`, and finding contexts there, compiled by Numba.
 
 Shapes: S slots of the table, T tokens of a text.
 """
@@ -18,6 +18,7 @@ FREE = 0  # hash of an empty slot
 _MULTIPLIER, _ONE, _SHIFT, _FREE = np.uint64(MULTIPLIER), np.uint64(1), np.uint64(29), np.uint64(FREE)
 
 Hash = np.uint64  # for which Python has no type
+Tokens = npt.NDArray[np.int32]
 
 
 class TableArrays(NamedTuple):
@@ -56,10 +57,34 @@ def find_slot(hashes: npt.NDArray[np.uint64], value: Hash) -> int:
     return -1
 
 
+@compiled
+def find_contexts(table: TableArrays, suffix: Tokens, order: int, first: Hash) -> tuple[int, int, int]:
+    """Return the length of the longest known context at the end of a text, its slot, and the slot of the one that is
+    shorter by a token, -1 for none.
+
+    Contexts are tried from the shortest on and the first unknown one ends the search: whatever follows a long context
+    was counted after its suffixes too.
+
+    Args:
+        table: is searched.
+        suffix: the last tokens of the text.
+        order: tokens of the longest context.
+        first: hash of no token in the scope.
+    """
+    known, longest, second, value = 0, -1, -1, first
+    for number in range(min(len(suffix), order)):
+        value = next_hash(value, suffix[len(suffix) - 1 - number])
+        slot = find_slot(table.hashes, value)
+        if slot < 0:
+            break
+        known, longest, second = known + 1, slot, longest
+    return known, longest, second
+
+
 @compile_function
 def learn(
     table: TableArrays,
-    text: npt.NDArray[np.int32],
+    text: Tokens,
     begin: int,
     order: int,
     first: Hash,
@@ -93,8 +118,31 @@ def learn(
             added += is_new
             table.stamps[slot] = clock
             table.totals[slot] += 1
-            _raise(table, slot, text[place])
+            _raise(table, slot, text[place], 1)
     return len(text), added
+
+
+@compile_function
+def merge(table: TableArrays, other: TableArrays, begin: int, clock: int, most: int) -> tuple[int, int]:
+    """Add the counts of another table from a slot on, as `learn` those of a text.
+
+    Returns:
+        the first slot that was not added, and the number of contexts that were added.
+    """
+    added = np.int64(0)
+    for slot in range(begin, len(other.hashes)):
+        if other.hashes[slot] == _FREE:
+            continue
+        if added > most:
+            return slot, added
+        mine, is_new = _touch(table, other.hashes[slot], other.scopes[slot])
+        added += is_new
+        table.stamps[mine] = clock
+        table.totals[mine] += other.totals[slot]
+        for place in range(slot * CONTINUATIONS, (slot + 1) * CONTINUATIONS):
+            if other.counts[place]:
+                _raise(table, mine, other.tokens[place], np.int64(other.counts[place]))
+    return len(other.hashes), added
 
 
 @compiled
@@ -119,15 +167,15 @@ def _touch(table: TableArrays, value: Hash, scope: int) -> tuple[int, int]:
 
 
 @compiled
-def _raise(table: TableArrays, slot: int, token: int) -> None:
-    """Count a continuation once more, and keep the order: by count, and the last to reach it first. A new one takes the
-    place of the last.
+def _raise(table: TableArrays, slot: int, token: int, more: int) -> None:
+    """Add to the count of a continuation, and keep the order: by count, and the last to reach it first. A new one takes
+    the place of the last.
     """
     tokens, counts, begin = table.tokens, table.counts, slot * CONTINUATIONS
     place = begin
     while place < begin + CONTINUATIONS - 1 and counts[place] and tokens[place] != token:
         place += 1
-    count = np.int64(counts[place]) + 1 if tokens[place] == token else np.int64(1)
+    count = np.int64(counts[place]) + more if tokens[place] == token else np.int64(more)
     while place > begin and counts[place - 1] <= count:
         tokens[place], counts[place] = tokens[place - 1], counts[place - 1]
         place -= 1

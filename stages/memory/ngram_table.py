@@ -10,7 +10,7 @@ Shapes: S slots, C continuations per slot, U used slots.
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -21,7 +21,18 @@ import torch
 from torch import Tensor
 
 from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
-from stages.memory.counting import CONTINUATIONS, FREE, LONGEST, MULTIPLIER, WAYS, TableArrays, learn
+from stages.memory.counting import (
+    CONTINUATIONS,
+    FREE,
+    LONGEST,
+    MULTIPLIER,
+    WAYS,
+    TableArrays,
+    find_contexts,
+    find_slot,
+    learn,
+    merge,
+)
 
 SLOT_BYTES = 8 + CONTINUATIONS * (4 + 4) + 4 + 4 + 4
 FIRST_SLOTS = 1 << 12
@@ -136,41 +147,26 @@ class NgramTable:
         """Size of the arrays at most."""
         return self._most * SLOT_BYTES
 
-    def find(self, tokens: Sequence[int], scope: int = 0, most: int = 2) -> list[tuple[int, Continuations]]:
-        """Return the continuations of the longest known contexts at the end of a text, the longest first.
-
-        Contexts are tried from the shortest on and the first unknown one ends the search: whatever follows a long
-        context was counted after its suffixes too.
+    def find(self, tokens: Sequence[int], scope: int = 0) -> list[tuple[int, Continuations]]:
+        """Return the continuations of the two longest known contexts at the end of a text, the longest first; see
+        `find_contexts`.
 
         Args:
             tokens: the text; its last eight tokens count.
             scope: whose contexts are searched.
-            most: number of contexts to return.
         """
-        known: list[int] = []
-        hashes, buckets = self._hashes, self._buckets
-        value = first_hash(scope)
-        for token in reversed(tokens[-self.order :]):  # as `context_hashes` and `_find`, in one loop for speed
-            value = ((value ^ (token + 1)) * MULTIPLIER) & _MASK
-            value ^= value >> 29
-            begin = value % buckets * WAYS
-            bucket = hashes[begin : begin + WAYS].tolist()
-            if value not in bucket:
-                break
-            known.append(begin + bucket.index(value))
-        return [(length, self._read(known[length - 1])) for length in range(len(known), max(0, len(known) - most), -1)]
-
-    def _find(self, value: int) -> int:
-        """Return the slot of a context, -1 if there is none."""
-        begin = value % self._buckets * WAYS
-        bucket = self._hashes[begin : begin + WAYS].tolist()
-        return begin + bucket.index(value) if value in bucket else -1
+        suffix = np.array(tokens[-self.order :], np.int32)
+        known, *slots = find_contexts(self.arrays, suffix, self.order, np.uint64(first_hash(scope)))
+        return [(known - number, self._read(slot)) for number, slot in enumerate(slots) if slot >= 0]
 
     def _read(self, slot: int) -> Continuations:
         begin = slot * CONTINUATIONS
         counts = self._counts[begin : begin + CONTINUATIONS].tolist()
         used = CONTINUATIONS - counts.count(0)
         return Continuations(self._totals[slot], self._tokens[begin : begin + used].tolist(), counts[:used])
+
+    def _find_slot(self, value: int) -> int:
+        return find_slot(self.arrays.hashes, np.uint64(value))
 
     def mean_frequency(self, tokens: Sequence[int], scope: int = 0) -> float:
         """Return how common some tokens are: the mean logarithm of their shares of all tokens that were learned.
@@ -182,7 +178,7 @@ class NgramTable:
             scope: whose texts are counted.
         """
         first, vocabulary = UNSEEN
-        slots = [self._find(next(context_hashes((token,), scope))) for token in tokens]
+        slots = [self._find_slot(next(context_hashes((token,), scope))) for token in tokens]
         counts = [self._totals[slot] if slot >= 0 else 0 for slot in slots]
         learned = int(self._arrays["totals"].sum(dtype=np.uint64)) / self.order  # every token, once per context
         return fmean(math.log(count + first) for count in counts) - math.log(learned + first * vocabulary)
@@ -196,49 +192,24 @@ class NgramTable:
             scope: whose contexts these are.
         """
         self._clock += 1
-        place, text, first = max(1, begin), np.array(tokens, np.int32), np.uint64(first_hash(scope))
-        while place < len(tokens):
+        text, first = np.array(tokens, np.int32), np.uint64(first_hash(scope))
+        self._count(
+            lambda place, most: learn(self.arrays, text, place, self.order, first, scope, self._clock, most),
+            max(1, begin),
+            len(tokens),
+        )
+
+    def _count(self, count: Callable[[int, int], tuple[int, int]], begin: int, end: int) -> None:
+        """Count from one place to another, and double the table where it is half full.
+
+        `count`: counts from a place on until so many contexts are new; returns the next place, and how many are new.
+        """
+        while begin < end:
             if 2 * self._used > self._slots and self._slots < self._most:
                 self._double()
             most = self._slots // 2 - self._used if self._slots < self._most else self._slots
-            place, added = learn(self.arrays, text, place, self.order, first, scope, self._clock, most)
+            begin, added = count(begin, most)
             self._used += added
-
-    def _touch(self, value: int, scope: int) -> int:
-        """Return the slot of a context, which is made if there is none."""
-        begin = value % self._buckets * WAYS
-        bucket = self._hashes[begin : begin + WAYS].tolist()
-        if value in bucket:
-            slot = begin + bucket.index(value)
-        else:
-            slot = begin + bucket.index(FREE) if FREE in bucket else self._evict(begin)
-            self._hashes[slot], self._scopes[slot] = value, scope
-            self._used += 1
-        self._stamps[slot] = self._clock
-        return slot
-
-    def _raise(self, slot: int, token: int, count: int) -> None:
-        """Add to the count of a continuation, and keep the order: by count, and the last to reach it first. A new one
-        takes the place of the last.
-        """
-        tokens, counts = self._tokens, self._counts
-        begin = slot * CONTINUATIONS
-        place, last = begin, begin + CONTINUATIONS - 1
-        while place < last and counts[place] and tokens[place] != token:
-            place += 1
-        count += counts[place] if tokens[place] == token else 0
-        while place > begin and counts[place - 1] <= count:
-            tokens[place], counts[place] = tokens[place - 1], counts[place - 1]
-            place -= 1
-        tokens[place], counts[place] = token, count
-
-    def _evict(self, begin: int) -> int:
-        """Clear the least frequent slot of a bucket, of equals the least recently touched, and return it."""
-        totals = self._totals[begin : begin + WAYS].tolist()
-        stamps = self._stamps[begin : begin + WAYS].tolist()
-        slot = begin + min(range(WAYS), key=lambda way: (totals[way], stamps[way]))
-        self._clear(slot)
-        return slot
 
     def _clear(self, slot: int) -> None:
         self._hashes[slot] = self._totals[slot] = self._stamps[slot] = self._scopes[slot] = 0
@@ -264,7 +235,7 @@ class NgramTable:
                 self._subtract(value, tokens[place])
 
     def _subtract(self, value: int, token: int) -> None:
-        slot = self._find(value)
+        slot = self._find_slot(value)
         if slot < 0:
             return
         self._totals[slot] = max(0, self._totals[slot] - 1)
@@ -303,15 +274,7 @@ class NgramTable:
     def merge(self, other: "NgramTable") -> None:
         """Add the counts of another table."""
         self._clock += 1
-        for slot in np.flatnonzero(other._arrays["hashes"]).tolist():
-            if 2 * self._used > self._slots and self._slots < self._most:
-                self._double()
-            value, scope = other._hashes[slot], other._scopes[slot]
-            total, tokens, counts = other._read(slot)
-            mine = self._touch(value, scope)
-            self._totals[mine] += total
-            for token, count in zip(tokens, counts, strict=True):
-                self._raise(mine, token, count)
+        self._count(lambda place, most: merge(self.arrays, other.arrays, place, self._clock, most), 0, other._slots)
 
     def commonest(self, count: int, scope: int = 0) -> list[tuple[int, Continuations]]:
         """Return the slots of a scope with the highest totals and what was counted there."""

@@ -21,13 +21,13 @@ from numba.extending import intrinsic
 from stages.memory.calibration import CELLS, ChanceArrays
 from stages.memory.compiling import compile_call, compiled
 from stages.memory.counting import CONTINUATIONS, TableArrays
-from stages.memory.search import Curve, Integers, SearchedRows, Sources, grow_rows, observe_rows
+from stages.memory.options import Integers, SearchedRows, Sources, observe_rows
+from stages.memory.tree_growth import FOUND_FIELDS, Curve, grow_rows
 
 # Places in the table: of what is searched, of the batch, and of what is particular to a call.
 TABLE, SLOTS, CHANCES, ENDS, END_COUNT, ORDER, OWN = 0, 6, 7, 11, 12, 13, 14
 TEXTS, LINES, CAPACITY, ROW_NUMBERS, ROWS, NODES, WIDTH, OTHERS = 15, 16, 17, 18, 19, 20, 21, 22
 CALL = types.void(types.CPointer(types.int64))
-CANDIDATE_FIELDS = 7
 
 
 class RowNumbers(NamedTuple):
@@ -86,7 +86,7 @@ def _grow(table: Integers) -> None:
     points, most = table[OTHERS], table[ROWS] * table[NODES]
     costs = carray(_as_pointer(table[OTHERS + 2]), (points + 1,), dtype=np.float64)
     curve = Curve(carray(_as_pointer(table[OTHERS + 1]), (points,), dtype=np.int64), costs[:points], costs[points])
-    fields = carray(_as_pointer(table[OTHERS + 3]), (most, CANDIDATE_FIELDS), dtype=np.int64)
+    fields = carray(_as_pointer(table[OTHERS + 3]), (most, FOUND_FIELDS), dtype=np.int64)
     chances = carray(_as_pointer(table[OTHERS + 4]), (most, 2), dtype=np.float64)
     count = carray(_as_pointer(table[OTHERS + 5]), (1,), dtype=np.int64)
     count[0] = grow_rows(_read_sources(table), _read_batch(table), curve, fields, chances)
@@ -154,7 +154,7 @@ class Search:
         """
         points, around = curve
         count, most = array("q", (0,)), len(rows.lines) * self._limits[0]
-        fields, chances = np.empty((most, CANDIDATE_FIELDS), np.int64), np.empty((most, 2))
+        fields, chances = np.empty((most, FOUND_FIELDS), np.int64), np.empty((most, 2))
         sizes = array("q", [size for size, _ in points])
         costs = array("d", [*(cost for _, cost in points), around])
         others = (

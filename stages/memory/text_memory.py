@@ -81,6 +81,7 @@ class TextMemory:
         chances, nodes, width = self.calibration.arrays, limits.nodes, limits.width
         self._search = Search(chances, sorted(self._ends), own=own, nodes=nodes, width=width)
         self._texts = RowTexts()
+        self._searches = own or self.table is not None
         self._rows: dict[SequenceState, _RowMemory] = {}
         self._unshared: list[LearnedText] | None = None  # None if nothing is shared
 
@@ -122,8 +123,8 @@ class TextMemory:
 
     def grow(self, batch: Sequence[SequenceState]) -> list[GrownTree]:
         """Return a tree per row; see `grow_rows`. Draws no random numbers."""
-        if not batch:
-            return []
+        if not batch or not self._searches:
+            return [GrownTree(None, 0.0) for _ in batch]
         for row in batch:
             of_row = self._rows[row]
             self._texts.extend(of_row.line, of_row.length, row.tokens)
@@ -146,7 +147,7 @@ class TextMemory:
         """Learn from every emitted token how good the options in its place were, and count those that the table
         predicted. Called once per block, with rows that `grow` was called for.
         """
-        if not verdicts:
+        if not verdicts or not self._searches:
             return
         table = NOTHING if self.table is None else self.table
         rows, emitted = [one.proposal.draft.row for one in verdicts], [one.emitted for one in verdicts]

@@ -13,7 +13,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from stages.compiled.lines import draw
+from stages.compiled.lines.draw import NOTHING, draw
+from stages.compiled.lines.line import can_read
 from stages.sampling.random_source import RandomSource, Remainder
 
 CHUNK = 256  # tokens whose weights are added up before any of them is looked at
@@ -77,19 +78,19 @@ def sample_other(weights_V: Tensor, excluded: Sequence[int], rng: RandomSource) 
     """Draw one index that is none of some, in proportion to nonnegative weights. If the others have none, which only
     rounding can bring about where this is called, any index may be drawn.
     """
-    if not draw.reads(weights_V):
+    if not can_read(weights_V):
         rest_V = Remainder(weights_V, excluded).to_tensor()
         return sample(rest_V if float(rest_V.sum()) > 0 else weights_V, rng)
     uniform = rng.uniform(Remainder(weights_V, excluded))
-    index = draw.draw(weights_V, uniform, excluded)
-    return index if index != draw.NOTHING else _draw(weights_V, uniform)
+    index = draw(weights_V, uniform, excluded)
+    return index if index != NOTHING else _draw(weights_V, uniform)
 
 
 def _draw(weights_V: Tensor, uniform: float) -> int:
-    if not draw.reads(weights_V):
+    if not can_read(weights_V):
         return _invert(weights_V.detach().numpy(), uniform)
-    index = draw.draw(weights_V, uniform)
-    return index if index != draw.NOTHING else len(weights_V) - 1
+    index = draw(weights_V, uniform)
+    return index if index != NOTHING else len(weights_V) - 1
 
 
 def _invert(weights_V: npt.NDArray[Any], uniform: float) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from stages.memory.counting import LONGEST
-from stages.memory.search import LONGEST_MATCH, REACH
+from stages.memory.options import LONGEST_MATCH, REACH
 
 ORDERS = range(1, LONGEST + 1)  # lengths of the suffixes that are looked up, in tokens
 

@@ -8,8 +8,8 @@ from plain_options import Option
 
 from stages.contract.blocks import Candidate, TokenTree
 from stages.drafting.costs import VerificationCosts
-from stages.memory.search import LEAST_SURVIVAL, LOOK_AHEAD
 from stages.memory.text_memory import GrownTree, TreeLimits
+from stages.memory.tree_growth import LEAST_SURVIVAL, LOOK_AHEAD
 
 Path = tuple[int, ...]
 

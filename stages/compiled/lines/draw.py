@@ -6,19 +6,17 @@ Weights are added in double precision, by chunks first: only one chunk is looked
 Shapes: V weights, C chunks.
 """
 
-import ctypes
 from array import array
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from functools import cache
 
 import numpy as np
-import torch
 from llvmlite import ir
 from torch import Tensor
 
-from stages.compiled.llvm.emitter import DOUBLE, FLOAT, LONG, POINTER, VECTOR, VECTOR_SIZE, Emitter, Value
-from stages.compiled.llvm.machine import compile_module
+from stages.compiled.llvm.emitter import DOUBLE, FLOAT, LONG, VECTOR, VECTOR_SIZE, Emitter, Value
+from stages.compiled.llvm.machine import compile_call
 
 CHUNK = 16  # vectors of a chunk
 NOTHING = -1  # index where there is no weight
@@ -38,15 +36,10 @@ class Drawing(IntEnum):
     INDEX = 7  # address of the result
 
 
-def reads(weights_V: Tensor) -> bool:
-    """Return whether weights can be drawn from: float32 on the CPU, without gaps."""
-    on_cpu = weights_V.device.type == "cpu" and weights_V.dtype is torch.float32
-    return on_cpu and weights_V.is_contiguous() and not weights_V.requires_grad
-
-
 def draw(weights_V: Tensor, uniform: float, excluded: Sequence[int] = ()) -> int:
     """Draw an index in proportion to nonnegative weights; `NOTHING` if all are 0.
 
+    >>> import torch
     >>> weights_V = torch.tensor([0.5, 0.0, 0.25, 0.25, 0.0])
     >>> [draw(weights_V, uniform) for uniform in (0.0, 0.49, 0.5, 0.75, 1 - 2**-53)]
     [0, 0, 2, 3, 3]
@@ -54,7 +47,7 @@ def draw(weights_V: Tensor, uniform: float, excluded: Sequence[int] = ()) -> int
     ([2, 2, 3], -1)
 
     Args:
-        weights_V: which `reads` accepts.
+        weights_V: which `can_read` accepts.
         uniform: in [0, 1).
         excluded: indices that have no weight here.
     """
@@ -63,28 +56,14 @@ def draw(weights_V: Tensor, uniform: float, excluded: Sequence[int] = ()) -> int
     kept, sums = array("f", bytes(4 * len(indices))), np.empty(chunks, np.float64)
     given = weights_V.data_ptr(), len(weights_V), point.buffer_info()[0], indices.buffer_info()[0], len(indices)
     table = array("q", (*given, kept.buffer_info()[0], sums.ctypes.data, numbers.buffer_info()[0]))
-    _compiled_draw()(table.buffer_info()[0])
+    _compile_inversion()(table.buffer_info()[0])
     return numbers[0]
 
 
 @cache
-def _compiled_draw() -> Callable[[int], None]:
+def _compile_inversion() -> Callable[[int], None]:
     """Return the compiled function, which reads a table of `Drawing`."""
-    compiled = compile_module(("draw",), _build)
-    call = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(compiled.address("draw"))
-
-    def draw_index(table: int, _compiled: object = compiled) -> None:  # kept as long as its function is called
-        call(table)
-
-    return draw_index
-
-
-def _build() -> ir.Module:
-    module = ir.Module("draw")
-    emit = Emitter(module, "draw", [POINTER])
-    _Inversion(emit).emit_draw()
-    emit.finish()
-    return module
+    return compile_call("draw_index", lambda emit: _Inversion(emit).emit_draw())
 
 
 def _constant(value: float) -> Value:

@@ -7,7 +7,6 @@ have numbers above it, so few numbers are left, and these are ordered by countin
 Shapes: N lines, V logits of a line, K largest.
 """
 
-import ctypes
 from collections.abc import Callable
 from enum import IntEnum
 from functools import cache
@@ -15,12 +14,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from llvmlite import ir
 from torch import Tensor
 
-from stages.compiled.llvm.emitter import FLOAT, INT, INTS, LONG, POINTER, VECTOR, VECTOR_SIZE, Emitter, Value
-from stages.compiled.llvm.machine import compile_module
+from stages.compiled.lines.line import Line, can_read
+from stages.compiled.llvm.emitter import FLOAT, INT, INTS, LONG, VECTOR, VECTOR_SIZE, Emitter, Value
+from stages.compiled.llvm.machine import compile_call
 from stages.compiled.llvm.vector_math import exponential
 
 BLOCK = 32  # vectors of a block, and numbers of a chunk
@@ -37,6 +36,7 @@ class Selection(IntEnum):
 class LargestLogits:
     """Selects the largest logits of lines. Not for two threads at once: its memory is used again.
 
+    >>> import torch
     >>> logits_NV = torch.tensor([[0.2, 0.5] + [0.01] * 30]).log()
     >>> ids, logits, sums = LargestLogits(count=2, temperature=1.0)(logits_NV)
     >>> ids.tolist(), np.exp(logits).round(1).astype(str).tolist(), sums.round(2).tolist()
@@ -55,9 +55,8 @@ class LargestLogits:
 
     @staticmethod
     def reads(logits_NV: Tensor) -> bool:
-        """Return whether logits can be read: at least one line, in float32 on the CPU."""
-        on_cpu = logits_NV.device.type == "cpu" and logits_NV.dtype is torch.float32
-        return on_cpu and logits_NV.stride(-1) == 1 and len(logits_NV) > 0
+        """Return whether logits can be read: at least one line, see `can_read`."""
+        return len(logits_NV) > 0 and can_read(logits_NV)
 
     def __call__(self, logits_NV: Tensor) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
         """Return the ids of the largest logits and these logits, in descending order (N, K), of equal ones the first,
@@ -74,7 +73,7 @@ class LargestLogits:
         inputs = logits_NV.data_ptr(), logits_NV.stride(0), size, lines, self._count, self._scale.ctypes.data
         outputs = ids.ctypes.data, values.ctypes.data, sums.ctypes.data
         self._table[: Selection.TAIL] = (*inputs, *outputs)
-        _compiled_select()(self._table.ctypes.data)
+        _compile_selection()(self._table.ctypes.data)
         return ids, values, sums
 
     def _reserve(self, size: int) -> None:
@@ -89,30 +88,15 @@ class LargestLogits:
 
 
 @cache
-def _compiled_select() -> Callable[[int], None]:
+def _compile_selection() -> Callable[[int], None]:
     """Return the compiled function, which reads a table of `Selection`."""
-    compiled = compile_module(("largest logits",), _build)
-    call = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(compiled.address("select"))
-
-    def select(table: int, _compiled: object = compiled) -> None:  # kept as long as its function is called
-        call(table)
-
-    return select
+    return compile_call("select_largest", _emit_select)
 
 
-def _build() -> ir.Module:
-    module = ir.Module("largest_logits")
-    _emit_select(module)
-    return module
-
-
-def _emit_select(module: ir.Module) -> None:
-    """Define the function of `select_largest`."""
-    emit = Emitter(module, "select", [POINTER])
+def _emit_select(emit: Emitter) -> None:
     selection = _Selection(emit)
     with emit.loop(0, emit.field(emit.arguments[0], Selection.LINES)) as line:
         selection.emit_line(line)
-    emit.finish()
 
 
 class _Selection:
@@ -125,19 +109,18 @@ class _Selection:
         self.logits, self.stride = emit.pointer(table, Selection.LOGITS), emit.field(table, Selection.STRIDE)
         self.ids, self.values = emit.pointer(table, Selection.IDS), emit.pointer(table, Selection.VALUES)
         self.sums = emit.pointer(table, Selection.SUMS)
-        self.tail, self.maxima = emit.pointer(table, Selection.TAIL), emit.pointer(table, Selection.MAXIMA)
+        self.maxima = emit.pointer(table, Selection.MAXIMA)
         self.places, self.found = emit.pointer(table, Selection.PLACES), emit.pointer(table, Selection.FOUND)
         self.scale = emit.spread(emit.load(emit.pointer(table, Selection.SCALE), FLOAT))
-        self.whole = emit.divide(self.size, VECTOR_SIZE)  # vectors without a number beyond the line
-        self.vectors = emit.divide(emit.add(self.size, VECTOR_SIZE - 1), VECTOR_SIZE)
-        self.blocks = emit.divide(emit.add(self.vectors, BLOCK - 1), BLOCK)
+        self.line = Line(emit, self.size, emit.pointer(table, Selection.TAIL))
+        self.blocks = emit.divide(emit.add(self.line.vectors, BLOCK - 1), BLOCK)
         self.kept = emit.variable(LONG, emit.long(0))  # numbers that were kept of this line
 
     def emit_line(self, line: Value) -> None:
         """Emit the selection of a line."""
         emit = self.emit
         start = emit.offset(self.logits, emit.multiply(line, self.stride), 4)
-        self._fill_tail(start)
+        self.line.begin(start)
         self._find_maxima(start)
         bound = self._find_bound()
         emit.set(self.kept, emit.long(0))
@@ -149,26 +132,11 @@ class _Selection:
         highest = emit.spread(emit.load(emit.offset(self.values, own, 4), FLOAT))
         emit.store(self._add_exponentials(start, highest), emit.offset(self.sums, line, 4))
 
-    def _fill_tail(self, start: Value) -> None:
-        """Copy the numbers after the last whole vector, and fill the vector up."""
-        emit = self.emit
-        emit.store(emit.floats(float("-inf")), self.tail)
-        begin = emit.multiply(self.whole, VECTOR_SIZE)
-        with emit.loop(begin, self.size) as place:
-            number = emit.load(emit.offset(start, place, 4), FLOAT)
-            emit.store(number, emit.offset(self.tail, emit.subtract(place, begin), 4))
-
-    def _load(self, start: Value, vector: Value) -> Value:
-        """Return a vector of the line."""
-        inside = self.build.icmp_signed("<", vector, self.whole)
-        address = self.build.select(inside, self.emit.offset(start, vector, 4 * VECTOR_SIZE), self.tail)
-        return self.emit.load(address, VECTOR)
-
     def _vectors_of(self, block: Value) -> tuple[Value, Value]:
         """Return the first vector of a block and the one after its last."""
         first = self.emit.multiply(block, BLOCK)
         end = self.emit.add(first, BLOCK)
-        return first, self.build.select(self.build.icmp_signed("<", end, self.vectors), end, self.vectors)
+        return first, self.build.select(self.build.icmp_signed("<", end, self.line.vectors), end, self.line.vectors)
 
     def _key(self, floats: Value) -> Value:
         """Return integers that are ordered, without signs, as these numbers are."""
@@ -184,7 +152,7 @@ class _Selection:
         with emit.loop(0, self.blocks) as block:
             emit.set(largest, emit.floats(float("-inf")))
             with emit.loop(*self._vectors_of(block)) as vector:
-                numbers, old = self._load(start, vector), emit.get(largest, VECTOR)
+                numbers, old = self.line.load(start, vector), emit.get(largest, VECTOR)
                 emit.set(largest, build.select(build.fcmp_ordered(">", numbers, old), numbers, old))
             emit.store(self._key(emit.get(largest, VECTOR)), emit.offset(self.maxima, block, 4 * VECTOR_SIZE))
 
@@ -215,7 +183,7 @@ class _Selection:
             keys = emit.load(emit.offset(self.maxima, block, 4 * VECTOR_SIZE), INTS)
             some = build.icmp_unsigned(">" if above else ">=", keys, wanted)
             with emit.condition(self._any(some)), emit.loop(*self._vectors_of(block)) as vector:
-                numbers = self._load(start, vector)
+                numbers = self.line.load(start, vector)
                 chosen = build.icmp_unsigned(comparison, self._key(numbers), wanted)
                 with emit.condition(self._any(chosen)):
                     self._append(start, vector, build.bitcast(chosen, MASK), limit)
@@ -271,7 +239,7 @@ class _Selection:
         emit, build = self.emit, self.build
         total = emit.variable(VECTOR, emit.floats(0.0))
         emit.set(total, emit.floats(0.0))
-        with emit.loop(0, self.vectors) as vector:
-            distance = build.fmul(build.fsub(self._load(start, vector), highest), self.scale)
+        with emit.loop(0, self.line.vectors) as vector:
+            distance = build.fmul(build.fsub(self.line.load(start, vector), highest), self.scale)
             emit.set(total, build.fadd(emit.get(total, VECTOR), exponential(emit, distance)))
         return emit.total(emit.get(total, VECTOR))

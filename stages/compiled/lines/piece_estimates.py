@@ -6,7 +6,6 @@ The numbers are those of `stages/drafting/head.py`, whose functions of torch the
 Shapes: B lines, D drafter ids, W width of the drafter, F head features, H inner width of the head.
 """
 
-import ctypes
 from array import array
 from collections.abc import Callable, Sequence
 from enum import IntEnum
@@ -15,12 +14,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from llvmlite import ir
 from torch import Tensor
 
+from stages.compiled.lines.line import Line, can_read
 from stages.compiled.llvm.emitter import FLOAT, INT, LONG, POINTER, VECTOR, VECTOR_SIZE, Emitter, Value
-from stages.compiled.llvm.machine import compile_module
+from stages.compiled.llvm.machine import compile_call
 from stages.compiled.llvm.vector_math import exponential, logarithm, one_and_exponential
 
 LOWEST_DISTANCE = -200.0  # what is further below the largest logit has probability 0 and adds no entropy
@@ -71,11 +70,8 @@ class PieceEstimates:
 
     @staticmethod
     def reads(hidden_BW: Tensor, logits_BD: Tensor) -> bool:
-        """Return whether a state and logits can be read: at least one line, in float32 on the CPU."""
-        return len(logits_BD) > 0 and all(
-            one.device.type == "cpu" and one.dtype is torch.float32 and one.stride(-1) == 1
-            for one in (hidden_BW, logits_BD)
-        )
+        """Return whether a state and logits can be read: at least one line, see `can_read`."""
+        return len(logits_BD) > 0 and can_read(hidden_BW) and can_read(logits_BD)
 
     def __call__(
         self, hidden_BW: Tensor, logits_BD: Tensor, pieces: Sequence[int], index: int, weights: Sequence[Tensor]
@@ -95,30 +91,20 @@ class PieceEstimates:
         inputs = self._width, self._inner, self._layers, numbers.buffer_info()[0], place.buffer_info()[0]
         outputs = features.ctypes.data, estimates.ctypes.data, self._scratch.ctypes.data
         table = array("q", (*sizes, *inputs, *outputs, *(weight.data_ptr() for weight in weights)))
-        _compiled_estimate()(table.buffer_info()[0])
+        _compile_estimation()(table.buffer_info()[0])
         return features, estimates
 
 
 @cache
-def _compiled_estimate() -> Callable[[int], None]:
+def _compile_estimation() -> Callable[[int], None]:
     """Return the compiled function, which reads a table of `Estimate`."""
-    compiled = compile_module(("piece estimates",), _build)
-    call = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(compiled.address("estimate"))
-
-    def estimate(table: int, _compiled: object = compiled) -> None:  # kept as long as its function is called
-        call(table)
-
-    return estimate
+    return compile_call("estimate_pieces", _emit_estimates)
 
 
-def _build() -> ir.Module:
-    module = ir.Module("piece_estimates")
-    emit = Emitter(module, "estimate", [POINTER])
+def _emit_estimates(emit: Emitter) -> None:
     estimation = _Estimation(emit)
     with emit.loop(0, emit.field(emit.arguments[0], Estimate.LINES)) as line:
         estimation.emit_line(line)
-    emit.finish()
-    return module
 
 
 def _constant(value: float) -> Value:
@@ -131,16 +117,13 @@ class _Estimation:
     def __init__(self, emit: Emitter) -> None:
         table = emit.arguments[0]
         self.emit, self.build, self.table = emit, emit.builder, table
-        self.size, self.width, self.inner = (
-            emit.field(table, number) for number in (Estimate.SIZE, Estimate.WIDTH, Estimate.INNER)
-        )
-        self.tail = emit.pointer(table, Estimate.SCRATCH)
-        self.pair = emit.offset(self.tail, VECTOR_SIZE, 4)
+        self.width, self.inner = emit.field(table, Estimate.WIDTH), emit.field(table, Estimate.INNER)
+        tail = emit.pointer(table, Estimate.SCRATCH)
+        self.line = Line(emit, emit.field(table, Estimate.SIZE), tail)
+        self.pair = emit.offset(tail, VECTOR_SIZE, 4)
         self.state = emit.offset(self.pair, 2 * VECTOR_SIZE, 4)
         self.added = emit.offset(self.state, self.inner, 4)
         self.inputs = emit.offset(self.added, self.inner, 4)
-        self.whole = emit.divide(self.size, VECTOR_SIZE)  # vectors without a number beyond the line
-        self.vectors = emit.divide(emit.add(self.size, VECTOR_SIZE - 1), VECTOR_SIZE)
         self.total = emit.variable(VECTOR, emit.floats(0.0))
         self.weighted = emit.variable(VECTOR, emit.floats(0.0))
         self.number = emit.variable(FLOAT, _constant(0.0))
@@ -179,7 +162,7 @@ class _Estimation:
     def _store_numbers(self, logits: Value, own: Value, features: Value) -> None:
         """Store the features after the hidden state: numbers of the distribution."""
         emit, build = self.emit, self.build
-        self._fill_tail(logits)
+        self.line.begin(logits)
         first, second = self._find_two_largest(logits)
         total, weighted = self._sum_exponentials(logits, first)
         log_total = self._at_first(logarithm(emit, emit.spread(total)))
@@ -201,20 +184,6 @@ class _Estimation:
     def _at_first(self, vector: Value) -> Value:
         return self.build.extract_element(vector, ir.Constant(INT, 0))
 
-    def _fill_tail(self, logits: Value) -> None:
-        """Copy the numbers after the last whole vector, and fill the vector up."""
-        emit = self.emit
-        emit.store(emit.floats(float("-inf")), self.tail)
-        begin = emit.multiply(self.whole, VECTOR_SIZE)
-        with emit.loop(begin, self.size) as place:
-            number = emit.load(emit.offset(logits, place, 4), FLOAT)
-            emit.store(number, emit.offset(self.tail, emit.subtract(place, begin), 4))
-
-    def _load(self, logits: Value, vector: Value) -> Value:
-        inside = self.build.icmp_signed("<", vector, self.whole)
-        address = self.build.select(inside, self.emit.offset(logits, vector, 4 * VECTOR_SIZE), self.tail)
-        return self.emit.load(address, VECTOR)
-
     def _larger(self, left: Value, right: Value) -> Value:
         return self.build.select(self.build.fcmp_ordered(">", left, right), left, right)
 
@@ -226,7 +195,7 @@ class _Estimation:
         emit, lowest = self.emit, float("-inf")
         emit.set(self.total, emit.floats(lowest))
         emit.set(self.weighted, emit.floats(lowest))
-        self._raise_two(self.vectors, lambda vector: self._load(logits, vector), self.total, self.weighted)
+        self._raise_two(self.line.vectors, lambda vector: self.line.load(logits, vector), self.total, self.weighted)
         emit.store(emit.get(self.total, VECTOR), self.pair)
         emit.store(emit.get(self.weighted, VECTOR), emit.offset(self.pair, VECTOR_SIZE, 4))
         first, second = emit.variable(FLOAT, _constant(lowest)), emit.variable(FLOAT, _constant(lowest))
@@ -251,8 +220,8 @@ class _Estimation:
         emit, build, highest = self.emit, self.build, self.emit.spread(highest)
         emit.set(self.total, emit.floats(0.0))
         emit.set(self.weighted, emit.floats(0.0))
-        with emit.loop(0, self.vectors) as vector:
-            distance = build.fsub(self._load(logits, vector), highest)
+        with emit.loop(0, self.line.vectors) as vector:
+            distance = build.fsub(self.line.load(logits, vector), highest)
             share = exponential(emit, distance)
             bounded = self._larger(distance, emit.floats(LOWEST_DISTANCE))
             emit.set(self.total, build.fadd(emit.get(self.total, VECTOR), share))

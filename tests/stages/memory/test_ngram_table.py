@@ -300,7 +300,7 @@ def test_the_table_doubles_while_it_is_half_full_and_keeps_everything():
     assert 0 <= lost <= 0.02 * len(table), "a bucket is rarely full while the table is half empty"
     counted = count_all([text], 1, 2)
     for context, wanted in counted.items():
-        (_, found), *_ = table.find(context, most=1)
+        (_, found), *_ = table.find(context)
         assert dict(zip(found.tokens, found.counts, strict=True)) == wanted
 
 

@@ -11,8 +11,8 @@ from plain_tree_growth import Path, grow_trees
 
 from stages.contract.blocks import TokenTree
 from stages.drafting.costs import Costs
-from stages.memory.search import LEAST_SURVIVAL, LOOK_AHEAD
 from stages.memory.text_memory import GrownTree, TreeLimits
+from stages.memory.tree_growth import LEAST_SURVIVAL, LOOK_AHEAD
 from store.events import DraftSource
 
 Chances = Mapping[Path, Sequence[tuple[int, float]]]  # per path the options after it, by descending chance

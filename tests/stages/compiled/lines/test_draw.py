@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from stages.compiled.lines.draw import NOTHING, draw, reads
+from stages.compiled.lines.draw import NOTHING, draw
+from stages.compiled.lines.line import can_read
 from stages.sampling.drawing import _invert
 
 SIZES = 1, 5, 16, 255, 256, 257, 300, 1000, 49_152, 49_157
@@ -39,6 +40,6 @@ def test_every_index_has_its_share():
 
 def test_other_types_and_gaps_are_left_to_others():
     weights_V = torch.rand(20)
-    assert reads(weights_V)
+    assert can_read(weights_V)
     for other in (weights_V.double(), weights_V[::2], weights_V.clone().requires_grad_()):
-        assert not reads(other)
+        assert not can_read(other)
