@@ -12,6 +12,7 @@ from stages.contract.stage import Stage
 from stages.drafting.costs import BlockTimes, CostModel, StageSeconds
 from stages.drafting.holdout import NO_HOLDOUT, Choice, Holdout
 from stages.drafting.sources import SourceChooser
+from stages.drafting.timed_pauses import TimedPauses
 from stages.memory.text_memory import GrownTree, TextMemory
 from store.events import Action, DraftSource
 
@@ -31,6 +32,7 @@ class ChooseState:
     chooser: Saved
     due: int = 0
     costs: Saved = None
+    pauses: Saved = None
 
 
 class ChooseDraft(Stage[SequenceState, Draft]):
@@ -45,6 +47,7 @@ class ChooseDraft(Stage[SequenceState, Draft]):
         costs: costs of the models' passes: updated here, and predicting what is logged.
         model: whether the model is a source.
         holdout: draws the action of a few blocks.
+        pauses: by the seconds of blocks; None for no pause by them.
     """
 
     def __init__(
@@ -56,10 +59,11 @@ class ChooseDraft(Stage[SequenceState, Draft]):
         *,
         model: bool = True,
         holdout: Holdout = NO_HOLDOUT,
+        pauses: TimedPauses | None = None,
     ) -> None:
         self.memory = memory
         self._decode, self._chooser, self._costs, self._model = decode, chooser, costs, model
-        self._holdout = holdout
+        self._holdout, self._pauses = holdout, pauses
         self._choices: dict[SequenceState, Choice] = {}  # of this block
         self._expected: dict[SequenceState, float] = {}  # accepted candidates of each row's tree in this block
         self._due = 0  # drafts that the model makes before trees are used again
@@ -79,15 +83,17 @@ class ChooseDraft(Stage[SequenceState, Draft]):
     @override
     def __call__(self, batch: Sequence[SequenceState]) -> list[Draft]:
         ready = [row for row in batch if not row.reading]
-        grown = dict(zip(ready, self.memory.grow(ready), strict=True))
+        drawn = {} if self._drafts else self._choose_in_pause(ready)
+        searched = ready if self._drafts else [row for row in ready if drawn[row].action is Action.COPIES]
+        grown = dict(zip(searched, self.memory.grow(searched), strict=True))
         self._expected = {row: one.expected for row, one in grown.items()}
-        self._choices = {
+        self._choices = drawn or {
             row: self._holdout.choose(row.offset, row.block, self._prefer(row, one)) for row, one in grown.items()
         }
         trees = {row: one for row, one in grown.items() if one.tree and self._choices[row].action is Action.COPIES}
         by_model = {row for row, choice in self._choices.items() if choice.action is Action.MODEL}
         forced = {row for row in by_model if self._choices[row].drawn}
-        drafts = self._decode(batch, skipped=grown.keys() - by_model, forced=forced)
+        drafts = self._decode(batch, skipped=self._choices.keys() - by_model, forced=forced)
         tokens = len(ready) + sum(len(one.tree.candidates) for one in trees.values() if one.tree)
         seconds = self._costs.verification_cost(tokens) / len(ready) if ready else 0.0
         drafts = [
@@ -95,6 +101,15 @@ class ChooseDraft(Stage[SequenceState, Draft]):
             for row, draft in zip(batch, drafts, strict=True)
         ]
         return [self._with_choice(draft) for draft in drafts]
+
+    @property
+    def _drafts(self) -> bool:
+        """Whether this block may draft: there is no pause, or the model's drafts are due."""
+        return self._pauses is None or self._pauses.drafts or self._due > 0
+
+    def _choose_in_pause(self, rows: Sequence[SequenceState]) -> dict[SequenceState, Choice]:
+        """Return what rows do in a pause: nothing, if nothing else is drawn."""
+        return {row: self._holdout.choose(row.offset, row.block, Action.NOTHING) for row in rows}
 
     def _with_choice(self, draft: Draft) -> Draft:
         choice = self._choices.get(draft.row)
@@ -126,12 +141,11 @@ class ChooseDraft(Stage[SequenceState, Draft]):
 
         Rows that entered after the drafts were made, as another engine's do, have nothing to compare.
         """
-        verdicts = [verdict for verdict in verdicts if verdict.proposal.draft.row in self._expected]
+        verdicts = [verdict for verdict in verdicts if verdict.proposal.draft.row in self._choices]
         first = any(verdict.proposal.draft.row.block == 1 for verdict in verdicts)  # which may read a prompt
         if seconds and not first:
-            lengths = [self._decode.count_drawn(verdict.proposal.draft) for verdict in verdicts]
-            tokens = sum(1 + len(verdict.proposal.verifiable) for verdict in verdicts)
-            self._costs.observe(BlockTimes(lengths, tokens, *seconds))
+            self._observe_times(verdicts, seconds)
+        verdicts = [verdict for verdict in verdicts if verdict.proposal.draft.row in self._expected]
         preferred = [one for one in verdicts if not self._is_drawn(one)]
         if by_model := [one for one in preferred if one.proposal.draft.source is DraftSource.MODEL]:
             self._decode.observe(by_model)
@@ -142,15 +156,27 @@ class ChooseDraft(Stage[SequenceState, Draft]):
             action = self._choices[draft.row].action
             self._chooser.observe(verdict, action, self._expected[draft.row], self._decode.count_drawn(draft))
 
+    def _observe_times(self, verdicts: Sequence[Verdict], seconds: StageSeconds) -> None:
+        """Update the costs and the pauses with a block that read no prompt."""
+        lengths = [self._decode.count_drawn(verdict.proposal.draft) for verdict in verdicts]
+        tokens = sum(1 + len(verdict.proposal.verifiable) for verdict in verdicts)
+        times = BlockTimes(lengths, tokens, *seconds)
+        self._costs.observe(times)
+        if self._pauses and verdicts:
+            plain = not self._expected and not any(map(self._is_drawn, verdicts))
+            self._pauses.observe(times, sum(len(verdict.emitted) for verdict in verdicts), drafts=not plain)
+
     def _is_drawn(self, verdict: Verdict) -> bool:
         """Return whether the action of the block was drawn: what it gives is no part of what is being compared."""
         choice = self._choices.get(verdict.proposal.draft.row)
         return choice is not None and choice.drawn
 
     def resume_speculation(self) -> None:
-        """Draft with the model again from the next block on, also where trees are preferred. Trees are never paused."""
+        """Draft with the model again from the next block on, also where trees are preferred."""
         self._decode.resume_speculation()
         self._chooser.try_model()
+        if self._pauses:
+            self._pauses.resume()
 
     def respond_to_drift(self) -> None:
         """Give the text after a drift more weight in the memory, and draft with the model until the acceptance head,
@@ -158,6 +184,8 @@ class ChooseDraft(Stage[SequenceState, Draft]):
         self.memory.respond_to_drift()
         self._decode.resume_speculation(DRAFTS_AFTER_DRIFT)
         self._due = DRAFTS_AFTER_DRIFT
+        if self._pauses:
+            self._pauses.resume()
 
     def report(self) -> None:
         """Log how many drafts ended at a distribution that was not finite."""
@@ -166,7 +194,8 @@ class ChooseDraft(Stage[SequenceState, Draft]):
     @override
     def save(self, writer: SnapshotWriter) -> ChooseState:
         decode, memory = self._decode.save(writer), self.memory.save(writer)
-        return ChooseState(decode, memory, self._chooser.save(), self._due, self._costs.save())
+        pauses = self._pauses.save() if self._pauses else None
+        return ChooseState(decode, memory, self._chooser.save(), self._due, self._costs.save(), pauses)
 
     @override
     def restore(self, saved: Saved, reader: SnapshotReader) -> None:
@@ -176,5 +205,7 @@ class ChooseDraft(Stage[SequenceState, Draft]):
         self._chooser.restore(state.chooser, reader)
         self._due = state.due
         self._costs.restore(state.costs, reader)
+        if self._pauses:
+            self._pauses.restore(state.pauses, reader)
         for row in self._decode.admitted_rows:
             self.memory.admit(row)

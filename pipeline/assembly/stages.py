@@ -18,6 +18,7 @@ from stages.drafting.holdout import Holdout
 from stages.drafting.sources import SourceChooser
 from stages.drafting.stopping import AlwaysSpeculate, CostStop, FixedLength, SpeculationPolicy, StopRule
 from stages.drafting.target_states import StateProjection, TargetStates
+from stages.drafting.timed_pauses import TimedPauses
 from stages.examples.teacher import TrieTeacher, supervise_nothing
 from stages.forward_pass.packed_layout import SHARED_QUERIES
 from stages.memory.memory_file import MEMORY_FILE, read_memory
@@ -203,7 +204,9 @@ def _with_memory(config: Config, models: Models, decode: Decode, costs: CostMode
     actions = (Action.NOTHING, Action.COPIES, *((Action.MODEL,) if model else ()))
     holdout = Holdout(config.draft.holdout, config.seed, actions)
     chooser = SourceChooser(costs, config.batch, may_rest=config.draft.only_where_paying)
-    return ChooseDraft(decode, memory, chooser, costs, model=model, holdout=holdout)
+    timed = config.draft.only_where_paying and config.draft.timed_pauses and find_measured_seconds(config, costs)
+    pauses = TimedPauses(costs) if timed else None
+    return ChooseDraft(decode, memory, chooser, costs, model=model, holdout=holdout, pauses=pauses)
 
 
 def make_head(models: DrafterModels, seed: int) -> tuple[AcceptanceHead, bool]:

@@ -97,6 +97,11 @@ class DraftSettings(Section):
     only_where_paying: bool = Field(
         default=True, description="Whether speculation is paused while decoding without it is faster."
     )
+    timed_pauses: bool = Field(
+        default=True,
+        description="Whether the seconds of this run's blocks pause all drafting, in addition to the costs of passes. "
+        "Without it, equal costs and equal seeds give equal rows.",
+    )
     weights: WeightFormat = Field(
         default="auto",
         description="Weight format of the drafter, as `weights`. 'int8' and 'int4' quantise it, which costs a little "

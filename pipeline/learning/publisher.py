@@ -134,6 +134,7 @@ class FolderPublisher(Publisher):
         self._folders: list[tuple[int, Path]] = []
         self._published: Versions | None = None
         self._prompts = self._judged = self._accepted = 0
+        self._probed: tuple[int, ProbeResult] | None = None  # of this update of the drafter
         self._offset = 0
         self._drift: int | None = None  # offset of a drift after which no version was published yet
 
@@ -197,7 +198,7 @@ class FolderPublisher(Publisher):
         self._write(folder)
         acceptance = self._accepted / self._judged if self._judged else None
         digest = seal(folder, self._manifest(number, parent, versions, entries))
-        probed = self._probe()
+        probed = self._probe_drafter(versions.drafter)
         event = VersionPublished(
             offset=self._offset,
             version=number,
@@ -220,6 +221,12 @@ class FolderPublisher(Publisher):
         self._published = versions
         self._prompts = self._judged = self._accepted = 0
         return event
+
+    def _probe_drafter(self, version: int) -> ProbeResult:
+        """Return what the probe measures, which changes with the drafter alone."""
+        if self._probed is None or self._probed[0] != version:
+            self._probed = version, self._probe()
+        return self._probed[1]
 
     def _manifest(self, number: int, parent: int | None, versions: Versions, entries: int) -> ManifestFields:
         return {

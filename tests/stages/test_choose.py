@@ -15,11 +15,12 @@ from stages.choose import DRAFTS_AFTER_DRIFT, ChooseDraft
 from stages.contract.blocks import Decision, Draft, Proposal, ProposedToken, SequenceState, Verdict
 from stages.contract.snapshot import SnapshotReader, SnapshotWriter
 from stages.decode import Decode
-from stages.drafting.costs import Costs
+from stages.drafting.costs import Costs, StageSeconds
 from stages.drafting.head import AcceptanceHead
 from stages.drafting.holdout import Holdout
 from stages.drafting.sources import EVERY_MODEL_TURN, GAIN_EDGES, SourceChooser
 from stages.drafting.stopping import FixedLength, SpeculationPolicy
+from stages.drafting.timed_pauses import DRAFTING_BLOCKS, PLAIN_BLOCKS, TRIAL, TimedPauses
 from stages.memory.calibration import own_cell
 from stages.memory.text_memory import TextMemory, TreeLimits
 from stages.sampling.distributions import Sampling
@@ -221,7 +222,9 @@ def admit(stage: ChooseDraft, *rows: SequenceState) -> list[SequenceState]:
     return list(rows)
 
 
-def emit(stage: ChooseDraft, drafts: Sequence[Draft], *tokens: int, accepted: int = 0) -> list[Verdict]:
+def emit(
+    stage: ChooseDraft, drafts: Sequence[Draft], *tokens: int, accepted: int = 0, seconds: StageSeconds | None = None
+) -> list[Verdict]:
     """What `Verify` does to the rows, and the update after it. Pieces and tokens are the same numbers."""
     verdicts = []
     for draft in drafts:
@@ -230,7 +233,7 @@ def emit(stage: ChooseDraft, drafts: Sequence[Draft], *tokens: int, accepted: in
         draft.row.remaining_tokens -= len(tokens)
         draft.row.block += 1
         verdicts.append(verdict_of(draft, accepted if draft.pieces else 0, tokens))
-    stage.observe(verdicts)
+    stage.observe(verdicts, seconds)
     return verdicts
 
 
@@ -520,3 +523,74 @@ def test_without_a_holdout_each_draft_has_its_action():
     stage = new_stage()
     drafts = stage(admit(stage, row_of(KNOWN, offset=0), row_of(UNKNOWN, offset=1)))
     assert [(draft.action, draft.propensity) for draft in drafts] == [(Action.COPIES, 1.0), (Action.MODEL, 1.0)]
+
+
+def pausing_stage(**options: Any) -> ChooseDraft:
+    """A stage whose blocks with drafts take five times as long as they should, so that it pauses."""
+    stage = new_stage(pauses=TimedPauses(COSTS), **options)
+    (row,) = admit(stage, row_of([1, 2, 3, 4, 1, 2], remaining_tokens=9999))
+    row.block = 1  # its prompt is read
+    for _ in range(DRAFTING_BLOCKS + PLAIN_BLOCKS):
+        (draft,) = stage([row])
+        emit(stage, [draft], 3, seconds=StageSeconds(0.0, 5.0 if draft.tree or draft.pieces else 1.0))
+        row.tokens[:], row.pieces[:] = [1, 2, 3, 4, 1, 2], [1, 2, 3, 4, 1, 2]
+    stage.release(row)
+    return stage
+
+
+def test_where_drafting_is_slower_by_the_clock_nothing_is_searched_or_drafted(monkeypatch: pytest.MonkeyPatch):
+    stage = pausing_stage()
+    searched: list[int] = []
+    grow = stage.memory.grow
+    monkeypatch.setattr(stage.memory, "grow", lambda rows: [searched.append(len(rows)), grow(rows)][1])
+    rows = admit(stage, row_of([1, 2, 3, 4, 1, 2], offset=0), row_of([3, 4, 5], offset=1))
+    drafts = stage(rows)
+    assert [(draft.tree, draft.pieces, draft.action) for draft in drafts] == [(None, (), Action.NOTHING)] * 2
+    emit(stage, drafts, 3)
+    assert searched == [0]
+    stage.resume_speculation()
+    assert all(draft.tree or draft.pieces for draft in stage(rows))
+
+
+def test_the_model_s_drafts_after_a_drift_are_made_in_a_pause_too():
+    stage = pausing_stage()
+    (row,) = admit(stage, row_of([1, 2, 3, 4, 1, 2], remaining_tokens=9999))
+    row.block = 1  # its prompt is read
+    stage.respond_to_drift()
+    sources = []
+    for _ in range(DRAFTS_AFTER_DRIFT + TRIAL):
+        (draft,) = stage([row])
+        sources.append(bool(draft.pieces))
+        emit(stage, [draft], 3, seconds=StageSeconds(0.0, 5.0 if draft.tree or draft.pieces else 1.0))
+        row.tokens[:], row.pieces[:] = [1, 2, 3, 4, 1, 2], [1, 2, 3, 4, 1, 2]
+    assert all(sources[:DRAFTS_AFTER_DRIFT])
+    assert not any(sources[DRAFTS_AFTER_DRIFT + 1 :]), "then the pause continues"
+
+
+def test_actions_are_drawn_in_a_pause_as_without_one():
+    actions = Action.NOTHING, Action.COPIES, Action.MODEL
+    stage = pausing_stage(holdout=Holdout(0.5, 0, actions))
+    stage._pauses.drafts, stage._pauses._left = False, 10_000
+    (row,) = admit(stage, row_of([1, 2, 3, 4, 1, 2], remaining_tokens=9999))
+    row.block = 1  # its prompt is read
+    found = set()
+    for _ in range(60):
+        (draft,) = stage([row])
+        found.add((draft.action, round(6 * draft.propensity) / 6, bool(draft.tree), len(draft.pieces)))
+        emit(stage, [draft], 3)
+        row.tokens[:], row.pieces[:] = [1, 2, 3, 4, 1, 2], [1, 2, 3, 4, 1, 2]
+    assert found == {
+        (Action.NOTHING, 4 / 6, False, 0),
+        (Action.COPIES, 1 / 6, True, 0),
+        (Action.MODEL, 1 / 6, False, 3),
+    }
+
+
+def test_a_stage_restores_its_pauses(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Decode, "save", lambda *_: None)
+    monkeypatch.setattr(Decode, "restore", lambda *_: None)
+    stage, again = pausing_stage(), new_stage(pauses=TimedPauses(COSTS))
+    writer = SnapshotWriter()
+    reader = SnapshotReader(writer.files(stage.save(writer)))
+    again.restore(reader.state, reader)
+    assert again._pauses.save() == stage._pauses.save() != new_stage(pauses=TimedPauses(COSTS))._pauses.save()

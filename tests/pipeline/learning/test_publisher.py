@@ -10,6 +10,7 @@ from event_making import make_drifted as drift
 
 from pipeline.learning.publisher import FolderPublisher, NoPublisher, Numbers, Origin
 from pipeline.recorder import Versions
+from stages.training.probe import ProbeResult
 from store.events import VersionPublished
 from store.registry.registry import NoRegistry
 from store.registry.version_folder import open_version
@@ -226,3 +227,23 @@ def test_the_folders_are_those_of_the_versions_so_far(publisher: FolderPublisher
     drafter.learn()
     end = only(publisher.end())
     assert list(publisher.folders) == [(0, tmp_path / floor.folder), (1, tmp_path / end.folder)]
+
+
+def test_the_probe_measures_a_drafter_once(drafter: Drafter, registry: Registered, tmp_path: Path):
+    """What it finds depends on the drafter alone, and takes a tenth of a second and more."""
+    measured: list[int] = []
+
+    def probe() -> ProbeResult:
+        measured.append(drafter.versions.drafter)
+        return ProbeResult({"probe/acceptance": drafter.versions.drafter / 10})
+
+    publisher = FolderPublisher(
+        tmp_path, drafter.write, drafter.state, ORIGIN, registry, 1, Numbers(), lambda: "2026-01-02", probe
+    )
+    list(publisher.publish_baseline())
+    list(publisher.publish_if_due(make_completed(0)))
+    drafter.versions = Versions(1, 0, 4)
+    list(publisher.publish_if_due(make_completed(1)))
+    list(publisher.publish_if_due(make_completed(2)))
+    assert measured == [0, 1]
+    assert [metrics["probe/acceptance"] for _, metrics in registry.published] == [0, 0, 0.1, 0.1]

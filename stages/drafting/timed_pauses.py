@@ -1,0 +1,150 @@
+"""Pauses of all drafting, by the seconds that blocks take."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from stages.contract.snapshot import Saved, SnapshotReader
+from stages.drafting.costs import BlockTimes, CostModel
+
+DRAFTING_BLOCKS, PLAIN_BLOCKS = 60, 5  # between two comparisons: blocks that draft, and blocks that do not
+SURE_AFTER, LONG_DRAFTING = 4, 252  # after so many comparisons without a pause, so many blocks draft between two
+TRIAL = 33  # blocks of a trial: as many that draft, during a pause
+SHORTEST_PAUSE, LONGEST_PAUSE = 128, 1024  # blocks; a pause is twice as long as the one before it
+DRAFTING_DECAY, PLAIN_DECAY = 0.995, 0.98  # of the sums, per block of the kind
+PAUSE_DECAY = 0.25  # of the sums of drafting at a pause, so that the trial after it has most of the weight
+LARGEST_JUMP = 3.0  # a block that took this many times more than expected was interrupted: it counts as that
+
+
+@dataclass
+class _Speed:
+    """Tokens that blocks of one kind emitted, and those that plain decoding was expected to emit in their time."""
+
+    decay: float
+    emitted: float = 0.0
+    expected: float = 0.0
+
+    def add(self, emitted: float, expected: float) -> None:
+        self.emitted = self.decay * self.emitted + emitted
+        self.expected = self.decay * self.expected + expected
+
+    def weaken(self, factor: float) -> None:
+        self.emitted, self.expected = factor * self.emitted, factor * self.expected
+
+    @property
+    def value(self) -> float:
+        return self.emitted / self.expected
+
+
+class TimedPausesState(NamedTuple):
+    """Saved state of `TimedPauses`, in the order of its attributes."""
+
+    drafting: tuple[float, float]
+    plain: tuple[float, float]
+    paused: bool
+    drafts: bool
+    left: int
+    measured: bool
+    next_pause: int
+    comparisons: int
+
+
+class TimedPauses:
+    """Pauses all drafting, the search for trees included, while blocks without drafts emit more tokens per second.
+
+    The costs of passes, from which drafts are chosen, leave out what surrounds a pass: the search for candidates, the
+    decision on them, their records. So blocks of both kinds are timed as a whole, in stretches that take turns. While
+    drafting is faster, few blocks are plain; while it is slower, trials become rare. The first block of a stretch is
+    not counted, because it records what the last stretch decided.
+
+    Plain decoding takes 10 ms a token. Blocks that draft take 13 ms for 1.2 tokens:
+
+    >>> from stages.drafting.costs import Costs
+    >>> pauses = TimedPauses(Costs(target=((1, 0.010), (5, 0.011)), drafter=((1, 0.1),)))
+    >>> made = []
+    >>> for _ in range(1000):
+    ...     made.append(pauses.drafts)
+    ...     tokens, seconds = (3, 0.013) if pauses.drafts else (1, 0.010)
+    ...     pauses.observe(BlockTimes([0], tokens, 0.0, seconds), 1.2 if pauses.drafts else 1, drafts=pauses.drafts)
+    >>> made.index(False), sum(made[65:])
+    (60, 66)
+
+    Which blocks draft depends on the clock, so that equal seeds give equal rows only where the same blocks draft. The
+    text has the target's distribution in any case: the choice rests on the past.
+
+    Args:
+        costs: costs of the models' passes, in seconds.
+
+    Attributes:
+        drafts: whether the next block drafts.
+        paused: whether drafting was slower at the last comparison.
+    """
+
+    def __init__(self, costs: CostModel) -> None:
+        self._costs = costs
+        self._drafting, self._plain = _Speed(DRAFTING_DECAY), _Speed(PLAIN_DECAY)
+        self.paused, self.drafts = False, True
+        self._left = DRAFTING_BLOCKS  # blocks of this stretch
+        self._measured = False  # whether the last block was one of this stretch
+        self._next_pause, self._comparisons = SHORTEST_PAUSE, 0
+
+    def observe(self, block: BlockTimes, emitted: float, *, drafts: bool) -> None:
+        """Count a block.
+
+        Args:
+            block: what it took, of all rows together.
+            emitted: tokens of all its rows.
+            drafts: whether any row searched or drafted; in a pause, some may.
+        """
+        if drafts is not self.drafts:
+            self._measured = False
+            return
+        if self._measured:
+            rows = len(block.lengths)
+            foreseen = self._costs.verification_cost(block.tokens) + self._costs.drafts_cost(block.lengths)
+            seconds = min(block.drafting + block.verifying + block.around, LARGEST_JUMP * foreseen)
+            speed = self._drafting if drafts else self._plain
+            speed.add(emitted, rows * seconds / self._costs.verification_cost(rows))
+        self._measured = True
+        self._left -= 1
+        if self._left <= 0:
+            self._begin_stretch()
+
+    def _begin_stretch(self) -> None:
+        """Compare both kinds, if blocks of the second have just been timed, and begin the next stretch."""
+        self._measured = False
+        if self.drafts and not self.paused:
+            self.drafts, self._left = False, PLAIN_BLOCKS
+            return
+        slower = self._drafting.value < self._plain.value
+        if not self.drafts and self.paused:
+            self.drafts, self._left = True, TRIAL
+        elif slower:
+            self._drafting.weaken(PAUSE_DECAY)
+            self.paused, self.drafts, self._left = True, False, self._next_pause
+            self._next_pause = min(LONGEST_PAUSE, 2 * self._next_pause)
+        else:
+            self._comparisons += 1
+            self.paused, self.drafts, self._next_pause = False, True, SHORTEST_PAUSE
+            self._left = LONG_DRAFTING if self._comparisons > SURE_AFTER else DRAFTING_BLOCKS
+
+    def resume(self) -> None:
+        """End a pause: make a trial now, and pause for the shortest time if it fails."""
+        if self.paused and not self.drafts:
+            self.drafts, self._left, self._measured = True, TRIAL, False
+        self._next_pause = SHORTEST_PAUSE
+
+    def save(self) -> TimedPausesState:
+        """Return the state for a checkpoint."""
+        drafting, plain = ((speed.emitted, speed.expected) for speed in (self._drafting, self._plain))
+        stretch = self.paused, self.drafts, self._left, self._measured
+        return TimedPausesState(drafting, plain, *stretch, self._next_pause, self._comparisons)
+
+    def restore(self, saved: Saved, reader: SnapshotReader) -> None:
+        """Restore a saved state. Checkpoints of runs without timed pauses have none."""
+        if saved is None:
+            return
+        state = reader.decode(TimedPausesState, saved)
+        for speed, sums in ((self._drafting, state.drafting), (self._plain, state.plain)):
+            speed.emitted, speed.expected = sums
+        self.paused, self.drafts, self._left, self._measured = state[2:6]
+        self._next_pause, self._comparisons = state[6:]
