@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import exp
 from typing import TypedDict
 
-from stages.contract.blocks import Candidate, Decision, Draft, SequenceState, Verdict
+from stages.contract.blocks import Candidate, Decision, Draft, ProposedToken, SequenceState, Verdict
+from stages.drafting.head import ENTROPY, OWN_LOG
 from store.events import BlockDone, DraftSource, Outcome, PromptCompleted, PromptRejected, TokenDecision, Translation
 
 
@@ -31,6 +33,51 @@ class _Place(TypedDict):
     head_version: int
     cache_version: int
     drafter: DraftSource
+
+
+class _RawOfDrafter(TypedDict):
+    """Fields of a `TokenDecision`: how likely the drafter itself found the token's pieces."""
+
+    drafter_raw_probability: float | None
+    drafter_raw_entropy: float | None
+
+
+@dataclass(frozen=True)
+class _Block:
+    """What the decisions of a block are recorded with.
+
+    Attributes:
+        verdict: on the block.
+        begin: position of its first token in the completion.
+        versions: in service when it was drafted.
+        raw_pieces: per drafted piece the drafter's own log probability and entropy; empty where it is not known.
+    """
+
+    verdict: Verdict
+    begin: int
+    versions: Versions
+    raw_pieces: Sequence[tuple[float, float]]
+
+    @classmethod
+    def from_verdict(cls, verdict: Verdict, versions: Versions) -> "_Block":
+        """Make it of a verdict that was appended to its row."""
+        draft = verdict.proposal.draft
+        features_KF = draft.features_KF
+        raw = [] if features_KF is None else features_KF[:, OWN_LOG : ENTROPY + 1].tolist()
+        return cls(verdict, draft.row.emitted - len(verdict.emitted), versions, raw)
+
+    @property
+    def draft(self) -> Draft:
+        """The draft that the verdict is on: pieces, or a tree of target tokens."""
+        return self.verdict.proposal.draft
+
+    def raw_of_drafter(self, proposed: ProposedToken | None) -> _RawOfDrafter:
+        """Return the fields of a token; None without pieces."""
+        own = self.raw_pieces[proposed.start : proposed.stop] if proposed else ()
+        return {
+            "drafter_raw_probability": exp(sum(log for log, _ in own)) if own else None,
+            "drafter_raw_entropy": own[0][1] if own else None,
+        }
 
 
 @dataclass(frozen=True)
@@ -162,33 +209,31 @@ class Recorder:
 
     def record_decisions(self, verdict: Verdict, versions: Versions) -> Iterator[TokenDecision]:
         """One event per proposed, emitted or dropped token of a block, in order of the index."""
-        draft = verdict.proposal.draft
-        begin = draft.row.emitted - len(verdict.emitted)
+        block = _Block.from_verdict(verdict, versions)
+        draft, tokens = block.draft, verdict.proposal.tokens
         if draft.tree:
-            yield from self._tree_decisions(verdict, begin, versions)
+            yield from self._tree_decisions(block)
             return
         for decision in verdict.decisions:
-            yield self._decision(decision, draft, begin, versions)
-        translated = verdict.proposal.tokens[-1].stop if verdict.proposal.tokens else 0
-        if len(verdict.decisions) >= len(verdict.proposal.tokens) and translated < len(draft.pieces):
-            yield self._drop_text(draft, translated, len(verdict.proposal.tokens), begin, versions)
+            yield self._decision(decision, block)
+        translated = tokens[-1].stop if tokens else 0
+        if len(verdict.decisions) >= len(tokens) and translated < len(draft.pieces):
+            yield self._drop_text(block, ProposedToken(None, translated, len(draft.pieces), ()), len(tokens))
 
-    def _tree_decisions(self, verdict: Verdict, begin: int, versions: Versions) -> Iterator[TokenDecision]:
+    def _tree_decisions(self, block: "_Block") -> Iterator[TokenDecision]:
         """A candidate is `depth` tokens after the text, the bonus one after the last accepted candidate."""
-        draft = verdict.proposal.draft
-        accepted = sum(decision.outcome is Outcome.ACCEPTED for decision in verdict.decisions)
-        for decision in verdict.decisions:
+        decisions = block.verdict.decisions
+        accepted = sum(decision.outcome is Outcome.ACCEPTED for decision in decisions)
+        for decision in decisions:
             if decision.candidate is None:
-                yield replace(self._decision(decision, draft, begin, versions), position=begin + accepted)
+                yield replace(self._decision(decision, block), position=block.begin + accepted)
             else:
-                yield self._candidate_decision(decision, decision.candidate, draft, begin, versions)
+                yield self._candidate_decision(decision, decision.candidate, block)
 
-    def _candidate_decision(
-        self, decision: Decision, candidate: Candidate, draft: Draft, begin: int, versions: Versions
-    ) -> TokenDecision:
+    def _candidate_decision(self, decision: Decision, candidate: Candidate, block: "_Block") -> TokenDecision:
         return replace(
-            self._decision(decision, draft, begin, versions),
-            position=begin + candidate.depth,
+            self._decision(decision, block),
+            position=block.begin + candidate.depth,
             drafter=candidate.source,
             proposed_id=candidate.token,
             proposed_bytes=self._bytes_of(candidate.token),
@@ -198,11 +243,12 @@ class Recorder:
             chance=candidate.chance,
         )
 
-    def _decision(self, decision: Decision, draft: Draft, begin: int, versions: Versions) -> TokenDecision:
-        proposed = decision.proposed
+    def _decision(self, decision: Decision, block: "_Block") -> TokenDecision:
+        draft, proposed, raw = block.draft, decision.proposed, block.verdict.raw.get(decision.index)
         token = proposed.token if proposed else None
         return TokenDecision(
-            **self._place(draft, begin, decision.index, versions),
+            **self._place(block, decision.index),
+            **block.raw_of_drafter(proposed),
             pieces=draft.pieces[proposed.start : proposed.stop] if proposed else (),
             translation=proposed.translation if proposed else Translation.NONE,
             proposed_id=token,
@@ -216,12 +262,17 @@ class Recorder:
             uniform=decision.uniform,
             head_estimate=draft.survival[proposed.stop - 1] if proposed and draft.survival else None,
             entropy=draft.entropies[proposed.start] if proposed else None,
+            target_raw_probability=raw.proposed if raw else None,
+            emitted_raw_probability=raw.emitted if raw else None,
+            target_raw_entropy=raw.entropy if raw else None,
         )
 
-    def _drop_text(self, draft: Draft, start: int, index: int, begin: int, versions: Versions) -> TokenDecision:
+    def _drop_text(self, block: "_Block", dropped: ProposedToken, index: int) -> TokenDecision:
+        draft = block.draft
         return TokenDecision(
-            **self._place(draft, begin, index, versions),
-            pieces=draft.pieces[start:],
+            **self._place(block, index),
+            **block.raw_of_drafter(dropped),
+            pieces=draft.pieces[dropped.start :],
             translation=Translation.NONE,
             proposed_id=None,
             proposed_bytes=None,
@@ -233,22 +284,22 @@ class Recorder:
             target_levels=(),
             uniform=None,
             head_estimate=draft.survival[-1] if draft.survival else None,
-            entropy=draft.entropies[start],
+            entropy=draft.entropies[dropped.start],
         )
 
-    def _place(self, draft: Draft, begin: int, index: int, versions: Versions) -> _Place:
-        row = draft.row
+    def _place(self, block: "_Block", index: int) -> _Place:
+        draft, row = block.draft, block.draft.row
         return {
             "offset": row.offset,
             "prompt_id": row.prompt_id,
             "dataset": row.dataset,
             "target": self._target,
             "block": row.block - 1,
-            "position": begin + index,
+            "position": block.begin + index,
             "index": index,
-            "drafter_version": versions.drafter,
-            "head_version": versions.head,
-            "cache_version": versions.cache,
+            "drafter_version": block.versions.drafter,
+            "head_version": block.versions.head,
+            "cache_version": block.versions.cache,
             "drafter": draft.source,
         }
 

@@ -28,6 +28,7 @@ from stages.contract.stage import Stage
 from stages.emitted_tokens import emitted_tokens, truncate
 from stages.examples.top_distributions import TopDistributions
 from stages.rules import Levels, Rule, option_members
+from stages.sampling.raw_values import RawValues
 from store.events import Origin, Outcome
 
 
@@ -123,7 +124,8 @@ class Judge(Stage[Proposal, Verdict]):
         # Without a limit, any other end is known when the row is gone.
         row.finish = "stop" if emitted[-1] in ends else "length" if len(emitted) == result.limit else ""
         counts = [sum(one.outcome is kind for one in decisions) for kind in (Outcome.ACCEPTED, Outcome.REJECTED)]
-        return Verdict(proposal, decisions, emitted, sum(counts), counts[0], soft_targets)
+        raw = _find_raw_values(decisions, top) if top and not row.private else {}
+        return Verdict(proposal, decisions, emitted, sum(counts), counts[0], soft_targets, raw=raw)
 
     def _decide(
         self, proposal: Proposal, emitted: tuple[int, ...], accepted: int, levels: Sequence[Levels]
@@ -168,6 +170,19 @@ class Judge(Stage[Proposal, Verdict]):
     @override
     def restore(self, saved: Saved, reader: SnapshotReader) -> None:
         return
+
+
+def _find_raw_values(decisions: Sequence[Decision], top: TopDistributions) -> dict[int, RawValues]:
+    """Return the raw values of the rejected token by its index: probabilities of the likeliest tokens, no entropy."""
+    return {
+        one.index: RawValues(
+            None if one.token is None else top.find_probability(one.index, one.token),
+            top.find_probability(one.index, one.emitted),
+            None,
+        )
+        for one in decisions
+        if one.emitted is not None and one.outcome is Outcome.REJECTED
+    }
 
 
 def _list_proposed(proposal: Proposal) -> list[tuple[ProposedToken | None, Candidate | None]]:

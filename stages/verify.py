@@ -25,6 +25,7 @@ from stages.rules import Levels, Rule
 from stages.sampling.distributions import OneHotRows, Sampling, find_peaks, read_peaks, to_probs
 from stages.sampling.drawing import RowDistributions
 from stages.sampling.logprobs import TokenLogprobs, compute_logprobs
+from stages.sampling.raw_values import RawValues, RejectedPlace, compute_raw_values
 from stages.transformed_logits import transform_logits
 from stages.tree_decisions import decide_tree
 from store.errors import ModelError
@@ -79,6 +80,30 @@ def _collect_logprobs(
         for i, one in zip(rows, compute_logprobs(logits_NV[list(places)], tokens, most), strict=True):
             found[i].append(one)
     return [tuple(row_logprobs) for row_logprobs in found]
+
+
+def _collect_raw_values(
+    batch: Sequence[Proposal], outcomes: Sequence[Sequence[Decision]], logits_NV: Tensor, starts: Sequence[int]
+) -> list[dict[int, RawValues]]:
+    """Return per row the raw values of its rejected token, by index; none for private rows, whose decisions are not
+    recorded.
+
+    Next to a pass over four-bit weights, those of accepted tokens too would take more than 1% of its time.
+    """
+    rejected: list[tuple[int, int]] = []
+    places: list[RejectedPlace] = []
+    for row, (proposal, decisions) in enumerate(zip(batch, outcomes, strict=True)):
+        if proposal.draft.row.private:
+            continue
+        for one in decisions:
+            if one.emitted is not None and one.outcome is Outcome.REJECTED:
+                rejected.append((row, one.index))
+                line = one.candidate.parent + 1 if one.candidate else one.index
+                places.append(RejectedPlace(starts[row] + line, one.token, one.emitted))
+    found: list[dict[int, RawValues]] = [{} for _ in batch]
+    for (row, index), values in zip(rejected, compute_raw_values(logits_NV, places), strict=True):
+        found[row][index] = values
+    return found
 
 
 def _describe_nonfinite(rows: Sequence[SequenceState], starts: Sequence[int], finite: Sequence[bool]) -> str:
@@ -193,8 +218,9 @@ class Verify(Stage[Proposal, Verdict]):
         outcomes = list(map(self._decide_row, batch, levels, targets))
         supervision = self._supervise(batch, outcomes, logits_NV, starts)
         logprobs = _collect_logprobs(batch, outcomes, logits_NV, starts)
+        raw = _collect_raw_values(batch, outcomes, logits_NV, starts)
         states = self._project_states(outcomes, hidden_NW, starts)
-        columns = zip(batch, read, outcomes, supervision, logprobs, states, strict=True)
+        columns = zip(batch, read, outcomes, supervision, logprobs, states, raw, strict=True)
         return [self._extend_row(*parts) for parts in columns]
 
     def _project_states(
@@ -290,6 +316,7 @@ class Verify(Stage[Proposal, Verdict]):
         supervision: Supervision,
         logprobs: tuple[TokenLogprobs, ...],
         states: Tensor | None,
+        raw: dict[int, RawValues],
     ) -> Verdict:
         row, emitted = proposal.draft.row, emitted_tokens(decisions)
         if proposal.draft.tree:
@@ -307,4 +334,4 @@ class Verify(Stage[Proposal, Verdict]):
         self.model.roll_back(row, len(row.tokens) - 1)
         accepted = sum(decision.outcome is Outcome.ACCEPTED for decision in decisions)
         rejected = sum(decision.outcome is Outcome.REJECTED for decision in decisions)
-        return Verdict(proposal, decisions, emitted, accepted + rejected, accepted, *supervision, logprobs, states)
+        return Verdict(proposal, decisions, emitted, accepted + rejected, accepted, *supervision, logprobs, states, raw)

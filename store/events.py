@@ -122,6 +122,14 @@ class TokenDecision:
     context: int | None = None  # of a candidate: tokens before it that its source matched
     count: int | None = None  # of a candidate: how often its source saw it there
     chance: float | None = None  # of a candidate: its estimated probability, given that its parent is emitted
+    # By the softmax of a model's logits at temperature 1, before all transforms of sampling. The target's are those of
+    # rejected tokens. The drafter's are those of tokens with pieces: the product over the pieces, each counted as e^-10
+    # at least, and the entropy at the first piece. Entropies are in nats.
+    target_raw_probability: float | None = None  # of the proposed token
+    emitted_raw_probability: float | None = None  # of the token that was emitted instead of it
+    target_raw_entropy: float | None = None
+    drafter_raw_probability: float | None = None
+    drafter_raw_entropy: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

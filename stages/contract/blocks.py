@@ -3,7 +3,7 @@
 Shapes: K pieces of a draft, D ids of the drafter's vocabulary, F features of the head.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from stages.ngrams.trie import Node
 from stages.sampling.distributions import Sampling
 from stages.sampling.logprobs import TokenLogprobs
 from stages.sampling.random_source import RandomSource
+from stages.sampling.raw_values import RawValues
 from stages.sampling.transforms import LogitTransform
 from stages.vocabulary.text_stream import StopStrings
 from store.events import Action, DraftSource, Origin, Outcome, Translation
@@ -275,6 +276,11 @@ class Decision:
     passed_levels: int = 0  # levels accepted before the rejection; all of them on acceptance
     candidate: Candidate | None = None  # of a tree; `index` is its index there
 
+    @property
+    def token(self) -> int | None:
+        """The proposed target token; None if there is none."""
+        return self.candidate.token if self.candidate else self.proposed.token if self.proposed else None
+
 
 @dataclass(frozen=True)
 class SoftTarget:
@@ -371,6 +377,8 @@ class Verdict:
 
     `logprobs` has one entry per emitted token if the row requests them; a private row has no soft targets.
     `states` has the target's reduced hidden state at each emitted token (tokens, S) if the drafter reads them.
+    `raw` has how likely the target itself found a rejected token, by the index of the decision; it is empty where
+    decisions are not recorded.
     """
 
     proposal: Proposal
@@ -382,6 +390,7 @@ class Verdict:
     branch: OffPolicySpan | None = field(default=None, repr=False)
     logprobs: tuple[TokenLogprobs, ...] = ()
     states: Tensor | None = field(default=None, repr=False)
+    raw: Mapping[int, RawValues] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True)

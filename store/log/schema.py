@@ -5,8 +5,8 @@ an event is a column of the same name; a column may be null only if its field ma
 that compaction writes (store/log/rollups.py) instead of events.
 
 The values that decided a judged token or an alternative (`uniform` and its levels) are stored to the last bit. Values
-that decide nothing (`entropy`, `head_estimate`, and the levels of other tokens) are rounded to 8 significant bits,
-within 0.2%, and take a third of the space.
+that decide nothing (`ROUNDED_FIELDS`, and the levels of other tokens) are rounded to 8 significant bits, within 0.2%,
+and take a third of the space.
 
 Parts of an older schema version lack the columns that were added since; readers fill them with the field's default.
 """
@@ -34,7 +34,7 @@ from store.events import (
 )
 from store.log.rollups import COUNTS
 
-SCHEMA_VERSION = 9
+SCHEMA_VERSION = 10
 
 TABLES: Mapping[str, type] = {
     "decisions": TokenDecision,
@@ -62,16 +62,26 @@ _ADDED: Mapping[int, Mapping[str, tuple[str, ...]]] = {
     7: {"versions": ("probe_seconds", "probe_plain_seconds")},
     8: {"prompts": ("predicted",)},
     9: {"prompts": ("frequency",)},
+    10: {
+        "decisions": (
+            "target_raw_probability",
+            "emitted_raw_probability",
+            "target_raw_entropy",
+            "drafter_raw_probability",
+            "drafter_raw_entropy",
+        )
+    },
 }
 
+# Values that decide nothing.
+ROUNDED_FIELDS = frozenset({"entropy", "head_estimate", *_ADDED[10]["decisions"]})
+
 # Stored as float32: values that are computed in float32, and short durations. All other floats are float64.
-FLOAT32_FIELDS = frozenset(
+FLOAT32_FIELDS = ROUNDED_FIELDS | frozenset(
     {
         "drafter_levels",
         "target_levels",
         "uniform",
-        "head_estimate",
-        "entropy",
         "chance",
         "expected_tokens",
         "expected_seconds",
@@ -82,7 +92,6 @@ FLOAT32_FIELDS = frozenset(
         "waited",
     }
 )
-ROUNDED_FIELDS = frozenset({"entropy", "head_estimate"})
 LEVELS = ("drafter_levels", "target_levels")  # rounded for tokens about which they decided nothing
 DECIDED = (Outcome.ACCEPTED.value, Outcome.REJECTED.value, Outcome.ALTERNATIVE.value)
 # Columns with minimum and maximum per row group, so that readers can skip row groups.

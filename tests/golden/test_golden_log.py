@@ -56,7 +56,7 @@ def test_every_view_has_its_rows():
             assert log.select(f"SELECT sum(decisions) AS n FROM {table}").to_pylist() == [{"n": 597}]
 
 
-EMPTY = ("check", "ngrams-that-pay", "memory-calibration", "policy-values")
+EMPTY = ("check", "ngrams-that-pay", "memory-calibration", "policy-values", "near-misses")
 
 
 @pytest.mark.parametrize("name", recipes())
@@ -106,14 +106,18 @@ def round_values(rows):
 
 def test_a_version_that_is_not_known_is_refused_with_a_word(copied):
     content = json.loads((copied / MANIFEST).read_bytes())
-    for version in (2, 10):
+    for version in (2, 11):
         (copied / MANIFEST).write_text(json.dumps(content | {"schema_version": version}))
-        with pytest.raises(RunError, match=rf"version 3, 4, 5, 6, 7, 8 or 9, got {version}"):
+        with pytest.raises(RunError, match=rf"version 3, 4, 5, 6, 7, 8, 9 or 10, got {version}"):
             read_manifest(copied)
 
 
 ADDED = {
-    "decisions": ("parent", "context", "count", "chance"),
+    "decisions": (
+        *("parent", "context", "count", "chance"),
+        *("target_raw_probability", "emitted_raw_probability", "target_raw_entropy"),
+        *("drafter_raw_probability", "drafter_raw_entropy"),
+    ),
     "blocks": ("candidates", "expected_tokens", "expected_seconds"),
     "versions": (
         "probe_tokens",

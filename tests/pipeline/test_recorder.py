@@ -1,5 +1,7 @@
 """From verdicts to events: what each column says, for every outcome of a block."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -16,6 +18,7 @@ from stages.contract.blocks import (
 )
 from stages.sampling.drawing import RowDistributions
 from stages.sampling.random_source import SeededRandomSource
+from stages.sampling.raw_values import RawValues
 from stages.tree_decisions import decide_tree
 from store.events import BlockDone, DraftSource, Origin, Outcome, PromptRejected, TokenDecision, Translation
 from store.log.run_log import RunLog
@@ -84,6 +87,27 @@ def test_a_rejected_token_and_its_residual():
     assert (second.pieces, second.translation, second.outcome) == ((22,), Translation.DIRECT, Outcome.REJECTED)
     assert (second.proposed_id, second.proposed_bytes) == (11, b"day")
     assert (second.emitted_id, second.emitted_bytes, second.origin) == (12, b"\xe2\x82", Origin.RESIDUAL)
+
+
+def test_what_the_models_themselves_found_likely():
+    verdict = rejected_verdict()
+    features_KF = torch.zeros(4, 8)  # 3 of a hidden state, then the log probability and the entropy of each piece
+    features_KF[:, 3] = torch.tensor([0.5, 0.25, 0.125, 1.0]).log()
+    features_KF[:, 4] = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    draft = replace(verdict.proposal.draft, features_KF=features_KF)
+    raw = {1: RawValues(0.25, 0.5, 1.5)}
+    first, second, third = decisions_of(replace(verdict, proposal=replace(verdict.proposal, draft=draft), raw=raw))
+    assert (first.drafter_raw_probability, first.drafter_raw_entropy) == (pytest.approx(0.125), 1.0), "of both pieces"
+    assert (second.drafter_raw_probability, second.drafter_raw_entropy) == (pytest.approx(0.125), 3.0)
+    assert (third.drafter_raw_probability, third.drafter_raw_entropy) == (1.0, 4.0)
+    assert (second.target_raw_probability, second.emitted_raw_probability, second.target_raw_entropy) == raw[1]
+    for other in (first, third):
+        assert (other.target_raw_probability, other.emitted_raw_probability, other.target_raw_entropy) == (None,) * 3
+
+
+def test_without_features_of_the_drafter_nothing_is_known_of_its_pieces():
+    for decision in decisions_of(rejected_verdict()):
+        assert (decision.drafter_raw_probability, decision.drafter_raw_entropy) == (None, None)
 
 
 def test_what_came_after_a_rejection_emits_nothing():

@@ -90,6 +90,9 @@ def test_probabilities_are_known_of_the_likeliest_tokens_alone():
     first, second, _ = verdict.decisions
     assert first.target_levels == pytest.approx((float(logits_MV[0].softmax(-1)[1]),))
     assert second.target_levels == second.drafter_levels == (), "token 2 is the third"
+    assert verdict.raw == {2: (pytest.approx(0.2), None, None)}
+    _, verdict = judge_chain((1, 4), to_top(logits_MV, 2))
+    assert verdict.raw == {1: (None, pytest.approx(float(logits_MV[1].softmax(-1)[4])), None)}
     _, verdict = judge_chain((1, 2, 0), to_top(logits_MV[:3], 2))
     assert {one.target_levels for one in verdict.decisions} == {()}, "the engine read a shorter draft"
 

@@ -20,6 +20,7 @@ from stages.rules import TrieRule
 from stages.sampling.distributions import Sampling
 from stages.sampling.drawing import RowDistributions
 from stages.sampling.random_source import RandomSource
+from stages.sampling.transforms import LogitBias
 from stages.translate import parse
 from stages.tree_decisions import chosen_candidate, decide_tree, place_distribution
 from stages.verify import Verify
@@ -201,6 +202,33 @@ def test_a_private_row_has_no_soft_targets():
     assert (verdict.emitted, verdict.soft_targets, verdict.branch) == ((1, 2, 3), (), None)
 
 
+def entropy_of(logits_V: Tensor) -> float:
+    return float(torch.special.entr(logits_V[:6].double().softmax(-1)).sum())
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.01, top_k=1)])
+def test_a_rejected_token_has_its_probability_before_sampling(sampling: Sampling):
+    row = row_of([0])
+    row.sampling, row.transforms = sampling, (LogitBias([(4, -3.0)]),)
+    verdict, _ = verify_block(row, (1, 0, 1, 2, 1))  # tokens 1, 2, 3, 1; the target emits 4 instead of the last
+    assert list(verdict.raw) == [3], "accepted tokens have none"
+    want_V = torch.tensor([0.0, 0, 0, 0, 5, 0]).softmax(-1)
+    assert verdict.raw[3] == pytest.approx((float(want_V[1]), float(want_V[4]), entropy_of(counts_up((3,)))), rel=1e-5)
+
+
+def test_pieces_that_name_no_token_are_rejected_without_a_probability():
+    verdict, _ = verify_block(row_of([0]), (0, 3), trie_of=(None, (1,), None, (2,), None, (3,)))
+    ((_, (proposed, emitted, _)),) = verdict.raw.items()
+    assert (proposed, emitted) == (None, pytest.approx(float(torch.tensor([0.0, 5, 0, 0, 0, 0]).softmax(-1)[1])))
+
+
+def test_nothing_is_computed_for_private_rows_which_are_not_recorded():
+    row = row_of([0])
+    row.private = True
+    verdict, _ = verify_block(row, (2, 1, 0))
+    assert (verdict.decisions[0].outcome, verdict.raw) == (Outcome.REJECTED, {})
+
+
 def test_soft_target_is_made_before_the_row_grows():
     seen = []
 
@@ -353,6 +381,16 @@ def test_a_place_without_the_target_s_token_ends_the_block():
     ]
     assert (verdict.emitted, verdict.judged, verdict.accepted) == ((1, 2), 2, 1)
     assert model.tokens_read(row) == [0, 1]
+
+
+def test_a_rejected_candidate_has_the_target_s_own_probability_at_its_place():
+    verdict, _ = verify_tree(row_of([0]), {2: {4: {}}, 1: {4: {5: {}}, 3: {}}})  # 2 instead of 4 after 1
+    ((index, (proposed, emitted, entropy)),) = verdict.raw.items()
+    assert verdict.decisions[index].outcome is Outcome.REJECTED
+    logits_V = counts_up((1,))
+    want_V = logits_V[:6].softmax(-1)
+    assert (proposed, emitted) == pytest.approx((float(want_V[4]), float(want_V[2])))
+    assert entropy == pytest.approx(entropy_of(logits_V), rel=1e-5)
 
 
 def test_a_candidate_has_the_target_s_probability_and_the_number_of_its_place():

@@ -62,6 +62,9 @@ def make_rejection(**changes: Any) -> TokenDecision:
         "target_levels": (0.125,),
         "uniform": 0.75,
         "head_estimate": 0.35,
+        "target_raw_probability": 0.25,
+        "emitted_raw_probability": 0.5,
+        "target_raw_entropy": 1.0,
     }
     return decision(**(fields | changes))
 

@@ -162,6 +162,7 @@ def _detail(row: Mapping[str, Any], kind: str, siblings: Sequence[Mapping[str, A
     if is_candidate(row):
         yield f"candidate: {describe_source(row)}"
     yield from _share(row, siblings) if siblings else _probabilities(row)
+    yield from _raw_values(row)
     yield f"position {row['position']}, block {row['block']}, index {row['index']}"
     yield f"in service: drafter {row['drafter_version']}, head {row['head_version']}, cache {row['cache_version']}"
 
@@ -196,6 +197,18 @@ def _probabilities(row: Mapping[str, Any]) -> Iterator[str]:
         yield f"head's estimate of survival to here {row['head_estimate']:.3g}"
     if row["entropy"] is not None:
         yield f"drafter's entropy {row['entropy']:.3g} nats"
+
+
+def _raw_values(row: Mapping[str, Any]) -> Iterator[str]:
+    """How likely the models themselves found the token, at temperature 1; rows of older logs do not have it."""
+    ours, theirs, emitted = (row[f"{name}_raw_probability"] for name in ("drafter", "target", "emitted"))
+    if ours is not None:
+        yield f"at temperature 1: {ours:.3g} by the drafter, whose entropy was {row['drafter_raw_entropy']:.3g} nats"
+    if theirs is not None:
+        instead = "" if emitted is None else f", {emitted:.3g} for the token that was emitted"
+        yield f"at temperature 1: {theirs:.3g} by the target{instead}"
+    if row["target_raw_entropy"] is not None:
+        yield f"target's entropy at temperature 1: {row['target_raw_entropy']:.3g} nats"
 
 
 def _acceptance(ours: float, theirs: float) -> float:

@@ -7,6 +7,9 @@ import torch
 from torch import Tensor
 
 from stages.compiled.llvm.emitter import FLOAT, VECTOR, VECTOR_SIZE, Emitter, Value
+from stages.compiled.llvm.vector_math import exponential
+
+LOWEST_DISTANCE = -200.0  # what is further below the largest logit has probability 0 and adds no entropy
 
 
 def can_read(numbers: Tensor) -> bool:
@@ -43,3 +46,20 @@ class Line:
         inside = self._emit.builder.icmp_signed("<", vector, self._whole)
         whole = self._emit.offset(start, vector, 4 * VECTOR_SIZE)
         return self._emit.load(self._emit.builder.select(inside, whole, self._tail), VECTOR)
+
+    def sum_exponentials(self, start: Value, highest: Value) -> tuple[Value, Value]:
+        """Return the sum of the exponentials of all distances from the largest number of the line that was begun, and
+        the sum of these times the distance. Both are NaN if a number is.
+        """
+        emit, build, highest = self._emit, self._emit.builder, self._emit.spread(highest)
+        total = emit.variable(VECTOR, emit.floats(0.0))
+        weighted = emit.variable(VECTOR, emit.floats(0.0))
+        emit.set(total, emit.floats(0.0))
+        emit.set(weighted, emit.floats(0.0))
+        with emit.loop(0, self.vectors) as vector:
+            distance, lowest = build.fsub(self.load(start, vector), highest), emit.floats(LOWEST_DISTANCE)
+            share = exponential(emit, distance)
+            bounded = build.select(build.fcmp_ordered(">", distance, lowest), distance, lowest)
+            emit.set(total, build.fadd(emit.get(total, VECTOR), share))
+            emit.set(weighted, emit.multiply_add(share, bounded, emit.get(weighted, VECTOR)))
+        return emit.total(emit.get(total, VECTOR)), emit.total(emit.get(weighted, VECTOR))

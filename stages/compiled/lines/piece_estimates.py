@@ -22,7 +22,6 @@ from stages.compiled.llvm.emitter import FLOAT, INT, LONG, POINTER, VECTOR, VECT
 from stages.compiled.llvm.machine import compile_call
 from stages.compiled.llvm.vector_math import exponential, logarithm, one_and_exponential
 
-LOWEST_DISTANCE = -200.0  # what is further below the largest logit has probability 0 and adds no entropy
 LOWEST_LOG = -10.0  # of the piece's own probability, as a feature
 NORM_EPS = 1e-5  # of `torch.nn.LayerNorm`
 
@@ -164,7 +163,7 @@ class _Estimation:
         emit, build = self.emit, self.build
         self.line.begin(logits)
         first, second = self._find_two_largest(logits)
-        total, weighted = self._sum_exponentials(logits, first)
+        total, weighted = self.line.sum_exponentials(logits, first)
         log_total = self._at_first(logarithm(emit, emit.spread(total)))
         own_log = build.fsub(build.fsub(own, first), log_total)
         share = build.fdiv(_constant(1.0), total)
@@ -212,21 +211,6 @@ class _Estimation:
             rest = self._smaller(before, loaded)
             self.emit.set(second, self._larger(rest, self.emit.get(second, loaded.type)))
             self.emit.set(first, self._larger(before, loaded))
-
-    def _sum_exponentials(self, logits: Value, highest: Value) -> tuple[Value, Value]:
-        """Return the sum of the exponentials of all distances from the largest logit, and of these times the distance.
-        Both are NaN if a logit is.
-        """
-        emit, build, highest = self.emit, self.build, self.emit.spread(highest)
-        emit.set(self.total, emit.floats(0.0))
-        emit.set(self.weighted, emit.floats(0.0))
-        with emit.loop(0, self.line.vectors) as vector:
-            distance = build.fsub(self.line.load(logits, vector), highest)
-            share = exponential(emit, distance)
-            bounded = self._larger(distance, emit.floats(LOWEST_DISTANCE))
-            emit.set(self.total, build.fadd(emit.get(self.total, VECTOR), share))
-            emit.set(self.weighted, emit.multiply_add(share, bounded, emit.get(self.weighted, VECTOR)))
-        return emit.total(emit.get(self.total, VECTOR)), emit.total(emit.get(self.weighted, VECTOR))
 
     def _normalise(self, features: Value) -> None:
         """Store the head's input: the hidden state by the norm, and the other features."""

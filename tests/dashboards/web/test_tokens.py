@@ -53,6 +53,19 @@ def test_the_detail_of_a_residual_names_what_it_replaced(tmp_path: Path):
     ]
 
 
+def test_the_detail_of_a_rejection_has_what_the_models_themselves_found_likely(tmp_path: Path):
+    raw = {"target_raw_probability": 0.25, "emitted_raw_probability": 0.5, "target_raw_entropy": 1.25}
+    raw |= {"drafter_raw_probability": 0.75, "drafter_raw_entropy": 0.5}
+    events = block_of_every_kind(0)
+    events[2] = replace(events[2], **raw)
+    found = completion(tmp_path, [*events, prompt(0)])
+    assert found.tokens[2].detail.splitlines()[-5:-2] == [
+        "at temperature 1: 0.75 by the drafter, whose entropy was 0.5 nats",
+        "at temperature 1: 0.25 by the target, 0.5 for the token that was emitted",
+        "target's entropy at temperature 1: 1.25 nats",
+    ]
+
+
 def test_a_tree_shows_its_path_and_lists_the_other_candidates(tmp_path: Path):
     events = make_tree(NODES, [0.4, 0.6])
     events[0] = replace(events[0], drafter=DraftSource.LOOKUP)

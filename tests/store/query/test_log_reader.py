@@ -505,6 +505,23 @@ def test_longest_runs_go_on_across_blocks_until_a_residual(tmp_path):
     assert (short["first_position"], short["accepted_tokens"]) == (5, 1)
 
 
+def test_near_misses_are_the_rejected_tokens_that_the_target_found_likeliest(tmp_path):
+    known = [(0.25, 0.5, 1.0), (0.5, 0.5, 0.75), (None, None, None)]
+    events = [
+        make_rejection(
+            position=place, target_raw_probability=own, emitted_raw_probability=other, target_raw_entropy=entropy
+        )
+        for place, (own, other, entropy) in enumerate(known)
+    ]
+    with LogReader([write_run(tmp_path, events)]) as log:
+        rows = log.recipe("near-misses").to_pylist()
+    names = "position", "proposed", "emitted", "proposed_probability", "emitted_probability", "entropy"
+    assert [tuple(row[name] for name in names) for row in rows] == [
+        (1, " the", " a", 0.5, 0.5, 0.75),
+        (0, " the", " a", 0.25, 0.5, 1.0),
+    ]
+
+
 def test_recipes_run_on_ids_where_the_log_has_no_text(tmp_path, small):
     events = [
         replace(event, proposed_bytes=None, emitted_bytes=None)
