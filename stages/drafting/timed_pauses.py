@@ -93,18 +93,15 @@ class TimedPauses:
         Args:
             block: what it took, of all rows together.
             emitted: tokens of all its rows.
-            drafts: whether any row searched or drafted; in a pause, some may.
+            drafts: whether any row searched or drafted, or had its action drawn; in a pause, some may.
         """
-        if drafts is not self.drafts:
-            self._measured = False
-            return
-        if self._measured:
+        if drafts is self.drafts and self._measured:
             rows = len(block.lengths)
             foreseen = self._costs.verification_cost(block.tokens) + self._costs.drafts_cost(block.lengths)
             seconds = min(block.drafting + block.verifying + block.around, LARGEST_JUMP * foreseen)
             speed = self._drafting if drafts else self._plain
             speed.add(emitted, rows * seconds / self._costs.verification_cost(rows))
-        self._measured = True
+        self._measured = drafts is self.drafts
         self._left -= 1
         if self._left <= 0:
             self._begin_stretch()
@@ -115,7 +112,8 @@ class TimedPauses:
         if self.drafts and not self.paused:
             self.drafts, self._left = False, PLAIN_BLOCKS
             return
-        slower = self._drafting.value < self._plain.value
+        # Where many blocks are drawn, it may be that no plain one was timed.
+        slower = self._plain.expected > 0 and self._drafting.value < self._plain.value
         if not self.drafts and self.paused:
             self.drafts, self._left = True, TRIAL
         elif slower:

@@ -93,6 +93,16 @@ def test_a_block_of_the_other_kind_counts_nowhere_and_nor_does_the_next():
     assert (after.drafting, after.plain) == (before.drafting, before.plain)
 
 
+def test_a_stretch_without_a_timed_block_decides_nothing():
+    pauses = TimedPauses(COSTS)
+    run(pauses, DRAFTING_BLOCKS, 1.2, 0.013)
+    for block in range(PLAIN_BLOCKS):
+        assert not pauses.drafts
+        drawn = block % 2 == 0
+        pauses.observe(BlockTimes([0], 1, 0.001, 0.008, 0.001), 1, drafts=drawn)
+    assert (pauses.drafts, pauses.paused) == (True, False)
+
+
 def test_a_pause_ends_with_a_trial_when_something_changed():
     pauses = TimedPauses(COSTS)
     run(pauses, 700, 1.2, 0.013)
