@@ -143,7 +143,7 @@ class OneFall:
     def observe(self, prompt: PromptCompleted) -> Drifted | None:
         if prompt.offset != FELL:
             return None
-        # One text can be too short to tell the spoilt drafter from the others.
+        # In one short text, the spoilt drafter can be as good as the others.
         return make_drifted(offset=FELL, target=prompt.target, changed_at=FELL - 3, action="recall")
 
 
