@@ -93,7 +93,7 @@ class ChooseDraft(Stage[SequenceState, Draft]):
         trees = {row: one for row, one in grown.items() if one.tree and self._choices[row].action is Action.COPIES}
         by_model = {row for row, choice in self._choices.items() if choice.action is Action.MODEL}
         forced = {row for row in by_model if self._choices[row].drawn}
-        drafts = self._decode(batch, skipped=self._choices.keys() - by_model, forced=forced)
+        drafts = self._decode(batch, skipped=self._choices.keys() - by_model, forced=forced, whole=self._due > 0)
         tokens = len(ready) + sum(len(one.tree.candidates) for one in trees.values() if one.tree)
         seconds = self._costs.verification_cost(tokens) / len(ready) if ready else 0.0
         drafts = [
@@ -149,7 +149,7 @@ class ChooseDraft(Stage[SequenceState, Draft]):
         preferred = [one for one in verdicts if not self._is_drawn(one)]
         if by_model := [one for one in preferred if one.proposal.draft.source is DraftSource.MODEL]:
             self._decode.observe(by_model)
-            self._due = max(0, self._due - len(by_model))
+            self._due = max(0, self._due - sum(bool(one.proposal.draft.pieces) for one in by_model))
         self.memory.observe(verdicts)
         for verdict in preferred:
             draft = verdict.proposal.draft

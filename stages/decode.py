@@ -206,6 +206,8 @@ class Decode(Stage[SequenceState, Draft]):
         batch: Sequence[SequenceState],
         skipped: Collection[SequenceState] = (),
         forced: Collection[SequenceState] = (),
+        *,
+        whole: bool = False,
     ) -> list[Draft]:
         """Draft after each row until the stop rule, its remaining tokens or `max_draft` ends the draft.
 
@@ -215,6 +217,7 @@ class Decode(Stage[SequenceState, Draft]):
             batch: all admitted rows.
             skipped: rows that the model does not read in this block: their drafts are empty.
             forced: rows that are drafted for while the policy pauses speculation, too.
+            whole: whether to keep pieces that the head finds hopeless, because their labels are needed.
         """
         paused = not self._policy.should_draft()
         wanted = [(number, row) for number, row in enumerate(batch) if row in forced or not (paused or row in skipped)]
@@ -235,7 +238,7 @@ class Decode(Stage[SequenceState, Draft]):
             going = sorted(self._stop_rule.select_rows(growing.survival, open_rows))
             fed = {number: growing.pieces[number][-1:] for number in going}
         self._drawn = dict(zip(batch, growing.lengths, strict=True))
-        if self._costs:
+        if self._costs and not whole:
             self._drop_hopeless(growing, self._costs)
         return growing.freeze(len(self._forbidden_D), self.probs_dtype, self.model.device)
 

@@ -28,6 +28,8 @@ class NoModel(Stage[SequenceState, Draft]):
         batch: Sequence[SequenceState],
         skipped: Collection[SequenceState] = (),
         forced: Collection[SequenceState] = (),
+        *,
+        whole: bool = False,
     ) -> list[Draft]:
         return [Draft(row, (), self.empty_probs(), (), None, ()) for row in batch]
 

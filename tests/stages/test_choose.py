@@ -343,6 +343,21 @@ def test_the_model_drafts_where_trees_are_preferred_after_an_update_and_after_a_
     assert found == [DraftSource.MODEL] * drafts + [DraftSource.LOOKUP] * 10
 
 
+def test_after_a_drift_even_hopeless_pieces_are_verified_so_that_the_head_gets_labels():
+    stage = new_stage()
+    decode = stage._decode
+    decode._sampling, decode._costs = Sampling(), Costs(((1, 1.0), (2, 9.0)), ((1, 0.1),))  # as on a busy machine
+    (row,) = admit(stage, row_of([5, 1], offset=1, remaining_tokens=999))
+    lengths = []
+    for block in range(DRAFTS_AFTER_DRIFT + 2):
+        (draft,) = stage([row])
+        lengths.append(len(draft.pieces))
+        emit(stage, [draft], 0)
+        if block == 0:
+            stage.respond_to_drift()
+    assert lengths == [0, *[3] * DRAFTS_AFTER_DRIFT, 0]
+
+
 def test_a_row_that_the_model_has_no_space_for_has_a_tree():
     stage = new_stage(sure=False)
     stage._decode.model.max_length = 8

@@ -369,6 +369,12 @@ def test_now_and_again_a_hopeless_draft_is_verified_so_that_the_head_gets_labels
     assert lengths == [0 if (5 + block) % EVERY_HOPELESS else 4 for block in range(2 * EVERY_HOPELESS)]
 
 
+def test_hopeless_pieces_are_kept_where_their_labels_are_needed():
+    decode, row = decode_with_estimates(0.001), row_not_explored()
+    decode.admit(row)
+    assert [len(decode([row], whole=whole)[0].pieces) for whole in (False, True, False)] == [0, 4, 0]
+
+
 class RecordingPolicy(AlwaysSpeculate):
     """Notes what it observes."""
 
