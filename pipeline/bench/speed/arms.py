@@ -27,13 +27,14 @@ class ArmName(StrEnum):
     CONTINUOUS = "continuous"  # its continuous batching
     OWN_PLAIN = "own-plain"  # this pipeline without drafting
     MEMORY = "memory"  # with the own text and the memory as the only sources
-    FROZEN = "frozen"
+    NEVER_LEARNED = "never-learned"  # with the own text and the drafter as loaded, and nothing of earlier prompts
+    FROZEN = "frozen"  # the memory learns, the drafter does not
     LEARNING = "learning"
     LOGGED = "logged"  # learning with the token log, the curves and the versions that `replay` writes
 
 
 BATCH_ONE = frozenset({ArmName.ASSISTED, ArmName.ASSISTED_DEFAULTS, ArmName.PROMPT_LOOKUP})
-OURS = (ArmName.OWN_PLAIN, ArmName.MEMORY, ArmName.FROZEN, ArmName.LEARNING, ArmName.LOGGED)
+OURS = (ArmName.OWN_PLAIN, ArmName.MEMORY, ArmName.NEVER_LEARNED, ArmName.FROZEN, ArmName.LEARNING, ArmName.LOGGED)
 LEARNERS = frozenset({ArmName.LEARNING, ArmName.LOGGED})
 QUICK_ARMS = (ArmName.PLAIN, ArmName.OWN_PLAIN, ArmName.MEMORY, ArmName.LOGGED)  # with `--quick`
 

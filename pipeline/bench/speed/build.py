@@ -189,6 +189,9 @@ class Workshop:
             ArmName.MEMORY: lambda: self._make_pipeline(
                 name, {"learn.enabled": False, "draft.sources": ("own", "memory")}
             ),
+            ArmName.NEVER_LEARNED: lambda: self._make_pipeline(
+                name, {"learn.enabled": False, "draft.sources": ("own", "model")}
+            ),
             ArmName.FROZEN: lambda: self._make_pipeline(name, {"learn.enabled": False}),
             ArmName.LEARNING: lambda: self._make_pipeline(name, {}),
             ArmName.LOGGED: self._make_logged,

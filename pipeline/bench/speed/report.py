@@ -301,6 +301,7 @@ LABELS: dict[str, Callable[[int], str]] = {
     "continuous": lambda _: "transformers continuous batching",
     "own-plain": lambda _: "omnidraft without drafting",
     "memory": lambda _: "omnidraft memory alone",
+    "never-learned": lambda _: "omnidraft, never learned",
     "frozen": lambda _: "omnidraft frozen",
     "learning": lambda _: "omnidraft learning",
     "logged": lambda _: "omnidraft learning, logged",

@@ -151,7 +151,14 @@ def test_each_arm_of_ours_does_what_its_name_says(greedy: tuple[list[dict], str]
         assert arms["own-plain"]["acceptance_rate"] is None
         assert arms["own-plain"]["efficiency"]["drafting"] == 0 < arms["frozen"]["efficiency"]["drafting"]
         learning = {name: arm["breakdown"]["learning"] > 0 for name, arm in arms.items()}
-        assert learning == {"own-plain": False, "memory": False, "frozen": False, "learning": True, "logged": True}
+        assert learning == {
+            "own-plain": False,
+            "memory": False,
+            "never-learned": False,
+            "frozen": False,
+            "learning": True,
+            "logged": True,
+        }
         for part in ("log", "versions", "drift"):
             kept = {name for name, arm in arms.items() if arm["breakdown"][part] > 0}
             assert kept == {"logged"}
