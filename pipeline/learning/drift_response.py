@@ -7,6 +7,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+import torch
 from typing_extensions import override
 
 from stages.contract.blocks import TrainingExample
@@ -218,10 +219,8 @@ class Recall(DriftResponse):
         started = perf_counter()
         trainer = self._distill.drafter.trainer
         present = trainer.measure_acceptance(None, since) or 0.0
-        scores = [
-            (trainer.measure_acceptance(self._versions.read(folder), since) or 0.0, number)
-            for number, folder in folders
-        ]
+        measured = [(trainer.served.trained_weights, present)]
+        scores = [(self._score(self._versions.read(folder), since, measured), number) for number, folder in folders]
         best, number = max(scores)  # of equals the newest
         if best > present + self._margin:
             weights = self._versions.read(dict(folders)[number])
@@ -238,6 +237,19 @@ class Recall(DriftResponse):
             acceptance_best=best,
             seconds=perf_counter() - started,
         )
+
+    def _score(
+        self, weights: "list[Tensor]", since: Sequence[TrainingExample], measured: "list[tuple[list[Tensor], float]]"
+    ) -> float:
+        """Return the acceptance of a version's weights; of weights that were measured it is known, as of all versions
+        between two updates of the drafter.
+        """
+        for known, score in measured:
+            if all(map(torch.equal, weights, known)):
+                return score
+        score = self._distill.drafter.trainer.measure_acceptance(weights, since) or 0.0
+        measured.append((weights, score))
+        return score
 
     def _end_trial(self, example: TrainingExample, *, taken: bool) -> Recalled:
         trial, self._trial = self._trial, None

@@ -27,9 +27,13 @@ def run(smollm2: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a default run, of which the model was in the cache."""
     if "OMNIDRAFT_RUN" in os.environ:
         return Path(os.environ["OMNIDRAFT_RUN"])
-    folder = tmp_path_factory.mktemp("default") / "run"
+    return replay(tmp_path_factory.mktemp("default") / "run")
+
+
+def replay(folder: Path, *options: str) -> Path:
     program = "from pipeline.cli.app import main; main()"
-    subprocess.run([sys.executable, "-c", program, "replay", "--run", str(folder)], cwd=ROOT, check=True)
+    command = [sys.executable, "-c", program, "replay", "--run", str(folder), *options]
+    subprocess.run(command, cwd=ROOT, check=True)
     return folder
 
 
@@ -77,6 +81,16 @@ def test_tokens_per_forward_rise_within_the_code(run: Path):
         sum(row["emitted"] for row in part) / sum(row["blocks"] for row in part) for part in (rows[:9], rows[-9:])
     )
     assert last > first
+
+
+def test_it_ends_with_more_tokens_per_forward_than_a_run_that_never_learned(run: Path, tmp_path: Path):
+    """The README gives their tokens per second, measured in turn."""
+    never = replay(tmp_path / "never", "--no-learn", "--draft-sources", "own,model")
+    learned, unlearned = (
+        sum(row["emitted"] for row in rows) / sum(row["blocks"] for row in rows)
+        for rows in (prompts_of_run(one)[-18:] for one in (run, never))
+    )
+    assert learned > 1.05 * unlearned
 
 
 def test_a_forward_brings_more_tokens_than_in_the_blocks_that_were_drawn_to_have_no_drafts(run: Path):

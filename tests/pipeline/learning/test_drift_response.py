@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,6 +23,10 @@ class Trainer:
         self.scored: list[list[int]] = []
         self.others_that_lose: list[str] = []
         self.later: torch.Tensor | None = None  # the acceptance of other weights after the drift
+
+    @property
+    def served(self) -> SimpleNamespace:
+        return SimpleNamespace(trained_weights=[self.weights])
 
     def find_losers(self, weights: list[torch.Tensor], gaining: str) -> list[str]:
         return self.others_that_lose

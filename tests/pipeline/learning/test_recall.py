@@ -130,6 +130,25 @@ def test_the_present_drafter_stays_where_it_is_no_worse(tiny_pair: TinyPair, tmp
     assert same(run.served, run.before)
 
 
+def test_weights_that_several_versions_have_are_scored_once(
+    tiny_pair: TinyPair,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    scored, measure = [], DrafterTrainer.measure_acceptance
+
+    def measure_noted(trainer: DrafterTrainer, weights: list[Tensor] | None, examples: Any) -> float | None:
+        scored.append(weights)
+        return measure(trainer, weights, examples)
+
+    monkeypatch.setattr(DrafterTrainer, "measure_acceptance", measure_noted)
+    run = Run(tiny_pair, tmp_path, is_unharmed, learn__interval=1000)
+    assert run.recalled.version is None
+    assert run.recalled.candidates > 3, "versions, in all of which the drafter is as loaded"
+    assert scored == [None]
+    assert run.recalled.acceptance_best == run.recalled.acceptance_present > 0
+
+
 def test_an_update_that_is_under_way_is_dropped(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
     """Two prompts to an update: the one handed in with the prompt before the drift."""
     run = Run(tiny_pair, tmp_path, is_unharmed, learn__lag=1)
