@@ -151,7 +151,8 @@ class TrieTeacher(Teacher):
 
     def _select(self, paths: Sequence["_Path"], logits_NV: Tensor) -> list[TopLogits]:
         """Return the largest logits at each token of the paths."""
-        ids_NK, values_NK, sums_N1 = self._find_top(_take_lines(logits_NV, paths)[:, : len(self._context)])
+        places = [path.line + number for path in paths for number in range(len(path.tokens))]
+        ids_NK, values_NK, sums_N1 = self._find_top(logits_NV[:, : len(self._context)], places)
         selected, begin = [], 0
         for path in paths:
             lines = slice(begin, begin := begin + len(path.tokens))
@@ -176,11 +177,15 @@ class TrieTeacher(Teacher):
         """The temperature of the teacher's distributions."""
         return self._temperature
 
-    def _find_top(self, logits_NV: Tensor) -> tuple[Numbers, Numbers, Numbers]:
-        """Return the ids of the largest logits, these logits, and the sum of all exponentials (see `TopLogits`)."""
-        logits_NV = logits_NV.float()
+    def _find_top(self, logits_LV: Tensor, lines: Sequence[int]) -> tuple[Numbers, Numbers, Numbers]:
+        """Return the ids of the largest logits of N lines, these logits, and the sum of all exponentials (see
+        `TopLogits`).
+        """
+        if LargestLogits.reads(logits_LV):
+            return self._find_largest(logits_LV, lines)
+        logits_NV = logits_LV[list(lines)].float()
         if LargestLogits.reads(logits_NV):
-            return self._find_largest(logits_NV)
+            return self._find_largest(logits_NV, range(len(lines)))
         values_NK, ids_NK = largest_logits(logits_NV, self._top_k)
         sums_N1 = (logits_NV - values_NK[:, :1]).mul_(1 / self._temperature).exp_().sum(-1, keepdim=True)
         return ids_NK.int().cpu().numpy(), values_NK.cpu().numpy(), sums_N1.cpu().numpy()
@@ -217,14 +222,6 @@ def largest_logits(logits_NV: Tensor, count: int) -> tuple[Tensor, Tensor]:
     lines_N1 = torch.arange(rows, device=logits_NV.device)[:, None]
     values_NK, places_NK = chunks_NCX[lines_N1, chosen_NK].flatten(1).topk(count)
     return values_NK, chosen_NK.gather(1, places_NK // CHUNK) * CHUNK + places_NK % CHUNK
-
-
-def _take_lines(logits_NV: Tensor, paths: Sequence[_Path]) -> Tensor:
-    """Return the logits at each token of the paths; a view if they follow each other."""
-    lines = [path.line + number for path in paths for number in range(len(path.tokens))]
-    if lines == list(range(lines[0], lines[0] + len(lines))):
-        return logits_NV[lines[0] : lines[0] + len(lines)]
-    return logits_NV[lines]
 
 
 def _emitted_tokens(decisions: Sequence[Decision]) -> tuple[int, ...]:

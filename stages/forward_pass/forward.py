@@ -69,8 +69,13 @@ class Forward(Protocol):
         """Grow the cache to that many rows of that many tokens; its content stays. Called before every pass."""
         ...
 
-    def move(self, source: int, destination: int) -> None:
-        """Put one row in the place of another. The content of the source is undefined afterwards."""
+    def move(self, source: int, destination: int, length: int) -> None:
+        """Put one row in the place of another. The content of the source is undefined afterwards.
+
+        Args:
+            source, destination: places of the two.
+            length: number of cached tokens of the row that moves.
+        """
         ...
 
     def keep(self, place: int, start: int, path: Sequence[int]) -> None:
@@ -158,8 +163,8 @@ class ModuleForward(Forward):
         self._cache.reserve(rows, capacity)
 
     @override
-    def move(self, source: int, destination: int) -> None:
-        self._cache.move(source, destination)
+    def move(self, source: int, destination: int, length: int) -> None:
+        self._cache.move(source, destination, length)
 
     @override
     def keep(self, place: int, start: int, path: Sequence[int]) -> None:

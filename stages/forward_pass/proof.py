@@ -195,8 +195,8 @@ class _ProofReader:
         self._forward.write_cache(0, [kept.clone() for kept in self._forward.read_cache(0, self._lengths[0])])
         self._pass({0: (4, 1), 1: (2, 0)})
         self._pass({0: (0, 0), 1: (1, 0)})
-        self._forward.move(0, 1)  # the second row ends, the first takes its place
-        self._forward.move(1, 0)
+        self._forward.move(0, 1, self._lengths[0])  # the second row ends, the first takes its place
+        self._forward.move(1, 0, self._lengths[0])
         self._pass({0: (longest - self._lengths[0] - 2, 3)})
         self._pass({0: (1, 0)})
         self._pass({0: (1, 0)})

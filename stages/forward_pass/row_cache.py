@@ -49,11 +49,10 @@ class RowCache(Cache):
         """Set the slots of the next forward pass: it writes rows from `first` on and reads `seen` slots of each."""
         self._first, self._places_BQ, self._seen = first, places_BQ, seen
 
-    def move(self, source: int, destination: int) -> None:
-        """Copy one row over another."""
-        for tensors in (self._keys, self._values):
-            for layer in tensors:
-                layer[destination] = layer[source]
+    def move(self, source: int, destination: int, length: int) -> None:
+        """Copy the first tokens of one row over those of another."""
+        for layer in (*self._keys, *self._values):
+            layer[destination, :, :length] = layer[source, :, :length]
 
     def keep(self, place: int, start: int, path: Sequence[int]) -> None:
         """Move the slots `start + path[i]` of a row to `start + i`; the indices ascend."""

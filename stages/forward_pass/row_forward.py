@@ -144,7 +144,7 @@ class RowForward(Forward):
         self._rows.extend(_Row() for _ in range(rows - len(self._rows)))
 
     @override
-    def move(self, source: int, destination: int) -> None:
+    def move(self, source: int, destination: int, length: int) -> None:
         if source != destination:
             self._rows[destination], self._rows[source] = self._rows[source], _Row()
 

@@ -90,10 +90,10 @@ class SlotForward(Forward):
         self._caches_SX = [cache.view(-1, width) for cache in caches]
 
     @override
-    def move(self, source: int, destination: int) -> None:
+    def move(self, source: int, destination: int, length: int) -> None:
+        new, old = destination * self._capacity, source * self._capacity
         for cache_SX in self._caches_SX:
-            by_row = cache_SX.view(self._rows, self._capacity, -1)
-            by_row[destination] = by_row[source]
+            cache_SX[new : new + length] = cache_SX[old : old + length]
 
     @override
     def keep(self, place: int, start: int, path: Sequence[int]) -> None:

@@ -47,7 +47,7 @@ def _bucket(hashes: npt.NDArray[np.uint64], value: Hash) -> int:
     return np.int64(value % np.uint64(len(hashes) // WAYS)) * WAYS
 
 
-@compiled
+@compile_function
 def find_slot(hashes: npt.NDArray[np.uint64], value: Hash) -> int:
     """Return the slot of a context, -1 if there is none."""
     begin = _bucket(hashes, value)

@@ -166,7 +166,7 @@ class NgramTable:
         return Continuations(self._totals[slot], self._tokens[begin : begin + used].tolist(), counts[:used])
 
     def _find_slot(self, value: int) -> int:
-        return find_slot(self.arrays.hashes, np.uint64(value))
+        return int(find_slot(self.arrays.hashes, np.uint64(value)))
 
     def mean_frequency(self, tokens: Sequence[int], scope: int = 0) -> float:
         """Return how common some tokens are: the mean logarithm of their shares of all tokens that were learned.

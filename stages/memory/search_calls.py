@@ -21,6 +21,7 @@ from numba.extending import intrinsic
 from stages.memory.calibration import CELLS, ChanceArrays
 from stages.memory.compiling import compile_call, compiled
 from stages.memory.counting import CONTINUATIONS, TableArrays
+from stages.memory.ngram_table import FIRST_SLOTS, SLOT_BYTES, NgramTable
 from stages.memory.options import Integers, SearchedRows, Sources, observe_rows
 from stages.memory.tree_growth import FOUND_FIELDS, Curve, grow_rows
 
@@ -115,8 +116,11 @@ def _compile_calls() -> _Calls:
 
 
 def compile_search() -> None:
-    """Compile the search, or load it: before the first draft, and during work that nobody times."""
+    """Compile the search and the table, or load them: before the first draft, and during work that nobody times."""
     _compile_calls()
+    table = NgramTable(FIRST_SLOTS * SLOT_BYTES)
+    table.learn((1, 2), 0)
+    table.mean_frequency((1,))
 
 
 class Search:

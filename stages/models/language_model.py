@@ -183,7 +183,7 @@ class LanguageModel:
         place = self._order.index(row)
         last = self._order.pop()
         if last is not row:
-            self.forward_pass.move(len(self._order), place)
+            self.forward_pass.move(len(self._order), place, self._lengths[last])
             self._order[place] = last
         del self._lengths[row]
 

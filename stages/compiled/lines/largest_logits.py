@@ -7,7 +7,8 @@ have numbers above it, so few numbers are left, and these are ordered by countin
 Shapes: N lines, V logits of a line, K largest.
 """
 
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from functools import cache
 from typing import Any
@@ -30,7 +31,7 @@ HIGHEST_BIT = 1 << 31
 class Selection(IntEnum):
     """Numbers of the table that `select` reads."""
 
-    LOGITS, STRIDE, SIZE, LINES, COUNT, SCALE, IDS, VALUES, SUMS, TAIL, MAXIMA, PLACES, FOUND = range(13)
+    LOGITS, STRIDE, SIZE, LINES, NUMBERS, COUNT, SCALE, IDS, VALUES, SUMS, TAIL, MAXIMA, PLACES, FOUND = range(14)
 
 
 class LargestLogits:
@@ -38,7 +39,7 @@ class LargestLogits:
 
     >>> import torch
     >>> logits_NV = torch.tensor([[0.2, 0.5] + [0.01] * 30]).log()
-    >>> ids, logits, sums = LargestLogits(count=2, temperature=1.0)(logits_NV)
+    >>> ids, logits, sums = LargestLogits(count=2, temperature=1.0)(logits_NV, lines=[0])
     >>> ids.tolist(), np.exp(logits).round(1).astype(str).tolist(), sums.round(2).tolist()
     ([[1, 0]], [['0.5', '0.2']], [[2.0]])
 
@@ -58,21 +59,24 @@ class LargestLogits:
         """Return whether logits can be read: at least one line, see `can_read`."""
         return len(logits_NV) > 0 and can_read(logits_NV)
 
-    def __call__(self, logits_NV: Tensor) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
-        """Return the ids of the largest logits and these logits, in descending order (N, K), of equal ones the first,
-        and the sum of the exponentials of all distances from the largest, at the temperature (N, 1).
+    def __call__(
+        self, logits_NV: Tensor, lines: Sequence[int]
+    ) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
+        """Return the ids of the largest logits of some lines and these logits, in descending order (N, K), of equal
+        ones the first, and the sum of the exponentials of all distances from the largest, at the temperature (N, 1).
 
         Args:
             logits_NV: at least K per line, no NaN.
+            lines: indices of N lines.
         """
-        lines, size = logits_NV.shape
-        ids, values = np.empty((lines, self._count), np.int32), np.empty((lines, self._count), np.float32)
-        sums = np.empty((lines, 1), np.float32)
+        size, numbers = logits_NV.shape[1], array("q", lines)
+        shape = len(numbers), self._count
+        ids, values, sums = np.empty(shape, np.int32), np.empty(shape, np.float32), np.empty((shape[0], 1), np.float32)
         if size != self._size:
             self._reserve(size)
-        inputs = logits_NV.data_ptr(), logits_NV.stride(0), size, lines, self._count, self._scale.ctypes.data
+        given = logits_NV.data_ptr(), logits_NV.stride(0), size, len(numbers), numbers.buffer_info()[0]
         outputs = ids.ctypes.data, values.ctypes.data, sums.ctypes.data
-        self._table[: Selection.TAIL] = (*inputs, *outputs)
+        self._table[: Selection.TAIL] = (*given, self._count, self._scale.ctypes.data, *outputs)
         _compile_selection()(self._table.ctypes.data)
         return ids, values, sums
 
@@ -107,6 +111,7 @@ class _Selection:
         self.emit, self.build = emit, emit.builder
         self.size, self.count = emit.field(table, Selection.SIZE), emit.field(table, Selection.COUNT)
         self.logits, self.stride = emit.pointer(table, Selection.LOGITS), emit.field(table, Selection.STRIDE)
+        self.numbers = emit.pointer(table, Selection.NUMBERS)
         self.ids, self.values = emit.pointer(table, Selection.IDS), emit.pointer(table, Selection.VALUES)
         self.sums = emit.pointer(table, Selection.SUMS)
         self.maxima = emit.pointer(table, Selection.MAXIMA)
@@ -117,9 +122,10 @@ class _Selection:
         self.kept = emit.variable(LONG, emit.long(0))  # numbers that were kept of this line
 
     def emit_line(self, line: Value) -> None:
-        """Emit the selection of a line."""
+        """Emit the selection of a line, given by its place among the selected ones."""
         emit = self.emit
-        start = emit.offset(self.logits, emit.multiply(line, self.stride), 4)
+        number = emit.load(emit.offset(self.numbers, line, 8), LONG, 8)
+        start = emit.offset(self.logits, emit.multiply(number, self.stride), 4)
         self.line.begin(start)
         self._find_maxima(start)
         bound = self._find_bound()

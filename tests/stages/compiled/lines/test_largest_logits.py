@@ -28,7 +28,7 @@ def make_lines(kind: str, size: int) -> torch.Tensor:
 )
 def test_the_selected_are_the_first_of_a_stable_sort(kind: str, size: int):
     logits_NV, count = make_lines(kind, size), min(64, size)
-    ids, logits, sums = LargestLogits(count, 0.5)(logits_NV)
+    ids, logits, sums = LargestLogits(count, 0.5)(logits_NV, range(len(logits_NV)))
     want = np.argsort(-logits_NV.numpy(), axis=1, kind="stable")[:, :count]
     assert ids.tolist() == want.tolist()
     assert logits.tolist() == np.take_along_axis(logits_NV.numpy(), want, 1).tolist()
@@ -41,7 +41,7 @@ def test_lines_may_be_parts_of_longer_ones_and_their_size_may_change():
     find = LargestLogits(3, 1.0)
     for size in (1000, 900, 17, 1000):
         part_NV = logits_NV[1:, :size]
-        assert find(part_NV)[0].tolist() == part_NV.topk(3).indices.tolist()
+        assert find(part_NV, [2, 0, 2])[0].tolist() == part_NV[[2, 0, 2]].topk(3).indices.tolist()
 
 
 def test_other_types_strides_and_no_lines_are_left_to_others():
