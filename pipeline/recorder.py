@@ -5,8 +5,7 @@ from dataclasses import dataclass, replace
 from math import exp
 from typing import TypedDict
 
-from stages.contract.blocks import Candidate, Decision, Draft, ProposedToken, SequenceState, Verdict
-from stages.drafting.head import ENTROPY, OWN_LOG
+from stages.contract.blocks import ENTROPY, OWN_LOG, Candidate, Decision, Draft, ProposedToken, SequenceState, Verdict
 from store.events import BlockDone, DraftSource, Outcome, PromptCompleted, PromptRejected, TokenDecision, Translation
 
 

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from stages.contract.blocks import Draft, SequenceState, Verdict
+from stages.contract.blocks import ENTROPY, Draft, SequenceState, Verdict
 from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
 from stages.contract.stage import Stage
 from stages.drafting.costs import CostModel
 from stages.drafting.growing_drafts import GrowingDrafts
-from stages.drafting.head import ENTROPY, AcceptanceHead
+from stages.drafting.head import AcceptanceHead
 from stages.drafting.stopping import AlwaysSpeculate, SpeculationPolicy, StopRule
 from stages.drafting.target_states import AGE_DECAY
 from stages.models.language_model import LanguageModel

@@ -7,7 +7,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-import torch
 from typing_extensions import override
 
 from stages.contract.blocks import TrainingExample
@@ -245,7 +244,7 @@ class Recall(DriftResponse):
         between two updates of the drafter.
         """
         for known, score in measured:
-            if all(map(torch.equal, weights, known)):
+            if all(one.equal(other) for one, other in zip(weights, known, strict=True)):
                 return score
         score = self._distill.drafter.trainer.measure_acceptance(weights, since) or 0.0
         measured.append((weights, score))

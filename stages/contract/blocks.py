@@ -22,6 +22,11 @@ from store.events import Action, DraftSource, Origin, Outcome, Translation
 
 Numbers = npt.NDArray[Any]
 
+# Of the head's input at a piece, after the drafter's hidden state: how many columns there are, and two of them.
+EXTRA_FEATURES = 5
+OWN_LOG = -EXTRA_FEATURES  # the piece's log probability, -10 at least
+ENTROPY = 1 - EXTRA_FEATURES  # entropy of the drafter's distribution, in nats
+
 
 @dataclass(eq=False)
 class SequenceState:
@@ -170,7 +175,7 @@ class Draft:
         pieces: K >= 0 drawn pieces.
         draft_probs_KD: the distribution of each, after the sampling transform.
         entropies: entropy of each distribution, in nats.
-        features_KF: the head's input at each piece.
+        features_KF: the head's input at each piece; its last columns are `EXTRA_FEATURES`.
         survival: per piece the head's estimate that it and all before it are accepted; empty without a head.
         source: origin of the draft; with a tree, that of its first candidate.
         tree: candidates in target tokens instead of pieces, or None.

@@ -17,13 +17,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from stages.compiled.lines.piece_estimates import PieceEstimates
+from stages.contract.blocks import EXTRA_FEATURES
 from stages.models.huggingface import raise_write_errors
 from store.errors import ModelError
 
-EXTRA_FEATURES = 5
 OLD_EXTRA_FEATURES = 3  # the first of them: those of heads of older releases
-OWN_LOG = -EXTRA_FEATURES  # column of the piece's log probability, which is -10 at least
-ENTROPY = 1 - EXTRA_FEATURES  # column of the entropy
 ENTER = "enter.weight"  # name of the weights that read the features; heads of older releases lack their last columns
 INNER_WIDTH = 64
 

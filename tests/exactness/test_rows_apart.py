@@ -253,7 +253,7 @@ def _everybody_samples_as_the_first(monkeypatch):
 
 def _the_last_row_keeps_its_place(monkeypatch):
     """The keys and values of a released row stay where another row's belong."""
-    monkeypatch.setattr(PackedLlamaForward, "move", lambda self, source, destination: None)
+    monkeypatch.setattr(PackedLlamaForward, "move", lambda self, *places: None)
 
 
 def _the_path_of_another_row_is_kept(monkeypatch):

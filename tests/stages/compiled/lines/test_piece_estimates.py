@@ -5,7 +5,8 @@ import copy
 import pytest
 import torch
 
-from stages.drafting.head import ENTROPY, AcceptanceHead, piece_features
+from stages.contract.blocks import ENTROPY
+from stages.drafting.head import AcceptanceHead, piece_features
 
 LARGE = 4.0  # spread of the logits
 
