@@ -175,7 +175,7 @@ class Draft:
         pieces: K >= 0 drawn pieces.
         draft_probs_KD: the distribution of each, after the sampling transform.
         entropies: entropy of each distribution, in nats.
-        features_KF: the head's input at each piece; its last columns are `EXTRA_FEATURES`.
+        features_KF: the head's input at each piece: the hidden state and `EXTRA_FEATURES` more columns.
         survival: per piece the head's estimate that it and all before it are accepted; empty without a head.
         source: origin of the draft; with a tree, that of its first candidate.
         tree: candidates in target tokens instead of pieces, or None.
