@@ -31,11 +31,16 @@ class ArmName(StrEnum):
     FROZEN = "frozen"  # the memory learns, the drafter does not
     LEARNING = "learning"
     LOGGED = "logged"  # learning with the token log, the curves and the versions that `replay` writes
+    MEMORY_LOGGED = "memory-logged"  # what `replay --draft-sources own,memory` does, the log included
+    NEVER_LEARNED_LOGGED = "never-learned-logged"  # what `replay --no-learn --draft-sources own,model` does
+    FROZEN_LOGGED = "frozen-logged"  # what `replay --no-learn` does, the log included
 
 
 BATCH_ONE = frozenset({ArmName.ASSISTED, ArmName.ASSISTED_DEFAULTS, ArmName.PROMPT_LOOKUP})
-OURS = (ArmName.OWN_PLAIN, ArmName.MEMORY, ArmName.NEVER_LEARNED, ArmName.FROZEN, ArmName.LEARNING, ArmName.LOGGED)
-LEARNERS = frozenset({ArmName.LEARNING, ArmName.LOGGED})
+LOGGING = (ArmName.LOGGED, ArmName.MEMORY_LOGGED, ArmName.NEVER_LEARNED_LOGGED, ArmName.FROZEN_LOGGED)
+ON_REQUEST = LOGGING[1:]  # run only where they are named
+OURS = (ArmName.OWN_PLAIN, ArmName.MEMORY, ArmName.NEVER_LEARNED, ArmName.FROZEN, ArmName.LEARNING, *LOGGING)
+LEARNERS = frozenset({ArmName.LEARNING, *LOGGING})  # warmed up with all prompts
 QUICK_ARMS = (ArmName.PLAIN, ArmName.OWN_PLAIN, ArmName.MEMORY, ArmName.LOGGED)  # with `--quick`
 
 

@@ -38,6 +38,9 @@ from store.registry.registry import NoRegistry
 
 T = TypeVar("T")
 
+FROZEN: Mapping[str, object] = {"learn.enabled": False}
+NEVER_LEARNED: Mapping[str, object] = {"learn.enabled": False, "draft.sources": ("own", "model")}
+
 
 class PipelineArm(LoopInRounds, Arm):
     """The pipeline's loop: without drafting, frozen, learning, or learning with a log."""
@@ -186,15 +189,14 @@ class Workshop:
             ArmName.PROMPT_LOOKUP: lambda: self._make_generate(prompt_lookup),
             ArmName.CONTINUOUS: lambda: self._make_continuous(longest),
             ArmName.OWN_PLAIN: lambda: self._make_pipeline(name, {"learn.enabled": False, "draft.max_draft": 0}),
-            ArmName.MEMORY: lambda: self._make_pipeline(
-                name, {"learn.enabled": False, "draft.sources": ("own", "memory")}
-            ),
-            ArmName.NEVER_LEARNED: lambda: self._make_pipeline(
-                name, {"learn.enabled": False, "draft.sources": ("own", "model")}
-            ),
-            ArmName.FROZEN: lambda: self._make_pipeline(name, {"learn.enabled": False}),
+            ArmName.MEMORY: lambda: self._make_pipeline(name, {**FROZEN, "draft.sources": ("own", "memory")}),
+            ArmName.NEVER_LEARNED: lambda: self._make_pipeline(name, NEVER_LEARNED),
+            ArmName.FROZEN: lambda: self._make_pipeline(name, FROZEN),
             ArmName.LEARNING: lambda: self._make_pipeline(name, {}),
-            ArmName.LOGGED: self._make_logged,
+            ArmName.LOGGED: lambda: self._make_logged(name, {}),
+            ArmName.MEMORY_LOGGED: lambda: self._make_logged(name, {"draft.sources": ("own", "memory")}),
+            ArmName.NEVER_LEARNED_LOGGED: lambda: self._make_logged(name, NEVER_LEARNED),
+            ArmName.FROZEN_LOGGED: lambda: self._make_logged(name, FROZEN),
         }
         if name in own:
             return own[name]()
@@ -216,11 +218,10 @@ class Workshop:
         config = self._config.with_overrides(settings)
         return PipelineArm(self._own_models(name, learns=config.learn.enabled), config, self._scratch / f"{name}-run")
 
-    def _make_logged(self) -> Arm:
-        config, folder = self._config.with_overrides({"publish.enabled": True}), self._scratch / "logged-run"
-        return PipelineArm(
-            self._own_models("logged", learns=True), config, folder, partial(ReplayRecords, folder, config)
-        )
+    def _make_logged(self, name: str, settings: Mapping[str, object]) -> Arm:
+        config = self._config.with_overrides({"publish.enabled": True, **settings})
+        models, folder = self._own_models(name, learns=config.learn.enabled), self._scratch / f"{name}-run"
+        return PipelineArm(models, config, folder, partial(ReplayRecords, folder, config))
 
     def _own_models(self, name: str, *, learns: bool) -> Models:
         """The shared weights with separate caches; a drafter that learns has its own weights too."""

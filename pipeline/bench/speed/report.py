@@ -305,6 +305,9 @@ LABELS: dict[str, Callable[[int], str]] = {
     "frozen": lambda _: "omnidraft frozen",
     "learning": lambda _: "omnidraft learning",
     "logged": lambda _: "omnidraft learning, logged",
+    "memory-logged": lambda _: "omnidraft memory alone, logged",
+    "never-learned-logged": lambda _: "omnidraft, never learned, logged",
+    "frozen-logged": lambda _: "omnidraft frozen, logged",
 }
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from pipeline.bench.speed.arms import ArmName, Engines, arms_at, require_usable
+from pipeline.bench.speed.arms import ON_REQUEST, ArmName, Engines, arms_at, require_usable
 from pipeline.bench.speed.plan import FULL, QUICK, PlanDefaults, SpeedPlan
 from pipeline.config.cli_options import (
     MOST_TOKENS,
@@ -171,7 +171,9 @@ def _plans(
             raise UsageError(f"the benchmark must have one target, got {', '.join(config.targets)}; run it for each")
         temperature = config.sampling.temperature
         known = engines.names(1, temperature)
-        default = arms_at(batch, temperature, engines, quick=defaults is QUICK)
+        default = [
+            name for name in arms_at(batch, temperature, engines, quick=defaults is QUICK) if name not in ON_REQUEST
+        ]
         names = _names(arms, known) if arms else default
         require_usable(names, batch, temperature, engines)
         plans.append((config, SpeedPlan.from_options(names, batch, prompts, round_prompts, warm_up, defaults=defaults)))

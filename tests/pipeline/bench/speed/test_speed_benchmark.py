@@ -11,7 +11,8 @@ import typer
 from typer.testing import CliRunner, Result
 
 from pipeline.assembly.models import Models
-from pipeline.bench.speed.arms import BATCH_ONE, OURS, Arm, ArmName
+from pipeline.bench.speed.arms import BATCH_ONE, LOGGING, ON_REQUEST, Arm, ArmName
+from pipeline.bench.speed.arms import OURS as ALL_OURS
 from pipeline.cli.bench import speed as cli_bench
 from pipeline.config.settings import Config
 from pipeline.model_building import recipes
@@ -29,7 +30,9 @@ TEXTS = [
 ]
 SHAPE = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
 PROMPTS, WARM_UP, NEW_TOKENS, ROUND = 4, 5, 12, 2
-AT_BATCH_THREE = [name for name in ArmName if name not in BATCH_ONE]
+BY_DEFAULT = [name for name in ArmName if name not in ON_REQUEST]
+AT_BATCH_THREE = [name for name in BY_DEFAULT if name not in BATCH_ONE]
+OURS = [name for name in ALL_OURS if name in BY_DEFAULT]
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +96,7 @@ def greedy(folder: Path) -> tuple[list[dict], str]:
 @pytest.mark.sweep
 def test_all_arms_run_that_can_at_the_batch(greedy: tuple[list[dict], str]) -> None:
     (one, three), _ = greedy
-    assert list(one["arms"]) == list(ArmName)
+    assert list(one["arms"]) == BY_DEFAULT
     assert list(three["arms"]) == AT_BATCH_THREE
     assert [report["settings"]["batch"] for report in (one, three)] == [1, 3]
 
@@ -162,6 +165,21 @@ def test_each_arm_of_ours_does_what_its_name_says(greedy: tuple[list[dict], str]
         for part in ("log", "versions", "drift"):
             kept = {name for name, arm in arms.items() if arm["breakdown"][part] > 0}
             assert kept == {"logged"}
+
+
+def test_logged_arms_with_a_source_off_keep_the_log_and_lack_the_source(folder: Path) -> None:
+    settings = ("learn.interval=1", "draft.only_where_paying=false", "draft.costs=estimated")
+    more = [word for setting in settings for word in ("--set", setting)]
+    arms = ",".join(LOGGING)
+    result = run(folder, "--json", str(folder / "off.json"), "--batch", "1", "--arms", arms, *more)
+    assert result.exit_code == 0, result.output
+    (report,) = json.loads((folder / "off.json").read_text())["runs"]
+    parts = {name: arm["breakdown"] for name, arm in report["arms"].items()}
+    assert list(parts) == list(LOGGING)
+    assert all(part["log"] > 0 for part in parts.values())
+    assert {name for name, part in parts.items() if part["learning"] > 0} == {"logged"}
+    drafted = {name: arm["efficiency"]["drafting"] for name, arm in report["arms"].items()}
+    assert drafted["memory-logged"] < drafted["frozen-logged"]
 
 
 def test_the_shares_of_a_breakdown_make_a_whole(greedy: tuple[list[dict], str]) -> None:
