@@ -36,12 +36,20 @@ def keep_copy(path: Path, copy: Path) -> None:
     """
     temporary = copy.with_name(f".{copy.name}.tmp")
     temporary.unlink(missing_ok=True)
-    try:
-        os.link(path, temporary)
-    except OSError:  # a disk without hard links
-        write_synced(temporary, [path.read_bytes()])
+    link_or_copy(path, temporary)
     os.replace(temporary, copy)
     temporary.unlink(missing_ok=True)  # POSIX renames nothing if both names are links to one file
+
+
+def link_or_copy(path: Path, copy: Path) -> None:
+    """Make a new file `copy` with the content of `path`: a hard link where the disk has them, else a synced copy.
+
+    Neither may be changed in place afterwards.
+    """
+    try:
+        os.link(path, copy)
+    except OSError:  # a disk without hard links
+        write_synced(copy, [path.read_bytes()])
 
 
 def sync_file(path: Path) -> None:

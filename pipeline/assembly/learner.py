@@ -10,6 +10,7 @@ from pipeline.assembly.models import DrafterModels
 from pipeline.assembly.stages import HEAD_FILE
 from pipeline.config.sections import DriftSettings
 from pipeline.config.settings import Config
+from pipeline.learning.drafter_files import DrafterFiles
 from pipeline.learning.drift import DriftMonitor, Signal
 from pipeline.learning.drift_response import DriftResponse, NoResponse, Recall, ResetHead, VersionSource
 from pipeline.learning.local_learner import LocalLearner
@@ -157,10 +158,15 @@ def _publisher(
     if not config.publish.enabled:
         return NoPublisher()
 
-    def write(folder: Path) -> None:
+    def save_drafter(folder: Path) -> None:
         models.drafter.save(folder, models.drafter_tokenizer)
         if isinstance(models.drafter.extra, TargetStates):
             models.drafter.extra.write(folder)
+
+    drafter_files = DrafterFiles(save_drafter, lambda: distill.drafter_version)
+
+    def write(folder: Path) -> None:
+        drafter_files.write(folder)
         save_head(head, folder / HEAD_FILE)
         ngrams = ((entry.pieces, entry.token, entry.count) for entry in cache.entries())
         write_ngrams(folder / NGRAM_FILE, ngrams, models.pair.digest)

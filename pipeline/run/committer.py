@@ -1,9 +1,11 @@
 """Commits of a run: when one is due, and the checkpoint that goes with it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 from pipeline.config.sections import CommitSettings
 from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
@@ -11,6 +13,9 @@ from store.log.checkpoint import read_checkpoint
 from store.log.manifest import MANIFEST, read_manifest
 from store.log.run_log import Commit, RunLog
 from store.registry.registry import Registry
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 PATIENCE = 2.0  # a due commit waits for a running update until this many times the interval has passed
 
@@ -74,6 +79,7 @@ class Committer:
         self._began = clock()
         self._last: float | None = None
         self._last_cost = 0.0
+        self._weights: Sequence[Tensor] = ()  # of the last checkpoint
         self._prompts = self._commits = 0
         self._seconds = 0.0
 
@@ -105,10 +111,12 @@ class Committer:
             OmnidraftError: the log cannot be written.
         """
         started = self._clock()
-        keep = SnapshotWriter(rows=self._rows)
+        keep = SnapshotWriter(rows=self._rows, weights_before=self._weights)
         state = self._save(keep)
+        self._weights = keep.weights
         mark = self._registry.mark()
-        self._log.commit(Commit(lambda: keep.files(state), mark, lambda: self._registry.release(mark)), wait=wait)
+        release = partial(self._registry.release, mark)
+        self._log.commit(Commit(lambda: keep.files(state), mark, release, kept=keep.kept_files), wait=wait)
         self._last, self._prompts = self._clock(), 0
         self._last_cost = self._last - started
         self._commits += 1

@@ -23,12 +23,14 @@ store.errors.CorruptError: a checkpoint must hold a CounterState, but its 'count
 
     state.json            the state, the rows, the index of the examples
     tensors.safetensors   tensors, and the examples' numbers in two flat arrays
+    weights.safetensors   tensors that hardly ever change: a snapshot whose weights equal those of the one before does
+                          not write them again
 
 A snapshot is taken on the decoding thread: it copies mutable values. It is encoded later, on the log's thread.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from typing import Any, TypeVar
@@ -44,7 +46,7 @@ from stages.sampling.distributions import Sampling
 from stages.sampling.random_source import RandomSourceState, SeededRandomSource
 from store.errors import CorruptError
 
-STATE, TENSORS = "state.json", "tensors.safetensors"
+STATE, TENSORS, WEIGHTS = "state.json", "tensors.safetensors", "weights.safetensors"
 FORMAT = 3  # incremented when runs of older releases cannot be resumed
 
 Json = Any  # a value that JSON can represent
@@ -124,11 +126,14 @@ class SnapshotWriter:
 
     Args:
         rows: whether rows in flight are included. Without them every stage is saved as if none were admitted.
+        weights_before: the weights of the last snapshot.
     """
 
-    def __init__(self, *, rows: bool = True) -> None:
+    def __init__(self, *, rows: bool = True, weights_before: Sequence[Tensor] = ()) -> None:
         self._keeps_rows = rows
         self._tensors: list[Tensor] = []
+        self._weights: list[Tensor] = []
+        self._weights_before = weights_before
         self._rows: dict[SequenceState, int] = {}
         self._row_states: list[RowState] = []
         self._examples: dict[TrainingExample, int] = {}
@@ -139,6 +144,26 @@ class SnapshotWriter:
         """Add a copy of a tensor. Returns its number."""
         self._tensors.append(tensor.detach().to("cpu", copy=True).contiguous())
         return len(self._tensors) - 1
+
+    def weight(self, weight: Tensor) -> int:
+        """Add a copy of a tensor that hardly ever changes. Returns its number, which is negative."""
+        place, current = len(self._weights), weight.detach().to("cpu").contiguous()
+        before = self._weights_before[place] if place < len(self._weights_before) else None
+        same = before is not None and before.dtype == current.dtype and torch.equal(before, current)
+        self._weights.append(before if before is not None and same else current.clone())
+        return -len(self._weights)
+
+    @property
+    def weights(self) -> Sequence[Tensor]:
+        """The weights so far, for the next snapshot."""
+        return tuple(self._weights)
+
+    @property
+    def kept_files(self) -> frozenset[str]:
+        """Names of files that are the same as in the last snapshot, and which `files` leaves out."""
+        both = zip(self._weights, self._weights_before, strict=False)
+        same = len(self._weights) == len(self._weights_before) and all(now is before for now, before in both)
+        return frozenset([WEIGHTS] if self._weights and same else [])
 
     def includes(self, row: SequenceState) -> bool:
         """Return whether a row in flight is part of the snapshot; stages omit the others. Private rows never are."""
@@ -174,17 +199,21 @@ class SnapshotWriter:
         return self._shared[id(owner)]
 
     def files(self, state: Saved) -> dict[str, bytes]:
-        """Encode the files of the snapshot. May be called on another thread: its contents are immutable."""
+        """Encode the files of the snapshot, without those that are kept. May be called on another thread: its contents
+        are immutable."""
         written = ExampleWriter()
         for example in self._examples:
             written.add(example)
         tensors = {f"{number}": tensor for number, tensor in enumerate(self._tensors)}
         tensors |= {"lessons.integers": written.integers, "lessons.floats": written.floats}
         contents = _Contents(FORMAT, state, self._row_states, written.index, self._shared_states)
-        return {
+        encoded = {
             STATE: json.dumps(contents, separators=(",", ":"), default=_to_json_value).encode(),
             TENSORS: save(tensors),
         }
+        if self._weights and WEIGHTS not in self.kept_files:
+            encoded[WEIGHTS] = save({f"{-number}": weight for number, weight in enumerate(self._weights, start=1)})
+        return encoded
 
 
 class SnapshotReader:
@@ -200,6 +229,8 @@ class SnapshotReader:
     def __init__(self, files: Mapping[str, bytes]) -> None:
         try:
             value, self._tensors = json.loads(files[STATE]), load(files[TENSORS])
+            if WEIGHTS in files:  # older releases kept all tensors in one file
+                self._tensors |= load(files[WEIGHTS])
         except Exception as error:
             raise CorruptError(f"a checkpoint must hold a readable {STATE} and {TENSORS}, but: {error}") from error
         if value.get("format") != FORMAT:
@@ -248,10 +279,13 @@ class SnapshotReader:
             restore(self._shared[number])
 
 
-def save_moments(state: Mapping[str, Any], writer: SnapshotWriter) -> Moments:
-    """Save the moments of an `Optimizer.state_dict()`: per parameter its tensors by name, without learning rates."""
+def save_moments(state: Mapping[str, Any], keep: Callable[[Tensor], int]) -> Moments:
+    """Save the moments of an `Optimizer.state_dict()`: per parameter its tensors by name, without learning rates.
+
+    `keep`: `SnapshotWriter.tensor`, or `SnapshotWriter.weight` if updates are rare.
+    """
     return {
-        str(parameter): {name: writer.tensor(value) for name, value in moments.items()}
+        str(parameter): {name: keep(value) for name, value in moments.items()}
         for parameter, moments in state["state"].items()
     }
 

@@ -344,14 +344,14 @@ class DrafterTrainer:
         return TrainerState(
             self.version,
             self._lr_scale,
-            [writer.tensor(weight) for weight in self._served_weights],
-            save_moments(self._optimizer.state_dict(), writer),
+            [writer.weight(weight) for weight in self._served_weights],
+            save_moments(self._optimizer.state_dict(), writer.weight),
             _save_scores(self._served_scores, writer),
             _save_scores(self._baseline_scores, writer),
             self._replay.save(writer),
             self._gate.save(writer),
             comparison=self._comparison.save(),
-            best=None if self._best is None else [writer.tensor(weight) for weight in self._best],
+            best=None if self._best is None else [writer.weight(weight) for weight in self._best],
         )
 
     @torch.no_grad()
@@ -377,7 +377,7 @@ class DrafterTrainer:
         return AttemptState(
             attempt.step,
             _save_scores(attempt.scores, writer),
-            save_moments(attempt.moments, writer),
+            save_moments(attempt.moments, writer.tensor),
             [writer.tensor(weight) for weight in self._candidate.trained_weights] if attempt.step.served else None,
         )
 

@@ -93,7 +93,7 @@ class HeadTrainer:
         return HeadState(
             self.version,
             {name: writer.tensor(weight) for name, weight in self.served.state_dict().items()},
-            save_moments(self._optimizer.state_dict(), writer),
+            save_moments(self._optimizer.state_dict(), writer.tensor),
             writer.tensor(torch.stack(features)) if features else None,
             [label.acceptance for label in self._labels],
             self._random.getstate(),

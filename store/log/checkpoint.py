@@ -2,6 +2,7 @@
 
     RUN/checkpoint/000012/state.json        numbers, texts and references; see stages/contract/snapshot.py
     RUN/checkpoint/000012/tensors.safetensors
+    RUN/checkpoint/000012/weights.safetensors   often the same file as that of the checkpoint before, by a hard link
 
 A checkpoint is one consistent state of a run between two blocks. The pipeline defines its content; this module only
 makes sure that its files are complete.
@@ -9,28 +10,52 @@ makes sure that its files are complete.
 
 import hashlib
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from store.errors import CorruptError
 from store.fault_points import fault_point
-from store.files import sync_folder, write_synced
+from store.files import link_or_copy, sync_folder, write_synced
 from store.log.manifest import Checkpoint
 
 FOLDER = "checkpoint"
 
 
-def write_checkpoint(run_folder: Path, number: int, files: Mapping[str, bytes]) -> Checkpoint:
-    """Write the files of a checkpoint, which is not visible before the manifest names it. Raises OSError."""
+def write_checkpoint(
+    run_folder: Path,
+    number: int,
+    files: Mapping[str, bytes],
+    kept: Iterable[str] = (),
+    before: Checkpoint | None = None,
+) -> Checkpoint:
+    """Write the files of a checkpoint, which is not visible before the manifest names it.
+
+    Args:
+        run_folder: folder of the run.
+        number: of the checkpoint.
+        files: by name.
+        kept: names of further files, which are those of the checkpoint before.
+        before: the checkpoint before. It may be absent if nothing is kept.
+
+    Raises:
+        OSError: the disk cannot be written.
+        CorruptError: the checkpoint before lacks a kept file.
+    """
     folder = run_folder / FOLDER / f"{number:06d}"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     for name, content in files.items():
         write_synced(folder / name, [content])
         fault_point("commit: inside the checkpoint")
+    digests = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+    for name in kept:
+        if before is None or name not in before.files:
+            raise CorruptError(f"{run_folder} must have {name} in its last checkpoint, which a new one keeps")
+        link_or_copy(run_folder / before.folder / name, folder / name)
+        digests[name] = before.files[name]
     for made in (folder, folder.parent, run_folder):
         sync_folder(made)
-    return Checkpoint(f"{FOLDER}/{folder.name}", {name: hashlib.sha256(files[name]).hexdigest() for name in files})
+    return Checkpoint(f"{FOLDER}/{folder.name}", digests)
 
 
 def read_checkpoint(run_folder: Path, checkpoint: Checkpoint) -> dict[str, bytes]:

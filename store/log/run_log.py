@@ -44,11 +44,13 @@ class Commit:
             end of the stream.
         messages: number of messages to the registry that the commit covers.
         done: called by the writer thread after the commit.
+        kept: names of files of the last commit's checkpoint that are part of this one, too, unchanged.
     """
 
     files: Callable[[], Mapping[str, bytes]] | None
     messages: int = 0
     done: Callable[[], None] = lambda: None
+    kept: frozenset[str] = frozenset()
 
 
 class RunLog:
@@ -223,6 +225,7 @@ class _LogFiles:
                 f"{run_folder} must be a folder that can be written, got {error}; try another --run"
             ) from error
         self._parts = PartWriter(run_folder, manifest.tables)
+        self._checkpoint = manifest.checkpoint
         self._number = int(manifest.checkpoint.folder.rpartition("/")[2]) if manifest.checkpoint else 0
 
     def _begin(self) -> Manifest:
@@ -254,7 +257,8 @@ class _LogFiles:
         checkpoint: Checkpoint | None = None
         if commit.files is not None:
             self._number += 1
-            checkpoint = write_checkpoint(self._run_folder, self._number, commit.files())
+            kept = commit.kept, self._checkpoint
+            checkpoint = write_checkpoint(self._run_folder, self._number, commit.files(), *kept)
         if rejected_bytes:
             sync_file(self._run_folder / REJECTED)
             if checkpoint is None:  # writing one has synced the folder
@@ -279,6 +283,7 @@ class _LogFiles:
 
         manifest = edit_manifest(self._run_folder, add_commit)
         fault_point("commit: after the manifest")
+        self._checkpoint = checkpoint
         self._mirror.push(manifest)
         commit.done()
         # That of the predecessor stays, so that the run can resume from it if the new manifest becomes unreadable.

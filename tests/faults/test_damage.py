@@ -47,7 +47,7 @@ def test_the_copy_of_a_run_goes_on(run: Path):
 
 @pytest.mark.slow
 @DAMAGES
-@pytest.mark.parametrize("name", ["state.json", "tensors.safetensors"])
+@pytest.mark.parametrize("name", ["state.json", "tensors.safetensors", "weights.safetensors"])
 def test_a_damaged_checkpoint_is_named_and_the_log_is_readable(run: Path, damage: Damage, name: str):
     checkpoint = read_manifest(run).checkpoint
     assert checkpoint

@@ -71,6 +71,7 @@ def format_of(checkpoint: Path) -> dict[str, Any]:
         "format": json.loads((checkpoint / "state.json").read_bytes())["format"],
         "state.json": shape_of_json(checkpoint / "state.json"),
         "tensors.safetensors": tensors(checkpoint / "tensors.safetensors"),
+        "weights.safetensors": tensors(checkpoint / "weights.safetensors"),
     }
 
 

@@ -14,6 +14,7 @@ from stages.contract.blocks import OffPolicySpan, SequenceState, SoftTarget, Top
 from stages.contract.snapshot import (
     STATE,
     TENSORS,
+    WEIGHTS,
     RandomState,
     SnapshotReader,
     SnapshotWriter,
@@ -122,6 +123,49 @@ def test_states_come_back_as_they_were(size: int):
     assert torch.equal(kept.row(0).target_state, row.target_state)
 
 
+def take(weights: list[torch.Tensor], before: SnapshotWriter | None = None) -> tuple[SnapshotWriter, list[int]]:
+    keep = SnapshotWriter(weights_before=before.weights if before else ())
+    return keep, [keep.tensor(torch.zeros(2)), *map(keep.weight, weights)]
+
+
+def test_weights_that_did_not_change_are_not_written_again():
+    weights = [torch.randn(3, 4), torch.randn(5)]
+    first, state = take(weights)
+    files = first.files(state)
+    second, again = take(weights, first)
+    assert (first.kept_files, second.kept_files) == (frozenset(), {WEIGHTS})
+    assert second.files(again).keys() == files.keys() - {WEIGHTS}
+    reader = SnapshotReader({**second.files(again), WEIGHTS: files[WEIGHTS]})
+    found = [reader.tensor(number) for number in reader.state[1:]]
+    assert all(map(torch.equal, weights, found))
+
+
+@pytest.mark.parametrize("change", ["value", "type", "more", "fewer", "not a number"])
+def test_weights_that_changed_are_written(change):
+    weights = [torch.tensor([1.0, torch.nan if change == "not a number" else 2.0]), torch.randn(5)]
+    first, _ = take(weights)
+    weights = {
+        "value": [weights[0], weights[1] + 1],
+        "type": [weights[0], weights[1].double()],
+        "more": [*weights, torch.ones(1)],
+        "fewer": weights[:1],
+    }.get(change, weights)
+    second, state = take(weights, first)
+    reader = SnapshotReader(second.files(state))
+    found = [reader.tensor(number) for number in reader.state[1:]]
+    assert second.kept_files == frozenset()
+    assert [one.dtype for one in found] == [one.dtype for one in weights]
+    assert all(torch.equal(one.nan_to_num(7), other.nan_to_num(7)) for one, other in zip(weights, found, strict=True))
+
+
+def test_weights_of_a_snapshot_are_copies():
+    weight = torch.zeros(3)
+    first, _ = take([weight])
+    weight += 1
+    assert not first.weights[0].any()
+    assert take([weight], first)[0].kept_files == frozenset()
+
+
 def test_what_was_one_object_is_one_again():
     example = TrainingExample(0, "t", (1,), (), (), ())
     row = SequenceState(3, "a", "docs", "text", [1, 2], 1, [5], SeededRandomSource(0, 3), 7)
@@ -226,7 +270,7 @@ def test_an_optimiser_continues_unchanged():
     optimizer = torch.optim.AdamW([first], lr=0.1)
     before = train(first, optimizer, 3)
     keep = SnapshotWriter()
-    kept = SnapshotReader(keep.files(save_moments(optimizer.state_dict(), keep)))
+    kept = SnapshotReader(keep.files(save_moments(optimizer.state_dict(), keep.tensor)))
     second = torch.nn.Parameter(before)
     other = torch.optim.AdamW([second], lr=0.1)
     other.load_state_dict(restore_moments(kept.state, other, kept))

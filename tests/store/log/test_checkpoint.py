@@ -1,5 +1,6 @@
 """A checkpoint's files are those that were committed, or the one that is not is named."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,33 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str, damage: str):
     DAMAGE[damage](tmp_path / checkpoint.folder / name)
     with pytest.raises(CorruptError, match=name):
         read_checkpoint(tmp_path, checkpoint)
+
+
+WEIGHTS = {"weights.safetensors": b"heavy" * 100}
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_kept_file_is_that_of_the_checkpoint_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool):
+    def no_links(*_: object) -> None:
+        raise PermissionError
+
+    if not links:
+        monkeypatch.setattr(os, "link", no_links)
+    first = write_checkpoint(tmp_path, 1, {**FILES, **WEIGHTS})
+    second = write_checkpoint(tmp_path, 2, FILES, WEIGHTS, first)
+    both = [(tmp_path / one.folder / "weights.safetensors").stat().st_ino for one in (first, second)]
+    assert (both[0] == both[1]) == links
+    remove_other_checkpoints(tmp_path, second)
+    third = write_checkpoint(tmp_path, 3, FILES, WEIGHTS, second)
+    for checkpoint in (second, third):
+        assert read_checkpoint(tmp_path, checkpoint) == {**FILES, **WEIGHTS}
+
+
+def test_a_file_that_was_not_there_before_cannot_be_kept(tmp_path: Path):
+    first = write_checkpoint(tmp_path, 1, FILES)
+    for before in (first, None):
+        with pytest.raises(CorruptError, match=r"weights\.safetensors"):
+            write_checkpoint(tmp_path, 2, FILES, WEIGHTS, before)
 
 
 def test_only_the_committed_one_stays(tmp_path: Path):

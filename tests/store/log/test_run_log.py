@@ -14,7 +14,7 @@ from store.errors import CorruptError, OmnidraftError, RunError
 from store.events import PromptReceived, PromptRejected
 from store.files import digest_of, write_whole
 from store.log import parts as parts_module
-from store.log.checkpoint import write_checkpoint
+from store.log.checkpoint import read_checkpoint, write_checkpoint
 from store.log.manifest import MANIFEST, part_path, read_manifest
 from store.log.partitions import create_worker_partition, open_partition
 from store.log.run_log import Commit, RunLog
@@ -130,6 +130,15 @@ def test_what_a_compaction_replaced_stays_for_its_readers_when_a_run_goes_on(tmp
     assert counts.exists()
     names = sorted(path.name for path in (tmp_path / "log" / "decisions").iterdir())
     assert names == ["part-000001.parquet", "part-000002.parquet"], "the third was never committed"
+
+
+def test_a_commit_keeps_files_of_the_one_before(tmp_path):
+    with RunLog(tmp_path) as log:
+        log.commit(Commit(lambda: {"state.json": b"{}", "weights": b"heavy"}), wait=True)
+        for state in (b"{1}", b"{2}"):
+            log.commit(Commit(lambda state=state: {"state.json": state}, kept=frozenset(["weights"])), wait=True)
+            checkpoint = read_manifest(tmp_path).checkpoint
+            assert read_checkpoint(tmp_path, checkpoint) == {"state.json": state, "weights": b"heavy"}
 
 
 def test_the_end_of_the_stream_leaves_no_checkpoint(tmp_path):
