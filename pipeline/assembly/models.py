@@ -160,7 +160,7 @@ def load_models(
             a device that has no kernels for them.
     """
     device = pick_device(config.device)
-    quantised = {config.weights, config.draft.weights} & {"int8", "int4", "codes"}
+    quantised = {config.weights, config.draft.weights} & {"int8", "int4", "codes", "codes8"}
     if device != "cpu" and quantised:
         raise ConfigError(
             f"weights in {min(quantised)} are for the CPU alone, but the device is {device}; try dtype = 'bfloat16'"

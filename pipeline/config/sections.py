@@ -12,7 +12,7 @@ Texts = Annotated[tuple[str, ...], Field(strict=False)]  # files hold lists wher
 Share = Annotated[float, Field(ge=0, le=1)]
 SourceName = Literal["own", "memory", "model"]
 Sources = Annotated[tuple[SourceName, ...], Field(strict=False)]
-WeightFormat = Literal["auto", "fastest", "float32", "bfloat16", "codes", "int8", "int4"]
+WeightFormat = Literal["auto", "fastest", "float32", "bfloat16", "codes", "codes8", "int8", "int4"]
 
 
 class Section(BaseModel):

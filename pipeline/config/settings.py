@@ -86,7 +86,8 @@ class Config(Section):
     weights: WeightFormat = Field(
         default="auto",
         description="Weight format of the targets: the fastest layout in the type `dtype` ('fastest'), in 'float32' or "
-        "in 'bfloat16'; 'codes', the own bits of a GGUF file, whose inputs are rounded to 16 bits; 'int8' and 'int4' "
+        "in 'bfloat16'; 'codes', the own bits of a GGUF file, whose inputs are rounded to 16 bits; 'codes8', the same "
+        "with inputs of 8 bits, as other engines compute with them, faster and less precise; 'int8' and 'int4' "
         "quantise the target and change its outputs. 'auto': 'codes' for a quantised GGUF file, else 'fastest'.",
     )
     one_kernel: bool = Field(

@@ -17,6 +17,7 @@ from typing_extensions import override
 
 from stages.compiled.llama_weights import CompiledLayer, CompiledLlamaWeights, CompiledPart
 from stages.compiled.llvm.emitter import VECTOR_SIZE
+from stages.compiled.llvm.vector_math import sizes_of_group
 from stages.compiled.packing import PackedMatrix
 from stages.compiled.products import COLUMNS
 from stages.compiled.program import CompiledSteps, Integers
@@ -27,6 +28,7 @@ from stages.quantisation.groups import GROUP
 
 HEAD_STEPS = 2  # the last norm and the output layer, left out where no logits are wanted
 SHARES = 8  # chunks of a product: some for each of a few threads
+_TYPES = {32: torch.float32, 16: torch.int16, 8: torch.int8}  # of inputs, by their bits
 KEYS_AT_A_TIME = 256  # by which the memory of attention scores grows
 
 
@@ -76,7 +78,7 @@ class CompiledLlamaForward(SlotForward):
         if output.padded != output.outputs:
             logits_NV = logits_NV[:, : output.outputs]
         logits_NV = self._place_logits(self._limit_logits(logits_NV))
-        return logits_NV, buffers.read_inputs(len(kept), self.weights.shape.width) if hidden else logits_NV
+        return logits_NV, buffers.read_inputs(len(kept), output) if hidden else logits_NV
 
     def _limit_logits(self, logits_NV: Tensor) -> Tensor:
         cap = self.weights.logit_cap
@@ -130,15 +132,20 @@ class _Buffers:
         self.added = torch.empty(rows, shape.width)  # what is normalised before it is added to the state
         self.opened = torch.empty(rows, 2 * shape.inner)
         self.inputs = torch.empty(rows, widest)
-        self.input_sums = torch.empty(rows, 2 * widest // GROUP)
+        self.input_sums = torch.empty(rows, 4 * widest // GROUP)  # enough for all kinds of inputs
         # Per thread: the scores of the heads that share keys, and a line with a number for each of them.
         self.score_size = self.keys + VECTOR_SIZE  # the last vector may end later
         self.scores = torch.empty(self.threads, shape.heads // shape.key_heads + 1, self.score_size)
         self.scores_address = self.scores.data_ptr()
 
-    def read_inputs(self, rows: int, width: int) -> Tensor:
-        """Return a copy of the inputs of the last product."""
-        return self.inputs.view(-1)[: rows * width].view(rows, width).clone()
+    def read_inputs(self, rows: int, product: PackedMatrix) -> Tensor:
+        """Return a copy of the inputs of the last product, as it has read them (N, I)."""
+        kind, groups = product.kind, rows * product.groups
+        stored = self.inputs.view(-1).view(_TYPES[kind.input_bits])[: groups * GROUP]
+        if not kind.rounds:
+            return stored.view(rows, -1).clone()
+        sums = self.input_sums.view(-1)[: groups * sizes_of_group(kind.input_bits)[1] // 4].view(groups, -1)
+        return (stored.view(groups, GROUP) * sums[:, :1]).view(rows, -1)
 
 
 @dataclass
@@ -210,7 +217,7 @@ class _TableWriter:
             Field.OUTPUTS: buffers.inputs.data_ptr(),
             Field.OUTPUT_SUMS: buffers.input_sums.data_ptr(),
             Field.GROUPS: product.groups,
-            Field.ROUNDS: int(product.kind.rounds),
+            Field.INPUT_BITS: product.kind.input_bits,
         }
 
     def _multiply(self, matrix: PackedMatrix, outputs: int, stride: int, factor: float = 1.0) -> dict[Field, int]:

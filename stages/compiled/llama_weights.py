@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from stages.compiled.families import Family, PartNorms, find_family, find_rotary_kinds
 from stages.compiled.llvm.emitter import VECTOR_SIZE
+from stages.compiled.llvm.vector_math import FLOAT_BITS
 from stages.compiled.packing import PackedMatrix, can_pack_inputs, pack_matrices, widen_codes
 from stages.compiled.products import ProductKind
 from stages.compiled.program import CompiledSteps, compile_steps
@@ -23,7 +24,7 @@ from stages.forward_pass.packed_weights import PackedLlamaWeights, has_packed_fo
 from stages.quantisation.groups import GroupedMatrix
 from stages.quantisation.modules import find_attached, find_groups, has_groups
 
-ROUNDED_INPUTS = ("codes", "int4")  # formats of codes whose inputs have 16 bits
+ROUNDED_INPUTS = {"codes": 16, "int4": 16, "codes8": 8}  # bits of inputs, by the format of codes
 SMALL = 16 << 20  # parameters of a model whose passes take longer for single operations than for reading weights
 
 
@@ -160,7 +161,8 @@ class CompiledLlamaWeights(PackedLlamaWeights):
     @override
     def describe(self) -> str:
         bits = sorted({matrix.kind.bits for layer in self.layers for matrix in layer.matrices()})
-        inputs = "inputs of 16 bits" if self._format in ROUNDED_INPUTS else "float32"
+        rounded = ROUNDED_INPUTS.get(self._format)
+        inputs = f"inputs of {rounded} bits" if rounded else "float32"
         return f"compiled forward, weights of {' and '.join(map(str, bits))} bits, {inputs}"
 
     def rotation_tables(self, longest: int) -> Tensor:
@@ -215,7 +217,7 @@ class CompiledLlamaWeights(PackedLlamaWeights):
         return None if norm is None else self._read_norm(norm)
 
     def _pack(self, parts: Sequence[Matrix]) -> list[PackedMatrix]:
-        return pack_matrices(parts, rounds=self._format in ROUNDED_INPUTS)
+        return pack_matrices(parts, input_bits=ROUNDED_INPUTS.get(self._format, FLOAT_BITS))
 
 
 def _widen(groups: GroupedMatrix | None) -> GroupedMatrix | None:

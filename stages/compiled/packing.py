@@ -72,18 +72,18 @@ def is_centred(groups: GroupedMatrix) -> bool:
     return torch.equal(groups.minimum_OG, -(1 << groups.bits - 1) * groups.scale_OG)
 
 
-def pack_matrices(parts: Sequence[Matrix], *, rounds: bool) -> list[PackedMatrix]:
+def pack_matrices(parts: Sequence[Matrix], *, input_bits: int) -> list[PackedMatrix]:
     """Pack matrices of the same inputs, whose outputs follow each other: as one where they are stored alike.
 
     Args:
         parts: the matrices; codes as `widen_codes` returns them.
-        rounds: see `pack_matrix`.
+        input_bits: see `pack_matrix`.
     """
     runs = [join_matrices(list(run)) for _, run in groupby(parts, key=_describe_codes)]
     filled = all(len(run.weight_OI) % BLOCK == 0 for run in runs[:-1])
     if not filled or len({run.groups is None for run in runs}) > 1:  # numbers and codes read other inputs
         runs = [replace(join_matrices(parts), groups=None)]
-    return [pack_matrix(run.weight_OI, run.bias_O, run.groups, rounds=rounds) for run in runs]
+    return [pack_matrix(run.weight_OI, run.bias_O, run.groups, input_bits=input_bits) for run in runs]
 
 
 def _describe_codes(matrix: Matrix) -> tuple[int, int, bool] | None:
@@ -93,7 +93,7 @@ def _describe_codes(matrix: Matrix) -> tuple[int, int, bool] | None:
 
 
 def pack_matrix(
-    weight_OI: Tensor, bias_O: Tensor | None, groups: GroupedMatrix | None, *, rounds: bool
+    weight_OI: Tensor, bias_O: Tensor | None, groups: GroupedMatrix | None, *, input_bits: int
 ) -> PackedMatrix:
     """Pack a matrix: its codes if it has any; else its numbers, in bfloat16 if that keeps them.
 
@@ -101,7 +101,7 @@ def pack_matrix(
         weight_OI: weights, whose inputs `can_pack_inputs`.
         bias_O: added to the outputs.
         groups: codes of these weights, as `widen_codes` returns them.
-        rounds: whether inputs are rounded to 16 bits; numbers that are no codes are multiplied unrounded.
+        input_bits: 32, or those that inputs are rounded to; numbers that are no codes are multiplied unrounded.
     """
     bias = None if bias_O is None else _pad(bias_O.float()).contiguous()
     outputs, inputs = weight_OI.shape
@@ -119,27 +119,34 @@ def pack_matrix(
         _pad(one_OG.to(torch.float32 if wide else torch.float16)).unflatten(0, (-1, VECTOR_SIZE)).mT.contiguous()
         for one_OG in (groups.scale_OG, torch.empty(0, 1) if signed else groups.minimum_OG)
     )
-    kind = ProductKind(groups.bits, wide, rounds, signed, GROUP // groups.size)
-    middle = 1 << groups.bits - 1 if signed else 0
-    data = pack_codes(_pad(groups.codes_OI ^ middle), groups.bits)
+    kind = ProductKind(groups.bits, wide, input_bits, signed, GROUP // groups.size)
+    middle = 1 << groups.bits - 1 if signed and input_bits > 8 else 0
+    data = pack_codes(_pad(groups.codes_OI ^ middle), groups.bits, 8 if input_bits == 8 else 16)
     return PackedMatrix(kind, outputs, inputs // GROUP, data, scales, minima, bias)
 
 
-def pack_codes(codes_OI: Tensor, bits: int) -> Tensor:
-    """Return codes as numbers of 32 bits (B, G, vectors, L): of the inputs in one, the even ones are in its low half,
-    the odd ones in its high half, so that shifts and one mask give pairs of numbers of 16 bits.
+def pack_codes(codes_OI: Tensor, bits: int, part: int = 16) -> Tensor:
+    """Return codes as numbers of 32 bits (B, G, vectors, L), so that a shift and a mask give consecutive inputs' codes,
+    each in a part of the number: of the inputs in one, the even ones are in its low half and the odd ones in its high
+    half, or every fourth is in the same byte.
 
     >>> codes_OI = torch.arange(GROUP).repeat(VECTOR_SIZE, 1).to(torch.uint8) % 16
     >>> hex(pack_codes(codes_OI, 4)[0, 0, 0, 0])
     '0x75316420'
+    >>> hex(pack_codes(codes_OI, 4, 8)[0, 0, 0, 0])
+    '0x73625140'
+
+    Args:
+        codes_OI: the codes.
+        bits: of a code.
+        part: bits of a part.
     """
-    inputs = 32 // bits
-    blocks = codes_OI.view(-1, VECTOR_SIZE, codes_OI.shape[1] // GROUP, GROUP // inputs, inputs // 2, 2)
-    places = torch.arange(inputs, dtype=torch.int32).view(2, -1).t() * bits
+    inputs, parts = 32 // bits, 32 // part
+    blocks = codes_OI.view(-1, VECTOR_SIZE, codes_OI.shape[1] // GROUP, GROUP // inputs, inputs)
     packed = torch.zeros(blocks.shape[:4], dtype=torch.int32)
-    for pair, own in enumerate(places.tolist()):
-        for half, place in enumerate(own):
-            packed |= blocks[..., pair, half].to(torch.int32) << place
+    for number in range(inputs):
+        place = number % parts * part + number // parts * bits
+        packed |= blocks[..., number].to(torch.int32) << place
     return packed.permute(0, 2, 3, 1).contiguous()
 
 

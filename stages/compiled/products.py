@@ -6,7 +6,7 @@ Of a group, a row's sum is `scale * (codes . inputs) + minimum * (sum of the inp
 where a group has two scales, one for each half, it is two such sums.
 
 The sums of a row are added in the same order for every number of rows, so a row has the same bits alone and in any
-batch. With inputs of 16 bits the products of a group are sums of integers, two at a time.
+batch. With inputs of 16 or 8 bits the products of a group are sums of integers, two or four at a time.
 
 Shapes: N rows, O outputs, I inputs, G groups of inputs, B blocks of outputs.
 """
@@ -20,7 +20,7 @@ from llvmlite import ir
 
 from stages.compiled.llvm.emitter import FLOAT, HALF, INT, INTS, POINTER, VECTOR, VECTOR_SIZE, WORK, Emitter, Value
 from stages.compiled.llvm.machine import Features
-from stages.compiled.llvm.vector_math import sizes_of_group
+from stages.compiled.llvm.vector_math import FLOAT_BITS, sizes_of_group
 from stages.compiled.steps import Field, Header
 from stages.quantisation.groups import GROUP
 
@@ -48,14 +48,15 @@ class ProductKind:
     Attributes:
         bits: of a code: 4 or 8; of a number: 16 (bfloat16) or 32.
         wide_scales: whether scales and minima have 32 bits instead of 16.
-        rounds: whether inputs are rounded to 16 bits, with one scale per group.
-        signed: whether codes are signed numbers, without minima.
+        input_bits: 32, or 16 or 8 if inputs are rounded, with one scale per group.
+        signed: whether the code in the middle stands for 0, and no minima are stored. Codes are signed numbers then,
+            but for inputs of 8 bits, with which processors multiply unsigned ones.
         scales: per group and output: 1, or 2 of signed codes.
     """
 
     bits: int
     wide_scales: bool = False
-    rounds: bool = False
+    input_bits: int = FLOAT_BITS
     signed: bool = False
     scales: int = 1
 
@@ -63,8 +64,13 @@ class ProductKind:
     def name(self) -> str:
         """The name of its function."""
         wide, halves = self.wide_scales, self.scales == 2
-        parts = {"signed": self.signed, "halves": halves, "wide": wide, "rounded": self.rounds}
+        parts = {"signed": self.signed, "halves": halves, "wide": wide, f"inputs{self.input_bits}": self.rounds}
         return "_".join([f"product{self.bits}", *(part for part, applies in parts.items() if applies)])
+
+    @property
+    def rounds(self) -> bool:
+        """Whether inputs are rounded."""
+        return self.input_bits < FLOAT_BITS
 
     @property
     def has_groups(self) -> bool:
@@ -111,7 +117,7 @@ class _Product:
     def _emit_tile(self, block: Value, row: Value, rows: int) -> None:
         """Emit the sums of some rows and blocks over all groups, and their outputs."""
         emit, kind = self._emit, self._kind
-        input_bytes, sum_bytes = sizes_of_group(rounds=kind.rounds)
+        input_bytes, sum_bytes = sizes_of_group(kind.input_bits)
         columns = [self._find_column(emit.add(block, number)) for number in range(COLUMNS)]
         all_inputs, all_sums = emit.pointer(self._fields, Field.INPUTS), emit.pointer(self._fields, Field.INPUT_SUMS)
         starts = [emit.multiply(emit.add(row, number), self._groups) for number in range(rows)]
@@ -130,7 +136,7 @@ class _Product:
             for part in range(kind.scales):
                 place = emit.add(emit.multiply(group, kind.scales), part)
                 for column, own_totals, products in zip(columns, totals, multiply(codes, own, part), strict=True):
-                    self._add_products(column, place, own_totals, products, sums)
+                    self._add_products(column, place, own_totals, products, sums, part)
         for number, own_totals in enumerate(totals):
             for place, total in enumerate(own_totals):
                 self._store_outputs(emit.add(block, number), emit.add(row, place), emit.get(total, VECTOR))
@@ -153,25 +159,37 @@ class _Product:
                 emit.prefetch(emit.offset(address, group, size), size)
 
     def _add_products(
-        self, column: "_Column", place: Value, totals: Sequence[Value], products: Sequence[Value], sums: Sequence[Value]
+        self,
+        column: "_Column",
+        place: Value,
+        totals: Sequence[Value],
+        products: Sequence[Value],
+        sums: Sequence[Value],
+        part: int,
     ) -> None:
         """Add the products of the codes that share the scale at a place with one block to the sums of all rows."""
-        emit = self._emit
-        if not self._kind.has_groups:
+        emit, kind = self._emit, self._kind
+        if not kind.has_groups:
             for total, product in zip(totals, products, strict=True):
                 emit.set(total, emit.builder.fadd(emit.get(total, VECTOR), product))
             return
         scale = self._load_scales(emit.offset(column.scales, place, self._scale_bytes))
-        minimum = None if self._kind.signed else self._load_scales(emit.offset(column.minima, place, self._scale_bytes))
+        minimum = None
+        if not kind.signed:
+            minimum = self._load_scales(emit.offset(column.minima, place, self._scale_bytes))
+        elif kind.input_bits == 8:
+            minimum = emit.builder.fmul(scale, emit.floats(-float(1 << kind.bits - 1)))
         for total, product, own in zip(totals, products, sums, strict=True):
-            self._add_group(total, product, scale, minimum, own)
+            self._add_group(total, product, scale, minimum, own, part)
 
-    def _add_group(self, total: Value, product: Value, scale: Value, minimum: Value | None, sums: Value) -> None:
+    def _add_group(
+        self, total: Value, product: Value, scale: Value, minimum: Value | None, sums: Value, part: int
+    ) -> None:
         """Add a product, scaled, and the minimum, if there is one, times the inputs' sum."""
         emit = self._emit
         if self._kind.rounds:
             scale = emit.builder.fmul(scale, emit.spread(emit.load(sums, FLOAT)))
-            sums = emit.offset(sums, 1, 4)
+            sums = emit.offset(sums, 1 if self._kind.scales == 1 else 2 + part, 4)
         value = emit.multiply_add(product, scale, emit.get(total, VECTOR))
         if minimum is not None:
             value = emit.multiply_add(minimum, emit.spread(emit.load(sums, FLOAT)), value)
@@ -255,28 +273,29 @@ class _Product:
 
     def _multiply_codes(self, columns: Sequence[Value], inputs: Sequence[Value], part: int) -> list[list[Value]]:
         """Return, per block and row, the products of a part's codes with the rounded inputs: sums of integers."""
-        emit = self._emit
-        unpacked = [self._unpack_pairs(codes, part) for codes in columns]
+        emit, input_bits = self._emit, self._kind.input_bits
+        unpacked = [self._unpack_codes(codes, part) for codes in columns]
         totals: list[list[Value]] = [[emit.ints(0) for _ in inputs] for _ in columns]
-        first = part * GROUP // 2 // self._kind.scales
+        first = part * GROUP * input_bits // 32 // self._kind.scales
         for number, own in enumerate(zip(*unpacked, strict=True), first):
             for row, start in enumerate(inputs):
-                two = emit.spread(emit.load(emit.offset(start, number, 4), INT))
-                for pairs, sums in zip(own, totals, strict=True):
-                    sums[row] = self._features.add_dot(emit, sums[row], pairs, two)
+                few = emit.spread(emit.load(emit.offset(start, number, 4), INT))
+                for taken, sums in zip(own, totals, strict=True):
+                    sums[row] = self._features.add_dot(emit, sums[row], taken, few, input_bits)
         return [[emit.builder.sitofp(total, VECTOR) for total in sums] for sums in totals]
 
-    def _unpack_pairs(self, codes: Value, part: int) -> list[Value]:
-        """Return, per two inputs of a group's part, their codes: two of 16 bits for each output."""
-        emit, bits = self._emit, self._kind.bits
-        take = self._take_signed if self._kind.signed else self._take_unsigned
+    def _unpack_codes(self, codes: Value, part: int) -> list[Value]:
+        """Return, per two or four inputs of a group's part, as many codes of an input's bits for each output."""
+        emit, kind = self._emit, self._kind
+        take = self._take_signed if kind.signed and kind.input_bits == 16 else self._take_unsigned
         vectors = [emit.load(emit.offset(codes, vector, BYTES), INTS, 64) for vector in self._list_vectors(part)]
-        return [take(packed, place) for packed in vectors for place in range(16 // bits)]
+        return [take(packed, place) for packed in vectors for place in range(kind.input_bits // kind.bits)]
 
     def _take_unsigned(self, packed: Value, place: int) -> Value:
-        emit, bits = self._emit, self._kind.bits
+        emit, bits, input_bits = self._emit, self._kind.bits, self._kind.input_bits
         shifted = emit.builder.lshr(packed, emit.ints(place * bits)) if place else packed
-        return emit.builder.and_(shifted, emit.ints((1 << bits) - 1 << 16 | (1 << bits) - 1))
+        mask = sum((1 << bits) - 1 << begin for begin in range(0, 32, input_bits))
+        return shifted if bits == input_bits else emit.builder.and_(shifted, emit.ints(mask))
 
     def _take_signed(self, packed: Value, place: int) -> Value:
         build, bits = self._emit.builder, self._kind.bits

@@ -5,11 +5,18 @@ Shapes: N rows, W width, E of a head, P positions.
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 from llvmlite import ir
 
 from stages.compiled.llvm.emitter import FLOAT, LONG, VECTOR, VECTOR_SIZE, WORK, Emitter, Value
-from stages.compiled.llvm.vector_math import one_and_exponential, sizes_of_group, store_inputs
+from stages.compiled.llvm.vector_math import (
+    FLOAT_BITS,
+    LARGEST_CODES,
+    one_and_exponential,
+    sizes_of_group,
+    store_inputs,
+)
 from stages.compiled.shape import GateFunction, HeadNorm, ModelShape
 from stages.compiled.steps import Field, Header
 from stages.quantisation.groups import GROUP
@@ -230,14 +237,15 @@ def _store_row(emit: Emitter, row: Value, groups: int, compute: Callable[[Value]
     """
     step = emit.arguments[0]
     outputs, sums = emit.pointer(step, Field.OUTPUTS), emit.pointer(step, Field.OUTPUT_SUMS)
-    rounds = emit.builder.icmp_signed("!=", emit.field(step, Field.ROUNDS), emit.long(0))
     first = emit.multiply(row, groups)
     with emit.loop(0, groups) as group:
         begin, number = emit.multiply(group, GROUP), emit.add(first, group)
         values = (compute(begin), compute(emit.add(begin, VECTOR_SIZE)))
-        with emit.builder.if_else(rounds) as (rounded, exact):
-            for branch, is_rounded in ((rounded, True), (exact, False)):
-                with branch:
-                    input_bytes, sum_bytes = sizes_of_group(rounds=is_rounded)
-                    own = emit.offset(outputs, number, input_bytes), emit.offset(sums, number, sum_bytes)
-                    store_inputs(emit, values, *own, rounds=is_rounded)
+
+        def store(bits: int, values: tuple[Value, Value] = values, number: Value = number) -> None:
+            input_bytes, sum_bytes = sizes_of_group(bits)
+            own = emit.offset(outputs, number, input_bytes), emit.offset(sums, number, sum_bytes)
+            store_inputs(emit, values, *own, bits=bits)
+
+        kinds = (FLOAT_BITS, *LARGEST_CODES)
+        emit.switch(emit.field(step, Field.INPUT_BITS), {bits: partial(store, bits) for bits in kinds})

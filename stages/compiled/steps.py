@@ -40,7 +40,7 @@ class Field(IntEnum):
     STRIDE = 10  # numbers of a row of the outputs
     ADDS = 11  # whether a product is added to what its outputs hold
     WANTED_ONLY = 12  # whether only the rows whose logits are wanted are computed
-    ROUNDS = 13  # whether what is written is rounded to 16 bits, with one scale per group
+    INPUT_BITS = 13  # of what is written: 32, or 16 or 8 if it is rounded with one scale per group
     WEIGHTS = 14  # address of the weights of a norm
     KEY_WEIGHTS = 15  # of those of the norm of keys; unused where queries and keys have no norms
     CACHE = 16  # address of a layer's keys and values

@@ -3,16 +3,27 @@
 from typing import Any
 
 from stages.compiled.llama_forward import CompiledLlamaForward
-from stages.compiled.llama_weights import CompiledLlamaWeights, has_compiled_forward, prefers_compiled_forward
+from stages.compiled.llama_weights import (
+    ROUNDED_INPUTS,
+    CompiledLlamaWeights,
+    has_compiled_forward,
+    prefers_compiled_forward,
+)
 from stages.forward_pass.measurements import Measurements
 from stages.forward_pass.packed_llama import PackedLlamaForward
 from stages.forward_pass.packed_weights import PackedLlamaWeights, has_packed_forward
-from stages.forward_pass.proof import ROUNDED, ROUNDED_IN_16_BITS, tolerance
+from stages.forward_pass.proof import ROUNDED, ROUNDED_IN_8_BITS, ROUNDED_IN_16_BITS, tolerance
 from stages.forward_pass.slot_forward import SlotForward
-from stages.quantisation.modules import ROUNDING, count_attached, drop_groups, has_groups
+from stages.quantisation.modules import CODE_FORMATS, ROUNDING, count_attached, drop_groups, has_groups
 from store.errors import ModelError
 
-CODES = ("auto", "codes", "int4", "fastest", "float32")  # formats that compute with the codes of a file where possible
+CODES = (
+    "auto",
+    *CODE_FORMATS,
+    "int4",
+    "fastest",
+    "float32",
+)  # formats that compute with the codes of a file where possible
 
 
 def choose_weights(model: Any) -> str:
@@ -38,10 +49,10 @@ def pack_weights(model: Any, weights: str, measurements: Measurements, *, one_ke
         weights, measurements, one_kernel: as for `PackedLlamaWeights`.
 
     Raises:
-        ModelError: `codes` without the compiled forward.
+        ModelError: `codes` or `codes8` without the compiled forward.
     """
     compiled = prefers_compiled_forward(model, weights, one_kernel=one_kernel)
-    if weights == "codes" and not compiled:
+    if weights in CODE_FORMATS and not compiled:
         raise ModelError(
             "weights in codes need the compiled forward pass (Llama-like models in float32 on a CPU, with heads of a "
             "multiple of 16 numbers); try weights = 'fastest'"
@@ -59,7 +70,9 @@ def limit_of(weights: str, packed: PackedLlamaWeights | None, model: Any) -> flo
     """Return the largest deviation of a correct forward pass in this format of weights."""
     if weights not in ROUNDING:
         return tolerance(model)
-    return ROUNDED_IN_16_BITS if isinstance(packed, CompiledLlamaWeights) else ROUNDED
+    if not isinstance(packed, CompiledLlamaWeights):
+        return ROUNDED
+    return ROUNDED_IN_8_BITS if ROUNDED_INPUTS[weights] == 8 else ROUNDED_IN_16_BITS
 
 
 def keep_useful_codes(model: Any, weights: str) -> None:

@@ -50,7 +50,7 @@ from stages.models.forward_choice import (
     pack_weights,
 )
 from stages.models.huggingface import load_causal_model, raise_write_errors
-from stages.quantisation.modules import FORMATS, ROUNDING, has_groups, round_weights
+from stages.quantisation.modules import CODE_FORMATS, FORMATS, ROUNDING, has_groups, round_weights
 from store.errors import ModelError
 
 LOG = logging.getLogger("omnidraft.models")
@@ -497,7 +497,7 @@ def read_trained_weights(folder: Path, model: LanguageModel) -> list[Tensor]:
 
 def fingerprint(model: LanguageModel) -> str:
     """Return a digest of a sample of every weight, and of the weight format."""
-    rounded = f" {model.weights} {has_groups(model.model)}" if model.weights in (*FORMATS, "codes") else ""
+    rounded = f" {model.weights} {has_groups(model.model)}" if model.weights in (*FORMATS, *CODE_FORMATS) else ""
     digest = hashlib.sha256(f"{model.vocabulary_size} {model.model.dtype} {model.weights == 'int8'}{rounded}".encode())
     for weight in model.model.parameters():
         numbers = weight.detach().flatten()[:: max(1, weight.numel() // SAMPLES)]

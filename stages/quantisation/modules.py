@@ -13,7 +13,8 @@ from torch import nn
 from stages.quantisation.groups import GROUP, GroupedMatrix
 
 FORMATS = ("bfloat16", "int4")  # formats of weights that change their values but keep the inputs' type
-ROUNDING = ("int8", "codes", *FORMATS)  # with which the inputs of matrices are rounded
+CODE_FORMATS = ("codes", "codes8")  # that need the codes of a file and the compiled forward pass
+ROUNDING = ("int8", *CODE_FORMATS, *FORMATS)  # with which the inputs of matrices are rounded
 _NAME = "omnidraft_groups"
 
 

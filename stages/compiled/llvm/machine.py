@@ -31,7 +31,8 @@ class Features:
 
     Attributes:
         wide_registers: 32 registers of 512 bits (AVX-512).
-        dots: width in bits of its instruction for products of pairs of 16 bits, added to integers; 0 without any.
+        dots: width in bits of its instructions for products of pairs of 16 bits or fours of 8 bits, added to integers;
+            0 without any.
     """
 
     wide_registers: bool
@@ -50,24 +51,36 @@ class Features:
         """Whether 16 numbers are looked up by one instruction."""
         return self.wide_registers
 
-    def add_dot(self, emit: Emitter, totals: Value, codes: Value, inputs: Value) -> Value:
-        """Add, per number of 32 bits, the products of its two halves, signed numbers of 16 bits."""
+    def add_dot(self, emit: Emitter, totals: Value, codes: Value, inputs: Value, bits: int) -> Value:
+        """Add, per number of 32 bits, the products of its parts with those of an input.
+
+        Args:
+            emit: of the function.
+            totals: what is added to.
+            codes: signed parts of 16 bits, or unsigned ones of 8 bits.
+            inputs: signed parts.
+            bits: of a part.
+        """
         if self.dots == 512:
-            return _dot(emit, totals, codes, inputs)
+            return _dot(emit, totals, codes, inputs, bits)
         if self.dots == 256:
             halves = zip(*(_halve(emit, one) for one in (totals, codes, inputs)), strict=True)
-            return _join(emit, [_dot(emit, *parts) for parts in halves])
+            return _join(emit, [_dot(emit, total, code, own, bits) for total, code, own in halves])
         build = emit.builder
-        low = [build.ashr(build.shl(one, emit.ints(16)), emit.ints(16)) for one in (codes, inputs)]
-        high = [build.ashr(one, emit.ints(16)) for one in (codes, inputs)]
-        return build.add(totals, build.add(build.mul(*low), build.mul(*high)))
+        for place in range(0, 32, bits):
+            raised = [build.shl(one, emit.ints(32 - bits - place)) for one in (codes, inputs)]
+            lower = build.lshr if bits == 8 else build.ashr
+            product = build.mul(lower(raised[0], emit.ints(32 - bits)), build.ashr(raised[1], emit.ints(32 - bits)))
+            totals = build.add(totals, product)
+        return totals
 
 
-def _dot(emit: Emitter, totals: Value, codes: Value, inputs: Value) -> Value:
-    bits = 32 * totals.type.count
-    pairs = ir.VectorType(ir.IntType(16), bits // 16)
-    parts = [emit.builder.bitcast(one, pairs) for one in (codes, inputs)]
-    return emit.call(f"llvm.x86.avx512.vpdpwssd.{bits}", totals.type, [totals, *parts])
+def _dot(emit: Emitter, totals: Value, codes: Value, inputs: Value, bits: int) -> Value:
+    width = 32 * totals.type.count
+    numbers = ir.VectorType(ir.IntType(bits), width // bits)
+    parts = [emit.builder.bitcast(one, numbers) for one in (codes, inputs)]
+    name = "vpdpbusd" if bits == 8 else "vpdpwssd"
+    return emit.call(f"llvm.x86.avx512.{name}.{width}", totals.type, [totals, *parts])
 
 
 def _halve(emit: Emitter, vector: Value) -> list[Value]:

@@ -16,7 +16,8 @@ LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4
 EXPONENTIAL = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
 NEWTON_STEPS = 3  # of a logarithm
 HIGHEST = 88.0  # the exponential of more is infinite
-LARGEST_CODE = 32767
+LARGEST_CODES = {16: 32767, 8: 127}  # by the bits of rounded inputs
+FLOAT_BITS = 32  # of inputs that are not rounded
 
 
 def exponential(emit: Emitter, x: Value) -> Value:
@@ -77,18 +78,19 @@ def _keep_nan(emit: Emitter, x: Value, value: Value) -> Value:
     return emit.builder.select(emit.builder.fcmp_unordered("uno", x, x), x, value)
 
 
-def store_inputs(emit: Emitter, group: tuple[Value, Value], inputs: Value, sums: Value, *, rounds: bool) -> None:
+def store_inputs(emit: Emitter, group: tuple[Value, Value], inputs: Value, sums: Value, *, bits: int) -> None:
     """Store a group of a row's inputs as a product reads them, and what its minimum is multiplied by.
 
     Args:
         emit: of the function.
         group: the inputs, in two vectors.
-        inputs: address of the group: of float32, or of 16 bits if rounded.
-        sums: address of its sum; if rounded, of its scale and of the sum of the rounded inputs.
-        rounds: whether to round to 16 bits with one scale for the group.
+        inputs: address of the group.
+        sums: address of its sum; if rounded, of its scale and of the sum of the rounded inputs; if rounded to 8 bits,
+            of the sums of both halves too.
+        bits: of an input: 32, or 16 or 8 if rounded with one scale for the group.
     """
     build = emit.builder
-    if not rounds:
+    if bits == FLOAT_BITS:
         for half, vector in enumerate(group):
             emit.store(vector, emit.offset(inputs, half * VECTOR_SIZE, 4))
         emit.store(emit.total(build.fadd(*group)), sums)
@@ -96,25 +98,25 @@ def store_inputs(emit: Emitter, group: tuple[Value, Value], inputs: Value, sums:
     sizes = [emit.call(f"llvm.fabs.v{VECTOR_SIZE}f32", VECTOR, [vector]) for vector in group]
     larger = build.select(build.fcmp_unordered("<", sizes[0], sizes[1]), sizes[1], sizes[0])
     largest = emit.call(f"llvm.vector.reduce.fmax.v{VECTOR_SIZE}f32", FLOAT, [larger])
-    scale = build.fdiv(largest, ir.Constant(FLOAT, LARGEST_CODE))
+    scale = build.fdiv(largest, ir.Constant(FLOAT, LARGEST_CODES[bits]))
     tiny = build.fcmp_ordered("<", largest, ir.Constant(FLOAT, 1e-30))
-    factor = build.select(tiny, ir.Constant(FLOAT, 0.0), build.fdiv(ir.Constant(FLOAT, LARGEST_CODE), largest))
-    total = emit.ints(0)
+    factor = build.select(tiny, ir.Constant(FLOAT, 0.0), build.fdiv(ir.Constant(FLOAT, LARGEST_CODES[bits]), largest))
+    parts = []
     for half, vector in enumerate(group):
         steps = emit.call(f"llvm.rint.v{VECTOR_SIZE}f32", VECTOR, [build.fmul(vector, emit.spread(factor))])
         codes = build.fptosi(steps, INTS)
-        total = build.add(total, codes)
-        emit.store(
-            build.trunc(codes, ir.VectorType(ir.IntType(16), VECTOR_SIZE)), emit.offset(inputs, half * VECTOR_SIZE, 2)
-        )
+        parts.append(codes)
+        short = build.trunc(codes, ir.VectorType(ir.IntType(bits), VECTOR_SIZE))
+        emit.store(short, emit.offset(inputs, half * VECTOR_SIZE, bits // 8))
     # A maximum passes over what is not a number; a sum does not.
     poison = build.fmul(emit.total(build.fadd(*group)), ir.Constant(FLOAT, 0.0))
     scale = build.fadd(scale, poison)
     emit.store(scale, sums)
-    whole = build.sitofp(emit.total(total), FLOAT)
-    emit.store(build.fmul(scale, whole), emit.offset(sums, 1, 4))
+    for place, codes in enumerate((build.add(*parts), *(parts if bits == 8 else ())), start=1):
+        whole = build.sitofp(emit.total(codes), FLOAT)
+        emit.store(build.fmul(scale, whole), emit.offset(sums, place, 4))
 
 
-def sizes_of_group(*, rounds: bool) -> tuple[int, int]:
-    """Return the bytes of a group's inputs, and of its sums."""
-    return (2 * GROUP, 8) if rounds else (4 * GROUP, 4)
+def sizes_of_group(bits: int) -> tuple[int, int]:
+    """Return the bytes of a group's inputs of some bits, and of its sums (`store_inputs`)."""
+    return bits // 8 * GROUP, {FLOAT_BITS: 4, 16: 8, 8: 16}[bits]
