@@ -72,7 +72,7 @@ def make_drafting(
         shared_with: the stages of a target with the same vocabulary, whose n-grams this one shares.
         live: whether the prompts are requests, which are never decoded again.
     """
-    head, head_is_trained = make_head(models, config.seed)
+    head = make_head(models, config.seed)
     learn, settings, device = config.learn, config.sampling, models.target.device
     mode = MODES[config.draft.mode]
     sizes = models.target.vocabulary_size, models.drafter.vocabulary_size
@@ -96,7 +96,7 @@ def make_drafting(
         config, models, len(allowed), lambda: (make_timed_decode(config, models, head), translate, verify)
     )
     LOG.debug("%s", describe(models, costs, config.batch), extra={"target": models.name})
-    decode = make_decode(config, models, head, costs, usable=head_is_trained or learn.enabled)
+    decode = make_decode(config, models, head, costs, usable=head.came_trained or learn.enabled)
     decode.reader, verify.reader = _make_readers(config, models, live=live)
     choose, seconds = _with_memory(config, models, decode, costs), find_measured_seconds(config, costs)
     return Drafting(choose, translate, verify, trie, cache, head, seconds)
@@ -209,12 +209,11 @@ def _with_memory(config: Config, models: Models, decode: Decode, costs: CostMode
     return ChooseDraft(decode, memory, chooser, costs, model=model, holdout=holdout, pauses=pauses)
 
 
-def make_head(models: DrafterModels, seed: int) -> tuple[AcceptanceHead, bool]:
-    """The acceptance head, and whether it came with the drafter."""
+def make_head(models: DrafterModels, seed: int) -> AcceptanceHead:
+    """The acceptance head: that of the drafter's folder, or a new one."""
     with MAKING_MODULES:  # a model that another thread loads meanwhile would give the head its type
         head = AcceptanceHead(models.drafter.hidden_size, seed).to(models.drafter.device)
     saved = models.drafter_folder / HEAD_FILE if models.drafter_folder else None
-    if saved is None or not saved.is_file():
-        return head, False
-    load_head(head, saved)
-    return head, True
+    if saved is not None and saved.is_file():
+        load_head(head, saved)
+    return head

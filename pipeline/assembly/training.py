@@ -21,6 +21,8 @@ from stages.training.update import TrainingConfig
 # What one piece of one gradient step costs per weight of the drafter, in weights read by a target pass: measured on
 # two CPU cores with targets of 12M (.45) and 100M (.76), the gate's share included.
 TRAIN_SHARE = 0.45
+HEAD_RATE = 5e-3  # of a head that begins with random weights
+TRAINED_HEAD_RATE = 1e-4  # with more, a trained head's estimates become worse (docs/experiments.md)
 CLOSED_FORM_SHARE = 1 / 3  # of a gradient step, by count of passes, not measured: an update is one forward pass
 
 
@@ -51,7 +53,8 @@ def make_distillers(
 
 def _distill(config: Config, learner: UpdateScheduler, head: AcceptanceHead) -> Distill:
     learn = config.learn
-    trained_head = HeadTrainer(head, config.seed, learn.head_rate, learn.head_batch, learn.head_buffer)
+    rate = learn.head_rate or (TRAINED_HEAD_RATE if head.came_trained else HEAD_RATE)
+    trained_head = HeadTrainer(head, config.seed, rate, learn.head_batch, learn.head_buffer)
     return Distill(learner, trained_head, interleaved=learn.head_schedule == "interleaved")
 
 

@@ -287,7 +287,11 @@ class LearnSettings(Section):
         description="When the head is trained: with every drafter update ('joint'), or also on the prompts in "
         "between ('interleaved').",
     )
-    head_rate: float = Field(default=5e-3, gt=0, description="Learning rate of the head.")
+    head_rate: float | None = Field(
+        default=None,
+        gt=0,
+        description="Learning rate of the head. Default: 0.005, or 0.0001 for a head that came with the drafter.",
+    )
     head_batch: int = Field(default=256, ge=1, description="Batch size of the head in labelled pieces.")
     head_buffer: int = Field(default=8192, ge=1, description="Size of the head's training buffer in labelled pieces.")
 

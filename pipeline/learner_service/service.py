@@ -151,7 +151,7 @@ class LearnerService:
         set_threads(1)
         run.connect(setup.config, setup.uri, setup.run_folder.name, setup.datasets)
         self._models = load_drafter_models(config, setup.uri, setup.run_folder.parent / ".fetched")
-        self._head, _ = make_head(self._models, config.seed)
+        self._head = make_head(self._models, config.seed)
         self._make_learner(config, yield_cpu)
         run.commit_by(config, self._save, self._on_event)
         if run.snapshot:

@@ -37,10 +37,10 @@ def load_parts(
         OmnidraftError: the drafter or the target's tokenizer cannot be loaded, or their vocabularies not be paired.
     """
     models = load_drafter_models(config, uri, fetched, decodes=True)
-    head, trained = make_head(models, config.seed)
+    head = make_head(models, config.seed)
     mode, pair = MODES[config.draft.mode], models.pair
     trie = build_direct_trie(pair.pieces, len(pair.pieces), models.drafter.vocabulary_size, models.drafter.device)
-    decode = make_decode(config, models, head, costs, usable=trained or config.learn.enabled)
+    decode = make_decode(config, models, head, costs, usable=head.came_trained or config.learn.enabled)
     if models.drafter.forward_pass.cuts_rows:
         chunk = config.prompts.chunk
         prefixes = PrefixCache(config.prompts.cache_bytes, chunk) if config.prompts.cache_bytes else None

@@ -32,6 +32,9 @@ class AcceptanceHead(nn.Module):
     Args:
         width: the drafter's hidden size.
         seed: seed of the initial weights; a reset with the same seed gives the same head.
+
+    Attributes:
+        came_trained: whether its first weights were read from a file.
     """
 
     def __init__(self, width: int, seed: int) -> None:
@@ -45,6 +48,7 @@ class AcceptanceHead(nn.Module):
             # Optimistic before the first labels: pieces that are never drafted give no labels.
             nn.init.constant_(self.leave.bias, 1.5)
         self._compiled = PieceEstimates(width, EXTRA_FEATURES, INNER_WIDTH, len(self.inner))
+        self.came_trained = False  # before this run
         self._weights = list(self.parameters())  # to list them takes as long as to compute with them
 
     def forward(self, features_BF: Tensor) -> Tensor:
@@ -115,6 +119,7 @@ def load_head(head: AcceptanceHead, path: Path) -> None:
         if ENTER in weights:
             weights[ENTER] = _widen(weights[ENTER], head.enter.in_features)
         head.load_state_dict(weights)
+        head.came_trained = True
     except (RuntimeError, SafetensorError) as error:
         raise ModelError(f"{path} must be the head of a drafter of this width; it does not fit: {error}") from error
 
