@@ -14,6 +14,7 @@ from store.events import Action
 
 GAIN_EDGES = (0.1, 0.3, 0.6, 1.0, 1.6, 2.5)  # expected accepted candidates of a tree; the model has statistics for each
 EVERY_MODEL_TURN = 32  # after so many blocks of all rows with gains of one kind the model drafts, for comparison
+LONGEST_WAIT = 256  # such blocks: the wait doubles with every comparison that the model loses
 
 
 @dataclass
@@ -35,10 +36,13 @@ class _DecayedRatio:
 
 @dataclass(frozen=True)
 class SourceChooserState:
-    """Saved state of a `SourceChooser`: the sums of its ratios, and the blocks since the model's last draft."""
+    """Saved state of a `SourceChooser`: the sums of its ratios, the blocks since the model's last draft, and after how
+    many it drafts again. Checkpoints of older releases lack the last.
+    """
 
     ratios: list[tuple[float, float]]
     turns: list[int]
+    waits: list[int] | None = None
 
 
 class SourceChooser:
@@ -63,6 +67,8 @@ class SourceChooser:
         self._model = _DecayedRatio(5.0, 4.0, 0.95)
         self._model_at = [_DecayedRatio(0.0, 0.0, 0.95) for _ in kinds]
         self._turns = [0 for _ in kinds]
+        self._waits = [EVERY_MODEL_TURN for _ in kinds]
+        self._rivals = [0.0 for _ in kinds]  # the rates that the model was last compared with, in this block
 
     def tree_rate(self, candidates: int, expected: float) -> float:
         """Return the tokens per cost of a tree, relative to plain decoding."""
@@ -74,13 +80,18 @@ class SourceChooser:
         candidates: instead of no draft.
         """
         kind = bisect_right(GAIN_EDGES, expected)
-        if self._turns[kind] >= EVERY_MODEL_TURN * self.rows or not (candidates or self._may_rest):
+        self._rivals[kind] = self.tree_rate(candidates, expected)
+        if self._is_due(kind) or not (candidates or self._may_rest):
             return True
-        return self._model_rate(kind) > self.tree_rate(candidates, expected)
+        return self._model_rate(kind) > self._rivals[kind]
 
     def try_model(self) -> None:
         """Let the model draft at the next block of each kind, because it may be better than it was."""
-        self._turns = [EVERY_MODEL_TURN * self.rows for _ in self._turns]
+        self._waits = [EVERY_MODEL_TURN for _ in self._waits]
+        self._turns = [wait * self.rows for wait in self._waits]
+
+    def _is_due(self, kind: int) -> bool:
+        return self._turns[kind] >= self._waits[kind] * self.rows
 
     def _model_rate(self, kind: int) -> float:
         """Return the model's rate where trees promise this, shrunk to its overall rate while there are few samples."""
@@ -100,7 +111,10 @@ class SourceChooser:
         if action is not Action.MODEL:
             self._turns[kind] += 1
             return
-        self._turns[kind] = 0  # also if the model had nothing to propose: else it would have every turn from then on
+        was_due, self._turns[kind] = (
+            self._is_due(kind),
+            0,
+        )  # also if the model had nothing to propose: else it would have every turn from then on
         if drawn:
             pieces = len(verdict.proposal.draft.pieces)
             cost = self._costs.verification_cost(self.rows * (1 + pieces)) + self._costs.drafts_cost(
@@ -109,10 +123,13 @@ class SourceChooser:
             sums = 1.0 + verdict.accepted, cost / self._costs.verification_cost(self.rows)
             self._model.add(*sums)
             self._model_at[kind].add(*sums)
+            loses = was_due and self._model_rate(kind) <= self._rivals[kind]
+            self._waits[kind] = min(2 * self._waits[kind], LONGEST_WAIT) if loses else EVERY_MODEL_TURN
 
     def save(self) -> SourceChooserState:
         """Return the state for a checkpoint."""
-        return SourceChooserState([(ratio.numerator, ratio.denominator) for ratio in self._ratios()], list(self._turns))
+        ratios = [(ratio.numerator, ratio.denominator) for ratio in self._ratios()]
+        return SourceChooserState(ratios, list(self._turns), list(self._waits))
 
     def restore(self, saved: Saved, reader: SnapshotReader) -> None:
         """Restore a saved state."""
@@ -120,6 +137,8 @@ class SourceChooser:
         for ratio, sums in zip(self._ratios(), state.ratios, strict=True):
             ratio.numerator, ratio.denominator = sums
         self._turns = list(state.turns)
+        if state.waits is not None:
+            self._waits = list(state.waits)
 
     def _ratios(self) -> list[_DecayedRatio]:
         return [self._model, *self._model_at]

@@ -18,7 +18,7 @@ from stages.decode import Decode
 from stages.drafting.costs import Costs, StageSeconds
 from stages.drafting.head import AcceptanceHead
 from stages.drafting.holdout import Holdout
-from stages.drafting.sources import EVERY_MODEL_TURN, GAIN_EDGES, SourceChooser
+from stages.drafting.sources import EVERY_MODEL_TURN, GAIN_EDGES, LONGEST_WAIT, SourceChooser
 from stages.drafting.stopping import FixedLength, SpeculationPolicy
 from stages.drafting.timed_pauses import DRAFTING_BLOCKS, PLAIN_BLOCKS, TRIAL, TimedPauses
 from stages.memory.calibration import own_cell
@@ -123,6 +123,38 @@ def test_after_many_trees_the_model_has_a_turn():
     assert not chooser.prefers_model(4, 3.0)
 
 
+def wait_for_turn(chooser: SourceChooser) -> int:
+    """Blocks with good trees until the model drafts, for comparison."""
+    for blocks in range(2 * LONGEST_WAIT):
+        if chooser.prefers_model(4, 3.0):
+            return blocks
+        teach(chooser, by_tree(), expected=3.0)
+    return 2 * LONGEST_WAIT
+
+
+def test_a_model_that_loses_its_turns_has_fewer():
+    chooser, waits = make_chooser(), []
+    for _ in range(6):
+        waits.append(wait_for_turn(chooser))
+        teach(chooser, by_model(3, 0), expected=3.0)
+    assert waits == [EVERY_MODEL_TURN * factor for factor in (1, 2, 4, 8, 8, 8)]
+    chooser.try_model()
+    assert chooser.prefers_model(4, 3.0), "after a drift"
+    teach(chooser, by_model(3, 0), expected=3.0)
+    assert wait_for_turn(chooser) == 2 * EVERY_MODEL_TURN
+
+
+def test_a_model_that_wins_a_turn_has_the_next_one_soon():
+    chooser = make_chooser()
+    for accepted in (0, 0, 8):
+        wait_for_turn(chooser)
+        for _ in range(20 if accepted else 1):
+            teach(chooser, by_model(8, accepted), expected=3.0)
+    for _ in range(60):  # what it was worth is forgotten
+        teach(chooser, by_model(8, 0), expected=3.0)
+    assert wait_for_turn(chooser) == EVERY_MODEL_TURN
+
+
 def test_a_turn_in_which_the_model_proposed_nothing_is_over():
     """Its distribution was not finite, or all its pieces were dropped."""
     chooser = make_chooser()
@@ -178,7 +210,7 @@ def test_the_model_has_turns_where_nothing_is_drafted():
         model = chooser.prefers_model(0, 0.0)
         turns += model
         chooser.observe(by_model(0, 0), Action.MODEL if model else Action.NOTHING, 0.0, int(model))
-    assert turns == 10
+    assert turns == 3, "after 32, 64 and 128 blocks without"
 
 
 # The stage.
