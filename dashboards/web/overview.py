@@ -1,5 +1,6 @@
 """The table of runs: when each began, on what, how far it came, and what it reached."""
 
+import json
 import re
 import threading
 from datetime import UTC, datetime
@@ -51,6 +52,7 @@ class Overview:
             "run": state.name,
             "started": _find_start(folder),
             "state": state.activity,
+            "learning": _learns(folder),
             "prompts": state.prompts,
             "problem": state.problem,
         }
@@ -69,6 +71,15 @@ class Overview:
                 (prompts,), (events,) = rows(log.select(_PROMPTS)), rows(log.select(_EVENTS))
             known = self._known[folder.name] = stamp, {**prompts, **events, **acceptance_of(prompts)}
         return known[1]
+
+
+def _learns(folder: Path) -> bool | None:
+    """Whether a run trained the drafter and the head; None if it has no readable settings."""
+    try:
+        found = json.loads((folder / "config.json").read_bytes())["learn"]["enabled"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return found if isinstance(found, bool) else None
 
 
 def _find_start(folder: Path) -> float | None:

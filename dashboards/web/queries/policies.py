@@ -48,7 +48,8 @@ def describe_speedups(log: LogReader) -> dict[str, str]:
         if own and plain and (ratio := _estimate_ratio(own, plain)):
             found[run] = (
                 f"Drafts made decoding {_format_ratio(ratio)}: {_format_rate(own)} tokens/s, and "
-                f"{_format_rate(plain)} without any, as blocks drawn at random show."
+                f"{_format_rate(plain)} without any, as blocks drawn at random show. (Decoding alone: the speed of the "
+                "whole run counts reading prompts, learning and versions too.)"
             )
         elif own and plain:
             found[run] = "Too few blocks without a draft were drawn at random to compare the speed with that of drafts."

@@ -44,11 +44,11 @@ _LEARNING = """
     FROM updates GROUP BY run
 """
 _DRIFTS = """
-    SELECT drifts.run, drifts.target, drifts."offset", drifts.changed_at, drifts.signal, drifts.rate_before,
+    SELECT drifts.run, drifts.target, drifts.dataset, drifts."offset", drifts.action, drifts.changed_at, drifts.signal, drifts.rate_before,
         drifts.rate_after, recalls.version, recalls.candidates
     FROM drifts LEFT JOIN recalls
         ON recalls.run = drifts.run AND recalls.target = drifts.target AND recalls."offset" = drifts."offset"
-    WHERE action IN ('reset', 'recall') ORDER BY drifts.run, drifts.seq
+    ORDER BY drifts.run, drifts.seq
 """
 _TRAINED = """
     SELECT min("offset") AS first
@@ -140,13 +140,16 @@ def _describe_updates(learning: Mapping[str, Any] | None) -> Iterator[str]:
         yield f"The gate refused {refused}, so the drafter is still as it was loaded."
 
 
-def _describe_drifts(log: LogReader, drifts: list[dict[str, Any]], tokens: Mapping[str, Any]) -> Iterator[str]:
+def _describe_drifts(log: LogReader, detected: list[dict[str, Any]], tokens: Mapping[str, Any]) -> Iterator[str]:
     """The drifts that were acted upon, and what the last one did to the tokens per target forward."""
+    drifts = [row for row in detected if row["action"] in ("reset", "recall")]
     if not drifts:
-        yield "No drift was acted upon."
+        seen = f", though one was detected at prompt {detected[-1]['offset']}" if detected else ""
+        yield f"No drift was acted upon{seen}."
         return
     named = ", ".join(str(row["offset"]) for row in drifts[-_NAMED:])
     which = f"the last at {named}" if len(drifts) > _NAMED else f"at prompt {named}"
+    which += f", in {drifts[-1]['dataset']}" if len(drifts) == 1 and drifts[-1]["dataset"] else ""
     last, restored = drifts[-1], sum(row["version"] is not None for row in drifts)
     answer = f"Drift was acted upon {_count_times(len(drifts))} ({which}): the acceptance head was reset"
     if (trained := _read_trained(log, last)) is not None:

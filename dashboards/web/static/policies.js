@@ -44,9 +44,9 @@ if (runs.length) live(async (again) => {
   if (!found) return;
   story(element("story"), found.story);
   draw(found.policies);
-  const best = Object.fromEntries(runs.map((run) => [run, Math.max(...found.policies.filter((row) => row.run === run).map((row) => row.per_second?.value ?? 0))]));
+  const isFastest = (row) => row.per_second && found.policies.every((other) => other === row || other.run !== row.run || (other.per_second?.high ?? 0) < row.per_second.low);
   table(element("policies"), [
-    { title: "policy", of: (row) => row.name }, { title: "tokens per second", of: (row) => `${words(row.per_second, 1)}${row.per_second?.value === best[row.run] ? " ▲" : ""}`, number: true },
+    { title: "policy", of: (row) => row.name }, { title: "tokens per second", of: (row) => `${words(row.per_second, 1)}${isFastest(row) ? " ▲" : ""}`, number: true },
     { title: "tokens per forward", of: (row) => words(row.per_forward, 2), number: true }, { title: "blocks", of: (row) => row.blocks, show: whole, number: true },
     { title: "run", of: (row) => row.run },
   ], found.policies, "Policies, the fastest first");

@@ -29,6 +29,7 @@ const COLUMNS = [
   { title: "started", of: (row) => (row.started === null ? null : when.format(row.started * 1000)), by: (row) => row.started, short: true },
   { title: "target", of: (row) => row.targets.join(", ") },
   { title: "data", of: (row) => row.datasets.join(", ") },
+  { title: "learning", of: (row) => ({ true: "on", false: "off" })[row.learning] ?? "–" },
   { title: "prompts", of: (row) => row.prompts, show: whole, number: true },
   { title: "acceptance", of: interval, by: (row) => row.acceptance, number: true },
   { title: "from drafts", of: (row) => row.drafted_share, show: percent, number: true },

@@ -144,7 +144,8 @@ function fillChoices(versions) {
 
 const driftInWords = (drift) => `at ${drift.offset}: ${fixed(3)(drift.rate_before)} to ${fixed(3)(drift.rate_after)}, ${drift.action}`;
 
-// What matters comes first. Of the rows with digits, a difference is shown, and the larger value is marked if `more` is better.
+// What matters comes first. Of the rows with digits, a difference is shown, and the larger value is marked if `more` is better,
+// unless both versions have the same drafter: their speeds then differ by what each run measured of the machine.
 const ROWS = [
   { title: "probe: tokens per second", of: rateOf("speed"), show: (_, version) => estimate(version.probe?.speed, 1), digits: 1, more: true },
   { title: "probe: tokens per forward", of: rateOf("forwards"), show: (_, version) => estimate(version.probe?.forwards, 2), digits: 2, more: true },
@@ -166,9 +167,10 @@ function compare(versions) {
   const [one, other] = [form.elements.a.value, form.elements.b.value].map((value) => versions.find((version) => key(version) === value));
   if (!one || !other) return table(element("compared"), [{ title: "version", of: () => "" }], [], "Two versions");
   const difference = ({ of, digits }) => (digits === undefined || of(one) === null || of(other) === null ? "" : signed(digits)(of(other) - of(one)));
+  const sameDrafter = ["greedy", "sampled", "forwards"].every((rate) => rateOf(rate)(one) === rateOf(rate)(other));
   const cell = (version, rival) => (row) => {
     const [value, theirs] = [row.of(version), row.of(rival)];
-    const better = row.more && value !== null && theirs !== null && value > theirs;
+    const better = row.more && !sameDrafter && value !== null && theirs !== null && value > theirs;
     return make(better ? "b" : "span", { text: `${row.show ? row.show(value, version) : value ?? "–"}`, className: better ? "better" : "" });
   };
   table(element("compared"), [

@@ -48,6 +48,22 @@ def test_each_run_has_its_state_and_totals(runs: Path):
     assert (rows["empty"]["state"], rows["empty"]["prompts"], rows["empty"]["targets"]) == ("finished", 0, [])
 
 
+@pytest.mark.parametrize(
+    ("settings", "learns"),
+    [
+        ('{"learn": {"enabled": true}}', True),
+        ('{"learn": {"enabled": false}}', False),
+        ('{"learn": 3}', None),
+        ("{", None),
+        ('{"learn": {"enabled": "yes"}}', None),
+    ],
+)
+def test_whether_a_run_learns_is_read_from_its_settings(runs: Path, settings: str, learns: bool | None):
+    (runs / "plain" / "config.json").write_text(settings)
+    rows = {row["run"]: row["learning"] for row in overview.Overview(Logs(None, runs)).list_runs()}
+    assert (rows["plain"], rows["stopped"]) == (learns, None)
+
+
 def test_a_run_that_is_written_is_running(runs: Path):
     with RunLock(runs / "stopped"):
         states = {state.name: state.activity for state in Logs(None, runs).states()}

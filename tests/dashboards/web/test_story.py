@@ -66,7 +66,8 @@ def test_the_speed_is_compared_with_that_without_drafts(tmp_path: Path):
         drawn += [BlockDone(offset, "docs", block, *counts, action=action, propensity=0.5) for block in range(2)]
         drawn.append(make_completed(offset, emitted=2 * emitted, blocks=2))
     sentence = "Drafts made decoding 2.00 times as fast (1.41 to 2.83): 4.0 ± 1.4 tokens/s, and 2.0 ± 0.0 without any"
-    assert describe(tmp_path / "a", drawn)[1] == f"{sentence}, as blocks drawn at random show."
+    alone = "(Decoding alone: the speed of the whole run counts reading prompts, learning and versions too.)"
+    assert describe(tmp_path / "a", drawn)[1] == f"{sentence}, as blocks drawn at random show. {alone}"
     assert "times as fast" not in " ".join(describe(tmp_path / "b", drawn, by_source=False))
 
 
@@ -91,7 +92,7 @@ def test_a_summary_without_a_check_is_passed_over(tmp_path: Path, content: str):
 def test_a_drift_has_its_response_and_its_effect(tmp_path: Path):
     assert describe(tmp_path, stream())[2:] == [
         "5 of 6 drafter updates passed the gate and served.",
-        "Drift was acted upon once (at prompt 33): the acceptance head was reset, and an earlier version was "
+        "Drift was acted upon once (at prompt 33, in code): the acceptance head was reset, and an earlier version was "
         "restored once.",
         "It was seen in the acceptance rate, which went from 50% to 25%.",
         "Tokens per target forward were 2.50 in the 20 prompts before the change, at prompt 30, 2.50 from there until "
@@ -122,12 +123,19 @@ def test_the_head_that_a_drift_reset_is_trained_again(tmp_path: Path):
     assert describe(tmp_path, [*events, drift, *heads, dropped])[2:] == [
         "No update of the drafter was computed, so it is still as it was loaded; the acceptance head was trained 4 "
         "times.",
-        "Drift was acted upon once (at prompt 15): the acceptance head was reset and trained again from prompt 18 on.",
+        "Drift was acted upon once (at prompt 15, in docs): the acceptance head was reset and trained again from "
+        "prompt 18 on.",
         "It was seen in how common the tokens were in earlier completions: 2.7 times as rare as before (mean logarithm "
         "of the share: -6.00, then -7.00).",
         "Tokens per target forward were 2.00 in the 12 prompts before the change, at prompt 12, 1.00 from there until "
         "the drift was detected, and 1.80 in the last 20.",
     ]
+
+
+def test_a_drift_that_nothing_answered_is_named(tmp_path: Path):
+    events = [prompt(offset) for offset in range(20)]
+    found = describe(tmp_path, [*events, make_drifted(offset=15, changed_at=12, action="none")])
+    assert found[-1] == "No drift was acted upon, though one was detected at prompt 15."
 
 
 def test_a_run_without_learning_and_drafts(tmp_path: Path):
