@@ -44,8 +44,8 @@ _LEARNING = """
     FROM updates GROUP BY run
 """
 _DRIFTS = """
-    SELECT drifts.run, drifts.target, drifts.dataset, drifts."offset", drifts.action, drifts.changed_at, drifts.signal, drifts.rate_before,
-        drifts.rate_after, recalls.version, recalls.candidates
+    SELECT drifts.run, drifts.target, drifts.dataset, drifts."offset", drifts.action, drifts.changed_at,
+        drifts.signal, drifts.rate_before, drifts.rate_after, recalls.version, recalls.candidates
     FROM drifts LEFT JOIN recalls
         ON recalls.run = drifts.run AND recalls.target = drifts.target AND recalls."offset" = drifts."offset"
     ORDER BY drifts.run, drifts.seq
