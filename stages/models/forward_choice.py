@@ -17,13 +17,8 @@ from stages.forward_pass.slot_forward import SlotForward
 from stages.quantisation.modules import CODE_FORMATS, ROUNDING, count_attached, drop_groups, has_groups
 from store.errors import ModelError
 
-CODES = (
-    "auto",
-    *CODE_FORMATS,
-    "int4",
-    "fastest",
-    "float32",
-)  # formats that compute with the codes of a file where possible
+# Formats that compute with the codes of a file where possible.
+CODES = ("auto", *CODE_FORMATS, "int4", "fastest", "float32")
 
 
 def choose_weights(model: Any) -> str:

@@ -144,7 +144,8 @@ def _describe_drifts(log: LogReader, detected: list[dict[str, Any]], tokens: Map
     """The drifts that were acted upon, and what the last one did to the tokens per target forward."""
     drifts = [row for row in detected if row["action"] in ("reset", "recall")]
     if not drifts:
-        seen = f", though one was detected at prompt {detected[-1]['offset']}" if detected else ""
+        count = "one was detected" if len(detected) == 1 else f"{len(detected)} were detected, the last"
+        seen = f", though {count} at prompt {detected[-1]['offset']}" if detected else ""
         yield f"No drift was acted upon{seen}."
         return
     named = ", ".join(str(row["offset"]) for row in drifts[-_NAMED:])

@@ -134,8 +134,10 @@ def test_the_head_that_a_drift_reset_is_trained_again(tmp_path: Path):
 
 def test_a_drift_that_nothing_answered_is_named(tmp_path: Path):
     events = [prompt(offset) for offset in range(20)]
-    found = describe(tmp_path, [*events, make_drifted(offset=15, changed_at=12, action="none")])
-    assert found[-1] == "No drift was acted upon, though one was detected at prompt 15."
+    drifts = [make_drifted(offset=offset, changed_at=offset - 3, action="none") for offset in (9, 15)]
+    one, two = (describe(tmp_path / str(count), [*events, *drifts[:count]])[-1] for count in (1, 2))
+    assert one == "No drift was acted upon, though one was detected at prompt 9."
+    assert two == "No drift was acted upon, though 2 were detected, the last at prompt 15."
 
 
 def test_a_run_without_learning_and_drafts(tmp_path: Path):

@@ -43,7 +43,6 @@ def learning_rate(folder: Path | None, config: Config) -> float:
     pair = replace(models[0], drafter_folder=folder)
     (distill,) = make_distillers(config, [pair], [make_head(pair, 0)], 1.0)
     assert isinstance(distill, Distill)
-    distill.wait()
     (group,) = distill.head._optimizer.param_groups
     return float(group["lr"])
 
