@@ -103,8 +103,8 @@ def test_the_start_page_leads_to_each_run(serve: Serve, runs: Path, page: Any):
     assert [row[:2] for row in shown] == [
         ["empty", "empty"], ["stopped", "stopped"], ["plain", "finished"], ["20261121-114049", "finished"],
     ]  # fmt: skip
-    assert shown[3][5:7] == ["60", "0.375 0.32–0.44 of 240"]
-    assert shown[2][6] == "nothing judged"
+    assert shown[3][5:8] == ["–", "60", "0.375 0.32–0.44 of 240"]
+    assert shown[2][7] == "nothing judged"
     assert page.locator("#compare").is_disabled()
     page.check("[value=plain]")
     page.check("[value=stopped]")

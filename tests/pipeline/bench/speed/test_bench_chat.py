@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from test_speed_benchmark import PROMPTS, TEXTS, WARM_UP, folder, run  # noqa: F401  (a fixture)
+from test_speed_benchmark import BY_DEFAULT, PROMPTS, TEXTS, WARM_UP, folder, run  # noqa: F401  (a fixture)
 
 from pipeline.assembly import admission
 from pipeline.assembly.models import load_models
@@ -13,7 +13,6 @@ from pipeline.bench.engines import engines as bench_engines
 from pipeline.bench.engines.engines import OtherEngines
 from pipeline.bench.engines.llamacpp import LlamaCpp
 from pipeline.bench.speed import build as bench_build
-from pipeline.bench.speed.arms import ArmName
 from pipeline.config.settings import Config
 from stages.models.huggingface import load_tokenizer
 from stages.tools.transformers_baselines import ContinuousBatching
@@ -88,7 +87,7 @@ def test_all_arms_read_the_same_chat_prompts(folder: Path, template: Path, read:
     assert {name: ids - expected for name, ids in read.items()} == {name: set() for name in read}
     assert min(map(len, read.values())) >= PROMPTS
     (report,) = json.loads((folder / "chat.json").read_text())["runs"]
-    assert {name: arm["differing"] for name, arm in report["arms"].items()} == dict.fromkeys(ArmName, 0)
+    assert {name: arm["differing"] for name, arm in report["arms"].items()} == dict.fromkeys(BY_DEFAULT, 0)
     assert report["chat"] == f"chat: prompts are put into the chat template of {folder / 'target'}"
     assert f"Chat: prompts are put into the chat template of {folder / 'target'}" in result.output
 
