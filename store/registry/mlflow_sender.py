@@ -34,7 +34,7 @@ _MOST_DOUBTS = 20  # about ten minutes; then the failure counts as a refusal of 
 
 
 class Sender:
-    """Delivers messages to MLflow; used by the background thread.
+    """Delivers messages to MLflow; used by one thread.
 
     Every delivery can be repeated, by this process or a later one, after any interruption or although it was done, with
     the same result in MLflow.

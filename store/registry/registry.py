@@ -6,6 +6,7 @@ not import mlflow; `store.registry.mlflow_client` does so on its first use.
 """
 
 import math
+import sys
 import tempfile
 import uuid
 from collections.abc import Mapping, Sequence
@@ -30,6 +31,7 @@ from store.registry.registered_version import (
     from_tags,
     tag_values,
 )
+from store.registry.sender_process import SenderProcess
 from store.registry.version_folder import MANIFEST, create_temporary_folder, open_version, read_manifest
 
 if TYPE_CHECKING:
@@ -108,7 +110,8 @@ class NoRegistry(Registry):
 
 
 class MlflowRegistry(Registry):
-    """Sends to MLflow from one background thread, through a spool file in the run's folder.
+    """Sends to MLflow through a spool file in the run's folder: from a process of its own, or, where MLflow has been
+    imported already, from a thread.
 
     Opened on the spool of an earlier process, it sends the remaining messages into the same MLflow run.
 
@@ -128,7 +131,10 @@ class MlflowRegistry(Registry):
         keep: int | None = None,
     ) -> None:
         self._run_folder = _run_folder(spool)
-        sender = Sender(uri, experiment, model, Ledger.read(spool).known, self._run_folder)
+        known = Ledger.read(spool).known
+        in_thread = "mlflow" in sys.modules
+        sender = (Sender if in_thread else SenderProcess)(uri, experiment, model, known, self._run_folder)
+        self._process = sender if isinstance(sender, SenderProcess) else None
         self._outbox = Outbox(
             spool,
             sender.deliver,
@@ -183,7 +189,12 @@ class MlflowRegistry(Registry):
 
     @override
     def close(self, timeout: float) -> int:
-        return self._outbox.close(timeout)
+        if self._process:
+            self._process.wait_for()
+        left = self._outbox.close(timeout)
+        if self._process:
+            self._process.end()
+        return left
 
     @property
     @override

@@ -1,0 +1,3 @@
+"""Registries of these tests send from a thread, where tests can replace parts: MLflow is imported for that."""
+
+import mlflow  # noqa: F401
