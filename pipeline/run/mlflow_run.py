@@ -20,9 +20,9 @@ from store.log.lock import RunLock
 from store.log.manifest import Manifest, read_manifest
 from store.log.mirror import Mirror
 from store.log.partitions import LEARNER, partition_folder
+from store.outbox import read_undelivered
 from store.query.acceptance import Acceptance
 from store.query.probe_statistics import estimate_ratio
-from store.registry.outbox import read_undelivered
 from store.registry.registered_version import metric_name
 from store.registry.registry import MlflowRegistry, NoRegistry, Point, Registry
 

@@ -37,8 +37,8 @@ from store.log.partitions import LEARNER, PARTITIONS
 from store.log.rollups import COUNTS
 from store.log.run_log import REJECTED
 from store.log.schema import TABLES
+from store.outbox import Ledger
 from store.recovery.parts_on_disk import FoundPart, read_found_part
-from store.registry.outbox import Ledger
 
 QUEUE = "registry-queue.jsonl"
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from store.errors import ModelError
 from store.events import VersionPublished
+from store.outbox import Body, OutageError
 from store.registry.mlflow_client import (
     connect,
     find_or_create,
@@ -19,7 +20,6 @@ from store.registry.mlflow_client import (
     model_id_of,
 )
 from store.registry.mlflow_versions import IDENTITY, Publication, dataset, find_runs, inputs, remove_duplicates
-from store.registry.outbox import Body, OutageError
 from store.registry.registered_version import Reference, metric_key, run_note
 from store.registry.relocation import ARTIFACTS
 from store.registry.version_folder import open_version

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from store.events import VersionPublished
 from store.files import digest_of
+from store.outbox import Body
 from store.registry.mlflow_client import (
     KIND,
     fetch_pages,
@@ -25,7 +26,6 @@ from store.registry.mlflow_client import (
     resolve,
     versions_of,
 )
-from store.registry.outbox import Body
 from store.registry.registered_version import (
     MODEL_NOTE,
     Lineage,

@@ -18,9 +18,9 @@ from typing_extensions import override
 
 from store.errors import ModelError, UsageError
 from store.events import VersionPublished
+from store.outbox import Ledger, Outbox, RetryPolicy
 from store.registry.mlflow_client import KIND, download, fetch_pages, open_store, resolve, versions_of
 from store.registry.mlflow_sender import Sender
-from store.registry.outbox import Ledger, Outbox, RetryPolicy
 from store.registry.registered_version import (
     MODEL,
     Reference,

@@ -1,7 +1,7 @@
 """A `Sender` in a process of its own, which computes where the stream leaves a processor idle.
 
-To import MLflow takes two seconds, a new store six, a version some tenths. On a thread beside the stream these doubled
-the time of a block (docs/experiments.md), at the beginning of a run, where its reader waits for text.
+To import MLflow takes two seconds, a new store six, a version some tenths. On a thread of the process that decodes this
+doubled the time of a block (docs/experiments.md), at the beginning of a run, where its reader waits for text.
 """
 
 import json
@@ -14,8 +14,8 @@ from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
 
+from store.outbox import Body, OutageError
 from store.registry.mlflow_sender import Sender
-from store.registry.outbox import Body, OutageError
 
 _PROGRAM = "from store.registry.sender_process import main; main()"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from store.events import VersionPublished
-from store.registry.outbox import RetryPolicy
+from store.outbox import RetryPolicy
 from store.registry.registry import MlflowRegistry, NoRegistry, Registry
 from store.registry.version_folder import seal
 

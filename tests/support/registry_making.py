@@ -12,9 +12,9 @@ from pathlib import Path
 
 from version_making import contents, publication
 
+from store.outbox import Message, read_undelivered
 from store.registry.mlflow_client import connect
 from store.registry.mlflow_sender import Sender
-from store.registry.outbox import Message, read_undelivered
 from store.registry.registry import MlflowRegistry, Point, Registry, default_uri, fetch_version, list_versions
 
 POINTS: list[Point] = [("curve/acceptance_rate", 0.1 * step, step, 1_700_000_000_000 + step) for step in range(5)]

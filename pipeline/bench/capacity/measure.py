@@ -35,7 +35,7 @@ from pipeline.study.task import choose_prompts
 from stages.training.weight_update import Weights, write_weights
 from store.errors import RunError
 from store.events import PromptCompleted, Updated
-from store.registry.outbox import Message, read_lines
+from store.outbox import Message, read_lines
 from store.registry.registry import EXPERIMENT
 
 SENT = ("start", "points", "publish")

@@ -19,7 +19,7 @@ from pipeline.cli.pages import HOST, ui
 from pipeline.cli.versions import versions_group
 from store.errors import CorruptError, ModelError, UsageError
 from store.events import VersionPublished
-from store.registry.outbox import RetryPolicy
+from store.outbox import RetryPolicy
 from store.registry.registered_version import name_of_pair
 from store.registry.registry import MODEL, MlflowRegistry, default_uri, fetch_version, list_versions
 from store.registry.version_folder import seal

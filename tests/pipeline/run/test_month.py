@@ -21,8 +21,8 @@ from pipeline.run.event_sink import EventSink
 from store.events import PromptReceived
 from store.log.compaction import compact
 from store.log.run_log import Commit, RunLog
+from store.outbox import Outbox, RetryPolicy
 from store.query.summary import write_summary
-from store.registry.outbox import Outbox, RetryPolicy
 from store.registry.registry import MODEL, MlflowRegistry, list_versions
 from store.registry.retention import prune
 

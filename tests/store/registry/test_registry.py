@@ -13,10 +13,10 @@ from registry_making import new_store
 from version_making import CREATED_AT, contents, publication
 
 from store.errors import CorruptError, ModelError, UsageError
+from store.outbox import RetryPolicy, read_undelivered
 from store.registry.mlflow_client import connect
 from store.registry.mlflow_sender import Sender
 from store.registry.mlflow_versions import Publication
-from store.registry.outbox import RetryPolicy, read_undelivered
 from store.registry.registry import MODEL, MlflowRegistry, default_uri, fetch_version, list_versions, show_version
 
 CLOSED = "http://127.0.0.1:9"  # nothing listens on the discard port

@@ -9,7 +9,7 @@ from registry_making import check, play
 from serving import Proxy, mlflow_server, postgres
 from version_making import contents, publication
 
-from store.registry.outbox import Ledger, RetryPolicy
+from store.outbox import Ledger, RetryPolicy
 from store.registry.registry import MODEL, MlflowRegistry, fetch_version, list_versions, show_version
 
 SWEEP = pytest.mark.sweep

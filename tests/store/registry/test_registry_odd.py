@@ -10,9 +10,9 @@ from registry_making import new_store
 from version_making import contents, publication
 
 from store.errors import CorruptError, ModelError, UsageError
+from store.outbox import RetryPolicy
 from store.registry.mlflow_client import connect, fetch_pages, is_transient
 from store.registry.mlflow_versions import dataset
-from store.registry.outbox import RetryPolicy
 from store.registry.registered_version import metric_key, metric_name
 from store.registry.registry import MlflowRegistry, fetch_version, list_versions, show_version
 from store.registry.retention import prune

@@ -10,9 +10,9 @@ from version_making import contents, publication
 
 import pipeline
 from dashboards.web.registered import RegisteredNumbers
+from store.outbox import RetryPolicy
 from store.registry.mlflow_client import connect
 from store.registry.mlflow_pages import list_pages
-from store.registry.outbox import RetryPolicy
 from store.registry.registry import MODEL, MlflowRegistry, default_uri, fetch_version, list_versions
 from store.registry.relocation import ARTIFACTS, adopt_artifacts
 from store.registry.retention import promote, rollback

@@ -9,10 +9,10 @@ from version_making import contents, publication
 
 import store.registry.retention
 from store.errors import CorruptError, ModelError, UsageError
+from store.outbox import RetryPolicy
 from store.registry.comparisons import list_comparisons
 from store.registry.mlflow_client import connect, delete_version, model_id_of
 from store.registry.mlflow_versions import record_comparison
-from store.registry.outbox import RetryPolicy
 from store.registry.registry import MlflowRegistry, fetch_version, list_versions, show_version
 from store.registry.retention import promote, prune, rollback
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from registry_making import new_store
 
+from store.outbox import OutageError
 from store.registry.mlflow_client import connect
-from store.registry.outbox import OutageError
 from store.registry.sender_process import SenderProcess
 
 START = {"name": "run-p", "params": {"mode": "trie"}, "tags": {}, "datasets": [["docs", "builtin:docs"]]}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from store.registry.outbox import AT_ONCE, Body, Ledger, OutageError, Outbox, RetryPolicy, read_undelivered
+from store.outbox import AT_ONCE, Body, Ledger, OutageError, Outbox, RetryPolicy, read_undelivered
 
 QUICK = RetryPolicy(attempts=3, backoff=0.001, max_backoff=0.002, linger=0.001)
 
