@@ -47,7 +47,7 @@ class CompletionObserver(Protocol):
     """The half of a learner that receives completed prompts."""
 
     def wants_example(self, offset: int) -> bool:
-        """Return whether a prompt that is admitted now, at this offset of the stream, is to have a training example."""
+        """Return whether the soft targets of a prompt that is admitted now, at this offset, are to be recorded."""
         return True
 
     def on_prompt_completed(self, finished: CompletedPrompt) -> Iterable[Event]:

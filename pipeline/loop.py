@@ -230,7 +230,7 @@ class TargetRunner:
         for verdict in verdicts:
             in_flight = self._in_flight[verdict.proposal.draft.row]
             in_flight.counters.add(verdict)
-            if verdict.proposal.draft.row.collects_examples:
+            if not verdict.proposal.draft.row.private:
                 in_flight.example.add_verdict(verdict)
         if self._on_verdicts:
             self._on_verdicts(verdicts)
@@ -259,7 +259,7 @@ class TargetRunner:
             stage.release(row)
         completed = self._recorder.record_completion(row, in_flight.counters, self._clock(), self._versions())
         yield completed
-        example = in_flight.example.build(row, self._target) if row.collects_examples and row.emitted else None
+        example = in_flight.example.build(row, self._target) if row.emitted and not row.private else None
         emitted = () if row.private else tuple(row.tokens[row.prompt_length :])
         yield from self.learner.on_prompt_completed(CompletedPrompt(completed, example, emitted))
 

@@ -39,11 +39,19 @@ class Distiller(Protocol):
         ...
 
     def wants_example(self, offset: int) -> bool:
-        """Return whether the prompt at an offset of the stream becomes an example, if it is admitted now."""
+        """Return whether the drafter learns from the prompt at an offset of the stream, if it is admitted now."""
         return True
 
+    def observe_prompt(self, rejected: float, tokens: int, pieces: int) -> None:
+        """Count a completed prompt. Called before `learn`; the arguments are those of `UpdateInterval`."""
+        return
+
     def learn(self, example: TrainingExample) -> tuple[Updated, ...]:
-        """Learn from a completed prompt; prompts come in stream order. Returns the updates that followed."""
+        """Learn from a completed prompt; prompts come in stream order. Without soft targets only the head learns.
+
+        Returns:
+            the updates that followed.
+        """
         ...
 
     def reset_head(self) -> tuple[Updated, ...]:
@@ -88,7 +96,7 @@ class Distill(Distiller):
     Args:
         drafter: updates the drafter's weights, possibly from examples of other targets too.
         head: trains this target's acceptance head.
-        interleaved: train the head after every prompt with new labels (algorithm 4) instead of with the drafter's
+        interleaved: train the head after each prompt with enough labels (algorithm 4) instead of with the drafter's
             updates (algorithm 3).
     """
 
@@ -115,9 +123,14 @@ class Distill(Distiller):
         return self.drafter.wants_example(offset)
 
     @override
+    def observe_prompt(self, rejected: float, tokens: int, pieces: int) -> None:
+        self.drafter.observe_prompt(rejected, tokens, pieces)
+
+    @override
     def learn(self, example: TrainingExample) -> tuple[Updated, ...]:
         self.head.observe(example.labels)
-        updated = self._add_head_version(self.drafter.learn(replace(example, labels=())))  # without tensors
+        without_tensors = replace(example, labels=())
+        updated = self._add_head_version(self.drafter.learn(without_tensors)) if example.soft_targets else ()
         trains_head = example.labels if self._interleaved else updated
         return (*updated, *self._head_step(example)) if trains_head else updated
 

@@ -119,7 +119,7 @@ class Judge(Stage[Proposal, Verdict]):
         ends = row.stop_ids if row.ignore_eos else self._ends | row.stop_ids
         decisions = truncate(decided, result.limit or len(result.emitted) + 1, ends)
         emitted = emitted_tokens(decisions)
-        soft_targets = self._supervise(row, emitted, top) if top and row.collects_examples else ()
+        soft_targets = self._supervise(row, emitted, top) if top and row.collects_soft_targets else ()
         self._extend(row, emitted)
         # Without a limit, any other end is known when the row is gone.
         row.finish = "stop" if emitted[-1] in ends else "length" if len(emitted) == result.limit else ""

@@ -242,7 +242,7 @@ class Verify(Stage[Proposal, Verdict]):
         starts: Sequence[int],
     ) -> list[Supervision]:
         """Return the supervision of each row; empty for rows that collect no examples."""
-        numbers = [number for number, proposal in enumerate(batch) if proposal.draft.row.collects_examples]
+        numbers = [number for number, proposal in enumerate(batch) if proposal.draft.row.collects_soft_targets]
         if not numbers:
             return [Supervision()] * len(batch)
         logits_NV, starts = _straighten(batch, outcomes, logits_NV, starts)

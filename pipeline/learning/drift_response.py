@@ -115,11 +115,12 @@ class _Trial:
 @dataclass(frozen=True)
 class RecallState:
     """Saved state of a `Recall`: numbers of the kept examples and, of a trial, the version, its candidates, seconds,
-    prompts, tokens, sums of acceptance and evidence.
+    prompts, tokens, sums of acceptance and evidence; and whether a version is to be chosen by the next example.
     """
 
     recent: tuple[int, ...]
     trial: tuple[int, int, float, int, int, float, float, tuple[float, int]] | None
+    awaits_example: bool = False
 
 
 class Recall(DriftResponse):
@@ -141,12 +142,19 @@ class Recall(DriftResponse):
         self._distill, self._versions, self._margin, self._most = distill, versions, margin, most
         self._recent: deque[TrainingExample] = deque(maxlen=EXAMPLES_KEPT)
         self._trial: _Trial | None = None
+        self._awaits_example = False  # there was none since the last drift
 
     @override
     def observe(self, example: TrainingExample) -> Iterator[Event]:
         """Keep the example for scoring, and compare the version that is on trial on it."""
+        if not example.soft_targets:
+            return
         kept = replace(example, labels=())  # the rest holds no tensors
         self._recent.append(kept)
+        if self._awaits_example:
+            self._awaits_example = False
+            yield from self._choose(kept.offset, kept.target, [kept])
+            return
         if self._trial is None:
             return
         trial, started, trainer = self._trial, perf_counter(), self._distill.drafter.trainer
@@ -183,7 +191,7 @@ class Recall(DriftResponse):
     def save(self, writer: SnapshotWriter) -> RecallState:
         recent = tuple(writer.example(example) for example in self._recent)
         if (one := self._trial) is None:
-            return RecallState(recent, None)
+            return RecallState(recent, None, self._awaits_example)
         counts = one.number, one.candidates, one.seconds, one.prompts, one.tokens, one.present, one.best
         return RecallState(recent, (*counts, one.evidence.save()))
 
@@ -193,6 +201,7 @@ class Recall(DriftResponse):
             saved = {"recent": saved, "trial": None}
         state = reader.decode(RecallState, saved)
         self._recent.extend(reader.example(number) for number in state.recent)
+        self._awaits_example = state.awaits_example
         if state.trial is not None:
             number, candidates, seconds, prompts, tokens, present, best, evidence = state.trial
             weights = self._versions.read(dict(self._versions.folders())[number])
@@ -202,19 +211,24 @@ class Recall(DriftResponse):
 
     @override
     def respond(self, drifted: Drifted) -> Iterator[Event]:
-        """Reset, then choose a version. The reset ends a running update, so the trainer is free to score versions."""
+        """Reset, then choose a version, with the next example if there was none since the change. The reset ends a
+        running update, so the trainer is free to score versions. If the drafter has never changed, there is no choice.
+        """
         yield from self._distill.reset_head()
+        if self._trial is not None or self._distill.drafter_version == 0:
+            return
         since = [example for example in self._recent if example.offset >= drifted.changed_at]
+        self._awaits_example = not since
+        if since:
+            yield from self._choose(drifted.offset, drifted.target, since)
+
+    def _choose(self, offset: int, target: str, since: Sequence[TrainingExample]) -> Iterator[Recalled]:
+        """Put the best version on trial; yield that none is good enough."""
         folders = list(self._versions.folders())
         if len(folders) > self._most:
             folders = [folders[0], *folders[len(folders) - self._most + 1 :]]
-        if since and folders and self._trial is None:
-            yield from self._choose(drifted, since, folders)
-
-    def _choose(
-        self, drifted: Drifted, since: Sequence[TrainingExample], folders: Sequence[tuple[int, Path]]
-    ) -> Iterator[Recalled]:
-        """Put the best version on trial; yield that none is good enough."""
+        if not folders:
+            return
         started = perf_counter()
         trainer = self._distill.drafter.trainer
         present = trainer.measure_acceptance(None, since) or 0.0
@@ -227,8 +241,8 @@ class Recall(DriftResponse):
             self._distill.drafter.held += 1
             return
         yield Recalled(
-            offset=drifted.offset,
-            target=drifted.target,
+            offset=offset,
+            target=target,
             version=None,
             candidates=len(folders),
             prompts=len(since),

@@ -82,8 +82,10 @@ class LocalLearner(Learner):
                 self._drifts += 1
                 yield from self.publisher.publish_on_drift(drifted)
                 yield from self._response.respond(drifted)
-        if finished.example:
-            yield from self.distill.learn(finished.example)
+        if example := finished.example:
+            rejected = finished.prompt.judged - finished.prompt.accepted
+            self.distill.observe_prompt(rejected, finished.prompt.emitted, len(example.pieces))
+            yield from self.distill.learn(example)
         yield from self.publisher.publish_if_due(finished.prompt)
 
     def forget(self, chosen: Chooser) -> int:

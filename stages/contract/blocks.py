@@ -51,7 +51,7 @@ class SequenceState:
         stop_ids: further tokens that end it.
         logprobs: alternatives wanted with each emitted token, 0 for the token's own log probability alone; None for
             nothing.
-        record_example: whether a training example is recorded, unless the row is private.
+        record_example: whether soft targets are recorded, unless the row is private.
         scope: whose text it is, in the memory: rows of one scope never see text of another.
         target_state: the target's reduced hidden state at the last emitted token (S,); None before there is one, or if
             the drafter does not read it.
@@ -93,8 +93,8 @@ class SequenceState:
         return bool(self.stop_strings or self.transforms or self.ignore_eos or self.stop_ids)
 
     @property
-    def collects_examples(self) -> bool:
-        """Whether a training example of this row is recorded."""
+    def collects_soft_targets(self) -> bool:
+        """Whether the soft targets of this row are recorded."""
         return self.record_example and not self.private
 
     @property
@@ -414,7 +414,7 @@ class TrainingExample:
         offset: position of the prompt in the stream.
         target: name of the target that made the soft targets.
         pieces: the whole text in drafter ids.
-        soft_targets: those of every emitted token, in order.
+        soft_targets: those of every emitted token, in order; none if only the head learns from the prompt.
         labels: one per judged piece.
         ngram_positions: indices of the pieces that belong to accepted n-grams (for the `hybrid` loss).
         judged: number of proposed tokens that were judged.

@@ -20,10 +20,14 @@ from stages.contract.snapshot import (
 )
 from stages.drafting.head import AcceptanceHead
 
+NEW_LABELS = 32  # of a step: a step takes as long as half a pass of a fast target, and is worth more labels than one
+
 
 @dataclass(frozen=True)
 class HeadState:
-    """Saved state of a `HeadTrainer`; tensors by number. The first weights are those of the configuration."""
+    """Saved state of a `HeadTrainer`; tensors by number. The first weights are those of the configuration. A run of an
+    older release lacks the last two, and continues with a step after every prompt with labels.
+    """
 
     version: int
     weights: dict[str, int]
@@ -31,6 +35,8 @@ class HeadState:
     features: int | None
     acceptances: list[float]
     random: RandomState
+    new_labels: int = 0
+    labels_per_step: int = 0
 
 
 class HeadTrainer:
@@ -54,6 +60,7 @@ class HeadTrainer:
         self._first_weights = {name: weight.clone() for name, weight in head.state_dict().items()}
         self._rate, self._random = rate, Random(seed)
         self._labels: deque[AcceptanceLabel] = deque(maxlen=buffer)
+        self._new_labels, self._labels_per_step = 0, min(batch, NEW_LABELS)  # new: since the last step
         self._optimizer = self._new_optimizer()
 
     def _new_optimizer(self) -> torch.optim.Optimizer:
@@ -61,13 +68,15 @@ class HeadTrainer:
 
     def observe(self, labels: Sequence[AcceptanceLabel]) -> None:
         """Add the labels of a completed prompt to the buffer."""
+        self._new_labels += len(labels)
         device = next(self.served.parameters()).device  # labels of a restored sequence are on the CPU
         self._labels.extend(replace(label, features_F=label.features_F.to(device)) for label in labels)
 
     def update(self) -> float | None:
-        """Make one gradient step. Returns the loss in nats; None if there are too few labels or it is not finite."""
-        if len(self._labels) < min(self.batch, 32):
+        """Make one gradient step. Returns the loss in nats; None with few new labels, or if it is not finite."""
+        if self._new_labels < self._labels_per_step or len(self._labels) < min(self.batch, NEW_LABELS):
             return None
+        self._new_labels = 0
         chosen = self._random.sample(self._labels, min(self.batch, len(self._labels)))
         features_BF = torch.stack([label.features_F for label in chosen]).clone()
         labels_B = torch.tensor([label.acceptance for label in chosen], device=features_BF.device)
@@ -84,6 +93,7 @@ class HeadTrainer:
         """Reset to the first weights; drop all labels and the optimiser's state."""
         self.served.load_state_dict(self._first_weights)
         self._labels.clear()
+        self._new_labels = 0
         self._optimizer = self._new_optimizer()
         self.version += 1
 
@@ -97,6 +107,8 @@ class HeadTrainer:
             writer.tensor(torch.stack(features)) if features else None,
             [label.acceptance for label in self._labels],
             self._random.getstate(),
+            self._new_labels,
+            self._labels_per_step,
         )
 
     def restore(self, saved: Saved, reader: SnapshotReader) -> None:
@@ -109,3 +121,4 @@ class HeadTrainer:
         self._labels.clear()
         if state.features is not None:
             self.observe(list(map(AcceptanceLabel, reader.tensor(state.features), state.acceptances)))
+        self._new_labels, self._labels_per_step = state.new_labels, state.labels_per_step

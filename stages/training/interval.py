@@ -15,9 +15,6 @@ HOPED_GAIN = 0.05
 # Where rejected tokens are rare an update is an exploration. At once the longest interval it took a tenth of the time
 # of the fastest real target (SmolLM2 in four bits, docs/experiments.md).
 TO_EXPLORE = 4
-# Prompts after the beginning or a drift of which all become examples: the acceptance head is trained on the first ones,
-# and an earlier version is compared on at most 32.
-ALL_FIRST = 40
 
 
 class UpdateInterval(Protocol):
@@ -38,7 +35,7 @@ class UpdateInterval(Protocol):
         """Adjust the interval to how much of the drafter's drafts is rejected. By default nothing changes.
 
         Args:
-            rejected: expected number of rejected tokens of the drafter's drafts in a completed prompt.
+            rejected: number of rejected tokens of the drafter's drafts in a completed prompt.
             tokens: tokens of its completion.
             pieces: pieces of its whole text, which an update reads.
         """
@@ -134,7 +131,7 @@ class BreakEvenInterval(UpdateInterval):
     @property
     @override
     def is_exploring(self) -> bool:
-        return self._usage.rare and self._prompts >= ALL_FIRST
+        return self._usage.rare
 
     @override
     def observe_prompt(self, rejected: float, tokens: int, pieces: int) -> None:

@@ -24,7 +24,6 @@ from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
 from stages.training.drafter_trainer import DrafterTrainer
 from stages.training.interval import UpdateInterval
 from stages.training.update import Assignment, Attempt, Chooser, Step
-from stages.training.usage import count_rejected, count_tokens
 from store.events import Updated
 
 T = TypeVar("T")
@@ -179,11 +178,15 @@ class UpdateScheduler:
     @property
     def _sampled(self) -> int:
         """Of how many prompts one becomes an example now."""
-        return SAMPLED if self._samples and self._interval.is_exploring else 1
+        return SAMPLED if self._samples and self._interval.is_exploring and not self.held else 1
 
     def wants_example(self, offset: int) -> bool:
         """Return whether the prompt at an offset of the stream becomes an example, if it is admitted now."""
         return (offset * SCATTER % (1 << SCATTERED_BITS)) * self._sampled >> SCATTERED_BITS == 0
+
+    def observe_prompt(self, rejected: float, tokens: int, pieces: int) -> None:
+        """Count a completed prompt, whether or not it becomes an example. As `UpdateInterval.observe_prompt`."""
+        self._interval.observe_prompt(rejected, tokens, pieces)
 
     def learn(self, example: TrainingExample) -> Updated | None:
         """Adopt an update that is due, then add the example and submit an update if it completes the interval.
@@ -208,7 +211,6 @@ class UpdateScheduler:
         self._seen[example.target] += 1
         self._prompts += self._sampled
         self._judged += self._sampled * example.judged
-        self._interval.observe_prompt(count_rejected(example), count_tokens(example), len(example.pieces))
         if self._seen[example.target] % self._gate_every == 0:
             self.trainer.hold_out(example)
         else:

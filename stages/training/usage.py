@@ -42,7 +42,7 @@ class UsageTest:
         """Add a completed prompt. Returns whether the decision changed.
 
         Args:
-            rejected: expected number of tokens of the drafter's drafts that were judged and rejected.
+            rejected: number of tokens of the drafter's drafts that were judged and rejected.
             tokens: tokens of the completion; with none nothing is learned.
             break_even: share of the tokens at which training breaks even, known before the prompt.
         """
@@ -72,12 +72,6 @@ class UsageTest:
         self.rare = state.rare
         self.restart()
         self._test.restore(state.evidence, reader)
-
-
-def count_rejected(example: TrainingExample) -> float:
-    """Return how many of a completion's judged tokens are expected to be rejected; all without labels."""
-    accepted = sum(label.acceptance for label in example.labels) / max(1, len(example.labels))
-    return example.judged * (1 - accepted)
 
 
 def count_tokens(example: TrainingExample) -> int:

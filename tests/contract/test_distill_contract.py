@@ -28,7 +28,7 @@ from store.events import Updated
 
 def example_of(offset: int) -> TrainingExample:
     soft_targets = tuple(SoftTarget(position, 0, (0, 2), (0.7, 0.2), (0.7, 0.2), 0.1) for position in (1, 2, 3))
-    labels = tuple(AcceptanceLabel(torch.full((16 + EXTRA_FEATURES,), n / 20), float(n % 2)) for n in range(20))
+    labels = tuple(AcceptanceLabel(torch.full((16 + EXTRA_FEATURES,), n / 40), float(n % 2)) for n in range(40))
     return TrainingExample(offset, "big", (0, 1, 2, offset % 4), soft_targets, labels, (2, 3))
 
 
@@ -108,6 +108,13 @@ def test_an_end_may_come_at_any_time_and_again(make: Callable[[], Distiller]):
 def test_no_implementation_is_missing_from_this_suite():
     classes = [cls for _, cls in inspect.getmembers(distill_module, inspect.isclass) if cls is not Distiller]
     assert {cls.__name__ for cls in classes if Distiller in cls.__mro__} == {name.split(",")[0] for name in LEARNERS}
+
+
+def test_from_a_prompt_without_soft_targets_only_the_head_learns():
+    learner = new_distill()
+    updates = [one for offset in range(4) for one in learner.learn(replace(example_of(offset), soft_targets=()))]
+    assert [update.part for update in updates] == ["head"] * 4
+    assert (learner.drafter_version, learner.head_version) == (0, 4)
 
 
 def test_the_head_makes_no_step_after_a_prompt_without_labels():

@@ -122,6 +122,9 @@ class StubDistill:
     def wants_example(self, offset: int) -> bool:
         return True
 
+    def observe_prompt(self, rejected: float, tokens: int, pieces: int) -> None:
+        """Nothing depends on it."""
+
     def learn(self, example: TrainingExample) -> tuple[Updated, ...]:
         self.drafter_version += 1
         return (self._update(example),)

@@ -49,7 +49,7 @@ class Distill:
         self.drafter = self
         self.trainer = Trainer(present)
         self.calls: list[str] = []
-        self.held = 0
+        self.held, self.drafter_version = 0, 1
 
     def reset_head(self) -> tuple[Updated, ...]:
         """An update was under way."""
@@ -217,8 +217,23 @@ def test_without_versions_or_prompts_to_score_on_it_is_a_restart(tmp_path: Path)
     assert distill.calls == ["restart"]
     (tmp_path / "other").mkdir()
     answer, distill, _ = recall_of(tmp_path / "other", 0.3, [0.9])
+    distill.drafter_version = 0
+    assert [event.offset for event in answer.respond(make_drifted(offset=9, changed_at=6))] == [8]
+    assert list(answer.observe(example_of(10))) == [], "a drafter that never changed"
+    assert (distill.calls, distill.trainer.scored) == (["restart"], [])
+
+
+def test_without_a_prompt_since_the_change_the_next_one_decides(tmp_path: Path):
+    answer, distill, versions = recall_of(tmp_path, 0.3, [0.9])
     assert [event.offset for event in answer.respond(make_drifted(offset=99, changed_at=50))] == [8]
-    assert (distill.calls, float(distill.trainer.weights)) == (["restart"], pytest.approx(0.3))
+    assert list(answer.observe(replace(example_of(100), soft_targets=()))) == [], "from which only the head learns"
+    reader = SnapshotReader((writer := SnapshotWriter()).files(answer.save(writer)))
+    source = VersionSource(lambda: versions.folders, versions.read, versions.read_rest)
+    answer = Recall(distill, source, 0.02, 12)  # type: ignore[arg-type]
+    answer.restore(reader.state, reader)
+    assert list(answer.observe(example_of(101))) == [], "it is put on trial"
+    assert (distill.held, distill.trainer.scored) == (1, [[101], [101]])
+    assert float(distill.trainer.weights) == pytest.approx(0.3)
 
 
 def test_a_restart_restarts_and_tells_of_an_update_that_it_dropped():

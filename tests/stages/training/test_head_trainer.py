@@ -32,6 +32,22 @@ def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
     return all(torch.equal(left[name], right[name]) for name in left)
 
 
+def step(trainer: HeadTrainer) -> float | None:
+    """A step on the labels at hand, which as many new ones of the same kind make due."""
+    trainer.observe(labels(32, seed=2))
+    return trainer.update()
+
+
+def test_every_step_waits_for_new_labels():
+    trainer = new_trainer()
+    trainer.observe(labels(70))
+    steps = []
+    for _ in range(8):
+        steps.append(trainer.update() is not None)
+        trainer.observe(labels(16))
+    assert steps == [True, False, True, False, True, False, True, False]
+
+
 def test_it_waits_for_enough_labels():
     trainer = new_trainer()
     before = weights(trainer)
@@ -52,7 +68,7 @@ def test_small_batches_need_fewer_labels():
 def test_it_comes_to_tell_likely_pieces_from_unlikely_ones():
     trainer = new_trainer()
     trainer.observe(labels(200))
-    losses = [trainer.update() for _ in range(150)]
+    losses = [step(trainer) for _ in range(150)]
     assert sum(losses[-10:]) < 0.85 * sum(losses[:10])
     unseen = labels(100, seed=1)
     chances_B = trainer.served(torch.stack([label.features_F for label in unseen])).sigmoid()
@@ -94,11 +110,13 @@ def test_a_reset_gives_the_first_weights_without_labels_or_momentum():
     first = weights(trainer)
     trainer.observe(labels(100))
     for _ in range(5):
-        trainer.update()
+        step(trainer)
     trainer.reset()
     assert same(weights(trainer), first)
     assert trainer.version == 6
+    trainer.observe(labels(31))
     assert trainer.update() is None, "its labels are gone"
+    trainer.reset()
     for each in (trainer, fresh):
         each.observe(labels(40, seed=3))
         assert each.update() is not None
