@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from dashboards.web.queries.run_comparison import compare_runs
 from dashboards.web.queries.story import read_story
 from dashboards.web.queries.tables import acceptance_of, columns, rows
 from store.errors import UsageError
@@ -155,7 +156,8 @@ def read_stream(
         log: log of one or several runs.
         window: prompts per point; 0 chooses a suitable number.
         split: `none`, or `dataset` or `target` for one curve each.
-        folders: of the runs, by name, whose summaries have the result of the check.
+        folders: of the runs, by name, in the order of the page: the first is compared with the others. Their summaries
+            have the result of the check.
 
     Raises:
         UsageError: the split is unknown or the window is negative.
@@ -167,6 +169,7 @@ def read_stream(
     parts = whole if split == "none" else _read_curves(log, split, window)
     return {
         "window": window,
+        "compared": compare_runs(log, list(folders or ())),
         "story": read_story(log, by_source=_count_blocks(log) <= MOST_BLOCKS, folders=folders),
         "whole": whole,
         "parts": parts,

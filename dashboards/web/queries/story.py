@@ -112,15 +112,20 @@ def _describe_tokens(tokens: Mapping[str, Any], blocks: Mapping[str, Any] | None
 def _describe_learning(learning: Mapping[str, Any] | None, blocks: Mapping[str, Any] | None) -> str:
     if learning is None:
         return "Nothing was learned, so learning cost nothing."
-    cost = f"Learning cost {learning['seconds']:.1f} s ({learning['waited']:.1f} s of it waited for)"
+    cost = f"Learning cost {_seconds(learning['seconds'])} s ({_seconds(learning['waited'])} s of it waited for)"
     count = f"{learning['gained']:,.0f}"
     gained = f"{count} accepted token{'' if count in ('1', '-1') else 's'} over the baseline"
     if not blocks or blocks["seconds_per_target_forward"] is None:
         return f"{cost} and gained {gained}."
     saved = learning["gained"] * blocks["seconds_per_target_forward"]
     net = saved - learning["seconds"]
-    verdict = f"a gain of {net:.1f} s" if net >= 0 else f"a loss of {-net:.1f} s"
-    return f"{cost} and gained {saved:.1f} s ({gained}): {verdict}."
+    verdict = f"a gain of {_seconds(net)} s" if net >= 0 else f"a loss of {_seconds(-net)} s"
+    return f"{cost} and gained {_seconds(saved)} s ({gained}): {verdict}."
+
+
+def _seconds(value: float) -> str:
+    """A number of seconds, with two places where one would show 0.0."""
+    return f"{value:.2f}" if 0 < abs(value) < 0.1 else f"{value:.1f}"
 
 
 def _describe_updates(learning: Mapping[str, Any] | None) -> Iterator[str]:

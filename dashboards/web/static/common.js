@@ -208,11 +208,14 @@ export const swatch = (color) => {
 };
 
 // What a page found about each run, in sentences.
-export function story(place, stories) {
+// `compared` has sentences on all runs together.
+export function story(place, stories, compared = []) {
+  const list = (sentences) => make("ul", {}, ...sentences.map((text) => make("li", { text })));
+  const together = compared.length ? [make("div", {}, make("p", {}, make("b", { text: "The runs compared" })), list(compared))] : [];
   place.classList.remove("loading");
-  place.replaceChildren(...stories.map(({ run, sentences }) => {
+  place.replaceChildren(...together, ...stories.map(({ run, sentences }) => {
     const name = runs.length > 1 ? [swatch(style(runs.indexOf(run)).color), make("b", {}, make("bdi", { text: run })), ": "] : [];
-    return make("div", {}, ...(name.length ? [make("p", {}, ...name.slice(0, 2))] : []), make("ul", {}, ...sentences.map((text) => make("li", { text }))));
+    return make("div", {}, ...(name.length ? [make("p", {}, ...name.slice(0, 2))] : []), list(sentences));
   }));
 }
 

@@ -233,7 +233,7 @@ if (runs.length) {
     if (!found) return;
     element("window").textContent = `${whole(found.window)} prompts per point${asked.split === "none" ? "" : "; tokens per second are of the whole run"}`;
     found.marks = withResets(found.marks);
-    story(element("story"), found.story);
+    story(element("story"), found.story, found.compared);
     showTotals(found);
     draw(found, asked.split);
     showTables(found);

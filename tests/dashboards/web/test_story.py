@@ -52,6 +52,14 @@ def test_cost_and_gain_of_learning_are_those_of_the_ledger(tmp_path: Path, gaine
     )
 
 
+def test_few_hundredths_of_a_second_are_not_called_none(tmp_path: Path):
+    events: list[Event] = [*blocks(0), prompt(0), make_updated(part="head", seconds=0.04, waited=0.04, tokens_gained=0)]
+    assert describe(tmp_path, events)[1] == (
+        "Learning cost 0.04 s (0.04 s of it waited for) and gained 0.0 s (0 accepted tokens over the baseline): "
+        "a loss of 0.04 s."
+    )
+
+
 @pytest.mark.parametrize(("steps", "refused"), [(1, "the only drafter update"), (3, "all of the 3 drafter updates")])
 def test_a_drafter_that_was_never_updated_is_said_to_be_as_loaded(tmp_path: Path, steps: int, refused: str):
     events: list[Event] = [*blocks(0), prompt(0), *[make_updated(served=False)] * steps, make_updated(part="head")]
