@@ -76,7 +76,7 @@ LAYERS = {
         ("pipeline/cli/bench",),
         ("pipeline/cli",),
     ),
-    "dashboards": (("dashboards/web/queries",), ("dashboards/web",), ("dashboards",)),
+    "dashboards": (("dashboards/web/queries",), ("dashboards/web/held",), ("dashboards/web",), ("dashboards",)),
 }
 RANKS = {folder: rank for layers in LAYERS.values() for rank, layer in enumerate(layers) for folder in layer}
 MOST_MODULES = 12  # in one folder

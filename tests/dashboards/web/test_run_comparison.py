@@ -33,7 +33,7 @@ def compare(*folders: Path) -> list[str]:
         return compare_runs(log, [folder.name for folder in folders])
 
 
-def test_a_run_that_is_faster_on_every_prompt_is_said_to_be_faster(tmp_path: Path):
+def test_a_run_that_is_faster_on_every_prompt_is_reported_as_faster(tmp_path: Path):
     quick = write_run(tmp_path / "quick", [1.0, 2.0] * 6, blocks=4, text="another")
     slow = write_run(tmp_path / "slow", [*[2.0, 4.0] * 5, 2.0, 5.0])
     assert compare(quick, slow) == [

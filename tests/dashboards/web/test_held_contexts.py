@@ -9,8 +9,8 @@ import pytest
 from event_making import make_published
 from stream_making import decision, prompt, write
 
-from dashboards.web.queries import held_memory
-from dashboards.web.queries.held_memory import RUNNERS, hash_contexts, list_held_contexts
+from dashboards.web.held import contexts
+from dashboards.web.held.contexts import RUNNERS, hash_contexts, list_held_contexts
 from stages.contract.snapshot import SnapshotWriter
 from stages.drafting.costs import Costs
 from stages.memory.memory_file import write_memory
@@ -118,5 +118,5 @@ def test_a_damaged_memory_is_passed_over(run: Path):
 
 
 def test_of_a_large_memory_the_most_seen_contexts_are_listed(run: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(held_memory, "MOST_CONTEXTS", 2)
+    monkeypatch.setattr(contexts, "MOST_CONTEXTS", 2)
     assert [entry["seen"] for entry in held(run)["entries"]] == [3, 3]
