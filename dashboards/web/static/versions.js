@@ -82,7 +82,8 @@ function drawProbe(versions) {
 function showVerdicts(verdicts) {
   const place = element("verdict");
   place.classList.remove("loading");
-  place.replaceChildren(...verdicts.map(({ run, target, sentences }) => {
+  const sorted = verdicts.toSorted((one, other) => runs.indexOf(one.run) - runs.indexOf(other.run));
+  place.replaceChildren(...sorted.map(({ run, target, sentences }) => {
     const named = runs.length > 1 || verdicts.length > 1;
     return make("p", {}, ...(named ? [make("b", { text: `${run}, ${target}: ` })] : []), sentences.join(" "));
   }));
@@ -122,9 +123,9 @@ function draw(versions, recalls) {
   });
 }
 
-// The baseline and the newest version of the first run; of several runs, the newest of the first two.
+// The baseline and the newest version of the first run; of several runs, the newest of the first two that served a prompt.
 function firstChoice(versions) {
-  const newest = (run) => versions.findLast((version) => version.run === run);
+  const newest = (run) => versions.findLast((version) => version.run === run && version.prompts) ?? versions.findLast((version) => version.run === run);
   if (runs.length > 1 && newest(runs[0]) && newest(runs[1])) return [newest(runs[0]), newest(runs[1])];
   const last = versions.findLast((version) => version.run === versions[0].run);
   return [versions.find((version) => version.target === last.target && version.run === last.run) ?? last, last];

@@ -12,7 +12,12 @@ from store.query.log_reader import LogReader
 
 def test_of_two_versions_at_one_prompt_the_later_served(tmp_path: Path):
     last = range(9, 100, 10)  # prompts of an interval; each time a drift is noticed with the next one
-    events = [prompt(offset) for offset in range(110)] + [make_updated(offset=15), make_published()]
+    events = [prompt(offset) for offset in range(110)]
+    events += [
+        make_updated(offset=15, seconds=1.5),
+        make_updated(offset=16, part="head", seconds=0.25),
+        make_published(),
+    ]
     for number, offset in enumerate(last):
         events += [
             make_published(offset=offset, version=2 * number + 1, parent=2 * number, reason="interval"),
@@ -24,7 +29,8 @@ def test_of_two_versions_at_one_prompt_the_later_served(tmp_path: Path):
     assert [row["version"] for row in found["versions"]] == list(range(21))
     served = [(row["version"], row["prompts"]) for row in found["versions"] if row["prompts"]]
     assert served == [(even, 10) for even in range(0, 21, 2)]
-    assert [(row["version"], row["learned"]["steps"]) for row in found["versions"] if row["learned"]] == [(2, 1)]
+    learned = [(row["version"], row["learned"]) for row in found["versions"] if row["learned"]]
+    assert [(version, one["steps"], one["seconds"]) for version, one in learned] == [(2, 1, 1.75)], "of both parts"
 
 
 def test_each_run_has_its_last_versions_and_drifts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
