@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from stages.decode import Decode
     from stages.drafting.no_model import NoModel
 
-DRAFTS_AFTER_DRIFT = 32  # of the model, of which each has a label or more: the head's first step needs 32 labels
+# Drafts of the model, of which each has a label or more. A head that begins anew knows nothing before its first step,
+# with 32 labels; one that came trained is reset to what it knew when it was loaded.
+DRAFTS_AFTER_DRIFT, TRAINED_DRAFTS_AFTER_DRIFT = 32, 8
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class ChooseDraft(Stage[SequenceState, Draft]):
         model: whether the model is a source.
         holdout: draws the action of a few blocks.
         pauses: by the seconds of blocks; None for no pause by them.
+        drafts_after_drift: how many drafts the model makes after a drift before trees are used again.
     """
 
     def __init__(
@@ -60,10 +63,11 @@ class ChooseDraft(Stage[SequenceState, Draft]):
         model: bool = True,
         holdout: Holdout = NO_HOLDOUT,
         pauses: TimedPauses | None = None,
+        drafts_after_drift: int = DRAFTS_AFTER_DRIFT,
     ) -> None:
         self.memory = memory
         self._decode, self._chooser, self._costs, self._model = decode, chooser, costs, model
-        self._holdout, self._pauses = holdout, pauses
+        self._holdout, self._pauses, self._drafts_after_drift = holdout, pauses, drafts_after_drift
         self._choices: dict[SequenceState, Choice] = {}  # of this block
         self._expected: dict[SequenceState, float] = {}  # accepted candidates of each row's tree in this block
         self._due = 0  # drafts that the model makes before trees are used again
@@ -182,8 +186,8 @@ class ChooseDraft(Stage[SequenceState, Draft]):
         """Give the text after a drift more weight in the memory, and draft with the model until the acceptance head,
         which was reset, has labels to be trained on."""
         self.memory.respond_to_drift()
-        self._decode.resume_speculation(DRAFTS_AFTER_DRIFT)
-        self._due = DRAFTS_AFTER_DRIFT
+        self._decode.resume_speculation(self._drafts_after_drift)
+        self._due = self._drafts_after_drift
         if self._pauses:
             self._pauses.resume()
 

@@ -10,7 +10,7 @@ from pipeline.assembly.costs import describe, find_measured_seconds, make_costs,
 from pipeline.assembly.models import DrafterModels, Models
 from pipeline.config.sections import DraftSettings
 from pipeline.config.settings import Config
-from stages.choose import ChooseDraft
+from stages.choose import DRAFTS_AFTER_DRIFT, TRAINED_DRAFTS_AFTER_DRIFT, ChooseDraft
 from stages.decode import Decode
 from stages.drafting.costs import CostModel, Costs
 from stages.drafting.head import AcceptanceHead, load_head
@@ -206,7 +206,16 @@ def _with_memory(config: Config, models: Models, decode: Decode, costs: CostMode
     chooser = SourceChooser(costs, config.batch, may_rest=config.draft.only_where_paying)
     timed = config.draft.only_where_paying and config.draft.timed_pauses and find_measured_seconds(config, costs)
     pauses = TimedPauses(costs) if timed else None
-    return ChooseDraft(decode, memory, chooser, costs, model=model, holdout=holdout, pauses=pauses)
+    return ChooseDraft(
+        decode,
+        memory,
+        chooser,
+        costs,
+        model=model,
+        holdout=holdout,
+        pauses=pauses,
+        drafts_after_drift=TRAINED_DRAFTS_AFTER_DRIFT if decode.head.came_trained else DRAFTS_AFTER_DRIFT,
+    )
 
 
 def make_head(models: DrafterModels, seed: int) -> AcceptanceHead:

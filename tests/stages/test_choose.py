@@ -11,7 +11,7 @@ import torch
 from doubles import TableModel, row_of
 from token_trees import make_tree, tree_draft
 
-from stages.choose import DRAFTS_AFTER_DRIFT, ChooseDraft
+from stages.choose import DRAFTS_AFTER_DRIFT, TRAINED_DRAFTS_AFTER_DRIFT, ChooseDraft
 from stages.contract.blocks import Decision, Draft, Proposal, ProposedToken, SequenceState, Verdict
 from stages.contract.snapshot import SnapshotReader, SnapshotWriter
 from stages.decode import Decode
@@ -373,6 +373,15 @@ def test_the_model_drafts_where_trees_are_preferred_after_an_update_and_after_a_
         stage.respond_to_drift()
     found = sources_of_blocks(stage, row, drafts + 10)
     assert found == [DraftSource.MODEL] * drafts + [DraftSource.LOOKUP] * 10
+
+
+def test_fewer_drafts_are_made_after_a_drift_where_the_head_came_trained():
+    stage = new_stage(drafts_after_drift=TRAINED_DRAFTS_AFTER_DRIFT)
+    (row,) = admit(stage, row_of([5, 1], remaining_tokens=999))
+    sources_of_blocks(stage, row, 20)
+    stage.respond_to_drift()
+    found = sources_of_blocks(stage, row, 20)
+    assert found == [DraftSource.MODEL] * 8 + [DraftSource.LOOKUP] * 12
 
 
 def test_after_a_drift_even_hopeless_pieces_are_verified_so_that_the_head_gets_labels():
