@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from stages.decode import Decode
     from stages.drafting.no_model import NoModel
 
-# Drafts of the model, of which each has a label or more. A head that begins anew knows nothing before its first step,
-# with 32 labels; one that came trained is reset to what it knew when it was loaded.
+# Drafts of the model, of which each has a label or more. A new head has learned nothing before its first step, which is
+# made with 32 labels; one that came trained is reset to its weights as loaded.
 DRAFTS_AFTER_DRIFT, TRAINED_DRAFTS_AFTER_DRIFT = 32, 8
 
 
