@@ -31,6 +31,7 @@ TEXTS = [
 SHAPE = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
 PROMPTS, WARM_UP, NEW_TOKENS, ROUND = 4, 5, 12, 2
 BY_DEFAULT = [name for name in ArmName if name not in ON_REQUEST]
+EVERY_PROMPT = ("learn.interval=1", "learn.spacing=fixed")  # brings an update
 AT_BATCH_THREE = [name for name in BY_DEFAULT if name not in BATCH_ONE]
 OURS = [name for name in ALL_OURS if name in BY_DEFAULT]
 
@@ -86,7 +87,7 @@ def run(folder: Path, *more: str) -> Result:
 def greedy(folder: Path) -> tuple[list[dict], str]:
     """The reports at batch 1 and 3, and what was printed."""
     # Every prompt brings an update, so that arms learn within so few; and all draft, though that cannot pay here.
-    settings = ("learn.interval=1", "publish.interval=2", "draft.only_where_paying=false", "draft.costs=estimated")
+    settings = (*EVERY_PROMPT, "publish.interval=2", "draft.only_where_paying=false", "draft.costs=estimated")
     more = [word for setting in settings for word in ("--set", setting)]
     result = run(folder, "--json", str(folder / "greedy.json"), "--batch", "1,3", *more)
     assert result.exit_code == 0, result.output
@@ -168,7 +169,7 @@ def test_each_arm_of_ours_does_what_its_name_says(greedy: tuple[list[dict], str]
 
 
 def test_logged_arms_with_a_source_off_keep_the_log_and_lack_the_source(folder: Path) -> None:
-    settings = ("learn.interval=1", "draft.only_where_paying=false", "draft.costs=estimated")
+    settings = (*EVERY_PROMPT, "draft.only_where_paying=false", "draft.costs=estimated")
     more = [word for setting in settings for word in ("--set", setting)]
     arms = ",".join(LOGGING)
     result = run(folder, "--json", str(folder / "off.json"), "--batch", "1", "--arms", arms, *more)
@@ -177,7 +178,7 @@ def test_logged_arms_with_a_source_off_keep_the_log_and_lack_the_source(folder: 
     parts = {name: arm["breakdown"] for name, arm in report["arms"].items()}
     assert list(parts) == list(LOGGING)
     assert all(part["log"] > 0 for part in parts.values())
-    assert {name for name, part in parts.items() if part["learning"] > 0} == {"logged"}
+    assert {name for name, part in parts.items() if part["learning"] > 0} == {"logged", "memory-logged"}
     drafted = {name: arm["efficiency"]["drafting"] for name, arm in report["arms"].items()}
     assert drafted["memory-logged"] < drafted["frozen-logged"]
 
