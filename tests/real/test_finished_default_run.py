@@ -31,9 +31,11 @@ def run(smollm2: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def replay(folder: Path, *options: str) -> Path:
+    """As a user does it: tests have one thread, for which the drafter is cheaper next to the target."""
     program = "from pipeline.cli.app import main; main()"
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     command = [sys.executable, "-c", program, "replay", "--run", str(folder), *options]
-    subprocess.run(command, cwd=ROOT, check=True)
+    subprocess.run(command, cwd=ROOT, env=environment, check=True)
     return folder
 
 
