@@ -285,7 +285,7 @@ class LearnSettings(Section):
     head_schedule: Literal["joint", "interleaved"] = Field(
         default="interleaved",
         description="When the head is trained: with every drafter update ('joint'), or also on the prompts in "
-        "between ('interleaved').",
+        "between, as soon as there are 32 new labels ('interleaved').",
     )
     head_rate: float | None = Field(
         default=None,

@@ -152,7 +152,7 @@ class Recall(DriftResponse):
         kept = replace(example, labels=())  # the rest holds no tensors
         self._recent.append(kept)
         if self._awaits_example:
-            self._awaits_example = False
+            self._await_example(False)
             yield from self._choose(kept.offset, kept.target, [kept])
             return
         if self._trial is None:
@@ -201,7 +201,7 @@ class Recall(DriftResponse):
             saved = {"recent": saved, "trial": None}
         state = reader.decode(RecallState, saved)
         self._recent.extend(reader.example(number) for number in state.recent)
-        self._awaits_example = state.awaits_example
+        self._await_example(state.awaits_example)
         if state.trial is not None:
             number, candidates, seconds, prompts, tokens, present, best, evidence = state.trial
             weights = self._versions.read(dict(self._versions.folders())[number])
@@ -218,9 +218,14 @@ class Recall(DriftResponse):
         if self._trial is not None or self._distill.drafter_version == 0:
             return
         since = [example for example in self._recent if example.offset >= drifted.changed_at]
-        self._awaits_example = not since
+        self._await_example(not since)
         if since:
             yield from self._choose(drifted.offset, drifted.target, since)
+
+    def _await_example(self, awaits: bool) -> None:
+        """Begin or end to wait. Meanwhile no update is begun: it would run while versions are scored."""
+        self._distill.drafter.held += awaits - self._awaits_example
+        self._awaits_example = awaits
 
     def _choose(self, offset: int, target: str, since: Sequence[TrainingExample]) -> Iterator[Recalled]:
         """Put the best version on trial; yield that none is good enough."""

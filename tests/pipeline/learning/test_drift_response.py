@@ -224,13 +224,15 @@ def test_without_versions_or_prompts_to_score_on_it_is_a_restart(tmp_path: Path)
 
 
 def test_without_a_prompt_since_the_change_the_next_one_decides(tmp_path: Path):
-    answer, distill, versions = recall_of(tmp_path, 0.3, [0.9])
+    answer, before, versions = recall_of(tmp_path, 0.3, [0.9])
     assert [event.offset for event in answer.respond(make_drifted(offset=99, changed_at=50))] == [8]
+    assert before.held == 1, "no update is begun until versions were scored"
     assert list(answer.observe(replace(example_of(100), soft_targets=()))) == [], "from which only the head learns"
     reader = SnapshotReader((writer := SnapshotWriter()).files(answer.save(writer)))
     source = VersionSource(lambda: versions.folders, versions.read, versions.read_rest)
-    answer = Recall(distill, source, 0.02, 12)  # type: ignore[arg-type]
+    answer = Recall(distill := Distill(0.3), source, 0.02, 12)  # type: ignore[arg-type]
     answer.restore(reader.state, reader)
+    assert distill.held == 1
     assert list(answer.observe(example_of(101))) == [], "it is put on trial"
     assert (distill.held, distill.trainer.scored) == (1, [[101], [101]])
     assert float(distill.trainer.weights) == pytest.approx(0.3)
