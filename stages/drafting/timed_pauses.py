@@ -7,11 +7,13 @@ from stages.contract.snapshot import Saved, SnapshotReader
 from stages.drafting.costs import BlockTimes, CostModel
 
 DRAFTING_BLOCKS, PLAIN_BLOCKS = 60, 5  # between two comparisons: blocks that draft, and blocks that do not
+SECOND_PLAIN_BLOCKS = 17  # before the comparison that confirms another
 SURE_AFTER, LONG_DRAFTING = 4, 252  # after so many comparisons without a pause, so many blocks draft between two
-TRIAL = 33  # blocks of a trial: as many that draft, during a pause
+TRIAL = 33  # blocks of a trial: as many that draft, during a pause or before a comparison that confirms another
 SHORTEST_PAUSE, LONGEST_PAUSE = 128, 1024  # blocks; a pause is twice as long as the one before it
 DRAFTING_DECAY, PLAIN_DECAY = 0.995, 0.98  # of the sums, per block of the kind
 PAUSE_DECAY = 0.25  # of the sums of drafting at a pause, so that the trial after it has most of the weight
+DOUBT_DECAY = 0.05  # of all sums before a comparison that confirms another: it is to judge by blocks of its own
 LARGEST_JUMP = 3.0  # a block that took this many times more than expected was interrupted: it counts as that
 
 
@@ -46,6 +48,7 @@ class TimedPausesState(NamedTuple):
     measured: bool
     next_pause: int
     comparisons: int
+    doubted: bool = False  # older checkpoints lack it
 
 
 class TimedPauses:
@@ -53,8 +56,10 @@ class TimedPauses:
 
     The costs of passes, from which drafts are chosen, leave out what surrounds a pass: the search for candidates, the
     decision on them, their records. So blocks of both kinds are timed as a whole, in stretches that take turns. While
-    drafting is faster, few blocks are plain; while it is slower, trials become rare. The first block of a stretch is
-    not counted, because it records what the last stretch decided.
+    drafting is faster, few blocks are plain; while it is slower, trials become rare. Drafting is paused when two
+    comparisons in a row say so, the second one with more plain blocks: five blocks at the start of a run, while the
+    machine still has other things to do, say little. The first block of a stretch is not counted, because it records
+    what the last stretch decided.
 
     Plain decoding takes 10 ms a token. Blocks that draft take 13 ms for 1.2 tokens:
 
@@ -65,8 +70,8 @@ class TimedPauses:
     ...     made.append(pauses.drafts)
     ...     tokens, seconds = (3, 0.013) if pauses.drafts else (1, 0.010)
     ...     pauses.observe(BlockTimes([0], tokens, 0.0, seconds), 1.2 if pauses.drafts else 1, drafts=pauses.drafts)
-    >>> made.index(False), sum(made[65:])
-    (60, 66)
+    >>> made.index(False), made[98:].index(False), sum(made[115:])
+    (60, 0, 66)
 
     Which blocks draft depends on the clock, so that equal seeds give equal rows only where the same blocks draft. The
     text has the target's distribution in any case: the choice rests on the past.
@@ -86,6 +91,7 @@ class TimedPauses:
         self._left = DRAFTING_BLOCKS  # blocks of this stretch
         self._measured = False  # whether the last block was one of this stretch
         self._next_pause, self._comparisons = SHORTEST_PAUSE, 0
+        self._doubted = False  # whether drafting was slower at the last comparison, which is to be confirmed
 
     def observe(self, block: BlockTimes, emitted: float, *, drafts: bool) -> None:
         """Count a block.
@@ -110,19 +116,23 @@ class TimedPauses:
         """Compare both kinds, if blocks of the second have just been timed, and begin the next stretch."""
         self._measured = False
         if self.drafts and not self.paused:
-            self.drafts, self._left = False, PLAIN_BLOCKS
+            self.drafts, self._left = False, SECOND_PLAIN_BLOCKS if self._doubted else PLAIN_BLOCKS
             return
         # Where many blocks are drawn, it may be that no plain one was timed.
         slower = self._plain.expected > 0 and self._drafting.value < self._plain.value
         if not self.drafts and self.paused:
             self.drafts, self._left = True, TRIAL
+        elif slower and not self.paused and not self._doubted:
+            self._drafting.weaken(DOUBT_DECAY)
+            self._plain.weaken(DOUBT_DECAY)
+            self._doubted, self.drafts, self._left = True, True, TRIAL
         elif slower:
             self._drafting.weaken(PAUSE_DECAY)
-            self.paused, self.drafts, self._left = True, False, self._next_pause
+            self.paused, self.drafts, self._left, self._doubted = True, False, self._next_pause, False
             self._next_pause = min(LONGEST_PAUSE, 2 * self._next_pause)
         else:
             self._comparisons += 1
-            self.paused, self.drafts, self._next_pause = False, True, SHORTEST_PAUSE
+            self.paused, self.drafts, self._next_pause, self._doubted = False, True, SHORTEST_PAUSE, False
             self._left = LONG_DRAFTING if self._comparisons > SURE_AFTER else DRAFTING_BLOCKS
 
     def resume(self) -> None:
@@ -135,7 +145,7 @@ class TimedPauses:
         """Return the state for a checkpoint."""
         drafting, plain = ((speed.emitted, speed.expected) for speed in (self._drafting, self._plain))
         stretch = self.paused, self.drafts, self._left, self._measured
-        return TimedPausesState(drafting, plain, *stretch, self._next_pause, self._comparisons)
+        return TimedPausesState(drafting, plain, *stretch, self._next_pause, self._comparisons, self._doubted)
 
     def restore(self, saved: Saved, reader: SnapshotReader) -> None:
         """Restore a saved state. Checkpoints of runs without timed pauses have none."""
@@ -145,4 +155,4 @@ class TimedPauses:
         for speed, sums in ((self._drafting, state.drafting), (self._plain, state.plain)):
             speed.emitted, speed.expected = sums
         self.paused, self.drafts, self._left, self._measured = state[2:6]
-        self._next_pause, self._comparisons = state[6:]
+        self._next_pause, self._comparisons, self._doubted = state[6:]

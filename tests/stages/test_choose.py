@@ -20,7 +20,7 @@ from stages.drafting.head import AcceptanceHead
 from stages.drafting.holdout import Holdout
 from stages.drafting.sources import EVERY_MODEL_TURN, GAIN_EDGES, LONGEST_WAIT, SourceChooser
 from stages.drafting.stopping import FixedLength, SpeculationPolicy
-from stages.drafting.timed_pauses import DRAFTING_BLOCKS, PLAIN_BLOCKS, TRIAL, TimedPauses
+from stages.drafting.timed_pauses import DRAFTING_BLOCKS, PLAIN_BLOCKS, SECOND_PLAIN_BLOCKS, TRIAL, TimedPauses
 from stages.memory.calibration import own_cell
 from stages.memory.text_memory import TextMemory, TreeLimits
 from stages.sampling.distributions import Sampling
@@ -586,7 +586,7 @@ def pausing_stage(**options: Any) -> ChooseDraft:
     stage = new_stage(pauses=TimedPauses(COSTS), **options)
     (row,) = admit(stage, row_of([1, 2, 3, 4, 1, 2], remaining_tokens=9999))
     row.block = 1  # its prompt is read
-    for _ in range(DRAFTING_BLOCKS + PLAIN_BLOCKS):
+    for _ in range(DRAFTING_BLOCKS + PLAIN_BLOCKS + TRIAL + SECOND_PLAIN_BLOCKS):
         (draft,) = stage([row])
         emit(stage, [draft], 3, seconds=StageSeconds(0.0, 5.0 if draft.tree or draft.pieces else 1.0))
         row.tokens[:], row.pieces[:] = [1, 2, 3, 4, 1, 2], [1, 2, 3, 4, 1, 2]

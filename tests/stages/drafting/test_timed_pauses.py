@@ -9,11 +9,13 @@ from stages.drafting.costs import BlockTimes, Costs
 from stages.drafting.timed_pauses import (
     DRAFTING_BLOCKS,
     PLAIN_BLOCKS,
+    SECOND_PLAIN_BLOCKS,
     SHORTEST_PAUSE,
     TRIAL,
     TimedPauses,
 )
 
+BEFORE_A_PAUSE = DRAFTING_BLOCKS + PLAIN_BLOCKS + TRIAL + SECOND_PLAIN_BLOCKS  # blocks, where drafting is slower
 COSTS = Costs(target=((1, 0.010), (5, 0.011)), drafter=((1, 0.001),))
 
 
@@ -44,7 +46,7 @@ def test_where_drafting_is_faster_few_blocks_are_plain_and_none_in_a_row_but_tho
 def test_where_it_is_slower_it_is_paused_for_longer_and_longer():
     made, rate = run(TimedPauses(COSTS), 4000, 1.2, 0.013)
     assert made.index(False) == DRAFTING_BLOCKS
-    assert sum(made) == DRAFTING_BLOCKS + 5 * TRIAL, "after pauses of 128, 256, 512, 1024 and 1024 blocks"
+    assert sum(made) == DRAFTING_BLOCKS + 6 * TRIAL, "after pauses of 128, 256, 512, 1024 and 1024 blocks"
     assert rate > 0.99
 
 
@@ -62,6 +64,25 @@ def test_drafting_that_becomes_faster_is_found_by_a_trial():
 def test_noise_costs_little(tokens: float, seconds: float, seed: int):
     _, rate = run(TimedPauses(COSTS), 4000, tokens, seconds, jitter=0.15, seed=seed)
     assert rate > 0.97 * max(1.0, tokens / seconds * 0.010)
+
+
+def test_a_disturbed_start_pauses_nothing():
+    """Other work takes a core for the first blocks, all of which draft: the next comparison finds that it is over."""
+    pauses = TimedPauses(COSTS)
+    run(pauses, DRAFTING_BLOCKS, 1.5, 0.025)
+    made, _ = run(pauses, 600, 1.5, 0.012)
+    assert pauses.save().doubted is False
+    assert (not pauses.paused, made.count(False)) == (True, PLAIN_BLOCKS * 6 + SECOND_PLAIN_BLOCKS)
+
+
+def test_five_plain_blocks_of_luck_pause_nothing():
+    pauses = TimedPauses(COSTS)
+    run(pauses, DRAFTING_BLOCKS, 1.5, 0.012)
+    for _ in range(PLAIN_BLOCKS):
+        pauses.observe(BlockTimes([0], 1, 0.0, 0.007), 1.0, drafts=False)
+    assert (pauses.save().doubted, pauses.paused) == (True, False)
+    run(pauses, TRIAL + SECOND_PLAIN_BLOCKS, 1.5, 0.012)
+    assert (pauses.save().doubted, pauses.paused) == (False, False)
 
 
 def test_an_interrupted_block_decides_nothing():
@@ -105,7 +126,7 @@ def test_a_stretch_without_a_timed_block_decides_nothing():
 
 def test_a_pause_ends_with_a_trial_when_something_changed():
     pauses = TimedPauses(COSTS)
-    run(pauses, 700, 1.2, 0.013)
+    run(pauses, 750, 1.2, 0.013)
     assert (pauses.paused, pauses.drafts) == (True, False)
     pauses.resume()
     made, _ = run(pauses, TRIAL + SHORTEST_PAUSE + 1, 1.2, 0.013)
@@ -117,7 +138,7 @@ def test_rows_of_a_batch_are_compared_with_as_many_plain_ones():
     costs = Costs(target=((8, 0.020), (40, 0.080)), drafter=((8, 0.001),))
     for seconds, slower in ((0.020, False), (0.0225, True)):
         pauses = TimedPauses(costs)
-        for _ in range(DRAFTING_BLOCKS + PLAIN_BLOCKS):
+        for _ in range(BEFORE_A_PAUSE):
             took, emitted, tokens = (seconds, 8.4, 12) if pauses.drafts else (0.020, 8.0, 8)
             pauses.observe(BlockTimes([0] * 8, tokens, 0.0, took), emitted, drafts=pauses.drafts)
         assert pauses.paused is slower
