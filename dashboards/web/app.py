@@ -29,6 +29,7 @@ from dashboards.web.queries.vocabulary import read_vocabularies
 from dashboards.web.registered import RegisteredNumbers
 from dashboards.web.sql_process import SqlProcess
 from dashboards.web.studies import list_studies
+from dashboards.web.terms import list_terms
 from store.errors import OmnidraftError, UsageError
 from store.hosts import is_own_name
 from store.query.exports import MEDIA_TYPES
@@ -153,7 +154,7 @@ def _add_pages(app: FastAPI, logs: Logs) -> None:
             chosen = [name for name in dict.fromkeys(run) if name in known] or default_runs(states)
             unknown = [name for name in dict.fromkeys(run) if name not in known]
             context = {"page": name, "pages": PAGES, "states": states, "chosen": chosen, "unknown": unknown}
-            context["catalog"] = catalog
+            context |= {"catalog": catalog, "terms": list_terms(name)}
             return TEMPLATES.TemplateResponse(request, f"{name}.html", context)
 
         return show_page

@@ -255,7 +255,8 @@ def _list_notes(summary: Mapping[str, Any]) -> Iterator["Text"]:
         yield Text(whole, "italic")
     ledger = summary["totals"]["ledger"]
     if ledger["update_seconds"]:
-        spent, gained = _format_number(ledger["update_seconds"], 1), _format_number(ledger["tokens_gained"], 0)
+        spent = _format_number(ledger["update_seconds"] + ledger["recall_seconds"], 1)
+        gained = _format_number(ledger["tokens_gained"], 0)
         saved = _format_number(ledger["seconds_saved"], 1)
         waited = _format_number(ledger["waited_seconds"], 1)
         yield Text(f"learning: {spent} s ({waited} s waited for), {gained} tokens gained, worth {saved} s", "italic")

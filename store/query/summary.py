@@ -56,9 +56,10 @@ def summarize(run_folder: Path) -> dict[str, Any]:
     - `drifts` and `versions`, with their stream offsets.
 
     Datasets and targets also have `first_fifth` and `last_fifth`: the rates and the speed over that share of their
-    prompts, rounded up. The totals have the `ledger` of learning: updates took `update_seconds`; they gained
-    `tokens_gained` accepted tokens over the baseline; each of these saves its sequence's share of a target forward
-    (`seconds_per_target_forward`), `seconds_saved` in total; `net_seconds` is `seconds_saved` - `update_seconds`.
+    prompts, rounded up. The totals have the `ledger` of learning: updates took `update_seconds`, and scores of earlier
+    versions after drifts `recall_seconds`; the updates gained `tokens_gained` accepted tokens over the baseline; each
+    of these saves its sequence's share of a target forward (`seconds_per_target_forward`), `seconds_saved` in total;
+    `net_seconds` is `seconds_saved` less the seconds of updates and scores.
 
     `rejected_rows` counts the source rows that could not become prompts. Raises what `LogReader` raises.
     """

@@ -38,10 +38,12 @@ _SOURCES = """
 """
 # As store/query/sql/_ledger.sql.
 _LEARNING = """
-    SELECT run, count(*) FILTER (part = 'drafter') AS steps, sum(seconds::DOUBLE) AS seconds,
+    WITH scored AS (SELECT run, sum(seconds::DOUBLE) AS seconds FROM recalls GROUP BY run)
+    SELECT updates.run, count(*) FILTER (part = 'drafter') AS steps, sum(updates.seconds::DOUBLE) AS update_seconds,
+        coalesce(any_value(scored.seconds), 0) AS recall_seconds, update_seconds + recall_seconds AS seconds,
         count(*) FILTER (part = 'drafter' AND served) AS served, count(*) FILTER (part = 'head' AND served) AS heads,
         sum(waited::DOUBLE) AS waited, coalesce(sum(tokens_gained), 0) AS gained
-    FROM updates GROUP BY run
+    FROM updates LEFT JOIN scored USING (run) GROUP BY updates.run
 """
 _DRIFTS = """
     SELECT drifts.run, drifts.target, drifts.dataset, drifts."offset", drifts.action, drifts.changed_at,
@@ -112,7 +114,10 @@ def _describe_tokens(tokens: Mapping[str, Any], blocks: Mapping[str, Any] | None
 def _describe_learning(learning: Mapping[str, Any] | None, blocks: Mapping[str, Any] | None) -> str:
     if learning is None:
         return "Nothing was learned, so learning cost nothing."
-    cost = f"Learning cost {_seconds(learning['seconds'])} s ({_seconds(learning['waited'])} s of it waited for)"
+    parts = [f"{_seconds(learning['waited'])} s of it waited for"]
+    if learning["recall_seconds"]:
+        parts.append(f"{_seconds(learning['recall_seconds'])} s to score earlier versions after drifts")
+    cost = f"Learning cost {_seconds(learning['seconds'])} s ({', '.join(parts)})"
     count = f"{learning['gained']:,.0f}"
     gained = f"{count} accepted token{'' if count in ('1', '-1') else 's'} over the baseline"
     if not blocks or blocks["seconds_per_target_forward"] is None:

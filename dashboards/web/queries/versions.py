@@ -219,8 +219,9 @@ def _describe_speed(version: Mapping[str, Any]) -> str:
     is_new = gain["speed"] and any(gain["speed"].values())
     over = f", {_format_difference(gain['speed'], 1)} over the baseline" if is_new else ""
     return (
-        f"At the costs that the run measured, its drafts in every block make {speed:.1f} tokens per second{over}; "
-        f"without drafts it is {plain:.1f}, so they {'gain' if speed > plain else 'lose'} {abs(speed / plain - 1):.0%}."
+        f"At the costs of passes that the run measured at its start, its drafts in every block make {speed:.1f} tokens "
+        f"per second{over}, and no drafts {plain:.1f}: they {'gain' if speed > plain else 'lose'} "
+        f"{abs(speed / plain - 1):.0%}. (What the run's own blocks took is on the pages Stream and Policies.)"
     )
 
 

@@ -38,7 +38,8 @@ function groups(curves) {
     if (!found.has(key)) found.set(key, { run, part: curves.part[row], rows: [] });
     found.get(key).rows.push(row);
   });
-  return [...found.values()].sort((one, other) => runs.indexOf(one.run) - runs.indexOf(other.run));
+  const place = ({ run, rows }) => [runs.indexOf(run), curves.first[rows[0]]];
+  return [...found.values()].sort((one, other) => place(one)[0] - place(other)[0] || place(one)[1] - place(other)[1]);
 }
 
 // The interval of each rate as a bar in a pale colour, wide where little was judged; hollow points over few tokens.
@@ -64,8 +65,11 @@ function bridge(curves, rows, look) {
 }
 
 function curveTraces(curves, panels, named) {
-  return groups(curves).flatMap((group, number) => {
-    const look = style(named ? number : runs.indexOf(group.run));
+  const found = groups(curves);
+  const parts = [...new Set(found.map((group) => group.part))];
+  return found.flatMap((group) => {
+    const run = style(runs.indexOf(group.run));
+    const look = named ? { ...style(parts.indexOf(group.part)), color: run.color } : run; // a colour is a run, on all pages
     const name = plain(group.part ? (runs.length > 1 ? `${group.run}: ${group.part}` : group.part) : group.run);
     return [...(panels[0].key === "acceptance" ? bridge(curves, group.rows, look) : []), ...panels.map((panel) => ({
       type: "scatter", mode: group.rows.length > 150 ? "lines" : "lines+markers", yaxis: panel.axis, name, legendgroup: name,
@@ -157,7 +161,7 @@ function draw(found, split) {
   const byPart = split !== "none";
   const traces = [
     ...curveTraces(found.parts, PANELS.slice(0, 2), byPart),
-    ...curveTraces(found.whole, PANELS.slice(2), false).map((trace) => ({ ...trace, line: byPart && runs.length === 1 ? { color: colorOf("soft"), width: 2 } : trace.line })),
+    ...curveTraces(found.whole, PANELS.slice(2), false),
     ...sourceTraces(found.sources),
     ...markTraces(found.marks),
   ];

@@ -67,7 +67,7 @@ function drawProbe(versions) {
     const label = plain(lines.length > 1 ? `${run}: ${target}` : run);
     const without = timed ? [{
       type: "scatter", mode: "lines", x: mine.map((version) => version.offset), y: mine.map((version) => version.probe.plain), xaxis: "x2", yaxis: "y2", legendgroup: label, showlegend: false,
-      line: { color: look.color, dash: "dash", width: 1 }, hovertemplate: "%{y:.1f} tokens per second without drafts<extra></extra>",
+      line: { color: look.color, dash: "dash", width: 1 }, hovertemplate: "%{y:.1f} tokens per second without drafts, at the same costs<extra></extra>",
     }] : [];
     return [trace(mine, look, label, "greedy", "y", "solid", lines.length > 1), trace(mine, look, label, "sampled", "y", "dot", false), trace(mine, look, label, rate, "y2", look.dash, false), ...without];
   });
@@ -145,19 +145,22 @@ function fillChoices(versions) {
 
 const driftInWords = (drift) => `at ${drift.offset}: ${fixed(3)(drift.rate_before)} to ${fixed(3)(drift.rate_after)}, ${drift.action}`;
 
-// What matters comes first. Of the rows with digits, a difference is shown, and the larger value is marked if `more` is better,
-// unless both versions have the same drafter: their speeds then differ by what each run measured of the machine.
+// What matters; DETAILS are folded. Of the rows with digits, a difference is shown, and the larger value is marked if `more` is
+// better, unless both versions have the same drafter: their speeds then differ by what each run measured of the machine.
 const ROWS = [
   { title: "probe: tokens per second", of: rateOf("speed"), show: (_, version) => estimate(version.probe?.speed, 1), digits: 1, more: true },
   { title: "probe: tokens per forward", of: rateOf("forwards"), show: (_, version) => estimate(version.probe?.forwards, 2), digits: 2, more: true },
   { title: "probe: acceptance, greedy", of: rateOf("greedy"), show: (_, version) => estimate(version.probe?.greedy, 3), digits: 3, more: true },
   { title: "probe: acceptance, temperature 1", of: rateOf("sampled"), show: (_, version) => estimate(version.probe?.sampled, 3), digits: 3, more: true },
-  { title: "alias", of: (version) => aliasesOf(version).join(", ") || null }, { title: "number in the registry", of: (version) => registeredOf(version)?.number ?? null, show: (value) => (value === null ? "–" : `#${value}`) },
-  { title: "acceptance", of: (version) => version.acceptance, show: fixed(3), digits: 3 }, { title: "judged tokens", of: (version) => version.judged, show: whole, digits: 0 },
-  { title: "tokens per target forward", of: (version) => version.efficiency, show: fixed(2), digits: 2 }, { title: "prompts while the latest", of: (version) => version.prompts, show: whole, digits: 0 },
+  { title: "in service: acceptance", of: (version) => version.acceptance, show: fixed(3), digits: 3 }, { title: "in service: tokens per target forward", of: (version) => version.efficiency, show: fixed(2), digits: 2 },
+  { title: "in service: prompts", of: (version) => version.prompts, show: whole, digits: 0 }, { title: "reason", of: (version) => version.reason },
+  { title: "alias", of: (version) => aliasesOf(version).join(", ") || null },
+];
+const DETAILS = [
+  { title: "number in the registry", of: (version) => registeredOf(version)?.number ?? null, show: (value) => (value === null ? "–" : `#${value}`) }, { title: "judged tokens", of: (version) => version.judged, show: whole, digits: 0 },
   { title: "tokens gained", of: (version) => version.gained, show: fixed(0), digits: 0 }, { title: "seconds of learning", of: (version) => version.seconds, show: fixed(1), digits: 1 },
   { title: "updates while the latest", of: (version) => version.steps, show: whole, digits: 0 },
-  { title: "response to drift", of: (version) => version.drift && driftInWords(version.drift) }, { title: "reason", of: (version) => version.reason },
+  { title: "response to drift", of: (version) => version.drift && driftInWords(version.drift) },
   { title: "published at prompt", of: (version) => version.offset, show: whole }, { title: "parent", of: (version) => version.parent }, { title: "n-grams in the cache", of: (version) => version.cache_entries, show: whole, digits: 0 },
   { title: "drafter's update", of: (version) => version.drafter_version, show: whole, digits: 0 }, { title: "head's update", of: (version) => version.head_version, show: whole, digits: 0 },
   { title: "run", of: (version) => version.run }, { title: "target", of: (version) => version.target }, { title: "folder", of: (version) => version.folder },
@@ -174,10 +177,12 @@ function compare(versions) {
     const better = row.more && !sameDrafter && value !== null && theirs !== null && value > theirs;
     return make(better ? "b" : "span", { text: `${row.show ? row.show(value, version) : value ?? "–"}`, className: better ? "better" : "" });
   };
-  table(element("compared"), [
+  const columns = [
     { title: "", of: (row) => row.title }, { title: `A: ${name(one)}`, of: cell(one, other), number: true },
     { title: `B: ${name(other)}`, of: cell(other, one), number: true }, { title: "B − A", of: difference, number: true },
-  ], ROWS, "Comparison of two versions");
+  ];
+  table(element("compared"), columns, ROWS, "Comparison of two versions");
+  table(element("compared-details"), columns, DETAILS, "Details of two versions");
   const [first, second] = [one, other].map(registeredOf);
   const comparable = first && second && first !== second && first.name === second.name;
   element("pair-command").textContent = comparable ? `omnidraft versions compare ${first.number} ${second.number} --name ${first.name}` : "";
@@ -207,19 +212,20 @@ function showAll(versions) {
   const best = Math.max(...versions.map((version) => rateOf("greedy")(version) ?? -1));
   const ranked = versions.toSorted((one, other) => (rateOf("greedy")(other) ?? -1) - (rateOf("greedy")(one) ?? -1) || runs.indexOf(one.run) - runs.indexOf(other.run) || one.version - other.version);
   const isBest = (version) => best > 0 && rateOf("greedy")(version) === best && versions.filter((other) => rateOf("greedy")(other) === best).length === 1;
+  const fits = (column) => !narrow() || !column.wide; // a phone shows these of two versions
   table(element("all"), [
     { title: "version", of: (row) => make("span", {}, ...(runs.length > 1 ? [swatch(colors.get(row.run)), make("bdi", { text: `${row.run}/` })] : []), make("b", { text: `${row.version}` }), isBest(row) ? " ★" : ""), by: (row) => row.version, short: true },
-    { title: "registry", of: (row) => [...(registeredOf(row) ? [`#${registeredOf(row).number}`] : []), ...aliasesOf(row)].join(" ") || "–", by: (row) => registeredOf(row)?.number ?? null },
+    { title: "registry", of: (row) => [...(registeredOf(row) ? [`#${registeredOf(row).number}`] : []), ...aliasesOf(row)].join(" ") || "–", by: (row) => registeredOf(row)?.number ?? null, wide: true },
     { title: "probe, greedy", of: (row) => inTwoLines(estimate(row.probe?.greedy, 3)), by: rateOf("greedy"), number: true },
     { title: "over the baseline", of: (row) => (row.parent === null ? "baseline" : row.gain?.greedy ? inTwoLines(`${signed(3)(row.gain.greedy.value)} (${signed(3)(row.gain.greedy.low)} to ${signed(3)(row.gain.greedy.high)})`) : "–"), by: (row) => row.gain?.greedy?.value ?? null, number: true },
     { title: "probe, tokens / second", of: (row) => inTwoLines(estimate(row.probe?.speed, 1)), by: rateOf("speed"), number: true },
-    { title: "probe, tokens / forward", of: (row) => inTwoLines(estimate(row.probe?.forwards, 2)), by: rateOf("forwards"), number: true }, { title: "probe, temperature 1", of: (row) => inTwoLines(estimate(row.probe?.sampled, 3)), by: rateOf("sampled"), number: true },
-    { title: "parent", of: (row) => row.parent, number: true }, { title: "reason", of: (row) => row.reason }, { title: "prompt", of: (row) => row.offset, show: whole, number: true },
+    { title: "probe, tokens / forward", of: (row) => inTwoLines(estimate(row.probe?.forwards, 2)), by: rateOf("forwards"), number: true }, { title: "probe, temperature 1", of: (row) => inTwoLines(estimate(row.probe?.sampled, 3)), by: rateOf("sampled"), number: true, wide: true },
+    { title: "parent", of: (row) => row.parent, number: true, wide: true }, { title: "reason", of: (row) => row.reason }, { title: "prompt", of: (row) => row.offset, show: whole, number: true },
     { title: "acceptance in service", of: interval, by: (row) => row.acceptance, number: true }, { title: "tokens / forward in service", of: (row) => row.efficiency, show: fixed(2), number: true },
-    { title: "n-grams", of: (row) => row.cache_entries, show: whole, number: true }, { title: "updates", of: (row) => row.steps, show: whole, number: true },
-    { title: "tokens gained", of: (row) => row.gained, show: fixed(0), number: true },
+    { title: "n-grams", of: (row) => row.cache_entries, show: whole, number: true, wide: true }, { title: "updates", of: (row) => row.steps, show: whole, number: true, wide: true },
+    { title: "tokens gained", of: (row) => row.gained, show: fixed(0), number: true, wide: true },
     ...(new Set(versions.map((version) => version.target)).size > 1 ? [{ title: "target", of: (row) => row.target }] : []),
-  ], ranked, "All versions, the best on the probe first");
+  ].filter(fits), ranked, "All versions, the best on the probe first");
 }
 
 // A metric of a comparison: both values, and the change with its interval; the change of a speed is a ratio.

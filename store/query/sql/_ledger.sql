@@ -1,13 +1,18 @@
 -- costs and gains of learning, in seconds, for one run
 --
 -- Each further accepted token saves its sequence's share of a target forward of the batch. Updates took
--- `update_seconds` on the learner's own thread; decoding waited for `waited_seconds` of them.
+-- `update_seconds` on the learner's own thread; decoding waited for `waited_seconds` of them. After drifts earlier
+-- versions were scored in `recall_seconds`.
 WITH learning AS (
     SELECT
         coalesce(sum(seconds::DOUBLE), 0) AS update_seconds,
         coalesce(sum(waited::DOUBLE), 0) AS waited_seconds,
         coalesce(sum(tokens_gained), 0) AS tokens_gained
     FROM updates
+),
+
+scored AS (
+    SELECT coalesce(sum(seconds::DOUBLE), 0) AS recall_seconds FROM recalls
 ),
 
 forwards AS (
@@ -17,5 +22,5 @@ forwards AS (
 SELECT
     *,
     tokens_gained * seconds_per_target_forward AS seconds_saved,
-    seconds_saved - update_seconds AS net_seconds
-FROM learning, forwards;
+    seconds_saved - update_seconds - recall_seconds AS net_seconds
+FROM learning, scored, forwards;

@@ -137,6 +137,12 @@ def test_the_stream_page_has_accepted_tokens_by_source(address: str, page: Any):
     page.select_option("[name=split]", "dataset")
     wait_until(page, "document.querySelector('details > .scroll').textContent.includes('docs')")
     assert {tuple(row[5:8]) for row in table(page, "details > .scroll")} == {("–", "–", "–")}
+    looks = page.evaluate(
+        "document.getElementById('chart').data.filter(trace => ['y', 'y2', 'y3'].includes(trace.yaxis))"
+        ".map(trace => [trace.yaxis, trace.name, trace.line.dash, trace.line.color])"
+    )
+    assert [look[:3] for look in looks if look[0] == "y2"] == [["y2", "docs", "solid"], ["y2", "code", "dash"]]
+    assert len({color for *_, color in looks}) == 1, "of the run, as everywhere"
 
 
 @pytest.mark.slow
@@ -296,20 +302,26 @@ def test_the_ngram_page_has_sizes_hits_and_entries_that_pay(address: str, page: 
     assert "60 of 120 accepted tokens of the drafter model came from an n-gram (50.0%)" in page.inner_text("#story")
 
 
+def compared_rows(page: Any) -> dict[str, list[str]]:
+    """Rows of two versions by title, those of the details included."""
+    return {row[0]: row[1:] for row in [*table(page, "#compared"), *table(page, "#compared-details")]}
+
+
 @pytest.mark.slow
 def test_two_versions_stand_beside_one_another(address: str, page: Any):
     page.goto(f"{address}/versions?run=learned")
-    rows = {row[0]: row[1:] for row in table(page, "#compared")}
-    assert rows["acceptance"] == ["0.500", "0.250", "-0.250"]
+    page.click("text=Details of both")
+    rows = compared_rows(page)
+    assert rows["in service: acceptance"] == ["0.500", "0.250", "-0.250"]
     assert rows["probe: acceptance, greedy"] == ["–", "–", ""]
     page.select_option("[name=a]", '["learned",2]')
     page.select_option("[name=b]", '["learned",3]')
-    rows = {row[0]: row[1:] for row in table(page, "#compared")}
+    rows = compared_rows(page)
     assert rows["response to drift"] == ["–", "at 33: 0.500 to 0.250, recall", ""]
-    assert rows["prompts while the latest"] == ["17", "10", "-7"]
+    assert rows["in service: prompts"] == ["17", "10", "-7"]
     page.select_option("[name=a]", '["learned",0]')
-    rows = {row[0]: row[1:] for row in table(page, "#compared")}
-    assert rows["prompts while the latest"] == ["30", "10", "-20"]
+    rows = compared_rows(page)
+    assert rows["in service: prompts"] == ["30", "10", "-20"]
     assert rows["n-grams in the cache"] == ["0", "12", "+12"]
     assert rows["parent"] == ["–", "2", ""]
     page.wait_for_selector("#chart .scatterlayer .trace")
@@ -328,12 +340,12 @@ def test_a_drift_is_answered_by_the_version_behind_it(serve: Serve, tmp_path: Pa
     ]  # fmt: skip
     write(tmp_path / "runs" / "a", [prompt(0), *events])
     page.goto(f"{serve(tmp_path / 'runs')}/versions")
+    page.click("text=Details of both")
     found = []
     for version in range(5):
         page.wait_for_selector("#all table")
         page.select_option("[name=a]", f'["a",{version}]')
-        rows = {row[0]: row[1] for row in table(page, "#compared")}
-        found.append(rows["response to drift"].split(":")[0])
+        found.append(compared_rows(page)["response to drift"][0].split(":")[0])
     assert found == ["–", "at 12", "–", "at 33", "–"]
 
 

@@ -60,6 +60,15 @@ def test_few_hundredths_of_a_second_are_not_called_none(tmp_path: Path):
     )
 
 
+def test_the_scores_of_earlier_versions_are_part_of_the_cost(tmp_path: Path):
+    events: list[Event] = [*blocks(0), prompt(0), make_updated(part="head", seconds=0.25, waited=0.25, tokens_gained=0)]
+    scored = [Recalled(number, "big", None, 2, 4, 0.5, 0.5, 0.75) for number in (1, 2)]
+    assert describe(tmp_path, [*events, *scored])[1] == (
+        "Learning cost 1.8 s (0.2 s of it waited for, 1.5 s to score earlier versions after drifts) and gained 0.0 s "
+        "(0 accepted tokens over the baseline): a loss of 1.8 s."
+    )
+
+
 @pytest.mark.parametrize(("steps", "refused"), [(1, "the only drafter update"), (3, "all of the 3 drafter updates")])
 def test_a_drafter_that_was_never_updated_is_said_to_be_as_loaded(tmp_path: Path, steps: int, refused: str):
     events: list[Event] = [*blocks(0), prompt(0), *[make_updated(served=False)] * steps, make_updated(part="head")]

@@ -75,8 +75,9 @@ def test_the_speed_on_the_probe_is_compared_with_none(tmp_path: Path):
     assert (baseline["probe"]["speed"]["value"], baseline["probe"]["plain"]) == (40.0, 50.0)
     assert newest["gain"]["speed"]["value"] == 22.5
     assert found["verdicts"][0]["sentences"][0].endswith(
-        "+0.89 (+0.75 to +1.03). At the costs that the run measured, its drafts in every block make 62.5 tokens per "
-        "second, +22.5 (+22.5 to +22.5) over the baseline; without drafts it is 50.0, so they gain 25%."
+        "+0.89 (+0.75 to +1.03). At the costs of passes that the run measured at its start, its drafts in every block "
+        "make 62.5 tokens per second, +22.5 (+22.5 to +22.5) over the baseline, and no drafts 50.0: they gain 25%. "
+        "(What the run's own blocks took is on the pages Stream and Policies.)"
     )
 
 
@@ -104,7 +105,8 @@ def test_versions_with_the_drafter_as_it_was_loaded_are_not_ranked(tmp_path: Pat
     (timed,) = read(tmp_path / "c", version(0, 4, **seconds), version(1, 4, **seconds))["verdicts"][0]["sentences"]
     assert timed.startswith(sentence)
     assert timed.endswith(
-        "its drafts in every block make 40.0 tokens per second; without drafts it is 50.0, so they lose 20%."
+        "its drafts in every block make 40.0 tokens per second, and no drafts 50.0: they lose 20%. "
+        "(What the run's own blocks took is on the pages Stream and Policies.)"
     )
     restored = read(tmp_path / "b", version(0, 4), version(1, 6, drafter_version=1), version(2, 4))["verdicts"][0]
     assert restored["sentences"][0].startswith("Version 2, the newest, is not clearly different from the baseline")
@@ -157,6 +159,44 @@ def test_comparisons_come_from_the_registry(tmp_path: Path, monkeypatch: pytest.
     assert found["tokens_per_second"]["low"] is None
     assert (found["prompts"], found["made_at"]) == (24, 1_700_000_000.0)
     assert numbers.list_comparisons(["other"]) == []
+
+
+@pytest.mark.slow
+def test_the_larger_value_is_marked_unless_the_drafter_is_the_same(serve: Serve, tmp_path: Path, page: Any):
+    write(tmp_path / "runs" / "a", [prompt(3), version(0, 4), version(1, 6, drafter_version=1), version(2, 4)])
+    page.goto(f"{serve(tmp_path / 'runs')}/versions")
+    marked = (
+        "() => [...document.querySelectorAll('#compared .better')].map(one => one.closest('tr').cells[0].textContent)"
+    )
+    column = "() => [...document.querySelectorAll('#compared .better')].map(one => one.closest('td').cellIndex)"
+    page.wait_for_selector("#compared tbody tr", state="attached")
+    for one, other, place in ((0, 1, 2), (1, 0, 1)):
+        page.select_option("[name=a]", f'["a",{one}]')
+        page.select_option("[name=b]", f'["a",{other}]')
+        assert page.evaluate(column) == [place] * 3
+        assert page.evaluate(marked) == [
+            "probe: tokens per forward", "probe: acceptance, greedy", "probe: acceptance, temperature 1"
+        ]  # fmt: skip
+    page.select_option("[name=b]", '["a",2]')
+    page.select_option("[name=a]", '["a",0]')
+    assert page.evaluate(marked) == [], "both have the drafter as it was loaded"
+
+
+@pytest.mark.slow
+def test_on_a_phone_the_details_are_folded(serve: Serve, tmp_path: Path, page: Any):
+    write(tmp_path / "runs" / "a", [prompt(3), *(version(number, 4 + number) for number in range(3))])
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto(f"{serve(tmp_path / 'runs')}/versions")
+    page.wait_for_selector("#all tbody tr", state="attached")
+    headings = "[...document.querySelectorAll('#all th')].map(one => one.textContent)"
+    assert "parent" not in page.evaluate(headings)
+    assert "probe, greedy" in page.evaluate(headings)
+    assert not page.is_visible("#compared-details")
+    page.click("text=Details of both")
+    assert "sha256" in page.inner_text("#compared-details")
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    page.click("text=Terms of this page")
+    assert "24 fixed prompts" in page.inner_text(".terms")
 
 
 @pytest.mark.slow

@@ -23,7 +23,8 @@ def make_metrics(**others: Any) -> dict[str, Any]:
     }
 
 
-NO_LEDGER = {"update_seconds": 0.0, "waited_seconds": 0.0, "tokens_gained": 0.0, "seconds_saved": None}
+NO_COSTS = {"update_seconds": 0.0, "waited_seconds": 0.0, "recall_seconds": 0.0}
+NO_LEDGER = {**NO_COSTS, "tokens_gained": 0.0, "seconds_saved": None}
 
 
 def print_summary(
@@ -105,7 +106,8 @@ def test_several_targets_have_a_table_of_their_own_and_one_has_none():
 
 
 def test_the_ledger_is_one_line_and_only_where_something_learned():
-    ledger = {"update_seconds": 12.34, "waited_seconds": 1.23, "tokens_gained": 4567.8, "seconds_saved": 78.91}
+    costs = {"update_seconds": 12.34, "waited_seconds": 1.23, "recall_seconds": 0.5}
+    ledger = {**costs, "tokens_gained": 4567.8, "seconds_saved": 78.91}
     lines = [line.strip() for line in print_summary({"docs": make_metrics()}, ledger=ledger)]
-    assert "learning: 12.3 s (1.2 s waited for), 4,568 tokens gained, worth 78.9 s" in lines
+    assert "learning: 12.8 s (1.2 s waited for), 4,568 tokens gained, worth 78.9 s" in lines
     assert "learning:" not in "".join(print_summary({"docs": make_metrics()}))

@@ -7,7 +7,7 @@ from synthetic_runs import block, make_drift, make_update, prompt, small_run_eve
 
 from store import files as files_module
 from store.errors import RunError
-from store.events import PromptRejected
+from store.events import PromptRejected, Recalled
 from store.query.summary import summarize, write_summary
 
 
@@ -73,14 +73,15 @@ def test_totals_add_up(small):
 
 
 def test_the_ledger_is_what_learning_cost_and_what_its_tokens_saved(small):
-    """Two updates of 0.5 + 0.25 s; 6 - 2.5 tokens gained; every target forward took half a second."""
+    """Updates of .5 + .25 s, scores of .5 s, 6 - 2.5 tokens gained; every target forward took half a second."""
     assert small["totals"]["ledger"] == {
         "update_seconds": 0.75,
         "waited_seconds": 0.5,
         "tokens_gained": 3.5,
+        "recall_seconds": 0.5,
         "seconds_per_target_forward": 0.5,
         "seconds_saved": 1.75,
-        "net_seconds": 1.0,
+        "net_seconds": 0.5,
     }
 
 
@@ -90,6 +91,13 @@ def test_a_target_forward_in_the_ledger_is_a_row_s_share_of_it(tmp_path):
     ledger = summarize(write_run(tmp_path, events))["totals"]["ledger"]
     assert (ledger["update_seconds"], ledger["seconds_per_target_forward"]) == (3.0, 0.5)
     assert (ledger["seconds_saved"], ledger["net_seconds"]) == (1.5, -1.5)
+
+
+def test_the_ledger_counts_the_scores_of_earlier_versions(tmp_path):
+    events = [block(seconds_verify=0.5), prompt(), make_update(seconds=2.0, tokens_gained=8.0)]
+    recalls = [Recalled(number, "big", None, 2, 4, 0.5, 0.5, 0.25) for number in (1, 2)]
+    ledger = summarize(write_run(tmp_path, [*events, *recalls]))["totals"]["ledger"]
+    assert (ledger["recall_seconds"], ledger["seconds_saved"], ledger["net_seconds"]) == (0.5, 4.0, 1.5)
 
 
 def test_the_ledger_of_a_run_that_did_nothing_has_no_price_of_a_forward(tmp_path):
