@@ -103,7 +103,7 @@ class Decode(Stage[SequenceState, Draft]):
             (B, D), if the drafter reads them; the term is part of the recorded distribution.
 
     Attributes:
-        reader: reads prompts; None, the default, reads each in one pass, before its first draft.
+        reader: reads a row's text before its first draft; None, the default, reads it in one pass.
         unusable: number of drafts that ended because the drafter's distribution was NaN or infinite.
     """
 
@@ -137,13 +137,9 @@ class Decode(Stage[SequenceState, Draft]):
 
     @override
     def admit(self, row: SequenceState) -> None:
-        """Let the reader read the prompt; without one, it is read before the first draft, which may never come."""
-        if self.reader and self.max_draft:
-            self.reader.admit(row)
-        else:
-            self.model.admit(row, row.pieces, read=False)
-        self._read[row] = row.pieces[: self.model.length(row)]
-        self._agreed[row] = len(self._read[row])
+        """Add a row. Its prompt is read before its first draft, which may never come."""
+        self.model.admit(row, row.pieces, read=False)
+        self._read[row], self._agreed[row] = [], 0
 
     @override
     def release(self, row: SequenceState) -> None:
@@ -285,6 +281,10 @@ class Decode(Stage[SequenceState, Draft]):
 
     def _unread(self, row: SequenceState) -> list[int]:
         """Roll the model back to the pieces that are part of the row, and return the unread ones (at least one)."""
+        if self.reader and not self._read[row]:
+            self.reader.read(row)
+            self._read[row] = row.pieces[: self.model.length(row)]
+            self._agreed[row] = len(self._read[row])
         read, known = self._read[row], self._agreed[row]
         while known < len(read) and known < len(row.pieces) - 1 and read[known] == row.pieces[known]:
             known += 1

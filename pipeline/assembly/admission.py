@@ -93,14 +93,14 @@ def _whole_prompt_encoder(config: Config, models: Models) -> Encode:
     return lambda prompt: (plain if prompt.dataset in completed else chat)(prompt.text)
 
 
-def find_preamble(config: Config, models: Models) -> list[int]:
-    """Return the target ids with which prompts in the chat template begin; none without one.
+def find_preamble(config: Config, models: Models) -> Ids:
+    """Return the target's and the drafter's ids with which prompts in the chat template begin; none without one.
 
     Raises:
         ConfigError: as `prompt_encoder`.
     """
     if not _uses_chat(config.source, models):
-        return []
+        return [], []
     return _make_chat_encoder(config.source, models).find_preamble()
 
 

@@ -174,13 +174,12 @@ def _make_readers(config: Config, models: Models, *, live: bool) -> tuple[Prompt
     block = LIVE_BLOCK if live else chunk
     cache = PrefixCache(settings.cache_bytes, block, shared=settings.share_tenants) if settings.cache_bytes else None
     of_pieces = cache.for_other_model(settings.chunk) if cache else None
+    preamble, pieces = ([], []) if live else find_preamble(config, models)
     return (
-        PromptReader(drafter, settings.chunk, of_pieces, text=lambda row: row.pieces)
+        PromptReader(drafter, settings.chunk, of_pieces, preamble=pieces, text=lambda row: row.pieces)
         if drafter.forward_pass.cuts_rows
         else None,
-        PromptReader(target, chunk, cache, live=live, preamble=() if live else find_preamble(config, models))
-        if target.forward_pass.cuts_rows
-        else None,
+        PromptReader(target, chunk, cache, live=live, preamble=preamble) if target.forward_pass.cuts_rows else None,
     )
 
 

@@ -56,10 +56,10 @@ class TimedPauses:
 
     The costs of passes, from which drafts are chosen, leave out what surrounds a pass: the search for candidates, the
     decision on them, their records. So blocks of both kinds are timed as a whole, in stretches that take turns. While
-    drafting is faster, few blocks are plain; while it is slower, trials become rare. Drafting is paused when it
-    loses two comparisons in a row, the second one with more plain blocks: five blocks at the start of a run, while the
-    machine still has other things to do, are little evidence. The first block of a stretch is not counted, because it records
-    what the last stretch decided.
+    drafting is faster, few blocks are plain; while it is slower, trials become rare. Drafting is paused when it loses
+    two comparisons in a row, the second one with more plain blocks: five blocks at the start of a run, while the
+    machine still has other things to do, are little evidence. The first block of a stretch is not counted, because it
+    records what the last stretch decided.
 
     Plain decoding takes 10 ms a token. Blocks that draft take 13 ms for 1.2 tokens:
 

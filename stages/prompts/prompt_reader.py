@@ -31,9 +31,10 @@ class PrefixCounts:
 class PromptReader:
     """Admits rows to a model and computes their prompts.
 
-    Each prompt is read at its admission, in passes that begin at multiples of `chunk`. The cache has blocks of `chunk`
-    tokens from such passes, so that a row has the same keys and values bit for bit whether they were copied or
-    computed. When the model's weights change, the cache is emptied.
+    The target reads each prompt at its admission, a drafter before the first draft, which may never come. It is read in
+    passes that begin at multiples of `chunk`. The cache has blocks of `chunk` tokens from such passes, so that a row
+    has the same keys and values bit for bit whether they were copied or computed. When the model's weights change, the
+    cache is emptied.
 
     A `preamble` shorter than `chunk` is a pass of its own in every prompt that begins with it, and is computed once:
     the tokens of a chat template before the message are most of a short prompt.
@@ -71,8 +72,12 @@ class PromptReader:
 
     def admit(self, row: SequenceState) -> None:
         """Add a row to the model and, unless `live`, read its prompt but the last token."""
+        self.model.admit(row, self._text(row), read=False)
+        self.read(row)
+
+    def read(self, row: SequenceState) -> None:
+        """Read the text but the last token of a row that was added to the model, or begin to, if `live`."""
         text = self._text(row)
-        self.model.admit(row, text, read=False)
         self.counts = replace(self.counts, tokens=self.counts.tokens + len(text))
         self._copy_prefix(row)
         if self._live:

@@ -355,10 +355,10 @@ class ChatEncoder(Conversation):
         tokens = _encode_segments(segments, self._target)
         return tokens, self._for_drafter.encode(segments)
 
-    def find_preamble(self) -> list[int]:
-        """Return the target ids with which prompts of one message begin, whatever its first word is."""
-        one, other = (self.encode(message)[0] for message in ("a", "7"))  # messages that have no token in common
-        return one[: next((place for place, pair in enumerate(zip(one, other, strict=False)) if len({*pair}) > 1), 0)]
+    def find_preamble(self) -> Ids:
+        """Return the ids with which prompts of one message begin, whatever its first word is, for both models."""
+        (tokens, pieces), (others, other_pieces) = map(self.encode, ("a", "7"))  # messages with no token in common
+        return _common_start(tokens, others), _common_start(pieces, other_pieces)
 
 
 class PlainConversation(Conversation):
@@ -393,3 +393,8 @@ def _encode_segments(segments: Sequence[Segment], vocabulary: Vocabulary) -> lis
     for place, segment in enumerate(segments):
         ids += [segment] if isinstance(segment, int) else vocabulary.encode_text(segment, first=place == 0)
     return ids
+
+
+def _common_start(one: list[int], other: list[int]) -> list[int]:
+    """Return the ids with which both begin; none if one is the beginning of the other."""
+    return one[: next((place for place, pair in enumerate(zip(one, other, strict=False)) if len({*pair}) > 1), 0)]

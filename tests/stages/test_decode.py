@@ -15,6 +15,7 @@ from stages.decode import EVERY_HOPELESS, Decode
 from stages.drafting.costs import Costs
 from stages.drafting.head import EXTRA_FEATURES, AcceptanceHead, piece_features
 from stages.drafting.stopping import AlwaysSpeculate, FixedLength, SpeculationPolicy, StopRule
+from stages.prompts.prompt_reader import PromptReader
 from stages.sampling.distributions import Sampling
 
 PIECES = 6
@@ -54,6 +55,23 @@ def assert_distributions_are_the_drafters(row: SequenceState, draft: Draft, samp
         torch.testing.assert_close(draft_probs_D, want_D)
         assert draft_probs_D[piece] > 0
         assert draft.entropies[place] == pytest.approx(float(torch.special.entr(want_D).sum()))
+
+
+def test_a_text_is_read_before_its_first_draft_which_may_never_come():
+    decode, sampling = new_decode(), Sampling(temperature=1.0)
+    decode.reader = PromptReader(decode.model, 4, None, text=lambda row: row.pieces)  # type: ignore[arg-type]
+    drafting, idle = row_of([0, 1, 2, 4, 0, 2], offset=0), row_of([1, 2, 4], offset=1)
+    for row in (drafting, idle):
+        decode.admit(row)
+    for _ in range(2):
+        first, second = decode([drafting, idle], skipped={idle})
+        assert_distributions_are_the_drafters(drafting, first, sampling)
+        assert (second.pieces, decode.model.length(idle)) == ((), 0)
+    assert decode.reader.counts.tokens == 6, "of the text that was read, once"
+    idle.pieces.append(0)  # emitted without a draft
+    _, second = decode([drafting, idle])
+    assert_distributions_are_the_drafters(idle, second, sampling)
+    assert decode.reader.counts.tokens == 10
 
 
 @pytest.mark.parametrize("sampling", [{"temperature": 1.0}, {"temperature": 0.0}, {"temperature": 0.7, "top_k": 2}])

@@ -34,6 +34,9 @@ class TableModel:
         self._order.append(row)
         self._read[row] = list(tokens[:-1]) if read else []
 
+    def extend(self, row: SequenceState, tokens: Sequence[int]) -> None:
+        self._read[row].extend(tokens)
+
     def release(self, row: SequenceState) -> None:
         place = self._order.index(row)
         self._order[place] = self._order[-1]

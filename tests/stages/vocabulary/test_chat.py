@@ -128,10 +128,10 @@ def test_any_message_without_names_gives_the_tokenizer_s_own_ids(name: str, mess
 @pytest.mark.parametrize("name", NAMES)
 def test_prompts_begin_with_the_preamble(name: str):
     encoder = real_encoder(name, name, TEMPLATES.get(name, ROLES))
-    preamble = encoder.find_preamble()
-    for message in ("What is 7 times 8?", "a", "apple", "7"):
-        assert encoder.encode(message)[0][: len(preamble)] == preamble
-    assert encoder.encode("a")[0][len(preamble)] != encoder.encode("7")[0][len(preamble)], "no more is"
+    for which, preamble in enumerate(encoder.find_preamble()):  # of the target, of the drafter
+        for message in ("What is 7 times 8?", "a", "apple", "7"):
+            assert encoder.encode(message)[which][: len(preamble)] == preamble
+        assert encoder.encode("a")[which][len(preamble)] != encoder.encode("7")[which][len(preamble)], "no more is"
 
 
 @needs_real_ones
