@@ -19,7 +19,7 @@ TERMS = {
     "n-gram": "a token of the target that is spelled by two or more pieces, kept in a cache",
     "propensity": "the chance with which a block drew what it did",
     "chance": "the estimated probability that a candidate of a tree is accepted",
-    "context": "the 1 to 8 tokens after which the memory looks up what followed",
+    "context": "the last tokens of a text, 8 at most unless set otherwise, by which the memory finds what followed",
 }
 PAGE_TERMS = {  # in the order in which a page needs them
     "stream": ("draft", "own text", "memory", "target forward", "judged", "acceptance head", "update", "gate",

@@ -181,4 +181,4 @@ def make_card(recipe: DistilledRecipe, report: Report, rows: Sequence[dict[str, 
         "It drafts for a target and answers nothing by itself.",
         "",
     ]
-    return "\n".join(lines)
+    return recipes.wrap_card("\n".join(lines))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
+from textwrap import fill
 from typing import Any
 
 import torch
@@ -223,6 +224,7 @@ def build(recipe: ModelRecipe, data: Path, out: Path, progress: Callable[[int, f
     return report
 
 
+CARD_WIDTH = 100  # columns
 LICENCES = {
     "documentation": "Python's standard library without the held-out tenth of its modules, PSF",
     "functions": "Python's standard library without the held-out tenth of its modules, PSF",
@@ -268,4 +270,14 @@ def model_card(recipe: ModelRecipe, report: Report, samples: list[str]) -> str:
     ]
     for prompt, text in zip(SAMPLE_PROMPTS, samples, strict=True):
         lines += ["```text", f"{prompt}⏎", text, "```", ""]
-    return "\n".join(lines)
+    return wrap_card("\n".join(lines))
+
+
+def wrap_card(text: str) -> str:
+    """Wrap the long lines of a README; the other lines of a point are indented."""
+    return "\n".join(
+        fill(line, CARD_WIDTH, subsequent_indent="  " * line.startswith("- "), break_on_hyphens=False)
+        if len(line) > CARD_WIDTH
+        else line
+        for line in text.split("\n")
+    )

@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, groupby
+from itertools import chain, groupby, takewhile
 from typing import Any, Protocol
 
 from typing_extensions import override
@@ -358,7 +358,7 @@ class ChatEncoder(Conversation):
     def find_preamble(self) -> Ids:
         """Return the ids with which prompts of one message begin, whatever its first word is, for both models."""
         (tokens, pieces), (others, other_pieces) = map(self.encode, ("a", "7"))  # messages with no token in common
-        return _common_start(tokens, others), _common_start(pieces, other_pieces)
+        return _shared_start(tokens, others), _shared_start(pieces, other_pieces)
 
 
 class PlainConversation(Conversation):
@@ -395,6 +395,5 @@ def _encode_segments(segments: Sequence[Segment], vocabulary: Vocabulary) -> lis
     return ids
 
 
-def _common_start(one: list[int], other: list[int]) -> list[int]:
-    """Return the ids with which both begin; none if one is the beginning of the other."""
-    return one[: next((place for place, pair in enumerate(zip(one, other, strict=False)) if len({*pair}) > 1), 0)]
+def _shared_start(one: list[int], other: list[int]) -> list[int]:
+    return [token for token, _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))]

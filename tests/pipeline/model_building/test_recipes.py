@@ -93,8 +93,9 @@ def test_a_recipe_without_its_data_says_what_is_missing(tmp_path: Path):
 def test_the_card_tells_recipe_texts_and_samples():
     recipe = RECIPES["drafter-1.6m"]
     card = recipes.model_card(recipe, Report(2.5, 2.25, 1_234_567, 60.0), ["one", "two", "three", "four"])
-    assert "2.250 nats per token at the end of training" in card
-    assert "**2.500** on held-out documents (perplexity 12.2)" in card
+    words = " ".join(card.split())  # lines are wrapped
+    assert "2.250 nats per token at the end of training" in words
+    assert "**2.500** on held-out documents (perplexity 12.2)" in words
     assert "1,234,567" in card
     assert "100% of wikitext2" in card
     assert "2% of functions" in card
@@ -118,3 +119,11 @@ def test_the_command_needs_the_source_tree(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "pipeline.model_building", None)
     with pytest.raises(UsageError, match="needs the source tree of omnidraft"):
         commands.build(["target-7m"])
+
+
+def test_long_lines_of_a_card_are_wrapped_and_the_others_stay():
+    text = f"- point: {'word ' * 30}\n    code, as it was\n{'word ' * 30}"
+    lines = recipes.wrap_card(text).split("\n")
+    assert [len(line) <= recipes.CARD_WIDTH for line in lines] == [True] * 5
+    assert [line.split("word")[0] for line in lines] == ["- point: ", "  ", "    code, as it was", "", ""]
+    assert " ".join(text.split()) == " ".join(" ".join(lines).split())
