@@ -160,7 +160,7 @@ def build(
 def pad(
     source: Annotated[str, typer.Argument(help="A model of the zoo, or the folder of a Llama.")],
     folder: Annotated[Path, typer.Argument(help="Where to write the padded model: a new or empty folder.")],
-    parameters: Annotated[str, typer.Option(help="About how many, such as 100M.")] = "100M",
+    parameters: Annotated[str, typer.Option(help="About how many, such as 100M or 1B.")] = "100M",
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
     seed: Annotated[int, typer.Option(help="Of the weights that change nothing.")] = 0,
 ) -> None:
@@ -181,13 +181,14 @@ def _require_empty(folder: Path) -> None:
 
 
 def _number(text: str) -> int:
-    """`100M` is 100,000,000."""
+    """`100M` is 100,000,000, `1B` is 1,000,000,000."""
+    unit = {"m": 1e6, "b": 1e9}.get(text[-1:].lower())
     try:
-        number = round(float(text[:-1]) * 1e6) if text[-1:] in ("m", "M") else int(text)
+        number = round(float(text[:-1]) * unit) if unit else int(text)
     except (ValueError, OverflowError):  # not a number, infinite
         number = 0
     if number <= 0:
-        raise UsageError(f"--parameters must be a positive number such as 100M or 12000000, got {text!r}")
+        raise UsageError(f"--parameters must be a positive number such as 100M, 1B or 12000000, got {text!r}")
     return number
 
 

@@ -21,6 +21,8 @@ TYPES = ("float32", "bfloat16")  # float16 would round the silenced weights to z
 # Not zero: engines store equal matrices once, and a quantisation scale of zero divides by zero. Not denormal either.
 SILENT = 1e-10
 SHAPE = ("hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads", "num_key_value_heads")
+# Usual width of the residual stream and number of layers of models with fewer parameters.
+USUAL = ((200_000_000, 768, 12), (600_000_000, 1024, 24), (float("inf"), 1536, 28))
 RESHAPED = (*SHAPE, "head_dim", "rms_norm_eps", "dtype", "architectures", "transformers_version")
 
 
@@ -34,7 +36,8 @@ class Widths:
 
 
 def widths_for(parameters: int, config: Any) -> Widths:
-    """Choose a usual shape of about that many parameters: layers and width by size, the MLP takes the rest.
+    """Choose a usual shape of about that many parameters: layers and width by size, the MLP takes the rest. It has no
+    fewer layers than the small model.
 
     Args:
         parameters: of the padded model.
@@ -44,7 +47,8 @@ def widths_for(parameters: int, config: Any) -> Widths:
         ModelError: if the small model is of another kind or does not fit in.
     """
     _require_llama(config)
-    usual, layers = (768, 12) if parameters < 200_000_000 else (1024, 24)
+    usual, usual_layers = next((width, layers) for below, width, layers in USUAL if parameters < below)
+    layers = max(usual_layers, config.num_hidden_layers)
     step = _width_unit(config)
     hidden = round(usual / step) * step
     keys = hidden // step * config.head_dim  # width of all keys

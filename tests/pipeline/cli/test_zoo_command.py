@@ -22,16 +22,16 @@ def call(*arguments: object):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not SMALL.is_dir(), reason="the built-in models are not built")
-@pytest.mark.parametrize("source", ["builtin:target-7m", SMALL])
-def test_pad_writes_a_folder_and_tells_its_size(source: object, tmp_path: Path):
-    done = call(source, tmp_path / "large", "--parameters", "60M", "--dtype", "bfloat16")
+@pytest.mark.parametrize(("source", "size"), [("builtin:target-7m", "60M"), (SMALL, "0.06B")])
+def test_pad_writes_a_folder_and_tells_its_size(source: object, size: str, tmp_path: Path):
+    done = call(source, tmp_path / "large", "--parameters", size, "--dtype", "bfloat16")
     assert done.exit_code == 0, done.output
     model = load_causal_model(str(tmp_path / "large"), "auto", "cpu")
     assert f"{sum(weight.numel() for weight in model.parameters()):,} parameters (12 layers x 768" in done.output
     assert "largest difference of logits" in done.output
 
 
-@pytest.mark.parametrize("size", ["large", "", "infM", "nanM", "-60M", "-5", "0M"])
+@pytest.mark.parametrize("size", ["large", "", "infM", "nanM", "-60M", "-5", "0M", "B"])
 def test_what_is_no_size_is_refused(size: str, tmp_path: Path):
     done = call("nowhere", tmp_path, f"--parameters={size}")
     assert isinstance(done.exception, UsageError)

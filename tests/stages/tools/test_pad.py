@@ -111,12 +111,22 @@ def test_a_llama_with_biases_is_refused():
 
 
 @pytest.mark.parametrize("source", TARGET_SOURCES)
-@pytest.mark.parametrize("millions", [100, 300])
+@pytest.mark.parametrize("millions", [100, 300, 1000])
 def test_a_usual_shape_has_the_parameters_asked_for(source: str, millions: int):
     config = load_causal_model(source, "float32", "cpu").config
     widths = widths_for(millions * 1_000_000, config)
     with torch.device("meta"):
         large = pad_model(new_llama(0, **config.to_dict()), widths, seed=0)
+    assert sum(weight.numel() for weight in large.parameters()) == pytest.approx(millions * 1e6, rel=0.01)
+
+
+@pytest.mark.parametrize("millions", [300, 1000])
+def test_a_model_of_more_layers_than_usual_keeps_them(millions: int):
+    config = new_llama(3, **{**SHAPE, "num_hidden_layers": 30}).config
+    widths = widths_for(millions * 1_000_000, config)
+    with torch.device("meta"):
+        large = pad_model(new_llama(0, **config.to_dict()), widths, seed=0)
+    assert widths.layers == 30
     assert sum(weight.numel() for weight in large.parameters()) == pytest.approx(millions * 1e6, rel=0.01)
 
 
