@@ -6,9 +6,9 @@ Shapes: B rows, Q new tokens of the longest row, K keys, V vocabulary, W hidden 
 import copy
 import hashlib
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,15 +22,7 @@ from stages.forward_pass.attention_masks import AttentionPositions, attend_by_po
 from stages.forward_pass.forward import Forward, ModuleForward
 from stages.forward_pass.measurements import Measurements
 from stages.forward_pass.packed_weights import PackedLlamaWeights
-from stages.forward_pass.proof import (
-    check_spans,
-    describe_error,
-    follows_masks,
-    follows_trees,
-    pick_forward,
-    proof_key,
-)
-from stages.forward_pass.row_forward import Reading, RowForward, find_rope_switch
+from stages.forward_pass.proof import proof_key
 from stages.forward_pass.slot_forward import SlotForward
 from stages.models.adapters import (
     ADAPTER_FOLDER,
@@ -45,13 +37,12 @@ from stages.models.forward_choice import (
     can_pack,
     choose_weights,
     keep_useful_codes,
-    limit_of,
     make_forward,
     pack_weights,
 )
+from stages.models.forward_search import PACKED, ForwardSearch
 from stages.models.huggingface import load_causal_model, raise_write_errors
-from stages.quantisation.modules import CODE_FORMATS, FORMATS, ROUNDING, has_groups, round_weights
-from store.errors import ModelError
+from stages.quantisation.modules import CODE_FORMATS, FORMATS, has_groups
 
 LOG = logging.getLogger("omnidraft.models")
 SAMPLES = 64  # values of each weight that enter a fingerprint
@@ -124,17 +115,15 @@ class LanguageModel:
     @cached_property
     def forward_pass(self) -> Forward:
         """The packed forward if it supports the architecture, else the modules; `prove_forward` may choose another."""
-        if not self._can_pack():
-            return ModuleForward(self.model)
-        return self._make_packed()
+        return make_forward(self._pack()) if self._can_pack() else ModuleForward(self.model)
 
     def _can_pack(self) -> bool:
         return not self.adapter and can_pack(self.model, self.weights)
 
-    def _make_packed(self) -> Forward:
+    def _pack(self) -> PackedLlamaWeights:
         if self._packed_weights is None:
             self._packed_weights = pack_weights(self.model, self.weights, self.measurements, one_kernel=self.one_kernel)
-        return make_forward(self._packed_weights)
+        return self._packed_weights
 
     def share_weights(self, adapter: str | None = None) -> "LanguageModel":
         """Return another instance over the same weights, with its own rows."""
@@ -194,7 +183,7 @@ class LanguageModel:
         return forbidden_V
 
     def prove_forward(self) -> None:
-        """Choose the fastest forward pass that provably computes what the model does (`stages/forward_pass/proof.py`).
+        """Choose the fastest forward pass that provably computes what the model does (`ForwardSearch`).
 
         The outcome is stored on this machine for these weights, this configuration and this code.
 
@@ -202,18 +191,10 @@ class LanguageModel:
             ModelError: no forward pass is right, or the weights are to be rounded and the packed forward is not.
             MemoryError, torch.OutOfMemoryError: there is too little memory for a forward pass.
         """
-        candidates: dict[str, Callable[[], Forward]] = {
-            "modules": lambda: ModuleForward(self.model),
-            **{reading.name.lower(): partial(RowForward, self.model, reading) for reading in Reading},
-        }
-        if find_rope_switch(self.model.config.get_text_config()) is not None:
-            del candidates["modules"]  # one row beyond the switch would change the frequencies of all
-        if self._can_pack():
-            candidates = {"packed": self._make_packed, **candidates}
-        if self._needs_packed:
-            candidates = {name: make for name, make in candidates.items() if name == "packed"}
-        key = proof_key(self.model, fingerprint(self), self.weights, self.one_kernel, *candidates)
-        found = self.measurements.get_or_measure("proof", key, lambda: self._prove(candidates))
+        pack = self._pack if self._can_pack() else None
+        search = ForwardSearch(self.model, self.name, self.weights, pack, self.read, one_kernel=self.one_kernel)
+        key = proof_key(self.model, fingerprint(self), self.weights, self.one_kernel, *search.candidates)
+        found = self.measurements.get_or_measure("proof", key, search.prove)
         if found["longest"] and found["longest"] < self.max_length:
             LOG.warning(
                 "%s: texts end at %d tokens: its configuration names that span, and no longer text was checked",
@@ -222,54 +203,9 @@ class LanguageModel:
             )
             self.max_length = found["longest"]
         self.attends_anywhere, self.reads_trees = found["branches"], found["trees"]
-        if found["forward"] != "packed":
+        if found["forward"] != PACKED:
             self._packed_weights = None
-            self.forward_pass = candidates[found["forward"]]()
-
-    def _prove(self, candidates: Mapping[str, Callable[[], Forward]]) -> dict[str, Any]:
-        """Return the name of the first right forward pass, the longest text it is proved for, whether masks are
-        followed, whether it reads trees, and what other forward passes did. A failure is raised, and so not stored.
-        """
-        try:
-            length, longest = check_spans(self.model)
-        except (MemoryError, torch.OutOfMemoryError):
-            raise
-        except Exception as error:  # a model may raise anything
-            raise ModelError(f"{self.name} cannot compute a text: {describe_error(error)}") from error
-        if self._needs_packed and self._can_pack():
-            self._make_packed()  # before the modules have other weights
-        rounds = self.weights in ROUNDING
-        limit = limit_of(self.weights, self._packed_weights, self.model)
-        with round_weights(self.model, self.weights):
-            number, reasons = pick_forward(self.model, list(candidates.values()), limit, length, rounds_inputs=rounds)
-            if number is None:
-                raise ModelError(self._describe_failure(candidates, reasons))
-            name = list(candidates)[number]
-            return {
-                "forward": name,
-                "longest": longest,
-                "branches": follows_masks(self.model, self.read),
-                "trees": follows_trees(self.model, candidates[name], limit, length),
-                "reasons": reasons,
-            }
-
-    @property
-    def _needs_packed(self) -> bool:
-        """Whether the format of the weights, or the single kernel, exists in the packed forward alone."""
-        return self.weights in ROUNDING or self.one_kernel
-
-    def _describe_failure(self, candidates: Collection[str], reasons: Sequence[str]) -> str:
-        config = self.model.config.get_text_config()
-        kinds = ", ".join(dict.fromkeys(getattr(config, "layer_types", None) or ())) or "of one kind"
-        if self._needs_packed:
-            why = f"; {reasons[0]}" if reasons else ", which does not support this architecture"
-            wanted = f"weights in {self.weights} need" if self.weights in ROUNDING else "one_kernel needs"
-            return f"{self.name}: {wanted} the packed forward{why}; try weights = 'fastest'"
-        tried = "; ".join(f"{name}: {reason}" for name, reason in zip(candidates, reasons, strict=False))
-        return (
-            f"{self.name} must give the same logits for a text read at once and in parts, but no forward pass does "
-            f"(model type {config.model_type}, layers {kinds}; {tried}); choose another model"
-        )
+            self.forward_pass = search.candidates[found["forward"]]()
 
     def restrict(self, ids: Collection[int]) -> None:
         """Allow logits of these ids only; the others are not computed if that is faster."""

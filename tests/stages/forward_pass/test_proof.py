@@ -12,6 +12,7 @@ from stages.forward_pass import proof
 from stages.forward_pass.forward import ModuleForward
 from stages.forward_pass.packed_llama import PackedLlamaForward
 from stages.forward_pass.row_forward import Reading, RowForward
+from stages.models.forward_search import ForwardSearch
 from stages.models.language_model import LanguageModel
 from stages.sampling.random_source import SeededRandomSource
 from store.errors import ModelError
@@ -187,7 +188,7 @@ def test_int8_is_refused_where_it_cannot_be_had():
 
 def test_the_outcome_is_kept_for_these_weights(monkeypatch: pytest.MonkeyPatch):
     make_model("window").prove_forward()
-    monkeypatch.setattr(LanguageModel, "_prove", lambda *_: pytest.fail("proved again"))
+    monkeypatch.setattr(ForwardSearch, "prove", lambda *_: pytest.fail("proved again"))
     make_model("window").prove_forward()
     other = make_model("window")
     with torch.no_grad():
