@@ -18,18 +18,29 @@ from stages.drafting.timed_pauses import (
 BEFORE_A_PAUSE = DRAFTING_BLOCKS + PLAIN_BLOCKS + TRIAL + SECOND_PLAIN_BLOCKS  # blocks, where drafting is slower
 COSTS = Costs(target=((1, 0.010), (5, 0.011)), drafter=((1, 0.001),))
 
+ROWS_COSTS = Costs(target=((9, 0.010), (27, 0.011)), drafter=((1, 0.001),))
+
 
 def run(
-    pauses: TimedPauses, blocks: int, tokens: float, seconds: float, *, jitter: float = 0.0, seed: int = 0
+    pauses: TimedPauses,
+    blocks: int,
+    tokens: float,
+    seconds: float,
+    *,
+    rows: int = 1,
+    jitter: float = 0.0,
+    seed: int = 0,
 ) -> tuple[list[bool], float]:
-    """Blocks that draft emit so many tokens in so many seconds, others one in 10 ms. Which drafted, and the rate of all
-    in units of the plain one."""
+    """Blocks that draft emit so many tokens per row in so many seconds, others one in 10 ms. Which drafted, and the
+    rate of all in units of the plain one."""
     chance, made, spent, emitted = random.Random(seed), [], 0.0, 0.0
     for _ in range(blocks):
         drafts = pauses.drafts
         took = (seconds if drafts else 0.010) * (1 + jitter * chance.gauss(0, 1))
         got = tokens if drafts else 1.0
-        pauses.observe(BlockTimes([0], 3 if drafts else 1, 0.001, took - 0.002, 0.001), got, drafts=drafts)
+        pauses.observe(
+            BlockTimes([0] * rows, rows * (3 if drafts else 1), 0.001, took - 0.002, 0.001), rows * got, drafts=drafts
+        )
         made.append(drafts)
         spent, emitted = spent + took, emitted + got
     return made, emitted / spent * 0.010
@@ -48,6 +59,13 @@ def test_where_it_is_slower_it_is_paused_for_longer_and_longer():
     assert made.index(False) == DRAFTING_BLOCKS
     assert sum(made) == DRAFTING_BLOCKS + 6 * TRIAL, "after pauses of 128, 256, 512, 1024 and 1024 blocks"
     assert rate > 0.99
+
+
+def test_more_rows_tell_sooner_and_pauses_are_as_long():
+    made, rate = run(TimedPauses(ROWS_COSTS), 4000, 1.2, 0.013, rows=9)
+    first, trial = DRAFTING_BLOCKS // 3, TRIAL // 3
+    assert (made.index(False), sum(made)) == (first, first + 6 * trial)
+    assert rate > 0.995
 
 
 def test_drafting_that_becomes_faster_is_found_by_a_trial():
