@@ -87,9 +87,9 @@ class DraftSettings(Section):
         description="With stop_rule 'threshold': estimated probability of a rejection at which a draft stops.",
     )
     costs: Literal["measured", "tracked", "estimated"] = Field(
-        default="measured",
-        description="Source of the costs that determine draft lengths: measured when the run begins, also corrected "
-        "by the time of every block ('tracked'), or estimated from model sizes.",
+        default="tracked",
+        description="Source of the costs that determine what is drafted: measured when the run begins and corrected by "
+        "the time of every block ('tracked'), not corrected ('measured'), or estimated from model sizes.",
     )
     relative_cost: float | None = Field(
         default=None, ge=0, description="Cost of one more drafted piece in target passes; overrides draft.costs."
@@ -100,7 +100,7 @@ class DraftSettings(Section):
     timed_pauses: bool = Field(
         default=True,
         description="Whether the seconds of this run's blocks pause all drafting, in addition to the costs of passes. "
-        "Without it, equal costs and equal seeds give equal rows.",
+        "Without it, and with costs that are not tracked, equal costs and equal seeds give equal rows.",
     )
     weights: WeightFormat = Field(
         default="auto",

@@ -7,10 +7,7 @@ TEMPERATURE = 1.0  # as OpenAI's interface and vLLM
 
 
 def with_serving_defaults(config: Config) -> Config:
-    """The settings with a server's defaults for `batch`, `sampling.temperature` and `draft.costs`, where they are not
-    set. Requests arrive at other times in every run, so costs that follow the machine's load take no determinism away.
-    """
-    defaults = {"batch": BATCH, "sampling.temperature": TEMPERATURE, "draft.costs": "tracked"}
+    """The settings with a server's defaults for `batch` and `sampling.temperature`, where they are not set."""
+    defaults = {"batch": BATCH, "sampling.temperature": TEMPERATURE}
     given = {*config.model_fields_set, *(f"sampling.{name}" for name in config.sampling.model_fields_set)}
-    given |= {f"draft.{name}" for name in config.draft.model_fields_set}
     return config.with_overrides({name: value for name, value in defaults.items() if name not in given})
