@@ -12,9 +12,9 @@ from typing_extensions import override
 
 from stages.contract.blocks import TrainingExample
 from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
+from stages.training.closed_form.sums import LeastSquaresSums
 from stages.training.drafter_trainer import TrainerState
 from stages.training.head_trainer import HeadState, HeadTrainer
-from stages.training.output_layer_trainer import LeastSquaresSums
 from stages.training.scheduler import UpdateScheduler, UpdateSchedulerState
 from stages.training.weight_update import Weights
 from store.events import Updated

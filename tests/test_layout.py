@@ -43,6 +43,7 @@ LAYERS = {
         ("stages/models",),
         ("stages/drafting", "stages/examples", "stages/prompts"),
         ("stages/memory", "stages/training"),
+        ("stages/training/closed_form",),
         ("stages",),
         ("stages/tools",),
     ),

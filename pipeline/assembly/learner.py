@@ -23,7 +23,7 @@ from stages.memory.memory_file import MEMORY_FILE, write_memory
 from stages.memory.text_memory import TextMemory
 from stages.ngrams.cache import Cache
 from stages.rules import MODES
-from stages.training.output_layer_trainer import OutputLayerTrainer
+from stages.training.closed_form.trainer import OutputLayerTrainer
 from stages.training.probe import ProbeResult
 from store.registry.ngram_file import write_ngrams
 from store.registry.registry import Registry

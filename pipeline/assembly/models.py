@@ -21,7 +21,7 @@ from stages.models.adapters import ADAPTER_FOLDER, adapter_name, add_adapter, lo
 from stages.models.devices import pick_device, set_threads
 from stages.models.huggingface import load_tokenizer
 from stages.models.language_model import LanguageModel, fingerprint, load_model
-from stages.training.output_layer_trainer import untie_output
+from stages.training.closed_form.layer import untie_output
 from stages.vocabulary.pair import Pair, SpecialRule, pair
 from stages.vocabulary.tokenizer_view import Vocabulary
 from store.errors import ConfigError, ModelError

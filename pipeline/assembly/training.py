@@ -11,10 +11,10 @@ from stages.distill import Distill, NoDistiller
 from stages.drafting.head import AcceptanceHead
 from stages.examples.losses import LOSSES, expected_acceptance, greedy_agreement
 from stages.rules import MODES
+from stages.training.closed_form.trainer import OutputLayerTrainer
 from stages.training.drafter_trainer import DrafterTrainer
 from stages.training.head_trainer import HeadTrainer
 from stages.training.interval import UPDATE_INTERVALS
-from stages.training.output_layer_trainer import OutputLayerTrainer
 from stages.training.scheduler import InlineWorker, ThreadWorker, UpdateScheduler
 from stages.training.update import TrainingConfig
 

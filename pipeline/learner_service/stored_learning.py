@@ -19,7 +19,8 @@ from pipeline.run.replay import Replay, ReplayState
 from stages.contract.blocks import TrainingExample
 from stages.contract.snapshot import SnapshotReader
 from stages.distill import read_sums
-from stages.training.output_layer_trainer import LeastSquaresSums, OutputLayerTrainer
+from stages.training.closed_form.sums import LeastSquaresSums
+from stages.training.closed_form.trainer import OutputLayerTrainer
 from store.errors import RunError, UsageError
 from store.log.lock import RunLock
 from store.log.manifest import MANIFEST

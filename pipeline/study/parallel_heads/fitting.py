@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pipeline.study.parallel_heads.places import Places
 from stages.models.language_model import LanguageModel
-from stages.training.output_layer_trainer import LeastSquaresSums
+from stages.training.closed_form.sums import LeastSquaresSums
 
 RIDGES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 STRENGTHS = (0.0, 2.0, 4.0, 8.0, 16.0, 32.0)

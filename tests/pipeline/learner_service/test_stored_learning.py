@@ -18,7 +18,7 @@ from pipeline.run.folder import CONFIG
 from pipeline.run.replay import Replay
 from stages.contract.snapshot import SnapshotReader
 from stages.distill import read_sums, read_weights
-from stages.training.output_layer_trainer import LeastSquaresSums
+from stages.training.closed_form.sums import LeastSquaresSums
 from store.events import Event, PromptCompleted
 from store.log.partitions import LEARNER, partition_folder
 

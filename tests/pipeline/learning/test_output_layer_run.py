@@ -15,7 +15,7 @@ from pipeline.study.parallel_heads.recording import record_examples
 from stages.drafting.target_states import FEATURES, STATES_FILE
 from stages.examples.losses import LOSSES, greedy_agreement
 from stages.models.huggingface import load_causal_model
-from stages.training.output_layer_trainer import OutputLayerTrainer
+from stages.training.closed_form.trainer import OutputLayerTrainer
 from stages.training.update import TrainingConfig
 
 LEARNING = {"learn__method": "least-squares", "sampling__temperature": 0.0, "draft__sources": ("model",)}

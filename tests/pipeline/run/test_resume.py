@@ -19,7 +19,7 @@ from pipeline.config.settings import Config
 from pipeline.loop import Loop
 from pipeline.sources.position import SourcePosition
 from stages.contract.snapshot import SnapshotReader, SnapshotWriter
-from stages.training.output_layer_trainer import SUMS_FILE, OutputLayerTrainer
+from stages.training.closed_form.trainer import SUMS_FILE, OutputLayerTrainer
 from store.errors import SourceError
 from store.events import Drifted, Event, PromptCompleted, PromptReceived, Recalled, Updated, VersionPublished
 from store.registry.registry import NoRegistry

@@ -10,161 +10,35 @@ Shapes: N supervised positions, W hidden width, F features of a state, X feature
 """
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import override
 
-from stages.contract.blocks import Numbers, TrainingExample
+from stages.contract.blocks import TrainingExample
 from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
-from stages.drafting.target_states import AGE_DECAY, FEATURES, SIZE, TargetStates, state_features
+from stages.drafting.target_states import AGE_DECAY, FEATURES, state_features
 from stages.examples.batches import Batch
-from stages.examples.losses import StudentBatch, TeacherBatch
+from stages.examples.losses import StudentBatch
 from stages.models.language_model import LanguageModel
+from stages.training.closed_form.layer import capture_inputs, output_layer, read_layer, targets_of, write_layer
+from stages.training.closed_form.places import LaterPlaces, Places, find_states
+from stages.training.closed_form.sums import LeastSquaresSums
 from stages.training.drafter_trainer import DrafterTrainer, RegressionState, TrainerState
 from stages.training.update import Assignment, Chooser, Scores
 from store.errors import CorruptError
 
 SUMS_FILE = "sums.safetensors"  # of a version
-RIDGE = 0.1  # added to the diagonal of the first sum, as a share of its mean
 STRENGTHS = (0.0, 4.0, 8.0, 16.0, 32.0)  # factors of the correction, which is a difference of probabilities, in logits
 FIRST_STRENGTH = 8.0  # before any is measured
 STRENGTH_DECAY = 0.9  # per update, of the measured acceptance of each strength
 DRIFT_DECAY = 0.25  # of the sums, after a drift
-ROUNDING = 1e-10  # of the largest value of a sum: what remains where everything is taken away again
-
-
-class LeastSquaresSums:
-    """The sums of a ridge regression from hidden states to what the drafter's probabilities lack.
-
-    Two positions with orthogonal hidden states. At the first, piece 1 lacks half of its probability, and piece 0 has as
-    much too many; at the second, nothing is wrong. The solution follows each state, shrunk a little by the ridge:
-
-    >>> sums = LeastSquaresSums(width=2, vocabulary=3, device=torch.device("cpu"))
-    >>> hidden_NW = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
-    >>> sums.add(hidden_NW, missing_ND=torch.tensor([[-0.5, 0.5, 0.0], [0.0, 0.0, 0.0]]))
-    >>> correction_DW = sums.solve()
-    >>> (hidden_NW @ correction_DW.T).round(decimals=2)
-    tensor([[-0.4500,  0.4500,  0.0000],
-            [ 0.0000,  0.0000,  0.0000]])
-
-    Attributes:
-        states_WW: sum of the outer products of hidden states.
-        products_WD: sum of the outer products of hidden states and missing probabilities.
-    """
-
-    def __init__(self, width: int, vocabulary: int, device: torch.device) -> None:
-        self.states_WW = torch.zeros(width, width, dtype=torch.float64, device=device)
-        self.products_WD = torch.zeros(width, vocabulary, dtype=torch.float64, device=device)
-
-    def add(self, hidden_NW: Tensor, missing_ND: Tensor, weight: float = 1.0) -> None:
-        """Add positions: their hidden states, and the target's probabilities less the drafter's. A negative weight
-        takes away what was added with the positive one.
-        """
-        hidden_NW, largest = hidden_NW.double(), self.states_WW.abs().max()
-        self.states_WW += weight * (hidden_NW.T @ hidden_NW)
-        self.products_WD += weight * (hidden_NW.T @ missing_ND.double())
-        if weight < 0 and bool(self.states_WW.abs().max() < ROUNDING * largest):  # nothing but errors is left
-            self.states_WW.zero_()
-            self.products_WD.zero_()
-
-    def merge(self, other: "LeastSquaresSums") -> None:
-        """Add all positions of other sums, as if they had been added to these."""
-        self.states_WW += other.states_WW
-        self.products_WD += other.products_WD
-
-    def scale(self, factor: float) -> None:
-        """Give all positions so far a smaller weight."""
-        self.states_WW *= factor
-        self.products_WD *= factor
-
-    @classmethod
-    def from_tensors(cls, states_WW: Tensor, products_WD: Tensor) -> "LeastSquaresSums":
-        """Make sums of saved tensors."""
-        sums = cls(0, 0, states_WW.device)
-        sums.states_WW, sums.products_WD = states_WW.double(), products_WD.double()
-        return sums
-
-    def solve(self, ridge: float = RIDGE) -> Tensor:
-        """Return the layer (D, W) that gives the missing probabilities; zeros without positions.
-
-        Args:
-            ridge: added to the diagonal of the first sum, as a share of its mean.
-        """
-        width, diagonal_W = len(self.states_WW), self.states_WW.diagonal()
-        if not bool(diagonal_W.any()):
-            return torch.zeros_like(self.products_WD.T, dtype=torch.float32)
-        occurs_W = diagonal_W > 1e-9 * diagonal_W.max()  # a feature that never did is no reason for less ridge
-        scale = float(diagonal_W[occurs_W].mean())
-        ridge_WW = ridge * scale * torch.eye(width, dtype=torch.float64, device=self.states_WW.device)
-        factor_WW = torch.linalg.cholesky(self.states_WW + ridge_WW)
-        return torch.cholesky_solve(self.products_WD, factor_WW).float().T
-
-
-@dataclass(frozen=True)
-class _Places:
-    """Positions of texts.
-
-    Attributes:
-        features_NX: hidden states of the drafter and the target.
-        forbidden_ND: True for ids that may not be drafted.
-        teacher: the soft targets.
-    """
-
-    features_NX: Tensor
-    forbidden_ND: Tensor
-    teacher: TeacherBatch
-
-    def logits(self, weight_DX: Tensor) -> Tensor:
-        """Return the logits (N, D)."""
-        return (self.features_NX @ weight_DX.T).masked_fill_(self.forbidden_ND, -torch.inf)
-
-    def take(self, chosen_N: Tensor) -> "_Places":
-        """Return some of the positions, by mask or index."""
-        teacher = TeacherBatch(*(getattr(self.teacher, field.name)[chosen_N] for field in fields(self.teacher)))
-        return _Places(self.features_NX[chosen_N], self.forbidden_ND[chosen_N], teacher)
-
-
-class _LaterPlaces(NamedTuple):
-    """Positions as drafts from a token earlier reach them: which of all positions, and their features."""
-
-    lines: Tensor
-    features_NX: Tensor
-
-
-def find_states(
-    example: TrainingExample, positions_N: Numbers, first_N: Numbers, back: int
-) -> tuple[Numbers, Numbers, Numbers]:
-    """Find the state that a draft reads at each position of an example's text, if it begins `back` tokens before that
-    of the position.
-
-    Args:
-        example: the text, with states.
-        positions_N: supervised positions of the text in order; those of branches, which have no states, follow it.
-        first_N: where tokens begin.
-        back: 0 for drafts that begin with the position's own token.
-
-    Returns:
-        which of the positions have a state (indices); the number of pieces from the draft's beginning to each of these;
-        their states.
-    """
-    in_text_N = positions_N <= len(example.pieces)
-    starts = positions_N[in_text_N & first_N]
-    nothing = np.zeros(0, np.int64)
-    if example.states is None or len(example.states) != len(starts):
-        return nothing, nothing, np.zeros((0, SIZE), np.int8)
-    begins_N = np.searchsorted(starts, positions_N, side="right") - 1 - back
-    (found,) = ((begins_N > 0) & in_text_N).nonzero()
-    begins = begins_N[found]
-    return found, positions_N[found] - starts[begins], example.states[begins - 1]
 
 
 class OutputLayerTrainer(DrafterTrainer):
@@ -178,12 +52,12 @@ class OutputLayerTrainer(DrafterTrainer):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._loaded_DX = _read_layer(self._baseline)
+        self._loaded_DX = read_layer(self._baseline)
         outputs, width = self._loaded_DX.shape
         self._sums = LeastSquaresSums(width, outputs, self._loaded_DX.device)
         self._correction_DX: Tensor | None = None  # the last solution, unless the sums changed since
         self._measured = [0.0] * len(STRENGTHS)  # decayed sums of the measured acceptance
-        self._read: dict[TrainingExample, _Places] = {}  # of held-out examples
+        self._read: dict[TrainingExample, Places] = {}  # of held-out examples
         self._learned: dict[TrainingExample, float] = {}  # newest last; their weights in the sums, which may be 0
         self._most_read = 2 * self._training.gate_window * self._gate.targets
 
@@ -272,7 +146,7 @@ class OutputLayerTrainer(DrafterTrainer):
 
     def _serve_solution(self) -> None:
         self._correction_DX = self._sums.solve()
-        _write_layer(self._candidate, self._loaded_DX + self._strength * self._correction_DX)
+        write_layer(self._candidate, self._loaded_DX + self._strength * self._correction_DX)
         self.adopt([weight.detach().clone() for weight in self._candidate.trained_weights])
 
     @override
@@ -283,7 +157,7 @@ class OutputLayerTrainer(DrafterTrainer):
         Returns the loss before, the supervised positions and the input pieces.
         """
         before_DX = self._sums.solve() if self._correction_DX is None else self._correction_DX
-        candidate_DX = _read_layer(self._candidate)
+        candidate_DX = read_layer(self._candidate)
         measured_S, loss, positions, pieces = torch.zeros(len(STRENGTHS), dtype=torch.float64), 0.0, 0, 0
         for batch in self._batcher.make_batches(examples):
             places, later, ngram_log_M = self._read_batch(batch)
@@ -301,7 +175,7 @@ class OutputLayerTrainer(DrafterTrainer):
             STRENGTH_DECAY * old + new for old, new in zip(self._measured, measured_S.tolist(), strict=True)
         ]
         self._correction_DX = self._sums.solve()
-        _write_layer(self._candidate, self._loaded_DX + self._strength * self._correction_DX)
+        write_layer(self._candidate, self._loaded_DX + self._strength * self._correction_DX)
         return loss / max(1, positions), positions, pieces
 
     @property
@@ -310,18 +184,18 @@ class OutputLayerTrainer(DrafterTrainer):
         best = max(self._measured)
         return STRENGTHS[self._measured.index(best)] if best > min(self._measured) else FIRST_STRENGTH
 
-    def _read_batch(self, batch: Batch) -> tuple["_Places", "_LaterPlaces", Tensor]:
+    def _read_batch(self, batch: Batch) -> tuple[Places, LaterPlaces, Tensor]:
         """Return the supervised positions as drafts begin there or with their token, some of them again as drafts reach
         them from a token earlier, and the log-likelihood of the n-grams' pieces (M,).
         """
-        with _capture_inputs(_output_layer(self._candidate.model)) as captured:
+        with capture_inputs(output_layer(self._candidate.model)) as captured:
             _, ngram_log_M = self._batcher.compute_distributions(self._candidate, batch)
         hidden_NW = captured[0][: len(batch.teacher.rest_N)].float()
         states_NF, _ = self._state_features(batch, 0)
         earlier_NF, has_N = self._state_features(batch, 1)
         forbidden_ND = batch.forbidden_BD[batch.packed.rows_N]
-        places = _Places(torch.cat([hidden_NW, states_NF], -1), forbidden_ND, batch.teacher)
-        later = _LaterPlaces(has_N, torch.cat([hidden_NW[has_N], earlier_NF[has_N]], -1))
+        places = Places(torch.cat([hidden_NW, states_NF], -1), forbidden_ND, batch.teacher)
+        later = LaterPlaces(has_N, torch.cat([hidden_NW[has_N], earlier_NF[has_N]], -1))
         return places, later, ngram_log_M
 
     def _state_features(self, batch: Batch, back: int) -> tuple[Tensor, Tensor]:
@@ -333,7 +207,7 @@ class OutputLayerTrainer(DrafterTrainer):
             back: how many tokens before that of a position its draft begins.
         """
         rows_N, places_N = batch.packed.rows_N, batch.packed.places_N
-        states, targets = self._candidate.extra, _targets(self._candidate)
+        states, targets = self._candidate.extra, targets_of(self._candidate)
         features_NTF = torch.zeros(len(rows_N), len(targets), FEATURES if targets else 0, device=rows_N.device)
         has_N = torch.zeros(len(rows_N), dtype=torch.bool, device=rows_N.device)
         for row, example in enumerate(batch.examples if states else ()):
@@ -346,18 +220,18 @@ class OutputLayerTrainer(DrafterTrainer):
             has_N[lines] = True
         return features_NTF.flatten(1), has_N
 
-    def _measure_strengths(self, firsts: "_Places", correction_DX: Tensor) -> Tensor:
+    def _measure_strengths(self, firsts: Places, correction_DX: Tensor) -> Tensor:
         """Return the total acceptance at the first pieces of tokens under each strength (S,)."""
         loaded_ND, change_ND = firsts.logits(self._loaded_DX), firsts.features_NX @ correction_DX.T
         students = (StudentBatch.from_logits(loaded_ND + factor * change_ND, firsts.teacher) for factor in STRENGTHS)
         return torch.stack([self._measure(student, firsts.teacher).double().sum().cpu() for student in students])
 
-    def _add_to_sums(self, places: _Places, later: _LaterPlaces, weight: float) -> None:
+    def _add_to_sums(self, places: Places, later: LaterPlaces, weight: float) -> None:
         missing_ND = self._missing_probs(places)
         self._sums.add(places.features_NX, missing_ND, weight)
         self._sums.add(later.features_NX, missing_ND[later.lines], weight)
 
-    def _missing_probs(self, places: "_Places") -> Tensor:
+    def _missing_probs(self, places: Places) -> Tensor:
         """Return the target's probabilities of pieces, less those of the drafter as loaded (N, D)."""
         teacher, probs_ND = places.teacher, places.logits(self._loaded_DX).softmax(-1)
         target_NT = teacher.group_NT.masked_fill(~teacher.valid_NT, 0)
@@ -370,7 +244,7 @@ class OutputLayerTrainer(DrafterTrainer):
         below the output layer.
         """
         self._read_all(examples)
-        weight_DX, found = _read_layer(model), Scores()
+        weight_DX, found = read_layer(model), Scores()
         for example in examples:
             if (places := self._read.get(example)) is not None:
                 student = StudentBatch.from_logits(places.logits(weight_DX), places.teacher)
@@ -410,48 +284,3 @@ class OutputLayerTrainer(DrafterTrainer):
             self._sums.products_WD.copy_(reader.tensor(state.products))
             self._measured = list(state.measured)
             self._learned = {reader.example(number): weight for number, weight in state.learned}
-
-
-def untie_output(model: Any) -> None:
-    """Give the model's output layer weights of its own if it shares those of the embeddings."""
-    layer = _output_layer(model)
-    if layer.weight is model.get_input_embeddings().weight:
-        layer.weight = nn.Parameter(layer.weight.detach().clone(), requires_grad=layer.weight.requires_grad)
-        model.config.tie_word_embeddings = False
-
-
-def _output_layer(model: Any) -> nn.Linear:
-    layer: nn.Linear = model.get_output_embeddings()
-    return layer
-
-
-def _targets(model: LanguageModel) -> tuple[str, ...]:
-    """Return the targets whose states the drafter reads."""
-    return model.extra.targets if isinstance(model.extra, TargetStates) else ()
-
-
-def _state_weights(model: LanguageModel) -> list[Tensor]:
-    return list(model.extra.weights) if isinstance(model.extra, TargetStates) else []
-
-
-def _read_layer(model: LanguageModel) -> Tensor:
-    """Return the weights of the output layer and of the targets' states, in float32 (D, X)."""
-    weights = [_output_layer(model.model).weight, *_state_weights(model)]
-    return torch.cat([weight.detach().float() for weight in weights], -1)
-
-
-def _write_layer(model: LanguageModel, weight_DX: Tensor) -> None:
-    weights = [_output_layer(model.model).weight, *_state_weights(model)]
-    for own, new in zip(weights, weight_DX.split([weight.shape[1] for weight in weights], -1), strict=True):
-        own.copy_(new)
-
-
-@contextmanager
-def _capture_inputs(layer: nn.Module) -> Iterator[list[Tensor]]:
-    """Collect the inputs of a layer's calls."""
-    captured: list[Tensor] = []
-    hook = layer.register_forward_hook(lambda _layer, inputs, _outputs: captured.append(inputs[0]))
-    try:
-        yield captured
-    finally:
-        hook.remove()

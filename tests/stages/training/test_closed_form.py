@@ -15,13 +15,10 @@ from stages.drafting.target_states import SIZE, TargetStates
 from stages.examples.losses import expected_acceptance, greedy_agreement, trie_loss
 from stages.models.huggingface import new_llama
 from stages.models.language_model import LanguageModel
-from stages.training.output_layer_trainer import (
-    SUMS_FILE,
-    LeastSquaresSums,
-    OutputLayerTrainer,
-    find_states,
-    untie_output,
-)
+from stages.training.closed_form.layer import untie_output
+from stages.training.closed_form.places import find_states
+from stages.training.closed_form.sums import LeastSquaresSums
+from stages.training.closed_form.trainer import SUMS_FILE, OutputLayerTrainer
 from stages.training.update import TrainingConfig
 from store.errors import CorruptError
 
