@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from stages.decode import Decode
     from stages.drafting.no_model import NoModel
 
-# Drafts of the model, of which each has a label or more. A new head has learned nothing before its first step, which is
-# made with 32 labels; one that came trained is reset to its weights as loaded.
-DRAFTS_AFTER_DRIFT, TRAINED_DRAFTS_AFTER_DRIFT = 32, 8
+# Judged tokens of the model's drafts, each a label of the head. A new head has learned nothing before its first step,
+# which is made with 32 labels; one that came trained is reset to its weights as loaded.
+LABELS_AFTER_DRIFT, TRAINED_LABELS_AFTER_DRIFT = 32, 12
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class ChooseDraft(Stage[SequenceState, Draft]):
         model: whether the model is a source.
         holdout: draws the action of a few blocks.
         pauses: by the seconds of blocks; None for no pause by them.
-        drafts_after_drift: how many drafts the model makes after a drift before trees are used again.
+        labels_after_drift: how many tokens of the model's drafts are judged after a drift before trees are used again.
     """
 
     def __init__(
@@ -63,14 +63,14 @@ class ChooseDraft(Stage[SequenceState, Draft]):
         model: bool = True,
         holdout: Holdout = NO_HOLDOUT,
         pauses: TimedPauses | None = None,
-        drafts_after_drift: int = DRAFTS_AFTER_DRIFT,
+        labels_after_drift: int = LABELS_AFTER_DRIFT,
     ) -> None:
         self.memory = memory
         self._decode, self._chooser, self._costs, self._model = decode, chooser, costs, model
-        self._holdout, self._pauses, self._drafts_after_drift = holdout, pauses, drafts_after_drift
+        self._holdout, self._pauses, self._labels_after_drift = holdout, pauses, labels_after_drift
         self._choices: dict[SequenceState, Choice] = {}  # of this block
         self._expected: dict[SequenceState, float] = {}  # accepted candidates of each row's tree in this block
-        self._due = 0  # drafts that the model makes before trees are used again
+        self._due = 0  # tokens of the model's drafts that are judged before trees are used again
 
     @override
     def admit(self, row: SequenceState) -> None:
@@ -153,7 +153,8 @@ class ChooseDraft(Stage[SequenceState, Draft]):
         preferred = [one for one in verdicts if not self._is_drawn(one)]
         if by_model := [one for one in preferred if one.proposal.draft.source is DraftSource.MODEL]:
             self._decode.observe(by_model)
-            self._due = max(0, self._due - sum(bool(one.proposal.draft.pieces) for one in by_model))
+            judged = sum(max(1, one.judged) for one in by_model if one.proposal.draft.pieces)
+            self._due = max(0, self._due - judged)
         self.memory.observe(verdicts)
         for verdict in preferred:
             draft = verdict.proposal.draft
@@ -186,8 +187,8 @@ class ChooseDraft(Stage[SequenceState, Draft]):
         """Give the text after a drift more weight in the memory, and draft with the model until the acceptance head,
         which was reset, has labels to be trained on."""
         self.memory.respond_to_drift()
-        self._decode.resume_speculation(self._drafts_after_drift)
-        self._due = self._drafts_after_drift
+        self._decode.resume_speculation(self._labels_after_drift)
+        self._due = self._labels_after_drift
         if self._pauses:
             self._pauses.resume()
 

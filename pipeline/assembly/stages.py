@@ -10,7 +10,7 @@ from pipeline.assembly.costs import describe, find_measured_seconds, make_costs,
 from pipeline.assembly.models import DrafterModels, Models
 from pipeline.config.sections import DraftSettings
 from pipeline.config.settings import Config
-from stages.choose import DRAFTS_AFTER_DRIFT, TRAINED_DRAFTS_AFTER_DRIFT, ChooseDraft
+from stages.choose import LABELS_AFTER_DRIFT, TRAINED_LABELS_AFTER_DRIFT, ChooseDraft
 from stages.decode import Decode
 from stages.drafting.costs import CostModel, Costs
 from stages.drafting.head import AcceptanceHead, load_head
@@ -213,7 +213,7 @@ def _with_memory(config: Config, models: Models, decode: Decode, costs: CostMode
         model=model,
         holdout=holdout,
         pauses=pauses,
-        drafts_after_drift=TRAINED_DRAFTS_AFTER_DRIFT if decode.head.came_trained else DRAFTS_AFTER_DRIFT,
+        labels_after_drift=TRAINED_LABELS_AFTER_DRIFT if decode.head.came_trained else LABELS_AFTER_DRIFT,
     )
 
 

@@ -11,7 +11,7 @@ import torch
 from doubles import TableModel, row_of
 from token_trees import make_tree, tree_draft
 
-from stages.choose import DRAFTS_AFTER_DRIFT, TRAINED_DRAFTS_AFTER_DRIFT, ChooseDraft
+from stages.choose import LABELS_AFTER_DRIFT, TRAINED_LABELS_AFTER_DRIFT, ChooseDraft
 from stages.contract.blocks import Decision, Draft, Proposal, ProposedToken, SequenceState, Verdict
 from stages.contract.snapshot import SnapshotReader, SnapshotWriter
 from stages.decode import Decode
@@ -363,7 +363,7 @@ def sources_of_blocks(stage: ChooseDraft, row: SequenceState, blocks: int) -> li
     return found
 
 
-@pytest.mark.parametrize(("drift", "drafts"), [(False, 1), (True, DRAFTS_AFTER_DRIFT)])
+@pytest.mark.parametrize(("drift", "drafts"), [(False, 1), (True, LABELS_AFTER_DRIFT)])
 def test_the_model_drafts_where_trees_are_preferred_after_an_update_and_after_a_drift(drift: bool, drafts: int):
     stage = new_stage()
     (row,) = admit(stage, row_of([5, 1], remaining_tokens=999))
@@ -376,12 +376,25 @@ def test_the_model_drafts_where_trees_are_preferred_after_an_update_and_after_a_
 
 
 def test_fewer_drafts_are_made_after_a_drift_where_the_head_came_trained():
-    stage = new_stage(drafts_after_drift=TRAINED_DRAFTS_AFTER_DRIFT)
+    stage = new_stage(labels_after_drift=TRAINED_LABELS_AFTER_DRIFT)
     (row,) = admit(stage, row_of([5, 1], remaining_tokens=999))
     sources_of_blocks(stage, row, 20)
     stage.respond_to_drift()
     found = sources_of_blocks(stage, row, 20)
-    assert found == [DraftSource.MODEL] * 8 + [DraftSource.LOOKUP] * 12
+    assert found == [DraftSource.MODEL] * 12 + [DraftSource.LOOKUP] * 8, "each draft has a label"
+
+
+def test_drafts_with_more_labels_are_fewer_after_a_drift():
+    stage = new_stage()
+    (row,) = admit(stage, row_of([5, 1], remaining_tokens=999))
+    sources_of_blocks(stage, row, 20)
+    stage.respond_to_drift()
+    judged = []
+    for _ in range(LABELS_AFTER_DRIFT):
+        drafts = stage([row])
+        if drafts[0].source is DraftSource.MODEL:
+            judged += [verdict.judged for verdict in emit(stage, drafts, 3, 5, 1, accepted=2)]
+    assert judged == [2] * (LABELS_AFTER_DRIFT // 2)
 
 
 def test_after_a_drift_even_hopeless_pieces_are_verified_so_that_the_head_gets_labels():
@@ -390,13 +403,13 @@ def test_after_a_drift_even_hopeless_pieces_are_verified_so_that_the_head_gets_l
     decode._sampling, decode._costs = Sampling(), Costs(((1, 1.0), (2, 9.0)), ((1, 0.1),))  # as on a busy machine
     (row,) = admit(stage, row_of([5, 1], offset=1, remaining_tokens=999))
     lengths = []
-    for block in range(DRAFTS_AFTER_DRIFT + 2):
+    for block in range(LABELS_AFTER_DRIFT + 2):
         (draft,) = stage([row])
         lengths.append(len(draft.pieces))
         emit(stage, [draft], 0)
         if block == 0:
             stage.respond_to_drift()
-    assert lengths == [0, *[3] * DRAFTS_AFTER_DRIFT, 0]
+    assert lengths == [0, *[3] * LABELS_AFTER_DRIFT, 0]
 
 
 def test_a_row_that_the_model_has_no_space_for_has_a_tree():
@@ -614,13 +627,13 @@ def test_the_model_s_drafts_after_a_drift_are_made_in_a_pause_too():
     row.block = 1  # its prompt is read
     stage.respond_to_drift()
     sources = []
-    for _ in range(DRAFTS_AFTER_DRIFT + TRIAL):
+    for _ in range(LABELS_AFTER_DRIFT + TRIAL):
         (draft,) = stage([row])
         sources.append(bool(draft.pieces))
         emit(stage, [draft], 3, seconds=StageSeconds(0.0, 5.0 if draft.tree or draft.pieces else 1.0))
         row.tokens[:], row.pieces[:] = [1, 2, 3, 4, 1, 2], [1, 2, 3, 4, 1, 2]
-    assert all(sources[:DRAFTS_AFTER_DRIFT])
-    assert not any(sources[DRAFTS_AFTER_DRIFT + 1 :]), "then the pause continues"
+    assert all(sources[:LABELS_AFTER_DRIFT])
+    assert not any(sources[LABELS_AFTER_DRIFT + 1 :]), "then the pause continues"
 
 
 def test_actions_are_drawn_in_a_pause_as_without_one():
