@@ -14,7 +14,9 @@ from store.events import Action
 
 GAIN_EDGES = (0.1, 0.3, 0.6, 1.0, 1.6, 2.5)  # expected accepted candidates of a tree; the model has statistics for each
 EVERY_MODEL_TURN = 32  # after so many blocks of all rows with gains of one kind the model drafts, for comparison
-LONGEST_WAIT = 256  # such blocks: the wait doubles with every comparison that the model loses
+# Such blocks: the wait doubles with every comparison that the model loses. A drift or an update of the drafter begins
+# with the shortest wait again, so little is missed by long ones.
+LONGEST_WAIT = 1024
 
 
 @dataclass

@@ -61,7 +61,7 @@ def test_where_it_is_slower_it_is_paused_for_longer_and_longer():
     assert rate > 0.99
 
 
-def test_more_rows_tell_sooner_and_pauses_are_as_long():
+def test_with_more_rows_trials_are_shorter_and_pauses_are_not():
     made, rate = run(TimedPauses(ROWS_COSTS), 4000, 1.2, 0.013, rows=9)
     first, trial = DRAFTING_BLOCKS // 3, TRIAL // 3
     assert (made.index(False), sum(made)) == (first, first + 6 * trial)
