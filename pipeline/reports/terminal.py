@@ -26,6 +26,7 @@ LOG = logging.getLogger("omnidraft.terminal")
 PIPE_COLUMNS = 200  # wide enough that a table in a pipe is not folded
 RESULT_COLUMNS = 120  # width of tables of results, whose long cells are folded
 PLOT_SUFFIXES = (".png", ".svg", ".pdf")
+FEWEST_JUDGED = 10  # tokens that an acceptance rate in a table is over
 
 
 @contextmanager
@@ -200,6 +201,13 @@ def _format_change(metrics: Mapping[str, Any], key: str, digits: int) -> str:
     return f"{_format_number(metrics['first_fifth'][key], digits)}→{_format_number(metrics['last_fifth'][key], digits)}"
 
 
+def _format_acceptance(metrics: Mapping[str, Any]) -> str:
+    """Format the acceptance as `_format_change`; a rate over few tokens is left out."""
+    parts = [metrics["first_fifth"], metrics["last_fifth"]]
+    rates = (part["acceptance_rate"] if part["judged_tokens"] >= FEWEST_JUDGED else None for part in parts)
+    return "→".join(_format_number(rate, 3) for rate in rates)
+
+
 def _format_numbers(numbers: Sequence[int]) -> str:
     """Format numbers as `3`, `3-7`, `3, 5`, or `-` for none."""
     if len(numbers) > 1 and list(numbers) == list(range(numbers[0], numbers[-1] + 1)):
@@ -237,7 +245,7 @@ def _make_groups_table(title: str, heading: str, groups: Mapping[str, Any]) -> "
             f"{metrics['prompts']:,}",
             f"{metrics['emitted_tokens']:,}",
             _format_number(metrics["tokens_per_second"], 1),
-            _format_change(metrics, "acceptance_rate", 3),
+            _format_acceptance(metrics),
             _format_change(metrics, "block_efficiency", 2),
             ", ".join(str(drift["offset"]) for drift in acted_upon) or "-",
             _format_numbers([version["version"] for version in metrics["versions"]]),
@@ -249,6 +257,8 @@ def _list_notes(summary: Mapping[str, Any]) -> Iterator["Text"]:
     from rich.text import Text
 
     yield Text("acceptance, tokens/forward: first fifth→last fifth of the prompts", "italic")
+    if any("-" in _format_acceptance(metrics) for metrics in summary["datasets"].values()):
+        yield Text(f"acceptance -: fewer than {FEWEST_JUDGED} tokens of the drafter model were judged", "italic")
     if interval := summary["totals"].get("acceptance_interval"):
         rate, judged = _format_number(summary["totals"]["acceptance_rate"], 3), summary["totals"]["judged_tokens"]
         whole = f"acceptance of the drafter model: {rate} ({interval[0]:.2f} to {interval[1]:.2f}, {judged:,} judged)"

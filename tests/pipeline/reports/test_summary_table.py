@@ -10,13 +10,13 @@ from pipeline.reports.terminal import make_summary_table
 
 
 def make_metrics(**others: Any) -> dict[str, Any]:
-    rates = {"acceptance_rate": 0.25, "block_efficiency": 1.5}
+    rates = {"acceptance_rate": 0.25, "block_efficiency": 1.5, "judged_tokens": 900}
     return {
         "prompts": 1319,
         "emitted_tokens": 128_000,
         "tokens_per_second": 1234.56,
         "first_fifth": rates,
-        "last_fifth": {"acceptance_rate": 0.625, "block_efficiency": 2.25},
+        "last_fifth": {"acceptance_rate": 0.625, "block_efficiency": 2.25, "judged_tokens": 10},
         "drifts": [],
         "versions": [],
         **others,
@@ -68,9 +68,17 @@ def test_the_acceptance_of_the_run_has_its_interval_and_count():
 
 
 def test_a_missing_number_is_a_dash():
-    nothing = {"acceptance_rate": None, "block_efficiency": None}
+    nothing = {"acceptance_rate": None, "block_efficiency": None, "judged_tokens": 0}
     lines = print_summary({"docs": make_metrics(tokens_per_second=None, first_fifth=nothing, last_fifth=nothing)})
     assert find_row(lines, "docs")[3:] == ["-", "-→-", "-→-", "-", "-"]
+
+
+def test_a_rate_over_few_tokens_is_left_out_with_the_reason():
+    few = {"acceptance_rate": 0.0, "block_efficiency": 2.0, "judged_tokens": 9}
+    lines = print_summary({"docs": make_metrics(last_fifth=few)})
+    assert find_row(lines, "docs")[4] == "0.250→-"
+    assert lines[-1] == "acceptance -: fewer than 10 tokens of the drafter model were judged"
+    assert "fewer than" not in "".join(print_summary({"docs": make_metrics()}))
 
 
 def test_versions_that_do_not_follow_each_other_are_listed():
