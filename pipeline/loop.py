@@ -16,16 +16,14 @@ drift, and at the end (pipeline/learning/publisher.py).
 Everything that happens is yielded as an event. What is learned from a block cannot change the block's own decisions, so
 acceptance rates in the log are prequential. Between two blocks, where the loop calls `pause`, no stage holds
 intermediate state: only there can a run be committed.
-
-Field names of the `*State` classes are stored in checkpoints and keep old words; docs/glossary.md lists the current
-ones.
 """
 
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from pipeline.learner_protocol import CompletedPrompt, Epoch, Learner
+from pipeline.learner_protocol import CompletedPrompt, Learner
+from pipeline.loop_state import Clock, InFlightState, LoopState, TargetRunnerState
 from pipeline.recorder import PromptCounters, Recorder, Seconds, Versions
 from pipeline.stage_set import Stages
 from stages.contract.blocks import Proposal, SequenceState, Verdict
@@ -37,68 +35,6 @@ from store.events import Event, PromptReceived, PromptRejected
 
 class UnfitPromptError(Exception):
     """Raised by admission for a prompt that the models cannot process; the message is the reason."""
-
-
-class Clock:
-    """Seconds that a run has been running, summed over its resumptions.
-
-    Args:
-        seconds: a monotonic clock.
-    """
-
-    def __init__(self, seconds: Callable[[], float]) -> None:
-        self._seconds, self._began = seconds, seconds()
-
-    def __call__(self) -> float:
-        """Return the elapsed time in seconds."""
-        return self._seconds() - self._began
-
-    def resume(self, elapsed: float) -> None:
-        """Set the elapsed time to that of a checkpoint, in seconds."""
-        self._began = self._seconds() - elapsed
-
-
-@dataclass(frozen=True)
-class InFlightState:
-    """A prompt in flight in a checkpoint.
-
-    Attributes:
-        row: number of its sequence in the checkpoint.
-        tally: its counters so far.
-        notes: its training example so far.
-    """
-
-    row: int
-    tally: PromptCounters
-    notes: Saved
-
-
-@dataclass(frozen=True)
-class TargetRunnerState:
-    """A runner in a checkpoint. Checkpoints of older releases have no epoch (see `Epoch`)."""
-
-    flights: tuple[InFlightState, ...]
-    stages: tuple[Saved, ...]
-    coach: Saved
-    epoch: Epoch | None = None
-
-    @property
-    def learner(self) -> Saved:
-        """The state of the learner."""
-        return self.coach
-
-
-@dataclass(frozen=True)
-class LoopState:
-    """The loop in a checkpoint: elapsed seconds, and its runners by target."""
-
-    seconds: float
-    lanes: Mapping[str, TargetRunnerState]
-
-    @property
-    def runners(self) -> Mapping[str, TargetRunnerState]:
-        """The runners by target."""
-        return self.lanes
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ from pipeline.assembly.stages import Drafting, make_drafting
 from pipeline.assembly.training import make_distillers, piece_cost
 from pipeline.config.settings import Config
 from pipeline.learning.publisher import Numbers
-from pipeline.loop import Clock, Loop, TargetRunner
+from pipeline.loop import Loop, TargetRunner
+from pipeline.loop_state import Clock
 from pipeline.recorder import Recorder
 from pipeline.routing import TargetRouter
 from pipeline.stage_set import Stages

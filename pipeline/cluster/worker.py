@@ -26,7 +26,8 @@ from pipeline.config.settings import Config
 from pipeline.learner_protocol import CompletedPrompt
 from pipeline.learning.remote_learner import LearnerConnection, RemoteLearner
 from pipeline.log_records import RecordQueue
-from pipeline.loop import Clock, Loop, TargetRunner
+from pipeline.loop import Loop, TargetRunner
+from pipeline.loop_state import Clock
 from pipeline.reports.vocab_report import PairReport, describe_pairs
 from pipeline.routing import TargetRouter
 from pipeline.run.context import RunContext

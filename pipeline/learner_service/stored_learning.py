@@ -11,7 +11,7 @@ from time import perf_counter
 from pipeline.config.settings import Config
 from pipeline.learner_service.service import LearnerConfig, LearnerService, LearnerServiceState
 from pipeline.learning.local_learner import LocalLearner, LocalLearnerState
-from pipeline.loop import LoopState
+from pipeline.loop_state import LoopState
 from pipeline.reports.progress import PlainDisplay
 from pipeline.run.committer import last_snapshot
 from pipeline.run.folder import mlflow_of, resumed_config

@@ -8,7 +8,7 @@ from typing import Any
 
 from safetensors.torch import load, save
 
-from pipeline.loop import LoopState
+from pipeline.loop_state import LoopState
 from stages.contract.snapshot import STATE, TENSORS, SnapshotReader
 from stages.memory.memory_file import MEMORY_FILE, read_table
 from stages.memory.ngram_table import SLOT_BYTES, NgramTable, NgramTableState

@@ -24,7 +24,8 @@ from pipeline.learner_service.process import LearnerProcess
 from pipeline.learner_service.service import LearnerCheckpoint, LearnerConfig, read_learner_checkpoint
 from pipeline.learning.local_learner import NoLearner, VersionsState
 from pipeline.learning.remote_learner import RemoteLearner
-from pipeline.loop import Clock, Loop, LoopState, TargetRunner
+from pipeline.loop import Loop, TargetRunner
+from pipeline.loop_state import Clock, LoopState
 from pipeline.reports.vocab_report import describe_pairs, write_pair_reports
 from pipeline.run.context import RunContext
 from pipeline.run.folder import VOCABULARY, is_unfinished, mlflow_of

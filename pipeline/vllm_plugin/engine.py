@@ -13,7 +13,8 @@ from typing_extensions import override
 
 from pipeline.event_metrics import EventMetrics
 from pipeline.learner_protocol import CompletedPrompt, Epoch, Learner
-from pipeline.loop import Clock, TargetRunner
+from pipeline.loop import TargetRunner
+from pipeline.loop_state import Clock
 from pipeline.recorder import Recorder
 from pipeline.stage_set import Stages
 from pipeline.vllm_plugin.drafter import EngineDrafter, MakeSequence, PlainTrials

@@ -23,7 +23,8 @@ from pipeline.learner_service.service import LearnerConfig, read_learner_checkpo
 from pipeline.learner_service.shared import Replica, SharedLearner
 from pipeline.learning.local_learner import FollowingLearner, NoLearner
 from pipeline.learning.remote_learner import RemoteLearner
-from pipeline.loop import Clock, Loop, LoopState
+from pipeline.loop import Loop
+from pipeline.loop_state import Clock, LoopState
 from pipeline.recorder import Recorder
 from pipeline.run.context import RunContext
 from pipeline.run.folder import CONFIG, RUNS, is_unfinished, mlflow_of

@@ -8,7 +8,8 @@ from loop_doubles import Clock as Seconds
 from loop_doubles import StubAnswer, StubDecode, StubDistill, StubDrift, StubPublisher, StubTranslate, StubVerify
 
 from pipeline.learning.local_learner import LocalLearner
-from pipeline.loop import Clock, Loop, TargetRunner
+from pipeline.loop import Loop, TargetRunner
+from pipeline.loop_state import Clock
 from pipeline.recorder import Recorder
 from pipeline.run.event_sink import EventSink
 from pipeline.serve.engine import LiveEngine, RequestEncoder

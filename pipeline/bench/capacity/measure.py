@@ -27,7 +27,8 @@ from pipeline.config.settings import Config
 from pipeline.learner_protocol import CompletedPrompt
 from pipeline.learner_service.service import LearnerConfig, LearnerService
 from pipeline.learning.remote_learner import LearnerConnection, RemoteLearner
-from pipeline.loop import Clock, Loop, TargetRunner
+from pipeline.loop import Loop, TargetRunner
+from pipeline.loop_state import Clock
 from pipeline.routing import TargetRouter
 from pipeline.run.folder import SPOOL
 from pipeline.stage_set import Stages
