@@ -187,7 +187,7 @@ class ChooseDraft(Stage[SequenceState, Draft]):
         """Give the text after a drift more weight in the memory, and draft with the model until the acceptance head,
         which was reset, has labels to be trained on."""
         self.memory.respond_to_drift()
-        self._decode.resume_speculation(self._labels_after_drift)
+        self._decode.resume_speculation(self._labels_after_drift)  # drafts: more are never needed
         self._due = self._labels_after_drift
         if self._pauses:
             self._pauses.resume()

@@ -52,13 +52,14 @@ class ForwardSearch:
         return self._weights in ROUNDING or self._one_kernel
 
     def _list_candidates(self) -> dict[str, Callable[[], Forward]]:
-        pack = self._pack
-        packed: dict[str, Callable[[], Forward]] = {PACKED: lambda: make_forward(pack())} if pack else {}
+        found: dict[str, Callable[[], Forward]] = {}
+        if pack := self._pack:
+            found[PACKED] = lambda: make_forward(pack())
         if self._needs_packed:
-            return packed
-        found: dict[str, Callable[[], Forward]] = {**packed, "modules": lambda: ModuleForward(self._model)}
-        if find_rope_switch(self._model.config.get_text_config()) is not None:
-            del found["modules"]  # one row beyond the switch would change the frequencies of all
+            return found
+        # With modules, one row beyond a switch of the rotary frequencies would change those of all rows.
+        if find_rope_switch(self._model.config.get_text_config()) is None:
+            found["modules"] = lambda: ModuleForward(self._model)
         return found | {reading.name.lower(): partial(RowForward, self._model, reading) for reading in Reading}
 
     def prove(self) -> dict[str, Any]:
