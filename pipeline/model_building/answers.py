@@ -2,7 +2,7 @@
 
 Part of the source tree only. Answers are written in parts, so that a run that was stopped continues.
 
-Shapes: B rows, V target tokens.
+Shapes: B rows, V target tokens, K likeliest tokens that are kept of each place (`KEPT`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +26,7 @@ from store.errors import ModelError
 WAVE = 96  # questions that are answered together, of about equal length
 PART = 10 * WAVE  # questions in a file
 LONGEST_QUESTION = 400  # target tokens
+KEPT = 4  # the likeliest tokens at each place of an answer: what a drafter learns from, besides the token itself
 
 
 @dataclass(frozen=True)
@@ -144,14 +145,23 @@ def read_answers(folder: Path) -> list[dict[str, Any]]:
 def answer_wave(
     target: LanguageModel, eos_ids: frozenset[int], questions: Sequence[Question], max_new_tokens: int
 ) -> Iterator[dict[str, Any]]:
-    """Yield the answers of some questions, which are read and decoded together, in the order in which they end."""
+    """Yield the answers of some questions, which are read and decoded together, in the order in which they end.
+
+    An answer has its tokens (`emitted`) and, one after the other for all of them, the target's K likeliest at that
+    place (`likeliest`) with their probabilities (`chances`).
+    """
     rows = [_make_row(question, max_new_tokens) for question in questions]
     of_row = dict(zip(rows, questions, strict=True))
+    likeliest: dict[SequenceState, list[int]] = {row: [] for row in rows}
+    chances: dict[SequenceState, list[float]] = {row: [] for row in rows}
     for row in rows:
         target.admit(row, row.tokens, read=False)
     while rows:
         fed = [row.tokens[target.length(row) :] for row in rows]
         logits_BV, _ = target.forward(rows, fed, [1] * len(rows))
+        for row, best, of_best in zip(rows, *_find_likeliest(logits_BV), strict=True):
+            likeliest[row] += best
+            chances[row] += of_best
         for row, token in zip(list(rows), _choose(rows, logits_BV, of_row), strict=True):
             row.tokens.append(token)
             row.remaining_tokens -= 1
@@ -168,7 +178,17 @@ def answer_wave(
                     "temperature": question.temperature,
                     "prompt": list(question.tokens),
                     "emitted": row.tokens[row.prompt_length :],
+                    "likeliest": likeliest[row],
+                    "chances": chances[row],
                 }
+
+
+@torch.inference_mode()
+def _find_likeliest(logits_BV: Tensor) -> tuple[list[list[int]], list[list[float]]]:
+    """Return each row's K likeliest tokens, the likeliest first, and their probabilities at temperature 1."""
+    best = logits_BV.topk(KEPT)
+    chances_BK = (best.values - logits_BV.logsumexp(-1, keepdim=True)).exp()
+    return best.indices.tolist(), chances_BK.tolist()
 
 
 @torch.inference_mode()

@@ -1,9 +1,9 @@
 """A drafter that is distilled from a target's answers, with other texts so that it fits other targets too.
 
-Part of the source tree only. The loss is the cross-entropy of the pieces of the answers. Over greedy answers that is
-what acceptance at temperature 0 needs; over drawn ones it is the divergence from the target, up to a constant.
+Part of the source tree only. The loss is the cross-entropy of the first pieces of what the target found likeliest at
+each place of its answers (`spelled_texts` weights them), and of the texts' own pieces elsewhere.
 
-Shapes: B rows of a batch, T pieces of a row, V pieces.
+Shapes: B rows of a batch, T pieces of a row, V pieces, K labels of a piece, N = B * (T - 1).
 """
 
 import json
@@ -57,17 +57,18 @@ class DistilledRecipe:
 RECIPES = {"drafter-4m": DistilledRecipe(recipes.RECIPES["drafter-4m"])}
 
 
-def weighted_loss(model: torch.nn.Module, pieces_BT: Tensor, weights_BT: Tensor) -> Tensor:
-    """Return the weighted mean cross-entropy of each piece given those before it in its row, in nats (a scalar).
+def labelled_loss(model: torch.nn.Module, pieces_BT: Tensor, labels_BTK: Tensor, weights_BTK: Tensor) -> Tensor:
+    """Return the weighted mean cross-entropy of the labels of each piece given the pieces before it (a scalar, nats).
 
     Computed in bfloat16, sums in float32.
     """
     with torch.autocast(pieces_BT.device.type, torch.bfloat16):
         logits_BTV = model(input_ids=pieces_BT[:, :-1]).logits
-    logits_NV, wanted_N = logits_BTV.flatten(0, 1).float(), pieces_BT[:, 1:].flatten()
-    losses_N = torch.nn.functional.cross_entropy(logits_NV, wanted_N, reduction="none")
-    weights_N = weights_BT[:, 1:].flatten()
-    return (losses_N * weights_N).sum() / weights_N.sum()
+    logits_NV = logits_BTV.flatten(0, 1).float()
+    labels_NK, weights_NK = labels_BTK[:, 1:].flatten(0, 1), weights_BTK[:, 1:].flatten(0, 1)
+    losses_NK = logits_NV.logsumexp(-1, keepdim=True) - logits_NV.gather(1, labels_NK)
+    loss: Tensor = (losses_NK * weights_NK).sum() / weights_NK.sum()
+    return loss
 
 
 @torch.no_grad()
@@ -121,7 +122,7 @@ def build(recipe: DistilledRecipe, data: Path, out: Path, progress: Callable[[in
         seed,
     )
     model, began = recipes.make_llama(base, tokenizer), time.perf_counter()
-    losses = optimise(model, lambda: weighted_loss(model, *sampler.draw(base.training.rows)), base.training, progress)
+    losses = optimise(model, lambda: labelled_loss(model, *sampler.draw(base.training.rows)), base.training, progress)
     seconds = time.perf_counter() - began
     held = [speller.find_places(row) for row in rows if _is_held_out(row)][:MEASURED]
     held_out_loss, accuracy = measure(model, held)

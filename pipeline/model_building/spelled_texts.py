@@ -1,6 +1,6 @@
 """Texts in the pieces of a drafter, and rows of them to train on. Part of the source tree only.
 
-Shapes: B rows of a batch, T pieces of a row.
+Shapes: B rows of a batch, T pieces of a row, K labels of a piece, N tokens of an answer.
 """
 
 import re
@@ -10,10 +10,13 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from pyarrow import parquet
 from torch import Tensor
 
+from pipeline.model_building.answers import KEPT
 from stages.vocabulary.chat import Conversation
 from stages.vocabulary.pair import Pair
 from stages.vocabulary.tokenizer_view import Vocabulary
@@ -39,11 +42,18 @@ class Mixture:
     documents: float = 0.2
 
 
-class WeightedText(NamedTuple):
-    """Pieces of a text, and the weight of each in the loss."""
+class LabelledText(NamedTuple):
+    """Pieces of a text, and what a drafter should have predicted at each.
 
-    pieces: list[int]
-    weights: list[float]
+    Attributes:
+        pieces: (T) of the text.
+        labels: (T, K) pieces that are right at a place; where only the text's own is known, it is the first.
+        weights: (T, K) of the labels in the loss, 0 for those that do not exist.
+    """
+
+    pieces: NDArray[np.int64]
+    labels: NDArray[np.int64]
+    weights: NDArray[np.float32]
 
 
 class PlacedText(NamedTuple):
@@ -65,20 +75,34 @@ class TextSpeller:
     def __init__(self, drafter: Vocabulary, pair: Pair, chat: Conversation) -> None:
         self._drafter, self._pair, self._chat = drafter, pair, chat
 
-    def spell_answer(self, row: dict[str, Any]) -> WeightedText:
-        """Spell a prompt and the target's answer: the answer token by token, as verification extends a sequence."""
-        answer = [piece for token in row["emitted"] for piece in self._pair.context[token]]
-        return self._join(row["text"], answer)
+    def spell_answer(self, row: dict[str, Any]) -> LabelledText:
+        """Spell a prompt and the target's answer: the answer token by token, as verification extends a sequence.
 
-    def spell_reference(self, prompt: str, reference: str) -> WeightedText:
+        The first piece of a token has as labels the first pieces of the target's likeliest tokens at its place,
+        weighted by the squares of their probabilities: halfway between the distribution, which acceptance at
+        temperature 1 asks for, and its maximum, which temperature 0 asks for. Its other pieces have themselves.
+        """
+        context = self._pair.context
+        answer = [piece for token in row["emitted"] for piece in context[token]]
+        text = self._join(row["text"], answer)
+        lengths_N = np.array([len(context[token]) for token in row["emitted"]])
+        places_N = len(text.pieces) - len(answer) + np.cumsum(lengths_N) - lengths_N
+        labels_NK = np.array([self._first_piece(token) for token in row["likeliest"]]).reshape(-1, KEPT)
+        weights_NK = np.square(row["chances"]).reshape(-1, KEPT) * (labels_NK >= 0)
+        known_N = (lengths_N > 0) & (weights_NK.sum(1) > 0)
+        places_N, labels_NK, weights_NK = places_N[known_N], labels_NK[known_N], weights_NK[known_N]
+        text.labels[places_N] = labels_NK.clip(0)
+        text.weights[places_N] = weights_NK / weights_NK.sum(1, keepdims=True)
+        return text
+
+    def spell_reference(self, prompt: str, reference: str) -> LabelledText:
         """Spell a prompt and the answer of a data set."""
         end = [] if self._drafter.eos is None else [self._drafter.eos]
         return self._join(prompt, [*self._drafter.encode_text(reference, first=False), *end])
 
-    def spell_document(self, text: str) -> WeightedText:
+    def spell_document(self, text: str) -> LabelledText:
         """Spell a text without a prompt."""
-        pieces = list(self._drafter.encode_text(text, first=True))
-        return WeightedText(pieces, [1.0] * len(pieces))
+        return _label_by_itself([], self._drafter.encode_text(text, first=True))
 
     def find_places(self, row: dict[str, Any]) -> PlacedText:
         """Spell a whole prompt and the target's answer, and find the places where a token of the answer begins."""
@@ -88,9 +112,20 @@ class TextSpeller:
             pieces.extend(self._pair.context[token])
         return PlacedText(pieces, places)
 
-    def _join(self, prompt: str, answer: list[int]) -> WeightedText:
-        before = list(self._chat.encode(prompt)[1])[-CONTEXT:]
-        return WeightedText([*before, *answer], [PROMPT_WEIGHT] * len(before) + [1.0] * len(answer))
+    def _join(self, prompt: str, answer: Sequence[int]) -> LabelledText:
+        return _label_by_itself(self._chat.encode(prompt)[1][-CONTEXT:], answer)
+
+    def _first_piece(self, token: int) -> int:
+        """Return the piece that a token's spelling begins with; -1 for a token without one."""
+        return self._pair.context[token][0] if self._pair.context[token] else -1
+
+
+def _label_by_itself(before: Sequence[int], text: Sequence[int]) -> LabelledText:
+    """Return a text whose only label at each place is its own piece, after context whose labels weigh little."""
+    pieces = np.array([*before, *text], dtype=np.int64)
+    weights = np.zeros((len(pieces), KEPT), np.float32)
+    weights[: len(before), 0], weights[len(before) :, 0] = PROMPT_WEIGHT, 1.0
+    return LabelledText(pieces, pieces[:, None].repeat(KEPT, axis=1), weights)
 
 
 def read_references(data: Path, datasets: Sequence[str], seed: int) -> list[tuple[str, str]]:
@@ -113,25 +148,25 @@ class RowSampler:
         seed: of all draws.
     """
 
-    def __init__(self, kinds: Sequence[tuple[Sequence[WeightedText], float]], length: int, seed: int) -> None:
+    def __init__(self, kinds: Sequence[tuple[Sequence[LabelledText], float]], length: int, seed: int) -> None:
         self._kinds, self._length, self._random = kinds, length, Random(seed)
         self._orders: list[list[int]] = [[] for _ in kinds]
 
-    def draw(self, rows: int) -> tuple[Tensor, Tensor]:
-        """Return pieces and their weights (B, T)."""
+    def draw(self, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return pieces (B, T), labels (B, T, K) and the labels' weights (B, T, K)."""
         drawn = [self._draw_row() for _ in range(rows)]
-        return torch.tensor([row.pieces for row in drawn]), torch.tensor([row.weights for row in drawn])
+        pieces_BT, labels_BTK, weights_BTK = (torch.from_numpy(np.stack(part)) for part in zip(*drawn, strict=True))
+        return pieces_BT, labels_BTK, weights_BTK
 
-    def _draw_row(self) -> WeightedText:
+    def _draw_row(self) -> LabelledText:
         (kind,) = self._random.choices(range(len(self._kinds)), [chance for _, chance in self._kinds])
-        row = WeightedText([], [])
-        while len(row.pieces) < self._length:
-            text = self._next_text(kind)
-            row.pieces.extend(text.pieces)
-            row.weights.extend(text.weights)
-        return WeightedText(row.pieces[: self._length], row.weights[: self._length])
+        texts, length = list[LabelledText](), 0
+        while length < self._length:
+            texts.append(self._next_text(kind))
+            length += len(texts[-1].pieces)
+        return LabelledText(*(np.concatenate(part)[: self._length] for part in zip(*texts, strict=True)))
 
-    def _next_text(self, kind: int) -> WeightedText:
+    def _next_text(self, kind: int) -> LabelledText:
         """Return the next text of a kind: all of them once, in random order, before any comes again."""
         texts, order = self._kinds[kind][0], self._orders[kind]
         if not order:

@@ -1,8 +1,12 @@
 """A drafter that is distilled from a target's answers."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import torch
@@ -12,11 +16,12 @@ from tiny_pair import TinyPair, sentences, tiny_model, tiny_pair  # noqa: F401  
 from pipeline.assembly.models import load_only_target
 from pipeline.config.settings import Config
 from pipeline.model_building import answers, distilled, recipes
-from pipeline.model_building.answers import QUESTIONS, read_answers, read_questions, write_answers
+from pipeline.model_building.answers import KEPT, QUESTIONS, read_answers, read_questions, write_answers
 from pipeline.model_building.distilled import DistilledRecipe
-from pipeline.model_building.spelled_texts import RowSampler, TextSpeller, WeightedText
+from pipeline.model_building.spelled_texts import PROMPT_WEIGHT, LabelledText, RowSampler, TextSpeller
 from pipeline.sources import corpus
 from stages.vocabulary.chat import PlainConversation
+from stages.vocabulary.pair import Pair
 from store.errors import ModelError
 
 
@@ -79,7 +84,11 @@ def test_greedy_answers_are_those_of_plain_decoding(
     for question in questions:
         emitted = rows[question.number]["emitted"]
         assert len(emitted) == 7 or emitted[-1] in models.eos_ids
+        chances = rows[question.number]["chances"]
+        assert all(1 >= one >= other > 0 for one, other in pairwise(chances[:KEPT]))
+        assert len(chances) == len(rows[question.number]["likeliest"]) == KEPT * len(emitted)
         if question.temperature == 0:
+            assert rows[question.number]["likeliest"][::KEPT] == emitted
             ids = torch.tensor([[*question.tokens, *emitted]])
             best = models.target.model(ids).logits[0].argmax(-1).tolist()
             assert emitted == best[len(question.tokens) - 1 : -1]
@@ -96,34 +105,79 @@ def test_answers_that_exist_are_kept(data: Path, models, chat: PlainConversation
     assert first.stat().st_mtime_ns == before
 
 
+def make_row(emitted: Sequence[int], pair: Pair) -> dict[str, Any]:
+    """Return an answer of which the target found the emitted tokens likelier than the first tokens with pieces."""
+    others = [token for token, pieces in enumerate(pair.context) if pieces][: KEPT - 1]
+    likeliest = [one for token in emitted for one in (token, *others)]
+    return {
+        "text": "Ann has",
+        "emitted": list(emitted),
+        "likeliest": likeliest,
+        "chances": [0.6, 0.3, 0.0, 0.0] * len(emitted),
+    }
+
+
 def test_an_answer_is_spelled_as_verification_spells_it(models, chat: PlainConversation):
     speller = TextSpeller(models.drafter_vocabulary, models.pair, chat)
     emitted = models.target_vocabulary.encode_text(sentences(3, 4)[0], first=False)
-    row = {"text": "Ann has", "emitted": list(emitted)}
+    row = make_row(emitted, models.pair)
     text, placed = speller.spell_answer(row), speller.find_places(row)
-    assert text.pieces == placed.pieces
+    assert text.pieces.tolist() == placed.pieces
     answer = [piece for token in emitted for piece in models.pair.context[token]]
-    assert text.pieces[-len(answer) :] == answer
+    assert placed.pieces[-len(answer) :] == answer
     assert [placed.pieces[place] for place in placed.places] == [models.pair.context[token][0] for token in emitted]
-    assert text.weights.count(1.0) == len(answer)
+    sums_T = text.weights.sum(1)
+    assert sums_T[-len(answer) :] == pytest.approx(1.0)
+    assert sums_T[: -len(answer)] == pytest.approx(PROMPT_WEIGHT)
+
+
+def test_first_pieces_of_likely_tokens_are_labels(models, chat: PlainConversation):
+    """The second token of the answer has two likely tokens, of 0.6 and 0.3: weights 0.8 and 0.2."""
+    pair = models.pair
+    emitted = models.target_vocabulary.encode_text(sentences(3, 4)[0], first=False)
+    row = make_row(emitted, pair)
+    text = TextSpeller(models.drafter_vocabulary, pair, chat).spell_answer(row)
+    answer = sum(len(pair.context[token]) for token in emitted)
+    second = len(text.pieces) - answer + len(pair.context[emitted[0]])
+    other = row["likeliest"][KEPT + 1]
+    assert text.labels[second, :2].tolist() == [pair.context[emitted[1]][0], pair.context[other][0]]
+    assert text.weights[second] == pytest.approx([0.8, 0.2, 0.0, 0.0])
+
+
+def test_a_likely_token_without_pieces_is_no_label(models, chat: PlainConversation):
+    context = list(models.pair.context)
+    nothing = len(context) - 1
+    context[nothing] = ()
+    pair = replace(models.pair, context=tuple(context))
+    emitted = models.target_vocabulary.encode_text(sentences(3, 4)[0], first=False)[:1]
+    row = make_row(emitted, pair) | {"likeliest": [nothing, emitted[0], nothing, nothing], "chances": [0.5, 0.2, 0, 0]}
+    text = TextSpeller(models.drafter_vocabulary, pair, chat).spell_answer(row)
+    place = len(text.pieces) - len(pair.context[emitted[0]])
+    assert text.weights[place] == pytest.approx([0.0, 1.0, 0.0, 0.0])
+    assert text.labels[place, 1] == pair.context[emitted[0]][0]
 
 
 def test_every_text_of_a_kind_is_drawn_before_one_comes_again():
-    texts = [WeightedText([number] * 4, [1.0] * 4) for number in range(6)]
-    pieces_BT, weights_BT = RowSampler([(texts, 1.0)], length=8, seed=0).draw(3)
+    weights = np.ones((4, KEPT), np.float32)
+    texts = [LabelledText(np.full(4, number), np.full((4, KEPT), number), weights) for number in range(6)]
+    pieces_BT, labels_BTK, weights_BTK = RowSampler([(texts, 1.0)], length=8, seed=0).draw(3)
     assert sorted(set(pieces_BT.flatten().tolist())) == [0, 1, 2, 3, 4, 5]
-    assert weights_BT.shape == (3, 8)
+    assert (labels_BTK == pieces_BT[..., None]).all()
+    assert weights_BTK.shape == (3, 8, KEPT)
 
 
-def test_the_loss_leaves_out_what_has_no_weight():
+def test_the_loss_is_that_of_the_weighted_labels():
     torch.manual_seed(0)
     model = recipes.make_llama(tiny_model("drafter"), _Ids())
     pieces_BT = torch.tensor([[5, 6, 7, 8, 9]])
-    weights_BT = torch.tensor([[0.0, 1.0, 1.0, 0.0, 0.0]])
-    loss = distilled.weighted_loss(model, pieces_BT, weights_BT)
+    labels_BTK, weights_BTK = pieces_BT[..., None].repeat(1, 1, 2), torch.zeros(1, 5, 2)
+    labels_BTK[0, 1, 1] = 3
+    weights_BTK[0, 1:3] = torch.tensor([[0.75, 0.25], [1.0, 0.0]])
+    loss = distilled.labelled_loss(model, pieces_BT, labels_BTK, weights_BTK)
     with torch.no_grad():
         log_TV = model(pieces_BT).logits[0].log_softmax(-1)
-    assert loss.item() == pytest.approx(-float(log_TV[0, 6] + log_TV[1, 7]) / 2, rel=0.02)  # in bfloat16
+    wanted = 0.75 * log_TV[0, 6] + 0.25 * log_TV[0, 3] + log_TV[1, 7]
+    assert loss.item() == pytest.approx(-float(wanted) / 2, rel=0.02)  # in bfloat16
 
 
 class _Ids:
