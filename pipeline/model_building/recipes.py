@@ -69,7 +69,7 @@ RECIPES = {
             ZOO["drafter-4m"],
             SPLIT_SINGLE_DIGITS,
             {**GENERAL_TEXTS, "functions": 0.3},
-            Recipe(steps=2781, rows=8, length=256, peak_rate=5e-3),
+            Recipe(steps=8897, rows=8, length=256, peak_rate=4e-3),
         ),
         ModelRecipe(
             ZOO["target-7m"],

@@ -37,9 +37,9 @@ class Mixture:
         documents: without a chat template.
     """
 
-    answers: float = 0.6
-    references: float = 0.2
-    documents: float = 0.2
+    answers: float = 0.7
+    references: float = 0.15
+    documents: float = 0.15
 
 
 class LabelledText(NamedTuple):
