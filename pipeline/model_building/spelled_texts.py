@@ -80,7 +80,7 @@ class TextSpeller:
 
         The first piece of a token has as labels the first pieces of the target's likeliest tokens at its place,
         weighted by the squares of their probabilities: halfway between the distribution, which acceptance at
-        temperature 1 asks for, and its maximum, which temperature 0 asks for. Its other pieces have themselves.
+        temperature 1 needs, and its maximum, which temperature 0 needs. Its other pieces have themselves.
         """
         context = self._pair.context
         answer = [piece for token in row["emitted"] for piece in context[token]]
