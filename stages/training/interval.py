@@ -11,6 +11,7 @@ from stages.training.usage import UsageState, UsageTest
 REPLAYED = 2  # pieces that an update reads per piece of its new examples: it takes as many old ones
 # Share of the rejected tokens that an update is hoped to turn into accepted ones. With a drafter that knew nothing of
 # its target, seven updates raised .19 to .40, so each won .04 of them; with one distilled from it, they won nothing.
+# So it is halved where updates gain nothing.
 HOPED_GAIN = 0.05
 # Where rejected tokens are rare an update is an exploration. At once the longest interval it took a tenth of the time
 # of the fastest real target (SmolLM2 in four bits, docs/experiments.md).
@@ -82,8 +83,8 @@ class FixedInterval(UpdateInterval):
 
 class IntervalState(NamedTuple):
     """Saved state of a `BreakEvenInterval`: the interval, the smoothed gain of an update if one was measured, the
-    prompts up to the last update, how rare rejected tokens are, and all prompts so far. Checkpoints of older releases
-    lack the last ones.
+    prompts up to the last update, how rare rejected tokens are, all prompts so far, and the share of the rejected
+    tokens that an update is hoped to win. Checkpoints of older releases lack the last ones.
     """
 
     interval: int
@@ -91,6 +92,7 @@ class IntervalState(NamedTuple):
     seen: int = 0
     usage: UsageState | None = None
     prompts: int = 0
+    hoped: float = HOPED_GAIN
 
 
 class BreakEvenInterval(UpdateInterval):
@@ -102,10 +104,11 @@ class BreakEvenInterval(UpdateInterval):
     stream goes on is unknown, and a short one must not pay for a long one; after a drift, the new text is a new stream.
 
     A drafter that is rarely used gains little by any update, and so does one whose drafts are mostly accepted. Bets on
-    its rejected tokens (`UsageTest`) decide whether they are rare: so few that even if every update turned the share
-    `HOPED_GAIN` of them into accepted ones, it would not repay itself. Then the interval is `TO_EXPLORE` times the
-    longest, through drifts too, until there are more, and doubles with each such update that is not served. Where other
-    sources draft too, it begins so.
+    its rejected tokens (`UsageTest`) decide whether they are rare: so few that even if every update turned a hoped
+    share of them into accepted ones, it would not repay itself. Then the interval is `TO_EXPLORE` times the longest,
+    through drifts too, until there are more, and doubles with each such update that is not served. Where other sources
+    draft too, it begins so. The hoped share is `HOPED_GAIN`, and half as much after an update that leaves the smoothed
+    gain at nothing: then the rejected tokens count as rare again, and more of them are needed.
 
     Args:
         settings: the bounds of the interval, in prompts (a longest one below the shortest counts as the shortest), the
@@ -126,7 +129,7 @@ class BreakEvenInterval(UpdateInterval):
         self._steps, self._horizon, self._piece_cost, self._batch = settings.steps, settings.horizon, piece_cost, batch
         self._gain: float | None = None
         self._seen = self._prompts = 0  # prompts: up to the last update, and all
-        self._usage = UsageTest(rare=others_draft)
+        self._usage, self._hoped = UsageTest(rare=others_draft), HOPED_GAIN
 
     @property
     @override
@@ -138,7 +141,7 @@ class BreakEvenInterval(UpdateInterval):
         """Add a prompt to the evidence; with enough of it lengthen the interval, or return to the shortest."""
         self._prompts += 1
         spent = self._shortest * REPLAYED * pieces * self._steps * self._piece_cost  # by one update
-        saved = HOPED_GAIN * min(self._horizon, self._prompts) * max(1, tokens) / self._batch  # if all were rejected
+        saved = self._hoped * min(self._horizon, self._prompts) * max(1, tokens) / self._batch  # if all were rejected
         if self._usage.observe(rejected, tokens, spent / saved):
             self.interval = TO_EXPLORE * self._longest if self._usage.rare else self._shortest
 
@@ -153,6 +156,11 @@ class BreakEvenInterval(UpdateInterval):
         if self._usage.rare:
             self.interval *= 1 if step.served else 2
             return
+        if self._gain <= 0:
+            self._hoped /= 2
+            self._usage.take_as_rare()
+            self.interval = TO_EXPLORE * self._longest
+            return
         horizon = min(self._horizon, self._seen)
         saved = self._gain * horizon * judged / prompts / self._batch
         spent = step.pieces * self._steps * self._piece_cost
@@ -161,21 +169,22 @@ class BreakEvenInterval(UpdateInterval):
 
     @override
     def restart(self) -> None:
-        """Return to the shortest interval unless the drafter is rarely used, and forget the gains and the prompts so
+        """Return to the shortest interval unless the drafter is rarely used, and forget gains, hopes and the prompts so
         far.
         """
         self.interval = TO_EXPLORE * self._longest if self._usage.rare else self._shortest
-        self._gain, self._seen, self._prompts = None, 0, 0
+        self._gain, self._hoped, self._seen, self._prompts = None, HOPED_GAIN, 0, 0
         self._usage.restart()
 
     @override
     def save(self) -> IntervalState:
-        return IntervalState(self.interval, self._gain, self._seen, self._usage.save(), self._prompts)
+        return IntervalState(self.interval, self._gain, self._seen, self._usage.save(), self._prompts, self._hoped)
 
     @override
     def restore(self, saved: Saved, reader: SnapshotReader) -> None:
         state = reader.decode(IntervalState, saved)
         self.interval, self._gain, self._seen, self._prompts = state.interval, state.gain, state.seen, state.prompts
+        self._hoped = state.hoped
         if state.usage is not None:
             self._usage.restore(state.usage, reader)
 

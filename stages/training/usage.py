@@ -58,6 +58,11 @@ class UsageTest:
         self.restart()
         return True
 
+    def take_as_rare(self) -> None:
+        """Take rejected tokens to be rare, until there is new evidence."""
+        self.rare = True
+        self.restart()
+
     def restart(self) -> None:
         """Forget the evidence, not the decision."""
         self._test = BettingTest(low=0.0 if self.rare else -1.0)

@@ -94,6 +94,35 @@ def test_a_used_drafter_is_taken_for_unused_less_often_than_once_in_twenty():
     assert wrong < 15
 
 
+def test_an_update_that_gains_nothing_must_be_hoped_for_by_more_rejected_tokens():
+    """At 5 rejected tokens of 48 training begins after some prompts, and after each such update later."""
+    interval = BreakEvenInterval(
+        LearnSettings(interval=4, longest_interval=64, steps=2, horizon=1000),
+        piece_cost=0.01,
+        batch=1,
+        others_draft=True,
+    )
+    waited = []
+    for _ in range(5):
+        prompts = 0
+        while interval.interval == 256 and prompts < 3000:
+            feed(interval, 1, 5)
+            prompts += 1
+        waited.append(prompts)
+        interval.observe_update(replace(STEP, after=STEP.before), 20, 4)
+        assert interval.interval == 256
+        assert interval.is_exploring
+    assert waited[0] < waited[2] < waited[-1] == 3000, waited
+
+
+def test_one_update_without_gain_among_others_changes_no_hope():
+    interval = interval_of()
+    feed(interval, 8, 30)
+    interval.observe_update(STEP, 120, 4)
+    interval.observe_update(replace(STEP, served=False), 120, 4)
+    assert not interval.is_exploring
+
+
 def test_prompts_without_tokens_are_no_evidence():
     test = UsageTest(rare=False)
     for _ in range(200):
