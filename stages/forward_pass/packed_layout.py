@@ -26,7 +26,7 @@ class AttentionLayout:
         seen: end of the keys of the longest row.
         mask_B1QK: added to the scores; None if every query attends to every key.
         share: number of heads that are computed as further queries of the key head that they share: fewer and larger
-            products (`_choose_share`).
+            products, faster from two queries on.
         gather_BQ: index of the token per row and query, or None if all rows have equally many.
         scatter_N: index among (B, Q) per token, if there is a gather.
         parts: slices of the tokens that are computed one after the other, each with its own layout.
@@ -63,9 +63,8 @@ def make_layout(
     rows, width = slice(first, first + len(tokens)), max(counts)
     if weights.splits_tokens and width <= SHARED_QUERIES:
         return AttentionLayout(rows, seen, None, parts=_split_tokens(first, tokens, starts, window))
-    share = _choose_share(weights, width)
     if width == 1 and min(starts) == seen - 1 and min(counts) == 1:
-        return AttentionLayout(rows, seen, None, share, begin=begin)
+        return AttentionLayout(rows, seen, None, begin=begin)
     if len(counts) * width > PADDING_WASTE * sum(counts):
         return AttentionLayout(rows, seen, None, parts=_split_rows(weights, first, tokens, starts, window, paths))
     mask_BQK = torch.zeros(len(counts), width, seen - begin, dtype=weights.dtype, device=device)
@@ -75,23 +74,13 @@ def make_layout(
     else:
         allowed_BQK = make_tree_mask(starts, paths, range(begin, seen), device, window=window)
         mask_BQK.masked_fill_(~allowed_BQK, -torch.inf)
+    share = weights.heads // weights.key_heads if 1 < width <= SHARED_QUERIES else 1
     mask_B1QK = mask_BQK.repeat_interleave(share, 1)[:, None]
     if min(counts) == width:
         return AttentionLayout(rows, seen, mask_B1QK, share, begin=begin)
     scatter = [row * width + place for row, count in enumerate(counts) for place in range(count)]
     gather_BQ = _ranges_by_row([0, *accumulate(counts)], counts, device)
     return AttentionLayout(rows, seen, mask_B1QK, share, gather_BQ, torch.tensor(scatter, device=device), begin=begin)
-
-
-def _choose_share(weights: PackedLlamaWeights, width: int) -> int:
-    """Return how many heads of a key head are computed as further queries.
-
-    In float32 sharing pays from two queries on. In 16 bits it pays for one, too: of PyTorch's kernels the one for
-    grouped heads converts all keys and values there (9 heads over 3 of keys, 150 tokens, one core: 0.21 ms for one
-    row instead of 0.03, 1.8 for eight instead of 0.25).
-    """
-    fewest = 2 if weights.dtype == torch.float32 else 1
-    return weights.heads // weights.key_heads if fewest <= width <= SHARED_QUERIES else 1
 
 
 def _split_tokens(

@@ -8,7 +8,7 @@ from doubles import row_of
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PretrainedConfig, Qwen2Config, Qwen3Config
 
 from stages.forward_pass.forward import ModuleForward
-from stages.forward_pass.packed_layout import SHARED_QUERIES, make_layout
+from stages.forward_pass.packed_layout import SHARED_QUERIES
 from stages.forward_pass.packed_llama import PackedLlamaForward
 from stages.models.language_model import LanguageModel
 
@@ -83,25 +83,6 @@ def test_logits_are_those_of_the_modules_for_ragged_rows(name: str, dtype: torch
                     want_TV = model.model(input_ids=torch.tensor([text]), use_cache=False).logits[0].float()
                 error = (own_QV.float() - want_TV[-len(own_QV) :]).abs().max() / want_TV.std()
                 assert float(error) < TOLERANCE[dtype]
-
-
-@pytest.mark.parametrize(
-    ("dtype", "width", "share"), [(torch.float32, 1, 1), (torch.bfloat16, 1, 2), (torch.float32, 2, 2)]
-)
-def test_heads_share_their_keys_where_that_is_faster(dtype: torch.dtype, width: int, share: int):
-    """One query of a row without a mask, too: the outputs are those of the modules."""
-    model = model_of(CONFIGS["qwen2"], dtype)
-    assert isinstance(model.forward_pass, PackedLlamaForward)
-    text = list(range(12))
-    layout = make_layout(model.forward_pass.weights, 0, [text[-width:]], [len(text) - width], None, None)
-    assert layout.share == share
-    row = row_of(text, remaining_tokens=4)
-    model.admit(row, text)
-    logits_NV, _ = model.forward([row], [text[-width:]], [width])
-    with torch.no_grad():
-        want_TV = model.model(input_ids=torch.tensor([text[:-1] + text[-width:]]), use_cache=False).logits[0].float()
-    error = (logits_NV.float() - want_TV[-width:]).abs().max() / want_TV.std()
-    assert float(error) < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "yarn"])
