@@ -107,8 +107,8 @@ class BreakEvenInterval(UpdateInterval):
     its rejected tokens (`UsageTest`) decide whether they are rare: so few that even if every update turned a hoped
     share of them into accepted ones, it would not repay itself. Then the interval is `TO_EXPLORE` times the longest,
     through drifts too, until there are more, and doubles with each such update that is not served. Where other sources
-    draft too, it begins so. The hoped share is `HOPED_GAIN`, and half as much after an update that leaves the smoothed
-    gain at nothing: then the rejected tokens count as rare again, and more of them are needed.
+    draft too, it begins so, and returns to it after an update that leaves the smoothed gain at nothing: then half the
+    share is hoped for, at first `HOPED_GAIN`, and more rejected tokens are needed.
 
     Args:
         settings: the bounds of the interval, in prompts (a longest one below the shortest counts as the shortest), the
@@ -129,7 +129,7 @@ class BreakEvenInterval(UpdateInterval):
         self._steps, self._horizon, self._piece_cost, self._batch = settings.steps, settings.horizon, piece_cost, batch
         self._gain: float | None = None
         self._seen = self._prompts = 0  # prompts: up to the last update, and all
-        self._usage, self._hoped = UsageTest(rare=others_draft), HOPED_GAIN
+        self._usage, self._hoped, self._others_draft = UsageTest(rare=others_draft), HOPED_GAIN, others_draft
 
     @property
     @override
@@ -156,7 +156,7 @@ class BreakEvenInterval(UpdateInterval):
         if self._usage.rare:
             self.interval *= 1 if step.served else 2
             return
-        if self._gain <= 0:
+        if self._others_draft and self._gain <= 0:
             self._hoped /= 2
             self._usage.take_as_rare()
             self.interval = TO_EXPLORE * self._longest

@@ -116,8 +116,10 @@ def test_an_update_that_gains_nothing_must_be_hoped_for_by_more_rejected_tokens(
 
 
 def test_one_update_without_gain_among_others_changes_no_hope():
-    interval = interval_of()
-    feed(interval, 8, 30)
+    settings = LearnSettings(interval=4, longest_interval=64, steps=2, horizon=1000)
+    interval = BreakEvenInterval(settings, piece_cost=0.01, batch=1, others_draft=True)
+    feed(interval, 20, 40)
+    assert not interval.is_exploring
     interval.observe_update(STEP, 120, 4)
     interval.observe_update(replace(STEP, served=False), 120, 4)
     assert not interval.is_exploring
