@@ -96,8 +96,7 @@ class ChooseDraft(Stage[SequenceState, Draft]):
         }
         trees = {row: one for row, one in grown.items() if one.tree and self._choices[row].action is Action.COPIES}
         by_model = {row for row, choice in self._choices.items() if choice.action is Action.MODEL}
-        forced = {row for row in by_model if self._choices[row].drawn}
-        drafts = self._decode(batch, skipped=self._choices.keys() - by_model, forced=forced, whole=self._due > 0)
+        drafts = self._decode(batch, skipped=self._choices.keys() - by_model, whole=self._due > 0)
         tokens = len(ready) + sum(len(one.tree.candidates) for one in trees.values() if one.tree)
         seconds = self._costs.verification_cost(tokens) / len(ready) if ready else 0.0
         drafts = [
@@ -147,12 +146,11 @@ class ChooseDraft(Stage[SequenceState, Draft]):
         """
         verdicts = [verdict for verdict in verdicts if verdict.proposal.draft.row in self._choices]
         first = any(verdict.proposal.draft.row.block == 1 for verdict in verdicts)  # which may read a prompt
-        if seconds and not first:
+        if seconds and not first and not self._decode.has_read_prompt:
             self._observe_times(verdicts, seconds)
         verdicts = [verdict for verdict in verdicts if verdict.proposal.draft.row in self._expected]
         preferred = [one for one in verdicts if not self._is_drawn(one)]
         if by_model := [one for one in preferred if one.proposal.draft.source is DraftSource.MODEL]:
-            self._decode.observe(by_model)
             judged = sum(max(1, one.judged) for one in by_model if one.proposal.draft.pieces)
             self._due = max(0, self._due - judged)
         self.memory.observe(verdicts)
@@ -178,7 +176,6 @@ class ChooseDraft(Stage[SequenceState, Draft]):
 
     def resume_speculation(self) -> None:
         """Draft with the model again from the next block on, also where trees are preferred."""
-        self._decode.resume_speculation()
         self._chooser.try_model()
         if self._pauses:
             self._pauses.resume()
@@ -187,7 +184,6 @@ class ChooseDraft(Stage[SequenceState, Draft]):
         """Give the text after a drift more weight in the memory, and draft with the model until the acceptance head,
         which was reset, has labels to be trained on."""
         self.memory.respond_to_drift()
-        self._decode.resume_speculation(self._labels_after_drift)  # drafts: more are never needed
         self._due = self._labels_after_drift
         if self._pauses:
             self._pauses.resume()

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from stages.contract.blocks import ENTROPY, Draft, SequenceState, Verdict
+from stages.contract.blocks import ENTROPY, Draft, SequenceState
 from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
 from stages.contract.stage import Stage
 from stages.drafting.costs import CostModel
 from stages.drafting.growing_drafts import GrowingDrafts
 from stages.drafting.head import AcceptanceHead
-from stages.drafting.stopping import AlwaysSpeculate, SpeculationPolicy, StopRule
+from stages.drafting.stopping import StopRule
 from stages.drafting.target_states import AGE_DECAY
 from stages.models.language_model import LanguageModel
 from stages.prompts.prompt_reader import PromptReader
@@ -47,7 +47,6 @@ class DecodeState:
 
     model: Saved
     rows: list[ReadRow]
-    paying: Saved
 
 
 class Decode(Stage[SequenceState, Draft]):
@@ -95,7 +94,6 @@ class Decode(Stage[SequenceState, Draft]):
         max_draft: maximal number of pieces of a draft; 0 disables drafting.
         eos_id: the drafter's end of sequence, after which nothing is drafted, or None.
         probs_dtype: precision of the distributions.
-        policy: decides whether a block drafts; by default every block does.
         costs: with them the last pieces of a draft are dropped where the head's estimate makes verifying them not worth
             their cost. Only for rows whose pieces are not drawn: a draft that ends where an unlikely piece was drawn
             would change the distribution of the text.
@@ -104,10 +102,12 @@ class Decode(Stage[SequenceState, Draft]):
 
     Attributes:
         reader: reads a row's text before its first draft; None, the default, reads it in one pass.
+        has_read_prompt: whether the model read a prompt in the last block, whose time shows nothing of a draft's cost.
         unusable: number of drafts that ended because the drafter's distribution was NaN or infinite.
     """
 
     reader: PromptReader | None = None
+    has_read_prompt = False
 
     def __init__(
         self,
@@ -119,13 +119,12 @@ class Decode(Stage[SequenceState, Draft]):
         max_draft: int,
         eos_id: int | None,
         probs_dtype: torch.dtype = torch.float32,
-        policy: SpeculationPolicy | None = None,
         costs: CostModel | None = None,
         state_logits: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         self.model, self.head, self.max_draft, self.probs_dtype = model, head, max_draft, probs_dtype
         self._stop_rule, self._sampling, self._eos_id = stop_rule, sampling, eos_id
-        self._policy, self._costs, self._state_logits = policy or AlwaysSpeculate(), costs, state_logits
+        self._costs, self._state_logits = costs, state_logits
         self._forbidden_D = model.mask_without(allowed)
         self._forbids = bool(self._forbidden_D.any())
         model.restrict(allowed)
@@ -156,7 +155,7 @@ class Decode(Stage[SequenceState, Draft]):
     def save(self, writer: SnapshotWriter) -> DecodeState:
         included = [(row, read) for row, read in self._read.items() if writer.includes(row)]
         rows = [ReadRow(writer.row(row), list(read), self._agreed[row]) for row, read in included]
-        return DecodeState(self.model.save_rows(writer), rows, self._policy.save())
+        return DecodeState(self.model.save_rows(writer), rows)
 
     @override
     def restore(self, saved: Saved, reader: SnapshotReader) -> None:
@@ -164,15 +163,6 @@ class Decode(Stage[SequenceState, Draft]):
         self.model.restore_rows(state.model, reader)
         self._read = {reader.row(one.row): one.read for one in state.rows}
         self._agreed = {reader.row(one.row): one.agreed for one in state.rows}
-        self._policy.restore(state.paying, reader)
-
-    def observe(self, verdicts: Sequence[Verdict]) -> None:
-        """Pass the block's draft lengths and emitted tokens to the speculation policy.
-
-        Dropped pieces count, because they took a drafter pass.
-        """
-        drafts = [verdict.proposal.draft for verdict in verdicts]
-        self._policy.observe(list(map(self.count_drawn, drafts)), sum(len(verdict.emitted) for verdict in verdicts))
 
     def count_drawn(self, draft: Draft) -> int:
         """Return the number of pieces that were drawn for a draft of the last block, dropped ones included."""
@@ -180,8 +170,8 @@ class Decode(Stage[SequenceState, Draft]):
 
     @property
     def speculates(self) -> bool:
-        """Whether the model drafts in the next block."""
-        return self.max_draft > 0 and self._policy.should_draft()
+        """Whether the model drafts at all."""
+        return self.max_draft > 0
 
     def has_space(self, row: SequenceState) -> bool:
         """Return whether the longest draft after a row fits into the drafter's context."""
@@ -191,32 +181,24 @@ class Decode(Stage[SequenceState, Draft]):
         """Return the distributions of a draft without pieces (0, D)."""
         return self._empty_probs_KD
 
-    def resume_speculation(self, drafts: int = 1) -> None:
-        """Make this many drafts at least from the next block on, because the text or the drafter changed."""
-        self._policy.resume(drafts)
-
     @override
     @torch.inference_mode()
     def __call__(
         self,
         batch: Sequence[SequenceState],
         skipped: Collection[SequenceState] = (),
-        forced: Collection[SequenceState] = (),
         *,
         whole: bool = False,
     ) -> list[Draft]:
         """Draft after each row until the stop rule, its remaining tokens or `max_draft` ends the draft.
 
-        While the policy pauses speculation, all drafts are empty but those of forced rows.
-
         Args:
             batch: all admitted rows.
             skipped: rows that the model does not read in this block: their drafts are empty.
-            forced: rows that are drafted for while the policy pauses speculation, too.
             whole: whether to keep pieces that the head finds hopeless, because their labels are needed.
         """
-        paused = not self._policy.should_draft()
-        wanted = [(number, row) for number, row in enumerate(batch) if row in forced or not (paused or row in skipped)]
+        self.has_read_prompt = False
+        wanted = [(number, row) for number, row in enumerate(batch) if row not in skipped]
         if not wanted:
             self._drawn = {}
             return [Draft(row, (), self._empty_probs_KD, (), None, ()) for row in batch]
@@ -281,10 +263,12 @@ class Decode(Stage[SequenceState, Draft]):
 
     def _unread(self, row: SequenceState) -> list[int]:
         """Roll the model back to the pieces that are part of the row, and return the unread ones (at least one)."""
-        if self.reader and not self._read[row]:
-            self.reader.read(row)
-            self._read[row] = row.pieces[: self.model.length(row)]
-            self._agreed[row] = len(self._read[row])
+        if not self._read[row]:
+            self.has_read_prompt = True
+            if self.reader:
+                self.reader.read(row)
+                self._read[row] = row.pieces[: self.model.length(row)]
+                self._agreed[row] = len(self._read[row])
         read, known = self._read[row], self._agreed[row]
         while known < len(read) and known < len(row.pieces) - 1 and read[known] == row.pieces[known]:
             known += 1

@@ -7,14 +7,7 @@ from pipeline.config.sections import DraftSettings
 from pipeline.config.settings import Config
 from stages.decode import Decode
 from stages.drafting.costs import CostModel, Costs
-from stages.drafting.stopping import (
-    STOP_RULES,
-    AdaptiveSpeculation,
-    AlwaysSpeculate,
-    FixedLength,
-    SpeculationPolicy,
-    StopRule,
-)
+from stages.drafting.stopping import STOP_RULES, FixedLength, StopRule
 from stages.drafting.tracked_costs import TrackedCosts
 from stages.models.devices import device_name
 from stages.models.language_model import LanguageModel
@@ -95,11 +88,6 @@ def estimate_costs(models: Models, batch: int) -> Costs:
 def make_stop_rule(draft: DraftSettings, costs: CostModel, *, usable: bool) -> StopRule:
     """The configured rule. A head that neither has learned nor will learn (not `usable`) decides nothing."""
     return STOP_RULES[draft.stop_rule](draft, costs) if draft.adapt and usable else FixedLength()
-
-
-def make_policy(draft: DraftSettings, costs: CostModel) -> SpeculationPolicy:
-    """Whether blocks draft."""
-    return AdaptiveSpeculation(costs) if draft.only_where_paying else AlwaysSpeculate()
 
 
 def describe(models: Models, costs: CostModel, batch: int) -> str:

@@ -6,7 +6,7 @@ from functools import partial
 
 from pipeline.assembly.admission import find_preamble
 from pipeline.assembly.cache import make_cache
-from pipeline.assembly.costs import describe, find_measured_seconds, make_costs, make_policy, make_stop_rule
+from pipeline.assembly.costs import describe, find_measured_seconds, make_costs, make_stop_rule
 from pipeline.assembly.models import DrafterModels, Models
 from pipeline.config.sections import DraftSettings
 from pipeline.config.settings import Config
@@ -16,7 +16,7 @@ from stages.drafting.costs import CostModel, Costs
 from stages.drafting.head import AcceptanceHead, load_head
 from stages.drafting.holdout import Holdout
 from stages.drafting.sources import SourceChooser
-from stages.drafting.stopping import AlwaysSpeculate, CostStop, FixedLength, SpeculationPolicy, StopRule
+from stages.drafting.stopping import CostStop, FixedLength, StopRule
 from stages.drafting.target_states import StateProjection, TargetStates
 from stages.drafting.timed_pauses import TimedPauses
 from stages.examples.teacher import TrieTeacher, supervise_nothing
@@ -116,13 +116,13 @@ def make_decode(
     """
     rule = make_stop_rule(config.draft, costs, usable=usable)
     most = config.draft.max_draft if "model" in config.draft.sources else 0
-    policy, dropping = make_policy(config.draft, costs), costs if isinstance(rule, CostStop) else None
-    return _decode(config, models, head, rule, most, policy, models.drafter_vocabulary.eos, dropping)
+    dropping = costs if isinstance(rule, CostStop) else None
+    return _decode(config, models, head, rule, most, models.drafter_vocabulary.eos, dropping)
 
 
 def make_timed_decode(config: Config, models: DrafterModels, head: AcceptanceHead) -> Decode:
     """Make drafting of a fixed length, from which costs are measured."""
-    return _decode(config, models, head, FixedLength(), PROBE_DRAFT, AlwaysSpeculate(), None, None)
+    return _decode(config, models, head, FixedLength(), PROBE_DRAFT, None, None)
 
 
 def _decode(
@@ -131,7 +131,6 @@ def _decode(
     head: AcceptanceHead,
     stop_rule: StopRule,
     max_draft: int,
-    policy: SpeculationPolicy,
     end: int | None,
     costs: CostModel | None,
 ) -> Decode:
@@ -146,7 +145,6 @@ def _decode(
         draftable(config.draft, models.pair),
         max_draft,
         end,
-        policy=policy,
         costs=costs,
         state_logits=states and partial(states.compute_logits, models.name),
     )

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from stages.contract.blocks import Draft, SequenceState, Verdict
+from stages.contract.blocks import Draft, SequenceState
 from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
 from stages.contract.stage import Stage
 
@@ -15,11 +15,12 @@ class NoModel(Stage[SequenceState, Draft]):
     """Drafts nothing; see `Decode`, in whose place it stands.
 
     Attributes:
-        speculates: whether the model drafts in the next block: never.
+        speculates: whether the model drafts at all: no.
+        has_read_prompt: whether the model read a prompt in the last block: no.
         admitted_rows: those that a checkpoint restored: none.
     """
 
-    speculates = False
+    speculates = has_read_prompt = False
     admitted_rows: Collection[SequenceState] = ()
 
     @override
@@ -27,7 +28,6 @@ class NoModel(Stage[SequenceState, Draft]):
         self,
         batch: Sequence[SequenceState],
         skipped: Collection[SequenceState] = (),
-        forced: Collection[SequenceState] = (),
         *,
         whole: bool = False,
     ) -> list[Draft]:
@@ -44,12 +44,6 @@ class NoModel(Stage[SequenceState, Draft]):
     def count_drawn(self, draft: Draft) -> int:
         """Return the number of pieces that were drawn for a draft: none."""
         return 0
-
-    def observe(self, verdicts: Sequence[Verdict]) -> None:
-        """Ignore what became of drafts."""
-
-    def resume_speculation(self, drafts: int = 1) -> None:
-        """Ignore a change of the text: no pause is to be ended."""
 
     def report(self) -> None:
         """Log nothing: no draft was cut short."""

@@ -5,7 +5,8 @@ these would change the distribution of the model's pieces.
 """
 
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from math import sqrt
 
 from stages.contract.blocks import Verdict
 from stages.contract.snapshot import Saved, SnapshotReader
@@ -13,45 +14,52 @@ from stages.drafting.costs import CostModel
 from store.events import Action
 
 GAIN_EDGES = (0.1, 0.3, 0.6, 1.0, 1.6, 2.5)  # expected accepted candidates of a tree; the model has statistics for each
-EVERY_MODEL_TURN = 32  # after so many blocks of all rows with gains of one kind the model drafts, for comparison
-# Such blocks: the wait doubles with every comparison that the model loses. A drift or an update of the drafter begins
-# with the shortest wait again, so little is missed by long ones.
-LONGEST_WAIT = 1024
+DISCOUNT = 0.99  # of the statistics of a kind of blocks, per block of that kind, whatever drafts
+SHARED = 4.0  # blocks without drafts in whose cost the drafts of all kinds count for one kind
+OPTIMISM = 0.35  # added to a rate before the first draft of a kind; divided by sqrt(N + 1) after N drafts
+PRIOR = (5.0, 4.0)  # tokens and cost, of four drafts
+LEFT = 0.1  # of the statistics of every kind, where the model may have become better
 
 
 @dataclass
-class _DecayedRatio:
-    """A ratio of two exponentially decayed sums. The initial sums are a prior."""
+class _Drafts:
+    """Drafts of the model: their tokens, their costs in blocks without drafts, and their number, all discounted."""
 
-    numerator: float
-    denominator: float
-    decay: float
+    tokens: float = 0.0
+    cost: float = 0.0
+    number: float = 0.0
 
-    def add(self, above: float, below: float) -> None:
-        self.numerator = self.decay * self.numerator + above
-        self.denominator = self.decay * self.denominator + below
+    def discount(self, factor: float) -> None:
+        self.tokens, self.cost, self.number = factor * self.tokens, factor * self.cost, factor * self.number
 
-    @property
-    def value(self) -> float:
-        return self.numerator / self.denominator
+    def add(self, tokens: float, cost: float) -> None:
+        self.tokens, self.cost, self.number = self.tokens + tokens, self.cost + cost, self.number + 1
 
 
 @dataclass(frozen=True)
 class SourceChooserState:
-    """Saved state of a `SourceChooser`: the sums of its ratios, the blocks since the model's last draft, and after how
-    many it drafts again. Checkpoints of older releases lack the last.
+    """Saved state of a `SourceChooser`: the sums of all of the model's drafts, then those of each kind. Checkpoints of
+    older releases lack them: the model is unknown then.
     """
 
-    ratios: list[tuple[float, float]]
-    turns: list[int]
-    waits: list[int] | None = None
+    drafts: list[tuple[float, float, float]] | None = None
 
 
 class SourceChooser:
     """Compares trees and no draft with the model's drafts, by emitted tokens per cost of a block without drafts.
 
-    A tree's tokens are predicted by its calibrated chances. The model's are those of its recent drafts where trees
-    promised about as much: text that the memory knows is often text that the model knows.
+    A tree's tokens are predicted by its calibrated chances. The model's rate is that of its recent drafts where trees
+    promised about as much (a kind of blocks): text that the memory knows is often text that the model knows. While few
+    drafts are known, the rate of all kinds counts too, and the model is taken to be better than its mean by what is
+    uncertain about it. Discounts make what is not tried more uncertain, so it is tried again: less often, the more it
+    lost by. This is the discounted upper confidence bound of Garivier and Moulines (2011).
+
+    >>> from stages.drafting.costs import Costs
+    >>> chooser = SourceChooser(Costs(target=((1, 1.0), (2, 1.06)), drafter=((1, 0.24),)))
+    >>> chooser.prefers_model(candidates=1, expected=0.2)  # 5 / 4 + 0.35 is more than 1.2 / 1.06
+    True
+    >>> chooser.prefers_model(candidates=4, expected=3.0)
+    False
 
     Args:
         costs: costs of the models' passes.
@@ -65,12 +73,8 @@ class SourceChooser:
 
     def __init__(self, costs: CostModel, rows: int = 1, *, may_rest: bool = True) -> None:
         self._costs, self.rows, self._may_rest = costs, rows, may_rest
-        kinds = range(len(GAIN_EDGES) + 1)
-        self._model = _DecayedRatio(5.0, 4.0, 0.95)
-        self._model_at = [_DecayedRatio(0.0, 0.0, 0.95) for _ in kinds]
-        self._turns = [0 for _ in kinds]
-        self._waits = [EVERY_MODEL_TURN for _ in kinds]
-        self._rivals = [0.0 for _ in kinds]  # the rates that the model was last compared with, in this block
+        self._all = _Drafts(*PRIOR, SHARED)
+        self._at = [_Drafts() for _ in range(len(GAIN_EDGES) + 1)]
 
     def tree_rate(self, candidates: int, expected: float) -> float:
         """Return the tokens per cost of a tree, relative to plain decoding."""
@@ -81,24 +85,21 @@ class SourceChooser:
         """Return whether the model drafts instead of a tree of this many candidates and expected accepted ones; without
         candidates: instead of no draft.
         """
-        kind = bisect_right(GAIN_EDGES, expected)
-        self._rivals[kind] = self.tree_rate(candidates, expected)
-        if self._is_due(kind) or not (candidates or self._may_rest):
+        if not (candidates or self._may_rest):
             return True
-        return self._model_rate(kind) > self._rivals[kind]
+        return self._hoped_rate(bisect_right(GAIN_EDGES, expected)) > self.tree_rate(candidates, expected)
+
+    def _hoped_rate(self, kind: int) -> float:
+        """Return the model's rate in a kind of blocks, and what it may be more."""
+        here = self._at[kind]
+        mean = (here.tokens + SHARED * self._all.tokens / self._all.cost) / (here.cost + SHARED)
+        return mean + OPTIMISM / sqrt(here.number + 1)
 
     def try_model(self) -> None:
-        """Let the model draft at the next block of each kind, because it may be better than it was."""
-        self._waits = [EVERY_MODEL_TURN for _ in self._waits]
-        self._turns = [wait * self.rows for wait in self._waits]
-
-    def _is_due(self, kind: int) -> bool:
-        return self._turns[kind] >= self._waits[kind] * self.rows
-
-    def _model_rate(self, kind: int) -> float:
-        """Return the model's rate where trees promise this, shrunk to its overall rate while there are few samples."""
-        here, weight = self._model_at[kind], 4
-        return (here.numerator + weight * self._model.value) / (here.denominator + weight)
+        """Forget most of what is known of the model, because it may be better than it was."""
+        self._all = _Drafts(*PRIOR, SHARED)
+        for drafts in self._at:
+            drafts.discount(LEFT)
 
     def observe(self, verdict: Verdict, action: Action, expected: float, drawn: int) -> None:
         """Update with the outcome of a row's block.
@@ -109,38 +110,22 @@ class SourceChooser:
             expected: accepted candidates of the tree that the row had or could have had.
             drawn: pieces that the model drew, dropped ones included.
         """
-        kind = bisect_right(GAIN_EDGES, expected)
+        here = self._at[bisect_right(GAIN_EDGES, expected)]
+        here.discount(DISCOUNT)
         if action is not Action.MODEL:
-            self._turns[kind] += 1
             return
-        was_due, self._turns[kind] = (
-            self._is_due(kind),
-            0,
-        )  # also if the model had nothing to propose: else it would have every turn from then on
-        if drawn:
-            pieces = len(verdict.proposal.draft.pieces)
-            cost = self._costs.verification_cost(self.rows * (1 + pieces)) + self._costs.drafts_cost(
-                [drawn] * self.rows
-            )
-            sums = 1.0 + verdict.accepted, cost / self._costs.verification_cost(self.rows)
-            self._model.add(*sums)
-            self._model_at[kind].add(*sums)
-            loses = was_due and self._model_rate(kind) <= self._rivals[kind]
-            self._waits[kind] = min(2 * self._waits[kind], LONGEST_WAIT) if loses else EVERY_MODEL_TURN
+        pieces = len(verdict.proposal.draft.pieces)
+        cost = self._costs.verification_cost(self.rows * (1 + pieces)) + self._costs.drafts_cost([drawn] * self.rows)
+        self._all.discount(DISCOUNT)
+        for drafts in (self._all, here):
+            drafts.add(1.0 + verdict.accepted, cost / self._costs.verification_cost(self.rows))
 
     def save(self) -> SourceChooserState:
         """Return the state for a checkpoint."""
-        ratios = [(ratio.numerator, ratio.denominator) for ratio in self._ratios()]
-        return SourceChooserState(ratios, list(self._turns), list(self._waits))
+        return SourceChooserState([astuple(drafts) for drafts in (self._all, *self._at)])
 
     def restore(self, saved: Saved, reader: SnapshotReader) -> None:
         """Restore a saved state."""
         state = reader.decode(SourceChooserState, saved)
-        for ratio, sums in zip(self._ratios(), state.ratios, strict=True):
-            ratio.numerator, ratio.denominator = sums
-        self._turns = list(state.turns)
-        if state.waits is not None:
-            self._waits = list(state.waits)
-
-    def _ratios(self) -> list[_DecayedRatio]:
-        return [self._model, *self._model_at]
+        if state.drafts is not None:
+            self._all, *self._at = (_Drafts(*sums) for sums in state.drafts)

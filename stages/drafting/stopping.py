@@ -1,11 +1,10 @@
-"""Draft lengths: policies that decide whether a block drafts, and rules that select rows for one more piece."""
+"""Draft lengths: rules that select rows for one more piece."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from typing_extensions import override
 
-from stages.contract.snapshot import Saved, SnapshotReader
 from stages.drafting.costs import CostModel
 
 Survival = Sequence[float]  # per drafted piece the estimated probability that it and all before it are accepted
@@ -104,119 +103,3 @@ STOP_RULES: dict[str, Callable[[StopSettings, CostModel], StopRule]] = {  # by t
     "threshold": lambda settings, costs: ThresholdStop(settings.stop_threshold),
     "never": lambda settings, costs: FixedLength(),
 }
-
-
-class SpeculationPolicy(Protocol):
-    """Decides whether blocks draft. `should_draft` is called before each block, `observe` after it."""
-
-    def should_draft(self) -> bool:
-        """Return whether the next block drafts."""
-        ...
-
-    def observe(self, lengths: Sequence[int], emitted: int) -> None:
-        """Update with a block: pieces drafted per row, and tokens emitted by all rows. By default ignored."""
-        return
-
-    def resume(self, drafts: int = 1) -> None:
-        """End a pause, because the text or the drafter changed since it was measured.
-
-        Args:
-            drafts: minimum number of drafts before the next pause.
-        """
-        return
-
-    def save(self) -> Saved:
-        """Return the state for a checkpoint; by default there is none."""
-        return None
-
-    def restore(self, saved: Saved, reader: SnapshotReader) -> None:
-        """Restore a saved state; by default there is none."""
-        return
-
-
-class AlwaysSpeculate(SpeculationPolicy):
-    """Drafts in every block."""
-
-    @override
-    def should_draft(self) -> bool:
-        return True
-
-
-class AdaptiveSpeculationState(NamedTuple):
-    """Saved state of an `AdaptiveSpeculation`, in the order of its attributes."""
-
-    emitted: float
-    plain: float
-    on: int
-    off: int
-    rest: int
-
-
-class AdaptiveSpeculation(SpeculationPolicy):
-    """Compares the tokens per cost of recent drafting blocks with those of plain decoding; if plain decoding is faster,
-    speculation is paused for a number of blocks, then tried again.
-
-    Plain decoding emits one token per row and pass, so its rate is known. The first pause is short and doubles while
-    trials fail, so drafting that is never faster costs the trials only. A drift or a drafter update ends a pause
-    (`resume`).
-
-    Args:
-        costs: costs of the models' passes.
-    """
-
-    DECAY = 0.95  # decay of the sums per block
-    PAUSE_DECAY = 0.1  # decay of the sums at a pause
-    WARM_UP = 16  # drafts before the first comparison
-    TRIAL, MIN_PAUSE, MAX_PAUSE = 4, 32, 256  # drafts of a trial; blocks of a pause
-
-    def __init__(self, costs: CostModel) -> None:
-        self._costs = costs
-        self._emitted = self._plain = 0.0  # recent tokens, and those of plain decoding in that time
-        self._drafts_left = self.WARM_UP  # drafts until the next comparison
-        self._pause_left = 0  # blocks left of the pause
-        self._next_pause = self.MIN_PAUSE
-
-    @override
-    def should_draft(self) -> bool:
-        return self._pause_left == 0
-
-    @override
-    def observe(self, lengths: Sequence[int], emitted: int) -> None:
-        if self._pause_left:
-            self._pause_left -= 1
-            return
-        rows = len(lengths)
-        plain = rows * self._costs.block_cost(lengths) / self._costs.verification_cost(rows)
-        self._emitted = self._emitted * self.DECAY + emitted
-        self._plain = self._plain * self.DECAY + plain
-        self._drafts_left = max(0, self._drafts_left - rows)
-        if self._drafts_left:
-            return
-        if self._emitted < self._plain:
-            self._pause_left, self._drafts_left = self._next_pause, self.TRIAL
-            self._emitted *= self.PAUSE_DECAY  # so that the trial after the pause decides
-            self._plain *= self.PAUSE_DECAY
-            self._next_pause = min(self.MAX_PAUSE, 2 * self._next_pause)
-        else:
-            self._next_pause = self.MIN_PAUSE
-
-    @override
-    def resume(self, drafts: int = 1) -> None:
-        """End the pause: draft for a trial at least, and pause for the shortest time if the trial fails.
-
-        The sums are kept: they decay with every block, and have decayed at the pause.
-        """
-        self._pause_left, self._next_pause = 0, self.MIN_PAUSE
-        self._drafts_left = max(self._drafts_left, self.TRIAL, drafts)
-
-    @override
-    def save(self) -> AdaptiveSpeculationState:
-        return AdaptiveSpeculationState(
-            self._emitted, self._plain, self._drafts_left, self._pause_left, self._next_pause
-        )
-
-    @override
-    def restore(self, saved: Saved, reader: SnapshotReader) -> None:
-        self._emitted, self._plain, self._drafts_left, self._pause_left, self._next_pause = reader.decode(
-            AdaptiveSpeculationState, saved
-        )

@@ -1,7 +1,7 @@
 """Costs of passes, kept up to date by what blocks take."""
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from typing_extensions import override
@@ -9,9 +9,12 @@ from typing_extensions import override
 from stages.contract.snapshot import Saved, SnapshotReader
 from stages.drafting.costs import BlockTimes, CostModel, Costs, Curve, make_monotone
 
-DECAY = 0.98  # of a mean's weight, per block
-PRIOR_BLOCKS = 4.0  # weight of the mean over all target passes in that of one size
-LARGEST_JUMP = 2.0  # a block that took this many times more than expected was interrupted: it counts as that
+DECAY = 0.98  # of all sums, per block
+PRIOR_BLOCKS = 4.0  # weight of the line in the mean of one size, and of the costs at the beginning in the line
+LEAST_PRIOR = 0.02  # what remains of the latter weight, so that the line has a slope where all passes have one size
+LARGEST_JUMP = 2.0  # a block that took this many times more than expected was interrupted, or the first: counts as that
+
+Points = Iterable[tuple[float, float]]
 
 
 @dataclass
@@ -22,8 +25,7 @@ class _Mean:
     weight: float = 0.0
 
     def add(self, value: float, weight: float) -> None:
-        decay = DECAY**weight
-        self.total, self.weight = decay * self.total + weight * value, decay * self.weight + weight
+        self.total, self.weight = DECAY * self.total + weight * value, DECAY * self.weight + weight
 
     @property
     def value(self) -> float:
@@ -45,10 +47,10 @@ class _Line:
     xx: float = 0.0
     xy: float = 0.0
 
-    def add(self, x: float, y: float) -> None:
+    def add(self, x: float, y: float, weight: float = 1.0) -> None:
         values = (1.0, x, y, x * x, x * y)
         self.weight, self.x, self.y, self.xx, self.xy = (
-            DECAY * old + new for old, new in zip(self.sums, values, strict=True)
+            DECAY * old + weight * new for old, new in zip(self.sums, values, strict=True)
         )
 
     @property
@@ -56,34 +58,51 @@ class _Line:
         """The decayed sums of 1, x, y, x squared and x y."""
         return self.weight, self.x, self.y, self.xx, self.xy
 
-    def fit(self, prior: float) -> tuple[float, float]:
-        """Return `fixed` and `slope`, neither negative, as if y = prior * x had been seen at x = 1 and x = 3."""
-        weight, x, y, xx, xy = self.weight + 2, self.x + 4, self.y + 4 * prior, self.xx + 10, self.xy + 10 * prior
-        slope = max(0.0, (weight * xy - x * y) / (weight * xx - x * x))
-        fixed = (y - slope * x) / weight
-        return (fixed, slope) if fixed >= 0 else (0.0, xy / xx)
+    def with_points(self, points: Points, weight: float) -> "_Line":
+        """Return a line for which each of these points was seen with a weight, too."""
+        line = _Line(*self.sums)
+        for x, y in points:
+            values = (1.0, x, y, x * x, x * y)
+            line = _Line(*(old + weight * new for old, new in zip(line.sums, values, strict=True)))
+        return line
+
+    def fit(self) -> tuple[float, float]:
+        """Return `fixed` and `slope`; there are two values of x at least."""
+        slope = (self.weight * self.xy - self.x * self.y) / (self.weight * self.xx - self.x * self.x)
+        return (self.y - slope * self.x) / self.weight, slope
+
+    def fit_costs(self) -> tuple[float, float]:
+        """Return the best `fixed` and `slope` of which neither is negative."""
+        fixed, slope = self.fit()
+        if slope < 0:
+            return self.y / self.weight, 0.0
+        return (fixed, slope) if fixed >= 0 else (0.0, self.xy / self.xx)
 
 
 @dataclass(frozen=True)
 class TrackedCostsState:
-    """Saved state of `TrackedCosts`: total and weight of its means, those of the points in the order of the curve, and
-    the sums of the drafter's line. Checkpoints of older releases have two numbers in `drafter`, and no `around`.
+    """Saved state of `TrackedCosts`: total and weight of its means, those of the points in the order of the curve, the
+    sums of both lines, and the weight of the costs at the beginning. Checkpoints of older releases have two numbers in
+    `drafter`, and lack the last three.
     """
 
     all_passes: tuple[float, float]
     drafter: tuple[float, ...]
     points: list[tuple[float, float]]
     around: tuple[float, float] = (0.0, 0.0)
+    passes: tuple[float, float, float, float, float] = (0.0, 0.0, 0.0, 0.0, 0.0)
+    prior: float = 1.0
 
 
 class TrackedCosts(CostModel):
     """Costs that were measured when the run began, corrected by the seconds of its blocks.
 
-    A target pass that took twice as long as predicted raises the costs around its number of tokens and, less, all
-    others: most of what slows a machine slows all passes. What surrounds the pass belongs to the cost of a block, and
-    is the same for all numbers of tokens. A draft of the model has a cost of its own, whatever its length: the drafter
-    reads what it missed, and its pieces are translated and compared. Only ratios count, so the unit may change with the
-    first block.
+    Passes over some numbers of tokens are frequent; others are never made, or no longer, because they were measured
+    while the machine was busy. So what passes take beyond the costs at the beginning is followed in two ways: by a line
+    over all numbers of tokens, and at each point of the curve by a mean of the passes around it, shrunk to the line.
+    What surrounds the pass belongs to the cost of a block, and is the same for all numbers of tokens. A draft of the
+    model has a cost of its own, whatever its length: the drafter reads what it missed, and its pieces are translated
+    and compared. Only ratios count, so the unit may change with the first block.
 
     >>> costs = TrackedCosts(Costs(target=((1, 1.0), (5, 1.0)), drafter=((1, 0.1),)))
     >>> for _ in range(200):
@@ -101,7 +120,7 @@ class TrackedCosts(CostModel):
     (0.005, 0.001)
 
     Args:
-        start: the costs at the beginning, in any unit.
+        start: the costs at the beginning, in seconds or a larger unit.
     """
 
     def __init__(self, start: Costs) -> None:
@@ -111,8 +130,10 @@ class TrackedCosts(CostModel):
             _Mean(),
             _Mean(),
         )  # of measured over predicted; of seconds without a draft of the model
-        self._points = [_Mean() for _ in start.target]
+        self._passes = _Line()  # seconds beyond the costs at the beginning, in today's unit, by the tokens of passes
+        self._points = [_Mean() for _ in start.target]  # of measured over predicted
         self._drafter = _Line()  # seconds beyond `_around` by predicted costs of the drafter's passes, in first passes
+        self._prior = 1.0  # weight of the costs at the beginning: decays
         self._per_draft = 0.0
 
     @property
@@ -137,17 +158,21 @@ class TrackedCosts(CostModel):
         """Correct the costs by one block. Blocks that read prompts are left out by the caller: they show nothing of the
         cost of a token.
         """
-        ratio = _limit(block.verifying / self._start.verification_cost(block.tokens), self._all.value)
+        predicted = self._start.verification_cost(block.tokens)
+        ratio = _limit(block.verifying / predicted, self._all.value or 1.0)
         self._all.add(ratio, 1.0)
-        for place, weight in self._nearest_points(block.tokens):
-            self._points[place].add(ratio, weight)
+        self._passes.add(block.tokens, (ratio - self._all.value) * predicted)
+        near = dict(self._nearest_points(block.tokens))
+        for place, mean in enumerate(self._points):
+            mean.add(ratio, near.get(place, 0.0))
         seconds = block.drafting + block.around
         if any(block.lengths):
-            more = _limit(seconds, self.drafts_cost(block.lengths) + self._around.value if self._drafter.weight else 0)
+            more = _limit(seconds, self.drafts_cost(block.lengths) + self._around.value)
             passes = self._start.drafts_cost(block.lengths) / self._start.drafting_cost(1)
-            self._drafter.add(passes, more - self._around.value)
+            self._drafter.add(passes, more - self._around.value, 1 / passes)  # what disturbs them grows with them
         else:
             self._around.add(_limit(seconds, self._around.value), 1.0)
+        self._prior *= DECAY
         self._correct()
 
     def _nearest_points(self, tokens: int) -> list[tuple[int, float]]:
@@ -160,20 +185,25 @@ class TrackedCosts(CostModel):
         return [(after - 1, 1 - share), (after, share)]
 
     def _correct(self) -> None:
-        overall = self._all.value
+        unit = self._all.value  # of the costs at the beginning
+        weight = PRIOR_BLOCKS * max(self._prior, LEAST_PRIOR)
+        curve = self._start.target
+        none = [(size, 0.0) for size in (curve[0][0], curve[0][0] + 1)]
+        fixed, slope = self._passes.with_points(none, weight / len(none)).fit()
         target = [
-            (size, cost * mean.shrunk_to(overall))
-            for (size, cost), mean in zip(self._start.target, self._points, strict=True)
+            (size, cost * mean.shrunk_to(unit + (fixed + slope * size) / cost))
+            for (size, cost), mean in zip(curve, self._points, strict=True)
         ]
         first = self._start.drafting_cost(1)
-        self._per_draft, slope = self._drafter.fit(overall * first)
+        drafts = [(passes, passes * unit * first) for passes in (1, 3)]
+        self._per_draft, slope = self._drafter.with_points(drafts, weight / 4).fit_costs()
         drafter = tuple((rows, cost / first * slope) for rows, cost in self._start.drafter)
         self._now = Costs(make_monotone(target), drafter)
 
     @override
     def save(self) -> TrackedCostsState:
         all_passes, around, *points = [(mean.total, mean.weight) for mean in (self._all, self._around, *self._points)]
-        return TrackedCostsState(all_passes, self._drafter.sums, points, around)
+        return TrackedCostsState(all_passes, self._drafter.sums, points, around, self._passes.sums, self._prior)
 
     @override
     def restore(self, saved: Saved, reader: SnapshotReader) -> None:
@@ -182,6 +212,7 @@ class TrackedCosts(CostModel):
         state = reader.decode(TrackedCostsState, saved)
         self._all, self._around = _Mean(*state.all_passes), _Mean(*state.around)
         self._drafter = _Line(*state.drafter) if len(state.drafter) > 2 else _Line()
+        self._passes, self._prior = _Line(*state.passes), state.prior
         self._points = [_Mean(*one) for one in state.points]
         if self._all.weight:
             self._correct()

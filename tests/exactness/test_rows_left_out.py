@@ -42,7 +42,8 @@ class Block:
         found: list[tuple[int, ...]] = [() for _ in self.rows]
         for _ in range(count):
             verdicts = judge(translate(decode(self.rows)))
-            decode.observe(verdicts)
+            if isinstance(decode, ChooseDraft):
+                decode.observe(verdicts)
             found = [known + verdict.emitted for known, verdict in zip(found, verdicts, strict=True)]
         return found
 

@@ -10,11 +10,11 @@ import torch
 from doubles import TableModel, row_of
 from torch import Tensor
 
-from stages.contract.blocks import Draft, Proposal, SequenceState, Verdict
+from stages.contract.blocks import Draft, SequenceState
 from stages.decode import EVERY_HOPELESS, Decode
 from stages.drafting.costs import Costs
 from stages.drafting.head import EXTRA_FEATURES, AcceptanceHead, piece_features
-from stages.drafting.stopping import AlwaysSpeculate, FixedLength, SpeculationPolicy, StopRule
+from stages.drafting.stopping import FixedLength, StopRule
 from stages.prompts.prompt_reader import PromptReader
 from stages.sampling.distributions import Sampling
 
@@ -33,14 +33,13 @@ def new_decode(
     max_draft: int = 4,
     end: int | None = None,
     costs: Costs | None = None,
-    policy: SpeculationPolicy | None = None,
     state_logits: Callable[[Tensor], Tensor] | None = None,
     **sampling,
 ) -> Decode:
     model = TableModel(logits, PIECES)
     head = AcceptanceHead(model.hidden_size, 0)
     chosen, rule = Sampling(**sampling or {"temperature": 1.0}), stop_rule or FixedLength()
-    return Decode(model, head, rule, chosen, ALLOWED, max_draft, end, torch.float64, policy, costs, state_logits)
+    return Decode(model, head, rule, chosen, ALLOWED, max_draft, end, torch.float64, costs, state_logits)
 
 
 def distribution_after(pieces: list[int], sampling: Sampling) -> Tensor:
@@ -391,25 +390,6 @@ def test_hopeless_pieces_are_kept_where_their_labels_are_needed():
     decode, row = decode_with_estimates(0.001), row_not_explored()
     decode.admit(row)
     assert [len(decode([row], whole=whole)[0].pieces) for whole in (False, True, False)] == [0, 4, 0]
-
-
-class RecordingPolicy(AlwaysSpeculate):
-    """Notes what it observes."""
-
-    def __init__(self) -> None:
-        self.seen: list[tuple[list[int], int]] = []
-
-    def observe(self, lengths: Sequence[int], emitted: int) -> None:
-        self.seen.append((list(lengths), emitted))
-
-
-def test_a_dropped_piece_counts_as_drafted_for_the_policy():
-    """Else drafting pieces that are always dropped would seem to cost nothing, and never be paused."""
-    policy, row = RecordingPolicy(), row_not_explored()
-    decode = decode_with_estimates(0.02, policy=policy)
-    (draft,) = only(decode, [row])
-    decode.observe([Verdict(Proposal(draft, ()), (), (1,), 0, 0)])
-    assert policy.seen == [([4], 1)]
 
 
 def test_what_was_drafted_and_rejected_is_no_longer_counted_as_read():

@@ -11,6 +11,7 @@ from doubles import TableModel, row_of
 from enumeration import Distribution, World, every_outcome, rule_of, translation_of
 from torch import Tensor
 
+from stages.choose import ChooseDraft
 from stages.contract.blocks import SequenceState, Verdict
 from stages.decode import Decode
 from stages.drafting.head import AcceptanceHead
@@ -97,7 +98,8 @@ def advance(stages: Stages, rows: list[SequenceState]) -> list[Verdict]:
     decode, translate, verify = stages
     verdicts = verify(translate(decode(rows)))
     translate.observe(verdicts)
-    decode.observe(verdicts)
+    if isinstance(decode, ChooseDraft):
+        decode.observe(verdicts)
     for row in rows:
         assert verify.model.tokens_read(row) == row.tokens[:-1], "the last token is read with the next block"
     for row in [row for row in rows if row.finish]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from event_making import make_completed, make_drifted
@@ -18,17 +18,15 @@ from pipeline.learner_protocol import CompletedPrompt
 from pipeline.learning import remote_learner as learner_remote
 from pipeline.learning.remote_learner import RemoteLearner
 from pipeline.loop import Loop
+from stages.choose import LABELS_AFTER_DRIFT, ChooseDraft
 from stages.contract.blocks import TrainingExample
 from stages.contract.snapshot import SnapshotReader, SnapshotWriter
 from stages.drafting.costs import Costs
 from stages.drafting.head import AcceptanceHead
-from stages.drafting.stopping import AdaptiveSpeculation
+from stages.drafting.timed_pauses import LONGEST_PAUSE, TimedPauses
 from stages.training.weight_update import Weights
 from store.events import BlockDone, Drifted, Event, PromptCompleted, PromptReceived, Recalled, Updated
 from store.registry.registry import NoRegistry
-
-if TYPE_CHECKING:
-    from stages.decode import Decode
 
 __all__ = ["tiny_pair"]  # a fixture
 AT = 3  # the prompt that brings a drift to light
@@ -131,10 +129,8 @@ class OneFall:
         return make_drifted(offset=AT, target=prompt.target, action="reset") if prompt.offset == AT else None
 
 
-def paused_loop(
-    pair: TinyPair, folder: Path, sources: tuple[str, ...] = ("model",)
-) -> tuple[Loop, AdaptiveSpeculation]:
-    """Of a real pair; drafting has just begun its longest rest, and no update will come."""
+def paused_loop(pair: TinyPair, folder: Path, sources: tuple[str, ...] = ("model",)) -> tuple[Loop, TimedPauses]:
+    """Of a real pair; drafting has just begun its longest pause, and no update will come."""
     config = config_of(
         pair, draft__only_where_paying=True, draft__sources=sources, learn__interval=1000, sampling__max_new_tokens=8
     )
@@ -142,12 +138,10 @@ def paused_loop(
     loop = build_loop(config, (models,), NoRegistry(), folder)
     runner = runner_of(loop, models.name)
     runner.learner._drift = OneFall()
-    decode: Decode = runner.stages.decode._decode
-    paying = decode._policy
-    assert isinstance(paying, AdaptiveSpeculation)
-    resting = [1.0, 9.0, AdaptiveSpeculation.TRIAL, AdaptiveSpeculation.MAX_PAUSE, AdaptiveSpeculation.MAX_PAUSE]
-    paying.restore(resting, SnapshotReader(SnapshotWriter().files(None)))
-    return loop, paying
+    choose: ChooseDraft = runner.stages.decode
+    pauses = choose._pauses = TimedPauses(choose._costs)
+    pauses.paused, pauses.drafts, pauses._left = True, False, LONGEST_PAUSE
+    return loop, pauses
 
 
 def find_drafted(events: Sequence[Event]) -> list[int]:
@@ -168,15 +162,16 @@ def test_after_a_drift_the_next_block_drafts(tiny_pair: TinyPair, tmp_path: Path
     loop, _ = paused_loop(tiny_pair, tmp_path)
     before, after = split(list(loop.run(prompts())))
     assert len(find_drafted(before)) >= AT
-    assert not any(find_drafted(before)), "it rests"
-    assert all(find_drafted(after)[: AdaptiveSpeculation.TRIAL]), "it tries again"
+    assert not any(find_drafted(before)), "there is a pause"
+    assert all(find_drafted(after)[:LABELS_AFTER_DRIFT]), "it tries again"
     assert runner_of(loop, *loop.runners).learner.distill.head._labels, "and the head, which began anew, learns from it"
 
 
 def test_within_ten_prompts_after_a_reset_the_head_is_trained_again(tiny_pair: TinyPair, tmp_path: Path):
     """Although drafting never pays, and the own text and the memory have trees."""
-    loop, paying = paused_loop(tiny_pair, tmp_path, ("own", "memory", "model"))
-    paying._costs = Costs(((1, 1.0),), ((1, 9.0),))
+    loop, pauses = paused_loop(tiny_pair, tmp_path, ("own", "memory", "model"))
+    choose: ChooseDraft = runner_of(loop, *loop.runners).stages.decode
+    choose._chooser._costs = pauses._costs = Costs(((1, 1.0),), ((1, 9.0),))
     before, after = split(list(loop.run(sums(AT + 11))))
     steps = [event.offset for event in after if isinstance(event, Updated) and event.part == "head"]
     assert not [event for event in before if isinstance(event, Updated)]
@@ -202,10 +197,10 @@ def test_a_run_that_is_interrupted_at_the_drift_wakes_when_it_goes_on(tiny_pair:
 
     for event in loop.run(stream, pause):
         seen.append(event)
-    resumed, paying = paused_loop(tiny_pair, tmp_path / "second")
+    resumed, pauses = paused_loop(tiny_pair, tmp_path / "second")
     kept = SnapshotReader(files)
     resumed.restore(kept.state, kept)
-    assert not paying.should_draft(), "nothing has woken it yet"
+    assert not pauses.drafts, "nothing has ended the pause yet"
     events = list(resumed.run(stream))
     assert find_drafted(events) == find_drafted(whole)
     assert find_drafted(events)[0] > 0

@@ -1,4 +1,4 @@
-"""How long drafts are: the rules by which they stop, and whether there are any."""
+"""How long drafts are: the rules by which they stop."""
 
 from collections.abc import Sequence
 from itertools import combinations
@@ -9,12 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.config.sections import DraftSettings
-from stages.contract.snapshot import SnapshotReader, SnapshotWriter
 from stages.drafting.costs import Costs, make_monotone
 from stages.drafting.stopping import (
     STOP_RULES,
-    AdaptiveSpeculation,
-    AlwaysSpeculate,
     CostStop,
     FixedLength,
     StopRule,
@@ -100,109 +97,6 @@ def test_the_rows_that_draft_on_are_the_set_with_the_highest_rate(rows: list, dr
     sets = [chosen for number in range(len(open_rows) + 1) for chosen in combinations(open_rows, number)]
     found = CostStop(costs).select_rows(survivals, open_rows)
     assert rate(tuple(found)) == pytest.approx(max(map(rate, sets)))
-
-
-def count_drafts(paying: AdaptiveSpeculation, blocks: int, emitted: int, length: int = 2) -> int:
-    """How many of the next blocks draft, when each drafting one emits so many tokens."""
-    count = 0
-    for _ in range(blocks):
-        drafts = paying.should_draft()
-        count += drafts
-        paying.observe([length if drafts else 0], emitted if drafts else 1)
-    return count
-
-
-def test_drafting_continues_where_it_pays_and_pauses_where_it_does_not():
-    assert count_drafts(AdaptiveSpeculation(flat(0.1)), 500, emitted=2) == 500
-    assert count_drafts(AdaptiveSpeculation(flat(0.1)), 5000, emitted=1) / 5000 < 0.04, "trials alone"
-    assert AlwaysSpeculate().should_draft()
-
-
-@pytest.mark.parametrize(("cost", "better"), [(0.1, 2), (0.4, 2)], ids=["by far", "by a ninth"])
-def test_drafting_comes_back_soon_after_it_begins_to_pay(cost: float, better: int):
-    """Two pieces a block: it pays from 1 + 2 * cost tokens on."""
-    paying = AdaptiveSpeculation(flat(cost))
-    count_drafts(paying, 2000, emitted=1)
-    count_drafts(paying, AdaptiveSpeculation.MAX_PAUSE + 2 * AdaptiveSpeculation.TRIAL, emitted=better)
-    assert count_drafts(paying, 100, emitted=better) == 100
-
-
-def test_a_few_bad_blocks_do_not_stop_what_pays():
-    paying = AdaptiveSpeculation(flat(0.1))
-    count_drafts(paying, 60, emitted=3)
-    assert count_drafts(paying, 4, emitted=1) == 4
-    assert count_drafts(paying, 60, emitted=3) == 60
-
-
-def make_paused() -> AdaptiveSpeculation:
-    """One that has found again and again that drafting does not pay, in the middle of its longest rest."""
-    paying = AdaptiveSpeculation(flat(0.1))
-    count_drafts(paying, 2000, emitted=1)
-    for phase in (False, True):
-        while paying.should_draft() is phase:
-            count_drafts(paying, 1, emitted=1)
-    assert count_drafts(paying, AdaptiveSpeculation.MAX_PAUSE // 2, emitted=9) == 0
-    return paying
-
-
-def test_waking_ends_a_rest_for_a_trial_at_once():
-    paying = make_paused()
-    paying.resume()
-    assert count_drafts(paying, AdaptiveSpeculation.TRIAL, emitted=1) == AdaptiveSpeculation.TRIAL
-
-
-def test_waking_for_a_number_of_drafts_makes_that_many():
-    paying = make_paused()
-    paying.resume(30)
-    assert count_drafts(paying, 30 + AdaptiveSpeculation.MIN_PAUSE, emitted=1) == 30
-
-
-def test_after_waking_in_vain_it_pauses_for_the_shortest_time():
-    paying = make_paused()
-    paying.resume()
-    count_drafts(paying, AdaptiveSpeculation.TRIAL, emitted=1)
-    assert count_drafts(paying, AdaptiveSpeculation.MIN_PAUSE, emitted=1) == 0
-    assert paying.should_draft()
-
-
-def test_what_pays_after_waking_continues():
-    paying = make_paused()
-    paying.resume()
-    assert count_drafts(paying, 300, emitted=2) == 300
-
-
-def test_waking_what_does_not_rest_stops_nothing_that_pays():
-    paying = AdaptiveSpeculation(flat(0.1))
-    count = 0
-    for _ in range(50):
-        paying.resume()
-        count += count_drafts(paying, 2, emitted=1) + count_drafts(paying, 10, emitted=3)
-    assert count == 600
-
-
-def test_waking_again_and_again_costs_the_trials_alone():
-    paying, count = make_paused(), 0
-    for _ in range(20):
-        paying.resume()
-        count += count_drafts(paying, AdaptiveSpeculation.MIN_PAUSE, emitted=1)
-    assert count == 20 * AdaptiveSpeculation.TRIAL
-
-
-def test_what_was_woken_continues_from_what_was_saved():
-    paying, other = make_paused(), AdaptiveSpeculation(flat(0.1))
-    paying.resume()
-    kept = SnapshotReader(SnapshotWriter().files(paying.save()))
-    other.restore(kept.state, kept)
-    courses = [[count_drafts(one, 1, emitted=1 + (block < 20)) for block in range(400)] for one in (paying, other)]
-    assert courses[0] == courses[1]
-    assert 0 < sum(courses[0]) < 400
-
-
-def test_what_always_drafts_needs_no_waking():
-    always = AlwaysSpeculate()
-    always.resume()
-    assert always.should_draft()
-    assert always.save() is None
 
 
 def test_costs_are_linear_between_points_and_continue_beyond_them():

@@ -30,8 +30,8 @@ def test_a_machine_that_is_slower_in_all_changes_no_ratio():
     costs = TrackedCosts(START)
     for tokens in SIZES * 20:
         observe(costs, tokens, 3 * START.verification_cost(tokens), 2, drafting=3 * START.drafts_cost([2]))
-    assert rises(costs) == pytest.approx(rises(START))
-    assert costs.drafting_cost(2) == pytest.approx(3 * START.drafting_cost(2))
+    assert rises(costs) == pytest.approx(rises(START), rel=0.005), "the first block counts as one of twice the costs"
+    assert costs.drafting_cost(2) == pytest.approx(3 * START.drafting_cost(2), rel=0.01)
 
 
 def test_what_a_busy_start_measured_is_forgotten():
@@ -85,6 +85,27 @@ def test_an_interruption_counts_as_twice_the_mean():
             observe(one, 1, 2.0)
         observe(one, 1, longest)
     assert rises(costs) == rises(other)
+
+
+def test_a_first_draft_that_takes_forty_times_as_long_is_forgotten_soon():
+    """The pages of the drafter's weights and of its keys and values are touched for the first time."""
+    costs = TrackedCosts(START)
+    observe(costs, 6, 2 * START.verification_cost(6), 5, drafting=40 * START.drafts_cost([5]))
+    for _ in range(20):
+        observe(costs, 2, START.verification_cost(2), 1, drafting=START.drafts_cost([1]))
+        observe(costs, 2, START.verification_cost(2))
+    assert costs.drafts_cost([1]) == pytest.approx(START.drafts_cost([1]), rel=0.2)
+
+
+def test_sizes_that_are_no_longer_read_follow_those_that_are():
+    """The start was measured on a busy machine: passes over many tokens seem to take twice as long as they do, so that
+    none is made which would show it.
+    """
+    truth = Costs(target=((1, 2.0), (3, 2.2), (9, 2.8), (17, 3.6)), drafter=START.drafter)
+    costs = TrackedCosts(Costs(target=((1, 2.0), (3, 2.8), (9, 5.2), (17, 8.4)), drafter=START.drafter))
+    for tokens in (1, 2, 3) * 40:
+        observe(costs, tokens, truth.verification_cost(tokens))
+    assert rises(costs) == pytest.approx(rises(truth), rel=0.1)
 
 
 def test_more_tokens_never_cost_less():
