@@ -95,7 +95,7 @@ class DraftSettings(Section):
         default=None, ge=0, description="Cost of one more drafted piece in target passes; overrides draft.costs."
     )
     only_where_paying: bool = Field(
-        default=True, description="Whether speculation is paused while decoding without it is faster."
+        default=True, description="Whether nothing is drafted where decoding without drafts is faster."
     )
     timed_pauses: bool = Field(
         default=True,

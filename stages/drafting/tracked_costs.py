@@ -83,7 +83,7 @@ class _Line:
 class TrackedCostsState:
     """Saved state of `TrackedCosts`: total and weight of its means, those of the points in the order of the curve, the
     sums of both lines, and the weight of the costs at the beginning. Checkpoints of older releases have two numbers in
-    `drafter`, and lack the last three.
+    `drafter`, and lack what has a default.
     """
 
     all_passes: tuple[float, float]
@@ -92,6 +92,8 @@ class TrackedCostsState:
     around: tuple[float, float] = (0.0, 0.0)
     passes: tuple[float, float, float, float, float] = (0.0, 0.0, 0.0, 0.0, 0.0)
     prior: float = 1.0
+    with_draft: tuple[float, float] = (0.0, 0.0)
+    without: tuple[float, float] = (0.0, 0.0)
 
 
 class TrackedCosts(CostModel):
@@ -102,7 +104,8 @@ class TrackedCosts(CostModel):
     over all numbers of tokens, and at each point of the curve by a mean of the passes around it, shrunk to the line.
     What surrounds the pass belongs to the cost of a block, and is the same for all numbers of tokens. A draft of the
     model has a cost of its own, whatever its length: the drafter reads what it missed, and its pieces are translated
-    and compared. Only ratios count, so the unit may change with the first block.
+    and compared, by which verifying them takes longer than a tree of as many tokens. Only ratios count, so the unit may
+    change with the first block.
 
     >>> costs = TrackedCosts(Costs(target=((1, 1.0), (5, 1.0)), drafter=((1, 0.1),)))
     >>> for _ in range(200):
@@ -133,6 +136,10 @@ class TrackedCosts(CostModel):
         self._passes = _Line()  # seconds beyond the costs at the beginning, in today's unit, by the tokens of passes
         self._points = [_Mean() for _ in start.target]  # of measured over predicted
         self._drafter = _Line()  # seconds beyond `_around` by predicted costs of the drafter's passes, in first passes
+        self._with_draft, self._without = (
+            _Mean(),
+            _Mean(),
+        )  # of verifying, beyond the curve: drafts of the model, others
         self._prior = 1.0  # weight of the costs at the beginning: decays
         self._per_draft = 0.0
 
@@ -160,6 +167,9 @@ class TrackedCosts(CostModel):
         """
         predicted = self._start.verification_cost(block.tokens)
         ratio = _limit(block.verifying / predicted, self._all.value or 1.0)
+        if self._all.weight:  # else the curve has another unit
+            beyond = self._with_draft if any(block.lengths) else self._without
+            beyond.add(ratio * predicted - self._now.verification_cost(block.tokens), 1.0)
         self._all.add(ratio, 1.0)
         self._passes.add(block.tokens, (ratio - self._all.value) * predicted)
         near = dict(self._nearest_points(block.tokens))
@@ -196,14 +206,17 @@ class TrackedCosts(CostModel):
         ]
         first = self._start.drafting_cost(1)
         drafts = [(passes, passes * unit * first) for passes in (1, 3)]
-        self._per_draft, slope = self._drafter.with_points(drafts, weight / 4).fit_costs()
+        fixed, slope = self._drafter.with_points(drafts, weight / 4).fit_costs()
+        self._per_draft = fixed + max(0.0, self._with_draft.value - self._without.value)
         drafter = tuple((rows, cost / first * slope) for rows, cost in self._start.drafter)
         self._now = Costs(make_monotone(target), drafter)
 
     @override
     def save(self) -> TrackedCostsState:
-        all_passes, around, *points = [(mean.total, mean.weight) for mean in (self._all, self._around, *self._points)]
-        return TrackedCostsState(all_passes, self._drafter.sums, points, around, self._passes.sums, self._prior)
+        means = self._all, self._around, self._with_draft, self._without, *self._points
+        all_passes, around, with_draft, without, *points = [(mean.total, mean.weight) for mean in means]
+        lines = self._passes.sums, self._prior
+        return TrackedCostsState(all_passes, self._drafter.sums, points, around, *lines, with_draft, without)
 
     @override
     def restore(self, saved: Saved, reader: SnapshotReader) -> None:
@@ -213,6 +226,7 @@ class TrackedCosts(CostModel):
         self._all, self._around = _Mean(*state.all_passes), _Mean(*state.around)
         self._drafter = _Line(*state.drafter) if len(state.drafter) > 2 else _Line()
         self._passes, self._prior = _Line(*state.passes), state.prior
+        self._with_draft, self._without = _Mean(*state.with_draft), _Mean(*state.without)
         self._points = [_Mean(*one) for one in state.points]
         if self._all.weight:
             self._correct()

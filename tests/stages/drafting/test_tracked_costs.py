@@ -59,6 +59,15 @@ def test_a_draft_has_a_cost_of_its_own_next_to_that_of_its_pieces():
     assert [costs.drafts_cost([length]) for length in (0, 1, 4)] == pytest.approx([0, 3.25, 4], rel=0.05)
 
 
+def test_what_verifying_a_draft_takes_beyond_a_tree_is_a_cost_of_the_draft():
+    costs = TrackedCosts(START)
+    for _ in range(200):
+        observe(costs, 3, START.verification_cost(3))
+        observe(costs, 3, START.verification_cost(3) + 0.4, 2, drafting=START.drafts_cost([2]))
+    assert costs.drafts_cost([2]) == pytest.approx(START.drafts_cost([2]) + 0.4, rel=0.05)
+    assert costs.block_cost([2]) - costs.verification_cost(3) == pytest.approx(costs.drafts_cost([2]))
+
+
 def test_what_surrounds_a_pass_belongs_to_every_block():
     costs = TrackedCosts(START)
     for _ in range(200):
