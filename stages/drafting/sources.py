@@ -15,15 +15,18 @@ from store.events import Action
 
 GAIN_EDGES = (0.1, 0.3, 0.6, 1.0, 1.6, 2.5)  # expected accepted candidates of a tree; the model has statistics for each
 DISCOUNT = 0.99  # of the statistics of a kind of blocks, per block of that kind, whatever drafts
-SHARED = 4.0  # blocks without drafts in whose cost the drafts of all kinds count for one kind
-OPTIMISM = 0.35  # added to a rate before the first draft of a kind; divided by sqrt(N + 1) after N drafts
-PRIOR = (5.0, 4.0)  # tokens and cost, of four drafts
-LEFT = 0.1  # of the statistics of every kind, where the model may have become better
+SLOW_DISCOUNT = 0.999  # of those of all kinds, per block: what is not tried for long is unknown again
+SHARED = 4.0  # drafts of any kind that count for one kind
+OPTIMISM = 0.5  # tokens added to those of a draft before the first one of a kind; divided by sqrt(N + 1) after N drafts
+PRIOR = (5.0, 4.0, 3.0)  # tokens and cost of three drafts, which are never discounted
+PRIOR_SPEED = (26.0, 20.0, 20.0)  # tokens and cost of twenty blocks
+PRIOR_ACCEPTED = 8.0  # candidates of trees that are taken to have been accepted as often as expected
+LEFT = 0.1  # of the statistics of the model in each kind of blocks, where it may have become better
 
 
 @dataclass
-class _Drafts:
-    """Drafts of the model: their tokens, their costs in blocks without drafts, and their number, all discounted."""
+class _Blocks:
+    """Blocks: their tokens, their costs in blocks without drafts, and their number, all discounted."""
 
     tokens: float = 0.0
     cost: float = 0.0
@@ -36,27 +39,46 @@ class _Drafts:
         self.tokens, self.cost, self.number = self.tokens + tokens, self.cost + cost, self.number + 1
 
 
+@dataclass
+class _Trees:
+    """Candidates of trees that were expected to be accepted, and those that were, discounted."""
+
+    expected: float = 0.0
+    accepted: float = 0.0
+
+    def add(self, expected: float, accepted: float) -> None:
+        self.expected, self.accepted = DISCOUNT * self.expected + expected, DISCOUNT * self.accepted + accepted
+
+    @property
+    def correction(self) -> float:
+        """The factor by which more are accepted than expected: a hit makes the next likelier, beyond its chance."""
+        return (self.accepted + PRIOR_ACCEPTED) / (self.expected + PRIOR_ACCEPTED)
+
+
 @dataclass(frozen=True)
 class SourceChooserState:
-    """Saved state of a `SourceChooser`: the sums of all of the model's drafts, then those of each kind. Checkpoints of
-    older releases lack them: the model is unknown then.
+    """Saved state of a `SourceChooser`: the sums of all blocks, of all of the model's drafts and of those of each kind,
+    and those of the trees of each kind. Checkpoints of older releases lack them: the model is unknown then.
     """
 
-    drafts: list[tuple[float, float, float]] | None = None
+    blocks: list[tuple[float, float, float]] | None = None
+    trees: list[tuple[float, float]] | None = None
 
 
 class SourceChooser:
-    """Compares trees and no draft with the model's drafts, by emitted tokens per cost of a block without drafts.
+    """Compares trees and no draft with the model's drafts, by expected tokens beyond what a block's time is worth.
 
-    A tree's tokens are predicted by its calibrated chances. The model's rate is that of its recent drafts where trees
+    What a block's time is worth are the tokens that recent blocks emitted in as much time: so a short block may be
+    better than a longer one with more tokens per second. A tree's tokens are predicted by its calibrated chances, and
+    corrected by what trees of the kind have lately given; the model's are those of its recent drafts where trees
     promised about as much (a kind of blocks): text that the memory knows is often text that the model knows. While few
-    drafts are known, the rate of all kinds counts too, and the model is taken to be better than its mean by what is
+    drafts are known, those of all kinds count too, and the model is taken to be better than its mean by what is
     uncertain about it. Discounts make what is not tried more uncertain, so it is tried again: less often, the more it
     lost by. This is the discounted upper confidence bound of Garivier and Moulines (2011).
 
     >>> from stages.drafting.costs import Costs
     >>> chooser = SourceChooser(Costs(target=((1, 1.0), (2, 1.06)), drafter=((1, 0.24),)))
-    >>> chooser.prefers_model(candidates=1, expected=0.2)  # 5 / 4 + 0.35 is more than 1.2 / 1.06
+    >>> chooser.prefers_model(candidates=1, expected=0.2)  # 5/3 + 0.5 - 1.3 * 4/3 is more than 1.2 - 1.3 * 1.06
     True
     >>> chooser.prefers_model(candidates=4, expected=3.0)
     False
@@ -73,13 +95,9 @@ class SourceChooser:
 
     def __init__(self, costs: CostModel, rows: int = 1, *, may_rest: bool = True) -> None:
         self._costs, self.rows, self._may_rest = costs, rows, may_rest
-        self._all = _Drafts(*PRIOR, SHARED)
-        self._at = [_Drafts() for _ in range(len(GAIN_EDGES) + 1)]
-
-    def tree_rate(self, candidates: int, expected: float) -> float:
-        """Return the tokens per cost of a tree, relative to plain decoding."""
-        cost = self._costs.verification_cost(self.rows * (1 + candidates))
-        return (1 + expected) * self._costs.verification_cost(self.rows) / cost
+        kinds = range(len(GAIN_EDGES) + 1)
+        self._speed, self._all = _Blocks(*PRIOR_SPEED), _Blocks()
+        self._at, self._trees = [_Blocks() for _ in kinds], [_Trees() for _ in kinds]
 
     def prefers_model(self, candidates: int, expected: float) -> bool:
         """Return whether the model drafts instead of a tree of this many candidates and expected accepted ones; without
@@ -87,17 +105,26 @@ class SourceChooser:
         """
         if not (candidates or self._may_rest):
             return True
-        return self._hoped_rate(bisect_right(GAIN_EDGES, expected)) > self.tree_rate(candidates, expected)
+        kind, worth = bisect_right(GAIN_EDGES, expected), self._speed.tokens / self._speed.cost
+        tokens = 1 + expected * self._trees[kind].correction
+        model_tokens, model_cost = self._foresee_model(kind)
+        return model_tokens - worth * model_cost > tokens - worth * self._verification_cost(candidates)
 
-    def _hoped_rate(self, kind: int) -> float:
-        """Return the model's rate in a kind of blocks, and what it may be more."""
-        here = self._at[kind]
-        mean = (here.tokens + SHARED * self._all.tokens / self._all.cost) / (here.cost + SHARED)
-        return mean + OPTIMISM / sqrt(here.number + 1)
+    def _foresee_model(self, kind: int) -> tuple[float, float]:
+        """Return what the model's draft is hoped to give in a kind of blocks, and what it costs."""
+        here, every = self._at[kind], [own + prior for own, prior in zip(astuple(self._all), PRIOR, strict=True)]
+        share, known = SHARED / every[2], here.number + SHARED
+        tokens, cost = (here.tokens + share * every[0]) / known, (here.cost + share * every[1]) / known
+        return tokens + OPTIMISM / sqrt(here.number + 1), cost
+
+    def _verification_cost(self, drafted: int) -> float:
+        """Return the cost of a block whose rows have so many tokens to be verified, in blocks without drafts."""
+        cost = self._costs.verification_cost(self.rows * (1 + drafted))
+        return cost / self._costs.verification_cost(self.rows)
 
     def try_model(self) -> None:
         """Forget most of what is known of the model, because it may be better than it was."""
-        self._all = _Drafts(*PRIOR, SHARED)
+        self._all = _Blocks()
         for drafts in self._at:
             drafts.discount(LEFT)
 
@@ -110,22 +137,27 @@ class SourceChooser:
             expected: accepted candidates of the tree that the row had or could have had.
             drawn: pieces that the model drew, dropped ones included.
         """
-        here = self._at[bisect_right(GAIN_EDGES, expected)]
-        here.discount(DISCOUNT)
-        if action is not Action.MODEL:
-            return
-        pieces = len(verdict.proposal.draft.pieces)
-        cost = self._costs.verification_cost(self.rows * (1 + pieces)) + self._costs.drafts_cost([drawn] * self.rows)
-        self._all.discount(DISCOUNT)
-        for drafts in (self._all, here):
-            drafts.add(1.0 + verdict.accepted, cost / self._costs.verification_cost(self.rows))
+        kind, tokens = bisect_right(GAIN_EDGES, expected), 1.0 + verdict.accepted
+        cost = self._verification_cost(len(verdict.proposal.verifiable))
+        self._at[kind].discount(DISCOUNT)
+        self._all.discount(SLOW_DISCOUNT)
+        self._speed.discount(DISCOUNT)
+        if action is Action.MODEL:
+            cost += self._costs.drafts_cost([drawn] * self.rows) / self._costs.verification_cost(self.rows)
+            self._all.add(tokens, cost)
+            self._at[kind].add(tokens, cost)
+        elif action is Action.COPIES:
+            self._trees[kind].add(expected, verdict.accepted)
+        self._speed.add(tokens, cost)
 
     def save(self) -> SourceChooserState:
         """Return the state for a checkpoint."""
-        return SourceChooserState([astuple(drafts) for drafts in (self._all, *self._at)])
+        blocks = [astuple(blocks) for blocks in (self._speed, self._all, *self._at)]
+        return SourceChooserState(blocks, [astuple(trees) for trees in self._trees])
 
     def restore(self, saved: Saved, reader: SnapshotReader) -> None:
         """Restore a saved state."""
         state = reader.decode(SourceChooserState, saved)
-        if state.drafts is not None:
-            self._all, *self._at = (_Drafts(*sums) for sums in state.drafts)
+        if state.blocks is not None and state.trees is not None:
+            self._speed, self._all, *self._at = (_Blocks(*sums) for sums in state.blocks)
+            self._trees = [_Trees(*sums) for sums in state.trees]
