@@ -51,7 +51,7 @@ class _Trees:
 
     @property
     def correction(self) -> float:
-        """The factor by which more are accepted than expected: a hit makes the next likelier, beyond its chance."""
+        """The factor by which more are accepted than expected: chances begin with a low prior."""
         return (self.accepted + PRIOR_ACCEPTED) / (self.expected + PRIOR_ACCEPTED)
 
 

@@ -92,7 +92,7 @@ def test_what_a_block_s_time_is_worth_decides_between_a_short_and_a_long_one():
 
 
 def test_trees_that_give_more_than_they_promise_are_preferred_to_drafts():
-    """One accepted candidate makes the next likelier, which the product of chances leaves out."""
+    """The chances of candidates begin with a low prior."""
     chooser = make_chooser(drafting=0.25, verifying=0.0)
     for _ in range(100):
         teach(chooser, by_model(2, 2), expected=0.7)
@@ -171,7 +171,7 @@ def test_a_model_that_may_have_become_better_is_tried_at_once():
     assert count_drafts(chooser, 200) < 10
 
 
-def test_other_kinds_of_blocks_tell_little_of_one_in_which_the_model_is_known():
+def test_other_kinds_of_blocks_hardly_count_for_one_in_which_the_model_is_known():
     chooser = make_chooser()
     for _ in range(40):
         teach(chooser, by_model(2, 2), expected=0.2)
@@ -582,7 +582,7 @@ def pausing_stage(**options: Any) -> ChooseDraft:
     stage = new_stage(pauses=TimedPauses(COSTS), **options)
     (row,) = admit(stage, row_of([1, 2, 3, 4, 1, 2], remaining_tokens=9999))
     row.block = 1  # its prompt is read
-    for _ in range(DRAFTING_BLOCKS + PLAIN_BLOCKS + TRIAL + SECOND_PLAIN_BLOCKS):
+    for _ in range(1 + DRAFTING_BLOCKS + PLAIN_BLOCKS + TRIAL + SECOND_PLAIN_BLOCKS):  # in the first, the model reads
         (draft,) = stage([row])
         emit(stage, [draft], 3, seconds=StageSeconds(0.0, 5.0 if draft.tree or draft.pieces else 1.0))
         row.tokens[:], row.pieces[:] = [1, 2, 3, 4, 1, 2], [1, 2, 3, 4, 1, 2]
