@@ -32,7 +32,7 @@ class CompletedPrompt:
 
 
 class Epoch(NamedTuple):
-    """Changes whenever paused speculation must be tried again.
+    """Changes whenever a pause of drafting must end and the drafter be tried again.
 
     Attributes:
         drafter_version: updates in service; changes when an update is applied or an earlier version is restored.

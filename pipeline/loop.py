@@ -126,8 +126,8 @@ class TargetRunner:
         """Draft for every sequence in flight.
 
         Weights change between blocks only: weights from a remote learner here, those of a local one in `_finish`. If
-        the epoch changed (a drafter update was applied, a version was recalled, or a drift was acted upon), paused
-        speculation resumes; a step of the head is not enough.
+        the epoch changed (a drafter update was applied, a version was recalled, or a drift was acted upon), a pause
+        of drafting ends; a step of the head is not enough.
         """
         yield from self.learner.apply_new_weights()
         before, self._epoch = self._epoch, self.learner.epoch

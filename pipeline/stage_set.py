@@ -19,7 +19,7 @@ class Decoding(Stage[SequenceState, Draft], Protocol):
         ...
 
     def resume_speculation(self) -> None:
-        """Resume speculation if it is paused. Called between blocks after a drift or a change of the drafter."""
+        """End a pause and try the drafter again. Called between blocks after a drift or a change of the drafter."""
         ...
 
     def respond_to_drift(self) -> None:

@@ -21,7 +21,7 @@ OPTIMISM = 0.5  # tokens added to those of a draft before the first one of a kin
 PRIOR = (5.0, 4.0, 3.0)  # tokens and cost of three drafts, which are never discounted
 PRIOR_SPEED = (26.0, 20.0, 20.0)  # tokens and cost of twenty blocks
 PRIOR_ACCEPTED = 8.0  # candidates of trees that are taken to have been accepted as often as expected
-LEFT = 0.1  # of the statistics of the model in each kind of blocks, where it may have become better
+KEPT = 0.1  # of the statistics of the model in each kind of blocks, where it may have become better
 
 
 @dataclass
@@ -126,7 +126,7 @@ class SourceChooser:
         """Forget most of what is known of the model, because it may be better than it was."""
         self._all = _Blocks()
         for drafts in self._at:
-            drafts.discount(LEFT)
+            drafts.discount(KEPT)
 
     def observe(self, verdict: Verdict, action: Action, expected: float, drawn: int) -> None:
         """Update with the outcome of a row's block.

@@ -12,7 +12,7 @@ from stages.drafting.costs import BlockTimes, CostModel, Costs, Curve, make_mono
 DECAY = 0.98  # of all sums, per block
 PRIOR_BLOCKS = 4.0  # weight of the line in the mean of one size, and of the costs at the beginning in the line
 LEAST_PRIOR = 0.02  # what remains of the latter weight, so that the line has a slope where all passes have one size
-LARGEST_JUMP = 2.0  # a block that took this many times more than expected was interrupted, or the first: counts as that
+LARGEST_JUMP = 2.0  # of a block over what was expected: beyond it, the block was interrupted or the first of its kind
 
 Points = Iterable[tuple[float, float]]
 
@@ -129,17 +129,13 @@ class TrackedCosts(CostModel):
     def __init__(self, start: Costs) -> None:
         self._given = start
         self._start = self._now = replace(start, around=0.0, per_draft=0.0)  # these are learned with the first blocks
-        self._all, self._around = (
-            _Mean(),
-            _Mean(),
-        )  # of measured over predicted; of seconds without a draft of the model
+        self._all = _Mean()  # of measured over predicted
+        self._around = _Mean()  # of seconds without a draft of the model
         self._passes = _Line()  # seconds beyond the costs at the beginning, in today's unit, by the tokens of passes
         self._points = [_Mean() for _ in start.target]  # of measured over predicted
         self._drafter = _Line()  # seconds beyond `_around` by predicted costs of the drafter's passes, in first passes
-        self._with_draft, self._without = (
-            _Mean(),
-            _Mean(),
-        )  # of verifying, beyond the curve: drafts of the model, others
+        self._with_draft = _Mean()  # of seconds of verifying beyond the curve, in blocks with a draft of the model
+        self._without = _Mean()  # the same in other blocks
         self._prior = 1.0  # weight of the costs at the beginning: decays
         self._per_draft = 0.0
 
@@ -198,8 +194,8 @@ class TrackedCosts(CostModel):
         unit = self._all.value  # of the costs at the beginning
         weight = PRIOR_BLOCKS * max(self._prior, LEAST_PRIOR)
         curve = self._start.target
-        none = [(size, 0.0) for size in (curve[0][0], curve[0][0] + 1)]
-        fixed, slope = self._passes.with_points(none, weight / len(none)).fit()
+        unchanged = [(size, 0.0) for size in (curve[0][0], curve[0][0] + 1)]
+        fixed, slope = self._passes.with_points(unchanged, weight / len(unchanged)).fit()
         target = [
             (size, cost * mean.shrunk_to(unit + (fixed + slope * size) / cost))
             for (size, cost), mean in zip(curve, self._points, strict=True)

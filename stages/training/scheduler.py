@@ -321,7 +321,7 @@ class UpdateScheduler:
         """Make the event of an update, with its entry in the ledger.
 
         Tokens are gained only where the drafter's drafts were judged: not where another source drafted, and none while
-        speculation is paused. What learning cost is not subtracted: the seconds of the update and those that the loop
+        drafting is paused. What learning cost is not subtracted: the seconds of the update and those that the loop
         waited for it are fields of their own, and the seconds of drafting and verifying are those of the blocks.
         """
         gained = None if step.before is None or step.floor is None else (step.before - step.floor) * pending.judged
