@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 # Judged tokens of the model's drafts, each a label of the head. A new head has learned nothing before its first step,
 # which is made with 32 labels; one that came trained is reset to its weights as loaded.
 LABELS_AFTER_DRIFT, TRAINED_LABELS_AFTER_DRIFT = 32, 12
+DRAFTS_PER_TOKEN = 0.2  # of the model, expected for the rest of a row once its prompt is read
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,14 @@ class ChooseDraft(Stage[SequenceState, Draft]):
             return False
         if self._due:
             return True
-        return self._chooser.prefers_model(len(grown.tree.candidates) if grown.tree else 0, grown.expected)
+        candidates = len(grown.tree.candidates) if grown.tree else 0
+        return self._chooser.prefers_model(candidates, grown.expected, self._prompt_cost(row))
+
+    def _prompt_cost(self, row: SequenceState) -> float:
+        """Return what each draft of the model for a row bears of reading its prompt, if it is not read yet."""
+        if self._decode.has_read(row):
+            return 0.0
+        return self._costs.prompt_cost(len(row.pieces)) / (1 + DRAFTS_PER_TOKEN * row.remaining_tokens)
 
     def _make_draft(self, row: SequenceState, grown: GrownTree, seconds: float) -> Draft:
         assert grown.tree is not None
@@ -146,7 +154,7 @@ class ChooseDraft(Stage[SequenceState, Draft]):
         """
         verdicts = [verdict for verdict in verdicts if verdict.proposal.draft.row in self._choices]
         first = any(verdict.proposal.draft.row.block == 1 for verdict in verdicts)  # which may read a prompt
-        if seconds and not first and not self._decode.has_read_prompt:
+        if seconds and not first and self._decode.prompts.measured:
             self._observe_times(verdicts, seconds)
         verdicts = [verdict for verdict in verdicts if verdict.proposal.draft.row in self._expected]
         preferred = [one for one in verdicts if not self._is_drawn(one)]
@@ -160,10 +168,12 @@ class ChooseDraft(Stage[SequenceState, Draft]):
             self._chooser.observe(verdict, action, self._expected[draft.row], self._decode.count_drawn(draft))
 
     def _observe_times(self, verdicts: Sequence[Verdict], seconds: StageSeconds) -> None:
-        """Update the costs and the pauses with a block that read no prompt."""
+        """Update the costs and the pauses with a block in which the target read no prompt."""
         lengths = [self._decode.count_drawn(verdict.proposal.draft) for verdict in verdicts]
         tokens = sum(1 + len(verdict.proposal.verifiable) for verdict in verdicts)
-        times = BlockTimes(lengths, tokens, *seconds)
+        prompts = self._decode.prompts
+        drafting = max(0.0, seconds.drafting - prompts.seconds)
+        times = BlockTimes(lengths, tokens, drafting, seconds.verifying, seconds.around, prompts)
         self._costs.observe(times)
         if self._pauses and verdicts:
             plain = not self._expected and not any(map(self._is_drawn, verdicts))

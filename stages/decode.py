@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
+from time import perf_counter
 from typing import NamedTuple
 
 import torch
@@ -16,11 +17,12 @@ from typing_extensions import override
 from stages.contract.blocks import ENTROPY, Draft, SequenceState
 from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
 from stages.contract.stage import Stage
-from stages.drafting.costs import CostModel
+from stages.drafting.costs import CostModel, ReadPrompts
 from stages.drafting.growing_drafts import GrowingDrafts
 from stages.drafting.head import AcceptanceHead
 from stages.drafting.stopping import StopRule
 from stages.drafting.target_states import AGE_DECAY
+from stages.models.devices import synchronize
 from stages.models.language_model import LanguageModel
 from stages.prompts.prompt_reader import PromptReader
 from stages.sampling.distributions import Sampling, entropy, find_peaks, to_probs
@@ -102,12 +104,12 @@ class Decode(Stage[SequenceState, Draft]):
 
     Attributes:
         reader: reads a row's text before its first draft; None, the default, reads it in one pass.
-        has_read_prompt: whether the model read a prompt in the last block, whose time shows nothing of a draft's cost.
+        prompts: those that the model read in the last block.
         unusable: number of drafts that ended because the drafter's distribution was NaN or infinite.
     """
 
     reader: PromptReader | None = None
-    has_read_prompt = False
+    prompts = ReadPrompts()
 
     def __init__(
         self,
@@ -177,6 +179,10 @@ class Decode(Stage[SequenceState, Draft]):
         """Return whether the longest draft after a row fits into the drafter's context."""
         return len(row.pieces) + self.max_draft <= self.model.max_length
 
+    def has_read(self, row: SequenceState) -> bool:
+        """Return whether the model has read the prompt of a row: it does before its first draft."""
+        return bool(self._read[row])
+
     def empty_probs(self) -> Tensor:
         """Return the distributions of a draft without pieces (0, D)."""
         return self._empty_probs_KD
@@ -197,7 +203,7 @@ class Decode(Stage[SequenceState, Draft]):
             skipped: rows that the model does not read in this block: their drafts are empty.
             whole: whether to keep pieces that the head finds hopeless, because their labels are needed.
         """
-        self.has_read_prompt = False
+        self.prompts = ReadPrompts()
         wanted = [(number, row) for number, row in enumerate(batch) if row not in skipped]
         if not wanted:
             self._drawn = {}
@@ -264,11 +270,7 @@ class Decode(Stage[SequenceState, Draft]):
     def _unread(self, row: SequenceState) -> list[int]:
         """Roll the model back to the pieces that are part of the row, and return the unread ones (at least one)."""
         if not self._read[row]:
-            self.has_read_prompt = True
-            if self.reader:
-                self.reader.read(row)
-                self._read[row] = row.pieces[: self.model.length(row)]
-                self._agreed[row] = len(self._read[row])
+            self._read_prompt(row)
         read, known = self._read[row], self._agreed[row]
         while known < len(read) and known < len(row.pieces) - 1 and read[known] == row.pieces[known]:
             known += 1
@@ -276,6 +278,17 @@ class Decode(Stage[SequenceState, Draft]):
         del read[known:]
         self._agreed[row] = known
         return row.pieces[known:]
+
+    def _read_prompt(self, row: SequenceState) -> None:
+        """Read all but the last of a row's pieces; without a reader they are left to the pass of the draft."""
+        before, began = self.prompts, perf_counter()
+        if self.reader:
+            self.reader.read(row)
+            self._read[row] = row.pieces[: self.model.length(row)]
+            self._agreed[row] = len(self._read[row])
+            synchronize(self.model.device)
+        pieces, seconds = before.pieces + len(row.pieces), before.seconds + perf_counter() - began
+        self.prompts = ReadPrompts(pieces, seconds, measured=self.reader is not None)
 
     def _forward(self, batch: Sequence[SequenceState], fed: Mapping[int, Sequence[int]]) -> tuple[Tensor, Tensor]:
         """Return the logits and hidden states after the last fed piece, for the fed rows only."""

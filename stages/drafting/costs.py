@@ -12,7 +12,7 @@ from stages.contract.snapshot import Saved, SnapshotReader
 Curve = tuple[tuple[int, float], ...]
 
 
-def _interpolate(curve: Curve, x: int) -> float:
+def _interpolate(curve: Curve, x: float) -> float:
     """Interpolate linearly between the points, extrapolate the last segment; constant before the first point."""
     if len(curve) == 1 or x <= curve[0][0]:
         return curve[0][1]
@@ -29,13 +29,28 @@ class StageSeconds(NamedTuple):
     around: float = 0.0
 
 
+class ReadPrompts(NamedTuple):
+    """Prompts that the drafter read in a block, before its first drafts for their rows.
+
+    Attributes:
+        pieces: of all of them.
+        seconds: what reading them took.
+        measured: whether they were read in passes of their own, so that the seconds are known.
+    """
+
+    pieces: int = 0
+    seconds: float = 0.0
+    measured: bool = True
+
+
 class BlockTimes(NamedTuple):
     """What a block took.
 
     Attributes:
         lengths: pieces drawn by the model, per row.
         tokens: read by the target, of all rows together.
-        drafting, verifying, around: seconds, as in `StageSeconds`.
+        drafting, verifying, around: seconds, as in `StageSeconds`, without those of prompts.
+        prompts: those that the drafter read.
     """
 
     lengths: Sequence[int]
@@ -43,12 +58,13 @@ class BlockTimes(NamedTuple):
     drafting: float
     verifying: float
     around: float = 0.0
+    prompts: ReadPrompts = ReadPrompts()
 
 
 class VerificationCosts(Protocol):
     """Costs of the target's passes, in seconds or in any other unit. They may change from block to block."""
 
-    def verification_cost(self, tokens: int) -> float:
+    def verification_cost(self, tokens: float) -> float:
         """Return the cost of a block without drafts of the model, whose target pass reads this many tokens."""
         points, around = self.verification_curve()
         return _interpolate(points, tokens) + around
@@ -73,6 +89,10 @@ class CostModel(VerificationCosts, Protocol):
     def block_cost(self, lengths: Sequence[int]) -> float:
         """Return the cost of a block whose rows have drafts of these lengths."""
         return self.verification_cost(len(lengths) + sum(lengths)) + self.drafts_cost(lengths)
+
+    def prompt_cost(self, pieces: int) -> float:
+        """Return what it costs that the drafter reads a prompt of so many pieces; by default nothing is known of it."""
+        return 0.0
 
     def observe(self, block: BlockTimes) -> None:
         """Update with what a block took. By default ignored."""

@@ -9,6 +9,7 @@ from typing_extensions import override
 from stages.contract.blocks import Draft, SequenceState
 from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
 from stages.contract.stage import Stage
+from stages.drafting.costs import ReadPrompts
 
 
 class NoModel(Stage[SequenceState, Draft]):
@@ -16,11 +17,12 @@ class NoModel(Stage[SequenceState, Draft]):
 
     Attributes:
         speculates: whether the model drafts at all: no.
-        has_read_prompt: whether the model read a prompt in the last block: no.
+        prompts: those that the model read in the last block: none.
         admitted_rows: those that a checkpoint restored: none.
     """
 
-    speculates = has_read_prompt = False
+    speculates = False
+    prompts = ReadPrompts()
     admitted_rows: Collection[SequenceState] = ()
 
     @override
@@ -35,6 +37,10 @@ class NoModel(Stage[SequenceState, Draft]):
 
     def has_space(self, row: SequenceState) -> bool:
         """Return whether a draft fits into the drafter's context."""
+        return False
+
+    def has_read(self, row: SequenceState) -> bool:
+        """Return whether the model has read the prompt of a row."""
         return False
 
     def empty_probs(self) -> Tensor:

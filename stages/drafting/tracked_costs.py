@@ -9,8 +9,9 @@ from typing_extensions import override
 from stages.contract.snapshot import Saved, SnapshotReader
 from stages.drafting.costs import BlockTimes, CostModel, Costs, Curve, make_monotone
 
-DECAY = 0.98  # of all sums, per block
+DECAY = 0.98  # of all sums, per block: costs of drafts that are no longer made are forgotten
 PRIOR_BLOCKS = 4.0  # weight of the line in the mean of one size, and of the costs at the beginning in the line
+PRIOR_PIECES = 10.0  # of prompts that the drafter read at no cost
 LEAST_PRIOR = 0.02  # what remains of the latter weight, so that the line has a slope where all passes have one size
 LARGEST_JUMP = 2.0  # of a block over what was expected: beyond it, the block was interrupted or the first of its kind
 
@@ -32,9 +33,9 @@ class _Mean:
         """The mean; 0 before the first value."""
         return self.total / self.weight if self.weight else 0.0
 
-    def shrunk_to(self, prior: float) -> float:
-        """Return the mean as if `prior` had been added `PRIOR_BLOCKS` times."""
-        return (self.total + PRIOR_BLOCKS * prior) / (self.weight + PRIOR_BLOCKS)
+    def shrunk_to(self, prior: float, weight: float = PRIOR_BLOCKS) -> float:
+        """Return the mean as if `prior` had been added with a weight."""
+        return (self.total + weight * prior) / (self.weight + weight)
 
 
 @dataclass
@@ -82,18 +83,19 @@ class _Line:
 @dataclass(frozen=True)
 class TrackedCostsState:
     """Saved state of `TrackedCosts`: total and weight of its means, those of the points in the order of the curve, the
-    sums of both lines, and the weight of the costs at the beginning. Checkpoints of older releases have two numbers in
-    `drafter`, and lack what has a default.
+    sums of both lines, and the weight of the costs at the beginning. Checkpoints of older releases lack what has a
+    default.
     """
 
     all_passes: tuple[float, float]
-    drafter: tuple[float, ...]
     points: list[tuple[float, float]]
+    drafts: tuple[float, float, float, float, float] = (0.0, 0.0, 0.0, 0.0, 0.0)
     around: tuple[float, float] = (0.0, 0.0)
     passes: tuple[float, float, float, float, float] = (0.0, 0.0, 0.0, 0.0, 0.0)
     prior: float = 1.0
     with_draft: tuple[float, float] = (0.0, 0.0)
     without: tuple[float, float] = (0.0, 0.0)
+    prompts: tuple[float, float] = (0.0, 0.0)
 
 
 class TrackedCosts(CostModel):
@@ -104,8 +106,9 @@ class TrackedCosts(CostModel):
     over all numbers of tokens, and at each point of the curve by a mean of the passes around it, shrunk to the line.
     What surrounds the pass belongs to the cost of a block, and is the same for all numbers of tokens. A draft of the
     model has a cost of its own, whatever its length: the drafter reads what it missed, and its pieces are translated
-    and compared, by which verifying them takes longer than a tree of as many tokens. Only ratios count, so the unit may
-    change with the first block.
+    and compared, by which verifying them takes longer than a tree of as many tokens. It is followed in target passes,
+    which take longer on a busy machine, too, and returns to the cost at the beginning while the model does not draft:
+    so what was learned on a busy machine does not last. Only ratios count, so the unit may change with the first block.
 
     >>> costs = TrackedCosts(Costs(target=((1, 1.0), (5, 1.0)), drafter=((1, 0.1),)))
     >>> for _ in range(200):
@@ -133,9 +136,10 @@ class TrackedCosts(CostModel):
         self._around = _Mean()  # of seconds without a draft of the model
         self._passes = _Line()  # seconds beyond the costs at the beginning, in today's unit, by the tokens of passes
         self._points = [_Mean() for _ in start.target]  # of measured over predicted
-        self._drafter = _Line()  # seconds beyond `_around` by predicted costs of the drafter's passes, in first passes
+        self._drafter = _Line()  # seconds beyond `_around` over `_all`, by predicted costs of passes, in first passes
         self._with_draft = _Mean()  # of seconds of verifying beyond the curve, in blocks with a draft of the model
         self._without = _Mean()  # the same in other blocks
+        self._prompts = _Mean()  # seconds over `_all` per piece of the prompts that the drafter read
         self._prior = 1.0  # weight of the costs at the beginning: decays
         self._per_draft = 0.0
 
@@ -157,27 +161,38 @@ class TrackedCosts(CostModel):
         return self._now.drafts_cost(lengths) + (self._per_draft if any(lengths) else 0.0)
 
     @override
+    def prompt_cost(self, pieces: int) -> float:
+        return self._prompts.shrunk_to(0.0, PRIOR_PIECES) * self._all.value * pieces
+
+    @override
     def observe(self, block: BlockTimes) -> None:
-        """Correct the costs by one block. Blocks that read prompts are left out by the caller: they show nothing of the
-        cost of a token.
+        """Correct the costs by one block. Blocks in which the target reads prompts are left out by the caller: they
+        show nothing of the cost of a token.
         """
+        drafts = any(block.lengths)
         predicted = self._start.verification_cost(block.tokens)
         ratio = _limit(block.verifying / predicted, self._all.value or 1.0)
         if self._all.weight:  # else the curve has another unit
-            beyond = self._with_draft if any(block.lengths) else self._without
-            beyond.add(ratio * predicted - self._now.verification_cost(block.tokens), 1.0)
+            beyond = ratio * predicted - self._now.verification_cost(block.tokens)
+            self._with_draft.add(beyond, float(drafts))
+            self._without.add(beyond, float(not drafts))
         self._all.add(ratio, 1.0)
         self._passes.add(block.tokens, (ratio - self._all.value) * predicted)
         near = dict(self._nearest_points(block.tokens))
         for place, mean in enumerate(self._points):
             mean.add(ratio, near.get(place, 0.0))
         seconds = block.drafting + block.around
-        if any(block.lengths):
-            more = _limit(seconds, self.drafts_cost(block.lengths) + self._around.value)
+        if drafts:
+            more = _limit(seconds, self.drafts_cost(block.lengths) + self._around.value) - self._around.value
             passes = self._start.drafts_cost(block.lengths) / self._start.drafting_cost(1)
-            self._drafter.add(passes, more - self._around.value, 1 / passes)  # what disturbs them grows with them
+            self._drafter.add(passes, more / self._all.value, 1 / passes)  # what disturbs them grows with them
         else:
             self._around.add(_limit(seconds, self._around.value), 1.0)
+            self._drafter.add(0.0, 0.0, 0.0)
+        if prompts := block.prompts.pieces:
+            self._prompts.add(block.prompts.seconds / self._all.value / prompts, prompts)
+        else:
+            self._prompts.add(0.0, 0.0)
         self._prior *= DECAY
         self._correct()
 
@@ -201,18 +216,19 @@ class TrackedCosts(CostModel):
             for (size, cost), mean in zip(curve, self._points, strict=True)
         ]
         first = self._start.drafting_cost(1)
-        drafts = [(passes, passes * unit * first) for passes in (1, 3)]
+        drafts = [(passes, passes * first) for passes in (1, 3)]
         fixed, slope = self._drafter.with_points(drafts, weight / 4).fit_costs()
-        self._per_draft = fixed + max(0.0, self._with_draft.value - self._without.value)
-        drafter = tuple((rows, cost / first * slope) for rows, cost in self._start.drafter)
+        without = self._without.value
+        self._per_draft = fixed * unit + max(0.0, self._with_draft.shrunk_to(without) - without)
+        drafter = tuple((rows, cost / first * slope * unit) for rows, cost in self._start.drafter)
         self._now = Costs(make_monotone(target), drafter)
 
     @override
     def save(self) -> TrackedCostsState:
-        means = self._all, self._around, self._with_draft, self._without, *self._points
-        all_passes, around, with_draft, without, *points = [(mean.total, mean.weight) for mean in means]
+        means = self._all, self._around, self._with_draft, self._without, self._prompts, *self._points
+        all_passes, around, with_draft, without, prompts, *points = [(mean.total, mean.weight) for mean in means]
         lines = self._passes.sums, self._prior
-        return TrackedCostsState(all_passes, self._drafter.sums, points, around, *lines, with_draft, without)
+        return TrackedCostsState(all_passes, points, self._drafter.sums, around, *lines, with_draft, without, prompts)
 
     @override
     def restore(self, saved: Saved, reader: SnapshotReader) -> None:
@@ -220,9 +236,10 @@ class TrackedCosts(CostModel):
             return
         state = reader.decode(TrackedCostsState, saved)
         self._all, self._around = _Mean(*state.all_passes), _Mean(*state.around)
-        self._drafter = _Line(*state.drafter) if len(state.drafter) > 2 else _Line()
+        self._drafter = _Line(*state.drafts)
         self._passes, self._prior = _Line(*state.passes), state.prior
         self._with_draft, self._without = _Mean(*state.with_draft), _Mean(*state.without)
+        self._prompts = _Mean(*state.prompts)
         self._points = [_Mean(*one) for one in state.points]
         if self._all.weight:
             self._correct()

@@ -15,14 +15,15 @@ from stages.choose import LABELS_AFTER_DRIFT, TRAINED_LABELS_AFTER_DRIFT, Choose
 from stages.contract.blocks import Decision, Draft, Proposal, ProposedToken, SequenceState, Verdict
 from stages.contract.snapshot import SnapshotReader, SnapshotWriter
 from stages.decode import Decode
-from stages.drafting.costs import Costs, StageSeconds
+from stages.drafting.costs import BlockTimes, Costs, ReadPrompts, StageSeconds
 from stages.drafting.head import AcceptanceHead
 from stages.drafting.holdout import Holdout
 from stages.drafting.sources import GAIN_EDGES, SourceChooser
 from stages.drafting.stopping import FixedLength
 from stages.drafting.timed_pauses import DRAFTING_BLOCKS, PLAIN_BLOCKS, SECOND_PLAIN_BLOCKS, TRIAL, TimedPauses
+from stages.drafting.tracked_costs import TrackedCosts
 from stages.memory.calibration import own_cell
-from stages.memory.text_memory import TextMemory, TreeLimits
+from stages.memory.text_memory import GrownTree, TextMemory, TreeLimits
 from stages.sampling.distributions import Sampling
 from store.events import Action, DraftSource, Origin, Outcome
 
@@ -203,10 +204,28 @@ def test_the_statistics_are_restored():
     again = make_chooser()
     again.restore(reader.state, reader)
     assert again.save() == chooser.save() != make_chooser().save()
-    assert len(chooser.save().blocks) == 2 + len(GAIN_EDGES) + 1
+    assert len(chooser.save().drafts) == 1 + len(GAIN_EDGES) + 1
     for one in (chooser, again):
         teach(one, by_model(4, 2), expected=0.2)
     assert again.save() == chooser.save()
+
+
+def test_former_drafts_cost_what_they_would_cost_today():
+    costs = TrackedCosts(Costs(((1, 1.0), (2, 1.06)), ((1, 0.1),)))
+    chooser = SourceChooser(costs)
+    preferred = []
+    for drafting in (2.0, 0.2):  # seconds of two pieces
+        for _ in range(200):
+            costs.observe(BlockTimes([2], 3, drafting, 1.12))
+        preferred.append(chooser.prefers_model(0, 0.0))
+        for _ in range(20):
+            teach(chooser, by_model(2, 1), expected=0.0)
+    assert preferred == [False, True]
+
+
+def test_what_else_a_draft_costs_for_a_row_counts():
+    chooser = make_chooser()
+    assert [chooser.prefers_model(1, 0.2, more) for more in (0.0, 0.1, 0.5)] == [True, True, False]
 
 
 def test_pieces_that_were_drawn_and_dropped_are_paid_for():
@@ -271,6 +290,33 @@ def test_the_model_drafts_where_nothing_is_known_and_trees_where_they_pay():
     assert (tree.source, tree.tree.tokens[:4], tree.pieces) == (DraftSource.LOOKUP, (3, 4, 1, 2), ())
     assert (drafted.source, drafted.tree, len(drafted.pieces)) == (DraftSource.MODEL, None, 3)
     assert [draft.row for draft in (tree, drafted)] == rows
+
+
+def test_a_prompt_is_not_read_for_a_few_tokens():
+    """Reading a piece of a prompt takes as long as 0.05 target passes."""
+    costs = TrackedCosts(COSTS)
+    stage = new_stage(costs)
+    for _ in range(20):
+        costs.observe(BlockTimes([3], 4, 3 * 0.24, 1.18, prompts=ReadPrompts(60, 3.0)))
+    short, long = admit(stage, row_of([0] * 50, offset=0, remaining_tokens=4), row_of([0] * 50, offset=1))
+    stage.memory.grow = lambda rows: [GrownTree(None, 0.0) for _ in rows]
+    assert [bool(draft.pieces) for draft in stage([short, long])] == [False, True]
+    long.remaining_tokens = 4
+    assert [bool(draft.pieces) for draft in stage([short, long])] == [False, True], "what is read costs nothing more"
+
+
+def test_the_seconds_in_which_prompts_are_read_are_not_those_of_drafts(monkeypatch: pytest.MonkeyPatch):
+    seen: list[BlockTimes] = []
+    stage = new_stage()
+    monkeypatch.setattr(type(stage._costs), "observe", lambda self, times: seen.append(times))
+    (row,) = admit(stage, row_of([1, 2, 3, 4, 5]))
+    for _ in range(2):
+        drafts = stage([row])
+        stage._decode.prompts = ReadPrompts(5, 0.25)
+        emit(stage, drafts, 3, seconds=StageSeconds(1.0, 2.0, 0.5))
+    stage._decode.prompts = ReadPrompts(5, 0.0, measured=False)
+    emit(stage, drafts, 3, seconds=StageSeconds(1.0, 2.0, 0.5))
+    assert [(one.drafting, one.verifying, one.prompts.seconds) for one in seen] == [(0.75, 2.0, 0.25)]
 
 
 def test_a_tree_that_promises_little_is_left_to_the_model():
@@ -440,7 +486,7 @@ def test_the_chooser_learns_what_the_tree_of_a_row_promised_whatever_drafted():
     stage, noted = new_stage(), []
     stage._chooser.observe = lambda verdict, action, expected, drawn: noted.append((action, expected))
     rows = admit(stage, row_of([1, 2, 3, 4, 1, 2], offset=0), row_of([1, 2, 3, 4, 5], offset=1))
-    stage._chooser.prefers_model = lambda candidates, expected: True
+    stage._chooser.prefers_model = lambda candidates, expected, more: True
     drafts = stage(rows)
     emit(stage, drafts, 3)
     assert [action for action, _ in noted] == [Action.MODEL] * 2

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from stages.contract.blocks import Draft, SequenceState
 from stages.decode import EVERY_HOPELESS, Decode
-from stages.drafting.costs import Costs
+from stages.drafting.costs import Costs, ReadPrompts
 from stages.drafting.head import EXTRA_FEATURES, AcceptanceHead, piece_features
 from stages.drafting.stopping import FixedLength, StopRule
 from stages.prompts.prompt_reader import PromptReader
@@ -62,15 +62,26 @@ def test_a_text_is_read_before_its_first_draft_which_may_never_come():
     drafting, idle = row_of([0, 1, 2, 4, 0, 2], offset=0), row_of([1, 2, 4], offset=1)
     for row in (drafting, idle):
         decode.admit(row)
-    for _ in range(2):
+    for pieces in (6, 0):
         first, second = decode([drafting, idle], skipped={idle})
         assert_distributions_are_the_drafters(drafting, first, sampling)
         assert (second.pieces, decode.model.length(idle)) == ((), 0)
+        assert [decode.has_read(row) for row in (drafting, idle)] == [True, False]
+        assert (decode.prompts.pieces, decode.prompts.seconds > 0) == (pieces, pieces > 0)
     assert decode.reader.counts.tokens == 6, "of the text that was read, once"
     idle.pieces.append(0)  # emitted without a draft
     _, second = decode([drafting, idle])
     assert_distributions_are_the_drafters(idle, second, sampling)
     assert decode.reader.counts.tokens == 10
+
+
+def test_what_a_prompt_takes_that_is_read_in_the_pass_of_a_draft_is_not_known():
+    decode, row = new_decode(), row_of([0, 1, 2])
+    decode.admit(row)
+    decode([row])
+    assert (decode.prompts.pieces, decode.prompts.measured) == (3, False)
+    decode([row])
+    assert decode.prompts == ReadPrompts()
 
 
 @pytest.mark.parametrize("sampling", [{"temperature": 1.0}, {"temperature": 0.0}, {"temperature": 0.7, "top_k": 2}])

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from stages.contract.snapshot import SnapshotReader, SnapshotWriter
-from stages.drafting.costs import BlockTimes, Costs
+from stages.drafting.costs import BlockTimes, Costs, ReadPrompts
 from stages.drafting.tracked_costs import TrackedCosts
 
 START = Costs(target=((1, 2.0), (3, 2.2), (9, 4.0)), drafter=((1, 0.5), (2, 0.6)))
@@ -66,6 +66,41 @@ def test_what_verifying_a_draft_takes_beyond_a_tree_is_a_cost_of_the_draft():
         observe(costs, 3, START.verification_cost(3) + 0.4, 2, drafting=START.drafts_cost([2]))
     assert costs.drafts_cost([2]) == pytest.approx(START.drafts_cost([2]) + 0.4, rel=0.05)
     assert costs.block_cost([2]) - costs.verification_cost(3) == pytest.approx(costs.drafts_cost([2]))
+
+
+def test_what_drafts_took_on_a_busy_machine_is_forgotten_while_none_is_made():
+    """On two busy processors the drafter's short passes suffer more than the target's: so it would not be tried."""
+    costs = TrackedCosts(START)
+    for _ in range(60):
+        observe(costs, 3, 3 * START.verification_cost(3) + 1, 2, drafting=12 * START.drafts_cost([2]))
+        observe(costs, 1, 3 * START.verification_cost(1))
+    busy = costs.drafts_cost([2]) / costs.verification_cost(1)
+    for _ in range(400):
+        observe(costs, 1, START.verification_cost(1))
+    assert busy > 3.5 * START.drafts_cost([2]) / START.verification_cost(1)
+    assert costs.drafts_cost([2]) == pytest.approx(START.drafts_cost([2]), rel=0.25)
+
+
+def test_a_draft_costs_as_many_passes_when_the_machine_becomes_faster():
+    costs = TrackedCosts(START)
+    for _ in range(200):
+        observe(costs, 3, 4 * START.verification_cost(3), 2, drafting=4 * START.drafts_cost([2]))
+    for _ in range(200):
+        observe(costs, 1, START.verification_cost(1))
+    want = START.drafts_cost([2]) / START.verification_cost(1)
+    assert costs.drafts_cost([2]) / costs.verification_cost(1) == pytest.approx(want, rel=0.1)
+
+
+def test_prompts_cost_what_reading_them_took_and_nothing_when_none_was_read_for_long():
+    costs = TrackedCosts(START)
+    assert costs.prompt_cost(100) == 0
+    for _ in range(50):
+        times = BlockTimes([2], 3, START.drafts_cost([2]), START.verification_cost(3), prompts=ReadPrompts(50, 2.0))
+        costs.observe(times)
+    assert costs.prompt_cost(100) == pytest.approx(4, rel=0.02)
+    for _ in range(600):
+        observe(costs, 1, START.verification_cost(1))
+    assert costs.prompt_cost(100) < 0.1
 
 
 def test_what_surrounds_a_pass_belongs_to_every_block():
@@ -141,11 +176,11 @@ def test_a_checkpoint_of_an_older_release_leaves_the_drafter_s_cost():
     @dataclass(frozen=True)
     class OldState:
         all_passes: tuple[float, float]
-        drafter: tuple[float, float]
+        drafter: tuple[float, ...]  # in seconds
         points: list[tuple[float, float]]
 
     costs = TrackedCosts(START)
-    saved = OldState((10.0, 5.0), (30.0, 5.0), [(10.0, 5.0)] * 3)
+    saved = OldState((10.0, 5.0), (30.0, 5.0, 9.0, 3.0, 2.0), [(10.0, 5.0)] * 3)
     reader = SnapshotReader(SnapshotWriter().files(saved))
     costs.restore(reader.state, reader)
     assert costs.verification_cost(1) == pytest.approx(2 * START.verification_cost(1))
