@@ -10,6 +10,7 @@ from pipeline.config.settings import Config
 from stages.distill import Distill, NoDistiller
 from stages.drafting.head import AcceptanceHead
 from stages.examples.losses import LOSSES, expected_acceptance, greedy_agreement
+from stages.quantisation.modules import mean_bytes
 from stages.rules import MODES
 from stages.training.closed_form.trainer import OutputLayerTrainer
 from stages.training.drafter_trainer import DrafterTrainer
@@ -21,6 +22,7 @@ from stages.training.update import TrainingConfig
 # What one piece of one gradient step costs per weight of the drafter, in weights read by a target pass: measured on
 # two CPU cores with targets of 12M (.45) and 100M (.76), the gate's share included.
 TRAIN_SHARE = 0.45
+BYTES = 4  # of their weights
 HEAD_RATE = 5e-3  # of a head that begins with random weights
 TRAINED_HEAD_RATE = 1e-4  # with more, a trained head's estimates become worse (docs/experiments.md)
 CLOSED_FORM_SHARE = 1 / 3  # of a gradient step, by count of passes, not measured: an update is one forward pass
@@ -90,8 +92,14 @@ def _learner(
 
 
 def piece_cost(learn: LearnSettings, targets: Sequence[Models]) -> float:
-    """What one piece costs in one gradient step, in target passes: as configured, or estimated from sizes."""
+    """What one piece costs in one gradient step, in target passes: as configured, or estimated from sizes. A pass over
+    weights of few bits takes as much less time as it reads fewer bytes.
+    """
     if learn.piece_cost is not None:
         return learn.piece_cost
-    passes = [models.target.parameters + LAYER_OVERHEAD * models.target.layers for models in targets]
+    read = [mean_bytes(models.target.model, models.target.weights) / BYTES for models in targets]
+    passes = [
+        share * models.target.parameters + LAYER_OVERHEAD * models.target.layers
+        for share, models in zip(read, targets, strict=True)
+    ]
     return float(TRAIN_SHARE * targets[0].drafter.parameters / min(passes))

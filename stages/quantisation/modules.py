@@ -32,6 +32,21 @@ def count_attached(model: Any) -> tuple[int, int]:
     return found[0], found[1]
 
 
+def mean_bytes(model: Any, weights: str) -> float:
+    """Return how many bytes of memory a weight of the linear modules takes in a format, scales of codes included."""
+    found = [(linear.weight, linear.__dict__.get(_NAME)) for linear in _find_linears(model)]
+    if weights in (*CODE_FORMATS, "int4"):
+        own = [weight.numel() * _bytes_of(groups, weight.element_size(), weights) for weight, groups in found]
+        return sum(own) / max(1, sum(weight.numel() for weight, _ in found))
+    return {"int8": 1.0, "bfloat16": 2.0, "float32": 4.0}.get(weights) or float(model.dtype.itemsize)
+
+
+def _bytes_of(groups: GroupedMatrix | None, as_loaded: int, weights: str) -> float:
+    if groups is not None:
+        return (groups.bits + 1) / 8
+    return (4 + 1) / 8 if weights == "int4" else as_loaded
+
+
 @torch.no_grad()
 def find_attached(linear: nn.Linear) -> GroupedMatrix | None:
     """Return the codes of a module's weight if they still give it, bit for bit in the weight's type."""

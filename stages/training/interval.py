@@ -16,6 +16,9 @@ HOPED_GAIN = 0.05
 # Where rejected tokens are rare an update is an exploration. At once the longest interval it took a tenth of the time
 # of the fastest real target (SmolLM2 in four bits, docs/experiments.md).
 TO_EXPLORE = 4
+# Largest cost of an exploration, as a share of the target passes of plain decoding since the last update: at 256
+# prompts of 40 tokens it still took 2% of the fastest target's time.
+EXPLORED = 0.01
 
 
 class UpdateInterval(Protocol):
@@ -31,6 +34,10 @@ class UpdateInterval(Protocol):
     def is_exploring(self) -> bool:
         """Whether updates are far apart because they can gain little, so that examples of some prompts are enough."""
         return False
+
+    def is_due(self, prompts: int) -> bool:
+        """Return whether an update is due so many prompts after the last one."""
+        return prompts >= self.interval
 
     def observe_prompt(self, rejected: float, tokens: int, pieces: int) -> None:
         """Adjust the interval to how much of the drafter's drafts is rejected. By default nothing changes.
@@ -83,8 +90,9 @@ class FixedInterval(UpdateInterval):
 
 class IntervalState(NamedTuple):
     """Saved state of a `BreakEvenInterval`: the interval, the smoothed gain of an update if one was measured, the
-    prompts up to the last update, how rare rejected tokens are, all prompts so far, and the share of the rejected
-    tokens that an update is hoped to win. Checkpoints of older releases lack the last ones.
+    prompts up to the last update, how rare rejected tokens are, all prompts so far, the share of the rejected tokens
+    that an update is hoped to win, and prompts, tokens and pieces since the last update. Checkpoints of older releases
+    lack the last ones.
     """
 
     interval: int
@@ -93,6 +101,7 @@ class IntervalState(NamedTuple):
     usage: UsageState | None = None
     prompts: int = 0
     hoped: float = HOPED_GAIN
+    since: tuple[int, int, int] = (0, 0, 0)
 
 
 class BreakEvenInterval(UpdateInterval):
@@ -106,9 +115,10 @@ class BreakEvenInterval(UpdateInterval):
     A drafter that is rarely used gains little by any update, and so does one whose drafts are mostly accepted. Bets on
     its rejected tokens (`UsageTest`) decide whether they are rare: so few that even if every update turned a hoped
     share of them into accepted ones, it would not repay itself. Then the interval is `TO_EXPLORE` times the longest,
-    through drifts too, until there are more, and doubles with each such update that is not served. Where other sources
-    draft too, it begins so, and returns to it after an update that leaves the smoothed gain at nothing: then half the
-    share is hoped for, at first `HOPED_GAIN`, and more rejected tokens are needed.
+    through drifts too, until there are more, and doubles with each such update that is not served; it is longer where
+    the update would take more than `EXPLORED` of the time. Where other sources draft too, it begins so, and returns to
+    it after an update that leaves the smoothed gain at nothing: then half the share is hoped for, at first
+    `HOPED_GAIN`, and more rejected tokens are needed.
 
     Args:
         settings: the bounds of the interval, in prompts (a longest one below the shortest counts as the shortest), the
@@ -130,6 +140,7 @@ class BreakEvenInterval(UpdateInterval):
         self._gain: float | None = None
         self._seen = self._prompts = 0  # prompts: up to the last update, and all
         self._usage, self._hoped, self._others_draft = UsageTest(rare=others_draft), HOPED_GAIN, others_draft
+        self._since = (0, 0, 0)  # prompts, tokens and pieces since the last update
 
     @property
     @override
@@ -140,15 +151,34 @@ class BreakEvenInterval(UpdateInterval):
     def observe_prompt(self, rejected: float, tokens: int, pieces: int) -> None:
         """Add a prompt to the evidence; with enough of it lengthen the interval, or return to the shortest."""
         self._prompts += 1
-        spent = self._shortest * REPLAYED * pieces * self._steps * self._piece_cost  # by one update
+        prompts_before, tokens_before, pieces_before = self._since
+        self._since = prompts_before + 1, tokens_before + tokens, pieces_before + pieces
+        spent = self._foresee_cost(pieces)
         saved = self._hoped * min(self._horizon, self._prompts) * max(1, tokens) / self._batch  # if all were rejected
         if self._usage.observe(rejected, tokens, spent / saved):
             self.interval = TO_EXPLORE * self._longest if self._usage.rare else self._shortest
 
+    def _foresee_cost(self, pieces: float) -> float:
+        """Return what an update costs where prompts have this many pieces, in target passes."""
+        return self._shortest * REPLAYED * pieces * self._steps * self._piece_cost
+
+    @override
+    def is_due(self, prompts: int) -> bool:
+        """Return whether an update is due; one that may gain nothing must be a small share of the passes since the last
+        one, too.
+        """
+        if not super().is_due(prompts):
+            return False
+        observed, tokens, pieces = self._since
+        if not self._usage.rare or not observed:
+            return True
+        return self._foresee_cost(pieces / observed) <= EXPLORED * tokens / self._batch
+
     @override
     def observe_update(self, step: Step, judged: int, prompts: int) -> None:
-        """Compare the smoothed savings of an update with its cost. Without a measured gain nothing changes."""
+        """Compare the smoothed savings of an update with its cost. Without a measured gain no interval changes."""
         self._seen += prompts
+        self._since = (0, 0, 0)
         if step.before is None or step.after is None:
             return
         gain = step.after - step.before if step.served else 0.0
@@ -178,13 +208,14 @@ class BreakEvenInterval(UpdateInterval):
 
     @override
     def save(self) -> IntervalState:
-        return IntervalState(self.interval, self._gain, self._seen, self._usage.save(), self._prompts, self._hoped)
+        usage = self._usage.save()
+        return IntervalState(self.interval, self._gain, self._seen, usage, self._prompts, self._hoped, self._since)
 
     @override
     def restore(self, saved: Saved, reader: SnapshotReader) -> None:
         state = reader.decode(IntervalState, saved)
         self.interval, self._gain, self._seen, self._prompts = state.interval, state.gain, state.seen, state.prompts
-        self._hoped = state.hoped
+        self._hoped, self._since = state.hoped, state.since
         if state.usage is not None:
             self._usage.restore(state.usage, reader)
 

@@ -196,7 +196,7 @@ class UpdateScheduler:
         """
         updated = self._adopt_due()
         self._add_example(example)
-        if self._pending is None and self._fresh and not self.held and self._prompts >= self._interval.interval:
+        if self._pending is None and self._fresh and not self.held and self._interval.is_due(self._prompts):
             self._submit_update()
             updated = updated if self._lag else self.finish()
         return updated

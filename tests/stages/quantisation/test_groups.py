@@ -10,7 +10,14 @@ from torch import nn
 
 from stages.checkpoints.gguf_blocks import read_groups
 from stages.quantisation.groups import GROUP, GroupedMatrix, join_groups
-from stages.quantisation.modules import attach_groups, count_attached, find_groups, has_groups, round_weights
+from stages.quantisation.modules import (
+    attach_groups,
+    count_attached,
+    find_groups,
+    has_groups,
+    mean_bytes,
+    round_weights,
+)
 
 OUTPUTS, INPUTS = 24, 512
 HALF = 2.0**-8  # largest relative error of rounding to bfloat16
@@ -152,6 +159,23 @@ def test_codes_without_a_kernel_are_counted_with_those_of_more_bits():
         assert groups is not None
         attach_groups(linear, groups)
         assert count_attached(linear) == expected
+
+
+def test_the_bytes_of_a_weight_are_those_of_its_codes_in_formats_of_few_bits():
+    model = Layers(linear_of(weights()), nn.Linear(INPUTS, OUTPUTS))
+    model.dtype = torch.float32
+    groups = read_groups("Q4_0", blocks_of("Q4_0"))
+    assert groups is not None
+    attach_groups(model[0], groups)
+    found = {name: mean_bytes(model, name) for name in ("codes", "int4", "int8", "bfloat16", "float32", "fastest")}
+    assert found == {
+        "codes": (5 / 8 + 4) / 2,
+        "int4": 5 / 8,
+        "int8": 1.0,
+        "bfloat16": 2.0,
+        "float32": 4.0,
+        "fastest": 4.0,
+    }
 
 
 def test_weights_that_do_not_fit_groups_have_none():

@@ -57,12 +57,13 @@ class Trainer:
         return replace(attempt.step, served=False, reason=reason)
 
 
-class Spacing:
-    """A fixed interval that records its calls."""
+class Spacing(FixedInterval):
+    """Records its calls."""
+
+    is_exploring = False
 
     def __init__(self, interval: int) -> None:
-        self.interval = interval
-        self.is_exploring = False
+        super().__init__(interval)
         self.observed: list[tuple[int, int]] = []
         self.restarts = 0
         self.prompts: list[tuple[int, int, int]] = []

@@ -125,6 +125,23 @@ def test_one_update_without_gain_among_others_changes_no_hope():
     assert not interval.is_exploring
 
 
+def test_an_exploration_takes_a_small_share_of_the_time():
+    """An update reads 4 * 2 * 240 pieces twice. At .01 passes a piece that is 38.4 passes, a hundredth of those of 80
+    prompts of 48 tokens; at .1 it is 384, of 800 prompts.
+    """
+    settings = LearnSettings(interval=4, longest_interval=64, steps=2, horizon=1000)
+    for piece_cost, due in ((0.01, 256), (0.1, 800)):
+        interval = BreakEvenInterval(settings, piece_cost, batch=1, others_draft=True)
+        prompts = 0
+        while not interval.is_due(prompts):
+            feed(interval, 1, 0)
+            prompts += 1
+        assert prompts == due
+        interval.observe_update(STEP, 10, prompts)
+        feed(interval, due - 1, 0)
+        assert not interval.is_due(due - 1)
+
+
 def test_prompts_without_tokens_are_no_evidence():
     test = UsageTest(rare=False)
     for _ in range(200):
