@@ -226,7 +226,7 @@ class LearnSettings(Section):
         default=64,
         ge=1,
         description="Maximum number of prompts between two updates (spacing 'paying'); where few of the drafter's "
-        "tokens are rejected, four times as many, and twice that after each update that is not served.",
+        "tokens are rejected, at least four times as many, and twice that after each update that is not served.",
     )
     horizon: int = Field(
         default=1000,

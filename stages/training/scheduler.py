@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 # Where updates are far apart, one prompt in so many becomes an example: an update trains on a few of them, and choosing
 # the soft targets of every token takes time that shows next to fast passes.
-SAMPLED = 4
+SAMPLED = 8
 SCATTER, SCATTERED_BITS = 2654435761, 32  # Knuth's multiplier: neighbours are sampled as if at random
 
 
