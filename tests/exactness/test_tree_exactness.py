@@ -347,7 +347,7 @@ class Swaying(SourceChooser):
         super().__init__(CHEAP)
         self._emitted = 0
 
-    def prefers_model(self, candidates: int, expected: float) -> bool:
+    def prefers_model(self, candidates: int, expected: float, more: float = 0.0) -> bool:
         return not candidates or self._emitted % 3 > 0
 
     def observe(self, verdict: Verdict, action: Action, expected: float, drawn: int) -> None:
