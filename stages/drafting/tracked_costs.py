@@ -13,6 +13,7 @@ DECAY = 0.98  # of all sums, per block: costs of drafts that are no longer made 
 PRIOR_BLOCKS = 4.0  # weight of the line in the mean of one size, and of the costs at the beginning in the line
 PRIOR_PIECES = 10.0  # of prompts that the drafter read at no cost
 LEAST_PRIOR = 0.02  # what remains of the latter weight, so that the line has a slope where all passes have one size
+ENOUGH = 2.0  # weight of recent drafts with which their cost counts as seen
 LARGEST_JUMP = 2.0  # of a block over what was expected: beyond it, the block was interrupted or the first of its kind
 
 Points = Iterable[tuple[float, float]]
@@ -83,8 +84,8 @@ class _Line:
 @dataclass(frozen=True)
 class TrackedCostsState:
     """Saved state of `TrackedCosts`: total and weight of its means, those of the points in the order of the curve, the
-    sums of both lines, and the weight of the costs at the beginning. Checkpoints of older releases lack what has a
-    default.
+    sums of both lines, the weight of the costs at the beginning, and the lowest cost of drafts. Checkpoints of older
+    releases lack what has a default.
     """
 
     all_passes: tuple[float, float]
@@ -96,6 +97,7 @@ class TrackedCostsState:
     with_draft: tuple[float, float] = (0.0, 0.0)
     without: tuple[float, float] = (0.0, 0.0)
     prompts: tuple[float, float] = (0.0, 0.0)
+    lowest: float = 1.0
 
 
 class TrackedCosts(CostModel):
@@ -107,8 +109,8 @@ class TrackedCosts(CostModel):
     What surrounds the pass belongs to the cost of a block, and is the same for all numbers of tokens. A draft of the
     model has a cost of its own, whatever its length: the drafter reads what it missed, and its pieces are translated
     and compared, by which verifying them takes longer than a tree of as many tokens. It is followed in target passes,
-    which take longer on a busy machine, too, and returns to the cost at the beginning while the model does not draft:
-    so what was learned on a busy machine does not last. Only ratios count, so the unit may change with the first block.
+    which take longer on a busy machine, too, and returns to the lowest so far while the model does not draft: so what
+    was learned on a busy machine does not last. Only ratios count, so the unit may change with the first block.
 
     >>> costs = TrackedCosts(Costs(target=((1, 1.0), (5, 1.0)), drafter=((1, 0.1),)))
     >>> for _ in range(200):
@@ -141,6 +143,7 @@ class TrackedCosts(CostModel):
         self._without = _Mean()  # the same in other blocks
         self._prompts = _Mean()  # seconds over `_all` per piece of the prompts that the drafter read
         self._prior = 1.0  # weight of the costs at the beginning: decays
+        self._lowest = 1.0  # cost of drafts that was ever seen, as a share of that at the beginning
         self._per_draft = 0.0
 
     @property
@@ -216,8 +219,10 @@ class TrackedCosts(CostModel):
             for (size, cost), mean in zip(curve, self._points, strict=True)
         ]
         first = self._start.drafting_cost(1)
-        drafts = [(passes, passes * first) for passes in (1, 3)]
+        drafts = [(passes, passes * first * self._lowest) for passes in (1, 3)]
         fixed, slope = self._drafter.with_points(drafts, weight / 4).fit_costs()
+        if self._drafter.weight > ENOUGH:
+            self._lowest = min(self._lowest, (fixed + 2 * slope) / (2 * first))
         without = self._without.value
         self._per_draft = fixed * unit + max(0.0, self._with_draft.shrunk_to(without) - without)
         drafter = tuple((rows, cost / first * slope * unit) for rows, cost in self._start.drafter)
@@ -227,8 +232,18 @@ class TrackedCosts(CostModel):
     def save(self) -> TrackedCostsState:
         means = self._all, self._around, self._with_draft, self._without, self._prompts, *self._points
         all_passes, around, with_draft, without, prompts, *points = [(mean.total, mean.weight) for mean in means]
-        lines = self._passes.sums, self._prior
-        return TrackedCostsState(all_passes, points, self._drafter.sums, around, *lines, with_draft, without, prompts)
+        return TrackedCostsState(
+            all_passes,
+            points,
+            self._drafter.sums,
+            around,
+            self._passes.sums,
+            self._prior,
+            with_draft,
+            without,
+            prompts,
+            self._lowest,
+        )
 
     @override
     def restore(self, saved: Saved, reader: SnapshotReader) -> None:
@@ -239,7 +254,7 @@ class TrackedCosts(CostModel):
         self._drafter = _Line(*state.drafts)
         self._passes, self._prior = _Line(*state.passes), state.prior
         self._with_draft, self._without = _Mean(*state.with_draft), _Mean(*state.without)
-        self._prompts = _Mean(*state.prompts)
+        self._prompts, self._lowest = _Mean(*state.prompts), state.lowest
         self._points = [_Mean(*one) for one in state.points]
         if self._all.weight:
             self._correct()

@@ -81,6 +81,17 @@ def test_what_drafts_took_on_a_busy_machine_is_forgotten_while_none_is_made():
     assert costs.drafts_cost([2]) == pytest.approx(START.drafts_cost([2]), rel=0.25)
 
 
+def test_drafts_that_are_no_longer_made_are_taken_to_cost_what_they_cost_at_best():
+    """The start was measured on a busy machine, on which drafts cost four times as many passes."""
+    busy = Costs(START.target, tuple((rows, 4 * cost) for rows, cost in START.drafter))
+    costs = TrackedCosts(busy)
+    for _ in range(100):
+        observe(costs, 3, START.verification_cost(3), 2, drafting=START.drafts_cost([2]))
+    for _ in range(600):
+        observe(costs, 1, START.verification_cost(1))
+    assert costs.drafts_cost([2]) == pytest.approx(START.drafts_cost([2]), rel=0.15)
+
+
 def test_a_draft_costs_as_many_passes_when_the_machine_becomes_faster():
     costs = TrackedCosts(START)
     for _ in range(200):
