@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from pipeline.reports.tables import Table
+from pipeline.reports.tables import Table, command_block
 from pipeline.study.curves import learning_tables
 from pipeline.study.definitions import PaperColumn, StudyName
 from pipeline.study.metrics import (
@@ -349,7 +349,7 @@ def print_report(console: "Console", plan: StudyPlan, all_results: Sequence[Resu
 
 def markdown(plan: StudyPlan, all_results: Sequence[Results], command: str, date: str) -> str:
     """The report as a Markdown section with command, date and all tables."""
-    parts = [f"## Study: {plan.study.name}, {date}", f"    {command}", *circumstances(plan, all_results)]
+    parts = [f"## Study: {plan.study.name}, {date}", command_block(command), *circumstances(plan, all_results)]
     for results in all_results:
         title = heading(results)
         parts += [f"### {title[0].upper()}{title[1:]}", *map(as_markdown, tables(results))]

@@ -143,7 +143,7 @@ class TrackedCosts(CostModel):
         self._without = _Mean()  # the same in other blocks
         self._prompts = _Mean()  # seconds over `_all` per piece of the prompts that the drafter read
         self._prior = 1.0  # weight of the costs at the beginning: decays
-        self._lowest = 1.0  # cost of drafts that was ever seen, as a share of that at the beginning
+        self._lowest = 1.0  # cost of drafts so far, as a share of that at the beginning
         self._per_draft = 0.0
 
     @property
@@ -191,11 +191,11 @@ class TrackedCosts(CostModel):
             self._drafter.add(passes, more / self._all.value, 1 / passes)  # what disturbs them grows with them
         else:
             self._around.add(_limit(seconds, self._around.value), 1.0)
-            self._drafter.add(0.0, 0.0, 0.0)
+            self._drafter.add(0.0, 0.0, 0.0)  # decays
         if prompts := block.prompts.pieces:
             self._prompts.add(block.prompts.seconds / self._all.value / prompts, prompts)
         else:
-            self._prompts.add(0.0, 0.0)
+            self._prompts.add(0.0, 0.0)  # decays
         self._prior *= DECAY
         self._correct()
 

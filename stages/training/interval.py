@@ -17,7 +17,7 @@ HOPED_GAIN = 0.05
 # of the fastest real target (SmolLM2 in four bits, docs/experiments.md).
 TO_EXPLORE = 4
 # Largest cost of an exploration, as a share of the target passes of plain decoding since the last update: at 256
-# prompts of 40 tokens it still took 2% of the fastest target's time.
+# prompts of 40 tokens it would still take 2% of the fastest target's time.
 EXPLORED = 0.01
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from textwrap import fill
 
-from pipeline.reports.tables import Table
+from pipeline.reports.tables import Table, command_block
 from pipeline.study.metrics import NONE, format_estimate, last_fifth, whole
 from pipeline.study.paper.blocks import CacheSize, PaperBlock
 from pipeline.study.paper.panels import Panel, PlotFile
@@ -214,7 +214,7 @@ def to_markdown(plots: PlotFile, image: str | None, blocks: Sequence[BlockResult
     parts = [
         f"# {plots.title}",
         f"Measured on {plots.date}.",
-        f"    {plots.command}",
+        command_block(plots.command),
         fill(plots.remark, WIDTH),
     ]
     parts.append("\n".join(fill(line, WIDTH, initial_indent="- ", subsequent_indent="  ") for line in describe(blocks)))
