@@ -5,7 +5,7 @@ Shapes: N supervised positions.
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -139,6 +139,32 @@ def load_or_make_examples(
         found = make()
         store_arrays("probe", name, _to_arrays(found))
     return found
+
+
+def load_or_make_scores(
+    key: Sequence[object],
+    examples: Sequence[TrainingExample],
+    make: Callable[[], Mapping[TrainingExample, ProbeScore]],
+) -> Mapping[TrainingExample, ProbeScore]:
+    """Load a drafter's scores on the examples from the cache folder, or make and store them.
+
+    Args:
+        key: JSON values that the scores depend on: those of the examples, and the drafter's.
+        examples: in the order in which they are always loaded.
+        make: returns the scores, without examples that are too long for the drafter.
+    """
+    name = digest_json(*key)
+    numbers_NF = load_arrays("scores", name, lambda arrays: arrays["numbers"])
+    if numbers_NF is not None:
+        return {examples[int(place)]: _to_score(*fields) for place, *fields in numbers_NF.tolist()}
+    found = make()
+    rows = [(place, *astuple(found[one])) for place, one in enumerate(examples) if one in found]
+    store_arrays("scores", name, {"numbers": np.array(rows, dtype=np.float64).reshape(-1, 6)})
+    return found
+
+
+def _to_score(greedy: float, sampled: float, tokens: float, pieces: float, forwards: float) -> ProbeScore:
+    return ProbeScore(greedy, sampled, int(tokens), int(pieces), int(forwards))
 
 
 def _to_arrays(examples: Sequence[TrainingExample]) -> Arrays:

@@ -1,4 +1,4 @@
-"""The probe: fixed prompts, what a drafter is expected to reach on them, and that asking changes nothing."""
+"""The probe: fixed prompts, the expected acceptance of a drafter on them, and no effect on the run."""
 
 import re
 from collections.abc import Sequence
@@ -22,7 +22,14 @@ from stages.contract.blocks import TrainingExample
 from stages.drafting.costs import Costs
 from stages.sampling.distributions import Sampling
 from stages.tools.transformers_baselines import Request, greedy_generate
-from stages.training.probe import ProbeResult, count_forwards, load_or_make_examples
+from stages.training.probe import (
+    Probe,
+    ProbeResult,
+    ProbeScore,
+    count_forwards,
+    load_or_make_examples,
+    load_or_make_scores,
+)
 from store.events import PromptReceived, TokenDecision
 from store.registry.registry import NoRegistry
 
@@ -190,6 +197,32 @@ def test_examples_are_made_once(config: Config, models: Models):
     assert made == [1]
 
 
+def test_a_drafter_as_loaded_is_scored_once(config: Config, models: Models, monkeypatch: pytest.MonkeyPatch):
+    first = make_probe(config, models)()
+    monkeypatch.setattr(Probe, "score", lambda *_: pytest.fail("scored again"))
+    assert make_probe(config, models)() == first
+
+
+def test_scores_of_other_weights_are_not_those_on_disk(config: Config, models: Models):
+    first = make_probe(config, models)()
+    with torch.no_grad():
+        for weight in models.drafter.trained_weights:
+            weight.add_(torch.randn_like(weight))  # as if another drafter had been loaded
+    assert models.drafter.weight_changes == 0
+    assert make_probe(config, models)().metrics != first.metrics
+
+
+def test_examples_that_are_too_long_have_no_score_on_disk_either(
+    config: Config, models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("OMNIDRAFT_CACHE", str(tmp_path))
+    examples = examples_of(config, models)
+    scores = {one: ProbeScore(1.0, 0.5, 3, 4, 2) for one in examples[1::2]}
+    for _ in range(2):
+        assert load_or_make_scores(["some"], examples, lambda: scores) == scores
+    assert load_or_make_scores(["none"], examples, dict) == load_or_make_scores(["none"], examples, dict) == {}
+
+
 def test_shipped_examples_are_used_where_the_cache_has_none(
     config: Config, models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -216,7 +249,7 @@ def decisions(config: Config, models: Models, folder: Path, *, probed: bool) -> 
 
 
 @pytest.mark.slow
-def test_the_run_decides_as_if_it_had_not_been_asked(tiny_pair: TinyPair, tmp_path: Path, monkeypatch):  # noqa: F811
+def test_a_run_decides_the_same_with_and_without_the_probe(tiny_pair: TinyPair, tmp_path: Path, monkeypatch):  # noqa: F811
     config = config_of(tiny_pair, learn__lag=0, sampling__temperature=0.7)
     runs = []
     for probed in (False, True):
