@@ -70,9 +70,9 @@ def read_curve(run_folder: Path, window: int = WINDOW) -> Curve:
     )
 
 
-def draw(curve: Curve, picture: Path, title: str) -> None:
+def draw(curve: Curve, path: Path, title: str) -> None:
     """Write the plot; the suffix of the file determines its format (png, svg, pdf)."""
-    with panels(picture, 2, sharex=True, figsize=(10, 5.5), layout="constrained") as (_, ((above,), (below,))):
+    with panels(path, 2, sharex=True, figsize=(10, 5.5), layout="constrained") as (_, ((above,), (below,))):
         _draw_acceptance(above, curve)
         above.set(ylabel="acceptance rate\n(accepted / judged)", ylim=(0, 1))
         above.set_title(title, loc="left", fontweight="bold", parse_math=False)
@@ -119,4 +119,4 @@ PARSER = plot_parser("Plot the acceptance curve of a run.", "run", "folder of th
 PARSER.add_argument("--window", type=int, default=WINDOW, help="prompts per point (default %(default)s)")
 
 if __name__ == "__main__":
-    run_command(PARSER, lambda args: draw(read_curve(args.run, args.window), args.picture, args.run.resolve().name))
+    run_command(PARSER, lambda args: draw(read_curve(args.run, args.window), args.plot, args.run.resolve().name))

@@ -14,6 +14,7 @@ from store.errors import RunError
 
 POINTS = 60  # maximum points of a line
 NAN = float("nan")
+METRICS = "figures"  # key of the metrics in a sample of the file
 Sample = Mapping[str, Any]
 Line = Sequence[tuple[float, float]]  # pairs of seconds and value
 
@@ -34,7 +35,7 @@ def read_samples(path: Path) -> list[Sample]:
 def _samples(content: Any) -> list[Sample]:
     samples = list(content["samples"])
     for sample in samples:
-        _ = sample["at"], sample["figures"], sample["memory"]
+        _ = sample["at"], sample[METRICS], sample["memory"]
     return samples
 
 
@@ -45,14 +46,14 @@ def counter_rate(samples: Sequence[Sample], above: str, below: str | None = None
 
 def _rates(samples: Sequence[Sample], above: str, below: str | None) -> Iterator[tuple[float, float]]:
     for before, after in pairwise(samples):
-        if above in after["figures"]:
+        if above in after[METRICS]:
             span = after["at"] - before["at"] if below is None else _counter(after, below) - _counter(before, below)
             grown = _counter(after, above) - _counter(before, above)
             yield (before["at"] + after["at"]) / 2, grown / span if span else NAN
 
 
 def _counter(sample: Sample, name: str) -> float:
-    return float(sample["figures"].get(name, 0.0))
+    return float(sample[METRICS].get(name, 0.0))
 
 
 def sample_values(samples: Sequence[Sample], value: Callable[[Sample], float | None]) -> Line:
@@ -65,21 +66,21 @@ def panels_of(samples: Sequence[Sample]) -> dict[str, dict[str, Line]]:
     all_panels = {
         "acceptance": {
             "accepted / proposed, with lookups": counter_rate(samples, "accepted", "proposed"),
-            "of the drafter model, recent": sample_values(samples, lambda one: one["figures"].get("model_acceptance")),
+            "of the drafter model, recent": sample_values(samples, lambda one: one[METRICS].get("model_acceptance")),
         },
         "tokens per target pass": {"tokens": counter_rate(samples, "emitted", "blocks")},
         "tokens per second": {"tokens": counter_rate(samples, "generated")},
         "resident memory, MB": {"memory": sample_values(samples, lambda one: one["memory"] and one["memory"] / 1e6)},
         "waiting": {
-            "requests": sample_values(samples, lambda one: one["figures"].get("waiting")),
-            "prompts waiting for the learner": sample_values(samples, lambda one: one["figures"].get("learner_lag")),
+            "requests": sample_values(samples, lambda one: one[METRICS].get("waiting")),
+            "prompts waiting for the learner": sample_values(samples, lambda one: one[METRICS].get("learner_lag")),
         },
     }
     filled = {unit: {name: line for name, line in lines.items() if line} for unit, lines in all_panels.items()}
     return {unit: lines for unit, lines in filled.items() if lines}
 
 
-def draw(samples: Sequence[Sample], picture: Path) -> None:
+def draw(samples: Sequence[Sample], path: Path) -> None:
     """Write the plot; the suffix of the file determines its format (png, svg, pdf).
 
     Raises:
@@ -90,7 +91,7 @@ def draw(samples: Sequence[Sample], picture: Path) -> None:
             "the samples must have metrics or memory of the server, but have neither; load a server with /metrics"
         )
     size = (10, 2.2 * len(units))
-    with panels(picture, len(units), sharex=True, figsize=size, layout="constrained") as (_, rows):
+    with panels(path, len(units), sharex=True, figsize=size, layout="constrained") as (_, rows):
         for axes, (unit, lines) in zip(rows[:, 0], units.items(), strict=True):
             for color, style, (name, line) in zip((BLUE, ORANGE), ("-", "--"), lines.items(), strict=False):
                 axes.plot(*zip(*line, strict=True), style, color=color, label=name)
@@ -105,4 +106,4 @@ SOURCE = "the file that `omnidraft bench-serve --json` writes"
 PARSER = plot_parser("Plot a server under load over time.", "load", SOURCE)
 
 if __name__ == "__main__":
-    run_command(PARSER, lambda args: draw(read_samples(args.load), args.picture))
+    run_command(PARSER, lambda args: draw(read_samples(args.load), args.plot))

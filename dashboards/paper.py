@@ -103,4 +103,4 @@ SOURCE = "the file that `omnidraft study-paper` writes, such as runs/paper-table
 PARSER = plot_parser("Plot one of the paper's tables or figures.", "panels", SOURCE)
 
 if __name__ == "__main__":
-    run_command(PARSER, lambda args: draw(*read_panels(args.panels), args.picture))
+    run_command(PARSER, lambda args: draw(*read_panels(args.panels), args.plot))

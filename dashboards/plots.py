@@ -40,26 +40,26 @@ def read_json(path: Path, must_be: str, maker: str, read: Callable[[Any], Found]
 
 
 @contextmanager
-def panels(picture: Path, rows: int = 1, columns: int = 1, **settings: Any) -> Iterator[tuple["Figure", Any]]:
-    """Yield a figure and an array of panels; write the figure on exit in the format of the file's suffix."""
+def panels(path: Path, rows: int = 1, columns: int = 1, **settings: Any) -> Iterator[tuple["Figure", Any]]:
+    """Yield a plot and its array of panels; write the plot on exit in the format of the file's suffix."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(rows, columns, squeeze=False, **settings)
+    plot, axes = pyplot.subplots(rows, columns, squeeze=False, **settings)
     try:
-        yield figure, axes
-        figure.savefig(picture, dpi=110)
+        yield plot, axes
+        plot.savefig(path, dpi=110)
     finally:
-        pyplot.close(figure)
+        pyplot.close(plot)
 
 
 def plot_parser(description: str, source: str, source_help: str) -> ArgumentParser:
-    """Parser for a command that plots one file: arguments `source`, with the help text `source_help`, and `picture`."""
+    """Parser for a command that plots one file: arguments `source`, with the help text `source_help`, and `plot`."""
     parser = ArgumentParser(description=description)
     parser.add_argument(source, type=Path, help=source_help)
-    parser.add_argument("picture", type=Path, help="file to write: .png, .svg or .pdf")
+    parser.add_argument("plot", type=Path, help="file to write: .png, .svg or .pdf")
     return parser
 
 

@@ -40,16 +40,16 @@ def _curves(content: Any) -> dict[str, Any]:
     return curves
 
 
-def draw(curves: Curves, picture: Path) -> None:
+def draw(curves: Curves, path: Path) -> None:
     """Write the plot; the suffix of the file determines its format (png, svg, pdf)."""
     columns = min(COLUMNS, len(curves))
     rows = -(-len(curves) // columns)
-    with panels(picture, rows, columns, figsize=(5.5 * columns, 3.8 * rows)) as (figure, grid):
+    with panels(path, rows, columns, figsize=(5.5 * columns, 3.8 * rows)) as (plot, grid):
         for axes, curve in zip(grid.flat, curves.values(), strict=False):
             _panel(axes, curve)
         for axes in grid.flat[len(curves) :]:
             axes.set_visible(False)
-        figure.tight_layout()
+        plot.tight_layout()
 
 
 def _panel(axes: "Axes", curve: Mapping[str, Any]) -> None:
@@ -93,4 +93,4 @@ SOURCE = "the file that `omnidraft bench-scale --json` writes"
 PARSER = plot_parser("Plot cost as work grows.", "curves", SOURCE)
 
 if __name__ == "__main__":
-    run_command(PARSER, lambda args: draw(read_curves(args.curves), args.picture))
+    run_command(PARSER, lambda args: draw(read_curves(args.curves), args.plot))

@@ -74,4 +74,4 @@ SOURCE = f"a file that `{MAKER}` writes, or a folder of such files"
 PARSER = plot_parser("Plot tokens per second.", "results", SOURCE)
 
 if __name__ == "__main__":
-    run_command(PARSER, lambda args: draw(make_curves(read_runs(args.results)), args.picture))
+    run_command(PARSER, lambda args: draw(make_curves(read_runs(args.results)), args.plot))

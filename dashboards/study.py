@@ -39,17 +39,17 @@ def _parse_results(content: Any) -> tuple[str, dict[str, Arms]]:
     return str(content["settings"]["study"]), dict(content["figures"])
 
 
-def draw(name: str, results: Mapping[str, Arms], picture: Path) -> None:
+def draw(name: str, results: Mapping[str, Arms], path: Path) -> None:
     """Write the plot with two panels per target; the suffix of the file determines its format (png, svg, pdf)."""
     height = 3.6 if name == "cache" else 1.2 + 0.3 * max(map(len, results.values()))
     size = (11, height * len(results))
-    with panels(picture, len(results), 2, figsize=size, layout="constrained") as (figure, grid):
+    with panels(path, len(results), 2, figsize=size, layout="constrained") as (plot, grid):
         for row, (target, arms) in zip(grid, results.items(), strict=True):
             for axes, (key, label) in zip(row, METRICS.items(), strict=True):
                 _by_size(axes, arms, key, label) if name == "cache" else _by_arm(axes, arms, key, label)
                 axes.set_title(target, fontsize=9)
                 axes.grid(alpha=0.25)
-        figure.suptitle(f"study {name}: last fifth of the stream")
+        plot.suptitle(f"study {name}: last fifth of the stream")
 
 
 def _by_size(axes: "Axes", arms: Arms, key: str, label: str) -> None:
@@ -86,4 +86,4 @@ SOURCE = "the file that `omnidraft study` writes, such as runs/study-cache.json"
 PARSER = plot_parser("Plot a study.", "study", SOURCE)
 
 if __name__ == "__main__":
-    run_command(PARSER, lambda args: draw(*read_results(args.study), args.picture))
+    run_command(PARSER, lambda args: draw(*read_results(args.study), args.plot))

@@ -70,7 +70,7 @@ class WeightsInService(Protocol):
 
     @property
     def epoch(self) -> Epoch:
-        """The current epoch."""
+        """Epoch of the weights in service; see `Epoch`."""
         ...
 
     def apply_new_weights(self) -> Iterable[Event]:

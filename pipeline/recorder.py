@@ -305,7 +305,7 @@ class Recorder:
     def record_completion(
         self, row: SequenceState, counters: PromptCounters, now: float, versions: Versions
     ) -> PromptCompleted:
-        """The prompt's summary."""
+        """Make the event of a completed prompt, with its totals."""
         emitted = shown_tokens(row, row.tokens[row.prompt_length :])
         return PromptCompleted(
             offset=row.offset,

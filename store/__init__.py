@@ -1,5 +1,6 @@
-"""What happened and how it is kept. The lowest package; also where the project's logger gets its `NullHandler`."""
+"""Events and their storage. The lowest package; it also gives the project's logger its `NullHandler`."""
 
 import logging
 
-logging.getLogger("omnidraft").addHandler(logging.NullHandler())  # a library writes nothing unless it is asked to
+# A library prints nothing unless its user configures logging.
+logging.getLogger("omnidraft").addHandler(logging.NullHandler())

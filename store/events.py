@@ -220,7 +220,7 @@ class Updated:
 
 @dataclass(frozen=True, slots=True)
 class Drifted:
-    """The detector raised an alarm: what it watches changed."""
+    """The detector raised an alarm: the signal that it monitors changed."""
 
     offset: int
     target: str

@@ -1,4 +1,4 @@
-"""`examples/`: every command, option, setting, file, port and metric that the deployment names exists."""
+"""`examples/`: every command, option, setting, file, port and metric that the deployment uses exists."""
 
 import json
 import re
@@ -34,7 +34,7 @@ def services() -> Mapping[str, Any]:
 
 @pytest.fixture(scope="module")
 def board() -> Mapping[str, Any]:
-    """The board as Grafana reads it."""
+    """The dashboard that Grafana reads."""
     found: Mapping[str, Any] = json.loads(BOARD.read_text())
     return found
 
@@ -54,7 +54,7 @@ def own_commands(services: Mapping[str, Any]) -> Iterator[list[str]]:
 
 
 def read_mounts(service: Mapping[str, Any]) -> dict[str, str]:
-    """What a service mounts, by its place in the container."""
+    """The mounts of a service by their path in the container."""
     return {place: source for source, place, *_ in (mount.split(":") for mount in service.get("volumes", ()))}
 
 

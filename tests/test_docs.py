@@ -1,4 +1,4 @@
-"""Documentation is executed: SQL blocks run, command lines parse, settings files load, links lead somewhere."""
+"""Documentation is executed: SQL blocks run, command lines parse, settings files load, links have targets."""
 
 import re
 import shlex
@@ -55,7 +55,7 @@ def test_settings_files_load(tmp_path: Path, page: str, settings: str):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_files_that_are_named_exist(page: Path):
+def test_files_that_a_page_names_exist(page: Path):
     named = re.findall(r"(?<![\w/])(?:pipeline|stages|store|dashboards|tests)/[\w/*-]+\.py", page.read_text())
     assert [name for name in named if not list(ROOT.glob(name))] == []
 
@@ -67,7 +67,7 @@ def anchors_of(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_somewhere(page: Path):
+def test_links_have_targets(page: Path):
     for target, _, anchor in re.findall(r"\]\(([^)#:]*)(#([^):]+))?\)", page.read_text()):
         linked = page.parent / target if target else page
         assert linked.exists(), target

@@ -1,4 +1,4 @@
-"""The examples in docstrings hold, and the modules that need one to be understood have one."""
+"""The examples in docstrings are correct, and the modules that are hard to read without one have one."""
 
 import doctest
 import importlib

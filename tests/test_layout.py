@@ -1,4 +1,4 @@
-"""The layout of the project, read off the syntax trees: which folder may import what, and how long things may be."""
+"""The layout of the project, from its syntax trees: permitted imports, and limits of lengths."""
 
 import ast
 import subprocess
@@ -16,7 +16,7 @@ PACKAGES = ("dashboards", "pipeline", "stages", "store")
 MODULES = sorted(path.relative_to(ROOT).as_posix() for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 TESTS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("*.py"))
 
-# Per package the modules of ours that it may import, beside itself.
+# Modules of the project that each package may import, in addition to its own.
 MAY_IMPORT = {
     "store": (),
     "stages": ("store.events", "store.errors"),
@@ -83,8 +83,8 @@ RANKS = {folder: rank for layers in LAYERS.values() for rank, layer in enumerate
 MOST_MODULES = 12  # in one folder
 MEASURING = ("pipeline/bench/", "pipeline/cli/bench/")  # nothing else may import pipeline.bench
 
-# Per heavy library the files that may import it when they are imported themselves.
-LIVES_IN = {
+# Files that may import each heavy library at module level.
+MODULE_IMPORTERS = {
     "torch": ("stages/*", "pipeline/model_building/*", "pipeline/study/parallel_heads/*"),
     "transformers": (
         "stages/checkpoints/gguf_*.py",
@@ -123,8 +123,8 @@ LIVES_IN = {
     "psutil": ("pipeline/bench/server/server.py",),
     "vllm": (),
 }
-# Those that may import it inside functions only.
-LIVES_INSIDE = {
+# Files that may import it inside functions only.
+FUNCTION_IMPORTERS = {
     "transformers": ("stages/vocabulary/template_process.py",),
     "pyarrow": (
         "pipeline/sources/files.py",
@@ -146,12 +146,12 @@ LIVES_INSIDE = {
     "vllm": ("pipeline/bench/vllm/engine.py", "pipeline/vllm_plugin/proposer.py"),
 }
 BANNED = ("manager", "helper", "utils", "speculator", "assistant")
-MAY_SAY_ASSISTANT = (
+ASSISTANT_ALLOWED = (
     "stages/tools/transformers_baselines.py",
     "pipeline/bench*.py",
-)  # the name of transformers' own option
+)  # transformers has an option of this name
 LAZY = "pipeline/__init__.py"  # `import pipeline` for users
-FILE_LINES, FUNCTION_LINES = 300, 60  # without docstrings; a file that is longer is reviewed, a function may not be
+FILE_LINES, FUNCTION_LINES = 300, 60  # without docstrings; a few files may be longer, no function may
 
 
 @cache
@@ -165,7 +165,7 @@ def is_for_types(node: ast.AST) -> bool:
 
 
 def imports(node: ast.AST, inside: bool = False) -> Iterator[tuple[str, bool]]:
-    """Every module that is imported below a node when it runs, and whether only inside a function."""
+    """Every module that the code below a node imports when it runs, and whether inside a function."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import):
             yield from ((alias.name, inside) for alias in child.names)
@@ -195,7 +195,7 @@ def functions_of(path: str) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
 
 
 def names_made_in(path: str) -> Iterator[str]:
-    """Names of the module, and those of its classes, functions, their parameters, and what is assigned anywhere."""
+    """Names of a module, its classes, functions, parameters and assigned variables."""
     yield Path(path).stem
     for node in ast.walk(tree_of(path)):
         match node:
@@ -215,7 +215,7 @@ def test_every_package_has_modules():
 
 
 @pytest.mark.parametrize("path", MODULES)
-def test_imports_run_one_way(path: str):
+def test_packages_import_only_permitted_packages(path: str):
     package = path.split("/", maxsplit=1)[0]
     ours = {name for name, _ in imports_of(path) if is_below(name, *PACKAGES, "tests") and name not in PACKAGES}
     foreign = {name for name in ours if not is_below(name, package)}
@@ -227,13 +227,13 @@ def test_the_events_import_nothing_but_the_standard_library():
     assert {name.split(".")[0] for name, _ in imports_of("store/errors.py")} <= sys.stdlib_module_names
 
 
-@pytest.mark.parametrize("library", LIVES_IN)
-def test_a_heavy_library_lives_where_it_may(library: str):
+@pytest.mark.parametrize("library", MODULE_IMPORTERS)
+def test_a_heavy_library_is_imported_only_where_permitted(library: str):
     found = {(path, inside) for path in MODULES for name, inside in imports_of(path) if is_below(name, library)}
-    strays = {path for path, inside in found if not inside and not matches(path, LIVES_IN[library])}
-    assert strays == set(), "imported when the module is"
-    homes = (*LIVES_IN[library], *LIVES_INSIDE.get(library, ()))
-    assert {path for path, _ in found if not matches(path, homes)} == set()
+    strays = {path for path, inside in found if not inside and not matches(path, MODULE_IMPORTERS[library])}
+    assert strays == set(), "imported at module level"
+    permitted = (*MODULE_IMPORTERS[library], *FUNCTION_IMPORTERS.get(library, ()))
+    assert {path for path, _ in found if not matches(path, permitted)} == set()
 
 
 def folder_of(path: str) -> str:
@@ -241,13 +241,13 @@ def folder_of(path: str) -> str:
 
 
 def folders_imported_by(path: str) -> set[str]:
-    """Other folders of its package that a module imports from."""
+    """Other folders of its package from which a module imports."""
     package, known = path.split("/", maxsplit=1)[0], set(MODULES)
     found = {f"{name.replace('.', '/')}.py" for name, _ in imports_of(path) if is_below(name, package)}
     return {folder_of(other) for other in found & known} - {folder_of(path)}
 
 
-def test_every_folder_stands_in_the_table_of_layers():
+def test_every_folder_is_in_the_table_of_layers():
     modules = {path for path in MODULES if not path.endswith("__init__.py")}
     assert {folder_of(path) for path in modules} == set(RANKS)
 
@@ -259,7 +259,7 @@ def test_folders_import_lower_layers_only(path: str):
 
 
 @pytest.mark.parametrize("path", [path for path in MODULES if not path.startswith(MEASURING)])
-def test_the_product_does_not_depend_on_its_measuring(path: str):
+def test_the_product_does_not_import_its_benchmarks(path: str):
     assert {name for name, _ in imports_of(path) if is_below(name, "pipeline.bench")} == set()
 
 
@@ -270,7 +270,7 @@ def test_a_folder_has_few_modules(folder: str):
 
 
 def code_lines(path: str) -> int:
-    """Lines of a module without its docstrings, which may be as long as the reader needs."""
+    """Number of lines of a module without its docstrings, which have no limit."""
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     nodes = [node for node in ast.walk(tree_of(path)) if isinstance(node, documented) and ast.get_docstring(node)]
     docstrings = sum((node.body[0].end_lineno or 0) - node.body[0].lineno + 1 for node in nodes)
@@ -284,7 +284,7 @@ def test_few_files_are_long():
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_a_class_name_stands_for_one_class(package: str):
+def test_a_class_name_is_used_once_per_package(package: str):
     classes = [
         node.name
         for path in MODULES
@@ -313,13 +313,13 @@ def test_nine_functions_in_ten_fit_on_half_a_page():
 
 
 @pytest.mark.parametrize("path", MODULES)
-def test_names_say_what_a_thing_is(path: str):
-    banned = BANNED[:-1] if matches(path, MAY_SAY_ASSISTANT) else BANNED
+def test_names_contain_no_vague_words(path: str):
+    banned = BANNED[:-1] if matches(path, ASSISTANT_ALLOWED) else BANNED
     assert {name for name in names_made_in(path) for word in banned if word in name.lower()} == set()
 
 
 @pytest.mark.parametrize("path", [path for path in MODULES if not path.endswith("__init__.py")])
-def test_a_module_says_what_it_is(path: str):
+def test_every_module_has_a_docstring(path: str):
     assert len(ast.get_docstring(tree_of(path)) or "") > 20
 
 
@@ -331,7 +331,7 @@ def test_a_package_s_init_runs_nothing(package: str):
     assert all(isinstance(node, allowed) for path in inits for node in tree_of(path).body)
 
 
-def test_what_is_not_installed_is_imported_inside_functions_of_the_command_that_needs_it():
+def test_model_building_is_not_installed_and_one_command_imports_it_lazily():
     found = {
         (path, inside)
         for path in MODULES
@@ -362,13 +362,13 @@ def test_no_test_folder_is_a_package():
     assert [path for path in TESTS if path.endswith("__init__.py")] == []
 
 
-def test_test_files_have_names_of_their_own():
-    names = [Path(path).name for path in TESTS if not path.endswith("conftest.py")]  # pytest tells those apart
+def test_test_files_have_unique_names():
+    names = [Path(path).name for path in TESTS if not path.endswith("conftest.py")]  # pytest tells these apart
     assert {name for name in names if names.count(name) > 1} == set()
 
 
-def loaded_by(program: str) -> set[str]:
-    """The top-level modules that a fresh Python has loaded when it has run a program."""
+def modules_after(program: str) -> set[str]:
+    """The top-level modules that a new Python process has loaded after it runs a program."""
     report = "\nimport sys; print('LOADED', *{name.split('.')[0] for name in sys.modules})"
     done = subprocess.run(
         [sys.executable, "-c", program + report], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True
@@ -378,13 +378,13 @@ def loaded_by(program: str) -> set[str]:
 
 def test_the_store_is_read_without_torch_and_mlflow():
     modules = [path.removesuffix(".py").replace("/", ".") for path in MODULES if path.startswith("store/")]
-    loaded = loaded_by("\n".join(f"import {module}" for module in modules))
+    loaded = modules_after("\n".join(f"import {module}" for module in modules))
     assert {"store", "pyarrow", "duckdb"} <= loaded
     assert loaded & {"torch", "transformers", "peft", "mlflow", "river", "stages", "pipeline"} == set()
 
 
 def test_the_bare_store_loads_nothing_heavy():
-    loaded = loaded_by("import store, store.events, store.errors, store.registry.registry")
+    loaded = modules_after("import store, store.events, store.errors, store.registry.registry")
     assert loaded & {"torch", "mlflow", "pyarrow", "duckdb", "numpy"} == set()
 
 
@@ -399,7 +399,7 @@ try:
 except SystemExit as end:
     assert not end.code, end
 """
-    loaded = loaded_by(program)
+    loaded = modules_after(program)
     assert {"pipeline", "typer"} <= loaded
     heavy = {"torch", "transformers", "peft", "mlflow", "pyarrow", "duckdb", "river", "numpy", "stages"}
     assert loaded & heavy == set()

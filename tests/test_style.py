@@ -1,7 +1,6 @@
 """The style of the project: words, lines of documents, commit subjects, names of functions, docstrings.
 
-What may still be broken stands in `style_ceilings.json`; `python tests/support/style_checks.py` prints
-counts and places.
+`style_ceilings.json` limits the remaining violations; `python tests/support/style_checks.py` prints counts and places.
 """
 
 from collections import Counter

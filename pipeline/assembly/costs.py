@@ -24,7 +24,7 @@ TimedStages = tuple[Decode, Translate, Verify]
 
 
 def make_costs(config: Config, models: Models, allowed: int, stages: Callable[[], TimedStages]) -> CostModel:
-    """As `initial_costs`, and kept up to date while the run goes on if that is configured."""
+    """Return `initial_costs`, updated from measurements during the run if that is configured."""
     costs = initial_costs(config, models, allowed, stages)
     tracked = config.draft.costs == "tracked" and config.draft.relative_cost is None
     return TrackedCosts(costs) if tracked else costs
@@ -70,7 +70,7 @@ def find_measured_seconds(config: Config, costs: CostModel) -> Costs | None:
 
 
 def _signature(model: LanguageModel) -> list[object]:
-    """What the cost of a model depends on."""
+    """Return everything that the cost of a model depends on."""
     sizes = [model.parameters, model.layers, model.hidden_size, model.vocabulary_size]
     dtype = str(model.model.dtype)
     way = model.forward_pass.name.partition(",")[0], model.weights
@@ -91,7 +91,7 @@ def make_stop_rule(draft: DraftSettings, costs: CostModel, *, usable: bool) -> S
 
 
 def describe(models: Models, costs: CostModel, batch: int) -> str:
-    """Describe the choices made at the start and the measurements behind them, in one line."""
+    """Describe the choices made at the start and the measurements that support them, in one line."""
     plain, four = costs.verification_cost(batch), costs.verification_cost(5 * batch)
     return (
         f"target {models.name}: {models.target.forward_pass.name}; drafter: {models.drafter.forward_pass.name}; "

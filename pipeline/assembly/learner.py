@@ -82,7 +82,7 @@ def make_drift_monitor(config: Config) -> DriftMonitor:
 
 
 def choose_signals(config: Config) -> tuple[Signal, ...]:
-    """Return what is watched for drift."""
+    """Return the signals that are monitored for drift."""
     if config.drift.signal != "auto":
         return (config.drift.signal,)
     copies = set(config.draft.sources) != {"model"} and MODES[config.draft.mode].copies

@@ -108,7 +108,7 @@ class Several:
 
 
 class OnOff(StrEnum):
-    """Whether."""
+    """Value of an option that is on or off."""
 
     ON = "on"
     OFF = "off"

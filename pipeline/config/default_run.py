@@ -7,13 +7,13 @@ from collections.abc import Collection, Mapping
 
 from pipeline.config.settings import Config, list_given
 
-NAMING = frozenset({"sources", "targets", "swaps"})  # who gives one of these has a run of their own in mind
+NAMING = frozenset({"sources", "targets", "swaps"})  # a user who sets one of these wants another run
 REAL_RUN: Mapping[str, object] = {
     "sources": ("builtin:questions", "builtin:code"),
     "source.chat": True,
     "source.limit": 36,
     "sampling.max_new_tokens": 48,
-    "draft.holdout": 1 / 32,  # so that the run's log tells what each source of drafts is worth
+    "draft.holdout": 1 / 32,  # so that the run's log shows the gain of each source of drafts
     # The drafter was distilled from this target: with the usual rate nearly every update lowers its acceptance
     # (docs/experiments.md).
     "learn.rate": 2e-4,

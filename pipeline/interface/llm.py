@@ -1,4 +1,4 @@
-"""Speculative decoding in this process, without HTTP: the engine of `omnidraft serve` behind `generate`."""
+"""Speculative decoding in this process, without HTTP: `generate` on the engine of `omnidraft serve`."""
 
 import itertools
 import os

@@ -94,7 +94,7 @@ class RunSummary:
 
     @classmethod
     def from_summary(cls, values: Mapping[str, Any]) -> Self:
-        """What `store.query.summary.summarize` returns."""
+        """The summary of the values that `store.query.summary.summarize` returns."""
         totals, groups = values["totals"], (values["datasets"], values["targets"])
         datasets, targets = ({name: StreamMetrics.from_summary(one) for name, one in group.items()} for group in groups)
         drifts, versions = totals["drifts"], totals["versions"]

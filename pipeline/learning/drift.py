@@ -94,7 +94,7 @@ class Rates:
         return accepted / judged if judged else None
 
 
-class WatchedSignal:
+class MonitoredSignal:
     """One signal with its detector and the values since the last change.
 
     Args:
@@ -141,29 +141,29 @@ class DriftMonitor:
 
     Args:
         settings: the detector and its parameters.
-        signals: what is watched, each by a detector of its own.
+        signals: monitored signals, each with its own detector.
     """
 
     def __init__(self, settings: DriftSettings, signals: Sequence[Signal]) -> None:
         self._settings = settings
-        self._watched = [WatchedSignal(settings, signal, len(signals)) for signal in signals]
+        self._monitored = [MonitoredSignal(settings, signal, len(signals)) for signal in signals]
         self._quiet = 0  # prompts left of the cooldown
 
     def observe(self, prompt: PromptCompleted) -> Drifted | None:
         """Add one prompt. Returns an event if a detector alarms; its `action` is the response to take."""
         self._quiet = max(0, self._quiet - 1)
-        alarmed = [watched for watched in self._watched if watched.observe(prompt)]
+        alarmed = [signal for signal in self._monitored if signal.observe(prompt)]
         return self._alarm(prompt, alarmed[0]) if alarmed else None
 
-    def _alarm(self, prompt: PromptCompleted, watched: WatchedSignal) -> Drifted:
-        change, values = watched.find_change(), list(watched.values)
+    def _alarm(self, prompt: PromptCompleted, alarmed: MonitoredSignal) -> Drifted:
+        change, values = alarmed.find_change(), list(alarmed.values)
         before, after = (fmean(value for _, value in part) for part in (values[:change], values[change:]))
         direction = "fall" if after < before else "rise"
         action = "ignored" if direction == "rise" else "cooldown" if self._quiet else self._settings.answer
         if action == self._settings.answer:
             self._quiet = self._settings.cooldown
         since = {offset for offset, _ in values[change:]}
-        for one in self._watched:
+        for one in self._monitored:
             one.restart(since)
         return Drifted(
             offset=prompt.offset,
@@ -175,7 +175,7 @@ class DriftMonitor:
             rate_before=before,
             rate_after=after,
             action=action,
-            signal=watched.signal,
+            signal=alarmed.signal,
         )
 
 

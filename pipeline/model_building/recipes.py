@@ -134,7 +134,7 @@ def train_tokenizer(recipe: ModelRecipe, texts: list[str], path: Path) -> None:
         special += [f"<0x{byte:02X}>" for byte in range(256)]
         tokenizer = Tokenizer(models.BPE(unk_token=UNK, byte_fallback=True, fuse_unk=True))
         tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-        # Pieces begin at space marks or stand alone as a line break or a digit, as in Llama-2.
+        # Pieces begin at space marks; every line break and every digit is a piece of its own, as in Llama-2.
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [pre_tokenizers.Split(Regex(r"▁*[^▁\n]*"), "isolated"), pre_tokenizers.Digits(individual_digits=True)]
         )

@@ -17,7 +17,7 @@ from store.registry.registry import Registry
 if TYPE_CHECKING:
     from torch import Tensor
 
-PATIENCE = 2.0  # a due commit waits for a running update until this many times the interval has passed
+LONGEST_WAIT = 2.0  # a due commit waits for a running update until this many times the interval has passed
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Committer:
         affordable = (self._last_cost + self._log.commit_seconds) / settings.share
         if passed < affordable or (passed < settings.seconds and self._prompts < settings.prompts):
             return False
-        return not self._learning() or passed >= PATIENCE * max(settings.seconds, affordable)
+        return not self._learning() or passed >= LONGEST_WAIT * max(settings.seconds, affordable)
 
     def commit(self, *, wait: bool = False) -> None:
         """Commit now. The writer thread does most of the work; with `wait`, return when the commit is complete.
@@ -111,12 +111,12 @@ class Committer:
             OmnidraftError: the log cannot be written.
         """
         started = self._clock()
-        keep = SnapshotWriter(rows=self._rows, weights_before=self._weights)
-        state = self._save(keep)
-        self._weights = keep.weights
+        writer = SnapshotWriter(rows=self._rows, weights_before=self._weights)
+        state = self._save(writer)
+        self._weights = writer.weights
         mark = self._registry.mark()
         release = partial(self._registry.release, mark)
-        self._log.commit(Commit(lambda: keep.files(state), mark, release, kept=keep.kept_files), wait=wait)
+        self._log.commit(Commit(lambda: writer.files(state), mark, release, kept=writer.kept_files), wait=wait)
         self._last, self._prompts = self._clock(), 0
         self._last_cost = self._last - started
         self._commits += 1

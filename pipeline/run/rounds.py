@@ -1,6 +1,6 @@
-"""The loop in rounds: a few prompts are completed and timed, then the loop is paused until the next ones.
+"""The loop in rounds: it completes a few prompts, which are timed, and pauses until the next ones.
 
-`versions compare` replays two versions so, prompt by prompt in turn, and the benchmark measures this pipeline so.
+`versions compare` replays two versions this way, prompt by prompt in turn, and the benchmark measures the pipeline.
 """
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
@@ -51,9 +51,9 @@ class Work:
     """Cost of a round, by part of the pipeline. Seconds are parts of the round's.
 
     Attributes:
-        steps: in order.
-        judged, accepted: target tokens.
-        prompt_tokens: target tokens of the round's prompts.
+        steps: steps in order.
+        judged, accepted: numbers of target tokens.
+        prompt_tokens: number of target tokens of the round's prompts.
         decode, translate, verify: seconds of the stages.
         learning: seconds for which decoding waited for updates.
         learning_beside: seconds of computing updates in parallel; not part of the round's.
@@ -77,19 +77,19 @@ class Work:
 
     @property
     def blocks(self) -> int:
-        """Blocks of single rows."""
+        """Number of blocks of single rows."""
         return sum(len(step.drafted) for step in self.steps)
 
 
 @dataclass(frozen=True)
 class Round:
-    """A few prompts, completed.
+    """Result of a round: a few completed prompts.
 
     Attributes:
-        tokens: per prompt, in the order of the prompts, the emitted target ids; the one that ended it included.
+        tokens: emitted target ids per prompt, in the order of the prompts, each with the token that ended it.
         seconds: wall time from the prompts' texts to all completions' texts, learning from them included.
-        work: what happened inside; None of what is not this pipeline.
-        nats: per prompt the surprisal of its tokens under the target's distribution; empty if it was not requested.
+        work: cost by part of the pipeline; None if another engine ran it.
+        nats: surprisal per prompt of its tokens under the target's distribution; empty if it was not requested.
     """
 
     tokens: tuple[tuple[int, ...], ...]
@@ -99,30 +99,30 @@ class Round:
 
     @property
     def emitted(self) -> int:
-        """Target tokens of all prompts."""
+        """Number of target tokens of all prompts."""
         return sum(map(len, self.tokens))
 
 
 class Records:
-    """What is kept of a loop's events: nothing, where nothing is overridden."""
+    """Records of a loop's events. The base class keeps none."""
 
     def take(self, event: Event) -> None:
-        """Called for every event, in order."""
+        """Record an event. Called for every event, in order."""
 
     def pause(self) -> bool:
-        """Called between two blocks; whether the loop is to end there."""
+        """Return whether the loop must end now. Called between two blocks."""
         return False
 
     def seconds(self) -> Mapping[str, float]:
-        """Spent so far, by the names of `Work`: log, log_beside, versions, drift."""
+        """Return the seconds spent so far, by field of `Work`: log, log_beside, versions, drift."""
         return {}
 
     def close(self) -> None:
-        """Called once, after the last event."""
+        """Close the records. Called once, after the last event."""
 
 
 def rotate(items: Sequence[T], number: int) -> list[T]:
-    """All of them in order, each round beginning with another one, so that none always comes first.
+    """Return all items in order; each round begins with another one, so that none always comes first.
 
     >>> rotate("abc", 4)
     ['b', 'c', 'a']
@@ -132,15 +132,15 @@ def rotate(items: Sequence[T], number: int) -> list[T]:
 
 
 def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
-    """Where two texts part; None where one of them begins the other."""
+    """Return the position of the first difference of two texts; None if one is the beginning of the other."""
     return next((place for place, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), None)
 
 
 class _PromptFeed:
     """Feeds the prompts of one round after another to a loop that keeps running.
 
-    It pauses while prompts of the round are in flight, and yields an event when none is: the end of the round. The loop
-    passes it on after all events that follow from the round's prompts.
+    It pauses while prompts of the round are in flight, and then yields the event that ends the round. The loop forwards
+    that event after all events of the round's prompts.
     """
 
     def __init__(self) -> None:
@@ -159,23 +159,23 @@ class _PromptFeed:
 
 
 class RoundClock:
-    """A clock that runs during rounds only."""
+    """A clock that runs during rounds only. Times are seconds of all rounds so far."""
 
     def __init__(self) -> None:
         self._passed, self._began = 0.0, 0.0
         self._goes = False
 
     def __call__(self) -> float:
-        """Now."""
+        """Return the current time."""
         return self._passed + (perf_counter() - self._began if self._goes else 0.0)
 
     def go(self) -> float:
-        """A round begins. Returns now."""
+        """Start the clock for a round. Returns the current time."""
         self._goes, self._began = True, perf_counter()
         return self._passed
 
     def stop(self) -> float:
-        """The round ends. Returns now."""
+        """Stop the clock after a round. Returns the current time."""
         self._passed, self._goes = self(), False
         return self._passed
 
@@ -184,10 +184,10 @@ class LoopInRounds:
     """The loop of one target, kept running between rounds.
 
     Args:
-        models: used by nothing else while a round runs.
-        config: settings.
-        folder: for versions, if they are published.
-        keep: makes what keeps records of the loop; is given a clock that goes while a round runs.
+        models: the target and the drafter; nothing else uses them while a round runs.
+        config: all settings.
+        folder: folder for versions, if they are published.
+        keep: makes the records of the loop, from the loop and a clock that runs during rounds.
     """
 
     def __init__(
@@ -206,10 +206,10 @@ class LoopInRounds:
         self._events = self._loop.run(self._feed, self._records.pause)
 
     def complete(self, prompts: Sequence[PromptReceived]) -> Round:
-        """Complete the prompts, and time that. All of them fit the models.
+        """Complete the prompts and measure the time. All of them must fit the models.
 
-        A round ends when an update on its own thread is computed too: it must neither run beside what is measured next
-        nor be had for nothing. It is adopted where it is due, as in a stream.
+        A round ends after any update on the learner's thread, which must neither run during the next measurement nor be
+        left out of this one. The update is adopted when it is due, as in a stream.
         """
         before, events = self._records.seconds(), []
         self._feed.waiting, self._feed.in_flight = list(prompts), len(prompts)
@@ -230,7 +230,7 @@ class LoopInRounds:
 
     @property
     def cache_bytes(self) -> int:
-        """Memory of the keys and values of both models."""
+        """Bytes of the keys and values of both models."""
         return sum(one.forward_pass.cache_bytes for one in (self.models.target, self.models.drafter))
 
     def close(self) -> None:
@@ -241,7 +241,7 @@ class LoopInRounds:
 
 
 def _tokens(prompts: Sequence[PromptReceived], events: Sequence[Event]) -> tuple[tuple[int, ...], ...]:
-    """Per prompt what was emitted.
+    """Return the emitted target ids per prompt.
 
     Raises:
         SourceError: a prompt does not fit the models.
@@ -256,7 +256,7 @@ def _tokens(prompts: Sequence[PromptReceived], events: Sequence[Event]) -> tuple
 
 
 def work_of(events: Sequence[Event], records: Mapping[str, float], waited: float) -> Work:
-    """Summarise the events of a round, and the time that its end waited for an update."""
+    """Summarise the events of a round, and the seconds for which its end waited for an update."""
     blocks = [event for event in events if isinstance(event, BlockDone)]
     updates = [event for event in events if isinstance(event, Updated)]
     return Work(
@@ -274,13 +274,13 @@ def work_of(events: Sequence[Event], records: Mapping[str, float], waited: float
 
 
 def _nameless(events: Sequence[Event]) -> set[tuple[int, int]]:
-    """Offset and number of the blocks whose last proposed token has no name: the target did not read it."""
+    """Return offset and number of the blocks whose last proposed token has no name: the target did not read it."""
     decisions = (event for event in events if isinstance(event, TokenDecision) and event.outcome != Outcome.UNDRAFTED)
     return {(event.offset, event.block) for event in decisions if event.translation == Translation.NONE}
 
 
 def _steps(blocks: Sequence[BlockDone], nameless: Container[tuple[int, int]]) -> Iterator[Step]:
-    """Blocks of rows that were stepped together follow each other, and each names their number."""
+    """Group blocks into steps: the blocks of one step follow each other, and each has their number in `rows`."""
     start = 0
     while start < len(blocks):
         rows = blocks[start : start + blocks[start].rows]

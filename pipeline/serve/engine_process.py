@@ -348,7 +348,7 @@ class EngineProcess(Engine):
                 self._process.kill()
 
     def _fail_all(self) -> None:
-        """Tell the callers of all unfinished calls and requests that the engine ended."""
+        """Fail all unfinished calls and requests, because the engine ended."""
         with self._lock:
             listeners, self._listeners = self._listeners, {}
             calls, self._calls = self._calls, {}

@@ -205,7 +205,7 @@ class _RequestHandler:
 
 
 def run_engine(connection: Connection, setup: EngineSetup) -> None:
-    """Serve a run, in the engine's process, until the other process says so or the engine stops."""
+    """Serve a run in the engine's process until the server's process ends it or the engine stops."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # they are meant for the server, which then ends the engine
     threading.Thread(target=_exit_with_server, name="server-monitor", daemon=True).start()

@@ -191,7 +191,7 @@ def _make_learner(
     checkpoint, versions, before = resume_point.learner, (0, 0), (0, 0)
     if resume_point.state and resume_point.reader:
         runner = resume_point.reader.decode(LoopState, resume_point.state.loop).runners[models.name]
-        before = resume_point.reader.decode(VersionsState, runner.coach).versions
+        before = resume_point.reader.decode(VersionsState, runner.learner).versions
     if checkpoint and (config.serve.learn == "live" or any(before)):
         apply_weights(checkpoint.weights, models.drafter, head)
         versions = checkpoint.weights.drafter_version, checkpoint.weights.head_version

@@ -119,13 +119,13 @@ def right_first_pieces(passed: Sequence[PromptCounts]) -> float | None:
     return sum(one.first_right for one in passed) / places if places else None
 
 
-Figure = Callable[[Record], float | None]
+Metric = Callable[[Record], float | None]
 
 
-def ratio(own: Sequence[Record], reference: Sequence[Record], figure: Figure) -> Estimate | None:
+def ratio(own: Sequence[Record], reference: Sequence[Record], metric: Metric) -> Estimate | None:
     """Mean over seeds of the ratio of a value in one arm to that in the reference arm, paired by seed."""
-    theirs = {record.key.seed: figure(record) for record in reference}
-    return estimate(_divide(figure(record), theirs.get(record.key.seed)) for record in own)
+    theirs = {record.key.seed: metric(record) for record in reference}
+    return estimate(_divide(metric(record), theirs.get(record.key.seed)) for record in own)
 
 
 def _divide(above: float | None, below: float | None) -> float | None:
@@ -178,9 +178,9 @@ def segment(record: Record, number: int) -> list[PromptCounts]:
 def switch(record: Record, number: int = 1, window: int = WINDOW) -> Switch:
     """Effect of the switch to segment `number`. False alarms are counted from the start of the segment before."""
     before = acceptance(segment(record, number - 1)[-window:])
-    behind = segment(record, number)
-    windows = _windows(behind, window)
-    end = acceptance(_part(behind, last=True))
+    after = segment(record, number)
+    windows = _windows(after, window)
+    end = acceptance(_part(after, last=True))
     begin, at, stop = record.segments[number - 1 : number + 2]
     falls = [alarm.offset for alarm in record.alarms if alarm.direction == "fall"]
     found = [offset - at for offset in falls if at <= offset < stop]

@@ -191,10 +191,10 @@ def _read(path: Path) -> dict[str, Any]:
         raise CorruptError(f"{path} must hold the runs of a study, but cannot be parsed: {error!r}") from error
 
 
-def _require_equal(path: Path, kept: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
-    different = [key for key in sorted({*kept, *asked}) if kept.get(key) != asked.get(key)]
+def _require_equal(path: Path, stored: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    different = [key for key in sorted({*stored, *given}) if stored.get(key) != given.get(key)]
     if different:
-        changes = "; ".join(f"{key} is {kept.get(key)!r} there, not {asked.get(key)!r}" for key in different[:3])
+        changes = "; ".join(f"{key} is {stored.get(key)!r} there, not {given.get(key)!r}" for key in different[:3])
         more = f" and {len(different) - 3} more" if len(different) > 3 else ""
         raise RunError(f"{path} must hold runs of these settings, but {changes}{more}; name another file with --out")
 

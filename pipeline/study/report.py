@@ -11,7 +11,7 @@ from pipeline.study.metrics import (
     NONE,
     WINDOW,
     Estimate,
-    Figure,
+    Metric,
     RunRates,
     Switch,
     back_again,
@@ -48,13 +48,13 @@ class Results:
     target: str
     by_arm: Mapping[str, Sequence[Record]]
 
-    def over_seeds(self, arm: str, figure: Figure) -> Estimate | None:
+    def over_seeds(self, arm: str, metric: Metric) -> Estimate | None:
         """Mean of a value over the seeds of an arm; None if there is no value."""
-        return estimate(figure(record) for record in self.by_arm[arm])
+        return estimate(metric(record) for record in self.by_arm[arm])
 
-    def ratio(self, arm: str, reference: str, figure: Figure) -> Estimate | None:
+    def ratio(self, arm: str, reference: str, metric: Metric) -> Estimate | None:
         """Mean ratio of a value in an arm to that in the reference arm, paired by seed; None if there is none."""
-        return ratio(self.by_arm[arm], self.by_arm.get(reference, ()), figure)
+        return ratio(self.by_arm[arm], self.by_arm.get(reference, ()), metric)
 
 
 def results_of(plan: StudyPlan, records: Sequence[Record]) -> list[Results]:
@@ -76,7 +76,7 @@ def results_of(plan: StudyPlan, records: Sequence[Record]) -> list[Results]:
     ]
 
 
-def of_rates(part: Callable[[Record], RunRates], name: str) -> Figure:
+def of_rates(part: Callable[[Record], RunRates], name: str) -> Metric:
     """A function that returns the rate `name` of a part of a run."""
     return lambda record: getattr(part(record), name)
 
@@ -119,9 +119,9 @@ def _comparisons(results: Results) -> list[Table]:
 
 
 def _acceptance_table(results: Results, reference: str) -> Table:
-    figure = of_rates(last_fifth, "acceptance")
+    metric = of_rates(last_fifth, "acceptance")
     columns = results.plan.study.paper
-    found = {arm: results.ratio(arm, reference, figure) for arm in results.by_arm}
+    found = {arm: results.ratio(arm, reference, metric) for arm in results.by_arm}
     rows = tuple(
         (arm, format_estimate(one, 2), _gain(one), *_paper(columns, PaperColumn.acceptance, arm, reference))
         for arm, one in found.items()
@@ -140,7 +140,7 @@ def _speed_table(results: Results, reference: str) -> Table:
     rows = tuple(
         (
             arm,
-            *(format_estimate(results.ratio(arm, reference, figure), 2) for figure in ours),
+            *(format_estimate(results.ratio(arm, reference, metric), 2) for metric in ours),
             *_paper(columns, PaperColumn.speed_ratio, arm, reference),
         )
         for arm in results.by_arm
@@ -168,8 +168,8 @@ def _gain(found: Estimate | None) -> str:
 
 def best_fixed(results: Results, speed: str = "tokens_per_second") -> str | None:
     """Name of the fixed-length arm that was fastest over the whole stream, chosen afterwards; None without one."""
-    figure = of_rates(whole, speed)
-    found = {arm: results.over_seeds(arm, figure) for arm in results.by_arm if arm.startswith("fixed ")}
+    metric = of_rates(whole, speed)
+    found = {arm: results.over_seeds(arm, metric) for arm in results.by_arm if arm.startswith("fixed ")}
     speeds = {arm: one.value for arm, one in found.items() if one is not None}
     return max(speeds, key=lambda arm: speeds[arm], default=None)
 

@@ -45,11 +45,11 @@ GIVEN_DRAFTING_COST = 0.05  # of a drafter pass, relative to the first of the gi
 
 
 class EngineFacts(NamedTuple):
-    """What the engine tells of itself.
+    """Facts about the engine and its target.
 
     Attributes:
-        model: the target's name, or where it is loaded from.
-        served: the name under which it is served, a label of the counters.
+        model: name of the target, or the place that it is loaded from.
+        served: name under which it is served; a label of the counters.
         size: number of ids of the target.
         longest: maximum number of tokens of a text.
         most: maximum number of tokens of a draft.

@@ -31,7 +31,7 @@ IDLE_SECONDS = 1.0  # between two looks for something to save
 
 
 def check_version(version: str) -> None:
-    """Refuse a version of vLLM that the plugin was not tested with: the interface of proposers changes without notice.
+    """Refuse a version of vLLM that the plugin was not tested with: any version may change the interface of proposers.
 
     >>> check_version("0.32.0+cpu")
     >>> check_version("0.33")

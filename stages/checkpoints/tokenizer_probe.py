@@ -84,7 +84,7 @@ def main() -> None:
 
 def _limit_memory() -> None:
     sizes = Path("/proc/self/statm")
-    if not sizes.exists():  # a system that does not say how much a process has
+    if not sizes.exists():  # the system does not report the memory of a process
         return
     import resource
 

@@ -1,4 +1,4 @@
-"""The place of the drafter where none is loaded, and all drafts are copied."""
+"""Replaces the drafter if none is loaded, and all drafts are copied."""
 
 from collections.abc import Collection, Sequence
 
@@ -13,7 +13,7 @@ from stages.drafting.costs import ReadPrompts
 
 
 class NoModel(Stage[SequenceState, Draft]):
-    """Drafts nothing; see `Decode`, in whose place it stands.
+    """Drafts nothing. Replaces `Decode`.
 
     Attributes:
         speculates: whether the model drafts at all: no.

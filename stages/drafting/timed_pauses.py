@@ -76,7 +76,7 @@ class TimedPauses:
     (60, 0, 66)
 
     Which blocks draft depends on the clock, so that equal seeds give equal rows only where the same blocks draft. The
-    text has the target's distribution in any case: the choice rests on the past.
+    text has the target's distribution in any case: the choice depends on past blocks only.
 
     Args:
         costs: costs of the models' passes, in seconds.

@@ -213,7 +213,7 @@ def is_in(tokens: Integers, token: int) -> bool:
 def _observe_row(sources: Sources, text: Tokens, emitted: Integers, first: Hash) -> int:
     """Count the options at the places of a row's emitted tokens. Returns how many of these the table predicted.
 
-    The options of all places are found before any is counted, so none is judged by what the block itself taught.
+    The options of all places are found before any is counted, so that the block's own counts affect none of them.
     """
     known, places = min(LONGEST, len(text)), len(emitted)
     line = np.empty(known + places, np.int32)

@@ -1,7 +1,7 @@
-"""Transforms of the target's logits that a request asks for, each a function of the tokens emitted before.
+"""Transforms of the target's logits that a request sets, each a function of the tokens emitted before.
 
-They come before temperature, top-k and top-p. What is emitted has exactly the transformed distribution, because the
-logits at every drafted place are transformed with the draft up to there as part of the history.
+They are applied before temperature, top-k and top-p. Emitted tokens have exactly the transformed distribution, because
+the logits at every drafted place are transformed with the draft up to there as part of the history.
 
 Definitions and order are those of vLLM: bias, then the penalties for repetition, frequency and presence. The penalties
 for frequency and presence are those of OpenAI's interface.
@@ -99,7 +99,7 @@ class Penalties(LogitTransform):
 
 @dataclass(frozen=True)
 class TokenControls:
-    """What a request asks for token by token: penalties, biases, and the tokens that end it.
+    """Controls of a request per token: penalties, biases, and the tokens that end the sequence.
 
     Attributes:
         presence_penalty, frequency_penalty: from -2 to 2.

@@ -10,7 +10,7 @@ from stages.training.betting import BettingState, BettingTest
 
 
 class Opinion(Enum):
-    """What the evidence says about the weights in service."""
+    """Conclusion from the evidence about the weights in service."""
 
     OPEN = "neither"
     BETTER = "better than the best so far"

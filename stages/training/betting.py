@@ -27,7 +27,7 @@ class BettingTest:
     is the evidence: its expectation stays at most 1 under the hypothesis, so that the chance to ever reach 20 is below
     1/20 (Ville's inequality), whenever one looks. The wealth is divided among four stakes, and among bets that begin
     with the first value, the second and so on; one that begins later has lost nothing on the values before, so a
-    change is noticed after a long past too.
+    change is detected after a long past too.
 
     Ten values of 0.5 where 0.1 is the threshold:
 

@@ -109,8 +109,9 @@ class BreakEvenInterval(UpdateInterval):
 
     Costs and savings are counted in target passes, estimated from sizes, so that equal seeds make equal decisions. An
     accepted token saves one pass of the batch. An update that raises the expected acceptance by g saves g passes per
-    judged token during the horizon: as many prompts as there were so far, at most the configured number. How long a
-    stream goes on is unknown, and a short one must not pay for a long one; after a drift, the new text is a new stream.
+    judged token during the horizon: as many prompts as there were so far, at most the configured number. The rest
+    of a stream is of unknown length, and a short one must not pay for a long one; after a drift, the new text counts as
+    a new stream.
 
     A drafter that is rarely used gains little by any update, and so does one whose drafts are mostly accepted. Bets on
     its rejected tokens (`UsageTest`) decide whether they are rare: so few that even if every update turned a hoped

@@ -124,7 +124,7 @@ def _render(render: Any, template: str, values: dict[str, Any]) -> dict[str, str
 
 
 def _limit_memory(more: int) -> None:
-    """Limit the address space of this process to what it has, and so many bytes more; where the system tells."""
+    """Limit the address space of this process to its size and `more` bytes, if the system reports the size."""
     sizes = Path("/proc/self/statm")
     if not sizes.exists():
         return

@@ -1,4 +1,4 @@
-"""The contract of `Cache`, over every implementation and every order of leaving."""
+"""The contract of `Cache`, for every implementation and every eviction policy."""
 
 import inspect
 import math
@@ -69,7 +69,7 @@ def complete(node: Node, path: tuple[int, ...] = ()) -> dict[tuple[int, ...], in
 @pytest.mark.representatives(3)
 @every_cache
 @given(calls)
-def test_the_trie_holds_the_direct_maps_and_the_entries_within_the_budget_after_every_call(make, budget, calls):
+def test_after_every_call_the_trie_holds_the_direct_maps_and_the_entries_within_the_budget(make, budget, calls):
     trie = new_trie()
     cache: Cache = make(trie)
     assert cache.bytes == 0
@@ -101,7 +101,7 @@ def test_equal_calls_leave_equal_entries_and_bytes(make, budget, calls):
 
 @every_cache
 @given(st.lists(entries, max_size=20, unique_by=lambda entry: entry.pieces))
-def test_filling_leaves_what_is_there_as_it_is(make, budget, found):
+def test_filling_keeps_existing_entries(make, budget, found):
     cache = make(new_trie())
     cache.fill(found)
     before = cache.entries()
@@ -112,12 +112,12 @@ def test_filling_leaves_what_is_there_as_it_is(make, budget, found):
 @pytest.mark.slow
 @every_cache
 @given(calls)
-def test_what_is_saved_and_loaded_again_is_the_same(make, budget, calls):
-    cache, again = make(new_trie()), make(new_trie())
+def test_loading_saved_entries_restores_them(make, budget, calls):
+    cache, restored = make(new_trie()), make(new_trie())
     for call in calls:
         perform(cache, *call)
-    again.load(cache.entries())
-    assert again.entries() == cache.entries()
+    restored.load(cache.entries())
+    assert restored.entries() == cache.entries()
 
 
 def test_no_implementation_is_missing_from_this_suite():
@@ -129,7 +129,7 @@ def test_no_implementation_is_missing_from_this_suite():
 
 
 def members(node: Node) -> list[tuple[int, ...]]:
-    """What sums over tokens follow, node by node."""
+    """The members of every node, in the order in which sums over tokens visit them."""
     return [node.members, *(below for child in node.children.values() for below in members(child))]
 
 
@@ -137,15 +137,15 @@ def members(node: Node) -> list[tuple[int, ...]]:
 @pytest.mark.representatives(3)
 @every_cache
 @given(calls, calls, calls)
-def test_a_restored_cache_goes_on_as_the_saved_one_would_have(make, budget, before, other, after):
+def test_a_restored_cache_continues_like_the_saved_one(make, budget, before, other, after):
     first_trie, second_trie = new_trie(), new_trie()
     first, second = make(first_trie), make(second_trie)
     for call in before:
         perform(first, *call)
-    for call in other:  # what the configuration may have filled it with
+    for call in other:  # entries that the configuration may have filled in
         perform(second, *call)
-    kept = SnapshotReader(SnapshotWriter().files(first.save()))
-    second.restore(kept.state, kept)
+    reader = SnapshotReader(SnapshotWriter().files(first.save()))
+    second.restore(reader.state, reader)
     for call in [None, *after]:
         if call:
             perform(first, *call)

@@ -1,4 +1,4 @@
-"""The contract of `Learning`, over every implementation: what whoever completes prompts may rely on."""
+"""The contract of `Distiller`, for every implementation: the guarantees for code that completes prompts."""
 
 import gc
 import inspect
@@ -54,7 +54,7 @@ def without_times(updates: tuple[Updated, ...]) -> list[Updated]:
 
 
 @every_learner
-def test_equal_examples_bring_equal_updates(make: Callable[[], Distiller]):
+def test_equal_examples_produce_equal_updates(make: Callable[[], Distiller]):
     one, other = make(), make()
     for offset in range(7):
         example = example_of(offset)
@@ -63,7 +63,7 @@ def test_equal_examples_bring_equal_updates(make: Callable[[], Distiller]):
 
 
 @every_learner
-def test_numbers_are_drawn_from_nothing_that_others_draw_from(make: Callable[[], Distiller]):
+def test_learning_leaves_global_random_states_unchanged(make: Callable[[], Distiller]):
     learner = make()
     before = torch.random.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
     for offset in range(5):
@@ -75,17 +75,17 @@ def test_numbers_are_drawn_from_nothing_that_others_draw_from(make: Callable[[],
 
 
 @every_learner
-def test_a_example_with_its_labels_is_not_kept(make: Callable[[], Distiller]):
+def test_an_example_with_its_labels_is_released_after_learning(make: Callable[[], Distiller]):
     learner, example = make(), example_of(3)
     learner.learn(example)
-    gone = weakref.ref(example)
+    reference = weakref.ref(example)
     del example
     gc.collect()
-    assert gone() is None
+    assert reference() is None
 
 
 @every_learner
-def test_beginning_anew_is_always_possible(make: Callable[[], Distiller]):
+def test_the_head_can_be_reset_at_any_time(make: Callable[[], Distiller]):
     learner = make()
     learner.reset_head()
     for offset in range(3):
@@ -95,14 +95,14 @@ def test_beginning_anew_is_always_possible(make: Callable[[], Distiller]):
 
 
 @every_learner
-def test_an_end_may_come_at_any_time_and_again(make: Callable[[], Distiller]):
+def test_end_may_be_called_at_any_time_and_repeatedly(make: Callable[[], Distiller]):
     learner = make()
     assert learner.end() == ()
-    told = sum((learner.learn(example_of(offset)) for offset in range(5)), ()) + learner.end()
+    updates = sum((learner.learn(example_of(offset)) for offset in range(5)), ()) + learner.end()
     assert learner.end() == ()
     assert not learner.busy
     assert not learner.wait()
-    assert [update.offset for update in told if update.part == "drafter"] in ([], [1, 3])
+    assert [update.offset for update in updates if update.part == "drafter"] in ([], [1, 3])
 
 
 def test_no_implementation_is_missing_from_this_suite():

@@ -1,4 +1,4 @@
-"""The contracts of `Answer` and `Publisher`, over every implementation: what the runner may rely on."""
+"""The contracts of `DriftResponse` and `Publisher`, for every implementation: the guarantees for the runner."""
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +12,7 @@ from event_making import make_completed, make_drifted
 from test_distill_contract import new_distill
 from test_stage_contract import llama
 
-from pipeline.learning import drift_response as answer_module
+from pipeline.learning import drift_response as response_module
 from pipeline.learning import publisher as publish_module
 from pipeline.learning.drift_response import DriftResponse, NoResponse, Recall, ResetHead, VersionSource
 from pipeline.learning.publisher import FolderPublisher, NoPublisher, Numbers, Origin, Publisher
@@ -33,31 +33,31 @@ def recall(folder: Path) -> Recall:
     return Recall(new_distill(), versions, margin=0.02, most=3)
 
 
-ANSWERS: dict[str, Callable[[Path], DriftResponse]] = {
+RESPONSES: dict[str, Callable[[Path], DriftResponse]] = {
     "NoResponse": lambda folder: NoResponse(),
     "ResetHead": lambda folder: ResetHead(new_distill().reset_head),
     "Recall": recall,
 }
-every_answer = pytest.mark.parametrize("make", ANSWERS.values(), ids=list(ANSWERS))
+every_response = pytest.mark.parametrize("make", RESPONSES.values(), ids=list(RESPONSES))
 
 
-@every_answer
-def test_a_drift_is_answered_whether_or_not_anything_was_noted(make: Callable[[Path], DriftResponse], tmp_path: Path):
-    answer = make(tmp_path)
-    assert list(answer.respond(make_drifted(offset=0))) == []
+@every_response
+def test_a_drift_is_handled_with_and_without_observed_examples(make: Callable[[Path], DriftResponse], tmp_path: Path):
+    response = make(tmp_path)
+    assert list(response.respond(make_drifted(offset=0))) == []
     for offset in range(5):
-        list(answer.observe(example_of(offset)))
-    for event in answer.respond(make_drifted(offset=4, changed_at=2, target="big")):
+        list(response.observe(example_of(offset)))
+    for event in response.respond(make_drifted(offset=4, changed_at=2, target="big")):
         assert isinstance(event, Recalled)
         assert (event.offset, event.target) == (4, "big")
-    list(answer.respond(make_drifted(offset=4, changed_at=2)))  # a second time as well
+    list(response.respond(make_drifted(offset=4, changed_at=2)))  # a repeated drift is handled too
 
 
-@every_answer
-def test_noting_decides_nothing_and_draws_nothing(make: Callable[[Path], DriftResponse], tmp_path: Path):
-    answer, before = make(tmp_path), torch.random.get_rng_state()
-    assert list(answer.observe(example_of(0))) == []
-    list(answer.respond(make_drifted(offset=0)))
+@every_response
+def test_observing_and_responding_draw_no_global_random_numbers(make: Callable[[Path], DriftResponse], tmp_path: Path):
+    response, before = make(tmp_path), torch.random.get_rng_state()
+    assert list(response.observe(example_of(0))) == []
+    list(response.respond(make_drifted(offset=0)))
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
@@ -81,7 +81,7 @@ every_publisher = pytest.mark.parametrize("make", PUBLISHERS.values(), ids=list(
 
 
 @every_publisher
-def test_whatever_is_published_has_a_folder_of_its_own_and_follows_the_version_before(
+def test_each_published_version_has_its_own_folder_and_the_previous_version_as_parent(
     make: Callable[[Path], Publisher], tmp_path: Path
 ):
     publisher = make(tmp_path)
@@ -98,7 +98,7 @@ def test_whatever_is_published_has_a_folder_of_its_own_and_follows_the_version_b
 
 
 @every_publisher
-def test_nothing_happens_before_it_is_asked_for(make: Callable[[Path], Publisher], tmp_path: Path):
+def test_nothing_is_written_before_events_are_consumed(make: Callable[[Path], Publisher], tmp_path: Path):
     publisher = make(tmp_path)
     started: Sequence[Iterator[VersionPublished]] = [
         publisher.publish_baseline(),
@@ -106,7 +106,7 @@ def test_nothing_happens_before_it_is_asked_for(make: Callable[[Path], Publisher
         publisher.end(),
     ]
     assert len(started) == 3
-    assert list(tmp_path.iterdir()) == [], "a version is written as its event is taken"
+    assert list(tmp_path.iterdir()) == [], "a version is written when its event is consumed"
 
 
 def implementations(module: Any, protocol: type) -> set[str]:
@@ -117,5 +117,5 @@ def implementations(module: Any, protocol: type) -> set[str]:
 
 
 def test_no_implementation_is_missing_from_this_suite():
-    assert implementations(answer_module, DriftResponse) == set(ANSWERS)
+    assert implementations(response_module, DriftResponse) == set(RESPONSES)
     assert implementations(publish_module, Publisher) == set(PUBLISHERS)

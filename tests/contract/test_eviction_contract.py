@@ -1,4 +1,4 @@
-"""The contract of `Eviction`, over every implementation."""
+"""The contract of `Eviction`, for every implementation."""
 
 import inspect
 
@@ -52,7 +52,7 @@ def test_counts_are_the_sums_of_the_touches(make, touches):
 
 @every_order
 @given(touches)
-def test_what_is_left_behaves_as_if_a_forgotten_entry_had_never_been_there(make, touches):
+def test_forgetting_an_entry_leaves_no_trace_of_it(make, touches):
     order, without = make(), make()
     for number, record in touch_all(order, touches).items():
         if number % 2:
@@ -72,7 +72,7 @@ def test_a_victim_stays_until_it_is_forgotten(make, touches):
 
 @every_order
 @given(touches)
-def test_touching_no_times_makes_young_and_counts_nothing(make, touches):
+def test_a_touch_of_zero_times_refreshes_recency_and_counts_nothing(make, touches):
     order = make()
     records = touch_all(order, touches)
     counts = {number: record.count for number, record in records.items()}
@@ -94,7 +94,7 @@ def test_equal_touches_give_equal_victims(make, touches):
 
 @every_order
 @given(touches)
-def test_an_order_that_was_emptied_takes_nothing(make, touches):
+def test_an_emptied_order_uses_no_bytes_and_has_no_victim(make, touches):
     order = make()
     for record in touch_all(order, touches).values():
         order.forget(record)

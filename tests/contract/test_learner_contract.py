@@ -1,4 +1,4 @@
-"""The contract of `Learner`, over both implementations: what a runner may rely on, wherever its drafter is taught."""
+"""The contract of `Learner`, for every implementation: the guarantees for a runner, wherever its drafter is trained."""
 
 import inspect
 from collections.abc import Callable, Iterator
@@ -30,7 +30,7 @@ from store.events import Event, Updated
 
 @dataclass
 class StubConnection:
-    """Keeps what is posted; has news when it is given some."""
+    """Records posted prompts, and returns the weights that a test placed in `waiting`."""
 
     posted: list[CompletedPrompt] = field(default_factory=list)
     waiting: list[Weights] = field(default_factory=list)
@@ -51,11 +51,11 @@ def remote() -> Learner:
     return RemoteLearner(StubConnection(), model, AcceptanceHead(model.hidden_size, 0))
 
 
-def watching() -> Learner:
+def no_learner() -> Learner:
     return NoLearner(DriftMonitor(DriftSettings(), ("judged",)))
 
 
-LEARNERS: dict[str, Callable[[], Learner]] = {"LocalLearner": local, "RemoteLearner": remote, "NoLearner": watching}
+LEARNERS: dict[str, Callable[[], Learner]] = {"LocalLearner": local, "RemoteLearner": remote, "NoLearner": no_learner}
 every_learner = pytest.mark.parametrize("make", LEARNERS.values(), ids=list(LEARNERS))
 
 
@@ -64,11 +64,11 @@ def make_finished(offset: int, *, private: bool = False) -> CompletedPrompt:
 
 
 def save_files(learner: Learner) -> dict[str, bytes]:
-    keep = SnapshotWriter()
-    return keep.files(learner.save(keep))
+    writer = SnapshotWriter()
+    return writer.files(learner.save(writer))
 
 
-def teach(learner: Learner, prompts: int) -> list[Event]:
+def complete_prompts(learner: Learner, prompts: int) -> list[Event]:
     events: list[Event] = [*learner.publish_baseline()]
     for offset in range(prompts):
         events += [*learner.apply_new_weights(), *learner.on_prompt_completed(make_finished(offset))]
@@ -76,16 +76,16 @@ def teach(learner: Learner, prompts: int) -> list[Event]:
 
 
 @every_learner
-def test_versions_are_those_of_the_updates_that_were_told(make: Callable[[], Learner]):
+def test_the_version_is_that_of_the_last_reported_update(make: Callable[[], Learner]):
     learner = make()
     assert (learner.drafter_version, learner.head_version) == (0, 0)
-    updates = [event for event in teach(learner, 6) if isinstance(event, Updated) and event.served]
-    told = [update.drafter_version for update in updates if update.part == "drafter"]
-    assert learner.drafter_version == (told[-1] if told else 0)
+    updates = [event for event in complete_prompts(learner, 6) if isinstance(event, Updated) and event.served]
+    versions = [update.drafter_version for update in updates if update.part == "drafter"]
+    assert learner.drafter_version == (versions[-1] if versions else 0)
 
 
 @every_learner
-def test_nothing_is_learned_of_what_must_not_be(make: Callable[[], Learner]):
+def test_private_prompts_cause_no_update(make: Callable[[], Learner]):
     learner = make()
     events = [
         event for offset in range(6) for event in learner.on_prompt_completed(make_finished(offset, private=True))
@@ -95,31 +95,31 @@ def test_nothing_is_learned_of_what_must_not_be(make: Callable[[], Learner]):
 
 
 @every_learner
-def test_it_can_be_ended_and_waited_for_again(make: Callable[[], Learner]):
+def test_end_and_wait_may_be_called_again(make: Callable[[], Learner]):
     learner = make()
-    teach(learner, 3)
+    complete_prompts(learner, 3)
     assert list(learner.end()) == []
     assert learner.wait() is False
     assert learner.busy is False
 
 
 @every_learner
-def test_it_goes_on_from_what_was_saved(make: Callable[[], Learner]):
+def test_a_restored_learner_equals_the_saved_one(make: Callable[[], Learner]):
     learner, other = make(), make()
-    teach(learner, 3)
-    keep = SnapshotWriter()
-    kept = SnapshotReader(keep.files(learner.save(keep)))
-    other.restore(kept.state, kept)
+    complete_prompts(learner, 3)
+    writer = SnapshotWriter()
+    reader = SnapshotReader(writer.files(learner.save(writer)))
+    other.restore(reader.state, reader)
     assert (other.drafter_version, other.head_version) == (learner.drafter_version, learner.head_version)
     assert other.epoch == learner.epoch
     assert save_files(other) == save_files(learner)
     other.replay_history(make_completed(0))
-    assert save_files(other) == save_files(learner), "what the drift watch knows is in the log"
+    assert save_files(other) == save_files(learner), "the state of the drift monitor is in the log, not in the snapshot"
 
 
 @every_learner
-def test_nothing_happens_before_it_is_asked_for(make: Callable[[], Learner]):
-    """Each method is a way through events: what they do is done as they are taken."""
+def test_nothing_happens_before_events_are_consumed(make: Callable[[], Learner]):
+    """Each method returns an iterator of events and does its work while the events are consumed."""
     learner = make()
     started: list[Iterator[Event]] = [learner.publish_baseline(), learner.apply_new_weights(), learner.end()]
     assert len(started) == 3
@@ -155,7 +155,7 @@ def serves(model: LanguageModel, weights: Weights) -> bool:
     return all(map(torch.equal, model.trained_weights, weights.drafter))
 
 
-def test_a_remote_learner_takes_news_between_blocks_and_never_else():
+def test_a_remote_learner_takes_new_weights_between_blocks_only():
     connection = StubConnection()
     learner, model, _ = remote_of(connection)
     weights = newer(1, 3)
@@ -168,15 +168,15 @@ def test_a_remote_learner_takes_news_between_blocks_and_never_else():
     list(learner.apply_new_weights())
     assert (learner.drafter_version, learner.head_version) == (3, 4)
     assert serves(model, weights)
-    list(learner.apply_new_weights())  # nothing new
+    list(learner.apply_new_weights())  # there are no new weights
     assert serves(model, weights)
 
 
 @pytest.mark.parametrize(("drafter_version", "drifts", "another"), [(1, 0, True), (0, 1, True), (0, 0, False)])
-def test_the_epoch_of_a_remote_learner_ends_with_weights_that_a_drift_or_an_update_made(
+def test_a_remote_epoch_ends_with_weights_from_a_drift_or_a_drafter_update(
     drafter_version: int, drifts: int, another: bool
 ):
-    """The third are those of a head that took a step."""
+    """In the third case only the head was updated."""
     connection = StubConnection()
     learner, model, head = remote_of(connection)
     before = learner.epoch
@@ -185,7 +185,7 @@ def test_the_epoch_of_a_remote_learner_ends_with_weights_that_a_drift_or_an_upda
     assert (learner.epoch != before) is another
 
 
-def test_in_the_shadow_nothing_is_ever_served():
+def test_a_shadow_learner_never_serves_new_weights():
     connection = StubConnection()
     learner, model, head = remote_of(connection, adopts=False)
     before = export_weights(model, head, 0, 0)
@@ -193,7 +193,7 @@ def test_in_the_shadow_nothing_is_ever_served():
     epoch = learner.epoch
     list(learner.apply_new_weights())
     assert learner.epoch == epoch
-    assert connection.waiting == [], "they are taken, so that they do not pile up"
+    assert connection.waiting == [], "weights are taken, so that they do not accumulate"
     assert serves(model, before)
     assert (learner.drafter_version, learner.head_version) == (0, 0)
 
@@ -208,7 +208,7 @@ def test_a_remote_learner_posts_every_prompt_as_it_is():
 
 
 def implementations(module: Any) -> set[str]:
-    """Coaches of a module; `FollowingLearner` is what two of them have in common."""
+    """Learners of a module, without `FollowingLearner`, the common base of two of them."""
     classes = [cls for _, cls in inspect.getmembers(module, inspect.isclass) if cls.__module__ == module.__name__]
     return {cls.__name__ for cls in classes if issubclass(cls, Learner) and cls is not FollowingLearner}
 

@@ -1,4 +1,4 @@
-"""The contract of `Registry`, over every implementation."""
+"""The contract of `Registry`, for every implementation."""
 
 import inspect
 import threading
@@ -50,7 +50,7 @@ def version(folder: Path) -> tuple[Path, VersionPublished]:
 
 
 def use(registry: Registry, folder: Path) -> None:
-    """One whole run, in the order of the contract."""
+    """Perform one whole run, with calls in the order of the contract."""
     registry.start_run("run", {"mode": "trie", "temperature": 0.5}, {"a": "b"}, [("docs", "builtin:docs")])
     registry.log_points([])
     registry.log_points([("acceptance", 0.5, 0, 1), ("acceptance", float("nan"), 1, 2)])
@@ -61,18 +61,18 @@ def use(registry: Registry, folder: Path) -> None:
     registry.finish({"acceptance": 0.5, "ratio": float("nan")}, [])
 
 
-def test_none_is_missing():
+def test_no_implementation_is_missing_from_this_suite():
     assert {implementation.__name__ for implementation in Registry.__subclasses__()} == MAKERS.keys()
 
 
-def test_nothing_waits_for_the_receiver_and_nothing_raises(registry: Registry, tmp_path: Path):
+def test_calls_neither_wait_for_the_receiver_nor_raise(registry: Registry, tmp_path: Path):
     started = time.monotonic()
     use(registry, tmp_path)
     assert time.monotonic() - started < 2
     assert registry.close(0.1) >= 0
 
 
-def test_marks_do_not_fall_and_may_be_released_again_and_by_another_thread(registry: Registry, tmp_path: Path):
+def test_marks_never_decrease_and_may_be_released_repeatedly_and_by_another_thread(registry: Registry, tmp_path: Path):
     marks = [registry.mark()]
     use(registry, tmp_path)
     marks += [registry.mark(), registry.mark()]
@@ -84,7 +84,7 @@ def test_marks_do_not_fall_and_may_be_released_again_and_by_another_thread(regis
     assert registry.close(0.1) >= 0
 
 
-def test_closing_keeps_its_time_and_may_be_repeated(registry: Registry, tmp_path: Path):
+def test_close_keeps_its_time_limit_and_may_be_repeated(registry: Registry, tmp_path: Path):
     use(registry, tmp_path)
     started = time.monotonic()
     first = registry.close(0.1)
@@ -97,7 +97,7 @@ def test_an_unused_registry_closes_with_nothing_unsent(registry: Registry):
     assert registry.last_error is None
 
 
-def test_the_folder_of_a_version_is_left_as_it_was(registry: Registry, tmp_path: Path):
+def test_the_folder_of_a_version_is_left_unchanged(registry: Registry, tmp_path: Path):
     use(registry, tmp_path)
     registry.close(0.1)
     assert sorted(path.name for path in (tmp_path / "v").iterdir()) == ["manifest.json", "model.safetensors"]

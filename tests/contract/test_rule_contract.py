@@ -1,4 +1,4 @@
-"""The contract of `Rule`, over every implementation."""
+"""The contract of `Rule`, for every implementation."""
 
 import inspect
 from collections.abc import Callable
@@ -28,8 +28,8 @@ def new_trie() -> Trie:
 
 TRIE = new_trie()
 RULES: dict[str, tuple[Callable[[], Rule], Callable]] = {
-    "TrieRule, as drawn": (lambda: TrieRule(TRIE, sampled_probs), parse),
-    "TrieRule, as certain": (lambda: TrieRule(TRIE, one_hot_probs), parse),
+    "TrieRule, sampled": (lambda: TrieRule(TRIE, sampled_probs), parse),
+    "TrieRule, one-hot": (lambda: TrieRule(TRIE, one_hot_probs), parse),
     "PaperRule": (lambda: PaperRule(TRIE, SPELLING), parse_longest),
 }
 every_rule = pytest.mark.parametrize(("make", "cut"), RULES.values(), ids=list(RULES))
@@ -62,12 +62,12 @@ def test_every_proposed_token_has_a_pair_of_probabilities_per_level(make, cut):
         assert len(levels) == len(proposal.tokens)
         for proposed, (drafter, target) in zip(proposal.tokens, levels, strict=True):
             assert len(drafter) == len(target) == len(proposed.tests) >= 1
-            assert all(0 < probability <= 1 + 1e-6 for probability in drafter), "what was drafted was possible"
+            assert all(0 < probability <= 1 + 1e-6 for probability in drafter), "every drafted piece was possible"
             assert all(0 <= probability <= 1 + 1e-6 for probability in target)
 
 
 @every_rule
-def test_what_names_no_token_is_impossible_for_the_target(make, cut):
+def test_pieces_without_a_token_have_probability_zero_under_the_target(make, cut):
     batch = proposals(cut)
     found = make().levels(batch, *to_probs(batch))
     nameless = [
@@ -79,7 +79,7 @@ def test_what_names_no_token_is_impossible_for_the_target(make, cut):
 
 
 @every_rule
-def test_a_row_is_judged_alike_whatever_rows_are_beside_it(make, cut):
+def test_levels_of_a_row_do_not_depend_on_the_other_rows_of_the_batch(make, cut):
     batch = proposals(cut)
     target_probs_NV, starts = to_probs(batch)
     together = make().levels(batch, target_probs_NV, starts)
@@ -111,10 +111,10 @@ def test_a_rule_is_pure(make, cut):
 
 
 @every_rule
-def test_a_residual_can_be_drawn_from_and_stays_within_the_targets_distribution(make, cut):
+def test_a_residual_can_be_sampled_and_stays_within_the_targets_support(make, cut):
     batch = proposals(cut)
     target_probs_NV, starts = to_probs(batch)
-    target_probs_NV[:, 1] = 0  # a token that the target never says
+    target_probs_NV[:, 1] = 0  # a token that the target never emits
     target_probs_NV /= target_probs_NV.sum(-1, keepdim=True)
     for proposal, start in zip(batch, starts, strict=False):
         for index, proposed in enumerate(proposal.tokens):
@@ -143,6 +143,6 @@ def test_every_name_of_the_setting_is_a_mode():
     assert set(MODES) == set(get_args(DraftSettings.model_fields["mode"].annotation))
 
 
-def test_a_mode_without_ngrams_drafts_direct_maps_alone():
+def test_a_mode_without_ngrams_drafts_direct_maps_only():
     assert MODES["trie"].draftable_pieces(SPELLING) == {0, 1, 2, 3}
     assert MODES["tli"].draftable_pieces(SPELLING) == {0, 1, 2}

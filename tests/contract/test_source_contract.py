@@ -1,4 +1,4 @@
-"""The contract of `Source`, over every kind of source that `open_source` knows."""
+"""The contract of `Source`, for every kind of source that `open_source` knows."""
 
 import ast
 import io
@@ -31,7 +31,7 @@ def csv_text(delimiter: str) -> str:
 
 
 class FakeHub:
-    """What `datasets.load_dataset(..., streaming=True)` returns, as far as it is used."""
+    """A stub of the result of `datasets.load_dataset(..., streaming=True)`, with the members that are used."""
 
     column_names = ("task_id", "prompt", "split")
 
@@ -40,7 +40,7 @@ class FakeHub:
 
 
 def spec_of(kind: str, folder: Path, request: pytest.FixtureRequest) -> str:
-    """Make the input of a kind and return how it is named."""
+    """Create the input of a kind. Returns its source specification."""
     path = folder / f"sample.{kind}"
     lines = JSON_LINES.splitlines(keepends=True)
     match kind:
@@ -121,7 +121,7 @@ def test_size_is_unknown_or_a_number_up_to_the_limit(make: Make):
 @pytest.mark.slow
 @every_kind
 @pytest.mark.parametrize("start", range(6))
-def test_a_resumed_stream_is_what_follows_in_the_whole_one(make: Make, start: int):
+def test_a_resumed_stream_is_the_rest_of_the_whole_one(make: Make, start: int):
     whole = list(stream([make(LIMITED)]))
     prompts = [index for index, event in enumerate(whole) if isinstance(event, PromptReceived)]
     first = 0 if start == 0 else prompts[start - 1] + 1 if start <= len(prompts) else len(whole)
@@ -136,11 +136,11 @@ def test_a_template_applies(make: Make):
 
 
 @every_table
-def test_a_bad_row_is_one_rejection_with_its_line_and_the_rest_follow(make: Make):
+def test_each_bad_row_is_rejected_with_its_line_and_the_other_rows_are_read(make: Make):
     events = list(make(SourceSettings()).read(0))
     rejected = [event for event in events if isinstance(event, PromptRejected)]
     first = events[0].line
-    assert first in (1, 2)  # 2 below a header
+    assert first in (1, 2)  # 2 where line 1 is a header
     assert [event.line for event in events] == list(range(first, first + 7))
     assert [event.line - first for event in rejected] == [2, 5]
     assert "empty" in rejected[0].reason
@@ -151,7 +151,7 @@ def test_a_bad_row_is_one_rejection_with_its_line_and_the_rest_follow(make: Make
 
 
 @every_table
-def test_rows_that_a_condition_leaves_out_are_passed_over_silently(make: Make):
+def test_rows_that_a_condition_excludes_are_skipped_silently(make: Make):
     events = list(make(SourceSettings(where=("split=test", "task_id!=task/0", "task_id!=task/2"))).read(0))
     assert [type(event).__name__ for event in events] == ["PromptReceived"] * 3 + ["PromptRejected", "PromptReceived"]
     assert not list(make(SourceSettings(where=("split=train",))).read(0))
@@ -166,19 +166,19 @@ def test_rows_that_a_condition_leaves_out_are_passed_over_silently(make: Make):
         SourceSettings(template="{promt}"),
     ],
 )
-def test_a_column_that_is_nowhere_fails_before_the_stream_and_names_the_columns(make: Make, options: SourceSettings):
+def test_an_unknown_column_fails_before_the_stream_and_the_error_names_the_columns(make: Make, options: SourceSettings):
     with pytest.raises(SourceError, match=r"must have the column '(splitt|promt)', got .*'prompt'"):
         make(options)
 
 
 @pytest.mark.parametrize("make", COLUMNS_UNKNOWN, indirect=True)
-def test_where_rows_alone_can_tell_a_missing_column_rejects_them(make: Make):
+def test_rows_without_the_column_are_rejected_where_only_rows_name_columns(make: Make):
     events = list(make(SourceSettings(where=("splitt=test",))).read(0))
     assert [event.line for event in events if isinstance(event, PromptRejected)] == [1, 2, 3, 4, 5, 6, 7]
 
 
 def implementations(methods: set[str]) -> set[str]:
-    """Classes anywhere in `pipeline` that have the protocol's methods, the protocol itself left out."""
+    """Classes anywhere in `pipeline` that have the protocol's methods, without the protocol itself."""
     found = set()
     for path in Path(pipeline.__path__[0]).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

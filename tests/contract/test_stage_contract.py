@@ -1,4 +1,4 @@
-"""The contract of `Stage`, over every implementation: what `stages/contract/stage.py` promises."""
+"""The contract of `Stage`, for every implementation: the guarantees of `stages/contract/stage.py`."""
 
 import gc
 import importlib
@@ -60,7 +60,7 @@ def llama(size: int) -> LanguageModel:
     model = new_llama(size, vocab_size=size, num_key_value_heads=1, **SHAPE)
     with torch.no_grad():
         for weight in model.parameters():
-            weight.mul_(4)  # distributions that differ from position to position
+            weight.mul_(4)  # makes the distributions differ from position to position
     tiny = LanguageModel(model, "tiny")
     tiny.reads_trees = tiny.forward_pass.reads_trees
     return tiny
@@ -72,7 +72,7 @@ def new_trie() -> Trie:
     return trie
 
 
-TRIE = new_trie()  # that proposals are parsed with and verified by; nothing changes it
+TRIE = new_trie()  # parses and verifies proposals; nothing changes it
 
 
 def new_row(offset: int) -> SequenceState:
@@ -81,7 +81,7 @@ def new_row(offset: int) -> SequenceState:
 
 
 def draft_of(row: SequenceState, block: int) -> Draft:
-    """A draft that depends on the row and the block alone."""
+    """A draft that depends on nothing but the row and the block."""
     generator = np.random.default_rng([row.offset, block])
     draft_probs_KD = torch.from_numpy(generator.dirichlet(np.ones(PIECES), size=int(generator.integers(1, 5)))).float()
     pieces = tuple(int(generator.integers(PIECES)) for _ in draft_probs_KD)
@@ -94,7 +94,7 @@ def proposal_of(row: SequenceState, block: int) -> Proposal:
 
 
 def tree_proposal_of(row: SequenceState, block: int) -> Proposal:
-    """A tree that depends on the row and the block alone; in some blocks none."""
+    """A tree that depends on nothing but the row and the block; some blocks have none."""
     numbers = np.random.default_rng([row.offset, block])
 
     def branches(depth: int) -> dict[int, Any]:
@@ -112,7 +112,7 @@ def new_decode(model: Callable[[int], Any]) -> Decode:
 
 
 def new_choose(model: Callable[[int], Any]) -> ChooseDraft:
-    """Trees cost nothing, so that those of other rows leave room for a row's own."""
+    """A choice in which trees cost nothing, so that the trees of other rows do not displace a row's own."""
     free = Costs(((1, 1.0), (2, 1.0)), ((1, 0.24),))
     memory = TextMemory(free, TreeLimits(8, 3, 6), (), budget_bytes=1 << 16)
     for length in range(2, 40):  # matches of one token are left to the model
@@ -127,7 +127,7 @@ def new_verify(model: Callable[[int], Any]) -> Verify:
 
 
 class DrivenJudge(Judge):
-    """A judge of an engine whose tokens depend on the row and the block alone."""
+    """A judge of an engine whose tokens depend on nothing but the row and the block."""
 
     def __call__(self, batch: Sequence[Proposal]) -> list[Verdict]:
         for proposal in batch:
@@ -149,7 +149,7 @@ def new_translate() -> Translate:
 
 @dataclass(frozen=True)
 class Seen:
-    """What was decided, and numbers that rounding may change."""
+    """Decisions, which must be equal, and numbers, which may differ by rounding."""
 
     decided: tuple
     numbers: tuple[float, ...] = ()
@@ -176,25 +176,25 @@ def see_verdict(verdict: Verdict) -> Seen:
 
 
 def read_on(row: SequenceState) -> None:
-    """What `Verify` would have done to a row that was only drafted after."""
+    """Advance a row that was only drafted, in place of `Verify`."""
     row.pieces.append((row.offset + len(row.pieces)) % PIECES)
 
 
 def emit_on(row: SequenceState) -> None:
-    """The same where target tokens matter: a text that soon repeats itself."""
+    """Advance a row in place of `Verify` where target tokens matter, with a text that soon repeats itself."""
     row.tokens.append((row.tokens[-1] + 1) % 3)
     row.pieces.append(row.tokens[-1])
 
 
 def own_scope(row: SequenceState, block: int) -> SequenceState:
-    """Rows of different scopes do not see each other's text."""
+    """Give a row its own scope, so that rows do not see each other's text."""
     row.scope = row.offset
     return row
 
 
 @dataclass(frozen=True)
 class Bench:
-    """How a stage is made, fed and looked at."""
+    """How to build a stage, make its inputs and compare its outputs."""
 
     make: Callable[[], Stage]
     feed: Callable[[SequenceState, int], Any]
@@ -219,14 +219,14 @@ every_stage = pytest.mark.parametrize("bench", ALL.values(), ids=list(ALL))
 
 
 def remove(rows: list[SequenceState], row: SequenceState) -> None:
-    """The loop's order: a released row's place is taken by the last row."""
+    """Remove a row in the loop's order: the last row takes the place of a released one."""
     last = rows.pop()
     if last is not row:
         rows[rows.index(row)] = last
 
 
 def run_lifetimes(bench: Bench, spans: dict[int, tuple[int, int]]) -> dict[int, list]:
-    """What the stage decides for rows that are there from one block to another (their offset: the two blocks)."""
+    """The stage's decisions for rows that are present between two blocks, given as {offset: (first, end)}."""
     stage, rows, seen = bench.make(), [], {offset: [] for offset in spans}
     for block in range(max(end for _, end in spans.values())):
         for row in [row for row in rows if spans[row.offset][1] == block]:
@@ -254,7 +254,7 @@ def test_there_is_one_output_per_input_in_order(bench: Bench):
 
 
 @every_stage
-def test_a_row_is_decided_alike_whatever_rows_are_beside_it_enter_and_leave(bench: Bench):
+def test_decisions_of_a_row_do_not_depend_on_which_other_rows_enter_and_leave(bench: Bench):
     spans = {0: (0, 2), 1: (0, 5), 2: (0, 1), 3: (1, 5), 7: (2, 4), 6: (0, 3), 9: (3, 5)}
     together = run_lifetimes(bench, spans)
     for offset, (begin, end) in spans.items():
@@ -262,7 +262,7 @@ def test_a_row_is_decided_alike_whatever_rows_are_beside_it_enter_and_leave(benc
 
 
 @every_stage
-def test_numbers_are_drawn_from_the_rows_alone(bench: Bench):
+def test_a_stage_leaves_global_random_states_unchanged(bench: Bench):
     stage, rows = bench.make(), [new_row(offset) for offset in (3, 4)]
     before = torch.random.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
     for row in rows:
@@ -275,39 +275,39 @@ def test_numbers_are_drawn_from_the_rows_alone(bench: Bench):
 
 @pytest.mark.slow
 @every_stage
-def test_nothing_of_an_input_is_kept_beyond_the_call(bench: Bench):
+def test_an_input_is_released_after_the_call(bench: Bench):
     stage, row = bench.make(), new_row(3)
     stage.admit(row)
     given = bench.feed(row, 0)
-    gone = [weakref.ref(given)] if given is not row else []
+    references = [weakref.ref(given)] if given is not row else []
     stage([given])
     del given
     gc.collect()
-    assert [reference() for reference in gone] == [None] * len(gone)
+    assert [reference() for reference in references] == [None] * len(references)
 
 
 @pytest.mark.slow
 @every_stage
-def test_nothing_of_a_row_is_kept_after_its_release(bench: Bench):
+def test_a_row_is_freed_after_its_release(bench: Bench):
     stage, row, other = bench.make(), new_row(3), new_row(6)
     for each in (row, other):
         stage.admit(each)
     stage([bench.feed(each, 0) for each in (row, other)])
     stage.release(row)
-    gone = weakref.ref(row)
+    reference = weakref.ref(row)
     del row, each
     gc.collect()
-    assert gone() is None
+    assert reference() is None
 
 
-def test_the_rows_of_the_choice_have_trees_and_drafts_of_the_model():
+def test_the_rows_of_the_chooser_get_trees_and_drafts_of_the_model():
     seen = run_lifetimes(ALL["ChooseDraft, table"], dict.fromkeys(range(4), (0, 6)))
     drafts = [draft.decided for outputs in seen.values() for draft in outputs]
     assert {(bool(pieces), tree is not None) for _, pieces, _, tree, _ in drafts} >= {(True, False), (False, True)}
 
 
 def implementations() -> set[str]:
-    """Classes anywhere in `stages` that have the protocol's three methods, the protocol itself left out."""
+    """Classes anywhere in `stages` that have the protocol's three methods, without the protocol itself."""
     modules = [importlib.import_module(found.name) for found in pkgutil.walk_packages(stages.__path__, "stages.")]
     classes = {
         cls

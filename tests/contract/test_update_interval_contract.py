@@ -1,4 +1,4 @@
-"""The contract of `Spacing`, over every implementation."""
+"""The contract of `UpdateInterval`, for every implementation."""
 
 import inspect
 from collections.abc import Callable
@@ -18,7 +18,7 @@ MADE: dict[str, Callable[[], UpdateInterval]] = {
     "FixedInterval": lambda: FixedInterval(SHORTEST),
     "BreakEvenInterval": lambda: BreakEvenInterval(SETTINGS, piece_cost=0.1, batch=2),
 }
-every_spacing = pytest.mark.parametrize("make", MADE.values(), ids=list(MADE))
+every_interval = pytest.mark.parametrize("make", MADE.values(), ids=list(MADE))
 
 
 def any_step(random: Random) -> Step:
@@ -27,19 +27,19 @@ def any_step(random: Random) -> Step:
     return Step(1.0, 10, random.randrange(1, 1000), before, after, before, served, "")
 
 
-@every_spacing
+@every_interval
 @pytest.mark.parametrize("seed", range(5))
-def test_whatever_comes_of_updates_the_interval_stays_within_its_bounds(make: Callable[[], UpdateInterval], seed: int):
+def test_the_interval_stays_within_its_bounds_whatever_updates_bring(make: Callable[[], UpdateInterval], seed: int):
     random, interval = Random(seed), make()
-    assert interval.interval == SHORTEST, "it begins at the shortest"
+    assert interval.interval == SHORTEST, "it starts at the shortest interval"
     for _ in range(50):
         interval.observe_update(any_step(random), judged=random.randrange(500), prompts=interval.interval)
         assert SHORTEST <= interval.interval <= LONGEST
         assert isinstance(interval.interval, int)
 
 
-@every_spacing
-def test_after_a_restart_it_is_as_new(make: Callable[[], UpdateInterval]):
+@every_interval
+def test_a_restart_resets_the_interval(make: Callable[[], UpdateInterval]):
     used, new, random = make(), make(), Random(1)
     for _ in range(10):
         used.observe_update(any_step(random), 40, used.interval)
@@ -51,7 +51,7 @@ def test_after_a_restart_it_is_as_new(make: Callable[[], UpdateInterval]):
         new.observe_update(step, 40, new.interval)
 
 
-@every_spacing
+@every_interval
 def test_equal_updates_give_equal_intervals(make: Callable[[], UpdateInterval]):
     found = []
     for _ in range(2):

@@ -33,35 +33,35 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_windows_are_of_one_dataset_and_weigh_by_what_was_judged(run: Path):
+def test_a_window_has_one_dataset_and_is_weighted_by_judged_tokens(run: Path):
     curve = read_curve(run, window=2)
     assert list(curve.offsets) == [1, 3, 4, 5]
     assert [(one.accepted, one.judged) for one in curve.acceptance] == [(1, 20), (5, 20), (4, 10), (0, 0)]
     assert list(curve.efficiency) == [2.0] * 4
 
 
-def test_marks_are_the_datasets_and_the_falls_that_were_acted_upon(run: Path):
+def test_marks_are_the_datasets_and_the_drifts_that_were_acted_upon(run: Path):
     curve = read_curve(run)
     assert curve.datasets == [("docs", 0), ("code", 5)]
     assert list(curve.drifts) == [0, 4]
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg"])
-def test_a_picture_is_written(tmp_path: Path, suffix: str):
-    picture = tmp_path / f"curve.{suffix}"
+def test_a_plot_is_written(tmp_path: Path, suffix: str):
+    plot = tmp_path / f"curve.{suffix}"
     rates = [Acceptance(2, 10), Acceptance(), Acceptance(4, 10)]
-    draw(Curve([1, 3, 5], rates, [1.1, 1.2, 1.5], [("docs", 0)], [2], [(0, 0), (3, 1)]), picture, "a run")
-    assert picture.stat().st_size > 1000
+    draw(Curve([1, 3, 5], rates, [1.1, 1.2, 1.5], [("docs", 0)], [2], [(0, 0), (3, 1)]), plot, "a run")
+    assert plot.stat().st_size > 1000
 
 
-def test_a_run_s_name_is_text(tmp_path: Path):
-    picture = tmp_path / "curve.svg"
+def test_the_name_of_a_run_is_not_interpreted(tmp_path: Path):
+    plot = tmp_path / "curve.svg"
     with pyplot.rc_context({"svg.fonttype": "none"}):
-        draw(Curve([], [], [], [], [], []), picture, "$\\nothing$")
-    assert "$\\nothing$" in picture.read_text()
+        draw(Curve([], [], [], [], [], []), plot, "$\\nothing$")
+    assert "$\\nothing$" in plot.read_text()
 
 
-def test_a_folder_that_is_no_run_is_refused_in_a_sentence(tmp_path: Path):
+def test_a_folder_that_is_not_a_run_is_refused_with_a_clear_error(tmp_path: Path):
     command = [sys.executable, "-m", "dashboards.curve", str(tmp_path), str(tmp_path / "curve.png")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 1

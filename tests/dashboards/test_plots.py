@@ -1,4 +1,4 @@
-"""What the commands of the dashboards have in common."""
+"""The common functions of the commands that draw plots."""
 
 import sys
 from pathlib import Path
@@ -12,7 +12,7 @@ from store.errors import CorruptError, RunError, UsageError
 
 @pytest.mark.parametrize("misuse", [1, 2])
 @pytest.mark.parametrize("error", [RunError("no"), UsageError("no"), CorruptError("no"), OSError("no")])
-def test_a_command_that_fails_says_why_in_one_line(
+def test_a_command_that_fails_reports_the_reason_in_one_line(
     error: Exception, misuse: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     def fail(_: object) -> None:
@@ -25,7 +25,7 @@ def test_a_command_that_fails_says_why_in_one_line(
     assert (ended.value.code, capsys.readouterr().err) == (status, "omnidraft: no\n")
 
 
-def test_a_picture_that_is_not_finished_is_not_written(tmp_path: Path):
+def test_an_unfinished_plot_is_not_written(tmp_path: Path):
     with pytest.raises(ValueError, match="half"), panels(tmp_path / "half.png"):
         raise ValueError("half")
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""Pictures of cost as work grows, from curves that are given."""
+"""Plots of cost over the amount of work, from given curves."""
 
 import json
 from pathlib import Path
@@ -36,7 +36,7 @@ def write_json(path: Path, content: object) -> Path:
 
 
 @pytest.mark.parametrize("names", [("batch",), ("batch", "context", "cache"), tuple(FOUR)])
-def test_a_picture_has_a_panel_for_every_curve(tmp_path: Path, names: tuple[str, ...]):
+def test_a_plot_has_a_panel_for_every_curve(tmp_path: Path, names: tuple[str, ...]):
     curves = {name: FOUR[name] for name in names}
     assert read_curves(write_json(tmp_path / "scale.json", {"curves": curves})) == curves
     draw(curves, tmp_path / "scale.svg")
@@ -53,7 +53,7 @@ def test_bars_reach_from_quartile_to_quartile():
     assert above == pytest.approx([3.0])
 
 
-def test_files_that_cannot_be_drawn_are_told(tmp_path: Path):
+def test_files_that_cannot_be_plotted_are_refused(tmp_path: Path):
     with pytest.raises(RunError, match="must be a file of curves"):
         read_curves(tmp_path / "none.json")
     with pytest.raises(RunError, match="at least one curve"):

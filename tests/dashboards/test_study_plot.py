@@ -1,4 +1,4 @@
-"""Plots of a study, from results that are given."""
+"""Plots of a study, from given results."""
 
 import json
 import math
@@ -19,28 +19,28 @@ def arm(acceptance: float | None, size: int) -> dict[str, object]:
 CACHE = {"full": arm(0.5, 4096), "none": arm(0.4, 0), "1/4 LRU": arm(0.45, 1024), "1/4 LFU": arm(0.48, 1024)}
 
 
-def write_json(path: Path, name: str, figures: object) -> Path:
-    path.write_text(json.dumps({"settings": {"study": name}, "figures": figures, "runs": []}))
+def write_json(path: Path, name: str, results: object) -> Path:
+    path.write_text(json.dumps({"settings": {"study": name}, "figures": results, "runs": []}))
     return path
 
 
 @pytest.mark.parametrize("name", ["cache", "losses"])
 def test_a_plot_is_drawn(tmp_path: Path, name: str):
-    figures = {"big": CACHE, "small": {**CACHE, "none": arm(None, 0)}}
-    read = read_results(write_json(tmp_path / "study.json", name, figures))
-    assert read == (name, figures)
+    results = {"big": CACHE, "small": {**CACHE, "none": arm(None, 0)}}
+    read = read_results(write_json(tmp_path / "study.json", name, results))
+    assert read == (name, results)
     draw(*read, tmp_path / "study.svg")
     text = (tmp_path / "study.svg").read_text()
     assert "<svg" in text
     assert len(text) > 10_000
 
 
-def test_what_is_not_there_is_not_drawn():
+def test_missing_values_are_not_drawn():
     assert math.isnan(_value(None)[0])
     assert _value({"value": 1.0, "error": None}) == (1.0, 0.0)
 
 
-def test_files_that_cannot_be_drawn_are_told(tmp_path: Path):
+def test_files_that_cannot_be_plotted_are_refused(tmp_path: Path):
     with pytest.raises(RunError, match="must be the file of a study"):
         read_results(tmp_path / "none.json")
     with pytest.raises(RunError, match="has no results yet"):

@@ -1,4 +1,4 @@
-"""Every architecture of `transformers` that people use: exact, or refused when it is loaded, as docs/models.md states.
+"""Every common architecture of `transformers` is exact, or refused when it is loaded, as docs/models.md states.
 
 `python tests/support/architectures.py` prints the table; with `--write` it writes the page.
 """

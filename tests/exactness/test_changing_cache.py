@@ -1,7 +1,7 @@
 """Exactness while the cache changes between blocks, and with several targets in parallel on one drafter.
 
-What is active in a block depends on what earlier blocks emitted: entries come, and others leave for them. Every outcome
-of the production stages is enumerated, as in `test_enumeration`.
+The active entries of a block depend on what earlier blocks emitted: entries are added, and others are evicted for them.
+Every outcome of the production stages is enumerated, as in `test_enumeration`.
 """
 
 from collections import defaultdict
@@ -39,7 +39,7 @@ VOCABULARIES = {"bigrams": BIGRAMS, "prefixes": PREFIXES, "no-direct": NO_DIRECT
 
 @pytest.fixture(params=["lru", "lfu"])
 def policy(request, monkeypatch) -> str:
-    """The order of leaving in the caches of all worlds, and budgets that hold so few bigrams on direct maps."""
+    """The order of eviction in the caches of all worlds, with a budget of one bigram on direct maps per entry."""
     monkeypatch.setattr(enumeration, "LeastRecentlyUsed", EVICTIONS[request.param])
     monkeypatch.setattr(enumeration, "entry_bytes", lambda pieces: BUDGET_OF_ONE[request.param])
     return request.param
@@ -64,7 +64,7 @@ def test_four_tokens_have_the_targets_distribution_while_entries_come_and_go(
 
 @dataclass
 class Changes:
-    """What happened to the caches in all outcomes."""
+    """The largest numbers of blocks, insertions and evictions over all outcomes."""
 
     blocks: int = 0
     insertions: int = 0
@@ -125,12 +125,12 @@ class Weights:
 
 @dataclass(frozen=True)
 class SharedDrafter(World):
-    """A world whose drafter is given."""
+    """A world whose drafter has the given weights."""
 
     weights: Weights | None = None
 
     def drafter_distribution(self, pieces: tuple[int, ...]) -> torch.Tensor:
-        """The shared distribution on what this target allows."""
+        """The shared distribution over the pieces that this target allows."""
         assert self.weights is not None
         distribution, kept = self.weights.distribution(pieces), torch.zeros(self.drafter_size, dtype=torch.float64)
         kept[self.allowed] = distribution[self.allowed]
@@ -149,7 +149,7 @@ def two_targets(**changed: object) -> tuple[SharedDrafter, SharedDrafter]:
 def interleave(
     worlds: tuple[World, World], rng: tuple[RandomSource, RandomSource], count: int
 ) -> list[tuple[int, ...]]:
-    """One block of each target in turn, until both have emitted so many tokens."""
+    """Run one block of each target in turn, until both have emitted `count` tokens."""
     runners = [admit(world, own, remaining_tokens=6) for world, own in zip(worlds, rng, strict=True)]
     rows = [rows[0] for _, rows in runners]
     while any(row.emitted < count for row in rows):
@@ -193,7 +193,7 @@ def test_the_texts_of_two_targets_are_independent(policy: str):
     assert difference(joint, expected) < EXACT
 
 
-# The suite can fail: each of these changes what is active in a way that must not be.
+# The suite can fail: each of these changes makes wrong entries active.
 
 
 def _the_cache_changes_while_a_block_is_in_flight(monkeypatch):
@@ -209,7 +209,7 @@ def _the_cache_changes_while_a_block_is_in_flight(monkeypatch):
     monkeypatch.setattr(Translate, "__call__", too_early)
 
 
-def _what_is_evicted_stays_in_its_group(monkeypatch):
+def _an_evicted_entry_stays_in_its_group(monkeypatch):
     remove = trie.Trie.remove
 
     def leaving_the_group(self, pieces):
@@ -230,22 +230,22 @@ def _members_are_not_kept_up_to_date(monkeypatch):
     ("mutate", "entries"),
     [
         (_the_cache_changes_while_a_block_is_in_flight, 9),  # without evictions, which would crash it
-        (_what_is_evicted_stays_in_its_group, 1),
+        (_an_evicted_entry_stays_in_its_group, 1),
         (_members_are_not_kept_up_to_date, 1),
     ],
 )
-def test_changing_the_cache_in_a_wrong_way_is_found_out(policy: str, monkeypatch, mutate: Callable, entries: int):
+def test_a_wrong_change_of_the_cache_is_detected(policy: str, monkeypatch, mutate: Callable, entries: int):
     mutate(monkeypatch)
     worlds = [world_of(vocabulary, entries, seed) for vocabulary in ("bigrams", "prefixes") for seed in (1, 2, 3)]
     assert max(difference(emitted_distribution(world, 3), true_distribution(world, 3)) for world in worlds) > 1e-3
 
 
-def test_what_one_target_changes_in_the_trie_of_another_is_found_out(policy: str, monkeypatch):
+def test_a_change_by_one_target_in_the_trie_of_another_is_detected(policy: str, monkeypatch):
     init, shared = trie.Trie.__init__, {}
 
     def sharing(self, *args):
         init(self, *args)
-        self._changed = shared  # what is not written to the device yet
+        self._changed = shared  # changes that are not written to the device yet
 
     monkeypatch.setattr(trie.Trie, "__init__", sharing)
     worlds = two_targets(max_draft=1)

@@ -1,6 +1,6 @@
 """Greedy pieces that the head finds hopeless are dropped, and the text keeps the target's distribution.
 
-The drafter is greedy and the target samples, so that what is dropped could show in the text.
+The drafter is greedy and the target samples, so that dropped pieces could bias the text.
 """
 
 from collections import defaultdict
@@ -27,14 +27,14 @@ COSTS = Costs(target=((1, 10.0), (11, 40.0)), drafter=((1, 1.0),))
 
 
 class MoodyHead(AcceptanceHead):
-    """Sure of some pieces, and of some that they fail."""
+    """An acceptance head that is sure that some pieces are accepted and that others are rejected."""
 
     def estimate(self, hidden_BW: Tensor, logits_BD: Tensor, pieces_B: Tensor, index: int) -> tuple[Tensor, Tensor]:
         features_BF = piece_features(hidden_BW, logits_BD, pieces_B, index)
         return features_BF, (8 * torch.sin(40 * features_BF.sum(-1))).sigmoid()
 
 
-def emitted_with_dropping(world: World, count: int) -> tuple[Distribution, set[int]]:
+def distribution_with_dropping(world: World, count: int) -> tuple[Distribution, set[int]]:
     """The distribution of the first tokens, and the lengths of the drafts."""
     lengths: set[int] = set()
 
@@ -62,7 +62,7 @@ def test_the_text_has_the_targets_distribution_whatever_is_dropped(vocabulary: s
     seen: set[int] = set()
     for seed in range(3):
         world = World(SPELLINGS[vocabulary], 4, mode=mode, max_draft=3, seed=seed, target_support=3)
-        found, lengths = emitted_with_dropping(world, 2)
+        found, lengths = distribution_with_dropping(world, 2)
         seen |= lengths
         assert difference(found, true_distribution(world, 2)) < EXACT
     assert len(seen) > 1, "some pieces were dropped, others were not"

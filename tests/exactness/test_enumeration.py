@@ -32,10 +32,10 @@ EXACT = 1e-12
 EXACT_MODES = [name for name, mode in MODES.items() if mode.exact]
 INEXACT_MODES = [name for name, mode in MODES.items() if not mode.exact]
 
-# Pieces 0..3; None: a token without pieces. Piece 3 begins no token in the first: it is untranslatable.
+# Pieces 0..3; None is a token without pieces. Piece 3 begins no token of NESTED: it is untranslatable.
 NESTED = ((0,), (1,), (0, 1), (0, 1, 2), (2,), None, (1, 3))
 GAPS = ((0,), (1,), (0, 1, 2), (2, 3, 1), (2, 3), (0, 2), None)  # gaps at (0, 1) and at (2,)
-NO_DIRECT = ((0, 0), (0, 0, 1), (1, 1, 1), (1, 2), None)  # the cache alone makes anything draftable
+NO_DIRECT = ((0, 0), (0, 0, 1), (1, 1, 1), (1, 2), None)  # only tokens in the cache can be drafted
 VOCABULARIES = {"nested": NESTED, "gaps": GAPS, "no-direct": NO_DIRECT}
 
 
@@ -132,7 +132,7 @@ def test_a_sequence_that_ends(mode: str):
     assert_exact(World(NESTED, 4, mode, 3, seed=9, ends=(1,)))
 
 
-def test_a_block_emits_at_most_what_there_is_room_for_and_stops_at_an_end():
+def test_a_block_emits_at_most_the_remaining_tokens_and_stops_at_an_end():
     world = World(NESTED, 4, "trie", 3, seed=2, ends=(0,))
     for tokens in block_distribution(world, (), remaining_tokens=2):
         assert len(tokens) <= 2
@@ -161,7 +161,7 @@ def test_a_mode_that_is_declared_inexact_is_biased_where_ngrams_are_merged(vocab
     assert difference(emitted_distribution(without_merges, 2), true_distribution(without_merges, 2)) < EXACT
 
 
-# A drafter whose distribution is NaN or infinite: a draw from it has no meaning, and must not be used.
+# A drafter whose distribution is NaN or infinite: a draw from it is meaningless and must not be used.
 
 
 @dataclass(frozen=True)
@@ -169,10 +169,10 @@ class BrokenWorld(World):
     """A world whose drafter's distribution is no distribution after histories of some lengths.
 
     Attributes:
-        value: what is in it instead of a probability.
-        whole: whether it fills the distribution or is at one piece.
-        after: lengths of the histories, modulo 2, after which it is so.
-        blind: the piece that is drafted there; every one must do.
+        value: stored in place of a probability.
+        whole: whether the value fills the distribution or is at one piece.
+        after: lengths of the histories, modulo 2, after which the distribution is broken.
+        blind: the piece that is drafted there; the text must be exact for each.
     """
 
     value: float = math.nan
@@ -237,7 +237,7 @@ def test_accepting_a_distribution_that_is_not_finite_is_detected(monkeypatch, mu
     assert max(difference(emitted_distribution(world, 2), true_distribution(world, 2)) for world in worlds) > 1e-3
 
 
-# The suite can fail: each of these is one step of the algorithm left out.
+# The suite can fail: each of these changes leaves out one step of the algorithm.
 
 
 def _looks_ahead_without_excluding(monkeypatch):
@@ -329,7 +329,7 @@ def _members_are_not_kept_up_to_date(monkeypatch):
         _members_are_not_kept_up_to_date,
     ],
 )
-def test_leaving_out_any_step_of_the_algorithm_is_found_out(monkeypatch, mutate):
+def test_leaving_out_any_step_of_the_algorithm_is_detected(monkeypatch, mutate):
     worlds = [World(NESTED, 4, "trie", 3, seed=seed, drafter_support=3) for seed in (3, 4, 5)]
     mutate(monkeypatch)
     assert max(difference(emitted_distribution(world, 2), true_distribution(world, 2)) for world in worlds) > 1e-3
@@ -348,7 +348,7 @@ def test_the_enumeration_refuses_cells_that_the_logged_number_could_miss():
         EnumeratingRandomSource().uniform(torch.tensor([1.0, 1e-9], dtype=torch.float64))
 
 
-# Whole stages: feeding, rollback, lengths and remaining are part of it.
+# Whole stages, including feeding, rollback, lengths and remaining tokens.
 
 
 @pytest.mark.representatives(4)
@@ -356,7 +356,7 @@ def test_the_enumeration_refuses_cells_that_the_logged_number_could_miss():
 @pytest.mark.parametrize("mode", EXACT_MODES)
 @pytest.mark.parametrize("vocabulary", ["nested", "gaps"])
 def test_whole_stages_emit_the_targets_distribution(vocabulary: str, mode: str, neighbours: int):
-    """Neighbours of remaining 1 and 2 leave early, so that the row moves to another place."""
+    """Neighbours with 1 and 2 remaining tokens leave early, so that the row moves to another place."""
     world = World(VOCABULARIES[vocabulary], 4, mode, 2, seed=3, target_support=3, drafter_support=2)
     distribution, lengths = stage_distribution(world, 2, remaining_tokens=4, neighbours=neighbours)
     assert difference(distribution, true_distribution(world, 2)) < EXACT
@@ -384,7 +384,7 @@ def test_whole_stages_with_a_drafter_whose_distribution_is_not_finite(value: flo
     )
     distribution, lengths = stage_distribution(world, 2, remaining_tokens=3)
     assert difference(distribution, true_distribution(world, 2)) < EXACT
-    assert max(lengths) == (0 if len(after) == 2 else 1), "no draft goes beyond what is not finite"
+    assert max(lengths) == (0 if len(after) == 2 else 1), "no draft is longer than the finite part"
 
 
 def test_whole_stages_stop_at_an_end():

@@ -38,7 +38,7 @@ UNIT = 2.0**-24  # relative error of one rounding in float32, and the grid of th
 COUNT = 2  # emitted tokens
 
 
-def bound(world: World, count: int = COUNT) -> float:
+def compute_bound(world: World, count: int = COUNT) -> float:
     """The bound of docs/exactness.md on the total variation distance of `count` emitted tokens."""
     target, drafter = len(world.spelling), world.drafter_size
     levels = max(len(pieces) for pieces in world.spelling if pieces)
@@ -47,7 +47,7 @@ def bound(world: World, count: int = COUNT) -> float:
 
 @dataclass(frozen=True)
 class PlainWorld(World):
-    """What plain decoding in float32 draws from: rounded probabilities, made to sum to 1.
+    """The distribution of plain decoding in float32: rounded probabilities, normalised to sum to 1.
 
     Attributes:
         probs: the rounded probabilities after a text.
@@ -65,7 +65,7 @@ class PeakedWorld(World):
     """A world with probabilities from nearly 1 to 1e-9, so that remainders of 1 have few correct bits.
 
     Attributes:
-        power: of the weights.
+        power: exponent of the probabilities before they are normalised.
     """
 
     power: int = 6
@@ -85,7 +85,7 @@ class PeakedWorld(World):
 class CloseWorld(World):
     """A world of one piece per token whose drafter has the target's distribution up to a few roundings.
 
-    What is rejected, and what is drawn then, is rounding alone.
+    Rejections, and the tokens drawn after them, come from rounding alone.
     """
 
     def drafter_distribution(self, pieces: tuple[int, ...]) -> Tensor:
@@ -119,7 +119,7 @@ def distance(world: World) -> float:
 @pytest.mark.parametrize("vocabulary", ["nested", "gaps"])
 def test_two_tokens_in_float32_are_within_the_bound(vocabulary: str, mode: str, max_draft: int):
     world = World(VOCABULARIES[vocabulary], 4, mode, max_draft, seed=max_draft, dtype=torch.float32)
-    assert 0 < distance(world) <= bound(world), "rounded, and by no more"
+    assert 0 < distance(world) <= compute_bound(world), "rounding changes the distribution, within the bound"
 
 
 @pytest.mark.representatives(6)
@@ -127,7 +127,7 @@ def test_two_tokens_in_float32_are_within_the_bound(vocabulary: str, mode: str, 
 @pytest.mark.parametrize("seed", range(8))
 def test_random_vocabularies_in_float32_are_within_the_bound(seed: int, mode: str):
     world = replace(random_world(seed), mode=mode, dtype=torch.float32)
-    assert distance(world) <= bound(world)
+    assert distance(world) <= compute_bound(world)
 
 
 @pytest.mark.representatives(3)
@@ -135,13 +135,13 @@ def test_random_vocabularies_in_float32_are_within_the_bound(seed: int, mode: st
 @pytest.mark.parametrize("vocabulary", ["nested", "gaps"])
 def test_probabilities_near_0_and_1_are_within_the_bound(vocabulary: str, seed: int):
     world = PeakedWorld(VOCABULARIES[vocabulary], 4, "trie", 3, seed=seed, dtype=torch.float32)
-    assert distance(world) <= bound(world)
+    assert distance(world) <= compute_bound(world)
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_drafter_that_differs_by_roundings_is_within_the_bound(seed: int):
     world = CloseWorld(((0,), (1,), (2,), (3,)), 4, "trie", 2, seed=seed, dtype=torch.float32)
-    assert distance(world) <= bound(world)
+    assert distance(world) <= compute_bound(world)
 
 
 @pytest.mark.representatives(3)
@@ -153,7 +153,7 @@ def test_whole_stages_in_float32_are_within_the_bound(vocabulary: str, mode: str
     got, lengths = stage_distribution(world, COUNT, remaining_tokens=4)
     assert max(lengths) == 2
     wanted = true_distribution(plain_world(world, partial(softmax_probs, world)), COUNT)
-    assert total_variation(got, wanted) <= bound(world)
+    assert total_variation(got, wanted) <= compute_bound(world)
 
 
 def tree_distance(world: World, kind: str) -> float:
@@ -189,7 +189,7 @@ def test_trees_in_float32_are_within_their_bound(kind: str, seed: int):
         assert tree_distance(world, kind) <= tree_bound(world, kind)
 
 
-# The bound can be missed: each of these computes one step with the eight bits of bfloat16.
+# The bound can be exceeded: each of these changes computes one step with the eight bits of bfloat16.
 
 
 def _shorten(value: float) -> float:
@@ -215,7 +215,7 @@ def _sums_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_fewer_bits_in_one_step_go_beyond_the_bound(monkeypatch: pytest.MonkeyPatch, mutate: Callable[..., None]):
     worlds = [World(GAPS, 4, "trie", 3, seed=seed, drafter_support=3, dtype=torch.float32) for seed in (3, 4)]
     mutate(monkeypatch)
-    assert max(distance(world) / bound(world) for world in worlds) > 1
+    assert max(distance(world) / compute_bound(world) for world in worlds) > 1
 
 
 def test_fewer_bits_in_a_tree_go_beyond_its_bound(monkeypatch: pytest.MonkeyPatch):

@@ -1,7 +1,7 @@
 """Exactness with grammars: the distribution is the target's own over the tokens that keep the text completable.
 
-The reference knows a language as a list of texts. It never leaves a single next byte, where llguidance allows the
-tokenizer's own spelling alone.
+The reference knows a language as a list of texts. It never forces the next byte, because llguidance
+then allows only the tokenizer's own spelling.
 """
 
 import json
@@ -30,7 +30,7 @@ PENALISED = TokenControls(frequency_penalty=0.8, presence_penalty=-0.5)
 
 
 def spell(text: bytes) -> list[int] | None:
-    """The tokens of a text, the longest first."""
+    """Split a text into tokens, taking the longest that fits; None where no token fits."""
     spelt: list[int] = []
     while text:
         fitting = [token for token in WORDS if token and text.startswith(token)]
@@ -42,7 +42,7 @@ def spell(text: bytes) -> list[int] | None:
 
 
 def allowed_tokens(emitted: Sequence[int]) -> list[int]:
-    """The tokens after which one of the texts can still be reached, and the end where one is."""
+    """The tokens after which one of the texts can still be reached, and the end after a complete text."""
     text = b"".join(TOKENS[token] or b"" for token in emitted).decode()
     going = [
         number
@@ -53,7 +53,7 @@ def allowed_tokens(emitted: Sequence[int]) -> list[int]:
 
 
 class GrammarWorld(World):
-    """A world whose target's distribution is that of what the language allows."""
+    """A world whose target's distribution is limited to the tokens that the language allows."""
 
     def target_distribution(self, emitted: tuple[int, ...]) -> Tensor:
         probs = super().target_distribution(emitted)
@@ -106,7 +106,7 @@ SOURCES = [
 
 @pytest.mark.parametrize("source", SOURCES, ids=["schema", "gbnf", "lark"])
 def test_the_mask_depends_on_the_history_alone(source: GrammarSource):
-    """After any walk, with drafts that the grammar refuses among it, it is that of a matcher that reads it at once."""
+    """After any walk, refused drafts included, the mask equals that of a matcher that reads the history at once."""
     pytest.importorskip("llguidance")
     grammar, random = GrammarCompiler(WORDS, spell, [END]).compile(source), Random(1)
     walked, history, choices = grammar.start(), list[int](), 0

@@ -19,7 +19,7 @@ from pipeline.sources import corpus
 from store.events import Event, PromptReceived, TokenDecision, Updated
 
 ROOT = Path(__file__).resolve().parents[2]
-STARTERS = ROOT.parent / "shared" / "models"  # is next to the repository while the built-in models are being made
+STARTERS = ROOT.parent / "shared" / "models"  # next to the repository while the built-in models are being made
 PROMPTS, NEW_TOKENS = 100, 32
 LEARNING = {
     "learn__enabled": True,
@@ -60,7 +60,7 @@ def prompts() -> list[PromptReceived]:
 
 @pytest.fixture(scope="module")
 def plain(prompts: list[PromptReceived]) -> dict[int, list[int]]:
-    """What `generate` gives for each prompt."""
+    """The tokens that `generate` emits for each prompt."""
     (models,) = load_models(config_of(), "", Path())
 
     def generate(text: str) -> list[int]:
@@ -75,9 +75,9 @@ def plain(prompts: list[PromptReceived]) -> dict[int, list[int]]:
 
 
 def run(config: Config, prompts: Sequence[PromptReceived], folder: Path) -> tuple[list[Event], Models]:
-    """All events of a run over freshly loaded models."""
+    """Return all events of a run over freshly loaded models, and the models."""
     targets = load_models(config, "", folder)
-    loop = build_loop(config, targets, None, folder)  # the registry is for versions: there are none
+    loop = build_loop(config, targets, None, folder)  # no registry, because the run has no versions
     return list(loop.run(iter(prompts))), targets[0]
 
 
@@ -99,9 +99,9 @@ def test_greedy_is_plain_decoding_while_the_drafter_learns(batch: int, prompts, 
     events, _ = run(config_of(batch=batch, **LEARNING), prompts, tmp_path)
     assert completions(events) == plain
     served = [event for event in events if isinstance(event, Updated) and event.part == "drafter" and event.served]
-    assert len(served) > 5, "the weights must have changed underway"
+    assert len(served) > 5, "the weights must have changed during the run"
     accepted = sum(event.outcome == "accepted" for event in decisions(events))
-    assert accepted > PROMPTS, "the drafter must have mattered"
+    assert accepted > PROMPTS, "drafts must have been accepted"
 
 
 @pytest.mark.slow

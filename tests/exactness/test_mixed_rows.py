@@ -1,4 +1,4 @@
-"""Exactness where rows of different wishes share a batch: each has the target's distribution by its own transform.
+"""Exactness of batches with mixed sampling: each row has the target's distribution under its own transform.
 
 Every outcome of one row is enumerated through whole production stages, in double precision, while the others, which
 sample otherwise, draw fixed numbers and leave early.
@@ -35,7 +35,7 @@ VOCABULARIES = {"nested": NESTED, "gaps": GAPS}
 
 @dataclass(frozen=True)
 class TransformedWorld(World):
-    """A world whose target's distribution is transformed as a row wants it, token by token."""
+    """A world whose target's distribution is transformed by a row's sampling, token by token."""
 
     sampling: Sampling = WARM
 
@@ -110,7 +110,7 @@ def test_the_distributions_that_are_requested_differ():
 
 
 def test_rows_of_one_batch_are_independent():
-    """Their joint distribution is the product of their distributions: nothing that one row draws changes another."""
+    """Their joint distribution is the product of their distributions: no draw of one row changes another row."""
     world = world_of("nested", 3, max_draft=1)
 
     def run(rng: RandomSource) -> tuple[int, ...]:
@@ -129,11 +129,11 @@ def test_rows_of_one_batch_are_independent():
         )
 
 
-def _everybody_samples_as_the_first(logits_NV, samplings, dtype):
+def _all_rows_sample_as_the_first(logits_NV, samplings, dtype):
     return to_probs(logits_NV, [samplings[0]] * len(samplings), dtype)
 
 
-def _everybody_samples_as_somebody_else(logits_NV, samplings, dtype):
+def _rows_sample_in_reverse_order(logits_NV, samplings, dtype):
     return to_probs(logits_NV, samplings[::-1], dtype)
 
 
@@ -144,15 +144,15 @@ def _places_are_taken_for_rows(logits_NV, samplings, dtype):
 
 @pytest.mark.representatives(1)
 @pytest.mark.parametrize(
-    "mutate", [_everybody_samples_as_the_first, _everybody_samples_as_somebody_else, _places_are_taken_for_rows]
+    "mutate", [_all_rows_sample_as_the_first, _rows_sample_in_reverse_order, _places_are_taken_for_rows]
 )
-def test_a_transform_used_for_another_row_is_found_out(mutate, monkeypatch):
+def test_a_transform_used_for_another_row_is_detected(mutate, monkeypatch):
     monkeypatch.setattr(verify, "to_probs", mutate)
     assert worst(world_of("nested", 3)) > 1e-3
 
 
 def test_a_row_next_to_a_prompt_that_is_read_has_the_targets_distribution():
-    """A row whose prompt is read part by part in the same passes draws nothing and emits nothing."""
+    """A row whose prompt is still read in the same passes, part by part, draws nothing and emits nothing."""
     world = world_of("nested", 3)
 
     def run(rng: RandomSource) -> tuple[int, ...]:
@@ -184,7 +184,7 @@ def text_of(tokens: Sequence[int]) -> str:
 
 
 def stop_at(distribution: Distribution, stops: Sequence[str]) -> Distribution:
-    """Every sequence cut after the token that completes a stop string."""
+    """Cut every sequence after the token that completes a stop string."""
     found: Distribution = defaultdict(float)
     for tokens, weight in distribution.items():
         ends = (n for n in range(1, len(tokens)) if any(stop in text_of(tokens[:n]) for stop in stops))

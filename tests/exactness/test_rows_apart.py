@@ -1,8 +1,9 @@
-"""Nothing of one request in another's output: a row gives in a batch exactly what it gives alone.
+"""No request affects the output of another: a row emits in a batch exactly what it emits alone.
 
-Small random models in double precision, so that the order of summation decides nothing. Rows of all wishes enter and
-leave at any time, by finishing or by being cancelled. What is active in the cache of n-grams stays as it is: it
-belongs to all, and what it changes of a sampled text, it changes of its random numbers, not of its distribution.
+The models are small, random and in double precision, so that the order of summation decides nothing. Rows with any
+sampling enter and leave at any time, by finishing or by being cancelled. The active entries of the n-gram cache do not
+change: all rows share the cache, and its entries change the random numbers that a sampled text uses, not its
+distribution.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,14 +37,14 @@ from stages.verify import Verify
 from stages.vocabulary.text_stream import StopStrings, TextStream
 
 BYTES = dict(enumerate([b"a", b"b", b"ab", b"\xc3", b"\xa9", b"bc", b"abc"]))  # the eighth token is the end
-SPELLING = ((0,), (1,), (0, 1), (2,), (3,), (1, 4), (0, 1, 4), None, None)  # and what the model has beyond
+SPELLING = ((0,), (1,), (0, 1), (2,), (3,), (1, 4), (0, 1, 4), None, None)  # and a token that the model has beyond
 END, KNOWN, PIECES = 7, 8, 5
 SHAPE = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
 
 
 @dataclass(frozen=True)
 class Request:
-    """A request, the block of its arrival and the block at which its client leaves."""
+    """A request with the block of its arrival and the number of blocks after which its client leaves."""
 
     prompt: tuple[int, ...]
     sampling: Sampling
@@ -52,12 +53,12 @@ class Request:
     remaining_tokens: int = 8
     logprobs: int | None = None
     arrives: int = 0
-    leaves: int | None = None  # after so many blocks, 0 for none
+    leaves: int | None = None  # 0: before its first block; None: never
 
 
 @dataclass
 class Answer:
-    """What came of it."""
+    """The output of a request, and the reason for its end."""
 
     text: TextStream[int]
     tokens: list[int] = field(default_factory=list)
@@ -114,7 +115,7 @@ def stages_of(forward: str, max_draft: int, *ends: int) -> tuple[Decode, Any, Ve
 
 
 def with_trees(stages: tuple[Decode, Any, Verify]) -> tuple[Any, Any, Verify]:
-    """The same stages, with trees that depend on a row's text alone; after some texts the model drafts."""
+    """Return the stages with trees that depend on a row's text alone; after some texts the model drafts."""
 
     def tree_of(row: SequenceState) -> TokenTree | None:
         numbers = np.random.default_rng([len(row.tokens), *row.tokens[-2:]])
@@ -141,7 +142,7 @@ def row_of(request: Request, number: int) -> SequenceState:
 
 
 def serve(stages: tuple[Decode, Any, Verify], requests: Sequence[Request]) -> list[Answer]:
-    """All requests by continuous batching, as the loop does it."""
+    """Serve all requests by continuous batching, as the loop does."""
     decode, translate, judge = stages
     answers = [Answer(TextStream(BYTES.get, request.stops)) for request in requests]
     waiting, rows, time = list(range(len(requests))), [], 0
@@ -219,7 +220,7 @@ MANY = [
 @settings(max_examples=60, deadline=None)
 @given(requests=requests_of, max_draft=st.sampled_from([0, 1, 3]))
 @example(requests=MANY, max_draft=3)
-def test_a_row_gives_in_a_batch_what_it_gives_alone(forward: str, requests: list[Request], max_draft: int):
+def test_a_row_emits_in_a_batch_what_it_emits_alone(forward: str, requests: list[Request], max_draft: int):
     check(requests, forward, max_draft)
 
 
@@ -229,7 +230,7 @@ def test_a_row_gives_in_a_batch_what_it_gives_alone(forward: str, requests: list
 @settings(max_examples=30, deadline=None)
 @given(requests=requests_of)
 @example(requests=MANY)
-def test_a_row_with_trees_gives_in_a_batch_what_it_gives_alone(forward: str, requests: list[Request]):
+def test_a_row_with_trees_emits_in_a_batch_what_it_emits_alone(forward: str, requests: list[Request]):
     check(requests, forward, trees=True)
 
 
@@ -237,14 +238,14 @@ def test_the_requests_that_are_tried_end_in_every_way():
     answers = check(MANY)
     assert {answer.finish for answer in answers} == {"", "stop", "length"}
     assert any(answer.text.stopped for answer in answers)
-    assert answers[0].tokens != answers[1].tokens, "one prompt, two wishes"
-    assert answers[0].tokens[:3] == answers[5].tokens, "one prompt, one wish"
+    assert answers[0].tokens != answers[1].tokens, "one prompt, two samplings"
+    assert answers[0].tokens[:3] == answers[5].tokens, "one prompt, one sampling"
 
 
-# The suite can fail.
+# The suite can fail: each of these changes lets one row affect another, or loses a path.
 
 
-def _everybody_samples_as_the_first(monkeypatch):
+def _all_rows_sample_as_the_first(monkeypatch):
     def first(logits_NV, samplings, dtype):
         return to_probs(logits_NV, [samplings[0]] * len(samplings), dtype)
 
@@ -278,15 +279,15 @@ def _one_tail_for_all_stop_strings(monkeypatch):
 
 @pytest.mark.parametrize(
     "mutate",
-    [_everybody_samples_as_the_first, _the_last_row_keeps_its_place, _draws_are_shared, _one_tail_for_all_stop_strings],
+    [_all_rows_sample_as_the_first, _the_last_row_keeps_its_place, _draws_are_shared, _one_tail_for_all_stop_strings],
 )
-def test_what_leaks_from_row_to_row_is_found_out(mutate: Callable[[Any], None], monkeypatch):
+def test_a_leak_from_row_to_row_is_detected(mutate: Callable[[Any], None], monkeypatch):
     mutate(monkeypatch)
     with pytest.raises(AssertionError):
         check(MANY)
 
 
-def test_a_path_that_is_kept_in_another_row_is_found_out(monkeypatch):
+def test_a_path_that_is_kept_in_another_row_is_detected(monkeypatch):
     _the_path_of_another_row_is_kept(monkeypatch)
     with pytest.raises(AssertionError):
         check(MANY, trees=True)
@@ -294,7 +295,7 @@ def test_a_path_that_is_kept_in_another_row_is_found_out(monkeypatch):
 
 @pytest.mark.parametrize("forward", ["packed", "modules"])
 def test_trees_change_nothing_of_greedy_text(forward: str):
-    """So the kept path is what the row would have read without a tree."""
+    """The kept path is therefore the same as what the row reads without a tree."""
     greedy = [Request(one.prompt, Sampling(), one.seed, one.stops, one.remaining_tokens, 0) for one in MANY]
     plain = serve(stages_of(forward, 0, END), greedy)
     for found, wanted in zip(serve(with_trees(stages_of(forward, 3, END)), greedy), plain, strict=True):
@@ -303,7 +304,7 @@ def test_trees_change_nothing_of_greedy_text(forward: str):
             assert one.logprob == pytest.approx(other.logprob, abs=1e-6)
 
 
-def test_a_path_that_is_not_kept_is_found_out(monkeypatch):
+def test_a_path_that_is_not_kept_is_detected(monkeypatch):
     _no_path_is_kept(monkeypatch)
     with pytest.raises(AssertionError):
         test_trees_change_nothing_of_greedy_text("packed")

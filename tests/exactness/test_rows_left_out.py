@@ -1,4 +1,4 @@
-"""Snapshots without rows in flight, and without private ones: what is left out leaves no trace."""
+"""Snapshots without rows in flight, and without private rows: the omitted rows leave no trace."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ REQUESTS = [
 
 @dataclass
 class Block:
-    """Stages and the rows in flight there."""
+    """Stages and their rows in flight."""
 
     stages: tuple[Any, Any, Verify]
     rows: list[SequenceState]
@@ -37,7 +37,7 @@ class Block:
         return self.stages[0]
 
     def run(self, count: int) -> list[tuple[int, ...]]:
-        """What each row emits in so many blocks."""
+        """Run `count` blocks and return the tokens that each row emits."""
         decode, translate, judge = self.stages
         found: list[tuple[int, ...]] = [() for _ in self.rows]
         for _ in range(count):
@@ -67,7 +67,7 @@ def fresh(kind: str, forward: str) -> tuple[Any, Any, Verify]:
 
 
 def start_block(kind: str, forward: str, private: Sequence[int] = ()) -> Block:
-    """All rows after three blocks."""
+    """Run all rows for three blocks and return them in flight."""
     block = Block(fresh(kind, forward), [])
     for number, request in enumerate(REQUESTS):
         row = row_of(request, number)
@@ -96,7 +96,7 @@ every_forward = pytest.mark.parametrize("forward", ["packed", "modules"])
 @every_kind
 @every_forward
 def test_without_rows_a_snapshot_is_as_if_none_were_admitted(kind: str, forward: str):
-    # What a row emitted is learned when it is released, unless it is private.
+    # The text of a row is learned when the row is released, unless it is private.
     block = start_block(kind, forward, private=range(4) if kind == "choose" else ())
     files = block.save(SnapshotWriter(rows=False))
     assert (files != block.save(SnapshotWriter())) == (kind == "decode")
@@ -111,7 +111,7 @@ def test_without_rows_a_snapshot_is_as_if_none_were_admitted(kind: str, forward:
 def test_a_stage_that_was_saved_without_rows_takes_new_ones(kind: str, forward: str):
     again = restore_block(kind, forward, start_block(kind, forward).save(SnapshotWriter(rows=False)))
     assert again.rows == []
-    if kind == "decode":  # else it depends on the past what drafts
+    if kind == "decode":  # otherwise the source of drafts depends on the past
         (answer,), (wanted,) = (serve(stages, REQUESTS[1:2]) for stages in (again.stages, fresh(kind, forward)))
         assert answer.tokens == wanted.tokens
     for stage in again.stages:
@@ -120,7 +120,7 @@ def test_a_stage_that_was_saved_without_rows_takes_new_ones(kind: str, forward: 
 
 @pytest.mark.parametrize(
     ("kind", "private"),
-    # What a tree is worth is learned from all rows: without some of them it is learned otherwise from here on.
+    # The benefit of trees is learned from all rows: without some of them the estimates differ from here on.
     [("decode", ()), ("decode", (0,)), ("decode", (1, 3)), ("decode", (0, 1, 2, 3)), ("choose", ())],
 )
 @every_forward

@@ -1,4 +1,4 @@
-"""The sampling transform against references written the long way, and drawing by inversion."""
+"""The sampling transform against references that work token by token, and drawing by inversion."""
 
 import math
 from dataclasses import replace
@@ -149,7 +149,7 @@ def test_a_transform_out_of_range_is_refused(settings: tuple):
 
 
 class Given:
-    """Draws that were decided beforehand."""
+    """A random source that returns the given number."""
 
     def __init__(self, number: float) -> None:
         self.number = number
@@ -174,7 +174,7 @@ def test_inversion_gives_every_outcome_its_share(weights: list[int]):
 @given(weights_lists, st.floats(0, 1, exclude_max=True))
 @example([0, 1, 0], 0.0)
 @example([0, 3, 0], 1 - 2**-53)
-def test_what_has_no_weight_is_never_drawn(weights: list[int], number: float):
+def test_an_outcome_without_weight_is_never_drawn(weights: list[int], number: float):
     for scale in (1.0, 1 / 3, 1e-30):
         place = sample(torch.tensor(weights, dtype=torch.float64) * scale, Given(number))
         assert weights[place] > 0
@@ -200,7 +200,7 @@ def test_every_row_is_drawn_by_its_own_number_in_order():
 
 @pytest.mark.parametrize("size", [1, 255, 256, 257, 1000, 49_152])
 def test_every_token_has_the_numbers_of_its_own_weight(size: int):
-    """Chunk by chunk as in one sum of all weights: at both ends of a token's numbers, and with tokens of weight 0."""
+    """Sums by chunks equal one sum of all weights: at both ends of a token's interval, and with tokens of weight 0."""
     numbers = np.random.default_rng(size)
     weights_V = numbers.random(size) * (numbers.random(size) < 0.3)
     weights_V[numbers.integers(size)] = 0.5  # one at least

@@ -1,4 +1,4 @@
-"""Exactness with penalties, biases and min-p: a row has the distribution that plain decoding would draw from.
+"""Exactness with penalties, biases and min-p: a row has the distribution of plain decoding.
 
 Every outcome of one row is enumerated through whole production stages, in double precision, over drafts of the model
 and over trees. The expected distribution applies the transforms token by token.
@@ -32,7 +32,7 @@ WARM, CUT = Sampling(1.0), Sampling(0.8, 0, 0.85, min_p=0.2)
 
 @dataclass(frozen=True)
 class ControlledWorld(World):
-    """A world whose target's distribution is that of a request, token by token."""
+    """A world whose target's distribution is transformed by a request's controls and sampling, token by token."""
 
     controls: TokenControls = NO_CONTROLS
     sampling: Sampling = WARM
@@ -56,18 +56,18 @@ def new_controlled_row(
     return row
 
 
-Wishes = Sequence[tuple[TokenControls, Sampling]]
+RowSettings = Sequence[tuple[TokenControls, Sampling]]
 
 
-def row_distribution(make: Callable[[], Stages], wishes: Wishes, number: int, count: int) -> Distribution:
+def row_distribution(make: Callable[[], Stages], settings: RowSettings, number: int, count: int) -> Distribution:
     """The distribution of the first tokens of one row of a batch; the others draw fixed numbers and leave early."""
 
     def run(rng: RandomSource) -> tuple[int, ...]:
         rows = [
-            new_controlled_row(rng, 4, n, *wish)
+            new_controlled_row(rng, 4, n, *own)
             if n == number
-            else new_controlled_row(SeededRandomSource(5, n), 1 + n, n, *wish)
-            for n, wish in enumerate(wishes)
+            else new_controlled_row(SeededRandomSource(5, n), 1 + n, n, *own)
+            for n, own in enumerate(settings)
         ]
         row, stages = rows[number], make()
         admit(stages, rows)

@@ -1,4 +1,4 @@
-"""Exactness of token trees: whatever is proposed in target tokens, emitted text has the target's distribution.
+"""Exactness of token trees: for all proposals in target tokens, the emitted text has the target's distribution.
 
 Every outcome of one row is enumerated through whole production stages, in double precision, over trees of all shapes:
 first over given ones, then over those that `ChooseDraft` grows from the row's own text and from the memory while both
@@ -38,7 +38,7 @@ from stages.vocabulary.text_stream import StopStrings
 from store.events import Action, DraftSource, Outcome
 
 EXACT = 1e-12
-VOCABULARY = range(7)  # of `world_of`, of which three have mass after any text
+VOCABULARY = range(7)  # of `world_of`; three of its tokens have mass after any text
 __all__ = ["plain", "prompts"]  # fixtures
 
 Emitted = tuple[int, ...]
@@ -50,7 +50,7 @@ def random_numbers(world: World, emitted: Emitted) -> np.random.Generator:
 
 
 def some(world: World, emitted: Emitted) -> Sequence[int]:
-    """Up to three of all tokens, most of which the target never emits."""
+    """Up to three tokens, most of which the target never emits."""
     numbers = random_numbers(world, emitted)
     return numbers.choice(VOCABULARY, numbers.integers(0, 4), replace=False).tolist()
 
@@ -114,7 +114,7 @@ def admit(stages: Stages, rows: Sequence[SequenceState]) -> None:
 
 
 def check_logprobs(world: World, verdict: Verdict) -> None:
-    """Each emitted token has the log probability that the target gives it after all before it."""
+    """Check that each emitted token has the target's log probability after all tokens before it."""
     row = verdict.proposal.draft.row
     begin = row.emitted - len(verdict.emitted)
     assert [one.token for one in verdict.logprobs] == list(verdict.emitted)
@@ -125,7 +125,7 @@ def check_logprobs(world: World, verdict: Verdict) -> None:
 
 
 class Seen:
-    """What happened in all outcomes: number of outcomes, of accepted candidates per block, and whether cut."""
+    """The kinds of outcomes, the numbers of accepted candidates per block, and how often trees were cut."""
 
     def __init__(self) -> None:
         self.accepted: set[int] = set()
@@ -341,7 +341,7 @@ CHEAP = Costs(((1, 1.0), (2, 1.02)), ((1, 0.45),))
 
 
 class Swaying(SourceChooser):
-    """Changes its choice with what is emitted: a tree is used after every third token."""
+    """Changes its choice with the emitted tokens: a tree is used after every third one."""
 
     def __init__(self) -> None:
         super().__init__(CHEAP)
@@ -367,10 +367,10 @@ def texts_of(world: World, count: int = 4, length: int = 6) -> list[list[int]]:
     return texts
 
 
-def choosing(
+def build_choosing_stages(
     world: World, texts: Sequence[list[int]] = (), kind: type[ChooseDraft] = ChooseDraft, **options: Any
 ) -> Stages:
-    """Stages over a memory that has learned these texts, and that has seen its options hold a few times."""
+    """Stages over a memory that has learned these texts and has observed a few hits of its candidates."""
     decode, translate, judge = stages_of(world)
     memory = TextMemory(CHEAP, TreeLimits(6, 3, 3), world.ends, budget_bytes=1 << 16)
     for text in texts:
@@ -398,7 +398,7 @@ def test_a_memory_that_learned_texts_keeps_the_targets_distribution(vocabulary: 
     seen: set[DraftSource] = set()
 
     def run(rng: RandomSource) -> tuple[int, ...]:
-        stages = choosing(world, texts_of(world), model=model)
+        stages = build_choosing_stages(world, texts_of(world), model=model)
         sources: list[DraftSource] = []
         emitted = complete(stages, new_row(rng, 3), sources)
         seen.update(sources)
@@ -410,12 +410,12 @@ def test_a_memory_that_learned_texts_keeps_the_targets_distribution(vocabulary: 
 
 
 def test_actions_that_are_drawn_keep_the_targets_distribution():
-    """Every block draws what it does: nothing, a tree or a draft of the model."""
+    """Every block draws its action: no draft, a tree or a draft of the model."""
     world = world_of("nested", 7)
     actions: set[Action | None] = set()
 
     def run(rng: RandomSource) -> tuple[int, ...]:
-        choose, translate, judge = choosing(world, texts_of(world))
+        choose, translate, judge = build_choosing_stages(world, texts_of(world))
         choose._holdout = Holdout(1.0, 13, tuple(Action))  # nothing, then the model, then copies
         row = new_row(rng, 3)
         admit((choose, translate, judge), [row])
@@ -435,7 +435,7 @@ def test_a_row_that_is_completed_in_between_is_learned_and_changes_no_distributi
     trees: set[tuple[int, ...]] = set()
 
     def run(rng: RandomSource) -> tuple[int, ...]:
-        stages = choosing(world, model=False)
+        stages = build_choosing_stages(world, model=False)
         first = new_row(rng, 2)
         first.private = private
         emitted = complete(stages, first)
@@ -464,7 +464,7 @@ def test_rows_with_trees_enter_and_leave_while_a_row_is_enumerated():
 
     def run(rng: RandomSource) -> tuple[int, ...]:
         nonlocal learned
-        stages = choosing(world, texts_of(world))
+        stages = build_choosing_stages(world, texts_of(world))
         row = new_row(rng, 4)
         greedy = new_row(SeededRandomSource(5, 1), 1, 1, MIXED[0])
         private = new_row(SeededRandomSource(5, 2), 9, 2, MIXED[2])
@@ -485,12 +485,12 @@ def test_trees_of_the_memory_follow_a_row_s_own_sampling(sampling: Sampling):
     world = world_of("nested", 9)
 
     def run(rng: RandomSource) -> tuple[int, ...]:
-        return complete(choosing(world, texts_of(world)), new_row(rng, 2, 0, sampling))
+        return complete(build_choosing_stages(world, texts_of(world)), new_row(rng, 2, 0, sampling))
 
     assert_exact(add_up(run), wanted_distribution(world, 2, sampling))
 
 
-# The suite can fail.
+# The suite can fail: each of these changes breaks one step of verification.
 
 
 def _the_candidates_stay_in_the_residual(monkeypatch):
@@ -530,7 +530,7 @@ def _branches_are_read_as_a_chain(monkeypatch):
 
 
 def _candidates_follow_the_cached_tokens(monkeypatch):
-    """They should follow the last token that is read in the same pass."""
+    """Correct candidates follow the last token that is read in the same pass."""
     parents_of = verify._parents
 
     def earlier(batch, fed):
@@ -581,14 +581,14 @@ def check_world(world: World, *kinds: str) -> None:
         _logprobs_are_of_consecutive_lines,
     ],
 )
-def test_a_wrong_step_of_verification_is_found_out(mutate: Callable[[Any], None], monkeypatch):
+def test_a_wrong_step_of_verification_is_detected(mutate: Callable[[Any], None], monkeypatch):
     mutate(monkeypatch)
     with pytest.raises(AssertionError):
         check_world(world_of("nested", 1), "some", "impossible first")
 
 
 class LooksAhead(ChooseDraft):
-    """Uses a tree where the model drew something else: the choice depends on the present draft."""
+    """Uses a tree where the model drew another token: the choice depends on the present draft."""
 
     def __call__(self, batch: Sequence[SequenceState]) -> list[Draft]:
         drafts, trees = self._decode(batch), self.memory.grow(batch)
@@ -601,11 +601,11 @@ class LooksAhead(ChooseDraft):
 
 
 @pytest.mark.slow
-def test_a_choice_that_depends_on_the_present_draft_is_found_out():
+def test_a_choice_that_depends_on_the_present_draft_is_detected():
     world = world_of("nested", 7)
 
     def run(rng: RandomSource) -> tuple[int, ...]:
-        return complete(choosing(world, texts_of(world), LooksAhead), new_row(rng, 3))
+        return complete(build_choosing_stages(world, texts_of(world), LooksAhead), new_row(rng, 3))
 
     assert difference(add_up(run), true_distribution(world, 3)) > 1e-3
 
@@ -618,9 +618,9 @@ def test_a_choice_that_depends_on_the_present_draft_is_found_out():
     "changes", [{"batch": 1}, {"batch": 8, "learn__interval": 10}, {"draft__sources": ("own", "memory")}]
 )
 def test_greedy_is_plain_decoding_with_trees(changes: dict[str, Any], prompts, plain, tmp_path):
-    repeated = [*prompts[::5], *prompts[::20]]  # what the memory knows word for word
+    repeated = [*prompts[::5], *prompts[::20]]  # texts that the memory knows verbatim
     chosen = [replace(prompt, offset=offset) for offset, prompt in enumerate(repeated)]
-    config = config_of(draft__relative_cost=0.3, **changes)  # costs that no machine changes
+    config = config_of(draft__relative_cost=0.3, **changes)  # costs that are the same on every machine
     events, _ = run_loop(config, chosen, tmp_path)
     wanted = {prompt.offset: plain[prompt.line - 1] for prompt in chosen}
     assert completions(events) == wanted

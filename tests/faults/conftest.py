@@ -1,10 +1,10 @@
-"""One stream for all tests of faults, the run of it that was left alone, and one that was killed in its middle."""
+"""One stream for all tests of faults, an uninterrupted run of it, and a run that was killed in its middle."""
 
 import signal
 from pathlib import Path
 
 import pytest
-from faulty_runs import Life, Stream, World, checkpoints, list_completed, stream_of
+from faulty_runs import Life, Stream, World, checkpoints, complete_run, stream_of
 from object_serving import objects, place  # noqa: F401  (fixtures)
 from tiny_pair import TinyPair, tiny_pair  # noqa: F401  (a fixture)
 
@@ -18,14 +18,14 @@ def stream(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> Str
 
 @pytest.fixture(scope="session")
 def whole(stream: Stream, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run that was left alone. Nobody changes it."""
+    """The uninterrupted run. No test changes it."""
     folder = tmp_path_factory.mktemp("whole")
-    return list_completed(stream, folder / "world", folder / "run")
+    return complete_run(stream, folder / "world", folder / "run")
 
 
 @pytest.fixture(scope="session")
 def half(stream: Stream, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that was killed in its middle. Tests take copies."""
+    """A run that was killed in its middle. Tests copy it."""
     folder = tmp_path_factory.mktemp("half")
     run = folder / "run"
     life = Life(World(folder / "world"), stream.begin(run))

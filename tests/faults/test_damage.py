@@ -1,4 +1,4 @@
-"""Files that were cut short, changed or lost: found by their digests, named, and the rest can still be read."""
+"""Truncated, changed and lost files are found by their digests and named; the rest can still be read."""
 
 import shutil
 from collections.abc import Callable
@@ -31,7 +31,7 @@ DAMAGES = pytest.mark.parametrize("damage", [truncate, flip_a_bit, lose])
 
 @pytest.fixture
 def run(half: Path, tmp_path: Path) -> Path:
-    """A copy of it, to be damaged."""
+    """A copy of the killed run, for a test to damage."""
     return shutil.copytree(half, tmp_path / "run")
 
 
@@ -40,7 +40,7 @@ def type_command(run: Path, *words: object) -> Ended:
 
 
 @pytest.mark.slow
-def test_the_copy_of_a_run_goes_on(run: Path):
+def test_a_copy_of_a_run_can_be_resumed(run: Path):
     resume_run(run, run.parent / "world")
     assert read_manifest(run).finished
 
@@ -79,7 +79,7 @@ def test_a_damaged_part_is_named_by_check(run: Path, damage: Damage):
 
 @pytest.mark.slow
 @DAMAGES
-def test_with_a_damaged_part_of_prompts_a_run_does_not_go_on(run: Path, damage: Damage):
+def test_a_run_with_a_damaged_part_of_prompts_cannot_be_resumed(run: Path, damage: Damage):
     path = part_of(run, "prompts")
     damage(path)
     type_command(run, "replay", "--resume", run).assert_clear(1, str(path))
@@ -87,16 +87,16 @@ def test_with_a_damaged_part_of_prompts_a_run_does_not_go_on(run: Path, damage: 
 
 @pytest.mark.slow
 @DAMAGES
-def test_what_is_not_damaged_can_still_be_read(run: Path, damage: Damage):
+def test_undamaged_parts_can_still_be_read(run: Path, damage: Damage):
     path = part_of(run, "prompts")
     rows = read_manifest(run).tables["prompts"][1].rows
     count = ["sql", "--run", run, "--format", "csv", "SELECT count(*) FROM prompts"]
     number = int(type_command(run, *count).out.split()[-1])
     damage(path)
-    asked = type_command(run, *count, "--skip-damaged")
-    asked.assert_clear(0)
-    assert str(path) in asked.err
-    assert int(asked.out.split()[-1]) == number - rows
+    queried = type_command(run, *count, "--skip-damaged")
+    queried.assert_clear(0)
+    assert str(path) in queried.err
+    assert int(queried.out.split()[-1]) == number - rows
 
 
 def test_a_damaged_manifest_is_named(run: Path):
@@ -108,7 +108,7 @@ def test_a_damaged_manifest_is_named(run: Path):
 @pytest.mark.slow
 @pytest.mark.representatives("lose")
 @pytest.mark.parametrize("damage", [truncate, lose])
-def test_a_run_that_is_repaired_ends_as_if_nothing_had_happened(run: Path, whole: Path, damage: Damage):
+def test_a_repaired_run_ends_like_an_undamaged_one(run: Path, whole: Path, damage: Damage):
     before = read_manifest(run, PREVIOUS)
     damage(run / MANIFEST)
     type_command(run, "replay", "--resume", run).assert_clear(1, "omnidraft repair")

@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C end a run with a commit, from which it goes on."""
+"""SIGTERM and Ctrl-C end a run with a commit, from which it can be resumed."""
 
 import json
 import os
@@ -25,8 +25,8 @@ from faulty_runs import (
 from store.log.manifest import read_manifest
 
 
-def ended_by(number: int, life: Life, run: Path, wait: float) -> Ended:
-    """The signal comes some time behind the process's first commit."""
+def end_by_signal(number: int, life: Life, run: Path, wait: float) -> Ended:
+    """Send the signal some time after the process's first commit, and wait for the end."""
     before = checkpoints(run)
     assert life.wait_until(lambda: checkpoints(run) > before), life.errors()
     time.sleep(wait)
@@ -37,11 +37,11 @@ def ended_by(number: int, life: Life, run: Path, wait: float) -> Ended:
 @pytest.mark.slow
 @pytest.mark.representatives(1)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_commits_and_the_run_goes_on(stream: Stream, whole: Path, tmp_path: Path, number: int):
+def test_a_signal_commits_and_the_run_can_be_resumed(stream: Stream, whole: Path, tmp_path: Path, number: int):
     run, chance = tmp_path / "run", random.Random(int(number))
     words = stream.begin(run)
     for _ in range(2):
-        ended = ended_by(number, Life(World(tmp_path / "world"), words), run, chance.uniform(0, 0.1))
+        ended = end_by_signal(number, Life(World(tmp_path / "world"), words), run, chance.uniform(0, 0.1))
         ended.assert_clear(130, "stopping: committing what was done", f"omnidraft replay --resume {run}")
         words = ["replay", "--resume", run]
         assert not read_manifest(run).finished
@@ -53,7 +53,7 @@ def test_a_signal_commits_and_the_run_goes_on(stream: Stream, whole: Path, tmp_p
 
 @pytest.mark.slow
 def test_everything_up_to_the_signal_is_committed(stream: Stream, tmp_path: Path):
-    """With commits hours apart there is one at the start, and the one that the signal asks for."""
+    """Commits are hours apart: there is one at the start, and the one that the signal requests."""
     run = tmp_path / "run"
     rare = ["--set", "commit.seconds=10000", "--set", "commit.prompts=10000"]
     life = Life(World(tmp_path / "world"), stream.begin(run, *rare))
@@ -64,7 +64,7 @@ def test_everything_up_to_the_signal_is_committed(stream: Stream, tmp_path: Path
     assert len(rows_of(run, "prompts")) >= 5
 
 
-# SIGTERM comes when a row has been read and before it is decoded.
+# SIGTERM arrives when a row has been read and before it is decoded.
 WHILE_A_ROW_IS_TAKEN = """
 import os, signal
 import pipeline.sources.position
@@ -76,7 +76,7 @@ def interrupted(content):
     return digest(content)
 pipeline.sources.position.sha256 = interrupted
 """
-# SIGTERM comes behind the last prompt.
+# SIGTERM arrives after the last prompt.
 AT_THE_END = """
 import os, signal
 from pipeline.loop import Loop
@@ -91,7 +91,7 @@ Loop.end = interrupted
 @pytest.mark.slow
 @pytest.mark.representatives(1)
 @pytest.mark.parametrize("moment", [WHILE_A_ROW_IS_TAKEN, AT_THE_END], ids=["taking a row", "at the end"])
-def test_no_moment_is_bad_for_a_signal(stream: Stream, whole: Path, tmp_path: Path, moment: str):
+def test_a_signal_at_any_moment_loses_nothing(stream: Stream, whole: Path, tmp_path: Path, moment: str):
     run = tmp_path / "run"
     Life(World(tmp_path / "world", before=moment), stream.begin(run)).end().assert_clear(130)
     resume_run(run, tmp_path / "world")
@@ -105,7 +105,7 @@ def lines_of(stream: Stream) -> str:
 
 @pytest.fixture(scope="module")
 def sent(stream: Stream, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file of all lines, to be read on standard input."""
+    """A file of all lines, for standard input."""
     path = tmp_path_factory.mktemp("sent") / "lines.jsonl"
     path.write_text(lines_of(stream), encoding="utf-8")
     return path
@@ -118,7 +118,7 @@ def from_input(stream: Stream) -> Stream:
 
 @pytest.fixture(scope="module")
 def waiting(from_input: Stream, sent: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that was ended by SIGTERM while it waited for more of its standard input, in an interpreter of its own."""
+    """A run in its own interpreter that SIGTERM ended while it waited for more standard input."""
     folder = tmp_path_factory.mktemp("waiting")
     running = type_command(folder, *from_input.begin(folder / "run", "--no-publish"), stdin=-1)
     assert running.stdin is not None
@@ -126,7 +126,7 @@ def waiting(from_input: Stream, sent: Path, tmp_path_factory: pytest.TempPathFac
     running.stdin.flush()
     while running.poll() is None and checkpoints(folder / "run") < 2:
         time.sleep(0.01)
-    time.sleep(1.0)  # it has nothing left to do but to wait
+    time.sleep(1.0)  # by now it waits for input
     running.terminate()
     status = running.wait(timeout=120)  # standard input is still open
     errors = running.communicate()[1]
@@ -135,7 +135,7 @@ def waiting(from_input: Stream, sent: Path, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.mark.sweep
-def test_a_run_that_waited_for_input_goes_on_when_all_is_sent_again(
+def test_a_run_that_waited_for_input_resumes_when_all_lines_are_sent_again(
     from_input: Stream, waiting: Path, sent: Path, tmp_path: Path
 ):
     run = shutil.copytree(waiting, tmp_path / "run")
@@ -148,14 +148,14 @@ def test_a_run_that_waited_for_input_goes_on_when_all_is_sent_again(
     assert (run / "rejected.jsonl").read_bytes() == (alone / "rejected.jsonl").read_bytes()
 
 
-def test_a_signal_ends_the_waiting_for_what_was_read_already(waiting: Path, tmp_path: Path):
+def test_a_signal_ends_a_resumed_run_that_waits_for_the_rows_it_has_read(waiting: Path, tmp_path: Path):
     run = shutil.copytree(waiting, tmp_path / "run")
     before = read_manifest(run)
     reading, writing = os.pipe()
     life = Life(World(tmp_path / "world"), ["replay", "--resume", run], reading)
     os.close(reading)
-    with open(writing, "wb"):  # nothing is sent, and more might come
-        assert life.wait_until(lambda: "resumed after" in life.errors()), "its models are loaded"
+    with open(writing, "wb"):  # nothing is sent, but the input stays open
+        assert life.wait_until(lambda: "resumed after" in life.errors()), "it has loaded its models"
         time.sleep(0.5)
         life.send(signal.SIGTERM)
         life.process.wait(60)
@@ -164,7 +164,7 @@ def test_a_signal_ends_the_waiting_for_what_was_read_already(waiting: Path, tmp_
 
 
 @pytest.mark.parametrize("change", ["other", "fewer"])
-def test_other_lines_are_refused(waiting: Path, sent: Path, tmp_path: Path, change: str):
+def test_changed_or_missing_lines_are_refused(waiting: Path, sent: Path, tmp_path: Path, change: str):
     run, lines = shutil.copytree(waiting, tmp_path / "run"), sent.read_text(encoding="utf-8").splitlines(keepends=True)
     lines = [lines[0].replace("has", "had"), *lines[1:]] if change == "other" else lines[:2]
     (tmp_path / "lines").write_text("".join(lines), encoding="utf-8")

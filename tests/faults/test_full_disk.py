@@ -1,4 +1,4 @@
-"""A disk that is full: a clear error, the last commit stands, and with room again the run goes on."""
+"""A full disk gives a clear error and keeps the last commit; the run can be resumed when there is space again."""
 
 import shutil
 import subprocess
@@ -32,7 +32,7 @@ def assert_readable(run: Path, world: World) -> None:
 def test_a_file_that_cannot_grow_ends_the_run_with_its_last_commit(
     stream: Stream, half: Path, whole: Path, tmp_path: Path, largest: int
 ):
-    """Bytes too few for a checkpoint's tensors; then for a version and the manifest; then for almost anything."""
+    """The limits are too small for a checkpoint's tensors, for a version and the manifest, and for almost any file."""
     run, world = shutil.copytree(half, tmp_path / "run"), World(tmp_path / "world")
     small = World(tmp_path / "world", largest_file=largest)
     ended = Life(small, ["replay", "--resume", run]).end()
@@ -46,7 +46,9 @@ def test_a_file_that_cannot_grow_ends_the_run_with_its_last_commit(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("largest", [100_000, 20_000, 2_000, 100])
-def test_a_new_run_without_room_says_so(stream: Stream, whole: Path, tmp_path: Path, largest: int):
+def test_a_new_run_without_disk_space_fails_with_a_clear_error(
+    stream: Stream, whole: Path, tmp_path: Path, largest: int
+):
     run = tmp_path / "run"
     ended = Life(World(tmp_path / "world", largest_file=largest), stream.begin(run)).end()
     assert ended.status in (1, 2)
@@ -55,7 +57,7 @@ def test_a_new_run_without_room_says_so(stream: Stream, whole: Path, tmp_path: P
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own, with little room."""
+    """A separate file system with little space."""
     folder = tmp_path / "disk"
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=2000k", "omnidraft-test", str(folder)]

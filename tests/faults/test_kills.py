@@ -1,4 +1,4 @@
-"""A run that is killed wherever it may be, and gone on with, ends with the same rows as one that was left alone."""
+"""A run that is killed at any point and resumed ends with the same rows as an uninterrupted one."""
 
 import random
 import shutil
@@ -12,8 +12,8 @@ from faulty_runs import (
     Stream,
     World,
     checkpoints,
+    complete_run,
     differences,
-    list_completed,
     rejected_of,
     resume_run,
     rows_of,
@@ -25,8 +25,8 @@ from store.log.compaction import compact
 from store.log.manifest import read_manifest
 
 PLACES = ("commit: inside the checkpoint", "commit: before the manifest", "commit: after the manifest")
-EARLY, APART = 1.0, 0.7  # seconds: from the start to an early kill, from a commit to any other, at most
-# A compaction is at work when a run that goes on removes what was not committed.
+EARLY, APART = 1.0, 0.7  # longest seconds from the start to an early kill, and from a commit to any other
+# A compaction runs while a resumed run removes what was not committed.
 COMPACTING = """
 import threading
 import store.log.compaction, store.log.run_log
@@ -38,7 +38,7 @@ def meanwhile(run_folder, manifest):
     forget(run_folder, manifest)
 store.log.run_log.remove_uncommitted = meanwhile
 """
-# Ends the process in front of one of the calls by which files change.
+# Kills the process just before one of the calls that change files.
 BEFORE_A_CALL = """
 import itertools, os, signal
 calls = itertools.count(1)
@@ -58,13 +58,16 @@ def is_finished(run: Path) -> bool:
 
 
 def next_life(stream: Stream, run: Path, world: World) -> Life:
-    """The run begun, or gone on with."""
+    """Start the run, or resume it if it was started before."""
     begun = (run / "config.json").exists()
     return Life(world, ["replay", "--resume", run] if begun else stream.begin(run))
 
 
 def kill_at_random(life: Life, run: Path, chance: random.Random) -> bool:
-    """Kill it at a random instant: in its first second, or behind its first commit. Whether it still lived."""
+    """Kill a process at a random instant of its first second or after its first commit.
+
+    Returns whether it was still running.
+    """
     if chance.random() < 0.2:
         time.sleep(chance.uniform(0, EARLY))
     else:
@@ -76,7 +79,7 @@ def kill_at_random(life: Life, run: Path, chance: random.Random) -> bool:
 
 
 def sweep_kills(stream: Stream, folder: Path, kills: int, seed: int) -> list[Path]:
-    """Finished runs, which were killed so many times in all."""
+    """Finish runs that are killed so many times in all. Returns them."""
     chance, runs = random.Random(seed), [folder / "run-0"]
     while kills or not is_finished(runs[-1]):
         if is_finished(runs[-1]):
@@ -94,7 +97,7 @@ def assert_same(run: Path, whole: Path) -> None:
     assert strays(run) == set()
 
 
-def test_the_stream_shows_what_a_run_may_lose(whole: Path):
+def test_the_stream_contains_everything_that_a_run_could_lose(whole: Path):
     assert [row for row in rows_of(whole, "drifts") if row["action"] == "recall"]
     assert rows_of(whole, "recalls")
     served = [row for row in rows_of(whole, "updates") if row["part"] == "drafter" and row["served"]]
@@ -102,19 +105,19 @@ def test_the_stream_shows_what_a_run_may_lose(whole: Path):
     assert len(rows_of(whole, "versions")) >= 3
     last = rows_of(whole, "versions")[-1]
     assert last["cache_version"] > last["cache_entries"], "n-grams were evicted: each changes the version once more"
-    assert {row["rows"] for row in rows_of(whole, "blocks")} > {3}, "rows are alone or two at the end"
+    assert {row["rows"] for row in rows_of(whole, "blocks")} > {3}, "at the end one or two rows are in flight"
     assert {row["drafter"] for row in rows_of(whole, "blocks")} == {"model", "lookup", "memory"}
     assert {row["drafted"] > 0 for row in rows_of(whole, "blocks") if row["drafter"] == "model"} == {True, False}
     assert len(rejected_of(whole)) == 4
 
 
-def test_a_run_that_is_left_alone_leaves_no_stray_file(whole: Path):
+def test_an_uninterrupted_run_leaves_no_stray_file(whole: Path):
     assert strays(whole) == set()
 
 
 @pytest.mark.slow
-def test_two_runs_that_are_left_alone_are_the_same(stream: Stream, whole: Path, tmp_path: Path):
-    assert_same(list_completed(stream, tmp_path / "world", tmp_path / "run"), whole)
+def test_two_uninterrupted_runs_are_the_same(stream: Stream, whole: Path, tmp_path: Path):
+    assert_same(complete_run(stream, tmp_path / "world", tmp_path / "run"), whole)
 
 
 @pytest.mark.sweep
@@ -134,7 +137,7 @@ def test_a_hundred_kills_at_random_instants_change_nothing(stream: Stream, whole
 @pytest.mark.representatives(1)
 @pytest.mark.parametrize("place", PLACES)
 def test_a_kill_inside_a_commit_changes_nothing(stream: Stream, whole: Path, tmp_path: Path, place: str):
-    """At the fourth commit, and again at the second of the process that goes on."""
+    """The kills are at the fourth commit, and at the second commit of the resumed process."""
     for count in (4, 2):
         world = World(tmp_path / "world", environment={VARIABLE: f"{place}={count}"})
         assert next_life(stream, tmp_path / "run", world).end().status == -signal.SIGKILL
@@ -142,7 +145,7 @@ def test_a_kill_inside_a_commit_changes_nothing(stream: Stream, whole: Path, tmp
 
 
 def die_before_calls(stream: Stream, folder: Path, numbers: list[int]) -> Path:
-    """A run whose first process dies in front of the call of the first number, and so on; then it is finished."""
+    """Finish a run whose processes are killed in turn just before the calls of these numbers."""
     for number in numbers:
         world = World(folder / "world", before=BEFORE_A_CALL.format(number=number))
         ended = next_life(stream, folder / "run", world).end()
@@ -163,12 +166,12 @@ def test_a_kill_between_two_changes_of_files_changes_nothing(
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("first", range(1, 16))
 def test_kills_between_all_changes_of_files_change_nothing(stream: Stream, whole: Path, tmp_path: Path, first: int):
-    """Calls 1 to 60 in turn, each the death of one process; what is killed at once makes no progress."""
+    """Calls 1 to 60 in turn each kill one process; a process that is killed at once makes no progress."""
     assert_same(die_before_calls(stream, tmp_path, [150, first, first + 15, first + 30, first + 45]), whole)
 
 
 @pytest.mark.slow
-def test_a_kill_before_the_first_commit_costs_no_more_than_beginning_again(stream: Stream, whole: Path, tmp_path: Path):
+def test_a_run_killed_before_its_first_commit_starts_from_the_beginning(stream: Stream, whole: Path, tmp_path: Path):
     run = tmp_path / "run"
     world = World(tmp_path / "world", environment={VARIABLE: f"{PLACES[0]}=1"})
     assert Life(world, stream.begin(run)).end().status == -signal.SIGKILL
@@ -177,8 +180,8 @@ def test_a_kill_before_the_first_commit_costs_no_more_than_beginning_again(strea
 
 
 @pytest.mark.slow
-def test_rejected_rows_behind_the_last_commit_are_kept_once(stream: Stream, whole: Path, tmp_path: Path):
-    """With one commit at the start and one at the end: the first rejected row lies between them."""
+def test_rejected_rows_after_the_last_commit_are_kept_once(stream: Stream, whole: Path, tmp_path: Path):
+    """The run commits at its start and at its end only, so the first rejected row lies between two commits."""
     run, rare = tmp_path / "run", ["--set", "commit.seconds=10000", "--set", "commit.prompts=10000"]
     life = Life(World(tmp_path / "world"), stream.begin(run, *rare))
 
@@ -194,14 +197,16 @@ def test_rejected_rows_behind_the_last_commit_are_kept_once(stream: Stream, whol
 
 
 def joined_parts(run: Path) -> list[str]:
-    """Parts that were made of others by a compaction, such as `part-000001-000004`."""
+    """Parts that a compaction joined from others, such as `part-000001-000004`."""
     parts = (part for table in read_manifest(run).tables.values() for part in table)
     return [part.file for part in parts if Path(part.file).stem.count("-") == 2]
 
 
 @pytest.mark.slow
-def test_a_log_that_is_compacted_meanwhile_and_killed_has_the_same_rows(stream: Stream, whole: Path, tmp_path: Path):
-    """Compacted again and again while it is written, killed in its middle, compacted, and gone on with."""
+def test_a_run_that_is_compacted_while_it_writes_and_killed_has_the_same_rows(
+    stream: Stream, whole: Path, tmp_path: Path
+):
+    """The log is compacted repeatedly while the run writes, is killed in its middle, and resumes."""
     run, world = tmp_path / "run", World(tmp_path / "world")
     for die in (True, False):
         life = next_life(stream, run, world)
@@ -216,7 +221,7 @@ def test_a_log_that_is_compacted_meanwhile_and_killed_has_the_same_rows(stream: 
 
 
 @pytest.mark.slow
-def test_a_compaction_while_a_run_goes_on_loses_nothing(half: Path, whole: Path, tmp_path: Path):
+def test_a_compaction_while_a_run_resumes_loses_nothing(half: Path, whole: Path, tmp_path: Path):
     run = shutil.copytree(half, tmp_path / "run")
     Life(World(tmp_path / "world", before=COMPACTING), ["replay", "--resume", run]).end().assert_clear(0)
     assert joined_parts(run)

@@ -1,7 +1,7 @@
 """Many kills with everything on: learning, drift, publishing, compaction, an object store; of replays and of servers.
 
-`OMNIDRAFT_TEST_KILLS=100 pytest -m sweep tests/faults/test_many_kills.py` chooses how many of each kind, here divided
-among ten seeds and five. The name of a test, `::test_many_kills_of_replays_change_nothing[3]`, chooses one of them.
+`OMNIDRAFT_TEST_KILLS=100 pytest -m sweep tests/faults/test_many_kills.py` sets the number of kills of replays, divided
+among ten seeds; servers get half as many, among five. `::test_many_kills_of_replays_change_nothing[3]` runs one seed.
 """
 
 import os
@@ -31,23 +31,23 @@ from store.object_store.remote_run import RemoteRun
 from store.object_store.uri import append_path
 from store.registry.version_folder import open_version
 
-KILLS = int(os.environ.get("OMNIDRAFT_TEST_KILLS", "50"))  # of replays; of servers half as many
+KILLS = int(os.environ.get("OMNIDRAFT_TEST_KILLS", "50"))  # of replays; servers get half as many
 REPLAY_SEEDS, SERVER_SEEDS = range(10), range(5)
-LATEST = 5.0  # seconds from the start of a replay to a kill
-# What is said of a place in which a run was begun: it is unfinished, finished, or finished on an object store.
+LATEST = 5.0  # longest seconds from the start of a replay to a kill
+# Errors for a place that holds a run: it is unfinished, finished, or finished on an object store.
 IN_USE = ("that is not finished", "a run needs a new or empty folder", "holds a finished run")
-SERVED = 6.0  # and between two kills of a server
+SERVED = 6.0  # longest seconds between two kills of a server
 LEARNING = {"learn.spacing": "fixed", "learn.interval": 2, "publish.interval": 2, "serve.learn_share": 4.0}
 
 
 def share(kills: int, seeds: range, seed: int) -> int:
-    """How many of the kills a seed makes."""
+    """Number of the kills that one seed makes."""
     return kills // len(seeds) + (seed < kills % len(seeds))
 
 
 @contextmanager
 def keep_compacting(run: Path) -> Iterator[None]:
-    """Compact a log again and again, as another process would, while something writes it. A failure of it is raised."""
+    """Compact a log repeatedly, as another process would, while a run writes it. Raises if a compaction fails."""
     done, failures = threading.Event(), []
 
     def work() -> None:
@@ -55,7 +55,7 @@ def keep_compacting(run: Path) -> Iterator[None]:
             while not done.wait(0.3):
                 for log in (run, partition_folder(run, LEARNER)):
                     if (log / MANIFEST).exists():
-                        with suppress(FileNotFoundError):  # of a folder that is being made
+                        with suppress(FileNotFoundError):  # a folder that is being created
                             compact(log)
         except Exception as error:
             failures.append(error)
@@ -71,7 +71,7 @@ def keep_compacting(run: Path) -> Iterator[None]:
 
 
 def kill_replays(stream: Stream, run: Path | str, folder: Path, kills: int, chance: random.Random) -> int:
-    """Kill a run so many times at random instants, and let it end. Returns how often it was killed."""
+    """Kill a run up to `kills` times at random instants, and let it finish. Returns how often it was killed."""
     begun, killed = False, 0
     while True:
         life = Life(World(folder), ["replay", "--resume", run] if begun else stream.begin(run))  # type: ignore[arg-type]
@@ -80,7 +80,7 @@ def kill_replays(stream: Stream, run: Path | str, folder: Path, kills: int, chan
             life.send(signal.SIGKILL)
         ended = life.end()
         if not begun and ended.status == 2 and any(words in ended.err for words in IN_USE):
-            begun = True  # it was killed after it began, perhaps after its last commit
+            begun = True  # it was killed after its start, perhaps after its last commit
             continue
         assert ended.status in (0, -signal.SIGKILL), ended.err
         killed += ended.status == -signal.SIGKILL
@@ -114,7 +114,7 @@ def test_a_kill_after_the_last_commit_changes_nothing(
 def test_many_kills_of_replays_change_nothing(
     stream: Stream, whole: Path, objects: ObjectServer, tmp_path: Path, seed: int
 ):
-    """Every other one on an object store; in folders, the log is compacted all the time."""
+    """Odd seeds run on an object store; even seeds in a folder, whose log is compacted all the time."""
     chance, left = random.Random(1000 + seed), share(KILLS, REPLAY_SEEDS, seed)
     for number in range(100):
         if left <= 0:
@@ -135,12 +135,12 @@ def test_many_kills_of_replays_change_nothing(
 
 
 class Clients:
-    """Clients that send requests without a pause, and count how these end."""
+    """Clients that send requests without a pause, and count completions and failures."""
 
     def __init__(self, server: ServerProcess, chance: random.Random) -> None:
         self._server, self._model, self._seed = server, server.model(), chance.random()
         self._done = threading.Event()
-        self.answered = self.told = 0
+        self.answered = self.failed = 0
         self._threads = [threading.Thread(target=self._work, args=(number,)) for number in range(3)]
 
     def __enter__(self) -> Self:
@@ -160,7 +160,7 @@ class Clients:
                 self._server.complete(chance.choice(prompts), model=self._model, temperature=1, max_tokens=8)
                 self.answered += 1
             except OSError:  # refused, reset, or an error as an answer
-                self.told += 1
+                self.failed += 1
                 time.sleep(0.05)
 
 
@@ -177,13 +177,13 @@ def tables_of(run: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def require_kept(before: dict[str, list[dict[str, Any]]], after: dict[str, list[dict[str, Any]]]) -> None:
-    """Require that all rows are there still, in their order, and new ones after them."""
+    """Require that all earlier rows are still there, in their order and before the new ones."""
     for table, rows in before.items():
         assert after[table][: len(rows)] == rows, table
 
 
 def arguments_of(pair: TinyPair, run: Path | str) -> list[object]:
-    """The options that begin a server which learns and publishes."""
+    """The options that start a server which learns and publishes."""
     words = [word for word in server_arguments(pair, Path("run"), **OFTEN)[:-2] if word != "--no-publish"]
     chosen = [word for key, value in LEARNING.items() for word in ("--set", f"{key}={value}")]
     return [*words, *chosen, "--mlflow-uri", NOBODY, "--run", run]
@@ -195,7 +195,7 @@ def arguments_of(pair: TinyPair, run: Path | str) -> list[object]:
 def test_many_kills_of_servers_lose_nothing_that_was_committed(
     tiny_pair: TinyPair, objects: ObjectServer, tmp_path: Path, seed: int
 ):
-    """Every other one on an object store; in folders, the logs are compacted all the time."""
+    """Odd seeds run on an object store; even seeds in a folder, whose logs are compacted all the time."""
     chance, kills = random.Random(2000 + seed), share(KILLS // 2, SERVER_SEEDS, seed)
     run: Path | str = objects.place() if seed % 2 else tmp_path / "run"
 
@@ -223,7 +223,7 @@ def test_many_kills_of_servers_lose_nothing_that_was_committed(
         after = tables_of(current(number))
         require_kept(before, after)
         offsets = [row["offset"] for row in after["run/prompts"]]
-        assert len(offsets) == len(set(offsets)), "no prompt is there twice"
+        assert len(offsets) == len(set(offsets)), "no prompt is logged twice"
         before = after
     last = current(kills)
     assert_sound(last)

@@ -1,5 +1,5 @@
-"""A run on an object store that is killed on one machine and gone on with on another, of which nothing is left but what
-lies on the store, ends with the same rows as one in a folder that was left alone."""
+"""A run on an object store that is killed on one machine and resumed on another, from nothing but the store, ends with
+the same rows as an uninterrupted run in a folder."""
 
 import shutil
 import signal
@@ -23,7 +23,7 @@ PLACES = ("mirror: between two objects", "mirror: before the manifest", "mirror:
 
 
 class Machines:
-    """Computers that have nothing in common but the store; each starts one process."""
+    """Machines that share nothing but the store; each starts one process."""
 
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
         self._folder, self._environment, self._number = folder, environment, 0
@@ -44,13 +44,13 @@ def machines(tmp_path: Path, objects: ObjectServer) -> Machines:
 
 
 def pull_run(place: str, folder: Path) -> Path:
-    """All of it."""
+    """Pull the whole run into a folder."""
     RemoteRun(folder / "run", place).pull()
     return folder / "run"
 
 
 def prompts(objects: ObjectServer, place: str) -> int:
-    """How many are committed on the store."""
+    """Number of prompts that are committed on the store."""
     if MANIFEST.as_posix() not in objects.names(place):
         return 0
     manifest = Index.parse(place, objects.read(place, MANIFEST.as_posix())).manifest
@@ -75,16 +75,16 @@ def test_a_run_on_an_object_store_is_the_same_as_one_in_a_folder(
     ended.assert_clear(0, f"run: {place}")
     assert_same(place, whole, tmp_path)
     for words in (["sql", "--recipe", "acceptance-over-time", "--run", place], ["check", "--run", place]):
-        told = machines.life(words).end()
-        told.assert_clear(0)
-    assert "0 mismatches" in told.out
+        ended = machines.life(words).end()
+        ended.assert_clear(0)
+    assert "0 mismatches" in ended.out
     machines.life(stream.begin(place)).end().assert_clear(2, f"{place} holds a finished run")
 
 
 @pytest.mark.representatives(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PLACES)
-def test_a_kill_inside_a_commit_costs_no_more_than_what_came_after_the_last(
+def test_a_kill_inside_a_commit_loses_only_what_followed_the_previous_commit(
     name: str,
     stream: Stream,
     whole: Path,
@@ -92,7 +92,7 @@ def test_a_kill_inside_a_commit_costs_no_more_than_what_came_after_the_last(
     place: str,
     tmp_path: Path,
 ):
-    """Twice, on a machine each."""
+    """The run is killed twice, on two machines."""
     for words, count in ((stream.begin(place), 40 if "between" in name else 5), (["replay", "--resume", place], 3)):
         life = machines.life(words, **{VARIABLE: f"{name}={count}"})
         assert life.end().status == -signal.SIGKILL, life.errors()
@@ -121,7 +121,7 @@ def test_kills_at_any_instant_change_nothing(
 
 
 @pytest.mark.sweep
-def test_of_two_machines_that_go_on_the_earlier_ends_with_a_word(
+def test_the_earlier_of_two_writing_machines_ends_with_an_error(
     stream: Stream,
     whole: Path,
     machines: Machines,
@@ -139,7 +139,7 @@ def test_of_two_machines_that_go_on_the_earlier_ends_with_a_word(
 
 
 @pytest.mark.slow
-def test_a_store_that_goes_away_ends_the_run_with_what_to_type(
+def test_an_unreachable_store_ends_the_run_with_the_command_to_resume_it(
     stream: Stream,
     whole: Path,
     machines: Machines,
@@ -157,7 +157,7 @@ def test_a_store_that_goes_away_ends_the_run_with_what_to_type(
 
 
 @pytest.mark.sweep
-def test_a_run_gone_on_with_elsewhere_is_once_in_mlflow(
+def test_a_run_resumed_elsewhere_is_in_mlflow_once(
     stream: Stream,
     whole: Path,
     machines: Machines,
@@ -165,7 +165,7 @@ def test_a_run_gone_on_with_elsewhere_is_once_in_mlflow(
     place: str,
     tmp_path: Path,
 ):
-    """Its versions were published from folders that are gone."""
+    """Its versions were published from folders that no longer exist."""
     (tmp_path / "server").mkdir()
     with mlflow_server(tmp_path / "server") as uri:
         life = machines.life([*stream.begin(place), "--mlflow-uri", uri])
@@ -175,10 +175,10 @@ def test_a_run_gone_on_with_elsewhere_is_once_in_mlflow(
         shutil.rmtree(tmp_path / "machine-1")
         machines.resume_elsewhere(place).assert_clear(0)
         while (
-            told := machines.resume_elsewhere(place)
-        ).status == 0:  # the last tenth of a second was too short for some
-            assert "MLflow" in told.out
-        told.assert_clear(2, "there is nothing to resume")
+            ended := machines.resume_elsewhere(place)
+        ).status == 0:  # some messages were not delivered within the last tenth of a second
+            assert "MLflow" in ended.out
+        ended.assert_clear(2, "there is nothing to resume")
         assert_same(place, whole, tmp_path)
         numbers = sorted(version.version for version in list_versions(uri))
         assert numbers == [row["version"] for row in rows_of(whole, "versions")]
@@ -190,7 +190,7 @@ def points_of(run: Path) -> list[tuple[str, str, float, int]]:
 
 
 def points_in(uri: str) -> Counter[tuple[str, float, int]]:
-    """All points of the one finished replay in MLflow, but for those by the clock and its last figures."""
+    """All points of the one finished replay in MLflow, without those that depend on the clock and its final metrics."""
     client = MlflowClient(uri)
     (run,) = client.search_runs([client.get_experiment_by_name("omnidraft").experiment_id], "tags.kind = 'replay'")
     assert run.info.status == "FINISHED"

@@ -1,4 +1,4 @@
-"""A server whose run lies on an object store goes on elsewhere with its log, its learner and its versions."""
+"""A server whose run is on an object store resumes elsewhere with its log, its learner and its versions."""
 
 import shutil
 from pathlib import Path
@@ -16,7 +16,7 @@ from store.query.log_reader import LogReader
 
 
 def serve_requests(config: Config, place: str, prompts: list[str], *, resume: bool) -> None:
-    """A server's life, in which it learns of every prompt; nothing of it stays here."""
+    """Run a server that learns from every prompt, then remove its folder from this machine."""
     folder, mirror = open_run(Path(place), new=not resume)
     with ServerRun(config, folder, lambda event: None, resume=resume, mirror=mirror) as server:
         assert all(answer.tokens for answer in complete_all(server.engine, prompts))
@@ -25,7 +25,7 @@ def serve_requests(config: Config, place: str, prompts: list[str], *, resume: bo
 
 
 @pytest.mark.sweep
-def test_it_goes_on_on_another_machine(
+def test_a_server_resumes_on_another_machine(
     tiny_pair: TinyPair,  # noqa: F811
     objects: ObjectServer,
     place: str,
@@ -48,7 +48,7 @@ def test_it_goes_on_on_another_machine(
         assert not log.check().mismatches.num_rows
     assert len({prompt["offset"] for prompt in prompts}) == len(prompts) == 12
     assert [version["version"] for version in versions] == list(range(len(versions)))
-    assert [version["reason"] for version in versions].count("floor") == 1, "the second life is the same run"
+    assert [version["reason"] for version in versions].count("floor") == 1, "the resumed server continues the same run"
     learned = [update["drafter_version"] for update in updates]
-    assert learned == list(range(1, len(learned) + 1)), "its updates went on counting"
+    assert learned == list(range(1, len(learned) + 1)), "the numbers of its updates continue"
     assert {prompt["drafter_version"] for prompt in prompts} <= {0, *learned}

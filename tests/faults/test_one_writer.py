@@ -1,4 +1,4 @@
-"""One process at a time writes a run's folder."""
+"""Only one process at a time writes a run's folder."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ from store.log.lock import OWNER
 
 @pytest.fixture
 def writing(stream: Stream, tmp_path: Path) -> Iterator[Life]:
-    """A process that writes `tmp_path / "run"`, held in its middle."""
+    """A process that writes `tmp_path / "run"`, stopped in its middle."""
     life = Life(World(tmp_path / "first"), stream.begin(tmp_path / "run"))
     assert life.wait_until(lambda: checkpoints(tmp_path / "run") >= 3), life.errors()
     life.send(signal.SIGSTOP)
@@ -27,7 +27,7 @@ def writing(stream: Stream, tmp_path: Path) -> Iterator[Life]:
 @pytest.mark.slow
 @pytest.mark.representatives(1)
 @pytest.mark.parametrize("how", ["resume", "run"])
-def test_a_second_process_is_refused_and_told_of_the_first(
+def test_a_second_process_is_refused_with_an_error_that_names_the_first(
     stream: Stream, whole: Path, writing: Life, tmp_path: Path, how: str
 ):
     run, world = tmp_path / "run", World(tmp_path / "second")
@@ -43,14 +43,14 @@ def test_the_lock_of_a_killed_process_is_taken_over(writing: Life, tmp_path: Pat
     run = tmp_path / "run"
     writing.send(signal.SIGKILL)
     writing.end()
-    assert (run / OWNER).exists(), "it could not tidy up"
+    assert (run / OWNER).exists(), "a killed process removes nothing"
     Life(World(tmp_path / "second"), ["replay", "--resume", run]).end().assert_clear(0)
     assert not (run / OWNER).exists()
 
 
 @pytest.mark.slow
-def test_the_lock_of_a_process_that_is_no_more_but_whose_number_is_taken_is_taken_over(writing: Life, tmp_path: Path):
-    """What counts is the lock that the system holds, not what is written of its owner."""
+def test_a_free_lock_is_taken_over_though_a_process_with_its_owners_number_runs(writing: Life, tmp_path: Path):
+    """The lock of the operating system decides, not the recorded owner."""
     run = shutil.copytree(tmp_path / "run", tmp_path / "copy")
     assert f'"pid": {writing.process.pid}' in (run / OWNER).read_text()
     os.kill(int(writing.process.pid or 0), 0)

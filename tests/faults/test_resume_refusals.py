@@ -1,4 +1,4 @@
-"""What cannot be gone on with is refused in one sentence, and stays as it is."""
+"""A run that cannot be resumed is refused in one sentence and is left unchanged."""
 
 import json
 import shutil
@@ -26,7 +26,7 @@ def type_command(folder: Path, *words: object) -> Ended:
 @pytest.mark.slow
 def test_a_finished_run(run: Path, tmp_path: Path):
     resume_run(run, tmp_path / "world")
-    (run / SPOOL).unlink()  # or it would be sent
+    (run / SPOOL).unlink()  # otherwise it would be sent
     type_command(tmp_path, "replay", "--resume", run).assert_clear(2, str(run), "is finished", "begin another")
 
 
@@ -57,7 +57,7 @@ def test_a_run_whose_manifest_is_lost(stream: Stream, run: Path, tmp_path: Path,
 
 @pytest.mark.parametrize("command", ["replay", "serve"])
 def test_a_partition_whose_manifest_is_lost(run: Path, tmp_path: Path, command: str):
-    """That of a learner in a process of its own, or of one worker of several."""
+    """The partition of a learner in its own process, or of one of several workers."""
     partition = run / "partitions" / "learner"
     shutil.copytree(run / "log", partition / "log")
     (partition / MANIFEST).unlink()
@@ -68,7 +68,7 @@ def test_a_partition_whose_manifest_is_lost(run: Path, tmp_path: Path, command: 
 
 @pytest.mark.slow
 def test_a_run_that_was_killed_before_its_first_manifest_is_resumed(run: Path, whole: Path, tmp_path: Path):
-    """Nothing but the settings and the files of locks is there: nothing can be lost."""
+    """Only the settings and lock files are there, so nothing can be lost."""
     for path in run.iterdir():
         if path.name != "config.json":
             shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -101,21 +101,21 @@ def test_another_mlflow_server_is_allowed(run: Path, tmp_path: Path):
     type_command(tmp_path, "replay", "--resume", run, "--mlflow-uri", "http://127.0.0.1:19").assert_clear(0)
 
 
-def test_beginning_anew_in_its_folder(stream: Stream, run: Path, tmp_path: Path):
+def test_a_new_run_in_the_same_folder(stream: Stream, run: Path, tmp_path: Path):
     before = read_manifest(run)
     type_command(tmp_path, *stream.begin(run)).assert_clear(2, f"omnidraft replay --resume {run}", "--run")
     assert read_manifest(run) == before
 
 
 def change_settings(run: Path, change: Callable[[dict[str, object]], None]) -> None:
-    """What the run began with says another thing: its sources, say, are copies elsewhere."""
+    """Edit the settings with which the run started, for example to name copies of its sources."""
     settings = json.loads((run / "config.json").read_text(encoding="utf-8"))
     change(settings)
     (run / "config.json").write_text(json.dumps(settings), encoding="utf-8")
 
 
 def test_sources_that_were_changed_since(stream: Stream, run: Path, tmp_path: Path):
-    """The file has the same name; its second row is another."""
+    """The file has the same name, but a different second row."""
     changed = Path(shutil.copy(stream.sources[0], tmp_path / "sums.jsonl"))
     change_settings(run, lambda settings: settings.update(sources=[str(changed), str(stream.sources[1])]))
     lines = changed.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -134,7 +134,7 @@ def test_sources_that_are_gone(run: Path, tmp_path: Path):
 
 @pytest.mark.slow
 def test_sources_that_have_grown_since(stream: Stream, run: Path, tmp_path: Path):
-    """What was read is as it was: the run goes on to the new end."""
+    """The rows that were read are unchanged, so the run continues to the new end."""
     grown = Path(shutil.copy(stream.sources[1], tmp_path / "strange.jsonl"))
     grown.write_text(grown.read_text(encoding="utf-8") + '{"prompt": "Ann has"}\n', encoding="utf-8")
     change_settings(run, lambda settings: settings.update(sources=[str(stream.sources[0]), str(grown)]))
@@ -146,7 +146,7 @@ def test_sources_that_have_grown_since(stream: Stream, run: Path, tmp_path: Path
 @pytest.mark.slow
 @pytest.mark.parametrize("which", ["targets", "drafter"])
 def test_models_that_were_changed_since(tiny_pair: TinyPair, run: Path, tmp_path: Path, which: str):
-    """Behind the same name lies another model: the drafter's place is taken by the target, and the other way round."""
+    """The same name holds another model: the target in place of the drafter, or the drafter in place of the target."""
     pair = {"targets": tiny_pair.target, "drafter": tiny_pair.drafter}
     other = {"targets": tiny_pair.drafter, "drafter": tiny_pair.target}
     before = read_manifest(run)
@@ -171,7 +171,7 @@ def test_models_whose_weights_were_changed_since(
     tmp_path: Path,
     which: str,
 ):
-    """The same sizes and vocabularies, other numbers."""
+    """Sizes and vocabularies are the same, the weights are different."""
     path = getattr(tiny_pair, which) / "model.safetensors"
     content, weights = path.read_bytes(), load_file(path)
     try:

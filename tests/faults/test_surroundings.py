@@ -1,4 +1,4 @@
-"""What a run cannot rely on: the wall clock, and an MLflow server that answers."""
+"""A run does not rely on the wall clock, nor on an MLflow server that answers."""
 
 import json
 import shutil
@@ -17,15 +17,15 @@ from store.log.manifest import read_manifest
 from store.registry.mlflow_client import connect
 from store.registry.registry import default_uri, list_versions
 
-# The clock is an hour and a half slow from its twentieth reading on, another from its fortieth, and so on.
+# The clock loses an hour and a half at its twentieth reading, and again at every twentieth after it.
 JUMPING_CLOCK = """
 import datetime, sys, time
 from itertools import count
 readings, seconds, nanoseconds = count(), time.time, time.time_ns
-def behind():
+def lag():
     return next(readings) // 20 * 5400
-time.time = lambda: seconds() - behind()
-time.time_ns = lambda: nanoseconds() - behind() * 1_000_000_000
+time.time = lambda: seconds() - lag()
+time.time_ns = lambda: nanoseconds() - lag() * 1_000_000_000
 class Jumping(datetime.datetime):
     @classmethod
     def now(cls, tz=None):
@@ -50,7 +50,7 @@ def test_a_clock_that_jumps_back_changes_nothing(stream: Stream, whole: Path, tm
     assert differences(run, whole) == []
     assert strays(run) == set()
     times = [time for _, _, time in points_of(run)]
-    assert times != sorted(times), "the clock did jump"
+    assert times != sorted(times), "the clock jumped back"
     steps = [(series, step) for series, step, _ in points_of(run)]
     assert steps == [(series, step) for series, step, _ in points_of(whole)]
     rates = [step for series, step in steps if series == "curve/block_efficiency"]
@@ -58,7 +58,7 @@ def test_a_clock_that_jumps_back_changes_nothing(stream: Stream, whole: Path, tm
 
 
 class _Broken(BaseHTTPRequestHandler):
-    """Answers 500, whatever it is asked."""
+    """Answers every request with status 500."""
 
     def do_GET(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -69,7 +69,7 @@ class _Broken(BaseHTTPRequestHandler):
     do_POST = do_PUT = do_PATCH = do_GET
 
     def log_message(self, *_: object) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
 @contextmanager
@@ -96,7 +96,7 @@ def test_an_mlflow_server_that_is_broken_does_not_hold_up_a_run(stream: Stream, 
 
 @pytest.mark.sweep
 def test_a_killed_run_registers_each_version_once(tiny_pair: TinyPair, tmp_path: Path):
-    """In a real store, which exists: a run that is killed twice while versions are on their way."""
+    """The run writes to a real store and is killed twice while versions are being sent."""
     uri = default_uri(tmp_path)
     connect(uri).search_experiments()
     stream, run = stream_of(tiny_pair, tmp_path / "stream", prompts=40), tmp_path / "run"
@@ -117,7 +117,7 @@ def test_a_killed_run_registers_each_version_once(tiny_pair: TinyPair, tmp_path:
 
 @pytest.mark.slow
 def test_a_finished_run_sends_what_mlflow_has_not_taken(whole: Path, tmp_path: Path):
-    """Its server was away to the end, and is there now."""
+    """The server was unreachable until the run's end, and is reachable now."""
     run, uri = shutil.copytree(whole, tmp_path / "run"), default_uri(tmp_path)
     connect(uri).search_experiments()
     assert list_versions(uri) == []

@@ -1,10 +1,10 @@
-"""What users see, frozen: each test computes it again and compares it with the JSON file of its name in `frozen/`.
+"""Frozen user-visible interfaces: each test computes one and compares it with the JSON file of its name in `frozen/`.
 
-A difference is a change that somebody who uses a release notices. Where it is meant, write the files anew with
+A difference is a change that users of a release see. If it is intended, rewrite the files with
 
     pytest tests/golden --rewrite-golden
 
-look at `git diff tests/golden`, and write a line in CHANGELOG.md.
+check `git diff tests/golden`, and add a line to CHANGELOG.md.
 """
 
 import difflib
@@ -39,13 +39,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def rewriting(pytestconfig: pytest.Config) -> bool:
-    """Whether golden data are to be written. Not known in runs that found this file too late to have the option."""
+    """Whether to write the golden data. False where pytest loads this file too late to add the option."""
     return bool(pytestconfig.getoption("--rewrite-golden", default=False))
 
 
 @pytest.fixture
 def golden(rewriting: bool) -> Callable[[str, Any], None]:
-    """Compares a JSON value with the frozen one of this name."""
+    """A function that compares a JSON value with the frozen one of a name."""
 
     def compare(name: str, value: Any) -> None:
         path, text = FROZEN / f"{name}.json", json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
@@ -62,12 +62,12 @@ def golden(rewriting: bool) -> Callable[[str, Any], None]:
 
 @pytest.fixture(scope="session")
 def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a whole run that learned, drifted, rejected a row and published into a store beside it."""
+    """The folder of a finished run that learned, drifted, rejected a row and published into a store next to it."""
     run = tmp_path_factory.mktemp("small") / "run"
     words = ["replay", "sums.jsonl", "strange.jsonl", "--target", "models/target", "--drafter", "models/drafter"]
     words += ["--temperature", 1, "--max-new-tokens", 16, "--batch", 2, "--device", "cpu", "--limit", 4]
     words += [word for setting in (*LEARNING, *DRIFTING, *DRAFTING) for word in ("--set", setting)]
-    with chdir(UNFINISHED):  # names in the log do not depend on where the project lies
+    with chdir(UNFINISHED):  # names in the log do not depend on the location of the project
         assert type_command([*words, "--run", run]) == 0
     return run
 
@@ -80,25 +80,27 @@ class FirstCheckpoint:
         self._copies, self._replace = copies, os.replace
 
     def __call__(self, source: Any, destination: Any, **named: Any) -> None:
-        """In place of `os.replace`, by which a commit counts."""
+        """Replace `os.replace`, the call that makes a commit valid."""
         self._replace(source, destination, **named)
         manifest = Path(destination)
         if self.folder is None and manifest.name == "manifest.json" and manifest.parent.name == "log":
-            named_there = json.loads(manifest.read_bytes())["checkpoint"]
-            if named_there and not (UNFINISHED / "run" / named_there["folder"]).exists():
-                committed = manifest.parents[1] / named_there["folder"]
+            checkpoint = json.loads(manifest.read_bytes())["checkpoint"]
+            if checkpoint and not (UNFINISHED / "run" / checkpoint["folder"]).exists():
+                committed = manifest.parents[1] / checkpoint["folder"]
                 self.folder = Path(shutil.copytree(committed, self._copies / "checkpoint"))
 
 
 @pytest.fixture(scope="session")
 def resumed(tmp_path_factory: pytest.TempPathFactory, small_run: Path) -> tuple[Path, Path]:
-    """The finished copy of the stored run, and what it committed before its first block. Its messages to a server that
-    was not there go into the other run's store."""
+    """The finished copy of the stored run, and the checkpoint that it committed before its first block.
+
+    Its queued messages, for a server that did not exist, go into the store of `small_run`.
+    """
     store = f"sqlite:///{small_run.parent}/mlflow.db"
     folder = tmp_path_factory.mktemp("resumed")
     shutil.copytree(UNFINISHED, folder, dirs_exist_ok=True)
-    kept = FirstCheckpoint(tmp_path_factory.mktemp("kept"))
-    with chdir(folder), patch.object(os, "replace", kept):  # models and prompts are named relative to it
+    first = FirstCheckpoint(tmp_path_factory.mktemp("first"))
+    with chdir(folder), patch.object(os, "replace", first):  # models and prompts are named relative to it
         assert type_command(["replay", "--resume", "run", "--mlflow-uri", store]) == 0
-    assert kept.folder
-    return folder / "run", kept.folder
+    assert first.folder
+    return folder / "run", first.folder

@@ -1,11 +1,11 @@
-"""Makes `unfinished-run/`: a replay that was killed behind a commit in its middle. Run it in the project's folder by
+"""Make `unfinished-run/`: a replay that is killed after a commit in its middle. Run it in the project's folder as
 
     python tests/golden/make_unfinished_run.py
 
-and only when unfinished runs of earlier releases may no longer be resumed: the point of the stored one is that an
-earlier state of the code wrote it. Afterwards write the golden data anew (see conftest.py).
+and only when unfinished runs of earlier releases can no longer be resumed: the stored run is useful because an
+earlier state of the code wrote it. Afterwards rewrite the golden data (see conftest.py).
 
-Everything in it is named relative to the folder, so a copy of it works anywhere.
+All names in the run are relative to its folder, so a copy works anywhere.
 """
 
 import os
@@ -26,15 +26,16 @@ from pipeline.model_building import recipes
 
 FOLDER = Path(__file__).parent / "unfinished-run"
 RUN = "run"
-PROMPTS = 9  # of each of two sources
+PROMPTS = 9  # in each of two sources
 KILLED_AT = "commit: after the manifest=5"
-# What depends on the machine's speed is fixed: a resumed run decides as one that was never stopped, on any machine.
+# Settings whose effect depends on the machine's speed are fixed, so that a resumed run decides like an uninterrupted
+# one on any machine.
 FIXED = {"draft.only_where_paying": "false", "publish.probe": "false", "threads": 1}
-SMALL = {"learn.replay_prompts": 2, "learn.gate_window": 2, "publish.interval": 9}  # examples are most of a checkpoint
+SMALL = {"learn.replay_prompts": 2, "learn.gate_window": 2, "publish.interval": 9}  # examples fill most of a checkpoint
 
 
 def build_models(folder: Path) -> None:
-    """A target and a drafter as small as they may be."""
+    """Build a target and a drafter that are as small as possible."""
     with patch.object(recipes, "documents", lambda recipe, data: sentences(0, 250)):
         for name, width in (("target", 24), ("drafter", 16)):
             recipe = tiny_model(name)
@@ -43,7 +44,7 @@ def build_models(folder: Path) -> None:
 
 
 def command() -> list[str]:
-    """The command that begins the run."""
+    """The command that starts the run."""
     words = ["replay", "sums.jsonl", "strange.jsonl", "--target", "models/target", "--drafter", "models/drafter"]
     words += ["--temperature", "1", "--max-new-tokens", "16", "--batch", "3", "--device", "cpu", "--mlflow-uri", NOBODY]
     words += [word for key, value in (SETTINGS | FIXED | SMALL).items() for word in ("--set", f"{key}={value}")]
@@ -51,7 +52,7 @@ def command() -> list[str]:
 
 
 def make() -> None:
-    """Replace the folder."""
+    """Replace the folder by a new unfinished run."""
     shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.mkdir()
     build_models(FOLDER / "models")
@@ -65,9 +66,9 @@ def make() -> None:
     committed = read_manifest(FOLDER / RUN).checkpoint
     assert committed
     for checkpoint in (FOLDER / RUN / "checkpoint").iterdir():
-        if checkpoint != FOLDER / RUN / committed.folder:  # a resume removes it
+        if checkpoint != FOLDER / RUN / committed.folder:  # a resume would remove it
             shutil.rmtree(checkpoint)
-    for path in FOLDER.rglob(".*"):  # locks
+    for path in FOLDER.rglob(".*"):  # lock files
         if path.is_file():
             path.unlink()
 

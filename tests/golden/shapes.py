@@ -1,4 +1,4 @@
-"""The form of JSON values: names of keys and kinds of values, without the values and without lengths of lists."""
+"""The form of JSON values: names of keys and types of values, without the values and the lengths of lists."""
 
 import json
 import re
@@ -10,16 +10,16 @@ _DIGEST = re.compile(r"[0-9a-f]{32,64}")
 
 
 def shape(value: Any) -> Any:
-    """The form of a value: objects keep their keys, a list becomes the one form of all its elements."""
+    """The form of a value: an object keeps its keys, a list becomes one common form of its elements."""
     if isinstance(value, dict):
         return _merged_keys((_name(key), shape(one)) for key, one in value.items())
     if isinstance(value, list | tuple):
-        return [together(map(shape, value))] if value else []
+        return [common_form(map(shape, value))] if value else []
     return {str: "text", bool: "bool", int: "number", float: "number"}.get(type(value), "null")
 
 
 def _name(key: str) -> str:
-    """Numbers and digests are data."""
+    """A key with placeholders for numbers and digests, which are data."""
     return "<number>" if key.isdecimal() else _DIGEST.sub("<digest>", key)
 
 
@@ -27,18 +27,21 @@ def _merged_keys(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, list[Any]] = {}
     for key, form in pairs:
         found.setdefault(key, []).append(form)
-    return {key: together(forms) for key, forms in found.items()}
+    return {key: common_form(forms) for key, forms in found.items()}
 
 
-def together(forms: Iterable[Any]) -> Any:
-    """One form for several values. What only some objects have ends in `?`; kinds of plain values stand side by side;
-    where there are plain values, lists or objects, the form is `{"any of": [...]}`."""
+def common_form(forms: Iterable[Any]) -> Any:
+    """The common form of several values.
+
+    A key that only some objects have ends in `?`. Types of plain values are joined by `|`. Where plain values, lists
+    and objects are mixed, the form is `{"any of": [...]}`.
+    """
     kinds = [kind for form in forms for kind in _kinds(form)]
     words = sorted({kind for kind in kinds if isinstance(kind, str)})
     lists = [element for kind in kinds if isinstance(kind, list) for element in kind]
     found: list[Any] = [" | ".join(words)] if words else []
     if any(isinstance(kind, list) for kind in kinds):
-        found.append([together(lists)] if lists else [])
+        found.append([common_form(lists)] if lists else [])
     if objects := [kind for kind in kinds if isinstance(kind, dict)]:
         found.append(_one_object(objects))
     return found[0] if len(found) == 1 else {"any of": found}
@@ -57,14 +60,14 @@ def _one_object(objects: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def shape_of_json(path: Path) -> Any:
-    """Of a file."""
+    """The form of a JSON file."""
     return shape(json.loads(path.read_bytes()))
 
 
 def shape_of_lines(path: Path, kind: str | None = None) -> Any:
-    """Of the lines of a file; by the value of a key, where one is named."""
+    """The common form of the lines of a file; by the value of the key `kind`, if one is given."""
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
     if kind is None:
-        return together(map(shape, lines))
-    return {str(name): together(shape(line) for line in lines if line.get(kind) == name)
+        return common_form(map(shape, lines))
+    return {str(name): common_form(shape(line) for line in lines if line.get(kind) == name)
             for name in {line.get(kind) for line in lines}}  # fmt: skip

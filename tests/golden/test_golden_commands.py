@@ -1,4 +1,4 @@
-"""Commands, their options and defaults, and the exit status of wrong uses."""
+"""Commands, their options and defaults, and the exit status of wrong usage."""
 
 import shutil
 from collections.abc import Callable
@@ -32,17 +32,17 @@ WRONG = {
 }
 
 
-def plain(value: Any) -> Any:
-    """A default as JSON."""
+def to_json(value: Any) -> Any:
+    """A default value as JSON."""
     if isinstance(value, list | tuple):
-        return [plain(one) for one in value]
+        return [to_json(one) for one in value]
     if isinstance(value, Enum):
-        return plain(value.value)
+        return to_json(value.value)
     return value.as_posix() if isinstance(value, Path) else value
 
 
 def kind_of(annotation: Any) -> Any:
-    """What a value is: the name of a type, or what may be chosen."""
+    """The name of a parameter's type, or its choices."""
     if get_origin(annotation) in (Union, UnionType):
         (annotation,) = (one for one in get_args(annotation) if one is not NoneType)
     if get_origin(annotation) is Literal:
@@ -50,18 +50,18 @@ def kind_of(annotation: Any) -> Any:
     if get_origin(annotation) in (list, tuple):
         return [kind_of(one) for one in get_args(annotation) if one is not ...]
     if issubclass(annotation, Enum):
-        return [plain(one) for one in annotation]
+        return [to_json(one) for one in annotation]
     return annotation.__name__
 
 
 def parameter(one: Any, hint: Any, default: Any) -> dict[str, Any]:
-    """All that decides how a parameter is typed, by its annotation; its help is not frozen."""
+    """The command-line interface of a parameter, from its annotation; its help is not frozen."""
     annotation, info = get_args(hint)
     seen = {
         "kind": one.param_type_name,
         "spellings": sorted([*one.opts, *one.secondary_opts]),
         "type": kind_of(annotation),
-        "default": plain(default),
+        "default": to_json(default),
         **{name: getattr(info, name) for name in ("min", "max", "envvar", "exists", "file_okay", "dir_okay", "hidden")},
     }
     defaults = {"exists": False, "file_okay": True, "dir_okay": True, "hidden": False}
@@ -70,7 +70,7 @@ def parameter(one: Any, hint: Any, default: Any) -> dict[str, Any]:
 
 
 def parameters(command: Any) -> dict[str, Any]:
-    """All of a command, by the names that its function has for them."""
+    """All parameters of a command, by their names in its function."""
     called = unwrap(command.callback) if command.callback else None
     if called is None:
         return {}
@@ -84,7 +84,7 @@ def parameters(command: Any) -> dict[str, Any]:
 
 
 def commands(command: Any, name: str = "omnidraft") -> dict[str, Any]:
-    """A command and those below it, by the words that call them."""
+    """A command and its subcommands, by the words that call them."""
     found = {name: parameters(command)}
     for word, below in getattr(command, "commands", {}).items():
         found |= commands(below, f"{name} {word}")
@@ -96,16 +96,16 @@ def test_commands_and_options(golden: Golden) -> None:
 
 
 @pytest.fixture
-def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder to be in."""
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder, which is the current one."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def test_exit_status(golden: Golden, nowhere: Path) -> None:
+def test_exit_status(golden: Golden, empty_folder: Path) -> None:
     found = {name: type_command(words) for name, words in WRONG.items()}
-    assert [path.name for path in nowhere.iterdir() if path.name != "runs"] == []
-    run = shutil.copytree(OLD_RUN, nowhere / "run")
+    assert [path.name for path in empty_folder.iterdir() if path.name != "runs"] == []
+    run = shutil.copytree(OLD_RUN, empty_folder / "run")
     found["a sound log"] = type_command(["check", "--run", run])
     (run / "log" / "blocks" / "part-000001.parquet").write_bytes(b"cut")
     found["a damaged log"] = type_command(["check", "--run", run])
@@ -120,10 +120,10 @@ def test_a_benchmark_has_two_spellings(
 ) -> None:
     monkeypatch.setenv("TERMINAL_WIDTH", "400")
     options = commands(typer.main.get_command(app))
-    (of_command,) = [found for words, found in options.items() if words.endswith((f"bench {name}", f"bench-{name}"))]
+    (own,) = [found for words, found in options.items() if words.endswith((f"bench {name}", f"bench-{name}"))]
     for words in (["bench", name], [f"bench-{name}"]):
         assert type_command([*words, "--help"]) == 0
-        told = capsys.readouterr().out
-        for one in of_command.values():
-            assert one["kind"] == "argument" or one["spellings"][0] in told
+        help_text = capsys.readouterr().out
+        for one in own.values():
+            assert one["kind"] == "argument" or one["spellings"][0] in help_text
         assert type_command([*words, "--no-such-option"]) == 2

@@ -1,4 +1,4 @@
-"""Files of a run and of a version, and what their keys, columns and tensors are called."""
+"""Files of a run and of a version, and the names of their keys, columns and tensors."""
 
 import json
 import re
@@ -16,15 +16,15 @@ NUMBER = re.compile(r"\d+")
 
 
 def names(folder: Path) -> list[str]:
-    """Files below a folder; numbers in their names are data."""
+    """Names of the files below a folder, with a placeholder for numbers, which are data."""
     files = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     return sorted({re.sub(r"\d{6}", "<number>", name) for name in files})
 
 
 def tensors(path: Path) -> dict[str, str]:
-    """Names of tensors with their types and dimensions; numbered ones become one."""
+    """Names of tensors with their types and dimensions; names that differ only by numbers are merged."""
     with safe_open(path, framework="numpy") as content:
-        found = {name: content.get_slice(name) for name in content.keys()}  # noqa: SIM118  (it is no dict)
+        found = {name: content.get_slice(name) for name in content.keys()}  # noqa: SIM118  (not a dict)
         kinds: dict[str, set[str]] = {}
         for name, one in found.items():
             kind = f"{one.get_dtype()} of {len(one.get_shape())} dimensions"
@@ -33,7 +33,7 @@ def tensors(path: Path) -> dict[str, str]:
 
 
 def columns(path: Path) -> list[str]:
-    """Of a Parquet file."""
+    """Names and types of the columns of a Parquet file."""
     return [f"{field.name}: {field.type}" for field in parquet.read_schema(path)]
 
 
@@ -76,15 +76,15 @@ def format_of(checkpoint: Path) -> dict[str, Any]:
 
 
 def test_format_of_a_checkpoint(golden: Golden, resumed: tuple[Path, Path]) -> None:
-    """What the resumed run committed before its first block: always the same state, as the present code saves it."""
+    """The first checkpoint of the resumed run always has the same state, saved by the current code."""
     _, committed = resumed
     golden("checkpoint", format_of(committed))
 
 
-def test_the_stored_run_shows_what_a_checkpoint_may_hold() -> None:
-    """Otherwise its format would be frozen in part."""
+def test_the_stored_run_has_every_part_of_a_checkpoint() -> None:
+    """Without one of the parts, the frozen format would be incomplete."""
     (stored,) = (UNFINISHED / "run" / "checkpoint").iterdir()
     content = json.loads((stored / "state.json").read_bytes())
-    assert len(content["rows"]) == 3  # in flight
+    assert len(content["rows"]) == 3  # sequences in flight
     assert content["lessons"]
     assert any("entries" in one and one["entries"] for one in content["shared"])  # n-grams

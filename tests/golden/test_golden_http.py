@@ -1,4 +1,4 @@
-"""Routes of the server and of the dashboards, and what `/metrics` calls its figures."""
+"""Routes of the server and of the dashboards, and names and labels of the samples of `/metrics`."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,14 +15,14 @@ STATUS = EngineStatus("big", True, 2, 3, 11, 12, 4, 6, 7, True, 4000)
 
 
 class Engine:
-    """All that an application asks of an engine when it is made."""
+    """A stub engine with the one method that an application calls when it is built."""
 
     def read_status(self) -> EngineStatus:
         return STATUS
 
 
 def routes(app: Any) -> Mapping[str, list[str]]:
-    """Paths with their methods."""
+    """Paths of an application with their methods."""
     return {route.path: sorted(getattr(route, "methods", None) or ["(files)"]) for route in app.routes}
 
 

@@ -1,5 +1,7 @@
-"""Logs that version 3 wrote, before there were checkpoints, counts and rounding, and version 4, before there were trees
-of candidates, are read as they were."""
+"""Logs of earlier versions can be read unchanged.
+
+Version 3 had no checkpoints, counts and rounding; version 4 had no trees of candidates.
+"""
 
 import json
 import shutil
@@ -23,7 +25,7 @@ from store.query.log_reader import VIEWS, LogReader, recipes
 from store.query.summary import summarize
 
 GOLDEN = Path(__file__).parent / "log-v3"
-VERSION_4 = Path(__file__).parent / "log-v4"  # of a run that was not finished
+VERSION_4 = Path(__file__).parent / "log-v4"  # from an unfinished run
 ADDED_TO_SUMMARY = ("acceptance_interval", "judged_tokens", "recall_seconds")
 ROWS = {
     "decisions": 597,
@@ -39,7 +41,7 @@ ROWS = {
 
 @pytest.fixture
 def copied(tmp_path):
-    """The same log where it may be written to."""
+    """A copy of the golden log, which tests may change."""
     return Path(shutil.copytree(GOLDEN, tmp_path / "log-v3"))
 
 
@@ -60,21 +62,21 @@ EMPTY = ("check", "ngrams-that-pay", "memory-calibration", "policy-values", "nea
 
 
 @pytest.mark.parametrize("name", recipes())
-def test_every_recipe_runs_and_has_something_to_say(name):
+def test_every_recipe_runs_and_returns_rows_unless_listed_as_empty(name):
     with LogReader([GOLDEN]) as log:
         assert (log.recipe(name).num_rows == 0) == (name in EMPTY)
 
 
-def test_the_summary_is_the_one_that_version_3_wrote():
+def test_the_summary_equals_the_one_that_version_3_wrote():
     found, written = summarize(GOLDEN), json.loads((GOLDEN / "summary.json").read_bytes())
     ledger, before = found["totals"]["ledger"], written["totals"]["ledger"]
-    net = before.pop("net_seconds") - ledger["recall_seconds"]  # these are counted since then
+    net = before.pop("net_seconds") - ledger["recall_seconds"]  # version 3 did not count these
     assert ledger.pop("net_seconds") == pytest.approx(net, abs=0.002)
     assert drop_added(found) == written
 
 
 def drop_added(summary):
-    """A summary without the entries that later releases added."""
+    """Remove from a summary the entries that later releases added."""
     if not isinstance(summary, dict):
         return summary
     return {key: drop_added(value) for key, value in summary.items() if key not in ADDED_TO_SUMMARY}
@@ -89,7 +91,7 @@ def test_every_decision_is_derived_again():
     assert "0 mismatches, 0 wrong counts, 0 changed files" in answer.stdout
 
 
-def test_it_is_read_beside_a_log_of_this_version_and_compacts_into_one(copied):
+def test_it_compacts_into_a_log_of_this_version_with_the_same_content(copied):
     with LogReader([copied]) as log:
         before = {name: log.recipe(name).to_pylist() for name in recipes()}
         rows = log.select("FROM decisions ORDER BY seq")
@@ -104,11 +106,11 @@ def test_it_is_read_beside_a_log_of_this_version_and_compacts_into_one(copied):
 
 
 def round_values(rows):
-    """Sums of floats depend on their order in the last bit."""
+    """Round all floats, because the last bit of a sum depends on the order of its terms."""
     return [{key: round(value, 9) if isinstance(value, float) else value for key, value in row.items()} for row in rows]
 
 
-def test_a_version_that_is_not_known_is_refused_with_a_word(copied):
+def test_an_unknown_version_is_refused(copied):
     content = json.loads((copied / MANIFEST).read_bytes())
     for version in (2, 11):
         (copied / MANIFEST).write_text(json.dumps(content | {"schema_version": version}))
@@ -144,7 +146,7 @@ def added_values(log: LogReader) -> set[tuple]:
 
 
 @pytest.mark.parametrize("golden_log", [GOLDEN, VERSION_4])
-def test_parts_of_earlier_versions_have_the_new_columns_without_values(golden_log):
+def test_parts_of_earlier_versions_have_no_values_in_new_columns(golden_log):
     with LogReader([golden_log]) as log:
         assert added_values(log) == {
             ("decisions", *[None] * 9), ("blocks", 0, None, None), ("versions", *[None] * 6)
@@ -171,7 +173,7 @@ def test_a_log_of_version_4_compacts_into_one_of_this_version(tmp_path):
 
 
 def test_parts_of_two_versions_are_read_as_one_table(tmp_path):
-    """As a resumed run has them."""
+    """A run that was resumed after an upgrade has such parts."""
     copied = Path(shutil.copytree(VERSION_4, tmp_path / "run"))
     with LogReader([copied]) as log:
         before = log.select("SELECT count(*) AS n FROM decisions").to_pylist()[0]["n"]

@@ -1,4 +1,4 @@
-"""What MLflow has of a small run and of a resumed one: all names, from those of experiments to those of files."""
+"""All names in MLflow after a small run and a resumed one, from experiments to files."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -18,9 +18,9 @@ def artifacts(client: Any, run: str, folder: str | None = None) -> Iterator[str]
             yield re.sub(r"\d{6}", "<number>", one.path)
 
 
-def names(of: Any) -> list[str]:
-    """Keys, each once, without those that are MLflow's own."""
-    return sorted({key for key in of if not key.startswith("mlflow.")})
+def names(keys: Any) -> list[str]:
+    """The distinct keys, sorted and without those that MLflow adds."""
+    return sorted({key for key in keys if not key.startswith("mlflow.")})
 
 
 def find_in(client: Any) -> dict[str, Any]:
@@ -55,6 +55,6 @@ def find_in(client: Any) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_names_in_mlflow(golden: Callable[[str, Any], None], small_run: Path, resumed: tuple[Path, Path]) -> None:
-    """Both runs are in one store."""
+    """Both runs write to one store."""
     assert read_manifest(resumed[0]).finished
     golden("mlflow", find_in(connect(f"sqlite:///{small_run.parent}/mlflow.db")))

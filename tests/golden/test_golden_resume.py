@@ -1,11 +1,12 @@
-"""A run that an earlier state of the code left unfinished is resumed, and ends with the rows that it had to have.
+"""A run that an earlier state of the code left unfinished can be resumed, and ends with the expected rows.
 
-`unfinished-run/` was killed between two blocks with rows in flight, examples, n-grams and versions; `finished-rows/` is
-the log that the code of that time ended it with. All names in its settings are relative to the folder, so a copy works
-anywhere. Which kernel computes what was measured when the run began and is in its checkpoint, so another machine takes
-the same. What a kernel's sums are in their last bits depends on the processor, and learning carries that on: numbers
-with fractions are compared with a tolerance, and digests of learned weights are not compared. Tokens, outcomes, counts
-and versions must be equal; a chance within a rounding error of its draw would show on another processor, and none is.
+`unfinished-run/` was killed between two blocks with sequences in flight, examples, n-grams and versions.
+`finished-rows/` is the log with which the code of that time finished it. All names in its settings are relative to the
+folder, so a copy works anywhere. The choice of kernels was measured when the run started and is in its checkpoint, so
+another machine uses the same kernels. The last bits of a kernel's sums depend on the processor, and learning
+propagates the difference: numbers with fractions are compared with a tolerance, and digests of learned weights are not
+compared. Tokens, outcomes, counts and versions must be equal. A probability within a rounding error of its random draw
+could differ on another processor; the run has none.
 """
 
 import math
@@ -24,11 +25,11 @@ ROWS = HERE / "finished-rows"
 TABLES = ("decisions", "blocks", "prompts", "updates", "drifts", "recalls", "versions")
 CLOCK = {"seconds", "waited", "started", "finished", "seconds_decode", "seconds_translate", "seconds_verify"}
 LEARNED_BITS = {"digest"}
-RELATIVE, ABSOLUTE = 0.01, 1e-3  # entropies and estimates are kept within 0.2%
+RELATIVE, ABSOLUTE = 0.01, 1e-3  # entropies and estimates agree within 0.2%
 
 
 def rows_of(run: Path, table: str) -> pa.Table:
-    """All rows, without times."""
+    """All rows of a table, without times and digests."""
     parts = [
         to_current_schema(table, parquet.read_table(part_path(run, part))) for part in read_manifest(run).tables[table]
     ]
@@ -37,7 +38,7 @@ def rows_of(run: Path, table: str) -> pa.Table:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two values are the same, numbers with fractions nearly so."""
+    """Whether two values are equal, numbers with fractions up to a tolerance."""
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(map(same, one, other))
     if isinstance(one, float) and isinstance(other, float):
@@ -62,7 +63,7 @@ def test_a_resumed_run_ends_with_the_same_rows(table: str, resumed: tuple[Path, 
     assert len(found) == len(golden)
 
 
-def test_the_stored_run_was_stopped_in_its_middle() -> None:
+def test_the_stored_run_is_unfinished() -> None:
     manifest = read_manifest(UNFINISHED / "run")
     assert manifest.checkpoint
     assert not manifest.finished

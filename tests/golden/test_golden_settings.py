@@ -1,4 +1,4 @@
-"""Keys of settings with their defaults and what they may be."""
+"""Keys of settings with their defaults and permitted values."""
 
 import re
 from collections.abc import Callable
@@ -12,8 +12,8 @@ ELSEWHERE = {"tests", "docs", "build", "dist"}
 
 def list_allowed(schema: dict[str, Any]) -> dict[str, Any]:
     """A setting's type, limits and choices, without prose."""
-    kept = {name: value for name, value in schema.items() if name not in WORDS}
-    return kept | {name: [list_allowed(one) for one in kept[name]] for name in ("anyOf", "allOf") if name in kept}
+    limits = {name: value for name, value in schema.items() if name not in WORDS}
+    return limits | {name: [list_allowed(one) for one in limits[name]] for name in ("anyOf", "allOf") if name in limits}
 
 
 def settings(schema: dict[str, Any], definitions: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -29,7 +29,7 @@ def settings(schema: dict[str, Any], definitions: dict[str, Any], prefix: str = 
 
 
 def values(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Values by their dotted keys."""
+    """All values by their dotted keys."""
     found: dict[str, Any] = {}
     for name, value in content.items():
         found |= values(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
@@ -52,5 +52,5 @@ def test_environment_variables(golden: Callable[[str, Any], None]) -> None:
 
 
 def foreign(parts: tuple[str, ...]) -> bool:
-    """Whether a file is none of the product's."""
+    """Whether a file is not part of the product."""
     return parts[0] in ELSEWHERE or any(part.startswith((".", "venv", "node_modules")) for part in parts)

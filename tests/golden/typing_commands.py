@@ -1,4 +1,4 @@
-"""Where the golden data are, and `omnidraft` typed in this process."""
+"""Paths of the golden data, and a function that runs `omnidraft` in this process."""
 
 import sys
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ FROZEN, UNFINISHED = HERE / "frozen", HERE / "unfinished-run"
 
 
 def type_command(words: Sequence[object]) -> int:
-    """The exit status of `omnidraft` with these words, in this process."""
+    """Run `omnidraft` with these words in this process. Returns the exit status."""
     with patch.object(sys, "argv", ["omnidraft", *map(str, words)]), pytest.raises(SystemExit) as end:
         main()
     return end.value.code if isinstance(end.value.code, int) else int(end.value.code is not None)

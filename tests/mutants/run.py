@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 from mutants import ROOT, Mutant, read_mutants
 
-SECONDS = 100  # for the tests of one mutant; those of a mutant that never ends are ended, and count as failed
+SECONDS = 100  # limit for the tests of one mutant; tests that reach it are stopped and count as failed
 LIBRARIES = ("pytest", "hypothesis", "torch", "numpy", "pyarrow.parquet", "pydantic", "duckdb", "transformers")
 LEFT_OUT = (".git", ".venv", "__pycache__", ".*_cache", ".hypothesis", "runs", "build")
 PASSED, FAILED = 0, 1  # exit codes of pytest
@@ -40,7 +40,7 @@ def main() -> int:
     mutants = [one for one in read_mutants() if not options.names or {one.name, one.area} & {*options.names}]
     os.environ |= {"OMP_NUM_THREADS": "1", "MLFLOW_DISABLE_TELEMETRY": "true", "HF_HUB_OFFLINE": "1"}
     for name in LIBRARIES:
-        with suppress(ImportError):  # of an extra
+        with suppress(ImportError):  # a library of an extra that is not installed
             importlib.import_module(name)
     with tempfile.TemporaryDirectory() as temporary:
         copy = Path(temporary) / ROOT.name
@@ -54,9 +54,9 @@ def main() -> int:
 
 
 def report(copy: Path, mutant: Mutant) -> str:
-    """Try one mutant, print a line and return what became of it."""
+    """Try one mutant and print a line. Returns the verdict."""
     started = time.monotonic()
-    with mutant.applied(copy):
+    with mutant.apply(copy):
         verdict, by = "survived", ""
         for tests in mutant.tests:
             code = run_tests(copy, [tests])
@@ -71,7 +71,7 @@ def report(copy: Path, mutant: Mutant) -> str:
 
 
 def check_tests(copy: Path, mutants: Sequence[Mutant], number: int, count: int) -> int:
-    """Run the tests of the mutants on the copy as it is. Returns 1 if any fails."""
+    """Run the tests of the mutants on the unchanged copy. Returns 1 if any fails."""
     named = list(dict.fromkeys(tests for one in mutants for tests in one.tests))[number - 1 :: count]
     failed = [tests for tests in named if run_tests(copy, [tests]) != PASSED]
     print(f"{len(named) - len(failed)} of {len(named)} pass as they are; not: {failed}")
@@ -79,7 +79,7 @@ def check_tests(copy: Path, mutants: Sequence[Mutant], number: int, count: int) 
 
 
 def run_tests(copy: Path, tests: Sequence[str]) -> int | None:
-    """Run tests in a fork until one fails. Returns pytest's exit code; None if they were ended at the time limit."""
+    """Run tests in a fork until one fails. Returns pytest's exit code, or None at the time limit."""
     sys.stdout.flush()
     pid = os.fork()
     if pid == 0:
@@ -99,7 +99,7 @@ def run_tests(copy: Path, tests: Sequence[str]) -> int | None:
     while time.monotonic() < end:
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
-            with suppress(ProcessLookupError):  # what the tests started and did not end
+            with suppress(ProcessLookupError):  # processes that the tests started and did not end
                 os.killpg(pid, signal.SIGKILL)
             return os.waitstatus_to_exitcode(status)
         time.sleep(0.05)

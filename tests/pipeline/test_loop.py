@@ -54,7 +54,7 @@ def test_the_path_of_a_prompt():
     assert [event.reason for event in of_kind(events, VersionPublished)] == ["floor", "drift", "interval", "end"]
 
 
-def test_an_empty_stream_is_a_floor_and_an_end():
+def test_an_empty_stream_publishes_a_baseline_and_an_end():
     loop = stub_loop()
     assert kinds(loop.run(prompts_of())) == ["VersionPublished"] * 2
     assert stages_of(loop).decode.calls == []
@@ -147,22 +147,22 @@ def test_prompts_that_cannot_be_taken_pass_by():
     assert stages_of(loop).decode.admitted == [0, 2]
 
 
-def test_prompts_are_asked_for_only_when_there_is_room():
-    asked: list[int] = []
+def test_prompts_are_read_only_when_a_row_is_free():
+    read_offsets: list[int] = []
 
-    def watch_events() -> Iterator[PromptReceived | PromptRejected]:
+    def record_reads() -> Iterator[PromptReceived | PromptRejected]:
         for prompt in prompts_of(*["ab"] * 5):
-            asked.append(prompt.offset)  # type: ignore[union-attr]
+            read_offsets.append(prompt.offset)  # type: ignore[union-attr]
             yield prompt
 
-    events = stub_loop(batch=2).run(watch_events())
+    events = stub_loop(batch=2).run(record_reads())
     next(event for event in events if isinstance(event, BlockDone))
-    assert asked == [0, 1]
+    assert read_offsets == [0, 1]
     next(event for event in events if isinstance(event, PromptCompleted))
-    assert asked == [0, 1], "the finished row's decision to learn comes first"
+    assert read_offsets == [0, 1], "the finished row's decision to learn comes first"
 
 
-def test_what_happened_is_told_before_anything_learns_from_it():
+def test_events_are_emitted_before_anything_learns_from_them():
     loop = stub_loop(drifts={0: "reset"})
     events = loop.run(prompts_of("a"))
     next(event for event in events if isinstance(event, PromptCompleted))
@@ -182,12 +182,12 @@ def test_a_run_broken_off_anywhere_can_still_publish_its_end(stop: int):
     assert [event.reason for event in of_kind(last, VersionPublished)] == ["end"]
     completed = {event.offset for event in of_kind(seen, PromptCompleted)}
     distill = runner_of(loop).learner.distill
-    assert distill.drafter_version <= len(completed), "nothing was learned from a prompt that was not told"
+    assert distill.drafter_version <= len(completed), "nothing was learned from a prompt before its event"
     assert {*stages_of(loop).verify.released} == completed
 
 
 def test_a_prompt_s_time_is_from_its_admission_to_its_end():
-    """The clock ticks at every look: at admission, before a block, behind each of its stages and its records, and at
+    """The clock ticks at every reading: at admission, before a block, after each of its stages and its records, and at
     the end.
     """
     (completed,) = of_kind(stub_loop().run(prompts_of("a")), PromptCompleted)
@@ -195,13 +195,13 @@ def test_a_prompt_s_time_is_from_its_admission_to_its_end():
 
 
 def two_runners(batch: int, drifts: dict[str, dict[int, str]] | None = None) -> Loop:
-    """Two targets, dealt to in turn."""
+    """Two targets that get prompts in turn."""
     clock = RunClock(Clock())
     runners = {name: stub_runner(clock, name, (drifts or {}).get(name)) for name in ("big", "small")}
     return Loop(runners, lambda offset: ("big", "small")[offset % 2], batch, clock)
 
 
-def test_prompts_that_name_no_target_are_dealt_and_the_others_go_where_they_say():
+def test_prompts_that_name_no_target_are_routed_in_turn_and_the_others_by_name():
     loop = two_runners(batch=3)
     prompts = [*prompts_of("a", "ab", "abc", "ab"), PromptReceived(4, "last", "lengths", 9, "a", "small")]
     events = list(loop.run(iter(prompts)))
@@ -229,7 +229,7 @@ def test_the_batch_bounds_the_prompts_in_flight_of_all_runners_together(batch: i
         assert stages_of(loop, name).verify.order == []
 
 
-def test_each_runner_has_a_floor_first_and_an_end_last_and_its_own_versions_between():
+def test_each_runner_has_a_baseline_first_and_an_end_last_and_its_own_versions_between():
     events = list(two_runners(batch=1).run(prompts_of("a", "a", "a")))
     versions = [(event.target, event.reason) for event in of_kind(events, VersionPublished)]
     assert versions[:2] == [("big", "floor"), ("small", "floor")]

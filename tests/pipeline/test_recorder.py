@@ -1,4 +1,4 @@
-"""From verdicts to events: what each column says, for every outcome of a block."""
+"""From verdicts to events: the value of each column, for every outcome of a block."""
 
 from dataclasses import replace
 
@@ -64,7 +64,7 @@ def decisions_of(verdict: Verdict) -> list[TokenDecision]:
     return list(RECORDER.record_decisions(verdict, VERSIONS))
 
 
-def test_a_decision_tells_where_it_was_made():
+def test_a_decision_records_where_it_was_made():
     for index, decision in enumerate(decisions_of(rejected_verdict())):
         assert (decision.offset, decision.prompt_id, decision.dataset) == (7, "docs:8", "docs")
         assert (decision.target, decision.block, decision.index) == ("big", 2, index)
@@ -133,7 +133,7 @@ def test_a_bonus_was_proposed_by_nobody():
     assert bonus.position == 2
 
 
-def test_pieces_behind_the_end_of_translation_are_one_row():
+def test_pieces_after_the_end_of_translation_are_one_row():
     row = row_with((10,))
     token = ProposedToken(10, 0, 1, ())
     verdict = Verdict(
@@ -212,7 +212,7 @@ def copied_verdict() -> Verdict:
     return Verdict(Proposal(copied, verdict.proposal.tokens), verdict.decisions, verdict.emitted, 2, 1)
 
 
-def test_every_row_tells_who_drafted_its_block():
+def test_every_row_records_the_source_of_its_block():
     assert {decision.drafter for decision in decisions_of(rejected_verdict())} == {DraftSource.MODEL}
     assert {decision.drafter for decision in decisions_of(copied_verdict())} == {DraftSource.LOOKUP}
     assert RECORDER.record_block(copied_verdict(), 3, Seconds(0.1, 0.2, 0.3)).drafter is DraftSource.LOOKUP
@@ -245,7 +245,7 @@ def tree_draft(row: SequenceState, tree: TokenTree = TREE) -> Draft:
 
 
 def tree_verdict(outcomes: tuple[Decision, ...]) -> Verdict:
-    """What was decided about the candidates of `TREE`, and what that appended to the row."""
+    """The decisions about the candidates of `TREE`, after their tokens were appended to the row."""
     emitted = tuple(decision.emitted for decision in outcomes if decision.emitted is not None)
     judged = sum(decision.outcome in (Outcome.ACCEPTED, Outcome.REJECTED) for decision in outcomes)
     accepted = sum(decision.outcome is Outcome.ACCEPTED for decision in outcomes)

@@ -62,7 +62,7 @@ def read_model(place: str) -> str:
 
 
 def find_longest(place: str, model: str) -> int:
-    """Return the most characters that are not refused before they are tokenised, by halving."""
+    """Return the largest number of characters that is not refused before tokenisation, by bisection."""
     connection, low, high = http.client.HTTPConnection(place), 1, SIZE
     while high - low > 1000:
         middle = (low + high) // 2
@@ -101,7 +101,7 @@ class HostileClient:
 
 
 def time_short_prompts(place: str, model: str, numbers: Iterator[int], count: int) -> list[float]:
-    """Return the seconds of so many short requests, one after the other."""
+    """Return the seconds of each of `count` short requests, one after the other."""
     connection, found = http.client.HTTPConnection(place), []
     for number in itertools.islice(numbers, count):
         began = time.perf_counter()
@@ -120,7 +120,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 def main() -> None:
     """Measure each kind of hostile prompt and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", default="smollm2-135m", help="Target model, as of `omnidraft serve`.")
+    parser.add_argument("--target", default="smollm2-135m", help="Target model, as for `omnidraft serve`.")
     parser.add_argument("--rounds", type=int, default=4, help="Rounds without and with the client, for each kind.")
     parser.add_argument("--prompts", type=int, default=50, help="Short prompts per round.")
     parser.add_argument("--kinds", default="letters,spaces,words,longest", help="Kinds of hostile prompts.")

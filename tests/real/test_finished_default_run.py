@@ -1,4 +1,4 @@
-"""What README and quickstart promise of a default run. OMNIDRAFT_RUN names the folder of a finished one, if any."""
+"""The promises of README and quickstart about a default run. OMNIDRAFT_RUN may name the folder of a finished one."""
 
 import os
 import subprocess
@@ -24,14 +24,14 @@ MOST_REPEATS = 4  # of four tokens in a row
 
 @pytest.fixture(scope="module")
 def run(smollm2: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a default run, of which the model was in the cache."""
+    """The folder of a default run whose model was in the cache."""
     if "OMNIDRAFT_RUN" in os.environ:
         return Path(os.environ["OMNIDRAFT_RUN"])
     return replay(tmp_path_factory.mktemp("default") / "run")
 
 
 def replay(folder: Path, *options: str) -> Path:
-    """As a user does it: tests have one thread, for which the drafter is cheaper next to the target."""
+    """Replay with a user's threads: tests have one, with which the drafter is cheaper relative to the target."""
     program = "from pipeline.cli.app import main; main()"
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     command = [sys.executable, "-c", program, "replay", "--run", str(folder), *options]
@@ -69,8 +69,8 @@ def test_the_switch_to_code_is_a_drift_and_the_head_is_reset_and_trained_again(r
     assert any(drifts[0]["offset"] <= offset <= drifts[0]["offset"] + 10 for offset in heads)
 
 
-def test_what_the_memory_foresees_climbs_falls_with_the_code_and_climbs_again(run: Path):
-    """The README gives these shares; the texts are greedy, so that all runs have nearly the same."""
+def test_the_share_that_the_memory_predicts_rises_falls_with_the_code_and_rises_again(run: Path):
+    """The README states these shares; the texts are greedy, so that they are nearly the same in all runs."""
     rows = prompts_of_run(run)
     first, second, before, after, last = (
         sum(row["predicted"] for row in part) / sum(row["emitted"] for row in part)
@@ -88,8 +88,8 @@ def test_fewer_drafts_of_the_model_are_accepted_where_the_code_begins(run: Path)
     assert code < questions
 
 
-def test_a_forward_brings_more_tokens_than_in_the_blocks_that_were_drawn_to_have_no_drafts(run: Path):
-    """The README gives this in seconds, which depend on what else the machine does."""
+def test_a_forward_emits_more_tokens_than_in_the_blocks_that_draw_no_drafts(run: Path):
+    """The README states this in seconds, which depend on the other load of the machine."""
     with LogReader([run]) as log:
         forwards = {row["action"]: row["tokens_per_forward"] for row in log.recipe("policy-values").to_pylist()}
     assert forwards["nothing"] == 1.0

@@ -62,7 +62,7 @@ def test_two_families_share_a_drafter_in_one_stream(smollm2: str, gemma3: str, t
     assert [row for row in table_of(tmp_path / "run", "updates").to_pylist() if row["served"]]
 
 
-def test_smollm2_drafts_for_it(smollm2: str, gemma3: str, tmp_path: Path):
+def test_smollm2_drafts_for_gemma3(smollm2: str, gemma3: str, tmp_path: Path):
     source = write_rows(tmp_path / "short.jsonl", [{"prompt": text} for text in SHORT])
     config = config_for(
         [gemma3], [source], drafter=smollm2, sampling__max_new_tokens=NEW_TOKENS, learn__rate=1e-5, learn__interval=2

@@ -78,7 +78,7 @@ def test_the_shipped_examples_of_the_probe_are_those_that_the_target_makes(
         shipped = examples_of(config, models)
         monkeypatch.setattr(probe, "SHIPPED", None)
         made = examples_of(config, models)
-    assert [line for line in lines if "probe" in line] == [lines[-1]], "only those of the second call were made"
+    assert [line for line in lines if "probe" in line] == [lines[-1]], "only the second call made examples"
     assert [one.pieces for one in shipped] == [one.pieces for one in made]
     scores = [probe_of(config, models, found)().metrics for found in (shipped, made)]
     assert scores[0] == pytest.approx(scores[1], abs=1e-4)
@@ -102,8 +102,8 @@ def test_greedy_chats_equal_generate_while_the_drafter_learns(
 
 
 def list_bins(name: str, prompt: str, smallest: float) -> dict[tuple[int, ...], float]:
-    """The probabilities at temperature 1 of the first two tokens, of those pairs that have at least `smallest`; of the
-    first tokens with any other second token; and, under the empty tuple, of the rest."""
+    """Return probabilities at temperature 1 of the first two tokens: of the pairs that have at least `smallest`; of a
+    first token with any other second token; and, under the empty tuple, of the rest."""
     model, ids = load_plain(name)[0], encode(name, prompt, chat=False)
     with torch.inference_mode():
         first_V = model(torch.tensor([ids])).logits[0, -1].double().softmax(-1)
@@ -124,7 +124,7 @@ def find_bin(tokens: tuple[int, ...], bins: Container[tuple[int, ...]]) -> tuple
 
 
 def test_two_sampled_tokens_have_the_target_s_distribution(smollm2: str, tmp_path: Path):
-    """Pearson's test over all pairs of tokens that are expected five times or more, and the others by their first."""
+    """Pearson's test over all pairs of tokens expected five times or more; other pairs count by their first token."""
     source = write_prompts(tmp_path / "same.jsonl", [OPENING] * SAMPLES)
     config = config_for(
         [smollm2], [source], batch=16, sampling__temperature=1.0, sampling__max_new_tokens=2, source__chat=False,
@@ -182,7 +182,7 @@ def test_a_server_answers_a_chat(smollm2: str, tmp_path: Path):
 
 
 @pytest.mark.sweep
-def test_an_exported_drafter_drafts_for_it(smollm2: str, questions: list[Path], tmp_path: Path):
+def test_an_exported_drafter_drafts_for_smollm2(smollm2: str, questions: list[Path], tmp_path: Path):
     uri = default_uri(tmp_path / "runs")
     few = {"source__limit": 4, "sampling__max_new_tokens": NEW_TOKENS}
     config = config_for(

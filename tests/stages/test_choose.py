@@ -271,7 +271,7 @@ def admit(stage: ChooseDraft, *rows: SequenceState) -> list[SequenceState]:
 def emit(
     stage: ChooseDraft, drafts: Sequence[Draft], *tokens: int, accepted: int = 0, seconds: StageSeconds | None = None
 ) -> list[Verdict]:
-    """What `Verify` does to the rows, and the update after it. Pieces and tokens are the same numbers."""
+    """Change the rows as `Verify` does, and apply the update after it. Pieces and tokens are the same numbers."""
     verdicts = []
     for draft in drafts:
         draft.row.tokens.extend(tokens)
@@ -384,7 +384,7 @@ def test_a_small_gain_is_used_where_the_model_is_no_source():
 
 
 def sources_of_blocks(stage: ChooseDraft, row: SequenceState, blocks: int) -> list[DraftSource]:
-    """Which source drafted in each of the next blocks, in all of which the row's own text has a sure tree."""
+    """Return the source of the draft of each of the next blocks. In all of them the row's own text has a sure tree."""
     found = []
     for _ in range(blocks):
         (draft,) = stage([row])
@@ -577,7 +577,7 @@ def test_a_drift_gives_new_text_more_weight():
 KNOWN, UNKNOWN = [1, 2, 3, 4, 1, 2], [1, 2, 3, 4, 5]  # texts with and without a continuation of their own
 
 
-def held_out(action: Action, **options: Any) -> ChooseDraft:
+def new_holdout_stage(action: Action, **options: Any) -> ChooseDraft:
     """The stage, every second block of which has this action."""
     return new_stage(holdout=Holdout(0.5, 0, [action]), **options)
 
@@ -589,7 +589,7 @@ def drawn_block(stage: ChooseDraft, row: SequenceState) -> int:
 
 @pytest.mark.parametrize("text", [KNOWN, UNKNOWN])
 def test_a_block_that_is_held_out_drafts_nothing(text: list[int]):
-    stage = held_out(Action.NOTHING)
+    stage = new_holdout_stage(Action.NOTHING)
     (row,) = admit(stage, row_of(text))
     row.block = drawn_block(stage, row)
     (draft,) = stage([row])
@@ -597,7 +597,7 @@ def test_a_block_that_is_held_out_drafts_nothing(text: list[int]):
 
 
 def test_the_model_drafts_where_it_is_drawn_though_a_tree_is_preferred():
-    stage = held_out(Action.MODEL)
+    stage = new_holdout_stage(Action.MODEL)
     (row,) = admit(stage, row_of(KNOWN))
     row.block = drawn_block(stage, row)
     (draft,) = stage([row])
@@ -608,7 +608,7 @@ def test_the_model_drafts_where_it_is_drawn_though_a_tree_is_preferred():
 
 
 def test_copies_are_used_where_they_are_drawn_though_the_model_is_preferred():
-    stage = held_out(Action.COPIES, sure=False)
+    stage = new_holdout_stage(Action.COPIES, sure=False)
     rows = admit(stage, row_of(KNOWN), row_of(UNKNOWN, offset=1))
     for row in rows:
         row.block = drawn_block(stage, row)

@@ -312,13 +312,13 @@ def test_greedy_drafting_draws_no_random_numbers():
 
 
 def test_a_row_that_samples_draws_the_same_numbers_next_to_greedy_rows():
-    def drafted(others: int) -> Draft:
+    def draft_with(others: int) -> Draft:
         rows = [row_of([0, 1], offset=0), *(row_of([2, 2], offset=1 + n) for n in range(others))]
         for row in rows[1:]:
             row.sampling = Sampling(0.0)
         return only(new_decode(), rows)[0]
 
-    alone, accompanied = drafted(0), drafted(2)
+    alone, accompanied = draft_with(0), draft_with(2)
     assert alone.pieces == accompanied.pieces
     torch.testing.assert_close(alone.draft_probs_KD, accompanied.draft_probs_KD)
 

@@ -1,4 +1,4 @@
-"""What another engine emitted, judged: the decisions are those of our own verification with drafts taken as certain."""
+"""Judging the output of another engine: the decisions are those of our verification with one-hot drafts."""
 
 import random
 from dataclasses import replace

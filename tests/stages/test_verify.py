@@ -451,11 +451,11 @@ def test_rows_without_branches_are_read_as_chains():
         verify.admit(row)
     forward = model.forward
 
-    def noted(*given, parents):
+    def record_parents(*given, parents):
         seen.append(parents)
         return forward(*given, parents=parents)
 
-    model.forward = noted
+    model.forward = record_parents
     chain, fork = make_tree({1: {2: {}}}), make_tree({1: {}, 2: {}})
     verify(tree_proposals(rows, [chain, None, chain], 4))
     verify(tree_proposals(rows, [chain, None, fork], 4))
@@ -498,7 +498,7 @@ def test_log_probabilities_are_of_the_lines_that_tokens_were_drawn_from(branches
 
 
 def test_a_teacher_has_the_logits_of_the_emitted_tokens_in_order():
-    """As if the draft had been what was emitted, next to rows without trees."""
+    """They are those of a draft that equals the emitted tokens, next to rows without trees."""
     seen = []
 
     def teach(batch, outcomes, logits_NV, starts):

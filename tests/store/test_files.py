@@ -1,4 +1,4 @@
-"""Files are replaced as a whole, or not at all."""
+"""Files are replaced completely or not at all."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,16 +8,16 @@ import pytest
 from store.files import keep_copy, write_chunks, write_whole
 
 
-def break_off() -> Iterator[bytes]:
+def fail_midway() -> Iterator[bytes]:
     yield b"half"
     raise OSError("the disk is full")
 
 
-def test_a_write_that_breaks_off_leaves_the_content_before(tmp_path: Path):
+def test_a_failed_write_leaves_the_previous_content(tmp_path: Path):
     path = tmp_path / "file"
     write_whole(path, b"before")
     with pytest.raises(OSError, match="full"):
-        write_chunks(path, break_off())
+        write_chunks(path, fail_midway())
     assert path.read_bytes() == b"before"
     write_chunks(path, [b"a", b"b"])
     assert path.read_bytes() == b"ab"

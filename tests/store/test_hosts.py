@@ -1,4 +1,4 @@
-"""Which names are a server's own, and where it listens. Both servers are asked the same in their own tests."""
+"""The host names that a server accepts as its own, and its addresses. The tests of both servers use the same names."""
 
 import pytest
 from host_names import HOSTS
@@ -12,7 +12,7 @@ def test_a_name_is_its_own_or_foreign(host: str, status: int):
     assert is_own_name(host, "127.0.0.1") == (status == 200)
 
 
-def test_the_name_that_it_was_told_to_listen_on_is_its_own():
+def test_the_configured_host_name_is_its_own():
     assert is_own_name("Big.Example:8000", "big.example")
     assert not is_own_name("other.example", "big.example")
     assert not is_own_name("big.example:8000:1", "big.example")
@@ -31,7 +31,7 @@ def test_the_name_that_it_was_told_to_listen_on_is_its_own():
         ("localhost.example", False),
     ],
 )
-def test_what_only_this_machine_reaches(host: str, loopback: bool):
+def test_loopback_addresses_are_recognised(host: str, loopback: bool):
     assert is_loopback(host) == loopback
 
 

@@ -48,7 +48,7 @@ DRAFTER_NOISE = 0.35  # of the drafter's output layer, in its standard deviation
 
 @dataclass(frozen=True)
 class Measured:
-    """What happened with one line.
+    """The result of one line.
 
     Attributes:
         outcome: `exact`, `refused`, `wrong`, `crash`, or `unfit` for a checkpoint that shows nothing.
@@ -72,7 +72,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Reference:
-    """What `generate` of `transformers` gives for a prompt, and the smallest gap of its two best logits."""
+    """The output of `generate` of `transformers` for a prompt, and the smallest gap of its two best logits."""
 
     tokens: list[int]
     closest: float
@@ -112,7 +112,7 @@ def _closest(logits_TV: Tensor) -> float:
 
 
 def fitness_error(references: Sequence[Reference]) -> str:
-    """Why texts show nothing: two logits tie within rounding, or the text repeats itself. Empty if they are fit."""
+    """Why texts are unfit: two logits tie within rounding, or the text repeats itself. Empty if they are fit."""
     closest = min(one.closest for one in references)
     if closest < CLOSEST:
         return f"the two best logits are {closest:.1e} standard deviations apart: change the seed"

@@ -1,4 +1,4 @@
-"""What `transformers`' assisted generation proposes and accepts, counted as ours is."""
+"""Counts of tokens that assisted generation of `transformers` proposes and accepts, by the project's definitions."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -28,7 +28,7 @@ class Counts:
 
 @contextmanager
 def counting() -> Iterator[Counts]:
-    """Counts all assisted generation meanwhile."""
+    """Count all assisted generation in this context."""
     counts, proposed = Counts(), [0]
 
     def patch_candidates(kind: type) -> Any:
@@ -59,7 +59,7 @@ def counting() -> Iterator[Counts]:
 
 
 def simulate(agrees: Sequence[bool], length: int) -> Counts:
-    """What greedy drafts of that many tokens must come to on a text, whose tokens the drafter predicts or not."""
+    """Expected counts of greedy drafts of that length on a text, given which of its tokens the drafter predicts."""
     counts, place = Counts(), 0
     while place < len(agrees):
         drafted = agrees[place : place + length][: max(0, len(agrees) - place - 1)]

@@ -1,4 +1,4 @@
-"""What tries and caches take, looked up object by object; and vocabularies to fill them with."""
+"""Memory of tries and caches, measured object by object; and vocabularies to fill them with."""
 
 from functools import cache
 from random import Random
@@ -12,7 +12,7 @@ from stages.ngrams.trie import Node, Trie
 from stages.vocabulary.spelling import Pieces
 
 Spelling = tuple[Pieces | None, ...]
-TOKENIZERS = ROOT.parent / "shared" / "tokenizers"  # lies beside the repository where it is
+TOKENIZERS = ROOT.parent / "shared" / "tokenizers"  # next to the repository, where there is one
 SHARED_INT = 256  # Python has one object for each int up to here
 
 

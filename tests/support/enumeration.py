@@ -34,7 +34,7 @@ Result = TypeVar("Result")
 
 
 class EnumeratingRandomSource:
-    """Numbers that lead to given outcomes; what else could have happened is noted for later runs.
+    """Numbers that lead to given outcomes; the other possible outcomes are recorded for later runs.
 
     Args:
         choices: the outcome of each decision so far; after them the first possible outcome is taken.
@@ -127,11 +127,11 @@ class World:
 
     @property
     def rounded(self) -> bool:
-        """Whether the distributions are rounded, and what is computed from them."""
+        """Whether the distributions and all that is computed from them are rounded."""
         return self.dtype != torch.float64
 
     def target_distribution(self, emitted: tuple[int, ...]) -> Tensor:
-        """Over target tokens, after what was emitted."""
+        """The target's distribution over its tokens, after the emitted ones."""
         size = len(self.spelling)
         distribution = random_distribution(2 * self.seed, emitted, size, self.target_support or size)
         return (_peak(distribution) if self.greedy else distribution).to(self.dtype)
@@ -142,7 +142,7 @@ class World:
         return sorted(MODES[self.mode].draftable_pieces(self.spelling))
 
     def drafter_distribution(self, pieces: tuple[int, ...]) -> Tensor:
-        """Over pieces, after the pieces of what was emitted; those that spell nothing are masked, as in `Decode`."""
+        """The drafter's distribution over pieces; those that spell nothing are masked, as in `Decode`."""
         allowed = self.allowed
         support = self.drafter_support or len(allowed)
         distribution = torch.zeros(self.drafter_size, dtype=torch.float64)
@@ -188,7 +188,7 @@ def rule_of(world: World, trie: Trie) -> Rule:
 
 
 def _draft(world: World, row: SequenceState, remaining_tokens: int, rng: RandomSource) -> Draft:
-    """What `Decode` does, on known distributions."""
+    """Draft as `Decode` does, on known distributions."""
     pieces, distributions = (), []
     while len(pieces) < min(world.max_draft, remaining_tokens) and (not pieces or world.drafts_more(pieces)):
         distributions.append(world.drafter_distribution((*row.pieces, *pieces)))

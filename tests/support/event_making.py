@@ -60,7 +60,7 @@ def make_updated(**others: Any) -> Updated:
         "acceptance_floor": None,
         "tokens_gained": None,
         "served": True,
-        "reason": "as asked",
+        "reason": "as given",
         "seconds": 0.0,
         "waited": 0.0,
         "drafter_version": 1,
@@ -70,7 +70,7 @@ def make_updated(**others: Any) -> Updated:
 
 
 def make_published(**others: Any) -> VersionPublished:
-    """A floor."""
+    """A baseline version."""
     fields: dict[str, Any] = {
         "offset": 0,
         "version": 0,

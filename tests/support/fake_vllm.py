@@ -50,7 +50,7 @@ class _Request:
 
 @dataclass
 class Wishes:
-    """What the plugin reads of vLLM's `SamplingParams`."""
+    """The fields of vLLM's `SamplingParams` that the plugin reads."""
 
     max_tokens: int
     temperature: float = 0.0
@@ -119,7 +119,7 @@ class FakeRunner:
         return f"request-{self._runs}-{request.number}"
 
     def _enter(self, running: list[_Request], most: int) -> None:
-        """Tell of the batch as vLLM's runner does: of all requests until they are done, also while they are removed."""
+        """Set the batch as vLLM's runner does: all requests until they are done, also while they are removed."""
         self.input_batch.req_ids = [self._name(request) for request in running]
         for request in running:
             state = SimpleNamespace(num_prompt_tokens=len(request.prompt), sampling_params=Wishes(most, **self._wishes))
@@ -228,7 +228,7 @@ def fake_config(
     model: str = "fake",
     size: int = VOCABULARY,
 ) -> SimpleNamespace:
-    """What the proposer reads of vLLM's `VllmConfig`."""
+    """The fields of vLLM's `VllmConfig` that the proposer reads."""
     return SimpleNamespace(
         device_config=SimpleNamespace(device_type=device),
         parallel_config=SimpleNamespace(
@@ -251,7 +251,7 @@ def fake_config(
 
 
 class FakeTarget:
-    """A module whose logits are what it is given."""
+    """A module that returns its input as logits."""
 
     def compute_logits(self, logits_NV: torch.Tensor) -> torch.Tensor:
         return logits_NV

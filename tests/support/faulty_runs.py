@@ -1,7 +1,7 @@
-"""Runs that are made to fail: the command in processes of its own, a stream that shows all that a run may lose, and
-what a run's folder holds when it is over.
+"""Runs that are made to fail: the command in processes of its own, a stream that exercises all that a run may lose, and
+the contents of a run's folder after the run.
 
-Processes are forked from one that has loaded the libraries already (`warm_python`), so that a life begins at once.
+Processes are forked from one that has loaded the libraries already (`warm_python`), so that they start at once.
 """
 
 import json
@@ -33,35 +33,35 @@ BY_THE_CLOCK = ("seconds", "waited", "started", "finished", "seconds_decode", "s
 NOBODY = "http://127.0.0.1:9"  # no MLflow server is there
 SPOOL = "registry-queue.jsonl"
 PROGRAM = "from pipeline.cli.app import main; main()"
-PATIENCE = 180.0  # seconds after which a process hangs
+HANG_SECONDS = 180.0  # seconds after which a process hangs
 
 
 @dataclass(frozen=True)
 class Ended:
-    """What came of a command. A negative status is the signal that ended it."""
+    """The result of a command. A negative status is the signal that ended it."""
 
     status: int
     out: str
     err: str
 
     def assert_clear(self, status: int, *words: str) -> None:
-        """It ended with this status and one message of ours that has these words."""
+        """Assert that it ended with this status and one message of ours that has these words."""
         assert self.status == status, self.err
         assert "Traceback" not in self.err, self.err
-        told = [line for line in self.err.splitlines() if line.startswith("omnidraft: ")]
-        assert len(told) == (status not in (0, 130)), self.err
+        messages = [line for line in self.err.splitlines() if line.startswith("omnidraft: ")]
+        assert len(messages) == (status not in (0, 130)), self.err
         for word in words:
             assert word in self.err, self.err
 
 
 @dataclass(frozen=True)
 class World:
-    """What surrounds a process.
+    """The environment of a process.
 
     Attributes:
-        folder: where it is started, and where what it prints is kept.
+        folder: its working directory; also holds its output.
         largest_file: in bytes.
-        environment: variables beside those of the tests.
+        environment: variables in addition to those of the tests.
         before: a program that runs first.
     """
 
@@ -72,7 +72,7 @@ class World:
 
     @property
     def program(self) -> str:
-        """`omnidraft`, typed, with the least of waiting and what else was asked for."""
+        """Code that sets the limit and runs `before`, then the `omnidraft` command with the shortest waits."""
         return f"import warm_process\n{self._limit()}\n{self.before}\n{PROGRAM}"
 
     def _limit(self) -> str:
@@ -110,22 +110,22 @@ class Life:
 
     @property
     def ended(self) -> bool:
-        """Whether it is over."""
+        """Whether the process has ended."""
         return self.process.poll() is not None
 
     def send(self, number: int) -> None:
-        """A signal, if it still lives."""
+        """Send a signal to the process, if it is still running."""
         if not self.ended:
-            with suppress(ProcessLookupError):  # it ended, and that was not told yet
+            with suppress(ProcessLookupError):  # it ended, and that was not reported yet
                 os.kill(int(self.process.pid or 0), number)
 
     def errors(self) -> str:
-        """What it told so far."""
+        """Its error output so far."""
         return self._err.read_text(encoding="utf-8") if self._err.exists() else ""
 
     def wait_until(self, holds: Callable[[], bool]) -> bool:
-        """Wait for something, or for its end; whether it holds."""
-        end = time.monotonic() + PATIENCE
+        """Wait for a condition, or for its end. Returns whether the condition holds."""
+        end = time.monotonic() + HANG_SECONDS
         while not (held := holds()) and not self.ended:
             assert time.monotonic() < end, self.errors()
             time.sleep(0.002)
@@ -134,19 +134,19 @@ class Life:
     def end(self) -> Ended:
         """Wait for its end."""
         try:
-            status = self.process.wait(PATIENCE)
+            status = self.process.wait(HANG_SECONDS)
         except subprocess.TimeoutExpired:
             pytest.fail(f"it hangs: {self.errors()}")
         for thread in self._copying:
-            thread.join(PATIENCE)
+            thread.join(HANG_SECONDS)
         return Ended(status, self._out.read_text(encoding="utf-8"), self.errors())
 
 
 def _copy(pipe: IO[bytes], path: Path) -> None:
-    """Keep what a process tells: not written by itself, whose files may not grow."""
+    """Write the output of a process to a file. The process cannot do so itself: its files may not grow."""
     with pipe, path.open("wb", buffering=0) as file:
-        while told := pipe.read1():  # type: ignore[attr-defined]
-            file.write(told)
+        while chunk := pipe.read1():  # type: ignore[attr-defined]
+            file.write(chunk)
 
 
 def type_command(folder: Path, *arguments: object, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
@@ -169,12 +169,12 @@ class Stream:
     options: tuple[str, ...]
 
     def begin(self, run: Path, *more: object) -> list[object]:
-        """The words that begin a run of it."""
+        """The arguments that start a run of it."""
         return ["replay", *self.sources, *self.options, *more, "--run", run]
 
 
-# Drift alarms at the least fall, a few n-grams fill the cache and a few examples all that keeps them, an update is
-# nearly always under way, and drafting rests now and then.
+# The drift monitor alarms at the smallest fall, a few n-grams fill the cache and a few examples all that keeps them, an
+# update is nearly always under way, and speculation is paused from time to time.
 SETTINGS = {
     "learn.rate": 5e-3,
     "learn.interval": 2,
@@ -183,7 +183,7 @@ SETTINGS = {
     "learn.replay_prompts": 6,
     "learn.gate_share": 0.34,
     "learn.gate_window": 4,
-    "draft.relative_cost": 0.2,  # at 0.05 drafting rests only if the rounding of the machine's kernels wants it
+    "draft.relative_cost": 0.2,  # at 0.05 a pause depends on the rounding of the machine's kernels
     "drift.detector": "page-hinkley",
     "drift.signal": "first",
     "drift.threshold": 0.1,
@@ -220,20 +220,20 @@ def spoil(path: Path) -> None:
     path.write_text("\n".join(spoilt) + "\n", encoding="utf-8")
 
 
-def list_completed(stream: Stream, folder: Path, run: Path) -> Path:
-    """A whole run."""
+def complete_run(stream: Stream, folder: Path, run: Path) -> Path:
+    """Complete a run without interruption."""
     Life(World(folder), stream.begin(run)).end().assert_clear(0)
     return run
 
 
 def resume_run(run: Path, folder: Path) -> Path:
-    """A run that is gone on with to its end."""
+    """Resume a run and complete it."""
     Life(World(folder), ["replay", "--resume", run]).end().assert_clear(0)
     return run
 
 
 def read_committed(run: Path) -> Manifest | None:
-    """What the run has committed up to now; None before there is anything."""
+    """The manifest of the run's last commit; None before the first."""
     return read_manifest(run) if (run / MANIFEST).exists() else None
 
 
@@ -248,7 +248,7 @@ def checkpoints(run: Path) -> int:
 
 
 def rows_of(run: Path, table: str) -> list[dict[str, Any]]:
-    """The committed rows of a table, without what the wall clock says."""
+    """The committed rows of a table, without the columns that depend on the wall clock."""
     parts = read_manifest(run).tables[table]
     read = [parquet.read_table(part_path(run, part), partitioning=None) for part in parts]
     rows = pa.concat_tables(read).to_pylist() if read else []
@@ -256,13 +256,17 @@ def rows_of(run: Path, table: str) -> list[dict[str, Any]]:
 
 
 def differences(run: Path, other: Path) -> list[str]:
-    """Where two finished runs differ: in a row of a table of events, in a version's folder, in the rejected rows, or in
-    what was sent to MLflow."""
+    """The differences of two finished runs: rows of the tables of events, folders of versions, rejected rows, and
+    messages to MLflow."""
     tables = [table for table in TABLES if table not in COUNTS]
-    found = [f"{table}: {told}" for table in tables for told in _first(rows_of(run, table), rows_of(other, table))]
-    found += [f"versions/: {told}" for told in _first(versions_of(run), versions_of(other))]
-    found += [f"rejected: {told}" for told in _first(rejected_of(run), rejected_of(other))]
-    return found + [f"sent: {told}" for told in _first(sent_by(run), sent_by(other))]
+    found = [
+        f"{table}: {difference}"
+        for table in tables
+        for difference in _first(rows_of(run, table), rows_of(other, table))
+    ]
+    found += [f"versions/: {difference}" for difference in _first(versions_of(run), versions_of(other))]
+    found += [f"rejected: {difference}" for difference in _first(rejected_of(run), rejected_of(other))]
+    return found + [f"sent: {difference}" for difference in _first(sent_by(run), sent_by(other))]
 
 
 def _first(mine: Sequence[Any], others: Sequence[Any]) -> Iterator[str]:
@@ -285,8 +289,8 @@ def rejected_of(run: Path) -> list[str]:
 
 
 def sent_by(run: Path) -> list[Any]:
-    """What a run posted to MLflow: its beginning, versions, points and its end, in order, without times. That it was
-    stopped and gone on with is left out."""
+    """Messages of a run to MLflow: its beginning, versions, points and its end, in order, without times. Stops and
+    resumptions are left out."""
     sent: list[Any] = []
     for line in map(json.loads, filter(None, (run / SPOOL).read_text(encoding="utf-8").splitlines())):
         match line.get("kind"):
@@ -307,7 +311,7 @@ def _points_by_name(sent: list[Any]) -> list[Any]:
 
 
 def strays(run: Path) -> set[str]:
-    """Files of a finished run that nothing names. A process that is killed behind its last commit leaves its name."""
+    """Files of a finished run that nothing names. A process killed after its last commit may leave its owner file."""
     manifest = read_manifest(run)
     assert manifest.finished
     named = {"config.json", "vocabulary.json", "summary.json", "rejected.jsonl"}

@@ -1,4 +1,4 @@
-"""Stages, a drift watch, an answer and a publisher that do nothing but keep the loop's contract in sight."""
+"""Stages, a drift monitor, a drift response and a publisher that do nothing but check the loop's contract."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -32,7 +32,7 @@ OVERLONG = "too long"
 
 
 class StubStage:
-    """Keeps the order of its rows as a stage does, and checks every call against it."""
+    """Keeps the order of its rows like a stage, and checks every call against it."""
 
     def __init__(self) -> None:
         self.order: list[SequenceState] = []
@@ -65,7 +65,7 @@ class StubDecode(StubStage):
         self.woken: list[int] = []  # blocks before each time
 
     def respond_to_drift(self) -> None:
-        """Nothing is remembered."""
+        """Do nothing: the stub keeps no state."""
 
     def resume_speculation(self) -> None:
         self.woken.append(len(self.calls))
@@ -97,7 +97,7 @@ class StubTranslate(StubStage):
 
 
 class StubVerify(StubStage):
-    """Accepts everything: one token per block, until the row's room is used up."""
+    """Accepts everything: one token per block, until the row has no tokens remaining."""
 
     def __call__(self, batch: Sequence[Proposal]) -> list[Verdict]:
         self.called_with([proposal.draft.row for proposal in batch])
@@ -139,7 +139,7 @@ class StubDistill:
 
 
 class StubDrift:
-    """Alarms after the prompts that it was told to, with the given action."""
+    """Alarms after the given prompts, with the action of each."""
 
     def __init__(self, actions: dict[int, str]) -> None:
         self._actions = actions
@@ -149,8 +149,8 @@ class StubDrift:
         return make_drifted(offset=prompt.offset, target=prompt.target, action=action) if action else None
 
 
-class StubAnswer:
-    """A recall that takes nothing back. Knows how often the drafter had learned when it was called."""
+class StubDriftResponse:
+    """A recall that restores no version. Records how many updates the drafter had at each call."""
 
     def __init__(self, distill: StubDistill) -> None:
         self.noted: list[tuple[int, int]] = []  # offset of the example, drafter's version
@@ -171,7 +171,7 @@ class StubAnswer:
 
 
 class StubPublisher:
-    """A floor, a version after every prompt and at every drift, and an end."""
+    """Publishes a baseline, a version after every prompt and at every drift, and an end."""
 
     def __init__(self, target: str = "big") -> None:
         self._target = target
@@ -193,7 +193,7 @@ class StubPublisher:
 
 
 class Clock:
-    """Each look at it is a second later."""
+    """Each reading is a second later than the last."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -221,7 +221,7 @@ def stub_runner(clock: RunClock, name: str = "big", drifts: dict[int, str] | Non
         Stages(StubDecode(), StubTranslate(), StubVerify()),
         prepare,
         Recorder(name, lambda token: bytes([token]), lambda tokens: f"{len(tokens)} tokens"),
-        LocalLearner(distill, StubDrift(drifts or {}), StubAnswer(distill), StubPublisher(name)),
+        LocalLearner(distill, StubDrift(drifts or {}), StubDriftResponse(distill), StubPublisher(name)),
         clock,
     )
 

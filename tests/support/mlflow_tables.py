@@ -22,7 +22,7 @@ def copy_tables() -> None:
 
 
 class _Tables:
-    """In place of the function that makes them."""
+    """Replaces MLflow's function that makes the tables."""
 
     def __init__(self, make: Any) -> None:
         self._make = make

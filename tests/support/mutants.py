@@ -34,8 +34,8 @@ class Mutant:
     survives: str = ""
 
     @contextmanager
-    def applied(self, folder: Path) -> Iterator[None]:
-        """Apply the mutant to a copy of the repository while this lasts."""
+    def apply(self, folder: Path) -> Iterator[None]:
+        """Apply the mutant to a copy of the repository during the block."""
         path = folder / self.file
         text = path.read_text(encoding="utf-8")
         path.write_text(text.replace(self.old, self.new), encoding="utf-8")

@@ -19,19 +19,19 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True)
 class ObjectServer:
-    """Where it is."""
+    """The address of an object server, and access to it."""
 
     endpoint: str
 
     @property
     def environment(self) -> dict[str, str]:
-        """What tells a process of it, as Amazon's own tools are told."""
+        """The variables by which a process finds it; Amazon's own tools read the same."""
         keys = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"}
         return {**keys, "AWS_ENDPOINT_URL": self.endpoint, "AWS_MAX_ATTEMPTS": "2"}
 
     @cached_property
     def client(self) -> Any:
-        """Of boto3."""
+        """A client of boto3 for the server."""
         import boto3
 
         keys = {"aws_access_key_id": "key", "aws_secret_access_key": "secret", "region_name": "us-east-1"}
@@ -120,7 +120,7 @@ class Door:
 
 @contextmanager
 def serving() -> Iterator[ObjectServer]:
-    """A server that is there meanwhile."""
+    """Run a server during the block."""
     moto_server = pytest.importorskip("moto.server", reason="needs a server to talk to: pip install 'moto[server]'")
     server = moto_server.ThreadedMotoServer(ip_address=HOST, port=0, verbose=False)
     server.start()
@@ -142,5 +142,5 @@ def objects() -> Iterator[ObjectServer]:
 
 @pytest.fixture
 def place(objects: ObjectServer) -> str:
-    """Of a run."""
+    """The URI of a run in a new bucket of the server."""
     return objects.place()

@@ -1,4 +1,4 @@
-"""Where things lie: the repository, and beside it the data that some tests read."""
+"""Paths: the root of the repository; some tests read data that is next to it."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What may follow a text, in plain Python: candidates of the own text and of the memory, with their chances."""
+"""Continuations of a text, in plain Python: candidates of the own text and of the memory, with their chances."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -22,7 +22,7 @@ NAMED = ("checkpoint", "log", "partitions", "run", "runs")  # folders that each 
 
 @dataclass
 class Disk:
-    """What is synced below a folder. The folder and its own entries are on the disk already.
+    """The synced files and entries below a folder. The folder and its own entries are on the disk already.
 
     Attributes:
         root: the folder.

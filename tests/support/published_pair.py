@@ -18,7 +18,7 @@ class Published:
     Attributes:
         runs: the folder.
         run: the run's own.
-        newest: number of the newest version; 1 is the floor.
+        newest: number of the newest version; 1 is the baseline.
     """
 
     runs: Path
@@ -30,7 +30,7 @@ class Published:
         return default_uri(self.runs)
 
     def folder(self, number: int) -> Path:
-        """Of a version, in the run."""
+        """The folder of a version, in the run."""
         return self.run / "versions" / f"{number - 1:06d}"
 
 

@@ -44,8 +44,8 @@ def play(registry: Registry, folder: Path) -> Iterator[None]:
     yield registry.log_points(POINTS[:3])
     for version in range(2):
         sealed, event = publication(folder, version)
-        figures = {"prompts": 3.0, "probe/acceptance": 0.5 + version}
-        yield registry.publish(sealed, event, figures, drift=70 if version else None)
+        metrics = {"prompts": 3.0, "probe/acceptance": 0.5 + version}
+        yield registry.publish(sealed, event, metrics, drift=70 if version else None)
     yield registry.pause()
     yield registry.resume()
     yield registry.log_points(POINTS[3:])
@@ -53,7 +53,7 @@ def play(registry: Registry, folder: Path) -> Iterator[None]:
 
 
 def messages(folder: Path) -> list[Message]:
-    """What `play` posts."""
+    """The messages that `play` posts."""
     spool = folder / "q.jsonl"
     spool.unlink(missing_ok=True)
     registry = MlflowRegistry("http://127.0.0.1:9", spool, keep=0)  # nothing is released
@@ -67,7 +67,7 @@ class LostError(Exception):
 
 @dataclass
 class Faults:
-    """What goes wrong: the call of that number fails before or after it was carried out, or is carried out twice.
+    """An injected fault: the call of that number fails before or after it was carried out, or is carried out twice.
 
     `late`: the name of a call, before which everything that creates something arrives once more.
     """
@@ -127,7 +127,7 @@ def send(uri: str, folder: Path) -> None:
 
 
 def check(uri: str, folder: Path, name: str = "omnidraft") -> None:
-    """Everything is there, and once, in the experiment and in the registered model of that name."""
+    """Require that everything is there once, in the experiment and in the registered model of that name."""
     client = connect(uri)
     experiment = client.get_experiment_by_name(name).experiment_id
     runs = {run.info.run_name: client.get_run(run.info.run_id) for run in client.search_runs([experiment])}

@@ -48,7 +48,7 @@ def table_of(run: Path, table: str) -> pa.Table:
 
 @dataclass(frozen=True)
 class Typed:
-    """What came of a command."""
+    """The result of a command."""
 
     status: int
     out: str

@@ -37,7 +37,7 @@ from store.hosts import listen
 MODEL = "family/echo-1"
 EOS = 256
 CONTEXT = 4000
-PATIENCE = 30.0
+HANG_SECONDS = 30.0  # seconds after which a server counts as hanging
 
 
 @dataclass
@@ -93,7 +93,7 @@ class ScriptedEngine(Engine):
     @override
     def encode(self, text: str) -> EncodedPrompt:
         if self._held_from is not None and len(text) >= self._held_from:
-            self.encoding.wait(PATIENCE)
+            self.encoding.wait(HANG_SECONDS)
         tokens = tuple(text.encode())
         if not 0 < len(tokens) < CONTEXT:
             raise UnfitPromptError(f"a prompt must have 1 to {CONTEXT - 1} tokens, got {len(tokens)}")
@@ -212,10 +212,10 @@ class HttpServer:
         return f"http://127.0.0.1:{self.port}"
 
     def client(self, key: str = "none", **settings: Any) -> OpenAI:
-        return OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=PATIENCE, **settings)
+        return OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=HANG_SECONDS, **settings)
 
     def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE)
+        return socket.create_connection(("127.0.0.1", self.port), timeout=HANG_SECONDS)
 
 
 @contextmanager
@@ -235,13 +235,13 @@ def run_http_server(
         engine.go.set()
         engine.encoding.set()
         server.begin_shutdown()
-        thread.join(PATIENCE)
+        thread.join(HANG_SECONDS)
         assert not thread.is_alive()
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
     """Wait for a condition that another thread fulfils."""
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + HANG_SECONDS
     while not condition():
         assert time.monotonic() < end, "it did not happen"
         time.sleep(0.01)

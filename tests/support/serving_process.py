@@ -13,7 +13,7 @@ from typing import Any
 
 import warm_python
 from replaying import QUICK
-from serving_tiny import PATIENCE, wait_until
+from serving_tiny import HANG_SECONDS, wait_until
 from tiny_pair import TinyPair
 
 PROGRAM = "from pipeline.cli.app import main; main()"
@@ -55,12 +55,12 @@ class ServerProcess:
         request = urllib.request.Request(
             f"{self.url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
-        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+        with urllib.request.urlopen(request, timeout=HANG_SECONDS) as answer:
             return json.loads(answer.read())
 
     def model(self) -> str:
         """Return the name of the only model."""
-        with urllib.request.urlopen(f"{self.url}/v1/models", timeout=PATIENCE) as answer:
+        with urllib.request.urlopen(f"{self.url}/v1/models", timeout=HANG_SECONDS) as answer:
             (model,) = json.loads(answer.read())["data"]
         return str(model["id"])
 
@@ -68,7 +68,7 @@ class ServerProcess:
         """Send a signal and return the exit status."""
         if number is not None:
             self.process.send_signal(number)
-        return self.process.wait(PATIENCE)
+        return self.process.wait(HANG_SECONDS)
 
 
 @contextmanager
@@ -80,7 +80,7 @@ def server_process(folder: Path, *arguments: object) -> Iterator[ServerProcess]:
     finally:
         if server.process.poll() is None:
             server.process.kill()
-            server.process.wait(PATIENCE)
+            server.process.wait(HANG_SECONDS)
 
 
 def server_arguments(pair: TinyPair, run: Path, *more: object, **changes: object) -> list[object]:

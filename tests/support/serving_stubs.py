@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from loop_doubles import Clock as Seconds
-from loop_doubles import StubAnswer, StubDecode, StubDistill, StubDrift, StubPublisher, StubTranslate, StubVerify
+from loop_doubles import StubDecode, StubDistill, StubDrift, StubDriftResponse, StubPublisher, StubTranslate, StubVerify
 
 from pipeline.learning.local_learner import LocalLearner
 from pipeline.loop import Loop, TargetRunner
@@ -116,7 +116,7 @@ class StubEngine:
             Stages(self.decode, self.translate, self.verify),
             self.queue.prepare_sequence,
             Recorder("big", vocabulary.bytes_of, lambda tokens: bytes(tokens).decode()),
-            LocalLearner(distill, StubDrift({}), StubAnswer(distill), StubPublisher()),
+            LocalLearner(distill, StubDrift({}), StubDriftResponse(distill), StubPublisher()),
             clock,
             self.queue.on_verdicts,
         )

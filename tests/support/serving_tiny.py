@@ -22,7 +22,7 @@ from pipeline.serve.run import ServerRun
 from store.events import Event
 from store.query.log_reader import LogReader
 
-PATIENCE = 200.0  # seconds after which an engine counts as hanging
+HANG_SECONDS = 200.0  # seconds after which an engine counts as hanging
 NEW_TOKENS = 24
 OFTEN = {"commit__seconds": 0.02, "commit__share": 1.0}  # a commit after nearly every block
 
@@ -61,13 +61,13 @@ class RecordingListener:
             self.ended.set()
         if self.hold is not None and len(self.chunks) >= self.hold:
             self.reached.set()
-            assert self.go.wait(PATIENCE), "nobody let the engine continue"
+            assert self.go.wait(HANG_SECONDS), "nobody let the engine continue"
         if self.fails:
             raise RuntimeError("this listener always fails")
 
     def end(self) -> "RecordingListener":
         """Wait for the finish."""
-        assert self.ended.wait(PATIENCE), f"no finish after {len(self.chunks)} chunks"
+        assert self.ended.wait(HANG_SECONDS), f"no finish after {len(self.chunks)} chunks"
         return self
 
     @property
@@ -134,7 +134,7 @@ def run_server(
 
 def wait_until(condition: Callable[[], bool], failure: str = "it did not happen") -> None:
     """Wait for a condition that another thread or process fulfils."""
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + HANG_SECONDS
     while not condition():
         assert time.monotonic() < end, failure
         time.sleep(0.005)

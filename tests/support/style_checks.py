@@ -136,7 +136,7 @@ VERBS_IN_ING = frozenset({"bring", "ping", "ring", "spring", "string", "swing"})
 
 
 def fault_of_subject(subject: str) -> str:
-    """What is wrong with the subject of a commit, or nothing."""
+    """The fault of the subject of a commit; empty if there is none."""
     first = re.split(r"\W", subject, maxsplit=1)[0]
     if len(subject) >= SUBJECT:
         return f"has {len(subject)} characters, must have fewer than {SUBJECT}"
@@ -273,7 +273,7 @@ def rules() -> list[str]:
 
 
 def ceilings() -> dict[str, int]:
-    """How often each rule may be broken; a rule that is not named, never."""
+    """The number of times that each rule may be broken; rules that are not named may not be broken."""
     return {rule: int(most) for rule, most in json.loads(CEILINGS.read_text(encoding="utf-8")).items()}
 
 

@@ -1,4 +1,4 @@
-"""Events with readable defaults, and a small run whose figures can be worked out by hand."""
+"""Events with readable defaults, and a small run whose metrics can be worked out by hand."""
 
 from pathlib import Path
 from typing import Any

@@ -52,7 +52,7 @@ class TinyPair:
 
     @property
     def options(self) -> list[str]:
-        """For the command line."""
+        """Options of the command line for the pair."""
         return ["--target", str(self.target), "--drafter", str(self.drafter)]
 
 
@@ -94,7 +94,7 @@ class TinyTrio:
 
     @property
     def targets(self) -> tuple[str, str]:
-        """Both, as they are named in settings."""
+        """The names of both targets in settings."""
         return str(self.pair.target), str(self.other)
 
 

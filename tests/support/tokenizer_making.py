@@ -41,7 +41,7 @@ def byte_level(
 ) -> PreTrainedTokenizerFast:  # fmt: skip
     """A byte-level BPE: ids 0..255 are the bytes, then one per merge, the special tokens, added text.
 
-    Bytes `without` a token shift what follows; `words` come behind the merges, and the model looks them up first.
+    Bytes `without` a token shift what follows; `words` come after the merges, and the model looks them up first.
     """
     tokenizer = Tokenizer(_byte_level_model(merges, without, words))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

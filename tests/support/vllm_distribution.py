@@ -150,19 +150,19 @@ def run_in_interpreter(sampler: Any) -> None:
 
 
 def make_launcher(name: str, kernel: Any) -> Any:
-    """What vLLM's launcher of this name does, by its `DispatchSpec`."""
+    """Replace vLLM's launcher of this name, as its `DispatchSpec` defines it."""
 
     def random(output: Any, ends: Any, draft: Any, probs: Any, target: Any, *rest: Any) -> None:
         grid = (output.shape[0],)
         kernel[grid](output, ends, draft, probs, target, *rest[:-2], rest[-2], target.shape[1], rest[-1], True, False)
 
-    def recovered(
+    def sample_recovered(
         output: Any, ends: Any, draft: Any, probs: Any, target: Any, inv_q: Any, *, max_spec_len: int
     ) -> None:
         grid = (ends.shape[0], max_spec_len)
         kernel[grid](output, ends, draft, probs, target, inv_q, target.shape[1], BLOCK, True, False)
 
-    return random if name == "_rejection_random_sample" else recovered
+    return random if name == "_rejection_random_sample" else sample_recovered
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""What a process of a test does without: it is imported in front of the command."""
+"""Switches off slow parts in a test's process. It is imported before the command runs."""
 
 import pipeline.run.replay
 

@@ -1,6 +1,6 @@
-"""Processes that begin with their libraries loaded: they are forked from one that imported them, instead of each
-spending seconds on it. `Popen` stands for `subprocess.Popen`, `Context` for multiprocessing's `spawn`, and
-`stand_in` for the interpreter of Ray's workers; what they run is what a new interpreter would have run.
+"""Processes that start with their libraries loaded: they are forked from one that imported them, which saves each of
+them seconds. `Popen` replaces `subprocess.Popen`, `Context` replaces multiprocessing's `spawn`, and `run_worker`
+replaces the interpreter of Ray's workers; they run what a new interpreter would have run.
 
 This file is also the program of the process that is forked; until then it imports the standard library alone.
 """
@@ -41,18 +41,18 @@ LOADED = (
     "pipeline.serve.run",
     "pipeline.cluster.worker",
     "pipeline.cluster.learner",
-)  # but not ray, which reads what a worker is from its environment as soon as it is imported
+)  # but not ray, which reads the worker's identity from its environment as soon as it is imported
 HIGH = 500  # descriptors that arrive are kept above those that a program counts on
 RAY_WORKER = "default_worker.py"
 STARTED = subprocess.Popen  # by the system, also where a test has put `Popen` of this module in its place
 
 
 class Server:
-    """The process that is forked, from the side of those that ask it. It ends with the process that started it.
+    """The process that is forked, from the side of its clients. It ends with the process that started it.
 
     Attributes:
         address: its socket.
-        stand_in: a program that takes the place of the interpreter where Ray starts a worker.
+        interpreter: a program that replaces the interpreter where Ray starts a worker.
     """
 
     def __init__(self) -> None:
@@ -66,11 +66,11 @@ class Server:
         )
         assert self._process.stdout is not None
         assert self._process.stdout.readline() == b"ready\n"
-        self.stand_in = f"{self.folder}/python"
+        self.interpreter = f"{self.folder}/python"
         code = f"import sys; sys.path[:0] = [{str(Path(__file__).parent)!r}]; import warm_python"
-        call = f"warm_python.stand_in({self.address!r}, {sys.executable!r})"
-        Path(self.stand_in).write_text(f"#!{sys.executable} -ES\n{code}\n{call}\n", encoding="utf-8")
-        Path(self.stand_in).chmod(0o755)
+        call = f"warm_python.run_worker({self.address!r}, {sys.executable!r})"
+        Path(self.interpreter).write_text(f"#!{sys.executable} -ES\n{code}\n{call}\n", encoding="utf-8")
+        Path(self.interpreter).chmod(0o755)
         atexit.register(self.end)
 
     def end(self) -> None:
@@ -82,12 +82,12 @@ class Server:
 
 @cache
 def server() -> Server:
-    """One for all tests of this process."""
+    """The one server for all tests of this process."""
     return Server()
 
 
 class Child:
-    """A forked process, which is not a child of ours."""
+    """A forked process, which is not a child of this one."""
 
     def __init__(
         self,
@@ -99,23 +99,23 @@ class Child:
         *,
         session: bool = False,
     ) -> None:
-        asked = {"arguments": list(arguments), "fds": list(fds), "environment": dict(environment), "cwd": cwd}
-        asked["session"] = session
+        request = {"arguments": list(arguments), "fds": list(fds), "environment": dict(environment), "cwd": cwd}
+        request["session"] = session
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.connect(address)
         socket.send_fds(self._socket, [b"\0"], list(fds.values()))
-        self._socket.sendall(json.dumps(asked).encode() + b"\n")
+        self._socket.sendall(json.dumps(request).encode() + b"\n")
         self.pid = self._number()
         self._status: int | None = None
 
     def _number(self) -> int:
-        told = array.array("q")
-        told.frombytes(self._socket.recv(8, socket.MSG_WAITALL))
-        return told[0]
+        number = array.array("q")
+        number.frombytes(self._socket.recv(8, socket.MSG_WAITALL))
+        return number[0]
 
     def wait(self, block: bool) -> int | None:
-        """Its status, as `os.waitpid` says it; None if it lives. Asked again, it is the same: a signal's handler may
-        raise before the caller has noted it."""
+        """Its status, as `os.waitpid` reports it; None if it is running. Later calls return the same status: a signal's
+        handler may raise before the caller has stored it."""
         if self._status is None:
             if not block and not select.select([self._socket], [], [], 0)[0]:
                 return None
@@ -126,25 +126,25 @@ class Child:
 
 class Popen(subprocess.Popen):
     """A process of `[sys.executable, ("-c", CODE | "-m", MODULE), ...]` with all that `subprocess.Popen` can do. Other
-    programs are started as ever."""
+    programs are started as usual."""
 
     _child: Child | None = None
 
     def _execute_child(self, *given: Any) -> None:
-        asked = dict(zip(signature(super()._execute_child).parameters, given, strict=True))
-        words = [] if isinstance(asked["args"], str | bytes) else [os.fsdecode(word) for word in asked["args"]]
+        values = dict(zip(signature(super()._execute_child).parameters, given, strict=True))
+        words = [] if isinstance(values["args"], str | bytes) else [os.fsdecode(word) for word in values["args"]]
         if words[:1] != [sys.executable]:
             super()._execute_child(*given)
             return
-        own = {0: asked["p2cread"], 1: asked["c2pwrite"], 2: asked["errwrite"]}
+        own = {0: values["p2cread"], 1: values["c2pwrite"], 2: values["errwrite"]}
         fds = {number: number if fd == -1 else fd for number, fd in own.items()}
-        fds |= {fd: fd for fd in asked["pass_fds"]}
-        environment = os.environ if asked["env"] is None else asked["env"]
-        cwd, session = os.fspath(asked["cwd"] or os.getcwd()), asked["start_new_session"]
+        fds |= {fd: fd for fd in values["pass_fds"]}
+        environment = os.environ if values["env"] is None else values["env"]
+        cwd, session = os.fspath(values["cwd"] or os.getcwd()), values["start_new_session"]
         self._child = Child(server().address, words[1:], fds, environment, cwd, session=bool(session))
         self.pid, self._child_created = self._child.pid, True
         ends = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
-        self._close_pipe_fds(*(asked[end] for end in ends))
+        self._close_pipe_fds(*(values[end] for end in ends))
 
     def _try_wait(self, wait_flags: int) -> tuple[int, int]:
         if self._child is None:
@@ -165,7 +165,7 @@ class Popen(subprocess.Popen):
 
 
 def run(*arguments: Any, **named: Any) -> subprocess.CompletedProcess:
-    """See `subprocess.run`."""
+    """Run a program like `subprocess.run`, in a forked process."""
     with patch("subprocess.Popen", Popen):
         return subprocess.run(*arguments, **named)
 
@@ -189,7 +189,7 @@ class _Spawned(popen_spawn_posix.Popen):
 
 
 class Process(process.BaseProcess):
-    """See `multiprocessing.Process`."""
+    """A process like that of `multiprocessing`, but forked."""
 
     _start_method = "spawn"
 
@@ -199,19 +199,19 @@ class Process(process.BaseProcess):
 
 
 class Context(multiprocessing.context.SpawnContext):
-    """What `multiprocessing.get_context("spawn")` gives, but that its processes are forked."""
+    """The context of `multiprocessing.get_context("spawn")`, with forked processes."""
 
     Process = Process
 
 
 @contextmanager
 def ray_workers():
-    """Ray, started while this lasts, has workers that are forked."""
-    with patch.object(sys, "executable", server().stand_in):
+    """Fork the workers of a Ray that is started in this context."""
+    with patch.object(sys, "executable", server().interpreter):
         yield
 
 
-def stand_in(address: str, executable: str) -> None:
+def run_worker(address: str, executable: str) -> None:
     """Run a worker of Ray, or pass anything else on to the interpreter."""
     workers = [place for place, word in enumerate(sys.argv) if Path(word).name == RAY_WORKER]
     if not workers:
@@ -224,7 +224,7 @@ def stand_in(address: str, executable: str) -> None:
 
 
 def serve(address: str) -> dict[str, Any]:
-    """Load the libraries, and fork. Returns in the forked process alone, with what it is to do."""
+    """Load the libraries, and fork. Returns in the forked process alone, with the request that it serves."""
     import mlflow_tables
 
     for name in LOADED:
@@ -238,10 +238,10 @@ def serve(address: str) -> dict[str, Any]:
     listener.bind(address)
     listener.listen(64)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    ends, told = socket.socketpair()
-    told.setblocking(False)
+    ends, wakeup = socket.socketpair()
+    wakeup.setblocking(False)
     ends.setblocking(False)
-    signal.set_wakeup_fd(told.fileno())
+    signal.set_wakeup_fd(wakeup.fileno())
     signal.signal(signal.SIGCHLD, lambda *_: None)
     children: dict[int, socket.socket] = {}
     sys.stdout.write("ready\n")
@@ -256,62 +256,62 @@ def serve(address: str) -> dict[str, Any]:
                 os.kill(pid, signal.SIGKILL)
             os._exit(0)
         if listener in ready:
-            asker, _ = listener.accept()
-            asked = _receive(asker)
+            client, _ = listener.accept()
+            request = _receive(client)
             pid = os.fork()
             if not pid:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 signal.signal(signal.SIGINT, signal.default_int_handler)
-                for own in (listener, ends, told, asker, *children.values()):
+                for own in (listener, ends, wakeup, client, *children.values()):
                     own.close()
-                return asked
-            for fd in asked["arrived"]:
+                return request
+            for fd in request["arrived"]:
                 os.close(fd)
-            children[pid] = asker
-            _tell(asker, pid)
+            children[pid] = client
+            _send_number(client, pid)
 
 
-def _tell(asker: socket.socket, number: int) -> None:
+def _send_number(client: socket.socket, number: int) -> None:
     with suppress(OSError):  # it may be gone
-        asker.sendall(array.array("q", [number]).tobytes())
+        client.sendall(array.array("q", [number]).tobytes())
 
 
 def _reap(children: dict[int, socket.socket]) -> None:
     with suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            asker = children.pop(ended[0])
-            _tell(asker, ended[1])
-            asker.close()
+            client = children.pop(ended[0])
+            _send_number(client, ended[1])
+            client.close()
 
 
-def _receive(asker: socket.socket) -> dict[str, Any]:
+def _receive(client: socket.socket) -> dict[str, Any]:
     import fcntl
 
-    _, fds, _, _ = socket.recv_fds(asker, 1, 64)
-    with asker.makefile("rb") as lines:
-        asked = json.loads(lines.readline())
-    asked["arrived"] = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, HIGH) for fd in fds]
+    _, fds, _, _ = socket.recv_fds(client, 1, 64)
+    with client.makefile("rb") as lines:
+        request = json.loads(lines.readline())
+    request["arrived"] = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, HIGH) for fd in fds]
     for fd in fds:
         os.close(fd)
-    return asked
+    return request
 
 
-def become(asked: dict[str, Any]) -> None:
-    """Run what was asked for, as the interpreter would have done."""
-    for arrived, wanted in zip(asked["arrived"], asked["fds"], strict=True):
+def become(request: dict[str, Any]) -> None:
+    """Run the requested program, as the interpreter would have done."""
+    for arrived, wanted in zip(request["arrived"], request["fds"], strict=True):
         os.dup2(arrived, wanted)
         os.close(arrived)
-    if asked["session"]:
+    if request["session"]:
         os.setsid()
-    os.chdir(asked["cwd"])
+    os.chdir(request["cwd"])
     os.environ.clear()
-    os.environ.update(asked["environment"])
+    os.environ.update(request["environment"])
     sys.stdin = open(0, closefd=False, encoding="utf-8")  # noqa: SIM115
     sys.stdout = open(1, "w", closefd=False, encoding="utf-8")  # noqa: SIM115
     sys.stderr = open(2, "w", closefd=False, encoding="utf-8", errors="backslashreplace", buffering=1)  # noqa: SIM115
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
-    first, *words = asked["arguments"]
+    first, *words = request["arguments"]
     named = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     sys.path[:0] = named
     main = sys.modules["__main__"] = types.ModuleType("__main__")
@@ -350,9 +350,9 @@ def end(error: BaseException | None) -> None:
 
 
 if __name__ == "__main__":
-    asked = serve(sys.argv[1])
+    request = serve(sys.argv[1])
     try:
-        become(asked)
+        become(request)
     except BaseException as error:
         end(error)
     end(None)

@@ -1,7 +1,7 @@
-"""What the memory holds: contexts of target tokens and what followed them, from a run's checkpoint or last version.
+"""Contents of the memory: contexts of target tokens and their continuations, from a run's checkpoint or last version.
 
-The memory keeps contexts as hashes. They are spelt by the hashes of everything that the log says was emitted, so a
-context that reaches into a prompt, or lies before the newest prompts that are read, has no spelling.
+The memory stores contexts as hashes. They are spelt by the hashes of all tokens that were emitted according to the
+log, so a context that reaches into a prompt, or lies before the newest prompts that are read, has no spelling.
 
 Shapes: U contexts, C continuations of each, E emitted tokens.
 """

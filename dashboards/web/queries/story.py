@@ -14,7 +14,7 @@ from store.query.summary import SUMMARY
 
 AROUND = 20  # prompts before a drift, and at the end, that are compared
 _NAMED = 3  # drifts whose prompts are named
-_SIGNALS = {  # what is watched, as in static/stream.js
+_SIGNALS = {  # monitored for drift, as in static/stream.js
     "frequency": "how common the tokens were in earlier completions",
     "predicted": "the share of tokens that the memory predicted",
     "drafted": "the share of tokens from drafts",
@@ -184,7 +184,7 @@ def _describe_drifts(log: LogReader, detected: list[dict[str, Any]], tokens: Map
 
 
 def _describe_signal(drift: Mapping[str, Any]) -> str:
-    """What was watched, with its values before and after the change."""
+    """Describe the monitored signal, with its values before and after the change."""
     was, became = drift["rate_before"], drift["rate_after"]
     if drift["signal"] != "frequency":
         return f"{_SIGNALS[drift['signal']]}, which went from {was:.0%} to {became:.0%}"

@@ -29,8 +29,8 @@ const problems = new Map();
 let loops = 0;
 
 // Errors of a request by the user, and of the periodic requests of the page; one does not hide the other.
-export function problem(message, asker = "person") {
-  problems.set(asker, message);
+export function problem(message, source = "person") {
+  problems.set(source, message);
   const place = element("problem");
   place.textContent = [...problems.values()].filter(Boolean).join("\n");
   place.hidden = !place.textContent;
@@ -38,9 +38,9 @@ export function problem(message, asker = "person") {
 
 // The response to a request; undefined if it has not changed. Throws an Error with the server's message.
 export async function question(path, { parameters = {}, names = runs, again = false } = {}) {
-  const asked = new URLSearchParams(parameters);
-  names.forEach((name) => asked.append("run", name));
-  const url = `/api/${path}?${asked}`;
+  const query = new URLSearchParams(parameters);
+  names.forEach((name) => query.append("run", name));
+  const url = `/api/${path}?${query}`;
   const headers = again && etags.has(url) ? { "If-None-Match": etags.get(url) } : {};
   const response = await reach(url, { headers, cache: "no-store" });
   if (response.status === 304) return undefined;
@@ -189,10 +189,10 @@ function cell(column, value, className) {
 }
 
 export function cards(place, groups) {
-  place.replaceChildren(...groups.map(({ name, color, figures }) => {
+  place.replaceChildren(...groups.map(({ name, color, metrics }) => {
     const first = make("div", { className: "card name" }, make("bdi", { text: name }));
     first.style.setProperty("--swatch", color);
-    const others = figures.map(([label, value, more]) => {
+    const others = metrics.map(([label, value, more]) => {
       const card = make("div", { className: "card" }, make("b", { text: value }), make("span", { text: label }));
       if (more) card.append(make("small", { text: more }));
       return card;

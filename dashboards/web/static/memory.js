@@ -11,7 +11,7 @@ function showTotals({ sources }) {
   cards(element("totals"), runs.map((name, number) => {
     const mine = sources.filter((row) => row.run === name);
     const all = mine.reduce((sum, row) => sum + row.accepted, 0);
-    return { name, color: style(number).color, figures: Object.entries(SOURCES).map(([source, look]) => {
+    return { name, color: style(number).color, metrics: Object.entries(SOURCES).map(([source, look]) => {
       const row = mine.find((one) => one.source === source);
       return [`accepted, ${look.name}`, whole(row?.accepted ?? 0), all ? `${percent((row?.accepted ?? 0) / all)} of all` : ""];
     }) };

@@ -65,7 +65,7 @@ function showTotals(found) {
     const changes = found.changes.find((row) => row.run === run) ?? {};
     const rows = found.hits.run.flatMap((name, row) => (name === run ? [row] : []));
     const total = (key) => rows.reduce((sum, row) => sum + found.hits[key][row], 0);
-    return { name: run, color: style(number).color, figures: [
+    return { name: run, color: style(number).color, metrics: [
       ["entries at the last version", whole(changes.entries), changes.targets > 1 ? `${changes.targets} targets` : ""],
       ["inserted", whole(changes.inserted)],
       ["evicted", whole(changes.evicted)],

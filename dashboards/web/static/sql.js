@@ -28,11 +28,11 @@ function clear(message = "") {
   document.querySelectorAll(".save").forEach((button) => { button.disabled = true; });
 }
 
-async function ask() {
+async function run() {
   const button = element("go");
   button.disabled = true;
   clear();
-  element("took").textContent = "asking …";
+  element("took").textContent = "running …";
   latest = editor.read();
   const address = new URL(location.href);
   address.searchParams.delete("recipe");
@@ -74,7 +74,7 @@ function choose() {
   element("description").textContent = chosen.dataset.description ?? "";
   if (!chosen.value) return;
   editor.write(chosen.dataset.sql.trim());
-  ask();
+  run();
 }
 
 function forget() {
@@ -86,9 +86,9 @@ if (runs.length) {
   const views = new Map([...document.querySelectorAll(".views details.view")].map((view) => [
     view.querySelector("code").textContent, [...view.querySelectorAll("li")].map((item) => ({ name: item.querySelector("button").dataset.name, type: item.querySelector("small").textContent })),
   ]));
-  editor = openEditor(element("editor"), views, ask, forget);
+  editor = openEditor(element("editor"), views, run, forget);
   recipe.addEventListener("change", choose);
-  element("ask").addEventListener("submit", (event) => { event.preventDefault(); ask(); });
+  element("query-form").addEventListener("submit", (event) => { event.preventDefault(); run(); });
   document.querySelectorAll(".save").forEach((button) => button.addEventListener("click", () => save(button.id)));
   document.querySelectorAll(".views .name").forEach((button) => button.addEventListener("click", () => editor.insert(button.dataset.name)));
   document.querySelectorAll(".recipes button").forEach((button) => button.addEventListener("click", () => {
@@ -100,7 +100,7 @@ if (runs.length) {
   const named = address.get("query");
   if (named !== null) {
     editor.write(named);
-    ask();
+    run();
   } else if (address.get("recipe")) {
     recipe.value = address.get("recipe");
     choose();

@@ -183,7 +183,7 @@ function showTotals(found) {
     const total = found.totals.find((row) => row.run === run) ?? {};
     const learning = found.learning.find((row) => row.run === run) ?? {};
     const drifts = found.answered.find((row) => row.run === run) ?? { detected: 0, answered: 0 };
-    return { name: run, color: style(number).color, figures: [
+    return { name: run, color: style(number).color, metrics: [
       ["prompts", whole(total.prompts ?? 0), total.targets > 1 ? `${total.targets} targets` : ""],
       ["tokens", whole(total.tokens ?? 0)],
       ["acceptance", rate(total.acceptance), total.judged ? `${fixed(2)(total.low)} to ${fixed(2)(total.high)} of ${whole(total.judged)}` : "nothing judged"],
@@ -220,7 +220,7 @@ function showTables(found) {
   const curves = found.parts;
   const sourceRow = (row) => found.sources.run.findIndex((run, other) => run === curves.run[row] && Math.floor(found.sources.first[other] / found.window) === Math.floor(curves.first[row] / found.window));
   const bySource = (key) => (row) => (settings().split === "none" ? found.sources[key][sourceRow(row)] : null);
-  table(element("figures"), [
+  table(element("curve-values"), [
     { title: "run", of: (row) => curves.run[row] }, { title: "part", of: (row) => curves.part[row] },
     { title: "prompts", of: (row) => `${whole(curves.first[row])}–${whole(curves.last[row])}` },
     { title: "acceptance", of: (row) => interval({ acceptance: curves.acceptance[row], low: curves.low[row], high: curves.high[row], judged: curves.judged[row] }), number: true },
@@ -232,14 +232,14 @@ function showTables(found) {
 
 if (runs.length) {
   const { now } = live(async (again) => {
-    const asked = settings();
-    const found = await question("stream", { parameters: asked, again });
+    const chosen = settings();
+    const found = await question("stream", { parameters: chosen, again });
     if (!found) return;
-    element("window").textContent = `${whole(found.window)} prompts per point${asked.split === "none" ? "" : "; tokens per second are of the whole run"}`;
+    element("window").textContent = `${whole(found.window)} prompts per point${chosen.split === "none" ? "" : "; tokens per second are of the whole run"}`;
     found.marks = withResets(found.marks);
     story(element("story"), found.story, found.compared);
     showTotals(found);
-    draw(found, asked.split);
+    draw(found, chosen.split);
     showTables(found);
   });
   form.addEventListener("change", now);

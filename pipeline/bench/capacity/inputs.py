@@ -114,7 +114,7 @@ class CapacityInputs:
         numbers: dict[str, Any] = {}
         for name, value in given.items():
             if name not in known or not isinstance(value, int | float) or not 0 <= value < inf:
-                raise UsageError(f"a figure must be NAME=NUMBER of {', '.join(sorted(known))}; got {name}={value}")
+                raise UsageError(f"--figure must be NAME=NUMBER of {', '.join(sorted(known))}; got {name}={value}")
             numbers[name] = float(value)
         return replace(self, **numbers)
 

@@ -153,9 +153,9 @@ def commits_per_worker(cluster: Cluster, inputs: CapacityInputs) -> float:
 
 def _rates(cluster: Cluster, inputs: CapacityInputs) -> dict[str, float]:
     """Counts and bytes per second of the whole cluster, by name."""
-    taught = min(cluster.prompts_per_second, learner_rate(cluster, inputs))
-    updates = taught / cluster.update_interval
-    handed_out = max(updates, min(taught / inputs.update_examples, 1 / inputs.head_seconds))
+    processed = min(cluster.prompts_per_second, learner_rate(cluster, inputs))
+    updates = processed / cluster.update_interval
+    handed_out = max(updates, min(processed / inputs.update_examples, 1 / inputs.head_seconds))
     commits = cluster.workers * commits_per_worker(cluster, inputs)
     return {
         "prompts": cluster.prompts_per_second,

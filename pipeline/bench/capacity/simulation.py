@@ -83,7 +83,7 @@ class _Learner:
             deque()
         )  # time of use, newest prompt learned from: its time and number
         self.free_at = self.worked = 0.0
-        self.taught = self.dropped = self.updates = 0
+        self.learned = self.dropped = self.updates = 0
 
     def post(self, now: float, number: int) -> None:
         self.queue.append((now, number))
@@ -95,8 +95,8 @@ class _Learner:
         """Process every prompt that the learner reaches before `now`."""
         while self.queue and self.free_at <= now:
             completed, number = self.queue.popleft()
-            self.taught += 1
-            made = self.taught % self._flow.interval == 0
+            self.learned += 1
+            made = self.learned % self._flow.interval == 0
             took = self._flow.example_seconds + (self._flow.update_seconds if made else 0.0)
             self.free_at = max(self.free_at, completed) + took
             self.worked += took
@@ -127,7 +127,7 @@ def simulate(flow: Flow, prompts: int, seed: int = 0) -> Staleness:
             ages.append((now - serving[0], number - serving[1]))
         learner.post(now, number)
     learner.advance(now)
-    counts = prompts, learner.taught, learner.dropped, len(learner.queue), learner.updates, served
+    counts = prompts, learner.learned, learner.dropped, len(learner.queue), learner.updates, served
     busy = min(1.0, learner.worked / now)
     if not ages:
         return Staleness(*counts, busy, flow.prompts_per_second * flow.round_seconds, flow.round_seconds)
@@ -135,27 +135,27 @@ def simulate(flow: Flow, prompts: int, seed: int = 0) -> Staleness:
 
 
 def acceptance_between_changes(
-    curve: Sequence[tuple[float, float]], prompts: float, taught_share: float, late: float
+    curve: Sequence[tuple[float, float]], prompts: float, trained_share: float, late: float
 ) -> float:
     """Mean acceptance rate over `prompts` prompts of one kind that the drafter does not know at first.
 
-    The prompt at place n has the acceptance rate that the curve gives for taught_share x (n - late) training examples.
+    The prompt at place n has the acceptance rate that the curve gives for trained_share x (n - late) training examples.
 
     Args:
         curve: (training examples of this kind, acceptance rate after them), ascending from 0; constant after the end.
         prompts: number of prompts of this kind.
-        taught_share: share of them that the learner trains on.
+        trained_share: share of them that the learner trains on.
         late: delay of weights in prompts.
     """
     first, late = curve[0][1], min(late, prompts)
-    examples = taught_share * (prompts - late)
+    examples = trained_share * (prompts - late)
     if not examples:
         return first
-    return (late * first + _area(curve, examples) / taught_share) / prompts
+    return (late * first + _area(curve, examples) / trained_share) / prompts
 
 
 def _area(curve: Sequence[tuple[float, float]], until: float) -> float:
     """Area below the curve from 0 to `until`, linear between its points."""
-    lessons, acceptances = zip(*curve, strict=True)
-    places = [place for place in lessons if place < until] + [until]
-    return float(np.trapezoid(np.interp(places, lessons, acceptances), places))
+    examples, acceptances = zip(*curve, strict=True)
+    places = [place for place in examples if place < until] + [until]
+    return float(np.trapezoid(np.interp(places, examples, acceptances), places))

@@ -127,10 +127,10 @@ class LlamaCppArm(TextArm):
 
     @override
     def _generate(self, prompts: Sequence[PromptReceived]) -> list[list[int]]:
-        questions = map(self._question, prompts)  # the next free slot takes the next prompt
-        return [answer["tokens"] for answer in self._pool.map(self._server.ask, questions)]
+        requests = map(self._make_request, prompts)  # the next free slot takes the next prompt
+        return [answer["tokens"] for answer in self._pool.map(self._server.complete, requests)]
 
-    def _question(self, prompt: PromptReceived) -> dict[str, Any]:
+    def _make_request(self, prompt: PromptReceived) -> dict[str, Any]:
         request = self._request
         greedy = request.temperature == 0
         return {
@@ -255,14 +255,14 @@ class LlamaCppServer:
             sleep(0.05)
         raise UsageError(f"llama.cpp must load the models, but did not: {self._last_words()}")
 
-    def ask(self, question: dict[str, Any]) -> dict[str, Any]:
+    def complete(self, request: dict[str, Any]) -> dict[str, Any]:
         """Send a request and return the answer; may be called by several threads.
 
         Raises:
             UsageError: the server did not answer.
         """
         try:
-            status, answer = self._call("POST", "/completion", json.dumps(question))
+            status, answer = self._call("POST", "/completion", json.dumps(request))
         except (OSError, HTTPException) as error:
             raise UsageError(f"llama.cpp must answer, but the connection broke: {self._last_words()}") from error
         if status != 200:

@@ -116,10 +116,10 @@ def load_server(
     async def load() -> LoadResult:
         async with Client(url, key) as client:
             progress(f"warming up for {plan.warm_up:g} s")
-            await closed_loop(client.ask, sent, plan.clients, plan.warm_up)
+            await closed_loop(client.send, sent, plan.clients, plan.warm_up)
             progress(f"{plan.clients} clients for {plan.seconds:g} s")
             async with ServerMonitor(client.metrics, pid, EVERY) as monitor:
-                outcomes = await closed_loop(client.ask, sent, plan.clients, plan.seconds)
+                outcomes = await closed_loop(client.send, sent, plan.clients, plan.seconds)
         return LoadResult(client.model, outcomes, monitor.samples)
 
     return asyncio.run(load())

@@ -48,10 +48,10 @@ class LoadRequest:
 
     def body(self, model: str) -> dict[str, Any]:
         """Body in OpenAI's interface. Streams request usage, because chunks do not contain their number of tokens."""
-        asked: dict[str, Any] = {"model": model, "temperature": self.temperature, "max_tokens": self.max_tokens}
-        asked["seed"] = self.number
-        asked |= {"messages": [{"role": "user", "content": self.prompt}]} if self.chat else {"prompt": self.prompt}
-        return asked | ({"stream": True, "stream_options": {"include_usage": True}} if self.stream else {})
+        body: dict[str, Any] = {"model": model, "temperature": self.temperature, "max_tokens": self.max_tokens}
+        body["seed"] = self.number
+        body |= {"messages": [{"role": "user", "content": self.prompt}]} if self.chat else {"prompt": self.prompt}
+        return body | ({"stream": True, "stream_options": {"include_usage": True}} if self.stream else {})
 
 
 @dataclass(frozen=True)
@@ -139,8 +139,8 @@ class Outcome:
 
 
 def _text(choice: dict[str, Any]) -> str:
-    said = choice.get("delta") or choice.get("message")
-    return (said.get("content") if said is not None else choice.get("text")) or ""
+    message = choice.get("delta") or choice.get("message")
+    return (message.get("content") if message is not None else choice.get("text")) or ""
 
 
 class Client:
@@ -192,11 +192,11 @@ class Client:
         except (ClientError, OSError):
             return None
 
-    async def ask(self, request: LoadRequest) -> Outcome:
+    async def send(self, request: LoadRequest) -> Outcome:
         """Send a request until it is accepted, and read its answer. Errors of the server are recorded, not raised."""
         outcome = Outcome(request)
         try:
-            while (wait := await self._send(outcome)) is not None:
+            while (wait := await self._send_once(outcome)) is not None:
                 outcome.refused += 1
                 await asyncio.sleep(wait)
                 outcome.began = time.perf_counter()
@@ -205,7 +205,7 @@ class Client:
         outcome.ended = time.perf_counter()
         return outcome
 
-    async def _send(self, outcome: Outcome) -> float | None:
+    async def _send_once(self, outcome: Outcome) -> float | None:
         """Send a request once. Returns the seconds to wait before another attempt if it was refused."""
         request = outcome.request
         async with self._session.post(request.path, json=request.body(self.model)) as answer:
@@ -263,28 +263,28 @@ class LoadOutcomes:
     outcomes: list[Outcome]
 
 
-Ask = Callable[[LoadRequest], Awaitable[Outcome]]
+Send = Callable[[LoadRequest], Awaitable[Outcome]]
 
 
-async def closed_loop(ask: Ask, requests: Iterator[LoadRequest], clients: int, seconds: float) -> LoadOutcomes:
+async def closed_loop(send: Send, requests: Iterator[LoadRequest], clients: int, seconds: float) -> LoadOutcomes:
     """Run clients that send their next request after the previous answer, for `seconds`. Waits for the last answers."""
     began, outcomes = time.perf_counter(), list[Outcome]()
 
     async def client() -> None:
         while time.perf_counter() < began + seconds:
-            outcomes.append(await ask(next(requests)))
+            outcomes.append(await send(next(requests)))
 
     await asyncio.gather(*(client() for _ in range(clients)))
     return LoadOutcomes(began, seconds, outcomes)
 
 
-async def open_loop(ask: Ask, requests: Sequence[LoadRequest], at: Sequence[float], seconds: float) -> LoadOutcomes:
+async def open_loop(send: Send, requests: Sequence[LoadRequest], at: Sequence[float], seconds: float) -> LoadOutcomes:
     """Send each request at its time in `at` (seconds from now), independent of answers. Waits for all answers."""
     began = time.perf_counter()
 
     async def one(request: LoadRequest, due: float) -> Outcome:
         await asyncio.sleep(max(0.0, began + due - time.perf_counter()))
-        return await ask(request)
+        return await send(request)
 
     outcomes = await asyncio.gather(*(one(request, due) for request, due in zip(requests, at, strict=True)))
     return LoadOutcomes(began, seconds, list(outcomes))

@@ -150,12 +150,12 @@ async def _resumed_client(server: OwnServer) -> AsyncIterator[Client]:
 
 async def _warm_up(server: OwnServer, sent: Iterator[LoadRequest], rounds: Rounds) -> ClientResults:
     async with _resumed_client(server) as client:
-        load = await closed_loop(client.ask, sent, rounds.clients, rounds.warm_up)
+        load = await closed_loop(client.send, sent, rounds.clients, rounds.warm_up)
     return summarize_clients(load, rounds.clients)
 
 
 async def _play(server: OwnServer, sent: Sequence[LoadRequest], at: Sequence[float], seconds: float) -> ArmRound:
     async with _resumed_client(server) as client:
-        load = await open_loop(client.ask, sent, at, seconds)
+        load = await open_loop(client.send, sent, at, seconds)
         metrics = parse_metrics(await client.metrics() or "")
     return ArmRound(summarize_clients(load), metrics.get("drafter_version"), metrics.get("learner_lag"))

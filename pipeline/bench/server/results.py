@@ -153,10 +153,10 @@ def summarize_server(samples: Sequence[Sample]) -> ServerResults:
     )
 
 
-def _ends(samples: Sequence[Sample], figure: Callable[[Sequence[Sample]], float | None]) -> tuple[float, float] | None:
+def _ends(samples: Sequence[Sample], value: Callable[[Sequence[Sample]], float | None]) -> tuple[float, float] | None:
     """A value of the first fifth and of the last, each at least two samples."""
     size = max(2, len(samples) // PARTS)
-    first, last = figure(samples[:size]), figure(samples[-size:])
+    first, last = value(samples[:size]), value(samples[-size:])
     return None if first is None or last is None else (first, last)
 
 

@@ -83,8 +83,8 @@ class Reference:
 
     def complete(self, prompts: Sequence[Sequence[int]], most: int) -> list[list[int]]:
         """Greedy completions of up to `most` tokens, end of sequence included, within the context length."""
-        room = self._longest - max(map(len, prompts))
-        return greedy_generate(self.target, prompts, Request(Sampling(0.0), min(most, room), self.eos_ids, seed=0))
+        remaining = self._longest - max(map(len, prompts))
+        return greedy_generate(self.target, prompts, Request(Sampling(0.0), min(most, remaining), self.eos_ids, seed=0))
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of a completion without its end-of-sequence token."""

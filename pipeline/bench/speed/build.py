@@ -63,24 +63,24 @@ class Stopwatch:
 class TimedPublisher(Publisher):
     """Wraps a publisher and times its calls."""
 
-    def __init__(self, publisher: Publisher, watch: Stopwatch) -> None:
-        self._publisher, self._watch = publisher, watch
+    def __init__(self, publisher: Publisher, stopwatch: Stopwatch) -> None:
+        self._publisher, self._stopwatch = publisher, stopwatch
 
     @override
     def publish_baseline(self) -> Iterator[VersionPublished]:
-        yield from self._watch.time(lambda: list(self._publisher.publish_baseline()))
+        yield from self._stopwatch.time(lambda: list(self._publisher.publish_baseline()))
 
     @override
     def publish_on_drift(self, drifted: Drifted) -> Iterator[VersionPublished]:
-        yield from self._watch.time(lambda: list(self._publisher.publish_on_drift(drifted)))
+        yield from self._stopwatch.time(lambda: list(self._publisher.publish_on_drift(drifted)))
 
     @override
     def publish_if_due(self, prompt: PromptCompleted) -> Iterator[VersionPublished]:
-        yield from self._watch.time(lambda: list(self._publisher.publish_if_due(prompt)))
+        yield from self._stopwatch.time(lambda: list(self._publisher.publish_if_due(prompt)))
 
     @override
     def end(self) -> Iterator[VersionPublished]:
-        yield from self._watch.time(lambda: list(self._publisher.end()))
+        yield from self._stopwatch.time(lambda: list(self._publisher.end()))
 
     @override
     def save(self) -> Saved:
@@ -104,31 +104,31 @@ class ReplayRecords(Records):
         self._log = RunLog(folder)
         self._events = EventSink(self._log, Curves(NoRegistry(), lambda: 0))
         self._writers = set(threading.enumerate()) - others
-        self._watches = {"log": Stopwatch(), "versions": Stopwatch(), "drift": Stopwatch()}
+        self._stopwatches = {"log": Stopwatch(), "versions": Stopwatch(), "drift": Stopwatch()}
         self._committer = Committer(config.commit, loop.save, lambda: loop.updating, self._log, NoRegistry(), clock)
         self._drift = make_drift_monitor(config)
         for runner in loop.runners.values():
             if isinstance(runner.learner, LocalLearner):
-                runner.learner.publisher = TimedPublisher(runner.learner.publisher, self._watches["versions"])
+                runner.learner.publisher = TimedPublisher(runner.learner.publisher, self._stopwatches["versions"])
 
     @override
     def take(self, event: Event) -> None:
         """Record an event, as `Replay` does."""
-        self._watches["log"].time(lambda: self._events.take([event]))
+        self._stopwatches["log"].time(lambda: self._events.take([event]))
         if isinstance(event, PromptCompleted):
-            self._watches["drift"].time(lambda: self._drift.observe(event))
+            self._stopwatches["drift"].time(lambda: self._drift.observe(event))
 
     @override
     def pause(self) -> bool:
         """Commit when `Replay` would; never stops the loop."""
         if self._committer.is_due():
-            self._watches["log"].time(self._committer.commit)
+            self._stopwatches["log"].time(self._committer.commit)
         return False
 
     @override
     def seconds(self) -> Mapping[str, float]:
         writing = sum(processor_seconds(thread) for thread in self._writers)
-        return {name: watch.seconds for name, watch in self._watches.items()} | {"log_beside": writing}
+        return {name: stopwatch.seconds for name, stopwatch in self._stopwatches.items()} | {"log_beside": writing}
 
     @override
     def close(self) -> None:
@@ -177,7 +177,7 @@ class Workshop:
         Args:
             name: name of an arm that can run.
             longest: tokens of the longest prompt and completion together.
-            engines: build the arms that are not in `ArmName`.
+            engines: builds the arms that are not in `ArmName`.
 
         Raises:
             UsageError: an engine cannot run these models.

@@ -263,9 +263,9 @@ def notes(report: SpeedReport) -> list[str]:
         lines.append(f"Log, versions and drift: {share:.2%} of wall time, the writer thread's processor time included.")
     if report.memory.peak:
         lines.append(f"Peak memory of the process, all arms together: {report.memory.peak / 1e9:.2f} GB.")
-    told = [f"{label(name, report)} {size / 1e6:.1f} MB" for name, size in report.memory.caches.items() if size]
-    if told:
-        lines.append(f"Keys and values, target and drafter: {', '.join(told)}.")
+    sizes = [f"{label(name, report)} {size / 1e6:.1f} MB" for name, size in report.memory.caches.items() if size]
+    if sizes:
+        lines.append(f"Keys and values, target and drafter: {', '.join(sizes)}.")
     lines += [f"{label(name, report)} does not run this pair: {reason}" for name, reason in report.refused.items()]
     if report.settings["sampling"]["temperature"] > 0:
         lines.append(

@@ -8,7 +8,7 @@ from statistics import fmean, median, quantiles, stdev
 from pipeline.bench.speed.roofline import Costs, compute_roofline
 from pipeline.run.rounds import Round, Work
 
-LAW_ERRORS = 4.0  # standard errors between two means from which the distributions count as different
+DISTRIBUTION_ERRORS = 4.0  # standard errors between two means from which the distributions count as different
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def same_distribution(one: Mean | None, other: Mean | None) -> bool:
     """Test whether two mean surprisals may come from one distribution. True if one was not measured."""
     if one is None or other is None or one.error is None or other.error is None:
         return True
-    return abs(one.value - other.value) <= LAW_ERRORS * hypot(one.error, other.error)
+    return abs(one.value - other.value) <= DISTRIBUTION_ERRORS * hypot(one.error, other.error)
 
 
 def summarize_rounds(
@@ -206,5 +206,7 @@ def _breakdown(works: Sequence[Work], seconds: float, costs: Costs) -> Breakdown
     one_token_each = sum(costs.target_pass(len(step.proposed), len(step.proposed)) for step in steps)
     translation = sum(work.translate for work in works) / one_token_each
     rest = 1 - sum(shares.values())
-    beside = {part: sum(getattr(work, part) for work in works) / seconds for part in ("learning_beside", "log_beside")}
-    return Breakdown(**shares, **beside, rest=rest, translation_per_target_step=translation)
+    parallel = {
+        part: sum(getattr(work, part) for work in works) / seconds for part in ("learning_beside", "log_beside")
+    }
+    return Breakdown(**shares, **parallel, rest=rest, translation_per_target_step=translation)

@@ -213,7 +213,7 @@ def measure_large(run: Path, scratch: Path, rows: int, repetitions: int) -> Larg
     began = time.perf_counter()
     decisions = resample(run, folder, rows)
     making = time.perf_counter() - began
-    found = Large(decisions, _rows(folder, "prompts"), _bytes(folder), making, ask(folder, repetitions))
+    found = Large(decisions, _rows(folder, "prompts"), _bytes(folder), making, measure_queries(folder, repetitions))
     shutil.rmtree(folder)
     return found
 
@@ -222,23 +222,23 @@ def measure_joining(run: Path, scratch: Path, rows: int, repetitions: int) -> Jo
     """Create a log of small parts, and measure queries before and after its compaction."""
     folder = scratch / "small"
     decisions = resample(run, folder, rows, part_rows=SMALL_PARTS, counted=False)
-    before = ask(folder, repetitions)
+    before = measure_queries(folder, repetitions)
     began = time.perf_counter()
     done = compact(folder)
     seconds = time.perf_counter() - began
-    after = ask(folder, repetitions)
+    after = measure_queries(folder, repetitions)
     shutil.rmtree(folder)
     size = done.bytes_after or 0
     return Joining(decisions, done.parts_before, done.parts_after, done.bytes_before, size, seconds, before, after)
 
 
-def ask(folder: Path, repetitions: int) -> Answers:
+def measure_queries(folder: Path, repetitions: int) -> Answers:
     """Measure queries in a separate process, so that its peak memory is that of the queries."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(_ask, folder, repetitions).result()
+        return pool.submit(_measure_queries, folder, repetitions).result()
 
 
-def _ask(folder: Path, repetitions: int) -> Answers:
+def _measure_queries(folder: Path, repetitions: int) -> Answers:
     opening: list[float] = []
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in RECIPES}
     for _ in range(repetitions):

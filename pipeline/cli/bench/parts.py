@@ -89,11 +89,11 @@ def bench_scale(
     _write(json.dumps(report.to_json(), indent=2, allow_nan=False, ensure_ascii=False) + "\n", json_file, picture)
 
 
-def _write(results: str, json_file: Path | None, picture: Path | None) -> None:
+def _write(results: str, json_file: Path | None, plot: Path | None) -> None:
     if json_file is not None:
         json_file.write_text(results, encoding="utf-8")
-    if picture is not None:
-        draw_results("scale", results, picture)
+    if plot is not None:
+        draw_results("scale", results, plot)
 
 
 def _names(text: str) -> list[str]:

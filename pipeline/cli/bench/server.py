@@ -120,11 +120,11 @@ class _Task:
     @property
     def server_options(self) -> list[str]:
         """Options for `omnidraft serve`: every setting given, except those of the prompt sources."""
-        told: list[str] = []
+        options: list[str] = []
         for key, value in self.overrides.items():
             if key != "sources" and not key.startswith("source."):
-                told += ["--set", f"{key}={json.dumps(value)}"]
-        return told
+                options += ["--set", f"{key}={json.dumps(value)}"]
+        return options
 
 
 def _make_workload(max_tokens: str, **shares: float) -> "Workload":
@@ -181,13 +181,11 @@ def _compare_learning(
     return text, {"machine": machine, **asdict(found)}
 
 
-def _write(
-    text: str, found: dict[str, Any], markdown: Path | None, json_file: Path | None, picture: Path | None
-) -> None:
+def _write(text: str, found: dict[str, Any], markdown: Path | None, json_file: Path | None, plot: Path | None) -> None:
     if markdown:
         markdown.write_text(text + "\n", encoding="utf-8")
     results = json.dumps(found, indent=1) + "\n"
     if json_file:
         json_file.write_text(results, encoding="utf-8")
-    if picture:
-        draw_results("load", results, picture)
+    if plot:
+        draw_results("load", results, plot)

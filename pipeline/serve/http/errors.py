@@ -129,13 +129,13 @@ def deadline_error(seconds: float) -> ApiError:
 
     The completed part is dropped, because a client could take it for the whole.
     """
-    message = f"the request must be done within {seconds:g} seconds, but was not; ask for fewer tokens or stream"
+    message = f"the request must be done within {seconds:g} seconds, but was not; request fewer tokens or a stream"
     return ApiError(504, message, kind="server_error", code="deadline_exceeded", headers=NO_RETRY)
 
 
 def internal_error() -> ApiError:
     """Make a 500 for an error of the server."""
-    message = "the server failed on this request; its terminal says more"
+    message = "the server failed on this request; its terminal shows the details"
     return ApiError(500, message, kind="server_error", code="internal_error", headers=NO_RETRY)
 
 

@@ -94,7 +94,7 @@ class ResponseFormat(ABC):
 
 
 class CompletionFormat(ResponseFormat):
-    """Format of `/v1/completions`."""
+    """Response format of `/v1/completions`."""
 
     id_prefix, whole_object, part_object = "cmpl-", "text_completion", "text_completion"
 
@@ -113,7 +113,7 @@ class CompletionFormat(ResponseFormat):
 
 
 class ChatFormat(ResponseFormat):
-    """Format of `/v1/chat/completions`."""
+    """Response format of `/v1/chat/completions`."""
 
     id_prefix, whole_object, part_object = "chatcmpl-", "chat.completion", "chat.completion.chunk"
 

@@ -1,7 +1,7 @@
-"""The figures of the OmniDraft paper as studies: their blocks, and the curve that each of them shows.
+"""The OmniDraft paper's figures as studies: their blocks, and the curve that each of them shows.
 
-The paper prints its figures as images without numbers, so only their statements can be compared. Figures 7 and 9 show
-the runs of table 4, and figure 8 those of table 5.
+The paper's figures are images without numbers, so only their statements can be compared. Figures 7 and 9 show the runs
+of table 4, and figure 8 those of table 5.
 """
 
 from collections.abc import Mapping

@@ -1,11 +1,11 @@
 """Report of a table of the paper: ours next to the paper's ratios, for the terminal and as a page of Markdown."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from textwrap import fill
 
 from pipeline.reports.tables import Table, command_block
-from pipeline.study.metrics import NONE, format_estimate, last_fifth, whole
+from pipeline.study.metrics import NONE, Metric, format_estimate, last_fifth, whole
 from pipeline.study.paper.blocks import CacheSize, PaperBlock
 from pipeline.study.paper.panels import Panel, PlotFile
 from pipeline.study.records import Record
@@ -13,7 +13,6 @@ from pipeline.study.report import Results, circumstances, of_rates
 from pipeline.study.runner import StudyPlan
 
 WIDTH = 100  # columns of a page's text
-Metric = Callable[[Record], float | None]
 Section = tuple[str, Sequence[Table]]  # heading and tables
 POINTS = 8  # of a curve in a table
 

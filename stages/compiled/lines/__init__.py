@@ -1,1 +1,1 @@
-"""Compiled functions of single lines: what is asked of a few logits between two passes, where every call counts."""
+"""Compiled functions of single lines: computations on few logits between two passes, where each call's cost counts."""

@@ -1,4 +1,4 @@
-"""The largest logits of lines, selected by a compiled function: a teacher asks for them between two passes.
+"""The largest logits of lines, selected by a compiled function, which teachers call between two passes.
 
 A line of 49,152 logits is read at the speed of the second cache. To find its K largest, it is divided into chunks, each
 of every 16th number of `BLOCK` vectors. The K-th largest of the chunks' maxima is a lower bound: fewer than K chunks

@@ -1,6 +1,6 @@
-"""The processor at hand: what its instructions can do, and how functions are compiled for it and run on its cores.
+"""The processor of this machine: its instructions, and the functions that are compiled for it and run on its cores.
 
-Threads are those of torch: its OpenMP library is asked for a team, so that no second team waits for the same cores.
+Threads are those of torch: its OpenMP library provides the team, so that no second team waits for the same cores.
 """
 
 import ctypes

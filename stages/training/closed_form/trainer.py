@@ -4,7 +4,7 @@ The features of a position are the drafter's hidden state and, per target, its r
 that is known when a draft reaches the position (`stages/drafting/target_states.py`).
 
 One pass over an example gives its part of two sums, and from the sums the layer follows in closed form, so an update
-costs a fraction of a gradient step and forgets nothing that it was not asked to forget.
+costs a fraction of a gradient step, and what was learned stays until it is removed explicitly.
 
 Shapes: N supervised positions, W hidden width, F features of a state, X features in all, D drafter ids, T top pieces.
 """
@@ -86,7 +86,7 @@ class OutputLayerTrainer(DrafterTrainer):
     @override
     @torch.no_grad()
     def forget(self, chosen: Chooser) -> None:
-        """Take examples out of the sums and put the solution without them into service, not asking the gate.
+        """Remove examples from the sums and put the solution without them into service, without the gate.
 
         The solution is that of a trainer that never saw them; the strength is the one measured so far, on later prompts
         with solutions that had learned them. Possible for the newest `TrainingConfig.replay` prompts.

@@ -1,4 +1,4 @@
-"""Calibration of the head and of the chances of copies, compared with counts that are known, and its page."""
+"""Calibration of the head and of the chances of copies, compared with known counts, and its page."""
 
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,11 @@ from store.events import DraftSource, Event
 from store.query.log_reader import LogReader
 
 
-def estimated(prompts: int = 20) -> list[Event]:
+def make_estimated(prompts: int = 20) -> list[Event]:
     """Make trees of the memory with chance 0.5, and drafts for which the head estimates 0.75.
 
-    Of each draft's tokens two are accepted, one rejected, one is not judged, and a copied one is accepted. Of each tree
-    two candidates are accepted and two are alternatives.
+    In each draft two tokens are accepted, one is rejected, one is not judged, and a copied one is accepted. In each
+    tree two candidates are accepted and two are alternatives.
     """
     events: list[Event] = []
     for offset in range(prompts):
@@ -32,15 +32,15 @@ def read(folder: Path, events: list[Event]) -> dict[str, Any]:
 
 
 def test_bins_have_counts_and_intervals(tmp_path: Path):
-    head, memory = read(tmp_path / "run", estimated())["bins"]
+    head, memory = read(tmp_path / "run", make_estimated())["bins"]
     assert (head["source"], head["start"], head["end"], head["mean"]) == ("head", 0.7, 0.8, 0.75)
     assert (head["judged"], head["accepted"], head["acceptance"]) == (100, 60, 0.6)
     assert 0.5 < head["low"] < 0.6 < head["high"] < 0.7
     assert (memory["source"], memory["start"], memory["judged"], memory["accepted"]) == ("memory", 0.5, 80, 40)
 
 
-def test_sentences_compare_estimates_with_what_came(tmp_path: Path):
-    (story,) = read(tmp_path / "run", estimated())["story"]
+def test_sentences_compare_estimates_with_results(tmp_path: Path):
+    (story,) = read(tmp_path / "run", make_estimated())["story"]
     assert story["sentences"] == [
         "The acceptance head expects 75.0% of 100 tokens to be accepted, and 60.0% were; within a bin the difference "
         "is 15.0 percentage points on average.",
@@ -49,8 +49,8 @@ def test_sentences_compare_estimates_with_what_came(tmp_path: Path):
     ]
 
 
-def test_few_tokens_and_none_are_reported(tmp_path: Path):
-    (story,) = read(tmp_path / "few", estimated(prompts=5))["story"]
+def test_too_few_and_missing_tokens_are_reported(tmp_path: Path):
+    (story,) = read(tmp_path / "few", make_estimated(prompts=5))["story"]
     assert story["sentences"][0].endswith(", of so few tokens mostly noise.")
     (story,) = read(tmp_path / "none", [prompt(0)])["story"]
     assert story["sentences"] == [
@@ -61,8 +61,8 @@ def test_few_tokens_and_none_are_reported(tmp_path: Path):
 
 def test_the_page_has_reliability_curves(serve: Serve, tmp_path: Path, page: Any):
     own = make_tree(NODES, [0.4, 0.6], offset=99, drafter=DraftSource.LOOKUP)
-    write(tmp_path / "runs" / "a", [*estimated(), *own, prompt(99)])
-    write(tmp_path / "runs" / "b", estimated())
+    write(tmp_path / "runs" / "a", [*make_estimated(), *own, prompt(99)])
+    write(tmp_path / "runs" / "b", make_estimated())
     address = serve(tmp_path / "runs")
     page.set_viewport_size({"width": 390, "height": 844})
     page.goto(f"{address}/calibration?run=a")

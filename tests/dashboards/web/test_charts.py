@@ -1,4 +1,4 @@
-"""What is known of versions."""
+"""The data of the charts: versions, drifts, n-grams and sources."""
 
 from pathlib import Path
 
@@ -10,8 +10,8 @@ from dashboards.web.queries import charts, versions
 from store.query.log_reader import LogReader
 
 
-def test_of_two_versions_at_one_prompt_the_later_served(tmp_path: Path):
-    last = range(9, 100, 10)  # prompts of an interval; each time a drift is noticed with the next one
+def test_the_later_of_two_versions_at_one_prompt_is_in_service(tmp_path: Path):
+    last = range(9, 100, 10)  # the last prompts of intervals; at each next prompt a drift is detected
     events = [prompt(offset) for offset in range(110)]
     events += [
         make_updated(offset=15, seconds=1.5),
@@ -30,7 +30,7 @@ def test_of_two_versions_at_one_prompt_the_later_served(tmp_path: Path):
     served = [(row["version"], row["prompts"]) for row in found["versions"] if row["prompts"]]
     assert served == [(even, 10) for even in range(0, 21, 2)]
     learned = [(row["version"], row["learned"]) for row in found["versions"] if row["learned"]]
-    assert [(version, one["steps"], one["seconds"]) for version, one in learned] == [(2, 1, 1.75)], "of both parts"
+    assert [(version, one["steps"], one["seconds"]) for version, one in learned] == [(2, 1, 1.75)], "both parts"
 
 
 def test_each_run_has_its_last_versions_and_drifts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -54,7 +54,7 @@ def test_few_judged_ngrams_are_not_compared(tmp_path: Path):
     assert story["sentences"][1] == "Only 10 n-grams were judged: too few to compare with other tokens."
 
 
-def test_sources_of_very_many_blocks_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_sources_are_omitted_for_very_many_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with LogReader([write(tmp_path / "run", stream())]) as log:
         assert len(charts.read_stream(log)["sources"]["run"]) == 12
         monkeypatch.setattr(charts, "MOST_BLOCKS", 100)

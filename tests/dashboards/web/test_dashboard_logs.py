@@ -25,23 +25,23 @@ def runs(tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
-def test_a_snapshot_is_kept_until_there_is_a_commit(runs: Path):
+def test_a_snapshot_is_reused_until_the_next_commit(runs: Path):
     logs, seen = Logs(None, runs), []
 
-    def question(log: LogReader) -> int:
+    def query(log: LogReader) -> int:
         seen.append(log)
         return prompts(log)
 
     with RunLog(runs / "a") as log:
         append(log, [prompt(0)], commit=True)
-        assert [logs.read([], question), logs.read(["a"], question)] == [1, 1]
+        assert [logs.read([], query), logs.read(["a"], query)] == [1, 1]
         append(log, [prompt(1)], commit=True)
-        assert logs.read([], question) == 2
+        assert logs.read([], query) == 2
     assert seen[0] is seen[1] is not seen[2]
     logs.close()
 
 
-def test_what_a_partition_commits_is_seen(runs: Path):
+def test_a_commit_of_a_partition_is_visible(runs: Path):
     logs = Logs(None, runs)
     with RunLog(runs / "a") as log:
         append(log, [prompt(0)], commit=True)
@@ -53,38 +53,38 @@ def test_what_a_partition_commits_is_seen(runs: Path):
     logs.close()
 
 
-def test_what_fails_because_parts_were_replaced_is_asked_again(runs: Path):
+def test_a_query_that_fails_because_parts_were_replaced_is_repeated(runs: Path):
     logs, tries = Logs(None, runs), []
     with RunLog(runs / "a") as log:
         append(log, [prompt(0)], commit=True)
 
-        def question(reader: LogReader) -> int:
+        def query(reader: LogReader) -> int:
             tries.append(reader)
             if len(tries) == 1:
                 append(log, [prompt(1)], commit=True)
                 raise QueryError("a part is gone")
             return prompts(reader)
 
-        assert logs.read(["a"], question) == 2
+        assert logs.read(["a"], query) == 2
     assert len(tries) == 2
     logs.close()
 
 
-def test_what_fails_by_itself_is_asked_once(runs: Path):
+def test_a_query_that_fails_otherwise_is_not_repeated(runs: Path):
     write(runs / "a", [prompt(0)])
     logs, tries = Logs(None, runs), []
 
-    def question(reader: LogReader) -> Any:
+    def query(reader: LogReader) -> Any:
         tries.append(reader)
         raise QueryError("no such column")
 
     with pytest.raises(QueryError, match="no such column"):
-        logs.read([], question)
+        logs.read([], query)
     assert len(tries) == 1
     logs.close()
 
 
-def test_few_snapshots_stay_open(runs: Path):
+def test_a_limited_number_of_snapshots_stays_open(runs: Path):
     logs, seen = Logs(None, runs), []
     for number in range(KEPT + 1):
         write(runs / str(number), [prompt(0)])
@@ -95,7 +95,7 @@ def test_few_snapshots_stay_open(runs: Path):
     logs.close()
 
 
-def test_a_run_that_is_gone_is_told(runs: Path):
+def test_a_removed_run_is_reported(runs: Path):
     folder = write(runs / "a", [prompt(0)])
     logs = Logs(folder, runs)
     assert logs.read([], prompts) == 1
@@ -105,7 +105,7 @@ def test_a_run_that_is_gone_is_told(runs: Path):
     logs.close()
 
 
-def test_the_last_to_commit_is_shown_first(runs: Path):
+def test_the_run_with_the_last_commit_is_shown_first(runs: Path):
     for name in ("b", "a", "c"):
         write(runs / name, [])
     assert list(Logs(None, runs).choose_runs([])) == ["c"]
@@ -114,7 +114,7 @@ def test_the_last_to_commit_is_shown_first(runs: Path):
         Logs(None, runs).choose_runs(["a", "d"])
 
 
-def test_a_question_does_not_wait_for_ever(runs: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_query_waits_for_a_limited_time(runs: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("dashboards.web.logs.TURN_TIMEOUT", 0.01)
     write(runs / "a", [prompt(0)])
     logs = Logs(None, runs)
@@ -129,7 +129,7 @@ def test_a_question_does_not_wait_for_ever(runs: Path, monkeypatch: pytest.Monke
     logs.close()
 
 
-def test_few_questions_wait_so_that_threads_are_left_for_pages(runs: Path):
+def test_few_queries_wait_so_that_threads_remain_for_pages(runs: Path):
     write(runs / "a", [prompt(0)])
     logs, begun, go = Logs(None, runs), threading.Event(), threading.Event()
 
@@ -147,5 +147,5 @@ def test_few_questions_wait_so_that_threads_are_left_for_pages(runs: Path):
             logs.read([], prompts)
         go.set()
         assert [held.result(), *(one.result() for one in waiting)] == [None, *[1] * MOST_WAITING]
-    assert logs.read([], prompts) == 1, "there is place again"
+    assert logs.read([], prompts) == 1, "another query is accepted again"
     logs.close()

@@ -1,7 +1,7 @@
-"""The pictures of docs/dashboards.md, made from real runs: `python -m pytest -m sweep tests/dashboards`.
+"""The screenshots of docs/dashboards.md, made from real runs: `python -m pytest -m sweep tests/dashboards`.
 
-It takes some minutes, as the runs are replayed first: two of the built-in pair, whose versions and n-grams differ from
-each other, and two default runs. OMNIDRAFT_RUNS names a folder that has them already, each as `learned` and `floor`:
+This takes some minutes, because the runs are replayed first: two runs of the built-in pair, with different versions
+and n-grams, and two default runs. OMNIDRAFT_RUNS names a folder that has them already, as `learned` and `baseline`:
 the first two in `builtin`, the others in `default`.
 """
 
@@ -21,21 +21,21 @@ from serving_runs import serve_dashboards
 
 from store.query.log_reader import LogReader
 
-PICTURES = ROOT / "docs" / "images"
+IMAGES = ROOT / "docs" / "images"
 MOST_BYTES = 200_000
-# Drafts of the same lengths, however busy this machine is.
+# Settings with which drafts have the same lengths however busy this machine is.
 PAIR = ("builtin:docs", "builtin:code", "--draft-sources", "model", "--set", "draft.costs=estimated")
 PAGES = ("/", "/stream", "/policies", "/text", "/memory", "/ngrams", "/calibration", "/vocabulary", "/versions")
-GAP = 16  # pixels between the pages of a phone
+GAP = 16  # pixels between the screenshots of a phone
 
 pytestmark = [pytest.mark.sweep, pytest.mark.timeout(1800)]
 
 
 def make_runs(folder: Path, *command: str) -> Path:
-    """Replay with and without learning, unless a folder of such runs is named."""
+    """Replay with and without learning, unless OMNIDRAFT_RUNS names a folder of such runs."""
     if "OMNIDRAFT_RUNS" in os.environ:
         return Path(os.environ["OMNIDRAFT_RUNS"]) / folder.name
-    for name, more in (("learned", []), ("floor", ["--no-learn"])):
+    for name, more in (("learned", []), ("baseline", ["--no-learn"])):
         program = "from pipeline.cli.app import main; main()"
         replay = [sys.executable, "-c", program, "replay", "--run", str(folder / name), *command, *more]
         subprocess.run(replay, cwd=ROOT, check=True)
@@ -68,16 +68,16 @@ def default_address(default_runs: Path) -> Iterator[str]:
 
 
 def save(name: str, *screenshots: bytes) -> None:
-    """Save one page, or several next to each other, with the 256 colours that are used most."""
-    PICTURES.mkdir(exist_ok=True)
-    picture = PICTURES / f"dashboard-{name}.png"
+    """Save one screenshot, or several next to each other, with the 256 most frequent colours."""
+    IMAGES.mkdir(exist_ok=True)
+    path = IMAGES / f"dashboard-{name}.png"
     images = [Image.open(io.BytesIO(one)).convert("RGB") for one in screenshots]
     width = sum(image.width for image in images) + GAP * (len(images) - 1)
     whole = Image.new("RGB", (width, images[0].height), "white")
     for number, image in enumerate(images):
         whole.paste(image, (number * (image.width + GAP), 0))
-    whole.quantize(256, kmeans=4, dither=Image.Dither.NONE).save(picture, optimize=True)
-    assert picture.stat().st_size < MOST_BYTES
+    whole.quantize(256, kmeans=4, dither=Image.Dither.NONE).save(path, optimize=True)
+    assert path.stat().st_size < MOST_BYTES
 
 
 @needs_smollm2
@@ -139,7 +139,7 @@ def test_the_policies(default_address: str, page: Any):
 
 @needs_smollm2
 def test_the_text(default_address: str, default_runs: Path, page: Any):
-    with LogReader([default_runs / "learned"]) as log:  # one with something of every kind
+    with LogReader([default_runs / "learned"]) as log:  # a prompt with as many kinds of tokens as possible
         query = """
             SELECT "offset" FROM decisions GROUP BY 1
             ORDER BY count(DISTINCT drafter) FILTER (outcome = 'accepted') DESC,
@@ -177,14 +177,14 @@ def test_the_versions(address: str, page: Any):
     page.wait_for_selector("#probe .scatterlayer .trace")
     page.wait_for_selector("#bars .barlayer .trace")
     assert page.locator("#all tbody tr").count() > 5
-    page.wait_for_timeout(3000)  # for the numbers of the registry
+    page.wait_for_timeout(3000)  # until the numbers of the registry are loaded
     save("versions", page.screenshot())
 
 
 @needs_smollm2
 def test_the_sql(default_address: str, page: Any):
     page.set_viewport_size({"width": 1280, "height": 860})
-    page.goto(f"{default_address}/sql?run=learned&run=floor&recipe=acceptance-by-dataset")
+    page.goto(f"{default_address}/sql?run=learned&run=baseline&recipe=acceptance-by-dataset")
     page.wait_for_selector("#rows tbody tr")
     page.click(".views summary >> nth=3")
     save("sql", page.screenshot())

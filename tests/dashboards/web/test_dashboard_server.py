@@ -1,4 +1,4 @@
-"""What the server answers, and to whom."""
+"""The responses of the server, and the requests that it refuses."""
 
 import json
 import re
@@ -27,7 +27,7 @@ from store.log.run_log import RunLog
 
 
 def get(url: str, headers: Mapping[str, str] = {}, body: Any = None) -> tuple[int, str, Mapping[str, str]]:
-    """Status, text and headers of an answer."""
+    """Send a request. Returns the status, text and headers of the response."""
     content = None if body is None else json.dumps(body).encode()
     more = {"Content-Type": "application/json"} if content else {}
     request = urllib.request.Request(url, content, {**headers, **more})
@@ -45,14 +45,14 @@ def address(serve: Serve, tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize(("host", "status"), HOSTS)
-def test_only_its_own_names_are_answered(address: str, host: str, status: int):
+def test_only_requests_to_its_own_names_are_answered(address: str, host: str, status: int):
     assert get(f"{address}/api/states", {"Host": host})[0] == status
 
 
 @pytest.mark.parametrize(
     ("site", "status"), [("cross-site", 403), ("same-site", 403), ("same-origin", 200), ("none", 200)]
 )
-def test_other_sites_may_not_ask_the_log(address: str, site: str, status: int):
+def test_other_sites_may_not_query_the_log(address: str, site: str, status: int):
     assert get(f"{address}/api/states", {"Sec-Fetch-Site": site})[0] == status
 
 
@@ -60,8 +60,8 @@ def test_other_sites_may_not_ask_the_log(address: str, site: str, status: int):
     ("path", "status"),
     [("/stream", 200), ("/api/states", 200), ("/static/page.css", 200), ("/nothing", 404), ("/api/prompts", 500)],
 )
-def test_every_answer_forbids_foreign_content(address: str, monkeypatch: pytest.MonkeyPatch, path: str, status: int):
-    monkeypatch.setattr("dashboards.web.app.read_prompts", None)  # a mistake of ours, which is told with a 500
+def test_every_response_forbids_foreign_content(address: str, monkeypatch: pytest.MonkeyPatch, path: str, status: int):
+    monkeypatch.setattr("dashboards.web.app.read_prompts", None)  # a bug, which gives status 500
     found, _, headers = get(address + path)
     assert found == status
     assert "default-src 'none'; script-src 'self';" in headers["Content-Security-Policy"]
@@ -69,11 +69,11 @@ def test_every_answer_forbids_foreign_content(address: str, monkeypatch: pytest.
     assert headers["X-Content-Type-Options"] == "nosniff"
 
 
-def test_no_file_of_ours_names_another_host():
+def test_no_file_of_the_pages_names_another_host():
     ours = [path for folder in ("static", "templates") for path in (ROOT / "dashboards" / "web" / folder).iterdir()]
     assert len(ours) > 10
     foreign = {name for path in ours for name in re.findall(r"https?://[^\s\"'<]+", path.read_text())}
-    assert foreign == {"http://www.w3.org/2000/svg"}, "a name, which nobody asks for"
+    assert foreign == {"http://www.w3.org/2000/svg"}, "a name, which no browser requests"
 
 
 @pytest.mark.parametrize(
@@ -92,13 +92,13 @@ def test_no_file_of_ours_names_another_host():
         ("/openapi.json", 404, "Not Found"),
     ],
 )
-def test_what_cannot_be_answered_is_told_in_a_sentence(address: str, path: str, status: int, message: str):
+def test_an_invalid_request_gets_a_clear_error(address: str, path: str, status: int, message: str):
     found, text, _ = get(address + path)
     assert (found, message in text) == (status, True), text
     assert "Traceback" not in text
 
 
-def test_a_dataset_s_name_cannot_leave_its_quotes(address: str):
+def test_the_name_of_a_dataset_cannot_inject_sql(address: str):
     name = urllib.request.quote("docs' OR true --")
     assert json.loads(get(f"{address}/api/prompts?dataset={name}")[1])["prompts"] == []
 
@@ -131,13 +131,13 @@ def test_curves_have_at_most_a_thousand_points(serve: Serve, tmp_path: Path):
     assert len(found["whole"]["first"]) == 834
 
 
-def test_a_large_answer_is_cut_and_says_so(address: str):
+def test_a_large_response_is_truncated_and_marked(address: str):
     query = "SELECT * FROM range(20000)"
     found = json.loads(get(f"{address}/api/sql", body={"runs": [], "query": query})[1])
     assert (len(found["rows"]), found["total"], found["more"]) == (1000, 10_000, True)
 
 
-def test_values_that_json_lacks(address: str):
+def test_values_without_a_json_form_are_converted(address: str):
     query = "SELECT 'nan'::DOUBLE, 9007199254740993, '\\xAA'::BLOB, 1.5, {'x': [DATE '2026-01-01']}"
     found = json.loads(get(f"{address}/api/sql", body={"runs": [], "query": query})[1])
     assert found["rows"][0] == [None, "9007199254740993", "aa", 1.5, {"x": ["2026-01-01"]}]
@@ -170,11 +170,11 @@ def test_a_damaged_run_is_listed_and_explained(serve: Serve, tmp_path: Path):
         ("192.168.1.7", "http://192.168.1.7:80/"),
     ],
 )
-def test_where_the_pages_are_opened(host: str, url: str):
+def test_the_url_of_the_pages(host: str, url: str):
     assert url_of(host, 80) == url
 
 
-def test_a_library_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "plotly", None)
     monkeypatch.delitem(sys.modules, "dashboards.web.app", raising=False)
     with pytest.raises(UsageError, match="need plotly, which is not installed; install omnidraft again"):
@@ -183,7 +183,7 @@ def test_a_library_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.
 
 @contextmanager
 def start_command(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """The command; whatever happens, it does not outlive the test."""
+    """Start the command, and end it with the test in any case."""
     program = "from pipeline.cli.pages import dashboard; import typer; typer.run(dashboard)"
     command = warm_python.Popen(
         [sys.executable, "-c", program, *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -197,7 +197,7 @@ def start_command(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_command_serves_until_it_is_told_to_end(tmp_path: Path, number: signal.Signals):
+def test_the_command_serves_until_a_signal_ends_it(tmp_path: Path, number: signal.Signals):
     write(tmp_path / "a", stream(5))
     with start_command("--run", str(tmp_path / "a"), "--port", "0") as command:
         line = command.stdout.readline()
@@ -210,7 +210,7 @@ def test_the_command_serves_until_it_is_told_to_end(tmp_path: Path, number: sign
         get(address)
 
 
-def test_another_address_than_loopback_is_warned_about(tmp_path: Path):
+def test_an_address_other_than_loopback_gives_a_warning(tmp_path: Path):
     with start_command("--runs", str(tmp_path), "--port", "0", "--host", "0.0.0.0") as command:
         assert "http://127.0.0.1:" in command.stdout.readline()
         command.send_signal(signal.SIGINT)

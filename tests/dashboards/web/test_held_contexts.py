@@ -1,4 +1,4 @@
-"""What the memory page lists of a memory, compared with the memory itself."""
+"""The contexts that the memory page lists, compared with the memory itself."""
 
 import json
 from dataclasses import replace
@@ -20,7 +20,7 @@ from store.log.checkpoint import write_checkpoint
 from store.log.manifest import edit_manifest
 from store.query.log_reader import LogReader
 
-TEXTS = [[5, 6, 7, 5, 6, 8], [5, 6, 7]]  # emitted; the prompt was the token 9
+TEXTS = [[5, 6, 7, 5, 6, 8], [5, 6, 7]]  # emitted tokens; the prompt is the token 9
 
 
 def spelling(token: int) -> bytes:
@@ -28,7 +28,7 @@ def spelling(token: int) -> bytes:
 
 
 def make_run(folder: Path, texts: list[list[int]] = TEXTS) -> Path:
-    """A log of emitted tokens, whose version's folder is `versions/000000`."""
+    """Write a log of emitted tokens with a version whose folder is `versions/000000`."""
     events = []
     for offset, tokens in enumerate(texts):
         for place, token in enumerate(tokens):
@@ -57,7 +57,7 @@ def run(tmp_path: Path) -> Path:
     return folder
 
 
-def held(run: Path, search: str = "") -> dict:
+def list_contexts(run: Path, search: str = "") -> dict:
     with LogReader([run]) as log:
         return list_held_contexts(log, {run.name: run}, search)
 
@@ -74,7 +74,7 @@ def test_hashes_are_those_of_the_memory():
 
 
 def test_contexts_have_their_spelling_and_what_followed(run: Path):
-    found = held(run)
+    found = list_contexts(run)
     assert found["total"] == 18, "12 of the emitted tokens alone, 6 that begin with the prompt's"
     assert found["held"] == [{
         "run": "run", "target": "big", "contexts": 18, "spelt": 12, "texts": 3,
@@ -90,13 +90,13 @@ def test_contexts_have_their_spelling_and_what_followed(run: Path):
 
 
 def test_contexts_of_a_tenant_are_not_listed(run: Path):
-    assert all(text not in (" c", " d") for entry in held(run)["entries"] for text, _ in entry["followed"])
+    assert all(text not in (" c", " d") for entry in list_contexts(run)["entries"] for text, _ in entry["followed"])
 
 
 def test_entries_are_searched_across_context_and_continuation(run: Path):
-    contexts = {entry["context"] for entry in held(run, " F G H")["entries"]}
-    assert contexts == {" f g", " f g h", " f g h f", " f g h f g"}, "in the first, the last token follows"
-    assert held(run, "'%")["entries"] == []
+    contexts = {entry["context"] for entry in list_contexts(run, " F G H")["entries"]}
+    assert contexts == {" f g", " f g h", " f g h f", " f g h f g"}, "the first is continued by the last token"
+    assert list_contexts(run, "'%")["entries"] == []
 
 
 def test_a_checkpoint_is_read_before_a_version(run: Path):
@@ -106,17 +106,17 @@ def test_a_checkpoint_is_read_before_a_version(run: Path):
     state = {"loop": {RUNNERS: {"big": {"stages": [{"memory": {"table": table}}]}}}}
     checkpoint = write_checkpoint(run, 1, writer.files(state))
     edit_manifest(run, lambda manifest: replace(manifest, checkpoint=checkpoint))
-    (row,) = held(run)["held"]
+    (row,) = list_contexts(run)["held"]
     assert (row["texts"], row["file"]) == (7, "checkpoint/000001/tensors.safetensors")
     (run / "checkpoint/000001/state.json").write_text(json.dumps({"state": {}}))
-    assert held(run)["held"][0]["file"] == "versions/000000/memory.safetensors"
+    assert list_contexts(run)["held"][0]["file"] == "versions/000000/memory.safetensors"
 
 
-def test_a_damaged_memory_is_passed_over(run: Path):
+def test_a_damaged_memory_is_skipped(run: Path):
     (run / "versions/000000/memory.safetensors").write_bytes(b"no tensors")
-    assert held(run) == {"entries": [], "total": 0, "held": []}
+    assert list_contexts(run) == {"entries": [], "total": 0, "held": []}
 
 
-def test_of_a_large_memory_the_most_seen_contexts_are_listed(run: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_large_memory_lists_its_most_frequent_contexts(run: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(contexts, "MOST_CONTEXTS", 2)
-    assert [entry["seen"] for entry in held(run)["entries"]] == [3, 3]
+    assert [entry["seen"] for entry in list_contexts(run)["entries"]] == [3, 3]

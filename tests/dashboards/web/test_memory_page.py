@@ -1,4 +1,4 @@
-"""Accepted tokens by source, context and spelling, and the entries of the n-gram cache, compared with made logs."""
+"""Accepted tokens by source, context and spelling, and the entries of the n-gram cache, from synthetic logs."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from store.query.log_reader import LogReader
 from store.registry.ngram_file import write_ngrams
 
 
-def copied(prompts: int = 4) -> list[Event]:
+def make_copied(prompts: int = 4) -> list[Event]:
     """Make prompts of two direct tokens, " a" and " b", and a tree that matched three tokens, one of the prompt."""
     events: list[Event] = []
     for offset in range(prompts):
@@ -35,7 +35,7 @@ def copied(prompts: int = 4) -> list[Event]:
 
 
 def test_entries_have_context_counts_and_chance(tmp_path: Path):
-    with LogReader([write(tmp_path / "run", copied())]) as log:
+    with LogReader([write(tmp_path / "run", make_copied())]) as log:
         found = list_accepted(log, "memory")
     first, second = found["entries"]
     assert found["total"] == 2
@@ -46,7 +46,7 @@ def test_entries_have_context_counts_and_chance(tmp_path: Path):
 
 
 def test_entries_are_searched_by_context_and_token(tmp_path: Path):
-    with LogReader([write(tmp_path / "run", copied())]) as log:
+    with LogReader([write(tmp_path / "run", make_copied())]) as log:
         assert [row["token"] for row in list_accepted(log, search=" B 5 7")["entries"]] == [" 7", " 7"]
         assert {row["source"] for row in list_accepted(log, search=" 5")["entries"]} == {"memory", "lookup"}
         assert [row["context"] for row in list_accepted(log, "model", " a")["entries"]] == [""]
@@ -56,7 +56,7 @@ def test_entries_are_searched_by_context_and_token(tmp_path: Path):
 
 
 def test_sources_and_lengths_have_rates(tmp_path: Path):
-    with LogReader([write(tmp_path / "run", copied())]) as log:
+    with LogReader([write(tmp_path / "run", make_copied())]) as log:
         found = read_memory(log)
     sources = {row["source"]: row for row in found["sources"]}
     assert {name: (row["judged"], row["accepted"]) for name, row in sources.items()} == {
@@ -71,10 +71,10 @@ def test_sources_and_lengths_have_rates(tmp_path: Path):
     ]
 
 
-def test_of_each_run_the_newest_prompts_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_newest_prompts_of_each_run_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(memory, "MOST_PROMPTS", 2)
     late = [prompt(100), *make_tree(NODES, [0.4, 0.6], offset=100)]
-    with LogReader([write(tmp_path / "short", copied()), write(tmp_path / "long", late)]) as log:
+    with LogReader([write(tmp_path / "short", make_copied()), write(tmp_path / "long", late)]) as log:
         found = read_memory(log)
     counts = [(row["run"], row["source"], row["judged"]) for row in found["sources"]]
     assert counts == [("long", "memory", 4), ("short", "lookup", 4), ("short", "memory", 4), ("short", "model", 4)]
@@ -87,7 +87,7 @@ def test_without_texts_entries_are_ids(tmp_path: Path):
 
 
 def held_run(folder: Path) -> Path:
-    """Write a run whose last version has no folder, and the one before it a cache of two n-grams."""
+    """Write a run whose last version has no folder; the version before it has a cache of two n-grams."""
     numbers = {0: None, 1: 0}
     published = [
         make_published(version=one, parent=parent, folder=f"versions/{one}") for one, parent in numbers.items()
@@ -130,7 +130,7 @@ def test_pieces_are_spelt_by_the_drafter_of_a_version(tmp_path: Path):
 
 def test_the_pages_are_searched(serve: Serve, tmp_path: Path, page: Any):
     held_run(tmp_path / "runs" / "held")
-    write(tmp_path / "runs" / "copied", copied())
+    write(tmp_path / "runs" / "copied", make_copied())
     address = serve(tmp_path / "runs")
     page.set_viewport_size({"width": 390, "height": 844})
     page.goto(f"{address}/memory?run=copied")

@@ -1,4 +1,4 @@
-"""The table of runs, and the run that is shown if none is named."""
+"""The table of runs, and the default run."""
 
 import os
 from pathlib import Path
@@ -17,7 +17,7 @@ from store.log.run_log import RunLog
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
-    """A run with a drift, one of which nothing was judged, one that was stopped, and an empty one, the newest."""
+    """A run with a drift, one without judged tokens, one that was stopped, and an empty one, the newest."""
     folder = tmp_path / "runs"
     write(folder / "20261121-114049", stream())
     write(folder / "plain", [make_completed(offset, judged=0, accepted=0) for offset in range(3)])
@@ -36,7 +36,7 @@ def test_each_run_has_its_state_and_totals(runs: Path):
     assert list(rows) == ["empty", "stopped", "plain", "20261121-114049"]
     learned = rows["20261121-114049"]
     assert (learned["prompts"], learned["tokens"], learned["targets"]) == (60, 300, ["big"])
-    assert learned["datasets"] == ["docs", "code"], "as in the stream"
+    assert learned["datasets"] == ["docs", "code"], "in the order of the stream"
     assert (learned["accepted"], learned["judged"], learned["acceptance"]) == (90, 240, 0.375)
     assert learned["low"] < 0.375 < learned["high"]
     assert learned["drafted_share"] == 90 / 300
@@ -64,7 +64,7 @@ def test_whether_a_run_learns_is_read_from_its_settings(runs: Path, settings: st
     assert (rows["plain"], rows["stopped"]) == (learns, None)
 
 
-def test_a_run_that_is_written_is_running(runs: Path):
+def test_a_run_that_is_being_written_is_running(runs: Path):
     with RunLock(runs / "stopped"):
         states = {state.name: state.activity for state in Logs(None, runs).states()}
     assert (states["stopped"], states["plain"]) == ("running", "finished")
@@ -95,7 +95,7 @@ def test_a_run_that_cannot_be_read_does_not_hide_the_others(runs: Path):
 
 
 @pytest.mark.slow
-def test_the_start_page_leads_to_each_run(serve: Serve, runs: Path, page: Any):
+def test_the_start_page_links_to_each_run(serve: Serve, runs: Path, page: Any):
     address = serve(runs)
     page.goto(address)
     page.wait_for_selector("#runs tbody tr")
@@ -134,14 +134,14 @@ def test_a_click_on_a_title_sorts_the_runs(serve: Serve, runs: Path, page: Any):
         page.click("#runs th >> text=prompts")
         assert names() == expected
         assert page.locator("#runs th", has_text="prompts").get_attribute("aria-sort") == order
-    assert page.evaluate("document.activeElement.innerText") == "prompts", "the keyboard stays where it was"
+    assert page.evaluate("document.activeElement.innerText") == "prompts", "the keyboard focus does not move"
     assert page.is_checked("[value=plain]")
     page.click("#runs th >> text=acceptance")
     assert names()[:2] == ["stopped", "20261121-114049"], "runs without a rate come last"
 
 
 @pytest.mark.slow
-def test_a_page_without_a_run_and_one_of_an_unknown_run(serve: Serve, runs: Path, page: Any):
+def test_pages_without_a_run_and_with_an_unknown_run(serve: Serve, runs: Path, page: Any):
     address = serve(runs)
     page.goto(f"{address}/sql")
     assert page.inner_text(".runs summary") == "run stopped"

@@ -1,4 +1,4 @@
-"""What each page shows, in headless Chromium; a page that complains or asks another host fails its test."""
+"""The content of each page, in headless Chromium; console output or a request to another host fails a test."""
 
 import re
 from collections.abc import Iterator
@@ -21,20 +21,20 @@ from store.log.run_log import RunLog
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that learned, and one that did not."""
     folder = tmp_path_factory.mktemp("two") / "runs"
-    floor = [event for event in stream() if isinstance(event, PromptCompleted | TokenDecision)]
-    write(folder / "floor", floor)
+    baseline = [event for event in stream() if isinstance(event, PromptCompleted | TokenDecision)]
+    write(folder / "baseline", baseline)
     write(folder / "learned", stream())
     return folder
 
 
 @pytest.fixture(scope="module")
 def address(runs: Path) -> Iterator[str]:
-    """Where both are served."""
+    """The address at which both runs are served."""
     with serve_dashboards(runs) as found:
         yield found
 
 
-# What is there once a page has shown what it asked for.
+# An element that each page has after it shows its data.
 READY = {
     "": "#runs table",
     "stream": "#events table",
@@ -55,12 +55,15 @@ def has_target(event: Any) -> bool:
 
 
 def wait_until(page: Any, expression: str) -> None:
-    """Wait until an expression is true; Playwright's own way evaluates strings, which the pages' policy forbids."""
+    """Wait until an expression is true.
+
+    Playwright's own function evaluates strings, which the content policy of the pages forbids.
+    """
     for _ in range(300):
         if page.evaluate(expression):
             return
         page.wait_for_timeout(50)
-    pytest.fail(f"the page never came to {expression}; it shows {page.inner_text('body')[:2000]}")
+    pytest.fail(f"{expression} never became true; it shows {page.inner_text('body')[:2000]}")
 
 
 def texts(page: Any, selector: str) -> list[str]:
@@ -74,19 +77,19 @@ def table(page: Any, place: str) -> list[list[str]]:
 
 
 def cards(page: Any) -> dict[str, str]:
-    """Figures by label, of the first run."""
+    """The values of the cards of the first run, by label."""
     page.wait_for_selector("#totals .card b")
     group = page.locator("#totals .cards").first
     values = group.locator(".card b").all_inner_texts()
     return dict(zip(group.locator(".card > span").all_inner_texts(), values, strict=True))
 
 
-def test_the_stream_page_has_figures_curves_and_marks(address: str, page: Any):
+def test_the_stream_page_has_cards_curves_and_marks(address: str, page: Any):
     page.goto(f"{address}/stream?run=learned")
-    figures = cards(page)
-    assert (figures["prompts"], figures["tokens"], figures["acceptance"]) == ("60", "300", "0.375")
-    assert (figures["tokens / forward"], figures["tokens / second"]) == ("2.50", "5.0")
-    assert (figures["drift responses"], figures["drafter updates"]) == ("1", "6")
+    values = cards(page)
+    assert (values["prompts"], values["tokens"], values["acceptance"]) == ("60", "300", "0.375")
+    assert (values["tokens / forward"], values["tokens / second"]) == ("2.50", "5.0")
+    assert (values["drift responses"], values["drafter updates"]) == ("1", "6")
     page.wait_for_selector("#chart .scatterlayer .trace")
     drawn = page.evaluate("document.getElementById('chart').data.map(trace => [trace.yaxis, trace.x.length])")
     assert [points for axis, points in drawn if axis in ("y", "y2", "y3")] == [12, 12, 12]
@@ -94,7 +97,7 @@ def test_the_stream_page_has_figures_curves_and_marks(address: str, page: Any):
     colors = page.evaluate(
         "document.getElementById('chart').data.filter(trace => trace.yaxis === 'y4').map(trace => trace.marker.color)"
     )
-    assert len(set(colors)) == 5, "one colour for each kind of event"
+    assert len(set(colors)) == 5, "each kind of event has its own colour"
     words = " ".join(row[2] for row in table(page, "#events"))
     assert "drift at 33 in code: fall of acceptance from 0.500 to 0.250, since 30 (adwin); response: recall" in words
     assert "version 0 restored at 33" in words
@@ -142,20 +145,20 @@ def test_the_stream_page_has_accepted_tokens_by_source(address: str, page: Any):
         ".map(trace => [trace.yaxis, trace.name, trace.line.dash, trace.line.color])"
     )
     assert [look[:3] for look in looks if look[0] == "y2"] == [["y2", "docs", "solid"], ["y2", "code", "dash"]]
-    assert len({color for *_, color in looks}) == 1, "of the run, as everywhere"
+    assert len({color for *_, color in looks}) == 1, "the colour is that of the run, as on all pages"
 
 
 @pytest.mark.slow
-def test_several_runs_are_laid_over_one_another(address: str, page: Any):
-    page.goto(f"{address}/stream?run=learned&run=floor")
+def test_several_runs_share_one_chart(address: str, page: Any):
+    page.goto(f"{address}/stream?run=learned&run=baseline")
     page.wait_for_selector("#chart .scatterlayer .trace")
     looks = page.evaluate(
         "document.getElementById('chart').data.filter(trace => trace.yaxis === 'y')"
         ".map(trace => [trace.name, trace.line.dash, trace.marker.symbol, trace.line.color])"
     )
-    assert [look[0] for look in looks] == ["learned", "floor"]
+    assert [look[0] for look in looks] == ["learned", "baseline"]
     assert all(one != other for one, other in zip(looks[0], looks[1], strict=True))
-    assert texts(page, "#totals .name") == ["learned", "floor"]
+    assert texts(page, "#totals .name") == ["learned", "baseline"]
 
 
 @pytest.mark.slow
@@ -166,14 +169,14 @@ def test_a_curve_per_dataset_and_other_windows(address: str, page: Any):
     page.select_option("[name=window]", "20")
     wait_until(page, "document.getElementById('window').textContent.startsWith('20 prompts per point')")
     page.click("text=The curves as a table")
-    rows = table(page, "#figures")
+    rows = table(page, "#curve-values")
     assert [row[1:4] for row in rows] == [
         ["code", "30–39", "0.250 0.14–0.40 of 40"], ["code", "40–59", "0.250 0.17–0.35 of 80"],
         ["docs", "0–19", "0.500 0.39–0.61 of 80"], ["docs", "20–29", "0.500 0.35–0.65 of 40"],
     ]  # fmt: skip
 
 
-def test_the_text_page_tells_tokens_apart_and_explains_them(address: str, page: Any):
+def test_the_text_page_distinguishes_tokens_and_explains_them(address: str, page: Any):
     page.goto(f"{address}/text?run=learned&offset=3")
     page.wait_for_selector(".tokens .t")
     seen = "found => found.filter(token => token.getClientRects().length)"
@@ -233,7 +236,7 @@ def test_prompts_are_found_by_number_dataset_speed_and_acceptance(serve: Serve, 
     page.click("text=Open")
     page.wait_for_selector("#problem:not([hidden])")
     with page.expect_response("**/api/prompts*"):
-        pass  # the page goes on asking, and the message stays
+        pass  # the page repeats its requests, and the message stays
     assert "the offset must be that of a completed prompt, got 99" in page.inner_text("#problem")
     page.console_lines.clear()  # the browser's own line about the refusal
     page.fill("[name=offset]", "41")
@@ -243,7 +246,7 @@ def test_prompts_are_found_by_number_dataset_speed_and_acceptance(serve: Serve, 
 
 
 @pytest.mark.slow
-def test_hostile_text_is_text(serve: Serve, tmp_path: Path, page: Any):
+def test_hostile_text_is_shown_as_text(serve: Serve, tmp_path: Path, page: Any):
     place: dict[str, Any] = {"dataset": HOSTILE, "prompt_id": HOSTILE}
     content = HOSTILE.encode()
     every = block_of_every_kind(0, **place)
@@ -268,7 +271,7 @@ def test_hostile_text_is_text(serve: Serve, tmp_path: Path, page: Any):
     assert page.evaluate("document.querySelectorAll('main script, main img').length") == 0
 
 
-def test_characters_that_are_spread_over_tokens_come_together(serve: Serve, tmp_path: Path, page: Any):
+def test_characters_that_are_spread_over_tokens_are_joined(serve: Serve, tmp_path: Path, page: Any):
     parts = [b"\xf0\x9f", b"\x98\x80", b"\xff", b" \xd8\xb4"]
     tokens = [decision(0, index, emitted_bytes=part) for index, part in enumerate(parts)]
     write(tmp_path / "runs" / "a", [*tokens, prompt(0)])
@@ -293,9 +296,9 @@ def test_without_texts_tokens_are_ids(serve: Serve, tmp_path: Path, page: Any):
 @pytest.mark.slow
 def test_the_ngram_page_has_sizes_hits_and_entries_that_pay(address: str, page: Any):
     page.goto(f"{address}/ngrams?run=learned")
-    figures = cards(page)
-    assert (figures["entries at the last version"], figures["inserted"], figures["evicted"]) == ("12", "15", "3")
-    assert (figures["hits proposed"], figures["hits accepted"], figures["acceptance of hits"]) == ("60", "60", "100.0%")
+    values = cards(page)
+    assert (values["entries at the last version"], values["inserted"], values["evicted"]) == ("12", "15", "3")
+    assert (values["hits proposed"], values["hits accepted"], values["acceptance of hits"]) == ("60", "60", "100.0%")
     page.wait_for_selector("#chart .scatterlayer .trace")
     assert table(page, "#paying") == [['" check"', "#8#9", "60", "100.0%", "120"]]
     assert [row[:2] for row in table(page, "#lengths-table")] == [["1", "120"], ["2", "60"]]
@@ -303,12 +306,12 @@ def test_the_ngram_page_has_sizes_hits_and_entries_that_pay(address: str, page: 
 
 
 def compared_rows(page: Any) -> dict[str, list[str]]:
-    """Rows of two versions by title, those of the details included."""
+    """Rows of two versions by title, including the details."""
     return {row[0]: row[1:] for row in [*table(page, "#compared"), *table(page, "#compared-details")]}
 
 
 @pytest.mark.slow
-def test_two_versions_stand_beside_one_another(address: str, page: Any):
+def test_two_versions_are_shown_side_by_side(address: str, page: Any):
     page.goto(f"{address}/versions?run=learned")
     page.click("text=Details of both")
     rows = compared_rows(page)
@@ -330,11 +333,11 @@ def test_two_versions_stand_beside_one_another(address: str, page: Any):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("noticed", "held"), [(33, 32), (33, 35)], ids=["in order", "out of order"])
-def test_a_drift_is_answered_by_the_version_behind_it(serve: Serve, tmp_path: Path, page: Any, noticed: int, held: int):
+@pytest.mark.parametrize(("detected", "offset"), [(33, 32), (33, 35)], ids=["in order", "out of order"])
+def test_a_drift_belongs_to_the_version_after_it(serve: Serve, tmp_path: Path, page: Any, detected: int, offset: int):
     events = [
         make_published(), make_drifted(offset=12), make_published(offset=20, version=1, parent=0, reason="interval"),
-        make_drifted(offset=noticed), make_published(offset=held, version=2, parent=1, reason="drift"),
+        make_drifted(offset=detected), make_published(offset=offset, version=2, parent=1, reason="drift"),
         make_published(offset=49, version=3, parent=2, reason="interval"),
         make_published(offset=59, version=4, parent=3, reason="end"),
     ]  # fmt: skip
@@ -350,10 +353,10 @@ def test_a_drift_is_answered_by_the_version_behind_it(serve: Serve, tmp_path: Pa
 
 
 def test_a_query_and_a_recipe_are_answered(address: str, page: Any):
-    page.goto(f"{address}/sql?run=learned&run=floor")
+    page.goto(f"{address}/sql?run=learned&run=baseline")
     page.focus("#query")
     page.keyboard.press("Control+Enter")
-    assert [row[:3] for row in table(page, "#rows")][:2] == [["floor", "docs", "30"], ["floor", "code", "30"]]
+    assert [row[:3] for row in table(page, "#rows")][:2] == [["baseline", "docs", "30"], ["baseline", "code", "30"]]
     page.select_option("#recipe", "drifts")
     wait_until(page, "document.querySelector('#rows th:nth-child(3)')?.textContent === 'target'")
     assert "changed_at" in texts(page, "#rows th")
@@ -363,7 +366,7 @@ def test_a_query_and_a_recipe_are_answered(address: str, page: Any):
 
 
 @pytest.mark.slow
-def test_a_result_is_that_of_the_query_in_the_address(address: str, page: Any):
+def test_the_result_belongs_to_the_query_in_the_address(address: str, page: Any):
     query = 'SELECT max("offset") AS last, [1, 2] AS list FROM prompts'
     page.goto(f"{address}/sql?{urlencode({'run': 'learned', 'query': query})}")
     assert table(page, "#rows") == [["59", "[1,2]"]]
@@ -375,14 +378,14 @@ def test_a_result_is_that_of_the_query_in_the_address(address: str, page: Any):
     page.fill("#query", "SELECT nothing FROM prompts")
     page.click("#go")
     page.wait_for_selector("#query-problem:not([hidden])")
-    assert page.locator("#rows table").count() == 0, "the former result is not that of this query"
+    assert page.locator("#rows table").count() == 0, "the result of the former query is removed"
     assert page.locator("#parquet").is_disabled()
     assert "query=SELECT+nothing" in page.url
     page.console_lines.clear()  # the browser's own line about the refusal
 
 
 @pytest.mark.slow
-def test_prompts_are_searched_and_rejections_found(serve: Serve, tmp_path: Path, page: Any):
+def test_prompts_and_rejections_can_be_searched(serve: Serve, tmp_path: Path, page: Any):
     events: list[Any] = [prompt(offset, prompt_text=f"Text {offset % 7}'%") for offset in range(30)]
     write(tmp_path / "runs" / "a", [*events, *block_of_every_kind(12), *block_of_every_kind(25)])
     page.goto(f"{serve(tmp_path / 'runs')}/text?offset=3")
@@ -408,7 +411,7 @@ def test_prompts_are_searched_and_rejections_found(serve: Serve, tmp_path: Path,
         ("", "a query must be"),
     ],
 )
-def test_a_query_that_is_refused_says_why(address: str, page: Any, query: str, message: str):
+def test_a_refused_query_shows_the_reason(address: str, page: Any, query: str, message: str):
     page.goto(f"{address}/sql?run=learned")
     page.fill("#query", query)
     page.click("#go")
@@ -419,12 +422,12 @@ def test_a_query_that_is_refused_says_why(address: str, page: Any, query: str, m
     assert page.locator("#rows table").count() == 0
     assert page.locator("#csv").is_disabled()
     assert not Path("dashboard-test.csv").exists()
-    assert all("400" in said for said in page.console_lines), "only the browser's own line about the refusal"
+    assert all("400" in line for line in page.console_lines), "only the browser's own line about the refusal"
     page.console_lines.clear()
 
 
 @pytest.mark.slow
-def test_a_page_follows_a_run_that_goes_on(serve: Serve, tmp_path: Path, page: Any):
+def test_a_page_follows_a_run_that_continues(serve: Serve, tmp_path: Path, page: Any):
     with RunLog(tmp_path / "runs" / "a") as log:
         append(log, stream(20), commit=True)
         page.goto(f"{serve(tmp_path / 'runs')}/stream")
@@ -440,27 +443,27 @@ def test_a_page_follows_a_run_that_goes_on(serve: Serve, tmp_path: Path, page: A
 
 
 @pytest.mark.slow
-def test_a_page_does_not_ask_again_before_it_is_answered(address: str, browser: Any):
+def test_a_page_sends_no_second_request_before_the_response(address: str, browser: Any):
     held: list[Any] = []
-    asked: list[str] = []
-    page = browser.browser.new_page()  # with a clock of its own
-    page.on("request", lambda request: asked.append(request.url))
+    requested: list[str] = []
+    page = browser.browser.new_page()  # a page with its own clock
+    page.on("request", lambda request: requested.append(request.url))
     page.clock.install(time=0)
 
-    def hold(route: Any) -> None:  # Playwright sets an attribute of its handlers, which a built-in method refuses
+    def hold(route: Any) -> None:  # not `held.append`: Playwright sets an attribute of the handler
         held.append(route)
 
     page.route("**/api/versions*", hold)
     page.goto(f"{address}/versions?run=learned")
     page.clock.pause_at(60_000)  # milliseconds
     page.clock.run_for(20_000)
-    for _ in range(3):  # what stood in line would be asked for now
+    for _ in range(3):  # a queued request would be sent now
         while held:
             held.pop().continue_()
         page.wait_for_timeout(200)
     page.wait_for_selector("#all table")
     page.close()
-    assert len([url for url in asked if "/api/versions" in url]) == 1
+    assert len([url for url in requested if "/api/versions" in url]) == 1
 
 
 @pytest.mark.slow
@@ -510,7 +513,7 @@ def test_a_run_without_rows_and_one_without_drafts(serve: Serve, tmp_path: Path,
 
 
 @pytest.mark.slow
-def test_several_targets_have_curves_and_caches_of_their_own(serve: Serve, tmp_path: Path, page: Any):
+def test_several_targets_have_their_own_curves_and_caches(serve: Serve, tmp_path: Path, page: Any):
     events = [replace(event, target="small") if has_target(event) and event.offset % 2 else event for event in stream()]
     write(tmp_path / "runs" / "a", events)
     address = serve(tmp_path / "runs")
@@ -526,22 +529,22 @@ def test_several_targets_have_curves_and_caches_of_their_own(serve: Serve, tmp_p
 
 
 @pytest.mark.slow
-def test_the_page_is_left_by_keyboard_and_runs_are_chosen(address: str, page: Any):
+def test_the_navigation_is_skipped_by_keyboard_and_runs_are_chosen(address: str, page: Any):
     page.goto(f"{address}/stream?run=learned")
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.textContent") == "To the content"
     page.focus(".runs summary")
     page.keyboard.press("Enter")
-    page.check("[name=run][value=floor]")
+    page.check("[name=run][value=baseline]")
     page.click(".runs button")
     page.wait_for_url("**/stream?run=*&run=*")
     page.wait_for_selector("#totals .name")
-    assert texts(page, "#totals .name") == ["learned", "floor"]
-    assert page.get_attribute("nav a >> nth=2", "href") == "/policies?run=learned&run=floor"
+    assert texts(page, "#totals .name") == ["learned", "baseline"]
+    assert page.get_attribute("nav a >> nth=2", "href") == "/policies?run=learned&run=baseline"
 
 
 @pytest.mark.slow
-def test_a_server_that_is_gone_is_told(runs: Path, page: Any):
+def test_an_unreachable_server_is_reported(runs: Path, page: Any):
     with serve_dashboards(runs) as address:
         page.goto(f"{address}/stream?run=learned")
         page.wait_for_selector("#totals .card b")

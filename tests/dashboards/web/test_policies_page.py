@@ -1,4 +1,4 @@
-"""The values of policies, compared with sums that can be worked out by hand, and their page."""
+"""The values of policies, compared with sums that can be computed by hand, and their page."""
 
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,8 @@ from store.events import Action, BlockDone, Event
 from store.query.log_reader import LogReader
 
 
-def drawn(offset: int, action: Action, emitted: int, seconds: float, propensity: float = 0.5) -> list[Event]:
-    """Make a prompt of two blocks: the first reads the prompt and does not count, the second drew its action."""
+def make_drawn(offset: int, action: Action, emitted: int, seconds: float, propensity: float = 0.5) -> list[Event]:
+    """Make a prompt of two blocks: the first reads the prompt and does not count, the second draws its action."""
     counts = {"drafted": 4, "proposed": 4, "judged": 4, "accepted": emitted - 1, "emitted": emitted}
     return [
         BlockDone(offset, "docs", block, 1, *counts.values(), 0.0, 0.0, seconds, action=action, propensity=propensity)
@@ -25,8 +25,8 @@ def two_policies(prompts: int = 40, slow: float = 1.0) -> list[Event]:
     """Copies emit 3 or 5 tokens in 0.5 s, no draft emits 1 token in `slow` seconds."""
     events: list[Event] = []
     for offset in range(prompts):
-        events += drawn(2 * offset, Action.COPIES, 3 if offset % 2 else 5, 0.5)
-        events += drawn(2 * offset + 1, Action.NOTHING, 1, slow)
+        events += make_drawn(2 * offset, Action.COPIES, 3 if offset % 2 else 5, 0.5)
+        events += make_drawn(2 * offset + 1, Action.NOTHING, 1, slow)
     return events
 
 
@@ -38,9 +38,9 @@ def read(folder: Path, events: list[Event]) -> dict[str, Any]:
 def test_each_policy_has_rates_with_intervals(tmp_path: Path):
     found = read(tmp_path / "run", two_policies())
     rows = {row["action"]: row for row in found["policies"]}
-    assert [row["action"] for row in found["policies"]] == ["copies", "as run", "nothing"], "the fastest first"
+    assert [row["action"] for row in found["policies"]] == ["copies", "as run", "nothing"], "the fastest is first"
     assert rows["copies"]["per_forward"]["value"] == 4
-    assert rows["copies"]["per_forward"]["half"] == pytest.approx(1.959964 / 40**0.5), "a deviation of one token"
+    assert rows["copies"]["per_forward"]["half"] == pytest.approx(1.959964 / 40**0.5), "the deviation is one token"
     assert rows["copies"]["per_second"]["value"] == 8
     assert rows["nothing"]["per_second"] == {"value": 1, "low": 1, "high": 1, "half": 0}
     assert rows["as run"]["per_second"]["value"] == pytest.approx(200 / 60)
@@ -64,16 +64,16 @@ def test_the_fastest_policy_is_compared_with_the_run(tmp_path: Path):
         (40, 0.14, "The intervals overlap, so neither is clearly faster."),
     ],
 )
-def test_what_is_not_clear_is_reported(tmp_path: Path, prompts: int, slow: float, end: str):
+def test_an_unclear_result_is_reported(tmp_path: Path, prompts: int, slow: float, end: str):
     (story,) = read(tmp_path / "run", two_policies(prompts, slow))["story"]
     assert end in story["sentences"]
 
 
 def test_a_ratio_with_a_wide_interval_is_not_reported(tmp_path: Path):
     """Three blocks without a draft, one of them four times as long."""
-    events = [event for offset in range(40) for event in drawn(offset, Action.COPIES, 4, 0.5)]
+    events = [event for offset in range(40) for event in make_drawn(offset, Action.COPIES, 4, 0.5)]
     for offset, seconds in ((40, 1.0), (41, 1.0), (42, 4.0)):
-        events += drawn(offset, Action.NOTHING, 1, seconds)
+        events += make_drawn(offset, Action.NOTHING, 1, seconds)
     with LogReader([write(tmp_path / "run", events)]) as log:
         (story,) = read_policies(log)["story"]
         assert list(describe_speedups(log).values()) == [

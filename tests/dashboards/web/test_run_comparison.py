@@ -1,4 +1,4 @@
-"""Two runs in sentences: faster or not with an interval over prompts, and how many texts are the same."""
+"""Two runs are compared in sentences: their speed, with an interval over prompts, and the number of equal texts."""
 
 from pathlib import Path
 
@@ -43,7 +43,7 @@ def test_a_run_that_is_faster_on_every_prompt_is_reported_as_faster(tmp_path: Pa
     assert "slow was slower: 0.49 times as fast as quick (0.47 to 0.51" in compare(slow, quick)[0]
 
 
-def test_a_difference_within_the_noise_of_prompts_is_none(tmp_path: Path):
+def test_a_difference_within_the_noise_is_reported_as_none(tmp_path: Path):
     one = write_run(tmp_path / "one", [1.0, 2.0] * 6)
     other = write_run(tmp_path / "other", [2.0, 1.0] * 6)
     assert compare(one, other)[0].startswith(

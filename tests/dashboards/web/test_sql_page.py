@@ -17,14 +17,14 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def names(page: Any) -> list[str]:
-    """The names that are offered, waiting until there are some."""
+    """Wait for completions. Returns their names."""
     page.wait_for_selector(".cm-tooltip-autocomplete li")
     found: list[str] = page.locator(".cm-tooltip-autocomplete .cm-completionLabel").all_inner_texts()
     return found
 
 
 def text(page: Any) -> str:
-    """What is in the editor."""
+    """The text in the editor."""
     return "\n".join(page.locator("#query .cm-line").all_inner_texts()).strip()
 
 
@@ -117,7 +117,7 @@ def test_a_name_is_chosen_by_a_click_on_a_phone(address: str, page: Any):
 
 
 @pytest.mark.slow
-def test_enter_begins_a_line_and_runs_nothing_while_names_are_offered(address: str, page: Any):
+def test_enter_starts_a_line_and_runs_nothing_while_names_are_offered(address: str, page: Any):
     open_editor(page, address, "")
     page.keyboard.type("FROM prom")
     names(page)

@@ -1,4 +1,4 @@
-"""Queries of visitors end at their time limit, whatever DuckDB does, and pages are answered meanwhile."""
+"""Queries of visitors end at their time limit, whatever DuckDB does, and pages are served in the meantime."""
 
 import asyncio
 import itertools
@@ -26,9 +26,9 @@ from store.errors import QueryError, UsageError
 from store.log.run_log import RunLog
 
 COUNT = "SELECT count(*) FROM prompts"
-# DuckDB looks at no interrupt while it computes the first.
+# DuckDB checks for no interrupt while it computes the first.
 FUNCTION, ROWS = BOMBS["texts: levenshtein"], BOMBS["rows: product"]
-LIMIT, GRACE = 1.0, 1.0  # seconds for a bomb, and after them
+LIMIT, GRACE = 1.0, 1.0  # seconds: the limit of a bomb, and the time to end it
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def runs(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def queries(runs: Path) -> Iterator[SqlProcess]:
-    """A process with a limit that no query of these tests reaches, however busy the machine is."""
+    """A process with a time limit that no query of these tests reaches on a busy machine."""
     found = SqlProcess(None, runs, seconds=60.0)
     yield found
     found.close()
@@ -57,8 +57,8 @@ def rows(queries: SqlProcess, query: str, *names: str) -> list[list[Any]]:
     return json.loads(queries.run(names, query))["rows"]
 
 
-def test_a_query_is_answered_by_another_process_that_stays(queries: SqlProcess):
-    assert queries.pid is None, "started by the first query"
+def test_queries_are_answered_by_one_other_process(queries: SqlProcess):
+    assert queries.pid is None, "the first query starts the process"
     assert rows(queries, COUNT) == [[20]]
     first = queries.pid
     assert first not in (None, os.getpid())
@@ -75,7 +75,7 @@ def test_a_query_is_answered_by_another_process_that_stays(queries: SqlProcess):
         (COUNT + " " * QUERY_BYTES, f"must have at most {QUERY_BYTES} bytes"),
     ],
 )
-def test_what_is_refused_is_explained_and_ends_nothing(queries: SqlProcess, query: str, words: str):
+def test_a_refused_query_is_explained_and_the_process_stays(queries: SqlProcess, query: str, words: str):
     assert rows(queries, COUNT) == [[20]]
     before = queries.pid
     with pytest.raises(QueryError, match=words):
@@ -98,14 +98,14 @@ def test_a_query_ends_at_its_limit_and_the_next_one_is_answered(queries: SqlProc
 
 def test_there_are_sixty_bombs():
     assert len(BOMBS) == len(set(BOMBS.values())) == 60
-    assert max(map(len, BOMBS.values())) <= QUERY_BYTES, "none is refused for its length"
+    assert max(map(len, BOMBS.values())) <= QUERY_BYTES, "no bomb is refused for its length"
 
 
 @pytest.mark.slow
 @pytest.mark.representatives(4)
 @pytest.mark.parametrize("name", BOMBS)
 def test_every_bomb_ends_within_its_limit_and_a_second(queries: SqlProcess, name: str, record_property):
-    """The limit is what is promised, so it is timed; it holds on a busy machine too."""
+    """The time is measured, because the limit is a guarantee; it holds on a busy machine too."""
     assert rows(queries, "SELECT 1") == [[1]], "its process has started"
     queries._seconds = LIMIT
     began, ended = time.monotonic(), "answered"
@@ -126,14 +126,14 @@ def test_a_process_that_is_killed_is_started_again(queries: SqlProcess):
     with ThreadPoolExecutor(1) as thread:
         sent = thread.submit(queries.run, [], FUNCTION)
         with pytest.raises(TimeoutError):
-            sent.result(timeout=0.2)  # it runs
-        os.kill(queries.pid, signal.SIGKILL)  # as the system does for its memory
+            sent.result(timeout=0.2)  # it is running
+        os.kill(queries.pid, signal.SIGKILL)  # as the system does when memory runs out
         with pytest.raises(QueryError, match="its process was ended"):
             sent.result(timeout=30)
     assert rows(queries, COUNT) == [[20]]
 
 
-def test_a_new_commit_is_seen(tmp_path: Path):
+def test_a_new_commit_is_visible(tmp_path: Path):
     with RunLog(tmp_path / "runs" / "a") as log:
         append(log, [prompt(0)], commit=True)
         queries = SqlProcess(None, tmp_path / "runs")
@@ -145,14 +145,14 @@ def test_a_new_commit_is_seen(tmp_path: Path):
         queries.run([], COUNT)
 
 
-def test_few_queries_wait(queries: SqlProcess):
-    async def ask_many() -> list[object]:
+def test_a_limited_number_of_queries_waits(queries: SqlProcess):
+    async def send_many() -> list[object]:
         sent = [queries.answer([], COUNT) for _ in range(MOST_WAITING + 3)]
         return await asyncio.gather(*sent, return_exceptions=True)
 
-    found = asyncio.run(ask_many())
+    found = asyncio.run(send_many())
     assert [type(one) for one in found] == [bytes] * (MOST_WAITING + 1) + [BusyError] * 2
-    assert json.loads(asyncio.run(queries.answer([], COUNT)))["rows"] == [[20]], "there is place again"
+    assert json.loads(asyncio.run(queries.answer([], COUNT)))["rows"] == [[20]], "another query is accepted again"
 
 
 def post(address: str, query: str) -> tuple[int, Any]:
@@ -184,7 +184,7 @@ def test_pages_are_answered_while_slow_queries_run(serve: Serve, runs: Path, mon
             with urllib.request.urlopen(address + path, timeout=60) as answer:
                 assert answer.status == 200
         slow = [one for one in sent if not one.done()]
-        assert len(slow) == MOST_WAITING + 1, "they run and wait still"
+        assert len(slow) == MOST_WAITING + 1, "the others still run and wait"
         made[0].close()
         assert {one.result()[0] for one in slow} == {400}
 
@@ -217,7 +217,7 @@ def send(address: str, head: str, body: bytes = b"") -> bytes:
     ],
     ids=["long", "very long", "without a length", "half", "two lengths"],
 )
-def test_bodies_are_bounded(
+def test_request_bodies_are_bounded(
     runs: Path, monkeypatch: pytest.MonkeyPatch, head: str, body: bytes, status: int, words: bytes
 ):
     if status == 408:
@@ -226,4 +226,4 @@ def test_bodies_are_bounded(
         answer = send(address, head, body)
     assert int(answer.split(b" ", 2)[1]) == status, answer
     assert words in answer
-    assert b"default-src 'none'" in answer, "with the headers of every response"
+    assert b"default-src 'none'" in answer, "it has the headers of every response"

@@ -1,4 +1,4 @@
-"""The sentences on top of the stream, compared with the log's own numbers."""
+"""The sentences on top of the stream page, compared with the numbers of the log."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ def describe(tmp_path: Path, events: list[Event], *, by_source: bool = True) -> 
     return sentences
 
 
-def copied(offset: int, source: DraftSource) -> list[Event]:
+def make_copied(offset: int, source: DraftSource) -> list[Event]:
     """Make a prompt of ten tokens in four target forwards: six from a source of copies, two from the model."""
     drafts = [
         BlockDone(offset, "docs", 0, 1, 8, 8, 6, 6, 7, 0.0, 0.0, 0.5, source),
@@ -31,7 +31,7 @@ def copied(offset: int, source: DraftSource) -> list[Event]:
 
 
 def test_tokens_are_divided_by_their_source(tmp_path: Path):
-    events = [*copied(0, DraftSource.LOOKUP), *copied(1, DraftSource.MEMORY)]
+    events = [*make_copied(0, DraftSource.LOOKUP), *make_copied(1, DraftSource.MEMORY)]
     assert describe(tmp_path / "a", events)[0] == (
         "80% of 20 tokens came from drafts (20% the drafter model, 30% the own text, 30% the memory), "
         "20% from the target itself: 2.50 tokens per target forward."
@@ -52,7 +52,7 @@ def test_cost_and_gain_of_learning_are_those_of_the_ledger(tmp_path: Path, gaine
     )
 
 
-def test_few_hundredths_of_a_second_are_not_called_none(tmp_path: Path):
+def test_a_few_hundredths_of_a_second_are_not_rounded_to_zero(tmp_path: Path):
     events: list[Event] = [*blocks(0), prompt(0), make_updated(part="head", seconds=0.04, waited=0.04, tokens_gained=0)]
     assert describe(tmp_path, events)[1] == (
         "Learning cost 0.04 s (0.04 s of it waited for) and gained 0.0 s (0 accepted tokens over the baseline): "
@@ -70,12 +70,12 @@ def test_the_scores_of_earlier_versions_are_part_of_the_cost(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("steps", "refused"), [(1, "the only drafter update"), (3, "all of the 3 drafter updates")])
-def test_a_drafter_that_was_never_updated_is_said_to_be_as_loaded(tmp_path: Path, steps: int, refused: str):
+def test_a_drafter_that_was_never_updated_is_reported_as_loaded(tmp_path: Path, steps: int, refused: str):
     events: list[Event] = [*blocks(0), prompt(0), *[make_updated(served=False)] * steps, make_updated(part="head")]
     assert describe(tmp_path, events)[2] == f"The gate refused {refused}, so the drafter is still as it was loaded."
 
 
-def test_the_speed_is_compared_with_that_without_drafts(tmp_path: Path):
+def test_the_speed_is_compared_with_the_speed_without_drafts(tmp_path: Path):
     drawn: list[Event] = []
     for offset in range(8):  # the first block of a prompt reads it and does not count
         action, emitted = (Action.NOTHING, 1) if offset % 2 else (Action.COPIES, 3)
@@ -101,7 +101,7 @@ def test_the_check_of_a_finished_run_is_reported(tmp_path: Path):
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"check": null}', '{"check": {"judged": 3}}'])
-def test_a_summary_without_a_check_is_passed_over(tmp_path: Path, content: str):
+def test_a_summary_without_a_check_is_ignored(tmp_path: Path, content: str):
     (tmp_path / "summary.json").write_text(content)
     assert read_check(tmp_path) is None
 
@@ -149,7 +149,7 @@ def test_the_head_that_a_drift_reset_is_trained_again(tmp_path: Path):
     ]
 
 
-def test_a_drift_that_nothing_answered_is_named(tmp_path: Path):
+def test_a_drift_without_a_response_is_named(tmp_path: Path):
     events = [prompt(offset) for offset in range(20)]
     drifts = [make_drifted(offset=offset, changed_at=offset - 3, action="none") for offset in (9, 15)]
     one, two = (describe(tmp_path / str(count), [*events, *drifts[:count]])[-1] for count in (1, 2))

@@ -1,4 +1,4 @@
-"""The page of studies: which files it lists, and its plots and tables."""
+"""The page of studies lists the files of studies and shows their plots and tables."""
 
 import json
 from pathlib import Path
@@ -46,12 +46,12 @@ def test_the_studies_of_a_folder_are_listed_by_title(tmp_path: Path):
     ["", "{", "[]", '{"title": "t"}', " " * (LARGEST + 1)],
     ids=["empty", "cut off", "a list", "no panels", "too long"],
 )
-def test_files_that_are_no_studies_are_passed_over(tmp_path: Path, content: str):
+def test_files_that_are_not_studies_are_skipped(tmp_path: Path, content: str):
     put(tmp_path, "a").write_text(content, encoding="utf-8")
     assert list_studies(tmp_path) == []
 
 
-def test_a_series_without_a_value_for_each_point_is_passed_over(tmp_path: Path):
+def test_a_series_without_a_value_for_each_point_is_skipped(tmp_path: Path):
     path = put(tmp_path, "a", CURVES)
     content = json.loads(path.read_text(encoding="utf-8"))
     content["panels"][0]["series"][0]["at"] = [1]
@@ -74,7 +74,7 @@ def test_the_page_draws_studies_without_any_run(serve: Serve, tmp_path: Path, pa
     assert [row.split("\t") for row in rows] == [["none", "1", "1.5"], ["hybrid <b>", "–", "2.5"]]
 
 
-def test_the_page_says_that_there_is_no_study(serve: Serve, tmp_path: Path, page: Any):
+def test_the_page_reports_that_there_is_no_study(serve: Serve, tmp_path: Path, page: Any):
     write(tmp_path / "runs" / "a", stream(5))
     page.goto(f"{serve(tmp_path / 'runs')}/studies")
     page.wait_for_selector("#none:not([hidden])")

@@ -1,4 +1,4 @@
-"""What a token view says of each token, and the file that holds some completions."""
+"""The details of each token in a token view, and the file with a selection of completions."""
 
 import subprocess
 import sys
@@ -24,7 +24,7 @@ def completion(tmp_path: Path, events: list[Event], offset: int = 0) -> Completi
         return read_completion(log, offset)
 
 
-def test_each_decision_is_told_in_the_order_of_the_text(tmp_path: Path):
+def test_decisions_are_listed_in_the_order_of_the_text(tmp_path: Path):
     found = completion(tmp_path, [*block_of_every_kind(0), prompt(0)])
     assert [(token.text, token.kinds) for token in found.tokens] == [
         (" the", ("accepted", "opens")),
@@ -53,7 +53,7 @@ def test_the_detail_of_a_residual_names_what_it_replaced(tmp_path: Path):
     ]
 
 
-def test_the_detail_of_a_rejection_has_what_the_models_themselves_found_likely(tmp_path: Path):
+def test_the_detail_of_a_rejection_has_the_raw_probabilities_of_the_models(tmp_path: Path):
     raw = {"target_raw_probability": 0.25, "emitted_raw_probability": 0.5, "target_raw_entropy": 1.25}
     raw |= {"drafter_raw_probability": 0.75, "drafter_raw_entropy": 0.5}
     events = block_of_every_kind(0)
@@ -102,7 +102,7 @@ def test_the_detail_of_a_candidate_has_its_share_of_the_place(tmp_path: Path):
     ]
 
 
-def test_what_a_candidate_knew_is_counted_in_words():
+def test_the_source_of_a_candidate_is_described_in_words():
     row = {"drafter": "memory", "context": 1, "count": 1, "chance": 0.25}
     assert describe_source(row) == "memory, 1 token matched, seen once, estimated chance 0.25"
     assert describe_source(row | {"context": None}).startswith("memory, context not known,")
@@ -121,7 +121,7 @@ def test_a_chain_that_was_emitted_lists_nothing(tmp_path: Path):
     assert [token.kinds[0] for token in found.tokens] == ["accepted", "accepted", "bonus"]
 
 
-def test_of_a_large_tree_the_judged_candidates_are_listed(tmp_path: Path):
+def test_a_large_tree_lists_its_judged_candidates_only(tmp_path: Path):
     nodes = [(5, -1, 0.5), *((6 + index, 0, 0.001) for index in range(50)), (90, -1, 0.25)]
     found = completion(tmp_path, [*make_tree(nodes, [0.6]), prompt(0)])
     lines = found.tokens[-1].detail.splitlines()
@@ -148,13 +148,13 @@ def test_a_completion_that_is_too_long_ends_with_a_whole_block(tmp_path: Path, m
     ("drafter", "target", "chance"),
     [(0.5, 0.25, "0.5"), (0.5, 0.5, "1"), (0.25, 0.5, "1"), (0.0, 0.5, "0"), (0.5, 0.0, "0"), (0.0, 0.0, "0")],
 )
-def test_the_chance_is_that_of_the_check(tmp_path: Path, drafter: float, target: float, chance: str):
+def test_the_chance_is_computed_as_in_the_check(tmp_path: Path, drafter: float, target: float, chance: str):
     row = decision(0, 0, drafter_levels=(drafter,), target_levels=(target,))
     (token,) = completion(tmp_path, [row, prompt(0)]).tokens
     assert f"accepted with probability {chance}; the draw" in token.detail
 
 
-def test_emitted_bytes_come_out_whole_past_rejected_ones(tmp_path: Path):
+def test_emitted_characters_are_whole_despite_rejected_tokens_between_them(tmp_path: Path):
     first, second = "é".encode()[:1], "é".encode()[1:]
     rows = block_of_every_kind(0)
     rows[1] = replace(rows[1], emitted_bytes=first)
@@ -179,11 +179,11 @@ def test_an_offset_without_a_prompt_is_refused(tmp_path: Path):
         ("👩\u200d🚀 שלום", "👩\u200d🚀 שלום"),
     ],
 )
-def test_what_cannot_be_seen_is_named(text: str, shown: str):
+def test_invisible_characters_are_named(text: str, shown: str):
     assert visible(text) == shown
 
 
-def test_the_first_the_last_and_those_around_each_drift_are_chosen(tmp_path: Path):
+def test_the_first_and_last_prompts_and_those_around_each_drift_are_chosen(tmp_path: Path):
     with LogReader([write(tmp_path / "run", stream())]) as log:
         assert choose_offsets(log) == [0, 29, 33, 34, 59]
         assert choose_offsets(log, 3) == [0, 29, 59]
@@ -196,7 +196,7 @@ def test_a_run_without_prompts_gives_none(tmp_path: Path):
     assert "No prompt has completed yet" in render([], "run")
 
 
-def test_the_file_needs_nothing_else_and_hostile_text_does_nothing(tmp_path: Path, page: Any):
+def test_the_file_is_self_contained_and_hostile_text_is_harmless(tmp_path: Path, page: Any):
     content = HOSTILE.encode()
     tokens = [replace(row, emitted_bytes=content, proposed_bytes=content) for row in block_of_every_kind(0)]
     write(tmp_path / "run", [*tokens, prompt(0, dataset=HOSTILE, prompt_text=HOSTILE)])
@@ -204,16 +204,16 @@ def test_the_file_needs_nothing_else_and_hostile_text_does_nothing(tmp_path: Pat
     command = [sys.executable, "-m", "dashboards.token_view", str(tmp_path / "run"), str(file)]
     subprocess.run(command, cwd=ROOT, check=True)
     page.goto(file.as_uri())
-    page.urls.clear()  # the file itself
+    page.urls.clear()  # without the request of the file itself
     page.hover(".tokens .accepted >> nth=0")
     assert "<script>window.hacked" in page.inner_text(".tokens .accepted >> nth=0")
-    told = "getComputedStyle(document.querySelector('.tokens .accepted'), '::after').content"
-    assert "accepted with probability 0.8" in page.evaluate(told)
+    script = "getComputedStyle(document.querySelector('.tokens .accepted'), '::after').content"
+    assert "accepted with probability 0.8" in page.evaluate(script)
     assert page.evaluate("typeof window.hacked") == "undefined"
     assert page.evaluate("document.querySelectorAll('script, img, link').length") == 0
 
 
-def test_a_folder_that_is_no_run_is_refused_in_a_sentence(tmp_path: Path):
+def test_a_folder_that_is_not_a_run_is_refused_with_a_clear_error(tmp_path: Path):
     command = [sys.executable, "-m", "dashboards.token_view", str(tmp_path), str(tmp_path / "tokens.html")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 1

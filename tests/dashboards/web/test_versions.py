@@ -1,4 +1,4 @@
-"""Which version is better, and by how much: the page of versions."""
+"""The page of versions shows which version is better, and by how much."""
 
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ COMPARED = RecordedComparison(
 
 
 def version(number: int, greedy: int, **others: Any) -> VersionPublished:
-    """Publish a version of whose ten tokens per prompt about `greedy` are predicted."""
+    """Publish a version that predicts about `greedy` of the ten tokens of each prompt."""
     predicted = tuple(greedy + place % 2 for place in range(8))
     measured = {"probe_tokens": TOKENS, "probe_greedy": predicted, "probe_sampled": tuple(one / 2 for one in predicted)}
     forwards = tuple(10 - one for one in predicted)
@@ -133,7 +133,7 @@ def test_numbers_and_aliases_come_from_the_registry(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(registered, "list_comparisons", lambda uri: [])
     numbers = RegisteredNumbers(tmp_path)
     assert numbers.list_numbers(["run"]) == []
-    assert requests == [], "there is no store"
+    assert requests == [], "there is no registry yet"
     (tmp_path / "mlflow.db").touch()
     for _ in range(2):
         assert numbers.list_numbers(["run"]) == [
@@ -150,11 +150,11 @@ def test_comparisons_come_from_the_registry(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(registered, "list_versions", lambda uri: [from_tags("m", 6, tags, [], 0)])
     monkeypatch.setattr(registered, "list_comparisons", lambda uri: [COMPARED])
     numbers = RegisteredNumbers(tmp_path)
-    assert numbers.list_comparisons(["run"]) == [], "there is no store"
+    assert numbers.list_comparisons(["run"]) == [], "there is no registry yet"
     (tmp_path / "mlflow.db").touch()
     (found,) = numbers.list_comparisons(["run"])
     assert found["second"] == {"number": 6, "run": "run", "version": 1}
-    assert found["first"] == {"number": 2, "run": None, "version": None}, "it was pruned, or is of another registry"
+    assert found["first"] == {"number": 2, "run": None, "version": None}, "it was pruned, or is in another registry"
     assert found["acceptance_rate"] == {"first": 0.25, "second": 0.5, "change": 0.25, "low": 0.1, "high": 0.4}
     assert found["tokens_per_second"]["low"] is None
     assert (found["prompts"], found["made_at"]) == (24, 1_700_000_000.0)
@@ -179,7 +179,7 @@ def test_the_larger_value_is_marked_unless_the_drafter_is_the_same(serve: Serve,
         ]  # fmt: skip
     page.select_option("[name=b]", '["a",2]')
     page.select_option("[name=a]", '["a",0]')
-    assert page.evaluate(marked) == [], "both have the drafter as it was loaded"
+    assert page.evaluate(marked) == [], "both versions have the drafter as it was loaded"
 
 
 @pytest.mark.slow
@@ -213,7 +213,7 @@ def test_the_page_shows_the_probe_first(serve: Serve, tmp_path: Path, page: Any,
     shown = [text.replace("\N{NO-BREAK SPACE}", " ") for text in best[:4]]
     assert shown == ["1 ★", "#6 champion", "0.350 (0.305 to 0.395)", "+0.100 (+0.100 to +0.100)"]
     speed, forwards, first, *_ = page.eval_on_selector_all("#compared tbody tr", script)
-    assert speed == ["probe: tokens per second", "–", "–", ""], "it was not measured"
+    assert speed == ["probe: tokens per second", "–", "–", ""], "the speed was not measured"
     assert forwards[0] == "probe: tokens per forward"
     assert first == ["probe: acceptance, greedy", "0.250 (0.205 to 0.295)", "0.250 (0.205 to 0.295)", "0.000"]
     assert "In MLflow, champion is version 1 (models:/m/6)." in page.inner_text("#verdict")

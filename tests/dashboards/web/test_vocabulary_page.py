@@ -1,4 +1,4 @@
-"""The report on a run's vocabularies: what a replay writes, and its page."""
+"""The report on a run's vocabularies, as a replay writes it, and its page."""
 
 import json
 from pathlib import Path
@@ -38,7 +38,7 @@ def test_classes_have_the_tokens_that_the_run_judged(tmp_path: Path):
     counts = [(row["name"], row["count"], row["judged"], row["accepted"]) for row in pair["classes"]]
     assert counts[:3] == [("one piece (direct)", 692, 10, 5), ("2 pieces", 200, 5, 5), ("3 pieces", 50, 0, 0)]
     assert [row["share"] for row in pair["classes"]][-2:] == [0.003, 0.005]
-    assert [one["name"] for one in pair["specials"]] == ["<eos>", "<unused>"], "those with a meaning come first"
+    assert [one["name"] for one in pair["specials"]] == ["<eos>", "<unused>"], "tokens with a meaning are first"
     assert found["story"][0]["sentences"] == [
         "Of the 1,000 tokens of big, 69.2% are one piece of small and 30.0% are n-grams of several pieces; 3 cannot be "
         "spelt."
@@ -48,7 +48,7 @@ def test_classes_have_the_tokens_that_the_run_judged(tmp_path: Path):
 @pytest.mark.parametrize(
     "content", ["", "{", "{}", "[1]", [REPORT | {"direct": "x"}], [REPORT | {"ngrams": {"2": {}}}]]
 )
-def test_a_report_that_is_no_report_is_passed_over(tmp_path: Path, content: Any):
+def test_a_file_that_is_not_a_report_is_ignored(tmp_path: Path, content: Any):
     found = read(run_with(tmp_path / "run", content))
     assert found["pairs"] == []
     assert "no report on its vocabularies" in found["story"][0]["sentences"][0]

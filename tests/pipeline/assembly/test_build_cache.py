@@ -30,7 +30,7 @@ class Made:
 
     @property
     def counts(self) -> dict[int, int]:
-        """Of each entry, by token."""
+        """Counts of each entry, by token."""
         return {entry.token: entry.count for entry in self.cache.entries()}
 
 
@@ -88,7 +88,7 @@ def test_unbounded_has_no_budget(make: Make):
     assert made.notes == []
 
 
-def test_a_budget_below_one_entry_is_told(make: Make):
+def test_a_budget_below_one_entry_gives_a_note(make: Make):
     made = make(cache__budget_bytes=100, cache__seed="vocabulary")
     assert len(made.cache) == 0
     assert len(made.notes) == 1

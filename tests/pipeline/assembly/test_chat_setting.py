@@ -1,4 +1,4 @@
-"""`source.chat`: which prompts are put into the target's chat template, and what is reported of it."""
+"""`source.chat`: the prompts that are put into the target's chat template, and the notes about it."""
 
 import logging
 import re

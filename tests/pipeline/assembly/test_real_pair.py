@@ -57,7 +57,7 @@ def drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def plain(folder: Path, texts: list[str]) -> list[str]:
-    """What `generate` makes of each prompt."""
+    """Return the output of `generate` for each prompt."""
     from transformers import AutoModelForCausalLM
 
     tokenizer, model = load_tokenizer(str(folder)), AutoModelForCausalLM.from_pretrained(folder)

@@ -1,4 +1,4 @@
-"""`omnidraft replay` without a source and a target: which model it takes, and with which settings."""
+"""`omnidraft replay` without a source and a target: the model and the settings that it uses."""
 
 import json
 import shutil

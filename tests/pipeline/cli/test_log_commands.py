@@ -210,7 +210,7 @@ def test_a_table_rounds_floats_trims_long_cells_and_keeps_to_a_line_each(runs):
     assert len(answer.splitlines()) == 5
 
 
-def test_a_long_table_is_cut_and_says_so_beside_the_output(runs):
+def test_a_long_table_is_cut_with_a_message_on_standard_error(runs):
     answer = call("sql", f"SELECT i FROM range({SHOWN_ROWS + 7}) t(i)", "--runs", runs)
     assert f"more rows than these {SHOWN_ROWS}" in answer.stderr
     assert f" {SHOWN_ROWS - 1} " in answer.stdout
@@ -265,7 +265,7 @@ def test_impossible_requests_are_errors_of_ours(runs, arguments, error, words):
 
 
 @pytest.mark.parametrize("arguments", [["sql", "SELECT 1"], ["check"], ["sql", "--recipe", "drifts"]])
-def test_no_runs_are_an_error_that_says_how_to_make_one(tmp_path, arguments):
+def test_no_runs_are_an_error_that_names_the_command_that_makes_one(tmp_path, arguments):
     answer = call(*arguments, "--runs", tmp_path / "nowhere")
     assert isinstance(answer.exception, RunError)
     assert "omnidraft replay" in str(answer.exception)
@@ -288,7 +288,7 @@ def test_check_fails_on_a_mismatch_and_shows_it(tmp_path):
 
 
 def damage(run, table="decisions"):
-    """Flip one bit of the table's first part; its path."""
+    """Flip one bit of the table's first part and return its path."""
     path = part_path(run, read_manifest(run).tables[table][0])
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
@@ -306,7 +306,7 @@ def test_check_reports_as_json(tmp_path):
     assert (sound.exit_code, json.loads(sound.stdout)["mismatches"]) == (0, [])
 
 
-def test_check_names_every_changed_file_and_looks_at_the_rest(tmp_path):
+def test_check_names_every_changed_file_and_checks_the_rest(tmp_path):
     run = tmp_path / "run"
     with RunLog(run) as log:
         for position in range(3):
@@ -323,7 +323,7 @@ def test_check_names_every_changed_file_and_looks_at_the_rest(tmp_path):
     )
 
 
-def test_sql_reads_what_is_left_when_asked_to(tmp_path):
+def test_sql_reads_the_undamaged_parts_on_request(tmp_path):
     run = write(tmp_path / "run", ACCEPTED)
     path = damage(run)
     answer = call("sql", "SELECT count(*) AS n FROM decisions", "--run", run, "--skip-damaged", "--format", "csv")
@@ -331,7 +331,7 @@ def test_sql_reads_what_is_left_when_asked_to(tmp_path):
     assert answer.stderr == f"{path} is not as it was written; left out\n"
 
 
-def test_compact_says_what_it_did_and_what_it_would_do(tmp_path):
+def test_compact_reports_what_it_did_and_what_it_would_do(tmp_path):
     run = tmp_path / "runs" / "run"
     with RunLog(run) as log:
         for position in range(3):

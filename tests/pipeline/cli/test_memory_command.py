@@ -1,4 +1,4 @@
-"""`omnidraft memory` as it is typed: what a stopped run remembers, what a finished one does, and how it forgets."""
+"""`omnidraft memory` on the command line: the memory of stopped and of finished runs, and how it forgets."""
 
 import json
 import signal
@@ -19,7 +19,7 @@ CHANGES = {"draft__sources": ("own", "memory"), "learn__enabled": False, "commit
 
 
 class StoppingDisplay(PlainDisplay):
-    """Interrupts the run, as a user does, when some prompts are complete."""
+    """Interrupts the run, as a user does, after some completed prompts."""
 
     def __init__(self, prompts: int) -> None:
         super().__init__(perf_counter)

@@ -1,4 +1,4 @@
-"""`omnidraft plot` as it is typed: the newest run by default, files of results, and refusals."""
+"""`omnidraft plot` on the command line: the newest run by default, files of results, and refusals."""
 
 import json
 import os

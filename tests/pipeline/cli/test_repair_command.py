@@ -1,4 +1,4 @@
-"""`omnidraft repair` and what `omnidraft check` compares, as they are typed."""
+"""`omnidraft repair` on the command line, and what `omnidraft check` compares."""
 
 import json
 from pathlib import Path

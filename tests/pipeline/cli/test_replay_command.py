@@ -1,4 +1,4 @@
-"""`omnidraft replay` as it is typed: refusals that leave nothing behind, settings, interruption, the registry."""
+"""`omnidraft replay` on the command line: refusals that leave no files, settings, interruption, the registry."""
 
 import json
 import shlex
@@ -33,7 +33,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def without_tokenizer(pair: TinyPair, folder: Path) -> Path:
-    """A target's weights alone."""
+    """Copy a target without its tokenizer."""
     folder.mkdir()
     for name in ("config.json", "model.safetensors"):
         shutil.copy(pair.target / name, folder)
@@ -41,7 +41,7 @@ def without_tokenizer(pair: TinyPair, folder: Path) -> Path:
 
 
 def without_bytes(pair: TinyPair, folder: Path) -> Path:
-    """A drafter whose tokenizer has lost its byte tokens: it knows the characters that it learned and no others."""
+    """Copy a drafter without the byte tokens of its tokenizer, which then knows only the characters that it learned."""
     shutil.copytree(pair.drafter, folder)
     path = folder / "tokenizer.json"
     state = json.loads(path.read_text(encoding="utf-8"))
@@ -55,7 +55,7 @@ def without_bytes(pair: TinyPair, folder: Path) -> Path:
 
 
 def assert_refused(typed: Typed, *words: str) -> None:
-    """One message, in words of ours, and no run."""
+    """The command fails with an error message of ours, without a traceback and without output."""
     assert typed.status == 2
     assert typed.out == ""
     assert typed.err.removeprefix("loading models\n").startswith("omnidraft: ")
@@ -79,7 +79,7 @@ def assert_refused(typed: Typed, *words: str) -> None:
         (["--drafter", "models:/nobody"], ["models:/NAME/NUMBER"]),
     ],
 )
-def test_what_cannot_be_done_is_refused_and_nothing_is_written(
+def test_impossible_requests_are_refused_and_nothing_is_written(
     tiny_pair: TinyPair,  # noqa: F811
     omnidraft: Command,  # noqa: F811
     here: Path,
@@ -135,7 +135,7 @@ def test_a_run_s_folder_must_be_new(
     assert [path.name for path in here.rglob("*")] == ["taken", "notes.txt"]
 
 
-def test_settings_come_from_the_file_and_the_command_line_goes_before(
+def test_settings_come_from_the_file_and_the_command_line_takes_precedence(
     tiny_pair: TinyPair,  # noqa: F811
     omnidraft: Command,  # noqa: F811
     here: Path,
@@ -183,7 +183,7 @@ def test_without_a_name_a_run_gets_one_under_runs(
     assert all((run / "summary.json").is_file() for run in runs)
 
 
-def test_the_folder_of_runs_is_that_of_the_option_or_of_the_variable(
+def test_the_folder_of_runs_is_set_by_the_option_or_the_variable(
     tiny_pair: TinyPair,  # noqa: F811
     omnidraft: Command,  # noqa: F811
     here: Path,
@@ -228,7 +228,7 @@ def test_sources_without_a_usable_prompt_are_refused(
     assert [path.name for path in here.rglob("*") if path.is_file()] == ["broken.jsonl"]
 
 
-def test_the_environment_gives_settings_and_the_command_line_goes_before(
+def test_settings_come_from_the_environment_and_the_command_line_takes_precedence(
     tiny_pair: TinyPair,  # noqa: F811
     omnidraft: Command,  # noqa: F811
     here: Path,
@@ -314,7 +314,7 @@ def typed_in_a_process(*arguments: list[str]) -> subprocess.Popen[str]:
     )
 
 
-def test_versions_lie_sealed_in_the_run_s_folder(runs: Path):
+def test_versions_are_sealed_in_the_run_s_folder(runs: Path):
     versions = table_of(runs / "first", "versions").to_pylist()
     assert [version["reason"] for version in versions] == ["floor", "interval", "interval", "end"]
     assert [version["parent"] for version in versions] == [None, 0, 1, 2]
@@ -330,13 +330,13 @@ def test_versions_lie_sealed_in_the_run_s_folder(runs: Path):
 @pytest.mark.slow
 @pytest.mark.representatives(1)
 @pytest.mark.parametrize("number", [1, 4])
-def test_a_run_goes_on_from_a_registered_version(
+def test_a_run_starts_from_a_registered_version(
     runs: Path,
     tiny_pair: TinyPair,  # noqa: F811
     omnidraft: Command,  # noqa: F811
     number: int,
 ):
-    """Weights, head and n-grams are those of the version, byte for byte; so the new run's floor is that version."""
+    """The baseline of the new run is that version: weights, head and n-grams are equal, byte for byte."""
     name = runs / f"from-{number}"
     typed = omnidraft(
         *["replay", tiny_pair.sums, "--target", tiny_pair.target, "--limit", "1", *QUICK, "--run", name],
@@ -344,10 +344,10 @@ def test_a_run_goes_on_from_a_registered_version(
     )
     assert typed.status == 0, typed.err
     parent = table_of(runs / "first", "versions").to_pylist()[number - 1]
-    floor = table_of(name, "versions").to_pylist()[0]
-    assert floor["reason"] == "floor"
-    assert floor["digest"] == parent["digest"]
-    assert (floor["cache_entries"], floor["cache_entries"] > 0) == (parent["cache_entries"], True)
+    baseline = table_of(name, "versions").to_pylist()[0]
+    assert baseline["reason"] == "floor"
+    assert baseline["digest"] == parent["digest"]
+    assert (baseline["cache_entries"], baseline["cache_entries"] > 0) == (parent["cache_entries"], True)
     assert find_only_model(default_uri(runs)), "it continues the registered model of its pair"
 
 
@@ -363,13 +363,13 @@ def test_a_version_that_does_not_exist_is_refused(
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_a_run_with_what_was_done(
+def test_ctrl_c_ends_a_run_and_keeps_the_completed_prompts(
     runs: Path,
     tiny_pair: TinyPair,  # noqa: F811
     omnidraft: Command,  # noqa: F811
     tmp_path: Path,
 ):
-    """Interrupted after the first line that tells of progress; the stream would have gone on for minutes."""
+    """The interrupt follows the first line of progress; the whole stream would take minutes."""
     endless = write_prompts(tmp_path / "endless.jsonl", sentences(0, 4000))
     running = typed_in_a_process(
         [str(endless), *tiny_pair.options, "--run", str(runs / "broken"), "--batch", "2", "--device", "cpu"]
@@ -382,7 +382,7 @@ def test_ctrl_c_ends_a_run_with_what_was_done(
     assert running.returncode == 130, errors
     assert "stopping" in errors
     assert "Traceback" not in errors
-    assert "endless" in output, "the table of what was done"
+    assert "endless" in output, "the table of the completed prompts"
     summary = json.loads((runs / "broken" / "summary.json").read_text())
     assert 1 <= summary["totals"]["prompts"] == table_of(runs / "broken", "prompts").num_rows < 4000
     last = table_of(runs / "broken", "versions").to_pylist()[-1]

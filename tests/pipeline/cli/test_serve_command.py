@@ -1,4 +1,4 @@
-"""`omnidraft serve` as it is typed: it answers, ends in order, goes on, and says what it cannot do."""
+"""`omnidraft serve` on the command line: it answers, ends in order, resumes, and reports what it cannot do."""
 
 import json
 import signal
@@ -18,7 +18,7 @@ PROMPT = "Ann has 3 apples and finds"
 
 @pytest.mark.slow
 @pytest.mark.parametrize("text", [True, False], ids=["texts", "no texts"])
-def test_it_answers_ends_in_order_and_goes_on(
+def test_it_answers_ends_in_order_and_resumes(
     tiny_pair: TinyPair,  # noqa: F811
     tmp_path: Path,
     omnidraft: Command,  # noqa: F811
@@ -26,16 +26,16 @@ def test_it_answers_ends_in_order_and_goes_on(
 ):
     run = tmp_path / "run"
     words = server_arguments(tiny_pair, run, "--learn", "off", *([] if text else ["--no-log-text"]))
-    with server_process(tmp_path / "world", *words) as life:
-        answer = life.complete(PROMPT, model=life.model())
+    with server_process(tmp_path / "world", *words) as server:
+        answer = server.complete(PROMPT, model=server.model())
         assert answer["choices"][0]["finish_reason"] in ("stop", "length")
         assert answer["usage"]["completion_tokens"] == len(greedy_generate(tiny_pair, PROMPT, 12))
-        assert life.end(signal.SIGTERM) == 0, life.err
-    assert f"omnidraft serve --resume {run}" in life.err
-    with server_process(tmp_path / "world", "--resume", run, "--port", 0) as life:
-        again = life.complete(PROMPT, model=life.model())
+        assert server.end(signal.SIGTERM) == 0, server.err
+    assert f"omnidraft serve --resume {run}" in server.err
+    with server_process(tmp_path / "world", "--resume", run, "--port", 0) as server:
+        again = server.complete(PROMPT, model=server.model())
         assert again["choices"][0]["text"] == answer["choices"][0]["text"]
-        assert life.end(signal.SIGINT) == 0, life.err
+        assert server.end(signal.SIGINT) == 0, server.err
     assert omnidraft("check", "--run", run).status == 0
     prompts = select(run, 'SELECT "offset", prompt_text, completion_text FROM prompts ORDER BY "offset"')
     completion = answer["choices"][0]["text"]
@@ -44,19 +44,19 @@ def test_it_answers_ends_in_order_and_goes_on(
 
 
 @pytest.mark.slow
-def test_a_server_that_is_killed_goes_on_with_what_it_committed(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
-    """Every completed prompt that was committed is there once; offsets go on without being used again."""
+def test_a_killed_server_resumes_with_what_it_committed(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
+    """Every committed prompt is in the log once; offsets continue and none is used again."""
     run = tmp_path / "run"
     often = {"commit__seconds": 0.01, "commit__share": 1.0}
-    with server_process(tmp_path / "world", *server_arguments(tiny_pair, run, "--learn", "off", **often)) as life:
+    with server_process(tmp_path / "world", *server_arguments(tiny_pair, run, "--learn", "off", **often)) as server:
         for number in range(5):
-            life.complete(f"Tom has {number} pencils", model=life.model())
+            server.complete(f"Tom has {number} pencils", model=server.model())
         wait_until(lambda: sum(part.rows for part in read_manifest(run).tables["prompts"]) >= 4)
-        assert life.end(signal.SIGKILL) == -signal.SIGKILL
+        assert server.end(signal.SIGKILL) == -signal.SIGKILL
     before = select(run, 'SELECT * FROM prompts ORDER BY "offset"')
-    with server_process(tmp_path / "world", "--resume", run, "--port", 0) as life:
-        life.complete(PROMPT, model=life.model())
-        assert life.end() == 0, life.err
+    with server_process(tmp_path / "world", "--resume", run, "--port", 0) as server:
+        server.complete(PROMPT, model=server.model())
+        assert server.end() == 0, server.err
     after = select(run, 'SELECT * FROM prompts ORDER BY "offset"')
     assert after[:-1] == before
     assert after[-1]["prompt_text"] == PROMPT
@@ -70,28 +70,28 @@ def test_offsets_of_prompts_that_only_the_learner_committed_are_not_used_again(
     tiny_pair: TinyPair,  # noqa: F811
     tmp_path: Path,
 ):
-    """The learner commits before it hands out; the server's own commit may be long ago when it is killed."""
+    """The learner commits before it sends weights; the server's own last commit may be much older when it is killed."""
     run = tmp_path / "run"
     seldom = {"learn__spacing": "fixed", "commit__seconds": 1000.0, "serve__learn_share": 1.0}
-    with server_process(tmp_path / "world", *server_arguments(tiny_pair, run, **seldom)) as life:
+    with server_process(tmp_path / "world", *server_arguments(tiny_pair, run, **seldom)) as server:
         for number in range(8):
-            life.complete(f"Tom has {number} pencils", model=life.model())
-        wait_until(lambda: _named_by_learner(run) >= 3)
-        life.end(signal.SIGKILL)
-    named = _named_by_learner(run)
+            server.complete(f"Tom has {number} pencils", model=server.model())
+        wait_until(lambda: _last_offset_of_learner(run) >= 3)
+        server.end(signal.SIGKILL)
+    named = _last_offset_of_learner(run)
     lost = named + 1 - len(select(run, "SELECT * FROM prompts"))
-    assert lost > 0, "the server's log is behind the learner's"
-    with server_process(tmp_path / "world", "--resume", run, "--port", 0) as life:
-        life.complete(PROMPT, model=life.model())
-        assert life.end() == 0, life.err
+    assert lost > 0, "the server's log lags behind the learner's"
+    with server_process(tmp_path / "world", "--resume", run, "--port", 0) as server:
+        server.complete(PROMPT, model=server.model())
+        assert server.end() == 0, server.err
     (last,) = select(run, 'SELECT max("offset") AS "offset" FROM prompts')
     assert last["offset"] > named
     versions = [row["drafter_version"] for row in select(run, "SELECT drafter_version FROM updates WHERE served")]
-    assert sorted(versions) == versions, "versions go on"
+    assert sorted(versions) == versions, "versions continue"
     assert_sound(run)
 
 
-def _named_by_learner(run: Path) -> int:
+def _last_offset_of_learner(run: Path) -> int:
     """The highest offset that the learner's partition has committed."""
     if not (run / "partitions/learner/log/manifest.json").exists():
         return -1
@@ -99,7 +99,7 @@ def _named_by_learner(run: Path) -> int:
     return max((part.last_offset for part in parts), default=-1)
 
 
-def test_a_port_that_is_taken_is_said_in_one_sentence(tiny_pair: TinyPair, tmp_path: Path, omnidraft: Command):  # noqa: F811
+def test_a_port_in_use_is_reported_in_one_sentence(tiny_pair: TinyPair, tmp_path: Path, omnidraft: Command):  # noqa: F811
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         typed = omnidraft("serve", *tiny_pair.options, "--port", port, "--run", tmp_path / "run")
@@ -112,7 +112,7 @@ def test_a_port_that_is_taken_is_said_in_one_sentence(tiny_pair: TinyPair, tmp_p
 
 @pytest.fixture
 def begun(tiny_pair: TinyPair, tmp_path: Path) -> Path:  # noqa: F811
-    """A run that could be gone on with, as far as its settings say."""
+    """A run that can be resumed, as far as its settings show."""
     from serving_tiny import serve_config
 
     run = tmp_path / "begun"
@@ -133,7 +133,7 @@ def begun(tiny_pair: TinyPair, tmp_path: Path) -> Path:  # noqa: F811
         (["--temperature", "0.5"], "sampling.temperature"),
     ],
 )
-def test_a_server_goes_on_with_its_own_settings_alone(
+def test_a_server_resumes_with_its_own_settings_alone(
     omnidraft: Command,  # noqa: F811
     begun: Path,
     option: list[str],
@@ -145,7 +145,7 @@ def test_a_server_goes_on_with_its_own_settings_alone(
     assert setting in typed.err
 
 
-def test_what_holds_no_run_of_a_server_is_not_gone_on_with(omnidraft: Command, tmp_path: Path):  # noqa: F811
+def test_a_folder_without_a_run_is_not_resumed(omnidraft: Command, tmp_path: Path):  # noqa: F811
     typed = omnidraft("serve", "--resume", tmp_path, "--port", 0)
     assert typed.status == 2
     assert "must hold a run to resume" in typed.err

@@ -1,4 +1,4 @@
-"""`omnidraft versions` and `omnidraft ui`, as a person types them."""
+"""`omnidraft versions` and `omnidraft ui` on the command line."""
 
 import json
 import os
@@ -123,12 +123,12 @@ def test_each_pair_has_numbers_and_aliases_of_its_own(tmp_path: Path):
 
 
 def test_the_list_is_for_programs_too(runs: Path):
-    newest, floor = json.loads(output_of("versions", "list", "--runs", str(runs), "--format", "json"))
+    newest, baseline = json.loads(output_of("versions", "list", "--runs", str(runs), "--format", "json"))
     assert (newest["number"], newest["parent"], newest["acceptance"], newest["aliases"]) == (2, 1, 0.625, ["candidate"])
-    assert (floor["number"], floor["parent"], floor["acceptance"], floor["aliases"]) == (1, None, None, [])
+    assert (baseline["number"], baseline["parent"], baseline["acceptance"], baseline["aliases"]) == (1, None, None, [])
 
 
-def test_show_prints_the_manifest_the_figures_and_how_to_use_it(runs: Path):
+def test_show_prints_the_manifest_the_metrics_and_how_to_use_it(runs: Path):
     printed = output_of("versions", "show", "2", "--runs", str(runs))
     for line in (
         "target  ",
@@ -149,19 +149,19 @@ def test_show_is_for_programs_too(runs: Path):
     assert details["metrics"]["mean_accepted_length"] == 2.5
 
 
-def test_a_model_that_nobody_published_has_none(runs: Path):
+def test_a_model_that_was_never_published_has_no_versions(runs: Path):
     assert "no version yet" in output_of("versions", "--runs", str(runs), "--name", "other")
     assert json.loads(output_of("versions", "--runs", str(runs), "--name", "other", "--format", "json")) == []
 
 
-def test_a_mistake_says_what_to_try(runs: Path):
+def test_an_error_names_what_to_try(runs: Path):
     with pytest.raises(ModelError, match="must have a version 7, but has 1 to 2"):
         output_of("versions", "show", "7", "--runs", str(runs))
-    asked = CliRunner().invoke(app, ["versions", "show", "--runs", str(runs)])
-    assert (asked.exit_code, "Missing argument 'N'" in asked.output) == (2, True)
+    result = CliRunner().invoke(app, ["versions", "show", "--runs", str(runs)])
+    assert (result.exit_code, "Missing argument 'N'" in result.output) == (2, True)
 
 
-def test_versions_alone_lists_and_its_help_names_all_that_can_be_done(runs: Path):
+def test_versions_alone_lists_and_its_help_names_all_commands(runs: Path):
     assert output_of("versions", "--runs", str(runs)) == output_of("versions", "list", "--runs", str(runs))
     shown = output_of("versions", "--help")
     for command in ("list", "show", "compare", "promote", "rollback", "recall", "export", "prune"):
@@ -193,7 +193,7 @@ def test_a_version_is_promoted_and_rolled_back(five: Path):
         output_of("versions", "rollback", *where)
 
 
-def test_a_recalled_version_is_the_champion_and_its_checked_files_are_where_asked(five: Path, tmp_path: Path):
+def test_a_recalled_version_is_the_champion_and_its_checked_files_are_in_the_named_folder(five: Path, tmp_path: Path):
     kept = tmp_path / "kept"
     printed = output_of("versions", "recall", "3", str(kept), "--runs", str(five))
     assert "champion: #3, every file as it was published" in printed
@@ -203,7 +203,7 @@ def test_a_recalled_version_is_the_champion_and_its_checked_files_are_where_aske
     assert (kept / "manifest.json").read_bytes() == (fetched / "manifest.json").read_bytes()
 
 
-def test_a_recalled_version_goes_into_no_file_and_not_where_one_stands(five: Path, tmp_path: Path, monkeypatch):
+def test_a_version_is_not_recalled_into_a_file_or_the_working_folder(five: Path, tmp_path: Path, monkeypatch):
     (tmp_path / "file").write_text("mine")
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
@@ -237,7 +237,7 @@ def test_prune_leaves_what_is_in_use(five: Path):
 
 
 def publish_unrelated(runs: Path) -> None:
-    """A newer run's floor and first version: the candidate is no longer of the first run."""
+    """Publish the baseline and the first version of a newer run, so that the candidate is not of the first run."""
     registry = MlflowRegistry(default_uri(runs), runs / "friday/q.jsonl", retry_policy=RetryPolicy(linger=0.01))
     registry.start_run("friday", {}, {}, [])
     for version in range(2):
@@ -246,13 +246,13 @@ def publish_unrelated(runs: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["versions", "ui"])
-def test_without_a_store_both_say_how_to_make_one(tmp_path: Path, command: str):
+def test_without_a_store_both_name_the_command_that_makes_one(tmp_path: Path, command: str):
     with pytest.raises(UsageError, match="`omnidraft replay` makes one"):
         output_of(command, "--runs", str(tmp_path))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_port_in_use_is_said_before_anything_starts(runs: Path):
+def test_a_port_in_use_is_reported_before_anything_starts(runs: Path):
     with socket.socket() as taken:
         taken.bind((HOST, 0))
         taken.listen()

@@ -1,4 +1,4 @@
-"""`omnidraft vocab`: what two vocabularies share, on tokenizers whose every token is known."""
+"""`omnidraft vocab`: the tokens that two vocabularies share, for tokenizers whose every token is known."""
 
 import json
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ NAMES = ("<|start|>", "<|end|>", *(f"<|reserved_{n}|>" for n in range(30)))
 
 
 def save_tokenizer(folder: Path, texts: Sequence[str], split: str, specials: Sequence[str]) -> Path:
-    """A byte-level BPE learnt on a few words, saved as a folder without a model."""
+    """Train a byte-level BPE on a few words and save it as a folder without a model."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -161,7 +161,7 @@ def test_the_report_is_printed_as_tables(folders: tuple[str, str], source: str, 
     assert max(map(len, shown.splitlines())) <= 120
 
 
-def test_what_looks_like_markup_in_a_token_is_shown_as_it_is(folders: tuple[str, str]):
+def test_markup_in_a_token_is_shown_unchanged(folders: tuple[str, str]):
     config = config_of(folders, "builtin:docs")
     made = make_report(config, *load_pair(config), ["the cat"])
     odd = CommonNgram(1, "[bold]x[/bold]", ("[bo", "ld]x[/bold]"), 1)
@@ -192,7 +192,7 @@ def test_no_weights_are_needed(folders: tuple[str, str]):
         (("--text", "nowhere.jsonl"), SourceError, "must be a file"),
     ],
 )
-def test_what_cannot_be_done_is_said(folders: tuple[str, str], source: str, arguments, error, message: str):
+def test_impossible_options_are_refused(folders: tuple[str, str], source: str, arguments, error, message: str):
     text = () if "--text" in arguments else ("--text", source)
     with pytest.raises(error, match=message.replace("|", r"\|")):
         run(*folders, *text, *arguments)

@@ -23,7 +23,7 @@ def call(*arguments: object):
 @pytest.mark.slow
 @pytest.mark.skipif(not SMALL.is_dir(), reason="the built-in models are not built")
 @pytest.mark.parametrize(("source", "size"), [("builtin:target-7m", "60M"), (SMALL, "0.06B")])
-def test_pad_writes_a_folder_and_tells_its_size(source: object, size: str, tmp_path: Path):
+def test_pad_writes_a_folder_and_reports_its_size(source: object, size: str, tmp_path: Path):
     done = call(source, tmp_path / "large", "--parameters", size, "--dtype", "bfloat16")
     assert done.exit_code == 0, done.output
     model = load_causal_model(str(tmp_path / "large"), "auto", "cpu")
@@ -32,7 +32,7 @@ def test_pad_writes_a_folder_and_tells_its_size(source: object, size: str, tmp_p
 
 
 @pytest.mark.parametrize("size", ["large", "", "infM", "nanM", "-60M", "-5", "0M", "B"])
-def test_what_is_no_size_is_refused(size: str, tmp_path: Path):
+def test_an_invalid_size_is_refused(size: str, tmp_path: Path):
     done = call("nowhere", tmp_path, f"--parameters={size}")
     assert isinstance(done.exception, UsageError)
     assert "--parameters must be a positive number such as 100M" in str(done.exception)

@@ -111,7 +111,7 @@ def test_a_value_that_does_not_fit_is_refused_in_one_sentence(key: str, value: o
     assert refusal({key: value}) == f"Setting '{key}' {rule}"
 
 
-def test_everything_that_is_wrong_is_told_at_once():
+def test_all_errors_are_reported_at_once():
     with pytest.raises(ConfigError) as caught:
         Config.from_mapping({"batch": 0, "draft": {"mod": "trie"}, "learn": 3, "source": {"where": ["a=b", 1]}})
     assert str(caught.value) == (
@@ -155,7 +155,7 @@ def test_what_is_written_is_complete():
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "told"),
+    ("name", "content", "message"),
     [
         ("a.toml", b"batch = 0", r"^In '.*a\.toml': Setting 'batch' must be greater than or equal to 1, got 0\.$"),
         ("a.toml", b"[drafts]\nmode = 'trie'", "Unknown setting 'drafts'. Did you mean 'draft'"),
@@ -166,8 +166,8 @@ def test_what_is_written_is_complete():
         ("missing.toml", None, r"Cannot read .*missing\.toml': No such file or directory\."),
     ],
 )
-def test_a_file_that_cannot_be_used_is_named(tmp_path, name: str, content: bytes | None, told: str):
+def test_the_error_names_a_file_that_cannot_be_used(tmp_path, name: str, content: bytes | None, message: str):
     if content is not None:
         (tmp_path / name).write_bytes(content)
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         load(tmp_path / name)

@@ -49,8 +49,8 @@ def test_it_loads_as_a_plain_model(published: Published, tmp_path: Path, monkeyp
     assert list(tmp_path.iterdir()) == []
     ids_1T = tokenizer("Ann has 3 apples", return_tensors="pt").input_ids
     assert torch.equal(model(ids_1T).logits, same(ids_1T).logits)
-    floor, _ = pipeline.load_version(1, published.uri).load()
-    assert not torch.equal(model(ids_1T).logits, floor(ids_1T).logits), "it has learned"
+    baseline, _ = pipeline.load_version(1, published.uri).load()
+    assert not torch.equal(model(ids_1T).logits, baseline(ids_1T).logits), "it has learned"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import torch
 from learner_hosting import make_config, make_learner_config, run_local_learner
 from replaying import table_of
 from serving_tiny import (
-    PATIENCE,
+    HANG_SECONDS,
     assert_sound,
     complete_all,
     run_server,
@@ -63,7 +63,7 @@ def test_all_prompts_are_received_in_order(
     assert doubled.learner.lag == 100
     doubled.allow_reading()
     wait_until(lambda: doubled.learner.lag == 0)
-    doubled.learner.close(PATIENCE)
+    doubled.learner.close(HANG_SECONDS)
     assert doubled.read_received() == list(range(100))
     assert (doubled.learner.posted, doubled.learner.handled, doubled.learner.dropped) == (100, 100, 0)
     assert caplog.records == []
@@ -80,7 +80,7 @@ def test_posting_never_waits_and_drops_the_oldest(monkeypatch: pytest.MonkeyPatc
     doubled.allow_reading()
     wait_until(lambda: learner.lag == 0)
     dropped = learner.dropped
-    learner.close(PATIENCE)
+    learner.close(HANG_SECONDS)
     received = [number for number, _ in doubled.read_received()]
     assert len(received) == 3 * QUEUE_LIMIT - dropped
     assert received[-QUEUE_LIMIT:] == list(range(2 * QUEUE_LIMIT, 3 * QUEUE_LIMIT))
@@ -109,7 +109,7 @@ def test_a_learner_that_dies_is_restarted_and_its_prompts_are_lost(
     assert (doubled.learner.posted, doubled.learner.dropped) == (1, 1)
     doubled.learner.post("received")
     wait_until(lambda: doubled.learner.handled == 1)
-    doubled.learner.close(PATIENCE)
+    doubled.learner.close(HANG_SECONDS)
     assert doubled.read_received() == ["received"]
     assert len(caplog.messages) == 1
 
@@ -127,7 +127,7 @@ def test_a_learner_that_dies_twice_is_not_restarted(
         doubled.learner.post(number)  # no process receives them: they must not pile up
     assert (doubled.learner.lag, doubled.learner.dropped) == (0, QUEUE_LIMIT + 5)
     assert doubled.learner.take_new_weights() is None
-    doubled.learner.close(PATIENCE)
+    doubled.learner.close(HANG_SECONDS)
 
 
 @pytest.mark.slow
@@ -158,7 +158,7 @@ def test_a_real_learner_learns_and_resumes_after_a_kill(
         assert newer.drafter_version > weights.drafter_version > 0
         assert not all(map(torch.equal, newer.drafter, weights.drafter))
     finally:
-        learner.close(PATIENCE)
+        learner.close(HANG_SECONDS)
     assert find_children() == []
     local_updates = [event for event in recorded.events if isinstance(event, Updated)]
     versions = [event.drafter_version for event in events if isinstance(event, Updated) and event.served]
@@ -197,7 +197,7 @@ def test_a_signal_for_the_server_does_not_end_the_learner(
         os.kill(int(child.pid or 0), number)
     for finished in recorded.finished[2:]:
         learner.post(finished)
-    learner.close(PATIENCE)
+    learner.close(HANG_SECONDS)
     assert learner.handled == 4
     assert caplog.records == []
 

@@ -60,7 +60,7 @@ def die(replica: SharedLearner) -> None:
 
 
 class Memory:
-    """What a replica has received."""
+    """Records what a replica receives."""
 
     def __init__(self, learner: SharedLearner) -> None:
         self._learner, self.texts, self.trials = learner, list[tuple[int, ...]](), 0.0
@@ -140,7 +140,7 @@ def test_a_replica_that_waits_for_a_program_can_be_closed(connect: Connect, tmp_
 
 
 def close_in_daemon(folder: Path, results: "multiprocessing.Queue[bool]") -> None:
-    """As a worker of vLLM, which may have no children of `multiprocessing`."""
+    """Close in a daemon process. A worker of vLLM is one; it may have no children of `multiprocessing`."""
     learner = SharedLearner(Replica(folder, 0), None, print)
     wait_until(lambda: learner._learner is not None)
     learner.close(LONGEST_WAIT)

@@ -1,4 +1,4 @@
-"""What was learned in closed form by a run that is not running: a prompt is taken out, another run's is added."""
+"""Closed-form learning of a stopped run: prompts are unlearned, and the sums of two runs are merged."""
 
 import signal
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The drift watch: which changes of the acceptance rate it sees, and what it says is to be done."""
+"""The drift monitor: the changes of the acceptance rate that it detects, and the response that it chooses."""
 
 from collections.abc import Iterable, Sequence
 from random import Random
@@ -26,9 +26,9 @@ def noisy(rates: Iterable[float], seed: int = 0) -> list[int]:
     return [sum(random.random() < rate for _ in range(JUDGED)) for rate in rates]
 
 
-def alarms(watch: DriftMonitor, accepted: Sequence[int], begin: int = 0) -> list[Drifted]:
+def alarms(monitor: DriftMonitor, accepted: Sequence[int], begin: int = 0) -> list[Drifted]:
     prompts = (make_completed(begin + number, judged=JUDGED, accepted=one) for number, one in enumerate(accepted))
-    return [event for event in map(watch.observe, prompts) if event]
+    return [event for event in map(monitor.observe, prompts) if event]
 
 
 @pytest.mark.parametrize(("answer", "acted_upon"), [("recall", True), ("reset", True), ("none", False)])
@@ -46,21 +46,21 @@ def test_a_cooldown_and_a_rise_are_not_acted_upon():
 
 def test_the_change_is_placed_at_the_prompt_with_which_it_began():
     """Far enough in that the alarm comes later; prompts with nothing judged have no rate, and offsets may have gaps."""
-    watch, accepted = monitor_of(), noisy([0.8] * BEFORE + [0.3] * AFTER)
+    monitor, accepted = monitor_of(), noisy([0.8] * BEFORE + [0.3] * AFTER)
     prompts = [make_completed(3 * n, judged=JUDGED, accepted=one, target="small") for n, one in enumerate(accepted)]
     prompts.insert(BEFORE, make_completed(3 * BEFORE - 1, judged=0, accepted=0))
-    (alarm,) = [event for event in map(watch.observe, prompts) if event]
+    (alarm,) = [event for event in map(monitor.observe, prompts) if event]
     assert alarm.changed_at == 3 * BEFORE < alarm.offset
     assert alarm.target == "small"
 
 
-def test_the_change_among_prompts_that_finish_out_of_order_is_the_lowest_offset_behind_it():
-    watch, accepted = monitor_of(), noisy([0.9] * BEFORE + [0.2] * AFTER)
+def test_when_prompts_finish_out_of_order_the_change_is_at_the_lowest_offset_after_it():
+    monitor, accepted = monitor_of(), noisy([0.9] * BEFORE + [0.2] * AFTER)
     offsets = [*range(BEFORE), *(n ^ 1 for n in range(BEFORE, BEFORE + AFTER))]  # in pairs, the later one first
     prompts = [
         make_completed(offset, judged=JUDGED, accepted=one) for offset, one in zip(offsets, accepted, strict=True)
     ]
-    (alarm,) = [event for event in map(watch.observe, prompts) if event]
+    (alarm,) = [event for event in map(monitor.observe, prompts) if event]
     assert alarm.changed_at == BEFORE
 
 
@@ -83,7 +83,7 @@ def test_page_hinkley_s_rates_lie_on_their_sides():
     assert 0.25 < alarm.rate_after < 0.5
 
 
-def test_a_rise_is_told_and_ignored():
+def test_a_rise_is_reported_and_ignored():
     (alarm,) = alarms(monitor_of(detector="adwin"), noisy([0.3] * BEFORE + [0.8] * AFTER))
     assert (alarm.direction, alarm.action) == ("rise", "ignored")
     assert alarm.rate_before < alarm.rate_after
@@ -114,15 +114,15 @@ def test_an_ignored_rise_starts_no_cooldown():
 
 def test_prompts_with_nothing_judged_are_skipped_and_do_no_harm():
     """A NaN or a zero in their place would blind the detector or alarm it."""
-    watch = monitor_of()
-    assert alarms(watch, noisy([0.8] * BEFORE)) == []
-    assert all(watch.observe(make_completed(BEFORE + number, judged=0, accepted=0)) is None for number in range(50))
-    assert alarms(watch, noisy([0.8] * 30, seed=1), begin=BEFORE + 50) == []
-    (alarm,) = alarms(watch, noisy([0.3] * AFTER, seed=2), begin=BEFORE + 80)
+    monitor = monitor_of()
+    assert alarms(monitor, noisy([0.8] * BEFORE)) == []
+    assert all(monitor.observe(make_completed(BEFORE + number, judged=0, accepted=0)) is None for number in range(50))
+    assert alarms(monitor, noisy([0.8] * 30, seed=1), begin=BEFORE + 50) == []
+    (alarm,) = alarms(monitor, noisy([0.3] * AFTER, seed=2), begin=BEFORE + 80)
     assert (alarm.direction, alarm.action) == ("fall", "recall")
 
 
-def test_the_first_position_alone_can_be_watched():
+def test_the_first_position_alone_can_be_monitored():
     """Later positions fall, as they do when drafts get longer; the first one stays: no drift."""
     random = Random(3)
     prompts = [
@@ -146,7 +146,7 @@ def test_the_first_position_is_skipped_where_it_was_never_judged():
     assert Rates("judged").read(make_completed(0, judged=4, accepted=1, first_judged=1, first_accepted=1)) == 0.25
 
 
-def drafted(shares: Iterable[float], seed: int) -> list[PromptCompleted]:
+def make_prompts(shares: Iterable[float], seed: int) -> list[PromptCompleted]:
     """Prompts of 64 tokens with these shares of drafted tokens and nothing judged of the model."""
     random = Random(seed)
     blocks = [sum(random.random() >= share for _ in range(64)) for share in shares]
@@ -158,7 +158,9 @@ def test_a_fall_of_the_drafted_share_is_seen_within_ten_prompts_without_drafts_o
     """Shares as measured on SmolLM2: they climb with the memory over word problems, and fall where code begins."""
     climbing = [0.30 + 0.15 * min(1, number / 40) for number in range(60)]
     found = [
-        event for event in map(monitor_of(signal="drafted").observe, drafted([*climbing, *[0.28] * 15], seed)) if event
+        event
+        for event in map(monitor_of(signal="drafted").observe, make_prompts([*climbing, *[0.28] * 15], seed))
+        if event
     ]
     assert [(event.direction, event.action) for event in found] == [("fall", "recall")]
     assert 60 <= found[0].offset < 70
@@ -166,7 +168,7 @@ def test_a_fall_of_the_drafted_share_is_seen_within_ten_prompts_without_drafts_o
 
 
 def test_a_thousand_prompts_of_one_kind_raise_no_alarm():
-    prompts = drafted([0.4] * 1000, seed=7)
+    prompts = make_prompts([0.4] * 1000, seed=7)
     assert [event for event in map(monitor_of(signal="drafted").observe, prompts) if event] == []
 
 
@@ -220,8 +222,8 @@ def code_after_questions(seed: int) -> list[PromptCompleted]:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_change_of_what_was_learned_is_seen_despite_copies_of_own_text(seed: int):
-    watch = DriftMonitor(DriftSettings(), ("drafted", "learned"))
-    found = [event for event in map(watch.observe, code_after_questions(seed)) if event]
+    monitor = DriftMonitor(DriftSettings(), ("drafted", "learned"))
+    found = [event for event in map(monitor.observe, code_after_questions(seed)) if event]
     assert [(event.direction, event.signal) for event in found] == [("fall", "learned")]
     assert 36 <= found[0].changed_at <= found[0].offset < 46
 
@@ -230,8 +232,8 @@ def test_one_alarm_restarts_every_signal():
     """Tokens fall in both signals: one event, and the later prompts of the same kind raise no other."""
     prompts = [make_completed(n, judged=0, emitted=64, blocks=32 + n % 3) for n in range(40)]
     prompts += [make_completed(n, judged=0, emitted=64, blocks=60 + n % 3) for n in range(40, 80)]
-    watch = DriftMonitor(DriftSettings(), ("drafted", "learned"))
-    assert [event.changed_at for event in map(watch.observe, prompts) if event] == [40]
+    monitor = DriftMonitor(DriftSettings(), ("drafted", "learned"))
+    assert [event.changed_at for event in map(monitor.observe, prompts) if event] == [40]
 
 
 def test_no_detector_sees_nothing():
@@ -249,8 +251,8 @@ def test_a_stationary_stream_of_unlike_prompts_is_no_drift(seed: int, signal: Si
         accepted = sum(random.random() < rate for _ in range(judged))
         prompts.append(make_completed(number, judged=judged, accepted=accepted))
     assert fmean(prompt.accepted / prompt.judged for prompt in prompts) == pytest.approx(0.6, abs=0.03)
-    watch = monitor_of(signal=signal)
-    assert [event for event in map(watch.observe, prompts) if event] == []
+    monitor = monitor_of(signal=signal)
+    assert [event for event in map(monitor.observe, prompts) if event] == []
 
 
 @pytest.mark.parametrize("detector", ["adwin", "page-hinkley", "fall"])

@@ -1,4 +1,4 @@
-"""What is done about a drift, and which earlier version comes back."""
+"""Responses to a drift, and the choice of the version that is restored."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -43,7 +43,7 @@ class Trainer:
 
 
 class Distill:
-    """Stands for the runner's, as far as an answer uses it."""
+    """A double of the runner's stage, with the parts that a drift response uses."""
 
     def __init__(self, present: float) -> None:
         self.drafter = self
@@ -58,7 +58,7 @@ class Distill:
 
 
 class Folders:
-    """Versions whose acceptance stands in a file, and the heads that were read."""
+    """Versions that store their acceptance in a file, and the heads that were read."""
 
     def __init__(self, root: Path, rates: Sequence[float], distill: Distill) -> None:
         self.folders = []
@@ -190,14 +190,14 @@ def test_a_trial_that_the_end_of_the_stream_interrupts_is_logged(tmp_path: Path)
     assert list(answer.end()) == []
 
 
-def test_of_many_versions_the_floor_and_the_newest_are_scored(tmp_path: Path):
+def test_of_many_versions_the_baseline_and_the_newest_are_scored(tmp_path: Path):
     answer, _, versions = recall_of(tmp_path, 0.3, [0.4, 0.9, 0.9, 0.5, 0.6], most=3)
     event = respond_to(answer)
     assert (event.candidates, event.version) == (3, 4)
     assert set(versions.read_folders) == {"000000", "000003", "000004"}
 
 
-def test_with_room_for_one_it_is_the_floor(tmp_path: Path):
+def test_a_limit_of_one_version_scores_the_baseline(tmp_path: Path):
     answer, _, versions = recall_of(tmp_path, 0.3, [0.6, 0.9], most=1)
     assert (respond_to(answer).version, set(versions.read_folders)) == (0, {"000000"})
 
@@ -238,7 +238,7 @@ def test_without_a_prompt_since_the_change_the_next_one_decides(tmp_path: Path):
     assert float(distill.trainer.weights) == pytest.approx(0.3)
 
 
-def test_a_restart_restarts_and_tells_of_an_update_that_it_dropped():
+def test_a_head_reset_restarts_and_reports_the_update_that_it_dropped():
     distill = Distill(0.3)
     (dropped,) = ResetHead(distill.reset_head).respond(make_drifted())
     assert (dropped.offset, dropped.served, distill.calls) == (8, False, ["restart"])

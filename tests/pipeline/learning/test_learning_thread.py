@@ -26,7 +26,7 @@ def prompts() -> Iterator[PromptReceived]:
 
 
 def events_of(pair: TinyPair, folder: Path, **changes: Any) -> list[Event]:
-    """What a run decided and learned, without the times."""
+    """Decisions and updates of a run, without their times."""
     config = config_of(pair, **{"learn__lag": 1, **changes})
     loop = build_loop(config, load_models(config, "", folder), NoRegistry(), folder)
     return [without_times(event) for event in loop.run(prompts()) if isinstance(event, TokenDecision | Updated)]
@@ -76,18 +76,18 @@ def test_what_is_drafted_while_an_update_is_under_way_is_drafted_by_the_weights_
     assert versions[first.offset + 1] == 1
 
 
-def test_an_update_that_is_under_way_when_the_stream_ends_is_told_and_served(
+def test_an_update_under_way_at_the_end_of_the_stream_is_reported_and_served(
     tiny_pair: TinyPair,  # noqa: F811
     tmp_path: Path,
 ):
     """Two prompts to an update: the last is handed in with the last but one and would be adopted after the last."""
-    in_place, beside = (drafter_updates(events_of(tiny_pair, tmp_path, learn__lag=lag)) for lag in (0, 2))
-    assert [update.offset for update in in_place] == [update.offset for update in beside]
-    assert beside[-1].offset == PROMPTS - 2
-    assert beside[-1].drafter_version == sum(update.served for update in beside)
+    in_place, in_parallel = (drafter_updates(events_of(tiny_pair, tmp_path, learn__lag=lag)) for lag in (0, 2))
+    assert [update.offset for update in in_place] == [update.offset for update in in_parallel]
+    assert in_parallel[-1].offset == PROMPTS - 2
+    assert in_parallel[-1].drafter_version == sum(update.served for update in in_parallel)
 
 
 def test_adapters_learn_in_place(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
     adapters = {"learn__lora": True, "learn__lora_rank": 4}
-    told = [events_of(tiny_pair, tmp_path, learn__lag=lag, **adapters) for lag in (0, 1)]
-    assert told[0] == told[1]
+    runs = [events_of(tiny_pair, tmp_path, learn__lag=lag, **adapters) for lag in (0, 1)]
+    assert runs[0] == runs[1]

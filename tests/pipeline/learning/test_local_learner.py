@@ -1,7 +1,7 @@
-"""What a learner in the loop's process passes on of a completed prompt."""
+"""A learner in the loop's process counts the tokens of every completed prompt."""
 
 from event_making import make_completed
-from loop_doubles import StubAnswer, StubDistill, StubDrift, StubPublisher
+from loop_doubles import StubDistill, StubDrift, StubDriftResponse, StubPublisher
 
 from pipeline.learner_protocol import CompletedPrompt
 from pipeline.learning.local_learner import LocalLearner
@@ -10,7 +10,8 @@ from stages.contract.blocks import TrainingExample
 
 def test_rejected_tokens_of_every_prompt_are_counted():
     distill = StubDistill()
-    learner = LocalLearner(distill, StubDrift({}), StubAnswer(distill), StubPublisher("big"))  # type: ignore[arg-type]
+    parts = StubDrift({}), StubDriftResponse(distill), StubPublisher("big")
+    learner = LocalLearner(distill, *parts)  # type: ignore[arg-type]
     for offset, (judged, accepted) in enumerate([(20, 15), (8, 8), (0, 0)]):
         example = TrainingExample(offset, "big", (1, 2, 3), (), (), ())  # of whose prompt no soft targets are recorded
         list(

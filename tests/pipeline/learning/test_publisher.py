@@ -1,4 +1,4 @@
-"""Publishing: when a version is made, what it says of itself, and that its folder can be trusted."""
+"""Publishing: when a version is made, what its manifest records, and that its folder is complete."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -19,7 +19,7 @@ ORIGIN = Origin("omnidraft-drafter", "tuesday", "builtin:target", "builtin:draft
 
 
 class Registered(NoRegistry):
-    """Keeps what was published, after a look at the folder as it then was."""
+    """Records what is published, and checks the folder at that time."""
 
     def __init__(self) -> None:
         self.published: list[tuple[VersionPublished, dict[str, float]]] = []
@@ -34,7 +34,7 @@ class Registered(NoRegistry):
 
 
 class Drafter:
-    """Stands for the models: three counters, and a file that tells them."""
+    """A double of the models: three counters, and a file that holds them."""
 
     def __init__(self) -> None:
         self.versions, self.entries = Versions(0, 0, 0), 0
@@ -72,10 +72,10 @@ def only(events: Iterator[VersionPublished]) -> VersionPublished:
     return event
 
 
-def test_the_floor_is_version_zero_without_a_parent(publisher: FolderPublisher):
-    floor = only(publisher.publish_baseline())
-    assert (floor.version, floor.parent, floor.reason, floor.offset) == (0, None, "floor", 0)
-    assert (floor.acceptance, floor.folder) == (None, "versions/000000")
+def test_the_baseline_is_version_zero_without_a_parent(publisher: FolderPublisher):
+    baseline = only(publisher.publish_baseline())
+    assert (baseline.version, baseline.parent, baseline.reason, baseline.offset) == (0, None, "floor", 0)
+    assert (baseline.acceptance, baseline.folder) == (None, "versions/000000")
 
 
 def test_a_version_every_interval(publisher: FolderPublisher, drafter: Drafter):
@@ -92,9 +92,7 @@ def test_a_version_every_interval(publisher: FolderPublisher, drafter: Drafter):
     assert (found[0].head_version, found[0].cache_version, found[0].cache_entries) == (6, 9, 15)
 
 
-def test_a_drift_makes_a_version_of_what_was_in_service_and_begins_the_interval_anew(
-    publisher: FolderPublisher, drafter: Drafter
-):
+def test_a_drift_publishes_what_was_in_service_and_restarts_the_interval(publisher: FolderPublisher, drafter: Drafter):
     list(publisher.publish_baseline())
     drafter.learn()
     version = only(publisher.publish_on_drift(drift()))
@@ -103,9 +101,7 @@ def test_a_drift_makes_a_version_of_what_was_in_service_and_begins_the_interval_
     assert only(publisher.publish_if_due(make_completed(2))).reason == "interval"
 
 
-def test_the_first_version_behind_a_drift_answers_it(
-    publisher: FolderPublisher, drafter: Drafter, registry: Registered
-):
+def test_the_first_version_after_a_drift_answers_it(publisher: FolderPublisher, drafter: Drafter, registry: Registered):
     list(publisher.publish_baseline())
     drafter.learn()
     list(publisher.publish_on_drift(drift(offset=7)))
@@ -155,7 +151,7 @@ def test_the_end_is_published_only_if_something_changed(publisher: FolderPublish
     assert list(publisher.end()) == []
 
 
-def test_the_folder_is_sealed_and_says_where_it_came_from(publisher: FolderPublisher, drafter: Drafter, tmp_path: Path):
+def test_the_folder_is_sealed_and_records_its_origin(publisher: FolderPublisher, drafter: Drafter, tmp_path: Path):
     list(publisher.publish_baseline())
     drafter.learn()
     list(publisher.publish_if_due(make_completed(41)))
@@ -171,10 +167,10 @@ def test_the_folder_is_sealed_and_says_where_it_came_from(publisher: FolderPubli
 
 
 def test_earlier_versions_stay_as_they_are(publisher: FolderPublisher, drafter: Drafter, tmp_path: Path):
-    floor = only(publisher.publish_baseline())
+    baseline = only(publisher.publish_baseline())
     drafter.learn()
     later = only(publisher.end())
-    assert open_version(tmp_path / floor.folder)["digest"] == floor.digest != later.digest
+    assert open_version(tmp_path / baseline.folder)["digest"] == baseline.digest != later.digest
 
 
 def test_the_registry_gets_every_version_in_order(publisher: FolderPublisher, drafter: Drafter, registry: Registered):
@@ -197,7 +193,7 @@ def test_no_publisher_publishes_nothing():
 
 
 def test_versions_of_several_targets_share_their_numbers_but_not_their_parents(tmp_path: Path, registry: Registered):
-    """Each target's first version is its floor."""
+    """Each target's first version is its baseline."""
     numbers, drafters, publishers = Numbers(), {}, {}
     for name in ("big", "small"):
         drafters[name] = drafter = Drafter()
@@ -223,14 +219,14 @@ def test_versions_of_several_targets_share_their_numbers_but_not_their_parents(t
 
 def test_the_folders_are_those_of_the_versions_so_far(publisher: FolderPublisher, drafter: Drafter, tmp_path: Path):
     assert list(publisher.folders) == []
-    floor = only(publisher.publish_baseline())
+    baseline = only(publisher.publish_baseline())
     drafter.learn()
     end = only(publisher.end())
-    assert list(publisher.folders) == [(0, tmp_path / floor.folder), (1, tmp_path / end.folder)]
+    assert list(publisher.folders) == [(0, tmp_path / baseline.folder), (1, tmp_path / end.folder)]
 
 
 def test_the_probe_measures_a_drafter_once(drafter: Drafter, registry: Registered, tmp_path: Path):
-    """What it finds depends on the drafter alone, and takes a tenth of a second and more."""
+    """Its result depends on the drafter alone, and a measurement takes a tenth of a second or more."""
     measured: list[int] = []
 
     def probe() -> ProbeResult:

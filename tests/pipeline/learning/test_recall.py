@@ -1,4 +1,4 @@
-"""Taking an earlier version back, with real models: which weights are then in service, and what is told of it."""
+"""Recall of an earlier version, with real models: the weights in service afterwards, and what the event reports."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,7 +22,7 @@ from stages.training.drafter_trainer import DrafterTrainer
 from store.events import Drifted, PromptCompleted, PromptReceived, Recalled, Updated, VersionPublished
 from store.registry.registry import NoRegistry
 
-AT, SINCE = 8, 5  # a fall is noticed at the one prompt, and is found to have begun at the other
+AT, SINCE = 8, 5  # a fall is detected at the one prompt, and is found to have begun at the other
 
 
 class OneFall:
@@ -50,7 +50,7 @@ def spoilt(trainer: DrafterTrainer) -> None:
 
 
 class Run:
-    """A run with a made drift. What was in service is looked at as soon as the recall is told."""
+    """A run with an injected drift. The weights in service are copied as soon as the recall is reported."""
 
     def __init__(self, pair: TinyPair, folder: Path, harm: Callable[[DrafterTrainer], None], **changes: Any) -> None:
         settings = {"publish__enabled": True, "publish__interval": 2, "learn__lora_rank": 4, "learn__lag": 0, **changes}
@@ -103,14 +103,14 @@ def test_the_better_earlier_version_comes_back_bit_for_bit(
     lora: bool,
 ):
     run = Run(tiny_pair, tmp_path, spoilt, learn__lora=lora, learn__rate=5e-3)
-    told = run.recalled
-    assert told.version is not None
-    assert told.acceptance_best > told.acceptance_present + 0.02
-    assert same(run.served, run.weights_of(told.version))
+    recalled = run.recalled
+    assert recalled.version is not None
+    assert recalled.acceptance_best > recalled.acceptance_present + 0.02
+    assert same(run.served, run.weights_of(recalled.version))
     assert not same(run.served, run.before)
     by_reason = {event.version: event.reason for event in run.versions}
-    assert by_reason[told.version] != "drift", "not what was in service when the drift was detected"
-    assert told.offset == AT + told.prompts <= AT + 8, "proven on the prompts that follow"
+    assert by_reason[recalled.version] != "drift", "not what was in service when the drift was detected"
+    assert recalled.offset == AT + recalled.prompts <= AT + 8, "proven on the prompts that follow"
     assert len(run.later) == 11, "and the stream continues"
 
 
@@ -124,9 +124,9 @@ def test_the_version_s_head_comes_back_with_it(tiny_pair: TinyPair, tmp_path: Pa
 
 def test_the_present_drafter_stays_where_it_is_no_worse(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
     run = Run(tiny_pair, tmp_path, is_unharmed, drift__recall_margin=0.3)
-    told = run.recalled
-    assert told.version is None
-    assert told.acceptance_best <= told.acceptance_present + 0.3
+    recalled = run.recalled
+    assert recalled.version is None
+    assert recalled.acceptance_best <= recalled.acceptance_present + 0.3
     assert same(run.served, run.before)
 
 
@@ -159,7 +159,7 @@ def test_an_update_that_is_under_way_is_dropped(tiny_pair: TinyPair, tmp_path: P
 
 @pytest.mark.slow
 @pytest.mark.parametrize("most", [1, 2, 12])
-def test_no_more_versions_are_scored_than_asked_for(
+def test_no_more_versions_are_scored_than_configured(
     tiny_pair: TinyPair,  # noqa: F811
     tmp_path: Path,
     most: int,
@@ -180,5 +180,5 @@ def test_no_more_versions_are_scored_than_asked_for(
         ({"drift.answer": "none", "publish.enabled": False}, "none"),
     ],
 )
-def test_a_drift_event_tells_the_answer_that_can_be_given(changes: dict[str, Any], answer: str):
+def test_a_drift_event_names_the_response_that_is_possible(changes: dict[str, Any], answer: str):
     assert drift_settings(Config().with_overrides(changes)).answer == answer

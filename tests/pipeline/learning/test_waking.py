@@ -1,4 +1,4 @@
-"""What ends a rest from drafting: a drift that is acted upon, a served update, and a version that is taken back."""
+"""Ends of a drafting pause: a drift that is acted upon, a served update, and a restored version."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -40,7 +40,7 @@ class StillDistill(StubDistill):
 
 
 def wakes(loop: Loop, name: str = "big") -> list[int]:
-    """How many blocks there had been each time that drafting was woken."""
+    """Number of blocks before each time that drafting was woken."""
     return runner_of(loop, name).stages.decode.woken
 
 
@@ -130,7 +130,7 @@ class OneFall:
 
 
 def paused_loop(pair: TinyPair, folder: Path, sources: tuple[str, ...] = ("model",)) -> tuple[Loop, TimedPauses]:
-    """Of a real pair; drafting has just begun its longest pause, and no update will come."""
+    """A loop over a real pair that has just begun its longest drafting pause, without any update to come."""
     config = config_of(
         pair, draft__only_where_paying=True, draft__sources=sources, learn__interval=1000, sampling__max_new_tokens=8
     )
@@ -164,7 +164,7 @@ def test_after_a_drift_the_next_block_drafts(tiny_pair: TinyPair, tmp_path: Path
     assert len(find_drafted(before)) >= AT
     assert not any(find_drafted(before)), "there is a pause"
     assert all(find_drafted(after)[:LABELS_AFTER_DRIFT]), "it tries again"
-    assert runner_of(loop, *loop.runners).learner.distill.head._labels, "and the head, which began anew, learns from it"
+    assert runner_of(loop, *loop.runners).learner.distill.head._labels, "and the head, which was reset, learns from it"
 
 
 def test_within_ten_prompts_after_a_reset_the_head_is_trained_again(tiny_pair: TinyPair, tmp_path: Path):
@@ -182,7 +182,7 @@ def test_within_ten_prompts_after_a_reset_the_head_is_trained_again(tiny_pair: T
     )
 
 
-def test_a_run_that_is_interrupted_at_the_drift_wakes_when_it_goes_on(tiny_pair: TinyPair, tmp_path: Path):
+def test_a_run_that_is_interrupted_at_the_drift_wakes_when_it_resumes(tiny_pair: TinyPair, tmp_path: Path):
     """The snapshot is taken after the drift and before the block that it wakes."""
     whole = split(list(paused_loop(tiny_pair, tmp_path / "whole")[0].run(prompts())))[1]
     loop, _ = paused_loop(tiny_pair, tmp_path / "first")
@@ -206,7 +206,7 @@ def test_a_run_that_is_interrupted_at_the_drift_wakes_when_it_goes_on(tiny_pair:
     assert find_drafted(events)[0] > 0
 
 
-def test_a_learner_elsewhere_hands_out_a_head_that_a_drift_began_anew_at_once(tiny_pair: TinyPair, tmp_path: Path):
+def test_a_remote_learner_sends_a_head_that_a_drift_reset_at_once(tiny_pair: TinyPair, tmp_path: Path):
     config = make_config(tiny_pair, learn__interval=1000)
     handed: dict[int, Weights] = {}
     with make_service(make_learner_config(config, tmp_path / "run")) as host:

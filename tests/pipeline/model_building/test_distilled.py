@@ -35,7 +35,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for number, (name, split) in enumerate(names.items()):
         texts = sentences(10 * number, 10 * number + 8)
         rows = [{"split": split, "prompt": text[:30], "reference": text[30:]} for text in texts]
-        rows.append({"split": "test", "prompt": "never asked", "reference": "never read"})
+        rows.append({"split": "test", "prompt": "never generated from", "reference": "never read"})
         parquet.write_table(pa.Table.from_pylist(rows), folder / f"{name}.parquet")
     return folder
 
@@ -54,7 +54,7 @@ def chat(models) -> PlainConversation:
 def test_questions_are_of_training_splits_and_of_both_temperatures(data: Path, chat: PlainConversation):
     found = read_questions(data, chat, (0.0, 0.8), seed=0)
     assert len([question for question in found if question.dataset != "functions"]) == 8 * len(QUESTIONS)
-    assert not any(question.text == "never asked" for question in found)
+    assert not any(question.text == "never generated from" for question in found)
     assert {question.temperature for question in found} == {0.0, 0.8}
     assert found == read_questions(data, chat, (0.0, 0.8), seed=0)
     assert found != read_questions(data, chat, (0.0, 0.8), seed=1)
@@ -63,8 +63,8 @@ def test_questions_are_of_training_splits_and_of_both_temperatures(data: Path, c
 def test_code_is_not_that_of_the_builtin_stream(data: Path, chat: PlainConversation, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(answers, "FUNCTIONS", 10**6)
     monkeypatch.setattr(answers, "LONGEST_QUESTION", 10**6)
-    asked = {question.text for question in read_questions(data, chat, (0.0,), seed=0)}
-    assert not asked & {passage.prompt for passage in corpus.functions(held_out=True)}
+    texts = {question.text for question in read_questions(data, chat, (0.0,), seed=0)}
+    assert not texts & {passage.prompt for passage in corpus.functions(held_out=True)}
 
 
 def test_missing_data_is_named(tmp_path: Path, chat: PlainConversation):
@@ -75,7 +75,7 @@ def test_missing_data_is_named(tmp_path: Path, chat: PlainConversation):
 def test_greedy_answers_are_those_of_plain_decoding(
     data: Path, models, chat: PlainConversation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Also in waves whose rows end at different times, and where half of a wave is drawn."""
+    """Holds in waves whose rows end at different times, and where half of a wave is sampled."""
     monkeypatch.setattr(answers, "WAVE", 5)
     questions = read_questions(data, chat, (0.0, 0.8), seed=0)[:12]
     write_answers(models.target, models.eos_ids, questions, 7, tmp_path / "answers", lambda done, tokens: None)

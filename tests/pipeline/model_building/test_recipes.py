@@ -48,7 +48,7 @@ def test_names_are_chosen_with_or_without_builtin_and_with_other_steps():
 
 
 @pytest.mark.parametrize("name", THERE)
-def test_a_model_card_says_how_good_it_is(name: str):
+def test_a_model_card_states_the_validation_loss(name: str):
     card = (zoo.path_of(name) / "README.md").read_text(encoding="utf-8")
     found = re.search(r"\*\*(\d\.\d{3})\*\* on held-out documents", card)
     assert found, "the validation loss"
@@ -58,7 +58,7 @@ def test_a_model_card_says_how_good_it_is(name: str):
 
 
 def test_a_model_is_built_from_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Two steps of training; the card tells what came of it."""
+    """Two steps of training; the card reports the result."""
     monkeypatch.setattr(recipes, "documents", lambda recipe, data: sentences(0, 250))
     steps: list[int] = []
     recipe = tiny_model("target", steps=2)
@@ -77,7 +77,7 @@ def test_a_model_is_built_from_text(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("name", ["drafter", "target"])
 def test_a_tokenizer_gives_every_text_back(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Also what it has never seen: bytes stand in for characters that it does not know."""
+    """Unseen characters too: the tokenizer encodes them as bytes."""
     monkeypatch.setattr(recipes, "documents", lambda recipe, data: sentences(0, 250))
     recipes.build(tiny_model(name, steps=1), tmp_path, tmp_path, lambda step, loss: None)
     words = Vocabulary(load_tokenizer(str(tmp_path / name)))
@@ -85,12 +85,12 @@ def test_a_tokenizer_gives_every_text_back(name: str, tmp_path: Path, monkeypatc
         assert words.decode(words.encode(text)).removeprefix(" ") == text.removeprefix(" ")
 
 
-def test_a_recipe_without_its_data_says_what_is_missing(tmp_path: Path):
+def test_a_recipe_without_its_data_names_what_is_missing(tmp_path: Path):
     with pytest.raises(ModelError, match="--data"):
         recipes.documents(RECIPES["drafter-1.6m"], tmp_path)
 
 
-def test_the_card_tells_recipe_texts_and_samples():
+def test_the_card_lists_recipe_texts_and_samples():
     recipe = RECIPES["drafter-1.6m"]
     card = recipes.model_card(recipe, Report(2.5, 2.25, 1_234_567, 60.0), ["one", "two", "three", "four"])
     words = " ".join(card.split())  # lines are wrapped

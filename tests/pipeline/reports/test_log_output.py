@@ -1,4 +1,4 @@
-"""What commands write of the log: text or JSON lines on standard error, from a level on, and nothing for a library."""
+"""Log output of commands: text or JSON lines on standard error, from a level on; a library writes nothing."""
 
 import json
 import logging
@@ -19,7 +19,7 @@ LOG = logging.getLogger("omnidraft.test")
 
 
 def read_lines(capsys: pytest.CaptureFixture[str], level: LogLevel = LogLevel.INFO, *, as_json: bool) -> list[str]:
-    """What a record of each level brings to standard error; standard output stays empty."""
+    """Return the lines on standard error for a record of each level; standard output stays empty."""
     with write_log(level, as_json=as_json):
         LOG.debug("costs measured")
         LOG.info("[red]serving[/red] on %s :smile: %s", "http://[::1]:80/v1", "x" * 200)

@@ -1,4 +1,4 @@
-"""When a run commits."""
+"""The times at which a run commits."""
 
 from typing import Any
 

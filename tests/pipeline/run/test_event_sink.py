@@ -9,12 +9,12 @@ from store.events import BlockDone, Event, PromptCompleted, TokenDecision
 
 
 def events_of(lengths: list[int], batch: int) -> list[Event]:
-    """What a loop says of prompts that are decoded several at a time."""
+    """Events of a loop that decodes several prompts at a time."""
     return list(stub_loop(batch).run(prompts_of(*("x" * length for length in lengths))))
 
 
 @given(st.lists(st.integers(1, 5), max_size=8), st.integers(1, 4), st.integers(1, 9))
-def test_all_events_come_and_those_of_a_prompt_stand_together(lengths: list[int], batch: int, every: int):
+def test_all_events_arrive_and_those_of_a_prompt_are_adjacent(lengths: list[int], batch: int, every: int):
     whole, events = WholePrompts(), events_of(lengths, batch)
     passed = [event for begin in range(0, len(events), every) for event in whole(events[begin : begin + every])]
     assert sorted(map(repr, passed)) == sorted(map(repr, events))

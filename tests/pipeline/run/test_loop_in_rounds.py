@@ -1,4 +1,4 @@
-"""Rounds of the loop: whose turn it is, where two texts part, and what the events of a round tell."""
+"""Rounds of the loop: the order of the arms, the first difference of two texts, and the work that events report."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ def test_texts_part_at_the_first_token_that_differs(one: list[int], other: list[
     assert first_difference(one, other) == first_difference(other, one) == place
 
 
-def test_the_clock_of_rounds_stands_still_between_them() -> None:
+def test_the_clock_of_rounds_stops_between_them() -> None:
     clock = RoundClock()
     assert clock() == clock.go() == 0.0
     while clock() == 0.0:

@@ -149,7 +149,7 @@ def test_points_are_sent_together_and_none_is_lost(curves: Curves, received: Rec
     assert all(len(batch) >= FLUSH for batch in received.batches[:-1])
 
 
-def test_each_of_several_targets_has_rates_of_its_own_beside_those_of_the_whole(received: Received):
+def test_each_of_several_targets_has_rates_of_its_own_in_addition_to_the_overall_ones(received: Received):
     curves = Curves(received, lambda: 0, ("builtin:big", "/models/small one"))
     curves.add(make_completed(0, target="builtin:big", judged=20, accepted=10))
     curves.add(make_completed(1, target="/models/small one", judged=20, accepted=20))
@@ -176,7 +176,7 @@ def test_mlflow_takes_the_names_of_the_curves_of_any_target(received: Received):
         _validate_metric_name(key)
 
 
-def test_one_target_has_no_curve_beside_the_whole(received: Received):
+def test_one_target_has_only_the_overall_curve(received: Received):
     curves = Curves(received, lambda: 0, ("big",))
     curves.add(make_completed(0))
     curves.flush()

@@ -1,4 +1,4 @@
-"""Whole replays over a tiny pair: what they leave behind, that it adds up, and that it is the same every time."""
+"""Whole replays over a tiny pair: what they write, that it adds up, and that it is the same every time."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -96,26 +96,26 @@ def rates(prompts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     }
 
 
-def part_of(figures: Mapping[str, Any]) -> dict[str, float]:
-    return {key: figures[key] for key in ("acceptance_rate", "mean_accepted_length", "block_efficiency")}
+def part_of(metrics: Mapping[str, Any]) -> dict[str, float]:
+    return {key: metrics[key] for key in ("acceptance_rate", "mean_accepted_length", "block_efficiency")}
 
 
 def test_the_summary_agrees_with_the_log(run: Path):
     summary, prompts = summary_of(run), rows_of(run, "prompts")
     assert list(summary["datasets"]) == ["sums", "more"]
-    for dataset, figures in summary["datasets"].items():
+    for dataset, metrics in summary["datasets"].items():
         mine = sorted((row for row in prompts if row["dataset"] == dataset), key=lambda row: row["offset"])
         fifth = ceil(len(mine) / 5)
-        assert figures["prompts"] == len(mine) == PROMPTS
-        assert figures["emitted_tokens"] == sum(row["emitted"] for row in mine)
-        assert figures["target_forwards"] == sum(row["blocks"] for row in mine)
-        assert part_of(figures) == rates(mine)
-        assert part_of(figures["first_fifth"]) == rates(mine[:fifth])
-        assert part_of(figures["last_fifth"]) == rates(mine[-fifth:])
+        assert metrics["prompts"] == len(mine) == PROMPTS
+        assert metrics["emitted_tokens"] == sum(row["emitted"] for row in mine)
+        assert metrics["target_forwards"] == sum(row["blocks"] for row in mine)
+        assert part_of(metrics) == rates(mine)
+        assert part_of(metrics["first_fifth"]) == rates(mine[:fifth])
+        assert part_of(metrics["last_fifth"]) == rates(mine[-fifth:])
         blocks = [row for row in rows_of(run, "blocks") if row["dataset"] == dataset]
         for stage in ("decode", "translate", "verify"):
             seconds = sum(row[f"seconds_{stage}"] for row in blocks)
-            assert figures["seconds"][stage] == pytest.approx(seconds, abs=0.002)
+            assert metrics["seconds"][stage] == pytest.approx(seconds, abs=0.002)
     assert part_of(summary["totals"]) == rates(prompts)
     assert summary["totals"]["wall_seconds"] <= max(row["finished"] for row in prompts) + 0.001
     assert summary["rejected_rows"] == 0

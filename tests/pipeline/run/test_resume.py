@@ -1,4 +1,4 @@
-"""A run that is stopped between any two blocks and gone on with decides, learns and publishes what it would have."""
+"""A run that is stopped between any two blocks and resumed decides, learns and publishes as if never stopped."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ TIMES = ("seconds", "waited", "started", "finished", "seconds_decode", "seconds_
 
 
 def prompts() -> Iterator[PromptReceived]:
-    """Sums, then what looks quite different."""
+    """Sums, then texts of quite another form."""
     for offset, text in enumerate(sentences(600, 600 + PROMPTS)):
         text = text[:30] if offset < PROMPTS // 2 else text[:30].swapcase()[::-1]
         yield PromptReceived(offset, str(offset), "sums", offset + 1, text)
@@ -111,9 +111,9 @@ CASES: dict[str, dict[str, Any]] = {
     "adwin": {"drift__detector": "adwin", "drift__delta": 0.9, "drift__grace": 1, "sampling__temperature": 1.0},
     "a small cache": {"cache__budget_bytes": 2000, "cache__policy": "lru", "sampling__temperature": 1.0},
     "a small cache by counts": {"cache__budget_bytes": 2000, "sampling__temperature": 1.0},
-    "resting": {"draft__only_where_paying": True, "draft__relative_cost": 0.9},
+    "paused drafting": {"draft__only_where_paying": True, "draft__relative_cost": 0.9},
     "bfloat16": {"dtype": "bfloat16", "batch": 2},
-    "taught behind rejections": {"learn__off_policy": True, "sampling__temperature": 1.0},
+    "targets after rejections": {"learn__off_policy": True, "sampling__temperature": 1.0},
     "without learning": {"learn__enabled": False},
     "known prefixes": {"prompts__chunk": 2, "batch": 3, "sampling__temperature": 1.0},
     "least squares": {"learn__method": "least-squares", "draft__sources": ("model",)},
@@ -172,7 +172,7 @@ def test_a_recall_is_the_same_wherever_the_run_was_stopped(
     monkeypatch: pytest.MonkeyPatch,
     method: str,
 ):
-    """Also between the alarm and the prompt that proves the version; its sums come back bit for bit."""
+    """Also for stops between the alarm and the prompt that proves the version; its sums come back bit for bit."""
     changes = {"publish__enabled": True, "publish__interval": 2, "drift__recall_margin": 0.0, "learn__lag": 2}
     config = config_of(tiny_pair, **changes, draft__sources=("model",), learn__method=method)
     monkeypatch.setattr(sys.modules[__name__], "PROMPTS", 36)
@@ -209,7 +209,7 @@ def test_the_cases_see_what_they_are_about(tiny_pair: TinyPair, tmp_path: Path):
 @pytest.mark.slow
 @pytest.mark.representatives(1)
 @pytest.mark.parametrize("changes", [{}, {"learn__lora": True}, {"swaps": True}], ids=["shared", "adapters", "swapped"])
-def test_several_targets_go_on_too(tiny_trio: TinyTrio, tmp_path: Path, changes: dict[str, Any]):  # noqa: F811
+def test_several_targets_resume_too(tiny_trio: TinyTrio, tmp_path: Path, changes: dict[str, Any]):  # noqa: F811
     big, small = tiny_trio.targets
     targets = {"targets": (big, small)}
     if "swaps" in changes:
@@ -221,7 +221,7 @@ def test_several_targets_go_on_too(tiny_trio: TinyTrio, tmp_path: Path, changes:
     assert differences(whole, parts) == []
 
 
-def test_another_stream_is_not_gone_on_with():
+def test_another_stream_is_not_resumed():
     position = SourcePosition(prompts())
     for _ in range(5):
         next(position)

@@ -48,7 +48,7 @@ def targets_of(run: Path) -> dict[int, str]:
 
 
 def plainly(models: Models, text: str) -> list[int]:
-    """What plain greedy decoding gives."""
+    """Return the completions of plain greedy decoding."""
     tokens = models.target_vocabulary.encode(text)
     ids_1T = torch.tensor([tokens])
     model = models.target.model
@@ -95,7 +95,7 @@ def test_greedy_is_plain_decoding_of_each_target_while_the_drafter_learns(
     assert sum(row["accepted"] for row in prompts) > 10, "the drafter must have mattered"
 
 
-def test_prompts_are_dealt_in_turn_or_go_where_they_say_and_an_unknown_target_is_rejected(
+def test_prompts_go_to_targets_in_turn_or_by_name_and_an_unknown_target_is_rejected(
     tiny_trio: TinyTrio,  # noqa: F811
     mixed: Path,
     tmp_path: Path,

@@ -1,4 +1,4 @@
-"""Long streams: memory that is kept for a prompt is given back, and keys and values take what they must."""
+"""Long streams: the memory of finished prompts is freed, and keys and values take as much as computed."""
 
 import gc
 import json
@@ -35,17 +35,17 @@ def resident_mebibytes() -> float:
 
 
 def alive() -> Counter[str]:
-    """How many objects of a block and tensors there are."""
+    """Count the live tensors and objects of blocks."""
     gc.collect()
     kinds = (type(each) for each in gc.get_objects())
     return Counter(kind.__name__ for kind in kinds if issubclass(kind, KEPT))
 
 
-class Watch(PlainDisplay):
-    """Looks at the run at given prompts, and keeps the texts' lengths.
+class SamplingDisplay(PlainDisplay):
+    """A display that takes a sample of the run at given prompts, and records the texts.
 
     Attributes:
-        seen: what `look` gave, by completed prompts.
+        seen: samples of `look`, by completed prompts.
         prompts: the texts, by offset.
         emitted: target ids of every prompt.
     """
@@ -77,25 +77,25 @@ def soak_config(pair: TinyPair, folder: Path, prompts: int, **changes: Any) -> C
     return config_of(pair, **{**fixed, "learn__interval": 4, **changes})
 
 
-def run(config: Config, folder: Path, watch: Watch) -> Models:
-    """A whole run; the models it ran with."""
+def run(config: Config, folder: Path, display: SamplingDisplay) -> Models:
+    """Run a whole replay and return its models."""
     replay = Replay(config, folder / "run", None)
-    with watch:
-        summary = replay.run(watch)
-    assert summary["totals"]["prompts"] == len(watch.prompts)
+    with display:
+        summary = replay.run(display)
+    assert summary["totals"]["prompts"] == len(display.prompts)
     assert summary["totals"]["ledger"]["update_seconds"] > 0
     (models,) = replay._models
     return models
 
 
-def computed_bytes(models: Models, watch: Watch) -> dict[str, int]:
+def computed_bytes(models: Models, display: SamplingDisplay) -> dict[str, int]:
     """Keys and values of as many rows as ran at a time, each as long as the longest text could have become."""
-    texts = {offset: models.target_vocabulary.encode(text) for offset, text in watch.prompts.items()}
+    texts = {offset: models.target_vocabulary.encode(text) for offset, text in display.prompts.items()}
     target = max(map(len, texts.values())) + NEW_TOKENS
-    begun = {offset: len(models.drafter_vocabulary.encode(text)) for offset, text in watch.prompts.items()}
+    begun = {offset: len(models.drafter_vocabulary.encode(text)) for offset, text in display.prompts.items()}
     read = max(
         begun[offset] + sum(len(models.pair.context[token]) for token in tokens)
-        for offset, tokens in watch.emitted.items()
+        for offset, tokens in display.emitted.items()
     )
     drafter = max(read, max(begun.values()) + NEW_TOKENS)
     sizes = {"target": (models.target, target), "drafter": (models.drafter, drafter)}
@@ -107,9 +107,9 @@ def bytes_per_token(model: Any) -> int:
     return model.forward_pass.weights.bytes_per_token
 
 
-def require_caches_as_computed(models: Models, watch: Watch) -> None:
+def require_caches_as_computed(models: Models, display: SamplingDisplay) -> None:
     """Within a tenth; never less than the texts need."""
-    for name, computed in computed_bytes(models, watch).items():
+    for name, computed in computed_bytes(models, display).items():
         taken = getattr(models, name).forward_pass.cache_bytes
         assert 0.9 * computed <= taken <= 1.1 * computed, f"{name}: {taken / computed:.2f} times what was computed"
 
@@ -126,25 +126,25 @@ SLACK = 100  # one object left of every prompt would be 200 more at the last loo
 
 
 @pytest.fixture(scope="module")
-def short(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> tuple[Models, Watch]:
+def short(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> tuple[Models, SamplingDisplay]:
     """300 prompts."""
     folder = tmp_path_factory.mktemp("soak")
-    watch = Watch(alive, (100, 200, 300))
-    return run(soak_config(tiny_pair, folder, 300, **SMALL), folder, watch), watch
+    display = SamplingDisplay(alive, (100, 200, 300))
+    return run(soak_config(tiny_pair, folder, 300, **SMALL), folder, display), display
 
 
 @pytest.mark.sweep
-def test_nothing_of_finished_prompts_stays_alive(short: tuple[Models, Watch]):
-    _, watch = short
-    first = watch.seen[100]
+def test_nothing_of_finished_prompts_stays_alive(short: tuple[Models, SamplingDisplay]):
+    _, display = short
+    first = display.seen[100]
     assert first["Tensor"] > 50
     assert first["TrainingExample"] > 0
     for name in first:
-        counts = [seen[name] for seen in watch.seen.values()]
+        counts = [seen[name] for seen in display.seen.values()]
         assert max(counts) <= counts[0] + SLACK, f"{name}: {counts}"
 
 
-def test_keys_and_values_take_what_they_must(short: tuple[Models, Watch]):
+def test_keys_and_values_take_what_they_must(short: tuple[Models, SamplingDisplay]):
     require_caches_as_computed(*short)
 
 
@@ -152,9 +152,9 @@ def test_keys_and_values_take_what_they_must(short: tuple[Models, Watch]):
 @pytest.mark.timeout(3600)
 @pytest.mark.skipif(not STATUS.exists(), reason="needs /proc/self/status to read the resident memory from")
 def test_memory_is_flat_over_five_thousand_prompts(tiny_pair: TinyPair, tmp_path: Path):
-    watch = Watch(resident_mebibytes, range(10, 5001, 10))
-    models = run(soak_config(tiny_pair, tmp_path, 5000), tmp_path, watch)
+    display = SamplingDisplay(resident_mebibytes, range(10, 5001, 10))
+    models = run(soak_config(tiny_pair, tmp_path, 5000), tmp_path, display)
     # Of the 250 prompts up to each: what waits to be written to the log goes up and down.
-    early, late = (median(watch.seen[at] for at in range(end - 240, end + 1, 10)) for end in (1000, 5000))
+    early, late = (median(display.seen[at] for at in range(end - 240, end + 1, 10)) for end in (1000, 5000))
     assert late - early <= max(SHARE * early, MEBIBYTES), f"{early:.0f} MiB after 1,000 prompts, {late:.0f} after 5,000"
-    require_caches_as_computed(models, watch)
+    require_caches_as_computed(models, display)

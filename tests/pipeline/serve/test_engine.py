@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from serving_tiny import (
-    PATIENCE,
+    HANG_SECONDS,
     RecordingListener,
     assert_sound,
     complete_all,
@@ -159,14 +159,14 @@ def test_a_completion_ends_where_the_context_of_the_target_does(server: ServerRu
     vocabulary = server.models.drafter_vocabulary
     text = vocabulary.decode(vocabulary.encode("Ann has 3 apples and finds 4 more. " * 200)[: longest - 30])
     prompt = engine.encode(text)
-    room = longest - len(prompt.tokens)
+    remaining_tokens = longest - len(prompt.tokens)
     for seed in range(50):  # most end by themselves somewhere
         listener = submit_prompt(engine, text, max_new_tokens=10 * longest, temperature=2.0, seed=seed)
         if listener.finish is Finish.LENGTH:
             break
-        assert listener.usage.emitted < room
+        assert listener.usage.emitted < remaining_tokens
     assert listener.finish is Finish.LENGTH
-    assert listener.usage.emitted == room
+    assert listener.usage.emitted == remaining_tokens
 
 
 def test_prompts_that_do_not_fit_are_refused_when_they_are_encoded(engine: LiveEngine):
@@ -181,7 +181,7 @@ def test_a_cancelled_request_frees_its_place_within_a_block(server: ServerRun):
     held = RecordingListener(hold=2)
     cancel = server.engine.submit(make_request(server.engine, "Ann has 3 apples", max_new_tokens=100), held)
     other = submit_prompt(server.engine, "Tom has 4 pencils", max_new_tokens=60)
-    assert held.reached.wait(PATIENCE)
+    assert held.reached.wait(HANG_SECONDS)
     cancel()
     held.go.set()
     assert held.finish is Finish.CANCELLED
@@ -199,7 +199,7 @@ def test_a_cancelled_request_frees_its_place_within_a_block(server: ServerRun):
 def test_a_deadline_ends_a_running_request(engine: LiveEngine):
     held = RecordingListener(hold=1)
     engine.submit(make_request(engine, "Ann has 3 apples", max_new_tokens=100, timeout_seconds=0.3), held)
-    assert held.reached.wait(PATIENCE)
+    assert held.reached.wait(HANG_SECONDS)
     late = submit_prompt(engine, "Tom has 4 pencils", timeout_seconds=1e-9)
     held.ended.wait(0.4)  # the engine is held during this time
     held.go.set()

@@ -1,4 +1,4 @@
-"""The engine in a process of its own: it is started again after a crash, and every request is answered or told."""
+"""The engine in a process of its own: it restarts after a crash, and every request gets an answer or an error."""
 
 import json
 import os
@@ -15,6 +15,7 @@ from urllib.error import HTTPError
 import pytest
 from serving_process import ServerProcess, server_arguments, server_process
 from serving_tiny import (
+    HANG_SECONDS,
     OFTEN,
     assert_sound,
     complete_all,
@@ -39,7 +40,6 @@ from store.fault_points import VARIABLE
 
 LONG = {"max_new_tokens": 900, "temperature": 2.0, "controls": TokenControls(ignore_eos=True)}
 TEXT = "Ann has 3"
-HANG_SECONDS = 200.0  # after which something hangs
 
 
 @contextmanager
@@ -96,19 +96,19 @@ def test_it_answers_as_an_engine_in_this_process(tiny_pair: TinyPair, tmp_path: 
 
 
 @pytest.mark.slow
-def test_after_a_kill_every_request_is_told_and_the_run_resumes(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
+def test_after_a_kill_every_request_fails_and_the_run_resumes(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
     run = tmp_path / "run"
     with engine_process(tiny_pair, run, batch=1, serve__waiting=2) as engine:
         done = complete_all(engine, texts(700, 703))
         wait_until(lambda: len(select(run, "SELECT * FROM prompts")) == 3)
         before = select(run, 'SELECT * FROM prompts ORDER BY "offset"')
-        flying = submit_prompt(engine, TEXT, **LONG)
-        wait_until(lambda: bool(flying.chunks))
+        running = submit_prompt(engine, TEXT, **LONG)
+        wait_until(lambda: bool(running.chunks))
         waiting = [submit_prompt(engine, TEXT), submit_prompt(engine, TEXT)]
         with pytest.raises(BusyError, match="2 requests are waiting"):
             submit_prompt(engine, TEXT)
         kill(engine)
-        assert [listener.finish for listener in (flying, *waiting)] == [Finish.FAILED] * 3
+        assert [listener.finish for listener in (running, *waiting)] == [Finish.FAILED] * 3
         wait_until(lambda: not engine.read_status().ready or engine.read_status().engine_restarts == 1)
         with pytest.raises(EngineDownError) as refused:
             submit_prompt(engine, TEXT)
@@ -125,8 +125,8 @@ def test_after_a_kill_every_request_is_told_and_the_run_resumes(tiny_pair: TinyP
 
 
 @pytest.mark.slow
-def test_a_call_that_waits_is_told_too(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
-    """Not only requests: prompts are tokenised in the engine's process as well."""
+def test_a_waiting_call_fails_too(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
+    """Tokenisation, too, runs in the engine's process."""
     failed: list[BaseException] = []
 
     def encode(engine: EngineProcess) -> None:
@@ -241,7 +241,7 @@ def is_ready(server: ServerProcess) -> bool:
 
 
 @pytest.mark.slow
-def test_clients_of_the_command_are_told_and_served_again(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
+def test_clients_of_the_command_get_an_error_and_are_served_again(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
     run = tmp_path / "run"
     arguments = server_arguments(tiny_pair, run, **OFTEN, serve__learn_share=4.0)
     with server_process(tmp_path / "world", *arguments) as server:

@@ -26,7 +26,7 @@ SYSTEM = " ".join(sentences(20, 22))
 QUESTIONS = [f"{SYSTEM} {text[:30]}" for text in sentences(800, 804)]
 
 
-def copied(engine: LiveEngine) -> int:
+def count_copied(engine: LiveEngine) -> int:
     return engine.read_status().prefixes.copied_prompts
 
 
@@ -58,9 +58,9 @@ def test_tenants_are_apart_unless_they_share(tiny_pair: TinyPair, tmp_path: Path
     with run_server(serve_config(tiny_pair, prompts__share_tenants=shared), tmp_path / "run") as server:
         hits = []
         for tenant in ("ann", "ida", "", "ida"):
-            before = copied(server.engine)
+            before = count_copied(server.engine)
             submit_prompt(server.engine, QUESTIONS[0], tenant=tenant).end()
-            hits.append(copied(server.engine) - before)
+            hits.append(count_copied(server.engine) - before)
     assert hits == ([0, 1, 1, 1] if shared else [0, 0, 0, 1])
 
 
@@ -68,9 +68,9 @@ def test_a_private_request_leaves_no_prefix(tiny_pair: TinyPair, tmp_path: Path)
     with run_server(serve_config(tiny_pair), tmp_path / "run") as server:
         submit_prompt(server.engine, QUESTIONS[0], store=False).end()
         submit_prompt(server.engine, QUESTIONS[1]).end()
-        assert copied(server.engine) == 0
+        assert count_copied(server.engine) == 0
         submit_prompt(server.engine, QUESTIONS[2]).end()
-        assert copied(server.engine) == 1
+        assert count_copied(server.engine) == 1
 
 
 def test_the_cache_stays_in_its_budget(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
@@ -120,12 +120,12 @@ def test_a_request_that_is_cancelled_while_its_prompt_is_read_ends_at_once(
     tiny_pair: TinyPair,  # noqa: F811
     tmp_path: Path,
 ):
-    """What was read of its prompt is known to the next one."""
+    """The part of its prompt that was read is known to the next request."""
     run = tmp_path / "run"
     with run_server(serve_config(tiny_pair, prompts__chunk=8, draft__max_draft=0), run) as server:
         running, cancelled, before = run_while_reading(server, QUESTIONS[0], lambda cancel: cancel())
         again = submit_prompt(server.engine, QUESTIONS[0]).tokens
-        assert copied(server.engine) == 1
+        assert count_copied(server.engine) == 1
     assert (cancelled.finish, cancelled.usage.blocks, cancelled.tokens, before) == (Finish.CANCELLED, 0, (), 4)
     assert running.tokens == greedy_generate(tiny_pair, "Ann has", 60)
     assert again == greedy_generate(tiny_pair, QUESTIONS[0])

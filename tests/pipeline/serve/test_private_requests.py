@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from pyarrow import parquet
 from serving_tiny import (
+    HANG_SECONDS,
     OFTEN,
-    PATIENCE,
     RecordingListener,
     assert_sound,
     make_request,
@@ -97,7 +97,7 @@ def test_no_file_holds_a_private_request(server: ServerRun, tmp_path: Path):
         make_request(engine, SECRET, store=False, request_id="private", temperature=DISTINCT, max_new_tokens=40),
         held,
     )
-    assert held.reached.wait(PATIENCE)
+    assert held.reached.wait(HANG_SECONDS)
     public = submit_prompt(engine, PUBLIC, request_id="public", max_new_tokens=2)
     held.go.set()
     public.end()
@@ -127,12 +127,12 @@ def test_a_checkpoint_during_a_private_request_holds_nothing_of_it(server: Serve
     engine._committer.is_due = lambda: True  # after every block that completes something
     gate, held = RecordingListener(hold=1), RecordingListener(hold=5)
     submit_prompt(engine, PUBLIC, gate, max_new_tokens=60)
-    assert gate.reached.wait(PATIENCE)  # the next two are taken together
+    assert gate.reached.wait(HANG_SECONDS)  # the next two are taken together
     gate.hold = None
     engine.submit(make_request(engine, SECRET, store=False, temperature=DISTINCT, max_new_tokens=60), held)
     other = submit_prompt(engine, PUBLIC, max_new_tokens=1)  # completes at once: there is something to commit
     gate.go.set()
-    assert held.reached.wait(PATIENCE)
+    assert held.reached.wait(HANG_SECONDS)
     assert other.ended.is_set()
     wait_until(lambda: _offset_kept(run) == 4, "no checkpoint was made meanwhile")
     tokens = [token for chunk in held.chunks for token in chunk.tokens]

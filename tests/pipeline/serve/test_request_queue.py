@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from serving_stubs import MAX_LENGTH, StubEngine, StubVocabulary, stub_request
-from serving_tiny import PATIENCE, RecordingListener, wait_until
+from serving_tiny import HANG_SECONDS, RecordingListener, wait_until
 
 from pipeline.serve.messages import BusyError, EncodedPrompt, Finish, GenerationRequest
 from pipeline.serve.request_queue import MAX_RETRY_SECONDS, PREFILL_TOKENS, RequestQueue
@@ -29,7 +29,7 @@ def make_queue(clock: Callable[[], float] = lambda: 0.0, waiting: int = 4, offse
     return RequestQueue(StubVocabulary(), MAX_LENGTH, waiting, 7, offset, log_text=True, clock=clock)
 
 
-def ask_of_length(tokens: int) -> GenerationRequest:
+def request_of_length(tokens: int) -> GenerationRequest:
     return GenerationRequest("long", EncodedPrompt("", (97,) * tokens, (97,) * tokens), 5, 0.0)
 
 
@@ -94,15 +94,15 @@ def test_prompts_are_read_a_few_at_a_time():
     """One prompt at least, then at most `PREFILL_TOKENS` tokens before the next block, so that streams do not wait."""
     queue = make_queue(waiting=10)
     for _ in range(3):
-        queue.submit(ask_of_length(PREFILL_TOKENS), RecordingListener())
+        queue.submit(request_of_length(PREFILL_TOKENS), RecordingListener())
     assert [prompt.offset for prompt in queue] == [0]
     queue.on_verdicts([])  # a block
     assert [prompt.offset for prompt in queue] == [1]
 
 
-def test_a_completion_is_cut_to_the_room_that_the_context_leaves():
+def test_a_completion_is_truncated_to_the_remaining_context():
     queue = make_queue()
-    queue.submit(ask_of_length(MAX_LENGTH - 2), RecordingListener())
+    queue.submit(request_of_length(MAX_LENGTH - 2), RecordingListener())
     (prompt,) = queue
     assert queue.prepare_sequence(prompt).remaining_tokens == 2
 
@@ -164,17 +164,17 @@ def test_a_running_request_ends_after_a_block_of_its_own():
 
 
 @st.composite
-def lives(draw: st.DrawFn) -> tuple[int, list[tuple[int, float | None]], list[list[tuple[str, int]]]]:
+def scenarios(draw: st.DrawFn) -> tuple[int, list[tuple[int, float | None]], list[list[tuple[str, int]]]]:
     """Rows at a time; requests with their blocks and deadlines; what happens in each block."""
     requests = draw(st.lists(st.tuples(st.integers(1, 4), st.sampled_from([None, None, 2.0])), min_size=1, max_size=7))
     deed = st.tuples(st.sampled_from(["cancel", "cancel", "submit", "pass", "close", "fail"]), st.integers(0, 9))
     return draw(st.integers(1, 3)), requests, draw(st.lists(st.lists(deed, max_size=2), max_size=8))
 
 
-@given(lives())
-def test_every_listener_receives_exactly_one_finish(life: tuple) -> None:
+@given(scenarios())
+def test_every_listener_receives_exactly_one_finish(scenario: tuple) -> None:
     """Whatever is cancelled, overdue, submitted, closed or broken in the middle of any block."""
-    batch, requests, blocks = life
+    batch, requests, blocks = scenario
     clock, numbers = ManualClock(), count()
     listeners: list[RecordingListener] = []
     cancels: list[Callable[[], None]] = []
@@ -209,7 +209,7 @@ def test_every_listener_receives_exactly_one_finish(life: tuple) -> None:
     world.engine.start()
     for listener in list(listeners):  # noqa: PERF101 (others are added meanwhile)
         listener.end()
-    world.engine.close(PATIENCE)
+    world.engine.close(HANG_SECONDS)
     for cancel in cancels:
         cancel()  # after the end: harmless
     assert all(len(listener.finishes) == 1 and listener.chunks[-1].finish for listener in listeners)
@@ -239,7 +239,7 @@ def test_a_listener_that_raises_does_no_harm_to_others():
         world.engine.submit(stub_request(blocks=6), listener)
     world.engine.start()
     assert good.finish is Finish.LENGTH
-    world.engine.close(PATIENCE)
+    world.engine.close(HANG_SECONDS)
     assert bad.finish is Finish.CANCELLED, "nobody is there any more"
     assert bad.usage.emitted < 6
     assert world.engine.failure is None
@@ -250,11 +250,11 @@ def test_a_broken_stage_ends_everything_and_is_logged(caplog: pytest.LogCaptureF
         raise ArithmeticError("a stage that breaks")
 
     world = StubEngine(batch=1, script=[lambda: None, breaks])
-    flying, waiting = RecordingListener(), RecordingListener()
-    world.engine.submit(stub_request(blocks=6), flying)
+    running, waiting = RecordingListener(), RecordingListener()
+    world.engine.submit(stub_request(blocks=6), running)
     world.engine.submit(stub_request(blocks=6), waiting)
     world.engine.start()
-    assert flying.finish is waiting.finish is Finish.FAILED
+    assert running.finish is waiting.finish is Finish.FAILED
     wait_until(lambda: not world.engine.read_status().ready)
     assert isinstance(world.engine.failure, ArithmeticError)
     assert "a stage that breaks" in caplog.messages[0]
@@ -267,15 +267,15 @@ def test_a_broken_stage_ends_everything_and_is_logged(caplog: pytest.LogCaptureF
 def test_those_in_flight_finish_within_the_grace_and_end_after_it(grace: float, finish: Finish):
     slow = [lambda: time.sleep(0.01)] * 200
     world = StubEngine(batch=1, script=slow)
-    flying, waiting = RecordingListener(hold=1), RecordingListener()
-    world.engine.submit(stub_request(blocks=100), flying)
+    running, waiting = RecordingListener(hold=1), RecordingListener()
+    world.engine.submit(stub_request(blocks=100), running)
     world.engine.submit(stub_request(blocks=100), waiting)
     world.engine.start()
-    assert flying.reached.wait(PATIENCE)
-    flying.go.set()
+    assert running.reached.wait(HANG_SECONDS)
+    running.go.set()
     world.engine.close(grace)
-    assert (flying.finish, waiting.finish) == (finish, finish)
-    assert (flying.usage.emitted == 100) == (finish is Finish.LENGTH)
+    assert (running.finish, waiting.finish) == (finish, finish)
+    assert (running.usage.emitted == 100) == (finish is Finish.LENGTH)
     assert world.rows == [0, 0, 0]
     assert world.log.closed
 
@@ -288,7 +288,7 @@ def test_commits_count_prompts():
     world.engine.start()
     for listener in listeners:
         listener.end()
-    world.engine.close(PATIENCE)
+    world.engine.close(HANG_SECONDS)
     assert world.committer.prompts == 3
 
 

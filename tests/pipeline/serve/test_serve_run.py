@@ -9,8 +9,8 @@ import pytest
 from replaying import config_of, run_replay
 from safetensors.torch import load_file, save_file
 from serving_tiny import (
+    HANG_SECONDS,
     OFTEN,
-    PATIENCE,
     RecordingListener,
     assert_sound,
     complete_all,
@@ -72,7 +72,7 @@ def test_a_cancelled_request_is_logged_up_to_its_end(tiny_pair: TinyPair, tmp_pa
         cancel = server.engine.submit(
             make_request(server.engine, "Ann has 3", request_id="left", max_new_tokens=90), held
         )
-        assert held.reached.wait(PATIENCE)
+        assert held.reached.wait(HANG_SECONDS)
         cancel()
         held.go.set()
         emitted = held.end().usage.emitted
@@ -112,7 +112,7 @@ def test_a_commit_in_the_middle_holds_whole_prompts_and_no_rows(tiny_pair: TinyP
         held = RecordingListener(hold=3)
         server.engine.submit(make_request(server.engine, "Ann has 3", temperature=2.0, max_new_tokens=90), held)
         submit_prompt(server.engine, "Tom has 4", max_new_tokens=1).end()
-        assert held.reached.wait(PATIENCE)
+        assert held.reached.wait(HANG_SECONDS)
         shutil.copytree(run, copy, ignore=shutil.ignore_patterns(".lock", ".owner.json"))
         held.go.set()
     manifest = read_manifest(copy)

@@ -1,4 +1,4 @@
-"""The studies' arms, and the paper's figures beside them."""
+"""The studies' arms, and the paper's numbers next to them."""
 
 import re
 
@@ -32,8 +32,8 @@ def test_losses_differ_in_nothing_but_loss_cache_and_positions():
     assert LOSSES.settings == {"draft.adapt": False, "draft.max_draft": 5}
     keys = {key for arm in LOSSES.arms for key in arm.settings}
     assert keys == {"learn.enabled", "learn.loss", "learn.off_policy", "cache.policy"}
-    taught = {arm.name.split(" + ")[0] for arm in LOSSES.arms if arm.settings.get("learn.off_policy")}
-    assert taught == {"direct", "hybrid", "trie", "acceptance"}
+    off_policy = {arm.name.split(" + ")[0] for arm in LOSSES.arms if arm.settings.get("learn.off_policy")}
+    assert off_policy == {"direct", "hybrid", "trie", "acceptance"}
 
 
 def test_the_head_is_studied_with_every_length_and_rule():
@@ -44,7 +44,7 @@ def test_the_head_is_studied_with_every_length_and_rule():
     assert len(HEAD.arms[7:]) == 6  # joint and interleaved
 
 
-def test_every_answer_to_drift_is_tried_with_and_without_the_cache():
+def test_every_response_to_drift_is_studied_with_and_without_the_cache():
     with_cache = [arm for arm in DRIFT.arms if "cache.policy" not in arm.settings]
     assert len(with_cache) * 2 == len(DRIFT.arms) == 20
     assert {arm.settings["drift.answer"] for arm in with_cache} == {"reset", "recall", "none"}
@@ -63,7 +63,7 @@ def test_ways_to_learn_differ_in_method_interval_and_features_alone():
     assert LEARNING.references == ("baseline",)
 
 
-def test_what_arms_decide_cannot_be_set_otherwise():
+def test_settings_of_the_arms_cannot_be_overridden():
     with pytest.raises(ConfigError, match=r"'learn\.loss' is decided by the arms of the study 'losses'"):
         LOSSES.check({"learn.rate": 0.1, "learn.loss": "trie"})
     with pytest.raises(ConfigError, match=r"cache\.budget_bytes"):
@@ -100,16 +100,16 @@ def test_the_paper_has_no_ratio_for_arms_that_it_does_not_have():
 
 
 def pairs_in(line: str) -> list[tuple[float, float]]:
-    """Every `.10/0.94` of a line, with or without a third number behind it."""
+    """Every pair such as `.10/0.94` in a line, with or without a third number after it."""
     return [(float(a), float(b)) for a, b in re.findall(r"(?<![\d.])(\d?\.\d+)/(\d?\.\d+)", line)]
 
 
 def line_of(text: str, begin: str, after: str) -> str:
-    """The first line that begins so, below the place `after`."""
+    """The first line with this beginning after the passage `after`."""
     return next(line for line in text[text.index(after) :].splitlines() if line.startswith(begin))
 
 
-@pytest.mark.skipif(not PAPER.is_file(), reason="the notes on the paper are not beside the checkout")
+@pytest.mark.skipif(not PAPER.is_file(), reason="the notes on the paper are not next to the checkout")
 def test_the_paper_s_numbers_are_those_of_its_tables():
     text = PAPER.read_text(encoding="utf-8")
     places = {"none": ("| Llama3-8B | SpD_DM", "| Qwen2-7B | SpD_DM"), "direct only": ("| | L_DM |", "| | L_DM |")}

@@ -1,4 +1,4 @@
-"""The study of ways to learn: what it measures at every token, and its tables."""
+"""The study of ways to learn: its measurements at every token, and its tables."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The figures of a study against hand-computed ones."""
+"""The metrics of a study against hand-computed ones."""
 
 from itertools import pairwise
 
@@ -24,7 +24,7 @@ def test_the_rates_of_a_stream_are_those_of_its_counts():
     assert found.acceptance == 36 / 60
     assert found.block_efficiency == (36 + 30) / 30
     assert found.accepted_length == 36 / 30
-    assert found.tokens_per_second == 66 / 4.0  # three prompts, and a second of learning behind the last
+    assert found.tokens_per_second == 66 / 4.0  # three prompts, and a second of learning after the last
     assert found.tokens_per_cpu_second == 66 / 2.0
 
 
@@ -69,7 +69,7 @@ def test_a_ratio_is_paired_by_seed():
     assert ratio(own, [record([0], seed=0)], lambda one: whole(one).acceptance) is None  # nothing to divide by
 
 
-#           before the switch        behind it: a fall to .1, then a climb to .9
+#           before the switch        after it: a fall to .1, then a climb to .9
 STREAM = [*[12] * 4, *[16] * 4, *[2, 2, 6, 6, 10, 10, 14, 14, 18, 18]]
 SEGMENTS = (0, 8, 18)
 
@@ -93,13 +93,13 @@ def test_a_window_is_no_longer_than_the_segment():
     assert found.to_before is None
 
 
-def test_prompts_are_looked_at_in_stream_order():
+def test_a_switch_is_measured_in_stream_order():
     one = record(STREAM, segments=SEGMENTS)
     turned = record(STREAM, segments=SEGMENTS, passed=one.passed[::-1])
     assert switch(one, window=3) == switch(turned, window=3)
 
 
-def test_alarms_on_a_fall_are_counted_before_and_behind_the_switch():
+def test_alarms_on_a_fall_are_counted_before_and_after_the_switch():
     alarms = (fall(3), Alarm(6, "rise", "ignored"), Alarm(9, "rise", "ignored"), fall(12), fall(15, "cooldown"))
     found = switch(record(STREAM, segments=SEGMENTS, alarms=alarms, recalls=(3, 12)))
     assert (found.false_alarms, found.delay, found.alarms, found.recalls) == (1, 4, 2, 1)
@@ -111,7 +111,7 @@ def test_an_alarm_on_the_first_prompt_of_the_other_source_is_not_false():
     assert switch(record(STREAM, segments=SEGMENTS, alarms=(fall(8),))).delay == 0
 
 
-def test_the_third_segment_is_set_against_the_end_of_the_first():
+def test_the_third_segment_is_compared_with_the_end_of_the_first():
     levels = [[4] * 4 + [16], [2] * 4 + [10], [12] * 5, [8] * 4 + [14]]
     stream = [number for level in levels for number in level]
     alternating = record(stream, segments=(0, 5, 10, 15, 20))

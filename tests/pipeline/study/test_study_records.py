@@ -1,4 +1,4 @@
-"""What a study keeps, and what it refuses to mix."""
+"""The file of a study: what it holds, and which runs it refuses to mix."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ def test_a_record_survives_the_file(tmp_path: Path):
     assert StudyFile(file.path, SETTINGS).records == {one.key: one, empty.key: empty}
 
 
-def test_the_file_has_a_line_per_run_and_the_figures(tmp_path: Path):
+def test_the_file_has_a_line_per_run_and_the_metrics(tmp_path: Path):
     file = StudyFile(tmp_path / "study.json", SETTINGS)
     for seed in range(3):
         file.add(record([3, 5], seed=seed))
@@ -42,7 +42,7 @@ def test_other_settings_are_refused_by_name(tmp_path: Path):
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"format": 1, "settings": {}, "runs": [{}]}'])
-def test_what_is_no_study_is_refused(tmp_path: Path, content: str):
+def test_a_file_without_a_study_is_refused(tmp_path: Path, content: str):
     (tmp_path / "study.json").write_text(content)
     with pytest.raises(CorruptError, match="must hold the runs of a study"):
         StudyFile(tmp_path / "study.json", SETTINGS)
@@ -54,7 +54,7 @@ def test_another_format_is_refused(tmp_path: Path):
         StudyFile(tmp_path / "study.json", SETTINGS)
 
 
-def test_a_file_that_cannot_be_is_refused(tmp_path: Path):
+def test_an_impossible_path_is_refused(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match="see --out"):
         StudyFile(tmp_path / "file" / "study.json", SETTINGS)

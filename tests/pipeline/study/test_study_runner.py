@@ -1,4 +1,4 @@
-"""`omnidraft study` over a tiny pair: what it runs, keeps, goes on with and prints. Not how fast anything is."""
+"""`omnidraft study` over a tiny pair: what it runs, keeps, resumes and prints. Speeds are not checked."""
 
 import json
 import sys
@@ -26,7 +26,7 @@ app.command("other")(lambda: None)  # so that the first word is the command's na
 
 
 def run_study(pair: TinyPair, *arguments: object, publish: bool = False) -> Result:
-    """`omnidraft study ...` on the tiny pair, one file per source, with quick settings."""
+    """Run `omnidraft study ...` on the tiny pair, one file per source, with quick settings."""
     fixed = ["--drafter", pair.drafter, "--set", "device=cpu", "--set", "learn.interval=2", "--max-new-tokens", 8]
     targets = [] if "--target" in arguments else ["--target", pair.target]
     name, *others = arguments
@@ -51,7 +51,7 @@ def config_of(pair: TinyPair, **changes: Any) -> Config:
 
 @pytest.fixture(scope="module")
 def losses(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:  # noqa: F811
-    """The study of losses, three arms and two seeds of it."""
+    """The study of losses with three arms and two seeds."""
     folder = tmp_path_factory.mktemp("losses")
     arms = ("--arms", "none; hybrid; trie", "--seeds", 2)
     result = run_study(tiny_pair, "losses", *arms, "--out", folder / "kept.json", "--markdown", folder / "page.md")
@@ -84,10 +84,10 @@ def test_arms_differ_in_what_they_are_named_after(losses: tuple[Path, Result]):
 
 
 def test_arms_take_turns(losses: tuple[Path, Result]):
-    told = [line for line in losses[1].stderr.splitlines() if "last fifth" in line]
-    assert [line.split(", ")[2].split(":")[0] for line in told] == ["none", "hybrid", "trie", "hybrid", "trie", "none"]
-    assert told[0].startswith("1 of 6: ")
-    assert " left" in told[0]
+    lines = [line for line in losses[1].stderr.splitlines() if "last fifth" in line]
+    assert [line.split(", ")[2].split(":")[0] for line in lines] == ["none", "hybrid", "trie", "hybrid", "trie", "none"]
+    assert lines[0].startswith("1 of 6: ")
+    assert " left" in lines[0]
 
 
 def test_tables_are_printed_and_written(losses: tuple[Path, Result]):
@@ -104,15 +104,15 @@ def test_tables_are_printed_and_written(losses: tuple[Path, Result]):
     assert "| none | 1.00 ± 0.00 | +0.0% ± 0.0% | 1.00 | 1.00 | 1.00 | 1.00 |" in page
 
 
-def test_figures_are_in_the_file_for_other_readers(losses: tuple[Path, Result]):
-    figures = json.loads((losses[0] / "kept.json").read_text())["figures"]
-    (arms,) = figures.values()
+def test_metrics_are_in_the_file_for_other_readers(losses: tuple[Path, Result]):
+    metrics = json.loads((losses[0] / "kept.json").read_text())["figures"]
+    (arms,) = metrics.values()
     assert list(arms) == ["none", "hybrid", "trie"]
     assert arms["trie"]["last_fifth"]["acceptance"]["seeds"] == 2
     assert 0 < arms["trie"]["whole"]["acceptance"]["value"] <= 1
 
 
-def test_an_interrupted_study_goes_on_with_what_is_missing(losses: tuple[Path, Result], tiny_pair: TinyPair):  # noqa: F811
+def test_an_interrupted_study_resumes_with_the_missing_runs(losses: tuple[Path, Result], tiny_pair: TinyPair):  # noqa: F811
     folder, _ = losses
     content = json.loads((folder / "kept.json").read_text())
     kept, lost = content["runs"][:3], content["runs"][3:]
@@ -246,7 +246,7 @@ def test_runs_go_to_mlflow(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
     assert not (tmp_path / "kept.json-unsent").exists()
 
 
-def test_what_mlflow_does_not_take_waits_for_the_next_time(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
+def test_runs_that_mlflow_does_not_accept_are_sent_the_next_time(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
     arms = ("--arms", "none", "--quick", "--limit", 2, "--out", tmp_path / "kept.json")
     (tmp_path / "blocked").write_text("")
     with patch("pipeline.study.mlflow.TIMEOUT", 2.0):
@@ -279,7 +279,7 @@ def test_what_mlflow_does_not_take_waits_for_the_next_time(tiny_pair: TinyPair, 
         (("losses", "--where", "split=none"), OmnidraftError, "split"),
     ],
 )
-def test_mistakes_are_told(
+def test_mistakes_are_reported(
     tiny_pair: TinyPair,  # noqa: F811
     tmp_path: Path,
     arguments: tuple[object, ...],

@@ -1,4 +1,4 @@
-"""A study's tables, from records whose figures are known."""
+"""A study's tables, from records with known metrics."""
 
 import io
 from typing import Any
@@ -56,7 +56,7 @@ def test_the_best_fixed_length_is_found_afterwards():
     assert notes[1].endswith("chosen afterwards: fixed 2. Over it, paired by seed: cost, joint 1.250.")
 
 
-def test_seeds_that_never_recovered_are_told():
+def test_seeds_that_never_recovered_are_reported():
     plan = plan_of(StudyName.DRIFT, "no detector")
     stream = [16] * 25 + [4] * 15 + [16] * 25
     runs = [
@@ -70,17 +70,17 @@ def test_seeds_that_never_recovered_are_told():
     )
     recovery = table_of(made, "alarms and recovery").rows[0]
     assert recovery[1] == "5.0 (1 of 2)"
-    assert recovery[6] == "33.0 (1 of 2)"  # windows of 20 with at least 18 prompts behind the valley
+    assert recovery[6] == "33.0 (1 of 2)"  # windows of 20 with at least 18 prompts after the valley
 
 
-def test_notices_are_told_once_with_their_arms():
+def test_warnings_are_reported_once_with_their_arms():
     plan = plan_of(StudyName.LOSSES, "none", "hybrid", "trie", seeds=1)
-    told = {"none": ("too small", "left out"), "hybrid": ("left out",), "trie": ("left out",)}
-    runs = [record([10] * 5, arm=arm, notices=notices) for arm, notices in told.items()]
+    warnings = {"none": ("too small", "left out"), "hybrid": ("left out",), "trie": ("left out",)}
+    runs = [record([10] * 5, arm=arm, notices=found) for arm, found in warnings.items()]
     assert circumstances(plan, results_of(plan, runs))[2:] == ["none: too small", "all arms: left out"]
 
 
-def test_an_unfinished_study_says_what_is_missing():
+def test_an_unfinished_study_reports_what_is_missing():
     plan = plan_of(StudyName.LOSSES, "none", "hybrid", targets=("big", "small"))
     first, second = results_of(plan, [record([10] * 5, arm="none")])
     assert table_of(tables(first), "whole stream").rows[1] == ("hybrid", "–", "–", "–", "–", "–")

@@ -58,7 +58,7 @@ def online(
     return tmp_path / "online", seen
 
 
-def joined(example: TrainingExample) -> TopTokens:
+def get_top_tokens(example: TrainingExample) -> TopTokens:
     """The soft targets of an example, which are one object."""
     (tokens,) = example.soft_targets
     assert isinstance(tokens, TopTokens)
@@ -86,7 +86,7 @@ def test_the_examples_of_a_log_are_those_of_decoding(
         example = found[offset]
         assert example.pieces == decoded.pieces
         assert set(decoded.ngram_positions) <= set(example.ngram_positions)
-        ours, theirs = joined(example), joined(decoded)
+        ours, theirs = get_top_tokens(example), get_top_tokens(decoded)
         for name in ("positions", "levels"):
             assert np.array_equal(getattr(ours, name), getattr(theirs, name)), name
         np.testing.assert_allclose(np.sort(ours.probs), np.sort(theirs.probs), atol=1e-5)

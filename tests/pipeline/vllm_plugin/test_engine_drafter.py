@@ -68,7 +68,7 @@ class Engine:
                 self.step((prompt + list(tokens[:end]), 1))
             self.step()
 
-    def completed(self) -> list[PromptCompleted]:
+    def list_completed(self) -> list[PromptCompleted]:
         return [event for event in self.events if isinstance(event, PromptCompleted)]
 
 
@@ -89,7 +89,7 @@ def test_nothing_is_learned_before_a_request_ends_and_the_last_is_learned_at_the
     assert table is not None
     assert len(table) == 0
     engine.drafter.finish_all()
-    assert [one.emitted for one in engine.completed()] == [2]
+    assert [one.emitted for one in engine.list_completed()] == [2]
     assert table.find([1, 2])[0][1].tokens == [3]
     assert table.find([2, 3])[0][1].tokens == [4]
 
@@ -99,8 +99,8 @@ def test_tokens_after_the_end_of_a_sequence_are_not_learned():
     engine.step(([1, 2, 3], 1))
     engine.step(([1, 2, 3, END, 7], 2))
     engine.step()
-    assert engine.completed()[0].finish == "stop"
-    assert engine.completed()[0].emitted == 2
+    assert engine.list_completed()[0].finish == "stop"
+    assert engine.list_completed()[0].emitted == 2
     table = memory_of(engine.drafter).table
     assert table is not None
     assert table.find([3])[0][1].tokens == [END]
@@ -113,7 +113,7 @@ def test_the_next_turn_of_a_chat_is_another_request():
     engine.step(([1, 2, 3, 4], 1))
     engine.step(([1, 2, 3, 4, 20, 21, 22, 5], 1))
     engine.drafter.finish_all()
-    assert [(one.prompt_tokens, one.emitted) for one in engine.completed()] == [(2, 2), (7, 1)]
+    assert [(one.prompt_tokens, one.emitted) for one in engine.list_completed()] == [(2, 2), (7, 1)]
 
 
 def test_rows_that_move_and_rows_of_equal_text_are_recognised():
@@ -122,7 +122,7 @@ def test_rows_that_move_and_rows_of_equal_text_are_recognised():
     engine.step(([5, 6, 7], 1), ([1, 2, 3], 1), ([5, 6, 8], 1))
     engine.step(([5, 6, 8, 9], 1), ([1, 2, 3, 4], 1))
     engine.drafter.finish_all()
-    assert sorted((one.prompt_tokens, one.emitted) for one in engine.completed()) == [(1, 2), (1, 3), (1, 3)]
+    assert sorted((one.prompt_tokens, one.emitted) for one in engine.list_completed()) == [(1, 2), (1, 3), (1, 3)]
 
 
 def test_a_preempted_request_pauses_and_returns():
@@ -131,13 +131,13 @@ def test_a_preempted_request_pauses_and_returns():
     drafts = engine.step_requests([(repeated, 1, named[0]), (repeated, 1, named[1])], {"a", "b"})
     assert drafts[0] == drafts[1] != []
     assert len(engine.step_requests([([*repeated, 2], 1, named[0])], {"a", "b"})) == 1
-    assert engine.completed() == []
+    assert engine.list_completed() == []
     assert engine.step_requests([([*repeated, 2, 1], 1, named[0]), (repeated, 0, named[1])], {"a", "b"})[1] == []
     returned = engine.step_requests([([*repeated, 2], 1, named[1])], {"b"})
-    assert [one.prompt_id for one in engine.completed()] == ["a"]
+    assert [one.prompt_id for one in engine.list_completed()] == ["a"]
     assert returned[0] != []
     engine.step_requests([], set())
-    assert [(one.prompt_id, one.emitted, one.finish) for one in engine.completed()] == [
+    assert [(one.prompt_id, one.emitted, one.finish) for one in engine.list_completed()] == [
         ("a", 3, "cancelled"),
         ("b", 2, "cancelled"),
     ]
@@ -147,10 +147,10 @@ def test_a_request_that_is_gone_before_its_end_has_the_reason_that_it_brought():
     engine, request = Engine(), RowRequest("a", 6, departure="stop")
     engine.step_requests([([1, 2], 1, request)], {"a"})
     engine.step_requests([], set())
-    assert [one.finish for one in engine.completed()] == ["stop"]
+    assert [one.finish for one in engine.list_completed()] == ["stop"]
     engine.step_requests([([1, 2, 3, 4, 5], 1, request)], {"a"})
     engine.step_requests([([1, 2, 3, 4, 5, 6, 7], 2, request)], {"a"})
-    assert [(one.finish, one.emitted) for one in engine.completed()][1:] == [("length", 2)]
+    assert [(one.finish, one.emitted) for one in engine.list_completed()][1:] == [("length", 2)]
 
 
 def test_nothing_is_drafted_nor_learned_of_a_draft_while_that_is_not_allowed():
@@ -179,16 +179,16 @@ def test_equal_texts_are_distinguished_by_ids():
     engine.step_requests([([5, 6], 1, first), ([5, 6], 1, second)], {"a", "b"})
     engine.step_requests([([5, 6, 7], 1, second), ([5, 6, 8], 1, first)], {"a", "b"})
     engine.step_requests([([5, 6, 8, 9], 1, first)], {"a"})
-    assert [(one.prompt_id, one.emitted) for one in engine.completed()] == [("b", 2)]
+    assert [(one.prompt_id, one.emitted) for one in engine.list_completed()] == [("b", 2)]
     engine.drafter.finish_all()
-    assert [(one.prompt_id, one.emitted) for one in engine.completed()] == [("b", 2), ("a", 3)]
+    assert [(one.prompt_id, one.emitted) for one in engine.list_completed()] == [("b", 2), ("a", 3)]
 
 
 def test_an_id_of_another_text_is_another_request():
     engine, request = Engine(), RowRequest("a", 90)
     engine.step_requests([([1, 2], 1, request)], {"a"})
     engine.step_requests([([5, 6], 1, request)], {"a"})
-    assert [one.emitted for one in engine.completed()] == [1]
+    assert [one.emitted for one in engine.list_completed()] == [1]
     assert len(engine.drafter.runner) == 1
 
 
@@ -203,7 +203,7 @@ def test_a_block_is_counted_as_the_engine_decided_it():
     assert (block.proposed, block.judged, block.accepted, block.emitted) == (3, 2, 1, 2)
     assert block.drafter is DraftSource.MEMORY
     engine.step()
-    (completed,) = engine.completed()
+    (completed,) = engine.list_completed()
     assert (completed.lookup_drafted, completed.lookup_judged, completed.lookup_accepted) == (3, 2, 1)
     assert (completed.prompt_text, completed.completion_text) == ("", "")
 

@@ -26,7 +26,7 @@ def make_prompts(count: int) -> list[list[int]]:
 
 @pytest.fixture(params=[True, False], ids=["ids", "texts"])
 def names(request: pytest.FixtureRequest) -> bool:
-    """Whether the runner gives the plugin its requests, or these are recognised by their texts."""
+    """True if the runner gives the plugin its requests, False if the plugin recognises them by their texts."""
     return request.param
 
 
@@ -148,7 +148,7 @@ def test_other_versions_of_vllm_are_refused(monkeypatch: pytest.MonkeyPatch, ver
         OmnidraftProposer(fake_config())
 
 
-def test_the_extra_asks_for_the_versions_that_are_not_refused():
+def test_the_extra_requires_the_versions_that_are_not_refused():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     assert extras["vllm"] == ["vllm>=0.31,<0.33"]
     for version in ("0.31.0", "0.32.0", "0.32.5.post1"):

@@ -51,7 +51,7 @@ def start(replica: int = 0) -> tuple[OmnidraftProposer, FakeRunner]:
     return proposer, FakeRunner(proposer, rows=4, module=target)
 
 
-def remembered(proposer: OmnidraftProposer) -> int:
+def count_contexts(proposer: OmnidraftProposer) -> int:
     """Contexts in the memory, after the engine looked for what others learned."""
     engine = proposer._engine
     assert isinstance(engine, PluginEngine)
@@ -76,7 +76,7 @@ def test_a_replica_drafts_what_another_has_learned_and_outlives_it(tmp_path: Pat
     other.stdin.write("go\n")
     other.stdin.flush()
     passes = int(other.stdout.readline())
-    wait_until(lambda: remembered(first) > 100)
+    wait_until(lambda: count_contexts(first) > 100)
     assert runner.run(PROMPTS, MOST) == TEXTS
     assert runner.passes < 0.7 * passes
     wait_until(lambda: len(logged_offsets(tmp_path / "run")) >= 2 * len(PROMPTS))
@@ -84,7 +84,7 @@ def test_a_replica_drafts_what_another_has_learned_and_outlives_it(tmp_path: Pat
     other.wait()
     assert runner.run(PROMPTS, MOST) == TEXTS
     second, returned = start(1)
-    assert remembered(second) > 100, "its own, of the last commit"
+    assert count_contexts(second) > 100, "its own, of the last commit"
     assert returned.run(PROMPTS, MOST) == TEXTS
     for proposer in (first, second):
         proposer.close()

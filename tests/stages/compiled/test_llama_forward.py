@@ -190,7 +190,7 @@ def test_a_restricted_output_layer_computes_its_ids_alone():
 
 
 def test_changed_weights_are_taken_over():
-    """Also where they leave the numbers of bfloat16, or those that codes stand for."""
+    """Holds where they leave the values of bfloat16, or those of the codes."""
     for codes in (0, 4):
         model = model_of(CONFIGS["qwen3"], codes=codes)
         before_TV = read(model, TEXT, 9)

@@ -54,11 +54,11 @@ def soft_targets_of(numbers: st.SearchStrategy[float]) -> st.SearchStrategy[tupl
 
 
 def examples_of(numbers: st.SearchStrategy[float]) -> st.SearchStrategy[TrainingExample]:
-    taught = soft_targets_of(numbers)
+    soft_targets = soft_targets_of(numbers)
     numbers_of = st.lists(ids, max_size=5).map(tuple)
-    branches = st.lists(st.builds(OffPolicySpan, ids, numbers_of, taught), max_size=2).map(tuple)
+    branches = st.lists(st.builds(OffPolicySpan, ids, numbers_of, soft_targets), max_size=2).map(tuple)
     return st.builds(
-        TrainingExample, ids, st.text(max_size=5), numbers_of, taught, st.just(()), numbers_of, ids, branches
+        TrainingExample, ids, st.text(max_size=5), numbers_of, soft_targets, st.just(()), numbers_of, ids, branches
     )
 
 

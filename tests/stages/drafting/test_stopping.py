@@ -1,4 +1,4 @@
-"""How long drafts are: the rules by which they stop."""
+"""The length of drafts: the rules by which they stop."""
 
 from collections.abc import Sequence
 from itertools import combinations

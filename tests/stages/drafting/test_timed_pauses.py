@@ -173,7 +173,7 @@ def test_a_restored_state_continues_alike(blocks: int):
     assert again.save() == pauses.save()
 
 
-def test_a_checkpoint_without_pauses_begins_anew():
+def test_a_checkpoint_without_pauses_begins_from_scratch():
     pauses = TimedPauses(COSTS)
     pauses.restore(None, SnapshotReader(SnapshotWriter().files(None)))
     assert pauses.save() == TimedPauses(COSTS).save()

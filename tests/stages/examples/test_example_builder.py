@@ -1,4 +1,4 @@
-"""What a block teaches the head: one label per judged piece, and where the accepted n-grams lie."""
+"""Training data of a block for the head: one label per judged piece, and the positions of accepted n-grams."""
 
 from dataclasses import replace
 
@@ -87,7 +87,7 @@ def test_only_judged_tests_count():
     assert labels(verdict_of(proposal, reject(proposal, 0, levels, passed=1), unjudged)) == {0: 0.8, 1: 0.25}
 
 
-def test_what_the_target_cannot_say_is_labelled_0():
+def test_what_the_target_cannot_emit_is_labelled_0():
     proposal = proposal_of((3, 0))
     assert labels(verdict_of(proposal, reject(proposal, 0, ((0.7,), (0.0,)), passed=0))) == {0: 0.0}
 
@@ -102,23 +102,23 @@ def soft_targets_at(*places: tuple[int, int]) -> tuple[SoftTarget, ...]:
     return tuple(SoftTarget(position, depth, (0,), (0.9,), (0.9,), 0.1) for position, depth in places)
 
 
-def test_a_notebook_gathers_blocks_into_a_example():
+def test_a_builder_joins_blocks_into_an_example():
     row = row_of([0, 1], [0, 1, 0], offset=7)
-    notes = ExampleBuilder()
+    builder = ExampleBuilder()
     first = proposal_of((0, 1, 1), row)
     one = ((0.5, 0.8, 0.5), (0.5, 0.8, 0.5))
     soft_targets = soft_targets_at((3, 0), (4, 1), (5, 0), (6, 0))
     decisions = accept(first, 0, one), accept(first, 1, ((0.5,), (0.5,))), bonus(2)
-    notes.add_verdict(verdict_of(first, *decisions, soft_targets=soft_targets))
+    builder.add_verdict(verdict_of(first, *decisions, soft_targets=soft_targets))
     row.pieces += [0, 1, 1, 1]
     second = proposal_of((0,), row)
     later = soft_targets_at((7, 0))
-    behind = OffPolicySpan(7, (0, 2), soft_targets_at((8, 0)))
+    branch = OffPolicySpan(7, (0, 2), soft_targets_at((8, 0)))
     refused = reject(second, 0, ((0.5, 1.0), (0.1, 1.0)), 0)
-    notes.add_verdict(verdict_of(second, refused, soft_targets=later, branch=behind))
-    example = notes.build(row, "big")
+    builder.add_verdict(verdict_of(second, refused, soft_targets=later, branch=branch))
+    example = builder.build(row, "big")
     assert (example.offset, example.target, example.pieces) == (7, "big", (0, 1, 0, 0, 1, 1, 1))
-    assert (example.judged, example.branches) == (3, (behind,)), "blocks without a branch add none"
+    assert (example.judged, example.branches) == (3, (branch,)), "blocks without a branch add none"
     assert example.soft_targets == soft_targets + later
     assert len(example.labels) == 4
     assert tuple(example.ngram_positions) == (3, 4), "the pieces of the accepted n-gram"
@@ -126,10 +126,10 @@ def test_a_notebook_gathers_blocks_into_a_example():
 
 def test_a_rejected_ngram_is_no_accepted_one():
     proposal = proposal_of((0, 1))
-    notes = ExampleBuilder()
+    builder = ExampleBuilder()
     decision = reject(proposal, 0, ((0.5, 0.8, 1.0), (0.5, 0.4, 0.3)), passed=2)
-    notes.add_verdict(verdict_of(proposal, decision, soft_targets=soft_targets_at((1, 0))))
-    assert tuple(notes.build(row_of([0]), "big").ngram_positions) == ()
+    builder.add_verdict(verdict_of(proposal, decision, soft_targets=soft_targets_at((1, 0))))
+    assert tuple(builder.build(row_of([0]), "big").ngram_positions) == ()
 
 
 def test_a_label_holds_its_own_features_and_not_those_of_the_whole_draft():
@@ -149,13 +149,13 @@ def top_tokens_at(*places: tuple[int, int]) -> TopTokens:
 
 
 def test_what_blocks_store_becomes_one_object_with_the_same_soft_targets():
-    row, notes = row_of([0, 1], [0, 1, 0], offset=7), ExampleBuilder()
+    row, builder = row_of([0, 1], [0, 1, 0], offset=7), ExampleBuilder()
     first, second = proposal_of((0, 1, 1), row), proposal_of((), row)
     decisions = accept(first, 0, ((0.5, 0.8, 0.5), (0.5, 0.8, 0.5))), accept(first, 1, ((0.5,), (0.5,))), bonus(2)
     blocks = [(top_tokens_at((3, 2), (5, 1), (6, 1)),), (top_tokens_at((7, 3)),)]
-    notes.add_verdict(verdict_of(first, *decisions, soft_targets=blocks[0]))
-    notes.add_verdict(verdict_of(second, bonus(0), soft_targets=blocks[1]))
-    example = notes.build(row, "big")
+    builder.add_verdict(verdict_of(first, *decisions, soft_targets=blocks[0]))
+    builder.add_verdict(verdict_of(second, bonus(0), soft_targets=blocks[1]))
+    example = builder.build(row, "big")
     (stored,) = example.soft_targets
     assert stored.positions.tolist() == [3, 5, 6, 7]
     found = compute_all(example.soft_targets)
@@ -165,14 +165,14 @@ def test_what_blocks_store_becomes_one_object_with_the_same_soft_targets():
 
 
 def test_a_builder_that_was_saved_continues_with_what_was_stored():
-    row, notes = row_of([0, 1], [0, 1, 0], offset=7), ExampleBuilder()
-    notes.add_verdict(verdict_of(proposal_of((), row), bonus(0), soft_targets=(top_tokens_at((3, 2)),)))
+    row, builder = row_of([0, 1], [0, 1, 0], offset=7), ExampleBuilder()
+    builder.add_verdict(verdict_of(proposal_of((), row), bonus(0), soft_targets=(top_tokens_at((3, 2)),)))
     writer = SnapshotWriter()
-    reader = SnapshotReader(writer.files(notes.save(row, writer)))
+    reader = SnapshotReader(writer.files(builder.save(row, writer)))
     again = ExampleBuilder.restore(reader.state, reader)
-    for each in (notes, again):
+    for each in (builder, again):
         each.add_verdict(verdict_of(proposal_of((), row), bonus(0), soft_targets=(top_tokens_at((5, 1)),)))
-    one, other = (each.build(row, "big") for each in (notes, again))
+    one, other = (each.build(row, "big") for each in (builder, again))
     assert len(other.soft_targets) == 1
     assert compute_all(one.soft_targets) == compute_all(other.soft_targets)
 
@@ -181,9 +181,9 @@ def test_a_builder_that_was_saved_continues_with_what_was_stored():
     ("source", "judged"), [(DraftSource.MODEL, 1), (DraftSource.LOOKUP, 0), (DraftSource.MEMORY, 0)]
 )
 def test_gains_are_counted_where_the_model_drafted(source: DraftSource, judged: int):
-    """What another source drafted was not asked of the drafter; a block without a draft judges nothing."""
-    proposal, notes = proposal_of((0,)), ExampleBuilder()
+    """A draft of another source does not judge the drafter; a block without a draft judges nothing."""
+    proposal, builder = proposal_of((0,)), ExampleBuilder()
     proposal = replace(proposal, draft=replace(proposal.draft, source=source))
-    notes.add_verdict(verdict_of(proposal, accept(proposal, 0, ((0.5, 1.0), (0.5, 1.0))), bonus(1)))
-    notes.add_verdict(verdict_of(proposal_of(()), bonus(0)))
-    assert notes.build(row_of([0]), "big").judged == judged
+    builder.add_verdict(verdict_of(proposal, accept(proposal, 0, ((0.5, 1.0), (0.5, 1.0))), bonus(1)))
+    builder.add_verdict(verdict_of(proposal_of(()), bonus(0)))
+    assert builder.build(row_of([0]), "big").judged == judged

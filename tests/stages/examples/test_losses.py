@@ -98,7 +98,7 @@ def test_a_step_down_moves_the_drafter_towards_the_target(loss):
     logits_D = torch.zeros(D, requires_grad=True)
     student, teacher = both(logits_D[None], soft_target(target_D))
     loss(student, teacher, NO_NGRAMS).backward()
-    assert logits_D.grad[0] < 0, "the logit of what the target says more often must rise"
+    assert logits_D.grad[0] < 0, "the logit of what the target emits more often must rise"
     assert logits_D.grad[3] > 0
     assert logits_D.grad.sum() == pytest.approx(0, abs=1e-6)
 
@@ -175,7 +175,7 @@ def test_greedy_agreement_is_whether_the_likeliest_piece_is_the_same():
     assert found.tolist() == [1, 0]
 
 
-def test_greedy_agreement_asks_for_the_likeliest_piece_itself_and_not_for_more_than_all_the_rest():
+def test_greedy_agreement_requires_the_likeliest_piece_and_not_more_than_all_the_rest():
     """One other piece may be likelier than the kept ones, or none, with the same sum of the others."""
     target_D = torch.tensor([0.1, 0.6, 0.1, 0.1, 0.1])
     drafters = torch.tensor([[0.16, 0.4, 0.15, 0.15, 0.14], [0.0, 0.4, 0.6, 0.0, 0.0]])
@@ -189,8 +189,8 @@ def test_greedy_agreement_is_with_what_was_emitted_and_not_with_the_largest_grou
     drafters = torch.tensor([[0.2, 0.5, 0.1, 0.1, 0.1], [0.5, 0.2, 0.1, 0.1, 0.1]])
     found = greedy_agreement(*both(drafters.log(), soft_target(target_D), soft_target(target_D), emitted=[1, 1]))
     assert found.tolist() == [1, 0]
-    behind_the_end = both(drafters.log(), soft_target(target_D), soft_target(target_D), emitted=[-1, -1])
-    assert greedy_agreement(*behind_the_end).tolist() == [0, 0]
+    after_the_end = both(drafters.log(), soft_target(target_D), soft_target(target_D), emitted=[-1, -1])
+    assert greedy_agreement(*after_the_end).tolist() == [0, 0]
 
 
 def test_greedy_agreement_is_no_where_another_piece_than_the_kept_ones_must_be_likeliest():

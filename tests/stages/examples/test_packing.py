@@ -1,4 +1,4 @@
-"""Examples side by side: every supervised place is read as if its text stood alone."""
+"""Packed examples: every supervised position is read as if its text were alone."""
 
 import pickle
 from dataclasses import replace
@@ -29,7 +29,7 @@ def make_soft_target(position: int, depth: int = 0) -> SoftTarget:
 
 
 def branch(start: int, *pieces: int) -> OffPolicySpan:
-    """Taught behind each of its pieces, the last one included."""
+    """A span with a soft target after each of its pieces, the last one included."""
     return OffPolicySpan(start, pieces, tuple(make_soft_target(start + number) for number in range(1, len(pieces) + 1)))
 
 
@@ -61,12 +61,12 @@ def read(model: LanguageModel, packed: PackedBatch) -> Tensor:
 
 @torch.no_grad()
 def alone(model: LanguageModel, pieces: tuple[int, ...]) -> Tensor:
-    """Logits behind the whole of a text."""
+    """Logits after the whole of a text."""
     return model.model(torch.tensor([pieces])).logits[0, -1]
 
 
 def read_alone(model: LanguageModel, examples: list[TrainingExample]) -> Tensor:
-    """Of every supervised place, each read as a text of its own."""
+    """Logits of every supervised position, each read as a text of its own."""
     texts = []
     for example in examples:
         texts += [example.pieces[: soft_target.position] for soft_target in example.soft_targets]
@@ -81,17 +81,17 @@ def read_alone(model: LanguageModel, examples: list[TrainingExample]) -> Tensor:
     [[LONG], [SHORT], [SHORT, LONG], [LONG, SHORT, MIDDLE], [SHORT, SHORT]],
     ids=["branches", "a text", "both", "three", "texts"],
 )
-def test_a_branch_is_read_as_if_it_stood_in_its_text_and_saw_no_other(
+def test_a_branch_is_read_as_a_part_of_its_text_that_sees_no_other(
     model: LanguageModel, examples: list[TrainingExample]
 ):
     packed = pack(examples, CPU)
     found, want = read(model, packed), read_alone(model, examples)
     assert len(packed.soft_targets.rest_N) == len(want)
-    assert float(want.std()) > 0.1, "else the distributions would say little"
+    assert float(want.std()) > 0.1, "otherwise the distributions would show little"
     torch.testing.assert_close(found, want, atol=1e-5, rtol=1e-5)
 
 
-def test_soft_targets_come_example_by_example_and_branches_behind_their_text():
+def test_soft_targets_come_example_by_example_and_branches_after_their_text():
     packed = pack([MIDDLE, SHORT], CPU)
     assert read_table(packed.soft_targets) == (
         *MIDDLE.soft_targets,
@@ -105,8 +105,8 @@ def test_soft_targets_come_example_by_example_and_branches_behind_their_text():
     assert packed.positions_BT.tolist() == [[0, 1, 2, 3, 2, 3], [0, 1, 2, 0, 0, 0]]
 
 
-def test_behind_the_last_piece_of_a_text_nothing_follows_whatever_stands_there_in_the_input():
-    """A text may end with a token that has no pieces. Behind it there are branches, padding, or nothing."""
+def test_nothing_follows_the_last_piece_of_a_text_whatever_the_input_holds_there():
+    """A text may end with a token that has no pieces. Branches, padding or nothing follow it."""
     ended = replace(SHORT, soft_targets=(*SHORT.soft_targets, make_soft_target(3)))
     branched = replace(ended, branches=(branch(1, 9, 8), branch(2, 7)))
     packed = pack([ended, branched], CPU)
@@ -135,7 +135,7 @@ def test_gradients_flow_to_the_weights_through_branches(model: LanguageModel):
     assert all(weight.grad is None for weight in model.trained_weights)
 
 
-def stored(*places: tuple[int, int]) -> TopTokens:
+def make_top_tokens(*places: tuple[int, int]) -> TopTokens:
     """Two tokens stored at each position: the one itself, with so many pieces, and one of a single piece."""
     positions, levels = (np.array(column) for column in zip(*places, strict=True))
     lengths = np.stack([levels, np.ones_like(levels)], 1)
@@ -145,9 +145,9 @@ def stored(*places: tuple[int, int]) -> TopTokens:
 
 
 def test_stored_tokens_are_packed_as_their_soft_targets():
-    span = OffPolicySpan(3, (9, 8, 2), (stored((4, 2)),))
+    span = OffPolicySpan(3, (9, 8, 2), (make_top_tokens((4, 2)),))
     pushed_down = OffPolicySpan(3, (9, 8, 2), compute_all(span.soft_targets))
-    kept = stored((2, 1), (3, 3))
+    kept = make_top_tokens((2, 1), (3, 3))
     first = TrainingExample(0, "big", (1, 2, 3, 4, 5, 6), (kept,), (), (), 0, (span,))
     second = replace(first, soft_targets=compute_all((kept,)), branches=(pushed_down,))
     one, other = pack([first, SHORT], CPU), pack([second, SHORT], CPU)
@@ -157,5 +157,5 @@ def test_stored_tokens_are_packed_as_their_soft_targets():
 
 
 def test_stored_tokens_survive_the_way_to_another_process():
-    example = TrainingExample(0, "big", (1, 2, 3, 4), (stored((2, 1), (3, 2)),), (), ())
+    example = TrainingExample(0, "big", (1, 2, 3, 4), (make_top_tokens((2, 1), (3, 2)),), (), ())
     assert compute_all(pickle.loads(pickle.dumps(example)).soft_targets) == compute_all(example.soft_targets)

@@ -44,13 +44,13 @@ def accept(index: int, token: int) -> Decision:
 def make_soft_targets(
     spelling: tuple, emitted: list[tuple[int, ...]], logits_NV: Tensor, kept: int = 99
 ) -> list[tuple[SoftTarget, ...]]:
-    """SoftTarget for rows of 5, 6, ... pieces; each row has a distribution for every emitted token and one more."""
+    """Soft targets for rows of 5, 6, ... pieces; each row has a distribution for every emitted token and one more."""
     starts = torch.tensor([0, *(len(tokens) + 1 for tokens in emitted)]).cumsum(0).tolist()
     rows = [row_of([0], [0] * (5 + number)) for number in range(len(emitted))]
     batch = [Proposal(Draft(row, (), torch.zeros(0, PIECES), (), None, ()), ()) for row in rows]
     outcomes = [tuple(accept(place, token) for place, token in enumerate(tokens)) for tokens in emitted]
     given = TrieTeacher(pair_of(spelling), kept, torch.device("cpu"))(batch, outcomes, logits_NV, starts)
-    assert [one.span for one in given] == [None] * len(batch), "nobody asked for them"
+    assert [one.span for one in given] == [None] * len(batch), "no branches without off-policy targets"
     return [compute_all(one.soft_targets) for one in given]
 
 
@@ -117,7 +117,7 @@ def test_tokens_that_are_not_stored_are_part_of_the_rest():
         assert sum(found.group) + found.rest == pytest.approx(1, abs=1e-6)
 
 
-def test_a_token_that_is_not_among_the_likeliest_is_taught_at_its_first_piece_alone():
+def test_a_token_that_is_not_among_the_likeliest_has_a_target_at_its_first_piece_alone():
     """At temperatures above 0 such a token may be emitted; the stored ones hold nothing of what follows its pieces."""
     logits_NV = logits_of(SPELLING, 2)
     logits_NV[0, 3] = -9.0
@@ -188,14 +188,14 @@ def test_positions_are_those_of_the_pieces_that_the_row_will_have():
     assert places[1] == [(6, 0), (7, 0), (8, 1)]
 
 
-def test_every_row_is_taught_by_its_own_distributions():
+def test_every_row_has_targets_from_its_own_distributions():
     logits_NV = logits_of(SPELLING, 5)
     together = make_soft_targets(SPELLING, [(0, 1), (4,)], logits_NV)
     alone = make_soft_targets(SPELLING, [(4,)], logits_NV[3:])
     assert [as_dict(soft_target) for soft_target in together[1]] == [as_dict(soft_target) for soft_target in alone[0]]
 
 
-def test_a_distribution_that_says_nothing_below_a_prefix_is_taught_as_an_end():
+def test_a_distribution_without_mass_below_a_prefix_gives_an_end_as_target():
     logits_NV = logits_of(SPELLING, 2)
     logits_NV[:, [2, 3]] = -torch.inf
     conditional = make_soft_targets(SPELLING, [(3,)], logits_NV)[0][2]
@@ -209,7 +209,7 @@ def test_the_temperature_of_the_sampling_plays_no_part_and_logits_of_half_precis
     assert sum(half.group) + half.rest == pytest.approx(1, abs=1e-6)
 
 
-def test_who_does_not_learn_is_taught_nothing():
+def test_without_learning_there_is_no_supervision():
     assert (
         supervise_nothing([None, None], [(), ()], torch.zeros(2, 3), [0, 1, 2])
         == [Supervision(), Supervision()]
@@ -218,7 +218,7 @@ def test_who_does_not_learn_is_taught_nothing():
 
 
 def proposal_of(pieces: tuple[int, ...], read: int) -> Proposal:
-    """A draft of these pieces behind a row of `read` pieces."""
+    """A draft of these pieces after a row of `read` pieces."""
     trie = Trie(len(SPELLING) + EXTRA, PIECES)
     trie.insert_all((spelt, token) for token, spelt in enumerate(SPELLING) if spelt)
     draft = Draft(row_of([0], [0] * read), pieces, torch.zeros(len(pieces), PIECES), (), None, ())
@@ -242,7 +242,7 @@ def outcome_of(proposal: Proposal, rejected: int | None) -> tuple[Decision, ...]
 def branches(
     batch: list[Proposal], rejected: list[int | None]
 ) -> tuple[list[OffPolicySpan | None], list[Supervision], Tensor, list[int]]:
-    """Branches of a batch, the whole soft target, and the distributions behind it."""
+    """Branches of a batch, its whole supervision, and the target's logits with the start of each row."""
     starts = torch.tensor([0, *(len(one.verifiable) + 1 for one in batch)]).cumsum(0).tolist()
     logits_NV = logits_of(SPELLING, starts[-1], seed=3)
     outcomes = [outcome_of(*parts) for parts in zip(batch, rejected, strict=True)]
@@ -260,13 +260,13 @@ def assert_first_distribution(soft_target: SoftTarget, logits_V: Tensor) -> None
     assert got == near
 
 
-def test_behind_a_rejection_the_draft_is_taught_on_with_the_distributions_that_the_target_computed_there():
+def test_after_a_rejection_the_draft_has_targets_from_the_distributions_that_the_target_computed_there():
     proposal = proposal_of(LONG, read=5)
     assert proposal.verifiable == (2, 1, 6)
     (branch,), _, logits_NV, _ = branches([proposal], [0])
     assert (branch.start, branch.pieces) == (5, LONG)
     places = [(soft_target.position, soft_target.depth) for soft_target in branch.soft_targets]
-    assert places == [(7, 0), (8, 0), (9, 1)], "the rejected token itself is taught in the text"
+    assert places == [(7, 0), (8, 0), (9, 1)], "the rejected token itself has its targets in the text"
     assert_first_distribution(branch.soft_targets[0], logits_NV[1])
     assert_first_distribution(branch.soft_targets[1], logits_NV[2])
     distribution = logits_NV[2].softmax(-1)
@@ -286,7 +286,7 @@ def test_a_branch_begins_where_the_rejected_token_would_have_begun():
     [(LONG, 2), (LONG, None), ((1,), 0), ((), None), ((1, 0, 2), 2), ((3,), 0)],
     ids=["last", "none", "only", "nothing drafted", "a gap", "no token begins so"],
 )
-def test_where_the_target_read_nothing_behind_a_rejection_there_is_no_branch(pieces, rejected):
+def test_where_the_target_read_nothing_after_a_rejection_there_is_no_branch(pieces, rejected):
     assert branches([proposal_of(pieces, read=4)], [rejected])[0] == [None]
 
 
@@ -300,7 +300,7 @@ def test_what_the_target_did_not_read_is_no_part_of_a_branch():
     assert_first_distribution(branch.soft_targets[0], logits_NV[1])
 
 
-def test_branches_of_a_batch_are_told_apart():
+def test_branches_of_a_batch_are_kept_apart():
     batch = [proposal_of(LONG, 5), proposal_of((1, 1), 3), proposal_of((), 2), proposal_of((1, 0, 1, 1), 6)]
     found, _, logits_NV, starts = branches(batch, [1, None, None, 0])
     assert [branch is None for branch in found] == [False, True, True, False]
@@ -310,7 +310,7 @@ def test_branches_of_a_batch_are_told_apart():
     assert_first_distribution(found[3].soft_targets[-1], logits_NV[starts[3] + 2])
 
 
-def test_soft_target_behind_rejections_changes_nothing_of_the_text_s_own():
+def test_targets_after_rejections_change_nothing_of_the_text_s_own():
     batch = [proposal_of(LONG, 5), proposal_of((1, 1), 3)]
     _, given, logits_NV, starts = branches(batch, [1, 0])
     outcomes = [outcome_of(batch[0], 1), outcome_of(batch[1], 0)]

@@ -239,7 +239,7 @@ def decode_plainly(
 def test_greedy_text_is_that_of_plain_decoding(
     files: dict[str, Path], pair: TinyPair, tmp_path: Path, one_kernel: bool, batch: int
 ):
-    """With one kernel token for token; else up to the first near tie."""
+    """With one kernel, every token is equal; otherwise those up to the first near tie."""
     config = settings(pair, files["Q4_1"], batch=batch, one_kernel=one_kernel)
     models, found, accepted = generate(config, tmp_path)
     plain = load_model(str(files["Q4_1"]), "float32", "cpu", "auto", one_kernel=one_kernel)

@@ -71,7 +71,7 @@ def test_eight_bits_are_near(rows: int):
     assert 0 < error < 0.03
 
 
-def test_eight_bits_give_a_row_the_same_outputs_whatever_stands_beside_it():
+def test_eight_bits_give_a_row_the_same_outputs_in_any_batch():
     kernel, x_NI = Int8Linear(*weights(64, 256)), inputs(12, 256)
     x_NI[3] *= 1000
     together = kernel(x_NI)

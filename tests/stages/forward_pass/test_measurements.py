@@ -1,4 +1,4 @@
-"""What was measured is kept; what cannot be kept or read is measured anew."""
+"""Measured values are stored; those that cannot be stored or read are measured again."""
 
 from pathlib import Path
 
@@ -36,7 +36,7 @@ def test_another_number_of_threads_is_another_measurement(folder: Path):
         torch.set_num_threads(before)
 
 
-def test_a_damaged_file_is_measured_anew(folder: Path):
+def test_with_a_damaged_file_the_value_is_measured_again(folder: Path):
     values = [1, 2]
     Measurements().get_or_measure("x", [], count_calls(values))
     next(folder.iterdir()).write_text("{", encoding="utf-8")

@@ -94,19 +94,19 @@ def test_positions_that_depend_on_the_length_are_left_to_the_modules(kind: str):
 def test_a_packed_forward_that_computes_something_else_is_not_used_nor_handed_on():
     model = model_of(CONFIGS["qwen2"])
     assert isinstance(model.forward_pass, PackedLlamaForward)
-    model.forward_pass.weights.eps = torch.tensor(0.5)  # as if the architecture were not quite what it says
+    model.forward_pass.weights.eps = torch.tensor(0.5)  # as if the modules computed something slightly different
     model.prove_forward()
     assert isinstance(model.forward_pass, ModuleForward)
     assert isinstance(model.share_weights().forward_pass, ModuleForward)
 
 
-def test_a_sound_one_is_shared_by_those_beside():
+def test_a_sound_packed_forward_is_shared():
     model = model_of(CONFIGS["qwen2"])
     model.prove_forward()
-    beside = model.share_weights()
+    sharing = model.share_weights()
     assert isinstance(model.forward_pass, PackedLlamaForward)
-    assert isinstance(beside.forward_pass, PackedLlamaForward)
-    assert beside.forward_pass.weights is model.forward_pass.weights
+    assert isinstance(sharing.forward_pass, PackedLlamaForward)
+    assert sharing.forward_pass.weights is model.forward_pass.weights
 
 
 def test_a_restriction_replaces_the_one_before():

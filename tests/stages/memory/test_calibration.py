@@ -28,7 +28,7 @@ def count_cells() -> int:
 
 
 def kind_of(context: int, total: int, count: int, rank: int) -> tuple[int, ...]:
-    """What distinguishes candidates of the memory: cells are the same if and only if this is."""
+    """The kind of a candidate of the memory: two candidates share a cell if and only if their kinds are equal."""
     return context, sum(total >= edge for edge in COUNT_EDGES), sum(count / total >= edge for edge in SHARE_EDGES), rank
 
 

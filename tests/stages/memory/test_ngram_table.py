@@ -27,7 +27,7 @@ texts = st.lists(st.integers(0, CONTINUATIONS - 1), max_size=40)  # no context h
 many_texts = st.lists(texts, max_size=5)
 
 
-def learned(*given: Sequence[int], begin: int = 1, budget: int = LARGE, order: int = LONGEST) -> NgramTable:
+def make_table(*given: Sequence[int], begin: int = 1, budget: int = LARGE, order: int = LONGEST) -> NgramTable:
     table = NgramTable(budget, order)
     for text in given:
         table.learn(list(text), begin)
@@ -108,7 +108,7 @@ def count_all(given: Sequence[Sequence[int]], begin: int, order: int) -> dict[tu
 
 @given(many_texts, texts, st.integers(0, 4), st.sampled_from([1, 2, 5, 8]))
 def test_what_is_found_is_what_was_counted(given: list[list[int]], text: list[int], begin: int, order: int):
-    table, counted = learned(*given, begin=begin, order=order), count_all(given, begin, order)
+    table, counted = make_table(*given, begin=begin, order=order), count_all(given, begin, order)
     known = []
     for length in range(1, min(order, len(text)) + 1):
         if tuple(text[-length:]) not in counted:
@@ -126,14 +126,14 @@ def test_what_is_found_is_what_was_counted(given: list[list[int]], text: list[in
 
 
 def test_of_equal_counts_the_last_is_the_first():
-    table = learned([1, 2], [1, 3], [1, 4])
+    table = make_table([1, 2], [1, 3], [1, 4])
     assert table.find([1]) == [(1, (3, [4, 3, 2], [1, 1, 1]))]
     table.learn([1, 2], 1)
     assert table.find([1]) == [(1, (4, [2, 4, 3], [2, 1, 1]))]
 
 
 def test_a_fifth_continuation_replaces_the_rarest():
-    table = learned(*[[1, token] for token in (2, 2, 3, 3, 4, 4, 5)])
+    table = make_table(*[[1, token] for token in (2, 2, 3, 3, 4, 4, 5)])
     table.learn([1, 6], 1)
     ((_, (total, tokens, counts)),) = table.find([1])
     assert (total, set(tokens), counts) == (8, {2, 3, 4, 6}, [2, 2, 2, 1])
@@ -141,7 +141,7 @@ def test_a_fifth_continuation_replaces_the_rarest():
 
 
 def test_the_prompt_is_context_and_is_not_counted():
-    table = learned([1, 2, 3, 4], begin=3)
+    table = make_table([1, 2, 3, 4], begin=3)
     assert table.find([1]) == table.find([2]) == []
     assert [length for length, _ in table.find([1, 2, 3])] == [3, 2]
     assert len(table) == 3
@@ -149,7 +149,7 @@ def test_the_prompt_is_context_and_is_not_counted():
 
 def test_a_text_without_tokens_to_count_teaches_nothing():
     for text, begin in (([], 0), ([1], 0), ([1], 1), ([1, 2, 3], 3), ([1, 2, 3], 9)):
-        assert len(learned(text, begin=begin)) == 0
+        assert len(make_table(text, begin=begin)) == 0
 
 
 @given(texts, st.integers(0, 40))
@@ -157,12 +157,12 @@ def test_a_text_that_is_learned_in_two_parts_is_learned_whole(text: list[int], c
     table = NgramTable(LARGE)
     table.learn(text[:cut], 1)
     table.learn(text, max(1, min(cut, len(text))))
-    assert contents(table) == contents(learned(text))
+    assert contents(table) == contents(make_table(text))
 
 
 @given(many_texts)
 def test_equal_texts_give_equal_tables(given: list[list[int]]):
-    assert arrays_of(learned(*given)) == arrays_of(learned(*given))
+    assert arrays_of(make_table(*given)) == arrays_of(make_table(*given))
 
 
 # Forgetting.
@@ -170,7 +170,7 @@ def test_equal_texts_give_equal_tables(given: list[list[int]]):
 
 @given(many_texts, texts)
 def test_a_text_that_is_forgotten_was_never_learned(given: list[list[int]], text: list[int]):
-    table, never = learned(*given, text), learned(*given)
+    table, never = make_table(*given, text), make_table(*given)
     table.forget(text, 1)
     assert contents(table) == contents(never)
     for name in ("hashes", "totals", "scopes"):
@@ -180,7 +180,7 @@ def test_a_text_that_is_forgotten_was_never_learned(given: list[list[int]], text
 
 @given(many_texts, st.randoms(use_true_random=False))
 def test_what_is_forgotten_in_any_order_leaves_nothing(given: list[list[int]], numbers: Any):
-    table = learned(*given)
+    table = make_table(*given)
     for text in numbers.sample(given, len(given)):
         table.forget(text, 1)
         assert_sound(table)
@@ -191,7 +191,7 @@ def test_what_is_forgotten_in_any_order_leaves_nothing(given: list[list[int]], n
 @given(many_texts, many_texts)
 @settings(max_examples=40)
 def test_a_text_that_was_never_learned_or_was_evicted_may_be_forgotten(given: list[list[int]], other: list[list[int]]):
-    table = learned(*given, budget=4 * ONE_BUCKET)
+    table = make_table(*given, budget=4 * ONE_BUCKET)
     for text in other + given + given:
         table.forget(text, 1)
         table.learn(text[:5], 1)
@@ -202,7 +202,7 @@ def test_a_text_that_was_never_learned_or_was_evicted_may_be_forgotten(given: li
 
 @given(many_texts, many_texts)
 def test_scopes_are_isolated(given: list[list[int]], other: list[list[int]]):
-    table, alone = NgramTable(LARGE), learned(*given)
+    table, alone = NgramTable(LARGE), make_table(*given)
     for text in given:
         table.learn(text, 1, scope=0)
     for text in other:
@@ -212,7 +212,7 @@ def test_scopes_are_isolated(given: list[list[int]], other: list[list[int]]):
             assert table.find(text[:length]) == alone.find(text[:length])
     assert contents(table, 0) == contents(alone)
     held = len(contents(table, 7))
-    assert held == len(learned(*other))
+    assert held == len(make_table(*other))
     assert table.forget_scope(7) == held
     assert contents(table) == contents(alone)
     assert not (table._arrays["scopes"] == 7).any()
@@ -231,7 +231,7 @@ def test_a_text_is_forgotten_in_its_own_scope():
 
 @given(many_texts)
 def test_decay_halves_all_counts_and_forgets_nothing(given: list[list[int]]):
-    table, before = learned(*given), contents(learned(*given))
+    table, before = make_table(*given), contents(make_table(*given))
     table.decay()
     assert contents(table) == {
         value: ((total + 1) // 2, frozenset((token, (count + 1) // 2) for token, count in counted))
@@ -244,11 +244,11 @@ def test_decay_halves_all_counts_and_forgets_nothing(given: list[list[int]]):
 
 @given(many_texts, many_texts)
 def test_a_merged_table_has_learned_both(given: list[list[int]], other: list[list[int]]):
-    table = learned(*given)
-    merged = learned(*other)
+    table = make_table(*given)
+    merged = make_table(*other)
     merged.learn([3, 2, 1], 1, scope=4)
     table.merge(merged)
-    both = learned(*given, *other)
+    both = make_table(*given, *other)
     both.learn([3, 2, 1], 1, scope=4)
     assert contents(table) == contents(both)
     assert contents(table, 4) == contents(both, 4)
@@ -256,7 +256,7 @@ def test_a_merged_table_has_learned_both(given: list[list[int]], other: list[lis
 
 
 def test_a_merged_total_counts_continuations_that_are_no_longer_kept():
-    other = learned(*[[1, token] for token in range(2, 10)])
+    other = make_table(*[[1, token] for token in range(2, 10)])
     table = NgramTable(LARGE)
     table.merge(other)
     assert table.find([1])[0][1].total == 8
@@ -325,7 +325,7 @@ def test_the_rarest_context_is_evicted_and_of_equally_rare_ones_the_least_recent
 # Saving.
 
 
-def restored(table: NgramTable, budget: int) -> NgramTable:
+def save_and_restore(table: NgramTable, budget: int) -> NgramTable:
     writer = SnapshotWriter()
     reader = SnapshotReader(writer.files(table.save(writer)))
     other = NgramTable(budget)
@@ -340,7 +340,7 @@ def test_a_table_is_restored_bit_for_bit_and_continues_alike(tokens: int, budget
     table = NgramTable(budget)
     table.learn(numbers.integers(0, 30, tokens).tolist(), 1, scope=3)
     table.learn(numbers.integers(0, 200_000, tokens // 4).tolist(), 1)
-    other = restored(table, budget)
+    other = save_and_restore(table, budget)
     assert arrays_of(other) == arrays_of(table)
     assert (len(other), other.bytes, other.sizes) == (len(table), table.bytes, table.sizes)
     more = numbers.integers(0, 30, 1000).tolist()
@@ -352,7 +352,7 @@ def test_a_table_is_restored_bit_for_bit_and_continues_alike(tokens: int, budget
 
 
 def test_a_snapshot_is_a_copy():
-    table = learned([1, 2, 3])
+    table = make_table([1, 2, 3])
     writer = SnapshotWriter()
     state = table.save(writer)
     table.learn([1, 2, 3], 1)

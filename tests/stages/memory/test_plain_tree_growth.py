@@ -71,7 +71,7 @@ def costs_of(rises: Sequence[float]) -> Costs:
 
 
 def survivals(chances: Chances, limits: TreeLimits) -> dict[Path, float]:
-    """Of all candidates within the limits on width and depth."""
+    """Survivals of all candidates within the limits on width and depth."""
     found: dict[Path, float] = {(): 1.0}
     pending: list[Path] = [()]
     while pending:

@@ -1,4 +1,4 @@
-"""The memory of a target: what it proposes, what it learns of which rows, and when."""
+"""The memory of a target: its proposals, and what it learns from which rows, and when."""
 
 import gc
 import weakref
@@ -43,7 +43,7 @@ def tokens_of(tree: TokenTree | None) -> tuple[int, ...]:
 
 
 def emit(row: SequenceState, *tokens: int, tree: TokenTree | None = None) -> Verdict:
-    """What `Verify` returns and does to the row."""
+    """Append tokens to the row as `Verify` does, and return its verdict."""
     row.tokens.extend(tokens)
     row.remaining_tokens -= len(tokens)
     row.block += 1
@@ -63,7 +63,7 @@ def complete(memory: TextMemory, prompt: Sequence[int], *tokens: int, **changes:
 
 
 class Recorded:
-    """What a memory's calibration was given since this was made, cell by cell: found from its hits and trials."""
+    """Observations of a memory's calibration since this object exists, per cell, from its hits and trials."""
 
     def __init__(self, memory: TextMemory) -> None:
         self._calibration = memory.calibration
@@ -76,7 +76,7 @@ class Recorded:
 
 
 def find_sequence(hits: float, trials: float, hits_after: float, trials_after: float) -> tuple[bool, ...]:
-    """Whether each of a few candidates of a cell was emitted."""
+    """Return for each of a few candidates of a cell whether it was emitted."""
     for length in range(4):
         for sequence in product((False, True), repeat=length):
             found = hits, trials

@@ -1,4 +1,4 @@
-"""What users have on disk besides a whole folder: damaged, quantised, adapted, composite and foreign checkpoints."""
+"""Checkpoints on users' disks besides whole folders: damaged, quantised, adapted, composite and foreign ones."""
 
 import base64
 import json

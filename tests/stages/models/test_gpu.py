@@ -30,7 +30,7 @@ SHAPE = {
 }
 
 
-def test_the_lean_forward_gives_the_logits_of_the_modules():
+def test_the_packed_forward_gives_the_logits_of_the_modules():
     llama = new_llama(0, **SHAPE).to("cuda")
     packed, modules = LanguageModel(llama, "tiny"), LanguageModel(llama, "tiny")
     modules.forward_pass = ModuleForward(llama)

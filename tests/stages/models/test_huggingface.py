@@ -1,4 +1,4 @@
-"""`LanguageModel`: rows of unequal length, rolled back and released, read as if each stood alone."""
+"""`LanguageModel`: rows of unequal length, rolled back and released, read as if each were alone."""
 
 import json
 import random
@@ -206,7 +206,7 @@ def test_a_model_names_its_ends(llama):
         llama.generation_config.eos_token_id = before
 
 
-def test_what_cannot_be_loaded_says_where_it_was_looked_for(tmp_path):
+def test_the_error_for_what_cannot_be_loaded_names_the_places_that_were_tried(tmp_path):
     for load in (lambda: load_model(str(tmp_path), "float32", "cpu"), lambda: load_tokenizer(str(tmp_path))):
         with pytest.raises(ModelError, match=r"must load from .*the folder did not give one .*builtin:NAME"):
             load()

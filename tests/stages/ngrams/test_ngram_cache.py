@@ -33,7 +33,7 @@ every_policy = pytest.mark.parametrize("policy", ["lru", "lfu"])
 
 
 class Naive:
-    """What is cached, by the definition of the policies."""
+    """The cache by the definition of the policies."""
 
     def __init__(self, policy: str, budget: int) -> None:
         self.policy, self.budget, self.time = policy, budget, 0
@@ -48,13 +48,13 @@ class Naive:
 
     def observe(self, pieces: tuple[int, ...], times: int) -> None:
         self.time += 1
-        if pieces not in self.state and not self.make_room(pieces):
+        if pieces not in self.state and not self.evict_for(pieces):
             return
         self.state[pieces] = (self.state.get(pieces, (0, 0))[0] + times, self.time)
         while self.bytes_with() > self.budget:
             self.state.pop(min(self.state, key=self.worth))
 
-    def make_room(self, pieces: tuple[int, ...]) -> bool:
+    def evict_for(self, pieces: tuple[int, ...]) -> bool:
         if self.bytes_with(pieces) - self.bytes_with() > self.budget:
             return False
         while self.state and self.bytes_with(pieces) > self.budget:
@@ -67,7 +67,7 @@ class Naive:
 
 
 def records_bytes_without(trie: Trie, new: tuple[tuple[int, ...], ...]) -> int:
-    """As if the new entries had records but were in no ring yet."""
+    """Bytes of the records if the new entries had records but were in no ring yet."""
     rest = Trie(400, 3)
     for record, token in trie.records():
         if record.pieces not in new:

@@ -1,4 +1,4 @@
-"""What a cache is filled with before the first prompt."""
+"""Entries that fill a cache before the first prompt."""
 
 from itertools import pairwise
 

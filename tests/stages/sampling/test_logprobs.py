@@ -56,7 +56,7 @@ def verify_blocks(model: LanguageModel, rows: list[SequenceState], blocks: int) 
 
 @torch.no_grad()
 def plain(model: LanguageModel, row: SequenceState) -> torch.Tensor:
-    """Of each emitted token's place the log probabilities, by `transformers` on the whole text."""
+    """Log probabilities at the place of each emitted token, by `transformers` on the whole text."""
     logits_TV = model.model(torch.tensor([row.tokens])).logits[0, row.prompt_length - 1 : -1]
     logits_TV[:, KNOWN:] = -torch.inf
     return logits_TV.double().log_softmax(-1)

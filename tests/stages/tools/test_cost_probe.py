@@ -1,4 +1,4 @@
-"""Costs are measured by doing the work, and nothing stays behind."""
+"""Costs are measured by doing the work, and the rows are released afterwards."""
 
 import pytest
 import torch
@@ -66,7 +66,7 @@ def test_the_measured_costs_are_those_of_the_passes(batch: int, monkeypatch: pyt
     clock = Clock()
     monkeypatch.setattr(cost_probe, "perf_counter", clock)
     target, drafter = TimedModel(clock, 1.0, 0.125), TimedModel(clock, 0.25, 0.0625)
-    drafter.max_length = 40  # shorter than the rows that are read where there is room
+    drafter.max_length = 40  # shorter than the rows that are read in a longer context
     head = AcceptanceHead(drafter.hidden_size, 0)
     decode = Decode(drafter, head, FixedLength(), Sampling(), range(VOCABULARY), 4, None)
     costs = measure(target, decode, *make_stages(clock, target), batch)

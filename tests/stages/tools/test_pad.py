@@ -30,7 +30,7 @@ TARGET_SOURCES = [
     pytest.param(
         str(SHARED),
         id="target-16m",
-        marks=pytest.mark.skipif(not SHARED.is_dir(), reason="the shared model is not beside this checkout"),
+        marks=pytest.mark.skipif(not SHARED.is_dir(), reason="the shared model is not next to this checkout"),
     ),
 ]
 
@@ -55,11 +55,11 @@ def test_a_padded_model_has_the_outputs_of_the_small_one(tied: bool):
     large = pad_model(small, WIDTHS, seed=1)
     assert largest_difference(small, large, IDS) < 1e-5
     assert greedy(large, 40) == greedy(small, 40)
-    assert len(set(greedy(small, 40))) > 5, "a text that tells"
+    assert len(set(greedy(small, 40))) > 5, "a text that is not a repetition"
     assert all(torch.equal(weight, before[name]) for name, weight in small.named_parameters())
 
 
-def test_a_padded_model_has_the_shape_asked_for():
+def test_a_padded_model_has_the_requested_shape():
     large = pad_model(small_llama(tied=True), WIDTHS, seed=1)
     assert [layer.mlp.up_proj.weight.shape for layer in large.model.layers] == [(128, 60)] * 5
     assert large.model.layers[0].self_attn.q_proj.weight.shape == (60, 60)
@@ -112,7 +112,7 @@ def test_a_llama_with_biases_is_refused():
 
 @pytest.mark.parametrize("source", TARGET_SOURCES)
 @pytest.mark.parametrize("millions", [100, 300, 1000])
-def test_a_usual_shape_has_the_parameters_asked_for(source: str, millions: int):
+def test_a_usual_shape_has_the_requested_parameters(source: str, millions: int):
     config = load_causal_model(source, "float32", "cpu").config
     widths = widths_for(millions * 1_000_000, config)
     with torch.device("meta"):
@@ -166,7 +166,7 @@ def test_silent_weights_are_not_zero_in_the_narrow_type():
     assert (silent != 0).float().mean() > 0.99
 
 
-def test_heads_wider_than_the_model_need_their_room():
+def test_heads_wider_than_the_model_need_enough_width():
     model = new_llama(0, **{**SHAPE, "head_dim": 12})
     with pytest.raises(ModelError, match="room for 4 heads of 12, a width of 24 has 2"):
         pad_model(model, replace(WIDTHS, hidden=24), seed=1)

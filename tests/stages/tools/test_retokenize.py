@@ -86,7 +86,7 @@ def test_both_ways_remember_the_same_ngrams(target: Vocabulary, drafter: Vocabul
         papers(block)
     remembered = {entry.pieces: entry.token for entry in cache.entries()}
     assert len(remembered) > 1
-    # In context the paper's way may cut a token's bytes together with what stands before it; elsewhere they agree.
+    # In context the paper's way may cut a token's bytes together with what precedes it; elsewhere they agree.
     spelt_alone = {
         pieces: token for pieces, token in papers.known.items() if bytes_of(drafter, pieces) == target.bytes_of(token)
     }

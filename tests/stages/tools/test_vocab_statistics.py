@@ -86,12 +86,12 @@ def test_the_cache_knows_of_the_second_half_what_was_in_the_first(target: Vocabu
     assert found.bytes > 0
 
 
-def test_asking_the_cache_does_not_teach_it(target: Vocabulary, words: Pair):
+def test_lookups_in_the_cache_do_not_change_it(target: Vocabulary, words: Pair):
     found = fill_cache(target, words, [AB, AB, ABC, ABC])
     assert (found.entries, found.cached, found.missed) == (0, 0, 2)
 
 
-def test_a_cache_without_room_knows_nothing(target: Vocabulary, words: Pair):
+def test_a_cache_that_is_too_small_for_an_entry_knows_nothing(target: Vocabulary, words: Pair):
     found = fill_cache(target, words, [ABC, ABC, ABC, ABC], budget=1)
     assert (found.entries, found.bytes, found.cached) == (0, 0, 0)
 

@@ -65,7 +65,7 @@ def base_of(model: LanguageModel) -> list[Tensor]:
 
 @pytest.fixture
 def trained() -> tuple[LanguageModel, LanguageModel, LanguageModel]:
-    """As `two_on_one`, after the first target's adapter has learned."""
+    """The models of `two_on_one`, after the first target's adapter has learned."""
     bare, one, other = two_on_one()
     trainer = trainer_of(one)
     for _ in range(8):
@@ -79,7 +79,7 @@ def test_a_new_adapter_changes_nothing():
     assert torch.equal(read(other), read(bare))
 
 
-def test_every_linear_layer_but_the_last_has_one_of_the_rank_asked_for():
+def test_every_linear_layer_but_the_last_has_one_of_the_given_rank():
     _, one, _ = two_on_one()
     assert (
         len(one.trained_weights) == 2 * 7 * SHAPE["num_hidden_layers"]
@@ -117,7 +117,7 @@ def test_adapters_learn_at_the_same_time_each_its_own_example():
     assert not torch.allclose(read(one), read(other), atol=1e-2)
 
 
-def test_each_reads_with_its_own_adapter_whoever_read_before(trained):
+def test_each_reads_with_its_own_adapter_after_reads_of_others(trained):
     bare, one, other = trained
     first, second = read(one), read(other)
     assert torch.equal(second, read(bare))
@@ -138,7 +138,7 @@ def test_rows_are_read_with_the_adapter_of_their_model(trained):
         torch.testing.assert_close(logits_NV[-1], read(model)[0, -1], atol=1e-5, rtol=1e-5)
 
 
-def test_the_bare_model_beside_it_shares_the_weights_and_has_no_trace_of_adapters(trained):
+def test_the_model_without_adapters_shares_the_weights_and_has_no_trace_of_them(trained):
     bare, one, _ = trained
     found = strip_adapters(one.model)
     assert [name for name, _ in found.named_parameters()] == [name for name, _ in bare.model.named_parameters()]
@@ -156,7 +156,7 @@ def saved(trained, tmp_path: Path) -> Path:
     return tmp_path / "version"
 
 
-def test_a_saved_drafter_is_the_bare_one_with_the_adapter_beside_it(trained, saved: Path):
+def test_a_saved_drafter_is_the_bare_one_with_the_adapter_in_a_folder(trained, saved: Path):
     assert {path.name for path in (saved / ADAPTER_FOLDER).iterdir()} >= {"adapter_model.safetensors"}
     loaded = LanguageModel(load_causal_model(str(saved), "float32", "cpu"), "saved")
     assert torch.equal(read(loaded), read(trained[0]))
@@ -219,7 +219,7 @@ def test_targets_with_like_names_have_adapters_of_their_own():
     assert len({adapter_name(name) for name in names}) == len(names)
 
 
-def test_without_peft_the_error_says_what_to_install(monkeypatch):
+def test_without_peft_the_error_names_what_to_install(monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "peft", None)

@@ -60,7 +60,7 @@ def test_an_effect_below_zero_is_found_by_values_with_the_other_sign():
     assert None not in found
 
 
-def test_a_change_is_noticed_after_a_long_past():
+def test_a_change_is_detected_after_a_long_past():
     test, random = BettingTest(0.0), Random(9)
     for _ in range(2000):
         test.observe(float(random.random() < 0.05), 0.2)
@@ -134,7 +134,7 @@ def test_a_sum_of_differences_is_within_their_number():
         SumTest().observe(4.5, 4)
 
 
-def test_saved_sums_go_on():
+def test_restored_sums_continue():
     test, again = SumTest(), SumTest()
     test.observe(9.0, 20)
     again.restore(list(test.save()), SnapshotReader(SnapshotWriter().files(None)))

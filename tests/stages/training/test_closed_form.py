@@ -108,7 +108,7 @@ def test_after_a_drift_new_text_counts_more():
     assert found[1] > found[0]
 
 
-def test_a_restored_trainer_goes_on_to_the_same_weights():
+def test_a_restored_trainer_continues_to_the_same_weights():
     trainer, again = new_trainer(), new_trainer()
     trainer.hold_out(LATER)
     for _ in range(2):
@@ -124,7 +124,7 @@ def test_a_restored_trainer_goes_on_to_the_same_weights():
 
 
 def with_states(example: TrainingExample, seed: int) -> TrainingExample:
-    """The same text in random order of its tokens; the target's state at a token tells the next one but one."""
+    """The same text in random order of its tokens; the target's state at a token encodes the next but one."""
     numbers = np.random.default_rng(seed)
     pieces = tuple(numbers.integers(0, 7, len(example.pieces)).tolist())
     soft_targets = [SoftTarget(place, 0, (pieces[place],), (1.0,), (1.0,), 0.0) for place in range(1, len(pieces))]
@@ -133,7 +133,7 @@ def with_states(example: TrainingExample, seed: int) -> TrainingExample:
     return replace(example, pieces=pieces, soft_targets=tuple(soft_targets), states=states)
 
 
-def test_what_the_targets_state_tells_is_learned_and_scored():
+def test_what_the_targets_state_encodes_is_learned_and_scored():
     """The pieces are random, so that nothing but the states predicts them."""
     found = []
     for reads in (True, False):
@@ -204,7 +204,7 @@ def test_merged_sums_are_those_of_one_trainer_that_saw_everything():
 
 
 def test_the_sums_of_a_version_come_back_bit_for_bit(tmp_path: Path):
-    """Also after other text was learned; what is learned next gives the weights of a run that never left."""
+    """Holds after other text was learned; the next update gives the weights of an uninterrupted run."""
     trainer, stayed = new_trainer(), new_trainer()
     for one in (trainer, stayed):
         for _ in range(2):

@@ -58,13 +58,13 @@ def update(trainer: DrafterTrainer, fresh: Sequence[TrainingExample]) -> Step:
 
 
 def example_of(pieces: tuple[int, ...], offset: int = 0, right: int = 1, target: str = "one") -> TrainingExample:
-    """The target says after each piece the piece behind it plus `right`, nine times in ten."""
+    """The target emits after each piece that piece plus `right`, nine times in ten."""
     soft_targets = []
     for position in range(1, len(pieces)):
-        said = (pieces[position - 1] + right) % 7
-        soft_targets.append(SoftTarget(position, 0, (said, (said + 1) % 7), (0.9, 0.05), (0.7, 0.05), 0.05))
+        likeliest = (pieces[position - 1] + right) % 7
+        soft_targets.append(SoftTarget(position, 0, (likeliest, (likeliest + 1) % 7), (0.9, 0.05), (0.7, 0.05), 0.05))
         if position % 3 == 0:
-            soft_targets.append(SoftTarget(position, 1, (said,), (0.8,), (0.0,), 0.2))
+            soft_targets.append(SoftTarget(position, 1, (likeliest,), (0.8,), (0.0,), 0.2))
     return TrainingExample(offset, target, pieces, tuple(soft_targets), (), (1, 2))
 
 
@@ -74,7 +74,7 @@ BACKWARD = example_of(tuple(-number % 7 for number in range(20)), 2, right=-1)
 
 
 def hold_out_enough(trainer: DrafterTrainer, example: TrainingExample) -> None:
-    """Three examples alike: the gate needs as many to know how far to trust a difference."""
+    """Three equal examples: the gate needs as many to estimate the noise of a difference."""
     for offset in range(100, 103):
         trainer.hold_out(replace(example, offset=offset))
 
@@ -196,7 +196,7 @@ def test_a_loss_that_is_not_finite_drops_the_update(when: int):
     assert update(trainer, [COUNTING]).served, "the next update goes well"
 
 
-def test_old_examples_are_learned_again_beside_fresh_ones():
+def test_old_examples_are_replayed_together_with_fresh_ones():
     trainer = new_trainer(steps=1)
     seen: list[list[int]] = []
     learn = trainer._train
@@ -224,7 +224,7 @@ def compare(trainer: DrafterTrainer, examples: list[TrainingExample]) -> tuple[S
     return student, batch.teacher, log_M
 
 
-def test_examples_are_compared_alike_alone_and_beside_longer_ones():
+def test_examples_are_compared_alike_alone_and_together_with_longer_ones():
     trainer = new_trainer()
     alone = [compare(trainer, [example]) for example in (LATER, COUNTING)]
     student, teacher, log_N = compare(trainer, [COUNTING, LATER])
@@ -235,7 +235,7 @@ def test_examples_are_compared_alike_alone_and_beside_longer_ones():
 
 
 @torch.no_grad()
-def test_distributions_are_those_before_the_taught_piece_without_forbidden_pieces():
+def test_distributions_are_those_before_the_supervised_piece_without_forbidden_pieces():
     trainer = new_trainer()
     example = TrainingExample(0, "one", (1, 2, 3), (SoftTarget(2, 0, (4, 5), (0.5, 0.5), (0.5, 0.5), 0.0),), (), (1,))
     student, _, log_N = compare(trainer, [example])
@@ -313,7 +313,7 @@ def test_an_update_that_helps_one_target_and_harms_another_is_dropped():
     assert trainer.version == version
 
 
-def test_a_target_with_nothing_held_out_has_no_say():
+def test_a_target_with_nothing_held_out_does_not_count():
     trainer = new_trainer()
     trainer.hold_out(example_of(LATER.pieces, 5, target="other"))
     assert update(trainer, [COUNTING]).reason == "the gate let it pass"
@@ -345,7 +345,7 @@ def test_a_example_is_compared_under_the_pieces_of_its_own_target():
     assert float(student.log_top_NT[half, 0].exp()) == pytest.approx(float(logits_TD[0].softmax(-1)[first]), abs=1e-5)
 
 
-def test_the_floor_is_the_drafter_as_loaded_measured_on_the_present_window():
+def test_the_baseline_is_the_drafter_as_loaded_measured_on_the_present_window():
     trainer = new_trainer(gate_window=1)
     loaded = {example.offset: trainer.measure_acceptance(None, [example]) for example in (LATER, BACKWARD)}
     trainer.hold_out(LATER)
@@ -362,17 +362,18 @@ def test_pieces_are_counted_with_their_branches():
     assert (step.pieces, step.positions) == (22, len(COUNTING.soft_targets) + 1)
 
 
-def test_what_is_taught_behind_rejections_is_learned():
-    """The text never says 5 behind (0, 1, 2), the branch does."""
+def test_targets_after_rejections_are_learned():
+    """Piece 5 follows (0, 1, 2, 6) in the branch alone."""
     branch = OffPolicySpan(3, (6, 5), (SoftTarget(4, 0, (5,), (1.0,), (1.0,), 0.0),))
     text = TrainingExample(0, "one", (0, 1, 2, 3), COUNTING.soft_targets[:3], (), (), 3, (branch,))
-    behind = TrainingExample(1, "one", (0, 1, 2, 6), (SoftTarget(4, 0, (5,), (1.0,), (1.0,), 0.0),), (), ())
-    behind = replace(behind, pieces=(0, 1, 2, 6, 5))
+    after_rejection = TrainingExample(1, "one", (0, 1, 2, 6), (SoftTarget(4, 0, (5,), (1.0,), (1.0,), 0.0),), (), ())
+    after_rejection = replace(after_rejection, pieces=(0, 1, 2, 6, 5))
     trainer, without = new_trainer(), new_trainer()
     for _ in range(10):
         update(trainer, [text])
         update(without, [replace(text, branches=())])
-    assert trainer.measure_acceptance(None, [behind]) > without.measure_acceptance(None, [behind]) + 0.3
+    before = without.measure_acceptance(None, [after_rejection])
+    assert trainer.measure_acceptance(None, [after_rejection]) > before + 0.3
 
 
 def test_branches_do_not_count_for_the_gate():

@@ -1,4 +1,4 @@
-"""The gate tells harm from noise."""
+"""The gate distinguishes harm from noise."""
 
 import math
 
@@ -35,7 +35,7 @@ def test_the_noise_is_one_standard_error_of_the_mean_difference():
 
 
 @pytest.mark.parametrize("examples", [0, 1, 2])
-def test_fewer_than_three_examples_tell_nothing(examples: int):
+def test_fewer_than_three_examples_are_never_significant(examples: int):
     assert is_significant_fall([(9.0, 10, 0.0)] * examples, 0.0) is False
 
 
@@ -43,16 +43,16 @@ def test_every_target_is_judged_by_its_own_examples():
     examples = [example_of(number, target) for target in ("big", "small") for number in range(3)]
     before: Scores = dict.fromkeys(examples, (5.0, 10))
     after: Scores = {example: (9.0 if example.target == "big" else 4.0, 10) for example in examples}
-    gate = Gate(["big", "small"], 3, 0.05, lambda model, asked: {})
+    gate = Gate(["big", "small"], 3, 0.05, lambda model, examples: {})
     assert mean_score(after.values()) > mean_score(before.values())
     assert gate.find_losers(before, after) == ["small"]
 
 
 def test_scores_are_made_once_and_forgotten_with_their_example():
-    asked: list[list[int]] = []
+    measured: list[list[int]] = []
 
     def measure(model: object, examples: list[TrainingExample]) -> Scores:
-        asked.append([example.offset for example in examples])
+        measured.append([example.offset for example in examples])
         return dict.fromkeys(examples, (1.0, 2))
 
     gate = Gate(["big"], 2, 0.0, measure)  # type: ignore[arg-type]
@@ -60,7 +60,7 @@ def test_scores_are_made_once_and_forgotten_with_their_example():
     for offset in range(3):
         gate.hold_out(example_of(offset))
         gate.update_scores(None, known, gate.held_out)  # type: ignore[arg-type]
-    assert asked == [[0], [1], [2]]
+    assert measured == [[0], [1], [2]]
     assert [example.offset for example in known] == [1, 2]
 
 

@@ -19,7 +19,7 @@ def new_trainer(**changes: float) -> HeadTrainer:
 
 
 def labels(count: int, seed: int = 0) -> list[AcceptanceLabel]:
-    """Accepted with a chance that the first feature tells."""
+    """Labels whose acceptance depends on the first feature."""
     features_BF = torch.randn(count, WIDTH + EXTRA_FEATURES, generator=torch.Generator().manual_seed(seed))
     return [AcceptanceLabel(features_F, 0.9 if features_F[0] > 0 else 0.2) for features_F in features_BF]
 
@@ -65,7 +65,7 @@ def test_small_batches_need_fewer_labels():
     assert trainer.update() is not None
 
 
-def test_it_comes_to_tell_likely_pieces_from_unlikely_ones():
+def test_it_learns_to_separate_likely_pieces_from_unlikely_ones():
     trainer = new_trainer()
     trainer.observe(labels(200))
     losses = [step(trainer) for _ in range(150)]

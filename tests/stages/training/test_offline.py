@@ -1,4 +1,4 @@
-"""Which pass an offline training keeps, and what it trains on."""
+"""Offline training: the pass that it keeps, and the examples that it trains on."""
 
 from collections.abc import Sequence
 from itertools import chain

@@ -22,7 +22,7 @@ def offsets(examples: list[TrainingExample]) -> list[int]:
     return sorted(example.offset for example in examples)
 
 
-def test_while_there_is_room_everything_is_kept():
+def test_everything_is_kept_until_the_reservoir_is_full():
     assert offsets(fill(5, 4).sample(9)) == [0, 1, 2, 3]
 
 

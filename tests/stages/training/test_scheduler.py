@@ -1,4 +1,4 @@
-"""When the drafter is updated: intervals, what an update is told of, and what the ledger says."""
+"""When the drafter is updated: intervals, what an update receives, and what the ledger records."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -16,11 +16,11 @@ from store.events import Updated
 
 
 def step_of(before: float | None = 0.5, after: float | None = 0.6, *, served: bool = True, pieces: int = 100) -> Step:
-    return Step(1.5, 40, pieces, before, after, 0.4, served, "as asked")
+    return Step(1.5, 40, pieces, before, after, 0.4, served, "as given")
 
 
 class Trainer:
-    """Keeps what it was given."""
+    """Records the examples that it gets."""
 
     loss_name = "trie"
 
@@ -126,14 +126,14 @@ def test_what_no_update_will_train_on_is_passed_on_at_once():
         assert trainer.kept == list(range(offset - 3))
 
 
-def test_an_update_tells_what_came_of_it_and_the_ledger():
-    """Thirty tokens were judged since the update before, each a tenth likelier to be accepted than by the floor."""
-    learner, _, _ = learner_of(3, step=Step(1.5, 40, 100, 0.5, 0.6, 0.4, True, "as asked"))
+def test_an_update_reports_its_result_and_its_ledger():
+    """Thirty tokens were judged since the last update, each a tenth likelier to be accepted than with the baseline."""
+    learner, _, _ = learner_of(3, step=Step(1.5, 40, 100, 0.5, 0.6, 0.4, True, "as given"))
     update, second = [made for offset in range(6) if (made := learner.learn(example_of(offset)))]
     assert (update.part, update.loss_name, update.loss, update.positions) == ("drafter", "trie", 1.5, 40)
     assert (update.acceptance_before, update.acceptance_after, update.acceptance_floor) == (0.5, 0.6, 0.4)
     assert update.tokens_gained == pytest.approx((0.5 - 0.4) * 30)
-    assert (update.served, update.reason, update.target, update.drafter_version) == (True, "as asked", "big", 1)
+    assert (update.served, update.reason, update.target, update.drafter_version) == (True, "as given", "big", 1)
     assert update.seconds >= 0
     assert second.drafter_version == 2
 
@@ -147,7 +147,7 @@ def test_the_tokens_gained_are_those_of_the_drafter_that_drafted_them():
     assert update.served is False
 
 
-def test_a_drafter_that_fell_below_its_floor_has_lost_tokens():
+def test_a_drafter_that_fell_below_its_baseline_has_lost_tokens():
     learner, _, _ = learner_of(1, step=Step(1.0, 1, 1, 0.3, 0.35, 0.4, True, ""))
     assert learner.learn(example_of(0, judged=20)).tokens_gained == pytest.approx(-2.0)
 
@@ -174,7 +174,7 @@ def test_some_examples_are_held_out_and_never_learned():
 
 
 def test_each_target_has_its_share_of_held_out_examples():
-    """Dealt in turn, every fourth example is always the same target's."""
+    """With prompts routed in turn, every fourth example is always the same target's."""
     learner, trainer, _ = learner_of(4, gate_every=4)
     for offset in range(16):
         learner.learn(example_of(offset, target="ab"[offset % 2]))
@@ -202,7 +202,7 @@ def test_a_restart_reaches_the_spacing():
 
 
 def list_updates(learner: UpdateScheduler, examples: int) -> list[tuple[int, Updated]]:
-    """With which example each update was told."""
+    """The updates, each with the example at which it was reported."""
     updates = [(offset, learner.learn(example_of(offset))) for offset in range(examples)]
     return [(offset, update) for offset, update in updates if update]
 
@@ -272,7 +272,7 @@ def test_examples_come_in_while_an_update_is_under_way():
     assert learner.learn(example_of(3)).served
 
 
-def test_a_restart_drops_an_update_that_is_under_way_and_tells_of_it():
+def test_a_restart_drops_an_update_that_is_under_way_and_reports_it():
     learner, trainer, interval = learner_of(2, lag=2)
     list_updates(learner, 2)
     dropped = learner.restart()
@@ -280,7 +280,7 @@ def test_a_restart_drops_an_update_that_is_under_way_and_tells_of_it():
     assert trainer.dropped == [dropped.reason] == ["a drift was noticed while it was under way"]
     assert (interval.observed, interval.restarts) == ([], 1)
     assert learner.restart() is None
-    assert [at for at, _ in list_updates(learner, 4)] == [3], "and learning goes on"
+    assert [at for at, _ in list_updates(learner, 4)] == [3], "and learning continues"
 
 
 def test_what_the_worker_raises_is_raised_where_the_update_would_have_been_adopted():

@@ -1,4 +1,4 @@
-"""Whether the drafter is used enough for its training to pay."""
+"""Training waits until the drafter is used enough for updates to pay."""
 
 from dataclasses import dataclass, replace
 from random import Random

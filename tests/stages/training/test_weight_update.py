@@ -1,4 +1,4 @@
-"""What learning changes, taken out in one place and put into service in another, to the last bit."""
+"""Learned weights are exported in one place and applied in another, to the last bit."""
 
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ def test_what_is_put_into_service_is_what_was_taken_out(dtype: torch.dtype):
     heads = AcceptanceHead(8, 1), AcceptanceHead(8, 2)
     with torch.no_grad():
         for number, weight in enumerate(heads[0].parameters()):
-            weight.add_(0.1 + number)  # a fresh head says the same whatever its seed
+            weight.add_(0.1 + number)  # a fresh head gives the same outputs with every seed
     before = logits_of(served)
     apply_weights(export_weights(teacher, heads[0], 3, 5), served, heads[1])
     assert torch.equal(logits_of(served), logits_of(teacher))
@@ -53,7 +53,7 @@ def test_what_is_put_into_service_is_what_was_taken_out(dtype: torch.dtype):
 
 
 def test_what_was_taken_out_is_a_copy():
-    """Who learns on changes nothing of it."""
+    """Further learning does not change it."""
     teacher, head = llama(1), AcceptanceHead(8, 1)
     weights = export_weights(teacher, head, 1, 1)
     kept = [weight.clone() for weight in weights.drafter], {name: one.clone() for name, one in weights.head.items()}
@@ -65,7 +65,7 @@ def test_what_was_taken_out_is_a_copy():
 
 
 def test_rows_in_flight_are_read_on_with_the_new_weights():
-    """Also where the packed forward keeps the weights in a form of its own."""
+    """Also with a packed forward, which has a copy of the weights in another layout."""
     from doubles import row_of
 
     teacher, served = llama(1), llama(2)
@@ -104,7 +104,7 @@ def test_a_file_of_weights_gives_back_what_was_written(
 
 
 def test_what_was_read_stays_when_the_file_is_gone(tmp_path: Path):
-    """Who reads removes the file at once; the numbers are read from it later."""
+    """The reader removes the file at once, and reads the numbers from it later."""
     path = tmp_path / "weights.safetensors"
     weights = export_weights(llama(1), AcceptanceHead(8, 1), 7, 9, 3)
     write_weights(weights, path)

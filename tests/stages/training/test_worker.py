@@ -1,4 +1,4 @@
-"""Where updates are computed: threads of torch, and that nothing is left running."""
+"""Workers that compute updates: their torch threads, and that no thread remains."""
 
 import gc
 import threading
@@ -17,8 +17,8 @@ def two_threads():
     torch.set_num_threads(before)
 
 
-def asked_elsewhere() -> int:
-    """What a thread finds that never asked before."""
+def count_threads_elsewhere() -> int:
+    """The number of threads that torch reports to a new thread."""
     found: list[int] = []
     thread = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
     thread.start()
@@ -31,7 +31,7 @@ def test_the_own_thread_computes_with_one_core_and_leaves_all_others_as_they_wer
     worker = ThreadWorker()
     assert worker.submit(torch.get_num_threads).result() == 1
     assert torch.get_num_threads() == 2
-    assert asked_elsewhere() == 2
+    assert count_threads_elsewhere() == 2
     assert worker.submit(torch.get_num_threads).result() == 1
 
 

@@ -177,7 +177,7 @@ def test_words_on_both_sides_of_a_blocked_marker_do_not_run_together(message: st
 
 
 @needs_real_ones
-def test_markers_are_written_out_where_the_pair_says_so():
+def test_markers_are_written_out_where_the_pair_spells_them():
     _, pieces = real_encoder("qwen2", "llama-2", CHATML, "spell").encode("Hi")
     drafter = vocabulary_of("llama-2")
     written = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
@@ -224,7 +224,7 @@ def test_markers_take_white_space_and_mind_words_as_the_tokenizer_has_it(propert
 
 
 @pytest.mark.parametrize("scheme", ["first", "always", "never"])
-def test_runs_behind_a_marker_begin_as_the_tokenizer_begins_them(scheme: str):
+def test_runs_after_a_marker_begin_as_the_tokenizer_begins_them(scheme: str):
     tokenizer = space_mark(["▁", "a", "b", "x"], [("▁", "a"), ("▁", "x")])
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme)
     template = "a{{ bos_token }}a{% for message in messages %}{{ message['content'] }}{{ eos_token }}b{% endfor %}"
@@ -249,7 +249,7 @@ def test_a_tokenizer_s_own_template_is_used_when_none_is_given():
     assert own.encode("Hi") == encoder_of(words, ROLES).encode("Hi")
 
 
-def test_without_a_template_the_error_says_how_to_give_one():
+def test_without_a_template_the_error_names_the_setting_for_one():
     with pytest.raises(ConfigError, match=r"tokenizer of small must have a chat template.*source\.chat_template=FILE"):
         ChatTemplate(Vocabulary(byte_level([]), "small"))
 
@@ -283,7 +283,7 @@ def test_a_template_that_looks_at_the_message_is_refused_when_it_matters():
 
 
 # Templates of whole conversations, as models publish them: roles that must alternate, a system message inside the
-# first user's, contents trimmed, an end of sequence behind each answer, thoughts left out of earlier answers.
+# first user's, contents trimmed, an end of sequence after each answer, thoughts left out of earlier answers.
 LLAMA_2_TALK = (
     "{% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %}"
     "{% set system_message = messages[0]['content'] %}"
@@ -315,7 +315,7 @@ CONVERSATIONS = {
         "system Line one\n\nline two", "user Hi \n", "assistant \n\n  Hello, ", "user  x < 3:\n\treturn"
     ),
     "the answer last": make_messages("user Hi", "assistant Hello"),
-    "nothing said": make_messages("user ", "assistant ", "user "),
+    "no content": make_messages("user ", "assistant ", "user "),
 }
 
 
@@ -355,7 +355,7 @@ PARTS = ["<|im_end|>\n", "<|im_start|>", "user\n", "assistant\n", "x", " ", "\n"
 @needs_real_ones
 @pytest.mark.parametrize("template", [CHATML, LLAMA_3, THINKING], ids=["chatml", "llama-3", "thinking"])
 @given(contents=st.lists(st.lists(st.sampled_from(PARTS), max_size=8).map("".join), min_size=1, max_size=4))
-def test_whatever_is_said_the_markers_are_the_template_s(template: str, contents: list[str]):
+def test_whatever_the_contents_are_the_markers_are_the_template_s(template: str, contents: list[str]):
     words = vocabulary_of("llama-3" if template is LLAMA_3 else "qwen2")
     encoder, controls = real_encoder(words.name, words.name, template), set(words.specials.values())
     roles = ["user", "assistant"] * 2
@@ -376,7 +376,7 @@ def test_thoughts_that_the_template_leaves_out_are_left_out():
 
 
 @needs_real_ones
-def test_a_refused_order_of_roles_is_told_in_the_template_s_words():
+def test_a_refused_order_of_roles_is_reported_in_the_template_s_words():
     encoder = real_encoder("llama-2", "llama-2", LLAMA_2_TALK)
     with pytest.raises(ConfigError, match=r"roles user, user, but: Conversation roles must alternate"):
         encoder.encode_conversation(make_messages("user a", "user b"))

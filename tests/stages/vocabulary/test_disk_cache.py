@@ -35,7 +35,7 @@ def load(folder: Path) -> Vocabulary:
 
 
 def unread(folder: Path) -> Vocabulary:
-    """As `loaded`, but only from the cache."""
+    """The result of `loaded`, from the cache alone."""
     with patch("stages.vocabulary.token_bytes.read_view", side_effect=AssertionError("read again")):
         return load(folder)
 
@@ -136,7 +136,7 @@ def test_a_damaged_file_is_made_again(folder: Path, cache: Path, kind: str, dama
         assert len(arrays.files) > 3, "it was written again"
 
 
-def test_every_changed_byte_is_noticed_or_harmless(folder: Path, cache: Path):
+def test_every_changed_byte_is_detected_or_harmless(folder: Path, cache: Path):
     first = summarize(load(folder))
     file = one_file(cache)
     whole = file.read_bytes()

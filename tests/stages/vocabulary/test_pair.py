@@ -33,7 +33,7 @@ def test_every_target_token_is_spelt_in_pieces(bytes_words, marked_words, turned
     assert found.direct == sum(len(pieces or ()) == 1 for pieces in found.pieces)
 
 
-def test_direct_maps_and_ngrams_are_told_apart(bytes_words, marked_words):
+def test_direct_maps_and_ngrams_are_distinguished(bytes_words, marked_words):
     spelt = pieces_by_bytes(pair(bytes_words, marked_words), bytes_words, marked_words)
     assert spelt[b"ab"] == [b"ab"]
     assert spelt[b"abc"] == [b"ab", b"c"]
@@ -126,13 +126,13 @@ def test_a_role_counts_more_than_a_name():
     }
 
 
-def test_a_role_that_the_drafter_lacks_is_a_name_or_what_else_is_said():
+def test_a_role_that_the_drafter_lacks_is_mapped_by_name_or_by_the_rule():
     target = special("<s>", "</s>")
     assert map_token(target, special("</s>"))["<s>"] == (How.BLOCKED, "")
     assert map_token(target, special("</s>"), SpecialRule("spell"))["<s>"] == (How.SPELT, "<s>")
 
 
-def test_special_tokens_are_spelt_where_the_rule_says_so(marked_words):
+def test_special_tokens_are_spelt_where_the_rule_is_to_spell(marked_words):
     target = special("<s>", "</s>", "<a b>")
     found = pair(target, marked_words, SpecialRule("spell"))
     pieces = found.pieces[target.specials["<a b>"]]
@@ -201,7 +201,7 @@ def test_unknown_names_are_refused_with_the_nearest(names, message: str):
         pair(special("</s>", "<tool>"), other, SpecialRule(names=names))
 
 
-def test_a_vocabulary_without_special_tokens_says_so(bytes_words):
+def test_the_error_states_that_a_vocabulary_has_no_special_tokens(bytes_words):
     with pytest.raises(VocabularyError, match="'<x>' must be a special token of the target special; it has none"):
         pair(special(), bytes_words, SpecialRule(names={"<x>": "spell"}))
 

@@ -72,7 +72,7 @@ def decode_bytes(words: Vocabulary, ids: Sequence[int]) -> bytes:
 
 @pytest.mark.representatives(3)
 def test_every_token_is_read_back_from_its_bytes(words: Vocabulary):
-    """The tokenizer's own decoder says the same of all that is text, and its own cut gives the token back."""
+    """The tokenizer's own decoder gives the same for all that is text, and its own cut gives the token back."""
     backend = words.tokenizer.backend_tokenizer
     controls, added = set(words.specials.values()), set(backend.get_added_tokens_decoder())
     for index, spelt in enumerate(words.token_bytes):
@@ -110,7 +110,7 @@ def test_of_tokens_with_the_same_bytes_the_tokenizers_own_choice_counts(name: st
     assert len(doubled) == number
     for spelt, ids in doubled.items():
         assert len(ids) == 2
-        chosen = words.encode_text("\U000e0041" + spelt.decode())[-1]  # behind a tag character nothing merges
+        chosen = words.encode_text("\U000e0041" + spelt.decode())[-1]  # after a tag character nothing merges
         assert words.id_of_bytes[spelt] == chosen
         assert chosen in ids
         assert words.spell(spelt) == (chosen,)
@@ -183,7 +183,7 @@ def test_what_is_spelt_is_exactly_the_bytes(words: Vocabulary, text: bytes):
 
 
 def as_it_reads(words: Vocabulary, text: str) -> str:
-    """What the tokenizer makes of a text before it cuts it."""
+    """The text as the tokenizer normalises it before it cuts it."""
     if words.name in MARKED:
         return " " * bool(text) + text.replace("▁", " ")
     return unicodedata.normalize("NFC", text) if words.name in NFC else text
@@ -310,7 +310,7 @@ def check_spelling(found: Pair, flat: Flat, target: Vocabulary, drafter: Vocabul
 
 
 def check_pieces(found: Pair, flat: Flat, target: Vocabulary, drafter: Vocabulary) -> None:
-    """What may be drafted: ids of the two tokenizers alone, each sequence of pieces for one token."""
+    """The pieces that may be drafted: ids of the two tokenizers alone, each sequence of pieces for one token."""
     assert len(found.pieces) == len(found.context) == target.size
     assert found.drafter_size == drafter.size
     drafted = np.array([pieces is not None for pieces in found.pieces])
@@ -327,7 +327,7 @@ def check_pieces(found: Pair, flat: Flat, target: Vocabulary, drafter: Vocabular
 
 
 def check_specials(found: Pair, flat: Flat, target: Vocabulary, drafter: Vocabulary, otherwise: str) -> None:
-    """Roles first, then names; the rest as the rule says. Only these become control tokens of the drafter."""
+    """Roles first, then names; the rule decides the rest. Only these become control tokens of the drafter."""
     assert [(one.name, one.token) for one in found.specials] == sorted(target.specials.items(), key=lambda one: one[1])
     assert found.pieces[target.eos] == (drafter.eos,)
     mapped = {one.token for one in found.specials if one.how in (How.ROLE, How.NAME)}
@@ -367,7 +367,7 @@ def test_every_target_is_spelt_in_the_pieces_of(name: str, monkeypatch: pytest.M
 
 @pytest.mark.slow
 def test_the_pieces_are_those_that_were_counted_before():
-    """Direct maps and lengths for the drafter Llama-2, against figures made by other code."""
+    """Direct maps and lengths for the drafter Llama-2, against counts made by other code."""
     counted = json.loads((FOLDER / "pair_stats.json").read_text())["pairs"]
     drafter = vocabulary("llama-2")
     assert len(counted) == 12

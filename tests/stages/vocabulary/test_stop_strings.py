@@ -40,7 +40,7 @@ def blocks(count: int, cuts: Sequence[int]) -> list[range]:
 
 
 def show(tokens: Sequence[bytes | None], stops: Sequence[str], cuts: Sequence[int]) -> list[str]:
-    """What a client sees after each block, and at the end."""
+    """Return the text that a client sees after each block, and at the end."""
     text = TextStream(tokens.__getitem__, stops)
     return [*(text.push(block) for block in blocks(len(tokens), cuts)), text.close()]
 
@@ -106,7 +106,7 @@ def test_without_stop_strings_only_half_characters_wait():
     assert StopStrings([b"a"].__getitem__, []).find_end([0, 0]) is None
 
 
-def test_nothing_is_shown_behind_a_stop_string():
+def test_nothing_is_shown_after_a_stop_string():
     text = TextStream([b"one", b"\ntwo"].__getitem__, ["\n"])
     assert [text.push([0]), text.push([1]), text.push([0]), text.close()] == ["one", "", "", ""]
     assert text.stopped

@@ -22,15 +22,15 @@ def vocabulary_of(name: str) -> Vocabulary:
 
 
 def stream(parts: list[bytes]) -> list[str]:
-    """What each part gives, and the end."""
+    """Return the text that each part adds, and that of the end."""
     stream = TextStream(parts.__getitem__)
     return [*(stream.push([number]) for number in range(len(parts))), stream.close()]
 
 
 def may_begin_a_character(text: bytes) -> bool:
-    """Whether some bytes behind these make one character of them, by trying the smallest and largest.
+    """Whether some further bytes make one character of these, by trying the smallest and largest.
 
-    A surrogate's encoding is no character, but Python's decoder waits for its last byte to say so.
+    A surrogate's encoding is no character, but Python's decoder waits for its last byte to report that.
     """
     missing = {0xC2: 1, 0xE0: 2, 0xF0: 3}[max(first for first in (0xC2, 0xE0, 0xF0) if first <= text[0])]
     missing = missing + 1 - len(text)
@@ -77,12 +77,12 @@ def test_a_character_appears_with_its_last_byte_and_a_broken_one_at_once():
     assert stream([b"\xe2\x82", b"A", b"\xff", b"\x80"]) == ["", BROKEN + "A", BROKEN, BROKEN, ""]
 
 
-def test_closing_gives_the_rest_and_begins_anew():
+def test_closing_gives_the_rest_and_resets_the_stream():
     stream = TextStream({0: b"a\xe2", 1: b"\x82\xac"}.get)
     assert [stream.push([0]), stream.close(), stream.push([0, 1]), stream.close()] == ["a", BROKEN, "a€", ""]
 
 
-def test_tokens_that_are_no_text_say_nothing():
+def test_tokens_that_are_no_text_add_nothing():
     stream = TextStream({0: b"\xc3", 1: None, 2: b"\xa9"}.get)
     assert stream.push([0, 1, 2]) == "é"
 

@@ -1,4 +1,4 @@
-"""How much text a token can stand for: never too little, so that no prompt that fits is refused by its characters."""
+"""The bound on the text of a token: never too low, so that no prompt that fits is refused by its characters."""
 
 import threading
 import time
@@ -48,7 +48,7 @@ def test_a_text_of_the_longest_tokens_reaches_the_bound_and_not_beyond(name: str
 
 @pytest.mark.parametrize("name", BUILT_IN)
 @given(text=st.text(max_size=60))
-def test_no_text_has_fewer_tokens_than_its_characters_say(name: str, text: str):
+def test_no_text_has_fewer_tokens_than_the_bound_for_its_characters(name: str, text: str):
     words = load_built_in(name)
     for many in (text, text * 20):
         assert words.fewest_tokens(len(many)) <= len(words.encode_text(many))

@@ -86,7 +86,7 @@ def test_a_byte_token_gives_way_to_the_normal_token_of_the_same_byte(marked_word
 
 
 def test_added_text_comes_before_the_piece_with_the_same_bytes():
-    """As the runs of spaces of GPT-NeoX and the letters of DeepSeek, which are cut out before the merges see them."""
+    """Examples: the runs of spaces of GPT-NeoX and the letters of DeepSeek, which are cut out before the merges."""
     words = Vocabulary(byte_level([(b" ", b" "), (b"\xc3", b"\xb5")], texts=["  ", "õ"], without=b"\xf5"))
     spaces, letter = words.size - 2, words.size - 1
     assert words.encode("a  b") == [97, spaces, 98]
@@ -98,7 +98,7 @@ def test_added_text_comes_before_the_piece_with_the_same_bytes():
     assert words.spell(b"\xc3") == (0xC3,)
 
 
-def test_added_text_keeps_its_id_behind_special_tokens():
+def test_added_text_keeps_its_id_after_special_tokens():
     tokenizer = byte_level(MERGES, ["<s>"], texts=["xx"])
     tokenizer.backend_tokenizer.add_special_tokens(["<late>"])
     tokenizer.backend_tokenizer.add_tokens(["yy"])
@@ -112,7 +112,7 @@ MARKERS = ["<|EOT|>", "</s>x", "[CALL]", "</think>"]
 
 
 def test_markers_that_are_not_called_special_are_control_tokens_too():
-    """As the `<|EOT|>` of DeepSeek Coder and the `</s>` of Phi-3: the model reads an end, which text must not be."""
+    """Examples: `<|EOT|>` of DeepSeek Coder, `</s>` of Phi-3. The model reads an end, which text must not be."""
     words = Vocabulary(byte_level(MERGES, texts=MARKERS))
     assert list(words.specials) == ["<s>", "</s>", "<|EOT|>", "[CALL]", "</think>"]
     for name in ("<|EOT|>", "[CALL]", "</think>"):
@@ -134,7 +134,7 @@ def test_a_model_that_finds_control_tokens_by_their_names_does_not_give_them_to_
 
 
 def test_markers_of_the_vocabulary_are_control_tokens_where_no_merges_lead_to_them():
-    """As the `[REFERENCE_DOC_0]` of Mistral, which its list of added tokens lacks."""
+    """Example: `[REFERENCE_DOC_0]` of Mistral, which its list of added tokens lacks."""
     words = Vocabulary(space_mark([*LETTERS, "[", "]", "[ref]", "[a]"], [("[", "a"), ("[a", "]")]))
     assert list(words.specials) == ["[ref]", "<s>", "</s>"]
     assert words.spell(b"[a]") == (words.id_of_bytes[b"[a]"],)
@@ -169,7 +169,7 @@ def test_spelling_is_the_tokenizers_own_and_puts_no_space_before_it(words: Vocab
 
 
 def test_text_is_cut_before_the_merges_as_the_tokenizer_does():
-    """Digits by threes: merges alone would begin with the commonest pair, wherever it stands."""
+    """Digits by threes: merges alone would begin with the commonest pair, wherever it is."""
     tokenizer = byte_level([(b"2", b"3"), (b"1", b"23"), (b"3", b"4")])
     split = pre_tokenizers.Split(Regex(r"\d"), "isolated")
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(

@@ -1,4 +1,4 @@
-"""A checkpoint's files are those that were committed, or the one that is not is named."""
+"""A checkpoint is read with the files that were committed, or the error names the file that differs."""
 
 import os
 from pathlib import Path
@@ -11,7 +11,7 @@ from store.log.checkpoint import read_checkpoint, remove_other_checkpoints, writ
 FILES = {"state.json": b"{}", "tensors.safetensors": bytes(range(256))}
 
 
-def test_what_was_written_is_read(tmp_path: Path):
+def test_a_written_checkpoint_can_be_read(tmp_path: Path):
     checkpoint = write_checkpoint(tmp_path, 3, FILES)
     assert checkpoint.folder == "checkpoint/000003"
     assert read_checkpoint(tmp_path, checkpoint) == FILES
@@ -39,7 +39,7 @@ WEIGHTS = {"weights.safetensors": b"heavy" * 100}
 
 
 @pytest.mark.parametrize("links", [True, False])
-def test_a_kept_file_is_that_of_the_checkpoint_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool):
+def test_a_kept_file_is_that_of_the_previous_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool):
     def no_links(*_: object) -> None:
         raise PermissionError
 
@@ -55,14 +55,14 @@ def test_a_kept_file_is_that_of_the_checkpoint_before(tmp_path: Path, monkeypatc
         assert read_checkpoint(tmp_path, checkpoint) == {**FILES, **WEIGHTS}
 
 
-def test_a_file_that_was_not_there_before_cannot_be_kept(tmp_path: Path):
+def test_a_file_that_the_previous_checkpoint_lacks_cannot_be_kept(tmp_path: Path):
     first = write_checkpoint(tmp_path, 1, FILES)
     for before in (first, None):
         with pytest.raises(CorruptError, match=r"weights\.safetensors"):
             write_checkpoint(tmp_path, 2, FILES, WEIGHTS, before)
 
 
-def test_only_the_committed_one_stays(tmp_path: Path):
+def test_only_the_committed_checkpoint_is_kept(tmp_path: Path):
     write_checkpoint(tmp_path, 1, FILES)
     second = write_checkpoint(tmp_path, 2, FILES)
     remove_other_checkpoints(tmp_path, second)
@@ -71,7 +71,7 @@ def test_only_the_committed_one_stays(tmp_path: Path):
     assert list((tmp_path / "checkpoint").iterdir()) == []
 
 
-def test_what_a_killed_process_left_is_written_over(tmp_path: Path):
+def test_files_of_a_killed_process_are_overwritten(tmp_path: Path):
     write_checkpoint(tmp_path, 1, {"other": b"left over"})
     checkpoint = write_checkpoint(tmp_path, 1, FILES)
     assert {path.name for path in (tmp_path / checkpoint.folder).iterdir()} == FILES.keys()

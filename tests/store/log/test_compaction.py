@@ -1,4 +1,4 @@
-"""Compaction: fewer parts, the same rows, and nothing pulled from under a reader, a writer or another compaction."""
+"""Compaction makes fewer parts with the same rows, and disturbs no reader, writer or other compaction."""
 
 import os
 import threading
@@ -18,7 +18,7 @@ from store.query.log_reader import VIEWS, LogReader
 
 
 def run_of(folder: Path, commits: int, events=lambda offset: [decision(offset=offset)], close: bool = True) -> RunLog:
-    """A log with one part per commit and table; `events` makes those of one commit."""
+    """A log with one part per commit and table; `events` makes the events of one commit."""
     log = RunLog(folder)
     for offset in range(commits):
         for event in events(offset):
@@ -81,7 +81,7 @@ def test_new_parts_join_what_was_joined_before(tmp_path):
     assert [row["offset"] for row in everything(tmp_path)["decisions"]] == [0, 1, 2]
 
 
-def test_few_decisions_are_not_counted_and_lose_the_counts_of_what_they_are_made_of(tmp_path):
+def test_few_decisions_are_not_counted_and_joining_drops_earlier_counts(tmp_path):
     log = run_of(tmp_path, 2, close=False)
     compact(tmp_path, counted=2)
     assert names(tmp_path, "counts_by_token") == ["part-000001-000002.parquet"]
@@ -108,7 +108,7 @@ def test_parts_are_joined_up_to_a_size_and_large_ones_stay(tmp_path):
     assert everything(tmp_path) == before
 
 
-def test_a_dry_run_changes_nothing_and_says_what_would_be_done(tmp_path):
+def test_a_dry_run_changes_nothing_and_reports_the_planned_changes(tmp_path):
     run_of(tmp_path, 3, lambda offset: [decision(offset=offset), prompt(offset=offset)])
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     done = compact(tmp_path, dry_run=True)
@@ -116,14 +116,14 @@ def test_a_dry_run_changes_nothing_and_says_what_would_be_done(tmp_path):
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
-def test_a_reader_that_was_open_goes_on_until_the_grace_time_is_over(tmp_path):
+def test_an_open_reader_can_continue_until_the_grace_time_ends(tmp_path):
     log = run_of(tmp_path, 3, close=False)
     compact(tmp_path, counted=1)
     log.append(decision(offset=3))
     log.finish()
     age(tmp_path, 10_000)
     with LogReader([tmp_path]) as early:
-        assert compact(tmp_path, grace=5000, counted=1).removed == 3, "the first parts, which were replaced long ago"
+        assert compact(tmp_path, grace=5000, counted=1).removed == 3, "the parts that were replaced long ago"
         assert compact(tmp_path, grace=5000).removed == 0, "they were written long ago, but replaced just now"
         assert early.select("FROM decisions").num_rows == 4
         for table in COUNTS:
@@ -135,12 +135,12 @@ def test_a_reader_that_was_open_goes_on_until_the_grace_time_is_over(tmp_path):
     assert len(everything(tmp_path)["decisions"]) == 4
 
 
-def test_what_a_run_has_written_and_not_committed_is_never_removed(tmp_path):
+def test_parts_that_a_run_has_not_committed_yet_are_never_removed(tmp_path):
     log = RunLog(tmp_path, part_rows=1)
     log.append(decision())
     log.append(decision(offset=1))
     log.commit(Commit(dict), wait=True)
-    log.append(decision(offset=2))  # a part of its own, not committed
+    log.append(decision(offset=2))  # a separate part, not committed
     log._jobs.join()
     age(tmp_path, 10_000)
     compact(tmp_path, grace=0)
@@ -150,7 +150,7 @@ def test_what_a_run_has_written_and_not_committed_is_never_removed(tmp_path):
     assert [row["offset"] for row in everything(tmp_path)["decisions"]] == [0, 1, 2]
 
 
-def test_what_a_killed_compaction_left_is_removed(tmp_path):
+def test_leftovers_of_a_killed_compaction_are_removed(tmp_path):
     run_of(tmp_path, 2)
     left = tmp_path / "log" / "decisions" / ".joining-part-000001-000002.parquet"
     left.write_bytes(b"half")
@@ -161,7 +161,7 @@ def test_what_a_killed_compaction_left_is_removed(tmp_path):
 @pytest.mark.parametrize(
     "place", ["store.log.compaction.os.fsync", "store.log.compaction.os.replace", "store.log.manifest.write_whole"]
 )
-def test_a_full_disk_leaves_the_log_as_it_was(tmp_path, monkeypatch, place):
+def test_a_full_disk_leaves_the_log_unchanged(tmp_path, monkeypatch, place):
     run_of(tmp_path, 3)
     before = everything(tmp_path)
 
@@ -177,7 +177,7 @@ def test_a_full_disk_leaves_the_log_as_it_was(tmp_path, monkeypatch, place):
     assert (names(tmp_path), everything(tmp_path)) == (["part-000001-000003.parquet"], before)
 
 
-def test_a_run_goes_on_behind_a_joined_part(tmp_path):
+def test_a_run_continues_after_a_joined_part(tmp_path):
     log = run_of(tmp_path, 3, close=False)
     log.close()
     compact(tmp_path)
@@ -187,7 +187,7 @@ def test_a_run_goes_on_behind_a_joined_part(tmp_path):
     assert [(row["offset"], row["seq"]) for row in everything(tmp_path)["decisions"]] == [(n, n) for n in range(4)]
 
 
-def test_a_damaged_part_is_named_left_alone_and_not_given_a_digest_anew(tmp_path):
+def test_a_damaged_part_is_named_and_keeps_its_place_and_digest(tmp_path):
     run_of(tmp_path, 5)
     part = read_manifest(tmp_path).tables["decisions"][2]
     path = part_path(tmp_path, part)
@@ -216,13 +216,13 @@ def test_damaged_counts_are_counted_again_from_the_decisions(tmp_path):
             assert log.select(f"SELECT sum(decisions) AS n FROM {table}").to_pylist() == [{"n": 2}], table
 
 
-def test_one_compaction_at_a_time(tmp_path):
+def test_a_second_concurrent_compaction_is_refused(tmp_path):
     run_of(tmp_path, 2)
     with FileLock(tmp_path / "log" / ".compaction.lock"), pytest.raises(RunError, match="one compaction"):
         compact(tmp_path)
 
 
-def test_a_manifest_that_another_process_holds_is_not_called_a_compaction(tmp_path, monkeypatch):
+def test_a_locked_manifest_is_not_reported_as_a_running_compaction(tmp_path, monkeypatch):
     run_of(tmp_path, 2)
     monkeypatch.setattr("store.log.manifest.LOCK_SECONDS", 0.01)
     with FileLock(tmp_path / "log" / ".manifest.lock"), pytest.raises(RunError, match=r"holds .*\.manifest\.lock"):
@@ -250,7 +250,7 @@ def test_parts_that_were_replaced_meanwhile_are_not_replaced_again(tmp_path, mon
 
 @pytest.mark.slow
 def test_readers_always_see_whole_commits_while_a_run_writes_and_is_compacted(tmp_path):
-    """Each commit adds a block of three decisions: whatever a reader opens, it finds threes and no gap."""
+    """Each commit adds three decisions, so every reader finds a multiple of three and no gap."""
     RunLog(tmp_path).close()
     over = threading.Event()
     failures: list[BaseException] = []

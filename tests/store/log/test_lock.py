@@ -1,4 +1,4 @@
-"""One process at a time writes a run."""
+"""Only one process at a time writes a run."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ with RunLock(Path(sys.argv[1])):
 """
 
 
-def holder(folder: Path) -> subprocess.Popen[str]:
+def start_holder(folder: Path) -> subprocess.Popen[str]:
     process = subprocess.Popen([sys.executable, "-c", HOLD, str(folder)], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "held\n"
@@ -30,7 +30,7 @@ def holder(folder: Path) -> subprocess.Popen[str]:
 
 
 def test_a_second_process_is_refused_with_the_number_and_host_of_the_first(tmp_path: Path):
-    first = holder(tmp_path / "run")
+    first = start_holder(tmp_path / "run")
     try:
         with pytest.raises(RunError, match=rf"process {first.pid} on {socket.gethostname()}"):
             RunLock(tmp_path / "run").take()
@@ -40,14 +40,14 @@ def test_a_second_process_is_refused_with_the_number_and_host_of_the_first(tmp_p
 
 
 def test_the_lock_of_a_killed_process_is_taken_over(tmp_path: Path):
-    first = holder(tmp_path)
+    first = start_holder(tmp_path)
     first.send_signal(signal.SIGKILL)
     first.communicate()
     with RunLock(tmp_path), pytest.raises(RunError, match=f"process {os.getpid()}"):
         RunLock(tmp_path).take()
 
 
-def test_a_lock_may_be_taken_again_by_who_holds_it_and_is_free_afterwards(tmp_path: Path):
+def test_a_holder_may_take_its_lock_again_and_it_is_free_afterwards(tmp_path: Path):
     lock = RunLock(tmp_path)
     lock.take()
     with lock:
@@ -57,23 +57,23 @@ def test_a_lock_may_be_taken_again_by_who_holds_it_and_is_free_afterwards(tmp_pa
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 
 
-def test_an_owner_that_cannot_be_read_is_refused_all_the_same(tmp_path: Path):
+def test_a_second_writer_is_refused_even_if_the_owner_is_unreadable(tmp_path: Path):
     with RunLock(tmp_path):
         (tmp_path / ".owner.json").write_text("{")
         with pytest.raises(RunError, match="another process"):
             RunLock(tmp_path).take()
 
 
-def test_a_folder_that_cannot_be_made_is_an_error_of_the_user_s(tmp_path: Path):
+def test_a_folder_that_cannot_be_created_is_a_user_error(tmp_path: Path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(RunError, match="writable"):
         RunLock(tmp_path / "file" / "run").take()
 
 
-def test_whether_a_run_is_being_written_is_found_without_its_lock(tmp_path: Path):
+def test_whether_a_run_is_being_written_is_known_without_taking_its_lock(tmp_path: Path):
     run = tmp_path / "run"
     assert is_being_written(run) is None, "a copy has no lock"
-    process = holder(run)
+    process = start_holder(run)
     try:
         assert is_being_written(run) is True
     finally:

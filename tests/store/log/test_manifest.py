@@ -62,13 +62,13 @@ def test_parts_and_joined_parts_are_named_as_they_are_written(run: Path, name: s
         ("checkpoint/000001", ""),
     ],
 )
-def test_a_checkpoint_lies_in_its_run(run: Path, folder: str, file: str):
+def test_a_checkpoint_is_inside_its_run(run: Path, folder: str, file: str):
     change(run, lambda content: content.update(checkpoint={"folder": folder, "files": {file: "0" * 64}}))
     with pytest.raises(CorruptError, match="must be the manifest of a log"):
         read_manifest(run)
 
 
-def test_a_checkpoint_as_it_is_written_is_read(run: Path):
+def test_a_written_checkpoint_entry_can_be_read(run: Path):
     checkpoint = {"folder": "checkpoint/000012", "files": {"state.json": "0"}}
     change(run, lambda content: content.update(checkpoint=checkpoint))
     assert read_manifest(run).checkpoint == Checkpoint(**checkpoint)
@@ -78,13 +78,13 @@ def test_a_checkpoint_as_it_is_written_is_read(run: Path):
     "content",
     ["", "{", "[]", "null", '{"schema_version": 4}', '{"schema_version": 4, "tables": []}', "[" * 100_000, "\ud83d"],
 )
-def test_what_is_no_manifest_is_called_corrupt(run: Path, content: str):
+def test_other_content_is_reported_as_a_corrupt_manifest(run: Path, content: str):
     (run / MANIFEST).write_bytes(content.encode(errors="surrogatepass"))
     with pytest.raises(CorruptError, match="must be the manifest of a log"):
         read_manifest(run)
 
 
-def test_a_manifest_that_cannot_be_opened_is_a_wrong_folder(run: Path):
+def test_a_manifest_that_cannot_be_opened_is_reported_as_a_wrong_folder(run: Path):
     (run / MANIFEST).unlink()
     (run / MANIFEST).mkdir()
     with pytest.raises(RunError, match=r"manifest\.json must be readable: "):
@@ -93,6 +93,6 @@ def test_a_manifest_that_cannot_be_opened_is_a_wrong_folder(run: Path):
         read_manifest(run / ("x" * 300))
 
 
-def test_what_cannot_be_read_has_no_digest(tmp_path: Path):
+def test_a_path_that_cannot_be_read_has_no_digest(tmp_path: Path):
     assert digest_of(tmp_path) is None
     assert digest_of(tmp_path / "nothing") is None

@@ -1,4 +1,4 @@
-"""What a log takes by column, its decisions read back, and larger logs made of it."""
+"""The size of a log by column, its decisions as events, and larger logs resampled from it."""
 
 import pytest
 from synthetic_runs import (
@@ -33,7 +33,7 @@ def test_bytes_by_column_add_up_to_the_files(tmp_path):
     assert bytes_by_column(write_run(tmp_path / "none", [])) == {}
 
 
-def test_decisions_come_back_as_events(tmp_path):
+def test_decisions_are_read_back_as_events(tmp_path):
     events = [
         decision(pieces=(1, 2), target_levels=(0.5, 0.25), drafter_levels=(0.5, 0.5)),
         make_rejection(),
@@ -45,7 +45,7 @@ def test_decisions_come_back_as_events(tmp_path):
     assert len(logged_decisions(run, 2)) == 2
 
 
-def test_parts_behind_the_decisions_that_are_wanted_are_not_read(tmp_path):
+def test_parts_after_the_requested_decisions_are_not_read(tmp_path):
     with RunLog(tmp_path) as log:
         for offset in range(2):
             log.append(decision(offset=offset))
@@ -56,7 +56,7 @@ def test_parts_behind_the_decisions_that_are_wanted_are_not_read(tmp_path):
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    """A run whose prompts have 5 and 1 decisions, which are written in turn."""
+    """A run with prompts of 5 and of 1 decisions, which are interleaved."""
     long, short = two_blocks(0, "docs"), [decision(offset=1, prompt_id="code-1", dataset="code")]
     events = [*long[:2], *short, *long[2:]]
     for offset, dataset in enumerate(("docs", "code")):
@@ -65,7 +65,7 @@ def source(tmp_path_factory):
 
 
 @pytest.mark.parametrize("part_rows", [40, 1000])
-def test_a_larger_log_holds_whole_prompts_of_the_real_one_under_new_numbers(tmp_path, source, part_rows):
+def test_a_larger_log_holds_whole_prompts_of_the_source_with_new_numbers(tmp_path, source, part_rows):
     made = resample(source, tmp_path / "large", 200, part_rows=part_rows)
     assert 200 <= made < 205
     with LogReader([tmp_path / "large"], skip_damaged=True) as log:
@@ -85,7 +85,7 @@ def test_a_larger_log_holds_whole_prompts_of_the_real_one_under_new_numbers(tmp_
     assert len(parts["decisions"]) == len(parts["counts_by_token"]) == (5 if part_rows == 40 else 1)
 
 
-def test_a_log_as_a_run_leaves_it_has_no_counts_and_compacts(tmp_path, source):
+def test_a_log_without_counts_can_be_resampled_and_compacted(tmp_path, source):
     resample(source, tmp_path, 100, part_rows=10, counted=False)
     assert [read_manifest(tmp_path).tables[table] for table in COUNTS] == [()] * 3
     assert compact(tmp_path).parts_after == 2
@@ -99,7 +99,7 @@ def test_the_same_seed_draws_the_same_log(tmp_path, source):
     assert digests["a"] == digests["b"] != digests["c"]
 
 
-def test_nothing_to_draw_from_and_a_folder_that_is_taken_are_refused(tmp_path, source):
+def test_an_empty_source_and_an_occupied_folder_are_refused(tmp_path, source):
     with pytest.raises(RunError, match="prompts and decisions"):
         resample(write_run(tmp_path / "empty", []), tmp_path / "a", 10)
     with pytest.raises(RunError, match="must not hold"):

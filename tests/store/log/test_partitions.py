@@ -1,4 +1,4 @@
-"""A run that several processes wrote is one run to who reads it; who was taken to be dead commits nothing more."""
+"""Readers see a run of several writers as one run; a worker that was declared dead can no longer commit."""
 
 import json
 from pathlib import Path
@@ -32,7 +32,7 @@ OF_A_PROMPT = ("TokenDecision", "BlockDone", "PromptCompleted")
 
 
 def write_partitions(folder: Path, events: list[Event], workers: int = 2) -> Path:
-    """The same events as a run of the learner and so many workers."""
+    """Write the events as a run of the learner and so many workers."""
     write_run(folder, [event for event in events if isinstance(event, PromptRejected)])
     learner = [event for event in events if type(event).__name__ not in (*OF_A_PROMPT, "PromptRejected")]
     write_run(partition_folder(folder, LEARNER), learner)
@@ -77,7 +77,7 @@ def total(counts: list[dict]) -> int:
 
 
 @pytest.mark.parametrize("recipe", sorted(recipes()))
-def test_the_recipes_say_the_same(whole: Path, parted: Path, recipe: str):
+def test_the_recipes_give_the_same_rows(whole: Path, parted: Path, recipe: str):
     with LogReader([whole]) as one, LogReader([parted]) as other:
         assert one.recipe(recipe).to_pylist() == other.recipe(recipe).to_pylist()
 
@@ -118,7 +118,7 @@ def test_a_damaged_part_of_a_partition_is_named(parted: Path):
         assert log.damaged == [path]
 
 
-def test_partitions_are_compacted_each_for_itself_and_counts_stay_right(tmp_path: Path):
+def test_partitions_are_compacted_separately_and_counts_stay_correct(tmp_path: Path):
     run = tmp_path / "run"
     write_run(run, [])
     for _ in range(2):
@@ -141,7 +141,7 @@ def test_a_folder_of_runs_lists_no_partitions(parted: Path):
     assert partition_folders(parted.parent) == []
 
 
-def test_what_a_partition_commits_shows_in_the_time_of_the_run(parted: Path):
+def test_a_commit_of_a_partition_advances_the_commit_time_of_the_run(parted: Path):
     before = committed_at(parted)
     with RunLog(create_worker_partition(parted)) as log:
         log.append(make_update())
@@ -149,18 +149,18 @@ def test_what_a_partition_commits_shows_in_the_time_of_the_run(parted: Path):
     assert committed_at(parted / "nothing") == 0.0
 
 
-def test_a_worker_that_was_taken_to_be_dead_commits_nothing_more(tmp_path: Path):
+def test_a_worker_that_was_declared_dead_can_no_longer_commit(tmp_path: Path):
     folder = create_worker_partition(tmp_path)
     log = RunLog(folder)
     log.append(prompt(offset=0))
     log.commit(Commit(dict), wait=True)
     log.append(prompt(offset=1))
-    kept = close_partition(folder)
-    assert [part.rows for part in kept.tables["prompts"]] == [1]
+    closed = close_partition(folder)
+    assert [part.rows for part in closed.tables["prompts"]] == [1]
     with pytest.raises(OmnidraftError, match="it is finished"):
         log.commit(Commit(dict), wait=True)
     log.close()
-    assert read_manifest(folder) == close_partition(folder) == kept
+    assert read_manifest(folder) == close_partition(folder) == closed
     assert [event.offset for event in completed_prompts_of(folder)] == [0]
     with pytest.raises(RunError):
         RunLog(folder)
@@ -170,14 +170,14 @@ def completed_prompts_of(folder: Path) -> list[PromptCompleted]:
     return list(completed_prompts(folder))
 
 
-def test_a_worker_that_never_began_can_be_closed_too(tmp_path: Path):
+def test_a_worker_that_never_started_can_be_closed_too(tmp_path: Path):
     folder = create_worker_partition(tmp_path)
     close_partition(folder)
     with pytest.raises(RunError):
         RunLog(folder)
 
 
-def test_names_of_workers_are_never_given_twice(tmp_path: Path):
+def test_names_of_workers_are_never_reused(tmp_path: Path):
     names = [create_worker_partition(tmp_path).name for _ in range(3)]
     assert names == ["worker-000", "worker-001", "worker-002"]
     open_partition(tmp_path, LEARNER)
@@ -185,7 +185,7 @@ def test_names_of_workers_are_never_given_twice(tmp_path: Path):
     assert create_worker_partition(tmp_path).name == "worker-003"
 
 
-def test_a_partition_is_opened_once(tmp_path: Path):
+def test_opening_a_partition_again_keeps_its_identity(tmp_path: Path):
     folder = open_partition(tmp_path, LEARNER)
     with RunLog(folder) as log:
         log.append(make_drift())

@@ -1,4 +1,4 @@
-"""What a commit promises is on the disk: after a power failure at a commit, all that the manifest names is whole.
+"""Commits are durable: after a power failure at a commit, everything that the manifest names is intact.
 
 Every call of `fsync` is needed: without any one of them, some power failure loses something.
 """
@@ -25,18 +25,18 @@ RUN = Path("runs", "run")
 
 
 class Failures:
-    """Power failures in a scenario. Each leaves a disk of its own."""
+    """Power failures in a scenario. Each leaves its own disk image."""
 
     def __init__(self, disk: Disk, images: Path) -> None:
         self.disk, self._images, self._numbers = disk, images, count()
         self.run = disk.root / RUN
 
     def fail(self) -> Path:
-        """Let the power fail now; return the folder of the disk after it."""
+        """Simulate a power failure now. Returns the folder of the disk after it."""
         return self.disk.fail(self._images / str(next(self._numbers)))
 
     def check(self, place: Path = RUN) -> None:
-        """Require that a log is after a failure what it is without one."""
+        """Require that a power failure now would not change a log."""
         log, left = self.disk.root / place, self.fail() / place
         manifest = read_manifest(left)
         assert manifest == read_manifest(log)
@@ -116,22 +116,22 @@ SCENARIOS: list[Scenario] = [write_log, write_log_with_one_commit, resume_killed
 
 
 def play(scenario: Scenario, folder: Path, skipped: Site | None = None) -> set[Site]:
-    """Play a scenario on a new disk; return the places that synced."""
+    """Play a scenario on a new disk. Returns the places that called `fsync`."""
     with record_syncs(folder / "disk", skipped) as disk:
         scenario(Failures(disk, folder / "images"))
     return disk.sites
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_nothing_that_was_committed_is_lost(tmp_path: Path, scenario: Scenario):
+def test_a_power_failure_loses_nothing_that_was_committed(tmp_path: Path, scenario: Scenario):
     assert len(play(scenario, tmp_path)) >= 4
 
 
-# Power failures inside a commit: what is left is the commit before or the one that was being made, as a whole.
+# Power failures inside a commit leave either the previous commit or the new one, in full.
 
 
 def committed_prompts(root: Path) -> dict[str, int]:
-    """Prompts that each manifest below a folder names, by the run or partition."""
+    """Number of prompts in each manifest below a folder, by run or partition."""
     found = {}
     for path in root.rglob(MANIFEST.as_posix()):
         log = path.parent.parent
@@ -144,7 +144,7 @@ class Points:
     """Images of the disk after every step of a scenario.
 
     Attributes:
-        images: each with the prompts that may be left: those of the manifest now, and of the one before.
+        images: each with the permitted numbers of prompts: those of the current and of the previous manifest.
     """
 
     root: Path
@@ -165,11 +165,11 @@ class Points:
 
 
 def require_whole(image: Path, allowed: dict[str, set[int]]) -> None:
-    """Require that everything that a manifest names is there, and that the run can be opened again as it is."""
+    """Require that everything that a manifest names exists, and that the run can be reopened unchanged."""
     for name, prompts in committed_prompts(image).items():
         log = image / name
         manifest = read_manifest(log)
-        assert prompts in allowed[name], f"{prompts} prompts after a failure, committed were {allowed[name]}"
+        assert prompts in allowed[name], f"{prompts} prompts after a failure, permitted: {allowed[name]}"
         for part in (part for parts in manifest.tables.values() for part in parts):
             assert digest_of(part_path(log, part)) == part.sha256, part.file
         if manifest.checkpoint:
@@ -195,8 +195,8 @@ def test_a_power_failure_at_any_point_leaves_one_of_two_commits(tmp_path: Path, 
     assert sum(len(counts) - 1 for counts in points._counts.values()) >= 1, "something was committed"
 
 
-def test_a_part_that_is_named_before_it_is_synced_is_found(tmp_path: Path):
-    """The test above can fail."""
+def test_a_part_that_is_named_before_it_is_synced_is_detected(tmp_path: Path):
+    """The test above fails if one part is not synced."""
     (site,) = {one for one in play(write_log, tmp_path / "sites") if one[0] == "file" and "log/parts.py" in str(one)}
     points = Points(tmp_path / "disk", tmp_path / "points", all_entries=True)
     with record_syncs(points.root, site, points.observe) as points.disk:
@@ -208,7 +208,7 @@ def test_a_part_that_is_named_before_it_is_synced_is_found(tmp_path: Path):
 
 
 def is_needed(site: Site, scenario: Scenario, folder: Path) -> bool:
-    """Whether a scenario loses something if one place does not sync."""
+    """Whether a scenario loses data if one place does not call `fsync`."""
     try:
         play(scenario, folder, site)
     except (AssertionError, OmnidraftError, OSError):
@@ -216,7 +216,7 @@ def is_needed(site: Site, scenario: Scenario, folder: Path) -> bool:
     return False
 
 
-def test_without_any_one_sync_something_is_lost(tmp_path: Path):
+def test_every_fsync_is_needed(tmp_path: Path):
     sites = {scenario: play(scenario, tmp_path / scenario.__name__) for scenario in SCENARIOS}
     numbers, survivors = count(), []
     for site in sorted(set.union(*sites.values())):

@@ -1,4 +1,4 @@
-"""Counts beside joined parts: the same numbers as from the decisions, whoever counts."""
+"""Stored counts of joined parts equal counts of the decisions, by SQL and by Arrow."""
 
 from dataclasses import fields, replace
 
@@ -17,7 +17,7 @@ from store.query.log_reader import LogReader, recipes
 
 
 def varied_events():
-    """Decisions that differ in each column that is counted by, and in those that are not."""
+    """Decisions that differ in each column that groups the counts, and in other columns."""
     pair = {
         "pieces": (8, 9),
         "translation": Translation.NGRAM,
@@ -43,8 +43,8 @@ def varied_events():
 
 
 @pytest.mark.parametrize("table", COUNTS)
-def test_arrow_counts_as_sql_does(tmp_path, table):
-    """The run's own parts are counted by SQL when they are asked for, joined ones by Arrow when they are written."""
+def test_arrow_and_sql_give_the_same_counts(tmp_path, table):
+    """SQL counts a run's own parts when they are queried; Arrow counts joined parts when they are written."""
     run = write_run(tmp_path / "run", varied_events())
     with LogReader([run]) as log:
         by_sql = log.select(f"SELECT * EXCLUDE (run, seq) FROM {table}")
@@ -54,13 +54,13 @@ def test_arrow_counts_as_sql_does(tmp_path, table):
     assert sorted(map(repr, by_sql.to_pylist())) == sorted(map(repr, counted.select(columns).to_pylist()))
 
 
-def test_each_kind_of_decision_is_counted_apart(tmp_path):
+def test_each_kind_of_decision_is_counted_separately(tmp_path):
     counts = {
         table: rows["decisions"].to_pylist()
         for table, rows in roll_up(to_table("decisions", 0, varied_events())).items()
     }
     assert sum(counts["counts_by_version"]) == sum(counts["counts_by_place"]) == 14
-    assert sum(counts["counts_by_token"]) == 12, "judged ones alone"
+    assert sum(counts["counts_by_token"]) == 12, "judged decisions only"
     assert len(counts["counts_by_version"]) == 8
     assert len(counts["counts_by_place"]) == 9
     assert sorted(counts["counts_by_token"]) == [1, 1, 1, 2, 7]
@@ -79,7 +79,7 @@ def parts_of_run(folder, parts):
 
 
 def shift_offsets(events, by):
-    """The same of other prompts, so that no order is left to chance."""
+    """The same events with other prompts, so that their order is unique."""
     return [replace(event, offset=event.offset + by) if hasattr(event, "offset") else event for event in events]
 
 
@@ -96,7 +96,7 @@ def test_recipes_give_the_same_before_and_after_counting(tmp_path):
         assert {name: log.recipe(name).to_pylist() for name in recipes()} == before
 
 
-def test_a_joined_part_beside_parts_that_are_not_is_counted_once(tmp_path):
+def test_joined_and_unjoined_parts_are_each_counted_once(tmp_path):
     run = parts_of_run(tmp_path / "run", [small_run_events(), small_run_events()])
     compact(run, counted=1)
     with LogReader([run]) as log:
@@ -109,7 +109,7 @@ def test_a_joined_part_beside_parts_that_are_not_is_counted_once(tmp_path):
     assert rows == [{"decisions": 1, "seq": None}, {"decisions": 2, "seq": 0}]
 
 
-def test_the_check_finds_a_count_that_is_not_what_the_decisions_say(tmp_path):
+def test_the_check_finds_a_count_that_contradicts_the_decisions(tmp_path):
     run = parts_of_run(tmp_path / "run", [small_run_events(), small_run_events()])
     compact(run, counted=1)
     with LogReader([run]) as log:
@@ -122,14 +122,14 @@ def test_the_check_finds_a_count_that_is_not_what_the_decisions_say(tmp_path):
 
 
 def forge(run, part):
-    """Add one to a count, in a file that is otherwise as it must be."""
+    """Add one to a count in an otherwise valid file."""
     import pyarrow.parquet as pq
 
     path = part_path(run, part)
     rows = pq.read_table(path, partitioning=None)
-    at = rows.schema.get_field_index("decisions")
+    place = rows.schema.get_field_index("decisions")
     numbers = rows["decisions"].to_pylist()
-    forged = rows.set_column(at, rows.schema.field(at), pa.array([numbers[0] + 1, *numbers[1:]], pa.int32()))
+    forged = rows.set_column(place, rows.schema.field(place), pa.array([numbers[0] + 1, *numbers[1:]], pa.int32()))
     path.write_bytes(parquet_bytes("counts_by_version", forged))
     manifest = run / "log" / "manifest.json"
     manifest.write_text(manifest.read_text().replace(f'"bytes": {part.bytes}', f'"bytes": {path.stat().st_size}'))

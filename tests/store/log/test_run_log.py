@@ -25,7 +25,7 @@ def visible_rows(run, table="decisions"):
     return sum(part.rows for part in read_manifest(run).tables[table])
 
 
-def test_rows_become_visible_with_a_forced_commit_and_not_before(tmp_path):
+def test_rows_become_visible_with_a_forced_commit_only(tmp_path):
     with RunLog(tmp_path / "run", part_rows=2) as log:
         for offset in range(5):
             log.append(decision(offset=offset))
@@ -55,7 +55,7 @@ def test_the_manifest_describes_the_files_exactly(tmp_path):
     assert part.sha256 == digest_of(part_path(run, part))
 
 
-def test_the_file_says_which_schema_it_has(tmp_path):
+def test_a_part_names_its_schema_version(tmp_path):
     run = write_run(tmp_path, [block()])
     (part,) = read_manifest(run).tables["blocks"]
     assert pq.read_schema(part_path(run, part)).metadata[b"omnidraft.schema_version"] == str(SCHEMA_VERSION).encode()
@@ -66,7 +66,7 @@ def test_a_commit_makes_no_part_of_a_table_without_rows(tmp_path):
     assert sorted(path.parent.name for path in run.rglob("*.parquet")) == ["decisions"]
 
 
-def test_a_commit_that_nobody_waits_for_reaches_readers_too(tmp_path):
+def test_a_commit_without_waiting_reaches_readers_too(tmp_path):
     with RunLog(tmp_path) as log:
         log.append(decision())
         log.commit(Commit(dict))
@@ -75,7 +75,7 @@ def test_a_commit_that_nobody_waits_for_reaches_readers_too(tmp_path):
         assert not log.committing
 
 
-def test_a_rejected_row_is_a_line_of_json_at_once(tmp_path):
+def test_a_rejected_row_is_written_as_a_line_of_json_immediately(tmp_path):
     with RunLog(tmp_path) as log:
         log.append(PromptRejected("docs", 3, "broken “JSON”\n"))
         (line,) = (tmp_path / "rejected.jsonl").read_text("utf-8").splitlines()
@@ -84,7 +84,7 @@ def test_a_rejected_row_is_a_line_of_json_at_once(tmp_path):
     assert len((tmp_path / "rejected.jsonl").read_text("utf-8").splitlines()) == 2
 
 
-def test_a_received_prompt_is_not_kept_and_something_foreign_is_refused(tmp_path):
+def test_a_received_prompt_is_not_stored_and_another_type_is_refused(tmp_path):
     with RunLog(tmp_path) as log:
         log.append(PromptReceived(offset=0, prompt_id="docs-0", dataset="docs", line=1, text="hello"))
         with pytest.raises(TypeError, match="str"):
@@ -93,7 +93,7 @@ def test_a_received_prompt_is_not_kept_and_something_foreign_is_refused(tmp_path
     assert all(parts == () for parts in read_manifest(tmp_path).tables.values())
 
 
-def test_what_no_commit_covers_never_happened(tmp_path):
+def test_uncommitted_rows_are_dropped_on_resume(tmp_path):
     def interrupted_run():
         with RunLog(tmp_path, part_rows=1) as log:
             log.append(decision())
@@ -116,7 +116,7 @@ def test_what_no_commit_covers_never_happened(tmp_path):
     assert [(row["seq"], row["offset"]) for row in rows] == [(0, 0), (1, 1)]
 
 
-def test_what_a_compaction_replaced_stays_for_its_readers_when_a_run_goes_on(tmp_path):
+def test_parts_that_a_compaction_replaced_stay_for_their_readers_when_a_run_resumes(tmp_path):
     log = RunLog(tmp_path, part_rows=1)
     for offset in range(2):
         log.append(decision(offset=offset))
@@ -132,7 +132,7 @@ def test_what_a_compaction_replaced_stays_for_its_readers_when_a_run_goes_on(tmp
     assert names == ["part-000001.parquet", "part-000002.parquet"], "the third was never committed"
 
 
-def test_a_commit_keeps_files_of_the_one_before(tmp_path):
+def test_a_commit_can_keep_files_of_the_previous_checkpoint(tmp_path):
     with RunLog(tmp_path) as log:
         log.commit(Commit(lambda: {"state.json": b"{}", "weights": b"heavy"}), wait=True)
         for state in (b"{1}", b"{2}"):
@@ -193,7 +193,7 @@ def test_nothing_is_published_after_a_part_was_lost(tmp_path, monkeypatch):
     assert list(tmp_path.rglob("*.parquet")) == []
 
 
-def test_a_failing_manifest_surfaces_from_the_commit_that_wanted_it(tmp_path, monkeypatch):
+def test_a_manifest_that_cannot_be_written_fails_its_commit(tmp_path, monkeypatch):
     log = RunLog(tmp_path)
     log.append(decision())
     monkeypatch.setattr(files_module.os, "fsync", lambda descriptor: full_disk(None, None))
@@ -202,14 +202,14 @@ def test_a_failing_manifest_surfaces_from_the_commit_that_wanted_it(tmp_path, mo
     log.close()
 
 
-def test_a_value_that_fits_no_column_is_not_lost_silently(tmp_path):
+def test_a_value_that_fits_no_column_is_an_error(tmp_path):
     log = RunLog(tmp_path)
     log.append(prompt(emitted=2**40))
     with pytest.raises(OmnidraftError, match="too large"):
         log.finish()
 
 
-def test_memory_is_bounded_append_waits_for_the_disk(tmp_path, monkeypatch):
+def test_append_waits_for_the_disk_so_memory_is_bounded(tmp_path, monkeypatch):
     disk = threading.Event()
     encode = parts_module.parquet_bytes
     monkeypatch.setattr(parts_module, "parquet_bytes", lambda *rows: disk.wait() and encode(*rows))
@@ -232,7 +232,7 @@ def test_memory_is_bounded_append_waits_for_the_disk(tmp_path, monkeypatch):
     assert visible_rows(tmp_path) == 6
 
 
-def test_a_reader_beside_the_writer_sees_only_whole_commits(tmp_path):
+def test_a_concurrent_reader_sees_only_whole_commits(tmp_path):
     writing = threading.Event()
     counts, errors = [], []
 
@@ -271,8 +271,8 @@ def everything_in(folder):
     return {path.relative_to(folder).as_posix(): path.is_file() and path.read_bytes() for path in folder.rglob("*")}
 
 
-def written_after_the_manifest(folder, left):
-    """A log whose manifest is lost, of which only one kind of file is left."""
+def lose_manifest(folder, left):
+    """Write a log, then remove its manifest and everything but one kind of file."""
     log = RunLog(folder, part_rows=1)
     log.append(decision())
     log.append(PromptRejected("docs", 3, "empty"))
@@ -300,22 +300,22 @@ def written_after_the_manifest(folder, left):
         "partitions/worker-000/log/manifest.json",
     ],
 )
-@pytest.mark.parametrize("opened", [RunLog, lambda folder: open_partition(folder.parents[1], folder.name)])
-def test_a_log_whose_manifest_is_lost_is_neither_continued_nor_begun_again(tmp_path, opened, left):
+@pytest.mark.parametrize("open_log", [RunLog, lambda folder: open_partition(folder.parents[1], folder.name)])
+def test_a_log_whose_manifest_is_lost_is_neither_resumed_nor_replaced(tmp_path, open_log, left):
     folder = tmp_path / "partitions" / "learner"
     folder.mkdir(parents=True)
-    written_after_the_manifest(folder, left)
-    for root in ("versions", "checkpoint", "partitions"):  # empty folders are no trace
+    lose_manifest(folder, left)
+    for root in ("versions", "checkpoint", "partitions"):  # empty folders do not count as data
         if (folder / root).exists() and not left.startswith(root):
             shutil.rmtree(folder / root)
     before = everything_in(tmp_path)
     with pytest.raises(CorruptError, match=r"manifest\.json must be there.*Restore the manifest") as refused:
-        opened(folder)
+        open_log(folder)
     assert left in str(refused.value)
     assert everything_in(tmp_path) == before
 
 
-def test_what_a_kill_before_the_first_manifest_leaves_is_no_lost_log(tmp_path):
+def test_files_from_before_the_first_manifest_do_not_count_as_a_lost_log(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / ".lock").touch()
     for table in TABLES:
@@ -327,8 +327,8 @@ def test_what_a_kill_before_the_first_manifest_leaves_is_no_lost_log(tmp_path):
     assert visible_rows(tmp_path) == 1
 
 
-def test_a_first_commit_that_never_stood_is_forgotten(tmp_path):
-    """The manifest is there, and names nothing of what lies beside it."""
+def test_an_incomplete_first_commit_is_removed(tmp_path):
+    """The manifest exists, but names none of the files next to it."""
     log = RunLog(tmp_path, part_rows=1)
     log.append(decision())
     log.append(PromptRejected("docs", 3, "empty"))
@@ -341,13 +341,13 @@ def test_a_first_commit_that_never_stood_is_forgotten(tmp_path):
     assert visible_rows(tmp_path) == 1
 
 
-def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
+def test_a_folder_that_cannot_be_created_is_refused(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(RunError, match="file"):
         RunLog(tmp_path / "file")
 
 
-def test_a_closed_log_takes_nothing_and_closes_again_in_peace(tmp_path):
+def test_a_closed_log_refuses_events_and_may_be_closed_again(tmp_path):
     log = RunLog(tmp_path)
     log.close()
     log.close()
@@ -366,7 +366,7 @@ def test_a_folder_without_a_log_and_a_log_of_another_version_are_refused(tmp_pat
 
 
 @pytest.mark.parametrize("content", ["", "[1]", '{"schema_version": 5, "run": "a", "tables": {}}'])
-def test_a_broken_manifest_is_called_corrupt(tmp_path, content):
+def test_a_broken_manifest_is_reported_as_corrupt(tmp_path, content):
     run = write_run(tmp_path, [])
     (run / MANIFEST).write_text(content)
     with pytest.raises(CorruptError, match="manifest"):

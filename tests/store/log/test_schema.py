@@ -20,7 +20,7 @@ from store.log.schema import (
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_every_field_of_an_event_is_a_column_behind_the_sequence(table):
+def test_the_columns_are_the_sequence_number_and_the_fields_of_the_event(table):
     assert schema_of(table).names == ["seq", *(field.name for field in fields(TABLES[table]))]
 
 
@@ -39,7 +39,7 @@ def test_values_that_are_float32_in_the_models_are_float32_in_the_log():
     assert schema_of("prompts").field("finished").type == pa.float64()
 
 
-def test_names_that_repeat_are_dictionaries_and_texts_are_not():
+def test_repeated_names_are_dictionary_encoded_and_texts_are_not():
     assert pa.types.is_dictionary(schema_of("decisions").field("outcome").type)
     assert schema_of("prompts").field("prompt_text").type == pa.string()
 
@@ -49,7 +49,7 @@ def test_the_metadata_names_table_and_version():
     assert metadata == {b"omnidraft.table": b"drifts", b"omnidraft.schema_version": str(SCHEMA_VERSION).encode()}
 
 
-def test_rows_come_back_as_they_went_in_numbered_from_the_given_start():
+def test_rows_are_read_back_unchanged_and_numbered_from_the_given_start():
     rows = to_table("decisions", 5, [decision(pieces=(1, 2), uniform=0.1), bonus()]).to_pylist()
     assert [row["seq"] for row in rows] == [5, 6]
     assert rows[0]["pieces"] == [1, 2]
@@ -63,7 +63,7 @@ def float32(values):
     return pa.array(values, pa.float32()).to_pylist()
 
 
-def test_what_decides_nothing_is_rounded_to_eight_bits_and_what_decides_is_not():
+def test_only_values_that_decide_nothing_are_rounded_to_eight_bits():
     numbers = (0.1, 0.7, 1 / 3)
     fields = {"drafter_levels": numbers, "target_levels": numbers, "uniform": 0.1, "entropy": 1.1, "head_estimate": 0.9}
     judged, other = to_table(
@@ -80,7 +80,7 @@ def test_what_decides_nothing_is_rounded_to_eight_bits_and_what_decides_is_not()
     assert all(lower_bits(value) for value in judged["drafter_levels"])
 
 
-def test_the_levels_of_an_alternative_decide_and_are_kept():
+def test_the_levels_of_an_alternative_decide_and_are_not_rounded():
     fields = {"drafter_levels": (1.0,), "target_levels": (0.1,)}
     kept, rounded = to_table(
         "decisions", 0, [make_unjudged(outcome=Outcome.ALTERNATIVE, **fields), make_unjudged(**fields)]
@@ -90,7 +90,7 @@ def test_the_levels_of_an_alternative_decide_and_are_kept():
     assert lower_bits(rounded["target_levels"][0]) == 0
 
 
-def test_older_parts_get_the_columns_that_were_added_since():
+def test_older_parts_get_the_columns_that_were_added_later():
     now = to_table("blocks", 3, [block(), block(block=1, candidates=4, expected_tokens=1.5)])
     assert missing_columns("blocks", SCHEMA_VERSION) == {}
     of_version_5 = {"candidates": 0, "expected_tokens": None, "expected_seconds": None}
@@ -103,7 +103,7 @@ def test_older_parts_get_the_columns_that_were_added_since():
     assert to_current_schema("blocks", now).equals(now)
 
 
-def test_every_added_column_is_one_of_its_table():
+def test_every_added_column_exists_in_its_table():
     for table in TABLES:
         assert set(missing_columns(table, 0)) <= set(schema_of(table).names)
     assert len(missing_columns("decisions", 4)) == 9
@@ -120,7 +120,7 @@ def test_rounding_takes_the_nearest_and_keeps_nulls():
     assert rows["entropy"].to_pylist() == [1.0, 1.0 + 2**-7, 1.0, 0.0, None]
 
 
-def test_a_number_beyond_its_column_is_refused():
+def test_a_number_outside_the_range_of_its_column_is_refused():
     with pytest.raises(pa.ArrowInvalid):
         to_table("prompts", 0, [prompt(emitted=2**31)])
 
@@ -134,7 +134,7 @@ def test_every_column_has_an_encoding_or_is_left_to_the_default_on_purpose():
     assert "prompt_text" not in parquet_options("prompts")["use_dictionary"]
 
 
-def test_an_unknown_table_is_refused_with_the_known_ones():
+def test_an_unknown_table_is_refused_and_the_error_lists_the_known_ones():
     with pytest.raises(OmnidraftError, match="decisions, blocks"):
         schema_of("tokens")
 

@@ -1,4 +1,4 @@
-"""A log on an object store: what a commit puts there and in which order, who may write, and what a reader fetches."""
+"""A log on an object store: the objects and order of a commit, the one writer, and what a reader fetches."""
 
 import json
 import shutil
@@ -27,7 +27,7 @@ CHECKPOINT = {"state.json": b"{}", "tensors.safetensors": bytes(100)}
 
 
 class Run:
-    """A process that writes a run: its folder, its log and what copies the commits."""
+    """A process that writes a run: its folder, its log and the mirror that copies its commits."""
 
     def __init__(self, folder: Path, uri: str, partition: str | None = None) -> None:
         whole = ObjectMirror(folder, uri)
@@ -43,22 +43,22 @@ class Run:
         self.log.commit(Commit(lambda: {**CHECKPOINT, "state.json": state}, done=done), wait=True)
 
     def publish(self, version: int) -> str:
-        """The digest of a version that the log names with the next commit."""
+        """Publish a version, which the next commit names. Returns its digest."""
         _, event = publication(self.folder.parent, version, self.folder.name)
         self.log.append(event)
         return event.digest
 
     def kill(self) -> None:
-        """Nothing more comes of it."""
+        """Stop the process without a further commit."""
         self.log.close()
 
 
 @pytest.fixture
 def run(tmp_path: Path, place: str):
-    """Killed at the end, like a process."""
-    made = Run(tmp_path / "one", place)
-    yield made
-    made.kill()
+    """A running process, which is killed at the end of the test."""
+    process = Run(tmp_path / "one", place)
+    yield process
+    process.kill()
 
 
 def offsets_in(folder: Path) -> list[int]:
@@ -66,15 +66,15 @@ def offsets_in(folder: Path) -> list[int]:
         return log.select('SELECT "offset" AS o FROM decisions ORDER BY seq').column("o").to_pylist()
 
 
-def named_at(objects: ObjectServer, place: str) -> Index:
+def read_index(objects: ObjectServer, place: str) -> Index:
     return Index.parse(place, objects.read(place, MANIFEST.as_posix()))
 
 
 def object_of(objects: ObjectServer, place: str, path: str) -> str:
-    return f"objects/{named_at(objects, place).all_files()[path][0]}"
+    return f"objects/{read_index(objects, place).all_files()[path][0]}"
 
 
-def test_a_uri_survives_being_taken_for_a_path_and_a_folder_is_none():
+def test_a_uri_is_recovered_from_a_path_and_a_folder_is_not_a_uri():
     assert uri_of(Path("s3://bucket/a b/run")) == "s3://bucket/a b/run"
     assert uri_of(Path("s3://bucket/run?scheme=http&endpoint_override=h:1")).endswith(
         "/run?scheme=http&endpoint_override=h:1"
@@ -86,19 +86,19 @@ def test_a_uri_survives_being_taken_for_a_path_and_a_folder_is_none():
 @pytest.mark.parametrize(
     "uri", ["s3://bucket", "s3://key:secret@bucket/run", "s3://bucket/run?retries=3", "s3://b/../c"]
 )
-def test_a_place_that_cannot_be_one_is_refused_without_its_keys(uri: str):
+def test_an_invalid_uri_is_refused_and_the_error_hides_its_keys(uri: str):
     with pytest.raises(RunError, match="BUCKET/PATH") as refused:
         ObjectStore(uri)
     assert "secret" not in str(refused.value)
 
 
-def test_a_commit_can_be_gone_on_with_elsewhere_without_what_came_after_it(run: Run, tmp_path: Path, place: str):
+def test_a_run_resumes_elsewhere_from_its_last_commit(run: Run, tmp_path: Path, place: str):
     run.commit(0, 1, 2, 3)
     run.log.append(decision(offset=99))
     run.kill()
     other = Run(tmp_path / "other", place)
-    kept = read_manifest(other.folder).checkpoint
-    assert read_checkpoint(other.folder, kept)["state.json"] == b"[0, 1, 2, 3]"
+    checkpoint = read_manifest(other.folder).checkpoint
+    assert read_checkpoint(other.folder, checkpoint)["state.json"] == b"[0, 1, 2, 3]"
     other.commit(4)
     other.log.finish()
     assert offsets_in(other.folder) == offsets_in(fetch_logs(place)) == [0, 1, 2, 3, 4]
@@ -106,7 +106,7 @@ def test_a_commit_can_be_gone_on_with_elsewhere_without_what_came_after_it(run: 
 
 
 def test_local_files_that_the_store_does_not_name_are_dropped(run: Run, place: str, objects: ObjectServer, monkeypatch):
-    """The process was killed between its own disk and the store."""
+    """The process was killed after it wrote its own disk and before it wrote the store."""
     run.commit(0)
     monkeypatch.setattr(ObjectMirror, "push", lambda self, manifest: None)
     run.commit(1)
@@ -114,13 +114,12 @@ def test_local_files_that_the_store_does_not_name_are_dropped(run: Run, place: s
     (run.folder / REJECTED).write_text("stale\n")
     assert offsets_in(run.folder) == [0, 1]
     monkeypatch.undo()
-    again = Run(run.folder, place)
-    again.kill()
+    Run(run.folder, place).kill()
     assert offsets_in(run.folder) == [0]
     assert not (run.folder / REJECTED).exists()
 
 
-def test_when_the_manifest_is_put_all_that_it_names_is_there(
+def test_the_manifest_is_put_after_all_objects_that_it_names(
     tmp_path: Path, place: str, objects: ObjectServer, monkeypatch
 ):
     write, missing, commits = ObjectStore.write, [], []
@@ -145,31 +144,31 @@ def test_when_the_manifest_is_put_all_that_it_names_is_there(
 
 def test_a_commit_is_done_only_when_the_store_has_it(run: Run, place: str, objects: ObjectServer):
     seen = []
-    run.commit(0, done=lambda: seen.append(named_at(objects, place).manifest.tables["decisions"][0].rows))
+    run.commit(0, done=lambda: seen.append(read_index(objects, place).manifest.tables["decisions"][0].rows))
     assert seen == [1]
 
 
-def test_objects_that_nothing_names_any_more_are_removed(run: Run, place: str, objects: ObjectServer):
-    objects.write(place, "objects/" + "0" * 64, b"of a process that was killed")
-    objects.write(place, "notes.txt", b"of somebody else")
+def test_objects_that_no_manifest_names_are_removed(run: Run, place: str, objects: ObjectServer):
+    objects.write(place, "objects/" + "0" * 64, b"left by a killed process")
+    objects.write(place, "notes.txt", b"written by somebody else")
     for offset in range(4):
         run.commit(offset)
-    named = {f"objects/{digest}" for digest in named_at(objects, place).digests()}
+    named = {f"objects/{digest}" for digest in read_index(objects, place).digests()}
     assert set(objects.names(place)) == named | {MANIFEST.as_posix(), "notes.txt"}
 
 
-def test_of_two_writers_the_earlier_is_stopped_and_told_who_writes(run: Run, tmp_path: Path, place: str):
+def test_the_earlier_of_two_writers_stops_with_an_error_that_names_the_later(run: Run, tmp_path: Path, place: str):
     run.commit(0)
-    told = []
+    completed = []
     other = Run(tmp_path / "other", place)
     with pytest.raises(RunError, match=r"two processes, but process \d+ on \S+ \(since"):
-        run.commit(1, done=lambda: told.append(1))
+        run.commit(1, done=lambda: completed.append(1))
     other.commit(2)
     other.kill()
-    assert (offsets_in(fetch_logs(place)), told) == ([0, 2], [])
+    assert (offsets_in(fetch_logs(place)), completed) == ([0, 2], [])
 
 
-def test_a_new_run_does_not_take_the_place_of_one_that_began_meanwhile(tmp_path: Path, place: str):
+def test_a_new_run_does_not_replace_one_that_started_in_the_meantime(tmp_path: Path, place: str):
     late = ObjectMirror(tmp_path / "late", place)
     late.pull()
     Run(tmp_path / "one", place).kill()
@@ -200,9 +199,7 @@ def test_a_manifest_cannot_name_files_elsewhere(run: Run, place: str, objects: O
 
 
 @pytest.mark.slow
-def test_files_that_grow_are_put_in_pieces_and_come_back_whole(
-    run: Run, tmp_path: Path, place: str, objects: ObjectServer
-):
+def test_growing_files_are_put_in_pieces_and_fetched_whole(run: Run, tmp_path: Path, place: str, objects: ObjectServer):
     lines = b""
     for number in range(MOST_PIECES + 5):
         run.log.append(PromptRejected("docs", number + 1, "no prompt"))
@@ -210,7 +207,7 @@ def test_files_that_grow_are_put_in_pieces_and_come_back_whole(
             queue.write(b'{"id": %d}\n' % number)
         lines += b'{"id": %d}\n' % number
         run.commit()
-    assert 1 < len(named_at(objects, place).files[QUEUE]) < MOST_PIECES
+    assert 1 < len(read_index(objects, place).files[QUEUE]) < MOST_PIECES
     run.kill()
     other = Run(tmp_path / "other", place)
     other.kill()
@@ -218,7 +215,7 @@ def test_files_that_grow_are_put_in_pieces_and_come_back_whole(
     assert (other.folder / REJECTED).read_bytes() == (run.folder / REJECTED).read_bytes()
 
 
-def test_a_queue_that_was_written_anew_after_a_resume_is_put_anew(run: Run, tmp_path: Path, place: str):
+def test_a_queue_that_was_rewritten_after_a_resume_is_put_again(run: Run, tmp_path: Path, place: str):
     (run.folder / QUEUE).write_bytes(b"one\ntwo\nthree\n")
     run.commit(0)
     run.kill()
@@ -231,7 +228,7 @@ def test_a_queue_that_was_written_anew_after_a_resume_is_put_anew(run: Run, tmp_
     assert (third.folder / QUEUE).read_bytes() == b"one\nfour\n"
 
 
-def test_versions_come_back_sealed_and_those_behind_the_commit_do_not(run: Run, tmp_path: Path, place: str):
+def test_committed_versions_are_fetched_sealed_and_later_ones_are_not(run: Run, tmp_path: Path, place: str):
     digest = run.publish(0)
     run.commit(0)
     publication(run.folder.parent, 1, run.folder.name)
@@ -247,16 +244,16 @@ def test_versions_come_back_sealed_and_those_behind_the_commit_do_not(run: Run, 
 
 @pytest.mark.representatives("mute")
 @pytest.mark.slow
-@pytest.mark.parametrize("trouble", ["shut", "mute"])
-def test_a_store_that_goes_away_stops_the_run_at_its_last_commit(
-    trouble: str, tmp_path: Path, objects: ObjectServer, place: str, monkeypatch
+@pytest.mark.parametrize("failure", ["shut", "mute"])
+def test_an_unreachable_store_stops_the_run_at_its_last_commit(
+    failure: str, tmp_path: Path, objects: ObjectServer, place: str, monkeypatch
 ):
     door = Door(objects.endpoint)
     monkeypatch.setenv("AWS_ENDPOINT_URL", door.endpoint)
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     run = Run(tmp_path / "run", place)
     run.commit(0)
-    getattr(door, trouble)()
+    getattr(door, failure)()
     with pytest.raises(OmnidraftError, match=f"omnidraft replay --resume {place}"):
         run.commit(1)
     run.kill()
@@ -268,21 +265,23 @@ def test_a_store_that_goes_away_stops_the_run_at_its_last_commit(
     assert offsets_in(fetch_logs(place)) == [0, 2]
 
 
-def test_a_reader_fetches_what_is_new_only(run: Run, place: str, monkeypatch):
+def test_a_reader_fetches_only_new_objects(run: Run, place: str, monkeypatch):
     run.commit(0)
     fetch_logs(place)
-    asked = []
+    requested = []
     chunks = ObjectStore.chunks
-    monkeypatch.setattr(ObjectStore, "chunks", lambda self, name: asked.append(name) or chunks(self, name))
+    monkeypatch.setattr(ObjectStore, "chunks", lambda self, name: requested.append(name) or chunks(self, name))
     run.commit(1)
-    asked.clear()
+    requested.clear()
     assert offsets_in(local_copy(Path(place))) == [0, 1]
     digest = read_manifest(run.folder).tables["decisions"][1].sha256
-    assert asked == [MANIFEST.as_posix(), f"objects/{digest}"]
+    assert requested == [MANIFEST.as_posix(), f"objects/{digest}"]
 
 
-def test_a_reader_follows_a_run_that_replaces_its_manifest_meanwhile(run: Run, place: str, tmp_path: Path, monkeypatch):
-    """The checkpoint that the first manifest names is gone when it is asked for."""
+def test_a_reader_tolerates_a_manifest_that_is_replaced_while_it_reads(
+    run: Run, place: str, tmp_path: Path, monkeypatch
+):
+    """The checkpoint that the first manifest names no longer exists when the reader requests it."""
     run.commit(0)
     forget = RemoteRun._remove_others
     once = iter([lambda: run.commit(1)])
@@ -302,7 +301,7 @@ def test_partitions_are_fetched_with_their_run(run: Run, place: str, tmp_path: P
     worker.commit(1, 2)
     worker.kill()
     assert sorted(offsets_in(fetch_logs(place))) == [0, 1, 2]
-    run.commit(3)  # whose strays are its own
+    run.commit(3)  # it removes no objects of the partition
     assert sorted(offsets_in(fetch_logs(place))) == [0, 1, 2, 3]
     assert run.mirror.partitions() == ["worker-000"]
     stale = shutil.copytree(
@@ -312,7 +311,7 @@ def test_partitions_are_fetched_with_their_run(run: Run, place: str, tmp_path: P
     assert not stale.exists()
 
 
-def test_a_partition_s_versions_lie_in_the_run_s_folder(tmp_path: Path, place: str):
+def test_versions_of_a_partition_are_in_the_folder_of_the_run(tmp_path: Path, place: str):
     first = Run(tmp_path / "one", place, "learner")
     _, event = publication(tmp_path, 0, "one")
     first.log.append(event)
@@ -325,6 +324,6 @@ def test_a_partition_s_versions_lie_in_the_run_s_folder(tmp_path: Path, place: s
     assert offsets_in(partition_folder(tmp_path / "two", "learner")) == [0]
 
 
-def test_a_place_without_a_run_says_so(place: str):
+def test_a_place_without_a_run_is_refused(place: str):
     with pytest.raises(RunError, match="must be a run"):
         fetch_logs(place)

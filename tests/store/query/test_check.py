@@ -1,4 +1,4 @@
-"""The log is checked against itself: every judged decision is derived again from its own row."""
+"""The log is checked against itself: every judged decision is derived again from its row."""
 
 import math
 import random
@@ -19,7 +19,7 @@ def problems(folder, events):
         return log.check().mismatches["problem"].to_pylist()
 
 
-def test_a_sound_log_has_no_mismatch_and_says_how_much_was_derived(tmp_path):
+def test_a_sound_log_has_no_mismatch_and_reports_the_derived_decisions(tmp_path):
     with LogReader([write_run(tmp_path, small_run_events())]) as log:
         found = log.check()
     assert (found.decisions, found.judged, found.mismatches.num_rows) == (75, 45, 0)
@@ -49,7 +49,7 @@ def single(value):
 
 
 def test_outcomes_agree_with_python_on_the_float32_values(tmp_path):
-    """Uniforms at the product, rounded to float32, and its two neighbours: the closest calls that there can be."""
+    """The uniforms are the product, rounded to float32, and its two neighbours: the closest possible decisions."""
     draw = random.Random(1)
     events = []
     for offset in range(400):
@@ -74,7 +74,7 @@ def test_a_target_of_zero_is_never_accepted(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("drafter", [0.0, math.nan, math.inf])
-def test_what_the_drafter_cannot_have_drawn_is_never_accepted(tmp_path, drafter: float):
+def test_a_token_that_the_drafter_cannot_have_drawn_is_never_accepted(tmp_path, drafter: float):
     levels = {"target_levels": (0.5,), "drafter_levels": (drafter,), "uniform": 0.0}
     assert problems(tmp_path / "a", [make_rejection(**levels)]) == []
     assert len(problems(tmp_path / "b", [decision(**levels)])) == 1
@@ -122,11 +122,11 @@ def test_blocks_and_prompts_are_separate(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("at_once", [1, 7, 20, 1000])
-def test_a_log_that_is_checked_piece_by_piece_gives_the_same(tmp_path, at_once):
+def test_a_check_in_pieces_gives_the_same_result(tmp_path, at_once):
     events = [*small_run_events(), make_rejection(offset=20, uniform=0.1), decision(offset=21, uniform=0.9, position=1)]
     with LogReader([write_run(tmp_path, events)]) as log:
         found = log.check(at_once)
         assert found.mismatches.equals(log.recipe("check"))
-        assert log.select("FROM decisions").num_rows == 77, "the whole log can be asked again"
+        assert log.select("FROM decisions").num_rows == 77, "the whole log can be queried again"
     assert (found.decisions, found.judged) == (77, 47)
     assert found.mismatches["offset"].to_pylist() == [20, 21]

@@ -1,4 +1,4 @@
-"""Decisions about trees of target tokens are derived again: from the rows of a place, not from one row."""
+"""Decisions about trees of target tokens are derived again, from all rows of a place."""
 
 import random
 import struct
@@ -50,12 +50,12 @@ def test_several_blocks_of_pieces_and_of_trees(tmp_path: Path):
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-def test_a_tree_that_the_end_of_the_sequence_cut_short(tmp_path: Path, rows: int):
+def test_a_tree_that_the_end_of_the_sequence_truncated(tmp_path: Path, rows: int):
     """Decisions after the last emitted token are dropped, so a place may lack its last candidates."""
     assert problems(tmp_path, make_tree(NODES, [0.4, 0.6])[:rows]) == []
 
 
-def test_a_rejection_that_the_end_of_the_sequence_cut_short(tmp_path: Path):
+def test_a_rejection_that_the_end_of_the_sequence_truncated(tmp_path: Path):
     assert problems(tmp_path, make_tree(NODES, [0.75])[:1]) == []
 
 
@@ -79,7 +79,7 @@ def random_nodes(draw: random.Random) -> list[tuple[int, int, float]]:
 
 
 def test_outcomes_agree_with_python_on_the_float32_values(tmp_path: Path):
-    """Uniforms at a sum of probabilities, rounded to float32, and its two neighbours: the closest calls."""
+    """The uniforms are a sum of probabilities, rounded to float32, and its two neighbours: the closest decisions."""
     draw, events = random.Random(2), []
     for offset in range(300):
         nodes = random_nodes(draw)
@@ -93,7 +93,7 @@ def test_outcomes_agree_with_python_on_the_float32_values(tmp_path: Path):
 
 
 def change(events: list[TokenDecision], index: int, **changes: object) -> list[TokenDecision]:
-    """The block with another row at an index."""
+    """The block with a changed row at an index."""
     return [replace(event, **changes) if event.index == index else event for event in events]
 
 
@@ -156,14 +156,14 @@ def test_each_broken_rule_is_named(tmp_path: Path, name: str):
     assert any(words in problem for problem in found), found
 
 
-def test_the_probability_of_a_candidate_is_the_targets(tmp_path: Path):
+def test_the_probability_of_a_candidate_is_that_of_the_target(tmp_path: Path):
     with LogReader([write_run(tmp_path, change(FIRST, 0, uniform=0.9))]) as log:
         rows = log.check().mismatches.to_pylist()
     assert {(row["index"], row["acceptance_probability"]) for row in rows} == {(0, 0.5), (3, 0.25)}
 
 
 @pytest.mark.parametrize("damaged", [0, 1])
-def test_a_tree_of_which_a_damaged_part_is_missing_is_no_mismatch(tmp_path: Path, damaged: int):
+def test_a_tree_with_rows_in_a_skipped_damaged_part_is_no_mismatch(tmp_path: Path, damaged: int):
     events = make_tree(NODES, [0.6], begin=0)
     with RunLog(tmp_path) as log:
         for part in (events[:2], events[2:]):

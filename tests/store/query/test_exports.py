@@ -1,4 +1,4 @@
-"""The rows of a query as files."""
+"""The rows of a query can be exported as files."""
 
 import csv
 import io
@@ -23,7 +23,7 @@ ROWS = pa.table(
 )
 
 
-def test_csv_is_read_as_it_was_and_holds_no_formula():
+def test_csv_is_read_back_unchanged_and_contains_no_formula():
     head, *rows = csv.reader(io.StringIO(export_rows(ROWS, "csv").decode()))
     assert head == ROWS.schema.names
     assert rows == [
@@ -43,7 +43,7 @@ def test_parquet_has_the_types_of_the_query():
     assert pq.read_table(io.BytesIO(export_rows(ROWS, "parquet"))).equals(ROWS)
 
 
-def test_what_cannot_be_written_is_refused():
+def test_values_that_cannot_be_written_are_refused():
     with pytest.raises(UsageError, match="csv, json, parquet; got 'xlsx'"):
         export_rows(ROWS, "xlsx")
     with pytest.raises(UsageError, match="different names, got a, a"):

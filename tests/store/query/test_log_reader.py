@@ -72,7 +72,7 @@ def test_tokens_are_the_emitted_ones_in_order_with_their_text(tmp_path):
     ]
 
 
-def test_broken_utf8_is_replaced_as_python_does_it(nothing):
+def test_broken_utf8_is_replaced_as_in_python(nothing):
     draw = random.Random(0)
     borders = bytes.fromhex("00417f808f909fa0bfc0c1c2dfe0e1eceeedeff0f1f3f4f5ff")
     samples = [bytes(draw.choices(borders, k=draw.randint(0, 7))) for _ in range(3000)]
@@ -81,7 +81,7 @@ def test_broken_utf8_is_replaced_as_python_does_it(nothing):
     assert rows["text"].to_pylist() == [sample.decode("utf-8", "replace") for sample in samples]
 
 
-def test_runs_are_told_apart_by_their_folders(tmp_path):
+def test_runs_are_named_by_their_folders(tmp_path):
     write_run(tmp_path / "it's", [decision()])
     write_run(tmp_path / "b", [decision(), decision(position=1, index=1)])
     (tmp_path / "not-a-run").mkdir()
@@ -90,7 +90,7 @@ def test_runs_are_told_apart_by_their_folders(tmp_path):
     assert rows == [{"run": "b", "rows": 2}, {"run": "it's", "rows": 1}]
 
 
-def test_a_run_may_have_any_name_that_a_folder_may_have(tmp_path):
+def test_a_run_may_have_any_name_of_a_folder(tmp_path):
     names = ["run", "run1", "run*", "run?", "run[1]", "[a-z]un", "{run,run1}", "a\\b", "new\nline", "ü"]
     for number, name in enumerate(names):
         write_run(tmp_path / name, [decision()] * (number + 1))
@@ -107,14 +107,14 @@ def test_two_runs_of_one_name_are_refused(tmp_path):
         LogReader([first, second])
 
 
-def test_a_folder_without_runs_says_how_to_make_one(tmp_path):
+def test_the_error_for_a_folder_without_runs_names_the_command_to_make_one(tmp_path):
     with pytest.raises(RunError, match="omnidraft replay"):
         run_folders(tmp_path)
     with pytest.raises(RunError, match="manifest"):
         LogReader([tmp_path])
 
 
-def test_a_part_that_the_manifest_does_not_name_does_not_exist(tmp_path):
+def test_a_part_that_the_manifest_does_not_name_is_ignored(tmp_path):
     run = write_run(tmp_path / "run", [decision()])
     (part,) = read_manifest(run).tables["decisions"]
     copy = part_path(run, part).with_name("part-000002.parquet")
@@ -123,7 +123,7 @@ def test_a_part_that_the_manifest_does_not_name_does_not_exist(tmp_path):
         assert log.select("FROM decisions").num_rows == 1
 
 
-def test_a_part_that_is_missing_or_cut_is_called_corrupt(tmp_path):
+def test_a_missing_or_truncated_part_is_reported_as_corrupt(tmp_path):
     run = write_run(tmp_path / "run", [decision()])
     (part,) = read_manifest(run).tables["decisions"]
     content = part_path(run, part).read_bytes()
@@ -136,7 +136,7 @@ def test_a_part_that_is_missing_or_cut_is_called_corrupt(tmp_path):
 
 
 @pytest.mark.parametrize("harm", ["magic", "length", "first byte", "name"])
-def test_a_part_with_a_changed_footer_is_called_corrupt(tmp_path, harm):
+def test_a_part_with_a_changed_footer_is_reported_as_corrupt(tmp_path, harm):
     run = write_run(tmp_path / "run", [decision()])
     path = part_path(run, read_manifest(run).tables["decisions"][0])
     content = bytearray(path.read_bytes())
@@ -152,7 +152,7 @@ def test_a_part_with_a_changed_footer_is_called_corrupt(tmp_path, harm):
 
 
 @pytest.mark.slow
-def test_no_changed_byte_of_a_footer_escapes_as_an_error_of_the_database(tmp_path):
+def test_a_changed_byte_of_a_footer_never_raises_an_error_of_duckdb(tmp_path):
     run = write_run(tmp_path / "run", [decision()])
     path = part_path(run, read_manifest(run).tables["decisions"][0])
     whole = path.read_bytes()
@@ -168,7 +168,7 @@ def test_no_changed_byte_of_a_footer_escapes_as_an_error_of_the_database(tmp_pat
     assert refused > 20
 
 
-def test_a_link_among_the_runs_is_no_second_run(tmp_path):
+def test_a_link_to_a_run_is_not_listed_as_a_second_run(tmp_path):
     run = write_run(tmp_path / "runs" / "a", [decision()])
     elsewhere = write_run(tmp_path / "elsewhere" / "b", [decision()])
     (tmp_path / "runs" / "latest").symlink_to("a")
@@ -185,14 +185,14 @@ def test_a_run_whose_name_is_not_utf8_is_refused_by_name(tmp_path):
         run.rename(odd)
     except OSError:
         pytest.skip("this file system takes UTF-8 names only")
-    for opened in (lambda: run_folders(tmp_path), lambda: LogReader([odd])):
+    for open_run in (lambda: run_folders(tmp_path), lambda: LogReader([odd])):
         with pytest.raises(RunError, match=r"caf\\udce9") as caught:
-            opened()
+            open_run()
         str(caught.value).encode()
 
 
 @pytest.mark.parametrize("harm", ["cut", "flipped", "missing"])
-def test_damaged_parts_are_left_out_and_named_when_asked_for(tmp_path, harm):
+def test_damaged_parts_are_skipped_and_named_on_request(tmp_path, harm):
     with RunLog(tmp_path) as writer:
         for offset in range(3):
             writer.append(decision(offset=offset))
@@ -210,7 +210,7 @@ def test_damaged_parts_are_left_out_and_named_when_asked_for(tmp_path, harm):
     assert (found.decisions, found.mismatches.num_rows, found.miscounts.num_rows) == (2, 0, 0)
 
 
-def test_a_reader_is_a_snapshot_and_stays_valid_while_the_run_goes_on(tmp_path):
+def test_a_reader_is_a_snapshot_that_stays_valid_while_the_run_continues(tmp_path):
     with RunLog(tmp_path) as writer:
         writer.append(decision())
         writer.commit(Commit(dict), wait=True)
@@ -241,18 +241,18 @@ READING = [
 
 
 @pytest.mark.parametrize("most", [0, 1, 7, 75, 76])
-def test_a_query_gives_at_most_as_many_rows_as_asked_for(small, most):
+def test_a_query_returns_at_most_the_requested_number_of_rows(small, most):
     rows = small.select("FROM decisions ORDER BY seq", most=most)
     assert rows.num_rows == min(most, 75)
     assert rows.schema.names == small.select("FROM decisions").schema.names
     assert rows["seq"].to_pylist() == list(range(min(most, 75)))
 
 
-def test_rows_beyond_the_most_are_not_computed(small):
+def test_rows_beyond_the_limit_are_not_computed(small):
     assert small.select("SELECT md5(i::VARCHAR) AS text FROM range(1000000000000) t(i)", most=5).num_rows == 5
 
 
-def test_a_limited_number_of_rows_may_not_be_of_any_size(small, monkeypatch):
+def test_a_limited_number_of_rows_has_a_limited_size_too(small, monkeypatch):
     monkeypatch.setattr(queries, "_FETCHED_BYTES", 16 << 20)
     wide = "SELECT repeat('x', 4000) AS text FROM range(20000)"
     with pytest.raises(QueryError, match="at most 16 MB"):
@@ -270,7 +270,7 @@ ENDLESS = [
 
 
 @pytest.mark.parametrize("query", ENDLESS)
-def test_a_query_is_given_up_after_its_time_and_the_next_one_runs(small, query):
+def test_a_query_is_cancelled_at_its_time_limit_and_the_next_one_runs(small, query):
     with pytest.raises(QueryError, match=r"within 0\.2 s"):
         small.select(query, seconds=0.2)
     assert small.select("FROM decisions", most=3, seconds=60).num_rows == 3
@@ -406,7 +406,7 @@ def digests(folder):
 
 
 def test_the_connection_itself_is_locked_too(small_run, small):
-    """Were the examination of a query to fail, files and settings would still be closed."""
+    """If the check of queries failed, files and settings would still be inaccessible."""
     import duckdb
 
     for query in ("FROM read_csv('/etc/passwd')", "SET threads = 1", f"FROM read_text('{small_run / MANIFEST}')"):
@@ -414,7 +414,7 @@ def test_the_connection_itself_is_locked_too(small_run, small):
             small._connection.execute(query)
 
 
-def test_a_slow_query_draws_no_progress_bar_into_the_output(small):
+def test_a_slow_query_prints_no_progress_bar(small):
     assert small.select("SELECT current_setting('enable_progress_bar') AS bar").to_pylist() == [{"bar": False}]
 
 
@@ -440,7 +440,7 @@ def test_each_recipe_runs_on_a_full_and_on_an_empty_log(small, nothing, name):
     assert (full.num_rows == 0) == (name in ("check", "memory-calibration", "policy-values"))
 
 
-def test_an_unknown_recipe_is_refused_with_the_known_ones(small):
+def test_an_unknown_recipe_is_refused_and_the_error_lists_the_known_ones(small):
     with pytest.raises(QueryError, match="acceptance-over-time"):
         small.recipe("acceptance")
     with pytest.raises(QueryError):
@@ -458,7 +458,7 @@ def test_acceptance_over_time_counts_windows_of_twenty_prompts_and_marks_drifts(
     assert second["drifts"] == "rise at 21 (ignored, 0.25 to 0.75)"
 
 
-def test_acceptance_over_time_of_a_long_stream_has_few_windows_that_hold_every_prompt_once(tmp_path):
+def test_acceptance_over_time_of_a_long_stream_has_few_windows_with_every_prompt_once(tmp_path):
     events = [
         prompt(offset=number, dataset="code" if number % 3 else "docs", judged=4, accepted=number % 5)
         for number in range(18_000)
@@ -477,7 +477,7 @@ def test_acceptance_over_time_of_a_long_stream_has_few_windows_that_hold_every_p
     assert marked["first_offset"] <= 9000 <= marked["last_offset"]
 
 
-def test_recipes_give_the_figures_of_the_small_run(small):
+def test_recipes_give_the_values_of_the_small_run(small):
     lengths = {row["pieces"]: row for row in small.recipe("by-ngram-length").to_pylist()}
     assert (lengths[1]["judged"], lengths[1]["accepted"]) == (30, 15)
     assert (lengths[2]["judged"], lengths[2]["acceptance_rate"]) == (15, 1.0)
@@ -496,7 +496,7 @@ def test_recipes_give_the_figures_of_the_small_run(small):
     assert [row["judged"] for row in small.recipe("acceptance-by-version").to_pylist()] == [24, 21]
 
 
-def test_longest_runs_go_on_across_blocks_until_a_residual(tmp_path):
+def test_longest_runs_extend_across_blocks_until_a_residual(tmp_path):
     events = [decision(position=position, block=position // 2) for position in range(4)]
     events += [make_rejection(position=4, block=2), decision(position=5, block=3)]
     with LogReader([write_run(tmp_path, events)]) as log:
@@ -505,7 +505,7 @@ def test_longest_runs_go_on_across_blocks_until_a_residual(tmp_path):
     assert (short["first_position"], short["accepted_tokens"]) == (5, 1)
 
 
-def test_near_misses_are_the_rejected_tokens_that_the_target_found_likeliest(tmp_path):
+def test_near_misses_are_the_rejected_tokens_with_the_highest_target_probability(tmp_path):
     known = [(0.25, 0.5, 1.0), (0.5, 0.5, 0.75), (None, None, None)]
     events = [
         make_rejection(
@@ -522,7 +522,7 @@ def test_near_misses_are_the_rejected_tokens_that_the_target_found_likeliest(tmp
     ]
 
 
-def test_recipes_run_on_ids_where_the_log_has_no_text(tmp_path, small):
+def test_recipes_use_ids_where_the_log_has_no_text(tmp_path, small):
     events = [
         replace(event, proposed_bytes=None, emitted_bytes=None)
         if isinstance(event, TokenDecision)
@@ -541,7 +541,7 @@ def test_recipes_run_on_ids_where_the_log_has_no_text(tmp_path, small):
     assert (longest["token_ids"], longest["text"]) == ([70], None)
 
 
-def test_the_ledger_adds_up_step_by_step_and_skips_what_is_unknown(tmp_path):
+def test_the_ledger_adds_up_step_by_step_and_skips_unknown_values(tmp_path):
     steps = [(0.5, 6.0), (0.25, None), (1.0, -2.5)]
     events = [make_update(seconds=seconds, tokens_gained=gained) for seconds, gained in steps]
     with LogReader([write_run(tmp_path, events)]) as log:
@@ -551,7 +551,7 @@ def test_the_ledger_adds_up_step_by_step_and_skips_what_is_unknown(tmp_path):
     assert [row["acceptance_floor"] for row in rows] == [0.25] * 3
 
 
-def test_drifts_tell_which_were_acted_upon(tmp_path):
+def test_the_recipe_of_drifts_marks_those_that_were_acted_upon(tmp_path):
     actions = ("reset", "recall", "none", "ignored", "cooldown")
     with LogReader([write_run(tmp_path, [make_drift(action=action) for action in actions])]) as log:
         rows = log.recipe("drifts").to_pylist()
@@ -560,7 +560,7 @@ def test_drifts_tell_which_were_acted_upon(tmp_path):
     assert [row["acted_upon"] for row in rows] == [True, True, False, False, False]
 
 
-def test_recalls_tell_by_how_much_the_best_version_led(tmp_path):
+def test_the_recipe_of_recalls_has_the_lead_of_the_best_version(tmp_path):
     events = [make_recall(), make_recall(version=None, acceptance_best=0.125)]
     with LogReader([write_run(tmp_path, events)]) as log:
         rows = log.recipe("recalls").to_pylist()
@@ -585,9 +585,9 @@ with LogReader([]) as log:
 """
 
 
-def test_a_log_is_read_in_jupyter_without_widgets():
-    """There DuckDB refuses to set anything of its progress bar. It looks for a kernel when it is imported."""
+def test_a_log_can_be_read_in_jupyter_without_widgets():
+    """In Jupyter without widgets, DuckDB refuses settings of its progress bar. It detects a kernel at its import."""
     command = [sys.executable, "-c", JUPYTER_WITHOUT_WIDGETS]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    assert "ipywidgets" in done.stdout, "DuckDB would have refused"
+    assert "ipywidgets" in done.stdout, "DuckDB refused the setting"
     assert done.stdout.endswith("[{'one': 1}]\n")

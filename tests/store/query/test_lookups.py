@@ -1,4 +1,4 @@
-"""What lookups drafted is counted apart: the figures of acceptance are the model's."""
+"""Drafts of lookups are counted separately: the metrics of acceptance are those of the model."""
 
 import pytest
 from synthetic_runs import block, decision, make_rejection, prompt, write_run
@@ -9,7 +9,7 @@ from store.query.summary import summarize
 
 
 def mixed_run() -> list[Event]:
-    """One prompt of two blocks: the model has one of two accepted; a lookup has both, then is rejected."""
+    """One prompt of two blocks: the model gets one of two tokens accepted; a lookup gets two of three."""
     copied = {
         "drafter": DraftSource.LOOKUP,
         "block": 1,
@@ -37,14 +37,14 @@ def recipe(folder, name: str) -> list[dict]:
         return log.recipe(name).to_pylist()
 
 
-def test_a_summary_has_the_models_acceptance_and_that_of_lookups_beside_it(tmp_path):
+def test_a_summary_has_separate_acceptance_rates_of_the_model_and_of_lookups(tmp_path):
     totals = summarize(write_run(tmp_path, mixed_run()))["totals"]
     assert (totals["acceptance_rate"], totals["mean_accepted_length"]) == (0.5, 1.0)
     assert (totals["lookup_share"], totals["lookup_acceptance_rate"]) == (0.5, 0.6667)
-    assert totals["block_efficiency"] == 2.5, "of all blocks"
+    assert totals["block_efficiency"] == 2.5, "this counts all blocks"
 
 
-def test_a_run_without_lookups_says_so(tmp_path):
+def test_a_run_without_lookups_has_a_share_of_zero_and_no_rate(tmp_path):
     totals = summarize(write_run(tmp_path, [prompt()]))["totals"]
     assert (totals["lookup_share"], totals["lookup_acceptance_rate"]) == (0.0, None)
 
@@ -60,18 +60,18 @@ def test_a_recipe_compares_both_drafters(tmp_path):
 @pytest.mark.parametrize(
     "name", ["acceptance-by-dataset", "acceptance-over-time", "acceptance-by-version", "by-ngram-length"]
 )
-def test_rates_of_acceptance_leave_lookups_out(tmp_path, name: str):
+def test_acceptance_rates_exclude_lookups(tmp_path, name: str):
     (row,) = recipe(tmp_path, name)
     assert row["acceptance_rate"] == 0.5
     assert row.get("mean_accepted_length", 1.0) == 1.0
 
 
-def test_acceptance_by_place_tells_the_drafters_apart(tmp_path):
+def test_acceptance_by_position_distinguishes_the_drafters(tmp_path):
     rows = [(row["drafter"], row["index"], row["acceptance_rate"]) for row in recipe(tmp_path, "by-position")]
     assert rows == [("lookup", 0, 1.0), ("lookup", 1, 1.0), ("lookup", 2, 0.0), ("model", 0, 1.0), ("model", 1, 0.0)]
 
 
-def test_decisions_about_copies_are_derived_again_and_must_have_been_certain(tmp_path):
+def test_decisions_about_copies_are_derived_again_and_need_probability_one(tmp_path):
     with LogReader([write_run(tmp_path / "sound", mixed_run())]) as log:
         assert (log.check().judged, log.check().mismatches.num_rows) == (5, 0)
     doubtful = decision(drafter=DraftSource.LOOKUP, drafter_levels=(1.0, 0.5), target_levels=(1.0, 0.5))

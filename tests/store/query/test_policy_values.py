@@ -1,4 +1,4 @@
-"""The recipe policy-values: its estimates are those of runs in which the action had always been taken."""
+"""The recipe policy-values: its estimates equal the values of runs that always take the action."""
 
 from pathlib import Path
 from random import Random
@@ -15,13 +15,13 @@ SECONDS = {Action.NOTHING: 1.0, Action.COPIES: 1.2, Action.MODEL: 1.5}
 
 
 def tokens_of(action: Action, kind: int, random: Random) -> int:
-    """Tokens that an action emits in a block of one of two kinds: what is good in one is bad in the other."""
+    """Tokens that an action emits in a block of one of two kinds; each kind has another best action."""
     chances = {Action.NOTHING: (0.0, 0.0), Action.COPIES: (0.9, 0.1), Action.MODEL: (0.2, 0.7)}
     return 1 + (random.random() < chances[action][kind])
 
 
 def make_blocks(share: float) -> list[Event]:
-    """Blocks of a policy that takes copies in blocks of the first kind and the model in the others."""
+    """Blocks of a policy that uses copies in blocks of the first kind and the model in the others."""
     random, holdout = Random(3), Holdout(share, 3, tuple(Action))
     events: list[Event] = []
     for number in range(BLOCKS):
@@ -46,7 +46,7 @@ def values_of(folder: Path, share: float) -> dict[str, dict[str, Any]]:
         return {row["action"]: row for row in log.recipe("policy-values").to_pylist()}
 
 
-def test_an_estimate_is_what_always_taking_the_action_gives(tmp_path: Path):
+def test_an_estimate_is_the_value_of_always_taking_the_action(tmp_path: Path):
     found = values_of(tmp_path, 0.25)
     wanted = {"nothing": 1.0, "copies": 1.5, "model": 1.45, "as run": None}
     assert set(found) == set(wanted)
@@ -56,12 +56,12 @@ def test_an_estimate_is_what_always_taking_the_action_gives(tmp_path: Path):
             assert abs(row["tokens_per_forward"] - tokens) <= 3 * row["forward_error"] + 1e-12
             assert abs(row["tokens_per_second"] - tokens / seconds) <= 3 * row["second_error"] + 1e-6
             assert row["forward_error"] < 0.06
-    assert found["as run"]["tokens_per_forward"] > 1.6, "the policy takes what is best in each kind"
+    assert found["as run"]["tokens_per_forward"] > 1.6, "the policy takes the best action for each kind"
     assert found["as run"]["blocks"] == BLOCKS
 
 
 def test_averages_without_weights_would_be_wrong(tmp_path: Path):
-    """Copies were mostly taken where they are good."""
+    """The policy mostly took copies where they are good."""
     with LogReader([write_run(tmp_path, make_blocks(0.25))]) as log:
         (row,) = log.select("SELECT avg(emitted) AS mean FROM blocks WHERE action = 'copies'").to_pylist()
     assert row["mean"] > 1.7
@@ -78,7 +78,7 @@ def test_the_first_block_is_left_out(tmp_path: Path):
     assert rows["as run"]["blocks"] == BLOCKS
 
 
-def test_one_block_that_waited_for_a_core_does_not_decide_a_rate(tmp_path: Path):
+def test_one_block_that_waited_for_a_core_does_not_dominate_a_rate(tmp_path: Path):
     counts = {"emitted": 1, "seconds_decode": 0.0, "seconds_translate": 0.0, "action": Action.NOTHING}
     seconds = [*[0.02] * 19, 0.9]
     events: list[Event] = [

@@ -17,7 +17,7 @@ def resample(seed: int) -> list[int]:
     return random.Random(seed).choices(range(24), k=24)
 
 
-def test_the_interval_of_a_rate_is_as_wide_as_resampling_says():
+def test_the_interval_of_a_rate_is_as_wide_as_that_of_resampling():
     found = estimate_ratio(FIRST, PROMPTS)
     assert found
     drawn = [sum(FIRST[n] for n in picks) / sum(PROMPTS[n] for n in picks) for picks in map(resample, range(4000))]

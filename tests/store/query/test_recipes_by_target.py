@@ -1,4 +1,4 @@
-"""Ids of targets with different vocabularies are different tokens, and adapters count their versions for themselves."""
+"""The same id is a different token for each vocabulary, and each adapter numbers its own versions."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def log(tmp_path: Path):
         yield reader
 
 
-def test_rejected_tokens_are_told_apart(log: LogReader):
+def test_rejected_tokens_are_listed_by_target(log: LogReader):
     rows = log.recipe("rejected-tokens").to_pylist()
     assert [(row["target"], row["proposed"], row["rejected"]) for row in rows] == [
         ("right", "dog", 4),
@@ -30,7 +30,7 @@ def test_rejected_tokens_are_told_apart(log: LogReader):
     ]
 
 
-def test_n_grams_are_told_apart(log: LogReader):
+def test_n_grams_are_listed_by_target(log: LogReader):
     rows = log.recipe("ngrams-that-pay").to_pylist()
     assert [(row["target"], row["token"], row["accepted_pieces"]) for row in rows] == [
         ("right", "dog", 3),
@@ -38,6 +38,6 @@ def test_n_grams_are_told_apart(log: LogReader):
     ]
 
 
-def test_versions_are_told_apart(log: LogReader):
+def test_versions_are_listed_by_target(log: LogReader):
     rows = log.recipe("acceptance-by-version").to_pylist()
     assert {(row["target"], row["drafter_version"]) for row in rows} == {("left", 0), ("right", 0), ("right", 1)}

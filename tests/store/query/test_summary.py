@@ -72,8 +72,8 @@ def test_totals_add_up(small):
     assert small["run"] == "small"
 
 
-def test_the_ledger_is_what_learning_cost_and_what_its_tokens_saved(small):
-    """Updates of .5 + .25 s, scores of .5 s, 6 - 2.5 tokens gained; every target forward took half a second."""
+def test_the_ledger_has_the_cost_of_learning_and_the_seconds_that_it_saved(small):
+    """Updates take 0.5 s and 0.25 s, scores 0.5 s, a target forward 0.5 s; 6 - 2.5 tokens are gained."""
     assert small["totals"]["ledger"] == {
         "update_seconds": 0.75,
         "waited_seconds": 0.5,
@@ -85,7 +85,7 @@ def test_the_ledger_is_what_learning_cost_and_what_its_tokens_saved(small):
     }
 
 
-def test_a_target_forward_in_the_ledger_is_a_row_s_share_of_it(tmp_path):
+def test_the_ledger_divides_a_target_forward_among_its_rows(tmp_path):
     events = [block(block=0, rows=4, seconds_verify=0.25), block(block=1, seconds_verify=0.75), prompt()]
     events += [make_update(seconds=2.0, tokens_gained=3.0), make_update(part="head", seconds=1.0, tokens_gained=None)]
     ledger = summarize(write_run(tmp_path, events))["totals"]["ledger"]
@@ -100,14 +100,14 @@ def test_the_ledger_counts_the_scores_of_earlier_versions(tmp_path):
     assert (ledger["recall_seconds"], ledger["seconds_saved"], ledger["net_seconds"]) == (0.5, 4.0, 1.5)
 
 
-def test_the_ledger_of_a_run_that_did_nothing_has_no_price_of_a_forward(tmp_path):
+def test_the_ledger_of_a_run_without_blocks_has_no_cost_of_a_forward(tmp_path):
     ledger = summarize(write_run(tmp_path, [make_published()]))["totals"]["ledger"]
     assert (ledger["update_seconds"], ledger["tokens_gained"]) == (0.0, 0.0)
     assert ledger["seconds_per_target_forward"] is ledger["seconds_saved"] is ledger["net_seconds"] is None
 
 
-def test_every_target_has_figures_of_its_own(tmp_path):
-    """Dealt in turn; the second target's acceptance rises, the first one's stays."""
+def test_every_target_has_its_own_metrics(tmp_path):
+    """Prompts alternate between the targets; the acceptance of the second rises, that of the first does not."""
     events = [make_published(target="big"), make_published(target="small", version=1)]
     for number in range(12):
         target = ("big", "small")[number % 2]
@@ -122,20 +122,20 @@ def test_every_target_has_figures_of_its_own(tmp_path):
     assert [targets[name]["prompts"] for name in targets] == [6, 6]
     assert (targets["big"]["acceptance_rate"], targets["small"]["acceptance_rate"]) == (0.3333, round(6 / 18, 4))
     fifths = [targets["small"][part]["acceptance_rate"] for part in ("first_fifth", "last_fifth")]
-    assert fifths == [0.0, round(2 / 3, 4)], "of two prompts each"
+    assert fifths == [0.0, round(2 / 3, 4)], "a fifth has two prompts"
     assert targets["small"]["block_efficiency"] == 2.0
     assert (targets["big"]["drifts"], [drift["offset"] for drift in targets["small"]["drifts"]]) == ([], [7])
     assert [[version["version"] for version in targets[name]["versions"]] for name in targets] == [[0], [1, 2]]
 
 
-def test_one_target_has_the_figures_of_the_whole(small):
+def test_a_single_target_has_the_metrics_of_the_totals(small):
     (target,) = small["targets"].values()
     for name in ("prompts", "emitted_tokens", "acceptance_rate", "wall_seconds", "tokens_per_second"):
         assert target[name] == small["totals"][name]
 
 
 def test_overlapping_prompts_share_the_clock(tmp_path):
-    """0-4 s alone and 4-8 s together: 4 + 2 seconds for the first, 2 for the second; 8 in total."""
+    """The first runs alone for 4 s, then both for 4 s: 4 + 2 seconds for the first, 2 for the second, 8 in total."""
     events = [
         prompt(offset=0, dataset="docs", started=0.0, finished=8.0, emitted=12),
         prompt(offset=1, dataset="code", started=4.0, finished=8.0, emitted=12),
@@ -180,7 +180,7 @@ def test_a_run_without_prompts_has_totals_of_zero(tmp_path):
     assert summary["rejected_rows"] == 1
 
 
-def test_the_file_holds_the_same_figures_and_is_replaced_whole(tmp_path, monkeypatch):
+def test_the_file_holds_the_same_metrics_and_is_replaced_atomically(tmp_path, monkeypatch):
     run = write_run(tmp_path, small_run_events())
     summary = write_summary(run)
     before = (run / "summary.json").read_bytes()
@@ -196,6 +196,6 @@ def test_the_file_holds_the_same_figures_and_is_replaced_whole(tmp_path, monkeyp
     assert os.listdir(run / "log")
 
 
-def test_a_folder_that_is_no_run_is_refused(tmp_path):
+def test_a_folder_that_is_not_a_run_is_refused(tmp_path):
     with pytest.raises(RunError):
         summarize(tmp_path)

@@ -1,4 +1,4 @@
-"""What candidates of trees contribute to the recipes, and that the drafter's rates leave them out."""
+"""Candidates of trees have their own columns in the recipes, and the drafter's rates exclude them."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ MEMORY = {"drafter": DraftSource.MEMORY, "drafted": 4, "proposed": 4, "candidate
 
 
 def mixed_run() -> list[Event]:
-    """One prompt of four blocks: the model has one of two accepted, the memory 2 + 0 and the text 1."""
+    """One prompt of four blocks: the model gets one of two tokens accepted, the memory 2 + 0 and the text 1."""
     own_text = make_tree(NODES[3:], [0.1], begin=5, block=2, drafter=DraftSource.LOOKUP, chance=1.0)
     return [
         decision(),
@@ -68,13 +68,13 @@ def test_the_chances_are_compared_with_what_was_accepted(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("chance", "bucket"), [(0.0, 0), (0.1, 1), (0.3, 3), (0.7, 7), (0.69999, 6), (1.0, 9)])
-def test_a_chance_at_the_beginning_of_a_bucket_is_in_it(tmp_path: Path, chance: float, bucket: int):
+def test_a_bucket_includes_its_lower_bound(tmp_path: Path, chance: float, bucket: int):
     with LogReader([write_run(tmp_path, make_tree(NODES[:1], [0.1], chance=chance))]) as log:
         (row,) = log.recipe("memory-calibration").to_pylist()
     assert row["chance_from"] == bucket / 10
 
 
-def test_lookups_tell_pieces_and_candidates_apart(tmp_path: Path):
+def test_lookups_list_pieces_and_candidates_separately(tmp_path: Path):
     rows = {row["drafter"]: row for row in recipe(tmp_path, "lookups")}
     assert {name: (row["drafted_pieces"], row["candidates"]) for name, row in rows.items()} == {
         "model": (2, 0), "lookup": (0, 1), "memory": (0, 8),
@@ -85,7 +85,7 @@ def test_lookups_tell_pieces_and_candidates_apart(tmp_path: Path):
 @pytest.mark.parametrize(
     "name", ["acceptance-by-dataset", "acceptance-over-time", "acceptance-by-version", "by-ngram-length"]
 )
-def test_rates_of_the_drafter_leave_trees_out(tmp_path: Path, name: str):
+def test_rates_of_the_drafter_exclude_trees(tmp_path: Path, name: str):
     (row,) = recipe(tmp_path, name)
     assert row["acceptance_rate"] == 0.5
 

@@ -1,4 +1,4 @@
-"""The manifest is compared with the parts that it names, and a part lies in its own folder."""
+"""The manifest is compared with the parts that it names, and a part must be a file in its own folder."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def change_part(run: Path, table: str, **changes: Any) -> Path:
-    """Change what the manifest states of the first part of a table; return the part's path."""
+    """Change the manifest's entry of the first part of a table. Returns the part's path."""
     content = json.loads((run / MANIFEST).read_bytes())
     content["tables"][table][0] |= changes
     (run / MANIFEST).write_text(json.dumps(content))
@@ -52,7 +52,7 @@ def test_a_number_that_differs_is_named(run: Path, table: str, changes: dict[str
 
 @pytest.mark.parametrize("name", ["rows", "bytes", "first_offset", "last_offset"])
 @pytest.mark.parametrize("value", ["x", "1", 1.5, -1, True, None, []])
-def test_a_number_that_is_none_makes_a_manifest_corrupt(run: Path, name: str, value: Any):
+def test_an_invalid_number_makes_a_manifest_corrupt(run: Path, name: str, value: Any):
     change_part(run, "prompts", **{name: value})
     with pytest.raises(CorruptError, match=rf"must be integers from 0 on, got \{{'{name}'"):
         read_manifest(run)
@@ -72,7 +72,7 @@ def test_a_link_in_the_place_of_a_part_is_refused(run: Path, tmp_path: Path):
         read_found_part(path, "prompts", part.sha256)
 
 
-def test_a_part_is_read_with_its_place(run: Path):
+def test_a_part_is_read_with_its_sequence_range(run: Path):
     for table, parts in read_manifest(run).tables.items():
         end = 0
         for part in parts:

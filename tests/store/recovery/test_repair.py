@@ -1,4 +1,4 @@
-"""A run whose manifest is lost is repaired from what is there, and what cannot be proved is listed."""
+"""A run whose manifest is lost is repaired from the files that exist, and what cannot be proved is listed."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from store.log.run_log import Commit, RunLog
 from store.query.log_reader import LogReader
 from store.recovery.repair import RepairKind, repair_run
 
-PROMPTS = 3  # of a commit
+PROMPTS = 3  # per commit
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "lost": Path.unlink,
     "empty": lambda path: path.write_bytes(b""),
@@ -38,7 +38,7 @@ def append_prompts(log: RunLog, first: int, count: int = PROMPTS) -> None:
 
 
 def write_commits(folder: Path, commits: int = 3, kind: RunKind = RunKind.REPLAY) -> list[Manifest]:
-    """Write a log that is not finished; return its manifest after each commit."""
+    """Write an unfinished log. Returns its manifest after each commit."""
     manifests, log = [], RunLog(folder, kind=kind)
     for number in range(commits):
         append_prompts(log, number * PROMPTS)
@@ -82,7 +82,7 @@ def test_the_predecessor_is_kept_also_on_disks_without_links(
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_the_predecessor_takes_the_place_of_a_manifest_that_is_lost(tmp_path: Path, damage: str):
+def test_the_predecessor_replaces_a_lost_manifest(tmp_path: Path, damage: str):
     manifests = write_commits(tmp_path)
     DAMAGES[damage](tmp_path / MANIFEST)
     broken = (tmp_path / MANIFEST).read_bytes() if (tmp_path / MANIFEST).exists() else None
@@ -94,7 +94,7 @@ def test_the_predecessor_takes_the_place_of_a_manifest_that_is_lost(tmp_path: Pa
     assert offsets(tmp_path) == list(range(2 * PROMPTS))
     kept = tmp_path / UNREADABLE
     assert (kept.read_bytes() if kept.exists() else None) == broken
-    with RunLog(tmp_path) as log:  # as a run that is resumed from the checkpoint does
+    with RunLog(tmp_path) as log:  # continues like a run that resumes from the checkpoint
         append_prompts(log, 2 * PROMPTS, 4)
     assert offsets(tmp_path) == list(range(2 * PROMPTS + 4))
 
@@ -112,7 +112,7 @@ def test_rows_of_the_last_commit_can_be_kept_for_reading(tmp_path: Path):
         RunLog(tmp_path)
 
 
-def test_a_predecessor_whose_files_do_not_hold_is_not_used(tmp_path: Path):
+def test_a_predecessor_with_damaged_files_is_not_used(tmp_path: Path):
     manifests = write_commits(tmp_path)
     (tmp_path / MANIFEST).unlink()
     (tmp_path / manifests[-2].checkpoint.folder / "state.json").write_bytes(b"{}")
@@ -147,7 +147,7 @@ def test_a_finished_log_with_every_table_is_rebuilt(tmp_path: Path):
     assert repaired.manifest.finished
 
 
-def test_a_log_of_one_commit_does_not_go_back_to_its_beginning(tmp_path: Path):
+def test_a_log_of_one_commit_is_not_reset_to_its_beginning(tmp_path: Path):
     (manifest,) = write_commits(tmp_path, commits=1)
     assert read_manifest(tmp_path, PREVIOUS).checkpoint is None
     (tmp_path / MANIFEST).unlink()
@@ -253,7 +253,7 @@ def change_manifest(folder: Path, **changes: Any) -> None:
     (folder / MANIFEST).write_text(json.dumps(content))
 
 
-def test_what_cannot_be_repaired_is_refused_and_stays(tmp_path: Path):
+def test_a_log_that_cannot_be_repaired_is_refused_and_left_unchanged(tmp_path: Path):
     with pytest.raises(RunError, match="has no log"):
         repair_run(tmp_path)
     assert list(tmp_path.iterdir()) == []

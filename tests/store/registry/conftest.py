@@ -1,3 +1,3 @@
-"""Registries of these tests send from a thread, where tests can replace parts: MLflow is imported for that."""
+"""Registries of these tests send from a thread, in which tests can replace functions; this needs MLflow imported."""
 
 import mlflow  # noqa: F401

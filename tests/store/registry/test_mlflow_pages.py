@@ -1,7 +1,7 @@
-"""What MLflow's own pages show of real runs, looked at in headless Chromium.
+"""MLflow's own pages show real runs, checked in headless Chromium.
 
-With OMNIDRAFT_PICTURES=docs/images the pictures of docs/registry.md are made again. That of a drift is of a default run
-and made by hand.
+OMNIDRAFT_PICTURES=docs/images renews the screenshots of docs/registry.md. The one of a drift shows a default run and
+is made by hand.
 """
 
 import io
@@ -33,14 +33,14 @@ NO_PANEL = """
 localStorage.setItem('mlflow.assistant.panelOpen_v1', 'false');
 localStorage.setItem('mlflow.assistant.fab.autoOpenedOnFirstLoad_v1', 'true');
 """
-MODE = "workflowType=machine_learning"  # otherwise MLflow opens in another mode, which hides registered models
+MODE = "workflowType=machine_learning"  # MLflow's default mode hides registered models
 
 pytestmark = [pytest.mark.sweep, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two replays with different settings, and one that goes on from a version of the first."""
+    """Two replays with different settings, and one that starts from the best version of them."""
     if "OMNIDRAFT_RUNS" in os.environ:
         return Path(os.environ["OMNIDRAFT_RUNS"])
     folder = tmp_path_factory.mktemp("runs")
@@ -55,7 +55,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def replay(runs: Path, name: str, *options: str) -> None:
     program = "from pipeline.cli.app import main; main()"
     size = ["builtin:docs", "builtin:code", "--limit", "100", "--max-new-tokens", "40", "--run", str(runs / name)]
-    size += ["--draft-sources", "model"]  # which then learns, whatever copies would give
+    size += ["--draft-sources", "model"]  # so that the model drafts and learns, however good copies are
     subprocess.run(
         [sys.executable, "-c", program, "replay", *size, *options], cwd=ROOT, check=True, stdout=subprocess.DEVNULL
     )
@@ -87,7 +87,7 @@ def server(runs: Path) -> Iterator[str]:
 def page() -> Iterator[Any]:
     playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright, to drive a browser")
     if CHROMIUM is None:
-        pytest.skip("the pages are looked at in Chromium, which is not installed (Debian: apt install chromium)")
+        pytest.skip("the pages are opened in Chromium, which is not installed (Debian: apt install chromium)")
     with playwright.sync_playwright() as running:
         opened = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         context = opened.new_context(viewport={"width": 1400, "height": 950})
@@ -98,13 +98,13 @@ def page() -> Iterator[Any]:
         opened.close()
 
 
-def keep(page: Any, name: str) -> None:
-    """Save a picture for the docs, if one is asked for."""
+def save_screenshot(page: Any, name: str) -> None:
+    """Save a screenshot for the documents if their folder is set."""
     folder = os.environ.get("OMNIDRAFT_PICTURES")
     if folder:
         page.wait_for_timeout(2500)  # charts and tables move into place
         for place in page.get_by_text("Path: file:").all():
-            place.evaluate("shown => shown.style.visibility = 'hidden'")  # of the machine that made the picture
+            place.evaluate("shown => shown.style.visibility = 'hidden'")  # a path of this machine
         image = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
         few = image.quantize(256, kmeans=4, dither=Image.Dither.NONE)
         few.save(f"{folder}/mlflow-{name}.png", optimize=True)
@@ -116,16 +116,16 @@ def replays(runs: Path) -> dict[str, Any]:
     return {run.info.run_name: run.info for run in client.search_runs([experiment], "tags.kind = 'replay'")}
 
 
-def test_the_curves_of_all_runs_lie_over_each_other(runs: Path, server: str, page: Any):
+def test_one_page_has_the_curves_of_all_runs(runs: Path, server: str, page: Any):
     page.goto(f"{server}/{list_pages(default_uri(runs))['curves']}")
     page.get_by_text("curve/acceptance_rate").first.wait_for()
     for name in ("monday", "tuesday", "wednesday"):
         assert page.get_by_role("link", name=name, exact=True).count() == 1
-    assert page.get_by_text("3 matching runs").count() == 1, "neither versions nor comparisons"
-    keep(page, "runs")
+    assert page.get_by_text("3 matching runs").count() == 1, "versions and comparisons are not listed"
+    save_screenshot(page, "runs")
 
 
-def test_a_run_says_what_it_read_and_gained(runs: Path, server: str, page: Any):
+def test_a_run_shows_its_sources_and_its_gain(runs: Path, server: str, page: Any):
     run = replays(runs)["monday"]
     page.goto(f"{server}/experiments/{run.experiment_id}/runs/{run.run_id}?{MODE}")
     page.get_by_text("one replay of a stream of prompts").first.wait_for()
@@ -139,11 +139,11 @@ def test_a_run_shows_its_drifts_and_its_tokens(runs: Path, server: str, page: An
     page.goto(f"{server}/experiments/{run.experiment_id}/runs/{run.run_id}/artifacts/acceptance.png?{MODE}")
     page.locator("img[src*='acceptance.png'], img[src^='blob:']").first.wait_for()
     page.goto(f"{server}/experiments/{run.experiment_id}/runs/{run.run_id}/artifacts/tokens.html?{MODE}")
-    page.reload()  # the page looks only once which file it is to show
+    page.reload()  # the page reads only once which file to show
     page.frame_locator("iframe").first.locator(".accepted").first.wait_for()
 
 
-def test_runs_compare_by_acceptance_and_by_what_was_set(runs: Path, server: str, page: Any):
+def test_runs_are_compared_by_acceptance_and_settings(runs: Path, server: str, page: Any):
     found = replays(runs)
     experiment = found["monday"].experiment_id
     ids = quote(json.dumps([run.run_id for run in found.values()]))
@@ -151,11 +151,11 @@ def test_runs_compare_by_acceptance_and_by_what_was_set(runs: Path, server: str,
     page.get_by_text("Parallel Coordinates Plot").first.wait_for()
     for parameter in ("drafter", "interval", "loss"):
         assert page.get_by_text(parameter, exact=True).count() >= 1
-    page.get_by_text("curve/acceptance_rate").first.wait_for()  # what MLflow chooses: the first that was ever sent
+    page.get_by_text("curve/acceptance_rate").first.wait_for()  # MLflow chooses the metric that was sent first
 
 
 def test_the_printed_addresses_open_their_pages(runs: Path, server: str, page: Any):
-    """The table of runs has chosen columns and no versions; the comparison has the probe of both."""
+    """The table of runs has the configured columns and no versions; the comparison has the probe of both versions."""
     pages = list_pages(default_uri(runs))
     page.set_viewport_size({"width": 1800, "height": 700})
     page.goto(f"{server}/{pages['runs']}")
@@ -164,14 +164,14 @@ def test_the_printed_addresses_open_their_pages(runs: Path, server: str, page: A
         assert page.get_by_text(column, exact=True).count() >= 1, column
     assert page.get_by_role("link", name="monday", exact=True).count() == 1
     assert page.get_by_text("monday v2", exact=True).count() == 0
-    keep(page, "table")
+    save_screenshot(page, "table")
     page.goto(f"{server}/{pages['baseline and newest']}")
     chosen = page.locator("[class$=select-selection-item-content]")
     chosen.filter(has_text="probe/acceptance").first.wait_for()
-    assert chosen.filter(has_text="version/cache_entries").count() == 0, "MLflow chooses the metric that came first"
+    assert chosen.filter(has_text="version/cache_entries").count() == 0, "MLflow chooses the metric that was sent first"
 
 
-def test_the_table_of_versions_tells_their_line_and_worth(runs: Path, server: str, page: Any):
+def test_the_table_of_versions_shows_their_lineage_and_acceptance(runs: Path, server: str, page: Any):
     page.set_viewport_size({"width": 1500, "height": 1100})
     page.goto(f"{server}/models/{find_only_model(default_uri(runs))}?{MODE}")
     page.get_by_text("probe").first.wait_for()
@@ -179,17 +179,17 @@ def test_the_table_of_versions_tells_their_line_and_worth(runs: Path, server: st
         assert page.get_by_text(tag, exact=True).count() >= 1
     assert page.get_by_text("about", exact=True).count() == 0
     assert page.get_by_text("@ champion").count() == page.get_by_text("@ candidate").count() == 1
-    keep(page, "versions")
+    save_screenshot(page, "versions")
 
 
-def test_versions_of_different_runs_compare_on_the_probe(runs: Path, server: str, page: Any):
+def test_versions_of_different_runs_are_compared_on_the_probe(runs: Path, server: str, page: Any):
     name = find_only_model(default_uri(runs))
     newest = {version.run: version for version in reversed(list_versions(default_uri(runs)))}
     client = connect(default_uri(runs))
-    of = {str(one.number): client.get_model_version(name, str(one.number)).run_id for one in newest.values()}
+    ids = {str(one.number): client.get_model_version(name, str(one.number)).run_id for one in newest.values()}
     page.set_viewport_size({"width": 1400, "height": 1300})
-    page.goto(f"{server}/compare-model-versions?name={quote(json.dumps(name))}&runs={quote(json.dumps(of))}&{MODE}")
+    page.goto(f"{server}/compare-model-versions?name={quote(json.dumps(name))}&runs={quote(json.dumps(ids))}&{MODE}")
     page.get_by_text("probe/acceptance").first.wait_for()
     for version in newest.values():
         assert page.get_by_text(f"{version.run} v{version.version}", exact=True).count() == 1
-    keep(page, "compare-versions")
+    save_screenshot(page, "compare-versions")

@@ -1,4 +1,4 @@
-"""Saved n-grams: what was written is read, and nothing else is."""
+"""A file of n-grams is read back as it was written; any other file is refused."""
 
 from pathlib import Path
 
@@ -17,13 +17,13 @@ ids = st.integers(0, 2**31 - 1)
 
 
 @given(st.lists(st.tuples(st.lists(ids, min_size=2).map(tuple), ids, st.integers(1, 2**62)), max_size=9))
-def test_what_is_written_is_read_in_the_same_order(tmp_path_factory: pytest.TempPathFactory, ngrams: list):
+def test_n_grams_are_read_back_in_the_same_order(tmp_path_factory: pytest.TempPathFactory, ngrams: list):
     path = tmp_path_factory.mktemp("ngrams") / "ngrams.parquet"
     write_ngrams(path, iter(ngrams), PAIR)
     assert read_ngrams(path, PAIR) == ngrams
 
 
-def test_the_file_of_another_pair_is_refused_with_both_pairs_and_what_to_do(tmp_path: Path):
+def test_the_file_of_another_pair_is_refused_with_both_pairs_and_a_remedy(tmp_path: Path):
     write_ngrams(tmp_path / "ngrams", NGRAMS, OTHER)
     with pytest.raises(VocabularyError) as refused:
         read_ngrams(tmp_path / "ngrams", PAIR)
@@ -33,7 +33,7 @@ def test_the_file_of_another_pair_is_refused_with_both_pairs_and_what_to_do(tmp_
     )
 
 
-def test_a_file_that_names_no_pair_is_refused(tmp_path: Path):
+def test_a_file_without_a_pair_is_refused(tmp_path: Path):
     write_ngrams(tmp_path / "ngrams", NGRAMS, PAIR)
     parquet.write_table(parquet.read_table(tmp_path / "ngrams").replace_schema_metadata({}), tmp_path / "ngrams")
     with pytest.raises(VocabularyError, match="but was for none"):

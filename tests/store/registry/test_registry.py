@@ -1,4 +1,4 @@
-"""Versions go into a real MLflow store and come back the same; a store that is down costs the run nothing."""
+"""Versions are stored in a real MLflow store and fetched unchanged; an unreachable store does not slow the run."""
 
 import subprocess
 import sys
@@ -28,7 +28,7 @@ POINTS = [("acceptance", 0.1 * step, step, 1_700_000_000_000 + step) for step in
 
 @dataclass(frozen=True)
 class Published:
-    """A store that holds a run of three versions, and the folders they came from."""
+    """A store with a run of three versions, and the folders from which they were published."""
 
     root: Path
     uri: str
@@ -37,12 +37,12 @@ class Published:
     def run(self, name: str):
         client = connect(self.uri)
         found = client.search_runs(["1"], f"attributes.run_name = '{name}'")
-        return client.get_run(found[0].info.run_id)  # which has the inputs that a search leaves out
+        return client.get_run(found[0].info.run_id)  # it has the inputs, which a search omits
 
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory) -> Published:
-    """The tests of this file share it and only add to it."""
+    """A store that the tests of this file share; they only add to it."""
     root = tmp_path_factory.mktemp("runs")
     registry = MlflowRegistry(new_store(root), root / "run-a/registry-queue.jsonl", retry_policy=QUICK)
     registry.start_run("run-a", PARAMS, {"host": "here"}, SOURCES)
@@ -52,14 +52,14 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Published:
         folder, event = publication(root, version)
         registry.publish(folder, event, {"mean_accepted_length": 1.0 + version, "tokens_per_second": float("nan")})
         folders.append(folder)
-    registry.log_points(POINTS[:2])  # again, as after a restart
+    registry.log_points(POINTS[:2])  # repeated, as after a restart
     (root / "summary.json").write_text("{}")
     registry.finish({"acceptance": 0.4, "ratio": float("nan")}, [root / "summary.json"])
     assert registry.close(120) == 0, registry.last_error
     return Published(root, default_uri(root), folders)
 
 
-def test_versions_are_listed_newest_first_with_parents_and_figures(published: Published):
+def test_versions_are_listed_newest_first_with_parents_and_metrics(published: Published):
     found = list_versions(published.uri)[-3:]
     assert [version.number for version in found] == [3, 2, 1]
     assert [version.version for version in found] == [2, 1, 0]
@@ -71,7 +71,7 @@ def test_versions_are_listed_newest_first_with_parents_and_figures(published: Pu
     assert abs(datetime.now(UTC) - found[0].created_at).total_seconds() < 600
 
 
-def test_each_version_shows_its_own_figures(published: Published):
+def test_each_version_shows_its_own_metrics(published: Published):
     for number in (1, 2, 3):
         details = show_version(published.uri, MODEL, number)
         expected = {"version/cache_entries": 7.0 * (number - 1), "mean_accepted_length": float(number)}
@@ -129,12 +129,12 @@ def test_a_fetched_version_has_the_same_bytes(published: Published, tmp_path: Pa
 def test_runs_do_not_share_colours_and_the_alias_is_the_newest_that_learned(published: Published, tmp_path: Path):
     registry = MlflowRegistry(published.uri, published.root / "run-b/registry-queue.jsonl", retry_policy=QUICK)
     registry.start_run("run-b", PARAMS, {}, SOURCES)
-    for version in range(2):  # as of `--no-learn`: n-grams alone are new in the second
+    for version in range(2):  # like a run with `--no-learn`: only n-grams are new in the second
         folder, event = publication(published.root, version, run="run-b")
         registry.publish(folder, replace(event, drafter_version=0), {})
     assert registry.close(60) == 0, registry.last_error
     newest, baseline, learned, *_ = list_versions(published.uri)
-    assert (newest.run, newest.aliases) == ("run-b", ()), "neither drafter nor head has changed"
+    assert (newest.run, newest.aliases) == ("run-b", ()), "neither the drafter nor the head has changed"
     assert (baseline.run, baseline.reason, baseline.aliases) == ("run-b", "floor", ())
     assert (learned.run, learned.aliases) == ("run-a", ("candidate",))
     registry = MlflowRegistry(published.uri, published.root / "run-learned/registry-queue.jsonl", retry_policy=QUICK)
@@ -155,7 +155,7 @@ def test_runs_do_not_share_colours_and_the_alias_is_the_newest_that_learned(publ
 @pytest.mark.parametrize(
     "reference", ["models:/x", "models:/x/y", "models:/x@", "x/1", "models:/a/b/1", "models:/x/-1"]
 )
-def test_a_malformed_reference_says_how_to_write_one(published: Published, tmp_path: Path, reference: str):
+def test_the_error_for_a_malformed_reference_shows_the_form(published: Published, tmp_path: Path, reference: str):
     with pytest.raises(ModelError, match="models:/NAME/NUMBER"):
         fetch_version(reference, published.uri, tmp_path / "v")
 
@@ -167,7 +167,7 @@ def test_an_unknown_version_is_named(published: Published, tmp_path: Path, refer
     assert not (tmp_path / "v").exists()
 
 
-def test_a_folder_with_files_is_not_written_over(published: Published, tmp_path: Path):
+def test_a_folder_with_files_is_not_overwritten(published: Published, tmp_path: Path):
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(UsageError, match="empty folder"):
         fetch_version(f"models:/{MODEL}/1", published.uri, tmp_path)
@@ -175,7 +175,7 @@ def test_a_folder_with_files_is_not_written_over(published: Published, tmp_path:
 
 
 def stored_files(published: Published, number: int) -> Path:
-    """Where the store keeps the files of a version."""
+    """The folder in which the store keeps the files of a version."""
     client = connect(published.uri)
     model = client.get_logged_model(client.get_model_version(MODEL, str(number)).source.removeprefix("models:/"))
     return Path(model.artifact_location.removeprefix("file://"))
@@ -197,7 +197,7 @@ def lose(folder: Path) -> None:
 
 
 def replace_all(folder: Path) -> None:
-    """Files and manifest of another version: consistent, but not what was registered."""
+    """Replace the files and the manifest by those of another version: consistent, but not the registered ones."""
     for path in folder.rglob("*"):
         if path.is_file():
             path.unlink()
@@ -244,7 +244,7 @@ def test_a_version_changed_between_sealing_and_sending_is_not_registered(publish
     assert len(list_versions(published.uri)) == known
 
 
-def test_a_publication_that_failed_half_way_is_sent_again_without_a_trace(published: Published, monkeypatch):
+def test_a_publication_that_failed_midway_is_sent_again_without_a_trace(published: Published, monkeypatch):
     register, calls = Publication._register, []
 
     def fail_once(self, *arguments):
@@ -265,7 +265,7 @@ def test_a_publication_that_failed_half_way_is_sent_again_without_a_trace(publis
     assert len(client.search_logged_models(["1"], "name = 'run-d-v0'")) == 1
 
 
-def test_a_later_process_sends_into_the_same_run_what_could_not_be_sent(published: Published):
+def test_a_later_process_sends_undelivered_messages_into_the_same_run(published: Published):
     spool = published.root / "run-e/registry-queue.jsonl"
     first = MlflowRegistry(CLOSED, spool, retry_policy=QUICK)
     first.start_run("run-e", PARAMS, {}, SOURCES)
@@ -283,7 +283,7 @@ def test_a_later_process_sends_into_the_same_run_what_could_not_be_sent(publishe
     assert len(list_versions(published.uri)) == known + 1
 
 
-def test_what_waits_in_a_run_s_folder_is_sent_from_wherever_the_folder_is_now(published: Published):
+def test_the_queue_of_a_moved_run_folder_is_sent_from_its_new_place(published: Published):
     before, after = published.root / "run-f", published.root / "moved" / "run-f"
     first = MlflowRegistry(CLOSED, before / "registry-queue.jsonl", retry_policy=QUICK)
     first.start_run("run-f", PARAMS, {}, SOURCES)
@@ -334,13 +334,13 @@ def test_points_are_posted_in_microseconds_while_a_delivery_hangs(tmp_path: Path
     release.set()
 
 
-def test_reading_makes_no_store_and_says_what_is_missing(tmp_path: Path):
+def test_reading_creates_no_store_and_reports_what_is_missing(tmp_path: Path):
     with pytest.raises(UsageError, match=r"mlflow.db does not; `omnidraft replay`"):
         list_versions(default_uri(tmp_path))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_model_nobody_published_has_no_versions(published: Published):
+def test_an_unpublished_model_has_no_versions(published: Published):
     assert list_versions(published.uri, "nothing") == []
 
 
@@ -364,7 +364,7 @@ assert registry.close(120) == 0
 
 
 def test_the_probe_is_sent_before_other_metrics(tmp_path: Path):
-    """MLflow's comparison begins with the metric that was stored first."""
+    """MLflow's comparison starts with the metric that was stored first."""
     registry = MlflowRegistry(CLOSED, tmp_path / "queue.jsonl", retry_policy=QUICK)
     registry.start_run("run", {}, {}, [])
     folder, event = publication(tmp_path, 0)

@@ -1,4 +1,4 @@
-"""The same over HTTP: real servers on loopback, which keep the artifacts themselves, and which fail for a while."""
+"""The registry over HTTP: real servers on loopback that store the artifacts and fail for some time."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -32,12 +32,12 @@ def proxy(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
 
 
 @pytest.mark.slow
-def test_versions_travel_through_a_server_and_back_without_a_word(
+def test_versions_are_sent_to_a_server_and_fetched_without_output(
     server: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ):
     registry = MlflowRegistry(server, tmp_path / "queue.jsonl", retry_policy=RetryPolicy(linger=0.01))
     registry.start_run("run-a", {"mode": "trie"}, {}, [("docs", "builtin:docs")])
-    registry.log_points([("acceptance", 0.5, step, 1_700_000_000_000) for step in range(1500)])  # over MLflow's batch
+    registry.log_points([("acceptance", 0.5, step, 1_700_000_000_000) for step in range(1500)])  # more than a batch
     folders = []
     for version in range(2):
         folder, event = publication(tmp_path, version)
@@ -56,7 +56,7 @@ def test_versions_travel_through_a_server_and_back_without_a_word(
 @pytest.mark.parametrize(
     "mood", ["moody", "down", *(pytest.param(mood, marks=SWEEP) for mood in ("broken", "slow", "mute"))]
 )
-def test_a_server_in_trouble_costs_time_and_nothing_else(server: str, proxy: Proxy, tmp_path: Path, mood: str):
+def test_a_failing_server_costs_time_and_nothing_else(server: str, proxy: Proxy, tmp_path: Path, mood: str):
     registry = MlflowRegistry(proxy.uri, tmp_path / "q.jsonl", experiment=mood, model=mood, retry_policy=QUICK, keep=0)
     turns = play(registry, tmp_path)
     next(turns)
@@ -67,11 +67,11 @@ def test_a_server_in_trouble_costs_time_and_nothing_else(server: str, proxy: Pro
     registry.release(registry.mark())
     if mood in ("broken", "down", "mute"):
         wait_until(lambda: registry.last_error is not None)
-        time.sleep(0.5)  # several attempts
+        time.sleep(0.5)  # time for several attempts
         assert not all_sent(tmp_path)
     elif mood == "moody":
         wait_until(lambda: proxy.requests > 60)
-    mend(proxy, mood)
+    restore(proxy, mood)
     wait_until(lambda: all_sent(tmp_path))
     for _ in turns:
         registry.release(registry.mark())
@@ -81,8 +81,8 @@ def test_a_server_in_trouble_costs_time_and_nothing_else(server: str, proxy: Pro
 
 
 @pytest.mark.sweep
-def test_postgresql_keeps_the_same(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch):
-    """Well, and through a proxy that fails by turns."""
+def test_postgresql_stores_the_same(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch):
+    """The registry sends without failures, and through a proxy that fails in two ways."""
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0")
     with postgres() as store, mlflow_server(tmp_path_factory.mktemp("server"), store) as server:
         proxy = Proxy(server)
@@ -111,7 +111,7 @@ def spoil(proxy: Proxy, mood: str) -> None:
         proxy.mood = mood
 
 
-def mend(proxy: Proxy, mood: str) -> None:
+def restore(proxy: Proxy, mood: str) -> None:
     if mood == "down":
         proxy.open_again()
     else:
@@ -124,8 +124,8 @@ def measure_seconds(call: Callable[[], object]) -> float:
     return time.monotonic() - started
 
 
-def wait_until(true: Callable[[], bool], seconds: float = 120) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 120) -> None:
     end = time.monotonic() + seconds
-    while not true() and time.monotonic() < end:
+    while not condition() and time.monotonic() < end:
         time.sleep(0.05)
-    assert true()
+    assert condition()

@@ -1,4 +1,4 @@
-"""Whatever dies between two calls to MLflow, each thing is there once in the end."""
+"""A failure or a kill between any two calls to MLflow leaves every object in the store exactly once."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ import store.registry.mlflow_sender
 
 ROOT = Path(__file__).parents[3]
 PATHS = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests/support")])}
-CALLS = 66  # to MLflow, of the little run of registry_making
+CALLS = 66  # to MLflow, in the small run of registry_making
 HOW = ("before", "after", "twice")
 SHORT = [(at, HOW[at % 3]) for at in range(1, CALLS + 1, 8)]
 KILLED = """
@@ -61,7 +61,7 @@ def test_any_call_that_fails_leaves_no_trace(tmp_path: Path, monkeypatch: pytest
     run_with(tmp_path / "runs", Faults(at, how), monkeypatch)
 
 
-def test_what_arrives_after_it_was_given_up_is_removed_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_object_of_an_abandoned_call_is_removed_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     faults = Faults(late="log_artifact")
     run_with(tmp_path / "runs", faults, monkeypatch)
     assert len(faults.made) == 9
@@ -69,21 +69,21 @@ def test_what_arrives_after_it_was_given_up_is_removed_at_the_end(tmp_path: Path
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("at", "how"), [(26, "after")])
-def test_a_process_that_is_killed_in_a_call_is_as_if_it_had_never_been(tmp_path: Path, at: int, how: str):
-    kill_and_go_on(tmp_path / "runs", at, how)
+def test_a_process_that_is_killed_in_a_call_leaves_no_trace(tmp_path: Path, at: int, how: str):
+    kill_and_send_again(tmp_path / "runs", at, how)
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize(("at", "how"), [(at, how) for at in range(1, CALLS + 1) for how in HOW[:2]])
 def test_a_process_may_be_killed_in_any_call(tmp_path: Path, at: int, how: str):
-    kill_and_go_on(tmp_path / "runs", at, how)
+    kill_and_send_again(tmp_path / "runs", at, how)
 
 
-def kill_and_go_on(folder: Path, at: int, how: str) -> None:
+def kill_and_send_again(folder: Path, at: int, how: str) -> None:
     uri = new_store(folder)
     command = [sys.executable, "-c", KILLED, uri, str(folder), str(at), how]
     killed = subprocess.run(command, check=False, cwd=ROOT, env=os.environ | PATHS)
     assert killed.returncode == -signal.SIGKILL
-    shutil.rmtree(folder / "run-a", ignore_errors=True)  # the sealed folders, which are going to be made again
+    shutil.rmtree(folder / "run-a", ignore_errors=True)  # the sealed folders, which `send` makes again
     send(uri, folder)
     check(uri, folder)

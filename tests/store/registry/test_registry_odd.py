@@ -1,4 +1,4 @@
-"""What a run may bring along that MLflow refuses or that is gone, and stores that cannot be read."""
+"""Names that MLflow refuses, files and versions that no longer exist, and stores that cannot be read."""
 
 import hashlib
 import json
@@ -26,7 +26,7 @@ def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def start_run_of(uri: str, folder: Path, sources=(("docs", "builtin:docs"),), drafter: str = "") -> MlflowRegistry:
-    """A run named like its folder, of a registered model of that name."""
+    """Start a run that is named like its folder, as is its registered model."""
     registry = MlflowRegistry(uri, folder / "q.jsonl", model=folder.name, retry_policy=QUICK)
     registry.start_run(folder.name, {"drafter": drafter}, {}, sources)
     return registry
@@ -36,7 +36,7 @@ def run_of(uri: str, folder: Path):
     return connect(uri).search_runs(["1"], f"attributes.run_name = '{folder.name}'")[0]
 
 
-def test_a_file_that_is_gone_does_not_keep_the_run_from_its_end(uri: str, tmp_path: Path):
+def test_a_missing_file_does_not_prevent_the_end_of_the_run(uri: str, tmp_path: Path):
     (tmp_path / "summary.json").write_text("{}")
     registry = start_run_of(uri, tmp_path)
     registry.finish({"acceptance": 0.5}, [tmp_path / "acceptance.png", tmp_path / "summary.json"])
@@ -46,7 +46,7 @@ def test_a_file_that_is_gone_does_not_keep_the_run_from_its_end(uri: str, tmp_pa
     assert [one.path for one in connect(uri).list_artifacts(run.info.run_id)] == ["summary.json"]
 
 
-def test_a_file_that_is_gone_is_no_outage():
+def test_a_missing_file_is_not_an_outage():
     assert not is_transient(FileNotFoundError())
     assert not is_transient(NotADirectoryError())
     assert is_transient(ConnectionResetError())
@@ -72,7 +72,7 @@ def test_names_that_mlflow_refuses_are_cleaned(uri: str, tmp_path: Path):
 @pytest.mark.parametrize(
     ("text", "name"), [("a b/c", "a_b_c"), ("gsm8k (1)", "gsm8k_1_"), ("..", "_"), ("", "_"), ("v1.0-x_y", "v1.0-x_y")]
 )
-def test_one_part_of_a_metric_s_name(text: str, name: str):
+def test_a_part_of_a_metric_name_is_cleaned(text: str, name: str):
     assert metric_name(text) == name
     assert metric_key(f"final/{name}") == f"final/{name}"
 
@@ -87,7 +87,7 @@ def test_many_sources_with_long_names_make_one_dataset(uri: str, tmp_path: Path)
     assert dataset("n" * 201, "").digest != dataset("n" * 202, "").digest
 
 
-def test_a_run_starts_though_the_version_it_goes_on_from_is_gone(uri: str, tmp_path: Path):
+def test_a_run_starts_if_its_parent_version_was_deleted(uri: str, tmp_path: Path):
     earlier = start_run_of(uri, tmp_path)
     for version in range(2):
         earlier.publish(*publication(tmp_path, version, "run-e"), {})
@@ -101,7 +101,7 @@ def test_a_run_starts_though_the_version_it_goes_on_from_is_gone(uri: str, tmp_p
         assert later.close(60) == 0, later.last_error
 
 
-def test_the_successor_of_a_refused_version_goes_on_from_the_one_before(uri: str, tmp_path: Path):
+def test_the_successor_of_a_refused_version_has_the_previous_one_as_parent(uri: str, tmp_path: Path):
     registry = start_run_of(uri, tmp_path)
     for version in range(4):
         folder, event = publication(tmp_path, version, "run-r")
@@ -132,7 +132,7 @@ def test_an_edited_field_of_a_stored_manifest_is_refused(uri: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("store", ["sqlite:///{folder}/bad.db", "foo://x", "postgresql+psycopg9://localhost:9/x"])
-def test_a_store_that_cannot_be_read_is_told_in_plain_words(tmp_path: Path, store: str):
+def test_a_store_that_cannot_be_read_gives_a_clear_error(tmp_path: Path, store: str):
     (tmp_path / "bad.db").write_text("not a database, " * 100)
     with pytest.raises(UsageError, match=r"MLflow at .* must"):
         list_versions(store.format(folder=tmp_path), "m")
@@ -144,7 +144,7 @@ def test_a_driver_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: py
         list_versions("postgresql+psycopg2://localhost:9/x", "m")
 
 
-def test_a_version_is_fetched_into_no_file_and_below_none(uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_version_is_not_fetched_into_or_below_a_file(uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     registry = start_run_of(uri, tmp_path)
     folder, event = publication(tmp_path, 0, "run-f")
     registry.publish(folder, event, {})
@@ -160,17 +160,17 @@ def test_a_version_is_fetched_into_no_file_and_below_none(uri: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", ["it's", 'a"b', "a`b"])
-def test_a_model_s_name_has_no_quotes(uri: str, name: str, tmp_path: Path):
-    for ask in (
+def test_a_model_name_with_quotes_is_refused(uri: str, name: str, tmp_path: Path):
+    for query in (
         lambda: list_versions(uri, name),
         lambda: show_version(uri, name, 1),
         lambda: fetch_version(f"models:/{name}/1", uri, tmp_path / "v"),
     ):
         with pytest.raises(ModelError, match="free of quotes"):
-            ask()
+            query()
 
 
-def test_the_numbers_that_there_are_are_listed(uri: str, tmp_path: Path):
+def test_the_error_for_an_unknown_version_lists_the_existing_numbers(uri: str, tmp_path: Path):
     registry = start_run_of(uri, tmp_path)
     for version in range(5):
         registry.publish(*publication(tmp_path, version, "run-s"), {})
@@ -186,9 +186,9 @@ class Page(list):
 
 def test_a_search_goes_through_all_pages():
     def search(token: str | None) -> Page:
-        at = int(token or 0)
-        page = Page(range(at, at + 2))
-        page.token = str(at + 2) if at < 4 else None
+        first = int(token or 0)
+        page = Page(range(first, first + 2))
+        page.token = str(first + 2) if first < 4 else None
         return page
 
     assert fetch_pages(search) == [0, 1, 2, 3, 4, 5]

@@ -1,4 +1,4 @@
-"""A folder of runs that was moved or copied: everything is found in it, and nothing is written to where it was."""
+"""In a moved or copied folder of runs everything is found, and nothing is written to the old place."""
 
 import shutil
 import sqlite3
@@ -22,7 +22,7 @@ QUICK = RetryPolicy(attempts=1, backoff=0.01, max_backoff=0.01, linger=0.01)
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
-    """A folder with a run of two versions, of which each was the champion once."""
+    """A folder with a run of two versions, each of which was the champion once."""
     folder = tmp_path / "runs"
     registry = MlflowRegistry(new_store(folder), folder / "run-a/registry-queue.jsonl", retry_policy=QUICK)
     for _ in play(registry, folder):
@@ -69,10 +69,10 @@ def test_everything_is_found_in_the_new_folder(runs: Path, tmp_path: Path, way: 
     assert files(runs) == before if way == "copied" else not runs.exists()
 
 
-def test_no_address_of_a_moved_store_leads_outside(runs: Path, tmp_path: Path):
+def test_no_address_in_a_moved_store_is_outside_of_it(runs: Path, tmp_path: Path):
     former, there = runs.as_uri(), tmp_path / "there"
     runs.rename(there)
-    list_pages(default_uri(there))  # as `omnidraft ui` asks before it starts MLflow's server
+    list_pages(default_uri(there))  # as `omnidraft ui` calls it before it starts MLflow's server
     with sqlite3.connect(there / "mlflow.db") as store:
         tables = [name for (name,) in store.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         found = {
@@ -82,7 +82,7 @@ def test_no_address_of_a_moved_store_leads_outside(runs: Path, tmp_path: Path):
     assert {table: rows for table, rows in found.items() if rows} == {}
 
 
-def test_a_store_whose_files_are_kept_elsewhere_is_left_alone(tmp_path: Path):
+def test_a_store_with_files_elsewhere_is_left_unchanged(tmp_path: Path):
     uri, elsewhere = new_store(tmp_path / "store"), tmp_path / "elsewhere" / ARTIFACTS
     elsewhere.mkdir(parents=True)
     connect(uri).create_experiment("omnidraft", elsewhere.as_uri())

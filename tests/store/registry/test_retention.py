@@ -26,14 +26,14 @@ def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def shared(uri: str, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A registered model with versions 1 to 5 of a run in a line, of which none is deleted: 1 is the floor."""
+    """A registered model with versions 1 to 5 of one run, 1 being the baseline; no test deletes any."""
     publish(uri, tmp_path_factory.mktemp("shared"), "shared", "run-s", 5)
     return "shared"
 
 
 @pytest.fixture
 def model(uri: str, tmp_path: Path) -> str:
-    """The same, of the test's own."""
+    """A registered model with versions 1 to 5 for one test alone."""
     publish(uri, tmp_path, tmp_path.name, "run-a", 5)
     return tmp_path.name
 
@@ -61,7 +61,7 @@ def files_of(uri: str, model: str, number: int) -> Path:
 
 
 @pytest.mark.slow
-def test_champions_follow_each_other_and_go_back_in_turn(uri: str, shared: str):
+def test_rollback_returns_to_former_champions_in_turn(uri: str, shared: str):
     assert promote(uri, shared, 2) is None
     assert promote(uri, shared, 4) == 2
     assert promote(uri, shared, 4) == 4
@@ -84,7 +84,7 @@ def test_a_champion_must_exist(uri: str, shared: str):
         promote(uri, "nothing", 1)
 
 
-def test_going_back_passes_over_what_was_pruned_and_over_an_edited_tag(uri: str, shared: str):
+def test_rollback_skips_pruned_versions_and_an_edited_tag(uri: str, shared: str):
     connect(uri).set_registered_model_tag(shared, "former_champions", "2, 77")
     promote(uri, shared, 5)
     assert rollback(uri, shared) == (5, 2)
@@ -111,7 +111,7 @@ def test_prune_keeps_champion_candidate_their_ancestors_and_the_newest(uri: str,
 
 
 @pytest.mark.slow
-def test_prune_keeps_the_line_of_a_run_that_went_on_from_another(uri: str, model: str, tmp_path: Path):
+def test_prune_keeps_the_ancestors_of_a_run_that_started_from_another(uri: str, model: str, tmp_path: Path):
     promote(uri, model, 1)
     publish(uri, tmp_path, model, "run-b", 2, drafter=f"models:/{model}/3")  # 6 and 7
     assert [version.parent for version in list_versions(uri, model)][:2] == [6, 3]
@@ -119,7 +119,7 @@ def test_prune_keeps_the_line_of_a_run_that_went_on_from_another(uri: str, model
     assert numbers(uri, model) == [1, 2, 3, 6, 7]
 
 
-def test_prune_keeps_the_last_ones_whatever_their_line(uri: str, model: str):
+def test_prune_keeps_the_newest_versions_without_their_ancestors(uri: str, model: str):
     promote(uri, model, 1)
     connect(uri).delete_registered_model_alias(model, "candidate")
     assert prune(uri, model, 2, dry_run=False) == [2, 3]
@@ -127,7 +127,7 @@ def test_prune_keeps_the_last_ones_whatever_their_line(uri: str, model: str):
 
 
 @pytest.mark.slow
-def test_prune_keeps_what_rollback_would_go_back_to_and_its_line(uri: str, model: str, tmp_path: Path):
+def test_prune_keeps_the_target_of_a_rollback_and_its_ancestors(uri: str, model: str, tmp_path: Path):
     publish(uri, tmp_path, model, "run-b", 3)  # 6 to 8
     for number in (1, 4, 3, 8):
         promote(uri, model, number)
@@ -138,7 +138,7 @@ def test_prune_keeps_what_rollback_would_go_back_to_and_its_line(uri: str, model
         promote(uri, model, 4)
 
 
-def test_prune_passes_over_a_version_that_is_promoted_meanwhile(uri: str, model: str, monkeypatch: pytest.MonkeyPatch):
+def test_prune_skips_a_version_that_is_promoted_in_the_meantime(uri: str, model: str, monkeypatch: pytest.MonkeyPatch):
     def erase_and_promote(client, version):
         delete_version(client, version)
         connect(uri).set_registered_model_alias(model, "champion", "3")
@@ -150,15 +150,15 @@ def test_prune_passes_over_a_version_that_is_promoted_meanwhile(uri: str, model:
     assert numbers(uri, model) == [2, 3, 5]
 
 
-def test_at_most_a_hundred_former_champions_are_remembered(uri: str, model: str):
+def test_at_most_a_hundred_former_champions_are_stored(uri: str, model: str):
     connect(uri).set_registered_model_tag(model, "former_champions", ", ".join(map(str, range(1000, 1150))))
     promote(uri, model, 2)
     promote(uri, model, 3)
-    remembered = connect(uri).get_registered_model(model).tags["former_champions"].split(", ")
-    assert (len(remembered), remembered[-2:]) == (100, ["1149", "2"])
+    stored = connect(uri).get_registered_model(model).tags["former_champions"].split(", ")
+    assert (len(stored), stored[-2:]) == (100, ["1149", "2"])
 
 
-def test_a_prune_that_broke_off_is_completed_by_the_next(uri: str, model: str, monkeypatch: pytest.MonkeyPatch):
+def test_an_interrupted_prune_is_completed_by_the_next(uri: str, model: str, monkeypatch: pytest.MonkeyPatch):
     from mlflow import MlflowClient
 
     connect(uri).delete_registered_model_alias(model, "candidate")
@@ -185,15 +185,15 @@ def test_a_negative_number_to_keep_is_refused(uri: str, shared: str):
         prune(uri, shared, -1, dry_run=True)
 
 
-def test_a_comparison_is_one_run_however_often_it_is_written(uri: str, shared: str, tmp_path: Path):
+def test_a_comparison_is_recorded_as_one_run_however_often_it_is_written(uri: str, shared: str, tmp_path: Path):
     report = tmp_path / "comparison.json"
     report.write_text("{}")
-    figures = {"acceptance/difference": 0.1, "acceptance/low": 0.05}
-    first = record_comparison(uri, shared, 1, 4, figures, [report])
-    assert record_comparison(uri, shared, 1, 4, dict(reversed(figures.items())), [report]) == first
+    metrics = {"acceptance/difference": 0.1, "acceptance/low": 0.05}
+    first = record_comparison(uri, shared, 1, 4, metrics, [report])
+    assert record_comparison(uri, shared, 1, 4, dict(reversed(metrics.items())), [report]) == first
     run = connect(uri).get_run(first)
     assert (run.info.status, run.info.run_name) == ("FINISHED", "v1 and v4")
-    assert run.data.metrics == figures
+    assert run.data.metrics == metrics
     assert run.data.params == {"first": "1", "second": "4"}
     assert run.data.tags["kind"] == "comparison"
     assert len(connect(uri).get_metric_history(first, "acceptance/low")) == 1
@@ -201,18 +201,18 @@ def test_a_comparison_is_one_run_however_often_it_is_written(uri: str, shared: s
     assert sorted(given.model_id for given in run.inputs.model_inputs) == sorted(compared)
     assert [artifact.path for artifact in connect(uri).list_artifacts(first)] == ["comparison.json"]
     report.write_text("[]")
-    assert record_comparison(uri, shared, 1, 4, figures, [report]) != first
+    assert record_comparison(uri, shared, 1, 4, metrics, [report]) != first
     listed = [one for one in list_comparisons(uri) if one.name == shared]
     assert [(one.first, one.second) for one in listed] == [(1, 4)] * 2
     assert listed[0].metrics == run.data.metrics
 
 
-def test_a_comparison_of_what_is_not_there_is_refused(uri: str, shared: str):
+def test_a_comparison_with_an_unknown_version_is_refused(uri: str, shared: str):
     with pytest.raises(ModelError, match="must have a version 9"):
         record_comparison(uri, shared, 1, 9, {}, [])
 
 
-def test_probe_figures_of_different_runs_share_a_dataset(uri: str, tmp_path: Path):
+def test_probe_metrics_of_different_runs_share_a_dataset(uri: str, tmp_path: Path):
     model = tmp_path.name
     publish(uri, tmp_path, model, "run-a", 1)
     publish(uri, tmp_path, model, "run-b", 2)
@@ -223,7 +223,7 @@ def test_probe_figures_of_different_runs_share_a_dataset(uri: str, tmp_path: Pat
     assert [metric.value for metric in probes] == [0.0, 0.1]
 
 
-def test_every_version_tells_its_line(uri: str, tmp_path: Path):
+def test_every_version_has_its_lineage(uri: str, tmp_path: Path):
     registry = MlflowRegistry(uri, tmp_path / "q.jsonl", model=tmp_path.name, retry_policy=QUICK)
     registry.start_run("run-z", {}, {}, [])
     for version in range(3):
@@ -231,9 +231,9 @@ def test_every_version_tells_its_line(uri: str, tmp_path: Path):
         made = replace(event, reason="drift", offset=100) if version == 2 else event
         registry.publish(folder, made, {}, drift=60 if version == 1 else None)
     assert registry.close(60) == 0, registry.last_error
-    newest, middle, floor = list_versions(uri, tmp_path.name)
-    assert (floor.parent, floor.learned, floor.drift) == (None, None, None)
-    assert (middle.parent, middle.learned, middle.drift) == (floor.number, (0, 100), 60)
+    newest, middle, baseline = list_versions(uri, tmp_path.name)
+    assert (baseline.parent, baseline.learned, baseline.drift) == (None, None, None)
+    assert (middle.parent, middle.learned, middle.drift) == (baseline.number, (0, 100), 60)
     assert (newest.parent, newest.learned, newest.drift) == (middle.number, (100, 100), None)
     tags = show_version(uri, tmp_path.name, middle.number).tags
     assert (tags["learned"], tags["drift"], tags["run"], tags["target"]) == ("0-100", "60", "run-z", "builtin:target")
@@ -241,7 +241,7 @@ def test_every_version_tells_its_line(uri: str, tmp_path: Path):
 
 
 def move(uri: str, shared: str, to: str) -> None:
-    """What a hostile registry may say about where the files of version 2 are."""
+    """Set the location of the files of version 2, as a hostile registry could."""
     import sqlalchemy
 
     engine = sqlalchemy.create_engine(uri)
@@ -255,7 +255,7 @@ def move(uri: str, shared: str, to: str) -> None:
 @pytest.mark.parametrize(
     "where", ["{root}/../{name}/secret", "file://{root}/secret", "{root}/nothing", "{root}/secret/.."]
 )
-def test_files_that_are_elsewhere_are_refused_and_not_left_behind(uri: str, shared: str, tmp_path: Path, where: str):
+def test_files_outside_the_store_are_refused_and_leave_nothing(uri: str, shared: str, tmp_path: Path, where: str):
     (tmp_path / "secret").mkdir()
     (tmp_path / "secret/password.txt").write_text("secret")
     move(uri, shared, where.format(root=tmp_path, name=tmp_path.name))
@@ -265,7 +265,7 @@ def test_files_that_are_elsewhere_are_refused_and_not_left_behind(uri: str, shar
     assert contents(tmp_path) == before
 
 
-def test_links_among_the_stored_files_are_not_followed_out(uri: str, shared: str, tmp_path: Path):
+def test_links_that_lead_out_of_the_store_are_not_followed(uri: str, shared: str, tmp_path: Path):
     (tmp_path / "secret.txt").write_text("secret")
     link = files_of(uri, shared, 3) / "tokenizer.txt"
     link.symlink_to(tmp_path / "secret.txt")

@@ -1,4 +1,4 @@
-"""A sender in a process of its own: the same results and errors, a low priority, and no end that loses a message."""
+"""A sender in its own process: the same results and errors, a low priority, and no message lost at its end."""
 
 import os
 import subprocess
@@ -37,21 +37,21 @@ def pid_of(sender: SenderProcess) -> int:
 
 
 @pytest.mark.slow
-def test_what_it_sends_is_in_mlflow_also_after_it_was_killed(sender: SenderProcess, uri: str):
+def test_after_a_kill_the_next_process_continues_the_same_run(sender: SenderProcess, uri: str):
     known = sender.deliver("start", [{**START, "identity": "one"}])
     first = pid_of(sender)
     assert first != os.getpid()
     os.kill(first, 9)
     with pytest.raises(OutageError, match="process that sends to MLflow has ended"):
         sender.deliver("points", [POINTS])
-    assert sender.deliver("points", [POINTS]) == {"last": 1_700_000_000_000}, "the next one knows the run"
+    assert sender.deliver("points", [POINTS]) == {"last": 1_700_000_000_000}, "the next process knows the run"
     assert pid_of(sender) != first
     run = connect(uri).get_run(known["run_id"])
     assert run.data.metrics == {"acceptance": 0.5}
 
 
 @pytest.mark.slow
-def test_errors_of_the_sender_are_those_of_the_process(sender: SenderProcess, tmp_path: Path):
+def test_errors_in_the_process_are_raised_by_the_sender(sender: SenderProcess, tmp_path: Path):
     with pytest.raises(RuntimeError, match="the run must have been started in MLflow"):
         sender.deliver("points", [POINTS])
     unreachable = SenderProcess(CLOSED, "omnidraft", None, {}, tmp_path)
@@ -62,7 +62,7 @@ def test_errors_of_the_sender_are_those_of_the_process(sender: SenderProcess, tm
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="the system has no idle priority")
-def test_it_has_the_lowest_priority_until_it_is_waited_for(sender: SenderProcess):
+def test_it_has_the_lowest_priority_until_something_waits_for_it(sender: SenderProcess):
     with pytest.raises(RuntimeError):
         sender.deliver("points", [POINTS])
     assert os.sched_getscheduler(pid_of(sender)) == os.SCHED_IDLE
@@ -71,7 +71,7 @@ def test_it_has_the_lowest_priority_until_it_is_waited_for(sender: SenderProcess
     sender.end()
     with pytest.raises(RuntimeError):
         sender.deliver("points", [POINTS])
-    assert os.sched_getscheduler(pid_of(sender)) == os.SCHED_OTHER, "the next one too"
+    assert os.sched_getscheduler(pid_of(sender)) == os.SCHED_OTHER, "so does the next process"
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""A version folder is what its manifest says, or is refused by the name of the file that is not."""
+"""A version folder matches its manifest, or is refused with the name of the file that does not."""
 
 import hashlib
 import inspect
@@ -31,7 +31,7 @@ def edit_manifest(folder: Path, **changes: object) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-def test_a_sealed_folder_opens_with_what_was_said_about_it(folder: Path):
+def test_a_sealed_folder_opens_with_the_fields_given_to_seal(folder: Path):
     digest = seal(folder, fields(version=3))
     manifest = open_version(folder)
     assert {key: manifest[key] for key in fields()} == fields(version=3)
@@ -52,7 +52,7 @@ def test_the_digest_is_the_sha256_of_sorted_names_and_hashes(tmp_path: Path):
     assert seal(tmp_path, fields()) == hashlib.sha256(lines.encode()).hexdigest()
 
 
-def test_equal_files_have_equal_digests_whatever_is_said_about_them(tmp_path: Path):
+def test_equal_files_have_equal_digests_whatever_the_fields(tmp_path: Path):
     for name in ("one", "two"):
         fill(tmp_path / name, seed=5)
     assert seal(tmp_path / "one", fields(1, "x")) == seal(tmp_path / "two", fields(2, "y"))
@@ -90,7 +90,7 @@ def test_a_missing_file_is_named(sealed: Path):
         open_version(sealed)
 
 
-def test_a_file_that_nobody_listed_is_named(sealed: Path):
+def test_an_unlisted_file_is_named(sealed: Path):
     (sealed / "tokenizer" / "extra.json").write_text("{}")
     with pytest.raises(CorruptError, match=r"tokenizer/extra.json is not listed"):
         open_version(sealed)
@@ -99,7 +99,7 @@ def test_a_file_that_nobody_listed_is_named(sealed: Path):
 @pytest.mark.parametrize(
     "suffix", sorted({".pkl", ".pt", ".bin", ".pth", ".ckpt", ".joblib", ".PKL"} | PICKLE_SUFFIXES)
 )
-def test_what_may_hold_a_pickle_goes_neither_in_nor_out(sealed: Path, suffix: str):
+def test_files_that_may_hold_a_pickle_are_refused_by_seal_and_open(sealed: Path, suffix: str):
     (sealed / f"planted{suffix}").write_bytes(b"\x80\x04N.")
     with pytest.raises(CorruptError, match=rf"planted\{suffix} may hold a pickle"):
         open_version(sealed)
@@ -130,7 +130,7 @@ def test_a_path_that_leaves_the_folder_is_refused(sealed: Path, name: str):
 
 
 @pytest.mark.parametrize("target", ["config.json", "../outside.json", "nowhere", "tokenizer"])
-def test_a_link_is_refused_wherever_it_leads(sealed: Path, target: str):
+def test_a_link_is_refused_whatever_its_target(sealed: Path, target: str):
     (sealed.parent / "outside.json").write_text("{}")
     (sealed / "link.json").symlink_to(target)
     for refuse in (open_version, lambda folder: seal(folder, fields())):
@@ -138,14 +138,14 @@ def test_a_link_is_refused_wherever_it_leads(sealed: Path, target: str):
             refuse(sealed)
 
 
-def test_a_listed_file_may_not_be_swapped_for_a_link_to_an_equal_one(sealed: Path):
+def test_a_link_in_place_of_an_equal_listed_file_is_refused(sealed: Path):
     (sealed / "config.json").rename(sealed.parent / "config.json")
     (sealed / "config.json").symlink_to(sealed.parent / "config.json")
     with pytest.raises(CorruptError, match=r"config.json is a link"):
         open_version(sealed)
 
 
-def test_a_link_in_the_manifests_place_is_refused(sealed: Path):
+def test_a_link_in_place_of_the_manifest_is_refused(sealed: Path):
     (sealed / MANIFEST).rename(sealed.parent / MANIFEST)
     (sealed / MANIFEST).symlink_to(sealed.parent / MANIFEST)
     with pytest.raises(CorruptError, match=MANIFEST):
@@ -178,7 +178,7 @@ def test_a_manifest_without_a_field_names_it(sealed: Path, key: str):
 
 
 @pytest.mark.parametrize("suffix", sorted({".PY", ".So"} | CODE_SUFFIXES))
-def test_what_may_hold_code_goes_neither_in_nor_out(sealed: Path, suffix: str):
+def test_files_that_may_hold_code_are_refused_by_seal_and_open(sealed: Path, suffix: str):
     (sealed / f"modeling{suffix}").write_bytes(b"import os")
     for refuse in (open_version, lambda folder: seal(folder, fields())):
         with pytest.raises(CorruptError, match=rf"modeling\{suffix} may hold code"):
@@ -211,8 +211,8 @@ def test_a_deep_manifest_is_refused(sealed: Path):
         open_version(sealed)
 
 
-def test_a_deep_folder_is_walked_to_its_end(sealed: Path):
-    """Not so deep that nobody could remove it, but with little room for those who go down by recursion."""
+def test_a_deep_folder_is_walked_completely(sealed: Path):
+    """The folder can still be removed, but is too deep for a recursive walk with the usual limit."""
     inner = sealed.joinpath(*["d"] * 150)
     inner.mkdir(parents=True)
     (inner / "deep.json").write_text("{}")
@@ -226,7 +226,7 @@ def test_a_deep_folder_is_walked_to_its_end(sealed: Path):
 
 
 @pytest.mark.parametrize("key", ["files", "digest", "config.json"])
-def test_a_name_that_a_manifest_has_twice_is_refused(sealed: Path, key: str):
+def test_a_duplicate_name_in_a_manifest_is_refused(sealed: Path, key: str):
     text = (sealed / MANIFEST).read_text()
     (sealed / MANIFEST).write_text(text.replace(f'"{key}":', f'"{key}": "{"0" * 64}", "{key}":'))
     with pytest.raises(CorruptError, match=f"'{key}' is there twice"):
@@ -243,7 +243,7 @@ def test_a_field_of_the_wrong_kind_is_named(sealed: Path, key: str, value: objec
 
 
 def test_a_name_cannot_pretend_to_be_two_lines_of_the_digest(tmp_path: Path):
-    """`hash name` lines are what the digest covers, so that a line end in a name could stand for another file."""
+    """The digest covers lines `hash name`, so a line end in a name could imitate another file."""
     one, two = (hashlib.sha256(content).hexdigest() for content in (b"one", b"two"))
     (tmp_path / f"a.json\n{two} b.json").write_bytes(b"one")
     with pytest.raises(CorruptError, match="not in plain form"):
@@ -251,14 +251,14 @@ def test_a_name_cannot_pretend_to_be_two_lines_of_the_digest(tmp_path: Path):
     assert one != two
 
 
-def test_a_name_that_is_no_text_is_refused_in_words_that_can_be_printed(sealed: Path):
+def test_a_name_that_is_not_utf8_is_refused_with_a_printable_error(sealed: Path):
     (sealed / os.fsdecode(b"\xff.json")).write_bytes(b"{}")
     with pytest.raises(CorruptError, match="not in plain form") as refused:
         open_version(sealed)
     str(refused.value).encode()
 
 
-def test_nothing_is_no_version(tmp_path: Path):
+def test_a_missing_folder_is_not_a_version(tmp_path: Path):
     with pytest.raises(CorruptError, match="has none"):
         open_version(tmp_path)
     with pytest.raises(CorruptError, match="is empty"):

@@ -1,4 +1,4 @@
-"""What a hostile version could smuggle past its digests: those say only that nobody changed it after it was sealed."""
+"""Attacks by a hostile version with valid digests, which prove only that nobody changed it after it was sealed."""
 
 import json
 import shutil
@@ -17,7 +17,7 @@ MODELS = ROOT / "pipeline/models"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A version whose config asks for code of its own; the code leaves a mark when it is run."""
+    """A version whose config names its own code, which creates a file when it runs."""
     source = next(path for path in sorted(MODELS.iterdir()) if "drafter" in path.name)
     shutil.copytree(source, tmp_path / "version")
     edit(tmp_path / "version", auto_map={"AutoConfig": "planted.Config", "AutoModelForCausalLM": "planted.Model"})
@@ -38,25 +38,25 @@ def plant_code(folder: Path) -> Path:
     return mark
 
 
-def test_code_beside_the_weights_is_refused_before_anything_is_loaded(folder: Path):
+def test_code_next_to_the_weights_is_refused_before_anything_is_loaded(folder: Path):
     mark = plant_code(folder)
     with pytest.raises(CorruptError, match=r"planted.py may hold code"):
         seal(folder, fields())
     assert not mark.exists()
 
 
-def test_a_config_that_asks_for_code_gets_none(folder: Path):
+def test_code_that_a_config_names_is_not_run(folder: Path):
     from stages.models.huggingface import load_causal_model
 
-    mark = plant_code(folder)  # as if it had passed
+    mark = plant_code(folder)  # as if the check had missed it
     assert "planted" not in type(load_causal_model(str(folder), "float32", "cpu")).__module__
     assert not mark.exists()
 
 
-def test_a_kind_of_model_that_only_foreign_code_knows_is_refused_and_nobody_is_asked(folder: Path, monkeypatch):
+def test_a_model_type_that_only_foreign_code_defines_is_refused_without_a_prompt(folder: Path, monkeypatch):
     from stages.models.huggingface import load_causal_model
 
-    monkeypatch.setattr("builtins.input", lambda *question: pytest.fail(f"asked {question}"))
+    monkeypatch.setattr("builtins.input", lambda *question: pytest.fail(f"prompted with {question}"))
     mark = plant_code(folder)
     edit(folder, model_type="planted")
     with pytest.raises(OmnidraftError):
@@ -74,11 +74,11 @@ def test_a_kind_of_model_that_only_foreign_code_knows_is_refused_and_nobody_is_a
         b"",
     ],
 )
-def test_weights_with_a_hostile_header_are_an_error_of_ours(folder: Path, header: bytes):
+def test_weights_with_a_hostile_header_raise_an_omnidraft_error(folder: Path, header: bytes):
     from stages.models.huggingface import load_causal_model
 
     (folder / "model.safetensors").write_bytes(header)
     seal(folder, fields())
-    open_version(folder)  # the digests are right
+    open_version(folder)  # the digests are correct
     with pytest.raises(OmnidraftError):
         load_causal_model(str(folder), "float32", "cpu")

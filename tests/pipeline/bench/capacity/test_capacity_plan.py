@@ -1,4 +1,4 @@
-"""The plan for many workers: what can be computed by hand, nothing lost, and nothing that shrinks as traffic grows."""
+"""The plan for many workers: numbers computed by hand, no lost prompt, and no share that falls as traffic grows."""
 
 from dataclasses import replace
 
@@ -37,14 +37,14 @@ def shares(cluster: Cluster, inputs: CapacityInputs | None = None) -> dict[str, 
 
 @pytest.mark.parametrize("waiting", [0, 3, 256])
 @pytest.mark.parametrize("rate", [1.0, 20.0, 300.0])
-def test_every_prompt_is_taught_given_up_or_waiting(rate: float, waiting: int):
+def test_every_prompt_is_learned_from_dropped_or_waiting(rate: float, waiting: int):
     found = simulate(replace(FLOW, prompts_per_second=rate, waiting=waiting), 5000)
     assert found.posted == 5000 == found.taught + found.dropped + found.waiting
     assert found.updates == found.taught // FLOW.interval
     assert found.waiting <= waiting
 
 
-def test_a_learner_without_cost_is_one_prompt_behind():
+def test_a_learner_without_cost_lags_by_one_prompt():
     found = simulate(Flow(10.0, 0.0, 0.0, interval=1, arrival_seconds=0.0, waiting=8), 5000)
     assert found.prompts == 1
     assert found.seconds == pytest.approx(0.1, rel=0.05)
@@ -56,13 +56,13 @@ def test_an_interval_delays_by_half_of_itself():
     assert found.prompts == pytest.approx((9 + 1) / 2, rel=0.02)
 
 
-def test_late_arrival_is_late_by_as_many_prompts_as_come_meanwhile():
+def test_a_late_arrival_adds_the_prompts_that_arrive_meanwhile():
     at_once, late = (simulate(Flow(10.0, 0.0, 0.0, 4, seconds, 8), 20_000) for seconds in (0.0, 3.0))
     assert late.prompts - at_once.prompts == pytest.approx(3.0 * 10, rel=0.05)
     assert late.seconds - at_once.seconds == pytest.approx(3.0, rel=0.05)
 
 
-def test_the_time_that_a_learner_is_busy_is_its_work():
+def test_a_learner_is_busy_for_the_time_of_its_work():
     found = simulate(FLOW, 20_000)
     assert found.busy == pytest.approx(10 * (0.01 + 0.1 / 4), rel=0.05)
     assert found.dropped == 0
@@ -81,13 +81,13 @@ def test_the_same_seed_finds_the_same():
     assert simulate(FLOW, 2000, seed=3) == simulate(FLOW, 2000, seed=3) != simulate(FLOW, 2000, seed=4)
 
 
-def test_weights_that_did_not_arrive_yet_are_as_late_as_can_be_known():
+def test_weights_that_have_not_arrived_are_late_by_their_arrival_time():
     found = simulate(replace(FLOW, arrival_seconds=1e9), 1000)
     assert (found.updates, found.served) == (250, 0)
     assert found.prompts == pytest.approx(10 * 1e9)
 
 
-def test_as_many_prompts_are_simulated_as_come_in_some_rounds():
+def test_a_simulation_is_long_enough_for_several_arrivals():
     slow = replace(FLOW, arrival_seconds=3000.0)
     assert simulate(slow, slow.long_enough).served > 0
     assert FLOW.long_enough == FEWEST
@@ -115,11 +115,11 @@ def test_half_of_the_examples_take_twice_as_long():
 @pytest.mark.parametrize(
     ("receivers", "fan_out", "depth"), [(1, 2, 1), (2, 2, 1), (3, 2, 2), (6, 2, 2), (7, 2, 3), (1000, 2, 9)]
 )
-def test_weights_are_passed_on_as_often_as_it_takes(receivers: int, fan_out: int, depth: int):
+def test_weights_are_forwarded_as_often_as_the_fan_out_requires(receivers: int, fan_out: int, depth: int):
     assert depth_of(receivers, fan_out) == depth
 
 
-def test_passing_weights_on_relieves_the_learner_and_arrives_sooner():
+def test_forwarding_weights_relieves_the_learner_and_delivers_sooner():
     busy = replace(CLUSTER, workers=1000, prompts_per_day=1e8, update_interval=64)
     tree = replace(busy, fan_out=2)
     name = "weights from the learner"
@@ -134,7 +134,7 @@ def test_a_quiet_worker_commits_each_prompt_and_a_busy_one_by_time_or_count():
 
 
 @pytest.mark.parametrize("more", [2, 10, 1000])
-def test_nothing_is_less_full_with_more_traffic(more: int):
+def test_no_share_falls_with_more_traffic(more: int):
     before, after = shares(CLUSTER), shares(replace(CLUSTER, prompts_per_day=more * CLUSTER.prompts_per_day))
     assert all(after[name] >= share for name, share in before.items())
     assert after["learning"] == pytest.approx(more * before["learning"])
@@ -154,13 +154,13 @@ def test_a_larger_drafter_costs_in_proportion():
     assert plan(CLUSTER, large).sizes["versions, bytes"] > 20 * plan(CLUSTER, CapacityInputs()).sizes["versions, bytes"]
 
 
-def test_the_learner_is_full_at_its_pace():
+def test_the_learner_is_saturated_at_its_rate():
     assert full_at(CLUSTER, CapacityInputs(), "learning") == pytest.approx(
         learner_rate(CLUSTER, CapacityInputs()) * DAY
     )
 
 
-def test_what_never_fills_is_never_full():
+def test_a_resource_without_load_is_never_saturated():
     assert full_at(CLUSTER, CapacityInputs().with_numbers({"driver_seconds": 0}), "routing prompts") is None
 
 
@@ -172,23 +172,23 @@ def test_the_first_bottleneck_is_the_fullest_share_but_workers_can_be_added():
     assert plan(replace(CLUSTER, workers=1), CapacityInputs()).bottleneck.name == DECODING
 
 
-def test_staleness_costs_acceptance_and_changes_make_it_dearer():
+def test_staleness_costs_acceptance_and_more_so_with_frequent_changes():
     inputs = CapacityInputs()
     calm, wild = (plan(replace(CLUSTER, changes_per_day=changes), inputs) for changes in (1.0, 2000.0))
     assert inputs.curve[0][1] < wild.acceptance < wild.acceptance_at_once < calm.acceptance <= inputs.curve[-1][1]
 
 
-def test_a_drafter_that_nobody_can_teach_stays_as_it_was():
+def test_a_drafter_that_cannot_be_trained_in_time_keeps_its_acceptance():
     stuck = CapacityInputs().with_numbers({"update_seconds": 1e9})
     assert plan(CLUSTER, stuck).acceptance == pytest.approx(stuck.curve[0][1])
 
 
-def test_every_figure_names_where_it_is_from():
+def test_every_input_has_a_source():
     assert all(CapacityInputs().sources().values())
     assert CapacityInputs().sources().keys() == vars(CapacityInputs()).keys()
 
 
-def test_examples_of_the_curve_grow_and_so_does_acceptance():
+def test_acceptance_grows_with_the_examples_of_the_curve():
     examples, acceptances = zip(*CapacityInputs().curve, strict=True)
     assert examples[0] == 0
     assert list(examples) == sorted(set(examples))
@@ -198,19 +198,19 @@ def test_examples_of_the_curve_grow_and_so_does_acceptance():
 @pytest.mark.parametrize(
     "given", [{"nonsense": 1.0}, {"points": "many"}, {"points": -1.0}, {"points": float("nan")}, {"curve": 1}]
 )
-def test_a_figure_that_is_none_is_refused(given: dict[str, object]):
-    with pytest.raises(UsageError, match="a figure must be NAME=NUMBER"):
+def test_an_invalid_input_is_refused(given: dict[str, object]):
+    with pytest.raises(UsageError, match="--figure must be NAME=NUMBER"):
         CapacityInputs().with_numbers(given)
 
 
-def test_times_of_the_workers_and_the_learner_are_theirs():
+def test_times_of_the_workers_and_the_learner_are_the_production_constants():
     from pipeline.cluster.learner import HEAD_SECONDS
     from pipeline.cluster.worker import WORK_SECONDS
 
     assert (CapacityInputs().portion_seconds, CapacityInputs().head_seconds) == (WORK_SECONDS, HEAD_SECONDS)
 
 
-def test_a_head_is_handed_out_where_updates_are_rare():
+def test_a_head_is_sent_by_time_when_updates_are_rare():
     rare = plan(replace(CLUSTER, update_interval=100_000), CapacityInputs()).sizes
     assert rare["updates"] == pytest.approx(10)
     assert rare["weights sent by the learner"] == pytest.approx(DAY / CapacityInputs().head_seconds)

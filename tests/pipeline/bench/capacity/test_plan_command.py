@@ -1,4 +1,4 @@
-"""`omnidraft plan` and `omnidraft bench-plan`: what is printed, what a run tells, and what late weights are."""
+"""`omnidraft plan` and `omnidraft bench-plan`: their output, inputs measured from a run, the cost of late weights."""
 
 import json
 from pathlib import Path
@@ -48,7 +48,7 @@ def test_a_plan_ends_with_one_sentence_that_names_the_first_bottleneck():
     assert f": {run_plan('--workers', 1000)['first bottleneck']} (" in last
 
 
-def test_without_a_number_of_workers_there_are_enough():
+def test_without_a_number_of_workers_the_plan_has_as_many_as_needed():
     found = run_plan("--prompts-per-day", 86_400 * 10, "--figure", "worker_prompts=3")
     assert found["cluster"]["workers"] == 4
     assert next(load["share"] for load in found["loads"] if load["name"] == "decoding") == pytest.approx(10 / 12)
@@ -61,15 +61,15 @@ def test_intervals_are_those_of_the_settings_and_the_queue_is_the_learner_s():
     assert cluster["waiting"] == QUEUE_LIMIT
 
 
-def test_every_figure_is_printed_with_its_source():
+def test_every_input_is_printed_with_its_source():
     found = run_plan()
     assert found["figures"].keys() == found["sources"].keys()
     assert found["figures"]["worker_prompts"] == CapacityInputs().worker_prompts
 
 
 @pytest.mark.parametrize("given", ["worker_prompts=often", "curve=1", "no_such=1", "points=-1"])
-def test_a_figure_that_is_none_is_an_error(given: str):
-    with pytest.raises(UsageError, match="a figure must be NAME=NUMBER"):
+def test_an_invalid_input_is_an_error(given: str):
+    with pytest.raises(UsageError, match="--figure must be NAME=NUMBER"):
         _raise(run("plan", "--figure", given))
 
 
@@ -82,7 +82,7 @@ def test_a_larger_drafter_is_planned_for():
     assert run_plan("--drafter-parameters", "68e6")["a day"]["versions, bytes"] > run_plan()["a day"]["versions, bytes"]
 
 
-def test_a_run_tells_bytes_and_pace(tiny_pair: TinyPair, tmp_path: Path):
+def test_bytes_and_pace_are_measured_from_a_run(tiny_pair: TinyPair, tmp_path: Path):
     folder = tmp_path / "run"
     run_replay(config_of(tiny_pair, source__limit=3), folder)
     parts = [part for parts in read_manifest(folder).tables.values() for part in parts]
@@ -92,10 +92,10 @@ def test_a_run_tells_bytes_and_pace(tiny_pair: TinyPair, tmp_path: Path):
     assert in_all == pytest.approx(sum(part.bytes for part in parts))
     assert found["manifest_bytes"] * len(parts) == pytest.approx((folder / "log" / "manifest.json").stat().st_size)
     assert found["worker_prompts"] > 0
-    assert found["drafter_parameters"] == CapacityInputs().drafter_parameters  # it has no versions
+    assert found["drafter_parameters"] == CapacityInputs().drafter_parameters  # the run has no versions
 
 
-def test_the_newest_version_of_a_run_tells_its_size(tiny_pair: TinyPair, tmp_path: Path):
+def test_sizes_are_measured_from_the_newest_version_of_a_run(tiny_pair: TinyPair, tmp_path: Path):
     folder = tmp_path / "run"
     run_replay(config_of(tiny_pair, source__limit=1), folder)
     for number, size in ((0, 400), (1, 8000)):
@@ -107,7 +107,7 @@ def test_the_newest_version_of_a_run_tells_its_size(tiny_pair: TinyPair, tmp_pat
     assert (found["drafter_parameters"], found["version_bytes"]) == (2000, 100)
 
 
-def test_a_run_without_prompts_is_no_run_to_plan_by(tmp_path: Path):
+def test_a_run_without_prompts_is_refused(tmp_path: Path):
     with RunLog(tmp_path / "run"):
         pass
     with pytest.raises(RunError, match="must hold completed prompts"):
@@ -129,11 +129,11 @@ def run_bench_plan(pair: TinyPair, file: Path, *arguments: object) -> list[dict[
     return found
 
 
-def test_weights_that_come_behind_the_stream_are_as_good_as_none(tiny_pair: TinyPair, tmp_path: Path):
+def test_weights_that_arrive_after_the_stream_change_nothing(tiny_pair: TinyPair, tmp_path: Path):
     late, never = run_bench_plan(tiny_pair, tmp_path / "found.json", "--limit", 6, "--delays", "99, never")
     assert (late["delay"], never["delay"]) == (99, None)
     assert late["windows"] == never["windows"]
-    assert late["costs"]["made"] == never["costs"]["made"] == 3  # the learner makes them all the same
+    assert late["costs"]["made"] == never["costs"]["made"] == 3  # the learner still makes them
     assert late["costs"]["prompts"] == 6
 
 
@@ -146,7 +146,7 @@ def test_weights_in_time_change_what_is_drafted(tiny_pair: TinyPair, tmp_path: P
 
 
 class CountingSender:
-    """Takes messages instead of MLflow."""
+    """Records messages in place of MLflow's sender."""
 
     delivered: ClassVar[list[tuple[str, dict[str, Any]]]] = []
 
@@ -174,7 +174,7 @@ def test_messages_of_a_run_are_sent_again_and_counted(tmp_path: Path, monkeypatc
     assert CountingSender.delivered == [("start", {}), ("points", points), ("publish", {"v": 0})]
 
 
-def test_a_run_that_published_nothing_tells_nothing_of_mlflow(tmp_path: Path):
+def test_a_run_that_published_nothing_has_no_registry_costs(tmp_path: Path):
     with pytest.raises(RunError, match="must hold versions that were sent to MLflow"):
         _raise(run("bench-plan", "--registry-of", spool_of(tmp_path / "run", ("start", {}))))
 

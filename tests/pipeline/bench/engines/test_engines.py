@@ -1,4 +1,4 @@
-"""Other engines in the benchmark: found or refused, the same greedy tokens where they are."""
+"""Other engines in the benchmark: each is found or refused, and emits the same greedy tokens."""
 
 import json
 import os
@@ -42,7 +42,7 @@ needs_llama_cpp = pytest.mark.skipif(
 )
 ENGINES = [pytest.param("openvino", marks=needs_openvino), pytest.param("llama.cpp", marks=needs_llama_cpp)]
 
-# What the arm needs of llama.cpp's server, with the end of the prompt for a completion.
+# The parts of llama.cpp's server that the arm uses; a completion is the end of its prompt.
 ANSWERING = """
 import json, sys, threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -56,15 +56,15 @@ class Handler(BaseHTTPRequestHandler):
         self.answer({"status": "ok"})
 
     def do_POST(self):
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        with open(__file__ + ".asked", "a") as file:
-            file.write(json.dumps(asked) + "\\n")
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        with open(__file__ + ".requests", "a") as file:
+            file.write(json.dumps(request) + "\\n")
         with changed:
-            seeds.append(asked["seed"])
+            seeds.append(request["seed"])
             changed.notify_all()
-            # The first question is the slow one: its answer comes once two others were asked.
-            last = asked["seed"] == 0 and not changed.wait_for(lambda: len(seeds) > 2, timeout=20)
-        self.answer({"tokens": asked["prompt"][-2:]}, 503 if last else 200)
+            # The first request is slow: it is answered after two others have arrived.
+            last = request["seed"] == 0 and not changed.wait_for(lambda: len(seeds) > 2, timeout=20)
+        self.answer({"tokens": request["prompt"][-2:]}, 503 if last else 200)
 
     def answer(self, content, status=200):
         body = json.dumps(content).encode()
@@ -113,8 +113,8 @@ def greedy(models: Models, source: Path) -> list[tuple[int, ...]]:
     return completions
 
 
-def stand_in(folder: Path, program: str) -> Path:
-    """A build folder whose server is a Python program."""
+def make_fake_server(folder: Path, program: str) -> Path:
+    """Write a build folder whose server is a Python program."""
     server = folder / "build" / "bin" / "llama-server"
     server.parent.mkdir(parents=True)
     server.write_text(f"#!{sys.executable}\n{program}", encoding="utf-8")
@@ -138,7 +138,7 @@ def test_an_engine_that_is_not_installed_is_refused_with_what_installs_it(
     with pytest.raises(UsageError, match=f"no llama-server is in '{tmp_path}'"):
         find_engines(openvino=False, llama_cpp=tmp_path)
     with pytest.raises(UsageError, match="pip install gguf"):
-        find_engines(openvino=False, llama_cpp=stand_in(tmp_path, ANSWERING))
+        find_engines(openvino=False, llama_cpp=make_fake_server(tmp_path, ANSWERING))
 
 
 def test_compressed_weights_need_nncf(monkeypatch: pytest.MonkeyPatch):
@@ -157,7 +157,7 @@ def test_compressed_weights_need_nncf(monkeypatch: pytest.MonkeyPatch):
         ("int4", ("asym 4", {"group_size": 32, "ratio": 1.0, "all_layers": True})),
     ],
 )
-def test_weights_are_compressed_as_the_option_says(
+def test_weights_are_compressed_as_the_option_requests(
     weights: str, expected: tuple[str, dict[str, Any]] | None, monkeypatch: pytest.MonkeyPatch
 ):
     modes = {"INT8_ASYM": "asym 8", "INT4_ASYM": "asym 4"}
@@ -169,7 +169,7 @@ def test_weights_are_compressed_as_the_option_says(
     assert made == ("model" if expected is None else ("model", *expected))
 
 
-def test_names_and_labels_are_those_of_the_engines_asked_for():
+def test_names_and_labels_are_those_of_the_requested_engines():
     both: Engines = OtherEngines("2026.4", LlamaCpp(Path("llama-server"), "77 (abc)"))
     names = both.names(8, 1.0)
     openvino = ["openvino", "openvino-speculative", "openvino-lookup"]
@@ -211,8 +211,8 @@ def test_options_of_llama_cpp_are_those_of_its_version(tiny_pair: TinyPair, mode
 
 
 @pytest.mark.usefixtures("without_conversion")
-def test_a_server_is_found_and_asked_in_ids(tiny_pair: TinyPair, models: Models, tmp_path: Path):  # noqa: F811
-    engines = find_engines(openvino=False, llama_cpp=stand_in(tmp_path, ANSWERING))
+def test_a_server_is_found_and_receives_token_ids(tiny_pair: TinyPair, models: Models, tmp_path: Path):  # noqa: F811
+    engines = find_engines(openvino=False, llama_cpp=make_fake_server(tmp_path, ANSWERING))
     config = settings(tiny_pair, batch=2, sampling__temperature=1.0, seed=40, draft__max_draft=3)
     arm = engines.build("llama.cpp-speculative", config, models, tmp_path, 60)
     assert engines.label("llama.cpp-speculative") == "llama.cpp 77 (abc) f32, speculative, k=3"
@@ -222,28 +222,28 @@ def test_a_server_is_found_and_asked_in_ids(tiny_pair: TinyPair, models: Models,
         arm.close()
     encoded = [models.target_vocabulary.encode(text) for text in TEXTS]
     assert made.tokens == tuple(tuple(ids[-2:]) for ids in encoded)
-    record = tmp_path / "build" / "bin" / "llama-server.asked"
-    asked = sorted((json.loads(line) for line in record.read_text().splitlines()), key=lambda one: one["seed"])
-    assert [one["prompt"] for one in asked] == encoded
-    assert [one["seed"] for one in asked] == [40, 41, 42, 43, 44, 45]
-    assert {one["n_predict"] for one in asked} == {NEW_TOKENS}
-    assert asked[0]["samplers"] == ["top_k", "top_p", "temperature"]
-    assert not any(one["cache_prompt"] for one in asked)
+    record = tmp_path / "build" / "bin" / "llama-server.requests"
+    requests = sorted((json.loads(line) for line in record.read_text().splitlines()), key=lambda one: one["seed"])
+    assert [one["prompt"] for one in requests] == encoded
+    assert [one["seed"] for one in requests] == [40, 41, 42, 43, 44, 45]
+    assert {one["n_predict"] for one in requests} == {NEW_TOKENS}
+    assert requests[0]["samplers"] == ["top_k", "top_p", "temperature"]
+    assert not any(one["cache_prompt"] for one in requests)
 
 
 @pytest.mark.usefixtures("without_conversion")
-def test_a_further_prompt_is_asked_before_the_slowest_is_answered(tiny_pair: TinyPair, models: Models, tmp_path: Path):  # noqa: F811
-    engines = find_engines(openvino=False, llama_cpp=stand_in(tmp_path, ANSWERING))
+def test_the_next_prompt_is_sent_before_the_slowest_is_answered(tiny_pair: TinyPair, models: Models, tmp_path: Path):  # noqa: F811
+    engines = find_engines(openvino=False, llama_cpp=make_fake_server(tmp_path, ANSWERING))
     arm = engines.build("llama.cpp", settings(tiny_pair, batch=2, seed=0), models, tmp_path, 60)
     assert engines.label("llama.cpp") == "llama.cpp 77 (abc) f32"
     try:
-        assert arm.complete(prompts()[:3]).emitted == 6  # the stand-in refuses the first question otherwise
+        assert arm.complete(prompts()[:3]).emitted == 6  # the fake server refuses the first request otherwise
     finally:
         arm.close()
 
 
 class Steps:
-    """In the place of OpenVINO's pipeline: the first text ends after five steps, every other after one."""
+    """A test double of OpenVINO's pipeline: the first text ends after five steps, every other text after one."""
 
     def __init__(self) -> None:
         self.running: dict[int, int] = {}
@@ -262,7 +262,7 @@ class Steps:
         self.running = {place: max(0, left - 1) for place, left in self.running.items()}
 
 
-def test_openvino_gets_a_further_prompt_whenever_a_text_ends(
+def test_openvino_receives_the_next_prompt_when_a_text_ends(
     tiny_pair: TinyPair,  # noqa: F811
     models: Models,
     tmp_path: Path,
@@ -281,7 +281,7 @@ def test_openvino_gets_a_further_prompt_whenever_a_text_ends(
 
 
 class GenAI:
-    """In the place of `openvino_genai`: keeps what it is given."""
+    """A test double of `openvino_genai` that returns the arguments that it receives."""
 
     class GenerationConfig(SimpleNamespace):
         def set_eos_token_id(self, token: int) -> None:
@@ -326,17 +326,17 @@ def test_each_mode_of_openvino_has_its_properties(
 
 
 @pytest.mark.usefixtures("without_conversion")
-def test_the_server_stops_before_its_questions_are_awaited(tiny_pair: TinyPair, models: Models, tmp_path: Path):  # noqa: F811
-    engines = find_engines(openvino=False, llama_cpp=stand_in(tmp_path, ANSWERING))
+def test_the_server_stops_before_pending_requests_are_awaited(tiny_pair: TinyPair, models: Models, tmp_path: Path):  # noqa: F811
+    engines = find_engines(openvino=False, llama_cpp=make_fake_server(tmp_path, ANSWERING))
     arm = engines.build("llama.cpp", settings(tiny_pair, batch=1, seed=0), models, tmp_path, 60)
     assert isinstance(arm, LlamaCppArm)
-    asked = arm._pool.submit(arm._server.ask, arm._question(prompts()[0]))  # waits for others that never come
-    record = tmp_path / "build" / "bin" / "llama-server.asked"
+    pending = arm._pool.submit(arm._server.complete, arm._make_request(prompts()[0]))  # waits for ever
+    record = tmp_path / "build" / "bin" / "llama-server.requests"
     while not record.exists():
         sleep(0.01)
     arm.close()
     with pytest.raises(UsageError, match="the connection broke"):
-        asked.result()
+        pending.result()
 
 
 @pytest.mark.usefixtures("without_conversion")
@@ -348,8 +348,8 @@ def test_a_target_without_an_end_is_refused(tiny_pair: TinyPair, models: Models,
 
 
 @pytest.mark.usefixtures("without_conversion")
-def test_a_server_that_ends_is_refused_with_its_last_words(tiny_pair: TinyPair, models: Models, tmp_path: Path):  # noqa: F811
-    found = LlamaCpp(stand_in(tmp_path, REFUSING) / "build/bin/llama-server", "")
+def test_a_server_that_exits_is_refused_with_its_last_message(tiny_pair: TinyPair, models: Models, tmp_path: Path):  # noqa: F811
+    found = LlamaCpp(make_fake_server(tmp_path, REFUSING) / "build/bin/llama-server", "")
     request = request_of(settings(tiny_pair), models, tmp_path, 60)
     with pytest.raises(UsageError, match="draft model vocab must match"):
         LlamaCppArm(found, request, models.target_vocabulary, tmp_path, Mode.SPECULATIVE)

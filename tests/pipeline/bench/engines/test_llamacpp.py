@@ -1,4 +1,4 @@
-"""llama.cpp's server as a process: what does not run is refused, and what was started is stopped."""
+"""llama.cpp's server as a process: a program that does not run is refused, and a started one is stopped."""
 
 import sys
 from pathlib import Path
@@ -16,7 +16,7 @@ def with_gguf(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def program(folder: Path, content: bytes) -> Path:
-    """What lies where the server is looked for."""
+    """Write a program at the path of the server."""
     server = folder / SERVER
     server.write_bytes(content)
     server.chmod(0o755)

@@ -1,4 +1,4 @@
-"""Weights for other engines: read with their shape, written as GGUF files; what every engine is asked."""
+"""Weights for other engines: read with their shape and written as GGUF files; the request to an engine."""
 
 import json
 from importlib.util import find_spec
@@ -46,13 +46,13 @@ def test_rows_of_heads_are_paired_for_neighbouring_rotation():
 
 
 class Recorded(dict[str, Any]):
-    """Keeps what a GGUF writer is told."""
+    """A test double of a GGUF writer that records what it receives."""
 
     def __getattr__(self, name: str) -> Any:
         return lambda value: self.__setitem__(name.removeprefix("add_"), value)
 
 
-def test_tokenizers_become_those_of_llama_cpp(tiny_pair: TinyPair):  # noqa: F811
+def test_tokenizers_are_converted_for_llama_cpp(tiny_pair: TinyPair):  # noqa: F811
     written: dict[str, Mapping[str, Any]] = {}
     for name, folder in (("target", tiny_pair.target), ("drafter", tiny_pair.drafter)):
         llama, record = load_llama(str(folder)), Recorded()
@@ -71,7 +71,7 @@ def test_tokenizers_become_those_of_llama_cpp(tiny_pair: TinyPair):  # noqa: F81
     state = json.loads(load_tokenizer(str(tiny_pair.drafter)).backend_tokenizer.to_str())
     learned = ["".join(merge) for merge in state["model"]["merges"]]
     assert [scores[piece] for piece in learned] == [-float(learned.index(piece)) for piece in learned]
-    assert scores["<s>"] == -len(learned), "below everything that was learned"
+    assert scores["<s>"] == -len(learned), "below every learned token"
     types = dict(zip(written["drafter"]["token_list"], written["drafter"]["token_types"], strict=True))
     assert types["<0x0A>"] == 6
 
@@ -91,7 +91,7 @@ def test_a_gguf_file_holds_every_weight(tiny_pair: TinyPair, tmp_path: Path, dty
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_engines_are_asked_for_the_type_in_which_the_target_runs(tiny_pair: TinyPair, tmp_path: Path, dtype: str):  # noqa: F811
+def test_engines_run_in_the_type_of_the_target(tiny_pair: TinyPair, tmp_path: Path, dtype: str):  # noqa: F811
     models = load_models(config_of(tiny_pair, dtype=dtype), "", tmp_path)[0]
     assert request_of(config_of(tiny_pair, dtype="auto"), models, tmp_path, 60).dtype == dtype
 

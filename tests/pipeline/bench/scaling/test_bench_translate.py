@@ -49,7 +49,7 @@ def words(tokenizers: dict[str, Path]) -> tuple[Vocabulary, Vocabulary, Pair]:
 
 
 class Clock:
-    """Every look is a millisecond later than the last."""
+    """A clock that advances by a millisecond at every reading."""
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -1,4 +1,4 @@
-"""`omnidraft bench-scale`: what is measured, at which sizes, and what comes out. Not how fast anything is."""
+"""`omnidraft bench-scale`: what it measures, at which sizes, and what it reports. Speeds are not checked."""
 
 import json
 import math
@@ -43,7 +43,7 @@ def silent(text: str) -> None:
     pass
 
 
-def test_points_are_measured_in_turn_and_each_round_begins_elsewhere():
+def test_points_are_measured_in_turn_and_each_round_begins_at_another_one():
     order: list[str] = []
     values = iter(range(100))
 
@@ -58,7 +58,7 @@ def test_points_are_measured_in_turn_and_each_round_begins_elsewhere():
     lines = measure_lines(samplers, Effort(3, 3, 0.0), silent)
     assert order == ["a1", "a2", "b1", *["a1", "a2", "b1"], *["a2", "b1", "a1"], *["b1", "a1", "a2"]]
     assert [(line.name, [point.size for point in line.points]) for line in lines] == [("a", [1, 2]), ("b", [1])]
-    assert lines[0].points[0] == Point.from_samples(1, [3, 8, 10])  # the untimed ones before count for nothing
+    assert lines[0].points[0] == Point.from_samples(1, [3, 8, 10])  # the untimed first round does not count
     assert Point.from_samples(1, [3, 8, 10]) == Point(1, 8, 5.5, 9, 3)
 
 
@@ -74,7 +74,7 @@ def test_rounds_end_when_their_time_is_over(seconds: float, rounds: int):
     assert line.points[0].repeats == rounds
 
 
-def test_a_curve_says_what_became_of_its_lines():
+def test_a_curve_describes_the_growth_of_its_lines():
     line = Line("plain", (Point(1, 20.0, 19, 21, 3), Point(8, 50.0, 49, 51, 3)))
     curve = Curve("Throughput", "prompts", "tokens/s", (line,), {"bytes": {1: 5, 8: 9}})
     assert curve.sentence == "plain: 20 tokens/s at 1, 50 at 8, 2.50 times as much."
@@ -104,7 +104,7 @@ def test_half_a_made_up_vocabulary_is_single_pieces_if_there_are_so_many():
     assert synthetic_pair(600, 100).drafter_size == 100
 
 
-def test_of_more_ngrams_a_text_is_fewer_tokens():
+def test_more_ngrams_translate_a_text_to_fewer_tokens():
     pair, counts = synthetic_pair(2000, 200), []
     cuts = [cut for cut in Random(0).sample(pair.pieces, 100) if cut]
     drafts = [Draft(row_of(0), cut, random_distributions(len(cut), 200, 0), (), None, ()) for cut in cuts]
@@ -126,7 +126,7 @@ def test_the_curve_over_ngrams_has_every_size_and_its_bytes():
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_block_is_translated_verified_and_taught(temperature: float):
+def test_a_block_is_translated_verified_and_has_soft_targets(temperature: float):
     side = TargetSide(synthetic_pair(800, 300), temperature, "cpu")
     for number in range(4):
         verdict = side.block(number)
@@ -174,21 +174,21 @@ def test_a_model_is_lengthened_and_still_the_same(tiny_pair: TinyPair):
     assert longer.length(row) == 1199
 
 
-def test_what_is_long_enough_or_cannot_be_lengthened_stays(tiny_pair: TinyPair, monkeypatch: pytest.MonkeyPatch):
+def test_a_model_that_is_long_or_cannot_be_lengthened_stays(tiny_pair: TinyPair, monkeypatch: pytest.MonkeyPatch):
     model = load_model(str(tiny_pair.target), "float32", "cpu")
     assert with_context(model, 1024, "float32", "fastest") is model
     monkeypatch.setattr(bench_scaling, "has_packed_forward", lambda model: False)
     assert with_context(model, 5000, "float32", "fastest") is model
 
 
-def test_a_model_is_measured_as_far_as_it_goes(models: tuple[Config, Models], monkeypatch: pytest.MonkeyPatch):
+def test_a_model_is_measured_up_to_its_longest_context(models: tuple[Config, Models], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(bench_scaling, "has_packed_forward", lambda model: False)
     curve = context_curve(*models, (16, 1019, 1020), ONCE, silent)
     assert [line.name for line in curve.lines] == ["target, 1 token", "target, 5 tokens", "drafter, 1 token"]
     assert all([point.size for point in line.points] == [16, 1019] for line in curve.lines)
 
 
-def test_contexts_leave_no_row_behind(models: tuple[Config, Models]):
+def test_measuring_contexts_releases_every_row(models: tuple[Config, Models]):
     config, loaded = models
     context_curve(config, loaded, (8,), ONCE, silent)
     assert logits_of(loaded.target).shape[0] == 2  # refused if another row were admitted
@@ -207,7 +207,7 @@ def run(*arguments: object) -> Result:
 
 @pytest.fixture(scope="module")
 def found(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Path]:
-    """All curves of the tiny pair, with file and picture."""
+    """All curves of the tiny pair, with a file of results and a plot."""
     folder = tmp_path_factory.mktemp("scale")
     options = ["--threads", 1, "--device", "cpu", "--max-new-tokens", 8, "--set", "draft.relative_cost=0.1"]
     files = ["--json", folder / "scale.json", "--picture", folder / "scale.svg"]
@@ -237,11 +237,11 @@ def test_the_command_prints_a_table_and_a_sentence_each(found: tuple[Result, Pat
         assert curve["sentence"] in words
 
 
-def test_the_command_draws_a_picture(found: tuple[Result, Path]):
+def test_the_command_draws_a_plot(found: tuple[Result, Path]):
     assert "<svg" in (found[1] / "scale.svg").read_text()
 
 
-def test_a_single_curve_can_be_asked_for(tiny_pair: TinyPair, tmp_path: Path):
+def test_a_single_curve_can_be_selected(tiny_pair: TinyPair, tmp_path: Path):
     result = run(*tiny_pair.options, "--quick", "--only", "cache", "--json", tmp_path / "cache.json", "--threads", 1)
     assert result.exit_code == 0, result.output
     assert list(json.loads((tmp_path / "cache.json").read_text())["curves"]) == ["cache"]
@@ -255,25 +255,25 @@ def test_a_single_curve_can_be_asked_for(tiny_pair: TinyPair, tmp_path: Path):
         (["--picture", "scale.txt"], r"--picture must end in one of .png, .svg, .pdf, got 'scale.txt'"),
     ],
 )
-def test_what_cannot_be_done_is_refused_at_once(options: list[str], message: str):
+def test_impossible_options_are_refused(options: list[str], message: str):
     result = run(*options)
     assert isinstance(result.exception, UsageError)
     assert re.search(message, str(result.exception))
 
 
-def test_too_few_prompts_are_told(tiny_pair: TinyPair, tmp_path: Path):
+def test_too_few_prompts_are_refused(tiny_pair: TinyPair, tmp_path: Path):
     few = write_prompts(tmp_path / "few.jsonl", ["one prompt alone"])
     result = run(few, *tiny_pair.options, "--quick", "--only", "batch", "--threads", 1)
     assert "needs 4 prompts" in str(result.exception)
 
 
-def test_a_picture_that_cannot_be_drawn_is_told(tiny_pair: TinyPair, tmp_path: Path):
-    picture = tmp_path / "picture.png"
-    picture.symlink_to(tmp_path / "gone" / "picture.png")
-    result = run(*tiny_pair.options, "--quick", "--only", "cache", "--picture", picture, "--threads", 1)
+def test_a_plot_that_cannot_be_written_is_an_error(tiny_pair: TinyPair, tmp_path: Path):
+    plot = tmp_path / "plot.png"
+    plot.symlink_to(tmp_path / "gone" / "plot.png")
+    result = run(*tiny_pair.options, "--quick", "--only", "cache", "--picture", plot, "--threads", 1)
     assert isinstance(result.exception, RunError)
 
 
-def test_a_folder_cannot_be_the_picture(tiny_pair: TinyPair, tmp_path: Path):
+def test_a_folder_cannot_be_the_plot(tiny_pair: TinyPair, tmp_path: Path):
     result = run(*tiny_pair.options, "--quick", "--only", "cache", "--picture", tmp_path, "--threads", 1)
     assert isinstance(result.exception, UsageError)

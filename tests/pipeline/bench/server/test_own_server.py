@@ -1,4 +1,4 @@
-"""The load generator with servers of ours that it starts itself, and what it says of wrong answers."""
+"""The load generator with servers of ours that it starts itself, and its reports of wrong answers."""
 
 from dataclasses import replace
 from itertools import islice
@@ -15,7 +15,7 @@ from pipeline.config.settings import Config
 from store.errors import RunError
 
 pytestmark = pytest.mark.usefixtures("forked")
-MIX = Workload(max_tokens=(4, 8), leave=0.2)
+WORKLOAD = Workload(max_tokens=(4, 8), leave=0.2)
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def prompts() -> list[str]:
 def test_a_server_is_started_loaded_and_ended(tmp_path: Path, prompts: list[str], reference: Reference):
     options = ["--learn", "off", "--set", "serve.waiting=2", "--set", "batch=2"]
     with OwnServer(options, tmp_path, tmp_path / "runs" / "run") as server:
-        plan = LoadPlan(clients=6, seconds=3.0, warm_up=0.0, workload=MIX, seed=0)
+        plan = LoadPlan(clients=6, seconds=3.0, warm_up=0.0, workload=WORKLOAD, seed=0)
         loaded = load_server(server.url, None, server.pid, prompts, plan, lambda _: None)
     assert processes(server.pid) == []
     assert loaded.model == Config().targets[0]
@@ -46,24 +46,24 @@ def test_a_server_is_started_loaded_and_ended(tmp_path: Path, prompts: list[str]
 
 
 @pytest.mark.slow
-def test_a_paused_server_goes_on_when_it_may(tmp_path: Path):
+def test_a_paused_server_resumes(tmp_path: Path):
     with OwnServer(["--learn", "off"], tmp_path, tmp_path / "runs" / "run") as server:
         server.pause()
         wait_until(lambda: {process.status() for process in processes(server.pid)} == {"stopped"})
         server.resume()
         wait_until(lambda: "stopped" not in {process.status() for process in processes(server.pid)})
-        server.pause()  # it must be ended all the same
+        server.pause()  # a paused server must still end
     assert processes(server.pid) == []
 
 
-def test_a_server_that_cannot_start_says_why(tmp_path: Path):
+def test_a_server_that_cannot_start_reports_why(tmp_path: Path):
     server = OwnServer(["--target", "no-such-model"], tmp_path, tmp_path / "runs" / "run")
     with pytest.raises(RunError, match="no-such-model"), server:
         pass
 
 
 def complete_plainly(request: LoadRequest, reference: Reference) -> Outcome:
-    """The right answer."""
+    """The right answer, from the reference."""
     prompt = reference.encode(request.chat, request.prompt)
     (tokens,) = reference.complete([prompt], request.max_tokens)
     finish = "stop" if tokens[-1] in reference.eos_ids else "length"

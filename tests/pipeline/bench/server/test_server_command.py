@@ -1,4 +1,4 @@
-"""`omnidraft bench-serve` as a command, and the picture that it draws."""
+"""`omnidraft bench-serve` as a command, and the plot that it draws."""
 
 import json
 from pathlib import Path
@@ -45,7 +45,7 @@ def test_a_running_server_is_loaded_and_everything_written(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (("--url", "http://127.0.0.1:9", "--compare-learning"), "started here"),
         (("--url", "http://127.0.0.1:9", "--run", "there"), "started here"),
@@ -55,10 +55,10 @@ def test_a_running_server_is_loaded_and_everything_written(tmp_path: Path):
         (("--picture", "load.txt"), ".png"),
     ],
 )
-def test_what_cannot_work_is_refused(arguments: tuple[str, ...], told: str):
+def test_impossible_options_are_refused(arguments: tuple[str, ...], message: str):
     done = command(*arguments)
     assert isinstance(done.exception, UsageError)
-    assert told in str(done.exception)
+    assert message in str(done.exception)
 
 
 def test_files_must_have_a_folder(tmp_path: Path):
@@ -66,11 +66,11 @@ def test_files_must_have_a_folder(tmp_path: Path):
     assert isinstance(done.exception, RunError)
 
 
-def sample(at: float, **figures: float) -> dict:
-    return {"at": at, "figures": figures, "memory": 2_000_000}
+def sample(at: float, **metrics: float) -> dict:
+    return {"at": at, "figures": metrics, "memory": 2_000_000}
 
 
-def test_a_picture_has_the_lines_that_the_server_tells(tmp_path: Path):
+def test_a_plot_has_the_metrics_of_the_server(tmp_path: Path):
     samples = [sample(2.0 * step, proposed=4.0 * step, accepted=3.0 * step, waiting=step) for step in range(3)]
     file = tmp_path / "load.json"
     file.write_text(json.dumps({"samples": samples}), encoding="utf-8")
@@ -84,7 +84,7 @@ def test_a_picture_has_the_lines_that_the_server_tells(tmp_path: Path):
 @pytest.mark.parametrize(
     ("text", "error"), [("{}", CorruptError), ("no json", CorruptError), ('{"samples": []}', RunError)]
 )
-def test_a_picture_needs_a_file_of_a_load(tmp_path: Path, text: str, error: type[Exception]):
+def test_a_plot_needs_the_file_of_a_load(tmp_path: Path, text: str, error: type[Exception]):
     file = tmp_path / "load.json"
     file.write_text(text, encoding="utf-8")
     with pytest.raises(error):
@@ -94,7 +94,7 @@ def test_a_picture_needs_a_file_of_a_load(tmp_path: Path, text: str, error: type
 MACHINE = {"cores": 2, "processor": "p", "load": 0.5}
 
 
-def test_differences_are_told_with_their_margins():
+def test_differences_are_reported_with_their_margins():
     from pipeline.bench.server.benchmark import LoadResult, report_of
     from pipeline.bench.server.server import Sample
 
@@ -105,7 +105,7 @@ def test_differences_are_told_with_their_margins():
     assert "- request 3, token 5: ' one' expected, got ' two'; margin 1e-06" in text
 
 
-def test_a_comparison_is_told_by_arm():
+def test_a_comparison_is_reported_by_arm():
     rounds = {name: [ArmRound(summarize_clients(LoadOutcomes(0.0, 1.0, [])), 2.0, 3.0)] * 2 for name in (OFF, "live")}
     text = comparison_markdown(LearningCost(1.5, rounds, ratios(rounds)), MACHINE, "model")
     assert "| live | 0.0 | 0.0 | 0.0 | 0.0 | 0.0 | 2 | 3 | 0 |" in text

@@ -1,4 +1,4 @@
-"""The load generator against a small server that answers, refuses, fails and breaks off as it is told in the prompt."""
+"""The load generator against a small server that answers, refuses, fails or breaks off as the prompt requests."""
 
 import asyncio
 import json
@@ -14,8 +14,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from pipeline.bench.server.benchmark import LoadPlan, load_server, report_of
-from pipeline.bench.server.client import Client, Outcome, Workload, open_loop, requests
-from pipeline.bench.server.client import LoadRequest as Asked
+from pipeline.bench.server.client import Client, LoadRequest, Outcome, Workload, open_loop, requests
 from pipeline.bench.server.report import markdown
 from store.errors import RunError
 from store.hosts import listen
@@ -24,7 +23,7 @@ WORDS = ["one ", "two ", "three ", "four"]
 
 
 class Scripted:
-    """Answers with four chunks of two tokens each; `bodies` are the requests, `gone` those whose clients left."""
+    """Answers with four chunks of two tokens; `bodies` holds the requests, `gone` counts those whose clients left."""
 
     def __init__(self) -> None:
         self.app = FastAPI()
@@ -95,22 +94,22 @@ def scripted() -> Iterator[tuple[Scripted, str]]:
     thread.join()
 
 
-def request(prompt: str, *, chat: bool = False, stream: bool = True, leave_after: int | None = None) -> Asked:
-    return Asked(0, prompt, chat, stream, 0.0, 16, leave_after)
+def request(prompt: str, *, chat: bool = False, stream: bool = True, leave_after: int | None = None) -> LoadRequest:
+    return LoadRequest(0, prompt, chat, stream, 0.0, 16, leave_after)
 
 
-def ask(url: str, *wanted: Asked, key: str | None = None) -> list[Outcome]:
+def send(url: str, *wanted: LoadRequest, key: str | None = None) -> list[Outcome]:
     async def all_of_them() -> list[Outcome]:
         async with Client(url, key) as client:
-            return [await client.ask(one) for one in wanted]
+            return [await client.send(one) for one in wanted]
 
     return asyncio.run(all_of_them())
 
 
 @pytest.mark.parametrize("chat", [False, True])
-def test_an_answer_is_taken_whole_and_in_chunks(scripted: tuple[Scripted, str], chat: bool):
+def test_an_answer_is_received_whole_and_in_chunks(scripted: tuple[Scripted, str], chat: bool):
     served, url = scripted
-    stream, whole = ask(f"{url}/v1/", request("x", chat=chat), request("x", chat=chat, stream=False), key="secret")
+    stream, whole = send(f"{url}/v1/", request("x", chat=chat), request("x", chat=chat, stream=False), key="secret")
     for outcome in (stream, whole):
         assert outcome.text == "one two three four"
         assert (outcome.tokens, outcome.prompt_tokens, outcome.finish, outcome.error) == (8, 3, "stop", None)
@@ -122,20 +121,20 @@ def test_an_answer_is_taken_whole_and_in_chunks(scripted: tuple[Scripted, str], 
     assert served.key == "Bearer secret"
 
 
-def test_a_client_that_is_sent_away_comes_again(scripted: tuple[Scripted, str]):
-    (outcome,) = ask(scripted[1], request("busy"))
+def test_a_refused_client_sends_its_request_again(scripted: tuple[Scripted, str]):
+    (outcome,) = send(scripted[1], request("busy"))
     assert (outcome.refused, outcome.error, outcome.finish) == (1, None, "stop")
 
 
-def test_errors_are_told_apart(scripted: tuple[Scripted, str]):
-    outcomes = ask(scripted[1], *(request(prompt) for prompt in ("wrong", "failing", "broken")))
+def test_errors_have_different_names(scripted: tuple[Scripted, str]):
+    outcomes = send(scripted[1], *(request(prompt) for prompt in ("wrong", "failing", "broken")))
     kinds = [outcome.error for outcome in outcomes]
     assert kinds == ["400 invalid_prompt", "in the stream: internal_error", "the stream was interrupted"]
 
 
 def test_a_client_leaves_in_the_middle(scripted: tuple[Scripted, str]):
     served, url = scripted
-    (outcome,) = ask(url, request("x", leave_after=2))
+    (outcome,) = send(url, request("x", leave_after=2))
     assert (outcome.finish, outcome.error, len(outcome.arrivals)) == ("left", None, 2)
     end = time.monotonic() + 30
     while not served.gone:
@@ -145,7 +144,7 @@ def test_a_client_leaves_in_the_middle(scripted: tuple[Scripted, str]):
 
 def test_a_server_that_is_not_there_is_an_error():
     with pytest.raises(RunError, match="is the server running"):
-        ask("http://127.0.0.1:9", request("x"))
+        send("http://127.0.0.1:9", request("x"))
 
 
 def test_a_load_is_measured_and_reported(scripted: tuple[Scripted, str]):
@@ -169,7 +168,7 @@ def test_an_open_loop_does_not_wait_for_answers(scripted: tuple[Scripted, str]):
 
     async def all_at_once():
         async with Client(scripted[1]) as client:
-            return await open_loop(client.ask, wanted, [0.0] * 5, 1.0)
+            return await open_loop(client.send, wanted, [0.0] * 5, 1.0)
 
     outcomes = asyncio.run(all_at_once()).outcomes
     assert [outcome.request for outcome in outcomes] == wanted

@@ -1,4 +1,4 @@
-"""The arithmetic of the load generator's figures, and what it asks for."""
+"""The arithmetic of the load generator's metrics, and the requests that it sends."""
 
 from itertools import islice
 
@@ -10,12 +10,12 @@ from pipeline.bench.server.results import Percentiles, summarize_clients, summar
 from pipeline.bench.server.server import Sample, parse_metrics
 
 
-def outcome(number: int, began: float, arrivals: list[float], ended: float, **told) -> Outcome:
-    request = LoadRequest(number, "text", chat=False, stream=told.pop("stream", True), temperature=0.0, max_tokens=9)
-    return Outcome(request, began=began, ended=ended, arrivals=arrivals, **told)
+def outcome(number: int, began: float, arrivals: list[float], ended: float, **fields) -> Outcome:
+    request = LoadRequest(number, "text", chat=False, stream=fields.pop("stream", True), temperature=0.0, max_tokens=9)
+    return Outcome(request, began=began, ended=ended, arrivals=arrivals, **fields)
 
 
-def test_figures_of_a_load():
+def test_metrics_of_a_load():
     load = LoadOutcomes(
         began=100.0,
         seconds=10.0,
@@ -35,7 +35,7 @@ def test_figures_of_a_load():
     assert found.requests_per_second == pytest.approx(0.2)
     assert found.first_token == Percentiles.from_values([1.0, 1.0, 1.0])
     assert found.between_chunks == Percentiles.from_values([1.0, 2.0, 0.5, 3.0])
-    # Seven tokens in three chunks: four of them came with another. Of the one whose client left nothing is known.
+    # Seven tokens in three chunks: four of them arrive with another. Nothing is known of the request whose client left.
     assert found.between_tokens == Percentiles.from_values([1.0, 2.0, 0.5, 3.0, 0.0, 0.0, 0.0, 0.0])
     assert found.per_token == Percentiles.from_values([3.0 / 6, 3.0 / 1])
     assert found.end_to_end == Percentiles.from_values([4.0, 2.0, 4.0])
@@ -66,7 +66,7 @@ def samples(count: int) -> list[Sample]:
     ]
 
 
-def test_figures_of_a_server_over_time():
+def test_metrics_of_a_server_over_time():
     found = summarize_server(samples(50))
     assert found.acceptance == pytest.approx((0.25, 0.5))
     assert found.tokens_per_second == pytest.approx((3.0, 3.0))
@@ -77,12 +77,12 @@ def test_figures_of_a_server_over_time():
     assert found.block_efficiency is None
 
 
-def test_a_server_that_tells_nothing_has_no_figures():
+def test_a_server_without_metrics_has_no_results():
     found = summarize_server([Sample(float(second)) for second in range(20)])
     assert set(vars(found).values()) == {None}
 
 
-def test_figures_are_read_from_prometheus_text():
+def test_metrics_are_read_from_prometheus_text():
     text = (
         "# TYPE vllm:generation_tokens counter\n"
         'vllm:generation_tokens_total{model_name="a"} 3.0\n'
@@ -108,7 +108,7 @@ def test_ratios_pair_the_rounds():
     assert (ratio.median, ratio.low, ratio.high) == pytest.approx((1.2, 1.0, 1.5))
 
 
-def test_requests_are_the_same_for_equal_seeds_and_mixed_as_asked():
+def test_requests_are_the_same_for_equal_seeds_and_follow_the_workload():
     workload = Workload(stream=0.5, chat=0.25, greedy=0.75, leave=0.5, max_tokens=(3, 5))
     found = list(islice(requests(["a", "b", "c"], workload, seed=4), 3000))
     assert found == list(islice(requests(["a", "b", "c"], workload, seed=4), 3000))

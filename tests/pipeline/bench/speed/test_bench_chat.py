@@ -37,7 +37,7 @@ def template(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> Read:
-    """What each way to complete prompts was given to read, filled while the benchmark runs."""
+    """The token ids that each way to complete prompts reads; filled while the benchmark runs."""
     found: Read = {}
 
     def note(name: str, prompts: Any) -> None:

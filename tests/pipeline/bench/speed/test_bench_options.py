@@ -18,7 +18,7 @@ from pipeline.cli.bench import speed as cli_bench
 from pipeline.run.rounds import Round
 from store.events import Event, PromptCompleted, PromptReceived
 
-# What the arm needs of llama.cpp's server: it answers with a fixed token, and writes down how it was started.
+# The parts of llama.cpp's server that the arm uses: it answers with a fixed token and records its arguments.
 SERVER = """
 import json, sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -85,7 +85,7 @@ def test_options_override_the_sizes_of_a_quick_run(folder: Path, tmp_path: Path)
 
 
 class Interrupted(Parrot):
-    """Is interrupted in one of its rounds, the warm-up included."""
+    """Raises an interrupt in one of its rounds; those of the warm-up count."""
 
     def __init__(self, number: int) -> None:
         super().__init__()

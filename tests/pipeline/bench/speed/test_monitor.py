@@ -1,4 +1,4 @@
-"""What the benchmark shows while it runs: messages of the log in a pipe, one live line in a terminal."""
+"""The progress that the benchmark shows: messages of the log in a pipe, one live line in a terminal."""
 
 import io
 from collections.abc import Iterator

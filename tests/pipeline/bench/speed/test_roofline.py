@@ -1,4 +1,4 @@
-"""What forward passes alone would cost: the prices, and the meter on a clock that we turn."""
+"""The cost of forward passes alone: the prices, and the meter on a simulated clock."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ def work(*steps: Step, prompt_tokens: int = 10) -> Work:
     return Work(steps, 0, 0, prompt_tokens, 0.0, 0.0, 0.0, 0.0)
 
 
-def test_points_are_joined_by_straight_lines_and_ends_go_on_level() -> None:
+def test_interpolation_is_linear_and_constant_beyond_the_ends() -> None:
     points = {1: 10.0, 3: 20.0, 4: 50.0}
     assert [interpolate(points, at) for at in (0.5, 1, 2, 3, 3.5, 4, 9)] == [10.0, 10.0, 15.0, 20.0, 35.0, 50.0, 50.0]
     assert interpolate({2: 7.0}, 1) == 7.0
@@ -43,13 +43,13 @@ def test_a_target_pass_is_priced_by_its_rows_and_its_tokens_per_row() -> None:
     assert COSTS.target_pass(2, 4) == pytest.approx(14 + (36 - 14) / 3)
 
 
-def test_the_drafter_ran_as_often_as_the_longest_draft_and_each_time_for_the_rows_that_went_on() -> None:
+def test_each_pass_of_the_drafter_is_priced_by_the_rows_that_still_draft() -> None:
     assert COSTS.drafting(Step((3,), (2,))) == 3.0
     assert COSTS.drafting(Step((3, 1, 0, 1), (2, 1, 0, 1))) == pytest.approx(3.0 + 1.0 + 1.0)
     assert COSTS.drafting(Step((0, 0), (0, 0))) == 0.0
 
 
-def test_the_target_reads_one_token_of_each_row_beside_the_proposed_ones() -> None:
+def test_the_target_reads_one_token_of_each_row_in_addition_to_the_proposed_ones() -> None:
     assert COSTS.verifying(Step((3,), (2,))) == 16.0
     assert COSTS.verifying(Step((3, 1, 0, 1), (2, 1, 0, 1))) == 36.0
 
@@ -60,13 +60,13 @@ def test_the_roofline_of_a_round_sums_its_steps_and_reads_its_prompts() -> None:
     assert found.seconds == 94.0
 
 
-def test_where_nothing_is_drafted_the_drafter_need_not_read() -> None:
+def test_without_drafts_the_drafter_reads_no_prompt() -> None:
     assert compute_roofline(work(Step((0,), (0,))), COSTS).reading == 30.0
 
 
 @dataclass
 class Clock:
-    """Stands still until somebody works."""
+    """A clock that advances only when a model works."""
 
     now: float = 0.0
 
@@ -135,7 +135,7 @@ def test_the_meter_times_every_point_at_the_context_and_leaves_no_rows() -> None
     assert [model.lengths for model in models] == [{}, {}]
 
 
-def test_medians_forget_a_hiccup() -> None:
+def test_medians_ignore_an_outlier() -> None:
     assert measure_costs([*[1.0] * 20, 50.0])[0].target == measure_costs([1.0])[0].target
 
 
@@ -150,7 +150,7 @@ def test_sweeps_are_spread_over_the_rounds_and_the_first_has_one(rounds: int, ex
 
 
 @pytest.mark.parametrize("overhead", [0.0, 5.0])
-def test_a_run_that_does_nothing_but_passes_is_at_its_roofline_and_never_below(overhead: float) -> None:
+def test_the_roofline_of_a_run_is_the_time_of_its_passes_without_overhead(overhead: float) -> None:
     costs, _ = measure_costs([1.0])
     clock = Clock()
     target, drafter = PricedModel(clock, 2.0, [1.0]), PricedModel(clock, 1.0, [1.0])

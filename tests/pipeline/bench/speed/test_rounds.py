@@ -1,4 +1,4 @@
-"""Rounds: how large they are, and the order in which arms run."""
+"""Rounds: their size, and the order in which arms run."""
 
 import threading
 import time
@@ -37,8 +37,8 @@ def test_assisted_arms_run_at_batch_one_only() -> None:
         require_usable(["plain", "prompt-lookup"], 2, 0.0, none)
 
 
-class NotingArm:
-    """Writes down which prompts it was given."""
+class RecordingArm:
+    """Records the prompts that it receives."""
 
     def __init__(self, name: str, notes: list[tuple[str, tuple[int, ...]]]) -> None:
         self._name, self._notes = name, notes
@@ -48,11 +48,11 @@ class NotingArm:
         return Round(((1,),) * len(prompts), 1.0)
 
     def close(self) -> None:
-        raise AssertionError("whoever made the arm closes it")
+        raise AssertionError("the code that made the arm closes it")
 
 
-class NotingMonitor(Monitor):
-    """Writes down steps and turns."""
+class RecordingMonitor(Monitor):
+    """Records steps and turns."""
 
     def __init__(self) -> None:
         self.steps: list[tuple[str, str, int, int]] = []
@@ -74,9 +74,9 @@ def rotation() -> Iterator[tuple[str, tuple[int, ...]]]:
 
 def test_every_arm_takes_its_turn_at_every_place_and_those_of_ours_warm_up_longer() -> None:
     notes: list[tuple[str, tuple[int, ...]]] = []
-    monitor = NotingMonitor()
+    monitor = RecordingMonitor()
     between: list[tuple[int, int]] = []
-    arms = {name: NotingArm(name, notes) for name in (ArmName.PLAIN, ArmName.FROZEN, ArmName.LEARNING)}
+    arms = {name: RecordingArm(name, notes) for name in (ArmName.PLAIN, ArmName.FROZEN, ArmName.LEARNING)}
     prompts = [PromptReceived(offset, str(offset), "tiny", offset + 1, "text") for offset in range(13)]
     found = measure(
         arms,
@@ -99,8 +99,8 @@ def test_every_arm_takes_its_turn_at_every_place_and_those_of_ours_warm_up_longe
     assert {name: len(rounds) for name, rounds in found.items()} == dict.fromkeys(arms, 3)
 
 
-class InterruptedArm(NotingArm):
-    """Is interrupted when it is given the prompt with this offset."""
+class InterruptedArm(RecordingArm):
+    """Raises an interrupt when it receives the prompt with this offset."""
 
     def __init__(self, offset: int) -> None:
         super().__init__("interrupted", [])
@@ -114,20 +114,20 @@ class InterruptedArm(NotingArm):
 
 @pytest.mark.parametrize(("offset", "complete"), [(2, 1), (4, 2)])
 def test_ctrl_c_keeps_the_rounds_that_all_arms_have_finished(offset: int, complete: int) -> None:
-    arms = {"plain": NotingArm("plain", []), "memory": InterruptedArm(offset)}
+    arms = {"plain": RecordingArm("plain", []), "memory": InterruptedArm(offset)}
     prompts = [PromptReceived(number, str(number), "tiny", number + 1, "text") for number in range(6)]
     plan = SpeedPlan(tuple(arms), round_prompts=2, rounds=3, warm_up=0)
-    found = measure(arms, prompts, plan, NotingMonitor(), lambda number: None)
+    found = measure(arms, prompts, plan, RecordingMonitor(), lambda number: None)
     assert {name: len(rounds) for name, rounds in found.items()} == {"plain": complete, "memory": complete}
 
 
 @pytest.mark.parametrize(("offset", "warm_up"), [(0, 0), (0, 2)])
 def test_ctrl_c_before_a_round_is_finished_is_passed_on(offset: int, warm_up: int) -> None:
-    arms = {"plain": NotingArm("plain", []), "memory": InterruptedArm(offset)}
+    arms = {"plain": RecordingArm("plain", []), "memory": InterruptedArm(offset)}
     prompts = [PromptReceived(number, str(number), "tiny", number + 1, "text") for number in range(6)]
     plan = SpeedPlan(tuple(arms), round_prompts=2, rounds=2, warm_up=warm_up)
     with pytest.raises(KeyboardInterrupt):
-        measure(arms, prompts, plan, NotingMonitor(), lambda number: None)
+        measure(arms, prompts, plan, RecordingMonitor(), lambda number: None)
 
 
 def test_a_quick_plan_is_short_and_has_few_arms() -> None:
@@ -145,10 +145,10 @@ def test_chunks_keep_the_order_and_the_rest() -> None:
 
 
 def test_the_processor_time_of_another_thread_grows_with_its_work() -> None:
-    go_on, done, end = threading.Event(), threading.Event(), threading.Event()
+    may_start, done, end = threading.Event(), threading.Event(), threading.Event()
 
     def work() -> None:
-        go_on.wait()
+        may_start.wait()
         sum(range(300_000))
         done.set()
         end.wait()
@@ -156,7 +156,7 @@ def test_the_processor_time_of_another_thread_grows_with_its_work() -> None:
     thread = threading.Thread(target=work)
     thread.start()
     before = processor_seconds(thread)
-    go_on.set()
+    may_start.set()
     done.wait()
     assert processor_seconds(thread) > before or not hasattr(time, "pthread_getcpuclockid")
     end.set()

@@ -1,4 +1,4 @@
-"""`omnidraft bench` over tiny random models: what it runs, compares and reports. Not how fast anything is."""
+"""`omnidraft bench` over tiny random models: what it runs, compares and reports. Speeds are not checked."""
 
 import json
 import math
@@ -31,7 +31,7 @@ TEXTS = [
 SHAPE = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
 PROMPTS, WARM_UP, NEW_TOKENS, ROUND = 4, 5, 12, 2
 BY_DEFAULT = [name for name in ArmName if name not in ON_REQUEST]
-EVERY_PROMPT = ("learn.interval=1", "learn.spacing=fixed")  # brings an update
+EVERY_PROMPT = ("learn.interval=1", "learn.spacing=fixed")  # triggers an update
 AT_BATCH_THREE = [name for name in BY_DEFAULT if name not in BATCH_ONE]
 OURS = [name for name in ALL_OURS if name in BY_DEFAULT]
 
@@ -85,8 +85,8 @@ def run(folder: Path, *more: str) -> Result:
 
 @pytest.fixture(scope="module")
 def greedy(folder: Path) -> tuple[list[dict], str]:
-    """The reports at batch 1 and 3, and what was printed."""
-    # Every prompt brings an update, so that arms learn within so few; and all draft, though that cannot pay here.
+    """The reports at batch 1 and 3, and the printed output."""
+    # Every prompt triggers an update, so that arms learn within so few; all draft, though that cannot pay off here.
     settings = (*EVERY_PROMPT, "publish.interval=2", "draft.only_where_paying=false", "draft.costs=estimated")
     more = [word for setting in settings for word in ("--set", setting)]
     result = run(folder, "--json", str(folder / "greedy.json"), "--batch", "1,3", *more)
@@ -105,9 +105,9 @@ def test_all_arms_run_that_can_at_the_batch(greedy: tuple[list[dict], str]) -> N
 def test_every_arm_is_reported_with_medians_and_ratios(greedy: tuple[list[dict], str]) -> None:
     for report in greedy[0]:
         for arm in report["arms"].values():
-            for figure in (arm["tokens_per_second"], arm["ratio"]):
-                assert 0 < figure["lower"] <= figure["median"] <= figure["upper"]
-                assert figure["overall"] > 0
+            for quartiles in (arm["tokens_per_second"], arm["ratio"]):
+                assert 0 < quartiles["lower"] <= quartiles["median"] <= quartiles["upper"]
+                assert quartiles["overall"] > 0
             assert len(arm["rounds"]) == PROMPTS // ROUND
             assert [len(one["tokens"]) for one in arm["rounds"]] == [ROUND] * (PROMPTS // ROUND)
         assert report["arms"]["plain"]["ratio"] == {"median": 1.0, "lower": 1.0, "upper": 1.0, "overall": 1.0}
@@ -148,7 +148,7 @@ def test_the_roofline_and_the_breakdown_are_of_our_arms_alone(greedy: tuple[list
         assert report["costs"]["context"] > report["costs"]["prompt_tokens"] > 0
 
 
-def test_each_arm_of_ours_does_what_its_name_says(greedy: tuple[list[dict], str]) -> None:
+def test_each_arm_of_ours_does_what_its_name_states(greedy: tuple[list[dict], str]) -> None:
     for report in greedy[0]:
         arms = {name: report["arms"][name] for name in OURS}
         assert arms["own-plain"]["block_efficiency"] == 1
@@ -187,8 +187,8 @@ def test_the_shares_of_a_breakdown_make_a_whole(greedy: tuple[list[dict], str]) 
     for report in greedy[0]:
         for name in OURS:
             shares = dict(report["arms"][name]["breakdown"])
-            for beside in ("translation_per_target_step", "learning_beside", "log_beside"):
-                assert shares.pop(beside) >= 0
+            for parallel in ("translation_per_target_step", "learning_beside", "log_beside"):
+                assert shares.pop(parallel) >= 0
             assert sum(shares.values()) == pytest.approx(1)
             assert min(shares.values()) >= 0
 
@@ -254,7 +254,7 @@ def test_too_few_prompts_are_refused(folder: Path) -> None:
 
 
 class Parrot:
-    """An engine that answers every prompt with one token, and counts."""
+    """An engine that answers every prompt with one token, and counts its rounds and closings."""
 
     label_text = "parrot 1.0"
 
@@ -278,7 +278,7 @@ class Parrot:
         self.closed += 1
 
 
-def test_an_engine_takes_part_where_it_can_and_its_other_text_is_told(
+def test_an_engine_runs_at_the_batches_that_it_supports_and_differing_text_is_reported(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parrot = Parrot()

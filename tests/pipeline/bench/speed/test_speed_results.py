@@ -1,4 +1,4 @@
-"""The benchmark's results, on numbers made by hand."""
+"""The benchmark's results, for hand-made rounds."""
 
 from dataclasses import replace
 from typing import Any
@@ -37,7 +37,7 @@ def test_mean_has_the_standard_error() -> None:
     assert mean([1.0]) == Mean(1.0, None)
 
 
-def test_another_distribution_is_told_by_four_errors() -> None:
+def test_distributions_differ_beyond_four_standard_errors() -> None:
     assert same_distribution(Mean(3.0, 0.3), Mean(5.0, 0.4))
     assert not same_distribution(Mean(3.0, 0.3), Mean(5.1, 0.4))
     assert same_distribution(Mean(3.0, None), Mean(9.0, 0.1))

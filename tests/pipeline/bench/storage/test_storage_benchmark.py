@@ -1,4 +1,4 @@
-"""`omnidraft bench-store` on a small run: what it measures adds up, and nothing is left behind."""
+"""`omnidraft bench-store` on a small run: its measurements add up, and it leaves no files."""
 
 import json
 import shutil
@@ -31,7 +31,7 @@ def test_the_recipes_that_are_timed_are_recipes():
 
 
 @pytest.mark.slow
-def test_the_command_prints_and_writes_all_figures_and_leaves_nothing(tmp_path):
+def test_the_command_prints_and_writes_all_results_and_leaves_no_files(tmp_path):
     app = typer.Typer()
     app.command()(bench_store)
     scratch = tmp_path / "scratch"
@@ -68,14 +68,14 @@ def test_bytes_by_column_are_of_the_log_as_written_and_joined_and_the_run_stays_
     assert 0 < sum(found.joined.values()) < sum(found.written.values())
 
 
-def test_every_run_is_written_as_often_as_asked_for(tmp_path):
+def test_every_run_is_written_as_often_as_requested(tmp_path):
     found = measure_writing([GOLDEN], tmp_path, 3)
     assert [len(found["log-v3"].per_second), len(found["log-v3"].per_cpu_second)] == [3, 3]
     assert min(found["log-v3"].per_cpu_second) > 0
     assert list(tmp_path.iterdir()) == []
 
 
-def test_joining_is_asked_before_and_after(tmp_path):
+def test_queries_are_timed_before_and_after_joining(tmp_path):
     found = measure_joining(GOLDEN, tmp_path, 1000, 1)
     assert (found.parts_before, found.parts_after) == (15, 3)
     assert found.bytes_after < found.bytes_before

@@ -17,7 +17,7 @@ from pipeline.vllm_plugin.proposer import OmnidraftProposer
 from pipeline.vllm_plugin.settings import read_settings
 from store.errors import UsageError
 
-# A request emits the numbers after its prompt's last token, `drafts` more per step than one.
+# A request emits the numbers after its prompt's last token: one per step, and `drafts` more.
 STUB = """
 from types import SimpleNamespace as Made
 

@@ -296,7 +296,7 @@ def test_a_wrong_parameter_is_named(client: openai.OpenAI, wrong: dict, param: s
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]},
             "messages.0.content.0",
         ),
-        ({"messages": [{"role": "assistant", "content": "no more to say"}]}, "messages"),
+        ({"messages": [{"role": "assistant", "content": "nothing to add"}]}, "messages"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"response_format": {"type": "json"}}, "response_format"),

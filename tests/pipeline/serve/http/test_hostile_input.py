@@ -280,7 +280,7 @@ def test_two_thousand_idle_connections(served: HttpServer):
             connection.close()
 
 
-def test_beyond_the_limit_the_one_idle_longest_makes_room():
+def test_beyond_the_limit_the_connection_idle_longest_is_closed():
     with run_http_server(ScriptedEngine(), Limits(connections=20, grace_seconds=0.2)) as served:
         idle = [served.connect() for _ in range(30)]
         assert_serves(served)

@@ -129,7 +129,7 @@ def test_a_table_is_measured_resumed_and_written_as_a_page(tiny_pair: TinyPair, 
     assert [panel["title"] for panel in panels] == ["k=3", "k=4"]
 
 
-def test_faults_of_a_call_are_named(tiny_pair: TinyPair, data: Path, tmp_path: Path):  # noqa: F811
+def test_wrong_options_are_refused(tiny_pair: TinyPair, data: Path, tmp_path: Path):  # noqa: F811
     for arguments, words in (
         (("--table", 7), "--table must be one of 1, 2"),
         (("--figure", 1), "--figure must be one of 5, 6"),
