@@ -21,6 +21,9 @@ from stages.contract.snapshot import (
 from stages.drafting.head import AcceptanceHead
 
 NEW_LABELS = 32  # of a step: a step takes as long as half a pass of a fast target, and is worth more labels than one
+# The same of a head that came trained, which gains less by a step (docs/experiments.md, 2026-11-28), but for the first
+# step after a reset.
+NEW_LABELS_TRAINED = 128
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,8 @@ class HeadTrainer:
         self._first_weights = {name: weight.clone() for name, weight in head.state_dict().items()}
         self._rate, self._random = rate, Random(seed)
         self._labels: deque[AcceptanceLabel] = deque(maxlen=buffer)
-        self._new_labels, self._labels_per_step = 0, min(batch, NEW_LABELS)  # new: since the last step
+        self._new_labels = 0  # since the last step
+        self._labels_per_step = min(batch, NEW_LABELS_TRAINED if head.came_trained else NEW_LABELS)
         self._optimizer = self._new_optimizer()
 
     def _new_optimizer(self) -> torch.optim.Optimizer:
@@ -74,7 +78,9 @@ class HeadTrainer:
 
     def update(self) -> float | None:
         """Make one gradient step. Returns the loss in nats; None with few new labels, or if it is not finite."""
-        if self._new_labels < self._labels_per_step or len(self._labels) < min(self.batch, NEW_LABELS):
+        first = min(self.batch, NEW_LABELS)
+        due = self._labels_per_step if self._optimizer.state else min(self._labels_per_step, first)
+        if self._new_labels < due or len(self._labels) < first:
             return None
         self._new_labels = 0
         chosen = self._random.sample(self._labels, min(self.batch, len(self._labels)))

@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 # Where updates are far apart, one prompt in so many becomes an example: an update trains on a few of them, and choosing
 # the soft targets of every token takes time that shows next to fast passes.
-SAMPLED = 8
+SAMPLED = 16
 SCATTER, SCATTERED_BITS = 2654435761, 32  # Knuth's multiplier: neighbours are sampled as if at random
 
 
@@ -182,7 +182,7 @@ class UpdateScheduler:
 
     def wants_example(self, offset: int) -> bool:
         """Return whether the prompt at an offset of the stream becomes an example, if it is admitted now."""
-        return (offset * SCATTER % (1 << SCATTERED_BITS)) * self._sampled >> SCATTERED_BITS == 0
+        return ((offset + 1) * SCATTER % (1 << SCATTERED_BITS)) * self._sampled >> SCATTERED_BITS == 0
 
     def observe_prompt(self, rejected: float, tokens: int, pieces: int) -> None:
         """Count a completed prompt, whether or not it becomes an example. As `UpdateInterval.observe_prompt`."""

@@ -48,6 +48,19 @@ def test_every_step_waits_for_new_labels():
     assert steps == [True, False, True, False, True, False, True, False]
 
 
+def test_a_head_that_came_trained_makes_its_first_step_early_and_others_rarely():
+    head = AcceptanceHead(WIDTH, 0)
+    head.came_trained = True
+    trainer = HeadTrainer(head, seed=0, rate=1e-2, batch=256, buffer=500)
+    for _ in range(2):
+        steps = []
+        for _ in range(9):
+            trainer.observe(labels(32))
+            steps.append(trainer.update() is not None)
+        assert steps == [True, False, False, False, True, False, False, False, True]
+        trainer.reset()
+
+
 def test_it_waits_for_enough_labels():
     trainer = new_trainer()
     before = weights(trainer)
