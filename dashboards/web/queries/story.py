@@ -169,6 +169,8 @@ def _describe_drifts(log: LogReader, detected: list[dict[str, Any]], tokens: Map
         answer += f", and an earlier version was restored {_count_times(restored)}"
     elif last["candidates"]:
         answer += ", and the current drafter was kept, since no earlier version was clearly better"
+    elif last["action"] == "recall":
+        answer += ", and no earlier drafter was restored"
     yield f"{answer}."
     if last["signal"] in _SIGNALS:
         yield f"{'The last one' if len(drifts) > 1 else 'It'} was seen in {_describe_signal(last)}."

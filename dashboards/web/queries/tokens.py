@@ -193,6 +193,8 @@ def _probabilities(row: Mapping[str, Any]) -> Iterator[str]:
     if row["uniform"] is not None and levels:
         chance = math.prod(_acceptance(ours, theirs) for ours, theirs in levels)
         yield f"accepted with probability {chance:.3g}; the draw was {row['uniform']:.3g}"
+        if any(theirs == 0 for _, theirs in levels):
+            yield "the target cannot emit it here: at temperature 0 because another token is likelier"
     if row["head_estimate"] is not None:
         yield f"head's estimate of survival to here {row['head_estimate']:.3g}"
     if row["entropy"] is not None:
@@ -205,7 +207,7 @@ def _raw_values(row: Mapping[str, Any]) -> Iterator[str]:
     if ours is not None:
         yield f"at temperature 1: {ours:.3g} by the drafter, whose entropy was {row['drafter_raw_entropy']:.3g} nats"
     if theirs is not None:
-        instead = "" if emitted is None else f", {emitted:.3g} for the token that was emitted"
+        instead = "" if emitted is None else f", {emitted:.3g} for the token emitted instead"
         yield f"at temperature 1: {theirs:.3g} by the target{instead}"
     if row["target_raw_entropy"] is not None:
         yield f"target's entropy at temperature 1: {row['target_raw_entropy']:.3g} nats"

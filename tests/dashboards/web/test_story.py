@@ -117,6 +117,12 @@ def test_a_drift_has_its_response_and_its_effect(tmp_path: Path):
     ]
 
 
+def test_a_recall_without_other_drafters_restores_none(tmp_path: Path):
+    events: list[Event] = [prompt(offset) for offset in range(8)]
+    found = describe(tmp_path, [*events, make_drifted(offset=5, changed_at=3, action="recall")])
+    assert any(one.endswith("the acceptance head was reset, and no earlier drafter was restored.") for one in found)
+
+
 def test_the_last_of_several_drifts_is_described(tmp_path: Path):
     events: list[Event] = [prompt(offset, emitted=4 if offset < 30 else 2) for offset in range(60)]
     events += [make_drifted(offset=offset, changed_at=offset - 3, action="reset") for offset in (5, 12, 20, 33)]

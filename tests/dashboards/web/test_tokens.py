@@ -61,9 +61,18 @@ def test_the_detail_of_a_rejection_has_the_raw_probabilities_of_the_models(tmp_p
     found = completion(tmp_path, [*events, prompt(0)])
     assert found.tokens[2].detail.splitlines()[-5:-2] == [
         "at temperature 1: 0.75 by the drafter, whose entropy was 0.5 nats",
-        "at temperature 1: 0.25 by the target, 0.5 for the token that was emitted",
+        "at temperature 1: 0.25 by the target, 0.5 for the token emitted instead",
         "target's entropy at temperature 1: 1.25 nats",
     ]
+
+
+def test_the_detail_of_a_greedy_rejection_gives_the_reason(tmp_path: Path):
+    events = block_of_every_kind(0)
+    events[2] = replace(events[2], drafter_levels=(1.0,), target_levels=(0.0,))
+    detail = completion(tmp_path, [*events, prompt(0)]).tokens[2].detail.splitlines()
+    at = detail.index("probability 1 by the drafter, 0 by the target")
+    assert detail[at + 1].startswith("accepted with probability 0;")
+    assert detail[at + 2] == "the target cannot emit it here: at temperature 0 because another token is likelier"
 
 
 def test_a_tree_shows_its_path_and_lists_the_other_candidates(tmp_path: Path):
