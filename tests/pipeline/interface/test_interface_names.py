@@ -5,7 +5,7 @@ import pkgutil
 from pathlib import Path
 
 import pytest
-from test_layout import loaded_by
+from test_layout import modules_after
 
 import pipeline
 from pipeline.config.settings import Config
@@ -32,11 +32,11 @@ def test_an_unknown_name_is_an_attribute_error():
 
 
 def test_importing_loads_nothing_large():
-    assert loaded_by("import pipeline; pipeline.OmnidraftError, dir(pipeline)") & HEAVY == set()
+    assert modules_after("import pipeline; pipeline.OmnidraftError, dir(pipeline)") & HEAVY == set()
 
 
 def test_logs_and_versions_are_read_without_torch():
-    loaded = loaded_by("import pipeline; pipeline.open_log; pipeline.load_version; pipeline.Config")
+    loaded = modules_after("import pipeline; pipeline.open_log; pipeline.load_version; pipeline.Config")
     assert loaded & {"torch", "transformers", "mlflow", "river"} == set()
 
 
