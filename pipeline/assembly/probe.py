@@ -78,26 +78,28 @@ def make_probe(config: Config, models: Models, costs: Costs | None = None) -> Ca
         models: one target with the drafter, no rows admitted.
         costs: measured when the run began, in seconds; without them no tokens per second are given.
     """
-    examples, drafter = examples_of(config, models), models.drafter
-    allowed = draftable(config.with_overrides(_PLAIN).draft, models.pair)
-    probe = cache(lambda: Probe(examples, drafter, allowed))
-
-    def score() -> Mapping[TrainingExample, ProbeScore]:
-        if drafter.weight_changes:
-            return probe().score(drafter)
-        # As loaded: the pass takes .2 s, 1% of a default run.
-        key = [SCORES_FORMAT, *_key_of(models), fingerprint(drafter), DRAFT, sorted(allowed)]
-        return load_or_make_scores(key, examples, lambda: probe().score(drafter))
-
-    return lambda: _add_speed(summarize(score()), costs, config.batch)
+    return probe_of(config, models, examples_of(config, models), costs, _key_of(models))
 
 
 def probe_of(
-    config: Config, models: DrafterModels, examples: Sequence[TrainingExample], costs: Costs | None = None
+    config: Config,
+    models: DrafterModels,
+    examples: Sequence[TrainingExample],
+    costs: Costs | None = None,
+    key: Sequence[object] | None = None,
 ) -> Callable[[], ProbeResult]:
-    """As `make_probe`, over the target's examples, measured at every call."""
-    probe = Probe(examples, models.drafter, draftable(config.with_overrides(_PLAIN).draft, models.pair))
-    return lambda: _add_speed(summarize(probe.score(models.drafter)), costs, config.batch)
+    """As `make_probe`, over the target's examples; with their key, the drafter as loaded is scored once per machine."""
+    drafter, allowed = models.drafter, draftable(config.with_overrides(_PLAIN).draft, models.pair)
+    probe = cache(lambda: Probe(examples, drafter, allowed))
+
+    def score() -> Mapping[TrainingExample, ProbeScore]:
+        if key is None or drafter.weight_changes:
+            return probe().score(drafter)
+        # The pass takes .2 s, 1% of a default run.
+        of_drafter = [SCORES_FORMAT, *key, fingerprint(drafter), DRAFT, sorted(allowed)]
+        return load_or_make_scores(of_drafter, examples, lambda: probe().score(drafter))
+
+    return lambda: _add_speed(summarize(score()), costs, config.batch)
 
 
 def _add_speed(result: ProbeResult, costs: Costs | None, batch: int) -> ProbeResult:

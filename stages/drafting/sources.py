@@ -93,7 +93,7 @@ class SourceChooser:
 
     >>> from stages.drafting.costs import Costs
     >>> chooser = SourceChooser(Costs(target=((1, 1.0), (2, 1.06)), drafter=((1, 0.24),)))
-    >>> chooser.prefers_model(candidates=1, expected=0.2)  # 5/3 + 0.5 - 1.3 * 1.48 is more than 1.2 - 1.3 * 1.06
+    >>> chooser.prefers_model(candidates=1, expected=0.2)  # 5/3 + 0.35 - 1.3 * 1.48 is more than 1.2 - 1.3 * 1.06
     True
     >>> chooser.prefers_model(candidates=4, expected=3.0)
     False

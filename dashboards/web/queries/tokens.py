@@ -194,7 +194,7 @@ def _probabilities(row: Mapping[str, Any]) -> Iterator[str]:
         chance = math.prod(_acceptance(ours, theirs) for ours, theirs in levels)
         yield f"accepted with probability {chance:.3g}; the draw was {row['uniform']:.3g}"
         if any(theirs == 0 for _, theirs in levels):
-            yield "the target cannot emit it here: at temperature 0 because another token is likelier"
+            yield "the target gives it probability 0: at temperature 0, another token is likelier"
     if row["head_estimate"] is not None:
         yield f"head's estimate of survival to here {row['head_estimate']:.3g}"
     if row["entropy"] is not None:

@@ -72,7 +72,7 @@ def test_the_detail_of_a_greedy_rejection_gives_the_reason(tmp_path: Path):
     detail = completion(tmp_path, [*events, prompt(0)]).tokens[2].detail.splitlines()
     at = detail.index("probability 1 by the drafter, 0 by the target")
     assert detail[at + 1].startswith("accepted with probability 0;")
-    assert detail[at + 2] == "the target cannot emit it here: at temperature 0 because another token is likelier"
+    assert detail[at + 2] == "the target gives it probability 0: at temperature 0, another token is likelier"
 
 
 def test_a_tree_shows_its_path_and_lists_the_other_candidates(tmp_path: Path):
