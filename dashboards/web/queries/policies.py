@@ -18,6 +18,16 @@ NAMES = {
 }
 _RATES = {"per_second": ("tokens_per_second", "second_error"), "per_forward": ("tokens_per_forward", "forward_error")}
 MOST_SPREAD = 3.0  # of an interval's ends; a wider ratio is not reported
+# Seconds of a run from its first prompt to its last, and seconds and tokens of the blocks that the recipe counts.
+_TIMES = """
+    WITH decoded AS (
+        SELECT run, sum(seconds_decode::DOUBLE + seconds_translate::DOUBLE + seconds_verify::DOUBLE) AS decoding,
+            sum(emitted)::BIGINT AS emitted
+        FROM blocks WHERE block > 0 GROUP BY run
+    )
+    SELECT run, max(finished) - min(started) AS whole, any_value(decoding) AS decoding, any_value(decoded.emitted) AS emitted
+    FROM prompts JOIN decoded USING (run) GROUP BY run
+"""
 _RUNS = "SELECT run FROM prompts GROUP BY run ORDER BY run"
 
 
@@ -36,24 +46,39 @@ def read_policies(log: LogReader) -> dict[str, Any]:
 
 
 def describe_speedups(log: LogReader) -> dict[str, str]:
-    """Compare the speed of each run with that of the same run without drafts, in a sentence.
+    """Compare the speed of each run with that of the same run without drafts, in a sentence or two.
 
     Returns:
-        the sentence by the run's name; none of a run in which no block without a draft was drawn at random.
+        the sentences by the run's name; none of a run in which no block without a draft was drawn at random.
     """
     speeds = {(row["run"], row["action"]): row["per_second"] for row in _list_policies(log)}
+    times = {row["run"]: row for row in rows(log.select(_TIMES))}
     found = {}
     for run in dict.fromkeys(run for run, _ in speeds):
         own, plain = speeds.get((run, AS_RUN)), speeds.get((run, PLAIN))
         if own and plain and (ratio := _estimate_ratio(own, plain)):
             found[run] = (
                 f"Drafts made decoding {_format_ratio(ratio)}: {_format_rate(own)} tokens/s, and "
-                f"{_format_rate(plain)} without any, as blocks drawn at random show. (Decoding alone: the speed of the "
-                "whole run counts reading prompts, learning and versions too.)"
+                f"{_format_rate(plain)} without any, as blocks drawn at random show."
+                f"{_describe_whole_run(times.get(run), plain['value'])}"
             )
         elif own and plain:
             found[run] = "Too few blocks without a draft were drawn at random to compare the speed with that of drafts."
     return found
+
+
+def _describe_whole_run(times: Mapping[str, Any] | None, plain: float) -> str:
+    """Compare the time of a run with what it would have been at `plain` tokens per second in the blocks that decode.
+
+    Empty if prompts and blocks do not have plausible times.
+    """
+    if times is None or not plain or times["whole"] < times["decoding"]:
+        return ""
+    without = times["whole"] - times["decoding"] + times["emitted"] / plain
+    return (
+        f" With what drafts do not change (reading prompts, learning, versions and the log) the run took "
+        f"{times['whole']:.0f} s, and about {without:.0f} s without drafts: {without / times['whole']:.2f} times as fast."
+    )
 
 
 def _list_policies(log: LogReader) -> list[dict[str, Any]]:
@@ -74,7 +99,7 @@ def _estimate(value: float | None, error: float | None) -> dict[str, float] | No
 
 
 def _compare(policies: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Compare the fastest policy with the run itself."""
+    """Compare the run itself with no drafts, and then with the policy that would be the fastest."""
     measured = [row for row in policies if row["per_second"]]
     own = next((row for row in measured if row["action"] == AS_RUN), None)
     others = [row for row in measured if row["action"] != AS_RUN]
@@ -83,22 +108,22 @@ def _compare(policies: Sequence[Mapping[str, Any]]) -> list[str]:
             "No block drew its action at random, so the log cannot show what another policy would have given. "
             "Replay with --set draft.holdout=0.03 to find out."
         ]
+    sentences = [f"The run as it was decoded {_format_rate(own['per_second'])} tokens/s."]
+    if plain := next((row["per_second"] for row in measured if row["action"] == PLAIN), None):
+        ratio = _estimate_ratio(own["per_second"], plain)
+        verdict = f"the run is {_format_ratio(ratio)}" if ratio else "too vague to compare"
+        sentences.append(f"Without drafts it would be {_format_rate(plain)}: {verdict}.")
     best = max(others, key=lambda row: row["per_second"]["value"])
     name = best["name"]
-    sentences = [
-        f"{name[0].upper()}{name[1:]} in every block would give {_format_rate(best['per_second'])} tokens/s, "
-        f"the run as it was gave {_format_rate(own['per_second'])}."
-    ]
+    sentences.append(
+        f"The fastest single policy is {name}: in every block it would give {_format_rate(best['per_second'])}."
+    )
     if best["per_second"]["low"] > own["per_second"]["high"]:
         sentences.append("The intervals do not overlap: that policy alone would have been faster.")
     elif best["per_second"]["high"] < own["per_second"]["low"]:
         sentences.append("The intervals do not overlap: choosing per block was faster than any single policy.")
     else:
         sentences.append("The intervals overlap, so neither is clearly faster.")
-    if plain := next((row["per_second"] for row in measured if row["action"] == PLAIN), None):
-        ratio = _estimate_ratio(own["per_second"], plain)
-        verdict = f"the run is {_format_ratio(ratio)}" if ratio else "too vague to compare"
-        sentences.append(f"Without drafts it would be {_format_rate(plain)}: {verdict}.")
     if vague := [row["name"] for row in others if row["is_vague"]]:
         sentences.append(f"Fewer than {FEW} blocks drew {' or '.join(vague)}: a rough estimate.")
     return sentences

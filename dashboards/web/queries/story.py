@@ -190,8 +190,8 @@ def _describe_signal(drift: Mapping[str, Any]) -> str:
     was, became = drift["rate_before"], drift["rate_after"]
     if drift["signal"] != "frequency":
         return f"{_SIGNALS[drift['signal']]}, which went from {was:.0%} to {became:.0%}"
-    times = f"{math.exp(abs(became - was)):.1f} times as {'rare' if became < was else 'common'} as before"
-    return f"{_SIGNALS['frequency']}: {times} (mean logarithm of the share: {was:.2f}, then {became:.2f})"
+    times = math.exp(abs(became - was))  # the signal is a mean of logarithms
+    return f"{_SIGNALS['frequency']}: {times:.1f} times as {'rare' if became < was else 'common'} as before"
 
 
 def _read_trained(log: LogReader, drift: Mapping[str, Any]) -> int | None:

@@ -245,7 +245,7 @@ export function chart(place, traces, layout) {
   return window.Plotly.react(place, traces, looks, config);
 }
 
-// On a phone the names of the pages are wider than the window.
+// In a narrow window the names of the pages scroll.
 // Not scrollIntoView: it would also move the place from which the keyboard goes on.
 for (const link of document.querySelectorAll("nav [aria-current]")) {
   const [nav, own, whole] = [link.parentElement, link.getBoundingClientRect(), link.parentElement.getBoundingClientRect()];

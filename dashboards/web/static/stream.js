@@ -97,9 +97,15 @@ function sourceTraces(sources) {
 }
 
 const rate = fixed(3);
-const SIGNALS = { frequency: " of the mean log share of the tokens in earlier completions", drafted: " of the share of tokens from drafts", predicted: " of the share of tokens that the memory predicted", learned: " of the share of tokens from the model and the memory", judged: " of acceptance", first: " of acceptance of first tokens" };
+const SIGNALS = { drafted: " of the share of tokens from drafts", predicted: " of the share of tokens that the memory predicted", learned: " of the share of tokens from the model and the memory", judged: " of acceptance", first: " of acceptance of first tokens" };
+// How a monitored signal changed; the values of "frequency" are natural logarithms.
+function changeOf({ signal, direction, rate_before: before, rate_after: after }) {
+  if (signal !== "frequency") return `${direction}${SIGNALS[signal] ?? ""} from ${rate(before)} to ${rate(after)}`;
+  return `tokens ${fixed(1)(Math.exp(Math.abs(after - before)))} times as ${after < before ? "rare" : "common"} in earlier completions as before`;
+}
+
 const WORDS = {
-  drift: (mark) => `drift at ${whole(mark.offset)} in ${mark.dataset}: ${mark.direction}${SIGNALS[mark.signal] ?? ""} from ${rate(mark.rate_before)} to ${rate(mark.rate_after)}, ` +
+  drift: (mark) => `drift at ${whole(mark.offset)} in ${mark.dataset}: ${changeOf(mark)}, ` +
     `since ${whole(mark.changed_at)} (${mark.detector}); ${{ ignored: "ignored", cooldown: "cooldown, no response", none: "no response" }[mark.action] ?? `response: ${mark.action}`}`,
   "head reset": (mark) => `acceptance head reset at ${whole(mark.offset)}, in response to the drift; its labels were dropped` +
     `${mark.restored === null ? "" : `; then the head of version ${mark.restored} was restored`}`,

@@ -31,10 +31,14 @@ function joined({ versions, drifts }) {
   const sorted = versions.sort((one, other) => runs.indexOf(one.run) - runs.indexOf(other.run) || one.version - other.version);
   return sorted.map((version) => {
     const parent = sorted.find((other) => other.run === version.run && other.version === version.parent);
-    const answered = answeredBy(version, parent, drifts.filter((drift) => drift.run === version.run && drift.target === version.target));
-    return { ...version, steps: version.learned?.steps ?? 0, gained: version.learned?.tokens_gained ?? null, seconds: version.learned?.seconds ?? null, drift: answered };
+    const own = drifts.filter((drift) => drift.run === version.run && drift.target === version.target);
+    const answered = answeredBy(version, parent, own);
+    return { ...version, steps: version.learned?.steps ?? 0, gained: version.learned?.tokens_gained ?? null, seconds: version.learned?.seconds ?? null, drift: answered, cause: causeOf(version, own) };
   });
 }
+
+// Of a version that was published before the response to a drift, with the prompt at which that was detected.
+const reasonOf = ({ reason, cause }) => (cause ? `${reason} at prompt ${whole(cause.offset)}` : reason);
 
 const rateOf = (name) => (version) => version.probe?.[name]?.value ?? null;
 const registeredOf = (version) => registered.find((row) => row.run === version.run && row.version === version.version);
@@ -109,7 +113,7 @@ function draw(versions, recalls) {
         error_y: { type: "data", symmetric: false, array: mine.map((version) => version.high - version.acceptance), arrayminus: mine.map((version) => version.acceptance - version.low), color: `${look.color}88`, thickness: 2, width: 4 },
         text: mine.map((version) => `${version.version}`), textposition: "top center",
         marker: { color: look.color, size: mine.length > MOST_NUMBERS ? 5 : 11, symbol: mine.map((version) => SHAPES[version.reason] ?? "circle") },
-        hovertext: mine.map((version) => plain(`${name(version)} (${version.reason}), published at prompt ${whole(version.offset)}\nacceptance while the latest ${fixed(3)(version.acceptance)} ` +
+        hovertext: mine.map((version) => plain(`${name(version)} (${reasonOf(version)}), published at prompt ${whole(version.offset)}\nacceptance while the latest ${fixed(3)(version.acceptance)} ` +
           `(${fixed(2)(version.low)} to ${fixed(2)(version.high)}) over ${whole(version.judged)} judged tokens\nparent ${version.parent ?? "none"}, ${whole(version.cache_entries)} n-grams`).replaceAll("\n", "<br>")), hoverinfo: "text" },
     ];
   }).flat();
@@ -152,8 +156,8 @@ const ROWS = [
   { title: "probe: tokens per forward", of: rateOf("forwards"), show: (_, version) => estimate(version.probe?.forwards, 2), digits: 2, more: true },
   { title: "probe: acceptance, greedy", of: rateOf("greedy"), show: (_, version) => estimate(version.probe?.greedy, 3), digits: 3, more: true },
   { title: "probe: acceptance, temperature 1", of: rateOf("sampled"), show: (_, version) => estimate(version.probe?.sampled, 3), digits: 3, more: true },
-  { title: "in service: acceptance", of: (version) => version.acceptance, show: fixed(3), digits: 3 }, { title: "in service: tokens per target forward", of: (version) => version.efficiency, show: fixed(2), digits: 2 },
-  { title: "in service: prompts", of: (version) => version.prompts, show: whole, digits: 0 }, { title: "reason", of: (version) => version.reason },
+  { title: "in service: acceptance", of: (version) => version.acceptance, show: (value, version) => estimate(value === null ? null : { ...version, value }, 3), digits: 3 }, { title: "in service: tokens per target forward", of: (version) => version.efficiency, show: fixed(2), digits: 2 },
+  { title: "in service: prompts", of: (version) => version.prompts, show: whole, digits: 0 }, { title: "reason", of: reasonOf },
   { title: "alias", of: (version) => aliasesOf(version).join(", ") || null },
 ];
 const DETAILS = [
@@ -220,7 +224,7 @@ function showAll(versions) {
     { title: "over the baseline", of: (row) => (row.parent === null ? "baseline" : row.gain?.greedy ? inTwoLines(`${signed(3)(row.gain.greedy.value)} (${signed(3)(row.gain.greedy.low)} to ${signed(3)(row.gain.greedy.high)})`) : "–"), by: (row) => row.gain?.greedy?.value ?? null, number: true },
     { title: "probe, tokens / second", of: (row) => inTwoLines(estimate(row.probe?.speed, 1)), by: rateOf("speed"), number: true },
     { title: "probe, tokens / forward", of: (row) => inTwoLines(estimate(row.probe?.forwards, 2)), by: rateOf("forwards"), number: true }, { title: "probe, temperature 1", of: (row) => inTwoLines(estimate(row.probe?.sampled, 3)), by: rateOf("sampled"), number: true, wide: true },
-    { title: "parent", of: (row) => row.parent, number: true, wide: true }, { title: "reason", of: (row) => row.reason }, { title: "prompt", of: (row) => row.offset, show: whole, number: true },
+    { title: "parent", of: (row) => row.parent, number: true, wide: true }, { title: "reason", of: reasonOf }, { title: "prompt", of: (row) => row.offset, show: whole, number: true },
     { title: "acceptance in service", of: interval, by: (row) => row.acceptance, number: true }, { title: "tokens / forward in service", of: (row) => row.efficiency, show: fixed(2), number: true },
     { title: "n-grams", of: (row) => row.cache_entries, show: whole, number: true, wide: true }, { title: "updates", of: (row) => row.steps, show: whole, number: true, wide: true },
     { title: "tokens gained", of: (row) => row.gained, show: fixed(0), number: true, wide: true },

@@ -315,7 +315,7 @@ def test_two_versions_are_shown_side_by_side(address: str, page: Any):
     page.goto(f"{address}/versions?run=learned")
     page.click("text=Details of both")
     rows = compared_rows(page)
-    assert rows["in service: acceptance"] == ["0.500", "0.250", "-0.250"]
+    assert rows["in service: acceptance"] == ["0.500 (0.412 to 0.588)", "0.250 (0.142 to 0.402)", "-0.250"]
     assert rows["probe: acceptance, greedy"] == ["–", "–", ""]
     page.select_option("[name=a]", '["learned",2]')
     page.select_option("[name=b]", '["learned",3]')
