@@ -42,11 +42,22 @@ class CompiledLlamaForward(SlotForward):
         super().__init__(weights)
         self._output: tuple[int, Tensor | None, PackedMatrix] | None = None
         self._buffers: _Buffers | None = None
+        self._lots = dict[int, int]()  # of places that were moved: the slots of their rows begin at `lot * capacity`
         self._written: tuple[tuple[object, ...], Integers] | None = None  # what the table was made of, and the table
 
     @override
     def share(self) -> "CompiledLlamaForward":
         return CompiledLlamaForward(self.weights)
+
+    @override
+    def _begin(self, place: int) -> int:
+        return self._lots.get(place, place) * self._capacity
+
+    @override
+    def move(self, source: int, destination: int, length: int) -> None:
+        """Exchange the slots of two rows. Nothing is copied: a pass lists the slots of every row anyway."""
+        ours, theirs = self._lots.get(source, source), self._lots.get(destination, destination)
+        self._lots[source], self._lots[destination] = theirs, ours
 
     @override
     def __call__(
@@ -65,7 +76,8 @@ class CompiledLlamaForward(SlotForward):
         table = self._write_table(steps, output, buffers)
         paths = find_branching_paths(parents)
         lines = _Lines(kept)
-        lines.place_tokens(first * self._capacity, self._capacity, tokens, starts, paths, self.weights.window)
+        begins = [self._begin(first + row) for row in range(len(tokens))]
+        lines.place_tokens(begins, tokens, starts, paths, self.weights.window)
         numbers, header = lines.make_header(self.weights.rotation_tables(self._capacity), buffers)
         states = buffers.states[: len(ids)]
         states[:] = self.weights.embeddings[ids]
@@ -264,8 +276,7 @@ class _Lines:
 
     def place_tokens(
         self,
-        slot: int,
-        capacity: int,
+        begins: Sequence[int],
         tokens: Sequence[Sequence[int]],
         starts: Sequence[int],
         paths: Sequence[Sequence[Sequence[int]]] | None,
@@ -274,8 +285,7 @@ class _Lines:
         """Place the new tokens of all rows.
 
         Args:
-            slot: the first of the first row.
-            capacity: slots of a row.
+            begins: the first slot of each row.
             tokens, starts: new tokens per row, and how many are cached before them.
             paths: of trees, per row and token; None for chains.
             window: number of tokens that sliding layers attend to.
@@ -284,8 +294,7 @@ class _Lines:
             self._window_keys = []
         places = [range(start, start + len(new)) for start, new in zip(starts, tokens, strict=True)]
         self._positions = list(chain(*(places if paths is None else find_positions(starts, paths))))
-        for row, own in enumerate(places):
-            begin = slot + row * capacity
+        for row, (begin, own) in enumerate(zip(begins, places, strict=True)):
             self._slots.extend(range(begin + own.start, begin + own.stop))
             if paths is None and window is None:  # as below, for most passes
                 for place in own:

@@ -1,7 +1,7 @@
 """What forward passes share whose keys and values are in slots: one tensor per layer, token by token.
 
-A pass writes the keys and values of all rows with one copy, and a rollback only changes a length. The slot of a token
-is `row * capacity + place`.
+A pass writes the keys and values of all rows with one copy, and a rollback only changes a length. A row has `capacity`
+slots, which follow each other, one per token.
 
 Shapes: S slots of the cache, X numbers of a slot, N new tokens, V vocabulary.
 """
@@ -62,14 +62,18 @@ class SlotForward(Forward):
     def capacity(self) -> int:
         return self._capacity
 
+    def _begin(self, place: int) -> int:
+        """Return the first slot of a row."""
+        return place * self._capacity
+
     @override
     def read_cache(self, place: int, length: int) -> list[Tensor]:
-        begin = place * self._capacity
+        begin = self._begin(place)
         return [cache_SX[begin : begin + length] for cache_SX in self._caches_SX]
 
     @override
     def write_cache(self, place: int, kept: Sequence[Tensor], start: int = 0) -> None:
-        begin = place * self._capacity + start
+        begin = self._begin(place) + start
         for cache_SX, slots in zip(self._caches_SX, kept, strict=True):
             cache_SX[begin : begin + len(slots)] = slots
 
@@ -91,13 +95,13 @@ class SlotForward(Forward):
 
     @override
     def move(self, source: int, destination: int, length: int) -> None:
-        new, old = destination * self._capacity, source * self._capacity
+        new, old = self._begin(destination), self._begin(source)
         for cache_SX in self._caches_SX:
             cache_SX[new : new + length] = cache_SX[old : old + length]
 
     @override
     def keep(self, place: int, start: int, path: Sequence[int]) -> None:
-        begin = place * self._capacity + start
+        begin = self._begin(place) + start
         slots_P = torch.tensor(path, device=self.weights.device) + begin
         for cache_SX in self._caches_SX:
             cache_SX[begin : begin + len(path)] = cache_SX[slots_P]

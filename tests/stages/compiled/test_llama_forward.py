@@ -189,6 +189,23 @@ def test_a_restricted_output_layer_computes_its_ids_alone():
     assert int(found_TV.isfinite().sum()) == 9 * len(kept)
 
 
+def test_the_last_row_takes_the_place_of_another_without_a_copy():
+    model = model_of(CONFIGS["one key head"], codes=4)
+    texts = [TEXT[:9], TEXT[9:14], TEXT[3:20]]
+    alone = [read(model, text, 4) for text in texts]
+    rows = [row_of(text, offset=number) for number, text in enumerate(texts)]
+    for row, text in zip(rows, texts, strict=True):
+        model.admit(row, text)
+    addresses = [tensor.data_ptr() for tensor in model.read_row(rows[2])]
+    model.release(rows[0])
+    assert [tensor.data_ptr() for tensor in model.read_row(rows[2])] == addresses
+    logits_NV, _ = model.forward([rows[2], rows[1]], [texts[2][-1:], texts[1][-1:]], [1, 1])
+    assert torch.equal(logits_NV, torch.stack([alone[2][-1], alone[1][-1]]))
+    late = row_of(TEXT[:9], offset=3)  # in the slots of the released row
+    model.admit(late, late.tokens)
+    assert torch.equal(model.forward([rows[2], rows[1], late], [(), (), TEXT[8:9]], [0, 0, 1])[0][0], alone[0][-1])
+
+
 def test_changed_weights_are_taken_over():
     """Holds where they leave the values of bfloat16, or those of the codes."""
     for codes in (0, 4):
