@@ -25,7 +25,8 @@ _TIMES = """
             sum(emitted)::BIGINT AS emitted
         FROM blocks WHERE block > 0 GROUP BY run
     )
-    SELECT run, max(finished) - min(started) AS whole, any_value(decoding) AS decoding, any_value(decoded.emitted) AS emitted
+    SELECT run, max(finished) - min(started) AS whole, any_value(decoding) AS decoding,
+        any_value(decoded.emitted) AS emitted
     FROM prompts JOIN decoded USING (run) GROUP BY run
 """
 _RUNS = "SELECT run FROM prompts GROUP BY run ORDER BY run"
@@ -77,7 +78,8 @@ def _describe_whole_run(times: Mapping[str, Any] | None, plain: float) -> str:
     without = times["whole"] - times["decoding"] + times["emitted"] / plain
     return (
         f" With what drafts do not change (reading prompts, learning, versions and the log) the run took "
-        f"{times['whole']:.0f} s, and about {without:.0f} s without drafts: {without / times['whole']:.2f} times as fast."
+        f"{times['whole']:.0f} s, and about {without:.0f} s without drafts: {without / times['whole']:.2f} times as "
+        "fast."
     )
 
 
