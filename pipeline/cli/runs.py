@@ -6,7 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from store.errors import RunError
+from store.errors import OmnidraftError, RunError
 
 if TYPE_CHECKING:
     from pipeline.config.settings import Config
@@ -18,11 +18,25 @@ LAST = Path("last")  # in place of a run's folder: the newest run that can be re
 
 
 def newest_run(runs: Path) -> Path:
-    """Return the run below a folder that committed last. Raises as `run_folders`."""
+    """Return the run below a folder that committed last, of those with a completed prompt if there are some. Raises as
+    `run_folders`.
+    """
     from store.log.partitions import committed_at
     from store.query.log_reader import run_folders
 
-    return max(run_folders(runs), key=committed_at)
+    newest, *others = sorted(run_folders(runs), key=committed_at, reverse=True)
+    return next((folder for folder in (newest, *others) if _has_prompts(folder)), newest)
+
+
+def _has_prompts(folder: Path) -> bool:
+    """Return whether a run has a completed prompt; also if it cannot be read, which its reader then reports."""
+    from store.log.partitions import read_manifests
+
+    try:
+        manifests = read_manifests(folder)
+    except OmnidraftError:
+        return True
+    return any(part.rows for manifest in manifests.values() for part in manifest.tables["prompts"])
 
 
 def last_unfinished(kinds: Collection["RunKind"], runs: Path) -> Path:

@@ -4,6 +4,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
+from math import exp
 from typing import Self
 
 from rich.console import Console, Group
@@ -222,7 +223,6 @@ def _status_fields(counters: ProgressCounters) -> dict[str, object]:
 
 
 SIGNALS = {  # what the rates of a drift are
-    "frequency": "mean log share of its tokens in earlier completions",
     "drafted": "share of drafted tokens",
     "predicted": "share of tokens that the memory predicted",
     "learned": "share of tokens drafted from earlier prompts",
@@ -231,11 +231,15 @@ SIGNALS = {  # what the rates of a drift are
 
 
 def _drift_line(event: Drifted) -> str:
-    what = SIGNALS.get(event.signal, "acceptance")
-    return (
-        f"prompt {event.offset} ({event.dataset}): drift, {what} {event.rate_before:.3f} -> "
-        f"{event.rate_after:.3f}, {event.action}"
-    )
+    return f"prompt {event.offset} ({event.dataset}): drift, {_describe_change(event)}, {event.action}"
+
+
+def _describe_change(event: Drifted) -> str:
+    """Describe what the monitored signal did; the values of "frequency" are natural logarithms."""
+    if event.signal == "frequency":
+        word = "rare" if event.rate_after < event.rate_before else "common"
+        return f"tokens {exp(abs(event.rate_after - event.rate_before)):.1f} times as {word} in earlier completions"
+    return f"{SIGNALS.get(event.signal, 'acceptance')} {event.rate_before:.3f} -> {event.rate_after:.3f}"
 
 
 def _recall_line(event: Recalled) -> str:

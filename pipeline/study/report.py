@@ -316,7 +316,7 @@ def circumstances(plan: StudyPlan, all_results: Sequence[Results]) -> list[str]:
     records = [record for results in all_results for own in results.by_arm.values() for record in own]
     config, first = plan.config, plan.config.seed
     prompts = sorted({record.segments[-1] for record in records})
-    sampling = config.sampling
+    sampling = plan.base_config().sampling
     seeds = f"seed {first}" if plan.seeds == 1 else f"seeds {first} to {first + plan.seeds - 1}"
     lines = [
         f"{' or '.join(map(str, prompts))} prompts of {', '.join(config.sources)} per run, up to "

@@ -72,7 +72,7 @@ class StudyPlan:
 
     def shared_settings(self) -> dict[str, Any]:
         """Settings that all runs in one file must share. Targets and seeds may be added to a file later."""
-        values = _flatten(self._base().model_dump(mode="json"))
+        values = _flatten(self.base_config().model_dump(mode="json"))
         plan = {"study": str(self.study.name), "segment": self.segment}
         return plan | {key: value for key, value in values.items() if key not in UNSHARED}
 
@@ -82,9 +82,10 @@ class StudyPlan:
         own: dict[str, Any] = {"targets": (key.target,), "seed": key.seed, **arm.settings}
         if arm.share is not None and full is not None:
             own["cache.budget_bytes"] = max(1, int(arm.share * full.cache_bytes))
-        return self._base().with_overrides(own)
+        return self.base_config().with_overrides(own)
 
-    def _base(self) -> Config:
+    def base_config(self) -> Config:
+        """Return the settings that all runs have in common, those of the study included."""
         return self.config.with_overrides({"publish.enabled": False, **self.study.settings})
 
 

@@ -106,7 +106,7 @@ def _find_baseline(number: int | None, known: Sequence[RegisteredVersion]) -> in
 
 def _open_side(name: str, number: int | None, uri: str, model: str, into: Path) -> Side:
     folder = Path(name) if number is None else fetch_version(f"models:/{model}/{number}", uri, into)
-    label = f"version {number}" if number is not None else str(folder)
+    label = f"#{number}" if number is not None else str(folder)
     return Side(label, number, folder, open_version(folder))
 
 

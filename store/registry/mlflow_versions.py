@@ -249,7 +249,7 @@ def record_comparison(
         tags = _comparison_tags(identity, pair, metrics)
         run = find_or_create(
             lambda: find_runs(client, experiment, identity),
-            lambda: client.create_run(experiment, run_name=f"v{first} and v{second}", tags=tags),
+            lambda: client.create_run(experiment, run_name=f"#{first} and #{second}", tags=tags),
             lambda other: client.delete_run(other.info.run_id),
         )
         run_id, made = str(run.info.run_id), run.info.start_time  # the same for every attempt

@@ -241,6 +241,7 @@ export function chart(place, traces, layout) {
     margin: narrow() ? { l: 44, r: 8, t: 48, b: 44 } : { l: 62, r: 20, t: 48, b: 46 }, paper_bgcolor: colorOf("paper"), plot_bgcolor: colorOf("paper"), uirevision: "stay",
     hoverlabel: { align: "left", namelength: -1, bgcolor: "#101b26", font: { color: "#f3f7fa" } }, legend: { orientation: "h", x: 1, xanchor: "right", y: 1.01, yanchor: "bottom" }, ...layout, ...axes,
   };
+  place.classList.remove("loading");
   const config = { displaylogo: false, displayModeBar: narrow() ? false : "hover", responsive: true, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
   return window.Plotly.react(place, traces, looks, config);
 }

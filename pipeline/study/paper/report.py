@@ -175,12 +175,13 @@ def list_measured(blocks: Sequence[BlockResults]) -> list[str]:
     """Sentences on models, prompts and seeds, for a reader who sees the plots alone."""
     plan = blocks[0].plan
     sizes = sorted({prompts for one in blocks for prompts in _count_prompts(one)})
-    sampling = plan.config.sampling
+    samplings = [one.plan.base_config().sampling for one in blocks]
+    temperatures = dict.fromkeys(f"{sampling.temperature:g}" for sampling in samplings)
     seeds = f"{plan.seeds} seeds" if plan.seeds > 1 else "one seed, so that small differences may be chance"
     return [
         f"Measured with the target {' and '.join(plan.targets)} and the drafter {plan.config.drafter}.",
-        f"{' or '.join(map(str, sizes)) or 'No'} prompts per run, up to {sampling.max_new_tokens} tokens each, "
-        f"temperature {sampling.temperature:g}; {seeds}.",
+        f"{' or '.join(map(str, sizes)) or 'No'} prompts per run, up to "
+        f"{samplings[0].max_new_tokens} tokens each, temperature {' or '.join(temperatures)}; {seeds}.",
     ]
 
 

@@ -5,6 +5,7 @@ SELECT
     count(*) AS prompts,
     sum(emitted)::BIGINT AS emitted_tokens,
     sum(blocks)::BIGINT AS target_forwards,
+    sum(judged)::BIGINT AS judged,
     sum(accepted) / nullif(sum(judged), 0) AS acceptance_rate,
     sum(accepted) / nullif(sum(blocks - lookup_blocks), 0) AS mean_accepted_length,
     sum(emitted) / nullif(sum(blocks), 0) AS block_efficiency

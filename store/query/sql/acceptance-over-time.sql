@@ -41,6 +41,7 @@ windows AS (
         min(first_offset) AS first_offset,
         max(last_offset) AS last_offset,
         sum(prompts)::BIGINT AS prompts,
+        sum(judged)::BIGINT AS judged,
         sum(accepted) / nullif(sum(judged), 0) AS acceptance_rate,
         sum(accepted) / nullif(sum(blocks - lookup_blocks), 0) AS mean_accepted_length,
         sum(emitted) / nullif(sum(blocks), 0) AS block_efficiency
@@ -84,6 +85,7 @@ SELECT
     first_offset,
     last_offset,
     windows.prompts,
+    judged,
     acceptance_rate,
     bar(acceptance_rate, 0, 1, 20) AS curve,
     mean_accepted_length,

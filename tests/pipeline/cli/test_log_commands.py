@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import typer
+from event_making import make_completed
 from typer.testing import CliRunner
 
 from pipeline.cli.log import check, compact, sql
@@ -95,6 +96,14 @@ def test_the_newest_run_is_queried_unless_another_or_all_are_named(runs):
     assert call("sql", *query, "--run", runs / "one").stdout == "run,n\none,2\n"
     both = call("sql", *query, "--run", runs / "one", "--all-runs")
     assert isinstance(both.exception, QueryError)
+
+
+def test_a_run_without_a_completed_prompt_is_not_the_default(runs):
+    """Such as one that was interrupted before the first."""
+    write(runs / "two", ACCEPTED, make_completed(0))
+    os.utime(runs / "two" / MANIFEST, (1, 1))
+    query = ["SELECT DISTINCT run FROM tokens", "--runs", runs, "--format", "csv"]
+    assert call("sql", *query).stdout == "run\ntwo\n"
 
 
 MANY = "SELECT 'r' AS same, i AS number, {} FROM range(21) t(i)".format(

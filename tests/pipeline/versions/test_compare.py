@@ -120,7 +120,7 @@ def test_the_same_passages_give_the_same_interval_again():
 
 def make_comparison(metrics: dict[str, PairedMetric], count: int = MIN_PROMPTS) -> Comparison:
     return Comparison(
-        ("version 1", "version 2"),
+        ("#1", "#2"),
         (1, 2),
         {"sampling": {"temperature": 1.0}},
         tuple(f"p{n}" for n in range(count)),
@@ -132,11 +132,11 @@ def make_comparison(metrics: dict[str, PairedMetric], count: int = MIN_PROMPTS) 
 @pytest.mark.parametrize(
     ("metric", "expected"),
     [
-        (PairedMetric(0.2, 0.5, 0.3, 0.1, 0.4), "version 2 accepts more than version 1: +0.300"),
-        (PairedMetric(0.5, 0.2, -0.3, -0.4, -0.1), "version 2 accepts less than version 1: -0.300"),
+        (PairedMetric(0.2, 0.5, 0.3, 0.1, 0.4), "#2 accepts more than #1: +0.300"),
+        (PairedMetric(0.5, 0.2, -0.3, -0.4, -0.1), "#2 accepts less than #1: -0.300"),
         (
             PairedMetric(0.2, 0.3, 0.1, -0.1, 0.2),
-            "No significant difference of acceptance between version 1 and version 2",
+            "No significant difference of acceptance between #1 and #2",
         ),
         (PairedMetric(None, 0.2, None, None, None), "Nothing was judged on one side on 8 prompts"),
         (PairedMetric(0.1, 0.2, 0.1, None, None), "Too little was judged on one side on 8 prompts"),
@@ -247,8 +247,8 @@ def test_a_changed_version_is_refused(published: Published, tmp_path: Path):  # 
 def test_the_target_is_the_versions_own_unless_it_is_named(sides: tuple[Side, Side], tiny_pair: TinyPair):  # noqa: F811
     assert find_common_target(*sides) == str(tiny_pair.target)
     manifest = {**sides[1].manifest, "target": "another"}
-    other = Side("version 9", 9, sides[1].folder, manifest)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match=r"made for .*target and version 9 for another; choose one with --target"):
+    other = Side("#9", 9, sides[1].folder, manifest)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"made for .*target and #9 for another; choose one with --target"):
         make_comparison_config(Config(), target=None, sides=(sides[0], other), as_served=False)
     assert make_comparison_config(Config(), target="x", sides=(sides[0], other), as_served=False).targets == ("x",)
 

@@ -454,6 +454,7 @@ def test_acceptance_over_time_counts_windows_of_twenty_prompts_and_marks_drifts(
         first, second = log.recipe("acceptance-over-time").to_pylist()
     assert (first["first_offset"], first["last_offset"], first["prompts"]) == (0, 19, 20)
     assert (first["acceptance_rate"], second["acceptance_rate"]) == (0.25, 0.75)
+    assert (first["judged"], second["judged"]) == (80, 20)
     assert first["drifts"] is None
     assert second["drifts"] == "rise at 21 (ignored, 0.25 to 0.75)"
 

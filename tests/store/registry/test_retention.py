@@ -192,7 +192,7 @@ def test_a_comparison_is_recorded_as_one_run_however_often_it_is_written(uri: st
     first = record_comparison(uri, shared, 1, 4, metrics, [report])
     assert record_comparison(uri, shared, 1, 4, dict(reversed(metrics.items())), [report]) == first
     run = connect(uri).get_run(first)
-    assert (run.info.status, run.info.run_name) == ("FINISHED", "v1 and v4")
+    assert (run.info.status, run.info.run_name) == ("FINISHED", "#1 and #4")
     assert run.data.metrics == metrics
     assert run.data.params == {"first": "1", "second": "4"}
     assert run.data.tags["kind"] == "comparison"
