@@ -324,7 +324,7 @@ class DriftSettings(Section):
     tolerance: float = Field(default=0.05, ge=0, description="Deviation per prompt that is ignored (Page-Hinkley).")
     answer: Literal["reset", "recall", "none"] = Field(
         default="recall",
-        description="Response to a drop in acceptance: reset the head ('reset'), also restore an earlier version "
+        description="Response to a drift: reset the head ('reset'), also restore an earlier version "
         "that scores better ('recall'), or none.",
     )
     recall_margin: Share = Field(

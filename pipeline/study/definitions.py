@@ -193,7 +193,7 @@ def _adaptive(title: str, threshold: str, **values: tuple[float, float]) -> Pape
 def _drift() -> Study:
     detectors: dict[str, dict[str, Any]] = {
         f"{detector}, {answer}": {"drift.detector": detector, "drift.answer": answer}
-        for detector in ("fall", "page-hinkley", "adwin")
+        for detector in ("ranks", "fall", "page-hinkley", "adwin")
         for answer in ("reset", "recall", "none")
     }
     detectors["no detector"] = {"drift.detector": "none", "drift.answer": "none"}
