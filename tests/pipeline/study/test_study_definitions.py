@@ -46,7 +46,7 @@ def test_the_head_is_studied_with_every_length_and_rule():
 
 def test_every_response_to_drift_is_studied_with_and_without_the_cache():
     with_cache = [arm for arm in DRIFT.arms if "cache.policy" not in arm.settings]
-    assert len(with_cache) * 2 == len(DRIFT.arms) == 20
+    assert len(with_cache) * 2 == len(DRIFT.arms) == 26
     assert {arm.settings["drift.answer"] for arm in with_cache} == {"reset", "recall", "none"}
 
 
