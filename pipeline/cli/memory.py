@@ -27,20 +27,24 @@ def show(
         typer.Argument(metavar="RUN", help="One run's folder. [default: the newest run]", show_default=False),
     ] = None,
     top: Annotated[int, typer.Option(min=0, help="Number of the most used contexts to show.")] = 10,
+    tenant: Annotated[
+        str, typer.Option(metavar="KEY", help="API key of a server's client, whose contexts are shown.")
+    ] = "",
     runs: RunsOption = Path("runs"),
     as_json: PrintJsonOption = False,
 ) -> None:
     """Show the size of each target's memory, and its most used contexts with their continuations.
 
     The memory is read from the run's checkpoint; of a finished run, from its newest versions. Contexts are stored as
-    hashes, so continuations are shown without them.
+    hashes, so continuations are shown without them. Those of a server's clients are shown for one API key at a time.
     """
     from pipeline.run.stored_memory import read_memories
+    from stages.memory.ngram_table import scope_of
 
     run = run or newest_run(runs)
     found = read_memories(run)
     with status("loading tokenizers"):
-        described = [_describe(one, _vocabulary(run, one.target), top) for one in found]
+        described = [_describe(one, _vocabulary(run, one.target), top, scope_of(tenant)) for one in found]
     if as_json:
         print(json.dumps(described, indent=2))
         return
@@ -138,11 +142,11 @@ def _print_forgotten(contexts: int, *, as_json: bool) -> None:
     print(json.dumps({"contexts": contexts}) if as_json else f"forgot {contexts:,} contexts")
 
 
-def _describe(found: "StoredMemory", vocabulary: "Vocabulary", top: int) -> dict[str, Any]:
+def _describe(found: "StoredMemory", vocabulary: "Vocabulary", top: int, scope: int) -> dict[str, Any]:
     table = found.table
     commonest = [
         {"count": known.total, "continuations": [vocabulary.decode([token]) for token in known.tokens]}
-        for _, known in table.commonest(top)
+        for _, known in table.commonest(top, scope)
     ]
     sizes = {"contexts": len(table), "bytes": table.bytes, "texts": table.sizes[1]}
     return {"target": found.target, **sizes, "file": found.file, "commonest": commonest}

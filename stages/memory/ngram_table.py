@@ -280,7 +280,7 @@ class NgramTable:
         """Return the slots of a scope with the highest totals and what was counted there."""
         mine_S = np.where(self._arrays["scopes"] == scope, self._arrays["totals"], 0)
         order = np.lexsort((np.arange(self._slots), -mine_S.astype(np.int64)))[:count]
-        return [(slot, self._read(slot)) for slot in order.tolist() if self._totals[slot]]
+        return [(slot, self._read(slot)) for slot in order.tolist() if mine_S[slot]]
 
     def to_tensors(self) -> dict[str, Tensor]:
         """Return the used slots by array, and their places; with the sizes of `sizes` they are the whole table."""

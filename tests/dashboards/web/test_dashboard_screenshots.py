@@ -128,6 +128,32 @@ def test_the_stream(default_address: str, page: Any):
 
 
 @needs_smollm2
+def test_the_stream_in_a_dark_window(default_address: str, page: Any):
+    page.emulate_media(color_scheme="dark")
+    page.set_viewport_size({"width": 1400, "height": 1000})
+    page.goto(f"{default_address}/stream?run=learned&run=baseline")
+    page.wait_for_selector("#chart .scatterlayer .trace")
+    save("stream-dark", page.screenshot())
+
+
+@needs_smollm2
+def test_the_calibration(default_address: str, page: Any):
+    page.set_viewport_size({"width": 1400, "height": 900})
+    page.goto(f"{default_address}/calibration?run=learned")
+    page.wait_for_selector("#head .scatterlayer .trace")
+    page.wait_for_selector("#copies .scatterlayer .trace")
+    save("calibration", page.screenshot())
+
+
+@needs_smollm2
+def test_the_vocabulary(default_address: str, page: Any):
+    page.set_viewport_size({"width": 1400, "height": 900})
+    page.goto(f"{default_address}/vocabulary?run=learned")
+    page.wait_for_selector("#chart .barlayer .trace")
+    save("vocabulary", page.screenshot())
+
+
+@needs_smollm2
 def test_the_policies(default_address: str, page: Any):
     page.set_viewport_size({"width": 1280, "height": 860})
     page.goto(f"{default_address}/policies?run=learned")

@@ -4,6 +4,7 @@ import json
 import signal
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import pytest
 from replaying import Command, config_of, omnidraft, run_replay, table_of  # noqa: F401  (a fixture)
@@ -71,6 +72,20 @@ def test_a_run_that_forgot_is_resumed(stopped: Path, omnidraft: Command):  # noq
     assert omnidraft("memory", "forget", stopped, "--prompt", 0).status == 0
     assert omnidraft("replay", "--resume", stopped).status == 0
     assert omnidraft("check", "--run", stopped).status == 0
+
+
+def test_the_contexts_of_a_tenant_are_shown_for_its_key_alone(stopped: Path, omnidraft: Command):  # noqa: F811
+    def shown(*options: str) -> list[dict[str, Any]]:
+        typed = omnidraft("memory", "show", stopped, "--json", "--top", "100000", *options)
+        assert typed.status == 0, typed.err
+        found: list[dict[str, Any]] = json.loads(typed.out)[0]["commonest"]
+        return found
+
+    others = shown()
+    edit_memories(stopped, lambda _, table: table.learn([1, 2, 3, 4], 1, scope_of("key")))
+    assert shown() == others
+    assert len(shown("--tenant", "key")) == 6
+    assert shown("--tenant", "another") == []
 
 
 def test_a_tenant_is_forgotten(stopped: Path, omnidraft: Command):  # noqa: F811
