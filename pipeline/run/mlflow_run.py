@@ -165,7 +165,8 @@ class Curves:
 def _rates(window: Sequence[PromptCompleted]) -> dict[str, float]:
     """Acceptance, its length and the drafts' are those of the model; the rest is of all blocks.
 
-    `lookup_share` is the share of copied drafts, from the own text and from the memory. `acceptance_low` and
+    `lookup_share` is the share of copied drafts, from the own text and from the memory; `accepted_by_model`,
+    `accepted_from_own_text` and `accepted_from_memory` are tokens per target forward. `acceptance_low` and
     `acceptance_high` are the ends of the interval of 95%, for `acceptance_judged` tokens. Where none was judged, these
     are left out.
     """
@@ -177,8 +178,15 @@ def _rates(window: Sequence[PromptCompleted]) -> dict[str, float]:
     found = {"curve/tokens_per_second": emitted / spent if spent > 0 else 0.0}
     if blocks:  # none if all were cancelled while their prompts were read
         found["curve/block_efficiency"] = emitted / blocks
+        found["curve/accepted_by_model"] = acceptance.accepted / blocks
     if by_model < blocks:
-        found["curve/lookup_share"] = 1 - by_model / blocks
+        own = sum(prompt.own_accepted for prompt in window)
+        copied = sum(prompt.lookup_accepted for prompt in window)
+        found |= {
+            "curve/lookup_share": 1 - by_model / blocks,
+            "curve/accepted_from_own_text": own / blocks,
+            "curve/accepted_from_memory": (copied - own) / blocks,
+        }
     if by_model:
         drafted = sum(prompt.drafted for prompt in window)
         found |= {

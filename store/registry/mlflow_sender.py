@@ -94,6 +94,7 @@ class Sender:
         known = {"experiment_id": _experiment_id(client, self._experiment, self._uri)}
         notes = {"kind": "replay", _NOTE: run_note(name, datasets), IDENTITY: identity}
         notes |= {"mlflow.source.name": "omnidraft replay", "mlflow.source.type": "LOCAL"}
+        notes |= {key: str(params[key]) for key in ("target", "drafter") if key in params}  # pages filter runs by tags
         notes["mlflow.runColor"] = _free_color(client, known["experiment_id"])
         run = find_or_create(
             lambda: find_runs(client, known["experiment_id"], identity),

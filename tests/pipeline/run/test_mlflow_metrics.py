@@ -15,6 +15,7 @@ ACCEPTANCE = {f"curve/acceptance_{name}" for name in ("rate", "low", "high", "ju
 RATES = ACCEPTANCE | {
     "curve/mean_accepted_length",
     "curve/block_efficiency",
+    "curve/accepted_by_model",
     "curve/drafted_pieces",
     "curve/tokens_per_second",
 }
@@ -61,6 +62,7 @@ def test_a_prompt_gives_the_rates_at_its_offset(curves: Curves, received: Receiv
         "curve/acceptance_judged": 20.0,
         "curve/mean_accepted_length": 1.0,
         "curve/block_efficiency": 2.0,
+        "curve/accepted_by_model": 1.0,
         "curve/drafted_pieces": 2.5,
         "curve/tokens_per_second": 20.0,
     }
@@ -184,17 +186,21 @@ def test_one_target_has_only_the_overall_curve(received: Received):
 
 
 def test_lookups_have_a_curve_and_leave_those_of_the_model_alone(curves: Curves, received: Received):
-    curves.add(make_completed(0, blocks=20, lookup_blocks=5, lookup_judged=50, lookup_accepted=50, emitted=75))
+    copied = {"lookup_blocks": 5, "lookup_judged": 50, "lookup_accepted": 50, "own_accepted": 20}
+    curves.add(make_completed(0, blocks=20, **copied, emitted=75))
     curves.add(make_completed(1, blocks=10, lookup_blocks=10, judged=0, accepted=0, drafted=0, emitted=15))
     curves.flush()
     first, second = received.values(0), received.values(1)
     assert (first["curve/acceptance_rate"], first["curve/mean_accepted_length"]) == (0.5, 10 / 15)
     assert (first["curve/lookup_share"], second["curve/lookup_share"]) == (0.25, 0.5)
+    assert (first["curve/accepted_from_own_text"], first["curve/accepted_from_memory"]) == (1.0, 1.5)
     assert second["curve/block_efficiency"] == 3.0
     alone = Curves(received, lambda: 0)
     alone.add(make_completed(2, blocks=10, lookup_blocks=10, judged=0, accepted=0, drafted=0))
     alone.flush()
-    assert set(received.values(2)) == {"curve/lookup_share", "curve/block_efficiency", "curve/tokens_per_second"}
+    sources = {f"curve/accepted_{source}" for source in ("by_model", "from_own_text", "from_memory")}
+    others = {"curve/lookup_share", "curve/block_efficiency", "curve/tokens_per_second"}
+    assert set(received.values(2)) == sources | others
 
 
 def test_the_description_of_a_run_has_the_fifths_of_its_datasets_also_where_nothing_was_judged():

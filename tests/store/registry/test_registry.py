@@ -21,7 +21,7 @@ from store.registry.registry import MODEL, MlflowRegistry, default_uri, fetch_ve
 
 CLOSED = "http://127.0.0.1:9"  # nothing listens on the discard port
 QUICK = RetryPolicy(attempts=1, backoff=0.01, max_backoff=0.01, linger=0.01)
-PARAMS = {"mode": "trie", "temperature": 0.0}
+PARAMS = {"mode": "trie", "temperature": 0.0, "target": "big", "drafter": "small"}
 SOURCES = [("docs", "builtin:docs"), ("code", "builtin:code")]
 POINTS = [("acceptance", 0.1 * step, step, 1_700_000_000_000 + step) for step in range(6)]
 
@@ -93,7 +93,7 @@ def test_the_runs_curve_is_on_the_stream_offset_and_a_repeated_point_is_one(publ
 def test_the_run_is_finished_with_params_sources_summary_and_colour(published: Published):
     run = published.run("run-a")
     assert run.info.status == "FINISHED"
-    assert run.data.params == {"mode": "trie", "temperature": "0.0"}
+    assert run.data.params == {"mode": "trie", "temperature": "0.0", "target": "big", "drafter": "small"}
     assert run.data.metrics["final/acceptance"] == 0.4
     assert "final/ratio" not in run.data.metrics
     assert sorted(given.dataset.name for given in run.inputs.dataset_inputs) == ["code", "docs"]
@@ -101,6 +101,7 @@ def test_the_run_is_finished_with_params_sources_summary_and_colour(published: P
     assert run.data.tags["mlflow.runColor"].startswith("#")
     assert "builtin:docs" in run.data.tags["mlflow.note.content"]
     assert run.data.tags["host"] == "here"
+    assert (run.data.tags["target"], run.data.tags["drafter"]) == ("big", "small")
     artifacts = connect(published.uri).list_artifacts(run.info.run_id)
     assert [artifact.path for artifact in artifacts] == ["summary.json"]
 
