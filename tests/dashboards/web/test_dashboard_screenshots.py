@@ -109,6 +109,7 @@ def test_a_phone(default_address: str, page: Any):
         ("/versions", "light", "#probe .scatterlayer .trace"),
         ("/", "light", "#runs tbody tr"),
     ):
+        page.goto("about:blank")  # a page of ours loads again when the scheme changes
         page.emulate_media(color_scheme=scheme)
         page.goto(f"{default_address}{path}{'?run=learned' if path != '/' else ''}")
         page.wait_for_selector(ready)

@@ -75,17 +75,17 @@ def test_a_run_that_forgot_is_resumed(stopped: Path, omnidraft: Command):  # noq
 
 
 def test_the_contexts_of_a_tenant_are_shown_for_its_key_alone(stopped: Path, omnidraft: Command):  # noqa: F811
-    def shown(*options: str) -> list[dict[str, Any]]:
+    def show_contexts(*options: str) -> list[dict[str, Any]]:
         typed = omnidraft("memory", "show", stopped, "--json", "--top", "100000", *options)
         assert typed.status == 0, typed.err
         found: list[dict[str, Any]] = json.loads(typed.out)[0]["commonest"]
         return found
 
-    others = shown()
+    others = show_contexts()
     edit_memories(stopped, lambda _, table: table.learn([1, 2, 3, 4], 1, scope_of("key")))
-    assert shown() == others
-    assert len(shown("--tenant", "key")) == 6
-    assert shown("--tenant", "another") == []
+    assert show_contexts() == others
+    assert len(show_contexts("--tenant", "key")) == 6
+    assert show_contexts("--tenant", "another") == []
 
 
 def test_a_tenant_is_forgotten(stopped: Path, omnidraft: Command):  # noqa: F811
