@@ -30,13 +30,12 @@ def newest_run(runs: Path) -> Path:
 
 def _has_prompts(folder: Path) -> bool:
     """Return whether a run has a completed prompt; also if it cannot be read, which its reader then reports."""
-    from store.log.partitions import read_manifests
+    from store.log.partitions import named_parts
 
     try:
-        manifests = read_manifests(folder)
+        return any(part.rows for _, part in named_parts(folder, "prompts"))
     except OmnidraftError:
         return True
-    return any(part.rows for manifest in manifests.values() for part in manifest.tables["prompts"])
 
 
 def last_unfinished(kinds: Collection["RunKind"], runs: Path) -> Path:

@@ -4,7 +4,6 @@ import logging
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from math import exp
 from typing import Self
 
 from rich.console import Console, Group
@@ -27,6 +26,7 @@ from store.events import (
     VersionPublished,
 )
 from store.query.acceptance import Acceptance
+from store.query.drift_words import describe_rarity
 
 LOG = logging.getLogger("omnidraft.progress")
 
@@ -235,10 +235,9 @@ def _drift_line(event: Drifted) -> str:
 
 
 def _describe_change(event: Drifted) -> str:
-    """Describe what the monitored signal did; the values of "frequency" are natural logarithms."""
+    """Describe what the monitored signal did."""
     if event.signal == "frequency":
-        word = "rare" if event.rate_after < event.rate_before else "common"
-        return f"tokens {exp(abs(event.rate_after - event.rate_before)):.1f} times as {word} in earlier completions"
+        return f"tokens {describe_rarity(event.rate_before, event.rate_after)} in earlier completions"
     return f"{SIGNALS.get(event.signal, 'acceptance')} {event.rate_before:.3f} -> {event.rate_after:.3f}"
 
 

@@ -77,7 +77,7 @@ def _describe_whole_run(times: Mapping[str, Any] | None, plain: float) -> str:
         return ""
     without = times["whole"] - times["decoding"] + times["emitted"] / plain
     return (
-        f" With what drafts do not change (reading prompts, learning, versions and the log) the run took "
+        " With what drafts do not change, such as reading prompts, learning and versions, the run took "
         f"{times['whole']:.0f} s, and about {without:.0f} s without drafts: {without / times['whole']:.2f} times as "
         "fast."
     )
@@ -110,7 +110,7 @@ def _compare(policies: Sequence[Mapping[str, Any]]) -> list[str]:
             "No block drew its action at random, so the log cannot show what another policy would have given. "
             "Replay with --set draft.holdout=0.03 to find out."
         ]
-    sentences = [f"The run as it was decoded {_format_rate(own['per_second'])} tokens/s."]
+    sentences = [f"The run itself decoded {_format_rate(own['per_second'])} tokens/s."]
     if plain := next((row["per_second"] for row in measured if row["action"] == PLAIN), None):
         ratio = _estimate_ratio(own["per_second"], plain)
         verdict = f"the run is {_format_ratio(ratio)}" if ratio else "too vague to compare"

@@ -1,13 +1,13 @@
 """A run in a few sentences: where its tokens came from, what learning cost and gained, and what a drift did."""
 
 import json
-import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from dashboards.web.queries.policies import describe_speedups
 from dashboards.web.queries.tables import rows
+from store.query.drift_words import describe_rarity
 from store.query.json_values import quote_text
 from store.query.log_reader import LogReader
 from store.query.summary import SUMMARY
@@ -190,8 +190,7 @@ def _describe_signal(drift: Mapping[str, Any]) -> str:
     was, became = drift["rate_before"], drift["rate_after"]
     if drift["signal"] != "frequency":
         return f"{_SIGNALS[drift['signal']]}, which went from {was:.0%} to {became:.0%}"
-    times = math.exp(abs(became - was))  # the signal is a mean of logarithms
-    return f"{_SIGNALS['frequency']}: {times:.1f} times as {'rare' if became < was else 'common'} as before"
+    return f"{_SIGNALS['frequency']}: {describe_rarity(was, became)}"
 
 
 def _read_trained(log: LogReader, drift: Mapping[str, Any]) -> int | None:

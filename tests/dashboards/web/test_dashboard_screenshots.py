@@ -109,7 +109,7 @@ def test_a_phone(default_address: str, page: Any):
         ("/versions", "light", "#probe .scatterlayer .trace"),
         ("/", "light", "#runs tbody tr"),
     ):
-        page.goto("about:blank")  # a page of ours loads again when the scheme changes
+        page.goto("about:blank")  # a page loads again when the colour scheme changes
         page.emulate_media(color_scheme=scheme)
         page.goto(f"{default_address}{path}{'?run=learned' if path != '/' else ''}")
         page.wait_for_selector(ready)
@@ -129,29 +129,26 @@ def test_the_stream(default_address: str, page: Any):
 
 
 @needs_smollm2
-def test_the_stream_in_a_dark_window(default_address: str, page: Any):
-    page.emulate_media(color_scheme="dark")
-    page.set_viewport_size({"width": 1400, "height": 1000})
-    page.goto(f"{default_address}/stream?run=learned&run=baseline")
-    page.wait_for_selector("#chart .scatterlayer .trace")
-    save("stream-dark", page.screenshot())
-
-
-@needs_smollm2
-def test_the_calibration(default_address: str, page: Any):
+@pytest.mark.parametrize(
+    ("name", "path", "scheme", "ready"),
+    [
+        ("stream-dark", "stream?run=learned&run=baseline", "dark", ["#chart .scatterlayer .trace"]),
+        (
+            "calibration",
+            "calibration?run=learned",
+            "light",
+            [f"#{one} .scatterlayer .trace" for one in ("head", "copies")],
+        ),
+        ("vocabulary", "vocabulary?run=learned", "light", ["#chart .barlayer .trace"]),
+    ],
+)
+def test_a_wide_window(default_address: str, page: Any, name: str, path: str, scheme: Any, ready: list[str]):
+    page.emulate_media(color_scheme=scheme)
     page.set_viewport_size({"width": 1400, "height": 900})
-    page.goto(f"{default_address}/calibration?run=learned")
-    page.wait_for_selector("#head .scatterlayer .trace")
-    page.wait_for_selector("#copies .scatterlayer .trace")
-    save("calibration", page.screenshot())
-
-
-@needs_smollm2
-def test_the_vocabulary(default_address: str, page: Any):
-    page.set_viewport_size({"width": 1400, "height": 900})
-    page.goto(f"{default_address}/vocabulary?run=learned")
-    page.wait_for_selector("#chart .barlayer .trace")
-    save("vocabulary", page.screenshot())
+    page.goto(f"{default_address}/{path}")
+    for chart in ready:
+        page.wait_for_selector(chart)
+    save(name, page.screenshot())
 
 
 @needs_smollm2

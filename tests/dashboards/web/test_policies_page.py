@@ -51,7 +51,7 @@ def test_each_policy_has_rates_with_intervals(tmp_path: Path):
 def test_the_fastest_policy_is_compared_with_the_run(tmp_path: Path):
     (story,) = read(tmp_path / "run", two_policies())["story"]
     assert story["sentences"] == [
-        "The run as it was decoded 3.3 ± 0.7 tokens/s.",
+        "The run itself decoded 3.3 ± 0.7 tokens/s.",
         "Without drafts it would be 1.0 ± 0.0: the run is 3.33 times as fast (2.69 to 4.13).",
         "The fastest single policy is copies: in every block it would give 8.0 ± 0.6.",
         "The intervals do not overlap: that policy alone would have been faster.",
