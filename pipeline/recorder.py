@@ -5,7 +5,17 @@ from dataclasses import dataclass, replace
 from math import exp
 from typing import TypedDict
 
-from stages.contract.blocks import ENTROPY, OWN_LOG, Candidate, Decision, Draft, ProposedToken, SequenceState, Verdict
+from stages.contract.blocks import (
+    ENTROPY,
+    OWN_LOG,
+    Candidate,
+    Decision,
+    Draft,
+    Proposal,
+    ProposedToken,
+    SequenceState,
+    Verdict,
+)
 from store.events import BlockDone, DraftSource, Outcome, PromptCompleted, PromptRejected, TokenDecision, Translation
 
 
@@ -114,15 +124,15 @@ class PromptCounters:
         if verdict.proposal.draft.source is not DraftSource.MODEL:
             self._add_copied(verdict)
             return
-        self.drafted += _count_drafted(verdict.proposal.draft)
+        self.drafted += _count_drafted(verdict.proposal)
         self.judged += verdict.judged
         self.accepted += verdict.accepted
         self.first_judged += verdict.judged > 0
-        self.first_accepted += verdict.accepted > 0
+        self.first_accepted += verdict.judged > 0 and verdict.decisions[0].outcome is Outcome.ACCEPTED
 
     def _add_copied(self, verdict: Verdict) -> None:
         self.lookup_blocks += 1
-        self.lookup_drafted += _count_drafted(verdict.proposal.draft)
+        self.lookup_drafted += _count_drafted(verdict.proposal)
         self.lookup_judged += verdict.judged
         self.lookup_accepted += verdict.accepted
         self.own_accepted += _count_own(verdict)
@@ -137,13 +147,14 @@ def _count_own(verdict: Verdict) -> int:
     )
 
 
-def _count_candidates(draft: Draft) -> int:
-    return len(draft.tree.candidates) if draft.tree else 0
+def _count_candidates(proposal: Proposal) -> int:
+    """Number of candidates of a tree that are no drafted pieces: copies and siblings."""
+    return len(proposal.verifiable) - len(proposal.tokens) if proposal.draft.tree else 0
 
 
-def _count_drafted(draft: Draft) -> int:
-    """Number of pieces, or of candidates of a tree."""
-    return len(draft.pieces) or _count_candidates(draft)
+def _count_drafted(proposal: Proposal) -> int:
+    """Number of pieces and of other candidates of a tree."""
+    return len(proposal.draft.pieces) + _count_candidates(proposal)
 
 
 def without_text(event: PromptRejected) -> PromptRejected:
@@ -184,13 +195,13 @@ class Recorder:
     def record_block(self, verdict: Verdict, rows: int, seconds: Seconds) -> BlockDone:
         """The block's summary. Call it after the verdict was appended to its row."""
         draft = verdict.proposal.draft
-        row, candidates = draft.row, _count_candidates(draft)
+        row, candidates = draft.row, _count_candidates(verdict.proposal)
         return BlockDone(
             offset=row.offset,
             dataset=row.dataset,
             block=row.block - 1,
             rows=rows,
-            drafted=_count_drafted(draft),
+            drafted=_count_drafted(verdict.proposal),
             proposed=len(verdict.proposal.tokens) + candidates,
             judged=verdict.judged,
             accepted=verdict.accepted,

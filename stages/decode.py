@@ -20,6 +20,7 @@ from stages.contract.stage import Stage
 from stages.drafting.costs import CostModel, ReadPrompts
 from stages.drafting.growing_drafts import GrowingDrafts
 from stages.drafting.head import AcceptanceHead
+from stages.drafting.siblings import SiblingGrowth
 from stages.drafting.stopping import StopRule
 from stages.drafting.target_states import AGE_DECAY
 from stages.models.devices import synchronize
@@ -105,11 +106,13 @@ class Decode(Stage[SequenceState, Draft]):
     Attributes:
         reader: reads a row's text before its first draft; None, the default, reads it in one pass.
         prompts: those that the model read in the last block.
+        siblings: decides whether the next likeliest pieces of greedy rows are kept; None, the default: never.
         unusable: number of drafts that ended because the drafter's distribution was NaN or infinite.
     """
 
     reader: PromptReader | None = None
     prompts = ReadPrompts()
+    siblings: SiblingGrowth | None = None
 
     def __init__(
         self,
@@ -211,6 +214,8 @@ class Decode(Stage[SequenceState, Draft]):
         growing = GrowingDrafts.from_rows(batch, [(row.sampling or self._sampling).is_greedy for row in batch])
         going = [number for number, row in wanted if self._may_draft(row)]
         fed = {number: self._unread(batch[number]) for number in going}
+        if self.siblings and going and self.siblings.pays(len(batch)):
+            growing.others = {number: [] for number in going if growing.greedy[number]}
         state_terms = self._compute_state_terms(batch, going)
         while going:
             logits_BD, hidden_BW = self._forward(batch, fed)
@@ -318,10 +323,23 @@ class Decode(Stage[SequenceState, Draft]):
             sampled = [number for number in sampled if number in kept]
             active, values = [active[line] for line in lines], [values[line] for line in lines]
             features_BF = features_BF[lines]
+            logits_BD = logits_BD[lines]
         if active:
             growing.add(active, features_BF, values)
             growing.add_probs(sampled, draft_probs_SD)
+            if growing.others:
+                self._find_others(growing, active, logits_BD)
         return active
+
+    def _find_others(self, growing: GrowingDrafts, active: Sequence[int], logits_BD: Tensor) -> None:
+        """Keep the next likeliest pieces after those that greedy rows have just drafted."""
+        assert self.siblings is not None
+        probs_BO, pieces_BO = logits_BD.float().softmax(-1).topk(min(self.siblings.most + 1, logits_BD.shape[1]))
+        for number, probs, pieces in zip(active, probs_BO.tolist(), pieces_BO.tolist(), strict=True):
+            if number in growing.others:
+                drafted = growing.pieces[number][-1]
+                own = [pair for pair in zip(pieces, probs, strict=True) if pair[0] != drafted and pair[1] > 0]
+                growing.others[number].append(tuple(own[: self.siblings.most]))
 
     def _draw(self, growing: GrowingDrafts, active: Sequence[int], logits_BD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the pieces (B,), the entropies of their distributions (B,), and the distributions of the S rows that

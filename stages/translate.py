@@ -7,6 +7,7 @@ from typing_extensions import override
 from stages.contract.blocks import STOP, Draft, Proposal, ProposedToken, Test, Verdict
 from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
 from stages.contract.stage import Stage
+from stages.drafting.siblings import SiblingGrowth
 from stages.ngrams.cache import Cache
 from stages.ngrams.trie import Node, Trie
 
@@ -121,7 +122,12 @@ class Translate(Stage[Draft, Proposal]):
         cache: the cache that owns the n-grams.
         pieces: per target id its pieces, or None.
         divide: divides pieces into tokens; by default `parse`, which verification can follow exactly.
+
+    Attributes:
+        siblings: makes trees of greedy drafts where that pays; None, the default: never.
     """
+
+    siblings: SiblingGrowth | None = None
 
     def __init__(self, trie: Trie, cache: Cache, pieces: Spelling, divide: Parse = parse) -> None:
         self.cache = cache
@@ -143,7 +149,8 @@ class Translate(Stage[Draft, Proposal]):
 
     @override
     def __call__(self, batch: Sequence[Draft]) -> list[Proposal]:
-        return [Proposal(draft, self._parse(self._trie, draft.pieces)) for draft in batch]
+        proposals = [Proposal(draft, self._parse(self._trie, draft.pieces)) for draft in batch]
+        return self.siblings.add(proposals, self._trie) if self.siblings else proposals
 
     def observe(self, verdicts: Sequence[Verdict]) -> None:
         """Insert the emitted tokens of several pieces into the cache: accepted, residual and bonus alike."""

@@ -4,9 +4,11 @@ Shapes: M distributions of a row, V target tokens.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 
-from stages.contract.blocks import Decision, TokenTree
+from stages.contract.blocks import Decision, ProposedToken, TokenTree
+from stages.rules import Levels
 from stages.sampling.drawing import RowDistributions, sample_other
 from stages.sampling.random_source import RandomSource, to_float32_grid
 from store.events import Origin, Outcome
@@ -81,6 +83,27 @@ def decide_tree(tree: TokenTree, target: RowDistributions, rng: RandomSource) ->
         bonus = target.draw(place + 1, rng)
         decisions.append(Decision(len(decisions), None, Outcome.UNDRAFTED, bonus, Origin.BONUS))
     return tuple(decisions)
+
+
+def name_pieces(
+    decisions: tuple[Decision, ...], tokens: Sequence[ProposedToken], levels: Sequence[Levels]
+) -> tuple[Decision, ...]:
+    """Return the decisions of a tree of the model's draft with the pieces that its first candidates were drafted as.
+
+    Args:
+        decisions: of the tree.
+        tokens: the m tokens of the draft: its first m candidates; none for a tree of copies.
+        levels: per token what its test would have been without siblings.
+    """
+    if not tokens:
+        return decisions
+    judged = (Outcome.ACCEPTED, Outcome.REJECTED, Outcome.ALTERNATIVE)
+    return tuple(
+        replace(one, proposed=tokens[one.index], piece_levels=levels[one.index] if one.outcome in judged else None)
+        if one.candidate and one.index < len(tokens)
+        else one
+        for one in decisions
+    )
 
 
 def _decide_place(

@@ -27,7 +27,7 @@ from stages.sampling.drawing import RowDistributions
 from stages.sampling.logprobs import TokenLogprobs, compute_logprobs
 from stages.sampling.raw_values import RawValues, RejectedPlace, compute_raw_values
 from stages.transformed_logits import transform_logits
-from stages.tree_decisions import decide_tree
+from stages.tree_decisions import decide_tree, name_pieces
 from store.errors import ModelError
 from store.events import Outcome
 
@@ -261,7 +261,7 @@ class Verify(Stage[Proposal, Verdict]):
         """Decide one row's proposed tokens, up to the end of the sequence."""
         row, tree = proposal.draft.row, proposal.draft.tree
         if tree:
-            decisions = decide_tree(tree, target, row.rng)
+            decisions = name_pieces(decide_tree(tree, target, row.rng), proposal.tokens, levels)
         else:
             decisions = decide(proposal, levels, target, self._rule, row.rng)
         return truncate(decisions, row.remaining_tokens, self._end_ids(row), row.stop_strings)

@@ -101,7 +101,7 @@ class TokenDecision:
     block: int
     position: int  # of this token in the completion if everything before it is accepted; in a tree, on its path
     index: int  # within the block; in a tree, of the candidate
-    pieces: tuple[int, ...]  # drafter tokens it was proposed as; empty for a bonus and for a candidate of a tree
+    pieces: tuple[int, ...]  # drafter tokens it was proposed as; empty for a bonus, a copied candidate and a sibling
     translation: Translation
     proposed_id: int | None
     proposed_bytes: bytes | None
@@ -140,7 +140,7 @@ class BlockDone:
     dataset: str
     block: int
     rows: int  # prompts in the batch
-    drafted: int  # pieces, or candidates of a tree
+    drafted: int  # pieces, and other candidates of a tree
     proposed: int  # target tokens
     judged: int
     accepted: int
@@ -149,7 +149,7 @@ class BlockDone:
     seconds_translate: float
     seconds_verify: float
     drafter: DraftSource = DraftSource.MODEL  # of a tree, that of its first candidate
-    candidates: int = 0  # of the tree; 0 for pieces
+    candidates: int = 0  # of the tree, without those that are drafted pieces
     expected_tokens: float | None = None  # to be emitted, as predicted when the draft was chosen; None if it was not
     expected_seconds: float | None = None  # predicted share of the target's pass, in the unit of the costs
     action: Action | None = None  # None in runs that draft with the model alone

@@ -15,6 +15,7 @@ from stages.decode import Decode
 from stages.drafting.costs import CostModel, Costs
 from stages.drafting.head import AcceptanceHead, load_head
 from stages.drafting.holdout import Holdout
+from stages.drafting.siblings import SiblingGrowth
 from stages.drafting.sources import SourceChooser
 from stages.drafting.stopping import CostStop, FixedLength, StopRule
 from stages.drafting.target_states import StateProjection, TargetStates
@@ -97,6 +98,8 @@ def make_drafting(
     )
     LOG.debug("%s", describe(models, costs, config.batch), extra={"target": models.name})
     decode = make_decode(config, models, head, costs, usable=head.came_trained or learn.enabled)
+    if config.draft.siblings and models.target.reads_trees and config.draft.mode in ("trie", "match"):
+        decode.siblings = translate.siblings = SiblingGrowth(costs, config.draft.siblings)
     decode.reader, verify.reader = _make_readers(config, models, live=live)
     choose, seconds = _with_memory(config, models, decode, costs), find_measured_seconds(config, costs)
     return Drafting(choose, translate, verify, trie, cache, head, seconds)

@@ -94,6 +94,13 @@ class DraftSettings(Section):
     relative_cost: float | None = Field(
         default=None, ge=0, description="Cost of one more drafted piece in target passes; overrides draft.costs."
     )
+    siblings: int = Field(
+        default=3,
+        ge=0,
+        le=8,
+        description="Maximum number of the drafter's next likeliest pieces that are verified next to each drafted one, "
+        "at temperature 0 and where the target's pass hardly takes longer for them; 0 drafts chains.",
+    )
     only_where_paying: bool = Field(
         default=True, description="Whether nothing is drafted where decoding without drafts is faster."
     )

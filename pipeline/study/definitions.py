@@ -15,6 +15,7 @@ from store.errors import ConfigError
 FIXED = {
     "draft.adapt": False,
     "draft.max_draft": 5,
+    "draft.siblings": 0,
 }  # always five pieces, the only length that fits the paper's main tables
 LONGEST = 8  # pieces in the longest fixed draft, and at most in adaptive ones
 
@@ -182,7 +183,8 @@ def _head() -> Study:
         "Paper: table 2, Vicuna-7B, same vocabulary; fixed 5 = distil only (its length is not stated, five fits best), "
         "threshold = joint or interleaved, with the threshold that it recommends for that data. It has no cost rule."
     )
-    return Study(StudyName.HEAD, {"learn.enabled": True}, (*fixed, *adaptive), ("fixed 5",), paper, remark)
+    settings = {"learn.enabled": True, "draft.siblings": 0}
+    return Study(StudyName.HEAD, settings, (*fixed, *adaptive), ("fixed 5",), paper, remark)
 
 
 def _adaptive(title: str, threshold: str, **values: tuple[float, float]) -> PaperColumn:

@@ -166,6 +166,9 @@ class TokenTree:
         return [index for index, candidate in enumerate(self.candidates) if candidate.parent == parent]
 
 
+OtherPieces = tuple[tuple[int, float], ...]  # pieces that could stand in the place of one, with their probabilities
+
+
 @dataclass(frozen=True)
 class Draft:
     """Pieces that the drafter proposes after a row, with the distributions that they were drawn from.
@@ -178,11 +181,14 @@ class Draft:
         features_KF: the head's input at each piece: the hidden state and `EXTRA_FEATURES` more columns.
         survival: per piece the head's estimate that it and all before it are accepted; empty without a head.
         source: origin of the draft; with a tree, that of its first candidate.
-        tree: candidates in target tokens instead of pieces, or None.
+        tree: candidates in target tokens, or None. Without pieces they are copies; with pieces, the first candidates
+            are the pieces' tokens, and the others their siblings.
         expected_tokens, expected_seconds: what the block was predicted to emit for the row, and the row's share of the
             predicted time of the target's pass, in the unit of the costs; None if nothing was predicted.
         action, propensity: what the row does in this block, and the chance with which that was chosen; None where
             nothing is chosen.
+        others: per piece of a greedy draft the next likeliest pieces with their probabilities, in descending order;
+            empty where no siblings are wanted.
     """
 
     row: SequenceState
@@ -197,6 +203,7 @@ class Draft:
     expected_seconds: float | None = None
     action: Action | None = None
     propensity: float | None = None
+    others: tuple[OtherPieces, ...] = ()
 
     @classmethod
     def from_tree(cls, row: SequenceState, tree: TokenTree | None, expected_tokens: float) -> "Draft":
@@ -268,7 +275,15 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Decision:
-    """The outcome for one proposed token, or for the bonus. The tensor-free half of a verdict."""
+    """The outcome for one proposed token, or for the bonus. The tensor-free half of a verdict.
+
+    Attributes:
+        proposed: the drafted token, also of a candidate that has siblings.
+        drafter_levels, target_levels: probabilities of the option per level of its test. A candidate has one level.
+        passed_levels: levels accepted before the rejection; all of them on acceptance.
+        candidate: of a tree; `index` is its index there.
+        piece_levels: of a judged candidate with pieces: what the levels would be if it had no siblings.
+    """
 
     index: int
     proposed: ProposedToken | None
@@ -278,8 +293,9 @@ class Decision:
     drafter_levels: tuple[float, ...] = ()
     target_levels: tuple[float, ...] = ()
     uniform: float | None = None
-    passed_levels: int = 0  # levels accepted before the rejection; all of them on acceptance
-    candidate: Candidate | None = None  # of a tree; `index` is its index there
+    passed_levels: int = 0
+    candidate: Candidate | None = None
+    piece_levels: tuple[tuple[float, ...], tuple[float, ...]] | None = None
 
     @property
     def token(self) -> int | None:

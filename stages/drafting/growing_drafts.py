@@ -4,13 +4,13 @@ Shapes: B rows, K pieces of a draft, N lines of all rows, D drafter ids, F head 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 import torch
 from torch import Tensor
 
-from stages.contract.blocks import Draft, SequenceState
+from stages.contract.blocks import Draft, OtherPieces, SequenceState
 
 
 @dataclass
@@ -25,6 +25,7 @@ class GrowingDrafts:
         features_BF: per pass, one line for each of these rows.
         sampled: per pass those of these rows that are not greedy.
         draft_probs_BD: per pass with such rows, one line for each of them.
+        others: of rows whose drafts may become trees, per piece the next likeliest ones.
     """
 
     rows: Sequence[SequenceState]
@@ -36,6 +37,7 @@ class GrowingDrafts:
     features_BF: list[Tensor] = field(default_factory=list)
     sampled: list[Sequence[int]] = field(default_factory=list)
     draft_probs_BD: list[Tensor] = field(default_factory=list)
+    others: dict[int, list[OtherPieces]] = field(default_factory=dict)
 
     @classmethod
     def from_rows(cls, rows: Sequence[SequenceState], greedy: Sequence[bool]) -> "GrowingDrafts":
@@ -71,8 +73,9 @@ class GrowingDrafts:
 
     def drop_last(self, number: int) -> None:
         """Drop the last piece of a greedy row's draft."""
-        for values in (self.pieces[number], self.entropies[number], self.survival[number]):
-            values.pop()
+        for values in (self.pieces[number], self.entropies[number], self.survival[number], self.others.get(number)):
+            if values:
+                values.pop()
 
     def freeze(self, drafter_size: int, dtype: torch.dtype, device: torch.device) -> list[Draft]:
         """Return one draft per row, in the order of the rows."""
@@ -85,10 +88,13 @@ class GrowingDrafts:
         both = zip(self.greedy, one_hot_KD, drawn_KD, strict=True)
         draft_probs_KD = [certain if greedy else drawn for greedy, certain, drawn in both]
         columns = zip(self.rows, self.pieces, draft_probs_KD, self.entropies, features_KF, self.survival, strict=True)
-        return [
+        drafts = [
             Draft(row, tuple(pieces), distributions, tuple(entropies), features[: len(pieces)], tuple(survival))
             for row, pieces, distributions, entropies, features, survival in columns
         ]
+        if not self.others:
+            return drafts
+        return [replace(draft, others=tuple(self.others.get(number, ()))) for number, draft in enumerate(drafts)]
 
     def _one_hot_probs(self, drafter_size: int, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
         """Return per row the distributions of its pieces, which have all mass; those of other rows are empty."""

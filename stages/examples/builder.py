@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, takewhile
 from math import prod
 
 import numpy as np
@@ -26,6 +26,8 @@ from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
 from stages.sampling.distributions import acceptance_probability
 from store.events import DraftSource, Outcome, Translation
 
+JUDGED = (Outcome.ACCEPTED, Outcome.REJECTED, Outcome.ALTERNATIVE)
+
 
 def _piece_acceptances(decision: Decision) -> dict[int, float]:
     """Return, per drafted piece (index in the draft), the probability that its acceptance tests pass.
@@ -33,11 +35,15 @@ def _piece_acceptances(decision: Decision) -> dict[int, float]:
     The test of a STOP belongs to the piece that was compared; where the pieces ran out, to the last piece of the token.
     """
     found: dict[int, float] = {}
-    proposed = decision.proposed
-    if proposed is None or decision.outcome not in (Outcome.ACCEPTED, Outcome.REJECTED):
+    proposed, levels = decision.proposed, decision.piece_levels or (decision.drafter_levels, decision.target_levels)
+    if proposed is None or decision.outcome not in JUDGED:
         return found
-    judged = proposed.tests[: decision.passed_levels + (decision.outcome is Outcome.REJECTED)]
-    for test, drafter, target in zip(judged, decision.drafter_levels, decision.target_levels, strict=False):
+    passed = decision.passed_levels
+    if decision.piece_levels:  # of a greedy row, where each level is 0 or 1
+        certain = (acceptance_probability(drafter, target) > 0 for drafter, target in zip(*levels, strict=True))
+        passed = sum(takewhile(bool, certain))
+    judged = proposed.tests[: passed + (decision.outcome is not Outcome.ACCEPTED)]
+    for test, drafter, target in zip(judged, *levels, strict=False):
         piece = proposed.stop - 1 if test.option == STOP and test.position is None else test.position
         if piece is not None:
             found[piece] = found.get(piece, 1.0) * acceptance_probability(drafter, target)

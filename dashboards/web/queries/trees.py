@@ -35,10 +35,16 @@ def share_of(siblings: Sequence[Row], row: Row) -> tuple[float, float]:
 
 def describe_source(row: Row) -> str:
     """The source of a candidate and what it knew: `memory, 3 tokens matched, seen 2 times, estimated chance 0.4`."""
+    if row["drafter"] == "model":
+        return f"model, estimated chance {row['chance']:.3g}"
     times = "once" if row["count"] == 1 else f"{row['count']} times"
     length = f"{row['context']} token{'' if row['context'] == 1 else 's'}"
     known = f"{length} matched, seen {times}" if row["context"] is not None else "context not known"
     return f"{SOURCES[row['drafter']]}, {known}, estimated chance {row['chance']:.3g}"
+
+
+def _describe_match(row: Row) -> str:
+    return "" if row["drafter"] == "model" else f" ({row['context']} tokens, {row['count']}×)"
 
 
 def list_tree(rows: Sequence[Row], text_of: Callable[[Row], str]) -> Iterator[str]:
@@ -53,7 +59,7 @@ def list_tree(rows: Sequence[Row], text_of: Callable[[Row], str]) -> Iterator[st
         indent = "\u2003" * (row["position"] - begin)
         yield (
             f"{indent}{_MARKS.get(row['outcome'], '?')} {text_of(row)} target {row['target_levels'][0]:.3g}, "
-            f"estimated {row['chance']:.3g}, {SOURCES[row['drafter']]} ({row['context']} tokens, {row['count']}×)"
+            f"estimated {row['chance']:.3g}, {SOURCES[row['drafter']]}{_describe_match(row)}"
         )
     if left := len(nodes) - len(shown[:MOST]):
         yield f"… and {left} more"

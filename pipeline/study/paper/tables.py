@@ -123,7 +123,7 @@ def _table_2() -> PaperTable:
     for task, row in numbers.items():
         arms = _head_arms(task.threshold)
         values = dict(zip((arm.name for arm in arms), (*row, *with_lora[task]), strict=False))
-        settings = {"learn.enabled": True}
+        settings = {"learn.enabled": True, "draft.siblings": 0}
         blocks.append(make_block("table-2", task.title, task, arms, {"Vicuna-7B": values}, settings=settings))
     return PaperTable(
         "2",

@@ -140,8 +140,8 @@ problems AS (
                 THEN 'nothing may be judged or added after a rejection in the same block' END,
             CASE WHEN parent IS NULL AND (outcome = 'alternative' OR (drafter = 'memory' AND outcome <> 'undrafted'))
                 THEN 'alternatives and drafts of the memory must be candidates of a tree' END,
-            CASE WHEN parent IS NOT NULL AND (outcome IN ('undrafted', 'untranslatable') OR proposed_id IS NULL OR len(pieces) > 0)
-                THEN 'a candidate of a tree must be a proposed target token without pieces' END
+            CASE WHEN parent IS NOT NULL AND (outcome IN ('undrafted', 'untranslatable') OR proposed_id IS NULL OR (drafter <> 'model' AND len(pieces) > 0))
+                THEN 'a candidate of a tree must be a proposed target token, and a copied one has no pieces' END
         ], lambda problem: problem IS NOT NULL)) AS problem
     FROM derived
 ),
