@@ -15,7 +15,7 @@ from stages.tools.cost_probe import measure
 from stages.translate import Translate
 from stages.verify import Verify
 
-FORMAT = 3  # of what is remembered: goes up when costs change without their key
+FORMAT = 4  # of what is remembered: goes up when costs change without their key
 LAYER_OVERHEAD = 2e5  # overhead of entering one layer, as a number of parameters
 VERIFY_SHARE = 0.05  # what one more verified token adds to a target pass where memory is the bound
 # On a CPU arithmetic soon is the bound: measured on two built-in pairs at batch 1 and 8.

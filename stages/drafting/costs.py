@@ -3,6 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple, Protocol
 
 from typing_extensions import override
@@ -146,8 +147,11 @@ class Costs(CostModel):
 
 
 def make_monotone(curve: Sequence[tuple[int, float]]) -> Curve:
-    """Replace measured decreases of a curve by its running maximum: they are noise, as more work does not cost less."""
-    points: list[tuple[int, float]] = []
-    for x, cost in curve:
-        points.append((x, max(cost, points[-1][1]) if points else cost))
-    return tuple(points)
+    """Lower each cost to the least of those of more work, which does not cost less: what disturbs a measurement only
+    adds to it.
+
+    >>> make_monotone([(1, 30.0), (2, 38.0), (3, 31.0), (5, 32.0)])
+    ((1, 30.0), (2, 31.0), (3, 31.0), (5, 32.0))
+    """
+    costs = list(accumulate((cost for _, cost in reversed(curve)), min))
+    return tuple((size, cost) for (size, _), cost in zip(curve, reversed(costs), strict=True))
