@@ -166,7 +166,7 @@ class TokenTree:
         return [index for index, candidate in enumerate(self.candidates) if candidate.parent == parent]
 
 
-OtherPieces = tuple[tuple[int, float], ...]  # pieces that could stand in the place of one, with their probabilities
+OtherPieces = tuple[tuple[int, float], ...]  # pieces that could replace one, with their probabilities
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Siblings: the drafter's next likeliest pieces beside those of a greedy draft, where verifying them is nearly free.
+"""Siblings: the drafter's next likeliest pieces next to those of a greedy draft, where they are nearly free to verify.
 
 A draft of the model is a chain: where its token is wrong, the block ends. At temperature 0 the target's token is then
 often the drafter's second or third choice. These become further candidates of the place, and the chain a token tree:
