@@ -175,6 +175,7 @@ def make_card(recipe: DistilledRecipe, report: Report, rows: Sequence[dict[str, 
         f"- Texts: {len(rows):,} answers of {recipe.target} ({tokens:,} tokens, temperatures "
         f"{', '.join(map(str, recipe.temperatures))} in turn), answers of data sets, documents; rows: {mixture}.",
         f"- Licences of the text: {'; '.join(sorted({recipes.LICENCES[name] for name in names}))}.",
+        recipes.OWN_LICENCE,
         f"- Pieces seen: {report.tokens_seen:,}, in {report.seconds:,.0f} s.",
         f"- Loss: {report.train_loss:.3f} nats per piece at the end of training, **{report.validation_loss:.3f}** on "
         f"held-out documents, which are answers; {accuracy:.1%} of the first pieces of their tokens are right.",

@@ -238,6 +238,7 @@ LICENCES = {
     "glaive_toolcall_demo": "questions of Glaive tool calls, Apache 2.0",
     "scitldr": "SciTLDR train, Apache 2.0",
 }
+OWN_LICENCE = "- Licence of the weights: Apache License 2.0, as that of the project."
 SAMPLE_PROMPTS = (
     "Natalia sold 12 clips in April and 5 more in May. How many clips did she sell?",
     "Write a function to find the largest of three numbers.",
@@ -259,6 +260,7 @@ def model_card(recipe: ModelRecipe, report: Report, samples: list[str]) -> str:
         f"- Made by `omnidraft zoo build {model.name}` with `{json.dumps(asdict(recipe.training))}`.",
         f"- Text: {parameters}.",
         f"- Licences of the text: {'; '.join(sorted({LICENCES[name] for name in recipe.texts}))}.",
+        OWN_LICENCE,
         f"- Tokens seen: {report.tokens_seen:,}, in {report.seconds:,.0f} s.",
         f"- Loss: {report.train_loss:.3f} nats per token at the end of training, "
         f"**{report.validation_loss:.3f}** on held-out documents "
