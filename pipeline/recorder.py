@@ -128,7 +128,7 @@ class PromptCounters:
         self.judged += verdict.judged
         self.accepted += verdict.accepted
         self.first_judged += verdict.judged > 0
-        self.first_accepted += verdict.judged > 0 and verdict.decisions[0].outcome is Outcome.ACCEPTED
+        self.first_accepted += any(one.outcome is Outcome.ACCEPTED for one in verdict.decisions[:1])
 
     def _add_copied(self, verdict: Verdict) -> None:
         self.lookup_blocks += 1

@@ -197,10 +197,12 @@ def test_a_prompt_adds_up_its_blocks():
 
 def test_the_first_position_of_a_block_is_counted_apart():
     counters = PromptCounters(started=0.0)
-    for judged, accepted_tokens in ((3, 2), (1, 0), (0, 0), (2, 2)):
-        verdict = Verdict(Proposal(draft_of(row_with(()), (20,)), ()), (), (), judged, accepted_tokens)
+    taken, sibling = Outcome.ACCEPTED, Outcome.ALTERNATIVE  # of the last block a sibling was accepted
+    for judged, accepted_tokens, first in ((3, 2, taken), (1, 0, Outcome.REJECTED), (0, 0, None), (2, 2, sibling)):
+        decisions = (Decision(0, None, first, None, None),) if first else ()
+        verdict = Verdict(Proposal(draft_of(row_with(()), (20,)), ()), decisions, (), judged, accepted_tokens)
         counters.add(verdict)
-    assert (counters.first_judged, counters.first_accepted) == (3, 2)
+    assert (counters.first_judged, counters.first_accepted) == (3, 1)
     assert (counters.judged, counters.accepted, counters.blocks) == (6, 4, 4)
 
 

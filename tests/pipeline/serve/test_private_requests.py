@@ -125,7 +125,7 @@ def test_a_checkpoint_during_a_private_request_holds_nothing_of_it(server: Serve
     submit_prompt(engine, PUBLIC).end()
     wait_until(lambda: not engine._events.dirty)
     engine._committer.is_due = lambda: True  # after every block that completes something
-    gate, held = RecordingListener(hold=1), RecordingListener(hold=5)
+    gate, held = RecordingListener(hold=1), RecordingListener(hold=2)
     submit_prompt(engine, PUBLIC, gate, max_new_tokens=60)
     assert gate.reached.wait(HANG_SECONDS)  # the next two are taken together
     gate.hold = None

@@ -29,7 +29,7 @@ def test_every_arm_is_a_configuration_of_its_own(study: Study):
 
 
 def test_losses_differ_in_nothing_but_loss_cache_and_positions():
-    assert LOSSES.settings == {"draft.adapt": False, "draft.max_draft": 5}
+    assert LOSSES.settings == {"draft.adapt": False, "draft.max_draft": 5, "draft.siblings": 0}
     keys = {key for arm in LOSSES.arms for key in arm.settings}
     assert keys == {"learn.enabled", "learn.loss", "learn.off_policy", "cache.policy"}
     off_policy = {arm.name.split(" + ")[0] for arm in LOSSES.arms if arm.settings.get("learn.off_policy")}
@@ -59,7 +59,7 @@ def test_every_source_is_studied_alone_and_all_together():
 def test_ways_to_learn_differ_in_method_interval_and_features_alone():
     keys = {key for arm in LEARNING.arms for key in arm.settings}
     assert keys == {"learn.method", "learn.spacing", "learn.interval", "learn.target_state"}
-    assert LEARNING.settings == {"learn.enabled": True, "draft.adapt": False, "draft.max_draft": 5}
+    assert LEARNING.settings == {"learn.enabled": True, "draft.adapt": False, "draft.max_draft": 5, "draft.siblings": 0}
     assert LEARNING.references == ("baseline",)
 
 

@@ -108,7 +108,7 @@ def test_costs_are_linear_between_points_and_continue_beyond_them():
 
 
 def test_measured_falls_are_levelled():
-    assert make_monotone([(1, 2.0), (2, 1.5), (4, 3.0)]) == ((1, 2.0), (2, 2.0), (4, 3.0))
+    assert make_monotone([(1, 2.0), (2, 1.5), (4, 3.0)]) == ((1, 1.5), (2, 1.5), (4, 3.0))
 
 
 def test_the_table_has_every_name_of_the_setting_and_every_rule():

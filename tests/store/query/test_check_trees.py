@@ -143,9 +143,9 @@ BROKEN = {
     "a bonus with another index": ([*FIRST[:4], replace(FIRST[4], index=5)], "a bonus must come after"),
     "a memory without a tree": ([decision(drafter=DraftSource.MEMORY, drafter_levels=(1.0,))], "candidates of a tree"),
     "an alternative without a tree": ([make_unjudged(outcome=Outcome.ALTERNATIVE)], "candidates of a tree"),
-    "a candidate in pieces": (change(FIRST, 3, pieces=(7,)), "without pieces"),
+    "a candidate in pieces": (change(FIRST, 3, pieces=(7,)), "has no pieces"),
     "a bonus in the tree": ([make_candidate(0, 5, -1, 0.5, outcome=Outcome.UNDRAFTED, emitted_id=5,
-                                            origin=Origin.BONUS)], "without pieces"),
+                                            origin=Origin.BONUS)], "a proposed target token"),
 }  # fmt: skip
 
 
