@@ -97,9 +97,8 @@ def name_pieces(
     """
     if not tokens:
         return decisions
-    judged = (Outcome.ACCEPTED, Outcome.REJECTED, Outcome.ALTERNATIVE)
     return tuple(
-        replace(one, proposed=tokens[one.index], piece_levels=levels[one.index] if one.outcome in judged else None)
+        replace(one, proposed=tokens[one.index], piece_levels=levels[one.index])
         if one.candidate and one.index < len(tokens)
         else one
         for one in decisions

@@ -16,7 +16,7 @@ FIXED = {
     "draft.adapt": False,
     "draft.max_draft": 5,
     "draft.siblings": 0,
-}  # always five pieces, the only length that fits the paper's main tables
+}  # always chains of five pieces, the only length that fits the paper's main tables
 LONGEST = 8  # pieces in the longest fixed draft, and at most in adaptive ones
 
 

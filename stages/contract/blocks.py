@@ -282,7 +282,7 @@ class Decision:
         drafter_levels, target_levels: probabilities of the option per level of its test. A candidate has one level.
         passed_levels: levels accepted before the rejection; all of them on acceptance.
         candidate: of a tree; `index` is its index there.
-        piece_levels: of a judged candidate with pieces: what the levels would be if it had no siblings.
+        piece_levels: of a candidate with pieces: what its levels would be without siblings.
     """
 
     index: int

@@ -147,8 +147,10 @@ class Costs(CostModel):
 
 
 def make_monotone(curve: Sequence[tuple[int, float]]) -> Curve:
-    """Lower each cost to the least of those of more work, which does not cost less: what disturbs a measurement only
-    adds to it.
+    """Lower each cost to the least of those of more work.
+
+    What disturbs a measurement only adds to it. A few sizes do take longer than the next larger one; they are taken to
+    cost as much as that.
 
     >>> make_monotone([(1, 30.0), (2, 38.0), (3, 31.0), (5, 32.0)])
     ((1, 30.0), (2, 31.0), (3, 31.0), (5, 32.0))

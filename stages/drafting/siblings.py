@@ -27,8 +27,8 @@ class Sibling(NamedTuple):
         place: number of the chain's token.
         token: the target token.
         chance: the drafter's probability of its piece: the estimated probability that it is emitted if all tokens of
-            the chain before it are. Measured: .12, .06 and .03 for the second to fourth piece, of which .12, .06
-            and .03 are accepted.
+            the chain before it are. Measured with the shipped drafter: .12, .05 and .03 for the second to fourth
+            piece, which are the target's in .12, .06 and .03 of the places.
         gain: expected accepted candidates: the chance, times that of the chain before it.
     """
 
@@ -51,8 +51,10 @@ class SiblingGrowth:
         self.most, self._costs = most, costs
 
     def pays(self, rows: int) -> bool:
-        """Return whether one sibling per row would raise the tokens per cost of a usual block of so many rows: if not,
-        the drafter's other pieces need not be found."""
+        """Return whether one sibling per row would raise the tokens per cost of a usual block of so many rows.
+
+        If not, the drafter's other pieces need not be found.
+        """
         tokens = rows * (2 + USUAL_ACCEPTED)
         before, after = (self._costs.verification_cost(tokens + more) for more in (0, rows))
         return (1 + USUAL_ACCEPTED + USUAL_SIBLING) * before > (1 + USUAL_ACCEPTED) * after

@@ -39,7 +39,7 @@ def _piece_acceptances(decision: Decision) -> dict[int, float]:
     if proposed is None or decision.outcome not in JUDGED:
         return found
     passed = decision.passed_levels
-    if decision.piece_levels:  # of a greedy row, where each level is 0 or 1
+    if decision.piece_levels:  # a chain is tested up to the first level that cannot pass, whatever its siblings are
         certain = (acceptance_probability(drafter, target) > 0 for drafter, target in zip(*levels, strict=True))
         passed = sum(takewhile(bool, certain))
     judged = proposed.tests[: passed + (decision.outcome is not Outcome.ACCEPTED)]

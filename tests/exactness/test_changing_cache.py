@@ -14,6 +14,7 @@ import torch
 from enumeration import (
     Distribution,
     World,
+    add_up,
     difference,
     emitted_distribution,
     every_outcome,
@@ -94,10 +95,7 @@ def stage_distribution(world: World, count: int, changes: Changes) -> Distributi
         changes.note(stages[1].cache, row.block)
         return tuple(row.tokens[row.prompt_length :])[:count]
 
-    distribution: Distribution = defaultdict(float)
-    for weight, tokens in every_outcome(run):
-        distribution[tokens] += weight
-    return distribution
+    return add_up(run)
 
 
 @pytest.mark.representatives(2)
@@ -166,10 +164,7 @@ def interleaved_distribution(worlds: tuple[World, World], place: int, seed: int)
         other = SeededRandomSource(seed, 0)
         return interleave(worlds, (rng, other) if place == 0 else (other, rng), 2)[place]
 
-    distribution: Distribution = defaultdict(float)
-    for weight, tokens in every_outcome(run):
-        distribution[tokens] += weight
-    return distribution
+    return add_up(run)
 
 
 @pytest.mark.slow

@@ -3,11 +3,9 @@
 The drafter is greedy and the target samples, so that dropped pieces could bias the text.
 """
 
-from collections import defaultdict
-
 import pytest
 import torch
-from enumeration import Distribution, World, difference, every_outcome, true_distribution
+from enumeration import Distribution, World, add_up, difference, true_distribution
 from torch import Tensor
 from whole_stages import new_row, run_block, stages_of
 
@@ -50,10 +48,7 @@ def distribution_with_dropping(world: World, count: int) -> tuple[Distribution, 
             lengths.update(run_block(stages, [row]))
         return tuple(row.tokens[row.prompt_length :])[:count]
 
-    distribution: Distribution = defaultdict(float)
-    for weight, tokens in every_outcome(run):
-        distribution[tokens] += weight
-    return distribution, lengths
+    return add_up(run), lengths
 
 
 @pytest.mark.parametrize("mode", ["trie", "match"])

@@ -10,9 +10,9 @@ from random import Random
 
 import pytest
 import torch
-from enumeration import World, difference, true_distribution
+from enumeration import World, add_up, difference, true_distribution
 from test_mixed_rows import world_of
-from test_tree_exactness import KINDS, add_up, admit, given_trees
+from test_tree_exactness import KINDS, admit, given_trees
 from torch import Tensor
 from whole_stages import advance, new_row, stages_of
 

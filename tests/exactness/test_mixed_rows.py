@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from doubles import row_of
-from enumeration import Distribution, World, difference, every_outcome, true_distribution
+from enumeration import Distribution, World, add_up, difference, true_distribution
 from test_sampling import reference
 from torch import Tensor
 from whole_stages import PROMPT, new_row, run_block, stages_of
@@ -75,10 +75,7 @@ def distribution_of_row(world: World, number: int, count: int, samplings: Sequen
             run_block(stages, rows)
         return tuple(row.tokens[row.prompt_length :])[:count]
 
-    distribution: Distribution = defaultdict(float)
-    for weight, tokens in every_outcome(run):
-        distribution[tokens] += weight
-    return distribution
+    return add_up(run)
 
 
 def worst(world: World) -> float:
@@ -118,9 +115,7 @@ def test_rows_of_one_batch_are_independent():
         run_block(admit(world, rows), list(rows))
         return tuple(row.tokens[-1] for row in rows)
 
-    joint: Distribution = defaultdict(float)
-    for weight, tokens in every_outcome(run):
-        joint[tokens] += weight
+    joint = add_up(run)
     distributions = [wanted_distribution(world, 1, sampling) for sampling in MIXED]
     assert len(joint) > 4
     for tokens in joint:
@@ -170,9 +165,7 @@ def test_a_row_next_to_a_prompt_that_is_read_has_the_targets_distribution():
         assert reading.reading
         return tuple(row.tokens[row.prompt_length :])[:2]
 
-    distribution: Distribution = defaultdict(float)
-    for weight, tokens in every_outcome(run):
-        distribution[tokens] += weight
+    distribution = add_up(run)
     assert difference(distribution, true_distribution(world, 2)) < EXACT
 
 
@@ -211,8 +204,6 @@ def test_a_row_that_ends_at_a_stop_string_has_the_targets_distribution_until_the
         assert (row.finish == "stop") == any(stop in text_of(row.tokens[row.prompt_length :]) for stop in stops)
         return tuple(row.tokens[row.prompt_length :])
 
-    distribution: Distribution = defaultdict(float)
-    for weight, tokens in every_outcome(run):
-        distribution[tokens] += weight
+    distribution = add_up(run)
     assert difference(distribution, stop_at(plain, stops)) < EXACT
     assert {len(tokens) for tokens in distribution} == {1, 2, 3}

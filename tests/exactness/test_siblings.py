@@ -1,11 +1,10 @@
 """Siblings of greedy drafts change neither the text's distribution nor what the acceptance head learns."""
 
-from collections import defaultdict
 from dataclasses import replace
 
 import pytest
 import torch
-from enumeration import Distribution, World, difference, every_outcome, true_distribution
+from enumeration import Distribution, World, add_up, difference, true_distribution
 from whole_stages import new_row, stages_of
 
 from stages.contract.blocks import Draft, Proposal, Verdict
@@ -56,10 +55,7 @@ def distribution_with_siblings(world: World, count: int) -> tuple[Distribution, 
             translate.observe(verify(proposals))
         return tuple(row.tokens[row.prompt_length :])[:count]
 
-    distribution: Distribution = defaultdict(float)
-    for weight, tokens in every_outcome(run):
-        distribution[tokens] += weight
-    return distribution, shapes
+    return add_up(run), shapes
 
 
 @pytest.mark.parametrize("mode", ["trie", "match"])

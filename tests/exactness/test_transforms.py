@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from enumeration import Distribution, World, difference, true_distribution
+from enumeration import Distribution, World, add_up, difference, true_distribution
 from plain_controls import control
 from test_mixed_rows import VOCABULARIES, world_of
 from test_sampling import reference
-from test_tree_exactness import KINDS, add_up, admit, given_trees
+from test_tree_exactness import KINDS, admit, given_trees
 from torch import Tensor
 from whole_stages import PROMPT, Stages, advance, new_row, stages_of
 

@@ -5,7 +5,6 @@ first over given ones, then over those that `ChooseDraft` grows from the row's o
 learn. Greedy decoding is compared over the whole loop.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -16,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from doubles import TableModel
-from enumeration import Distribution, World, difference, every_outcome, true_distribution
+from enumeration import Distribution, World, add_up, difference, true_distribution
 from test_greedy_parity import completions, config_of, decisions, plain, prompts
 from test_greedy_parity import run as run_loop
 from test_mixed_rows import MIXED, WARM, stop_at, text_of, wanted_distribution, world_of
@@ -157,13 +156,6 @@ def distribution_of(
         return tuple(row.tokens[row.prompt_length :])[:count]
 
     return add_up(run), seen
-
-
-def add_up(run: Callable[[RandomSource], tuple[int, ...]]) -> Distribution:
-    distribution: Distribution = defaultdict(float)
-    for weight, tokens in every_outcome(run):
-        distribution[tokens] += weight
-    return distribution
 
 
 def assert_exact(distribution: Distribution, wanted: Distribution) -> None:

@@ -82,6 +82,14 @@ def every_outcome(run: Callable[[RandomSource], Result], *, rounded: bool = Fals
         yield rng.weight, result
 
 
+def add_up(run: Callable[[RandomSource], tuple[int, ...]]) -> Distribution:
+    """The distribution of what a run returns, over all outcomes of its random numbers."""
+    distribution: Distribution = defaultdict(float)
+    for weight, tokens in every_outcome(run):
+        distribution[tokens] += weight
+    return distribution
+
+
 @cache
 def random_distribution(seed: int, history: tuple[int, ...], size: int, support: int) -> Tensor:
     """A distribution in double precision that depends on the whole history; `support` of its entries are not 0."""

@@ -73,6 +73,7 @@ def soak_config(pair: TinyPair, folder: Path, prompts: int, **changes: Any) -> C
     """Log and learning on; every prompt is another text."""
     source = folder / "soak.jsonl"
     source.write_text("\n".join(json.dumps({"prompt": text}) for text in sentences(1000, 1000 + prompts)))
+    # Without siblings, whose keys and values a block adds to those of the text.
     fixed = {"sources": (str(source),), "batch": BATCH, "sampling__max_new_tokens": NEW_TOKENS, "draft__siblings": 0}
     return config_of(pair, **{**fixed, "learn__interval": 4, **changes})
 
