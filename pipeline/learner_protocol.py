@@ -18,29 +18,18 @@ from store.events import Event, PromptCompleted
 
 @dataclass(frozen=True)
 class CompletedPrompt:
-    """A completed prompt as the learner receives it.
+    """A completed prompt as the learner receives it."""
 
-    Attributes:
-        prompt: the event.
-        example: its training example; None if nothing may be learned from it.
-        emitted: target tokens of its completion; empty if its text must not be kept.
-    """
-
-    prompt: PromptCompleted
-    example: TrainingExample | None
-    emitted: tuple[int, ...] = ()
+    prompt: PromptCompleted  # the event
+    example: TrainingExample | None  # its training example; None if nothing may be learned from it
+    emitted: tuple[int, ...] = ()  # target tokens of its completion; empty if its text must not be kept
 
 
 class Epoch(NamedTuple):
-    """Changes whenever a pause of drafting must end and the drafter be tried again.
+    """Changes whenever a pause of drafting must end and the drafter be tried again."""
 
-    Attributes:
-        drafter_version: updates in service; changes when an update is applied or an earlier version is restored.
-        drifts: drifts that were acted upon; each resets the acceptance head.
-    """
-
-    drafter_version: int
-    drifts: int
+    drafter_version: int  # updates in service; changes when an update is applied or an earlier version is restored
+    drifts: int  # drifts that were acted upon; each resets the acceptance head
 
 
 class CompletionObserver(Protocol):

@@ -39,17 +39,11 @@ class UnfitPromptError(Exception):
 
 @dataclass(frozen=True)
 class DraftedBlock:
-    """A block whose drafts are not verified yet.
+    """A block whose drafts are not verified yet."""
 
-    Attributes:
-        proposals: one per sequence in flight, in the runner's order.
-        versions: in service when they were drafted.
-        times: when drafting began, when translation began, and when it ended.
-    """
-
-    proposals: list[Proposal]
-    versions: Versions
-    times: tuple[float, float, float]
+    proposals: list[Proposal]  # one per sequence in flight, in the runner's order
+    versions: Versions  # in service when they were drafted
+    times: tuple[float, float, float]  # when drafting began, when translation began, and when it ended
 
     def with_proposals(self, proposals: list[Proposal]) -> "DraftedBlock":
         """Return the block with other proposals: those of sequences that entered since have no draft."""

@@ -32,17 +32,11 @@ class Clock:
 
 @dataclass(frozen=True)
 class InFlightState:
-    """A prompt in flight in a checkpoint.
+    """A prompt in flight in a checkpoint."""
 
-    Attributes:
-        row: number of its sequence in the checkpoint.
-        tally: its counters so far.
-        notes: its training example so far.
-    """
-
-    row: int
-    tally: PromptCounters
-    notes: Saved
+    row: int  # number of its sequence in the checkpoint
+    tally: PromptCounters  # its counters so far
+    notes: Saved  # its training example so far
 
 
 @dataclass(frozen=True)

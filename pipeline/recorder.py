@@ -53,18 +53,12 @@ class _RawOfDrafter(TypedDict):
 
 @dataclass(frozen=True)
 class _Block:
-    """What the decisions of a block are recorded with.
+    """What the decisions of a block are recorded with."""
 
-    Attributes:
-        verdict: on the block.
-        begin: position of its first token in the completion.
-        versions: in service when it was drafted.
-        raw_pieces: per drafted piece the drafter's own log probability and entropy; empty where it is not known.
-    """
-
-    verdict: Verdict
-    begin: int
-    versions: Versions
+    verdict: Verdict  # on the block
+    begin: int  # position of its first token in the completion
+    versions: Versions  # in service when it was drafted
+    # per drafted piece the drafter's own log probability and entropy; empty where it is not known
     raw_pieces: Sequence[tuple[float, float]]
 
     @classmethod

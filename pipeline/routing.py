@@ -10,17 +10,13 @@ from store.errors import ConfigError
 class TargetRouter:
     """Routes prompts to the targets in turn by offset; from the offset of a swap on, all prompts go to its target.
 
-    Attributes:
-        first: the targets at the start.
-        swaps: offset and target, in order of offset.
-
     >>> route = TargetRouter(("a", "b"), ((4, "c"),))
     >>> [route(offset) for offset in range(6)]
     ['a', 'b', 'a', 'b', 'c', 'c']
     """
 
-    first: tuple[str, ...]
-    swaps: tuple[tuple[int, str], ...] = ()
+    first: tuple[str, ...]  # the targets at the start
+    swaps: tuple[tuple[int, str], ...] = ()  # offset and target, in order of offset
 
     @classmethod
     def from_config(cls, config: Config) -> "TargetRouter":

@@ -102,16 +102,12 @@ class Decode(Stage[SequenceState, Draft]):
             would change the distribution of the text.
         state_logits: computes the term of the logits for the first piece after each of the target's states, (B, S) to
             (B, D), if the drafter reads them; the term is part of the recorded distribution.
-
-    Attributes:
-        reader: reads a row's text before its first draft; None, the default, reads it in one pass.
-        prompts: those that the model read in the last block.
-        siblings: decides whether the next likeliest pieces of greedy rows are kept; None, the default: never.
-        unusable: number of drafts that ended because the drafter's distribution was NaN or infinite.
     """
 
+    # reads a row's text before its first draft; None, the default, reads it in one pass
     reader: PromptReader | None = None
-    prompts = ReadPrompts()
+    prompts = ReadPrompts()  # those that the model read in the last block
+    # decides whether the next likeliest pieces of greedy rows are kept; None, the default: never
     siblings: SiblingGrowth | None = None
 
     def __init__(
@@ -137,7 +133,7 @@ class Decode(Stage[SequenceState, Draft]):
         self._agreed: dict[SequenceState, int] = {}  # how many of the read pieces are final
         self._empty_probs_KD = torch.zeros(0, model.vocabulary_size, dtype=probs_dtype, device=model.device)
         self._drawn: dict[SequenceState, int] = {}  # pieces of this block's drafts, dropped ones included
-        self.unusable = 0
+        self.unusable = 0  # number of drafts that ended because the drafter's distribution was NaN or infinite
 
     @override
     def admit(self, row: SequenceState) -> None:

@@ -33,17 +33,12 @@ from store.events import Origin, Outcome
 
 
 class PassResult(NamedTuple):
-    """What a pass of the engine gave a row.
+    """What a pass of the engine gave a row."""
 
-    Attributes:
-        emitted: the tokens, one at least.
-        top: the distributions at its lines: after the text, and after each drafted token (M); None if not known.
-        limit: number of tokens after which the row ends, those of the pass included; None if not known.
-    """
-
-    emitted: tuple[int, ...]
+    emitted: tuple[int, ...]  # the tokens, one at least
+    # the distributions at its lines: after the text, and after each drafted token (M); None if not known
     top: TopDistributions | None = None
-    limit: int | None = None
+    limit: int | None = None  # number of tokens after which the row ends, those of the pass included; None if not known
 
 
 Supervise = Callable[[SequenceState, tuple[int, ...], TopDistributions], Collected]
@@ -79,9 +74,6 @@ class Judge(Stage[Proposal, Verdict]):
         context: per target id the pieces that the drafter reads for it; empty without a drafter.
         rule: computes the levels of translated tokens; None without a drafter.
         supervise: makes soft targets.
-
-    Attributes:
-        results: of the last pass, per row; emptied by a call.
     """
 
     def __init__(
@@ -91,7 +83,7 @@ class Judge(Stage[Proposal, Verdict]):
         rule: Rule | None = None,
         supervise: Supervise = supervise_nothing,
     ) -> None:
-        self.results: dict[SequenceState, PassResult] = {}
+        self.results: dict[SequenceState, PassResult] = {}  # of the last pass, per row; emptied by a call
         self._ends, self._context, self._rule, self._supervise = frozenset(ends), context, rule, supervise
 
     @staticmethod

@@ -332,23 +332,16 @@ def _probability(proposed: ProposedToken, target_probs_V: Tensor) -> float:
 
 @dataclass(frozen=True)
 class Mode:
-    """A mode of verification: a rule with its requirements on drafting and translation.
+    """A mode of verification: a rule with its requirements on drafting and translation."""
 
-    Attributes:
-        make_rule: makes the rule from the active trie and each target id's pieces.
-        exact: whether emitted text has the target's distribution at any temperature. At temperature 0 every mode is
-            exact.
-        ngrams: whether target tokens of several pieces are used; if not, none is cached, and only pieces that are a
-            target token by themselves are drafted.
-        copies: whether drafts may be copied, whose pieces all have probability 1.
-        parse: divides pieces into target tokens.
-    """
-
-    make_rule: Callable[[Trie, Spelling], Rule]
+    make_rule: Callable[[Trie, Spelling], Rule]  # makes the rule from the active trie and each target id's pieces
+    # whether emitted text has the target's distribution at any temperature. At temperature 0 every mode is exact.
     exact: bool = True
+    # whether target tokens of several pieces are used; if not, none is cached, and only pieces that are a target
+    # token by themselves are drafted
     ngrams: bool = True
-    copies: bool = True
-    parse: Parse = parse
+    copies: bool = True  # whether drafts may be copied, whose pieces all have probability 1
+    parse: Parse = parse  # divides pieces into target tokens
 
     def draftable_pieces(self, spelling: Spelling) -> set[int]:
         """Return the pieces that may be drafted: those that spell target tokens."""

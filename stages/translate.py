@@ -122,12 +122,9 @@ class Translate(Stage[Draft, Proposal]):
         cache: the cache that owns the n-grams.
         pieces: per target id its pieces, or None.
         divide: divides pieces into tokens; by default `parse`, which verification can follow exactly.
-
-    Attributes:
-        siblings: makes trees of greedy drafts where that pays; None, the default: never.
     """
 
-    siblings: SiblingGrowth | None = None
+    siblings: SiblingGrowth | None = None  # makes trees of greedy drafts where that pays; None, the default: never
 
     def __init__(self, trie: Trie, cache: Cache, pieces: Spelling, divide: Parse = parse) -> None:
         self.cache = cache

@@ -19,17 +19,11 @@ HEAD_SECONDS = 5.0  # between two broadcasts of the head alone, which changes wi
 
 @dataclass(frozen=True)
 class LearnerReport:
-    """The learner's report on a work item.
+    """The learner's report on a work item."""
 
-    Attributes:
-        events: of its log, in order.
-        has_weights: whether new weights come with it.
-        records: log records of its process since the last report.
-    """
-
-    events: tuple[Event, ...]
-    has_weights: bool
-    records: tuple[LogRecord, ...] = ()
+    events: tuple[Event, ...]  # of its log, in order
+    has_weights: bool  # whether new weights come with it
+    records: tuple[LogRecord, ...] = ()  # log records of its process since the last report
 
 
 class LearnerActor:

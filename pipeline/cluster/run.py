@@ -52,18 +52,13 @@ MAX_PREFETCHED = 1024  # prompts that are read before workers need them
 
 @dataclass(frozen=True)
 class ClusterState:
-    """A checkpoint of the run's own log.
-
-    Attributes:
-        open: offsets before it that no worker had committed.
-        models: fingerprints of the models that every worker must have; None before the first worker was ready.
-        seconds: wall time since the run began.
-    """
+    """A checkpoint of the run's own log."""
 
     tape: SourcePositionState  # position in the sources; persisted under this name
-    open: tuple[int, ...] = ()
+    open: tuple[int, ...] = ()  # offsets before it that no worker had committed
+    # fingerprints of the models that every worker must have; None before the first worker was ready
     models: tuple[str, str, str] | None = None
-    seconds: float = 0.0
+    seconds: float = 0.0  # wall time since the run began
 
 
 class ClusterReplay:

@@ -43,54 +43,35 @@ WORK_SECONDS = 1.0  # longest time that a worker decodes before it reports
 
 @dataclass(frozen=True)
 class WorkerSetup:
-    """The configuration of a worker; is sent to another machine.
+    """The configuration of a worker; is sent to another machine."""
 
-    Attributes:
-        config: of the run, with one target.
-        uri: of the MLflow store, for `models:/` names.
-        working_folder: base of relative names of models, if the folder exists on that machine.
-        began: wall clock, in seconds since 1970, at which the run's seconds were 0.
-        log_level: lowest level of the log records in reports; None leaves logging as it is.
-    """
-
-    config: Config
-    uri: str
-    working_folder: Path
-    began: float
-    log_level: int | None = None
+    config: Config  # of the run, with one target
+    uri: str  # of the MLflow store, for `models:/` names
+    working_folder: Path  # base of relative names of models, if the folder exists on that machine
+    began: float  # wall clock, in seconds since 1970, at which the run's seconds were 0
+    log_level: int | None = None  # lowest level of the log records in reports; None leaves logging as it is
 
 
 @dataclass(frozen=True)
 class TargetInfo:
-    """Data on the target for the learner, which does not load it.
+    """Data on the target for the learner, which does not load it."""
 
-    Attributes:
-        piece_cost, probe: as of `LearnerConfig`.
-        vocabularies: the report on its vocabulary and the drafter's, for the run's folder.
-    """
-
+    # piece_cost, probe: as of `LearnerConfig`
     piece_cost: float
     probe: tuple[TrainingExample, ...]
-    vocabularies: PairReport
+    vocabularies: PairReport  # the report on its vocabulary and the drafter's, for the run's folder
 
 
 @dataclass(frozen=True)
 class WorkerReport:
-    """Results of a worker's prompts since its last report.
+    """Results of a worker's prompts since its last report."""
 
-    Attributes:
-        completed: without their texts.
-        committed: offsets of completed prompts that are durable in the worker's log.
-        refused: offset and event of prompts that do not fit the models. They are in no log yet.
-        records: log records of its process since the last report.
-        memory: what its memory learned since the last report.
-    """
-
-    completed: tuple[PromptCompleted, ...]
-    committed: tuple[int, ...]
+    completed: tuple[PromptCompleted, ...]  # without their texts
+    committed: tuple[int, ...]  # offsets of completed prompts that are durable in the worker's log
+    # offset and event of prompts that do not fit the models. They are in no log yet.
     refused: tuple[tuple[int, PromptRejected], ...]
-    records: tuple[LogRecord, ...] = ()
-    memory: MemoryShare = field(default_factory=MemoryShare)
+    records: tuple[LogRecord, ...] = ()  # log records of its process since the last report
+    memory: MemoryShare = field(default_factory=MemoryShare)  # what its memory learned since the last report
 
 
 class WorkItemConnection(LearnerConnection):

@@ -60,17 +60,14 @@ LEAST_TOKENS = 8  # of a prompt, or of it without copies of its own text: fewer 
 
 @dataclass(frozen=True)
 class Rates:
-    """Selects the value of a prompt that the detector receives.
+    """Selects the value of a prompt that the detector receives."""
 
-    Attributes:
-        signal: "frequency": mean logarithm of the shares of its tokens among those of earlier completions; it exists
-            where the memory is a source. "drafted": share of the emitted tokens that came from drafts, whatever drafted
-            them; it exists for every prompt. "predicted": share of them that the memory of earlier prompts held for the
-            likeliest, whatever drafted them. "learned": as "drafted", without what was copied from the prompt's own
-            text, so that drafts which rest on earlier prompts alone count. "judged": accepted over judged, of the
-            model's drafts. "first": the same, of the first proposal of each block.
-    """
-
+    # "frequency": mean logarithm of the shares of its tokens among those of earlier completions; it exists where
+    # the memory is a source. "drafted": share of the emitted tokens that came from drafts, whatever drafted them;
+    # it exists for every prompt. "predicted": share of them that the memory of earlier prompts held for the
+    # likeliest, whatever drafted them. "learned": as "drafted", without what was copied from the prompt's own
+    # text, so that drafts which rest on earlier prompts alone count. "judged": accepted over judged, of the
+    # model's drafts. "first": the same, of the first proposal of each block.
     signal: Signal
 
     def read(self, prompt: PromptCompleted) -> float | None:

@@ -75,41 +75,30 @@ class ResetHead(DriftResponse):
 
 @dataclass(frozen=True)
 class VersionSource:
-    """Access to earlier versions of a target.
+    """Access to earlier versions of a target."""
 
-    Attributes:
-        folders: number and folder of this target's versions, oldest first.
-        read: what `DrafterTrainer.adopt` takes, of a version's folder.
-        read_rest: puts what else a version holds into service: its head and, where it learns in closed form, its sums.
-    """
-
-    folders: Callable[[], Sequence[tuple[int, Path]]]
-    read: Callable[[Path], "list[Tensor]"]
+    folders: Callable[[], Sequence[tuple[int, Path]]]  # number and folder of this target's versions, oldest first
+    read: Callable[[Path], "list[Tensor]"]  # what `DrafterTrainer.adopt` takes, of a version's folder
+    # puts what else a version holds into service: its head and, where it learns in closed form, its sums
     read_rest: Callable[[Path], None]
 
 
 @dataclass
 class _Trial:
-    """A version that may be restored, while it is compared with the drafter in service on new prompts.
+    """A version that may be restored, while it is compared with the drafter in service on new prompts."""
 
-    Attributes:
-        number, weights: of the version.
-        candidates: number of versions that it was chosen from.
-        seconds: of all scoring so far.
-        prompts, tokens: on which the two were compared.
-        present, best: tokens that are expected to be accepted, of the drafter in service and of the version.
-        evidence: that the version is better.
-    """
-
+    # number, weights: of the version
     number: int
     weights: "list[Tensor]"
-    candidates: int
-    seconds: float
+    candidates: int  # number of versions that it was chosen from
+    seconds: float  # of all scoring so far
+    # prompts, tokens: on which the two were compared
     prompts: int = 0
     tokens: int = 0
+    # present, best: tokens that are expected to be accepted, of the drafter in service and of the version
     present: float = 0.0
     best: float = 0.0
-    evidence: SumTest = field(default_factory=SumTest)
+    evidence: SumTest = field(default_factory=SumTest)  # that the version is better
 
 
 @dataclass(frozen=True)

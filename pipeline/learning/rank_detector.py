@@ -12,19 +12,12 @@ LARGEST = 1e30  # of a wealth, so that it stays finite
 
 @dataclass
 class _Beginning:
-    """Bets that the values fell with a certain one.
+    """Bets that the values fell with a certain one."""
 
-    Attributes:
-        before: the values before it, sorted.
-        gaps: how many of the later values lie in each gap between these.
-        seen: number of the later values.
-        wealth: of the bets with each power.
-    """
-
-    before: list[float]
-    gaps: Counter[int] = field(default_factory=Counter)
-    seen: int = 0
-    wealth: list[float] = field(default_factory=lambda: [1.0] * len(POWERS))
+    before: list[float]  # the values before it, sorted
+    gaps: Counter[int] = field(default_factory=Counter)  # how many of the later values lie in each gap between these
+    seen: int = 0  # number of the later values
+    wealth: list[float] = field(default_factory=lambda: [1.0] * len(POWERS))  # of the bets with each power
 
     def observe(self, value: float) -> float:
         """Add a value. Returns the wealth."""

@@ -16,21 +16,13 @@ MODELS_FOLDER = Path(__file__).parent
 
 @dataclass(frozen=True)
 class ZooModel:
-    """One built-in model.
+    """One built-in model."""
 
-    Attributes:
-        name: how `builtin:NAME` calls it.
-        role: `drafter` or `target`.
-        vocabulary_size: tokens, special ones included.
-        shape: layers, width and so on, in `LlamaConfig`'s words.
-        parameters: number of weights.
-    """
-
-    name: str
-    role: str
-    vocabulary_size: int
-    shape: dict[str, int]
-    parameters: int = 0
+    name: str  # how `builtin:NAME` calls it
+    role: str  # `drafter` or `target`
+    vocabulary_size: int  # tokens, special ones included
+    shape: dict[str, int]  # layers, width and so on, in `LlamaConfig`'s words
+    parameters: int = 0  # number of weights
 
 
 def _llama(layers: int, width: int, heads: int, mlp: int) -> dict[str, int]:

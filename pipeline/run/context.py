@@ -56,21 +56,17 @@ class RunContext:
         folder: folder of the run, or of one of its partitions.
         kind: kind of the run.
         mirror: copy of the commits on an object store; None if there is none.
-
-    Attributes:
-        name: the run's name on a command line.
-        snapshot: checkpoint of the last commit, until the run is resumed from it.
-        log, registry, metrics, committer, events: available after `open`, `connect` and `commit_by`.
     """
 
+    # log, registry, metrics, committer, events: available after `open`, `connect` and `commit_by`
     log: RunLog
     committer: Committer
     events: EventSink
 
     def __init__(self, folder: Path, kind: RunKind, mirror: Mirror | None = None) -> None:
         self.folder, self.kind, self.mirror = folder, kind, mirror or NoMirror(folder)
-        self.name = self.mirror.name
-        self.snapshot: SnapshotReader | None = None
+        self.name = self.mirror.name  # the run's name on a command line
+        self.snapshot: SnapshotReader | None = None  # checkpoint of the last commit, until the run is resumed from it
         self.registry: Registry = NoRegistry()
         self.metrics = Curves(self.registry, lambda: 0)
         self._lock, self._resume = RunLock(folder), False

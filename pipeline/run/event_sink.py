@@ -41,9 +41,6 @@ class EventSink:
         committer: counts completed prompts; None if commits do not depend on this log's prompts.
         text: whether the log may quote rejected source rows.
         whole: whether the log receives the events of a prompt only when it is completed.
-
-    Attributes:
-        dirty: whether anything was logged since the caller set it to False.
     """
 
     def __init__(
@@ -58,7 +55,7 @@ class EventSink:
     ) -> None:
         self._log, self._metrics, self._show, self._committer = log, metrics, show, committer
         self._text, self._whole = text, WholePrompts() if whole else None
-        self.dirty = False
+        self.dirty = False  # whether anything was logged since the caller set it to False
 
     def take(self, events: Iterable[Event]) -> None:
         """Consume the events, each as it happens."""

@@ -35,43 +35,30 @@ ROUND_IS_DONE = PromptRejected("", 0, "the round is done")
 
 @dataclass(frozen=True)
 class Step:
-    """One block of all rows in flight.
+    """One block of all rows in flight."""
 
-    Attributes:
-        drafted: pieces per row that the drafter model drew; it ran as often as the longest has pieces.
-        proposed: target tokens per row; the target read one more of each row.
-    """
-
-    drafted: tuple[int, ...]
-    proposed: tuple[int, ...]
+    drafted: tuple[int, ...]  # pieces per row that the drafter model drew; it ran as often as the longest has pieces
+    proposed: tuple[int, ...]  # target tokens per row; the target read one more of each row
 
 
 @dataclass(frozen=True)
 class Work:
-    """Cost of a round, by part of the pipeline. Seconds are parts of the round's.
+    """Cost of a round, by part of the pipeline. Seconds are parts of the round's."""
 
-    Attributes:
-        steps: steps in order.
-        judged, accepted: numbers of target tokens.
-        prompt_tokens: number of target tokens of the round's prompts.
-        decode, translate, verify: seconds of the stages.
-        learning: seconds for which decoding waited for updates.
-        learning_beside: seconds of computing updates in parallel; not part of the round's.
-        log, versions, drift: seconds of writing the log and its curves, of publishing, and of drift detection.
-        log_beside: processor seconds of writing the log in parallel; not part of the round's.
-    """
-
-    steps: tuple[Step, ...]
+    steps: tuple[Step, ...]  # steps in order
+    # judged, accepted: numbers of target tokens
     judged: int
     accepted: int
-    prompt_tokens: int
+    prompt_tokens: int  # number of target tokens of the round's prompts
+    # decode, translate, verify: seconds of the stages
     decode: float
     translate: float
     verify: float
-    learning: float
-    learning_beside: float = 0.0
+    learning: float  # seconds for which decoding waited for updates
+    learning_beside: float = 0.0  # seconds of computing updates in parallel; not part of the round's
+    # log, versions, drift: seconds of writing the log and its curves, of publishing, and of drift detection
     log: float = 0.0
-    log_beside: float = 0.0
+    log_beside: float = 0.0  # processor seconds of writing the log in parallel; not part of the round's
     versions: float = 0.0
     drift: float = 0.0
 
@@ -83,18 +70,13 @@ class Work:
 
 @dataclass(frozen=True)
 class Round:
-    """Result of a round: a few completed prompts.
+    """Result of a round: a few completed prompts."""
 
-    Attributes:
-        tokens: emitted target ids per prompt, in the order of the prompts, each with the token that ended it.
-        seconds: wall time from the prompts' texts to all completions' texts, learning from them included.
-        work: cost by part of the pipeline; None if another engine ran it.
-        nats: surprisal per prompt of its tokens under the target's distribution; empty if it was not requested.
-    """
-
+    # emitted target ids per prompt, in the order of the prompts, each with the token that ended it
     tokens: tuple[tuple[int, ...], ...]
-    seconds: float
-    work: Work | None = None
+    seconds: float  # wall time from the prompts' texts to all completions' texts, learning from them included
+    work: Work | None = None  # cost by part of the pipeline; None if another engine ran it
+    # surprisal per prompt of its tokens under the target's distribution; empty if it was not requested
     nats: tuple[float, ...] = ()
 
     @property

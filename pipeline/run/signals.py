@@ -13,15 +13,10 @@ T = TypeVar("T")
 
 @dataclass
 class Stop:
-    """A request to stop the run.
+    """A request to stop the run."""
 
-    Attributes:
-        requested: the first signal came; the run ends after the current block.
-        waiting: the run waits for its source, so that a signal may interrupt at once.
-    """
-
-    requested: bool = False
-    waiting: bool = False
+    requested: bool = False  # the first signal came; the run ends after the current block
+    waiting: bool = False  # the run waits for its source, so that a signal may interrupt at once
 
     def handle_signal(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal. The second one raises KeyboardInterrupt."""

@@ -35,17 +35,11 @@ MIN_DOCSTRING_CHARACTERS = 80
 
 @dataclass(frozen=True)
 class Passage:
-    """A text that is split into a prompt and the rest.
+    """A text that is split into a prompt and the rest."""
 
-    Attributes:
-        name: where the text comes from, such as `json.decoder.JSONDecoder.decode`.
-        prompt: the opening, at least one character.
-        rest: the text after the prompt; a reference answer, never shown to a model in a replay.
-    """
-
-    name: str
-    prompt: str
-    rest: str
+    name: str  # where the text comes from, such as `json.decoder.JSONDecoder.decode`
+    prompt: str  # the opening, at least one character
+    rest: str  # the text after the prompt; a reference answer, never shown to a model in a replay
 
     @property
     def text(self) -> str:

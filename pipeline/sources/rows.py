@@ -85,19 +85,13 @@ class Condition:
 
 @dataclass(frozen=True)
 class PromptRule:
-    """The rule that selects rows and makes prompts of them.
+    """The rule that selects rows and makes prompts of them."""
 
-    Attributes:
-        fields: columns that may hold the prompt; the first one that a row has is used.
-        template: literal texts, each with the column that follows it; `prompt` stands for the prompt field.
-        where: conditions that must all hold.
-        target_column: the column that may name a row's target.
-    """
-
-    fields: tuple[str, ...]
+    fields: tuple[str, ...]  # columns that may hold the prompt; the first one that a row has is used
+    # literal texts, each with the column that follows it; `prompt` stands for the prompt field
     template: tuple[tuple[str, str | None], ...]
-    where: tuple[Condition, ...]
-    target_column: str
+    where: tuple[Condition, ...]  # conditions that must all hold
+    target_column: str  # the column that may name a row's target
 
     @classmethod
     def from_settings(cls, options: SourceSettings) -> Self:

@@ -29,40 +29,25 @@ _TOKENS = "SELECT DISTINCT target, emitted_id, emitted_bytes FROM decisions WHER
 
 @dataclass(frozen=True)
 class LoggedCompletion:
-    """A completed prompt of a log.
+    """A completed prompt of a log."""
 
-    Attributes:
-        prompt: the prompt as it was received.
-        target: name of the target that completed it.
-        completion: text of the completion.
-        stopped: whether it ended by itself.
-        prompt_tokens: number of the prompt's tokens in the target's vocabulary.
-        emitted: the completion in that target's tokens.
-    """
-
-    prompt: PromptReceived
-    target: str
-    completion: str
-    stopped: bool
-    prompt_tokens: int
-    emitted: tuple[int, ...]
+    prompt: PromptReceived  # the prompt as it was received
+    target: str  # name of the target that completed it
+    completion: str  # text of the completion
+    stopped: bool  # whether it ended by itself
+    prompt_tokens: int  # number of the prompt's tokens in the target's vocabulary
+    emitted: tuple[int, ...]  # the completion in that target's tokens
 
 
 @dataclass(frozen=True)
 class RunTexts:
-    """The texts of one run.
+    """The texts of one run."""
 
-    Attributes:
-        folder: of the run.
-        completions: in stream order.
-        tokens: per target the ids that it emitted, with their bytes; None for special ones.
-        served: whether the prompts are requests to a server, of which the log holds the whole text.
-    """
-
-    folder: Path
-    completions: tuple[LoggedCompletion, ...]
+    folder: Path  # of the run
+    completions: tuple[LoggedCompletion, ...]  # in stream order
+    # per target the ids that it emitted, with their bytes; None for special ones
     tokens: dict[str, dict[int, bytes | None]]
-    served: bool
+    served: bool  # whether the prompts are requests to a server, of which the log holds the whole text
 
 
 def read_run_texts(folder: Path, newest: int | None = None) -> RunTexts:
@@ -104,14 +89,11 @@ class TextEncoder:
 
     Args:
         models: the target and the drafter.
-
-    Attributes:
-        left_out: number of texts by the reason for which they were left out.
     """
 
     def __init__(self, models: Models) -> None:
         self._models, self._limits = models, (models.target.max_length, models.drafter.max_length)
-        self.left_out: Counter[str] = Counter()
+        self.left_out: Counter[str] = Counter()  # number of texts by the reason for which they were left out
 
     def encode_run(self, texts: RunTexts, config: Config) -> Iterator[CompletedText]:
         """Yield the texts of a run; their offsets are those in the run.

@@ -52,30 +52,22 @@ OFFLINE: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class TrainingSummary:
-    """The outcome of a training.
+    """The outcome of a training."""
 
-    Attributes:
-        texts, tokens: texts used, and the target tokens of their completions.
-        left_out: number of texts by the reason for which they were left out.
-        held_out: number of the texts that only the gate saw.
-        updates, served: updates that were computed, and those that the gate accepted.
-        acceptance: expected acceptance on the held-out texts: as loaded, then after each pass.
-        teacher_seconds, training_seconds: wall time of the target's passes, and of all updates.
-        stopped: whether a signal ended the training early.
-        version: folder of the published version, relative to the run's; None if nothing is published.
-    """
-
+    # texts, tokens: texts used, and the target tokens of their completions
     texts: int
     tokens: int
-    left_out: Mapping[str, int]
-    held_out: int
+    left_out: Mapping[str, int]  # number of texts by the reason for which they were left out
+    held_out: int  # number of the texts that only the gate saw
+    # updates, served: updates that were computed, and those that the gate accepted
     updates: int
     served: int
-    acceptance: Sequence[float]
+    acceptance: Sequence[float]  # expected acceptance on the held-out texts: as loaded, then after each pass
+    # teacher_seconds, training_seconds: wall time of the target's passes, and of all updates
     teacher_seconds: float
     training_seconds: float
-    stopped: bool
-    version: str | None
+    stopped: bool  # whether a signal ended the training early
+    version: str | None  # folder of the published version, relative to the run's; None if nothing is published
 
     def to_json(self) -> dict[str, Any]:
         """The summary as JSON values."""

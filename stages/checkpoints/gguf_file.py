@@ -28,17 +28,11 @@ ORIGIN = "gguf"  # folder in a converted model's folder, with the file that it w
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Where one tensor of a file lies.
+    """Where one tensor of a file lies."""
 
-    Attributes:
-        shape: in the order of torch.
-        kind: number of its type in GGUF.
-        data: its bytes.
-    """
-
-    shape: tuple[int, ...]
-    kind: int
-    data: memoryview
+    shape: tuple[int, ...]  # in the order of torch
+    kind: int  # number of its type in GGUF
+    data: memoryview  # its bytes
 
     @property
     def float_type(self) -> torch.dtype | None:
@@ -68,17 +62,11 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class GgufFile:
-    """A GGUF file, all parts of it if it was divided.
+    """A GGUF file, all parts of it if it was divided."""
 
-    Attributes:
-        path: of the first part.
-        metadata: its keys and values.
-        tensors: by name.
-    """
-
-    path: Path
-    metadata: Mapping[str, Any]
-    tensors: Mapping[str, StoredTensor]
+    path: Path  # of the first part
+    metadata: Mapping[str, Any]  # its keys and values
+    tensors: Mapping[str, StoredTensor]  # by name
 
     @property
     def architecture(self) -> str:

@@ -23,21 +23,14 @@ from store.errors import ModelError
 
 @dataclass(frozen=True)
 class _Family:
-    """How the files of one architecture are read.
+    """How the files of one architecture are read."""
 
-    Attributes:
-        model_type: of `transformers`.
-        keys: further keys of the file, by the names of the configuration's fields.
-        fixed: fields of the configuration that the file leaves out.
-        permuted: the rows of queries and keys are in the order of rotated pairs.
-        offset_norms: 1 is added to the weights of the norms.
-    """
-
-    model_type: str
+    model_type: str  # of `transformers`
+    # further keys of the file, by the names of the configuration's fields
     keys: Mapping[str, str] = field(default_factory=dict)
-    fixed: Mapping[str, Any] = field(default_factory=dict)
-    permuted: bool = False
-    offset_norms: bool = False
+    fixed: Mapping[str, Any] = field(default_factory=dict)  # fields of the configuration that the file leaves out
+    permuted: bool = False  # the rows of queries and keys are in the order of rotated pairs
+    offset_norms: bool = False  # 1 is added to the weights of the norms
 
 
 _EXPERTS = {"expert_used_count": "num_experts_per_tok", "expert_feed_forward_length": "moe_intermediate_size"}

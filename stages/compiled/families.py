@@ -20,40 +20,27 @@ def _one(config: Any) -> float:
 
 @dataclass(frozen=True)
 class PartNorms:
-    """Names of the norms of a layer's part.
+    """Names of the norms of a layer's part."""
 
-    Attributes:
-        before: of what the part reads; None: it reads the state itself.
-        after: of what is added to the state; None: that is added as it is.
-    """
-
-    before: str | None
-    after: str | None = None
+    before: str | None  # of what the part reads; None: it reads the state itself
+    after: str | None = None  # of what is added to the state; None: that is added as it is
 
 
 @dataclass(frozen=True)
 class Family:
-    """Differences of a family of models from Llama.
+    """Differences of a family of models from Llama."""
 
-    Attributes:
-        attention, gated: norms of the two parts of a layer.
-        query_key_value, gate_up: modules whose matrices are multiplied as one.
-        norm_offset: added to the weights of norms.
-        embedding: multiplier of embeddings.
-        part: multiplier of what a part adds to the state.
-        logits: multiplier of the logits.
-        gate: field of the configuration that names the function of the gate.
-    """
-
+    # attention, gated: norms of the two parts of a layer
     attention: PartNorms = PartNorms("input_layernorm")
     gated: PartNorms = PartNorms("post_attention_layernorm")
+    # query_key_value, gate_up: modules whose matrices are multiplied as one
     query_key_value: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
     gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
-    norm_offset: float = 0.0
-    embedding: Number = _one
-    part: Number = _one
-    logits: Number = _one
-    gate: str = "hidden_act"
+    norm_offset: float = 0.0  # added to the weights of norms
+    embedding: Number = _one  # multiplier of embeddings
+    part: Number = _one  # multiplier of what a part adds to the state
+    logits: Number = _one  # multiplier of the logits
+    gate: str = "hidden_act"  # field of the configuration that names the function of the gate
 
     def find_gate(self, config: Any) -> GateFunction | None:
         """Return the function of the gate; None if it is none of those that are compiled."""

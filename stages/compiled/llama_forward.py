@@ -129,7 +129,6 @@ class _Buffers:
 
     Attributes:
         rows, keys, threads: for which there is memory.
-        state_NW: the state of every new token; `states` is the same memory.
     """
 
     def __init__(self, weights: CompiledLlamaWeights, rows: int, keys: int) -> None:
@@ -137,7 +136,7 @@ class _Buffers:
         self.rows, self.threads = rows, torch.get_num_threads()
         self.keys = -(-keys // KEYS_AT_A_TIME) * KEYS_AT_A_TIME
         widest = max(shape.width, shape.inner, shape.heads * shape.head_size)
-        self.state_NW = torch.empty(rows, shape.width)
+        self.state_NW = torch.empty(rows, shape.width)  # the state of every new token; `states` is the same memory
         self.states = self.state_NW.numpy()
         self.joined = torch.empty(rows, shape.joined)
         self.mixed = torch.empty(rows, shape.heads * shape.head_size)

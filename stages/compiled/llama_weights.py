@@ -60,17 +60,12 @@ def has_compiled_forward(model: Any) -> bool:
 
 @dataclass(frozen=True)
 class CompiledPart:
-    """One of the two parts of a layer: what it reads is normalised and multiplied, and so is what it adds to the state.
+    """One of the two parts of a layer. What it reads is normalised and multiplied, then what it adds to the state."""
 
-    Attributes:
-        before_W, after_W: weights of the norms; None without one.
-        enter: matrices of the same inputs, whose outputs follow each other.
-        leave: the last matrix.
-    """
-
+    # before_W, after_W: weights of the norms; None without one
     before_W: Tensor | None
-    enter: list[PackedMatrix]
-    leave: PackedMatrix
+    enter: list[PackedMatrix]  # matrices of the same inputs, whose outputs follow each other
+    leave: PackedMatrix  # the last matrix
     after_W: Tensor | None
 
 

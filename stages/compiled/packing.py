@@ -24,20 +24,17 @@ class PackedMatrix:
     """A matrix in blocks of outputs.
 
     Attributes:
-        kind: how it is stored.
-        outputs: number of outputs, without the padding of the last block.
-        data: its codes or numbers.
-        scales, minima: (B, G, L), of codes; G is twice as large where a group has two scales. Empty without any.
-        bias_O: float32, padded; None without one.
+        scales, minima: (B, G, L), of codes; G is twice as large where a group has two scales. Empty without
+            any.
     """
 
-    kind: ProductKind
-    outputs: int
+    kind: ProductKind  # how it is stored
+    outputs: int  # number of outputs, without the padding of the last block
     groups: int
-    data: Tensor
+    data: Tensor  # its codes or numbers
     scales_BGL: Tensor
     minima_BGL: Tensor
-    bias_O: Tensor | None
+    bias_O: Tensor | None  # float32, padded; None without one
 
     @property
     def blocks(self) -> int:

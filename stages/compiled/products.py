@@ -43,22 +43,15 @@ class _Column:
 
 @dataclass(frozen=True)
 class ProductKind:
-    """How a matrix is stored, and how its inputs are.
+    """How a matrix is stored, and how its inputs are."""
 
-    Attributes:
-        bits: of a code: 4 or 8; of a number: 16 (bfloat16) or 32.
-        wide_scales: whether scales and minima have 32 bits instead of 16.
-        input_bits: 32, or 16 or 8 if inputs are rounded, with one scale per group.
-        signed: whether the code in the middle stands for 0, and no minima are stored. Codes are signed numbers then,
-            but for inputs of 8 bits, with which processors multiply unsigned ones.
-        scales: per group and output: 1, or 2 of signed codes.
-    """
-
-    bits: int
-    wide_scales: bool = False
-    input_bits: int = FLOAT_BITS
+    bits: int  # of a code: 4 or 8; of a number: 16 (bfloat16) or 32
+    wide_scales: bool = False  # whether scales and minima have 32 bits instead of 16
+    input_bits: int = FLOAT_BITS  # 32, or 16 or 8 if inputs are rounded, with one scale per group
+    # whether the code in the middle stands for 0, and no minima are stored. Codes are signed numbers then, but
+    # for inputs of 8 bits, with which processors multiply unsigned ones.
     signed: bool = False
-    scales: int = 1
+    scales: int = 1  # per group and output: 1, or 2 of signed codes
 
     @property
     def name(self) -> str:

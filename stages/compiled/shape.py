@@ -21,32 +21,20 @@ class HeadNorm(Enum):
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Numbers of a Llama-like model.
+    """Numbers of a Llama-like model."""
 
-    Attributes:
-        width: numbers of a token's state.
-        inner: numbers between the two halves of a layer's second part.
-        heads, key_heads: of queries, and of keys and values.
-        head_size: numbers of a head.
-        rotated: how many of them, the first ones, are rotated by the position.
-        eps: added to the mean of squares in norms.
-        scale: of the products of queries and keys.
-        cap: limit of these products, which they approach as a hyperbolic tangent; 0: none.
-        head_norm: of queries and keys.
-        gate: of the second part.
-    """
-
-    width: int
-    inner: int
+    width: int  # numbers of a token's state
+    inner: int  # numbers between the two halves of a layer's second part
+    # heads, key_heads: of queries, and of keys and values
     heads: int
     key_heads: int
-    head_size: int
-    rotated: int
-    eps: float
-    scale: float
-    cap: float = 0.0
-    head_norm: HeadNorm = HeadNorm.NOTHING
-    gate: GateFunction = GateFunction.SILU
+    head_size: int  # numbers of a head
+    rotated: int  # how many of them, the first ones, are rotated by the position
+    eps: float  # added to the mean of squares in norms
+    scale: float  # of the products of queries and keys
+    cap: float = 0.0  # limit of these products, which they approach as a hyperbolic tangent; 0: none
+    head_norm: HeadNorm = HeadNorm.NOTHING  # of queries and keys
+    gate: GateFunction = GateFunction.SILU  # of the second part
 
     @property
     def joined(self) -> int:

@@ -32,59 +32,42 @@ ENTROPY = 1 - EXTRA_FEATURES  # entropy of the drafter's distribution, in nats
 class SequenceState:
     """One prompt in flight. The loop owns it; only `Verify` writes to it, and the memory to `predicted` and
     `frequency`.
-
-    Attributes:
-        offset, prompt_id, dataset, text: the prompt, as received.
-        tokens: target ids of the prompt and of the emitted tokens.
-        prompt_length: number of `tokens` that are the prompt.
-        pieces: the same text in drafter ids: the prompt as the drafter tokenizes it, then each emitted token's pieces.
-        rng: the prompt's random numbers.
-        remaining_tokens: number of target tokens that may still be emitted.
-        block: number of the current block.
-        finish: "" while in flight, then "stop" or "length"; live: also "cancelled" and "deadline".
-        private: its text is not stored: neither logged nor learned from nor written to a checkpoint.
-        sampling: the transform of this row's distributions, the drafter's as well as the target's; None for that of the
-            stages.
-        stop_strings: finds the strings at which the sequence ends; None if it has none.
-        transforms: change the target's logits before the sampling transform, in this order.
-        ignore_eos: whether the target's ends of sequence do not end this one.
-        stop_ids: further tokens that end it.
-        logprobs: alternatives wanted with each emitted token, 0 for the token's own log probability alone; None for
-            nothing.
-        record_example: whether soft targets are recorded, unless the row is private.
-        scope: whose text it is, in the memory: rows of one scope never see text of another.
-        target_state: the target's reduced hidden state at the last emitted token (S,); None before there is one, or if
-            the drafter does not read it.
-        reading: whether the target is still reading the prompt: until then nothing is drafted or emitted.
-        predicted: number of emitted tokens that the memory of completed texts held for the likeliest, whatever drafted
-            them.
-        frequency: how common its emitted tokens are in earlier completions, see `NgramTable.mean_frequency`; None until
-            it is completed.
     """
 
+    # offset, prompt_id, dataset, text: the prompt, as received
     offset: int
     prompt_id: str
     dataset: str
     text: str
-    tokens: list[int]
-    prompt_length: int
+    tokens: list[int]  # target ids of the prompt and of the emitted tokens
+    prompt_length: int  # number of `tokens` that are the prompt
+    # the same text in drafter ids: the prompt as the drafter tokenizes it, then each emitted token's pieces
     pieces: list[int]
-    rng: RandomSource
-    remaining_tokens: int
-    block: int = 0
-    finish: str = ""
-    private: bool = False
+    rng: RandomSource  # the prompt's random numbers
+    remaining_tokens: int  # number of target tokens that may still be emitted
+    block: int = 0  # number of the current block
+    finish: str = ""  # "" while in flight, then "stop" or "length"; live: also "cancelled" and "deadline"
+    private: bool = False  # its text is not stored: neither logged nor learned from nor written to a checkpoint
+    # the transform of this row's distributions, the drafter's as well as the target's; None for that of the
+    # stages
     sampling: Sampling | None = None
-    stop_strings: StopStrings | None = None
+    stop_strings: StopStrings | None = None  # finds the strings at which the sequence ends; None if it has none
+    # change the target's logits before the sampling transform, in this order
     transforms: tuple[LogitTransform, ...] = ()
-    ignore_eos: bool = False
-    stop_ids: frozenset[int] = frozenset()
+    ignore_eos: bool = False  # whether the target's ends of sequence do not end this one
+    stop_ids: frozenset[int] = frozenset()  # further tokens that end it
+    # alternatives wanted with each emitted token, 0 for the token's own log probability alone; None for nothing
     logprobs: int | None = None
-    record_example: bool = True
-    scope: int = 0
+    record_example: bool = True  # whether soft targets are recorded, unless the row is private
+    scope: int = 0  # whose text it is, in the memory: rows of one scope never see text of another
+    # the target's reduced hidden state at the last emitted token (S,); None before there is one, or if the
+    # drafter does not read it
     target_state: Tensor | None = None
-    reading: bool = False
+    reading: bool = False  # whether the target is still reading the prompt: until then nothing is drafted or emitted
+    # number of emitted tokens that the memory of completed texts held for the likeliest, whatever drafted them
     predicted: int = 0
+    # how common its emitted tokens are in earlier completions, see `NgramTable.mean_frequency`; None until it is
+    # completed
     frequency: float | None = None
 
     @property
@@ -105,25 +88,15 @@ class SequenceState:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A target token that is proposed after a row's text or after another candidate: a node of a `TokenTree`.
+    """A target token that is proposed after a row's text or after another candidate: a node of a `TokenTree`."""
 
-    Attributes:
-        token: the target token.
-        parent: index of the candidate that it follows; -1 for the row's text.
-        depth: number of candidates before it on its path.
-        chance: estimated probability that it is emitted, given that its parent is.
-        source: what proposed it.
-        context: number of tokens before it that were known to the source.
-        count: how often the source saw it there; 1 for the row's own text.
-    """
-
-    token: int
-    parent: int
-    depth: int
-    chance: float
-    source: DraftSource
-    context: int
-    count: int
+    token: int  # the target token
+    parent: int  # index of the candidate that it follows; -1 for the row's text
+    depth: int  # number of candidates before it on its path
+    chance: float  # estimated probability that it is emitted, given that its parent is
+    source: DraftSource  # what proposed it
+    context: int  # number of tokens before it that were known to the source
+    count: int  # how often the source saw it there; 1 for the row's own text
 
 
 @dataclass(frozen=True)
@@ -139,12 +112,9 @@ class TokenTree:
     ([0, 3], [1, 2], [])
     >>> tree.is_chain
     False
-
-    Attributes:
-        candidates: the nodes.
     """
 
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[Candidate, ...]  # the nodes
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -171,38 +141,29 @@ OtherPieces = tuple[tuple[int, float], ...]  # pieces that could replace one, wi
 
 @dataclass(frozen=True)
 class Draft:
-    """Pieces that the drafter proposes after a row, with the distributions that they were drawn from.
+    """Pieces that the drafter proposes after a row, with the distributions that they were drawn from."""
 
-    Attributes:
-        row: the row that the draft continues.
-        pieces: K >= 0 drawn pieces.
-        draft_probs_KD: the distribution of each, after the sampling transform.
-        entropies: entropy of each distribution, in nats.
-        features_KF: the head's input at each piece: the hidden state and `EXTRA_FEATURES` more columns.
-        survival: per piece the head's estimate that it and all before it are accepted; empty without a head.
-        source: origin of the draft; with a tree, that of its first candidate.
-        tree: candidates in target tokens, or None. Without pieces they are copies; with pieces, the first candidates
-            are the pieces' tokens, and the others their siblings.
-        expected_tokens, expected_seconds: what the block was predicted to emit for the row, and the row's share of the
-            predicted time of the target's pass, in the unit of the costs; None if nothing was predicted.
-        action, propensity: what the row does in this block, and the chance with which that was chosen; None where
-            nothing is chosen.
-        others: per piece of a greedy draft the next likeliest pieces with their probabilities, in descending order;
-            empty where no siblings are wanted.
-    """
-
-    row: SequenceState
-    pieces: tuple[int, ...]
-    draft_probs_KD: Tensor
-    entropies: tuple[float, ...]
-    features_KF: Tensor | None
+    row: SequenceState  # the row that the draft continues
+    pieces: tuple[int, ...]  # K >= 0 drawn pieces
+    draft_probs_KD: Tensor  # the distribution of each, after the sampling transform
+    entropies: tuple[float, ...]  # entropy of each distribution, in nats
+    features_KF: Tensor | None  # the head's input at each piece: the hidden state and `EXTRA_FEATURES` more columns
+    # per piece the head's estimate that it and all before it are accepted; empty without a head
     survival: tuple[float, ...]
-    source: DraftSource = DraftSource.MODEL
+    source: DraftSource = DraftSource.MODEL  # origin of the draft; with a tree, that of its first candidate
+    # candidates in target tokens, or None. Without pieces they are copies; with pieces, the first candidates are
+    # the pieces' tokens, and the others their siblings.
     tree: TokenTree | None = None
+    # expected_tokens, expected_seconds: what the block was predicted to emit for the row, and the row's share of
+    # the predicted time of the target's pass, in the unit of the costs; None if nothing was predicted
     expected_tokens: float | None = None
     expected_seconds: float | None = None
+    # action, propensity: what the row does in this block, and the chance with which that was chosen; None where
+    # nothing is chosen
     action: Action | None = None
     propensity: float | None = None
+    # per piece of a greedy draft the next likeliest pieces with their probabilities, in descending order; empty
+    # where no siblings are wanted
     others: tuple[OtherPieces, ...] = ()
 
     @classmethod
@@ -217,38 +178,26 @@ STOP = -1  # the option "the token ends at this node"
 
 @dataclass(frozen=True)
 class Test:
-    """One level of the test of a proposed token: the drafted option at a node of the trie.
-
-    Attributes:
-        node: the node with the options: the root's groups, or a node's children and STOP.
-        option: the drafted piece, or STOP.
-        position: index of the draft's distribution that decided; None if the pieces ran out: STOP was certain.
-        excluded: the node at which the same piece was just taken as STOP; its children are removed from the
-            distribution.
-    """
+    """One level of the test of a proposed token: the drafted option at a node of the trie."""
 
     __test__ = False  # not a test case of pytest
 
-    node: Node
-    option: int
-    position: int | None
+    node: Node  # the node with the options: the root's groups, or a node's children and STOP
+    option: int  # the drafted piece, or STOP
+    position: int | None  # index of the draft's distribution that decided; None if the pieces ran out: STOP was certain
+    # the node at which the same piece was just taken as STOP; its children are removed from the distribution
     excluded: Node | None = None
 
 
 @dataclass(frozen=True)
 class ProposedToken:
-    """Consecutive pieces of a draft, translated.
+    """Consecutive pieces of a draft, translated."""
 
-    Attributes:
-        token: the target token of the pieces, or None: a gap, or a piece that begins no active token.
-        start, stop: the range of the draft's pieces.
-        tests: one test per level, outermost first.
-    """
-
-    token: int | None
+    token: int | None  # the target token of the pieces, or None: a gap, or a piece that begins no active token
+    # start, stop: the range of the draft's pieces
     start: int
     stop: int
-    tests: tuple[Test, ...]
+    tests: tuple[Test, ...]  # one test per level, outermost first
 
     @property
     def translation(self) -> Translation:
@@ -275,26 +224,20 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Decision:
-    """The outcome for one proposed token, or for the bonus. The tensor-free half of a verdict.
-
-    Attributes:
-        proposed: the drafted token, also of a candidate that has siblings.
-        drafter_levels, target_levels: probabilities of the option per level of its test. A candidate has one level.
-        passed_levels: levels accepted before the rejection; all of them on acceptance.
-        candidate: of a tree; `index` is its index there.
-        piece_levels: of a candidate with pieces: what its levels would be without siblings.
-    """
+    """The outcome for one proposed token, or for the bonus. The tensor-free half of a verdict."""
 
     index: int
-    proposed: ProposedToken | None
+    proposed: ProposedToken | None  # the drafted token, also of a candidate that has siblings
     outcome: Outcome
     emitted: int | None
     origin: Origin | None
+    # drafter_levels, target_levels: probabilities of the option per level of its test. A candidate has one level.
     drafter_levels: tuple[float, ...] = ()
     target_levels: tuple[float, ...] = ()
     uniform: float | None = None
-    passed_levels: int = 0
-    candidate: Candidate | None = None
+    passed_levels: int = 0  # levels accepted before the rejection; all of them on acceptance
+    candidate: Candidate | None = None  # of a tree; `index` is its index there
+    # of a candidate with pieces: what its levels would be without siblings
     piece_levels: tuple[tuple[float, ...], tuple[float, ...]] | None = None
 
     @property
@@ -305,23 +248,14 @@ class Decision:
 
 @dataclass(frozen=True)
 class SoftTarget:
-    """The target's distribution at one piece of the emitted text, reduced to the likeliest pieces.
+    """The target's distribution at one piece of the emitted text, reduced to the likeliest pieces."""
 
-    Attributes:
-        position: index of the piece in the row's pieces.
-        depth: 0 where a token begins, else the number of pieces of the token that are already given.
-        ids: the likeliest next pieces.
-        group: target probability of each, all tokens below it summed (conditional at depth > 0).
-        direct: of that, the part of the token that is exactly this one piece (0 at depth > 0).
-        rest: the remaining probability: other pieces at depth 0, the end of the token at depth > 0.
-    """
-
-    position: int
-    depth: int
-    ids: tuple[int, ...]
-    group: tuple[float, ...]
-    direct: tuple[float, ...]
-    rest: float
+    position: int  # index of the piece in the row's pieces
+    depth: int  # 0 where a token begins, else the number of pieces of the token that are already given
+    ids: tuple[int, ...]  # the likeliest next pieces
+    group: tuple[float, ...]  # target probability of each, all tokens below it summed (conditional at depth > 0)
+    direct: tuple[float, ...]  # of that, the part of the token that is exactly this one piece (0 at depth > 0)
+    rest: float  # the remaining probability: other pieces at depth 0, the end of the token at depth > 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -331,22 +265,15 @@ class TopTokens:
     This is what examples store. The soft targets are computed from it when the example becomes part of a batch
     (`stages/examples/soft_targets.py`). A token has as many soft targets as pieces, and at least one; only one if it is
     not itself among the K.
-
-    Attributes:
-        positions: index of each token's first piece in the row's pieces (N,).
-        levels: number of soft targets of each token (N,).
-        own: the index of the token itself among the K; read where it has several soft targets (N,).
-        probs: the target's probability of each of the K, in float32 (N, K).
-        lengths: number of stored pieces of each of the K; 0 if it cannot be spelt (N, K).
-        pieces: the stored pieces, concatenated. Of each of the K no more are stored than the token itself has, but at
-            least two if there are two.
     """
 
-    positions: Numbers
-    levels: Numbers
-    own: Numbers
-    probs: Numbers
-    lengths: Numbers
+    positions: Numbers  # index of each token's first piece in the row's pieces (N,)
+    levels: Numbers  # number of soft targets of each token (N,)
+    own: Numbers  # the index of the token itself among the K; read where it has several soft targets (N,)
+    probs: Numbers  # the target's probability of each of the K, in float32 (N, K)
+    lengths: Numbers  # number of stored pieces of each of the K; 0 if it cannot be spelt (N, K)
+    # the stored pieces, concatenated. Of each of the K no more are stored than the token itself has, but at least
+    # two if there are two.
     pieces: Numbers
 
 
@@ -355,22 +282,14 @@ class TopLogits:
     """The target's largest logits at N tokens of a text, K at each: what a block stores.
 
     `spell` makes them `TopTokens`, for a whole text at once: per block it would take longer than the selection.
-
-    Attributes:
-        positions: index of each token's first piece in the row's pieces (N,).
-        tokens: the target's token there (N,).
-        ids: ids of the K largest logits, in descending order (N, K).
-        logits: these logits, in float32 (N, K).
-        sums: sum of the exponentials of all logits minus the largest, at the teacher's temperature (N, 1).
-        spell: spells this value in the drafter's pieces.
     """
 
-    positions: Numbers
-    tokens: Numbers
-    ids: Numbers
-    logits: Numbers
-    sums: Numbers
-    spell: Callable[["TopLogits"], TopTokens] = field(repr=False)
+    positions: Numbers  # index of each token's first piece in the row's pieces (N,)
+    tokens: Numbers  # the target's token there (N,)
+    ids: Numbers  # ids of the K largest logits, in descending order (N, K)
+    logits: Numbers  # these logits, in float32 (N, K)
+    sums: Numbers  # sum of the exponentials of all logits minus the largest, at the teacher's temperature (N, 1)
+    spell: Callable[["TopLogits"], TopTokens] = field(repr=False)  # spells this value in the drafter's pieces
 
 
 Supervised = tuple[SoftTarget | TopTokens, ...]  # soft targets in the order of the text, computed or to be computed
@@ -379,17 +298,11 @@ Collected = tuple[SoftTarget | TopTokens | TopLogits, ...]  # as a block stores 
 
 @dataclass(frozen=True)
 class OffPolicySpan:
-    """The target's distributions along drafted pieces that were not emitted: those after the first rejection.
+    """The target's distributions along drafted pieces that were not emitted: those after the first rejection."""
 
-    Attributes:
-        start: index in the row's pieces at which the rejected token would have begun.
-        pieces: the draft from there on, as far as the target read it.
-        soft_targets: soft targets after the rejected token, positions counted from the row's beginning.
-    """
-
-    start: int
-    pieces: tuple[int, ...]
-    soft_targets: Supervised
+    start: int  # index in the row's pieces at which the rejected token would have begun
+    pieces: tuple[int, ...]  # the draft from there on, as far as the target read it
+    soft_targets: Supervised  # soft targets after the rejected token, positions counted from the row's beginning
 
 
 @dataclass(frozen=True)
@@ -424,28 +337,15 @@ class AcceptanceLabel:
 
 @dataclass(frozen=True, eq=False)
 class TrainingExample:
-    """A completed prompt as training data.
+    """A completed prompt as training data."""
 
-    Attributes:
-        offset: position of the prompt in the stream.
-        target: name of the target that made the soft targets.
-        pieces: the whole text in drafter ids.
-        soft_targets: those of every emitted token, in order; none if only the head learns from the prompt.
-        labels: one per judged piece.
-        ngram_positions: indices of the pieces that belong to accepted n-grams (for the `hybrid` loss).
-        judged: number of proposed tokens that were judged.
-        branches: soft targets after first rejections; empty unless enabled.
-        states: the target's reduced hidden state at each emitted token, int8 (tokens, S), or None.
-        scope: whose text it is, as that of its sequence.
-    """
-
-    offset: int
-    target: str
-    pieces: tuple[int, ...]
-    soft_targets: Supervised
-    labels: tuple[AcceptanceLabel, ...]
-    ngram_positions: Sequence[int]
-    judged: int = 0
-    branches: tuple[OffPolicySpan, ...] = ()
-    states: Numbers | None = None
-    scope: int = 0
+    offset: int  # position of the prompt in the stream
+    target: str  # name of the target that made the soft targets
+    pieces: tuple[int, ...]  # the whole text in drafter ids
+    soft_targets: Supervised  # those of every emitted token, in order; none if only the head learns from the prompt
+    labels: tuple[AcceptanceLabel, ...]  # one per judged piece
+    ngram_positions: Sequence[int]  # indices of the pieces that belong to accepted n-grams (for the `hybrid` loss)
+    judged: int = 0  # number of proposed tokens that were judged
+    branches: tuple[OffPolicySpan, ...] = ()  # soft targets after first rejections; empty unless enabled
+    states: Numbers | None = None  # the target's reduced hidden state at each emitted token, int8 (tokens, S), or None
+    scope: int = 0  # whose text it is, as that of its sequence

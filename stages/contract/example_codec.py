@@ -88,14 +88,10 @@ def _append_soft_targets(integers: list[Part], floats: list[Part], soft_targets:
 
 
 class ExampleWriter:
-    """Concatenates encoded examples.
-
-    Attributes:
-        index: one entry per example.
-    """
+    """Concatenates encoded examples."""
 
     def __init__(self) -> None:
-        self.index: list[IndexEntry] = []
+        self.index: list[IndexEntry] = []  # one entry per example
         self._integers: list[Numbers] = []
         self._floats: list[Numbers] = []
 

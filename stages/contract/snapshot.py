@@ -219,9 +219,6 @@ class SnapshotWriter:
 class SnapshotReader:
     """Reads the files of a `SnapshotWriter`.
 
-    Attributes:
-        state: the state that the snapshot was made of.
-
     Raises:
         CorruptError: the files are of another format or cannot be read.
     """
@@ -238,7 +235,7 @@ class SnapshotReader:
                 f"a checkpoint must have format {FORMAT}, got {value.get('format')}; use the release that wrote it"
             )
         contents = self.decode(_Contents, value)
-        self.state: Json = contents.state
+        self.state: Json = contents.state  # the state that the snapshot was made of
         self._rows = [row.to_sequence() for row in contents.rows]
         examples = ExampleReader(self._tensors["lessons.integers"], self._tensors["lessons.floats"])
         self._examples = [examples.read(entry) for entry in contents.lessons]

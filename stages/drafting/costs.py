@@ -31,35 +31,23 @@ class StageSeconds(NamedTuple):
 
 
 class ReadPrompts(NamedTuple):
-    """Prompts that the drafter read in a block, before its first drafts for their rows.
+    """Prompts that the drafter read in a block, before its first drafts for their rows."""
 
-    Attributes:
-        pieces: of all of them.
-        seconds: what reading them took.
-        measured: whether they were read in passes of their own, so that the seconds are known.
-    """
-
-    pieces: int = 0
-    seconds: float = 0.0
-    measured: bool = True
+    pieces: int = 0  # of all of them
+    seconds: float = 0.0  # what reading them took
+    measured: bool = True  # whether they were read in passes of their own, so that the seconds are known
 
 
 class BlockTimes(NamedTuple):
-    """What a block took.
+    """What a block took."""
 
-    Attributes:
-        lengths: pieces drawn by the model, per row.
-        tokens: read by the target, of all rows together.
-        drafting, verifying, around: seconds, as in `StageSeconds`, without those of prompts.
-        prompts: those that the drafter read.
-    """
-
-    lengths: Sequence[int]
-    tokens: int
+    lengths: Sequence[int]  # pieces drawn by the model, per row
+    tokens: int  # read by the target, of all rows together
+    # drafting, verifying, around: seconds, as in `StageSeconds`, without those of prompts
     drafting: float
     verifying: float
     around: float = 0.0
-    prompts: ReadPrompts = ReadPrompts()
+    prompts: ReadPrompts = ReadPrompts()  # those that the drafter read
 
 
 class VerificationCosts(Protocol):
@@ -120,18 +108,12 @@ class Costs(CostModel):
     (12.0, 15.0, 1.5)
     >>> costs.block_cost([3, 1])  # 15 + 1.5 + 1 + 1
     18.5
-
-    Attributes:
-        target: (tokens read by all rows together, cost of the pass), tokens ascending.
-        drafter: (rows that draft, cost of one piece for each of them), rows ascending.
-        around: cost of all else in a block, whatever is drafted.
-        per_draft: cost of a draft of the model, whatever its length: it is translated and compared.
     """
 
-    target: Curve
-    drafter: Curve
-    around: float = 0.0
-    per_draft: float = 0.0
+    target: Curve  # (tokens read by all rows together, cost of the pass), tokens ascending
+    drafter: Curve  # (rows that draft, cost of one piece for each of them), rows ascending
+    around: float = 0.0  # cost of all else in a block, whatever is drafted
+    per_draft: float = 0.0  # cost of a draft of the model, whatever its length: it is translated and compared
 
     @override
     def verification_curve(self) -> tuple[Curve, float]:

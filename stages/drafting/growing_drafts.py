@@ -15,28 +15,19 @@ from stages.contract.blocks import Draft, OtherPieces, SequenceState
 
 @dataclass
 class GrowingDrafts:
-    """The drafts of a batch during drafting: lists per row, and one tensor per drafter pass.
+    """The drafts of a batch during drafting: lists per row, and one tensor per drafter pass."""
 
-    Attributes:
-        rows: the B rows of the batch.
-        greedy: per row whether its pieces are the likeliest ones, so that their distributions are one-hot.
-        pieces, entropies, survival: per row, per piece.
-        active: per pass the numbers of the rows that drafted in it.
-        features_BF: per pass, one line for each of these rows.
-        sampled: per pass those of these rows that are not greedy.
-        draft_probs_BD: per pass with such rows, one line for each of them.
-        others: of rows whose drafts may become trees, per piece the next likeliest ones.
-    """
-
-    rows: Sequence[SequenceState]
-    greedy: Sequence[bool]
+    rows: Sequence[SequenceState]  # the B rows of the batch
+    greedy: Sequence[bool]  # per row whether its pieces are the likeliest ones, so that their distributions are one-hot
+    # pieces, entropies, survival: per row, per piece
     pieces: list[list[int]]
     entropies: list[list[float]]
     survival: list[list[float]]
-    active: list[Sequence[int]] = field(default_factory=list)
-    features_BF: list[Tensor] = field(default_factory=list)
-    sampled: list[Sequence[int]] = field(default_factory=list)
-    draft_probs_BD: list[Tensor] = field(default_factory=list)
+    active: list[Sequence[int]] = field(default_factory=list)  # per pass the numbers of the rows that drafted in it
+    features_BF: list[Tensor] = field(default_factory=list)  # per pass, one line for each of these rows
+    sampled: list[Sequence[int]] = field(default_factory=list)  # per pass those of these rows that are not greedy
+    draft_probs_BD: list[Tensor] = field(default_factory=list)  # per pass with such rows, one line for each of them
+    # of rows whose drafts may become trees, per piece the next likeliest ones
     others: dict[int, list[OtherPieces]] = field(default_factory=dict)
 
     @classmethod

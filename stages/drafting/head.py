@@ -32,9 +32,6 @@ class AcceptanceHead(nn.Module):
     Args:
         width: the drafter's hidden size.
         seed: seed of the initial weights; a reset with the same seed gives the same head.
-
-    Attributes:
-        came_trained: whether its first weights were read from a file.
     """
 
     def __init__(self, width: int, seed: int) -> None:
@@ -48,6 +45,7 @@ class AcceptanceHead(nn.Module):
             # Optimistic before the first labels: pieces that are never drafted give no labels.
             nn.init.constant_(self.leave.bias, 1.5)
         self._compiled = PieceEstimates(width, EXTRA_FEATURES, INNER_WIDTH, len(self.inner))
+        # whether its first weights were read from a file
         self.came_trained = False  # before this run
         self._weights = list(self.parameters())  # to list them takes as long as to compute with them
 

@@ -14,17 +14,11 @@ _MASK = (1 << 64) - 1
 
 
 class Choice(NamedTuple):
-    """What a row does in a block.
+    """What a row does in a block."""
 
-    Attributes:
-        action: what is done.
-        propensity: the chance with which this action was taken.
-        drawn: whether the action was drawn instead of preferred.
-    """
-
-    action: Action
-    propensity: float
-    drawn: bool
+    action: Action  # what is done
+    propensity: float  # the chance with which this action was taken
+    drawn: bool  # whether the action was drawn instead of preferred
 
 
 class Holdout:

@@ -13,17 +13,11 @@ from stages.drafting.costs import ReadPrompts
 
 
 class NoModel(Stage[SequenceState, Draft]):
-    """Drafts nothing. Replaces `Decode`.
+    """Drafts nothing. Replaces `Decode`."""
 
-    Attributes:
-        speculates: whether the model drafts at all: no.
-        prompts: those that the model read in the last block: none.
-        admitted_rows: those that a checkpoint restored: none.
-    """
-
-    speculates = False
-    prompts = ReadPrompts()
-    admitted_rows: Collection[SequenceState] = ()
+    speculates = False  # whether the model drafts at all: no
+    prompts = ReadPrompts()  # those that the model read in the last block: none
+    admitted_rows: Collection[SequenceState] = ()  # those that a checkpoint restored: none
 
     @override
     def __call__(

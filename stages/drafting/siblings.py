@@ -20,23 +20,16 @@ USUAL_ACCEPTED, USUAL_SIBLING = 0.8, 0.12
 
 
 class Sibling(NamedTuple):
-    """A token that could follow in the place of a token of a chain.
+    """A token that could follow in the place of a token of a chain."""
 
-    Attributes:
-        row: number of the row.
-        place: number of the chain's token.
-        token: the target token.
-        chance: the drafter's probability of its piece: the estimated probability that it is emitted if all tokens of
-            the chain before it are. Measured with the shipped drafter: .12, .05 and .03 for the second to fourth
-            piece, which are the target's in .12, .06 and .03 of the places.
-        gain: expected accepted candidates: the chance, times that of the chain before it.
-    """
-
-    row: int
-    place: int
-    token: int
+    row: int  # number of the row
+    place: int  # number of the chain's token
+    token: int  # the target token
+    # the drafter's probability of its piece: the estimated probability that it is emitted if all tokens of the
+    # chain before it are. Measured with the shipped drafter: .12, .05 and .03 for the second to fourth piece,
+    # which are the target's in .12, .06 and .03 of the places.
     chance: float
-    gain: float
+    gain: float  # expected accepted candidates: the chance, times that of the chain before it
 
 
 class SiblingGrowth:

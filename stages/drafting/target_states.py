@@ -69,14 +69,12 @@ class TargetStates(nn.Module):
         targets: names of the targets.
         outputs: D.
         device: of the drafter.
-
-    Attributes:
-        weights: one matrix (D, F) per target, in float32.
     """
 
     def __init__(self, targets: Sequence[str], outputs: int, device: torch.device) -> None:
         super().__init__()
         self.targets = tuple(targets)
+        # one matrix (D, F) per target, in float32
         self.weights = nn.ParameterList(torch.zeros(outputs, FEATURES, device=device) for _ in targets)
 
     def compute_logits(self, target: str, states_NS: Tensor) -> Tensor:

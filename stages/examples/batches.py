@@ -27,23 +27,18 @@ MAX_LOGITS, MAX_PADDING = 1 << 24, 256
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """The tensors of one training batch.
+    """The tensors of one training batch."""
 
-    Attributes:
-        pieces_BT, positions_BT: input ids and their positions.
-        mask_B1TT: True where the first index attends to the second; None for causal texts without branches.
-        soft_targets: those of all examples in order; those of an example's branches follow those of its text.
-        rows_N, places_N: row and column of the output for each soft target.
-        emitted_N: the next piece of the text there; -1 after the last.
-    """
-
+    # pieces_BT, positions_BT: input ids and their positions
     pieces_BT: Tensor
     positions_BT: Tensor
-    mask_B1TT: Tensor | None
+    mask_B1TT: Tensor | None  # True where the first index attends to the second; None for causal texts without branches
+    # those of all examples in order; those of an example's branches follow those of its text
     soft_targets: SoftTargetTable
+    # rows_N, places_N: row and column of the output for each soft target
     rows_N: Tensor
     places_N: Tensor
-    emitted_N: Tensor
+    emitted_N: Tensor  # the next piece of the text there; -1 after the last
 
 
 def count_pieces(example: TrainingExample) -> int:
@@ -123,25 +118,17 @@ def _make_mask(examples: Sequence[TrainingExample], taken: Sequence[Sequence[Off
 
 @dataclass(frozen=True)
 class Batch:
-    """Examples that are computed together.
+    """Examples that are computed together."""
 
-    Attributes:
-        examples: in the order of their rows.
-        packed: the input.
-        teacher: the target's soft targets, at the first N of the places.
-        rows, places: row and column of every output to compute: N supervised positions, then the M before pieces of
-            accepted n-grams.
-        ngram_M1: those pieces.
-        forbidden_BD: True for ids that may not be drafted, per example.
-    """
-
-    examples: Sequence[TrainingExample]
-    packed: PackedBatch
-    teacher: TeacherBatch
+    examples: Sequence[TrainingExample]  # in the order of their rows
+    packed: PackedBatch  # the input
+    teacher: TeacherBatch  # the target's soft targets, at the first N of the places
+    # rows, places: row and column of every output to compute: N supervised positions, then the M before pieces of
+    # accepted n-grams
     rows: Tensor
     places: Tensor
-    ngram_M1: Tensor
-    forbidden_BD: Tensor
+    ngram_M1: Tensor  # those pieces
+    forbidden_BD: Tensor  # True for ids that may not be drafted, per example
 
 
 def sum_by_row(values_N: Tensor, batch: Batch) -> list[float]:

@@ -22,24 +22,16 @@ TINY = 1e-8
 
 @dataclass(frozen=True)
 class TeacherBatch:
-    """Soft targets of one batch as tensors.
+    """Soft targets of one batch as tensors."""
 
-    Attributes:
-        ids_NT: top pieces; padding repeats id 0 with probability 0.
-        valid_NT: False at padding.
-        group_NT, direct_NT: the target's probabilities (see `SoftTarget`).
-        rest_N: the remaining probability.
-        first_N: True at the beginning of a token.
-        emitted_N: the piece of the text at that position; -1 where the token is not spelt.
-    """
-
-    ids_NT: Tensor
-    valid_NT: Tensor
+    ids_NT: Tensor  # top pieces; padding repeats id 0 with probability 0
+    valid_NT: Tensor  # False at padding
+    # group_NT, direct_NT: the target's probabilities (see `SoftTarget`)
     group_NT: Tensor
     direct_NT: Tensor
-    rest_N: Tensor
-    first_N: Tensor
-    emitted_N: Tensor
+    rest_N: Tensor  # the remaining probability
+    first_N: Tensor  # True at the beginning of a token
+    emitted_N: Tensor  # the piece of the text at that position; -1 where the token is not spelt
 
     @staticmethod
     def from_table(table: SoftTargetTable, emitted_N: Tensor) -> "TeacherBatch":

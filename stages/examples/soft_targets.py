@@ -20,17 +20,13 @@ from stages.contract.blocks import Numbers, SoftTarget, TopTokens
 
 
 class SoftTargetTable(NamedTuple):
-    """Soft targets as arrays, one line for each. Padding has id 0 and probability 0.
+    """Soft targets as arrays, one line for each. Padding has id 0 and probability 0."""
 
-    Attributes:
-        positions_N, depths_N, ids_NT, group_NT, direct_NT, rest_N: as in `SoftTarget`.
-        valid_NT: False at padding.
-    """
-
+    # positions_N, depths_N, ids_NT, group_NT, direct_NT, rest_N: as in `SoftTarget`
     positions_N: Numbers
     depths_N: Numbers
     ids_NT: Numbers
-    valid_NT: Numbers
+    valid_NT: Numbers  # False at padding
     group_NT: Numbers
     direct_NT: Numbers
     rest_N: Numbers

@@ -23,19 +23,12 @@ BATCH = 8  # texts that are read together
 
 @dataclass(frozen=True)
 class CompletedText:
-    """A prompt and its completion.
+    """A prompt and its completion."""
 
-    Attributes:
-        offset: number of the text.
-        prompt: the prompt in target tokens, at least one.
-        prompt_pieces: the prompt as the drafter tokenizes it.
-        emitted: the completion in target tokens, at least one.
-    """
-
-    offset: int
-    prompt: tuple[int, ...]
-    prompt_pieces: tuple[int, ...]
-    emitted: tuple[int, ...]
+    offset: int  # number of the text
+    prompt: tuple[int, ...]  # the prompt in target tokens, at least one
+    prompt_pieces: tuple[int, ...]  # the prompt as the drafter tokenizes it
+    emitted: tuple[int, ...]  # the completion in target tokens, at least one
 
 
 class TeacherForcing:

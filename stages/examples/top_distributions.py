@@ -21,19 +21,12 @@ TOP = 64  # logits of a line that are kept
 
 @dataclass(frozen=True, eq=False)
 class TopDistributions:
-    """The target's distributions at N lines of a pass, as far as they are kept.
+    """The target's distributions at N lines of a pass, as far as they are kept."""
 
-    Attributes:
-        ids_NK: the likeliest tokens, in descending order.
-        logits_NK: their logits, in float32.
-        totals_N: the logarithm of the sum of the exponentials of all logits.
-        sums_N1: the sum of the exponentials of all logits minus the largest, at the teacher's temperature (N, 1).
-    """
-
-    ids_NK: Numbers
-    logits_NK: Numbers
-    totals_N: Numbers
-    sums_N1: Numbers
+    ids_NK: Numbers  # the likeliest tokens, in descending order
+    logits_NK: Numbers  # their logits, in float32
+    totals_N: Numbers  # the logarithm of the sum of the exponentials of all logits
+    sums_N1: Numbers  # the sum of the exponentials of all logits minus the largest, at the teacher's temperature (N, 1)
 
     def __len__(self) -> int:
         """Return the number of lines."""

@@ -26,16 +26,11 @@ LIBRARY = f"transformers {transformers.__version__}"
 
 @dataclass(frozen=True)
 class AttentionPositions:
-    """Where the queries and keys of a pass are in their texts.
+    """Where the queries and keys of a pass are in their texts."""
 
-    Attributes:
-        queries_BQ: position of each query.
-        keys_BK: position of each key; B may be 1.
-        allowed_B1QK: pairs that may attend to each other if the model's own mask allows it too; None: all pairs.
-    """
-
-    queries_BQ: Tensor
-    keys_BK: Tensor
+    queries_BQ: Tensor  # position of each query
+    keys_BK: Tensor  # position of each key; B may be 1
+    # pairs that may attend to each other if the model's own mask allows it too; None: all pairs
     allowed_B1QK: Tensor | None = None
 
 

@@ -115,17 +115,11 @@ def _time_kernels(kernels: Mapping[str, Sequence[Kernel]], x_NI: Tensor) -> dict
 
 @dataclass(frozen=True)
 class Matrix:
-    """What a kernel is made of.
+    """What a kernel is made of."""
 
-    Attributes:
-        weight_OI: in the type of the inputs.
-        bias_O: None without one.
-        groups: codes of the weight; None if it has none.
-    """
-
-    weight_OI: Tensor
-    bias_O: Tensor | None
-    groups: GroupedMatrix | None = None
+    weight_OI: Tensor  # in the type of the inputs
+    bias_O: Tensor | None  # None without one
+    groups: GroupedMatrix | None = None  # codes of the weight; None if it has none
 
     def take(self, rows_O: Tensor) -> "Matrix":
         """Return the outputs with these indices."""

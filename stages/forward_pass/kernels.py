@@ -220,16 +220,12 @@ def keeps_bits_in_half() -> bool:
 
 @dataclass(frozen=True)
 class KindsByRows:
-    """Kinds of kernels (keys of `KINDS`) for few rows and for many.
+    """Kinds of kernels (keys of `KINDS`) for few rows and for many."""
 
-    Attributes:
-        few, many: the kinds.
-        many_from: number of rows from which on the second is used.
-    """
-
+    # few, many: the kinds
     few: str
     many: str
-    many_from: int = 2
+    many_from: int = 2  # number of rows from which on the second is used
 
 
 def make_kernel(weight_OI: Tensor, bias_O: Tensor | None, kinds: KindsByRows) -> Kernel:

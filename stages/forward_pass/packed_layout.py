@@ -19,28 +19,19 @@ SHARED_QUERIES = 64  # above it, the mask that sharing repeats costs more memory
 
 @dataclass(frozen=True)
 class AttentionLayout:
-    """Maps the concatenated new tokens of one pass to rows for attention.
+    """Maps the concatenated new tokens of one pass to rows for attention."""
 
-    Attributes:
-        rows: the rows of the cache that are read.
-        seen: end of the keys of the longest row.
-        mask_B1QK: added to the scores; None if every query attends to every key.
-        share: number of heads that are computed as further queries of the key head that they share: fewer and larger
-            products, faster from two queries on.
-        gather_BQ: index of the token per row and query, or None if all rows have equally many.
-        scatter_N: index among (B, Q) per token, if there is a gather.
-        parts: slices of the tokens that are computed one after the other, each with its own layout.
-        begin: place of the first key that is read; a sliding layer reads none before its windows.
-    """
-
-    rows: slice
-    seen: int
-    mask_B1QK: Tensor | None
+    rows: slice  # the rows of the cache that are read
+    seen: int  # end of the keys of the longest row
+    mask_B1QK: Tensor | None  # added to the scores; None if every query attends to every key
+    # number of heads that are computed as further queries of the key head that they share: fewer and larger
+    # products, faster from two queries on
     share: int = 1
-    gather_BQ: Tensor | None = None
-    scatter_N: Tensor | None = None
+    gather_BQ: Tensor | None = None  # index of the token per row and query, or None if all rows have equally many
+    scatter_N: Tensor | None = None  # index among (B, Q) per token, if there is a gather
+    # slices of the tokens that are computed one after the other, each with its own layout
     parts: "tuple[tuple[slice, AttentionLayout], ...]" = ()
-    begin: int = 0
+    begin: int = 0  # place of the first key that is read; a sliding layer reads none before its windows
 
 
 def make_layout(

@@ -172,15 +172,12 @@ def describe_error(error: Exception) -> str:
 
 
 class _ProofReader:
-    """Reads two texts as decoding reads them, and keeps the logits.
-
-    Attributes:
-        found: row, position and logits at every position that was read for its logits.
-    """
+    """Reads two texts as decoding reads them, and keeps the logits."""
 
     def __init__(self, forward: Forward, texts: list[list[int]]) -> None:
         self.texts, self._forward = texts, forward
         self._lengths = [0] * len(texts)
+        # row, position and logits at every position that was read for its logits
         self.found: list[tuple[int, int, Tensor]] = []
 
     def read_as_decoding_does(self) -> None:
@@ -276,11 +273,7 @@ def follows_trees(model: Any, make: Callable[[], Forward], limit: float, length:
 
 
 class _TreeReader:
-    """Reads trees after two prompts, and compares their logits with those of each path read at once.
-
-    Attributes:
-        ratios: differences of the logits of each token in their standard deviations.
-    """
+    """Reads trees after two prompts, and compares their logits with those of each path read at once."""
 
     def __init__(self, model: Any, forward: Forward, length: int) -> None:
         self._model, self._forward = model, forward
@@ -288,7 +281,7 @@ class _TreeReader:
         self._texts = [text[: max(1, length - SPAN)], text[4 : 4 + OTHER_TEXT // 2]]
         self._unread = iter(text[length - SPAN :] + text[:SPAN])
         self._read: list[list[int]] = []
-        self.ratios: list[float] = []
+        self.ratios: list[float] = []  # differences of the logits of each token in their standard deviations
         forward.reserve(2, length + SPAN)
         for row, prompt in enumerate(self._texts):
             forward(row, [prompt], [0], [0], hidden=False)

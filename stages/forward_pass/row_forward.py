@@ -38,16 +38,11 @@ def find_rope_switch(config: Any) -> int | None:
 
 @dataclass
 class _Row:
-    """The cached tokens of a row.
+    """The cached tokens of a row."""
 
-    Attributes:
-        tokens: all of them.
-        cache: the model's own cache of them; None before the first.
-        copies: earlier states, as lengths and caches, in order of length.
-    """
-
-    tokens: list[int] = field(default_factory=list)
-    cache: Any = None
+    tokens: list[int] = field(default_factory=list)  # all of them
+    cache: Any = None  # the model's own cache of them; None before the first
+    # earlier states, as lengths and caches, in order of length
     copies: list[tuple[int, Any]] = field(default_factory=list)
 
     def roll_back(self, length: int) -> list[int]:

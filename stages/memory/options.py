@@ -180,22 +180,14 @@ def _add_option(options: Options, count: int, token: int, context: int, seen: in
 
 
 class SearchedRows(NamedTuple):
-    """The rows of a batch: their texts, one per line of `texts`, and what limits their trees.
+    """The rows of a batch: their texts, one per line of `texts`, and what limits their trees."""
 
-    Attributes:
-        texts: (lines, T).
-        lines: of each row.
-        lengths: tokens of its text.
-        first: hash of no token in its scope.
-        depths: candidates of a path at most.
-        nodes, width: candidates of a tree, and after one place, at most.
-    """
-
-    texts: Tokens
-    lines: Integers
-    lengths: Integers
-    first: npt.NDArray[np.uint64]
-    depths: Integers
+    texts: Tokens  # (lines, T)
+    lines: Integers  # of each row
+    lengths: Integers  # tokens of its text
+    first: npt.NDArray[np.uint64]  # hash of no token in its scope
+    depths: Integers  # candidates of a path at most
+    # nodes, width: candidates of a tree, and after one place, at most
     nodes: int
     width: int
 

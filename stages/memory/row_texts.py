@@ -18,13 +18,10 @@ class RowTexts:
     >>> texts.extend(line, 2, [5, 6, 7])
     >>> texts.tokens[line, :3].tolist()
     [5, 6, 7]
-
-    Attributes:
-        tokens: (L, T).
     """
 
     def __init__(self) -> None:
-        self.tokens: npt.NDArray[np.int32] = np.zeros((0, 0), np.int32)
+        self.tokens: npt.NDArray[np.int32] = np.zeros((0, 0), np.int32)  # (L, T)
         self._free: list[int] = []
 
     def take_line(self) -> int:

@@ -27,9 +27,6 @@ class ForwardSearch:
         weights, one_kernel: as for `LanguageModel`.
         pack: packs its weights, once; None where no forward pass computes with packed ones.
         read: computes the logits of whole texts, as `LanguageModel.read`.
-
-    Attributes:
-        candidates: by name what makes each forward pass, the fastest first.
     """
 
     def __init__(
@@ -44,7 +41,7 @@ class ForwardSearch:
     ) -> None:
         self._model, self._name, self._weights, self._one_kernel = model, name, weights, one_kernel
         self._pack, self._read = pack, read
-        self.candidates = self._list_candidates()
+        self.candidates = self._list_candidates()  # by name what makes each forward pass, the fastest first
 
     @property
     def _needs_packed(self) -> bool:

@@ -58,14 +58,10 @@ class _WeightChanges:
 
 @dataclass(frozen=True)
 class RowsState:
-    """Saved cache of a model.
+    """Saved cache of a model."""
 
-    Attributes:
-        capacity: number of tokens that a row can hold.
-        rows: per row its number, its number of cached tokens, and the numbers of the tensors of its keys and values.
-    """
-
-    capacity: int
+    capacity: int  # number of tokens that a row can hold
+    # per row its number, its number of cached tokens, and the numbers of the tensors of its keys and values
     rows: list[tuple[int, int, list[int]]]
 
 

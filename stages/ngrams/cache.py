@@ -29,17 +29,12 @@ class Entry:
 
 @dataclass(frozen=True)
 class CacheState:
-    """Saved state of a cache.
+    """Saved state of a cache."""
 
-    Attributes:
-        version: number of changes.
-        entries: pieces, token and count of each, in the trie's own order: sums over a node's tokens depend on it.
-        order: indices of the entries, in the order of `Eviction.order`.
-    """
-
-    version: int
+    version: int  # number of changes
+    # pieces, token and count of each, in the trie's own order: sums over a node's tokens depend on it
     entries: list[tuple[Pieces, int, int]]
-    order: list[int]
+    order: list[int]  # indices of the entries, in the order of `Eviction.order`
 
 
 StateT = TypeVar("StateT")

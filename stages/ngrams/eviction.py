@@ -58,13 +58,10 @@ def _ring(end: Record) -> Iterator[Record]:
 
 
 class Eviction(Protocol):
-    """The order in which entries are evicted. Called by the cache only, between blocks, in stream order.
+    """The order in which entries are evicted. Called by the cache only, between blocks, in stream order."""
 
-    Attributes:
-        bytes: memory that the order has allocated, counts included, without the records themselves. `touch` and
-            `forget` may change it.
-    """
-
+    # memory that the order has allocated, counts included, without the records themselves. `touch` and `forget`
+    # may change it.
     bytes: int
 
     def touch(self, record: Record, times: int = 1) -> None:

@@ -18,18 +18,15 @@ _POINTER = getsizeof((None,)) - _EMPTY_BYTES
 
 
 class Groups:
-    """The root's children, one slot per piece of the drafter, so that insertions and removals allocate nothing.
-
-    Attributes:
-        get: returns the group of a piece, or None. It is the list's own method, as it is called for every drafted
-            token.
-    """
+    """The root's children, one slot per piece of the drafter, so that insertions and removals allocate nothing."""
 
     __slots__ = ("_count", "_nodes", "get")
 
     def __init__(self, size: int) -> None:
         self._nodes: list[Node | None] = [None] * size
         self._count = 0
+        # returns the group of a piece, or None. It is the list's own method, as it is called for every
+        # drafted token.
         self.get = self._nodes.__getitem__
 
     def __setitem__(self, piece: int, node: "Node") -> None:
@@ -59,19 +56,14 @@ _NO_CHILDREN: "dict[int, Node]" = {}  # shared by all leaves; never written to
 
 
 class Node:
-    """A prefix of pieces.
-
-    Attributes:
-        token: the target token spelt by exactly these pieces, or None.
-        children: the next piece to the longer prefix.
-        record: the token's record in the cache's eviction order; None for direct maps and mere prefixes.
-    """
+    """A prefix of pieces."""
 
     __slots__ = ("_members", "children", "record", "token")
 
     def __init__(self, children: "dict[int, Node] | Groups" = _NO_CHILDREN) -> None:
-        self.token: int | None = None
-        self.children = children
+        self.token: int | None = None  # the target token spelt by exactly these pieces, or None
+        self.children = children  # the next piece to the longer prefix
+        # the token's record in the cache's eviction order; None for direct maps and mere prefixes
         self.record: Record | None = None
         self._members: tuple[int, ...] | None = None
 
@@ -113,19 +105,16 @@ class Trie:
     >>> trie.remove((0, 1, 2))
     >>> trie.node_at((0, 1)) is None, trie.group_of_token_V.tolist()
     (True, [0, 4, 1, 3, 4])
-
-    Attributes:
-        root: the node of the empty prefix; its children are the groups of the first level.
-        version: number of changes.
-        bytes: memory of the present insertions, by the sizes of their objects: nodes, tables of children, tokens, and
-            the members of every inner node as if all had been read. Not counted: the root's table and
-            `group_of_token_V`, whose sizes never change, and the pieces, which the pair owns.
     """
 
     def __init__(self, target_size: int, drafter_size: int, device: torch.device | str = "cpu") -> None:
+        # the node of the empty prefix; its children are the groups of the first level
         self.root = Node(Groups(drafter_size))
         self.drafter_size = drafter_size
-        self.version = 0
+        self.version = 0  # number of changes
+        # memory of the present insertions, by the sizes of their objects: nodes, tables of children, tokens,
+        # and the members of every inner node as if all had been read. Not counted: the root's table and
+        # `group_of_token_V`, whose sizes never change, and the pieces, which the pair owns.
         self.bytes = 0
         self._group_of_token_V = torch.full((target_size,), drafter_size, dtype=torch.long, device=device)
         self._changed: dict[int, int] = {}  # token to its group: changes not yet in the tensor

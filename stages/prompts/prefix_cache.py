@@ -20,35 +20,26 @@ Key = tuple[int, int, int, tuple[int, ...]]  # a place, tokens
 
 @dataclass(frozen=True)
 class _Block:
-    """The keys and values of consecutive tokens, as lists of the layers' tensors.
+    """The keys and values of consecutive tokens, as lists of the layers' tensors."""
 
-    Attributes:
-        number: unique, for the keys of the blocks that follow.
-        tensors: as `Forward.read_cache` returns them, of these tokens alone.
-        bytes: size of the tensors.
-    """
-
-    number: int
-    tensors: list[Tensor]
-    bytes: int
+    number: int  # unique, for the keys of the blocks that follow
+    tensors: list[Tensor]  # as `Forward.read_cache` returns them, of these tokens alone
+    bytes: int  # size of the tensors
 
 
 @dataclass
 class _Store:
-    """The blocks of all models that share a budget.
+    """The blocks of all models that share a budget."""
 
-    Attributes:
-        budget_bytes, bytes: maximum and present size of all tensors.
-        blocks: from the least recently used one on. A block is never more recent than the one before it in its text, so
-            that the first one has no successors.
-        followers: the tokens of the blocks that follow one, in order; by the key without its tokens.
-        numbers, models: numbers that were not given to a block, and to a model.
-    """
-
+    # budget_bytes, bytes: maximum and present size of all tensors
     budget_bytes: int
     bytes: int = 0
+    # from the least recently used one on. A block is never more recent than the one before it in its text, so
+    # that the first one has no successors.
     blocks: OrderedDict[Key, _Block] = field(default_factory=OrderedDict)
+    # the tokens of the blocks that follow one, in order; by the key without its tokens
     followers: dict[Place, list[tuple[int, ...]]] = field(default_factory=dict)
+    # numbers, models: numbers that were not given to a block, and to a model
     numbers: Iterator[int] = field(default_factory=lambda: count(1))
     models: Iterator[int] = field(default_factory=count)
 

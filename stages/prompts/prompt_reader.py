@@ -16,16 +16,12 @@ UNREAD = 32  # most tokens of a prompt that are left to the row's first block
 
 @dataclass(frozen=True)
 class PrefixCounts:
-    """What the prefix cache was good for.
+    """What the prefix cache was good for."""
 
-    Attributes:
-        tokens, copied_tokens: of all prompts, and those of them whose keys and values were copied.
-        copied_prompts: number of prompts with a prefix that was copied.
-    """
-
+    # tokens, copied_tokens: of all prompts, and those of them whose keys and values were copied
     tokens: int = 0
     copied_tokens: int = 0
-    copied_prompts: int = 0
+    copied_prompts: int = 0  # number of prompts with a prefix that was copied
 
 
 class PromptReader:

@@ -24,19 +24,12 @@ SMALLEST = 1e-30  # a scale that can be divided by
 
 @dataclass(frozen=True)
 class GroupedMatrix:
-    """A matrix whose weights are `scale * code + minimum`.
+    """A matrix whose weights are `scale * code + minimum`."""
 
-    Attributes:
-        codes_OI: from 0, in eight bits each.
-        scale_OG: float32.
-        minimum_OG: float32.
-        bits: of a code; at most 8.
-    """
-
-    codes_OI: Tensor
-    scale_OG: Tensor
-    minimum_OG: Tensor
-    bits: int
+    codes_OI: Tensor  # from 0, in eight bits each
+    scale_OG: Tensor  # float32
+    minimum_OG: Tensor  # float32
+    bits: int  # of a code; at most 8
 
     @classmethod
     @torch.no_grad()

@@ -86,15 +86,12 @@ class TrainerState:
 
 @dataclass(frozen=True)
 class AttemptState:
-    """Saved state of an attempt that was computed but not settled.
-
-    Attributes:
-        candidate: its weights by number if the gate passed it; they are then newer than those in service.
-    """
+    """Saved state of an attempt that was computed but not settled."""
 
     step: Step
     scores: list[SavedScore]
     moments: Moments
+    # its weights by number if the gate passed it; they are then newer than those in service
     candidate: list[int] | None
 
 

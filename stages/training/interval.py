@@ -22,13 +22,9 @@ EXPLORED = 0.01
 
 
 class UpdateInterval(Protocol):
-    """Decides on the number of prompts between two updates. Called by the learner only, in stream order.
+    """Decides on the number of prompts between two updates. Called by the learner only, in stream order."""
 
-    Attributes:
-        interval: prompts between the last update and the next.
-    """
-
-    interval: int
+    interval: int  # prompts between the last update and the next
 
     @property
     def is_exploring(self) -> bool:

@@ -14,21 +14,13 @@ from stages.training.update import Step
 
 @dataclass(frozen=True)
 class OfflineUpdate:
-    """One update of an offline training.
+    """One update of an offline training."""
 
-    Attributes:
-        pass_number: number of the pass over the examples, from 0.
-        read: number of examples that were trained on so far, repetitions counted.
-        last: the last example of the update.
-        step: its outcome.
-        seconds: time to compute it.
-    """
-
-    pass_number: int
-    read: int
-    last: TrainingExample
-    step: Step
-    seconds: float
+    pass_number: int  # number of the pass over the examples, from 0
+    read: int  # number of examples that were trained on so far, repetitions counted
+    last: TrainingExample  # the last example of the update
+    step: Step  # its outcome
+    seconds: float  # time to compute it
 
 
 class OfflineTraining:
@@ -40,9 +32,6 @@ class OfflineTraining:
         passes: maximum number of passes; training ends early after a pass that does not raise the acceptance.
         update_examples: number of examples of an update.
         seed: of the order.
-
-    Attributes:
-        acceptances: expected acceptance on the held-out examples, as loaded and after each pass.
     """
 
     def __init__(
@@ -58,6 +47,7 @@ class OfflineTraining:
         self._update_examples, self._random = update_examples, Random(seed)
         for example in self._held_out:
             trainer.hold_out(example)
+        # expected acceptance on the held-out examples, as loaded and after each pass
         self.acceptances = [self._measure()]
         self._best = self._copy_weights()
 

@@ -24,38 +24,24 @@ DRAFT = 5  # tokens of a draft, as many as pieces by default
 
 @dataclass(frozen=True)
 class ProbeScore:
-    """The expected acceptance of a drafter on one example.
+    """The expected acceptance of a drafter on one example."""
 
-    Attributes:
-        greedy: number of tokens whose pieces are all the drafter's most probable ones: accepted at temperature 0.
-        sampled: sum over tokens of the probability that they are accepted at temperature 1.
-        tokens: number of emitted target tokens.
-        pieces: number of the drafter's pieces that spell them.
-        forwards: target forwards that these tokens take at temperature 0 with drafts of `DRAFT` tokens each.
-    """
-
-    greedy: float
-    sampled: float
-    tokens: int
-    pieces: int
-    forwards: int
+    greedy: float  # number of tokens whose pieces are all the drafter's most probable ones: accepted at temperature 0
+    sampled: float  # sum over tokens of the probability that they are accepted at temperature 1
+    tokens: int  # number of emitted target tokens
+    pieces: int  # number of the drafter's pieces that spell them
+    forwards: int  # target forwards that these tokens take at temperature 0 with drafts of `DRAFT` tokens each
 
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """What the probe measured of a drafter.
+    """What the probe measured of a drafter."""
 
-    Attributes:
-        metrics: by name.
-        scores: per prompt, in the order of the prompts; none if nothing was measured.
-        seconds: per prompt, what its text takes with the drafts of `ProbeScore.forwards`; none without measured costs.
-        plain_seconds: what a token takes without drafts.
-    """
-
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    scores: Sequence[ProbeScore] = ()
+    metrics: Mapping[str, float] = field(default_factory=dict)  # by name
+    scores: Sequence[ProbeScore] = ()  # per prompt, in the order of the prompts; none if nothing was measured
+    # per prompt, what its text takes with the drafts of `ProbeScore.forwards`; none without measured costs
     seconds: Sequence[float] = ()
-    plain_seconds: float | None = None
+    plain_seconds: float | None = None  # what a token takes without drafts
 
 
 class Probe:

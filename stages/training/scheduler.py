@@ -81,22 +81,15 @@ def _use_one_thread() -> None:
 
 @dataclass
 class _PendingUpdate:
-    """An update that was submitted to the worker.
+    """An update that was submitted to the worker."""
 
-    Attributes:
-        result: the attempt and its duration in seconds.
-        last: the newest example that it trains on.
-        judged, prompts: since the previous update.
-        examples_left: number of further examples until it is adopted.
-        waited: seconds for which the loop was blocked by it.
-    """
-
-    result: Future[tuple[Attempt, float]]
-    last: TrainingExample
+    result: Future[tuple[Attempt, float]]  # the attempt and its duration in seconds
+    last: TrainingExample  # the newest example that it trains on
+    # judged, prompts: since the previous update
     judged: int
     prompts: int
-    examples_left: int
-    waited: float
+    examples_left: int  # number of further examples until it is adopted
+    waited: float  # seconds for which the loop was blocked by it
 
 
 class PendingCounts(NamedTuple):
@@ -146,9 +139,6 @@ class UpdateScheduler:
         lag: number of examples from the one that completes an interval to the one that adopts the update; 0 adopts it
             at once.
         worker: computes the updates.
-
-    Attributes:
-        held: how many targets compare the weights in service with others; meanwhile no update is begun.
     """
 
     def __init__(
@@ -168,7 +158,7 @@ class UpdateScheduler:
         self._seen: Counter[str] = Counter()  # by target: round-robin routing may share a period with the gate
         self._prompts = self._judged = 0
         self._pending: _PendingUpdate | None = None
-        self.held = 0
+        self.held = 0  # how many targets compare the weights in service with others; meanwhile no update is begun
 
     @property
     def version(self) -> int:

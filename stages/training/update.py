@@ -22,50 +22,33 @@ FEWEST = 3  # held-out examples of a target that can refuse an update
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """Configuration of drafter updates.
+    """Configuration of drafter updates."""
 
-    Attributes:
-        rate, weight_decay: AdamW's.
-        steps: gradient steps of an update.
-        clip: maximum norm of a gradient.
-        replay: size of the replay buffer; an update takes as many old examples as it has fresh ones.
-        gate_window: held-out examples per target.
-        gate_tolerance: largest drop in expected acceptance at which the candidate is still served.
-        seed: of the sampling of old examples.
-    """
-
+    # rate, weight_decay: AdamW's
     rate: float
     weight_decay: float
-    steps: int
-    clip: float
-    replay: int
-    gate_window: int
-    gate_tolerance: float
-    seed: int
+    steps: int  # gradient steps of an update
+    clip: float  # maximum norm of a gradient
+    replay: int  # size of the replay buffer; an update takes as many old examples as it has fresh ones
+    gate_window: int  # held-out examples per target
+    gate_tolerance: float  # largest drop in expected acceptance at which the candidate is still served
+    seed: int  # of the sampling of old examples
 
 
 @dataclass(frozen=True)
 class Step:
-    """The outcome of an update.
+    """The outcome of an update."""
 
-    Attributes:
-        loss: of the first gradient step, before the weights change.
-        positions: supervised positions of one gradient step.
-        pieces: input pieces of one gradient step.
-        before, after, floor: mean score of the served drafter, of the candidate and of the baseline (the drafter as
-            loaded) over all targets' held-out examples; None without held-out examples or without a measurement.
-        served: whether the candidate's weights are now in service.
-        reason: why they are, or are not.
-    """
-
-    loss: float
-    positions: int
-    pieces: int
+    loss: float  # of the first gradient step, before the weights change
+    positions: int  # supervised positions of one gradient step
+    pieces: int  # input pieces of one gradient step
+    # before, after, floor: mean score of the served drafter, of the candidate and of the baseline (the drafter as
+    # loaded) over all targets' held-out examples; None without held-out examples or without a measurement
     before: float | None
     after: float | None
     floor: float | None
-    served: bool
-    reason: str
+    served: bool  # whether the candidate's weights are now in service
+    reason: str  # why they are, or are not
 
 
 @dataclass(frozen=True)
@@ -78,17 +61,11 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Attempt:
-    """A computed update that is not settled yet.
+    """A computed update that is not settled yet."""
 
-    Attributes:
-        step: its outcome; `served` if the gate passed it. If not, the candidate's weights are reset.
-        scores: those of the candidate, by held-out example.
-        moments: the optimiser's state before the update.
-    """
-
-    step: Step
-    scores: Scores
-    moments: dict[str, Any]
+    step: Step  # its outcome; `served` if the gate passed it. If not, the candidate's weights are reset.
+    scores: Scores  # those of the candidate, by held-out example
+    moments: dict[str, Any]  # the optimiser's state before the update
 
 
 @dataclass(frozen=True)

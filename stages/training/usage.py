@@ -29,13 +29,10 @@ class UsageTest:
 
     Args:
         rare: what is taken to be true before there is evidence.
-
-    Attributes:
-        rare: whether rejected tokens are rare.
     """
 
     def __init__(self, *, rare: bool) -> None:
-        self.rare = rare
+        self.rare = rare  # whether rejected tokens are rare
         self.restart()
 
     def observe(self, rejected: float, tokens: int, break_even: float) -> bool:

@@ -17,20 +17,14 @@ NUMBERS = ("drafter_version", "head_version", "drifts")  # of `Weights`, in its 
 
 @dataclass(frozen=True)
 class Weights:
-    """A copy of the weights of the drafter and its head.
+    """A copy of the weights of the drafter and its head."""
 
-    Attributes:
-        drafter: as `LanguageModel.trained_weights`, in float32.
-        head: by name.
-        drafter_version, head_version: number of updates that they contain.
-        drifts: number of drifts that the learner had responded to.
-    """
-
-    drafter: tuple[Tensor, ...]
-    head: Mapping[str, Tensor]
+    drafter: tuple[Tensor, ...]  # as `LanguageModel.trained_weights`, in float32
+    head: Mapping[str, Tensor]  # by name
+    # drafter_version, head_version: number of updates that they contain
     drafter_version: int
     head_version: int
-    drifts: int = 0
+    drifts: int = 0  # number of drifts that the learner had responded to
 
 
 def export_weights(

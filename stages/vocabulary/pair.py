@@ -42,14 +42,11 @@ class SpecialRule:
 
     In order of precedence: `names`; the roles EOS, BOS and PAD; the drafter's control token of the same name;
     `otherwise`. Tokens that have bytes (see `Vocabulary.specials`) appear in text, so they are spelt, not blocked.
-
-    Attributes:
-        otherwise: "spell" is the text of the token's name; "block" is no pieces: it is neither proposed nor read.
-        names: a target's name to a drafter's name, "spell" or "block".
     """
 
+    # "spell" is the text of the token's name; "block" is no pieces: it is neither proposed nor read
     otherwise: Literal["spell", "block"] = "block"
-    names: Mapping[str, str] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)  # a target's name to a drafter's name, "spell" or "block"
 
     @classmethod
     def from_entries(cls, otherwise: Literal["spell", "block"], entries: Sequence[str]) -> "SpecialRule":
@@ -87,24 +84,17 @@ def _is_closed(text: str) -> bool:
 
 @dataclass(frozen=True)
 class Pair:
-    """A target's vocabulary in a drafter's pieces.
+    """A target's vocabulary in a drafter's pieces."""
 
-    Attributes:
-        pieces: per target id the drafter pieces that propose it; None for blocked control tokens, unused ids, and
-            tokens whose pieces another token owns.
-        context: per target id the pieces that the drafter reads after the token was emitted; may be empty.
-        drafter_size: number of the drafter's ids.
-        digest: sha256 of the two vocabularies' digests and the rule.
-        unspelt: target tokens with bytes that the drafter cannot spell.
-        specials: the target's control tokens, in id order.
-    """
-
+    # per target id the drafter pieces that propose it; None for blocked control tokens, unused ids, and tokens
+    # whose pieces another token owns
     pieces: tuple[Pieces | None, ...]
+    # per target id the pieces that the drafter reads after the token was emitted; may be empty
     context: tuple[Pieces, ...]
-    drafter_size: int
-    digest: str
-    unspelt: int
-    specials: tuple[SpecialMapping, ...] = ()
+    drafter_size: int  # number of the drafter's ids
+    digest: str  # sha256 of the two vocabularies' digests and the rule
+    unspelt: int  # target tokens with bytes that the drafter cannot spell
+    specials: tuple[SpecialMapping, ...] = ()  # the target's control tokens, in id order
 
     @property
     def direct(self) -> int:

@@ -48,9 +48,6 @@ class StopStrings:
     Raises:
         ConfigError: a stop string is empty, or has no UTF-8 form (a lone surrogate).
 
-    Attributes:
-        complete: whether one was found.
-
     >>> stop = StopStrings({1: b"so ", 2: b"lo", 3: b"ng"}.get, ["long"])
     >>> stop.find_end([1, 2]), stop.find_end([3, 1])
     (None, 1)
@@ -60,7 +57,7 @@ class StopStrings:
         self._bytes_of, self._stops = bytes_of, _encode_stops(stops)
         self._kept = max(map(len, self._stops), default=1) - 1
         self._tail = b""
-        self.complete = False
+        self.complete = False  # whether one was found
 
     def find_end(self, tokens: Iterable[int]) -> int | None:
         """Return the number of new tokens up to the one that completes a stop string, or None.
@@ -88,9 +85,6 @@ class TextStream(Generic[Token]):
     Raises:
         ConfigError: a stop string is empty, or has no UTF-8 form (a lone surrogate).
 
-    Attributes:
-        stopped: whether a stop string was found; no more text is returned then.
-
     >>> euro = TextStream({7: b" \\xe2\\x82", 8: b"\\xac"}.get)
     >>> [euro.push([7]), euro.push([8]), euro.push([7]), euro.close()]
     [' ', '€', ' ', '\N{REPLACEMENT CHARACTER}']
@@ -103,7 +97,7 @@ class TextStream(Generic[Token]):
         self._bytes_of, self._stops = bytes_of, _encode_stops(stops)
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._held = b""
-        self.stopped = False
+        self.stopped = False  # whether a stop string was found; no more text is returned then
 
     def push(self, tokens: Iterable[Token]) -> str:
         """Add tokens and return the new complete characters that cannot belong to a stop string.

@@ -53,19 +53,13 @@ class Roles:
 
 @dataclass(frozen=True)
 class TokenView:
-    """Data that is derived from a tokenizer once and cached on disk.
+    """Data that is derived from a tokenizer once and cached on disk."""
 
-    Attributes:
-        token_bytes: per id the bytes it stands for; None for special and unused ids.
-        preferred: per id whether text with these bytes becomes this token, not another one with the same bytes.
-        controls: name to id of the control tokens, in id order.
-        digest: sha256 of all of this, the roles, and of how the tokenizer cuts a text.
-    """
-
-    token_bytes: tuple[bytes | None, ...]
+    token_bytes: tuple[bytes | None, ...]  # per id the bytes it stands for; None for special and unused ids
+    # per id whether text with these bytes becomes this token, not another one with the same bytes
     preferred: npt.NDArray[np.bool_]
-    controls: Mapping[str, int]
-    digest: str
+    controls: Mapping[str, int]  # name to id of the control tokens, in id order
+    digest: str  # sha256 of all of this, the roles, and of how the tokenizer cuts a text
 
 
 def serialize_parts(backend: Any) -> dict[str, str]:

@@ -38,12 +38,7 @@ class Vocabulary:
 
     Attributes:
         tokenizer: the given tokenizer.
-        size: number of ids that the tokenizer knows; a model's output layer may be wider.
-        token_bytes: per id the bytes it stands for; None for special and unused ids.
-        specials: name to id of the control tokens, in id order: the special ones, and those that look like `<...>`
-            or `[...]` and no text maps to, such as the `<|EOT|>` of DeepSeek Coder; the bytes of these are their name.
         bos, eos, pad: ids of the roles, or None.
-        digest: sha256 of the tokens and of the rules of tokenisation; independent of the tokenizer's source.
 
     Raises:
         VocabularyError: the tokenizer is neither byte-level nor of the space-mark kind.
@@ -59,10 +54,14 @@ class Vocabulary:
         self.tokenizer, self._backend = tokenizer, backend
         self._byte_level = is_byte_level(backend, name)
         view = load_view(tokenizer, roles, self._byte_level)
-        self.token_bytes = view.token_bytes
+        self.token_bytes = view.token_bytes  # per id the bytes it stands for; None for special and unused ids
+        # name to id of the control tokens, in id order: the special ones, and those that look like `<...>` or
+        # `[...]` and no text maps to, such as the `<|EOT|>` of DeepSeek Coder; the bytes of these are their
+        # name
         self.specials: Mapping[str, int] = view.controls
+        # sha256 of the tokens and of the rules of tokenisation; independent of the tokenizer's source
         self.digest = view.digest
-        self.size = len(self.token_bytes)
+        self.size = len(self.token_bytes)  # number of ids that the tokenizer knows; a model's output layer may be wider
         self._preferred = view.preferred
 
     @cached_property

@@ -32,17 +32,11 @@ class Writer(Owner):
 
 @dataclass(frozen=True)
 class Index:
-    """A commit on an object store.
+    """A commit on an object store."""
 
-    Attributes:
-        manifest: the log's manifest, which names parts and the checkpoint.
-        owner: the process that wrote it.
-        files: all other files.
-    """
-
-    manifest: Manifest
-    owner: Writer
-    files: Files = field(default_factory=dict)
+    manifest: Manifest  # the log's manifest, which names parts and the checkpoint
+    owner: Writer  # the process that wrote it
+    files: Files = field(default_factory=dict)  # all other files
 
     @classmethod
     def parse(cls, where: str, content: bytes) -> "Index":

@@ -34,8 +34,6 @@ class RemoteRun:
         run_folder: folder to which the folders of versions are relative, if that is not `local`.
 
     Attributes:
-        store: client of the objects.
-        index: the index on the store as this process knows it; None if there is none.
         there: SHA-256 of the objects that the index names.
         seen: SHA-256 of the manifest itself.
 
@@ -45,8 +43,8 @@ class RemoteRun:
 
     def __init__(self, local: Path, uri: str, run_folder: Path | None = None) -> None:
         self._local, self.uri, self._run_folder = local, uri, run_folder or local
-        self.store = ObjectStore(uri)
-        self.index: Index | None = None
+        self.store = ObjectStore(uri)  # client of the objects
+        self.index: Index | None = None  # the index on the store as this process knows it; None if there is none
         self.digests: frozenset[str] = frozenset()
         self.manifest_digest: str | None = None
 

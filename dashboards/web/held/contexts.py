@@ -49,20 +49,14 @@ _TEXTS = """
 
 @dataclass(frozen=True)
 class HeldMemory:
-    """The memory of one target.
+    """The memory of one target."""
 
-    Attributes:
-        run, target: whose memory it is.
-        file: where it was read, relative to the run's folder.
-        texts: number of texts that were learned.
-        arrays: by the names of the table's arrays.
-    """
-
+    # run, target: whose memory it is
     run: str
     target: str
-    file: str
-    texts: int
-    arrays: Mapping[str, _Numbers]
+    file: str  # where it was read, relative to the run's folder
+    texts: int  # number of texts that were learned
+    arrays: Mapping[str, _Numbers]  # by the names of the table's arrays
 
 
 def list_held_contexts(log: LogReader, folders: Mapping[str, Path], search: str = "") -> dict[str, Any]:

@@ -30,37 +30,26 @@ _DECISIONS = 'SELECT * FROM decisions WHERE "offset" = {offset} ORDER BY block, 
 
 @dataclass(frozen=True)
 class Token:
-    """A token with its style, text and details.
+    """A token with its style, text and details."""
 
-    Attributes:
-        kinds: CSS classes: `accepted`, `residual`, `bonus`, `rejected` (proposed, not emitted), `dropped` (proposed,
-            never judged) or `tree` (the other candidates of a block's tree); also `ngram`, `lookup` and `memory` for
-            its source, and `opens` for the first token of a block.
-        text: text that the token adds, with control characters made visible. A character that spans several tokens is
-            in the text of the last one. Of a tree, the number of its candidates that are not shown as tokens.
-        detail: details of the decision, one per line.
-    """
-
+    # CSS classes: `accepted`, `residual`, `bonus`, `rejected` (proposed, not emitted), `dropped` (proposed, never
+    # judged) or `tree` (the other candidates of a block's tree); also `ngram`, `lookup` and `memory` for its
+    # source, and `opens` for the first token of a block
     kinds: tuple[str, ...]
+    # text that the token adds, with control characters made visible. A character that spans several tokens is in
+    # the text of the last one. Of a tree, the number of its candidates that are not shown as tokens.
     text: str
-    detail: str
+    detail: str  # details of the decision, one per line
 
 
 @dataclass(frozen=True)
 class Completion:
-    """One completion with its prompt.
+    """One completion with its prompt."""
 
-    Attributes:
-        prompt: row of the prompt in the log, with its `acceptance`.
-        prompt_text: text of the prompt, shortened.
-        tokens: tokens in order.
-        cut: whether there are more tokens than in `tokens`.
-    """
-
-    prompt: Mapping[str, Any]
-    prompt_text: str
-    tokens: list[Token]
-    cut: bool
+    prompt: Mapping[str, Any]  # row of the prompt in the log, with its `acceptance`
+    prompt_text: str  # text of the prompt, shortened
+    tokens: list[Token]  # tokens in order
+    cut: bool  # whether there are more tokens than in `tokens`
 
 
 def read_completion(log: LogReader, offset: int) -> Completion:

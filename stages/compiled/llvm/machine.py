@@ -27,15 +27,11 @@ LIBRARY = re.compile(r"(/\S*(?:libgomp|libomp|libiomp5)\S*)$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Features:
-    """Instructions of a processor that the kernels choose by.
+    """Instructions of a processor that the kernels choose by."""
 
-    Attributes:
-        wide_registers: 32 registers of 512 bits (AVX-512).
-        dots: width in bits of its instructions for products of pairs of 16 bits or fours of 8 bits, added to integers;
-            0 without any.
-    """
-
-    wide_registers: bool
+    wide_registers: bool  # 32 registers of 512 bits (AVX-512)
+    # width in bits of its instructions for products of pairs of 16 bits or fours of 8 bits, added to integers; 0
+    # without any
     dots: int
 
     @classmethod

@@ -17,17 +17,11 @@ from stages.examples.losses import TeacherBatch
 
 @dataclass(frozen=True)
 class Places:
-    """Positions of texts.
+    """Positions of texts."""
 
-    Attributes:
-        features_NX: hidden states of the drafter and the target.
-        forbidden_ND: True for ids that may not be drafted.
-        teacher: the soft targets.
-    """
-
-    features_NX: Tensor
-    forbidden_ND: Tensor
-    teacher: TeacherBatch
+    features_NX: Tensor  # hidden states of the drafter and the target
+    forbidden_ND: Tensor  # True for ids that may not be drafted
+    teacher: TeacherBatch  # the soft targets
 
     def logits(self, weight_DX: Tensor) -> Tensor:
         """Return the logits (N, D)."""

@@ -23,14 +23,12 @@ class LeastSquaresSums:
     >>> (hidden_NW @ correction_DW.T).round(decimals=2)
     tensor([[-0.4500,  0.4500,  0.0000],
             [ 0.0000,  0.0000,  0.0000]])
-
-    Attributes:
-        states_WW: sum of the outer products of hidden states.
-        products_WD: sum of the outer products of hidden states and missing probabilities.
     """
 
     def __init__(self, width: int, vocabulary: int, device: torch.device) -> None:
+        # sum of the outer products of hidden states
         self.states_WW = torch.zeros(width, width, dtype=torch.float64, device=device)
+        # sum of the outer products of hidden states and missing probabilities
         self.products_WD = torch.zeros(width, vocabulary, dtype=torch.float64, device=device)
 
     def add(self, hidden_NW: Tensor, missing_ND: Tensor, weight: float = 1.0) -> None:
