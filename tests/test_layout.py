@@ -295,8 +295,8 @@ def test_a_class_name_is_used_once_per_package(package: str):
     assert sorted(name for name in set(classes) if classes.count(name) > 1) == []
 
 
-def test_the_readme_has_a_line_for_every_folder():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_contributing_has_a_line_for_every_folder():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     assert [folder for folder in RANKS if f"{folder}/" not in text] == []
 
 
