@@ -64,15 +64,11 @@ LAYERS = {
             "pipeline/study",
             "pipeline/bench/speed",
             "pipeline/bench/server",
-            "pipeline/bench/storage",
             "pipeline/bench/vllm",
         ),
         (
-            "pipeline/bench/capacity",
             "pipeline/bench/engines",
-            "pipeline/bench/scaling",
             "pipeline/study/paper",
-            "pipeline/study/parallel_heads",
         ),
         ("pipeline/cli/bench",),
         ("pipeline/cli",),
@@ -85,7 +81,7 @@ MEASURING = ("pipeline/bench/", "pipeline/cli/bench/")  # nothing else may impor
 
 # Files that may import each heavy library at module level.
 MODULE_IMPORTERS = {
-    "torch": ("stages/*", "pipeline/model_building/*", "pipeline/study/parallel_heads/*"),
+    "torch": ("stages/*", "pipeline/model_building/*"),
     "transformers": (
         "stages/checkpoints/gguf_*.py",
         "stages/forward_pass/attention_masks.py",

@@ -9,10 +9,7 @@ from typing import Annotated, Any
 import typer
 from typing_extensions import override
 
-from pipeline.cli.bench.capacity import bench_plan, plan
-from pipeline.cli.bench.heads import study_heads
 from pipeline.cli.bench.paper import study_paper
-from pipeline.cli.bench.parts import bench_scale, bench_store, bench_translate
 from pipeline.cli.bench.server import bench_serve
 from pipeline.cli.bench.speed import bench
 from pipeline.cli.bench.study import study
@@ -34,7 +31,7 @@ LOG = logging.getLogger("omnidraft.cli")
 
 
 class Commands(PlainGroup):
-    """All commands; options set how messages are logged. `bench store` is `bench-store`."""
+    """All commands; options set how messages are logged."""
 
     @override
     def list_commands(self, ctx: Any) -> list[str]:
@@ -52,11 +49,6 @@ class Commands(PlainGroup):
                     raise
                 LOG.error("%s", error)
                 sys.exit(_status_of(error))
-
-    @override
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        joined = "-".join(args[:2])
-        return super().resolve_command(ctx, [joined, *args[2:]] if joined in self.commands else args)
 
 
 app = typer.Typer(
@@ -99,8 +91,8 @@ def log_options(
 
 app.command(cls=RayAlone)(replay)
 COMMANDS: tuple[Callable[..., None], ...] = (
-    *(serve, train, bench, study, study_paper, study_heads, vocab, bench_translate, bench_scale, bench_store),
-    *(bench_serve, bench_plan, plan, sql, check, plot, compact, repair, dashboard, ui, pad),
+    *(serve, train, bench, study, study_paper, vocab),
+    *(bench_serve, sql, check, plot, compact, repair, dashboard, ui, pad),
 )
 for command in COMMANDS:
     app.command()(command)

@@ -16,10 +16,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "Run": ("replay", "serve", "train"),
     "Look at runs": ("dashboard", "sql", "check", "plot", "memory", "ui"),
     "Versions": ("versions",),
-    "Measure": (
-        *("bench", "bench-serve", "bench-scale", "bench-translate", "bench-store", "bench-plan"),
-        *("plan", "study", "study-paper", "study-heads"),
-    ),
+    "Measure": ("bench", "bench-serve", "study", "study-paper"),
     "Tools": ("vocab", "zoo", "config", "compact", "repair", "pad"),
 }
 # By the words of a command.
@@ -77,19 +74,10 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "omnidraft bench prompts.jsonl --target Qwen/Qwen2.5-7B-Instruct --drafter JackFram/llama-68m --batch 1,8",
     ),
     "bench-serve": ("omnidraft bench-serve --clients 16 --seconds 60", "omnidraft bench-serve --compare-learning"),
-    "bench-scale": ("omnidraft bench-scale --quick", "omnidraft bench-scale --only batch,context --json scale.json"),
-    "bench-translate": ("omnidraft bench-translate builtin:target-12m builtin:drafter-1.6m",),
-    "bench-store": ("omnidraft bench-store --rows 1000000",),
-    "bench-plan": ("omnidraft bench-plan --delays 0,64,never --json delays.json",),
-    "plan": ("omnidraft plan --prompts-per-day 1e6 --workers 8", "omnidraft plan --run runs/first --json"),
     "study": ("omnidraft study losses --quick", "omnidraft study cache --seeds 5 --markdown cache.md"),
     "study-paper": (
         "omnidraft study-paper --table 6 --data data --quick",
         "omnidraft study-paper --table 1 --data data --target smollm2-135m --markdown docs/studies/table-1.md",
-    ),
-    "study-heads": (
-        "omnidraft study-heads gsm8k.parquet --target smollm2-135m --set source.chat=true",
-        "omnidraft study-heads --learn-from 10 --measure 5 --costs 10,0.5,0.3,0.05",
     ),
     "vocab": (
         "omnidraft vocab builtin:target-12m builtin:drafter-1.6m",

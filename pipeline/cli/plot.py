@@ -20,7 +20,6 @@ class PlotKind(StrEnum):
     CURVE = "curve"
     TOKENS = "tokens"
     LOAD = "load"
-    SCALE = "scale"
     SPEED = "speed"
     STUDY = "study"
 
@@ -28,7 +27,6 @@ class PlotKind(StrEnum):
 # Kinds that are plotted from a file, with the command that writes it.
 MAKERS = {
     PlotKind.LOAD: "omnidraft bench-serve --json FILE",
-    PlotKind.SCALE: "omnidraft bench-scale --json FILE",
     PlotKind.SPEED: "omnidraft bench --json FILE",
     PlotKind.STUDY: "omnidraft study",
 }
@@ -36,13 +34,12 @@ MODULES: Mapping[PlotKind, Module] = {
     PlotKind.CURVE: "curve",
     PlotKind.TOKENS: "token_view",
     PlotKind.LOAD: "load",
-    PlotKind.SCALE: "scale",
     PlotKind.SPEED: "speed",
     PlotKind.STUDY: "study",
 }
 _SOURCE_HELP = (
-    "For curve and tokens a run's folder, or s3://BUCKET/PATH. [default: the newest run]  For load, scale, speed and "
-    "study a JSON file of results, for speed also a folder of such files."
+    "For curve and tokens a run's folder, or s3://BUCKET/PATH. [default: the newest run]  For load, speed and study "
+    " a JSON file of results, for speed also a folder of such files."
 )
 _OUTPUT_HELP = "File to write: .png, .svg or .pdf, of tokens .html. [default: KIND.png, tokens.html]"
 
@@ -62,8 +59,8 @@ def plot(
     """Plot a run or the results of a measuring command, and print the name of the file.
 
     **curve**: acceptance along a run, with drifts and versions. **tokens**: some completions token by token, as one
-    page. **load**: a server under load. **scale**: cost as work grows. **speed**: tokens per second by batch,
-    or by the size of several targets. **study**: the arms of a study.
+    page. **load**: a server under load. **speed**: tokens per second by batch, or by
+    the size of several targets. **study**: the arms of a study.
     """
     file = output or Path("tokens.html" if kind is PlotKind.TOKENS else f"{kind}.png")
     _require_suffix(kind, file)

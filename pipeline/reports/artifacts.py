@@ -13,7 +13,7 @@ from store.errors import RunError
 
 TIMEOUT = 120.0  # of drawing a plot, in seconds
 # Modules that the pipeline starts; users may start others.
-Module = Literal["curve", "load", "paper", "scale", "serve", "speed", "study", "token_view"]
+Module = Literal["curve", "load", "paper", "serve", "speed", "study", "token_view"]
 
 
 def command_of(module: Module, *arguments: str) -> list[str]:

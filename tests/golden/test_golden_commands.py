@@ -15,7 +15,6 @@ from typing_commands import type_command
 
 Golden = Callable[[str, Any], None]
 OLD_RUN = Path(__file__).parent / "log-v3"
-BENCHES = ("plan", "scale", "serve", "store", "translate")
 WRONG = {
     "an unknown option": ["replay", "--no-such-option"],
     "an unknown command": ["no-such-command"],
@@ -112,18 +111,3 @@ def test_exit_status(golden: Golden, empty_folder: Path) -> None:
     found["a query of a damaged log"] = type_command(["sql", "--run", run, "FROM blocks"])
     found["help"] = type_command(["--help"])
     golden("exit-status", found)
-
-
-@pytest.mark.parametrize("name", BENCHES)
-def test_a_benchmark_has_two_spellings(
-    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("TERMINAL_WIDTH", "400")
-    options = commands(typer.main.get_command(app))
-    (own,) = [found for words, found in options.items() if words.endswith((f"bench {name}", f"bench-{name}"))]
-    for words in (["bench", name], [f"bench-{name}"]):
-        assert type_command([*words, "--help"]) == 0
-        help_text = capsys.readouterr().out
-        for one in own.values():
-            assert one["kind"] == "argument" or one["spellings"][0] in help_text
-        assert type_command([*words, "--no-such-option"]) == 2

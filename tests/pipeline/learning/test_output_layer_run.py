@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from recorded_examples import record_examples
 from replaying import config_of, run_replay, table_of
 from safetensors.torch import load_file
 from tiny_pair import TinyPair, tiny_pair  # noqa: F401  (a fixture)
@@ -11,7 +12,6 @@ from tiny_pair import TinyPair, tiny_pair  # noqa: F401  (a fixture)
 from pipeline.assembly.models import Models, load_only_target
 from pipeline.assembly.stages import draftable
 from pipeline.config.settings import Config
-from pipeline.study.parallel_heads.recording import record_examples
 from stages.drafting.target_states import FEATURES, STATES_FILE
 from stages.examples.losses import LOSSES, greedy_agreement
 from stages.models.huggingface import load_causal_model
@@ -71,8 +71,8 @@ def test_a_real_targets_prompt_is_unlearned_to_the_solution_of_a_trainer_that_ne
     given = {
         "sources": ("builtin:questions",), "targets": ("builtin:target-7m",), "drafter": "builtin:drafter-1.6m",
         "source.limit": 8, "sampling.max_new_tokens": 24, "sampling.temperature": 0.0, "draft.sources": ("model",),
-        "draft.costs": "estimated", "learn.lag": 0, "learn.method": "least-squares", "learn.target_state": True,
-        "device": "cpu",
+        "draft.costs": "estimated", "learn.enabled": True, "learn.lag": 0, "learn.method": "least-squares",
+        "learn.target_state": True, "device": "cpu",
     }  # fmt: skip
     config = Config().with_overrides(given)
     models, examples = record_examples(config)

@@ -22,7 +22,6 @@ STARTED: dict[Module, list[tuple[Any, ...]]] = {
     "curve": [(draw_run_plots, Path("a"))],
     "token_view": [(draw_run_plots, Path("a"))],
     "load": [(draw_results, "load", "{}", Path("load.png"))],
-    "scale": [(draw_results, "scale", "{}", Path("scale.png"))],
     "paper": [(draw, "paper", "table-panels.json", "table.svg")],
     "speed": [(plot, PlotKind.SPEED, Path("results.json"), Path("speed.png"))],
     "study": [(plot, PlotKind.STUDY, Path("study.json"), Path("study.svg"))],
@@ -43,8 +42,8 @@ def test_a_failure_to_draw_a_plot_has_a_reason(tmp_path: Path):
 
 
 def test_results_that_cannot_be_drawn_are_refused(tmp_path: Path):
-    with pytest.raises(RunError, match=r"must be writable: omnidraft: .* must be a file of curves, but cannot be"):
-        draw_results("scale", "{}", tmp_path / "scale.png")
+    with pytest.raises(RunError, match=r"must be writable: omnidraft: .* must be a file of a load, but cannot be"):
+        draw_results("load", "{}", tmp_path / "load.png")
 
 
 def test_a_run_has_its_curve_and_its_tokens_even_without_a_prompt(tmp_path: Path):
