@@ -40,7 +40,6 @@ from store.log.manifest import MANIFEST, RunKind, read_manifest
 from store.log.partitions import LEARNER, partition_folder
 from store.object_store.mirror import mirror_of
 
-ALL_OFFSETS = range(1 << 62)
 REPLAYED_PROMPTS = 4096  # newest prompts that a resumed service replays to its drift detector
 
 
@@ -103,21 +102,15 @@ class LearnerServiceState:
         return self.coach
 
 
-def read_learner_checkpoint(run_folder: Path, offsets: range = ALL_OFFSETS) -> LearnerCheckpoint | None:
-    """Read the last commit of the run's learner; None if there is none. Called before the learner resumes.
-
-    Args:
-        run_folder: of the run.
-        offsets: those of one of several processes whose prompts it received.
-    """
+def read_learner_checkpoint(run_folder: Path) -> LearnerCheckpoint | None:
+    """Read the last commit of the run's learner; None if there is none. Called before the learner resumes."""
     folder = partition_folder(run_folder, LEARNER)
     reader = last_snapshot(folder)
     if reader is None:
         return None
     state = reader.decode(LearnerServiceState, reader.state)
     parts = [part for of_table in read_manifest(folder).tables.values() for part in of_table]
-    known = [offset for offset in (*state.seen, *(part.last_offset for part in parts)) if offset in offsets]
-    after = max(known, default=offsets.start - 1) + 1
+    after = max((*state.seen, *(part.last_offset for part in parts)), default=-1) + 1
     return LearnerCheckpoint(read_weights(state.learner.distill, reader), after, state.published)
 
 

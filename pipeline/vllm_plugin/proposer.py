@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Sequence
 from multiprocessing.util import Finalize
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -82,7 +83,7 @@ class OmnidraftProposer:
         # vLLM takes the drafts of the first tensor-parallel rank alone.
         if parallel.rank % parallel.tensor_parallel_size == 0:
             settings = read_settings()
-            settings = settings.model_copy(update={"replica": find_replica(settings.replica, parallel)})
+            settings = settings.model_copy(update={"run": find_run(settings.run, parallel)})
             self._engine = build_engine(settings, find_facts(vllm_config))
             # The first is called at the end of a worker process of `multiprocessing`, the second of any other, before
             # the folders of temporary files are removed.
@@ -178,19 +179,18 @@ def _commit_while_idle(engine: PluginEngine) -> None:
         LOG.exception("omnidraft cannot save its run")
 
 
-def find_replica(setting: int | None, parallel: Any) -> int:
-    """Return the number of this replica among those of its machine.
+def find_run(run: Path | None, parallel: Any) -> Path | None:
+    """Return the folder of this replica's run: RUN of the first replica of a machine, RUN-1 of the second one.
 
     vLLM gives each replica of a dense model the rank 0, as if there was no other; only the index is its own.
 
     Args:
-        setting: the number, if it is set.
+        run: of the settings; None if there is no run.
         parallel: vLLM's `ParallelConfig`.
     """
-    if setting is not None:
-        return setting
     local = getattr(parallel, "data_parallel_rank_local", None)
-    return int(getattr(parallel, "data_parallel_index", 0) if local is None else local)
+    number = int(getattr(parallel, "data_parallel_index", 0) if local is None else local)
+    return run.with_name(f"{run.name}-{number}") if run and number else run
 
 
 def find_facts(vllm_config: Any) -> EngineFacts:

@@ -4,30 +4,29 @@ RUN/config.json         the settings
 RUN/log/                decisions, blocks, prompts, drifts; those of the learner in its partition
 RUN/checkpoint/         the memory, the chances of its candidates, what chooses the source
 RUN/versions/           versions of the drafter, if it learns
-RUN/partitions/         the learner, and the log and the memory of each replica from the second one on
+RUN/partitions/         the log and the checkpoint of the learner
+
+Each data-parallel replica has a run of its own (`find_run` in proposer.py); the versions of all are in one registry.
 """
 
-import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 from pipeline.assembly.learner import make_drift_monitor
 from pipeline.assembly.models import DrafterModels, load_vocabulary
-from pipeline.config.settings import Config, load
+from pipeline.config.settings import Config
+from pipeline.learner_service.process import LearnerProcess
 from pipeline.learner_service.service import LearnerConfig, read_learner_checkpoint
-from pipeline.learner_service.shared import Replica, SharedLearner
 from pipeline.learning.local_learner import FollowingLearner, NoLearner
 from pipeline.learning.remote_learner import RemoteLearner
 from pipeline.loop import Loop
 from pipeline.loop_state import Clock, LoopState
 from pipeline.recorder import Recorder
 from pipeline.run.context import RunContext
-from pipeline.run.folder import CONFIG, RUNS, is_unfinished, mlflow_of
+from pipeline.run.folder import RUNS, is_unfinished, mlflow_of
 from pipeline.vllm_plugin.drafter import EngineDrafter
 from pipeline.vllm_plugin.engine import (
     DATASET,
@@ -45,20 +44,12 @@ from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
 from stages.drafting.head import AcceptanceHead
 from stages.examples.top_distributions import LogitsReader
 from stages.training.weight_update import apply_weights
-from store.errors import RunError, UsageError
+from store.errors import RunError
 from store.events import Event
 from store.log.committed_events import completed_prompts
-from store.log.manifest import RunKind, has_manifest
-from store.log.partitions import worker_folder
+from store.log.manifest import RunKind
 
-if TYPE_CHECKING:
-    from stages.memory.text_memory import TextMemory
-
-REPLICA_OFFSETS = 100_000_000  # of each replica's requests: prompts of one run have different offsets
-MOST_REPLICAS = 20  # offsets have 32 bits in the log
-RUN_SECONDS = 120.0  # in which the first replica has begun the run
-SHARE_SECONDS = 1.0  # between two messages about what the memory learned
-TEXTS_PER_PASS = 16  # of the other replicas, that the memory learns between two passes
+LEARNER_SHARE = 1.0  # of a core: the learner never sleeps
 LEARNER_SECONDS = 30.0  # for the learner's last commit when the engine ends
 
 
@@ -116,32 +107,22 @@ class _Builder:
     def __init__(self, settings: PluginSettings, facts: EngineFacts, exit_stack: ExitStack) -> None:
         self._settings, self._facts, self.exit = settings, facts, exit_stack
         self._config = derive_config(settings, facts)
-        folder, self._replica = settings.run.resolve() if settings.run else None, settings.replica or 0
-        if folder and self._replica >= MOST_REPLICAS:
-            raise UsageError(f"a run is shared by {MOST_REPLICAS} replicas at most, got the number {self._replica}")
-        self._run = _make_context(folder, self._replica) if folder else None
+        folder = settings.run.resolve() if settings.run else None
+        self._run = RunContext(folder, RunKind.ENGINE) if folder else None
         self._folder = folder or RUNS
         self._uri = settings.mlflow_uri or mlflow_of(str(self._folder))
-        self._shared: SharedLearner | None = None
-        self._memory: TextMemory | None = None  # that is shared
-        self._shared_at = 0.0
+        self._learning: LearnerProcess | None = None
         self._reader: LogitsReader | None = None
         self._show = partial(count_event, facts.served)
-        self._offsets = range(self._replica * REPLICA_OFFSETS, (self._replica + 1) * REPLICA_OFFSETS)
-        self._first_offset = self._offsets.start  # after all prompts that the learner received of this replica
+        self._first_offset = 0  # after all prompts that the learner received
 
     def build(self) -> PluginEngine:
         """Build the engine over the run as it was left, or over a new one."""
         if self._run is None:
             return self._build(None)
-        if self._replica:
-            _wait_for_run(self._folder, self._facts.model)
-            self.exit.enter_context(self._run.open())
+        with self._run.acquire(resume=is_unfinished(self._run.folder)):
             state = self._read_state(self._run.snapshot)
-        else:
-            with self._run.acquire(resume=is_unfinished(self._run.folder)):
-                state = self._read_state(self._run.snapshot)
-                self.exit.enter_context(self._run.open(self._config))
+            self.exit.enter_context(self._run.open(self._config))
         engine = self._build(state)
         self._run.snapshot = None  # its content is restored
         return engine
@@ -179,7 +160,6 @@ class _Builder:
         )
         loop = Loop({facts.model: drafter.runner}, lambda offset: facts.model, facts.rows, clock)
         self._restore(state, drafter, loop)
-        self._share_memory(drafter)
         if self._run:
             self._run.commit_by(self._config, lambda writer: self._save(loop, drafter, writer), self._show)
         return PluginEngine(drafter, self._reader, self._commit)
@@ -199,7 +179,7 @@ class _Builder:
         """Return the learner; if the drafter learns, in a process of its own, which continues from its last commit."""
         if models is None or head is None or not self._settings.learn:
             return NoLearner(make_drift_monitor(self._config))
-        checkpoint, versions = read_learner_checkpoint(self._folder, self._offsets), (0, 0)
+        checkpoint, versions = read_learner_checkpoint(self._folder), (0, 0)
         if checkpoint:
             apply_weights(checkpoint.weights, models.drafter, head)
             versions = checkpoint.weights.drafter_version, checkpoint.weights.head_version
@@ -213,35 +193,11 @@ class _Builder:
             (),
         )
         published = checkpoint.published if checkpoint else None
-        self._shared = SharedLearner(Replica(self._folder, self._replica), learned, self._show, published)
-        return RemoteLearner(self._shared, models.drafter, head, *versions)
-
-    def _share_memory(self, drafter: EngineDrafter) -> None:
-        """Share the memory with the other replicas from now on. Without a learner the second replica starts what passes
-        it on.
-        """
-        choose = drafter.runner.stages.decode
-        if self._run is None or not isinstance(choose, ChooseDraft) or choose.memory.table is None:
-            return
-        if self._shared is None:
-            replica = Replica(self._folder, self._replica)
-            self._shared = SharedLearner(replica, None, self._show, starts=self._replica > 0)
-        self._memory = choose.memory
-        self._memory.start_sharing()
-
-    def _exchange(self) -> None:
-        """Send what the memory learned to the other replicas, and learn what theirs learned."""
-        if self._shared is None or self._memory is None:
-            return
-        if perf_counter() - self._shared_at > SHARE_SECONDS:
-            share, self._shared_at = self._memory.take_share(), perf_counter()
-            if share.texts:
-                self._shared.share_memory(share)
-        if theirs := self._shared.take_memory(TEXTS_PER_PASS):
-            self._memory.add_share(theirs)
+        self._learning = LearnerProcess(learned, LEARNER_SHARE, self._show, published)
+        return RemoteLearner(self._learning, models.drafter, head, *versions)
 
     def _accepts_examples(self) -> bool:
-        return self._settings.learn and self._shared is not None and self._shared.accepts_examples
+        return self._learning is not None and self._learning.accepts_examples
 
     def _take(self, events: Iterable[Event]) -> None:
         if self._run:
@@ -272,42 +228,18 @@ class _Builder:
                 choose.memory.restore(reader.decode(ChooseState, stages[0]).memory, reader)
         if not self._settings.learn:
             for prompt in completed_prompts(self._folder):
-                if prompt.offset in self._offsets:
-                    drafter.runner.learner.replay_history(prompt)
+                drafter.runner.learner.replay_history(prompt)
 
     def _commit(self, last: bool) -> None:  # a callback
-        """Share the memory, and commit if it is due; at the end commit all, and close the run and the learner."""
+        """Commit if it is due; at the end commit all, and close the run and the learner."""
         run = self._run
-        self._exchange()
         if run and (last or (run.events.dirty and run.committer.is_due())):
             run.commit(wait=last)
             run.events.dirty = False
         if last:
-            if self._shared:
-                self._shared.close(LEARNER_SECONDS)
+            if self._learning:
+                self._learning.close(LEARNER_SECONDS)
             self.exit.close()
-
-
-def _make_context(run_folder: Path, replica: int) -> RunContext:
-    """Return the context of the run, or of the partition of a replica other than the first."""
-    if not replica:
-        return RunContext(run_folder, RunKind.ENGINE)
-    return RunContext(worker_folder(run_folder, replica), RunKind.WORKER)
-
-
-def _wait_for_run(run_folder: Path, model: str) -> None:
-    """Wait until the first replica has begun the run."""
-    deadline = time.monotonic() + RUN_SECONDS
-    while not has_manifest(run_folder):
-        if time.monotonic() > deadline:
-            raise RunError(
-                f"{run_folder} must be begun by the replica with the number 0, but no such replica has started; start "
-                "it, or name another folder with OMNIDRAFT_VLLM_RUN"
-            )
-        time.sleep(0.1)
-    (target,) = load(run_folder / CONFIG).targets
-    if target != model:
-        raise RunError(f"{run_folder} must be the run of {model}, but is that of {target}; name another folder")
 
 
 def _no_bytes(token: int) -> None:

@@ -52,10 +52,6 @@ class PluginSettings(Section):
     run: Annotated[Path, Field(strict=False)] | None = Field(
         default=None, description="Folder of a run, which keeps the log and the memory. Default: nothing is kept."
     )
-    replica: Annotated[int, Field(ge=0)] | None = Field(
-        default=None,
-        description="Number of this engine among those that share the run, from 0. Default: vLLM's data-parallel rank.",
-    )
     log_text: bool = Field(
         default=False, description="Whether the log contains prompts, texts and token bytes; ids are always logged."
     )

@@ -1,17 +1,14 @@
 """The drafter model in the engine's process, and what it learns there."""
 
-import os
 import time
 from pathlib import Path
 
 import pytest
 from fake_vllm import FakeTarget, ModelRunner, fake_config, put_vllm
-from places import ROOT
 from tiny_pair import TinyPair, sentences, tiny_pair
 
 from pipeline.vllm_plugin.engine import PluginEngine
 from pipeline.vllm_plugin.proposer import OmnidraftProposer
-from pipeline.vllm_plugin.recorded import REPLICA_OFFSETS
 from stages.models.huggingface import load_tokenizer
 from store.log.partitions import LEARNER, partition_folder
 from store.query.log_reader import LogReader
@@ -38,9 +35,9 @@ def prompts_of(pair: TinyPair, begin: int, end: int) -> list[list[int]]:
     return [list(tokenizer(text[:30])["input_ids"]) for text in sentences(begin, end)]
 
 
-def start(pair: TinyPair, rows: int, replica: int = 0) -> tuple[OmnidraftProposer, ModelRunner]:
+def start(pair: TinyPair, rows: int) -> tuple[OmnidraftProposer, ModelRunner]:
     size, target = len(load_tokenizer(str(pair.target))), FakeTarget()
-    proposer = OmnidraftProposer(fake_config(model=str(pair.target), size=size, replica=replica))
+    proposer = OmnidraftProposer(fake_config(model=str(pair.target), size=size))
     proposer.load_model(target)
     return proposer, ModelRunner(pair.target, proposer, rows, target)
 
@@ -81,31 +78,6 @@ def test_a_learner_of_the_engine_learns_and_is_continued(
     again, runner = start(tiny_pair, 2)
     assert version_of(again) >= served, "the next engine has the weights"
     again.close()
-
-
-@pytest.mark.slow
-def test_what_one_replica_completes_is_learned_for_both(
-    tiny_pair: TinyPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    monkeypatch.setenv("OMNIDRAFT_VLLM_LEARN", "true")
-    monkeypatch.setenv("OMNIDRAFT_VLLM_SET", '{"learn.interval" = 8, "learn.spacing" = "fixed", "learn.rate" = 1e-3}')
-    pair, prompts = [start(tiny_pair, 2, replica) for replica in range(2)], prompts_of(tiny_pair, 300, 340)
-    deadline = time.monotonic() + 240
-    while not all(version_of(proposer) for proposer, _ in pair):
-        pair[0][1].run(prompts, MOST)  # the first replica alone has completed requests
-        pair[1][1].run(prompts[:1], 2)
-        assert time.monotonic() < deadline, "an update is served by both"
-    for proposer, _ in pair[::-1]:
-        proposer.close()
-    with LogReader([tmp_path / "run"]) as log:
-        assert log.check().mismatches.num_rows == 0
-        (updates,) = log.select("SELECT max(drafter_version) AS newest FROM updates WHERE served").to_pylist()
-        newest = log.select(
-            f'SELECT "offset" // {REPLICA_OFFSETS} AS replica, max(drafter_version) AS newest FROM prompts GROUP BY ALL'
-        ).to_pylist()
-    assert {row["replica"] for row in newest} == {0, 1}
-    assert all(0 < row["newest"] <= updates["newest"] for row in newest)
 
 
 def version_of(proposer: OmnidraftProposer) -> int:

@@ -17,13 +17,11 @@ from pipeline.bench.vllm.arms import PROPOSER
 from pipeline.bench.vllm.engine import EngineSpec, RoundRequest, RoundResult
 from pipeline.bench.vllm.worker import EngineWorker
 from pipeline.sources.corpus import stream
-from pipeline.vllm_plugin.recorded import REPLICA_OFFSETS
 from stages.models.huggingface import load_tokenizer
 from store.query.log_reader import LogReader
 
 PROMPTS, TOKENS, DRAFTS = 100, 32, 6
 STEPS_BETWEEN = 2  # arrivals
-ROUNDS = 40  # of a replica, until an update of the shared learner must have reached it
 MODEL = ROOT / "pipeline" / "models" / "target-7m"
 OPTIONS = {"dtype": "float32", "max_model_len": 512, "max_num_batched_tokens": 512, "enforce_eager": True}
 Options = dict[str, Any]
@@ -114,47 +112,6 @@ def read_texts(run: Path) -> dict[str, list[int]]:
     with LogReader([run]) as log:
         assert log.check().mismatches.num_rows == 0
         return {row["prompt_id"]: row["ids"] for row in log.select(query).to_pylist()}
-
-
-def test_replicas_share_a_learner_and_a_memory_and_one_is_killed(vllm: Vllm, tmp_path: Path):
-    plain = vllm.complete(4, drafts=False)
-    chosen = {
-        "run": str(tmp_path / "run"),
-        "sources": '["own", "memory", "model"]',
-        "drafter": "builtin:drafter-1.6m",
-        "learn": "true",
-        "set": '{"learn.interval" = 8, "learn.spacing" = "fixed"}',
-        "commit_seconds": "1",
-    }
-    with vllm.start(4, True, {}, **chosen) as first, vllm.start(2, True, {}, replica="1", **chosen) as second:
-        for worker in (first, second):
-            worker.wait_until_ready()
-        of_second = second.complete(vllm.make_round(50))
-        before = first.complete(vllm.make_round(50))
-        for _ in range(ROUNDS):
-            assert second.complete(vllm.make_round(20)).texts == plain.texts[:20]
-            if read_newest_versions(tmp_path / "run").get(True):
-                break
-        os.kill(second.process_id, signal.SIGKILL)
-        after = first.complete(vllm.make_round())
-    assert of_second.texts == before.texts == plain.texts[:50]
-    assert after.texts == plain.texts
-    with LogReader([tmp_path / "run"]) as log:
-        assert log.check().mismatches.num_rows == 0
-        (updates,) = log.select("SELECT count(*) AS served FROM updates WHERE part = 'drafter' AND served").to_pylist()
-    assert updates["served"] > 0
-    newest = read_newest_versions(tmp_path / "run")
-    assert newest[False] > 0, "an update reached the first"
-    assert newest[True] > 0, "an update reached the second before it was killed"
-
-
-def read_newest_versions(run: Path) -> dict[bool, int]:
-    """The newest version of the drafter that a decision was made with, by whether it is one of the second replica."""
-    query = (
-        f'SELECT "offset" >= {REPLICA_OFFSETS} AS of_second, max(drafter_version) AS newest FROM decisions GROUP BY ALL'
-    )
-    with LogReader([run]) as log:
-        return {row["of_second"]: row["newest"] for row in log.select(query).to_pylist()}
 
 
 def test_a_killed_learner_changes_no_text(vllm: Vllm, tmp_path: Path):
