@@ -170,7 +170,7 @@ class PromptCompleted:
     target: str
     prompt_text: str
     completion_text: str
-    finish: str  # "stop" (end of sequence, or a stop string) or "length"; live: also "cancelled" and "deadline"
+    finish: str  # "stop" (end of sequence, or a stop string) or "length"; live: also "cancelled", "deadline", "grammar"
     prompt_tokens: int
     emitted: int
     blocks: int  # target forwards

@@ -26,7 +26,7 @@ from pipeline.interface.versions import PublishedVersion
 from pipeline.loop import UnfitPromptError
 from pipeline.run.folder import RUNS, open_new_run
 from pipeline.serve.engine import LiveEngine
-from pipeline.serve.messages import BusyError, Chunk, EncodedPrompt, Finish, GenerationRequest, Usage
+from pipeline.serve.messages import GRAMMAR_LIMIT, BusyError, Chunk, EncodedPrompt, Finish, GenerationRequest, Usage
 from pipeline.serve.run import ServerRun
 from stages.sampling.distributions import Sampling
 from stages.sampling.grammars import GrammarSource
@@ -73,13 +73,21 @@ class _Request:
             raise (self._engine_error() if engine.failure else _closed_error()) from None
 
     def chunks(self) -> Iterator[Chunk]:
-        """Wait for each chunk. Raises OmnidraftError when the engine failed, UsageError when it was closed."""
+        """Wait for each chunk.
+
+        Raises:
+            OmnidraftError: the engine failed.
+            UsageError: it was closed.
+            ConfigError: the grammar of the request takes too much work.
+        """
         while True:
             chunk = self._chunks.get()
             if chunk.finish is Finish.FAILED:
                 raise self._engine_error()
             if chunk.finish is Finish.CANCELLED:
                 raise _closed_error()
+            if chunk.finish is Finish.GRAMMAR:
+                raise ConfigError(f"the completion {GRAMMAR_LIMIT}")
             yield chunk
             if chunk.finish:
                 return

@@ -14,9 +14,13 @@ from typing_extensions import override
 from stages.prompts.prompt_reader import PrefixCounts
 from stages.sampling.grammars import Grammar, GrammarSource
 from stages.sampling.logprobs import TokenLogprobs
-from stages.sampling.transforms import NO_CONTROLS, LogitTransform, TokenControls
+from stages.sampling.transforms import NO_CONTROLS, TokenControls
 
 NO_PREFIXES = PrefixCounts()
+GRAMMAR_LIMIT = (  # what is said of a completion with `Finish.GRAMMAR`
+    "must follow its response_format with bounded work, but its parser reached a limit; "
+    "simplify it: one alternative for each text, left recursion instead of right recursion"
+)
 
 
 class Finish(StrEnum):
@@ -26,6 +30,7 @@ class Finish(StrEnum):
     LENGTH = "length"
     CANCELLED = "cancelled"  # the client disconnected, or the server is shutting down
     DEADLINE = "deadline"
+    GRAMMAR = "grammar"  # its grammar takes more work than a request may have
     FAILED = "failed"  # an error of the server
 
 
@@ -94,11 +99,6 @@ class GenerationRequest:
     controls: TokenControls = NO_CONTROLS
     grammar: Grammar | None = None
     markers: tuple[str, ...] = ()
-
-    def make_transforms(self) -> tuple[LogitTransform, ...]:
-        """Make the transforms of its sequence, which keep the sequence's own state."""
-        transforms = self.controls.make_transforms(self.prompt.tokens)
-        return (*transforms, self.grammar.start()) if self.grammar else transforms
 
 
 @dataclass(frozen=True)

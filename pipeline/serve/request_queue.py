@@ -18,6 +18,7 @@ from pipeline.serve.messages import BusyError, Chunk, ChunkListener, Finish, Gen
 from stages.contract.blocks import SequenceState, Verdict
 from stages.memory.ngram_table import scope_of
 from stages.sampling.distributions import Sampling
+from stages.sampling.grammars import GrammarTransform
 from stages.sampling.random_source import SeededRandomSource
 from stages.vocabulary.text_stream import BytesOf, StopStrings, TextStream
 from stages.vocabulary.tokenizer_view import Vocabulary
@@ -39,6 +40,7 @@ class PendingRequest:
         offset: of its prompt in the stream; -1 while it is queued.
         early_finish: reason to end it early, once there is one.
         sequence: its state in the loop; None while it is queued.
+        grammar: one of the sequence's transforms.
     """
 
     request: GenerationRequest
@@ -48,6 +50,7 @@ class PendingRequest:
     offset: int = -1
     early_finish: Finish | None = None
     sequence: SequenceState | None = None
+    grammar: GrammarTransform | None = None
     blocks: int = 0
     drafted: int = 0
     accepted: int = 0
@@ -71,6 +74,8 @@ class PendingRequest:
         self.accepted += verdict.accepted
         self.emitted = row.emitted
         text = self.text_stream.push(shown_tokens(row, verdict.emitted))
+        if row.finish and self.grammar and self.grammar.has_failed(row.emitted):
+            row.finish = Finish.GRAMMAR.value
         self.emit(text, verdict, Finish(row.finish) if row.finish else None)
 
     def emit(self, text: str, verdict: Verdict | None, finish: Finish | None) -> None:
@@ -210,6 +215,7 @@ class RequestQueue(Iterator[PromptReceived]):
         else:
             seed, place = request.seed % SEED_COUNT, request.choice
         tokens = list(request.prompt.tokens)
+        pending.grammar = request.grammar.start() if request.grammar else None
         pending.sequence = SequenceState(
             prompt.offset,
             prompt.prompt_id,
@@ -223,7 +229,7 @@ class RequestQueue(Iterator[PromptReceived]):
             private=not request.store,
             sampling=Sampling(request.temperature, request.top_k, request.top_p, request.min_p),
             stop_strings=StopStrings(self._make_bytes_of(request), request.stop) if request.stop else None,
-            transforms=request.make_transforms(),
+            transforms=(*request.controls.make_transforms(tokens), *filter(None, [pending.grammar])),
             ignore_eos=request.controls.ignore_eos,
             stop_ids=frozenset(request.controls.stop_token_ids),
             logprobs=request.logprobs,

@@ -8,7 +8,9 @@ Shapes: V target tokens.
 """
 
 import json
+import math
 import threading
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -23,7 +25,18 @@ from store.errors import ConfigError
 
 MAX_CHARACTERS = 1 << 16
 MAX_RULES = 500  # llguidance compiles rules recursively: a chain of 3,000 overflows a stack of 8 MiB
-LEXER_FUEL = 100_000  # a tenth of llguidance's default, with which /(a{1000}){1000}/ takes seconds for one token
+# Work that llguidance may do. Measured with a vocabulary of 50,257: an object of 64 optional properties needs 400 items
+# in a row, an ambiguous grammar of sums 3,000 items for a mask, a JSON pattern 5,000 units of fuel. With these limits a
+# mask takes at most about 40 ms; with llguidance's own, `x: "a" | x x | x x x | x x x x` takes a second for one.
+LIMITS: Mapping[str, Any] = {
+    "initial_lexer_fuel": 100_000,  # with llguidance's own, /(a{1000}){1000}/ takes seconds for one token
+    "step_lexer_fuel": 50_000,
+    "max_items_in_row": 500,
+    "step_max_items": 10_000,
+    "max_lexer_states": 50_000,
+    "max_grammar_size": 100_000,
+}
+FIRST_SECONDS, TOKEN_SECONDS = 2.0, 0.004  # of a CPU, for all masks of a row: in all, and more for each emitted token
 JSON_SPACE = r"[\x20\x0A\x0D\x09]{1,16}"  # between the parts of JSON; by default a model may write it for ever
 FORMS = (
     "{'type': 'json_object'}, {'type': 'json_schema', 'json_schema': {...}} or {'type': 'grammar', 'grammar': '...'}"
@@ -81,27 +94,37 @@ class GrammarTransform(LogitTransform):
     """Masks the tokens that a grammar does not allow after what was emitted.
 
     Where it allows none, only the ends of the sequence are allowed. Those are places that are never reached, as the
-    tokens before have probability 0, and places at which the parser gives up (a limit of llguidance).
+    tokens before have probability 0, and all places after the parser gave up.
+
+    The parser gives up once for all: at a limit of its own (`LIMITS`), or when the masks of the row have taken too much
+    time together, which is a budget as the deadline of a request is.
 
     Args:
         matcher: an `LLMatcher` at the beginning. It is copied and stays there.
         eos_ids: the ends of the sequence.
+        clock: seconds of this thread's CPU time.
     """
 
-    def __init__(self, matcher: Any, eos_ids: Sequence[int]) -> None:
-        self._first, self._eos_ids = matcher, list(eos_ids)
-        self._restart()
-
-    def _restart(self) -> None:
-        self._matcher = self._first.deep_copy()
+    def __init__(self, matcher: Any, eos_ids: Sequence[int], clock: Callable[[], float] = time.thread_time) -> None:
+        self._matcher, self._eos_ids, self._clock = matcher.deep_copy(), list(eos_ids), clock
         self._consumed: list[int] = []  # by the matcher
+        self._seconds = 0.0
+        self._gave_up = False
+        self._unknown_from = math.inf  # emitted tokens before the first place whose mask is not known
+
+    def has_failed(self, emitted: int) -> bool:
+        """Whether the last of so many tokens was emitted without a mask, because the parser gave up."""
+        return emitted > self._unknown_from
 
     @override
     def apply(self, logits_V: Tensor, emitted: Sequence[int]) -> None:
-        bits = self._find_allowed(emitted)
-        if self._matcher.is_error():  # perhaps after a draft that was rejected
-            self._restart()
-            bits = self._find_allowed(emitted)
+        began = self._clock()
+        bits = b"" if self._gave_up else self._find_allowed(emitted)
+        self._seconds += self._clock() - began
+        if self._gave_up or self._matcher.is_error():
+            bits, self._gave_up = b"", True
+            self._unknown_from = min(self._unknown_from, len(emitted))
+        self._gave_up |= self._seconds > FIRST_SECONDS + TOKEN_SECONDS * len(emitted)
         allowed_V = torch.zeros(len(logits_V), dtype=torch.bool)
         if bits:  # of no bytes, `unpackbits` makes as many as are wanted, of whatever the memory holds
             unpacked = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), count=len(logits_V), bitorder="little")
@@ -116,8 +139,7 @@ class GrammarTransform(LogitTransform):
         shared = next((place for place, (old, new) in pairs if old != new), min(len(self._consumed), len(emitted)))
         self._matcher.rollback(len(self._consumed) - shared)
         new = list(emitted[shared:])
-        taken = self._matcher.validate_tokens(new)  # consuming one that is refused would end the matcher
-        self._matcher.consume_tokens(new[:taken])
+        taken = self._matcher.try_consume_tokens(new)
         self._consumed[shared:] = new[:taken]
         allowed: bytes = self._matcher.compute_bitmask() if taken == len(new) else b""
         return allowed
@@ -165,7 +187,7 @@ class GrammarCompiler:
                 grammar = llguidance.grammar_from(source.kind, source.text)
         except ValueError as error:
             raise _invalid_error(str(error)) from None
-        limits = llguidance.LLParserLimits(initial_lexer_fuel=LEXER_FUEL)
+        limits = llguidance.LLParserLimits(**LIMITS, verbose_errors=False)
         matcher = llguidance.LLMatcher(self._open_tokenizer(), grammar, log_level=0, limits=limits)
         matcher.compute_bitmask()  # finds grammars without a text, and those that are too complex at once
         if matcher.is_error():

@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 from typing_extensions import override
 
-from pipeline.serve.messages import BusyError
+from pipeline.serve.messages import GRAMMAR_LIMIT, BusyError
 
 VALUE_CHARACTERS = 60  # of a wrong value that a message repeats
 LINGER_BYTES, LINGER_SECONDS = 32 << 20, 10.0
@@ -131,6 +131,12 @@ def deadline_error(seconds: float) -> ApiError:
     """
     message = f"the request must be done within {seconds:g} seconds, but was not; request fewer tokens or a stream"
     return ApiError(504, message, kind="server_error", code="deadline_exceeded", headers=NO_RETRY)
+
+
+def grammar_error() -> ApiError:
+    """Make a 400 for a completion that was ended because its grammar takes too much work."""
+    message = f"the completion {GRAMMAR_LIMIT}"
+    return ApiError(400, message, param="response_format", code="grammar_limit_exceeded")
 
 
 def internal_error() -> ApiError:

@@ -9,7 +9,15 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from pipeline.serve.http.errors import ApiError, JsonObject, deadline_error, encode_json, internal_error, shutdown_error
+from pipeline.serve.http.errors import (
+    ApiError,
+    JsonObject,
+    deadline_error,
+    encode_json,
+    grammar_error,
+    internal_error,
+    shutdown_error,
+)
 from pipeline.serve.http.openai_requests import ParsedRequest
 from pipeline.serve.http.response_stream import ChoiceChunk
 from pipeline.serve.http.tool_calls import NO_TOOLS, CallReader, ToolUse, describe_message
@@ -18,7 +26,7 @@ from stages.sampling.logprobs import TokenLogprobs
 
 SCORE_BYTES = 80  # of a log probability in a response
 MIN_LOGPROB = -9999.0  # of a probability of zero in OpenAI's interface
-INCOMPLETE = {Finish.CANCELLED, Finish.DEADLINE, Finish.FAILED}
+INCOMPLETE = {Finish.CANCELLED, Finish.DEADLINE, Finish.GRAMMAR, Finish.FAILED}
 BytesOf = Callable[[int], bytes]  # of a token
 
 
@@ -217,6 +225,8 @@ class CompletionResponse:
     def _make_error(self, finish: Finish) -> ApiError:
         if finish is Finish.DEADLINE:
             return deadline_error(self._deadline_seconds)
+        if finish is Finish.GRAMMAR:
+            return grammar_error()
         return shutdown_error() if finish is Finish.CANCELLED else internal_error()
 
     def format_whole(self) -> JsonObject:

@@ -17,6 +17,7 @@ from pipeline.serve.http.tool_calls import CallForm, CallReader, ToolUse
 from pipeline.serve.messages import Finish
 from pipeline.serve.run import ServerRun
 from stages.sampling.grammars import GrammarSource
+from store.query.log_reader import LogReader
 
 pytest.importorskip("llguidance")
 
@@ -139,3 +140,19 @@ def test_a_demanded_call_is_a_call(server: ServerRun):
         assert bool(content) != bool(calls)
         called.update(call.name for call in calls)
     assert called
+
+
+def test_a_grammar_that_takes_too_much_work_ends_its_own_request_alone(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
+    ambiguous = GrammarSource("grammar", "start: x\nx: /[a-z ]/ | x x | x x x | x x x x")
+    with run_server(serve_config(tiny_pair), tmp_path / "run") as server:
+        grammar = server.engine.compile_grammar(ambiguous)
+        greedy, other = texts(700, 702)
+        beside = submit_prompt(server.engine, other)
+        ended = submit_prompt(server.engine, greedy, grammar=grammar, max_new_tokens=LONG).end()
+        assert ended.finish is Finish.GRAMMAR
+        assert beside.finish in {Finish.STOP, Finish.LENGTH}
+        assert submit_prompt(server.engine, other).text == beside.text
+    assert_sound(tmp_path / "run")
+    with LogReader([tmp_path / "run"]) as log:
+        finishes = log.select("SELECT finish FROM prompts ORDER BY finish").column(0).to_pylist()
+    assert Counter(finishes)["grammar"] == 1

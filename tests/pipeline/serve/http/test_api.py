@@ -469,6 +469,7 @@ def test_every_client_receives_its_own_completion(engine: ScriptedEngine, served
     [
         (Finish.DEADLINE, 504, "deadline_exceeded"),
         (Finish.FAILED, 500, "internal_error"),
+        (Finish.GRAMMAR, 400, "grammar_limit_exceeded"),
         (Finish.CANCELLED, 503, "server_leaving"),
     ],
 )
