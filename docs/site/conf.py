@@ -19,8 +19,8 @@ project = "omnidraft"
 author = "the contributors of omnidraft"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = "README"
-include_patterns = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/*.md", "docs/studies/*.md"]
-exclude_patterns = [path.name for path in ROOT.iterdir() if path.is_dir() and path.name != "docs"]
+include_patterns = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/*.md", "benchmarks/notes/*.md"]
+exclude_patterns = [path.name for path in ROOT.iterdir() if path.is_dir() and path.name not in ("docs", "benchmarks")]
 
 html_theme = "furo"
 html_title = "omnidraft"
@@ -45,7 +45,7 @@ napoleon_use_rtype = False
 # The changelog quotes what a shell or a log shows; not all of that can be highlighted.
 suppress_warnings = ["misc.highlighting_failure"]
 
-STUDIES = sorted(f"docs/studies/{page.stem}" for page in (ROOT / "docs" / "studies").glob("*.md"))
+NOTES = sorted(f"benchmarks/notes/{page.stem}" for page in (ROOT / "benchmarks" / "notes").glob("*.md"))
 # The navigation: documents by what a reader wants to do.
 NAVIGATION = {
     "Start": ("docs/quickstart", "docs/python", "docs/glossary"),
@@ -56,7 +56,7 @@ NAVIGATION = {
         "docs/logging",
     ),
     "Reference": ("docs/settings", "docs/api", "docs/serve-interface"),
-    "Measurements": ("docs/benchmarks", "docs/studies", *STUDIES, "docs/experiments"),
+    "Measurements": tuple(NOTES),
     "Project": ("CONTRIBUTING", "CHANGELOG"),
 }
 GENERATED = {"docs/settings": format_settings, "docs/api": format_interface}

@@ -24,7 +24,7 @@ from stages.training.update import TrainingConfig
 TRAIN_SHARE = 0.45
 BYTES = 4  # of their weights
 HEAD_RATE = 5e-3  # of a head that begins with random weights
-TRAINED_HEAD_RATE = 1e-4  # with more, a trained head's estimates become worse (docs/experiments.md)
+TRAINED_HEAD_RATE = 1e-4  # with more, a trained head's estimates become worse (benchmarks/notes/choosing.md)
 CLOSED_FORM_SHARE = 1 / 3  # of a gradient step, by count of passes, not measured: an update is one forward pass
 
 

@@ -15,7 +15,7 @@ REAL_RUN: Mapping[str, object] = {
     "sampling.max_new_tokens": 48,
     "draft.holdout": 1 / 32,  # so that the run's log shows the gain of each source of drafts
     # The drafter was distilled from this target: with the usual rate nearly every update lowers its acceptance
-    # (docs/experiments.md).
+    # (benchmarks/notes/learning.md).
     "learn.rate": 2e-4,
 }
 BUILTIN_RUN: Mapping[str, object] = {"sampling.temperature": 0.7}  # greedy text of the built-in models repeats itself

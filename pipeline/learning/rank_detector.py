@@ -38,8 +38,8 @@ class RankDetector:
     A bet ranks the later values among those before its beginning. If all are exchangeable, the chance of every rank is
     known whatever their distribution (Polya's urn), so the bets are fair, and the sum reaches a threshold of A after A
     values at the earliest on average. It is exact where the reference is the whole past, and measured where it is the
-    newest values (`docs/experiments.md`), which a slow rise must not hide a fall from. Equal values count as higher
-    ones.
+    newest values (`benchmarks/notes/drift.md`), which a slow rise must not hide a fall from. Equal values count as
+    higher ones.
 
     >>> detector = RankDetector(interval=10_000, grace=10)
     >>> values = [0.40, 0.50] * 20 + [0.25, 0.30] * 10

@@ -66,7 +66,7 @@ def _windows(tokens_N: Tensor, rows: int, length: int, generator: torch.Generato
 def _make_optimizers(model: Any, rate: float) -> list[torch.optim.Optimizer]:
     """Muon for the layers' matrices, AdamW for embeddings and norms.
 
-    After 160 steps of 1,024 tokens Muon's loss was 5.9 nats where AdamW's was 6.6 (docs/experiments.md).
+    After 160 steps of 1,024 tokens Muon's loss was 5.9 nats where AdamW's was 6.6 (benchmarks/notes/losses.md).
     """
     matrices: list[torch.nn.Parameter] = []
     others: list[torch.nn.Parameter] = []

@@ -32,7 +32,7 @@ def prefers_compiled_forward(model: Any, weights: str, *, one_kernel: bool) -> b
     """Check whether the compiled forward computes a model in this format of weights, and is the fastest to do so.
 
     Numbers of 32 bits, read from memory, it multiplies with up to four rows faster than oneDNN, and with more rows
-    slower (docs/experiments.md). Of codes and numbers of 16 bits it reads less. The packed forward is for fewer
+    slower (benchmarks/notes/passes.md). Of codes and numbers of 16 bits it reads less. The packed forward is for fewer
     families.
     """
     if not has_compiled_forward(model):

@@ -20,7 +20,7 @@ from stages.models.language_model import LanguageModel, read_trained_weights
 from store.errors import ModelError
 
 STATES_FILE = "target_states.safetensors"
-SIZE = 256  # S: on SmolLM2 and GSM8K better than 128 (docs/experiments.md)
+SIZE = 256  # S: on SmolLM2 and GSM8K better than 128 (benchmarks/notes/closed-form.md)
 FEATURES = SIZE + 1  # F: with a constant
 STEP = 1 / 16  # of the eight bits; the numbers have variance 1
 SCALE = 2.0  # of the features: the larger, the less the ridge shrinks their weights

@@ -6,7 +6,7 @@ once per text (`stages/examples/builder.py`), and soft targets are computed from
 
 The teacher has its own temperature. At 0 a distribution carries nothing about the second-best tokens; at 1 the best
 token has too little weight, and a first piece that many tokens share outweighs a more probable token (measurements in
-docs/experiments.md; the paper does not state its choice).
+benchmarks/notes/losses.md; the paper does not state its choice).
 
 Shapes: N positions, V target tokens, K likeliest tokens, C chunks of the vocabulary.
 """

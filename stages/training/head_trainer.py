@@ -21,7 +21,7 @@ from stages.contract.snapshot import (
 from stages.drafting.head import AcceptanceHead
 
 NEW_LABELS = 32  # of a step: a step takes as long as half a pass of a fast target, and is worth more labels than one
-# The same of a head that came trained, which gains less by a step (docs/experiments.md, 2026-11-26), but for the first
+# The same of a head that came trained, which gains less by a step (benchmarks/notes/choosing.md), but for the first
 # step after a reset.
 NEW_LABELS_TRAINED = 128
 

@@ -14,7 +14,7 @@ REPLAYED = 2  # pieces that an update reads per piece of its new examples: it ta
 # So it is halved where updates gain nothing.
 HOPED_GAIN = 0.05
 # Where rejected tokens are rare an update is an exploration. At once the longest interval it took a tenth of the time
-# of the fastest real target (SmolLM2 in four bits, docs/experiments.md).
+# of the fastest real target (SmolLM2 in four bits, benchmarks/notes/learning.md).
 TO_EXPLORE = 4
 # Largest cost of an exploration, as a share of the target passes of plain decoding since the last update: at 256
 # prompts of 40 tokens it would still take 2% of the fastest target's time.

@@ -1,7 +1,7 @@
 """A `Sender` in a process of its own, which computes where the stream leaves a processor idle.
 
 To import MLflow takes two seconds, a new store six, a version some tenths. On a thread of the process that decodes this
-doubled the time of a block (docs/experiments.md), at the beginning of a run, where its reader waits for text.
+doubled the time of a block (benchmarks/notes/store.md), at the beginning of a run, where its reader waits for text.
 """
 
 import json
