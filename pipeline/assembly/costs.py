@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from pipeline.assembly.cost_probe import measure
 from pipeline.assembly.models import Models
 from pipeline.config.sections import DraftSettings
 from pipeline.config.settings import Config
@@ -11,7 +12,6 @@ from stages.drafting.stopping import STOP_RULES, FixedLength, StopRule
 from stages.drafting.tracked_costs import TrackedCosts
 from stages.models.devices import device_name
 from stages.models.language_model import LanguageModel
-from stages.tools.cost_probe import measure
 from stages.translate import Translate
 from stages.verify import Verify
 

@@ -9,12 +9,7 @@ from typing import Any
 
 from pipeline.assembly.models import Models, locate
 from pipeline.config.settings import Config
-from pipeline.sources.stream import open_sources, stream
-from stages.models.huggingface import load_tokenizer
-from stages.ngrams.cache import NgramCache
-from stages.ngrams.eviction import EVICTIONS
-from stages.ngrams.trie import build_direct_trie
-from stages.tools.vocab_statistics import (
+from pipeline.reports.vocab_statistics import (
     CacheCoverage,
     Coverage,
     cache_coverage,
@@ -23,6 +18,11 @@ from stages.tools.vocab_statistics import (
     ngrams_by_length,
     silent,
 )
+from pipeline.sources.stream import open_sources, stream
+from stages.models.huggingface import load_tokenizer
+from stages.ngrams.cache import NgramCache
+from stages.ngrams.eviction import EVICTIONS
+from stages.ngrams.trie import build_direct_trie
 from stages.vocabulary.pair import How, Pair, SpecialMapping, SpecialRule, pair
 from stages.vocabulary.tokenizer_view import Vocabulary
 from store.errors import SourceError

@@ -26,7 +26,7 @@ from pipeline.versions.statistics import (
     PassageCounts,
     compare_counts,
 )
-from stages.tools.transformers_baselines import preference
+from stages.models.huggingface import logit_difference
 from store.errors import CorruptError, SourceError, UsageError
 from store.events import PromptReceived
 
@@ -218,7 +218,7 @@ def _require_equal(
     if place is not None:
         tokens, _ = prompt_encoder(config, arm.models)(prompt)
         text = [*tokens, *one[:place]]
-        margin = abs(preference(arm.models.target.model, text, one[place], other[place]))
+        margin = abs(logit_difference(arm.models.target.model, text, one[place], other[place]))
         tie = f"; there the target's logits of the two tokens are {margin:.2g} apart, and about 0 is a tie of rounding"
     raise CorruptError(
         f"at temperature 0 both versions must give the target's text, but that of prompt {prompt.prompt_id} parts at "

@@ -16,8 +16,8 @@ from pipeline.assembly.cache import NGRAM_FILE
 from pipeline.assembly.models import locate
 from pipeline.assembly.stages import HEAD_FILE
 from pipeline.reports.terminal import new_folder, to_printable
+from pipeline.versions.plain_drafter import export_drafter
 from stages.models.huggingface import read_licence
-from stages.tools.drafter_export import export_drafter
 from store.errors import OmnidraftError
 from store.registry.registered_version import VersionDetails, find_lineage
 from store.registry.registry import fetch_version, list_versions, show_version

@@ -4,7 +4,7 @@ import json
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import RLock
@@ -362,3 +362,11 @@ def read_licence(source: str) -> str | None:
     ):  # no card, no metadata in it, or a name that is no repository's
         return None
     return str(licence) if licence else None
+
+
+@torch.inference_mode()
+def logit_difference(model: Any, text: Sequence[int], one: int, other: int) -> float:
+    """Return the difference of a model's logits of two tokens after a text; about 0 is a near tie."""
+    ids_1T = torch.tensor([list(text)], device=model.device)
+    logits_V = model(input_ids=ids_1T, use_cache=False).logits[0, -1].float()
+    return float(logits_V[one] - logits_V[other])

@@ -200,11 +200,3 @@ def surprisal(target: Any, prompt: Sequence[int], completion: Sequence[int], tem
     logits_TV = target(input_ids=ids_1T, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
     log_distribution_TV = (logits_TV / temperature).log_softmax(-1)
     return -float(log_distribution_TV.gather(1, ids_1T[0, len(prompt) :, None]).double().sum())
-
-
-@torch.inference_mode()
-def preference(target: Any, text: Sequence[int], one: int, other: int) -> float:
-    """Return the difference of the target's logits of two tokens after a text; about 0 is a near tie."""
-    ids_1T = torch.tensor([list(text)], device=target.device)
-    logits_V = target(input_ids=ids_1T, use_cache=False).logits[0, -1].float()
-    return float(logits_V[one] - logits_V[other])

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from pipeline.assembly.models import load_models
-from stages.tools.drafter_export import export_drafter
+from pipeline.versions.plain_drafter import export_drafter
 from store.events import TokenDecision, Updated
 
 ALWAYS = {  # one of each kind of attention, cache and feed-forward part; all others are run by hand

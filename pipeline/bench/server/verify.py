@@ -10,9 +10,9 @@ from pipeline.assembly.models import load_only_target, locate, registry_uri
 from pipeline.bench.server.client import Outcome
 from pipeline.config.settings import Config
 from pipeline.serve.run import make_conversation
-from stages.models.huggingface import load_causal_model
+from stages.models.huggingface import load_causal_model, logit_difference
 from stages.sampling.distributions import Sampling
-from stages.tools.transformers_baselines import Request, greedy_generate, preference
+from stages.tools.transformers_baselines import Request, greedy_generate
 
 if TYPE_CHECKING:
     from stages.vocabulary.tokenizer_view import Vocabulary
@@ -152,5 +152,5 @@ def _margin(reference: Reference, text: Sequence[int], expected: int, rest: str)
     begins = rest.encode()[:SHOWN]
     found = (reference.words.id_of_bytes.get(begins[:length]) for length in range(1, len(begins) + 1))
     others = [other for other in found if other is not None] if rest else sorted(reference.eos_ids)
-    margins = [preference(reference.target, text, expected, other) for other in others if other != expected]
+    margins = [logit_difference(reference.target, text, expected, other) for other in others if other != expected]
     return min(margins, default=None)

@@ -43,7 +43,8 @@ from pipeline.config.settings import Config
 from pipeline.reports.machine import machine_of, peak_memory
 from pipeline.run.rounds import LoopInRounds, Round, first_difference, rotate
 from pipeline.sources.stream import Source, open_sources, stream
-from stages.tools.transformers_baselines import preference, surprisal
+from stages.models.huggingface import logit_difference
+from stages.tools.transformers_baselines import surprisal
 from store.errors import ConfigError, SourceError, UsageError
 from store.events import PromptReceived, PromptRejected
 
@@ -306,7 +307,7 @@ def _widest(
         same = first_difference(ours, theirs)
         if same is not None:
             text = [*encoded[number][place], *ours[:same]]
-            found.append(abs(preference(target, text, ours[same], theirs[same])))
+            found.append(abs(logit_difference(target, text, ours[same], theirs[same])))
     return max(found, default=None)
 
 

@@ -377,7 +377,7 @@ def test_differing_texts_are_judged_after_the_encoded_prompt(
     arms = Arm("A", [], models=models), Arm("B", [], (1, 4, 3), models=models)
     read: list[list[int]] = []
     monkeypatch.setattr(comparing, "make_arms", lambda *rest: arms)
-    monkeypatch.setattr(comparing, "preference", lambda model, text, one, other: read.append(list(text)) or 0.0)
+    monkeypatch.setattr(comparing, "logit_difference", lambda model, text, one, other: read.append(list(text)) or 0.0)
     with pytest.raises(CorruptError, match="parts at token 1; there the target's logits"):
         compare(config, sides, [PromptReceived(0, "p", "d", 1, "Ann")], "", tmp_path, lambda done: None)
     assert read == [[*models.target_vocabulary.encode("user: Ann\nanswer:")[1:], 1]], "the template has no begin token"

@@ -3,10 +3,7 @@
 import pytest
 from tokenizer_making import byte_level, space_mark
 
-from stages.ngrams.cache import NgramCache
-from stages.ngrams.eviction import EVICTIONS
-from stages.ngrams.trie import build_direct_trie
-from stages.tools.vocab_statistics import (
+from pipeline.reports.vocab_statistics import (
     BANDS,
     band_of,
     cache_coverage,
@@ -15,6 +12,9 @@ from stages.tools.vocab_statistics import (
     ngrams_by_length,
     silent,
 )
+from stages.ngrams.cache import NgramCache
+from stages.ngrams.eviction import EVICTIONS
+from stages.ngrams.trie import build_direct_trie
 from stages.vocabulary.pair import Pair, pair
 from stages.vocabulary.tokenizer_view import Vocabulary
 

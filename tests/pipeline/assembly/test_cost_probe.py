@@ -4,6 +4,8 @@ import pytest
 import torch
 from doubles import TableModel, row_of
 
+from pipeline.assembly import cost_probe
+from pipeline.assembly.cost_probe import measure
 from stages.decode import Decode
 from stages.drafting.head import AcceptanceHead
 from stages.drafting.stopping import FixedLength
@@ -13,8 +15,6 @@ from stages.ngrams.eviction import LeastFrequentlyUsed
 from stages.ngrams.trie import Trie
 from stages.rules import TrieRule
 from stages.sampling.distributions import Sampling
-from stages.tools import cost_probe
-from stages.tools.cost_probe import measure
 from stages.translate import Translate
 from stages.verify import Verify
 
