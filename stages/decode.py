@@ -26,8 +26,9 @@ from stages.drafting.target_states import AGE_DECAY
 from stages.models.devices import synchronize
 from stages.models.language_model import LanguageModel
 from stages.prompts.prompt_reader import PromptReader
-from stages.sampling.distributions import Sampling, entropy, find_peaks, to_probs
+from stages.sampling.distributions import entropy, find_peaks, to_probs
 from stages.sampling.drawing import sample_rows
+from stages.sampling.params import SamplingParams
 
 LOG = logging.getLogger("omnidraft.drafting")
 
@@ -65,7 +66,7 @@ class Decode(Stage[SequenceState, Draft]):
     >>> shape = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
     >>> drafter = LanguageModel(new_llama(0, vocab_size=6, **shape), "drafter")
     >>> head = AcceptanceHead(width=8, seed=0)
-    >>> decode = Decode(drafter, head, FixedLength(), Sampling(1.0), allowed=range(5), max_draft=3, eos_id=None)
+    >>> decode = Decode(drafter, head, FixedLength(), SamplingParams(1.0), allowed=range(5), max_draft=3, eos_id=None)
     >>> rng = SeededRandomSource(seed=0, offset=0)
     >>> row = SequenceState(0, "id", "dataset", "text", [0, 1], 2, [4, 2, 0], rng, remaining_tokens=9)
     >>> decode.admit(row)
@@ -115,7 +116,7 @@ class Decode(Stage[SequenceState, Draft]):
         model: LanguageModel,
         head: AcceptanceHead,
         stop_rule: StopRule,
-        sampling: Sampling,
+        sampling: SamplingParams,
         allowed: Collection[int],
         max_draft: int,
         eos_id: int | None,

@@ -108,7 +108,7 @@ class Judge(Stage[Proposal, Verdict]):
         pairs = zip(drafted, result.emitted, strict=False)
         accepted = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         decided = self._decide(proposal, result.emitted, accepted, self._find_levels(proposal, top))
-        ends = row.stop_ids if row.ignore_eos else self._ends | row.stop_ids
+        ends = row.find_ends(self._ends)
         decisions = truncate(decided, result.limit or len(result.emitted) + 1, ends)
         emitted = emitted_tokens(decisions)
         soft_targets = self._supervise(row, emitted, top) if top and row.collects_soft_targets else ()

@@ -22,9 +22,10 @@ from stages.examples.teacher import Supervision, Teacher
 from stages.models.language_model import LanguageModel
 from stages.prompts.prompt_reader import PromptReader
 from stages.rules import Levels, Rule
-from stages.sampling.distributions import OneHotRows, Sampling, find_peaks, read_peaks, to_probs
+from stages.sampling.distributions import OneHotRows, find_peaks, read_peaks, to_probs
 from stages.sampling.drawing import RowDistributions
 from stages.sampling.logprobs import TokenLogprobs, compute_logprobs
+from stages.sampling.params import SamplingParams
 from stages.sampling.raw_values import RawValues, RejectedPlace, compute_raw_values
 from stages.transformed_logits import transform_logits
 from stages.tree_decisions import decide_tree, name_pieces
@@ -136,7 +137,7 @@ class Verify(Stage[Proposal, Verdict]):
         self,
         model: LanguageModel,
         rule: Rule,
-        sampling: Sampling,
+        sampling: SamplingParams,
         context: Sequence[tuple[int, ...]],
         tokenizer_size: int,
         eos_ids: Collection[int],
@@ -264,11 +265,7 @@ class Verify(Stage[Proposal, Verdict]):
             decisions = name_pieces(decide_tree(tree, target, row.rng), proposal.tokens, levels)
         else:
             decisions = decide(proposal, levels, target, self._rule, row.rng)
-        return truncate(decisions, row.remaining_tokens, self._end_ids(row), row.stop_strings)
-
-    def _end_ids(self, row: SequenceState) -> frozenset[int]:
-        """Return the tokens that end a row."""
-        return row.stop_ids if row.ignore_eos else row.stop_ids | self._eos_ids
+        return truncate(decisions, row.remaining_tokens, row.find_ends(self._eos_ids), row.stop_strings)
 
     def _target_logits(self, batch: Sequence[Proposal], ready: Sequence[Proposal]) -> tuple[Tensor, Tensor, list[int]]:
         """Compute a pass over the whole batch, which also reads of the prompts of the rows that are not ready.
@@ -329,7 +326,9 @@ class Verify(Stage[Proposal, Verdict]):
         row.remaining_tokens -= len(emitted)
         row.block += 1
         row.target_state = None if states is None else states[-1]
-        stopped = emitted[-1] in self._end_ids(row) or (row.stop_strings is not None and row.stop_strings.complete)
+        stopped = emitted[-1] in row.find_ends(self._eos_ids) or (
+            row.stop_strings is not None and row.stop_strings.complete
+        )
         row.finish = "stop" if stopped else "" if row.remaining_tokens else "length"
         self.model.roll_back(row, len(row.tokens) - 1)
         accepted = sum(decision.outcome is Outcome.ACCEPTED for decision in decisions)

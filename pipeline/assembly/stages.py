@@ -1,7 +1,7 @@
 """The stages of one target: how it is drafted for, translated and verified."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from pipeline.assembly.admission import find_preamble
@@ -30,7 +30,7 @@ from stages.ngrams.trie import Trie, build_direct_trie
 from stages.prompts.prefix_cache import PrefixCache
 from stages.prompts.prompt_reader import PromptReader
 from stages.rules import MODES
-from stages.sampling.distributions import Sampling
+from stages.sampling.params import SamplingParams
 from stages.translate import Translate
 from stages.verify import Verify
 from stages.vocabulary.pair import Pair
@@ -62,6 +62,12 @@ def draftable(draft: DraftSettings, words: Pair) -> set[int]:
     return MODES[draft.mode].draftable_pieces(words.pieces)
 
 
+def make_sampling_params(config: Config) -> SamplingParams:
+    """The sampling parameters of the settings: of all prompts, or the defaults of requests."""
+    settings = config.sampling
+    return SamplingParams(settings.temperature, settings.top_k, settings.top_p, max_tokens=settings.max_new_tokens)
+
+
 def make_drafting(
     config: Config, models: Models, shared_with: Drafting | None = None, *, live: bool = False
 ) -> Drafting:
@@ -74,7 +80,7 @@ def make_drafting(
         live: whether the prompts are requests, which are never decoded again.
     """
     head = make_head(models, config.seed)
-    learn, settings, device = config.learn, config.sampling, models.target.device
+    learn, device = config.learn, models.target.device
     mode = MODES[config.draft.mode]
     sizes = models.target.vocabulary_size, models.drafter.vocabulary_size
     trie = shared_with.trie if shared_with else build_direct_trie(models.pair.pieces, *sizes, device)
@@ -86,7 +92,7 @@ def make_drafting(
     verify = Verify(
         models.target,
         mode.make_rule(trie, models.pair.pieces),
-        Sampling(settings.temperature, settings.top_k, settings.top_p),
+        make_sampling_params(config),
         models.pair.context,
         models.target_vocabulary.size,
         models.eos_ids,
@@ -137,14 +143,15 @@ def _decode(
     end: int | None,
     costs: CostModel | None,
 ) -> Decode:
-    settings = config.sampling
-    temperature = settings.temperature if config.draft.temperature is None else config.draft.temperature
+    params = make_sampling_params(config)
+    if config.draft.temperature is not None:
+        params = replace(params, temperature=config.draft.temperature)
     states = models.drafter.extra if isinstance(models.drafter.extra, TargetStates) else None
     return Decode(
         models.drafter,
         head,
         stop_rule,
-        Sampling(temperature, settings.top_k, settings.top_p),
+        params,
         draftable(config.draft, models.pair),
         max_draft,
         end,

@@ -362,9 +362,10 @@ def serve(
 
 
 def _serve(config: Config, run: str, host: str, port: int, api_key: str | None, *, resume: bool) -> None:
+    from pipeline.assembly.stages import make_sampling_params
     from pipeline.serve.engine_process import EngineProcess
     from pipeline.serve.http.api import make_app
-    from pipeline.serve.http.limits import Defaults, Limits
+    from pipeline.serve.http.limits import Limits
     from pipeline.serve.http.metrics import Metrics
     from pipeline.serve.http.server import serve as serve_http
     from store.hosts import listen
@@ -378,12 +379,10 @@ def _serve(config: Config, run: str, host: str, port: int, api_key: str | None, 
         deadline_seconds=config.serve.deadline_seconds,
         grace_seconds=config.serve.grace_seconds,
     )
-    sampling = config.sampling
-    defaults = Defaults(sampling.temperature, sampling.top_k, sampling.top_p)
     with status("loading models", is_long=True):
         engine = EngineProcess(config, run, metrics.count_event, resume=resume)
     with engine:
-        app = make_app(engine, limits, metrics, defaults=defaults, api_key=api_key, host=host)
+        app = make_app(engine, limits, metrics, defaults=make_sampling_params(config), api_key=api_key, host=host)
         address = ("[{}]:{}" if ":" in host else "{}:{}").format(host, listener.getsockname()[1])
         LOG.info("serving %s on http://%s/v1", config.targets[0], address)
         LOG.info("run: %s", run, extra={"run": run})

@@ -5,12 +5,13 @@ import os
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from queue import SimpleQueue
 from tempfile import TemporaryDirectory
 from typing import Any, Self, overload
 
+from pipeline.assembly.stages import make_sampling_params
 from pipeline.config.serving import with_serving_defaults
 from pipeline.config.settings import Config
 from pipeline.interface.arguments import (
@@ -28,14 +29,13 @@ from pipeline.run.folder import RUNS, open_new_run
 from pipeline.serve.engine import LiveEngine
 from pipeline.serve.messages import GRAMMAR_LIMIT, BusyError, Chunk, EncodedPrompt, Finish, GenerationRequest, Usage
 from pipeline.serve.run import ServerRun
-from stages.sampling.distributions import Sampling
 from stages.sampling.grammars import GrammarSource
-from stages.sampling.transforms import TokenControls
+from stages.sampling.params import SamplingParams
 from store.errors import ConfigError, OmnidraftError, UsageError
 from store.registry.registry import default_uri
 
 NO_LIMIT = 2**31  # requests that may wait: the caller waits for them in any case
-CONTROLS = [field.name for field in fields(TokenControls)]
+PARAMETERS = {field.name for field in fields(SamplingParams)} - {"logprobs"}
 Message = Mapping[str, str]
 
 
@@ -243,38 +243,26 @@ class LLM:
 
     def _request(self, prompt: EncodedPrompt, sampling: Mapping[str, Any]) -> GenerationRequest:
         values = dict(sampling)
-        stop, seed, min_p = values.pop("stop", ()), values.pop("seed", None), values.pop("min_p", 0.0)
         source = GrammarSource.from_response_format(values.pop("response_format", {"type": "text"}))
-        controls = self._make_controls({name: values.pop(name) for name in CONTROLS if name in values})
-        if source and controls.ignore_eos:
+        params = self._make_params(values)
+        if source and params.ignore_eos:
             raise ConfigError("ignore_eos must be False with a response_format, which ends by itself, got True")
-        stops = (stop,) if isinstance(stop, str) else tuple(stop)
-        if not all(isinstance(text, str) and text for text in stops):
-            raise ConfigError(f"stop must be a text or texts that are not empty, got {stop!r}")
-        if "max_tokens" in values:
-            values["max_new_tokens"] = values.pop("max_tokens")
-        chosen = self._config.with_overrides({f"sampling.{key}": value for key, value in values.items()}).sampling
-        return GenerationRequest(
-            request_id=f"request-{next(self._numbers)}",
-            prompt=prompt,
-            max_new_tokens=chosen.max_new_tokens,
-            temperature=chosen.temperature,
-            top_k=chosen.top_k,
-            top_p=chosen.top_p,
-            stop=stops,
-            seed=seed,
-            min_p=Sampling(min_p=min_p).min_p,
-            controls=controls,
-            grammar=self._open.compile_grammar(source) if source else None,
-        )
+        grammar = self._open.compile_grammar(source) if source else None
+        return GenerationRequest(f"request-{next(self._numbers)}", prompt, params, grammar=grammar)
 
-    def _make_controls(self, values: dict[str, Any]) -> TokenControls:
+    def _make_params(self, values: dict[str, Any]) -> SamplingParams:
+        if unknown := values.keys() - PARAMETERS:
+            names = ", ".join(sorted(PARAMETERS))
+            raise ConfigError(f"a sampling parameter must be response_format or one of {names}; got {min(unknown)!r}")
+        if isinstance(values.get("stop"), str):
+            values["stop"] = (values["stop"],)
+        for name in ("stop", "stop_token_ids"):
+            values[name] = tuple(values.get(name, ()))
         values["logit_bias"] = tuple(dict(values.get("logit_bias", {})).items())
-        values["stop_token_ids"] = tuple(values.get("stop_token_ids", ()))
-        controls = TokenControls(**values)
-        if unknown := controls.find_unknown_id(size := self._open.vocabulary_size):
-            raise ConfigError(f"{unknown[0]} must have token ids from 0 to {size - 1}, got {unknown[1]}")
-        return controls
+        params = replace(make_sampling_params(self._config), **values)
+        if wrong := params.find_unknown_id(size := self._open.vocabulary_size):
+            raise ConfigError(f"{wrong[0]} must have token ids from 0 to {size - 1}, got {wrong[1]}")
+        return params
 
     @property
     def _open(self) -> LiveEngine:

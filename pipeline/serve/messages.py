@@ -14,7 +14,7 @@ from typing_extensions import override
 from stages.prompts.prompt_reader import PrefixCounts
 from stages.sampling.grammars import Grammar, GrammarSource
 from stages.sampling.logprobs import TokenLogprobs
-from stages.sampling.transforms import NO_CONTROLS, TokenControls
+from stages.sampling.params import SamplingParams
 
 NO_PREFIXES = PrefixCounts()
 GRAMMAR_LIMIT = (  # what is said of a completion with `Finish.GRAMMAR`
@@ -68,35 +68,22 @@ class GenerationRequest:
     Attributes:
         request_id: id of the HTTP request, unique. The prompt's id in the log; choice i > 0 adds `#i`.
         prompt: the text to complete.
-        max_new_tokens: at least 1; the engine reduces it to what the models' contexts leave.
-        temperature, top_k, top_p, min_p: of the target's distribution for this request.
-        stop: strings before which the completion ends.
-        seed: of the random numbers; None derives them from the run's seed and the prompt's offset.
-        logprobs: alternatives per token, 0 for the emitted token's own log probability alone; None for none at all.
+        sampling: how it is drawn and when it ends.
         store: whether its text may be logged and learned from.
         timeout_seconds: time from `submit` after which it ends with `Finish.DEADLINE`; None for no limit.
         choice: index among the choices of its HTTP request; part of the seed.
         tenant: whose request it is: the API key of its client. The memory shows nothing of one tenant to another.
-        controls: penalties, biases, and the tokens that end it.
         grammar: what its text must follow; None for any text.
         markers: names of special tokens that are part of its text; the target may have none of these tokens.
     """
 
     request_id: str
     prompt: EncodedPrompt
-    max_new_tokens: int
-    temperature: float
-    top_k: int = 0
-    top_p: float = 1.0
-    stop: tuple[str, ...] = ()
-    seed: int | None = None
-    logprobs: int | None = None
+    sampling: SamplingParams
     store: bool = True
     timeout_seconds: float | None = None
     choice: int = 0
     tenant: str = ""
-    min_p: float = 0.0
-    controls: TokenControls = NO_CONTROLS
     grammar: Grammar | None = None
     markers: tuple[str, ...] = ()
 

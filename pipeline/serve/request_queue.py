@@ -17,7 +17,6 @@ from pipeline.recorder import shown_tokens
 from pipeline.serve.messages import BusyError, Chunk, ChunkListener, Finish, GenerationRequest, Usage
 from stages.contract.blocks import SequenceState, Verdict
 from stages.memory.ngram_table import scope_of
-from stages.sampling.distributions import Sampling
 from stages.sampling.grammars import GrammarTransform
 from stages.sampling.random_source import SeededRandomSource
 from stages.vocabulary.text_stream import BytesOf, StopStrings, TextStream
@@ -142,7 +141,9 @@ class RequestQueue(Iterator[PromptReceived]):
     def submit(self, request: GenerationRequest, listener: ChunkListener) -> Callable[[], None]:
         """Queue a request and return a function that cancels it; as `Engine.submit`."""
         deadline = math.inf if request.timeout_seconds is None else self._clock() + request.timeout_seconds
-        pending = PendingRequest(request, listener, deadline, TextStream(self._make_bytes_of(request), request.stop))
+        pending = PendingRequest(
+            request, listener, deadline, TextStream(self._make_bytes_of(request), request.sampling.stop)
+        )
         with self._change:
             if self.closed:
                 raise BusyError("the server is shutting down", 10, shutting_down=True)
@@ -210,10 +211,9 @@ class RequestQueue(Iterator[PromptReceived]):
         """Make the sequence to decode for an admitted prompt."""
         pending = self._running[prompt.offset]
         request = pending.request
-        if request.seed is None:
-            seed, place = self._seed, prompt.offset
-        else:
-            seed, place = request.seed % SEED_COUNT, request.choice
+        sampling, seed, place = request.sampling, self._seed, prompt.offset
+        if sampling.seed is not None:
+            seed, place = sampling.seed % SEED_COUNT, request.choice
         tokens = list(request.prompt.tokens)
         pending.grammar = request.grammar.start() if request.grammar else None
         pending.sequence = SequenceState(
@@ -225,14 +225,11 @@ class RequestQueue(Iterator[PromptReceived]):
             len(tokens),
             list(request.prompt.pieces),
             SeededRandomSource(seed, place),
-            min(request.max_new_tokens, self._max_length - len(tokens)),
+            min(sampling.max_tokens, self._max_length - len(tokens)),
             private=not request.store,
-            sampling=Sampling(request.temperature, request.top_k, request.top_p, request.min_p),
-            stop_strings=StopStrings(self._make_bytes_of(request), request.stop) if request.stop else None,
-            transforms=(*request.controls.make_transforms(tokens), *filter(None, [pending.grammar])),
-            ignore_eos=request.controls.ignore_eos,
-            stop_ids=frozenset(request.controls.stop_token_ids),
-            logprobs=request.logprobs,
+            sampling=sampling,
+            stop_strings=StopStrings(self._make_bytes_of(request), sampling.stop) if sampling.stop else None,
+            transforms=(*sampling.make_transforms(tokens), *filter(None, [pending.grammar])),
             record_example=self._learner_accepts_examples(),
             scope=scope_of(request.tenant),
         )

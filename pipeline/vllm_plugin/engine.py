@@ -31,6 +31,7 @@ from stages.judge import Judge
 from stages.memory.text_memory import TextMemory, TreeLimits
 from stages.ngrams.cache import NoCache
 from stages.ngrams.trie import Trie
+from stages.sampling.params import SamplingParams
 from stages.sampling.random_source import SeededRandomSource
 from stages.translate import Translate
 from store.events import Event, PromptCompleted, PromptReceived, TokenDecision
@@ -124,7 +125,7 @@ class PromptMaker(MakeSequence):
         remaining = max(0, min(self._longest, request.longest if request else self._longest) - len(tokens) - 1)
         sequence = SequenceState(offset, name, DATASET, text, tokens, len(tokens), self._spell(tokens), rng, remaining)
         if request:
-            sequence.stop_ids, sequence.ignore_eos = request.ends, request.ignores_ends
+            sequence.sampling = SamplingParams(ignore_eos=request.ignores_ends, stop_token_ids=tuple(request.ends))
         sequence.record_example = self._accepts()
         return sequence
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from stages.ngrams.trie import Node
-from stages.sampling.distributions import Sampling
 from stages.sampling.logprobs import TokenLogprobs
+from stages.sampling.params import SamplingParams
 from stages.sampling.random_source import RandomSource
 from stages.sampling.raw_values import RawValues
 from stages.sampling.transforms import LogitTransform
@@ -48,16 +48,11 @@ class SequenceState:
     block: int = 0  # number of the current block
     finish: str = ""  # "" while in flight, then "stop" or "length"; live: also "cancelled" and "deadline"
     private: bool = False  # its text is not stored: neither logged nor learned from nor written to a checkpoint
-    # the transform of this row's distributions, the drafter's as well as the target's; None for that of the
-    # stages
-    sampling: Sampling | None = None
+    # how this row is drawn from the target and the drafter, and the tokens that end it; None: as the stages draw
+    sampling: SamplingParams | None = None
     stop_strings: StopStrings | None = None  # finds the strings at which the sequence ends; None if it has none
     # change the target's logits before the sampling transform, in this order
     transforms: tuple[LogitTransform, ...] = ()
-    ignore_eos: bool = False  # whether the target's ends of sequence do not end this one
-    stop_ids: frozenset[int] = frozenset()  # further tokens that end it
-    # alternatives wanted with each emitted token, 0 for the token's own log probability alone; None for nothing
-    logprobs: int | None = None
     record_example: bool = True  # whether soft targets are recorded, unless the row is private
     scope: int = 0  # whose text it is, in the memory: rows of one scope never see text of another
     # the target's reduced hidden state at the last emitted token (S,); None before there is one, or if the
@@ -71,9 +66,22 @@ class SequenceState:
     frequency: float | None = None
 
     @property
+    def logprobs(self) -> int | None:
+        """Alternatives wanted with each emitted token; as `SamplingParams.logprobs`."""
+        return self.sampling.logprobs if self.sampling else None
+
+    def find_ends(self, eos_ids: frozenset[int]) -> frozenset[int]:
+        """Return the tokens that end this row, given the target's own."""
+        if self.sampling is None:
+            return eos_ids
+        stop_ids = frozenset(self.sampling.stop_token_ids)
+        return stop_ids if self.sampling.ignore_eos else stop_ids | eos_ids
+
+    @property
     def belongs_to_request(self) -> bool:
         """Whether it has wishes of a request, which ends with the process that answers it."""
-        return bool(self.stop_strings or self.transforms or self.ignore_eos or self.stop_ids)
+        of_tokens = self.sampling and (self.sampling.ignore_eos or self.sampling.stop_token_ids)
+        return bool(self.stop_strings or self.transforms or of_tokens)
 
     @property
     def collects_soft_targets(self) -> bool:

@@ -42,7 +42,7 @@ from torch import Tensor
 
 from stages.contract.blocks import SequenceState, TrainingExample
 from stages.contract.example_codec import ExampleReader, ExampleWriter, IndexEntry
-from stages.sampling.distributions import Sampling
+from stages.sampling.params import SamplingParams
 from stages.sampling.random_source import RandomSourceState, SeededRandomSource
 from store.errors import CorruptError
 
@@ -75,8 +75,7 @@ class RowState:
     room: int
     block: int
     finish: str
-    sampling: Sampling | None = None
-    logprobs: int | None = None
+    sampling: SamplingParams | None = None
     scope: int = 0
     target_state: list[int] | None = None
     predicted: int = 0

@@ -6,72 +6,34 @@ Shapes: N positions, V tokens of a vocabulary, K likeliest tokens.
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import inf
 
 import torch
 from torch import Tensor
 
-from store.errors import ConfigError
+from stages.sampling.params import SamplingParams, Transform
 
-GREEDY_BELOW = 1e-5  # a logit divided by less may leave the range of a float32
 NUCLEUS = 1024  # tokens; the nuclei of language models are mostly smaller
-HOTTEST = 1e6  # all but uniform; far above it a float32 has no number for the temperature
 
 
-@dataclass(frozen=True)
-class Sampling:
-    """The user's sampling transform. Temperature 0 is greedy decoding, as the limit.
+def to_distribution(logits_NV: Tensor, params: SamplingParams, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Transform logits to the probabilities that a token is drawn from (N, V), rows summing to 1, in `dtype`.
 
-    A batch holds the rows of many users: values out of range are rejected here, before they reach a forward pass.
-
-    Attributes:
-        temperature: 0 or more; below `GREEDY_BELOW` as 0.
-        top_k: keep the k most probable tokens; 0 keeps all.
-        top_p: keep the smallest set of most probable tokens whose mass reaches this, the likeliest always; 1 keeps all.
-        min_p: keep the tokens with at least this share of the likeliest token's probability, before top-k and top-p; 0
-            keeps all.
-
-    Raises:
-        ConfigError: a value is out of range, or not a number.
+    At temperature 0 all mass is on the first of the largest logits.
     """
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-
-    def __post_init__(self) -> None:
-        shares = 0 <= self.top_p <= 1 and 0 <= self.min_p <= 1
-        if not (0 <= self.temperature <= HOTTEST and self.top_k >= 0 and shares):
-            raise ConfigError(
-                f"sampling must have a temperature from 0 to {HOTTEST:g}, top_k from 0, top_p and min_p from 0 to 1, "
-                f"got {self.temperature}, {self.top_k}, {self.top_p} and {self.min_p}"
-            )
-
-    @property
-    def is_greedy(self) -> bool:
-        """Whether the likeliest token is taken, so that nothing is drawn."""
-        return self.temperature < GREEDY_BELOW
-
-    def distribution(self, logits_NV: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Transform logits to the probabilities that a token is drawn from (N, V), rows summing to 1, in `dtype`.
-
-        At temperature 0 all mass is on the first of the largest logits.
-        """
-        logits_NV = logits_NV.to(dtype)
-        if self.is_greedy:
-            return torch.zeros_like(logits_NV).scatter_(-1, find_peaks(logits_NV)[:, None], 1.0)
-        if self.temperature != 1:
-            logits_NV = logits_NV / self.temperature
-        if self.min_p:
-            least_N1 = logits_NV.amax(-1, keepdim=True) + math.log(self.min_p)
-            logits_NV = logits_NV.masked_fill(logits_NV < least_N1, -torch.inf)
-        if self.top_k:
-            kth_N1 = logits_NV.topk(min(self.top_k, logits_NV.shape[-1])).values[..., -1:]
-            logits_NV = logits_NV.masked_fill(logits_NV < kth_N1, -torch.inf)
-        distribution_NV = logits_NV.softmax(-1)
-        return _nucleus(distribution_NV, self.top_p) if self.top_p < 1 else distribution_NV
+    logits_NV = logits_NV.to(dtype)
+    if params.is_greedy:
+        return torch.zeros_like(logits_NV).scatter_(-1, find_peaks(logits_NV)[:, None], 1.0)
+    if params.temperature != 1:
+        logits_NV = logits_NV / params.temperature
+    if params.min_p:
+        least_N1 = logits_NV.amax(-1, keepdim=True) + math.log(params.min_p)
+        logits_NV = logits_NV.masked_fill(logits_NV < least_N1, -torch.inf)
+    if params.top_k:
+        kth_N1 = logits_NV.topk(min(params.top_k, logits_NV.shape[-1])).values[..., -1:]
+        logits_NV = logits_NV.masked_fill(logits_NV < kth_N1, -torch.inf)
+    distribution_NV = logits_NV.softmax(-1)
+    return _nucleus(distribution_NV, params.top_p) if params.top_p < 1 else distribution_NV
 
 
 def find_peaks(logits_NV: Tensor) -> Tensor:
@@ -119,23 +81,17 @@ class OneHotRows:
         return rows[:count].scatter_(1, ids_N[:, None], 1.0)
 
 
-def to_probs(logits_NV: Tensor, samplings: Sequence[Sampling], dtype: torch.dtype = torch.float32) -> Tensor:
-    """Transform each line of logits by its own transform, in one call per distinct transform.
-
-    Args:
-        logits_NV: as for `Sampling.distribution`.
-        samplings: N transforms.
-        dtype: precision of the distributions.
-    """
-    lines: dict[Sampling, list[int]] = defaultdict(list)
-    for line, sampling in enumerate(samplings):
-        lines[sampling].append(line)
+def to_probs(logits_NV: Tensor, params: Sequence[SamplingParams], dtype: torch.dtype = torch.float32) -> Tensor:
+    """Transform each line of logits by its own parameters (N of them), in one call per distinct transform."""
+    lines: dict[Transform, list[int]] = defaultdict(list)
+    for line, own in enumerate(params):
+        lines[own.transform].append(line)
     if len(lines) == 1:
-        return samplings[0].distribution(logits_NV, dtype)
+        return to_distribution(logits_NV, params[0], dtype)
     target_probs_NV = torch.empty_like(logits_NV, dtype=dtype)
-    for sampling, own in lines.items():
-        index_N = torch.tensor(own, device=logits_NV.device)
-        target_probs_NV[index_N] = sampling.distribution(logits_NV[index_N], dtype)
+    for places in lines.values():
+        index_N = torch.tensor(places, device=logits_NV.device)
+        target_probs_NV[index_N] = to_distribution(logits_NV[index_N], params[places[0]], dtype)
     return target_probs_NV
 
 

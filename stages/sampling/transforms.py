@@ -11,18 +11,11 @@ Shapes: V target tokens.
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 from typing_extensions import override
-
-from store.errors import ConfigError
-
-MAX_PENALTY = 2.0  # of presence and frequency, in both directions, as at OpenAI
-MAX_REPETITION = 100.0  # and 1 / 100; far outside of them a float32 logit could become infinite
-MAX_BIAS = 100.0  # in both directions, as at OpenAI
 
 
 class LogitTransform(Protocol):
@@ -95,61 +88,3 @@ class Penalties(LogitTransform):
         tokens = tokens.to(logits_V.device)
         values = logits_V[tokens]
         logits_V[tokens] = torch.where(values > 0, values / self._repetition, values * self._repetition)
-
-
-@dataclass(frozen=True)
-class TokenControls:
-    """Controls of a request per token: penalties, biases, and the tokens that end the sequence.
-
-    Attributes:
-        presence_penalty, frequency_penalty: from -2 to 2.
-        repetition_penalty: from 0.01 to 100; 1 changes nothing.
-        logit_bias: pairs of a token and a number from -100 to 100, each token once.
-        ignore_eos: whether the target's own ends of sequence are tokens like any other.
-        stop_token_ids: further tokens that end the sequence.
-
-    Raises:
-        ConfigError: a value is out of range, or not a number.
-    """
-
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    ignore_eos: bool = False
-    stop_token_ids: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        _check_range("presence_penalty", self.presence_penalty, -MAX_PENALTY, MAX_PENALTY)
-        _check_range("frequency_penalty", self.frequency_penalty, -MAX_PENALTY, MAX_PENALTY)
-        _check_range("repetition_penalty", self.repetition_penalty, 1 / MAX_REPETITION, MAX_REPETITION)
-        for _, bias in self.logit_bias:
-            _check_range("logit_bias", bias, -MAX_BIAS, MAX_BIAS)
-
-    def find_unknown_id(self, vocabulary_size: int) -> tuple[str, int] | None:
-        """Return the first token id that the target does not have, after the name of its attribute; None if none.
-
-        >>> TokenControls(stop_token_ids=(3, 7)).find_unknown_id(5)
-        ('stop_token_ids', 7)
-        """
-        ids = [("logit_bias", token) for token, _ in self.logit_bias]
-        ids += [("stop_token_ids", token) for token in self.stop_token_ids]
-        return next((pair for pair in ids if not 0 <= pair[1] < vocabulary_size), None)
-
-    def make_transforms(self, prompt: Sequence[int]) -> tuple[LogitTransform, ...]:
-        """Make the transforms of a row with this prompt, in the order in which they are applied; none if none is due.
-
-        >>> TokenControls().make_transforms([1])
-        ()
-        """
-        penalties = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty)
-        bias = (LogitBias(self.logit_bias),) if self.logit_bias else ()
-        return (*bias, Penalties(prompt, *penalties)) if penalties != (0, 0, 1) else bias
-
-
-def _check_range(name: str, value: float, least: float, most: float) -> None:
-    if not least <= value <= most:
-        raise ConfigError(f"{name} must be from {least:g} to {most:g}, got {value}")
-
-
-NO_CONTROLS = TokenControls()

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from stages.sampling.distributions import Sampling
+from stages.sampling.params import SamplingParams
 from store.errors import ModelError
 
 LOOKUP_TOKENS = 10  # of prompt lookup, as in transformers' own documentation
@@ -32,7 +32,7 @@ class Request:
         seed: of the sampling. `generate` samples from torch's global generator, which is seeded for every call.
     """
 
-    sampling: Sampling
+    sampling: SamplingParams
     max_new_tokens: int
     eos_ids: frozenset[int]
     seed: int
@@ -119,7 +119,7 @@ def _cut(completion: list[int], eos_ids: frozenset[int]) -> list[int]:
     return completion[:stop]
 
 
-def _transform(sampling: Sampling) -> dict[str, Any]:
+def _transform(sampling: SamplingParams) -> dict[str, Any]:
     """Return `generate`'s options for a sampling transform; all are set, because its defaults differ."""
     if sampling.temperature == 0:
         return {"do_sample": False}

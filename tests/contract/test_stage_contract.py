@@ -38,13 +38,13 @@ from stages.ngrams.cache import NgramCache
 from stages.ngrams.eviction import LeastFrequentlyUsed
 from stages.ngrams.trie import Trie
 from stages.rules import TrieRule
-from stages.sampling.distributions import Sampling
+from stages.sampling.params import SamplingParams
 from stages.translate import Translate, parse
 from stages.verify import Verify
 
 SPELLING = ((0,), (1,), (0, 1), (2,), None, (2, 0, 1), (3,))
 PIECES = 4
-SAMPLING = Sampling(temperature=1.0)
+SAMPLING = SamplingParams(temperature=1.0)
 SHAPE = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
 
 

@@ -13,7 +13,7 @@ from stages.decode import EVERY_HOPELESS, Decode
 from stages.drafting.costs import Costs
 from stages.drafting.head import AcceptanceHead, piece_features
 from stages.drafting.stopping import FixedLength
-from stages.sampling.distributions import Sampling
+from stages.sampling.params import SamplingParams
 from stages.sampling.random_source import RandomSource
 
 EXACT = 1e-12
@@ -38,7 +38,7 @@ def distribution_with_dropping(world: World, count: int) -> tuple[Distribution, 
 
     def run(rng: RandomSource) -> tuple[int, ...]:
         first, *others = stages_of(world)
-        greedy, most = Sampling(0.0), world.max_draft
+        greedy, most = SamplingParams(0.0), world.max_draft
         head = MoodyHead(first.model.hidden_size, 0)
         decode = Decode(first.model, head, FixedLength(), greedy, world.allowed, most, None, torch.float64, costs=COSTS)
         stages, row = (decode, *others), new_row(rng, 4, offset=EVERY_HOPELESS - 1)

@@ -29,8 +29,9 @@ from whole_stages import EXTRA, stage_distribution
 
 from stages import chain_decisions, tree_decisions
 from stages import rules as acceptance
-from stages.sampling.distributions import Sampling
+from stages.sampling.distributions import to_distribution
 from stages.sampling.drawing import RowDistributions
+from stages.sampling.params import SamplingParams
 from stages.sampling.random_source import RandomSource
 from stages.tree_decisions import decide_tree
 
@@ -104,7 +105,7 @@ def softmax_probs(world: World, emitted: tuple[int, ...]) -> Tensor:
     """The target's probabilities as whole stages compute them, from logits."""
     masked = torch.full((EXTRA,), -torch.inf)
     logits_V = torch.cat([world.target_distribution(emitted).log(), masked])
-    return Sampling(temperature=1.0).distribution(logits_V[None])[0, :-EXTRA]
+    return to_distribution(logits_V[None], SamplingParams(temperature=1.0))[0, :-EXTRA]
 
 
 def distance(world: World) -> float:

@@ -17,8 +17,8 @@ from torch import Tensor
 from whole_stages import advance, new_row, stages_of
 
 from stages.sampling.grammars import Grammar, GrammarCompiler, GrammarSource
+from stages.sampling.params import SamplingParams
 from stages.sampling.random_source import RandomSource
-from stages.sampling.transforms import TokenControls
 from store.errors import ConfigError
 
 EXACT = 1e-12
@@ -26,7 +26,7 @@ END = 5
 TOKENS = [b"a", b"b", b"ab", b"c", b"bc", None, b"ca"]  # of `world_of`, which has seven
 TEXTS = ["a", "ac", "b", "bc", "ca", "cb"]
 LANGUAGE = GrammarSource("grammar", "start: /[ab]c?|c[ab]/")
-PENALISED = TokenControls(frequency_penalty=0.8, presence_penalty=-0.5)
+PENALISED = SamplingParams(frequency_penalty=0.8, presence_penalty=-0.5)
 
 
 def spell(text: bytes) -> list[int] | None:

@@ -21,12 +21,13 @@ from whole_stages import PROMPT, new_row, run_block, stages_of
 from stages import verify
 from stages.contract.blocks import SequenceState
 from stages.prompts.prompt_reader import PromptReader
-from stages.sampling.distributions import Sampling, to_probs
+from stages.sampling.distributions import to_probs
+from stages.sampling.params import SamplingParams
 from stages.sampling.random_source import RandomSource, SeededRandomSource
 from stages.vocabulary.text_stream import StopStrings
 
 EXACT = 1e-12
-GREEDY, WARM, NUCLEUS = Sampling(0.0), Sampling(1.0), Sampling(0.7, 0, 0.8)
+GREEDY, WARM, NUCLEUS = SamplingParams(0.0), SamplingParams(1.0), SamplingParams(0.7, 0, 0.8)
 MIXED = (GREEDY, WARM, NUCLEUS)
 NESTED = ((0,), (1,), (0, 1), (0, 1, 2), (2,), None, (1, 3))
 GAPS = ((0,), (1,), (0, 1, 2), (2, 3, 1), (2, 3), (0, 2), None)
@@ -37,7 +38,7 @@ VOCABULARIES = {"nested": NESTED, "gaps": GAPS}
 class TransformedWorld(World):
     """A world whose target's distribution is transformed by a row's sampling, token by token."""
 
-    sampling: Sampling = WARM
+    sampling: SamplingParams = WARM
 
     def target_distribution(self, emitted: tuple[int, ...]) -> Tensor:
         own = self.sampling
@@ -50,7 +51,7 @@ def world_of(vocabulary: str, seed: int, **changed: Any) -> World:
     return World(VOCABULARIES[vocabulary], 4, seed=seed, **settings)
 
 
-def wanted_distribution(world: World, count: int, sampling: Sampling) -> Distribution:
+def wanted_distribution(world: World, count: int, sampling: SamplingParams) -> Distribution:
     return true_distribution(TransformedWorld(**vars(world), sampling=sampling), count)
 
 
@@ -62,7 +63,9 @@ def admit(world: World, rows: Sequence[SequenceState]) -> Any:
     return stages
 
 
-def distribution_of_row(world: World, number: int, count: int, samplings: Sequence[Sampling] = MIXED) -> Distribution:
+def distribution_of_row(
+    world: World, number: int, count: int, samplings: Sequence[SamplingParams] = MIXED
+) -> Distribution:
     """The distribution of the first `count` tokens of one row of a batch; the others have few remaining tokens."""
 
     def run(rng: RandomSource) -> tuple[int, ...]:
@@ -189,7 +192,9 @@ def stop_at(distribution: Distribution, stops: Sequence[str]) -> Distribution:
 @pytest.mark.representatives(1)
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
 @pytest.mark.parametrize("sampling", [WARM, NUCLEUS])
-def test_a_row_that_ends_at_a_stop_string_has_the_targets_distribution_until_there(vocabulary: str, sampling: Sampling):
+def test_a_row_that_ends_at_a_stop_string_has_the_targets_distribution_until_there(
+    vocabulary: str, sampling: SamplingParams
+):
     world = world_of(vocabulary, 6)
     plain = wanted_distribution(world, 3, sampling)
     first, second, _ = max(plain, key=plain.get)

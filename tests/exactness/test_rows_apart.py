@@ -7,7 +7,7 @@ distribution.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -30,8 +30,9 @@ from stages.forward_pass.packed_llama import PackedLlamaForward
 from stages.models.huggingface import new_llama
 from stages.models.language_model import LanguageModel
 from stages.rules import TrieRule
-from stages.sampling.distributions import Sampling, to_probs
+from stages.sampling.distributions import to_probs
 from stages.sampling.logprobs import TokenLogprobs
+from stages.sampling.params import SamplingParams
 from stages.sampling.random_source import SeededRandomSource
 from stages.verify import Verify
 from stages.vocabulary.text_stream import StopStrings, TextStream
@@ -47,7 +48,7 @@ class Request:
     """A request with the block of its arrival and the number of blocks after which its client leaves."""
 
     prompt: tuple[int, ...]
-    sampling: Sampling
+    sampling: SamplingParams
     seed: int
     stops: tuple[str, ...] = ()
     remaining_tokens: int = 8
@@ -71,7 +72,15 @@ requests_of = st.lists(
     st.builds(
         Request,
         st.lists(st.integers(0, KNOWN - 1), min_size=1, max_size=6).map(tuple),
-        st.sampled_from([Sampling(), Sampling(), Sampling(1.0), Sampling(0.7, 0, 0.8), Sampling(1.4, 3)]),
+        st.sampled_from(
+            [
+                SamplingParams(),
+                SamplingParams(),
+                SamplingParams(1.0),
+                SamplingParams(0.7, 0, 0.8),
+                SamplingParams(1.4, 3),
+            ]
+        ),
         st.integers(0, 9),
         st.lists(st.sampled_from(["ab", "ca", "bb", "é", "bcab"]), max_size=2, unique=True).map(tuple),
         st.integers(1, 12),
@@ -103,14 +112,14 @@ def stages_of(forward: str, max_draft: int, *ends: int) -> tuple[Decode, Any, Ve
     assert isinstance(target.forward_pass, ModuleForward if forward == "modules" else PackedLlamaForward)
     head = AcceptanceHead(drafter.hidden_size, 0).requires_grad_(False)
     decode = Decode(
-        drafter, head, ThresholdStop(0.8), Sampling(), range(PIECES), max_draft, None, probs_dtype=torch.float64
+        drafter, head, ThresholdStop(0.8), SamplingParams(), range(PIECES), max_draft, None, probs_dtype=torch.float64
     )
     context = [pieces or () for pieces in SPELLING]
     rule = TrieRule(trie)
     return (
         decode,
         translate,
-        Verify(target, rule, Sampling(), context, KNOWN, ends, supervise_nothing, torch.float64),
+        Verify(target, rule, SamplingParams(), context, KNOWN, ends, supervise_nothing, torch.float64),
     )
 
 
@@ -136,7 +145,7 @@ def row_of(request: Request, number: int) -> SequenceState:
     pieces = [piece for token in tokens for piece in SPELLING[token] or ()] or [0]
     rng = SeededRandomSource(request.seed, 0)
     row = SequenceState(number, f"{number}", "", "", tokens, len(tokens), pieces, rng, request.remaining_tokens)
-    row.sampling, row.logprobs = request.sampling, request.logprobs
+    row.sampling = replace(request.sampling, logprobs=request.logprobs)
     row.stop_strings = StopStrings(BYTES.get, request.stops) if request.stops else None
     return row
 
@@ -204,14 +213,14 @@ def check(
 
 
 MANY = [
-    Request((0, 1, 2), Sampling(), 1, remaining_tokens=12, logprobs=2),
-    Request((0, 1, 2), Sampling(1.0), 1, ("ab",), 12),
-    Request((3,), Sampling(0.7, 0, 0.8), 2, remaining_tokens=9, logprobs=0),
-    Request((0, 1, 2), Sampling(1.0), 3, remaining_tokens=12, arrives=1, leaves=1),
-    Request((5, 6), Sampling(1.4, 3), 4, ("é", "ca"), 12, arrives=2),
-    Request((0, 1, 2), Sampling(), 5, remaining_tokens=3, arrives=3),
-    Request((1,), Sampling(1.4), 0, ("bcab", "bb"), 12),
-    Request((3, 1), Sampling(1.4), 20, ("bb", "aba"), 12),
+    Request((0, 1, 2), SamplingParams(), 1, remaining_tokens=12, logprobs=2),
+    Request((0, 1, 2), SamplingParams(1.0), 1, ("ab",), 12),
+    Request((3,), SamplingParams(0.7, 0, 0.8), 2, remaining_tokens=9, logprobs=0),
+    Request((0, 1, 2), SamplingParams(1.0), 3, remaining_tokens=12, arrives=1, leaves=1),
+    Request((5, 6), SamplingParams(1.4, 3), 4, ("é", "ca"), 12, arrives=2),
+    Request((0, 1, 2), SamplingParams(), 5, remaining_tokens=3, arrives=3),
+    Request((1,), SamplingParams(1.4), 0, ("bcab", "bb"), 12),
+    Request((3, 1), SamplingParams(1.4), 20, ("bb", "aba"), 12),
 ]
 
 
@@ -296,7 +305,7 @@ def test_a_path_that_is_kept_in_another_row_is_detected(monkeypatch):
 @pytest.mark.parametrize("forward", ["packed", "modules"])
 def test_trees_change_nothing_of_greedy_text(forward: str):
     """The kept path is therefore the same as what the row reads without a tree."""
-    greedy = [Request(one.prompt, Sampling(), one.seed, one.stops, one.remaining_tokens, 0) for one in MANY]
+    greedy = [Request(one.prompt, SamplingParams(), one.seed, one.stops, one.remaining_tokens, 0) for one in MANY]
     plain = serve(stages_of(forward, 0, END), greedy)
     for found, wanted in zip(serve(with_trees(stages_of(forward, 3, END)), greedy), plain, strict=True):
         assert found.tokens == wanted.tokens

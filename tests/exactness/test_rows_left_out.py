@@ -14,14 +14,14 @@ from stages.decode import Decode
 from stages.drafting.costs import Costs
 from stages.drafting.sources import SourceChooser
 from stages.memory.text_memory import TextMemory, TreeLimits
-from stages.sampling.distributions import Sampling
+from stages.sampling.params import SamplingParams
 from stages.verify import Verify
 
 REQUESTS = [
-    Request((0, 1, 2), Sampling(), 1, remaining_tokens=40),
-    Request((3,), Sampling(1.0), 2, remaining_tokens=40, logprobs=1),
-    Request((5, 6), Sampling(0.7, 0, 0.8), 3, remaining_tokens=40),
-    Request((0, 1), Sampling(), 4, remaining_tokens=40),
+    Request((0, 1, 2), SamplingParams(), 1, remaining_tokens=40),
+    Request((3,), SamplingParams(1.0), 2, remaining_tokens=40, logprobs=1),
+    Request((5, 6), SamplingParams(0.7, 0, 0.8), 3, remaining_tokens=40),
+    Request((0, 1), SamplingParams(), 4, remaining_tokens=40),
 ]
 
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from stages.sampling import distributions
-from stages.sampling.distributions import Sampling, entropy, to_probs
+from stages.sampling.distributions import entropy, to_distribution, to_probs
 from stages.sampling.drawing import sample, sample_rows
+from stages.sampling.params import SamplingParams
 from stages.sampling.random_source import UNIFORM_BITS, SeededRandomSource, to_float32_grid
 from store.errors import ConfigError
 
@@ -39,7 +40,7 @@ def reference(logits: list[float], temperature: float, top_k: int, top_p: float,
 
 
 def distribution_of(logits: list[float], *settings: float) -> Tensor:
-    return Sampling(*settings).distribution(torch.tensor([logits], dtype=torch.float64), torch.float64)[0]
+    return to_distribution(torch.tensor([logits], dtype=torch.float64), SamplingParams(*settings), torch.float64)[0]
 
 
 @given(
@@ -101,12 +102,12 @@ def test_forbidden_tokens_have_no_mass_even_when_all_are_kept():
 def test_rows_are_transformed_independently(nucleus: int, monkeypatch):
     monkeypatch.setattr(distributions, "NUCLEUS", nucleus)
     logits_NV = torch.randn(5, 7, generator=torch.Generator().manual_seed(0)) * torch.arange(1, 6)[:, None]
-    together = Sampling(0.8, 4, 0.9).distribution(logits_NV)
+    together = to_distribution(logits_NV, SamplingParams(0.8, 4, 0.9))
     for logits_V, target_probs_V in zip(logits_NV, together, strict=True):
-        assert torch.equal(Sampling(0.8, 4, 0.9).distribution(logits_V[None])[0], target_probs_V)
+        assert torch.equal(to_distribution(logits_V[None], SamplingParams(0.8, 4, 0.9))[0], target_probs_V)
 
 
-SAMPLINGS = [Sampling(), Sampling(1.0), Sampling(0.7, 0, 0.8), Sampling(1.3, 3)]
+SAMPLINGS = [SamplingParams(), SamplingParams(1.0), SamplingParams(0.7, 0, 0.8), SamplingParams(1.3, 3)]
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=9), st.sampled_from([torch.float32, torch.float64]))
@@ -117,23 +118,25 @@ def test_every_line_has_the_distribution_of_its_own_transform(chosen: list[int],
     )  # equal, not the same
     assert target_probs_NV.dtype == dtype
     for number, logits_V, target_probs_V in zip(chosen, logits_NV, target_probs_NV, strict=True):
-        assert torch.equal(target_probs_V, SAMPLINGS[number].distribution(logits_V[None], dtype)[0])
+        assert torch.equal(target_probs_V, to_distribution(logits_V[None], SAMPLINGS[number], dtype)[0])
 
 
 def test_lines_of_equal_transforms_are_transformed_in_one_call_on_the_logits_as_they_are(monkeypatch):
     given_to = []
     monkeypatch.setattr(
-        Sampling, "distribution", lambda self, logits_NV, dtype: given_to.append(logits_NV) or logits_NV
+        distributions, "to_distribution", lambda logits_NV, params, dtype: given_to.append(logits_NV) or logits_NV
     )
     logits_NV = torch.randn(5, 7)
-    to_probs(logits_NV, [Sampling(0.5) for _ in range(5)])
+    to_probs(logits_NV, [SamplingParams(0.5) for _ in range(5)])
     assert [one is logits_NV for one in given_to] == [True]
 
 
 @pytest.mark.parametrize("temperature", [1e-45, 1e-30, 1e-6, 1e-5, 1e6])
 @pytest.mark.parametrize("top_p", [0.0, 1e-40, 1.0])
 def test_the_ends_of_the_ranges_give_distributions(temperature: float, top_p: float):
-    target_probs_V = Sampling(temperature, 0, top_p).distribution(torch.tensor([[80.0, -80.0, 79.0, -math.inf]]))[0]
+    target_probs_V = to_distribution(
+        torch.tensor([[80.0, -80.0, 79.0, -math.inf]]), SamplingParams(temperature, 0, top_p)
+    )[0]
     assert float(target_probs_V.sum()) == pytest.approx(1)
     assert target_probs_V[0] == target_probs_V.max()
     assert target_probs_V[3] == 0
@@ -144,8 +147,8 @@ def test_the_ends_of_the_ranges_give_distributions(temperature: float, top_p: fl
     [(math.nan,), (-1e-9,), (math.inf,), (1e39,), (1.0, -1), (1.0, 0, -0.1), (1.0, 0, 1.1), (1.0, 0, math.nan)],
 )
 def test_a_transform_out_of_range_is_refused(settings: tuple):
-    with pytest.raises(ConfigError, match="sampling must have"):
-        Sampling(*settings)
+    with pytest.raises(ConfigError, match=r"(temperature|top_k|top_p) must be from 0"):
+        SamplingParams(*settings)
 
 
 class Given:

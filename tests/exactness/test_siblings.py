@@ -14,7 +14,7 @@ from stages.drafting.head import AcceptanceHead
 from stages.drafting.siblings import SiblingGrowth
 from stages.drafting.stopping import FixedLength
 from stages.examples.builder import make_labels
-from stages.sampling.distributions import Sampling
+from stages.sampling.params import SamplingParams
 from stages.sampling.random_source import RandomSource, SeededRandomSource
 from stages.translate import Translate
 from stages.verify import Verify
@@ -34,7 +34,7 @@ def greedy_stages(world: World, *, most: int = 3) -> tuple[Decode, Translate, Ve
     first, translate, verify = stages_of(world)
     head = AcceptanceHead(first.model.hidden_size, 0)
     decode = Decode(
-        first.model, head, FixedLength(), Sampling(0.0), world.allowed, world.max_draft, None, torch.float64
+        first.model, head, FixedLength(), SamplingParams(0.0), world.allowed, world.max_draft, None, torch.float64
     )
     decode.siblings = translate.siblings = SiblingGrowth(FREE, most) if most else None
     return decode, translate, verify
@@ -72,7 +72,7 @@ def test_the_text_has_the_targets_distribution(vocabulary: str, mode: str):
 
 def block(world: World, *, most: int, seed: int) -> Verdict:
     decode, translate, verify = greedy_stages(world, most=most)
-    verify._sampling = Sampling(0.0)
+    verify._sampling = SamplingParams(0.0)
     row = new_row(SeededRandomSource(seed, 0), 9)
     for stage in (decode, translate, verify):
         stage.admit(row)

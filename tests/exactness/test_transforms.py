@@ -19,23 +19,24 @@ from whole_stages import PROMPT, Stages, advance, new_row, stages_of
 
 from stages import transformed_logits
 from stages.contract.blocks import SequenceState
-from stages.sampling.distributions import Sampling
+from stages.sampling.params import SamplingParams
 from stages.sampling.random_source import RandomSource, SeededRandomSource
-from stages.sampling.transforms import NO_CONTROLS, TokenControls
 
 EXACT = 1e-12
-PENALISED = TokenControls(presence_penalty=0.7, frequency_penalty=-0.4)
-REPEATED = TokenControls(repetition_penalty=1.6, logit_bias=((0, 1.5), (4, -0.75)))
-EVERYTHING = TokenControls(-0.5, 0.9, 0.6, ((1, 0.8), (2, -1.0)))
-WARM, CUT = Sampling(1.0), Sampling(0.8, 0, 0.85, min_p=0.2)
+PENALISED = SamplingParams(presence_penalty=0.7, frequency_penalty=-0.4)
+REPEATED = SamplingParams(repetition_penalty=1.6, logit_bias=((0, 1.5), (4, -0.75)))
+EVERYTHING = SamplingParams(
+    presence_penalty=-0.5, frequency_penalty=0.9, repetition_penalty=0.6, logit_bias=((1, 0.8), (2, -1.0))
+)
+PLAIN, WARM, CUT = SamplingParams(), SamplingParams(1.0), SamplingParams(0.8, 0, 0.85, min_p=0.2)
 
 
 @dataclass(frozen=True)
 class ControlledWorld(World):
     """A world whose target's distribution is transformed by a request's controls and sampling, token by token."""
 
-    controls: TokenControls = NO_CONTROLS
-    sampling: Sampling = WARM
+    controls: SamplingParams = PLAIN
+    sampling: SamplingParams = WARM
 
     def target_distribution(self, emitted: tuple[int, ...]) -> Tensor:
         logits = control(super().target_distribution(emitted).log().tolist(), PROMPT, emitted, self.controls)
@@ -43,20 +44,22 @@ class ControlledWorld(World):
         return torch.tensor(reference(logits, own.temperature, own.top_k, own.top_p, own.min_p), dtype=torch.float64)
 
 
-def wanted_distribution(world: World, count: int, controls: TokenControls, sampling: Sampling = WARM) -> Distribution:
+def wanted_distribution(
+    world: World, count: int, controls: SamplingParams, sampling: SamplingParams = WARM
+) -> Distribution:
     return true_distribution(ControlledWorld(**vars(world), controls=controls, sampling=sampling), count)
 
 
 def new_controlled_row(
-    rng: RandomSource, remaining_tokens: int, offset: int, controls: TokenControls, sampling: Sampling
+    rng: RandomSource, remaining_tokens: int, offset: int, controls: SamplingParams, sampling: SamplingParams
 ) -> SequenceState:
-    row = new_row(rng, remaining_tokens, offset, sampling)
+    own = replace(sampling, ignore_eos=controls.ignore_eos, stop_token_ids=controls.stop_token_ids)
+    row = new_row(rng, remaining_tokens, offset, own)
     row.transforms = controls.make_transforms(row.tokens)
-    row.ignore_eos, row.stop_ids = controls.ignore_eos, frozenset(controls.stop_token_ids)
     return row
 
 
-RowSettings = Sequence[tuple[TokenControls, Sampling]]
+RowSettings = Sequence[tuple[SamplingParams, SamplingParams]]
 
 
 def row_distribution(make: Callable[[], Stages], settings: RowSettings, number: int, count: int) -> Distribution:
@@ -84,9 +87,9 @@ def assert_exact(distribution: Distribution, wanted: Distribution) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sampling", [WARM, CUT, Sampling(0.0)], ids=["warm", "cut", "greedy"])
+@pytest.mark.parametrize("sampling", [WARM, CUT, SamplingParams(0.0)], ids=["warm", "cut", "greedy"])
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
-def test_drafts_of_the_model_keep_the_transformed_distribution(vocabulary: str, sampling: Sampling):
+def test_drafts_of_the_model_keep_the_transformed_distribution(vocabulary: str, sampling: SamplingParams):
     world = world_of(vocabulary, 3)
     distribution = row_distribution(lambda: stages_of(world), [(EVERYTHING, sampling)], 0, 2)
     assert_exact(distribution, wanted_distribution(world, 2, EVERYTHING, sampling))
@@ -102,15 +105,15 @@ def test_three_tokens_of_which_two_may_be_equal():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sampling", [WARM, CUT, Sampling(0.0)], ids=["warm", "cut", "greedy"])
-def test_trees_keep_the_transformed_distribution(sampling: Sampling):
+@pytest.mark.parametrize("sampling", [WARM, CUT, SamplingParams(0.0)], ids=["warm", "cut", "greedy"])
+def test_trees_keep_the_transformed_distribution(sampling: SamplingParams):
     for kind, seed in (("some", 4), ("all mass", 5), ("impossible first", 6)):
         world = world_of("nested", seed)
         distribution = row_distribution(lambda: given_trees(world, KINDS[kind]), [(EVERYTHING, sampling)], 0, 3)  # noqa: B023
         assert_exact(distribution, wanted_distribution(world, 3, EVERYTHING, sampling))
 
 
-MIXED = [(EVERYTHING, CUT), (NO_CONTROLS, WARM), (REPEATED, WARM)]
+MIXED = [(EVERYTHING, CUT), (PLAIN, WARM), (REPEATED, WARM)]
 
 
 @pytest.mark.slow
@@ -131,8 +134,8 @@ def test_ends_of_sequence_that_are_ignored_and_further_ones(trees: bool):
     ends = world.target_distribution(()).argsort(descending=True).tolist()[:2]
     world = replace(world, ends=(ends[0],))
     for controls, wanted_ends in [
-        (TokenControls(ignore_eos=True), ()),
-        (TokenControls(stop_token_ids=(ends[1],)), ends),
+        (SamplingParams(ignore_eos=True), ()),
+        (SamplingParams(stop_token_ids=(ends[1],)), ends),
         (replace(PENALISED, ignore_eos=True, stop_token_ids=(ends[1],)), (ends[1],)),
     ]:
         distribution = row_distribution(

@@ -30,8 +30,8 @@ from stages.drafting.holdout import Choice, Holdout
 from stages.drafting.sources import SourceChooser
 from stages.memory.calibration import own_cell
 from stages.memory.text_memory import TextMemory, TreeLimits
-from stages.sampling.distributions import Sampling
 from stages.sampling.drawing import RowDistributions, sample
+from stages.sampling.params import SamplingParams
 from stages.sampling.random_source import RandomSource, SeededRandomSource
 from stages.vocabulary.text_stream import StopStrings
 from store.events import Action, DraftSource, Outcome
@@ -140,14 +140,14 @@ class Seen:
 
 
 def distribution_of(
-    world: World, make: Callable[[], Stages], count: int, remaining_tokens: int, sampling: Sampling | None = None
+    world: World, make: Callable[[], Stages], count: int, remaining_tokens: int, sampling: SamplingParams | None = None
 ) -> tuple[Distribution, Seen]:
     """The distribution of a row's first `count` tokens."""
     seen = Seen()
 
     def run(rng: RandomSource) -> tuple[int, ...]:
         row, stages = new_row(rng, remaining_tokens, 0, sampling), make()
-        row.logprobs, rows = 1, [row]
+        row.sampling, rows = replace(sampling or SamplingParams(1.0), logprobs=1), [row]
         admit(stages, rows)
         while not row.finish and row.emitted < count:
             for verdict in advance(stages, rows):
@@ -227,7 +227,7 @@ def test_an_end_of_sequence_inside_a_path():
 
 
 @pytest.mark.parametrize("sampling", [WARM, MIXED[2]])
-def test_a_stop_string_that_is_completed_inside_a_path(sampling: Sampling):
+def test_a_stop_string_that_is_completed_inside_a_path(sampling: SamplingParams):
     world = world_of("nested", 6)
     plainly = wanted_distribution(world, 3, sampling)
     first, second, _ = max(plainly, key=plainly.get)
@@ -252,7 +252,7 @@ def test_a_stop_string_that_is_completed_inside_a_path(sampling: Sampling):
 # Batches.
 
 
-def distribution_in_batch(world: World, number: int, samplings: Sequence[Sampling | None], **stages: Any):
+def distribution_in_batch(world: World, number: int, samplings: Sequence[SamplingParams | None], **stages: Any):
     """The distribution of the first two tokens of one row; the others draw fixed numbers and leave early."""
 
     def run(rng: RandomSource) -> tuple[int, ...]:
@@ -473,7 +473,7 @@ def test_rows_with_trees_enter_and_leave_while_a_row_is_enumerated():
 
 
 @pytest.mark.parametrize("sampling", MIXED)
-def test_trees_of_the_memory_follow_a_row_s_own_sampling(sampling: Sampling):
+def test_trees_of_the_memory_follow_a_row_s_own_sampling(sampling: SamplingParams):
     world = world_of("nested", 9)
 
     def run(rng: RandomSource) -> tuple[int, ...]:

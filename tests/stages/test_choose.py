@@ -24,7 +24,7 @@ from stages.drafting.timed_pauses import DRAFTING_BLOCKS, PLAIN_BLOCKS, SECOND_P
 from stages.drafting.tracked_costs import TrackedCosts
 from stages.memory.calibration import own_cell
 from stages.memory.text_memory import GrownTree, TextMemory, TreeLimits
-from stages.sampling.distributions import Sampling
+from stages.sampling.params import SamplingParams
 from store.events import Action, DraftSource, Origin, Outcome
 
 PIECES = 6
@@ -254,7 +254,7 @@ def new_stage(costs: Costs = COSTS, sure: bool = True, **options: Any):
     """The stage; its memory is sure of matches of the own text of two tokens and more, if it is `sure`."""
     model = table_model()
     head = AcceptanceHead(model.hidden_size, 0)
-    decode = Decode(model, head, FixedLength(), Sampling(1.0), range(PIECES), 3, None)
+    decode = Decode(model, head, FixedLength(), SamplingParams(1.0), range(PIECES), 3, None)
     memory = TextMemory(costs, TreeLimits(8, 3, 6), (), budget_bytes=1 << 16)
     for length in range(2, 40):
         for _ in range(20 * sure):
@@ -439,7 +439,7 @@ def test_drafts_with_more_labels_are_fewer_after_a_drift():
 def test_after_a_drift_even_hopeless_pieces_are_verified_so_that_the_head_gets_labels():
     stage = new_stage()
     decode = stage._decode
-    decode._sampling, decode._costs = Sampling(), Costs(((1, 1.0), (2, 9.0)), ((1, 0.1),))  # as on a busy machine
+    decode._sampling, decode._costs = SamplingParams(), Costs(((1, 1.0), (2, 9.0)), ((1, 0.1),))  # as on a busy machine
     (row,) = admit(stage, row_of([5, 1], offset=1, remaining_tokens=999))
     lengths = []
     for block in range(LABELS_AFTER_DRIFT + 2):

@@ -16,7 +16,8 @@ from stages.drafting.costs import Costs, ReadPrompts
 from stages.drafting.head import EXTRA_FEATURES, AcceptanceHead, piece_features
 from stages.drafting.stopping import FixedLength, StopRule
 from stages.prompts.prompt_reader import PromptReader
-from stages.sampling.distributions import Sampling
+from stages.sampling.distributions import to_distribution
+from stages.sampling.params import SamplingParams
 
 PIECES = 6
 END = 5
@@ -38,17 +39,17 @@ def new_decode(
 ) -> Decode:
     model = TableModel(logits, PIECES)
     head = AcceptanceHead(model.hidden_size, 0)
-    chosen, rule = Sampling(**sampling or {"temperature": 1.0}), stop_rule or FixedLength()
+    chosen, rule = SamplingParams(**sampling or {"temperature": 1.0}), stop_rule or FixedLength()
     return Decode(model, head, rule, chosen, ALLOWED, max_draft, end, torch.float64, costs, state_logits)
 
 
-def distribution_after(pieces: list[int], sampling: Sampling) -> Tensor:
+def distribution_after(pieces: list[int], sampling: SamplingParams) -> Tensor:
     allowed = logits(tuple(pieces))
     allowed[3] = -torch.inf
-    return sampling.distribution(allowed[None], torch.float64)[0]
+    return to_distribution(allowed[None], sampling, torch.float64)[0]
 
 
-def assert_distributions_are_the_drafters(row: SequenceState, draft: Draft, sampling: Sampling) -> None:
+def assert_distributions_are_the_drafters(row: SequenceState, draft: Draft, sampling: SamplingParams) -> None:
     for place, (piece, draft_probs_D) in enumerate(zip(draft.pieces, draft.draft_probs_KD, strict=True)):
         want_D = distribution_after([*row.pieces, *draft.pieces[:place]], sampling)
         torch.testing.assert_close(draft_probs_D, want_D)
@@ -57,7 +58,7 @@ def assert_distributions_are_the_drafters(row: SequenceState, draft: Draft, samp
 
 
 def test_a_text_is_read_before_its_first_draft_which_may_never_come():
-    decode, sampling = new_decode(), Sampling(temperature=1.0)
+    decode, sampling = new_decode(), SamplingParams(temperature=1.0)
     decode.reader = PromptReader(decode.model, 4, None, text=lambda row: row.pieces)  # type: ignore[arg-type]
     drafting, idle = row_of([0, 1, 2, 4, 0, 2], offset=0), row_of([1, 2, 4], offset=1)
     for row in (drafting, idle):
@@ -96,7 +97,7 @@ def test_distributions_are_the_drafters_whatever_became_of_the_draft_before(samp
     for _ in range(6):
         for row, draft in zip(rows, decode(rows), strict=True):
             assert draft.row is row
-            assert_distributions_are_the_drafters(row, draft, Sampling(**sampling))
+            assert_distributions_are_the_drafters(row, draft, SamplingParams(**sampling))
             kept = int(fates.integers(0, len(draft.pieces) + 1))
             row.pieces += [*draft.pieces[:kept], *fates.integers(0, PIECES, fates.integers(0, 3)).tolist()]
 
@@ -116,14 +117,14 @@ def test_the_targets_state_is_part_of_the_recorded_distribution_and_fades_along_
 
 
 def test_a_row_with_a_transform_of_its_own_is_drafted_by_that():
-    own = [None, Sampling(0.0), Sampling(0.7, 2, 0.9), None]
+    own = [None, SamplingParams(0.0), SamplingParams(0.7, 2, 0.9), None]
     decode, rows = new_decode(), [row_of([0, 1], offset=offset) for offset in range(4)]
     for row, sampling in zip(rows, own, strict=True):
         row.sampling = sampling
         decode.admit(row)
     for _ in range(3):
         for draft, sampling in zip(decode(rows), own, strict=True):
-            assert_distributions_are_the_drafters(draft.row, draft, sampling or Sampling(1.0))
+            assert_distributions_are_the_drafters(draft.row, draft, sampling or SamplingParams(1.0))
             draft.row.pieces += draft.pieces[:1]
 
 
@@ -133,7 +134,7 @@ def test_a_long_draft_that_is_rejected_at_once_is_forgotten():
     for piece in (2, 4):
         (draft,) = decode([row])
         assert len(draft.pieces) == 64
-        assert_distributions_are_the_drafters(row, draft, Sampling(1.0))
+        assert_distributions_are_the_drafters(row, draft, SamplingParams(1.0))
         row.pieces.append(piece)
 
 
@@ -143,7 +144,7 @@ def test_a_text_that_did_not_change_is_read_on_from_its_last_piece():
     decode.admit(row)
     for _ in range(2):
         (draft,) = decode([row])
-        assert_distributions_are_the_drafters(row, draft, Sampling(1.0))
+        assert_distributions_are_the_drafters(row, draft, SamplingParams(1.0))
 
 
 def test_what_spells_no_target_token_is_never_drafted():
@@ -213,7 +214,7 @@ def broken_decode(wrong: float, histories: set[tuple[int, ...]], **sampling: flo
         return found.index_fill(0, torch.tensor([2]), wrong) if history in histories else found
 
     model = TableModel(with_one, PIECES)
-    head, chosen = AcceptanceHead(model.hidden_size, 0), Sampling(**sampling or {"temperature": 1.0})
+    head, chosen = AcceptanceHead(model.hidden_size, 0), SamplingParams(**sampling or {"temperature": 1.0})
     return Decode(model, head, FixedLength(), chosen, ALLOWED, 4, None, torch.float64)
 
 
@@ -231,7 +232,7 @@ def test_where_the_distribution_is_not_finite_that_row_drafts_nothing_and_others
     assert [len(draft.pieces) for draft in drafts] == [4, 0, 4]
     assert [len(draft.draft_probs_KD) for draft in drafts] == [4, 0, 4]
     for draft in (drafts[0], drafts[2]):
-        assert_distributions_are_the_drafters(draft.row, draft, Sampling(**sampling))
+        assert_distributions_are_the_drafters(draft.row, draft, SamplingParams(**sampling))
     assert decode.unusable == 1
 
 
@@ -240,11 +241,11 @@ def test_a_draft_ends_before_the_place_where_the_distribution_is_not_finite():
     begun = (0, 1, *whole.pieces[:2])
     (draft,) = only(decode := broken_decode(math.nan, {begun}), [row := row_of([0, 1])])
     assert draft.pieces == whole.pieces[:2]
-    assert_distributions_are_the_drafters(row, draft, Sampling(1.0))
+    assert_distributions_are_the_drafters(row, draft, SamplingParams(1.0))
     row.pieces += [4, 0]
     (after,) = decode([row])
     assert len(after.pieces) == 4, "what was not finite there is not so for ever"
-    assert_distributions_are_the_drafters(row, after, Sampling(1.0))
+    assert_distributions_are_the_drafters(row, after, SamplingParams(1.0))
 
 
 def test_the_user_is_warned_once_and_how_often_at_the_end(caplog):
@@ -286,7 +287,7 @@ def test_the_head_reads_the_distribution_at_temperature_1_in_every_mode(sampling
     (draft,) = decode([row])
     assert len(draft.pieces) == 4
     for place, (piece, features_F) in enumerate(zip(draft.pieces, draft.features_KF, strict=True)):
-        probs_D = distribution_after([*row.pieces, *draft.pieces[:place]], Sampling(1.0)).float()
+        probs_D = distribution_after([*row.pieces, *draft.pieces[:place]], SamplingParams(1.0)).float()
         first, second = probs_D.topk(2).values.tolist()
         entropy = float(torch.special.entr(probs_D).sum())
         want = [float(probs_D[piece].log()), entropy, place / 8, first, first - second]
@@ -307,7 +308,7 @@ def test_greedy_drafting_draws_no_random_numbers():
     row = row_of([0, 1], rng=NoNumbers())
     (draft,) = only(decode, [row])
     for place, piece in enumerate(draft.pieces):
-        assert piece == int(distribution_after([*row.pieces, *draft.pieces[:place]], Sampling(1.0)).argmax())
+        assert piece == int(distribution_after([*row.pieces, *draft.pieces[:place]], SamplingParams(1.0)).argmax())
     assert draft.entropies == (0.0,) * 4
 
 
@@ -315,7 +316,7 @@ def test_a_row_that_samples_draws_the_same_numbers_next_to_greedy_rows():
     def draft_with(others: int) -> Draft:
         rows = [row_of([0, 1], offset=0), *(row_of([2, 2], offset=1 + n) for n in range(others))]
         for row in rows[1:]:
-            row.sampling = Sampling(0.0)
+            row.sampling = SamplingParams(0.0)
         return only(new_decode(), rows)[0]
 
     alone, accompanied = draft_with(0), draft_with(2)
@@ -381,10 +382,10 @@ def test_a_piece_that_was_drawn_at_random_is_never_dropped(sampling: dict):
 
 def test_of_a_mixed_batch_the_greedy_rows_drop():
     rows = [row_not_explored(offset=offset) for offset in range(3)]
-    rows[1].sampling = Sampling(1.0)
+    rows[1].sampling = SamplingParams(1.0)
     drafts = only(decode_with_estimates(0.001), rows)
     assert [len(draft.pieces) for draft in drafts] == [0, 4, 0]
-    assert_distributions_are_the_drafters(rows[1], drafts[1], Sampling(1.0))
+    assert_distributions_are_the_drafters(rows[1], drafts[1], SamplingParams(1.0))
 
 
 def test_now_and_again_a_hopeless_draft_is_verified_so_that_the_head_gets_labels():

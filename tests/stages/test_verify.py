@@ -17,8 +17,8 @@ from stages.emitted_tokens import accepted_path, emitting_lines, truncate
 from stages.examples.teacher import Supervision, supervise_nothing
 from stages.ngrams.trie import Trie
 from stages.rules import TrieRule
-from stages.sampling.distributions import Sampling
 from stages.sampling.drawing import RowDistributions
+from stages.sampling.params import SamplingParams
 from stages.sampling.random_source import RandomSource
 from stages.sampling.transforms import LogitBias
 from stages.translate import parse
@@ -55,7 +55,7 @@ def verify_block(
     trie = Trie(8, 4)
     trie.insert_all((spelt, token) for token, spelt in enumerate(trie_of) if spelt)
     model = TableModel(logits, 8)
-    verify = Verify(model, TrieRule(trie), Sampling(), CONTEXT, 6, {END}, teach)
+    verify = Verify(model, TrieRule(trie), SamplingParams(), CONTEXT, 6, {END}, teach)
     draft_probs_KD = drafted * torch.eye(4)[list(pieces)] if pieces else torch.zeros(0, 4)
     verify.admit(row)
     (verdict,) = verify([Proposal(Draft(row, pieces, draft_probs_KD, (), None, ()), parse(trie, pieces))])
@@ -143,7 +143,7 @@ def test_a_stop_string_ends_the_block_with_the_token_that_completes_it():
 def test_a_stop_string_may_begin_in_an_earlier_block_but_not_in_the_prompt():
     trie = Trie(8, 4)
     row, model = stopping_row([0], "ab", "bcd"), TableModel(counts_up, 8)
-    verify = Verify(model, TrieRule(trie), Sampling(), CONTEXT, 6, {END}, supervise_nothing)
+    verify = Verify(model, TrieRule(trie), SamplingParams(), CONTEXT, 6, {END}, supervise_nothing)
     verify.admit(row)
     finishes = []
     while not row.finish:
@@ -179,7 +179,7 @@ def test_a_row_has_the_targets_state_that_its_last_token_was_drawn_from():
 
     trie = Trie(8, 4)
     trie.insert_all((spelt, token) for token, spelt in enumerate(SPELLING) if spelt)
-    verify = Verify(model, TrieRule(trie), Sampling(), CONTEXT, 6, {END}, supervise_nothing, project=project)
+    verify = Verify(model, TrieRule(trie), SamplingParams(), CONTEXT, 6, {END}, supervise_nothing, project=project)
     rows = [row_of([0]), row_of([4], offset=1)]
     for row in rows:
         verify.admit(row)
@@ -206,8 +206,8 @@ def entropy_of(logits_V: Tensor) -> float:
     return float(torch.special.entr(logits_V[:6].double().softmax(-1)).sum())
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.01, top_k=1)])
-def test_a_rejected_token_has_its_probability_before_sampling(sampling: Sampling):
+@pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(0.01, top_k=1)])
+def test_a_rejected_token_has_its_probability_before_sampling(sampling: SamplingParams):
     row = row_of([0])
     row.sampling, row.transforms = sampling, (LogitBias([(4, -3.0)]),)
     verdict, _ = verify_block(row, (1, 0, 1, 2, 1))  # tokens 1, 2, 3, 1; the target emits 4 instead of the last
@@ -295,7 +295,7 @@ def test_the_error_names_the_row_whose_target_is_not_finite():
         return counts_up(history) if history[0] == 0 else torch.full((8,), math.nan)
 
     rows = [row_of([0], offset=0), row_of([0, 1], offset=1), row_of([2, 3], offset=2)]
-    verify = Verify(TableModel(logits, 8), TrieRule(Trie(8, 4)), Sampling(), CONTEXT, 6, {END}, supervise_nothing)
+    verify = Verify(TableModel(logits, 8), TrieRule(Trie(8, 4)), SamplingParams(), CONTEXT, 6, {END}, supervise_nothing)
     for row in rows:
         verify.admit(row)
     with pytest.raises(ModelError, match="prompt:2 after 2 tokens"):
@@ -325,7 +325,7 @@ def test_nothing_is_computed_for_rows_that_give_no_example():
 
     rows = [row_of([0], offset=number) for number in range(4)]
     rows[0].record_example, rows[2].private = False, True
-    verify = Verify(TableModel(counts_up, 8), TrieRule(Trie(8, 4)), Sampling(), CONTEXT, 6, {END}, teach)
+    verify = Verify(TableModel(counts_up, 8), TrieRule(Trie(8, 4)), SamplingParams(), CONTEXT, 6, {END}, teach)
     for row in rows:
         verify.admit(row)
     proposals = [Proposal(Draft(row, (), torch.zeros(0, 4), (), None, ()), ()) for row in rows]
@@ -342,7 +342,7 @@ def verify_tree(
 ) -> tuple[Verdict, TableModel]:
     """A block with a tree. So many tokens of the row are read in its pass."""
     model = TableModel(logits, 8)
-    verify = Verify(model, TrieRule(Trie(8, 4)), Sampling(), CONTEXT, 6, {END}, teach)
+    verify = Verify(model, TrieRule(Trie(8, 4)), SamplingParams(), CONTEXT, 6, {END}, teach)
     verify.admit(row)
     model.roll_back(row, len(row.tokens) - unread)
     (verdict,) = verify(tree_proposals([row], [make_tree(branches) if branches else None], 4))
@@ -396,7 +396,7 @@ def test_a_rejected_candidate_has_the_target_s_own_probability_at_its_place():
 def test_a_candidate_has_the_target_s_probability_and_the_number_of_its_place():
     logits = torch.tensor([0.5, 0.25, 0.125, 0.125, 0, 0, 0, 0]).log()
     row = row_of([0])
-    row.sampling = Sampling(1.0)
+    row.sampling = SamplingParams(1.0)
     verdict, _ = verify_tree(row, {0: {1: {}, 2: {}}, 3: {0: {}}}, logits=lambda history: logits)
     assert [decision.index for decision in verdict.decisions] == list(range(len(verdict.decisions)))
     candidates = [decision for decision in verdict.decisions if decision.candidate]
@@ -418,7 +418,7 @@ def test_a_chain_is_tested_as_pieces_of_probability_one():
     for seed in range(40):
         for by_tree in (False, True):
             row = row_of([0], offset=seed)
-            row.sampling = Sampling(1.0)
+            row.sampling = SamplingParams(1.0)
             if by_tree:
                 verdict, _ = verify_tree(row, {0: {3: {1: {}}}}, logits=lambda history: logits)
             else:
@@ -431,7 +431,7 @@ def test_a_chain_is_tested_as_pieces_of_probability_one():
 def test_a_tree_has_as_many_lines_of_logits_as_candidates_and_one():
     row = row_of([0])
     model = TableModel(counts_up, 8)
-    verify = Verify(model, TrieRule(Trie(8, 4)), Sampling(), CONTEXT, 6, {END}, supervise_nothing)
+    verify = Verify(model, TrieRule(Trie(8, 4)), SamplingParams(), CONTEXT, 6, {END}, supervise_nothing)
     verify.admit(row)
     seen = []
     forward = model.forward
@@ -445,7 +445,7 @@ def test_a_tree_has_as_many_lines_of_logits_as_candidates_and_one():
 def test_rows_without_branches_are_read_as_chains():
     rows = [row_of([0], offset=number) for number in range(3)]
     model = TableModel(counts_up, 8)
-    verify = Verify(model, TrieRule(Trie(8, 4)), Sampling(), CONTEXT, 6, {END}, supervise_nothing)
+    verify = Verify(model, TrieRule(Trie(8, 4)), SamplingParams(), CONTEXT, 6, {END}, supervise_nothing)
     seen = []
     for row in rows:
         verify.admit(row)
@@ -489,7 +489,7 @@ def test_log_probabilities_are_of_the_lines_that_tokens_were_drawn_from(branches
         return counts_up(history) + torch.arange(8) * (0.1 * sum(history))
 
     row = row_of([0])
-    row.logprobs = 0
+    row.sampling = SamplingParams(logprobs=0)
     verdict, _ = verify_tree(row, branches, logits=logits)
     for place, one in enumerate(verdict.logprobs):
         wanted = logits((0, *verdict.emitted[:place]))[:6].log_softmax(0)[one.token]
@@ -507,7 +507,7 @@ def test_a_teacher_has_the_logits_of_the_emitted_tokens_in_order():
 
     rows = [row_of([0], offset=number) for number in range(4)]
     rows[3].private = True
-    verify = Verify(TableModel(counts_up, 8), TrieRule(Trie(8, 4)), Sampling(), CONTEXT, 6, {END}, teach)
+    verify = Verify(TableModel(counts_up, 8), TrieRule(Trie(8, 4)), SamplingParams(), CONTEXT, 6, {END}, teach)
     for row in rows:
         verify.admit(row)
     tree, other = make_tree({2: {3: {}}, 1: {4: {}, 2: {}}}), make_tree({2: {}, 1: {4: {}, 3: {}}})

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from stages.sampling.transforms import TokenControls
+from stages.sampling.params import SamplingParams
 
 
 def control(
-    logits: Sequence[float], prompt: Sequence[int], emitted: Sequence[int], controls: TokenControls
+    logits: Sequence[float], prompt: Sequence[int], emitted: Sequence[int], controls: SamplingParams
 ) -> list[float]:
     """Return the logits after bias, repetition, frequency and presence, in this order, as vLLM documents them."""
     changed = list(logits)

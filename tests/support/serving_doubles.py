@@ -14,8 +14,8 @@ from openai import OpenAI
 from typing_extensions import override
 
 from pipeline.loop import UnfitPromptError
-from pipeline.serve.http.api import make_app
-from pipeline.serve.http.limits import Defaults, Limits
+from pipeline.serve.http.api import DEFAULTS, make_app
+from pipeline.serve.http.limits import Limits
 from pipeline.serve.http.metrics import Metrics
 from pipeline.serve.http.server import DrainingServer, make_server
 from pipeline.serve.messages import (
@@ -31,6 +31,7 @@ from pipeline.serve.messages import (
 )
 from stages.sampling.grammars import Grammar, GrammarSource
 from stages.sampling.logprobs import TokenLogprobs
+from stages.sampling.params import SamplingParams
 from store.errors import ConfigError
 from store.hosts import listen
 
@@ -171,7 +172,7 @@ class ScriptedEngine(Engine):
             block = tokens[begin : begin + 2]
             certain = whole[: begin + 2].decode(errors="ignore")[: len(text)]
             last = begin + 2 >= len(tokens)
-            shown = text if last else certain[: max(0, len(certain) - max(map(len, request.stop), default=0))]
+            shown = text if last else certain[: max(0, len(certain) - max(map(len, request.sampling.stop), default=0))]
             new, sent = shown[len(sent) :], max(sent, shown, key=len)
             ends = (self._finish or finish) if last else None
             yield Chunk(new, block, make_logprobs(request, begin, block), ends, usage if last else None)
@@ -182,19 +183,19 @@ def complete(request: GenerationRequest) -> tuple[bytes, str, tuple[int, ...], F
     whole = bytes(request.prompt.tokens)
     tokens = (*whole, EOS)
     finish = Finish.STOP
-    if len(tokens) > request.max_new_tokens:
-        tokens, finish = tokens[: request.max_new_tokens], Finish.LENGTH
+    if len(tokens) > request.sampling.max_tokens:
+        tokens, finish = tokens[: request.sampling.max_tokens], Finish.LENGTH
     text = bytes(token for token in tokens if token != EOS).decode(errors="replace")
-    places = [text.find(stop) for stop in request.stop if stop in text]
+    places = [text.find(stop) for stop in request.sampling.stop if stop in text]
     if places:
         return whole, text[: min(places)], tokens, Finish.STOP
     return whole, text, tokens, finish
 
 
 def make_logprobs(request: GenerationRequest, begin: int, block: tuple[int, ...]) -> tuple[TokenLogprobs, ...]:
-    if request.logprobs is None:
+    if request.sampling.logprobs is None:
         return ()
-    top = ((ord("?"), -9.0),) if request.logprobs else ()
+    top = ((ord("?"), -9.0),) if request.sampling.logprobs else ()
     return tuple(TokenLogprobs(token, -float(begin + place), top) for place, token in enumerate(block))
 
 
@@ -220,7 +221,7 @@ class HttpServer:
 
 @contextmanager
 def run_http_server(
-    engine: ScriptedEngine, limits: Limits | None = None, defaults: Defaults | None = None, key: str | None = None
+    engine: ScriptedEngine, limits: Limits | None = None, defaults: SamplingParams = DEFAULTS, key: str | None = None
 ) -> Iterator[HttpServer]:
     """Run a server over the engine until the block ends."""
     limits = limits or Limits(grace_seconds=0.2)

@@ -17,6 +17,7 @@ from pipeline.serve.messages import EncodedPrompt, GenerationRequest
 from pipeline.serve.request_queue import RequestQueue
 from pipeline.stage_set import Stages
 from stages.contract.blocks import Proposal, Verdict
+from stages.sampling.params import SamplingParams
 from store.events import Event
 
 MAX_LENGTH = 1000
@@ -145,6 +146,10 @@ class StubEngine:
         return [len(stage.order) for stage in (self.decode, self.translate, self.verify)]
 
 
-def stub_request(name: str = "request", blocks: int = 3, **changes: Any) -> GenerationRequest:
+def stub_request(
+    name: str = "request", blocks: int = 3, sampling: Mapping[str, Any] = {}, **changes: Any
+) -> GenerationRequest:
     """Make a request that takes so many blocks."""
-    return GenerationRequest(name, EncodedPrompt("ab", (97, 98), (97, 98)), blocks, 0.0, **changes)
+    return GenerationRequest(
+        name, EncodedPrompt("ab", (97, 98), (97, 98)), SamplingParams(max_tokens=blocks, **sampling), **changes
+    )

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,13 @@ from pipeline.config.settings import Config
 from pipeline.serve.engine import LiveEngine
 from pipeline.serve.messages import Chunk, Finish, GenerationRequest, Usage
 from pipeline.serve.run import ServerRun
+from stages.sampling.params import SamplingParams
 from store.events import Event
 from store.query.log_reader import LogReader
 
 HANG_SECONDS = 200.0  # seconds after which an engine counts as hanging
 NEW_TOKENS = 24
+SAMPLING_NAMES = {field.name for field in fields(SamplingParams)}
 OFTEN = {"commit__seconds": 0.02, "commit__share": 1.0}  # a commit after nearly every block
 
 _numbers = itertools.count()
@@ -100,9 +102,11 @@ class RecordingListener:
 
 
 def make_request(engine: LiveEngine, text: str, **changes: Any) -> GenerationRequest:
-    """Make a greedy request with an id of its own."""
-    fields = {"max_new_tokens": NEW_TOKENS, "temperature": 0.0, **changes}
-    return GenerationRequest(**{"request_id": f"request-{next(_numbers)}", "prompt": engine.encode(text), **fields})
+    """Make a greedy request with an id of its own; its sampling parameters may be given by their names."""
+    given = {name: changes.pop(name) for name in SAMPLING_NAMES & changes.keys()}
+    sampling = replace(changes.pop("sampling", SamplingParams()), **{"max_tokens": NEW_TOKENS, **given})
+    name = changes.pop("request_id", f"request-{next(_numbers)}")
+    return GenerationRequest(name, engine.encode(text), sampling, **changes)
 
 
 def submit_prompt(

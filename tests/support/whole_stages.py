@@ -18,7 +18,7 @@ from stages.drafting.head import AcceptanceHead
 from stages.drafting.stopping import ThresholdStop
 from stages.drafting.target_states import StateProjection, TargetStates
 from stages.examples.teacher import supervise_nothing
-from stages.sampling.distributions import Sampling
+from stages.sampling.params import SamplingParams
 from stages.sampling.random_source import RandomSource
 from stages.translate import Translate
 from stages.verify import Verify
@@ -56,7 +56,7 @@ def stages_of(world: World, *, states: bool = False) -> Stages:
     trie, translate = translation_of(wide, ())
     target = TableModel(lambda tokens: _target_logits(world, tokens), size + EXTRA)
     drafter = TableModel(lambda pieces: _drafter_logits(world, pieces), world.drafter_size)
-    sampling = Sampling(temperature=1.0)
+    sampling = SamplingParams(temperature=1.0)
     decode = Decode(
         drafter,
         AcceptanceHead(drafter.hidden_size, world.seed).requires_grad_(False),
@@ -85,7 +85,7 @@ def stages_of(world: World, *, states: bool = False) -> Stages:
 
 
 def new_row(
-    rng: RandomSource, remaining_tokens: int, offset: int = 0, sampling: Sampling | None = None
+    rng: RandomSource, remaining_tokens: int, offset: int = 0, sampling: SamplingParams | None = None
 ) -> SequenceState:
     """A row at its prompt."""
     row = row_of(PROMPT, PROMPT, offset=offset, remaining_tokens=remaining_tokens, rng=rng)

@@ -11,7 +11,7 @@ from pipeline.bench.server.client import Outcome
 from pipeline.config.settings import Config
 from pipeline.serve.run import make_conversation
 from stages.models.huggingface import load_causal_model, logit_difference
-from stages.sampling.distributions import Sampling
+from stages.sampling.params import SamplingParams
 from stages.tools.transformers_baselines import Request, greedy_generate
 
 if TYPE_CHECKING:
@@ -84,7 +84,9 @@ class Reference:
     def complete(self, prompts: Sequence[Sequence[int]], most: int) -> list[list[int]]:
         """Greedy completions of up to `most` tokens, end of sequence included, within the context length."""
         remaining = self._longest - max(map(len, prompts))
-        return greedy_generate(self.target, prompts, Request(Sampling(0.0), min(most, remaining), self.eos_ids, seed=0))
+        return greedy_generate(
+            self.target, prompts, Request(SamplingParams(0.0), min(most, remaining), self.eos_ids, seed=0)
+        )
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of a completion without its end-of-sequence token."""

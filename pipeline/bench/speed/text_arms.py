@@ -13,7 +13,7 @@ from pipeline.assembly.models import Models
 from pipeline.bench.speed.arms import Arm, chunks
 from pipeline.config.settings import Config
 from pipeline.run.rounds import Round
-from stages.sampling.distributions import Sampling
+from stages.sampling.params import SamplingParams
 from stages.tools.transformers_baselines import ContinuousBatching, Request
 from store.events import PromptReceived
 
@@ -47,7 +47,7 @@ class PromptWords:
 def request_of(models: Models, config: Config) -> Request:
     """The request for all arms of `transformers`: sampling, end-of-sequence ids and lengths as in our arms."""
     settings = config.sampling
-    sampling = Sampling(settings.temperature, settings.top_k, settings.top_p)
+    sampling = SamplingParams(settings.temperature, settings.top_k, settings.top_p)
     return Request(sampling, settings.max_new_tokens, models.eos_ids, config.seed)
 
 

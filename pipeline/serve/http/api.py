@@ -23,7 +23,7 @@ from pipeline.serve.http.errors import (
     unknown_model_error,
     wrong_value_error,
 )
-from pipeline.serve.http.limits import BodyReader, Defaults, Limits, parse_json_object
+from pipeline.serve.http.limits import BodyReader, Limits, parse_json_object
 from pipeline.serve.http.metrics import CONTENT_TYPE, Metrics
 from pipeline.serve.http.openai_requests import (
     ChatRequest,
@@ -45,8 +45,10 @@ from pipeline.serve.http.response_stream import (
 )
 from pipeline.serve.messages import EncodedPrompt, Engine
 from stages.sampling.grammars import Grammar
+from stages.sampling.params import SamplingParams
 
-Parser = Callable[[Mapping[str, object], Limits, Defaults], ParsedRequest]
+Parser = Callable[[Mapping[str, object], Limits, SamplingParams], ParsedRequest]
+DEFAULTS = SamplingParams(temperature=1.0)  # as OpenAI's interface and vLLM
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
@@ -87,7 +89,7 @@ def make_app(
     limits: Limits,
     metrics: Metrics,
     *,
-    defaults: Defaults | None = None,
+    defaults: SamplingParams = DEFAULTS,
     api_key: str | None = None,
     host: str = "127.0.0.1",
 ) -> FastAPI:
@@ -97,12 +99,12 @@ def make_app(
         engine: completes the requests.
         limits: bounds on requests.
         metrics: counts requests; served at `/metrics`.
-        defaults: values of parameters that a request leaves out.
+        defaults: parameters of requests that leave them out; `max_tokens` is that of OpenAI's interface all the same.
         api_key: that every request must carry except those for `/health`; None for none.
         host: the address that it will be served on.
     """
     active = ActiveRequests()
-    completions = _Completions(engine, limits, metrics, defaults or Defaults(), active)
+    completions = _Completions(engine, limits, metrics, defaults, active)
 
     @asynccontextmanager
     async def close_after_serving(_: FastAPI) -> AsyncIterator[None]:
@@ -166,7 +168,7 @@ class _Completions:
     """Responds to requests for completions."""
 
     def __init__(
-        self, engine: Engine, limits: Limits, metrics: Metrics, defaults: Defaults, active: ActiveRequests
+        self, engine: Engine, limits: Limits, metrics: Metrics, defaults: SamplingParams, active: ActiveRequests
     ) -> None:
         self._engine, self._limits, self._metrics = engine, limits, metrics
         self._defaults, self._active = defaults, active
@@ -210,7 +212,7 @@ class _Completions:
         parsed = parse(parse_json_object(body), self._limits, self._defaults)
         if parsed.model != (served := self._engine.read_status().model):
             raise unknown_model_error(parsed.model, served)
-        if unknown := parsed.controls.find_unknown_id(size := self._engine.vocabulary_size):
+        if unknown := parsed.sampling.find_unknown_id(size := self._engine.vocabulary_size):
             raise wrong_value_error(unknown[0], f"have token ids from 0 to {size - 1}", unknown[1])
         return parsed
 

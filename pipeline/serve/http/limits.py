@@ -49,16 +49,6 @@ class Limits:
     grace_seconds: float = 30.0
 
 
-@dataclass(frozen=True)
-class Defaults:
-    """Values of parameters that a request leaves out."""
-
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    max_tokens: int = 16  # of a plain completion, as OpenAI's
-
-
 def max_connections(limits: Limits) -> int:
     """Return the connections that `limits` allow, at most as many as this process may open files."""
     try:

@@ -8,17 +8,17 @@ wrong results in silence.
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
 
 from pipeline.serve.http.errors import ApiError, format_value, unsupported_error, wrong_value_error
-from pipeline.serve.http.limits import Defaults, Limits
+from pipeline.serve.http.limits import Limits
 from pipeline.serve.http.tool_calls import MAX_TOOLS, NO_TOOLS, STRICT, EarlierCall, Tool, ToolUse, read_tool_use
 from stages.sampling.grammars import GrammarSource
-from stages.sampling.transforms import MAX_BIAS, MAX_PENALTY, MAX_REPETITION, TokenControls
+from stages.sampling.params import MAX_BIAS, MAX_PENALTY, MAX_REPETITION, SamplingParams
 from store.errors import ConfigError
 
 MAX_STOPS, MAX_STOP_CHARACTERS = 16, 256
@@ -26,6 +26,8 @@ MAX_MESSAGES, MAX_PARTS = 1024, 1024
 MAX_LOGPROBS = 20
 MAX_BIASES, MAX_STOP_IDS = 1024, 64
 MASK63 = (1 << 63) - 1
+COMPLETION_TOKENS = 16  # of a plain completion that names none, as OpenAI's
+SAMPLING_NAMES = {field.name for field in fields(SamplingParams)}
 
 # Ignored parameters of OpenAI's interface, of vLLM and of SGLang: accepted with these values alone, which do nothing.
 _NO_TOOL, _NULL_ONLY = ("none", "auto"), ()
@@ -170,7 +172,7 @@ class ParsedRequest:
     Attributes:
         prompts: texts of a plain completion; empty for a chat.
         messages: of a chat, as chat templates expect them; empty for a plain completion.
-        logprobs, controls: as of `GenerationRequest`.
+        sampling: as of `GenerationRequest`.
         grammar: what the text must follow; None for any text.
         tool_use: the tools that may be called.
     """
@@ -179,19 +181,11 @@ class ParsedRequest:
     prompts: tuple[str, ...]
     messages: tuple[dict[str, Any], ...]
     n: int
-    max_tokens: int
-    temperature: float
-    top_k: int
-    top_p: float
-    stop: tuple[str, ...]
-    seed: int | None
-    logprobs: int | None
+    sampling: SamplingParams
     store: bool
     echo: bool
     stream: bool
     include_usage: bool
-    min_p: float
-    controls: TokenControls
     grammar: GrammarSource | None
     tool_use: ToolUse
 
@@ -201,7 +195,7 @@ class ParsedRequest:
         return bool(self.messages)
 
 
-def parse_completion(body: Mapping[str, object], limits: Limits, defaults: Defaults) -> ParsedRequest:
+def parse_completion(body: Mapping[str, object], limits: Limits, defaults: SamplingParams) -> ParsedRequest:
     """Parse a request for a plain completion. Raises `ApiError` that names the wrong parameter."""
     request = _validate(CompletionRequest, body)
     prompts = _prompt_texts(request.prompt)
@@ -213,14 +207,14 @@ def parse_completion(body: Mapping[str, object], limits: Limits, defaults: Defau
         request,
         limits,
         defaults,
-        max_tokens=request.max_tokens or min(defaults.max_tokens, limits.max_tokens),
+        max_tokens=request.max_tokens or min(COMPLETION_TOKENS, limits.max_tokens),
         prompts=prompts,
         logprobs=request.logprobs,
         echo=request.echo,
     )
 
 
-def parse_chat(body: Mapping[str, object], limits: Limits, defaults: Defaults) -> ParsedRequest:
+def parse_chat(body: Mapping[str, object], limits: Limits, defaults: SamplingParams) -> ParsedRequest:
     """Parse a request for the next message of a conversation. Raises `ApiError` as `parse_completion`."""
     request = _validate(ChatRequest, body)
     if request.top_logprobs is not None and not request.logprobs:
@@ -244,7 +238,7 @@ def parse_chat(body: Mapping[str, object], limits: Limits, defaults: Defaults) -
 def _make_parsed_request(
     request: CommonRequest,
     limits: Limits,
-    defaults: Defaults,
+    defaults: SamplingParams,
     *,
     max_tokens: int,
     logprobs: int | None,
@@ -254,25 +248,16 @@ def _make_parsed_request(
     tool_use: ToolUse = NO_TOOLS,
 ) -> ParsedRequest:
     _check_bounds(request, max_tokens, len(prompts) or 1, logprobs, limits)
-    top_k = defaults.top_k if request.top_k is None else max(request.top_k, 0)
     return ParsedRequest(
         model=request.model,
         prompts=prompts,
         messages=messages,
         n=request.n,
-        max_tokens=max_tokens,
-        temperature=defaults.temperature if request.temperature is None else request.temperature,
-        top_k=top_k,
-        top_p=defaults.top_p if request.top_p is None else request.top_p,
-        stop=tuple(request.stop),
-        seed=None if request.seed is None else request.seed & MASK63,
-        logprobs=logprobs,
+        sampling=_sampling_params(request, defaults, max_tokens, logprobs),
         store=request.store,
         echo=echo,
         stream=request.stream,
         include_usage=request.stream_options is not None and request.stream_options.include_usage,
-        min_p=request.min_p,
-        controls=_token_controls(request),
         grammar=_grammar_source(request, tool_use),
         tool_use=tool_use,
     )
@@ -292,15 +277,19 @@ def _grammar_source(request: CommonRequest, tool_use: ToolUse) -> GrammarSource 
     return source or call
 
 
-def _token_controls(request: CommonRequest) -> TokenControls:
-    return TokenControls(
-        presence_penalty=request.presence_penalty,
-        frequency_penalty=request.frequency_penalty,
-        repetition_penalty=request.repetition_penalty,
-        logit_bias=tuple((_token_id(key), bias) for key, bias in request.logit_bias.items()),
-        ignore_eos=request.ignore_eos,
-        stop_token_ids=tuple(request.stop_token_ids),
-    )
+def _sampling_params(
+    request: CommonRequest, defaults: SamplingParams, max_tokens: int, logprobs: int | None
+) -> SamplingParams:
+    given = {name: getattr(request, name) for name in request.model_fields_set & SAMPLING_NAMES}
+    given |= {"max_tokens": max_tokens, "logprobs": logprobs}
+    given |= {name: tuple(given[name]) for name in ("stop", "stop_token_ids") if name in given}
+    if "logit_bias" in given:
+        given["logit_bias"] = tuple((_token_id(key), bias) for key, bias in request.logit_bias.items())
+    if request.top_k == -1:
+        given["top_k"] = 0
+    if request.seed is not None:
+        given["seed"] = request.seed & MASK63
+    return replace(defaults, **given)
 
 
 def _token_id(key: str) -> int:

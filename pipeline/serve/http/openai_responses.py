@@ -210,7 +210,8 @@ class CompletionResponse:
         self._usages: dict[int, Usage] = {}
         self._head: JsonObject = {"id": request_id, "created": int(time.time()), "model": parsed.model}
         offsets = [
-            None if parsed.logprobs is None else OffsetTracker(response_format.bytes_of, len(echo)) for echo in echoes
+            None if parsed.sampling.logprobs is None else OffsetTracker(response_format.bytes_of, len(echo))
+            for echo in echoes
         ]
         self._choices = list(map(_Choice, range(len(echoes)), echoes, offsets))
 

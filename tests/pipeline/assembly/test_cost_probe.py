@@ -14,7 +14,7 @@ from stages.ngrams.cache import NgramCache
 from stages.ngrams.eviction import LeastFrequentlyUsed
 from stages.ngrams.trie import Trie
 from stages.rules import TrieRule
-from stages.sampling.distributions import Sampling
+from stages.sampling.params import SamplingParams
 from stages.translate import Translate
 from stages.verify import Verify
 
@@ -46,7 +46,7 @@ class TimedVerify(Verify):
 
     def __init__(self, clock: Clock, model: TimedModel, trie: Trie) -> None:
         context = [(token,) for token in range(VOCABULARY)]
-        super().__init__(model, TrieRule(trie), Sampling(), context, VOCABULARY, (), supervise_nothing)
+        super().__init__(model, TrieRule(trie), SamplingParams(), context, VOCABULARY, (), supervise_nothing)
         self._clock = clock
 
     def __call__(self, batch):
@@ -68,7 +68,7 @@ def test_the_measured_costs_are_those_of_the_passes(batch: int, monkeypatch: pyt
     target, drafter = TimedModel(clock, 1.0, 0.125), TimedModel(clock, 0.25, 0.0625)
     drafter.max_length = 40  # shorter than the rows that are read in a longer context
     head = AcceptanceHead(drafter.hidden_size, 0)
-    decode = Decode(drafter, head, FixedLength(), Sampling(), range(VOCABULARY), 4, None)
+    decode = Decode(drafter, head, FixedLength(), SamplingParams(), range(VOCABULARY), 4, None)
     costs = measure(target, decode, *make_stages(clock, target), batch)
     assert (costs.around, costs.per_draft) == pytest.approx((0.5, 0.375))
     for count in (1, 2, 3, 5, 9):

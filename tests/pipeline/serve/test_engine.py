@@ -52,7 +52,7 @@ def submit_mixed(engine: LiveEngine, order: random.Random, prompts: list[str]) -
         {"temperature": 1.0, "seed": 3},
         {"temperature": 0.7, "top_k": 5, "logprobs": 2},
         {"temperature": 1.3, "top_p": 0.8, "stop": ("and", "more")},
-        {"max_new_tokens": 3, "store": False},
+        {"max_tokens": 3, "store": False},
     ]
     requests = [(text, kind) for text in prompts for kind in kinds]
     order.shuffle(requests)
@@ -161,7 +161,7 @@ def test_a_completion_ends_where_the_context_of_the_target_does(server: ServerRu
     prompt = engine.encode(text)
     remaining_tokens = longest - len(prompt.tokens)
     for seed in range(50):  # most end by themselves somewhere
-        listener = submit_prompt(engine, text, max_new_tokens=10 * longest, temperature=2.0, seed=seed)
+        listener = submit_prompt(engine, text, max_tokens=10 * longest, temperature=2.0, seed=seed)
         if listener.finish is Finish.LENGTH:
             break
         assert listener.usage.emitted < remaining_tokens
@@ -179,8 +179,8 @@ def test_prompts_that_do_not_fit_are_refused_when_they_are_encoded(engine: LiveE
 
 def test_a_cancelled_request_frees_its_place_within_a_block(server: ServerRun):
     held = RecordingListener(hold=2)
-    cancel = server.engine.submit(make_request(server.engine, "Ann has 3 apples", max_new_tokens=100), held)
-    other = submit_prompt(server.engine, "Tom has 4 pencils", max_new_tokens=60)
+    cancel = server.engine.submit(make_request(server.engine, "Ann has 3 apples", max_tokens=100), held)
+    other = submit_prompt(server.engine, "Tom has 4 pencils", max_tokens=60)
     assert held.reached.wait(HANG_SECONDS)
     cancel()
     held.go.set()
@@ -198,7 +198,7 @@ def test_a_cancelled_request_frees_its_place_within_a_block(server: ServerRun):
 
 def test_a_deadline_ends_a_running_request(engine: LiveEngine):
     held = RecordingListener(hold=1)
-    engine.submit(make_request(engine, "Ann has 3 apples", max_new_tokens=100, timeout_seconds=0.3), held)
+    engine.submit(make_request(engine, "Ann has 3 apples", max_tokens=100, timeout_seconds=0.3), held)
     assert held.reached.wait(HANG_SECONDS)
     late = submit_prompt(engine, "Tom has 4 pencils", timeout_seconds=1e-9)
     held.ended.wait(0.4)  # the engine is held during this time

@@ -33,12 +33,13 @@ from pipeline.loop import UnfitPromptError
 from pipeline.serve.engine_process import EngineDownError, EngineProcess, RestartBudget
 from pipeline.serve.messages import BusyError, Finish
 from stages.sampling.grammars import GrammarSource
-from stages.sampling.transforms import LogitTransform, TokenControls
+from stages.sampling.params import SamplingParams
+from stages.sampling.transforms import LogitTransform
 from store.errors import ConfigError, RunError
 from store.events import BlockDone, Event
 from store.fault_points import VARIABLE
 
-LONG = {"max_new_tokens": 900, "temperature": 2.0, "controls": TokenControls(ignore_eos=True)}
+LONG = {"max_tokens": 900, "temperature": 2.0, "sampling": SamplingParams(ignore_eos=True)}
 TEXT = "Ann has 3"
 
 
@@ -177,7 +178,7 @@ def test_an_engine_that_always_fails_is_restarted_so_often_and_no_more(
     assert sum("not restarted any more" in message for message in caplog.messages) == 1
 
 
-class RaisingControls(TokenControls):
+class RaisingControls(SamplingParams):
     """Controls with a fault that the engine's thread meets."""
 
     def make_transforms(self, prompt: Sequence[int]) -> tuple[LogitTransform, ...]:
@@ -193,7 +194,7 @@ def test_an_error_of_the_engine_restarts_it(
     with engine_process(tiny_pair, tmp_path / "run") as engine:
         (before,) = complete_all(engine, texts(700, 701))
         wait_until(lambda: len(select(tmp_path / "run", "SELECT * FROM prompts")) == 1)
-        assert submit_prompt(engine, TEXT, controls=RaisingControls()).finish is Finish.FAILED
+        assert submit_prompt(engine, TEXT, sampling=RaisingControls()).finish is Finish.FAILED
         wait_for_restart(engine)
         (after,) = complete_all(engine, texts(700, 701))
         assert after.tokens == before.tokens

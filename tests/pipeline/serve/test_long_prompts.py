@@ -107,7 +107,7 @@ def test_a_prompt_of_the_longest_tokens_that_fits_is_served(server: ServerRun, c
     assert len(text) > 10 * len(prompt.tokens)
     assert list(prompt.pieces) == server.models.clip_prompt(server.models.drafter_vocabulary.encode(text))
     assert len(prompt.pieces) <= server.models.drafter.max_length // 2, "the drafter reads the end"
-    listener = submit_prompt(engine, text, max_new_tokens=1)
+    listener = submit_prompt(engine, text, max_tokens=1)
     assert listener.end().usage.emitted == 1
 
 
@@ -119,7 +119,7 @@ def test_a_prompt_beyond_the_tokens_but_within_the_characters_is_counted(engine:
 
 def test_short_prompts_are_served(engine: LiveEngine):
     listener = RecordingListener()
-    engine.submit(make_request(engine, "def add(a, b):", max_new_tokens=4), listener)
+    engine.submit(make_request(engine, "def add(a, b):", max_tokens=4), listener)
     assert len(listener.tokens) >= 1
 
 

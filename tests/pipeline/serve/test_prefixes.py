@@ -103,7 +103,7 @@ def run_while_reading(
         before.append(len(running.chunks))
         reading(chunk)
 
-    server.engine.submit(make_request(server.engine, "Ann has", max_new_tokens=60), on_running)
+    server.engine.submit(make_request(server.engine, "Ann has", max_tokens=60), on_running)
     return running.end(), reading.end(), before[0]
 
 

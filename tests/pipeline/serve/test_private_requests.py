@@ -94,11 +94,11 @@ def test_no_file_holds_a_private_request(server: ServerRun, tmp_path: Path):
     engine._queue._learner_accepts_examples = lambda: True  # as if a learner waited for examples
     held = RecordingListener(hold=3)
     engine.submit(
-        make_request(engine, SECRET, store=False, request_id="private", temperature=DISTINCT, max_new_tokens=40),
+        make_request(engine, SECRET, store=False, request_id="private", temperature=DISTINCT, max_tokens=40),
         held,
     )
     assert held.reached.wait(HANG_SECONDS)
-    public = submit_prompt(engine, PUBLIC, request_id="public", max_new_tokens=2)
+    public = submit_prompt(engine, PUBLIC, request_id="public", max_tokens=2)
     held.go.set()
     public.end()
     assert held.end().usage.emitted > 6
@@ -126,11 +126,11 @@ def test_a_checkpoint_during_a_private_request_holds_nothing_of_it(server: Serve
     wait_until(lambda: not engine._events.dirty)
     engine._committer.is_due = lambda: True  # after every block that completes something
     gate, held = RecordingListener(hold=1), RecordingListener(hold=2)
-    submit_prompt(engine, PUBLIC, gate, max_new_tokens=60)
+    submit_prompt(engine, PUBLIC, gate, max_tokens=60)
     assert gate.reached.wait(HANG_SECONDS)  # the next two are taken together
     gate.hold = None
-    engine.submit(make_request(engine, SECRET, store=False, temperature=DISTINCT, max_new_tokens=60), held)
-    other = submit_prompt(engine, PUBLIC, max_new_tokens=1)  # completes at once: there is something to commit
+    engine.submit(make_request(engine, SECRET, store=False, temperature=DISTINCT, max_tokens=60), held)
+    other = submit_prompt(engine, PUBLIC, max_tokens=1)  # completes at once: there is something to commit
     gate.go.set()
     assert held.reached.wait(HANG_SECONDS)
     assert other.ended.is_set()
@@ -150,9 +150,9 @@ def _offset_kept(run: Path) -> int:
 
 def test_the_ngram_cache_ignores_private_requests(server: ServerRun):
     runner = server.engine._runner
-    submit_prompt(server.engine, PUBLIC, store=False, temperature=DISTINCT, max_new_tokens=60).end()
+    submit_prompt(server.engine, PUBLIC, store=False, temperature=DISTINCT, max_tokens=60).end()
     assert (runner.stages.translate.cache_version, list(runner.stages.translate.cache.entries())) == (0, [])
-    submit_prompt(server.engine, PUBLIC, temperature=DISTINCT, max_new_tokens=60).end()
+    submit_prompt(server.engine, PUBLIC, temperature=DISTINCT, max_tokens=60).end()
     assert runner.stages.translate.cache_version > 0, "it would have"
 
 

@@ -12,6 +12,7 @@ from serving_tiny import HANG_SECONDS, RecordingListener, wait_until
 
 from pipeline.serve.messages import BusyError, EncodedPrompt, Finish, GenerationRequest
 from pipeline.serve.request_queue import MAX_RETRY_SECONDS, PREFILL_TOKENS, RequestQueue
+from stages.sampling.params import SamplingParams
 from store.events import BlockDone, PromptCompleted, PromptReceived, TokenDecision
 
 
@@ -30,7 +31,7 @@ def make_queue(clock: Callable[[], float] = lambda: 0.0, waiting: int = 4, offse
 
 
 def request_of_length(tokens: int) -> GenerationRequest:
-    return GenerationRequest("long", EncodedPrompt("", (97,) * tokens, (97,) * tokens), 5, 0.0)
+    return GenerationRequest("long", EncodedPrompt("", (97,) * tokens, (97,) * tokens), SamplingParams(max_tokens=5))
 
 
 def test_requests_become_prompts_in_their_order():
@@ -110,10 +111,10 @@ def test_a_completion_is_truncated_to_the_remaining_context():
 def test_seeds_of_any_size_and_choices_give_draws_of_their_own():
     queue, draws = make_queue(waiting=10), []
     requests = [
-        stub_request(seed=-1),
-        stub_request(seed=1 << 70),
-        stub_request(seed=4),
-        stub_request(seed=4, choice=1),
+        stub_request(sampling={"seed": -1}),
+        stub_request(sampling={"seed": 1 << 70}),
+        stub_request(sampling={"seed": 4}),
+        stub_request(sampling={"seed": 4}, choice=1),
         stub_request(),
     ]
     for request in requests:
@@ -322,7 +323,7 @@ def test_rows_have_the_scope_of_their_client():
 def test_markers_of_a_request_are_part_of_its_text():
     queue = make_queue()
     for markers in ((), ("<end>", "<unknown>")):
-        queue.submit(stub_request(markers=markers, stop=("never",)), RecordingListener())
+        queue.submit(stub_request(markers=markers, sampling={"stop": ("never",)}), RecordingListener())
     plain, marked = (queue._running[prompt.offset] for prompt in queue)
     for pending, text in ((plain, "ab"), (marked, "a<end>b")):
         assert pending.text_stream.push([97, 999, 98]) + pending.text_stream.close() == text
@@ -331,6 +332,6 @@ def test_markers_of_a_request_are_part_of_its_text():
 def test_equal_seeds_draw_equal_numbers():
     queue = make_queue(waiting=10)
     for seed in (4, 5, 4):
-        queue.submit(stub_request(seed=seed), RecordingListener())
+        queue.submit(stub_request(sampling={"seed": seed}), RecordingListener())
     one, other, again = (queue.prepare_sequence(prompt).rng.uniform(None) for prompt in queue)
     assert one == again != other

@@ -58,8 +58,7 @@ def test_sampled_completions_are_valid(server: ServerRun):
     grammar = server.engine.compile_grammar(SOURCE)
     wishes = [{"temperature": 1.0, "seed": seed} for seed in range(8)] + [{}]
     listeners = [
-        submit_prompt(server.engine, texts(700, 701)[0], grammar=grammar, max_new_tokens=LONG, **wish)
-        for wish in wishes
+        submit_prompt(server.engine, texts(700, 701)[0], grammar=grammar, max_tokens=LONG, **wish) for wish in wishes
     ]
     ended = [listener.text for listener in listeners if listener.end().finish is Finish.STOP]
     assert len(ended) > 4, "some may be cut in the middle of white space"
@@ -93,7 +92,7 @@ def test_a_thousand_completions_of_a_random_target_are_valid(tiny_pair: TinyPair
                     server.engine,
                     texts(700 + seed % 50, 701 + seed % 50)[0],
                     grammar=grammars[seed % len(SCHEMAS)],
-                    max_new_tokens=220,
+                    max_tokens=220,
                     temperature=1.0,
                     seed=seed,
                 )
@@ -133,7 +132,7 @@ def test_a_demanded_call_is_a_call(server: ServerRun):
     assert source is not None
     grammar, called = server.engine.compile_grammar(source), Counter[str]()
     for seed in range(6):
-        wish = {"temperature": 1.0, "seed": seed, "max_new_tokens": LONG}
+        wish = {"temperature": 1.0, "seed": seed, "max_tokens": LONG}
         listener = submit_prompt(server.engine, texts(700, 701)[0], grammar=grammar, **wish).end()
         content, calls = CallReader(use).push(listener.text, last=True)
         assert bool(calls) == (listener.finish is Finish.STOP)
@@ -148,7 +147,7 @@ def test_a_grammar_that_takes_too_much_work_ends_its_own_request_alone(tiny_pair
         grammar = server.engine.compile_grammar(ambiguous)
         greedy, other = texts(700, 702)
         beside = submit_prompt(server.engine, other)
-        ended = submit_prompt(server.engine, greedy, grammar=grammar, max_new_tokens=LONG).end()
+        ended = submit_prompt(server.engine, greedy, grammar=grammar, max_tokens=LONG).end()
         assert ended.finish is Finish.GRAMMAR
         assert beside.finish in {Finish.STOP, Finish.LENGTH}
         assert submit_prompt(server.engine, other).text == beside.text

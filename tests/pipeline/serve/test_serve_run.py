@@ -69,9 +69,7 @@ def test_a_cancelled_request_is_logged_up_to_its_end(tiny_pair: TinyPair, tmp_pa
     run = tmp_path / "run"
     with run_server(serve_config(tiny_pair), run) as server:
         held = RecordingListener(hold=2)
-        cancel = server.engine.submit(
-            make_request(server.engine, "Ann has 3", request_id="left", max_new_tokens=90), held
-        )
+        cancel = server.engine.submit(make_request(server.engine, "Ann has 3", request_id="left", max_tokens=90), held)
         assert held.reached.wait(HANG_SECONDS)
         cancel()
         held.go.set()
@@ -92,7 +90,7 @@ def test_shutdown_ends_running_requests_after_the_grace_time(tiny_pair: TinyPair
     with run_server(serve_config(tiny_pair, serve__grace_seconds=0.0, batch=1), run) as server:
         engine = server.engine
         flying, waiting = (
-            submit_prompt(engine, "Ann has 3", max_new_tokens=900, temperature=2.0),
+            submit_prompt(engine, "Ann has 3", max_tokens=900, temperature=2.0),
             submit_prompt(engine, "Tom has 4"),
         )
     assert {flying.finish, waiting.finish} <= {Finish.CANCELLED, Finish.STOP}
@@ -110,8 +108,8 @@ def test_a_commit_in_the_middle_holds_whole_prompts_and_no_rows(tiny_pair: TinyP
     with run_server(config, run) as server:
         complete_all(server.engine, texts(700, 703))
         held = RecordingListener(hold=3)
-        server.engine.submit(make_request(server.engine, "Ann has 3", temperature=2.0, max_new_tokens=90), held)
-        submit_prompt(server.engine, "Tom has 4", max_new_tokens=1).end()
+        server.engine.submit(make_request(server.engine, "Ann has 3", temperature=2.0, max_tokens=90), held)
+        submit_prompt(server.engine, "Tom has 4", max_tokens=1).end()
         assert held.reached.wait(HANG_SECONDS)
         shutil.copytree(run, copy, ignore=shutil.ignore_patterns(".lock", ".owner.json"))
         held.go.set()

@@ -20,12 +20,18 @@ from tiny_pair import TinyPair, tiny_pair  # noqa: F401  (a fixture)
 
 from pipeline.serve.messages import Finish
 from pipeline.serve.run import ServerRun
-from stages.sampling.transforms import TokenControls
+from stages.sampling.params import SamplingParams
 
 CONTROLS = [
-    TokenControls(presence_penalty=1.5, frequency_penalty=0.5),
-    TokenControls(repetition_penalty=1.4),
-    TokenControls(0.5, -0.5, 0.8, ((20, 3.0), (30, -100.0)), ignore_eos=True),
+    SamplingParams(presence_penalty=1.5, frequency_penalty=0.5),
+    SamplingParams(repetition_penalty=1.4),
+    SamplingParams(
+        presence_penalty=0.5,
+        frequency_penalty=-0.5,
+        repetition_penalty=0.8,
+        logit_bias=((20, 3.0), (30, -100.0)),
+        ignore_eos=True,
+    ),
 ]
 
 
@@ -35,7 +41,7 @@ def server(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> Ite
         yield server
 
 
-def plain_loop(pair: TinyPair, text: str, controls: TokenControls) -> tuple[int, ...]:
+def plain_loop(pair: TinyPair, text: str, controls: SamplingParams) -> tuple[int, ...]:
     """One token per pass of the target's own modules, over the whole text, until an end."""
     models = load_pair(pair)
     prompt = models.target_vocabulary.encode(text)
@@ -54,11 +60,11 @@ def test_greedy_requests_equal_a_plain_loop(tiny_pair: TinyPair, tmp_path):  # n
     prompts, run = texts(700, 703), tmp_path / "run"
     with run_server(serve_config(tiny_pair), run) as server:
         listeners = [
-            (text, one, submit_prompt(server.engine, text, controls=one)) for text in prompts for one in CONTROLS
+            (text, one, submit_prompt(server.engine, text, sampling=one)) for text in prompts for one in CONTROLS
         ]
         others = [(text, submit_prompt(server.engine, text)) for text in prompts]
         sampled = [
-            submit_prompt(server.engine, text, controls=CONTROLS[0], temperature=1.0, min_p=0.1) for text in prompts
+            submit_prompt(server.engine, text, sampling=CONTROLS[0], temperature=1.0, min_p=0.1) for text in prompts
         ]
         assert all(one.end() for one in sampled)
     for text, controls, listener in listeners:
@@ -76,7 +82,7 @@ def test_a_stop_token_ends_the_row_and_is_not_in_the_text(server: ServerRun, tin
     text = texts(700, 701)[0]
     whole, vocabulary = greedy_generate(tiny_pair, text), load_pair(tiny_pair).target_vocabulary
     stop = whole[5]
-    listener = submit_prompt(server.engine, text, controls=TokenControls(stop_token_ids=(stop,)))
+    listener = submit_prompt(server.engine, text, sampling=SamplingParams(stop_token_ids=(stop,)))
     assert (listener.finish, listener.tokens) == (Finish.STOP, whole[: whole.index(stop) + 1])
     assert listener.text == vocabulary.decode(list(listener.tokens[:-1]))
 
@@ -85,9 +91,9 @@ def test_an_ignored_end_of_sequence_is_followed_by_more(server: ServerRun, tiny_
     (end,) = load_pair(tiny_pair).eos_ids
     bias = ((end, 100.0),)
     (text,) = texts(700, 701)
-    ended = submit_prompt(server.engine, text, controls=TokenControls(logit_bias=bias))
+    ended = submit_prompt(server.engine, text, sampling=SamplingParams(logit_bias=bias))
     assert (ended.tokens, ended.finish, ended.text) == ((end,), Finish.STOP, "")
-    ignored = submit_prompt(server.engine, text, controls=TokenControls(logit_bias=bias, ignore_eos=True))
+    ignored = submit_prompt(server.engine, text, sampling=SamplingParams(logit_bias=bias, ignore_eos=True))
     assert (ignored.tokens, ignored.finish, ignored.text) == ((end,) * NEW_TOKENS, Finish.LENGTH, "")
 
 

@@ -21,9 +21,8 @@ from stages.contract.snapshot import (
     restore_moments,
     save_moments,
 )
-from stages.sampling.distributions import Sampling
+from stages.sampling.params import SamplingParams
 from stages.sampling.random_source import SeededRandomSource
-from stages.sampling.transforms import TokenControls
 from stages.vocabulary.text_stream import StopStrings
 from store.errors import CorruptError
 
@@ -189,14 +188,12 @@ def test_a_row_continues_with_its_own_numbers():
     assert [again.rng.uniform(distribution) for _ in range(3)] == [rng.uniform(distribution) for _ in range(3)]
 
 
-@pytest.mark.parametrize("sampling", [None, Sampling(), Sampling(0.7, 3, 0.9)])
-def test_what_a_row_requests_comes_back(sampling: Sampling | None):
-    row = SequenceState(
-        3, "a", "docs", "text", [1, 2], 1, [5], SeededRandomSource(0, 3), 7, sampling=sampling, logprobs=2
-    )
+@pytest.mark.parametrize("sampling", [None, SamplingParams(), SamplingParams(0.7, 3, 0.9, logprobs=2)])
+def test_what_a_row_requests_comes_back(sampling: SamplingParams | None):
+    row = SequenceState(3, "a", "docs", "text", [1, 2], 1, [5], SeededRandomSource(0, 3), 7, sampling=sampling)
     keep = SnapshotWriter()
     again = SnapshotReader(keep.files(keep.row(row))).row(0)
-    assert (again.sampling, again.logprobs, again.private, again.stop_strings) == (sampling, 2, False, None)
+    assert (again.sampling, again.private, again.stop_strings) == (sampling, False, None)
     assert again.record_example
     row.record_example = False  # as for most prompts where updates of the drafter are far apart
     keep = SnapshotWriter()
@@ -208,10 +205,10 @@ def test_rows_of_a_release_that_knew_no_wishes_are_read():
     keep.row(SequenceState(3, "a", "docs", "text", [1, 2], 1, [5], SeededRandomSource(0, 3), 7))
     files = keep.files(0)
     value = json.loads(files[STATE])
-    for name in ("sampling", "logprobs", "record_example"):
+    for name in ("sampling", "record_example"):
         del value["rows"][0][name]
     again = SnapshotReader({**files, STATE: json.dumps(value).encode()}).row(0)
-    assert (again.sampling, again.logprobs, again.tokens, again.record_example) == (None, None, [1, 2], True)
+    assert (again.sampling, again.tokens, again.record_example) == (None, [1, 2], True)
 
 
 def test_rows_that_are_not_to_be_kept_are_refused_and_never_written():
@@ -220,11 +217,11 @@ def test_rows_that_are_not_to_be_kept_are_refused_and_never_written():
     assert [SnapshotWriter(rows=rows).includes(one) for rows in (True, False) for one in (row, private)] == [
         True, False, False, False,
     ]  # fmt: skip
-    penalised = replace(row, transforms=TokenControls(presence_penalty=1).make_transforms([1]))
+    penalised = replace(row, transforms=SamplingParams(presence_penalty=1).make_transforms([1]))
     for keep, one in (
         (SnapshotWriter(rows=False), row), (SnapshotWriter(), private), (SnapshotWriter(), stopping),
-        (SnapshotWriter(), penalised), (SnapshotWriter(), replace(row, stop_ids=frozenset([1]))),
-        (SnapshotWriter(), replace(row, ignore_eos=True)),
+        (SnapshotWriter(), penalised), (SnapshotWriter(), replace(row, sampling=SamplingParams(stop_token_ids=(1,)))),
+        (SnapshotWriter(), replace(row, sampling=SamplingParams(ignore_eos=True))),
     ):  # fmt: skip
         with pytest.raises(ValueError, match="must be kept and have no wishes of a request"):
             keep.row(one)

@@ -12,8 +12,8 @@ from stages.models.huggingface import new_llama
 from stages.models.language_model import LanguageModel
 from stages.ngrams.trie import Trie
 from stages.rules import TrieRule
-from stages.sampling.distributions import Sampling
 from stages.sampling.logprobs import TokenLogprobs, compute_logprobs
+from stages.sampling.params import SamplingParams
 from stages.translate import parse
 from stages.verify import Verify
 
@@ -36,7 +36,7 @@ def verify_blocks(model: LanguageModel, rows: list[SequenceState], blocks: int) 
     trie = Trie(WIDTH, PIECES)
     trie.insert_all((pieces, token) for token, pieces in enumerate(SPELLING) if pieces)
     context = [pieces or () for pieces in SPELLING]
-    verify = Verify(model.share_weights(), TrieRule(trie), Sampling(0.8), context, KNOWN, (), supervise_nothing)
+    verify = Verify(model.share_weights(), TrieRule(trie), SamplingParams(0.8), context, KNOWN, (), supervise_nothing)
     for row in rows:
         verify.admit(row)
     found = []
@@ -66,7 +66,7 @@ def plain(model: LanguageModel, row: SequenceState) -> torch.Tensor:
 def test_they_are_those_of_the_whole_text_before_temperature(model: LanguageModel, requested: tuple[int | None, ...]):
     rows = [row_of([1, 2, 3][: 1 + n], offset=n) for n in range(len(requested))]
     for row, most in zip(rows, requested, strict=True):
-        row.logprobs = most
+        row.sampling = SamplingParams(0.8, logprobs=most)
     blocks = verify_blocks(model, rows, 7)
     assert any(verdict.accepted for verdicts in blocks for verdict in verdicts)
     for number, (row, most) in enumerate(zip(rows, requested, strict=True)):

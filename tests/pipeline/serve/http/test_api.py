@@ -11,10 +11,10 @@ import pytest
 from host_names import HOSTS
 from serving_doubles import EOS, MODEL, HttpServer, ScriptedEngine, run_http_server, wait_until
 
-from pipeline.serve.http.limits import Defaults, Limits
+from pipeline.serve.http.limits import Limits
 from pipeline.serve.http.openai_requests import ChatRequest, CompletionRequest
 from pipeline.serve.messages import Finish
-from stages.sampling.transforms import TokenControls
+from stages.sampling.params import SamplingParams
 
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -26,7 +26,7 @@ def engine() -> ScriptedEngine:
 
 @pytest.fixture(scope="module")
 def served(engine: ScriptedEngine) -> Iterator[HttpServer]:
-    with run_http_server(engine, defaults=Defaults(temperature=0.25, top_k=7, top_p=0.5)) as server:
+    with run_http_server(engine, defaults=SamplingParams(temperature=0.25, top_k=7, top_p=0.5)) as server:
         yield server
 
 
@@ -75,16 +75,13 @@ def test_parameters_reach_the_engine(client: openai.OpenAI, engine: ScriptedEngi
         extra_body={"top_k": 4},
     )
     request = engine.requests[-1]
-    sampling = (request.temperature, request.top_p, request.top_k)
-    assert (*sampling, request.max_new_tokens, request.stop) == (0, 0.9, 4, 3, ("b", "c"))
-    assert request.seed == 2**63 - 5
-    assert (request.store, request.logprobs) == (True, None)
+    assert request.sampling == SamplingParams(0, 4, 0.9, stop=("b", "c"), max_tokens=3, seed=2**63 - 5)
+    assert request.store
     assert 0 < request.timeout_seconds <= Limits().deadline_seconds
     client.completions.create(model=MODEL, prompt="x", extra_body={"store": False})
     request = engine.requests[-1]
-    sampling = (request.temperature, request.top_p, request.top_k)
-    assert (*sampling, request.max_new_tokens, request.stop) == (0.25, 0.5, 7, 16, ())
-    assert (request.seed, request.store) == (None, False)
+    assert request.sampling == SamplingParams(0.25, 7, 0.5, max_tokens=16)
+    assert not request.store
 
 
 def test_controls_reach_the_engine(client: openai.OpenAI, engine: ScriptedEngine):
@@ -97,12 +94,12 @@ def test_controls_reach_the_engine(client: openai.OpenAI, engine: ScriptedEngine
         logit_bias={"5": -100, "11": 0.5},
         extra_body={"min_p": 0.05, **controls},
     )
-    request = engine.requests[-1]
-    assert request.min_p == 0.05
-    assert request.controls == TokenControls(0.5, -2, 1.1, ((5, -100), (11, 0.5)), True, (7, 9))
+    bias = ((5, -100), (11, 0.5))
+    assert engine.requests[-1].sampling == SamplingParams(
+        0.25, 7, 0.5, 0.05, 0.5, -2, 1.1, bias, True, (7, 9), max_tokens=Limits().max_tokens
+    )
     client.completions.create(model=MODEL, prompt="x", extra_body=dict.fromkeys(["min_p", "logit_bias", *controls]))
-    request = engine.requests[-1]
-    assert (request.min_p, request.controls) == (0, TokenControls())
+    assert engine.requests[-1].sampling == SamplingParams(0.25, 7, 0.5, max_tokens=16)
 
 
 def test_response_formats_are_compiled(client: openai.OpenAI, engine: ScriptedEngine):
@@ -131,9 +128,9 @@ def test_a_chat(client: openai.OpenAI, engine: ScriptedEngine):
     message = answer.choices[0].message
     assert (message.role, message.content) == ("assistant", "system:be brief|user:hello")
     assert answer.object == "chat.completion"
-    assert engine.requests[-1].max_new_tokens == 100
+    assert engine.requests[-1].sampling.max_tokens == 100
     client.chat.completions.create(model=MODEL, messages=HELLO)
-    assert engine.requests[-1].max_new_tokens == Limits().max_tokens
+    assert engine.requests[-1].sampling.max_tokens == Limits().max_tokens
     # A response can be sent back unchanged.
     more = [*HELLO, message.model_dump(), {"role": "user", "content": "?"}]
     again = client.chat.completions.create(model=MODEL, messages=more)
@@ -222,7 +219,7 @@ def test_log_probabilities_of_a_chat(client: openai.OpenAI, engine: ScriptedEngi
     assert content[-1].bytes == [0xA9]
     assert content[-1].logprob == -6
     assert [(other.token, other.bytes, other.logprob) for other in content[0].top_logprobs] == [("?", [63], -9)]
-    assert engine.requests[-1].logprobs == 2
+    assert engine.requests[-1].sampling.logprobs == 2
     content = client.chat.completions.create(**settings).choices[0].logprobs.content
     assert content[0].top_logprobs == []
 
