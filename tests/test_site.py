@@ -12,7 +12,7 @@ import pytest
 import pipeline
 from pipeline.config.environment import variable_of
 from pipeline.config.sections import SamplingSettings
-from pipeline.config.settings import Config, settings
+from pipeline.config.settings import settings
 
 ROOT = Path(__file__).resolve().parents[1]
 SITE = ROOT / "docs" / "site"
@@ -58,21 +58,12 @@ def test_the_reference_has_every_setting_with_its_variable_and_default(conf: Map
     assert all(str(field.description).replace("<", "\\<") in entries[key] for key, field in settings().items())
 
 
-def test_server_defaults_are_those_of_the_page():
-    from pipeline.config.serving import with_serving_defaults
-
-    config = with_serving_defaults(Config())
-    text = " ".join((ROOT / "docs" / "settings.md").read_text().split())
-    assert f"decodes {config.batch} requests together" in text
-    assert f"temperature {config.sampling.temperature:g} " in text
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("has_sphinx")
 def test_the_site_builds_without_warnings_and_has_every_name(tmp_path: Path):
     done = build_site(ROOT, tmp_path / "site")
     assert done.returncode == 0, done.stderr
-    names = (tmp_path / "site" / "docs" / "api.html").read_text()
+    names = (tmp_path / "site" / "docs" / "python.html").read_text()
     assert [name for name in pipeline.__all__ if f'id="pipeline.{name}"' not in names] == []
     reference = (tmp_path / "site" / "docs" / "settings.html").read_text()
     assert [key for key in settings() if f">{key}<" not in reference] == []

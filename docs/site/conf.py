@@ -48,29 +48,25 @@ suppress_warnings = ["misc.highlighting_failure"]
 NOTES = sorted(f"benchmarks/notes/{page.stem}" for page in (ROOT / "benchmarks" / "notes").glob("*.md"))
 # The navigation: documents by what a reader wants to do.
 NAVIGATION = {
-    "Start": ("docs/quickstart", "docs/python", "docs/glossary"),
-    "How it works": ("docs/path-of-a-prompt", "docs/memory", "docs/exactness", "docs/targets", "docs/models"),
-    "Look at runs": ("docs/dashboards", "docs/log", "docs/versions", "docs/registry"),
-    "Operate": (
-        *("docs/serve", "docs/deploy", "docs/vllm", "docs/ray", "docs/object-store", "docs/scale", "docs/faults"),
-        "docs/logging",
-    ),
-    "Reference": ("docs/settings", "docs/api", "docs/serve-interface"),
+    "Start": ("docs/quickstart", "docs/settings", "docs/models", "docs/glossary"),
+    "How it works": ("docs/path-of-a-prompt", "docs/exactness", "docs/learning"),
+    "Look at runs": ("docs/dashboards", "docs/log", "docs/versions"),
+    "Use it elsewhere": ("docs/serve", "docs/python", "docs/vllm", "docs/ray", "docs/operate"),
     "Measurements": tuple(NOTES),
     "Project": ("CONTRIBUTING", "CHANGELOG"),
 }
-GENERATED = {"docs/settings": format_settings, "docs/api": format_interface}
-IN_REPOSITORY = "<!-- The site has the reference instead of what follows. -->\n"
+GENERATED = {"docs/settings": format_settings, "docs/python": format_interface}
+IN_REPOSITORY = "<!-- The site has the reference here. -->\n"
 
 
 def add_generated_parts(_app: Any, name: str, content: list[str]) -> None:
-    """Append the navigation to the first page, and replace the end of a generated page."""
+    """Append the navigation to the first page, and the reference to the pages that have one."""
     if name == root_doc:
         for caption, documents in NAVIGATION.items():
             entries = "\n".join(f"/{document}" for document in documents)
             content[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{entries}\n```\n"
     if name in GENERATED:
-        content[0] = content[0].partition(IN_REPOSITORY)[0] + GENERATED[name]()
+        content[0] = content[0].replace(IN_REPOSITORY, GENERATED[name]())
 
 
 def mark_code(_app: Any, _what: str, _name: str, _value: Any, _options: Any, lines: list[str]) -> None:

@@ -168,7 +168,7 @@ class LLM:
                 `stop` (one or several texts before which the completion ends), `seed`. By default those of the
                 settings' section `sampling`. Also `min_p`, `presence_penalty`, `frequency_penalty`,
                 `repetition_penalty`, `logit_bias` (token ids to numbers), `ignore_eos`, `stop_token_ids` and
-                `response_format` (a mapping), as in docs/serve-interface.md.
+                `response_format` (a mapping), as in docs/serve.md.
 
         Returns:
             the completion of a text, or a list with one per text in their order.

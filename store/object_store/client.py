@@ -1,7 +1,7 @@
 """Client of object stores: read, write, list and remove objects.
 
 `s3://BUCKET/PATH` is any store that speaks S3's protocol, `gs://BUCKET/PATH` Google's store; both go through pyarrow.
-Keys, the address of the server and the region come from the variables of Amazon's own tools; see docs/object-store.md.
+Keys, the address of the server and the region come from the variables of Amazon's own tools; see docs/operate.md.
 """
 
 import os

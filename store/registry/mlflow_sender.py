@@ -1,6 +1,6 @@
 """Delivery of a run's messages to MLflow.
 
-The step of all metrics is the stream offset; docs/registry.md describes what MLflow's pages show of a run.
+The step of all metrics is the stream offset; docs/versions.md describes what MLflow's pages show of a run.
 """
 
 import os

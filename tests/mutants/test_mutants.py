@@ -1,12 +1,10 @@
 """The lists of mutants match the code. `python tests/mutants/run.py` applies them."""
 
-import re
 from collections import Counter
 
 from mutants import ROOT, read_mutants
 
 MUTANTS = read_mutants()
-TABLE = ROOT / "docs" / "faults.md"
 
 
 def test_every_old_text_occurs_once():
@@ -31,8 +29,3 @@ def test_names_are_used_once_and_tests_exist():
             path, _, test = tests.partition("::")
             text = (ROOT / path).read_text(encoding="utf-8")
             assert not test or f"def {test.partition('[')[0]}(" in text, tests
-
-
-def test_the_table_in_the_documents_counts_them():
-    rows = re.findall(r"^\| `([a-z]+)` \|.*\| ([0-9]+) \|$", TABLE.read_text(encoding="utf-8"), re.MULTILINE)
-    assert {area: int(number) for area, number in rows} == Counter(one.area for one in MUTANTS)

@@ -1,7 +1,7 @@
 """The table of architectures, measured: each runs exactly, or is refused when it is loaded, with the reason.
 
 python tests/support/architectures.py [NAME...]   measures and prints a line for each, or for those named
-python tests/support/architectures.py --write     measures all and writes docs/models.md
+python tests/support/architectures.py --write     measures all and writes the table of docs/models.md
 """
 
 import shutil
@@ -19,7 +19,6 @@ import torch
 from architecture_hybrids import HYBRIDS
 from architecture_making import Architecture, make_tokenizer, save_checkpoint
 from architecture_mixtures import MIXTURES
-from architecture_page import FORWARDS, HEAD, INTRODUCTION
 from architecture_table import DENSE
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -33,6 +32,9 @@ from store.errors import ModelError
 from store.events import Event, Outcome, PromptReceived, TokenDecision
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
+HEAD = """| model type | models | forward pass |
+|---|---|---|
+"""  # of the table at the end of the page
 ARCHITECTURES = {one.name: one for one in (*DENSE, *MIXTURES, *HYBRIDS)}
 NEW_TOKENS = 24
 TEXTS = (  # of 12, 22, 43 and 64 tokens: some cross the window of 16 or the change of rope at 32, some begin beyond
@@ -214,16 +216,15 @@ def measure(architecture: Architecture, folder: Path) -> Measured:
 
 def line_of(architecture: Architecture, measured: Measured) -> str:
     """The line of the page."""
-    result = measured.reason if measured.outcome == "refused" else measured.outcome
+    result = f"refused: {measured.reason}" if measured.outcome == "refused" else measured.forward
     kind, _, variant = architecture.name.partition(" ")
     name = " ".join(filter(None, (f"`{kind}`", variant)))
-    return f"| {name} | {architecture.models} | {measured.forward or '-'} | {result} |"
+    return f"| {name} | {architecture.models} | {result} |"
 
 
 def lines_of_page() -> list[str]:
     """The lines of the table in `docs/models.md`, without its head."""
-    page = PAGE.read_text(encoding="utf-8")
-    return [line for line in page.splitlines() if line.startswith("| `")]
+    return PAGE.read_text(encoding="utf-8").partition(HEAD)[2].splitlines()
 
 
 def print_table(names: Sequence[str]) -> dict[str, Measured]:
@@ -239,19 +240,10 @@ def print_table(names: Sequence[str]) -> dict[str, Measured]:
 
 
 def write_page(found: dict[str, Measured]) -> None:
-    """Write `docs/models.md`."""
-    counts = Counter(one.outcome for one in found.values())
-    forwards = Counter(one.forward for one in found.values() if one.forward)
-    introduction = INTRODUCTION.format(
-        total=len(found),
-        types=len({ARCHITECTURES[name].model_type for name in found}),
-        exact=counts["exact"],
-        refused=counts["refused"],
-        forwards="\n".join(f"| {forward} | {FORWARDS[forward]} | {number} |" for forward, number in forwards.items()),
-        new_tokens=NEW_TOKENS,
-    )
+    """Write the table at the end of `docs/models.md`."""
+    introduction = PAGE.read_text(encoding="utf-8").partition(HEAD)[0]
     lines = "\n".join(line_of(ARCHITECTURES[name], measured) for name, measured in found.items())
-    PAGE.write_text(f"{introduction}\n{HEAD}\n{lines}\n", encoding="utf-8")
+    PAGE.write_text(f"{introduction}{HEAD}{lines}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

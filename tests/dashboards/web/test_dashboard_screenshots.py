@@ -1,4 +1,4 @@
-"""The screenshots of docs/dashboards.md, made from real runs: `python -m pytest -m sweep tests/dashboards`.
+"""The pages on real runs, and the pictures of docs/dashboards.md: `python -m pytest -m sweep tests/dashboards`.
 
 This takes some minutes, because the runs are replayed first: two runs of the built-in pair, with different versions
 and n-grams, and two default runs. OMNIDRAFT_RUNS names a folder that has them already, as `learned` and `baseline`:
@@ -68,9 +68,10 @@ def default_address(default_runs: Path) -> Iterator[str]:
 
 
 def save(name: str, *screenshots: bytes) -> None:
-    """Save one screenshot, or several next to each other, with the 256 most frequent colours."""
-    IMAGES.mkdir(exist_ok=True)
+    """Save a picture that a document shows: one screenshot, or several next to each other, in 256 colours."""
     path = IMAGES / f"dashboard-{name}.png"
+    if not path.exists():
+        return
     images = [Image.open(io.BytesIO(one)).convert("RGB") for one in screenshots]
     width = sum(image.width for image in images) + GAP * (len(images) - 1)
     whole = Image.new("RGB", (width, images[0].height), "white")

@@ -1,4 +1,4 @@
-"""A million tokens in the default budget, with the times of docs/memory.md: `pytest -m sweep -n 0 -s` on this file."""
+"""A million tokens in the default budget, with the times of docs/learning.md: `pytest -m sweep -n 0 -s FILE`."""
 
 from time import perf_counter
 

@@ -1,7 +1,6 @@
 """MLflow's own pages show real runs, checked in headless Chromium.
 
-OMNIDRAFT_PICTURES=docs/images renews the screenshots of docs/registry.md. The one of a drift shows a default run and
-is made by hand.
+OMNIDRAFT_PICTURES=docs/images renews the screenshots of docs/versions.md.
 """
 
 import io
@@ -99,15 +98,15 @@ def page() -> Iterator[Any]:
 
 
 def save_screenshot(page: Any, name: str) -> None:
-    """Save a screenshot for the documents if their folder is set."""
-    folder = os.environ.get("OMNIDRAFT_PICTURES")
-    if folder:
+    """Save a picture that a document shows, if their folder is set."""
+    path = Path(os.environ.get("OMNIDRAFT_PICTURES", "")) / f"mlflow-{name}.png"
+    if path.exists():
         page.wait_for_timeout(2500)  # charts and tables move into place
         for place in page.get_by_text("Path: file:").all():
             place.evaluate("shown => shown.style.visibility = 'hidden'")  # a path of this machine
         image = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
         few = image.quantize(256, kmeans=4, dither=Image.Dither.NONE)
-        few.save(f"{folder}/mlflow-{name}.png", optimize=True)
+        few.save(path, optimize=True)
 
 
 def replays(runs: Path) -> dict[str, Any]:
