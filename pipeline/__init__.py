@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pipeline.interface.log import Log, open_log
     from pipeline.interface.replays import ReplayResult, RunSummary, StreamMetrics, replay
     from pipeline.interface.versions import PublishedVersion, load_version
+    from pipeline.learner_service.stored_learning import merge_learning
     from store.errors import (
         ConfigError,
         CorruptError,
@@ -50,6 +51,7 @@ __all__ = [
     "UsageError",
     "VocabularyError",
     "load_version",
+    "merge_learning",
     "open_log",
     "replay",
 ]
@@ -66,6 +68,7 @@ _MODULES = {
     "replay": "pipeline.interface.replays",
     "PublishedVersion": "pipeline.interface.versions",
     "load_version": "pipeline.interface.versions",
+    "merge_learning": "pipeline.learner_service.stored_learning",
 }
 
 

@@ -95,13 +95,11 @@ class Distill(Distiller):
 
     Args:
         drafter: updates the drafter's weights, possibly from examples of other targets too.
-        head: trains this target's acceptance head.
-        interleaved: train the head after each prompt with enough labels (algorithm 4) instead of with the drafter's
-            updates (algorithm 3).
+        head: trains this target's acceptance head after each prompt with enough labels (the paper's algorithm 4).
     """
 
-    def __init__(self, drafter: UpdateScheduler, head: HeadTrainer, *, interleaved: bool) -> None:
-        self.drafter, self.head, self._interleaved = drafter, head, interleaved
+    def __init__(self, drafter: UpdateScheduler, head: HeadTrainer) -> None:
+        self.drafter, self.head = drafter, head
 
     @property
     @override
@@ -131,8 +129,7 @@ class Distill(Distiller):
         self.head.observe(example.labels)
         without_tensors = replace(example, labels=())
         updated = self._add_head_version(self.drafter.learn(without_tensors)) if example.soft_targets else ()
-        trains_head = example.labels if self._interleaved else updated
-        return (*updated, *self._head_step(example)) if trains_head else updated
+        return (*updated, *self._head_step(example)) if example.labels else updated
 
     def _add_head_version(self, updated: Updated | None) -> tuple[Updated, ...]:
         return (replace(updated, head_version=self.head.version),) if updated else ()

@@ -231,7 +231,7 @@ class Drifted:
     rate_before: float
     rate_after: float
     action: str  # "reset", "recall" or "none" as configured, "ignored" (a rise) or "cooldown"
-    signal: str = ""  # of which the rates are: see `drift.signal`; empty in logs before schema 6
+    signal: str = ""  # of which the rates are: see `pipeline.learning.drift.Rates`; empty in logs before schema 6
 
     @property
     def acted_upon(self) -> bool:

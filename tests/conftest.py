@@ -15,6 +15,7 @@ from pathlib import Path
 import mlflow_tables
 import pytest
 import warm_python
+from constants import ALWAYS, constants
 from hypothesis import settings
 from loopback import LoopbackBroker
 
@@ -91,6 +92,22 @@ def _cache_of_this_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMNIDRAFT_CACHE", str(tmp_path_factory.getbasetemp() / "omnidraft-cache"))
         patch.setenv(mlflow_tables.VARIABLE, str(shared_folder(tmp_path_factory) / "mlflow-tables.db"))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _constants_of_all_tests() -> Iterator[None]:
+    with constants(**ALWAYS):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _constants(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The values of the marker `constants`."""
+    values: dict[str, object] = {}
+    for marker in request.node.iter_markers("constants"):
+        values = marker.kwargs | values  # the nearest marker comes first
+    with constants(**values):
         yield
 
 

@@ -327,14 +327,14 @@ def test_a_package_s_init_runs_nothing(package: str):
     assert all(isinstance(node, allowed) for path in inits for node in tree_of(path).body)
 
 
-def test_model_building_is_not_installed_and_one_command_imports_it_lazily():
+def test_model_building_is_not_installed_and_nothing_imports_it():
     found = {
         (path, inside)
         for path in MODULES
         for name, inside in imports_of(path)
         if is_below(name, "pipeline.model_building") and not path.startswith("pipeline/model_building/")
     }
-    assert found == {("pipeline/cli/models.py", True)}
+    assert found == set()
 
 
 def test_the_wheel_holds_the_packages_with_their_types_and_nothing_else():

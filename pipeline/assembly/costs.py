@@ -4,11 +4,10 @@ from collections.abc import Callable
 
 from pipeline.assembly.cost_probe import measure
 from pipeline.assembly.models import Models
-from pipeline.config.sections import DraftSettings
 from pipeline.config.settings import Config
 from stages.decode import Decode
 from stages.drafting.costs import CostModel, Costs
-from stages.drafting.stopping import STOP_RULES, FixedLength, StopRule
+from stages.drafting.stopping import CostStop, FixedLength, StopRule, ThresholdStop
 from stages.drafting.tracked_costs import TrackedCosts
 from stages.models.devices import device_name
 from stages.models.language_model import LanguageModel
@@ -26,8 +25,7 @@ TimedStages = tuple[Decode, Translate, Verify]
 def make_costs(config: Config, models: Models, allowed: int, stages: Callable[[], TimedStages]) -> CostModel:
     """Return `initial_costs`, updated from measurements during the run if that is configured."""
     costs = initial_costs(config, models, allowed, stages)
-    tracked = config.draft.costs == "tracked" and config.draft.relative_cost is None
-    return TrackedCosts(costs) if tracked else costs
+    return TrackedCosts(costs) if config.draft.costs == "tracked" else costs
 
 
 def initial_costs(config: Config, models: Models, allowed: int, stages: Callable[[], TimedStages]) -> Costs:
@@ -43,8 +41,8 @@ def initial_costs(config: Config, models: Models, allowed: int, stages: Callable
         stages: makes the stages that are timed.
     """
     batch = config.batch
-    if config.draft.relative_cost is not None:
-        return Costs(((batch, 1.0), (2 * batch, 1.0)), ((1, config.draft.relative_cost),))
+    if isinstance(config.draft.costs, float):
+        return Costs(((batch, 1.0), (2 * batch, 1.0)), ((1, config.draft.costs),))
     if config.draft.costs == "estimated" or config.draft.max_draft == 0:
         return estimate_costs(models, batch)
     sampling = config.sampling.model_dump(mode="json", include={"temperature", "top_k", "top_p"})
@@ -63,9 +61,8 @@ def initial_costs(config: Config, models: Models, allowed: int, stages: Callable
 
 def find_measured_seconds(config: Config, costs: CostModel) -> Costs | None:
     """Return the costs that were measured when the run began, in seconds; None if they were not measured."""
-    draft = config.draft
     start = costs.start if isinstance(costs, TrackedCosts) else costs
-    measured = draft.relative_cost is None and draft.costs != "estimated" and draft.max_draft > 0
+    measured = config.draft.costs in ("measured", "tracked") and config.draft.max_draft > 0
     return start if measured and isinstance(start, Costs) else None
 
 
@@ -85,9 +82,11 @@ def estimate_costs(models: Models, batch: int) -> Costs:
     return Costs(((batch, 1.0), (2 * batch, 1.0 + share)), ((1, sizes[0] / sizes[1]),))
 
 
-def make_stop_rule(draft: DraftSettings, costs: CostModel, *, usable: bool) -> StopRule:
+def make_stop_rule(stop: str | float, costs: CostModel, *, usable: bool) -> StopRule:
     """The configured rule. A head that neither has learned nor will learn (not `usable`) decides nothing."""
-    return STOP_RULES[draft.stop_rule](draft, costs) if draft.adapt and usable else FixedLength()
+    if stop == "never" or not usable:
+        return FixedLength()
+    return ThresholdStop(stop) if isinstance(stop, float) else CostStop(costs)
 
 
 def describe(models: Models, costs: CostModel, batch: int) -> str:

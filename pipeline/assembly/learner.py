@@ -29,6 +29,9 @@ from store.registry.ngram_file import write_ngrams
 from store.registry.registry import Registry
 from store.registry.version_folder import open_version
 
+RECALL_MARGIN = 0.02  # gain in expected acceptance from which an earlier version is restored
+RECALL_VERSIONS = 12  # newest versions that are scored after a drift: each takes a pass over the kept examples
+
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
@@ -36,19 +39,12 @@ def _now() -> str:
 
 @dataclass(frozen=True)
 class VersionSink:
-    """Where the versions of a run go.
+    """Where the versions of a run go."""
 
-    Attributes:
-        folder: the run's.
-        registry: where they are registered.
-        numbers: which all targets of the run share.
-        probe: measures a version on what never changes.
-    """
-
-    folder: Path
+    folder: Path  # the run's
     registry: Registry
-    numbers: Numbers
-    probe: Callable[[], ProbeResult]
+    numbers: Numbers  # which all targets of the run share
+    probe: Callable[[], ProbeResult]  # measures a version on what never changes
 
 
 def make_learner(
@@ -83,27 +79,25 @@ def make_drift_monitor(config: Config) -> DriftMonitor:
 
 def choose_signals(config: Config) -> tuple[Signal, ...]:
     """Return the signals that are monitored for drift."""
-    if config.drift.signal != "auto":
-        return (config.drift.signal,)
     copies = set(config.draft.sources) != {"model"} and MODES[config.draft.mode].copies
     detector, remembers = _choose_detector(config), "memory" in config.draft.sources
     if detector == "ranks" and copies and remembers:
         return ("frequency",)
     if detector in ("ranks", "fall") and copies:
         return ("drafted", "predicted" if remembers else "learned")
-    return ("first",) if config.draft.adapt and config.learn.enabled else ("judged",)
+    return ("first",) if config.draft.stop != "never" and config.learn.enabled else ("judged",)
 
 
 def drift_settings(config: Config) -> DriftSettings:
-    """With the detector that is used, and the answer that can be given: without learning nothing adapts, and without
+    """With the detector that is used, and the response that can be given: without learning nothing adapts, and without
     versions nothing can come back.
     """
-    answer = config.drift.answer
+    response = config.drift.response
     if not config.learn.enabled:
-        answer = "none"
-    elif answer == "recall" and not config.publish.enabled:
-        answer = "reset"
-    return config.drift.model_copy(update={"answer": answer, "detector": _choose_detector(config)})
+        response = "none"
+    elif response == "recall" and not config.publish.enabled:
+        response = "reset"
+    return config.drift.model_copy(update={"response": response, "detector": _choose_detector(config)})
 
 
 def _choose_detector(config: Config) -> str:
@@ -120,10 +114,10 @@ def _make_response(
     publisher: FolderPublisher | NoPublisher,
 ) -> DriftResponse:
     """Make the response to drift."""
-    answer = drift_settings(config).answer
-    if answer == "none" or isinstance(distill, NoDistiller):
+    response = drift_settings(config).response
+    if response == "none" or isinstance(distill, NoDistiller):
         return NoResponse()
-    if answer == "reset" or isinstance(publisher, NoPublisher):
+    if response == "reset" or isinstance(publisher, NoPublisher):
         return ResetHead(distill.reset_head)
     trainer = distill.drafter.trainer
 
@@ -137,7 +131,7 @@ def _make_response(
         lambda folder: read_version_weights(_verify_folder(folder), models.drafter),
         read_rest,
     )
-    return Recall(distill, versions, config.drift.recall_margin, config.drift.recall_versions)
+    return Recall(distill, versions, RECALL_MARGIN, RECALL_VERSIONS)
 
 
 def _verify_folder(folder: Path) -> Path:

@@ -37,14 +37,10 @@ def build_loop(
             LOG.log(level, "%s", line, extra={"target": models.name})
     router = TargetRouter.from_config(config)
     drafting = _drafting(config, targets, router)
-    distills = make_distillers(config, targets, [one.head for one in drafting], piece_cost(config.learn, targets))
+    distills = make_distillers(config, targets, [one.head for one in drafting], piece_cost(config.draft.costs, targets))
     numbers, clock, runners = Numbers(), Clock(perf_counter), {}
     for models, stages, distill in zip(targets, drafting, distills, strict=True):
-        probe = (
-            make_probe(config, models, stages.seconds)
-            if config.publish.enabled and config.publish.probe
-            else ProbeResult
-        )
+        probe = make_probe(config, models, stages.seconds) if config.publish.enabled else ProbeResult
         sink = VersionSink(run_folder, registry, numbers, probe)
         runners[models.name] = TargetRunner(
             models.name,

@@ -22,7 +22,7 @@ from stages.models.devices import pick_device, set_threads
 from stages.models.huggingface import load_tokenizer
 from stages.models.language_model import LanguageModel, fingerprint, load_model
 from stages.training.closed_form.layer import untie_output
-from stages.vocabulary.pair import Pair, SpecialRule, pair
+from stages.vocabulary.pair import Pair, pair
 from stages.vocabulary.tokenizer_view import Vocabulary
 from store.errors import ConfigError, ModelError
 from store.registry.registered_version import Reference, find_number
@@ -127,7 +127,7 @@ def load_drafter(config: Config, source: str, device: str, measurements: Measure
 def _attach_states(config: Config, drafter: LanguageModel, folder: Path) -> None:
     """Attach the weights of the targets' states if they are trained, or if nothing is trained and there are some."""
     learn, saved = config.learn, (folder / STATES_FILE).is_file()
-    if learn.trains_output_layer and learn.target_state if learn.enabled else saved:
+    if learn.trains_output_layer if learn.enabled else saved:
         states = TargetStates(TargetRouter.from_config(config).targets, drafter.vocabulary_size, drafter.device)
         states.load(folder)
         drafter.extra = states
@@ -138,9 +138,8 @@ def pair_of(settings: VocabularySettings, target: Vocabulary, drafter: Vocabular
 
     Raises:
         VocabularyError: they cannot be.
-        ConfigError: an exception for a special token cannot be read.
     """
-    return pair(target, drafter, SpecialRule.from_entries(settings.special, settings.special_names))
+    return pair(target, drafter, settings.special)
 
 
 def load_models(
@@ -156,7 +155,7 @@ def load_models(
 
     Raises:
         ModelError, VocabularyError: see there.
-        ConfigError: a swap or an exception for a special token cannot be read, or weights in int8 or int4 are wanted of
+        ConfigError: a swap cannot be read, or weights in int8 or int4 are wanted of
             a device that has no kernels for them.
     """
     device = pick_device(config.device)
@@ -172,7 +171,9 @@ def load_models(
     drafter = load_drafter(config, source, device, measurements)
     sources = {name: locate(name, uri, fetched) for name in TargetRouter.from_config(config).targets}
     targets = {
-        name: load_model(found, config.dtype, device, config.weights, measurements, one_kernel=config.one_kernel)
+        name: load_model(
+            found, config.dtype, device, config.weights, measurements, batch_invariant=config.batch_invariant
+        )
         for name, found in sources.items()
     }
     largest = max(target.parameters for target in targets.values())
@@ -186,8 +187,8 @@ def load_models(
     drafter_vocabulary = Vocabulary(tokenizer, config.drafter)
 
     def with_target(name: str, target: LanguageModel) -> Models:
-        """Load one target. It shares the drafter's weights, but has sequences of its own and, with `--lora`, an
-        adapter.
+        """Load one target. It shares the drafter's weights, but has sequences of its own and, with
+        `learn.lora_rank`, an adapter.
         """
         target_vocabulary = Vocabulary(load_tokenizer(sources[name]), name)
         own = drafter.share_weights(_adapter(config, drafter, name, folder))

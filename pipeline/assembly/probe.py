@@ -22,6 +22,7 @@ from pipeline.models.catalog import MODELS_FOLDER
 from stages.contract.blocks import SequenceState, TrainingExample
 from stages.drafting.costs import Costs
 from stages.examples.builder import ExampleBuilder
+from stages.examples.teacher import TrieTeacher
 from stages.models.language_model import fingerprint
 from stages.training.probe import (
     DRAFT,
@@ -53,10 +54,7 @@ _PLAIN: Mapping[str, object] = {
     "draft.max_draft": 0,
     "draft.temperature": None,
     "cache.policy": "off",
-    "learn.enabled": True,
-    "learn.teacher_temperature": 1.0,
-    "learn.teacher_top": KEPT,
-    "learn.off_policy": False,
+    "learn.enabled": False,
     "source.chat": False,
     "batch": BATCH,
 }
@@ -174,7 +172,8 @@ def _make_examples(config: Config, models: Models) -> list[TrainingExample]:
     LOG.info("the target completes the %d prompts of the probe, once on this machine", len(PROMPTS))
     plain = config.with_overrides(_PLAIN)
     own = replace(models, target=models.target.share_weights(), drafter=models.drafter.share_weights())
-    stages, prepare = make_drafting(plain, own), make_admission(plain, own)
+    teacher = TrieTeacher(models.pair, KEPT, models.drafter.device, temperature=1.0)
+    stages, prepare = make_drafting(plain, own, teacher=teacher), make_admission(plain, own)
     rows = []
     for prompt in prompts():
         try:

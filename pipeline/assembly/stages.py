@@ -40,7 +40,10 @@ LOG = logging.getLogger("omnidraft.models")
 
 HEAD_FILE = "head.safetensors"
 PROBE_DRAFT = 4  # pieces of the drafts that are timed
+CHUNK = 128  # prompt tokens that a model reads at once: more take memory and hardly save time
+NODES, DEPTH = 16, 12  # candidates of a tree, and of one path: more cost time to verify and are rarely emitted
 LIVE_BLOCK = 16  # tokens of a block of a server's prefix cache
+TEACHER_TOP = 64  # likeliest target tokens of a place that are soft targets: the others have hardly any probability
 SHARPEST_TEACHER = 0.5  # temperature of the distributions that teach greedy drafting
 
 
@@ -69,7 +72,12 @@ def make_sampling_params(config: Config) -> SamplingParams:
 
 
 def make_drafting(
-    config: Config, models: Models, shared_with: Drafting | None = None, *, live: bool = False
+    config: Config,
+    models: Models,
+    shared_with: Drafting | None = None,
+    *,
+    teacher: TrieTeacher | None = None,
+    live: bool = False,
 ) -> Drafting:
     """The stages of a block over loaded models. The forward passes and costs in use are logged as details.
 
@@ -77,6 +85,7 @@ def make_drafting(
         config: all settings.
         models: one target with the drafter.
         shared_with: the stages of a target with the same vocabulary, whose n-grams this one shares.
+        teacher: selects soft targets; by default as configured, if anything learns.
         live: whether the prompts are requests, which are never decoded again.
     """
     head = make_head(models, config.seed)
@@ -96,7 +105,7 @@ def make_drafting(
         models.pair.context,
         models.target_vocabulary.size,
         models.eos_ids,
-        make_teacher(config, models) if learn.enabled else supervise_nothing,
+        teacher or (make_teacher(config, models) if learn.enabled else supervise_nothing),
         project=states and StateProjection(models.name, models.target.hidden_size, device),
     )
     costs = make_costs(
@@ -104,8 +113,8 @@ def make_drafting(
     )
     LOG.debug("%s", describe(models, costs, config.batch), extra={"target": models.name})
     decode = make_decode(config, models, head, costs, usable=head.came_trained or learn.enabled)
-    if config.draft.siblings and models.target.reads_trees and config.draft.mode in ("trie", "match"):
-        decode.siblings = translate.siblings = SiblingGrowth(costs, config.draft.siblings)
+    if config.draft.width > 1 and models.target.reads_trees and config.draft.mode in ("trie", "match"):
+        decode.siblings = translate.siblings = SiblingGrowth(costs, config.draft.width - 1)
     decode.reader, verify.reader = _make_readers(config, models, live=live)
     choose, seconds = _with_memory(config, models, decode, costs), find_measured_seconds(config, costs)
     return Drafting(choose, translate, verify, trie, cache, head, seconds)
@@ -123,7 +132,7 @@ def make_decode(
         costs: of the models' passes.
         usable: whether the head has learned or will learn.
     """
-    rule = make_stop_rule(config.draft, costs, usable=usable)
+    rule = make_stop_rule(config.draft.stop, costs, usable=usable)
     most = config.draft.max_draft if "model" in config.draft.sources else 0
     dropping = costs if isinstance(rule, CostStop) else None
     return _decode(config, models, head, rule, most, models.drafter_vocabulary.eos, dropping)
@@ -162,13 +171,12 @@ def _decode(
 
 def make_teacher(config: Config, models: DrafterModels) -> TrieTeacher:
     """Make what selects the target's likeliest tokens as soft targets."""
-    learn = config.learn
     return TrieTeacher(
         models.pair,
-        learn.teacher_top,
+        TEACHER_TOP,
         models.drafter.device,
-        temperature=learn.teacher_temperature or max(SHARPEST_TEACHER, config.sampling.temperature),
-        off_policy=learn.off_policy,
+        temperature=max(SHARPEST_TEACHER, config.sampling.temperature),
+        off_policy=config.learn.off_policy,
     )
 
 
@@ -178,13 +186,13 @@ def _make_readers(config: Config, models: Models, *, live: bool) -> tuple[Prompt
     """
     settings, target, drafter = config.prompts, models.target, models.drafter
     # Up to so many tokens, these models compute each with bits that depend on no other.
-    chunk = min(settings.chunk, SHARED_QUERIES) if config.one_kernel else settings.chunk
+    chunk = min(CHUNK, SHARED_QUERIES) if config.batch_invariant else CHUNK
     block = LIVE_BLOCK if live else chunk
     cache = PrefixCache(settings.cache_bytes, block, shared=settings.share_tenants) if settings.cache_bytes else None
-    of_pieces = cache.for_other_model(settings.chunk) if cache else None
+    of_pieces = cache.for_other_model(CHUNK) if cache else None
     preamble, pieces = ([], []) if live else find_preamble(config, models)
     return (
-        PromptReader(drafter, settings.chunk, of_pieces, preamble=pieces, text=lambda row: row.pieces)
+        PromptReader(drafter, CHUNK, of_pieces, preamble=pieces, text=lambda row: row.pieces)
         if drafter.forward_pass.cuts_rows
         else None,
         PromptReader(target, chunk, cache, live=live, preamble=preamble) if target.forward_pass.cuts_rows else None,
@@ -193,25 +201,23 @@ def _make_readers(config: Config, models: Models, *, live: bool) -> tuple[Prompt
 
 def _with_memory(config: Config, models: Models, decode: Decode, costs: CostModel) -> ChooseDraft:
     """With the sources that propose target tokens, where drafts are wanted and the mode allows them."""
-    settings, width = config.memory, config.memory.width if models.target.reads_trees else 1
+    width = config.draft.width if models.target.reads_trees else 1
     usable = config.draft.max_draft > 0 and MODES[config.draft.mode].copies
     memory = TextMemory(
         costs,
-        TreeLimits(settings.nodes, width, settings.depth),
+        TreeLimits(NODES, width, DEPTH),
         models.eos_ids,
         own=usable and "own" in config.draft.sources,
-        budget_bytes=settings.budget_bytes if usable and "memory" in config.draft.sources else 0,
-        order=settings.order,
-        decays=settings.decay_on_drift,
+        budget_bytes=config.memory.budget_bytes if usable and "memory" in config.draft.sources else 0,
     )
     saved = models.drafter_folder / MEMORY_FILE if models.drafter_folder else None
     if saved is not None and saved.is_file():
         read_memory(saved, memory, models.pair.digest)
     model = "model" in config.draft.sources
     actions = (Action.NOTHING, Action.COPIES, *((Action.MODEL,) if model else ()))
-    holdout = Holdout(config.draft.holdout, config.seed, actions)
-    chooser = SourceChooser(costs, config.batch, may_rest=config.draft.only_where_paying)
-    timed = config.draft.only_where_paying and config.draft.timed_pauses and find_measured_seconds(config, costs)
+    holdout = Holdout(config.draft.exploration, config.seed, actions)
+    chooser = SourceChooser(costs, config.batch, may_rest=config.draft.pause)
+    timed = config.draft.pause and config.draft.costs == "tracked" and find_measured_seconds(config, costs)
     pauses = TimedPauses(costs) if timed else None
     return ChooseDraft(
         decode,

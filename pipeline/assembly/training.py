@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from pipeline.assembly.costs import LAYER_OVERHEAD
 from pipeline.assembly.models import DrafterModels, Models
 from pipeline.assembly.stages import draftable
-from pipeline.config.sections import LearnSettings
 from pipeline.config.settings import Config
 from stages.distill import Distill, NoDistiller
 from stages.drafting.head import AcceptanceHead
@@ -15,7 +14,7 @@ from stages.rules import MODES
 from stages.training.closed_form.trainer import OutputLayerTrainer
 from stages.training.drafter_trainer import DrafterTrainer
 from stages.training.head_trainer import HeadTrainer
-from stages.training.interval import UPDATE_INTERVALS
+from stages.training.interval import LONGEST_INTERVAL, UPDATE_INTERVALS
 from stages.training.scheduler import InlineWorker, ThreadWorker, UpdateScheduler
 from stages.training.update import TrainingConfig
 
@@ -25,6 +24,15 @@ TRAIN_SHARE = 0.45
 BYTES = 4  # of their weights
 HEAD_RATE = 5e-3  # of a head that begins with random weights
 TRAINED_HEAD_RATE = 1e-4  # with more, a trained head's estimates become worse (benchmarks/notes/choosing.md)
+HEAD_BATCH, HEAD_BUFFER = 256, 8192  # labels of a step, and those that are kept: of some hundred prompts
+WEIGHT_DECAY, CLIP = 0.01, 1.0  # AdamW's, and the largest norm of a gradient
+STEPS = 2  # gradient steps of an update
+LAG = 4  # prompts between the start of an update in the background and its application
+REPLAY = 256  # prompts of the replay buffer, a uniform sample of the stream
+GATE_EVERY = 7  # of so many prompts one is held out for the gate
+GATE_WINDOW, GATE_TOLERANCE = 12, 0.01  # held-out prompts of a target, and the fall of acceptance that passes the gate
+# Updates of a training from logs follow each other, and each text is read several times.
+OFFLINE_STEPS, OFFLINE_REPLAY, OFFLINE_WINDOW = 1, 0, 64
 CLOSED_FORM_SHARE = 1 / 3  # of a gradient step, by count of passes, not measured: an update is one forward pass
 
 
@@ -34,6 +42,9 @@ def make_distillers(
     heads: Sequence[AcceptanceHead],
     cost: float,
     yield_cpu: Callable[[], None] = lambda: None,
+    *,
+    background: bool = True,
+    offline: bool = False,
 ) -> Sequence[Distill | NoDistiller]:
     """One per target. Targets that share the drafter's weights share their learner.
 
@@ -43,60 +54,75 @@ def make_distillers(
         heads: of the targets.
         cost: see `piece_cost`.
         yield_cpu: called between the parts of an update.
+        background: whether updates are computed on a thread of their own; those of adapters never are.
+        offline: whether the updates are those of a training from logs.
     """
     if not config.learn.enabled:
         return [NoDistiller() for _ in targets]
+    lag = LAG if background and not config.learn.lora else 0
+
+    def make_scheduler(sharing: Sequence[DrafterModels]) -> UpdateScheduler:
+        return _make_scheduler(config, sharing, cost, lag, yield_cpu, offline=offline)
+
     if config.learn.lora:
-        learners = [_learner(config, [models], cost, yield_cpu) for models in targets]
+        schedulers = [make_scheduler([models]) for models in targets]
     else:
-        learners = [_learner(config, targets, cost, yield_cpu)] * len(targets)
-    return [_distill(config, learner, head) for learner, head in zip(learners, heads, strict=True)]
+        schedulers = [make_scheduler(targets)] * len(targets)
+    return [
+        Distill(scheduler, _make_head_trainer(head, config.seed))
+        for scheduler, head in zip(schedulers, heads, strict=True)
+    ]
 
 
-def _distill(config: Config, learner: UpdateScheduler, head: AcceptanceHead) -> Distill:
-    learn = config.learn
-    rate = learn.head_rate or (TRAINED_HEAD_RATE if head.came_trained else HEAD_RATE)
-    trained_head = HeadTrainer(head, config.seed, rate, learn.head_batch, learn.head_buffer)
-    return Distill(learner, trained_head, interleaved=learn.head_schedule == "interleaved")
+def _make_head_trainer(head: AcceptanceHead, seed: int) -> HeadTrainer:
+    return HeadTrainer(head, seed, TRAINED_HEAD_RATE if head.came_trained else HEAD_RATE, HEAD_BATCH, HEAD_BUFFER)
 
 
-def _learner(
-    config: Config, targets: Sequence[DrafterModels], cost: float, yield_cpu: Callable[[], None]
+def _make_scheduler(
+    config: Config,
+    targets: Sequence[DrafterModels],
+    cost: float,
+    lag: int,
+    yield_cpu: Callable[[], None],
+    *,
+    offline: bool,
 ) -> UpdateScheduler:
-    learn = config.learn
+    learn, steps = config.learn, OFFLINE_STEPS if offline else STEPS
     training = TrainingConfig(
         rate=learn.rate,
-        weight_decay=learn.weight_decay,
-        steps=learn.steps,
-        clip=learn.clip,
-        replay=learn.replay_prompts,
-        gate_window=learn.gate_window,
-        gate_tolerance=learn.gate_tolerance,
+        weight_decay=WEIGHT_DECAY,
+        steps=steps,
+        clip=CLIP,
+        replay=OFFLINE_REPLAY if offline else REPLAY,
+        gate_window=OFFLINE_WINDOW if offline else GATE_WINDOW,
+        gate_tolerance=GATE_TOLERANCE,
         seed=config.seed,
     )
     measure = greedy_agreement if config.sampling.temperature == 0 else expected_acceptance
     allowed = {models.name: draftable(config.draft, models.pair) for models in targets}
-    loss = LOSSES[learn.loss](learn)
     in_closed_form = learn.trains_output_layer
     trainer_type = OutputLayerTrainer if in_closed_form else DrafterTrainer
-    trainer = trainer_type(targets[0].drafter, learn.loss, loss, measure, allowed, training, yield_cpu)
-    gate_every = round(1 / learn.gate_share) if learn.gate_share else 1 << 62
-    lag = 0 if learn.lora else learn.lag
+    trainer = trainer_type(targets[0].drafter, learn.loss, LOSSES[learn.loss], measure, allowed, training, yield_cpu)
     worker = ThreadWorker() if lag else InlineWorker()
-    step_cost = cost * CLOSED_FORM_SHARE / learn.steps if in_closed_form else cost
+    step_cost = cost * CLOSED_FORM_SHARE / steps if in_closed_form else cost
     others_draft = set(config.draft.sources) != {"model"} and MODES[config.draft.mode].copies
-    interval = UPDATE_INTERVALS[learn.spacing](learn, step_cost, config.batch, others_draft=others_draft)
-    examples = max(learn.interval, learn.longest_interval) if in_closed_form else learn.interval
+    make_interval = UPDATE_INTERVALS[learn.spacing]
+    interval = make_interval(learn.interval, steps, step_cost, config.batch, others_draft=others_draft)
+    examples = max(learn.interval, LONGEST_INTERVAL) if in_closed_form else learn.interval
     samples = others_draft and not in_closed_form  # the closed form learns from every example
-    return UpdateScheduler(trainer, interval, gate_every, examples, lag, worker, samples=samples)
+    return UpdateScheduler(trainer, interval, GATE_EVERY, examples, lag, worker, samples=samples)
 
 
-def piece_cost(learn: LearnSettings, targets: Sequence[Models]) -> float:
-    """What one piece costs in one gradient step, in target passes: as configured, or estimated from sizes. A pass over
-    weights of few bits takes as much less time as it reads fewer bytes.
+def piece_cost(costs: str | float, targets: Sequence[Models]) -> float:
+    """What one piece costs in one gradient step, in target passes. A pass over weights of few bits takes as much less
+    time as it reads fewer bytes.
+
+    Args:
+        costs: the setting `draft.costs`; what is no number is estimated from sizes here.
+        targets: with the drafter.
     """
-    if learn.piece_cost is not None:
-        return learn.piece_cost
+    if isinstance(costs, float):
+        return TRAIN_SHARE * costs
     read = [mean_bytes(models.target.model, models.target.weights) / BYTES for models in targets]
     passes = [
         share * models.target.parameters + LAYER_OVERHEAD * models.target.layers

@@ -18,7 +18,7 @@ from pipeline.cli.help import add_help, order_commands
 from pipeline.cli.log import check, compact, repair, sql
 from pipeline.cli.memory import memory
 from pipeline.cli.models import pad, vocab, zoo
-from pipeline.cli.pages import dashboard, ui
+from pipeline.cli.pages import dashboard
 from pipeline.cli.plot import plot
 from pipeline.cli.run import RayAlone, replay, serve
 from pipeline.cli.train import train
@@ -32,6 +32,16 @@ LOG = logging.getLogger("omnidraft.cli")
 
 class Commands(PlainGroup):
     """All commands; options set how messages are logged."""
+
+    @override
+    def get_params(self, ctx: Any) -> list[Any]:
+        params = super().get_params(ctx)
+        for one in params:  # typer's own texts take five lines
+            if one.name == "install_completion":
+                one.help = "Complete commands in this shell."
+            elif one.name == "show_completion":
+                one.hidden = True
+        return params
 
     @override
     def list_commands(self, ctx: Any) -> list[str]:
@@ -74,14 +84,10 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def log_options(
     log_level: Annotated[
-        LogLevel, typer.Option(help="Lowest level of the log on standard error.", case_sensitive=False)
+        LogLevel, typer.Option(help="Lowest level of the log.", case_sensitive=False, metavar="LEVEL")
     ] = LogLevel.INFO,
-    log_json: Annotated[
-        bool, typer.Option("--log-json", help="Write the log as one JSON object a line, and no progress display.")
-    ] = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Log the reasons of decisions too, as --log-level debug.")
-    ] = False,
+    log_json: Annotated[bool, typer.Option("--log-json", help="Log as one JSON object a line.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="As --log-level debug.")] = False,
     show_version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
@@ -92,14 +98,12 @@ def log_options(
 app.command(cls=RayAlone)(replay)
 COMMANDS: tuple[Callable[..., None], ...] = (
     *(serve, train, bench, study, study_paper, vocab),
-    *(bench_serve, sql, check, plot, compact, repair, dashboard, ui, pad),
+    *(bench_serve, sql, check, plot, compact, repair, dashboard, config, zoo, pad),
 )
 for command in COMMANDS:
     app.command()(command)
 app.add_typer(versions_group, name="versions")
-app.add_typer(zoo, name="zoo", cls=PlainGroup)
 app.add_typer(memory, name="memory", cls=PlainGroup)
-app.add_typer(config, name="config", cls=PlainGroup)
 add_help(app)
 
 

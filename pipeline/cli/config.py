@@ -9,27 +9,41 @@ import typer
 from pipeline.config.cli_options import PrintJsonOption, SetOption, parse_settings
 from store.errors import UsageError
 
-config = typer.Typer(no_args_is_help=True, help="Show all settings with their origins, or write a sample file.")
 
-FileOption = Annotated[
-    Path | None, typer.Option("--config", help="A TOML file with any of the settings, or a run's config.json.")
-]
-
-
-@config.command()
-def show(
-    file: FileOption = None,
+def config(
+    file: Annotated[
+        Path | None, typer.Option("--config", help="A TOML file with any of the settings, or a run's config.json.")
+    ] = None,
     settings: SetOption = None,
     changed: Annotated[
         bool, typer.Option("--changed", help="Leave out the settings that are at their defaults.")
     ] = False,
     as_json: PrintJsonOption = False,
+    sample: Annotated[
+        Path | None,
+        typer.Option(help="Write every setting with its meaning, variable and default to this new file, - to print."),
+    ] = None,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print the JSON schema of a configuration file, for editors.")
+    ] = False,
 ) -> None:
-    """Show the settings that `omnidraft replay` would use with this file, these variables and these settings, as TOML.
+    """Show the settings that `omnidraft replay` would use.
 
-    Later origins override earlier ones: the default, the file, an environment variable, `--set`. A replay for which
-    none of them names a source or a target has some other defaults: it runs SmolLM2-135M-Instruct.
+    As TOML, with their origins. Later origins override earlier ones: the default, the file, an environment
+    variable, `--set`. A replay for which none of them names a source or a target has some other defaults: it runs
+    SmolLM2-135M-Instruct.
     """
+    if sample:
+        _write_sample(sample)
+    elif schema:
+        from pipeline.config.settings import Config
+
+        print(json.dumps(Config.model_json_schema(), indent=2))
+    else:
+        _show(file, settings, changed=changed, as_json=as_json)
+
+
+def _show(file: Path | None, settings: list[str] | None, *, changed: bool, as_json: bool) -> None:
     from pipeline.config.default_run import REAL_RUN, is_default_run
     from pipeline.config.environment import read_environment, variable_of
     from pipeline.config.settings import Config, list_given, load
@@ -52,14 +66,10 @@ def show(
     print(format_settings(chosen, origins, changed=changed), end="")
 
 
-@config.command()
-def sample(
-    file: Annotated[Path | None, typer.Argument(help="Write it to this new file.", show_default=False)] = None,
-) -> None:
-    """Print a TOML file with every setting: its meaning, its environment variable and its default, commented out."""
+def _write_sample(file: Path) -> None:
     from pipeline.config.toml_output import format_sample
 
-    if file is None:
+    if file == Path("-"):
         print(format_sample(), end="")
         return
     try:
@@ -68,11 +78,3 @@ def sample(
     except OSError as error:
         raise UsageError(f"the sample must go to a new file, but '{file}': {error.strerror}; name another") from error
     print(file)
-
-
-@config.command()
-def schema() -> None:
-    """Print the JSON schema of a configuration file, with which editors check and complete it."""
-    from pipeline.config.settings import Config
-
-    print(json.dumps(Config.model_json_schema(), indent=2))

@@ -42,7 +42,10 @@ def sql(
     all_runs: Annotated[bool, typer.Option("--all-runs", help="Query all runs below --runs as one log.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON, as --format json.")] = False,
 ) -> None:
-    """Query the log of a run in SQL, by default that of the newest. Without a query, list the views and the recipes."""
+    """Query the log of a run in SQL, by default that of the newest.
+
+    Without a query, list the views and the recipes.
+    """
     from store.query.log_reader import LogReader
 
     output = RowFormat.JSON if as_json else output
@@ -74,9 +77,10 @@ def _choose_runs(runs: Path, all_runs: bool) -> Sequence[Path]:
 
 
 def check(run: RunOption = None, runs: RunsOption = Path("runs"), as_json: PrintJsonOption = False) -> None:
-    """Decide every judged token again from its own row, count all again, and compare files with their digests.
+    """Decide every judged token again from its own row.
 
-    Exit status 1 if anything disagrees. What is damaged is named, and the rest is looked at all the same.
+    Count all again, and compare files with their digests. Exit status 1 if anything disagrees. What is damaged is
+    named, and the rest is looked at all the same.
     """
     from store.query.log_reader import LogReader
     from store.recovery.parts_on_disk import compare_with_manifest
@@ -121,7 +125,10 @@ def compact(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done, without doing it.")] = False,
     as_json: PrintJsonOption = False,
 ) -> None:
-    """Join small parts of one run's log, or of all below a folder; safe while a run writes and others read."""
+    """Join small parts of one run's log, or of all below a folder.
+
+    This is safe while a run writes and others read.
+    """
     from store.log.compaction import compact as join_parts
     from store.object_store.uri import uri_of
     from store.query.log_reader import run_folders

@@ -15,8 +15,12 @@ if TYPE_CHECKING:
     from pipeline.run.stored_memory import StoredMemory
     from stages.vocabulary.tokenizer_view import Vocabulary
 
-memory = typer.Typer(no_args_is_help=True, help="Show what a run remembers, or make it forget a prompt or a tenant.")
+memory = typer.Typer(no_args_is_help=True, help="Show what a run remembers, or make it forget a text.")
 
+_LEARNED_HELP = (
+    "Take it out of what the drafter learned in closed form (learn.method = least-squares), not out of the memory: "
+    "its weights become those of a run that never saw it. Only the newest 256 prompts are found."
+)
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="One run's folder.", show_default=False)]
 
 
@@ -62,28 +66,43 @@ def forget(
     run: RunArgument,
     prompt: Annotated[int | None, typer.Option(metavar="OFFSET", help="Stream offset of a completed prompt.")] = None,
     tenant: Annotated[str | None, typer.Option(metavar="KEY", help="API key of a server's client.")] = None,
+    learned: Annotated[bool, typer.Option("--learned", help=_LEARNED_HELP)] = False,
     as_json: PrintJsonOption = False,
 ) -> None:
     """Forget what the target emitted for one prompt, or for all requests of one client, in a run's checkpoint.
 
     The run must not be running. Its log and its versions are not changed.
     """
-    from pipeline.run.stored_memory import edit_memories
-
     if (prompt is None) == (tenant is None):
         raise UsageError("either --prompt or --tenant must be given; name one of them")
-    if tenant is not None:
-        from stages.memory.ngram_table import scope_of
+    from stages.memory.ngram_table import scope_of
 
-        scope = scope_of(tenant)
-        counts: list[int] = []
-        edit_memories(run, lambda target, table: counts.append(table.forget_scope(scope)))
-        _print_forgotten(sum(counts), as_json=as_json)
+    scope = None if tenant is None else scope_of(tenant)
+    if learned:
+        from pipeline.learner_service.stored_learning import unlearn
+
+        with status("loading models"):
+            found = unlearn(run, lambda one: one.offset == prompt if scope is None else one.scope == scope)
+        print(json.dumps({"prompts": found}) if as_json else f"unlearned {found:,} prompts")
         return
+    contexts = _forget_prompt(run, int(prompt or 0)) if scope is None else _forget_client(run, scope)
+    print(json.dumps({"contexts": contexts}) if as_json else f"forgot {contexts:,} contexts")
+
+
+def _forget_client(run: Path, scope: int) -> int:
+    from pipeline.run.stored_memory import edit_memories
+
+    counts: list[int] = []
+    edit_memories(run, lambda target, table: counts.append(table.forget_scope(scope)))
+    return sum(counts)
+
+
+def _forget_prompt(run: Path, offset: int) -> int:
     from pipeline.run.logged_text import read_logged_text
+    from pipeline.run.stored_memory import edit_memories
 
     with status("loading models"):
-        text = read_logged_text(run, int(prompt or 0))
+        text = read_logged_text(run, offset)
     sizes: list[int] = []
 
     def edit(target: str, table: Any) -> None:
@@ -93,53 +112,7 @@ def forget(
             sizes.append(before - len(table))
 
     edit_memories(run, edit)
-    _print_forgotten(sum(sizes), as_json=as_json)
-
-
-@memory.command()
-def unlearn(
-    run: RunArgument,
-    prompt: Annotated[int | None, typer.Option(metavar="OFFSET", help="Stream offset of a completed prompt.")] = None,
-    tenant: Annotated[str | None, typer.Option(metavar="KEY", help="API key of a server's client.")] = None,
-    as_json: PrintJsonOption = False,
-) -> None:
-    """Take a prompt, or all requests of one client, out of what the drafter learned in closed form.
-
-    The drafter's weights become those of a run that never saw the prompt. The run must learn with `learn.method`
-    least-squares, and must not be running. Only its newest `learn.replay_prompts` prompts are found. Its log, its
-    memory and its versions are not changed.
-    """
-    from pipeline.learner_service.stored_learning import unlearn as unlearn_prompts
-    from stages.memory.ngram_table import scope_of
-
-    if (prompt is None) == (tenant is None):
-        raise UsageError("either --prompt or --tenant must be given; name one of them")
-    scope = None if tenant is None else scope_of(tenant)
-    with status("loading models"):
-        found = unlearn_prompts(run, lambda one: one.offset == prompt if scope is None else one.scope == scope)
-    print(json.dumps({"prompts": found}) if as_json else f"unlearned {found:,} prompts")
-
-
-@memory.command()
-def merge(
-    run: RunArgument,
-    other: Annotated[Path, typer.Argument(metavar="OTHER", help="Folder of the other run.", show_default=False)],
-    as_json: PrintJsonOption = False,
-) -> None:
-    """Add what the drafter of another run learned in closed form to that of a run.
-
-    The drafter's weights become those of a run that learned from the prompts of both. Both runs must learn with
-    `learn.method` least-squares, with the same drafter and targets, and must not be running. OTHER is not changed.
-    """
-    from pipeline.learner_service.stored_learning import merge_learned
-
-    with status("loading models"):
-        changed = merge_learned(run, other)
-    print(json.dumps({"drafters": changed}) if as_json else f"merged what {other} learned")
-
-
-def _print_forgotten(contexts: int, *, as_json: bool) -> None:
-    print(json.dumps({"contexts": contexts}) if as_json else f"forgot {contexts:,} contexts")
+    return sum(sizes)
 
 
 def _describe(found: "StoredMemory", vocabulary: "Vocabulary", top: int, scope: int) -> dict[str, Any]:

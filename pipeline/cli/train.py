@@ -55,7 +55,7 @@ def train(
     settings: SetOption = None,
     as_json: PrintJsonOption = False,
 ) -> None:
-    """Train a drafter on the texts that earlier runs logged, and publish it as a version.
+    """Train a drafter on the texts that earlier runs logged.
 
     The target reads every logged text once, so that the drafter learns its distributions along the text; then the
     drafter is trained in several passes. Some prompts are held out: an update that lowers the expected acceptance on

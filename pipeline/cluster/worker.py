@@ -157,10 +157,9 @@ class DecodeWorker:
     def describe_target(self) -> TargetInfo:
         """Describe the target for the learner. Called before the first work item."""
         config = self._setup.config
-        probed = config.publish.enabled and config.publish.probe
         (vocabularies,) = describe_pairs([self._models])
-        probe = tuple(examples_of(config, self._models)) if probed else ()
-        return TargetInfo(piece_cost(config.learn, [self._models]), probe, vocabularies)
+        probe = tuple(examples_of(config, self._models)) if config.publish.enabled else ()
+        return TargetInfo(piece_cost(config.draft.costs, [self._models]), probe, vocabularies)
 
     def work(
         self,

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
 
@@ -102,7 +103,8 @@ def _choices(key: str) -> tuple[Any, ...]:
     from pipeline.config.settings import settings
 
     annotation = settings()[key].annotation
-    return get_args(annotation) if get_origin(annotation) is Literal else ()
+    types = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    return tuple(choice for one in types if get_origin(one) is Literal for choice in get_args(one))
 
 
 def overrides_of(command: Callable[..., None], given: Mapping[str, Any]) -> dict[str, Any]:

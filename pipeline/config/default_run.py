@@ -13,7 +13,7 @@ REAL_RUN: Mapping[str, object] = {
     "source.chat": True,
     "source.limit": 36,
     "sampling.max_new_tokens": 48,
-    "draft.holdout": 1 / 32,  # so that the run's log shows the gain of each source of drafts
+    "draft.exploration": 1 / 32,  # so that the run's log shows the gain of each source of drafts
     # The drafter was distilled from this target: with the usual rate nearly every update lowers its acceptance
     # (benchmarks/notes/learning.md).
     "learn.rate": 2e-4,

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 Texts = Annotated[tuple[str, ...], Field(strict=False)]  # files hold lists where this wants tuples
 Share = Annotated[float, Field(ge=0, le=1)]
+NotNegative = Annotated[float, Field(ge=0)]
 SourceName = Literal["own", "memory", "model"]
 Sources = Annotated[tuple[SourceName, ...], Field(strict=False)]
 WeightFormat = Literal["auto", "fastest", "float32", "bfloat16", "codes", "codes8", "int8", "int4"]
@@ -40,12 +41,6 @@ class SourceSettings(Section):
         description="Keep only rows that meet all of these conditions on text, 'column=value' or 'column!=value'.",
     )
     limit: int | None = Field(default=None, ge=1, description="Maximum number of prompts taken from one source.")
-    target_field: str = Field(
-        default="target",
-        min_length=1,
-        description="With several targets: the column that names the target of a row. Rows without it are routed "
-        "in turn.",
-    )
     chat: Literal[True, False, "auto"] = Field(
         default="auto",
         description="Whether to render prompts with the target's chat template; 'auto' does so where the target has "
@@ -76,38 +71,29 @@ class DraftSettings(Section):
     max_draft: int = Field(
         default=5, ge=0, le=64, description="Maximum number of pieces drafted per block; 0 disables speculation."
     )
-    adapt: bool = Field(default=True, description="Whether the acceptance head decides when a draft stops.")
-    stop_rule: Literal["cost", "threshold", "never"] = Field(
+    stop: Literal["cost", "never"] | Share = Field(
         default="cost",
-        description="How a draft stops: at the best expected speed ('cost'), at a fixed estimate ('threshold'), "
-        "or only at max_draft ('never').",
+        description="How a draft stops: at the best expected speed ('cost'), only at max_draft ('never'), or where the "
+        "acceptance head's estimated probability of a rejection exceeds a number.",
     )
-    stop_threshold: Share = Field(
-        default=0.7,
-        description="With stop_rule 'threshold': estimated probability of a rejection at which a draft stops.",
-    )
-    costs: Literal["measured", "tracked", "estimated"] = Field(
+    costs: Literal["measured", "tracked", "estimated"] | NotNegative = Field(
         default="tracked",
         description="Source of the costs that determine what is drafted: measured when the run begins and corrected by "
-        "the time of every block ('tracked'), not corrected ('measured'), or estimated from model sizes.",
+        "the time of every block ('tracked'), not corrected ('measured'), estimated from model sizes ('estimated'), or "
+        "a number: the cost of one more drafted piece in target passes. All but 'tracked' give equal rows for equal "
+        "costs and seeds.",
     )
-    relative_cost: float | None = Field(
-        default=None, ge=0, description="Cost of one more drafted piece in target passes; overrides draft.costs."
-    )
-    siblings: int = Field(
+    width: int = Field(
         default=3,
-        ge=0,
+        ge=1,
         le=8,
-        description="Maximum number of the drafter's next likeliest pieces that are verified next to each drafted one, "
-        "at temperature 0 and where the target's pass hardly takes longer for them; 0 drafts chains.",
+        description="Maximum number of tokens that are verified in one place, of the memory or (at temperature 0) of "
+        "the drafter, where the target's pass hardly takes longer for them; 1 drafts chains.",
     )
-    only_where_paying: bool = Field(
-        default=True, description="Whether nothing is drafted where decoding without drafts is faster."
-    )
-    timed_pauses: bool = Field(
+    pause: bool = Field(
         default=True,
-        description="Whether the seconds of this run's blocks pause all drafting, in addition to the costs of passes. "
-        "Without it, and with costs that are not tracked, equal costs and equal seeds give equal rows.",
+        description="Whether nothing is drafted where decoding without drafts is faster, by the costs of passes and, "
+        "with tracked costs, by the seconds of this run's blocks.",
     )
     weights: WeightFormat = Field(
         default="auto",
@@ -122,7 +108,7 @@ class DraftSettings(Section):
         description="Sources of drafts: the sequence's own text ('own'), what the target emitted before ('memory') and "
         "the drafter ('model'). Each block uses the one that is expected to be fastest.",
     )
-    holdout: float = Field(
+    exploration: float = Field(
         default=0.0,
         ge=0,
         le=0.5,
@@ -139,24 +125,14 @@ class MemorySettings(Section):
         ge=512,
         description="Memory budget of one target's completed texts in bytes.",
     )
-    order: int = Field(default=8, ge=1, le=8, description="Maximum number of tokens of a remembered context.")
-    nodes: int = Field(default=16, ge=1, le=64, description="Maximum number of candidates of a sequence per block.")
-    width: int = Field(
-        default=3, ge=1, le=8, description="Maximum number of candidates after one place; 1 drafts chains."
-    )
-    depth: int = Field(default=12, ge=1, le=64, description="Maximum number of candidates that follow each other.")
     publish: bool = Field(
         default=True, description="Whether versions contain the memory, from which its texts can be reconstructed."
-    )
-    decay_on_drift: bool = Field(
-        default=True, description="Whether a drift halves the counts of the memory, so that new text weighs more."
     )
 
 
 class PromptSettings(Section):
     """How the models read prompts, and which of their keys and values are kept for prompts that begin alike."""
 
-    chunk: int = Field(default=128, ge=1, description="Maximum number of prompt tokens that a model reads at once.")
     cache_bytes: int = Field(
         default=268_435_456,
         ge=0,
@@ -177,11 +153,6 @@ class VocabularySettings(Section):
         description="Treatment of the target's other special tokens: spelled out in the drafter's pieces, or "
         "never drafted.",
     )
-    special_names: Texts = Field(
-        default=(),
-        description="Exceptions to vocabulary.special as 'TARGET=DRAFTER', such as '<|eot_id|>=</s>'; DRAFTER may "
-        "be 'spell' or 'block'.",
-    )
 
 
 class CacheSettings(Section):
@@ -192,14 +163,6 @@ class CacheSettings(Section):
         description="Eviction policy of the n-gram cache; 'unbounded' never evicts, 'off' disables the cache.",
     )
     budget_bytes: int = Field(default=4_194_304, ge=1, description="Memory budget of the n-gram cache in bytes.")
-    seed: Literal["none", "vocabulary", "text"] = Field(
-        default="none",
-        description="Initial content of the n-gram cache: nothing, every n-gram of the vocabularies, or those of "
-        "a text.",
-    )
-    seed_text: Annotated[Path, Field(strict=False)] | None = Field(
-        default=None, description="With cache.seed 'text': text file whose most frequent n-grams fill the cache."
-    )
 
 
 class LearnSettings(Section):
@@ -215,11 +178,7 @@ class LearnSettings(Section):
     method: Literal["gradient", "least-squares"] = Field(
         default="gradient",
         description="How the drafter is trained: 'gradient' trains all its weights, 'least-squares' only its output "
-        "layer, in closed form, at a fraction of the cost. Adapters (lora) are trained by gradient.",
-    )
-    target_state: bool = Field(
-        default=True,
-        description="Whether the drafter also reads the target's last hidden state (method 'least-squares').",
+        "layer, in closed form, at a fraction of the cost. Adapters (lora_rank) are trained by gradient.",
     )
     interval: int = Field(
         default=4, ge=1, description="Prompts between two updates; with spacing 'paying' the minimum."
@@ -229,78 +188,20 @@ class LearnSettings(Section):
         description="Update interval: 'fixed', or 'paying', which lengthens it while updates cost more time than "
         "they save, or few of the drafter's tokens are rejected.",
     )
-    longest_interval: int = Field(
-        default=64,
-        ge=1,
-        description="Maximum number of prompts between two updates (spacing 'paying'); where few of the drafter's "
-        "tokens are rejected, at least four times as many, and twice that after each update that is not served.",
-    )
-    horizon: int = Field(
-        default=1000,
-        ge=1,
-        description="Maximum number of prompts over which an update's benefit is counted; no more than the stream has "
-        "had so far (spacing 'paying').",
-    )
-    piece_cost: float | None = Field(
-        default=None,
-        ge=0,
-        description="Cost of one training pass over one piece, in target passes. Default: estimated from the "
-        "model sizes.",
-    )
-    lag: int = Field(
-        default=4,
-        ge=0,
-        description="Prompts between the start of a background update and its application; 0 computes updates in "
-        "the foreground. Adapters (lora) always use 0.",
-    )
-    steps: int = Field(default=2, ge=1, description="Gradient steps per drafter update.")
     rate: float = Field(default=1e-3, gt=0, description="Learning rate of the drafter.")
-    weight_decay: float = Field(default=0.01, ge=0, description="Weight decay of the drafter.")
-    ngram_weight: float = Field(default=0.2, ge=0, description="Weight of the n-gram term in the hybrid loss.")
-    acceptance_blend: Share = Field(default=0.5, description="Share of the acceptance term in the acceptance loss.")
-    teacher_top: int = Field(
-        default=64, ge=1, description="Number of most probable target tokens kept per position as soft targets."
-    )
     off_policy: bool = Field(
         default=False, description="Whether drafted positions after the first rejection are trained on as well."
     )
-    lora: bool = Field(
-        default=False, description="Whether each target trains its own LoRA adapter over one frozen drafter."
-    )
-    lora_rank: int = Field(default=32, ge=1, description="Rank of the LoRA adapters.")
-    teacher_temperature: float | None = Field(
-        default=None,
-        gt=0,
-        description="Temperature of the soft targets. Default: that of sampling, but at least 0.5.",
-    )
-    replay_prompts: int = Field(
-        default=256,
+    lora_rank: int = Field(
+        default=0,
         ge=0,
-        description="Size of the replay buffer in prompts, a uniform sample of the stream; 0 disables replay.",
+        description="Rank of the LoRA adapter that each target trains over one frozen drafter; 0 trains the drafter.",
     )
-    gate_share: float = Field(
-        default=0.15,
-        ge=0,
-        lt=1,
-        description="Share of the prompts held out for the gate that accepts or refuses updates.",
-    )
-    gate_tolerance: Share = Field(
-        default=0.01, description="Largest drop in expected acceptance at which an update is still applied."
-    )
-    gate_window: int = Field(default=12, ge=1, description="Number of recent held-out prompts that the gate evaluates.")
-    clip: float = Field(default=1.0, gt=0, description="Maximum gradient norm.")
-    head_schedule: Literal["joint", "interleaved"] = Field(
-        default="interleaved",
-        description="When the head is trained: with every drafter update ('joint'), or also on the prompts in "
-        "between, as soon as there are 32 new labels ('interleaved').",
-    )
-    head_rate: float | None = Field(
-        default=None,
-        gt=0,
-        description="Learning rate of the head. Default: 0.005, or 0.0001 for a head that came with the drafter.",
-    )
-    head_batch: int = Field(default=256, ge=1, description="Batch size of the head in labelled pieces.")
-    head_buffer: int = Field(default=8192, ge=1, description="Size of the head's training buffer in labelled pieces.")
+
+    @property
+    def lora(self) -> bool:
+        """Whether each target trains an adapter of its own."""
+        return self.lora_rank > 0
 
     @property
     def trains_output_layer(self) -> bool:
@@ -317,41 +218,11 @@ class DriftSettings(Section):
         "alarms; 'fall' compares in standard deviations; 'adwin' and 'page-hinkley' are river's; 'none' disables "
         "detection. 'auto' is 'ranks' where the memory is a source, else 'fall'.",
     )
-    alarm_interval: float = Field(
-        default=10_000.0,
-        ge=1,
-        description="Prompts of an unchanged stream between two false alarms, at least, on average ('ranks').",
-    )
     delta: float = Field(default=0.002, gt=0, lt=1, description="Probability of a false alarm (ADWIN).")
-    deviations: float = Field(
-        default=7.0, gt=0, description="Cumulative fall in standard deviations that raises an alarm ('fall')."
-    )
-    grace: int = Field(default=10, ge=1, description="Number of prompts before the first possible alarm.")
-    threshold: float = Field(default=3.0, gt=0, description="Cumulative deviation that raises an alarm (Page-Hinkley).")
-    tolerance: float = Field(default=0.05, ge=0, description="Deviation per prompt that is ignored (Page-Hinkley).")
-    answer: Literal["reset", "recall", "none"] = Field(
+    response: Literal["reset", "recall", "none"] = Field(
         default="recall",
         description="Response to a drift: reset the head ('reset'), also restore an earlier version "
         "that scores better ('recall'), or none.",
-    )
-    recall_margin: Share = Field(
-        default=0.02, description="Minimum gain in expected acceptance at which an earlier version is restored."
-    )
-    recall_versions: int = Field(
-        default=12, ge=1, description="Maximum number of earlier versions scored after a drift."
-    )
-    cooldown: int = Field(
-        default=20, ge=0, description="Number of prompts after a response during which drift is only logged."
-    )
-    signal: Literal["auto", "frequency", "drafted", "predicted", "learned", "judged", "first"] = Field(
-        default="auto",
-        description="Value of a prompt fed to the detector: how common its tokens were in earlier completions "
-        "('frequency'), share of its tokens that came from drafts of any source "
-        "('drafted'), share that the memory held for the likeliest, whatever drafted them ('predicted'), share drafted "
-        "without copies of its own text ('learned'), acceptance rate of the model's drafts ('judged'), or only of the "
-        "first token in each block ('first'). Where the memory is a source, "
-        "'auto' is 'frequency' for 'ranks', and 'drafted' and 'predicted' for 'fall'; with the own text alone it is "
-        "'drafted' and 'learned'.",
     )
 
 
@@ -368,9 +239,6 @@ class PublishSettings(Section):
         min_length=1,
         description="Name of the registered model in MLflow. Default: one for each pair of target and drafter.",
     )
-    probe: bool = Field(
-        default=True, description="Whether every published version is evaluated on the fixed probe prompts."
-    )
 
 
 class LogSettings(Section):
@@ -383,15 +251,10 @@ class LogSettings(Section):
 
 
 class CommitSettings(Section):
-    """When the log is committed together with a checkpoint: after `prompts` or `seconds`, whichever comes first."""
+    """When the log is committed together with a checkpoint."""
 
-    prompts: int = Field(default=256, ge=1, description="Completed prompts after which a commit is due.")
-    seconds: float = Field(default=10.0, gt=0, description="Seconds after which a commit is due.")
-    share: float = Field(
-        default=0.02,
-        gt=0,
-        le=1,
-        description="Maximum share of the run's time spent on commits; slow commits become rarer.",
+    seconds: float = Field(
+        default=10.0, gt=0, description="Seconds after which a commit is due; slow commits become rarer."
     )
 
 
@@ -403,16 +266,10 @@ class ServeSettings(Section):
         description="Online learning from requests: 'live' applies updates at once, 'shadow' only publishes "
         "versions, 'off' disables it.",
     )
-    learn_share: float = Field(default=0.2, gt=0, description="CPU budget of the learner, as a share of one core.")
     waiting: int = Field(
         default=256, ge=1, description="Maximum number of queued requests; further requests get status 429."
     )
     max_tokens: int = Field(default=4096, ge=1, description="Maximum number of target tokens in one completion.")
-    choices: int = Field(default=16, ge=1, description="Maximum number of choices (n) of one request.")
-    body_bytes: int = Field(default=1 << 20, ge=1, description="Maximum size of a request body in bytes.")
     deadline_seconds: float = Field(
         default=300.0, gt=0, description="Time limit of a request in seconds, including its time in the queue."
-    )
-    grace_seconds: float = Field(
-        default=30.0, ge=0, description="Seconds that running requests may take to finish when the server shuts down."
     )

@@ -90,7 +90,7 @@ class Config(Section):
         "with inputs of 8 bits, as other engines compute with them, faster and less precise; 'int8' and 'int4' "
         "quantise the target and change its outputs. 'auto': 'codes' for a quantised GGUF file, else 'fastest'.",
     )
-    one_kernel: bool = Field(
+    batch_invariant: bool = Field(
         default=False,
         description="Whether a token has the same logits bit for bit whatever else a pass computes. With the compiled "
         "forward pass it always has; the packed one then computes passes of all sizes with one kernel and one query at "
@@ -130,7 +130,7 @@ class Config(Section):
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            raise ConfigError(" ".join(_sentence(detail) for detail in error.errors())) from None
+            raise ConfigError(_describe_mistakes(error.errors())) from None
 
     def with_overrides(self, overrides: Mapping[str, object]) -> Self:
         """A copy in which the settings named by dotted keys have the given values, None included.
@@ -186,21 +186,10 @@ def load(path: Path) -> Config:
         raise ConfigError(f"The configuration file '{path}' cannot be parsed: {error}.") from None
     if not isinstance(values, dict):
         raise ConfigError(f"The configuration file '{path}' must hold an object of settings, got {values!r}.")
-    if path.suffix == ".json":
-        values = _without_removed(values)
     try:
         return Config.from_mapping(values)
     except ConfigError as error:
         raise ConfigError(f"In '{path}': {error}") from None
-
-
-def _without_removed(values: Mapping[str, object]) -> Mapping[str, object]:
-    """Translate settings of the files of older releases: prompt lookup has become the source 'own'."""
-    draft = values.get("draft")
-    if not isinstance(draft, dict) or "lookup" not in draft:
-        return values
-    kept = {name: value for name, value in draft.items() if name not in ("lookup", "max_lookup")}
-    return {**values, "draft": {"sources": ["own", "model"] if draft["lookup"] else ["model"], **kept}}
 
 
 def settings() -> dict[str, FieldInfo]:
@@ -233,17 +222,34 @@ def toml_lines(values: Mapping[str, object]) -> list[str]:
     return [f"{name} = {value}".replace("\x7f", "\\u007f") for name, value in dumped.items()]
 
 
-def _sentence(detail: ErrorDetails) -> str:
-    """What one refusal of pydantic's means, with the key, what must hold and what was got."""
-    key = ".".join(str(part) for part in detail["loc"])
-    if detail["type"] == "extra_forbidden":
+def _describe_mistakes(details: Sequence[ErrorDetails]) -> str:
+    """One sentence for each key that pydantic refuses: what must hold, and what was got."""
+    rules: dict[str, list[ErrorDetails]] = {}
+    for detail in details:
+        section, *rest = map(str, detail["loc"])
+        key = ".".join((section, *rest))
+        if ".".join((section, *rest[:1])) in settings() and isinstance(detail["loc"][-1], str):
+            key = ".".join((section, *rest[:1]))  # without the alternative of a setting with several types
+        rules.setdefault(key, []).append(detail)
+    return " ".join(_sentence(key, found) for key, found in rules.items())
+
+
+def _sentence(key: str, details: Sequence[ErrorDetails]) -> str:
+    kind, given = details[0]["type"], details[0]["input"]
+    if kind == "extra_forbidden":
         return _unknown(key)
-    if detail["type"] in ("model_type", "model_attributes_type"):
-        return f"'{key}' must be a section of settings, got {detail['input']!r}."
-    rule = detail["msg"].removeprefix("Input ").replace("should be a valid", "should be a")
+    if kind in ("model_type", "model_attributes_type"):
+        return f"'{key}' must be a section of settings, got {given!r}."
+    rules = [_state_rule(detail["msg"]) for detail in details]
+    alternatives = [rules[0], *(rule.removeprefix("must be ") for rule in rules[1:])]
+    return f"Setting '{key}' {' or '.join(alternatives)}, got {given!r}."
+
+
+def _state_rule(message: str) -> str:
+    rule = message.removeprefix("Input ").replace("should be a valid", "should be a")
     for pydantic_words, words in _PLAINER.items():
         rule = rule.replace(pydantic_words, words)
-    return f"Setting '{key}' {rule}, got {detail['input']!r}."
+    return rule
 
 
 _PLAINER = {

@@ -136,7 +136,7 @@ class LearnerService:
         )
         with ExitStack() as undo:
             undo.enter_context(self._run.open())
-            self._start(setup.config.with_overrides({"learn.lag": 0}), yield_cpu)
+            self._start(setup.config, yield_cpu)
             self._exit = undo.pop_all()
 
     def _start(self, config: Config, yield_cpu: Callable[[], None]) -> None:
@@ -158,7 +158,7 @@ class LearnerService:
         sizes = len(models.pair.pieces), models.drafter.vocabulary_size
         trie = build_direct_trie(models.pair.pieces, *sizes, models.drafter.device)
         self._cache = make_cache(config.cache, MODES[config.draft.mode], models, trie)
-        (distill,) = make_distillers(config, [models], [self._head], setup.piece_cost, yield_cpu)
+        (distill,) = make_distillers(config, [models], [self._head], setup.piece_cost, yield_cpu, background=False)
         probe = probe_of(config, models, setup.probe) if setup.probe else ProbeResult
         sink = VersionSink(setup.run_folder, self._run.registry, Numbers(), probe)
         self._learner = make_learner(config, models, self._head, self._cache, distill, sink)
@@ -192,7 +192,6 @@ class LearnerService:
         self._run.metrics.add(finished.prompt)
         self._seen.append(finished.prompt.offset)
         self._run.events.take(self._learner.on_prompt_completed(finished))
-        self._run.committer.count_prompt()
         self._prompts += 1
         if self._run.committer.is_due():
             self._run.commit()

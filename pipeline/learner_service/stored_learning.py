@@ -34,7 +34,7 @@ def unlearn(run_folder: Path, chosen: Callable[[TrainingExample], bool]) -> int:
 
     Args:
         run_folder: of a run that can be resumed, with `learn.method` least-squares.
-        chosen: whether a prompt is to be forgotten; those before the newest `learn.replay_prompts` are not found.
+        chosen: whether a prompt is to be forgotten; those before the newest 256 are not found.
 
     Returns:
         the number of prompts that were found.
@@ -47,7 +47,7 @@ def unlearn(run_folder: Path, chosen: Callable[[TrainingExample], bool]) -> int:
     return _edit(run_folder, lambda learner: learner.forget(chosen))
 
 
-def merge_learned(run_folder: Path, other: Path) -> int:
+def merge_learning(run_folder: Path, other: Path) -> int:
     """Add what another run has learned to a run, as if this one had learned from the prompts of both.
 
     Args:
@@ -60,8 +60,8 @@ def merge_learned(run_folder: Path, other: Path) -> int:
     Raises: as `unlearn`.
     """
     found, theirs = _read_config(run_folder), _read_config(other)
-    same = (found.drafter, found.targets, found.learn.target_state, found.vocabulary)
-    if same != (theirs.drafter, theirs.targets, theirs.learn.target_state, theirs.vocabulary):
+    same = (found.drafter, found.targets, found.vocabulary)
+    if same != (theirs.drafter, theirs.targets, theirs.vocabulary):
         raise UsageError(f"{other} must have the drafter and the targets of {run_folder}, but it has others")
     sums, changed = _read_sums(other), list[OutputLayerTrainer]()
 
@@ -91,7 +91,7 @@ def _edit(run_folder: Path, edit: Callable[[LocalLearner], int]) -> int:
 def _read_config(run_folder: Path) -> Config:
     config = resumed_config(run_folder, str(run_folder), {})
     if not (config.learn.enabled and config.learn.trains_output_layer):
-        learn = config.learn.model_dump(include={"enabled", "method", "lora"})
+        learn = config.learn.model_dump(include={"enabled", "method", "lora_rank"})
         raise UsageError(
             f"{run_folder} must learn in closed form (learn.method = 'least-squares'), but has {learn}; what gradient "
             "steps have learned cannot be taken apart"

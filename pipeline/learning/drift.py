@@ -23,6 +23,11 @@ from pipeline.learning.rank_detector import RankDetector
 from store.events import Drifted, PromptCompleted
 
 MEMORY = 4096  # rates kept since the last change
+ALARM_INTERVAL = 10_000.0  # prompts of an unchanged stream between two false alarms of "ranks": a day of a small server
+DEVIATIONS = 7.0  # cumulative fall in standard deviations that raises an alarm of "fall"
+THRESHOLD, TOLERANCE = 3.0, 0.05  # Page-Hinkley's cumulative deviation, and the deviation per prompt that it ignores
+GRACE = 10  # prompts before the first possible alarm: fewer say nothing of what is usual
+COOLDOWN = 20  # prompts after a response in which drift is only logged: it has not had its effect yet
 RECENT = 64  # newest of these, in which the change point is searched
 
 
@@ -42,15 +47,13 @@ class Detector(Protocol):
 def make_detector(settings: DriftSettings, signals: int = 1) -> Detector:
     """Return a new detector as configured. `signals`: number of detectors that share the false alarms."""
     if settings.detector == "ranks":
-        return RankDetector(signals * settings.alarm_interval, settings.grace)
+        return RankDetector(signals * ALARM_INTERVAL, GRACE)
     if settings.detector in ("auto", "fall"):
-        return FallDetector(settings.deviations, settings.grace)
+        return FallDetector(DEVIATIONS, GRACE)
     if settings.detector == "adwin":
-        return ADWIN(delta=settings.delta, clock=1, grace_period=settings.grace)
+        return ADWIN(delta=settings.delta, clock=1, grace_period=GRACE)
     if settings.detector == "page-hinkley":
-        return PageHinkley(
-            min_instances=settings.grace, delta=settings.tolerance, threshold=settings.threshold, mode="down"
-        )
+        return PageHinkley(min_instances=GRACE, delta=TOLERANCE, threshold=THRESHOLD, mode="down")
     return NoDrift()
 
 
@@ -144,6 +147,7 @@ class DriftMonitor:
     def __init__(self, settings: DriftSettings, signals: Sequence[Signal]) -> None:
         self._settings = settings
         self._monitored = [MonitoredSignal(settings, signal, len(signals)) for signal in signals]
+        self._cooldown = COOLDOWN
         self._quiet = 0  # prompts left of the cooldown
 
     def observe(self, prompt: PromptCompleted) -> Drifted | None:
@@ -156,9 +160,9 @@ class DriftMonitor:
         change, values = alarmed.find_change(), list(alarmed.values)
         before, after = (fmean(value for _, value in part) for part in (values[:change], values[change:]))
         direction = "fall" if after < before else "rise"
-        action = "ignored" if direction == "rise" else "cooldown" if self._quiet else self._settings.answer
-        if action == self._settings.answer:
-            self._quiet = self._settings.cooldown
+        action = "ignored" if direction == "rise" else "cooldown" if self._quiet else self._settings.response
+        if action == self._settings.response:
+            self._quiet = self._cooldown
         since = {offset for offset, _ in values[change:]}
         for one in self._monitored:
             one.restart(since)

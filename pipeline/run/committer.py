@@ -7,7 +7,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from pipeline.config.sections import CommitSettings
 from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
 from store.log.checkpoint import read_checkpoint
 from store.log.manifest import MANIFEST, read_manifest
@@ -17,6 +16,7 @@ from store.registry.registry import Registry
 if TYPE_CHECKING:
     from torch import Tensor
 
+SHARE = 0.02  # of the run's time, at most, is spent on commits: slow ones become rarer
 LONGEST_WAIT = 2.0  # a due commit waits for a running update until this many times the interval has passed
 
 
@@ -49,12 +49,12 @@ def last_snapshot(run_folder: Path) -> SnapshotReader | None:
 class Committer:
     """Commits the run between two blocks: the log so far, and a checkpoint to resume from.
 
-    A commit is due after a number of prompts or seconds, but not before the cost of the last one is a small share of
+    A commit is due after some seconds, but not before the cost of the last one is a small share of
     the time since: a large drafter, whose weights take long to write, is committed less often. No decision depends on
     when commits are made.
 
     Args:
-        settings: the interval of commits.
+        seconds: after which a commit is due.
         save: takes the snapshot.
         learning: whether an update is being computed, which a snapshot would have to wait for.
         log: the log to commit.
@@ -65,7 +65,7 @@ class Committer:
 
     def __init__(
         self,
-        settings: CommitSettings,
+        seconds: float,
         save: Callable[[SnapshotWriter], Saved],
         learning: Callable[[], bool],
         log: RunLog,
@@ -74,13 +74,13 @@ class Committer:
         *,
         rows: bool = True,
     ) -> None:
-        self._settings, self._save, self._learning, self._log = settings, save, learning, log
+        self._interval, self._save, self._learning, self._log = seconds, save, learning, log
         self._registry, self._clock, self._rows = registry, clock, rows
         self._began = clock()
         self._last: float | None = None
         self._last_cost = 0.0
         self._weights: Sequence[Tensor] = ()  # of the last checkpoint
-        self._prompts = self._commits = 0
+        self._commits = 0
         self._seconds = 0.0
 
     @property
@@ -88,21 +88,15 @@ class Committer:
         """Cost of all commits so far."""
         return CommitCosts(self._commits, self._seconds, self._log.all_commit_seconds, self._clock() - self._began)
 
-    def count_prompt(self) -> None:
-        """Count a completed prompt."""
-        self._prompts += 1
-
     def is_due(self) -> bool:
         """Return whether a commit is due. Called between two blocks."""
         if self._log.committing:
             return False
         if self._last is None:
             return True
-        settings, passed = self._settings, self._clock() - self._last
-        affordable = (self._last_cost + self._log.commit_seconds) / settings.share
-        if passed < affordable or (passed < settings.seconds and self._prompts < settings.prompts):
-            return False
-        return not self._learning() or passed >= LONGEST_WAIT * max(settings.seconds, affordable)
+        passed = self._clock() - self._last
+        due = max(self._interval, (self._last_cost + self._log.commit_seconds) / SHARE)
+        return passed >= (LONGEST_WAIT * due if self._learning() else due)
 
     def commit(self, *, wait: bool = False) -> None:
         """Commit now. The writer thread does most of the work; with `wait`, return when the commit is complete.
@@ -117,7 +111,7 @@ class Committer:
         mark = self._registry.mark()
         release = partial(self._registry.release, mark)
         self._log.commit(Commit(lambda: writer.files(state), mark, release, kept=writer.kept_files), wait=wait)
-        self._last, self._prompts = self._clock(), 0
+        self._last = self._clock()
         self._last_cost = self._last - started
         self._commits += 1
         self._seconds += self._last_cost

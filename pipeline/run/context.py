@@ -148,10 +148,10 @@ class RunContext:
             save, learning, rows: as of `Committer`. Without `rows` the log holds whole prompts only.
             show: called with every event.
         """
-        self.committer = Committer(config.commit, save, learning, self.log, self.registry, rows=rows)
+        self.committer = Committer(config.commit.seconds, save, learning, self.log, self.registry, rows=rows)
         metrics = None if isinstance(self.registry, NoRegistry) else self.metrics
         text = config.log.text
-        self.events = EventSink(self.log, metrics, show, self.committer, text=text, whole=not rows)
+        self.events = EventSink(self.log, metrics, show, text=text, whole=not rows)
 
     def commit(self, *, wait: bool = False) -> None:
         """Commit the log and send the metrics so far."""

@@ -1,10 +1,9 @@
-"""The sink of a run's events: each goes to the log, the metrics, the display and the committer, in this order."""
+"""The sink of a run's events: each goes to the log, the metrics and the display, in this order."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 
 from pipeline.recorder import without_text
-from pipeline.run.committer import Committer
 from pipeline.run.mlflow_run import Curves
 from store.events import BlockDone, Event, PromptCompleted, PromptRejected, TokenDecision
 from store.log.run_log import RunLog
@@ -38,7 +37,6 @@ class EventSink:
         log: the token log.
         metrics: sends points to MLflow; None if nothing is published.
         show: called with each event at once.
-        committer: counts completed prompts; None if commits do not depend on this log's prompts.
         text: whether the log may quote rejected source rows.
         whole: whether the log receives the events of a prompt only when it is completed.
     """
@@ -48,12 +46,11 @@ class EventSink:
         log: RunLog,
         metrics: Curves | None = None,
         show: Callable[[Event], None] = lambda event: None,
-        committer: Committer | None = None,
         *,
         text: bool = True,
         whole: bool = False,
     ) -> None:
-        self._log, self._metrics, self._show, self._committer = log, metrics, show, committer
+        self._log, self._metrics, self._show = log, metrics, show
         self._text, self._whole = text, WholePrompts() if whole else None
         self.dirty = False  # whether anything was logged since the caller set it to False
 
@@ -66,8 +63,6 @@ class EventSink:
             if self._metrics:
                 self._metrics.add(event)
             self._show(event)
-            if self._committer and isinstance(event, PromptCompleted):
-                self._committer.count_prompt()
 
     def _keep(self, events: Iterable[Event]) -> None:
         for event in events:

@@ -64,11 +64,11 @@ def _params(config: Config) -> dict[str, object]:
         "loss": config.learn.loss if config.learn.enabled else "none",
         "temperature": config.sampling.temperature,
         "max_draft": config.draft.max_draft,
-        "stop_rule": config.draft.stop_rule if config.draft.adapt else "never",
+        "stop": config.draft.stop,
         "batch": config.batch,
         "interval": config.learn.interval,
         "seed": config.seed,
-        "probe": probe_prompts.identity() if config.publish.enabled and config.publish.probe else "none",
+        "probe": probe_prompts.identity() if config.publish.enabled else "none",
     }
 
 

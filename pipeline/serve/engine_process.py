@@ -39,6 +39,7 @@ from pipeline.serve.engine_worker import (
     run_engine,
 )
 from pipeline.serve.messages import (
+    GRACE_SECONDS,
     BusyError,
     Chunk,
     ChunkListener,
@@ -132,7 +133,6 @@ class EngineProcess(Engine):
     ) -> None:
         self._setup = EngineSetup(config, run, resume, PROJECT.getEffectiveLevel())
         self._on_event, self._budget = on_event, budget or RestartBudget()
-        self._grace = config.serve.grace_seconds
         self._context = get_context("spawn")
         self._numbers = count()
         self._lock = threading.Lock()  # of the four below
@@ -164,7 +164,7 @@ class EngineProcess(Engine):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._closing.set()
-        self._close(0.0 if kind else self._grace)
+        self._close(0.0 if kind else GRACE_SECONDS)
         self._thread.join()
         if self.failure and not error:
             raise RunError(f"the engine stopped: {self.failure!r}") from self.failure

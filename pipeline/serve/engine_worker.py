@@ -237,7 +237,7 @@ def _serve(connection: Connection, setup: EngineSetup, sender: _Sender) -> None:
             if connection.poll(POLL_SECONDS):
                 call: EngineCall = pickle.loads(connection.recv_bytes())
                 if call.method == "close":
-                    server.config = server.config.with_overrides({"serve.grace_seconds": call.arguments[0]})
+                    server.grace_seconds = call.arguments[0]
                     return
                 handler.handle(call)
             if (status := engine.read_status()) != last:

@@ -21,6 +21,7 @@ GRAMMAR_LIMIT = (  # what is said of a completion with `Finish.GRAMMAR`
     "must follow its response_format with bounded work, but its parser reached a limit; "
     "simplify it: one alternative for each text, left recursion instead of right recursion"
 )
+GRACE_SECONDS = 30.0  # for which running requests continue after the start of a shutdown; containers wait longer
 
 
 class Finish(StrEnum):

@@ -30,6 +30,7 @@ from pipeline.reports.vocab_report import describe_pairs, write_pair_reports
 from pipeline.run.context import RunContext
 from pipeline.run.folder import VOCABULARY, is_unfinished, mlflow_of
 from pipeline.serve.engine import LiveEngine, RequestEncoder
+from pipeline.serve.messages import GRACE_SECONDS
 from pipeline.serve.request_queue import DATASET, RequestQueue
 from pipeline.stage_set import Stages
 from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
@@ -46,6 +47,7 @@ from store.object_store.uri import uri_of
 
 LOG = logging.getLogger("omnidraft.serve")
 
+CPU_SHARE = 0.2  # of one core is the learner's, so that it never competes with requests
 LEARNER_SECONDS = 60.0  # for the learner's last commit during a shutdown
 CRASH_SECONDS = 2.0  # the same after an error, when clients wait for the restart
 
@@ -61,19 +63,16 @@ def start_learner(
     """Start the learner process, which resumes from its checkpoint. Returns None if nothing learns."""
     if not config.learn.enabled:
         return None
-    probed = config.publish.enabled and config.publish.probe
     learner_config = LearnerConfig(
         config,
         run.folder,
         uri,
         ((DATASET, "omnidraft serve"),),
-        piece_cost(config.learn, [models]),
-        tuple(examples_of(config, models)) if probed else (),
+        piece_cost(config.draft.costs, [models]),
+        tuple(examples_of(config, models)) if config.publish.enabled else (),
         uri_of(Path(run.name)),
     )
-    return LearnerProcess(
-        learner_config, config.serve.learn_share, on_event, checkpoint.published if checkpoint else None
-    )
+    return LearnerProcess(learner_config, CPU_SHARE, on_event, checkpoint.published if checkpoint else None)
 
 
 @dataclass(frozen=True)
@@ -252,7 +251,7 @@ class ServerRun:
         mirror: Mirror | None = None,
     ) -> None:
         self._run = RunContext(run_folder, RunKind.SERVE, mirror)
-        self._on_event = on_event
+        self._on_event, self.grace_seconds = on_event, GRACE_SECONDS
         self._uri = config.publish.mlflow_uri or mlflow_of(self._run.name)
         if resume and not is_unfinished(run_folder):
             raise RunError(
@@ -297,7 +296,7 @@ class ServerRun:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with self._exit:
-            self.engine.close(0.0 if kind else self.config.serve.grace_seconds)
+            self.engine.close(0.0 if kind else self.grace_seconds)
             if self._learner:
                 self._learner.close(CRASH_SECONDS if kind else LEARNER_SECONDS)
         if self.engine.failure and not error:

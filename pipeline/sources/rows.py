@@ -12,6 +12,7 @@ from pipeline.config.sections import SourceSettings
 from store.errors import ConfigError, SourceError
 
 PROMPT = "prompt"
+TARGET = "target"  # the column that may name a row's target
 USUAL_FIELDS = (PROMPT, "question", "text", "instruction", "content")
 ID_COLUMNS = ("prompt_id", "id", "task_id")
 SURROGATE = re.compile("[\ud800-\udfff]")  # half a character; cannot be encoded in UTF-8
@@ -91,7 +92,6 @@ class PromptRule:
     # literal texts, each with the column that follows it; `prompt` stands for the prompt field
     template: tuple[tuple[str, str | None], ...]
     where: tuple[Condition, ...]  # conditions that must all hold
-    target_column: str  # the column that may name a row's target
 
     @classmethod
     def from_settings(cls, options: SourceSettings) -> Self:
@@ -102,12 +102,12 @@ class PromptRule:
         """
         fields = (options.prompt_field,) if options.prompt_field else USUAL_FIELDS
         template = (("", PROMPT),) if options.template is None else _parse_template(options.template)
-        return cls(fields, template, tuple(Condition.from_text(text) for text in options.where), options.target_field)
+        return cls(fields, template, tuple(Condition.from_text(text) for text in options.where))
 
     @property
     def columns(self) -> set[str]:
         """Every column that the rule or a prompt's name may need."""
-        return {*self.fields, *self._list_other_columns(), *ID_COLUMNS, self.target_column}
+        return {*self.fields, *self._list_other_columns(), *ID_COLUMNS, TARGET}
 
     def narrow_to(self, columns: Collection[str], place: str) -> Self:
         """Return the rule for rows of `place` that have these columns: one prompt field for all of them.
@@ -127,7 +127,7 @@ class PromptRule:
             wanted = "the column " if len(self.fields) == 1 else "one of the columns "
             raise SourceError(
                 _describe_missing_column(
-                    wanted + _join_names(self.fields), self.fields, columns, place, "--prompt-field"
+                    wanted + _join_names(self.fields), self.fields, columns, place, "source.prompt_field"
                 )
             )
         return replace(self, fields=(field,)) if field else self

@@ -14,7 +14,7 @@ from pipeline.sources.corpus import BUILTIN_STREAMS, BuiltinRows
 from pipeline.sources.files import SUFFIXES, StandardInputRows, open_file
 from pipeline.sources.hub_and_ray import HubRows, RayRows
 from pipeline.sources.kafka import KafkaRows
-from pipeline.sources.rows import Fault, PromptRule, Rows, SourceRow, prompt_id
+from pipeline.sources.rows import TARGET, Fault, PromptRule, Rows, SourceRow, prompt_id
 from store.errors import SourceError
 from store.events import PromptReceived, PromptRejected
 
@@ -89,12 +89,12 @@ class Source:
 
     def _read_target(self, row: SourceRow) -> str | None:
         """Return the target that the row names, if there is a choice."""
-        named = None if isinstance(row.values, Fault) else row.values.get(self.rule.target_column)
+        named = None if isinstance(row.values, Fault) else row.values.get(TARGET)
         return None if named in (None, "") or len(self.targets) < 2 else str(named)
 
     def _unknown_target(self, target: str) -> str:
         known = ", ".join(self.targets)
-        return f"the column '{self.rule.target_column}' must name one of the targets {known}, got {short(target)}"
+        return f"the column '{TARGET}' must name one of the targets {known}, got {short(target)}"
 
 
 def datasets_of(sources: Sequence[Source], specs: Sequence[str]) -> tuple[tuple[str, str], ...]:

@@ -13,9 +13,9 @@ from typing import Any
 from store.errors import ConfigError
 
 FIXED = {
-    "draft.adapt": False,
+    "draft.stop": "never",
     "draft.max_draft": 5,
-    "draft.siblings": 0,
+    "draft.width": 1,
 }  # always chains of five pieces, the only length that fits the paper's main tables
 LONGEST = 8  # pieces in the longest fixed draft, and at most in adaptive ones
 
@@ -161,44 +161,40 @@ def _paper(title: str, source: str, **values: tuple[float, float]) -> PaperColum
 
 
 def _head() -> Study:
-    fixed = [StudyArm(f"fixed {n}", {"draft.adapt": False, "draft.max_draft": n}) for n in range(2, LONGEST + 1)]
+    fixed = [StudyArm(f"fixed {n}", {"draft.stop": "never", "draft.max_draft": n}) for n in range(2, LONGEST + 1)]
     rules: dict[str, dict[str, Any]] = {
-        "threshold 0.3": {"draft.stop_rule": "threshold", "draft.stop_threshold": 0.3},
-        "threshold 0.7": {"draft.stop_rule": "threshold", "draft.stop_threshold": 0.7},
-        "cost": {"draft.stop_rule": "cost"},
+        "threshold 0.3": {"draft.stop": 0.3},
+        "threshold 0.7": {"draft.stop": 0.7},
+        "cost": {"draft.stop": "cost"},
     }
-    adaptive = [
-        StudyArm(f"{name}, {schedule}", {"draft.max_draft": LONGEST, **rule, "learn.head_schedule": schedule})
-        for name, rule in rules.items()
-        for schedule in ("joint", "interleaved")
-    ]
+    adaptive = [StudyArm(f"{name}, interleaved", {"draft.max_draft": LONGEST, **rule}) for name, rule in rules.items()]
     # The threshold that the paper recommends for the data of the column (its section on adaptive drafting).
     paper = (
-        _adaptive("GSM8K", "0.7", distil=(0.42, 2.20), joint=(0.61, 2.08), interleaved=(0.52, 2.15)),
-        _adaptive("MBPP+HE", "0.7", distil=(0.35, 1.92), joint=(0.51, 1.91), interleaved=(0.48, 1.94)),
-        _adaptive("Alpaca", "0.3", distil=(0.25, 1.57), joint=(0.44, 1.61), interleaved=(0.41, 1.60)),
-        _adaptive("XSum", "0.3", distil=(0.23, 1.53), joint=(0.42, 1.59), interleaved=(0.38, 1.58)),
+        _adaptive("GSM8K", "0.7", distil=(0.42, 2.20), interleaved=(0.52, 2.15)),
+        _adaptive("MBPP+HE", "0.7", distil=(0.35, 1.92), interleaved=(0.48, 1.94)),
+        _adaptive("Alpaca", "0.3", distil=(0.25, 1.57), interleaved=(0.41, 1.60)),
+        _adaptive("XSum", "0.3", distil=(0.23, 1.53), interleaved=(0.38, 1.58)),
     )
     remark = (
         "Paper: table 2, Vicuna-7B, same vocabulary; fixed 5 = distil only (its length is not stated, five fits best), "
-        "threshold = joint or interleaved, with the threshold that it recommends for that data. It has no cost rule."
+        "threshold = interleaved, with the threshold that it recommends for that data. It has no cost rule."
     )
-    settings = {"learn.enabled": True, "draft.siblings": 0}
+    settings = {"learn.enabled": True, "draft.width": 1}
     return Study(StudyName.HEAD, settings, (*fixed, *adaptive), ("fixed 5",), paper, remark)
 
 
 def _adaptive(title: str, threshold: str, **values: tuple[float, float]) -> PaperColumn:
-    names = {"fixed 5": "distil", **{f"threshold {threshold}, {name}": name for name in ("joint", "interleaved")}}
+    names = {"fixed 5": "distil", f"threshold {threshold}, interleaved": "interleaved"}
     return PaperColumn(title, "table 2", {ours: values[theirs] for ours, theirs in names.items()})
 
 
 def _drift() -> Study:
     detectors: dict[str, dict[str, Any]] = {
-        f"{detector}, {answer}": {"drift.detector": detector, "drift.answer": answer}
+        f"{detector}, {answer}": {"drift.detector": detector, "drift.response": answer}
         for detector in ("ranks", "fall", "page-hinkley", "adwin")
         for answer in ("reset", "recall", "none")
     }
-    detectors["no detector"] = {"drift.detector": "none", "drift.answer": "none"}
+    detectors["no detector"] = {"drift.detector": "none", "drift.response": "none"}
     with_cache = [StudyArm(name, settings) for name, settings in detectors.items()]
     without = [StudyArm(f"{arm.name}, no cache", {**arm.settings, "cache.policy": "off"}) for arm in with_cache]
     remark = (
@@ -242,7 +238,7 @@ def _sources() -> Study:
     arms = (
         StudyArm("none", {"draft.max_draft": 0, **frozen}),
         StudyArm("own", {"draft.sources": ("own",), **frozen}),
-        StudyArm("memory chain", {"draft.sources": copied, "memory.width": 1, **frozen}),
+        StudyArm("memory chain", {"draft.sources": copied, "draft.width": 1, **frozen}),
         StudyArm("memory tree", {"draft.sources": copied, **frozen}),
         StudyArm("model frozen", {"draft.sources": ("model",), **frozen}),
         StudyArm("model learning", {"draft.sources": ("model",), "learn.enabled": True}),
@@ -250,7 +246,7 @@ def _sources() -> Study:
     )
     remark = "The paper has one source, the drafter. memory chain, memory tree: with the sequence's own text."
     # Each block uses the source that is expected to be fastest: by estimated costs, unless draft.costs is given.
-    settings = {"draft.only_where_paying": True, "draft.adapt": True}
+    settings = {"draft.pause": True, "draft.stop": "cost"}
     return Study(StudyName.SOURCES, settings, arms, ("none", "model frozen"), (), remark)
 
 
@@ -261,8 +257,7 @@ def _learning() -> Study:
         StudyArm("baseline", {"learn.method": "gradient", "learn.spacing": "fixed", "learn.interval": never}),
         StudyArm("gradient, fixed", {"learn.method": "gradient", "learn.spacing": "fixed", "learn.interval": 4}),
         StudyArm("gradient, paying", {"learn.method": "gradient", "learn.spacing": "paying", "learn.interval": 4}),
-        StudyArm("least squares", {**regression, "learn.target_state": False}),
-        StudyArm("least squares, states", {**regression, "learn.target_state": True}),
+        StudyArm("least squares, states", regression),
     )
     remark = (
         "The paper has no such comparison. Right first pieces: at every token of the completions, before learning from "

@@ -11,7 +11,7 @@ from pipeline.assembly.learner import VersionSink, make_learner
 from pipeline.assembly.models import Models, load_models, pin_version
 from pipeline.assembly.probe import make_probe
 from pipeline.assembly.stages import Drafting, make_drafting, make_teacher
-from pipeline.assembly.training import make_distillers
+from pipeline.assembly.training import GATE_EVERY, OFFLINE_WINDOW, make_distillers
 from pipeline.config.settings import Config, load
 from pipeline.learning.publisher import Numbers
 from pipeline.run.context import RunContext
@@ -41,11 +41,7 @@ OFFLINE: Mapping[str, Any] = {
     "draft.costs": "estimated",  # nothing is decoded
     "learn.enabled": True,
     "learn.spacing": "fixed",
-    "learn.lag": 0,
     "learn.interval": 16,
-    "learn.steps": 1,
-    "learn.replay_prompts": 0,
-    "learn.gate_window": 64,
     "publish.enabled": True,
 }
 
@@ -137,9 +133,7 @@ class LogTraining:
             self.config = config.model_copy(update={"drafter": pin_version(config.drafter, self._uri)})
             (self._models,) = load_models(self.config, self._uri, run_folder.parent / ".fetched")
             self._texts, self._shared, self._left_out = encode_texts(self._models, read)
-            self._train, self._held = split_by_prompt(
-                self._texts, config.learn.gate_share or 0.1, config.learn.gate_window
-            )
+            self._train, self._held = split_by_prompt(self._texts, 1 / GATE_EVERY, OFFLINE_WINDOW)
         if not self._held or not self._train:
             reasons = "; ".join(f"{number} left out: {reason}" for reason, number in self._left_out.items())
             raise RunError(
@@ -174,9 +168,9 @@ class LogTraining:
         self, passes: int, events: EventSink, show: Callable[[str], None], stop: Callable[[], bool]
     ) -> TrainingSummary:
         drafting, measured = make_drafting(self.config, self._models), dict[str, float]()
-        (distill,) = make_distillers(self.config, [self._models], [drafting.head], 0.0)
+        (distill,) = make_distillers(self.config, [self._models], [drafting.head], 0.0, background=False, offline=True)
         assert isinstance(distill, Distill)  # learn.enabled
-        probe = make_probe(self.config, self._models) if self.config.publish.probe else ProbeResult
+        probe = make_probe(self.config, self._models)
 
         def measure() -> ProbeResult:
             found = probe()

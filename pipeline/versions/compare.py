@@ -38,14 +38,14 @@ _FROZEN: Mapping[str, object] = {
     "batch": 1,
     "swaps": (),
     "learn.enabled": False,
-    "learn.lora": False,  # a version's adapter is merged into its drafter, on both sides
+    "learn.lora_rank": 0,  # a version's adapter is merged into its drafter, on both sides
     "publish.enabled": False,
     "drift.detector": "none",
 }
 _DRAFTERS_ALONE: Mapping[str, object] = {
-    "draft.adapt": False,
+    "draft.stop": "never",
     "draft.sources": ("model",),
-    "draft.only_where_paying": False,
+    "draft.pause": False,
     "draft.costs": "estimated",  # without effect then
 }
 _NAMED = {"targets": "--target", "sources": "--probe", "drafter": "A and B"}  # the options that choose them

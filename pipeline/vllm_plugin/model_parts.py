@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pipeline.assembly.cache import make_cache
 from pipeline.assembly.models import DrafterModels, load_drafter_models
-from pipeline.assembly.stages import make_decode, make_head, make_teacher
+from pipeline.assembly.stages import CHUNK, make_decode, make_head, make_teacher
 from pipeline.config.settings import Config
 from pipeline.vllm_plugin.engine import DraftingParts, EngineFacts
 from stages.contract.blocks import Collected, SequenceState
@@ -42,9 +42,8 @@ def load_parts(
     trie = build_direct_trie(pair.pieces, len(pair.pieces), models.drafter.vocabulary_size, models.drafter.device)
     decode = make_decode(config, models, head, costs, usable=head.came_trained or config.learn.enabled)
     if models.drafter.forward_pass.cuts_rows:
-        chunk = config.prompts.chunk
-        prefixes = PrefixCache(config.prompts.cache_bytes, chunk) if config.prompts.cache_bytes else None
-        decode.reader = PromptReader(models.drafter, chunk, prefixes, text=lambda row: row.pieces)
+        prefixes = PrefixCache(config.prompts.cache_bytes, CHUNK) if config.prompts.cache_bytes else None
+        decode.reader = PromptReader(models.drafter, CHUNK, prefixes, text=lambda row: row.pieces)
     teacher = make_teacher(config, models)
     judge = Judge(
         facts.ends,

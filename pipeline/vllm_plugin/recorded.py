@@ -77,10 +77,10 @@ def derive_config(settings: PluginSettings, facts: EngineFacts) -> Config:
             "run": settings.run,
             "batch": facts.rows,
             "sampling": {"temperature": 0.0},  # of drafts
-            "draft": {"mode": "match", "sources": settings.sources, "max_draft": facts.most},
-            "memory": {"budget_bytes": settings.memory_bytes, "order": settings.order, "width": 1},
+            "draft": {"mode": "match", "sources": settings.sources, "max_draft": facts.most, "width": 1},
+            "memory": {"budget_bytes": settings.memory_bytes},
             "learn": {"enabled": settings.learn},
-            "publish": {"enabled": settings.learn, "probe": False, "mlflow_uri": settings.mlflow_uri},
+            "publish": {"enabled": settings.learn, "mlflow_uri": settings.mlflow_uri},
             "log": {"text": settings.log_text},
             "commit": {"seconds": settings.commit_seconds},
         }
@@ -189,7 +189,7 @@ class _Builder:
             self._folder,
             self._uri,
             ((DATASET, self._facts.model),),
-            self._config.learn.piece_cost or 0.0,  # the learner has a core of its own
+            0.0,  # the learner has a core of its own
             (),
         )
         published = checkpoint.published if checkpoint else None

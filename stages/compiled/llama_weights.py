@@ -28,7 +28,7 @@ ROUNDED_INPUTS = {"codes": 16, "int4": 16, "codes8": 8}  # bits of inputs, by th
 SMALL = 16 << 20  # parameters of a model whose passes take longer for single operations than for reading weights
 
 
-def prefers_compiled_forward(model: Any, weights: str, *, one_kernel: bool) -> bool:
+def prefers_compiled_forward(model: Any, weights: str, *, batch_invariant: bool) -> bool:
     """Check whether the compiled forward computes a model in this format of weights, and is the fastest to do so.
 
     Numbers of 32 bits, read from memory, it multiplies with up to four rows faster than oneDNN, and with more rows
@@ -44,7 +44,7 @@ def prefers_compiled_forward(model: Any, weights: str, *, one_kernel: bool) -> b
     small = sum(weight.numel() for weight in model.parameters()) < SMALL
     sample = model.model.layers[-1].mlp.down_proj.weight.detach()
     short = torch.equal(sample.bfloat16().float(), sample)
-    return one_kernel or small or short or has_groups(model)
+    return batch_invariant or small or short or has_groups(model)
 
 
 def has_compiled_forward(model: Any) -> bool:
@@ -92,9 +92,9 @@ class CompiledLlamaWeights(PackedLlamaWeights):
 
     layers: list[CompiledLayer]  # type: ignore[assignment] # matrices in the place of kernels
 
-    def __init__(self, model: Any, weights: str, measurements: Measurements, *, one_kernel: bool = False) -> None:
+    def __init__(self, model: Any, weights: str, measurements: Measurements, *, batch_invariant: bool = False) -> None:
         self._rotations_KPR = torch.empty(1, 0, 0)  # see `rotation_tables`
-        super().__init__(model, weights, measurements, one_kernel=one_kernel)
+        super().__init__(model, weights, measurements, batch_invariant=batch_invariant)
 
     @override
     @torch.inference_mode()

@@ -1,6 +1,6 @@
 """Draft lengths: rules that select rows for one more piece."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from typing_extensions import override
@@ -90,16 +90,3 @@ def _next_survival(survival: Survival) -> float:
     """Estimate the survival of the next piece."""
     before = survival[-2] if len(survival) > 1 else 1.0
     return survival[-1] * survival[-1] / before if before > 0 else 0.0
-
-
-class StopSettings(Protocol):
-    """The settings of drafting that stop rules read."""
-
-    stop_threshold: float
-
-
-STOP_RULES: dict[str, Callable[[StopSettings, CostModel], StopRule]] = {  # by the value of the setting
-    "cost": lambda settings, costs: CostStop(costs),
-    "threshold": lambda settings, costs: ThresholdStop(settings.stop_threshold),
-    "never": lambda settings, costs: FixedLength(),
-}

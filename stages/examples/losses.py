@@ -9,7 +9,6 @@ Shapes: N supervised positions, T top pieces (padded), D drafter ids.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -159,18 +158,13 @@ def acceptance_loss(blend: float) -> Loss:
     return loss
 
 
-class LossSettings(Protocol):
-    """The learning settings that losses read."""
-
-    ngram_weight: float
-    acceptance_blend: float
-
-
-LOSSES: dict[str, Callable[[LossSettings], Loss]] = {  # by the name of the setting
-    "trie": lambda settings: trie_loss,
-    "direct": lambda settings: direct_loss,
-    "hybrid": lambda settings: hybrid_loss(settings.ngram_weight),
-    "acceptance": lambda settings: acceptance_loss(settings.acceptance_blend),
-    "likelihood": lambda settings: likelihood_loss(settings.ngram_weight),
-    "n-grams": lambda settings: ngram_loss,
+NGRAM_WEIGHT = 0.2  # of the n-gram term in the hybrid loss, as in the paper
+ACCEPTANCE_BLEND = 0.5  # share of the acceptance in the acceptance loss
+LOSSES: dict[str, Loss] = {  # by the name of the setting
+    "trie": trie_loss,
+    "direct": direct_loss,
+    "hybrid": hybrid_loss(NGRAM_WEIGHT),
+    "acceptance": acceptance_loss(ACCEPTANCE_BLEND),
+    "likelihood": likelihood_loss(NGRAM_WEIGHT),
+    "n-grams": ngram_loss,
 }

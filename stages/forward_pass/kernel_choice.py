@@ -140,13 +140,13 @@ class KernelMaker:
     Args:
         weights: format: `fastest` keeps the type of the weights; `float32` and `bfloat16` compute in that type; `int8`
             and `int4` quantise; `plain` and `packed` name one kind.
-        one_kernel: whether a matrix has the same kernel for all numbers of rows.
+        batch_invariant: whether a matrix has the same kernel for all numbers of rows.
         quantise: whether `int4` quantises weights that have no codes. Otherwise they are computed in float16.
         measurements: store of the measured choices.
     """
 
-    def __init__(self, weights: str, *, one_kernel: bool, quantise: bool, measurements: Measurements) -> None:
-        self._weights, self._one_kernel, self._quantise = weights, one_kernel, quantise
+    def __init__(self, weights: str, *, batch_invariant: bool, quantise: bool, measurements: Measurements) -> None:
+        self._weights, self._batch_invariant, self._quantise = weights, batch_invariant, quantise
         self._measurements = measurements
         self._kinds: dict[tuple[object, ...], KindsByRows] = {}  # by shape and type
         self._used: set[str] = set()
@@ -182,7 +182,7 @@ class KernelMaker:
 
     def _make_precise(self, matrix: Matrix) -> Kernel:
         """Make a kernel that rounds neither inputs nor sums: weights in float16 if possible, or in their own type."""
-        halves = can_halve(matrix.weight_OI) and (keeps_bits_in_half() or not self._one_kernel)
+        halves = can_halve(matrix.weight_OI) and (keeps_bits_in_half() or not self._batch_invariant)
         if not halves:
             return self._make_in_type(matrix.weight_OI, matrix.bias_O, matrix.weight_OI.dtype)
         self._used.add("float16")
@@ -197,18 +197,18 @@ class KernelMaker:
         other = weight_OI.dtype != inputs
         self._used |= {f"{kind} {_name(weight_OI.dtype)}" if other else kind for kind in (kinds.few, kinds.many)}
         made = make_in_type(weight_OI, bias_O, inputs, kinds)
-        return NeverAloneLinear(made) if self._one_kernel else made
+        return NeverAloneLinear(made) if self._batch_invariant else made
 
     def _pick_kinds(self, weight_OI: Tensor) -> KindsByRows:
         """Return the fastest kinds. Of the two, the packed one alone gives a row the same bits among any others."""
-        if not self._one_kernel:
+        if not self._batch_invariant:
             return pick_kinds(weight_OI, self._measurements)
         kind = "packed" if can_pack(weight_OI) else "plain"
         return KindsByRows(kind, kind)
 
     def _make_from_codes(self, groups: GroupedMatrix, bias_O: Tensor | None, inputs: torch.dtype) -> Kernel:
         """Make the kernel for codes for few rows, and one of the same weights for more."""
-        if self._one_kernel:
+        if self._batch_invariant:
             self._used.add("int4")
             return Int4Linear(groups, bias_O)
         layout, many_from = pick_layout_of_codes(groups, self._measurements)

@@ -56,15 +56,15 @@ class PackedLlamaWeights:
         model: of one of the `ARCHITECTURES`.
         weights: format of the weights, see `KernelMaker`.
         measurements: store of the measured choices.
-        one_kernel: whether a token's outputs must not depend on what else a pass computes: one kernel for all numbers
-            of rows, and attention for one query at a time.
+        batch_invariant: whether a token's outputs must not depend on what else a pass computes: one kernel for all
+            numbers of rows, and attention for one query at a time.
     """
 
-    def __init__(self, model: Any, weights: str, measurements: Measurements, *, one_kernel: bool = False) -> None:
-        self.model, self._format, self._one_kernel = model, weights, one_kernel
-        self.splits_tokens = one_kernel  # see `_split_tokens`
+    def __init__(self, model: Any, weights: str, measurements: Measurements, *, batch_invariant: bool = False) -> None:
+        self.model, self._format, self._batch_invariant = model, weights, batch_invariant
+        self.splits_tokens = batch_invariant  # see `_split_tokens`
         self._kernels = KernelMaker(
-            weights, one_kernel=one_kernel, quantise=not has_groups(model), measurements=measurements
+            weights, batch_invariant=batch_invariant, quantise=not has_groups(model), measurements=measurements
         )
         attention = model.model.layers[0].self_attn
         self.head_size: int = attention.head_dim
@@ -138,7 +138,7 @@ class PackedLlamaWeights:
 
     def describe(self) -> str:
         """Describe the formats of the weights in readable words."""
-        single = " with one kernel for all rows" if self._one_kernel else ""
+        single = " with one kernel for all rows" if self._batch_invariant else ""
         dtype = str(self.dtype).removeprefix("torch.")
         return f"packed forward{single}, {self._kernels.describe()} weights, {dtype}"
 

@@ -61,7 +61,6 @@ class TextMemory:
         own: whether the row's own text is a source.
         budget_bytes: size of the table of completed rows; 0 for no such source.
         order: tokens of the longest context.
-        decays: whether a drift halves the counts.
     """
 
     def __init__(
@@ -73,11 +72,10 @@ class TextMemory:
         own: bool = True,
         budget_bytes: int = 1 << 26,
         order: int = LONGEST,
-        decays: bool = True,
     ) -> None:
         self.table = NgramTable(budget_bytes, order) if budget_bytes else None
         self.calibration = Calibration()
-        self._costs, self._limits, self._ends, self._decays = costs, limits, frozenset(ends), decays
+        self._costs, self._limits, self._ends = costs, limits, frozenset(ends)
         chances, nodes, width = self.calibration.arrays, limits.nodes, limits.width
         self._search = Search(chances, sorted(self._ends), own=own, nodes=nodes, width=width)
         self._texts = RowTexts()
@@ -158,7 +156,7 @@ class TextMemory:
 
     def respond_to_drift(self) -> None:
         """Give what is learned from now on more weight."""
-        if self.table is not None and self._decays:
+        if self.table is not None:
             self.table.decay()
 
     def save(self, writer: SnapshotWriter) -> TextMemoryState:

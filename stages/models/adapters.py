@@ -36,7 +36,7 @@ def add_adapter(model: Any, name: str, rank: int, seed: int) -> None:
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
-        raise ModelError("adapters need peft: pip install 'omnidraft[lora]'; or leave out --lora") from error
+        raise ModelError("adapters need peft: pip install 'omnidraft[lora]'; or leave out learn.lora_rank") from error
     config = LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules="all-linear")
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # several adapters in one model are intended

@@ -33,27 +33,27 @@ def choose_weights(model: Any) -> str:
 
 def can_pack(model: Any, weights: str) -> bool:
     """Check whether a forward pass over weights of its own computes a model in a format of weights."""
-    return has_packed_forward(model) or prefers_compiled_forward(model, weights, one_kernel=True)
+    return has_packed_forward(model) or prefers_compiled_forward(model, weights, batch_invariant=True)
 
 
-def pack_weights(model: Any, weights: str, measurements: Measurements, *, one_kernel: bool) -> PackedLlamaWeights:
+def pack_weights(model: Any, weights: str, measurements: Measurements, *, batch_invariant: bool) -> PackedLlamaWeights:
     """Pack the weights of a model that `can_pack`.
 
     Args:
         model: a Hugging Face causal language model.
-        weights, measurements, one_kernel: as for `PackedLlamaWeights`.
+        weights, measurements, batch_invariant: as for `PackedLlamaWeights`.
 
     Raises:
         ModelError: `codes` or `codes8` without the compiled forward.
     """
-    compiled = prefers_compiled_forward(model, weights, one_kernel=one_kernel)
+    compiled = prefers_compiled_forward(model, weights, batch_invariant=batch_invariant)
     if weights in CODE_FORMATS and not compiled:
         raise ModelError(
             "weights in codes need the compiled forward pass (Llama-like models in float32 on a CPU, with heads of a "
             "multiple of 16 numbers); try weights = 'fastest'"
         )
     made = CompiledLlamaWeights if compiled else PackedLlamaWeights
-    return made(model, weights, measurements, one_kernel=one_kernel)
+    return made(model, weights, measurements, batch_invariant=batch_invariant)
 
 
 def make_forward(weights: PackedLlamaWeights) -> SlotForward:

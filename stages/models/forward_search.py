@@ -24,7 +24,7 @@ class ForwardSearch:
     Args:
         model: a Hugging Face causal language model.
         name: for messages.
-        weights, one_kernel: as for `LanguageModel`.
+        weights, batch_invariant: as for `LanguageModel`.
         pack: packs its weights, once; None where no forward pass computes with packed ones.
         read: computes the logits of whole texts, as `LanguageModel.read`.
     """
@@ -37,16 +37,16 @@ class ForwardSearch:
         pack: Callable[[], PackedLlamaWeights] | None,
         read: Callable[[Tensor, Tensor, Tensor], Tensor],
         *,
-        one_kernel: bool,
+        batch_invariant: bool,
     ) -> None:
-        self._model, self._name, self._weights, self._one_kernel = model, name, weights, one_kernel
+        self._model, self._name, self._weights, self._batch_invariant = model, name, weights, batch_invariant
         self._pack, self._read = pack, read
         self.candidates = self._list_candidates()  # by name what makes each forward pass, the fastest first
 
     @property
     def _needs_packed(self) -> bool:
         """Whether the format of the weights, or the single kernel, exists with packed weights alone."""
-        return self._weights in ROUNDING or self._one_kernel
+        return self._weights in ROUNDING or self._batch_invariant
 
     def _list_candidates(self) -> dict[str, Callable[[], Forward]]:
         found: dict[str, Callable[[], Forward]] = {}
@@ -97,7 +97,7 @@ class ForwardSearch:
         kinds = ", ".join(dict.fromkeys(getattr(config, "layer_types", None) or ())) or "of one kind"
         if self._needs_packed:
             why = f"; {reasons[0]}" if reasons else ", which does not support this architecture"
-            wanted = f"weights in {self._weights} need" if self._weights in ROUNDING else "one_kernel needs"
+            wanted = f"weights in {self._weights} need" if self._weights in ROUNDING else "batch_invariant needs"
             return f"{self._name}: {wanted} the packed forward{why}; try weights = 'fastest'"
         tried = "; ".join(f"{name}: {reason}" for name, reason in zip(self.candidates, reasons, strict=False))
         return (

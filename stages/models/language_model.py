@@ -76,7 +76,7 @@ class LanguageModel:
         weights: format of the packed weights, see `KernelMaker`; `auto` is chosen by `choose_weights`.
         packed_weights: such weights of this model if they exist already.
         measurements: store of the fastest kernels; by default that of this machine.
-        one_kernel: see `PackedLlamaWeights`.
+        batch_invariant: see `PackedLlamaWeights`.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class LanguageModel:
         weights: str = "fastest",
         packed_weights: PackedLlamaWeights | None = None,
         measurements: Measurements | None = None,
-        one_kernel: bool = False,
+        batch_invariant: bool = False,
     ) -> None:
         self.model, self.name, self.adapter = model.eval(), name, adapter
         self.device: torch.device = next(model.parameters()).device
@@ -98,7 +98,7 @@ class LanguageModel:
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         self.layers: int = model.config.get_text_config().num_hidden_layers
         self.weights = choose_weights(model) if weights == "auto" else weights
-        self.one_kernel, self._packed_weights = one_kernel, packed_weights
+        self.batch_invariant, self._packed_weights = batch_invariant, packed_weights
         self.measurements = measurements or Measurements()
         # Whether `read` follows a mask and positions: not if a model has states, or biases by column.
         self.attends_anywhere = True
@@ -118,7 +118,9 @@ class LanguageModel:
 
     def _pack(self) -> PackedLlamaWeights:
         if self._packed_weights is None:
-            self._packed_weights = pack_weights(self.model, self.weights, self.measurements, one_kernel=self.one_kernel)
+            self._packed_weights = pack_weights(
+                self.model, self.weights, self.measurements, batch_invariant=self.batch_invariant
+            )
         return self._packed_weights
 
     def share_weights(self, adapter: str | None = None) -> "LanguageModel":
@@ -130,7 +132,7 @@ class LanguageModel:
             weights=self.weights,
             packed_weights=None if adapter else self._packed_weights,
             measurements=self.measurements,
-            one_kernel=self.one_kernel,
+            batch_invariant=self.batch_invariant,
         )
         shared.max_length, shared.attends_anywhere = self.max_length, self.attends_anywhere
         shared.extra = self.extra
@@ -188,8 +190,10 @@ class LanguageModel:
             MemoryError, torch.OutOfMemoryError: there is too little memory for a forward pass.
         """
         pack = self._pack if self._can_pack() else None
-        search = ForwardSearch(self.model, self.name, self.weights, pack, self.read, one_kernel=self.one_kernel)
-        key = proof_key(self.model, fingerprint(self), self.weights, self.one_kernel, *search.candidates)
+        search = ForwardSearch(
+            self.model, self.name, self.weights, pack, self.read, batch_invariant=self.batch_invariant
+        )
+        key = proof_key(self.model, fingerprint(self), self.weights, self.batch_invariant, *search.candidates)
         found = self.measurements.get_or_measure("proof", key, search.prove)
         if found["longest"] and found["longest"] < self.max_length:
             LOG.warning(
@@ -398,21 +402,21 @@ def load_model(
     weights: str = "fastest",
     measurements: Measurements | None = None,
     *,
-    one_kernel: bool = False,
+    batch_invariant: bool = False,
 ) -> LanguageModel:
     """Load a causal language model from a hub name or folder. `prove_forward` checks how it can be used.
 
     Args:
         source: hub name or folder.
         dtype, device: type and device of its computation.
-        weights, measurements, one_kernel: as for `LanguageModel`; those of `CODES` keep the codes of a GGUF file.
+        weights, measurements, batch_invariant: as for `LanguageModel`; those of `CODES` keep the codes of a GGUF file.
 
     Raises:
         ModelError: no model was found, or the hub cannot be reached.
     """
     model = load_causal_model(source, dtype, device, codes=weights in CODES)
     keep_useful_codes(model, weights)
-    return LanguageModel(model, source, weights=weights, measurements=measurements, one_kernel=one_kernel)
+    return LanguageModel(model, source, weights=weights, measurements=measurements, batch_invariant=batch_invariant)
 
 
 def read_trained_weights(folder: Path, model: LanguageModel) -> list[Tensor]:

@@ -6,7 +6,7 @@ drafted, an evicted one cannot.
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Protocol, TypeVar
@@ -246,17 +246,6 @@ def entry_bytes(pieces: Pieces) -> int:
     cache = NgramCache(Trie(1, max(pieces) + 1), math.inf, LeastFrequentlyUsed())
     cache.observe(pieces, 0)
     return cache.bytes
-
-
-def list_vocabulary_ngrams(pieces: Sequence[Pieces | None]) -> Iterator[Entry]:
-    """List every target token of several pieces, with count 1: those of fewest pieces first, then by id.
-
-    Args:
-        pieces: per target id its pieces, or None.
-    """
-    long = [token for token, spelt in enumerate(pieces) if spelt and len(spelt) > 1]
-    long.sort(key=lambda token: len(pieces[token] or ()))
-    return (Entry(pieces[token] or (), token, 1) for token in long)
 
 
 def count_text_ngrams(tokens: Iterable[int], pieces: Sequence[Pieces | None]) -> list[Entry]:

@@ -8,6 +8,8 @@ from stages.contract.snapshot import Saved, SnapshotReader
 from stages.training.update import Step
 from stages.training.usage import UsageState, UsageTest
 
+LONGEST_INTERVAL = 64  # prompts: what an update could gain is forgotten by a stream that changes
+HORIZON = 1000  # prompts: a longer benefit is not counted on
 REPLAYED = 2  # pieces that an update reads per piece of its new examples: it takes as many old ones
 # Share of the rejected tokens that an update is hoped to turn into accepted ones. With a drafter that knew nothing of
 # its target, seven updates raised .19 to .40, so each won .04 of them; with one distilled from it, they won nothing.
@@ -68,15 +70,6 @@ class UpdateInterval(Protocol):
         return
 
 
-class IntervalSettings(Protocol):
-    """The learning settings that determine the interval; see `BreakEvenInterval`."""
-
-    interval: int
-    longest_interval: int
-    steps: int
-    horizon: int
-
-
 class FixedInterval(UpdateInterval):
     """A constant interval (the paper's I)."""
 
@@ -105,7 +98,7 @@ class BreakEvenInterval(UpdateInterval):
 
     Costs and savings are counted in target passes, estimated from sizes, so that equal seeds make equal decisions. An
     accepted token saves one pass of the batch. An update that raises the expected acceptance by g saves g passes per
-    judged token during the horizon: as many prompts as there were so far, at most the configured number. The rest
+    judged token during the horizon: as many prompts as there were so far, at most `horizon`. The rest
     of a stream is of unknown length, and a short one must not pay for a long one; after a drift, the new text counts as
     a new stream.
 
@@ -118,22 +111,31 @@ class BreakEvenInterval(UpdateInterval):
     `HOPED_GAIN`, and more rejected tokens are needed.
 
     Args:
-        settings: the bounds of the interval, in prompts (a longest one below the shortest counts as the shortest), the
-            gradient steps of an update, and the horizon: the maximum number of prompts over which its benefit is
-            counted.
+        interval: the shortest, in prompts.
+        steps: gradient steps of an update.
         piece_cost: cost of one piece in one gradient step, in target passes.
         batch: prompts that share a target pass.
         others_draft: whether there are other sources of drafts.
+        longest: the longest interval while rejected tokens are not rare; one below the shortest counts as that.
+        horizon: maximum number of prompts over which an update's benefit is counted.
     """
 
     SMOOTHING = 0.5  # weight of the newest gain: the gate's window is small, single gains are noisy
 
     def __init__(
-        self, settings: IntervalSettings, piece_cost: float, batch: int, *, others_draft: bool = False
+        self,
+        interval: int,
+        steps: int,
+        piece_cost: float,
+        batch: int,
+        *,
+        others_draft: bool = False,
+        longest: int = LONGEST_INTERVAL,
+        horizon: int = HORIZON,
     ) -> None:
-        self._shortest, self._longest = settings.interval, max(settings.interval, settings.longest_interval)
+        self._shortest, self._longest = interval, max(interval, longest)
         self.interval = TO_EXPLORE * self._longest if others_draft else self._shortest
-        self._steps, self._horizon, self._piece_cost, self._batch = settings.steps, settings.horizon, piece_cost, batch
+        self._steps, self._horizon, self._piece_cost, self._batch = steps, horizon, piece_cost, batch
         self._gain: float | None = None
         self._seen = self._prompts = 0  # prompts: up to the last update, and all
         self._usage, self._hoped, self._others_draft = UsageTest(rare=others_draft), HOPED_GAIN, others_draft
@@ -221,14 +223,14 @@ class IntervalMaker(Protocol):
     """Makes the rule of a setting. Arguments as for `BreakEvenInterval`."""
 
     def __call__(
-        self, settings: IntervalSettings, piece_cost: float, batch: int, *, others_draft: bool
+        self, interval: int, steps: int, piece_cost: float, batch: int, *, others_draft: bool
     ) -> UpdateInterval:
         """Make the rule for one set of weights."""
         ...
 
 
-def _make_fixed(settings: IntervalSettings, piece_cost: float, batch: int, *, others_draft: bool) -> FixedInterval:
-    return FixedInterval(settings.interval)
+def _make_fixed(interval: int, steps: int, piece_cost: float, batch: int, *, others_draft: bool) -> FixedInterval:
+    return FixedInterval(interval)
 
 
 UPDATE_INTERVALS: dict[str, IntervalMaker] = {"fixed": _make_fixed, "paying": BreakEvenInterval}  # by the setting

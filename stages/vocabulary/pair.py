@@ -3,9 +3,7 @@
 Ordinary tokens are spelt byte for byte. Control tokens are mapped by a rule; the result records how.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from difflib import get_close_matches
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
@@ -21,7 +19,7 @@ class How(StrEnum):
     """The way in which a control token of the target was mapped to pieces."""
 
     ROLE = "role"  # both begin a text, end it, or fill it up
-    NAME = "name"  # the same name, or one given by the rule
+    NAME = "name"  # the same name
     SPELT = "spelt"  # its name as text
     BLOCKED = "blocked"  # it has none
 
@@ -36,50 +34,10 @@ class SpecialMapping:
     pieces: Pieces
 
 
-@dataclass(frozen=True)
-class SpecialRule:
-    """Maps the target's control tokens to the drafter's pieces.
-
-    In order of precedence: `names`; the roles EOS, BOS and PAD; the drafter's control token of the same name;
-    `otherwise`. Tokens that have bytes (see `Vocabulary.specials`) appear in text, so they are spelt, not blocked.
-    """
-
-    # "spell" is the text of the token's name; "block" is no pieces: it is neither proposed nor read
-    otherwise: Literal["spell", "block"] = "block"
-    names: Mapping[str, str] = field(default_factory=dict)  # a target's name to a drafter's name, "spell" or "block"
-
-    @classmethod
-    def from_entries(cls, otherwise: Literal["spell", "block"], entries: Sequence[str]) -> "SpecialRule":
-        """Read `TARGET=DRAFTER` entries.
-
-        A name may hold `=`. An entry is divided at its last `=` that leaves text on both sides with every `<` and
-        `[` closed; if there is none, at its last `=` with text on both sides.
-
-        Raises:
-            VocabularyError: an entry cannot be divided, or a target's name is given twice.
-        """
-        names: dict[str, str] = {}
-        for entry in entries:
-            target, drafter = _split_entry(entry)
-            if target in names:
-                raise VocabularyError(f"a special token is mapped once, but {target!r} is given twice; leave one out")
-            names[target] = drafter
-        return cls(otherwise, names)
-
-
-def _split_entry(entry: str) -> tuple[str, str]:
-    places = [place for place in range(1, len(entry) - 1) if entry[place] == "="]
-    halves = [(entry[:place], entry[place + 1 :]) for place in places]
-    closed = [pair for pair in halves if all(_is_closed(half) for half in pair)]
-    if not halves:
-        raise VocabularyError(
-            f"a special token's mapping must be TARGET=DRAFTER, TARGET=spell or TARGET=block, not {entry!r}"
-        )
-    return (closed or halves)[-1]
-
-
-def _is_closed(text: str) -> bool:
-    return text.count("<") == text.count(">") and text.count("[") == text.count("]")
+# How control tokens of the target become pieces that have neither the role of EOS, BOS or PAD nor the name of a control
+# token of the drafter: "spell" is the text of the token's name; "block" is no pieces, so it is neither proposed nor
+# read. Tokens that have bytes (see `Vocabulary.specials`) appear in text and are always spelt.
+SpecialRule = Literal["spell", "block"]
 
 
 @dataclass(frozen=True)
@@ -102,7 +60,7 @@ class Pair:
         return sum(1 for pieces in self.pieces if pieces and len(pieces) == 1)
 
 
-def pair(target: Vocabulary, drafter: Vocabulary, rule: SpecialRule | None = None) -> Pair:
+def pair(target: Vocabulary, drafter: Vocabulary, rule: SpecialRule = "block") -> Pair:
     """Spell every target token in the drafter's pieces; by default control tokens without a counterpart are blocked.
 
     A sequence of pieces is owned by one target token. Of ordinary tokens with the same bytes it is the one that the
@@ -110,11 +68,9 @@ def pair(target: Vocabulary, drafter: Vocabulary, rule: SpecialRule | None = Non
     id.
 
     Raises:
-        VocabularyError: more than one target token in a hundred cannot be spelt, or the rule names an unknown token.
+        VocabularyError: more than one target token in a hundred cannot be spelt.
     """
-    rule = rule or SpecialRule()
-    _check_names(target, drafter, rule)
-    digest = digest_json(target.digest, drafter.digest, rule.otherwise, dict(rule.names))
+    digest = digest_json(target.digest, drafter.digest, rule, {})  # the last is in digests that are stored
     found: Pair | None = load_arrays("pair", digest, lambda arrays: _from_arrays(arrays, target, drafter, digest))
     if found is None:
         found = _spell_pair(target, drafter, rule, digest)
@@ -126,21 +82,6 @@ def pair(target: Vocabulary, drafter: Vocabulary, rule: SpecialRule | None = Non
             "use a drafter with a byte-level or byte-fallback tokenizer"
         )
     return found
-
-
-def _check_names(target: Vocabulary, drafter: Vocabulary, rule: SpecialRule) -> None:
-    for name, counterpart in rule.names.items():
-        _check_name(name, target, "target")
-        if counterpart not in ("spell", "block"):
-            _check_name(counterpart, drafter, "drafter")
-
-
-def _check_name(name: str, vocabulary: Vocabulary, side: str) -> None:
-    if name in vocabulary.specials:
-        return
-    nearest = get_close_matches(name, vocabulary.specials, n=1, cutoff=0.0)
-    hint = f"the nearest is {nearest[0]!r}" if nearest else "it has none"
-    raise VocabularyError(f"{name!r} must be a special token of the {side} {vocabulary.name}; {hint}")
 
 
 def _spell_pair(target: Vocabulary, drafter: Vocabulary, rule: SpecialRule, digest: str) -> Pair:
@@ -170,17 +111,13 @@ def _map_specials(target: Vocabulary, drafter: Vocabulary, rule: SpecialRule) ->
 def _map_special(
     name: str, token: int, target: Vocabulary, drafter: Vocabulary, rule: SpecialRule
 ) -> tuple[How, Pieces]:
-    given = rule.names.get(name)
-    if given is None:
-        for ours, theirs in ((target.eos, drafter.eos), (target.bos, drafter.bos), (target.pad, drafter.pad)):
-            if ours == token and theirs is not None:
-                return How.ROLE, (theirs,)
-        shown = target.bytes_of(token) is not None
-        given = name if name in drafter.specials else "spell" if shown else rule.otherwise
-    if given == "spell":
-        pieces = drafter.spell(name.encode())
-        return (How.SPELT, pieces) if pieces else (How.BLOCKED, ())
-    return (How.BLOCKED, ()) if given == "block" else (How.NAME, (drafter.specials[given],))
+    for ours, theirs in ((target.eos, drafter.eos), (target.bos, drafter.bos), (target.pad, drafter.pad)):
+        if ours == token and theirs is not None:
+            return How.ROLE, (theirs,)
+    if name in drafter.specials:
+        return How.NAME, (drafter.specials[name],)
+    pieces = drafter.spell(name.encode()) if rule == "spell" or target.bytes_of(token) is not None else ()
+    return (How.SPELT, pieces) if pieces else (How.BLOCKED, ())
 
 
 def _to_arrays(found: Pair) -> Arrays:

@@ -38,7 +38,7 @@ def new_distill(lag: int = 0, worker: Callable[[], Worker] = InlineWorker) -> Di
     trainer = DrafterTrainer(served, "trie", trie_loss, expected_acceptance, {"big": range(PIECES)}, training)
     head = HeadTrainer(AcceptanceHead(16, 0), seed=0, rate=1e-3, batch=32, buffer=64)
     learner = UpdateScheduler(trainer, FixedInterval(2), gate_every=3, max_examples=2, lag=lag, worker=worker())
-    return Distill(learner, head, interleaved=True)
+    return Distill(learner, head)
 
 
 LEARNERS: dict[str, Callable[[], Distiller]] = {

@@ -13,10 +13,11 @@ from stages.training.interval import UPDATE_INTERVALS, BreakEvenInterval, FixedI
 from stages.training.update import Step
 
 SHORTEST, LONGEST = 3, 20
-SETTINGS = LearnSettings(interval=SHORTEST, longest_interval=LONGEST, steps=2, horizon=100)
 MADE: dict[str, Callable[[], UpdateInterval]] = {
     "FixedInterval": lambda: FixedInterval(SHORTEST),
-    "BreakEvenInterval": lambda: BreakEvenInterval(SETTINGS, piece_cost=0.1, batch=2),
+    "BreakEvenInterval": lambda: BreakEvenInterval(
+        SHORTEST, steps=2, piece_cost=0.1, batch=2, longest=LONGEST, horizon=100
+    ),
 }
 every_interval = pytest.mark.parametrize("make", MADE.values(), ids=list(MADE))
 
@@ -74,6 +75,6 @@ def test_no_implementation_is_missing_from_this_suite():
 
 def test_the_table_has_every_name_of_the_setting_and_every_implementation():
     assert set(UPDATE_INTERVALS) == set(get_args(LearnSettings.model_fields["spacing"].annotation))
-    assert {type(make(SETTINGS, 0.1, 2, others_draft=False)).__name__ for make in UPDATE_INTERVALS.values()} == set(
+    assert {type(make(SHORTEST, 2, 0.1, 2, others_draft=False)).__name__ for make in UPDATE_INTERVALS.values()} == set(
         MADE
     )

@@ -10,6 +10,7 @@ import torch
 import transformers
 from architecture_making import make_tokenizer, save_checkpoint
 from architectures import ARCHITECTURES, config_of, line_of, lines_of_page, measure, run_prompts
+from constants import NO_GATE
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -81,6 +82,7 @@ def test_the_table_has_every_causal_architecture_or_a_reason_why_not():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", _choose(DRAFTERS, ALWAYS_DRAFTERS))
+@pytest.mark.constants(update_steps=1, update_lag=0, gate_every=NO_GATE)
 def test_a_drafter_of_the_family_proposes_learns_and_is_exported(name: str, tmp_path: Path):
     folder = tmp_path / "drafter"
     save_checkpoint(ARCHITECTURES[name], folder)
@@ -92,9 +94,6 @@ def test_a_drafter_of_the_family_proposes_learns_and_is_exported(name: str, tmp_
         learn__enabled=True,
         learn__spacing="fixed",
         learn__interval=2,
-        learn__steps=1,
-        learn__lag=0,
-        learn__gate_share=0.0,
     )
     (models,) = load_models(config, "", tmp_path)
     before = [weight.detach().clone() for weight in models.drafter.trained_weights]

@@ -25,17 +25,18 @@ LEARNING = {
     "learn__enabled": True,
     "learn__spacing": "fixed",
     "learn__interval": 10,
-    "learn__steps": 1,
     "learn__rate": 2e-4,
 }
-ALWAYS = {"draft__only_where_paying": False, "draft__costs": "estimated"}  # the same on every machine
+ALWAYS = {"draft__pause": False, "draft__costs": "estimated"}  # the same on every machine
 
 
 def _first_that_exists(*folders: Path) -> str:
     for folder in folders:
         if (folder / "model.safetensors").is_file():
             return str(folder)
-    pytest.skip(f"no weights in any of {', '.join(map(str, folders))}; make them with: omnidraft zoo build")
+    pytest.skip(
+        f"no weights in any of {', '.join(map(str, folders))}; make them with: python -m pipeline.model_building"
+    )
 
 
 def config_of(**changes: Any) -> Config:
@@ -113,9 +114,9 @@ def test_greedy_is_plain_decoding_while_the_drafter_learns(batch: int, prompts, 
         {"draft__mode": "tli"},
         {"draft__mode": "paper"},
         {"draft__max_draft": 0},
-        {"draft__max_draft": 12, "draft__adapt": False},
+        {"draft__max_draft": 12, "draft__stop": "never"},
         {"draft__temperature": 1.0},
-        {"cache__seed": "vocabulary", "cache__budget_bytes": 20_000},
+        {"cache__budget_bytes": 20_000},
     ],
     ids=lambda changes: ",".join(f"{key}={value}" for key, value in changes.items()),
 )

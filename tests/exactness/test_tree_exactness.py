@@ -612,7 +612,7 @@ def test_a_choice_that_depends_on_the_present_draft_is_detected():
 def test_greedy_is_plain_decoding_with_trees(changes: dict[str, Any], prompts, plain, tmp_path):
     repeated = [*prompts[::5], *prompts[::20]]  # texts that the memory knows verbatim
     chosen = [replace(prompt, offset=offset) for offset, prompt in enumerate(repeated)]
-    config = config_of(draft__relative_cost=0.3, **changes)  # costs that are the same on every machine
+    config = config_of(draft__costs=0.3, **changes)  # costs that are the same on every machine
     events, _ = run_loop(config, chosen, tmp_path)
     wanted = {prompt.offset: plain[prompt.line - 1] for prompt in chosen}
     assert completions(events) == wanted

@@ -55,7 +55,7 @@ def test_a_signal_commits_and_the_run_can_be_resumed(stream: Stream, whole: Path
 def test_everything_up_to_the_signal_is_committed(stream: Stream, tmp_path: Path):
     """Commits are hours apart: there is one at the start, and the one that the signal requests."""
     run = tmp_path / "run"
-    rare = ["--set", "commit.seconds=10000", "--set", "commit.prompts=10000"]
+    rare = ["--set", "commit.seconds=10000"]
     life = Life(World(tmp_path / "world"), stream.begin(run, *rare))
     assert life.wait_until(lambda: "version 2" in life.errors())
     assert rows_of(run, "prompts") == []

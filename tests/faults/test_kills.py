@@ -182,7 +182,7 @@ def test_a_run_killed_before_its_first_commit_starts_from_the_beginning(stream: 
 @pytest.mark.slow
 def test_rejected_rows_after_the_last_commit_are_kept_once(stream: Stream, whole: Path, tmp_path: Path):
     """The run commits at its start and at its end only, so the first rejected row lies between two commits."""
-    run, rare = tmp_path / "run", ["--set", "commit.seconds=10000", "--set", "commit.prompts=10000"]
+    run, rare = tmp_path / "run", ["--set", "commit.seconds=10000"]
     life = Life(World(tmp_path / "world"), stream.begin(run, *rare))
 
     def committed_once_and_rejected_a_row() -> bool:

@@ -37,7 +37,7 @@ LATEST = 5.0  # longest seconds from the start of a replay to a kill
 # Errors for a place that holds a run: it is unfinished, finished, or finished on an object store.
 IN_USE = ("that is not finished", "a run needs a new or empty folder", "holds a finished run")
 SERVED = 6.0  # longest seconds between two kills of a server
-LEARNING = {"learn.spacing": "fixed", "learn.interval": 2, "publish.interval": 2, "serve.learn_share": 4.0}
+LEARNING = {"learn.spacing": "fixed", "learn.interval": 2, "publish.interval": 2}
 
 
 def share(kills: int, seeds: range, seed: int) -> int:

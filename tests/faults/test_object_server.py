@@ -34,9 +34,7 @@ def test_a_server_resumes_on_another_machine(
 ):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OMNIDRAFT_CACHE", str(tmp_path / "cache"))
-    config = serve_config(
-        tiny_pair, serve__learn="live", serve__learn_share=4.0, publish__enabled=True, publish__interval=2, **OFTEN
-    )
+    config = serve_config(tiny_pair, serve__learn="live", publish__enabled=True, publish__interval=2, **OFTEN)
     serve_requests(config, place, texts(0, 6), resume=False)
     serve_requests(config, place, texts(6, 12), resume=True)
     with LogReader([fetch_logs(place)]) as log:

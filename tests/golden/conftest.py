@@ -19,18 +19,25 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+from constants import constants
 from typing_commands import FROZEN, UNFINISHED, type_command
 
-LEARNING = ("learn.interval=1", "learn.spacing=fixed", "learn.gate_share=0.34", "publish.interval=2")
-DRIFTING = (
-    "drift.detector=page-hinkley",
-    "drift.signal=first",
-    "drift.threshold=0.1",
-    "drift.grace=1",
-    "drift.tolerance=0.0",
-    "drift.cooldown=1",
-)
-DRAFTING = ("draft.relative_cost=0.05", "draft.only_where_paying=false", "threads=1")
+LEARNING = ("learn.interval=1", "learn.spacing=fixed", "publish.interval=2")
+CONSTANTS = {
+    "gate_every": 3,
+    "drift_threshold": 0.1,
+    "drift_grace": 1,
+    "drift_tolerance": 0.0,
+    "drift_cooldown": 1,
+}
+STORED = CONSTANTS | {  # with which the stored run was made
+    "update_lag": 2,
+    "replay_prompts": 2,
+    "gate_window": 2,
+    "drift_cooldown": 3,
+    "recall_margin": 0.0,
+}
+DRAFTING = ("draft.costs=0.05", "draft.pause=false", "threads=1")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -66,8 +73,8 @@ def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("small") / "run"
     words = ["replay", "sums.jsonl", "strange.jsonl", "--target", "models/target", "--drafter", "models/drafter"]
     words += ["--temperature", 1, "--max-new-tokens", 16, "--batch", 2, "--device", "cpu", "--limit", 4]
-    words += [word for setting in (*LEARNING, *DRIFTING, *DRAFTING) for word in ("--set", setting)]
-    with chdir(UNFINISHED):  # names in the log do not depend on the location of the project
+    words += [word for setting in (*LEARNING, "drift.detector=page-hinkley", *DRAFTING) for word in ("--set", setting)]
+    with constants(**CONSTANTS), chdir(UNFINISHED):  # names in the log do not depend on the location of the project
         assert type_command([*words, "--run", run]) == 0
     return run
 
@@ -100,7 +107,11 @@ def resumed(tmp_path_factory: pytest.TempPathFactory, small_run: Path) -> tuple[
     folder = tmp_path_factory.mktemp("resumed")
     shutil.copytree(UNFINISHED, folder, dirs_exist_ok=True)
     first = FirstCheckpoint(tmp_path_factory.mktemp("first"))
-    with chdir(folder), patch.object(os, "replace", first):  # models and prompts are named relative to it
+    with (
+        constants(**STORED),
+        chdir(folder),
+        patch.object(os, "replace", first),
+    ):  # models and prompts are named relative to it
         assert type_command(["replay", "--resume", "run", "--mlflow-uri", store]) == 0
     assert first.folder
     return folder / "run", first.folder

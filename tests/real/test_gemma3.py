@@ -1,7 +1,7 @@
 """Gemma 3 270M, a model with sliding windows of another family and vocabulary: alone, with SmolLM2 in one stream, and
 with SmolLM2 as its drafter.
 
-It is fetched as by `omnidraft zoo pull gemma3-270m`, or taken from the user's cache.
+It is fetched as by `omnidraft zoo gemma3-270m`, or taken from the user's cache.
 """
 
 import json

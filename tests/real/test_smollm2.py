@@ -1,6 +1,6 @@
 """SmolLM2-135M-Instruct as target of the built-in drafter, through the whole pipeline.
 
-It is the file that `omnidraft zoo pull smollm2-135m` fetches; `transformers` with the same weights is the reference.
+It is the file that `omnidraft zoo smollm2-135m` fetches; `transformers` with the same weights is the reference.
 """
 
 import json
@@ -144,8 +144,7 @@ def test_two_sampled_tokens_have_the_target_s_distribution(smollm2: str, tmp_pat
 
 def test_a_killed_run_resumes_and_ends_with_the_same_rows(smollm2: str, questions: list[Path], tmp_path: Path):
     config = config_for(
-        [smollm2], questions[:2], source__limit=3, sampling__max_new_tokens=NEW_TOKENS, commit__prompts=1,
-        commit__share=1.0,
+        [smollm2], questions[:2], source__limit=3, sampling__max_new_tokens=NEW_TOKENS, commit__seconds=1e-9,
     )  # fmt: skip
     run_replay(config, tmp_path / "whole")
     settings = tmp_path / "settings.toml"
@@ -185,9 +184,7 @@ def test_a_server_answers_a_chat(smollm2: str, tmp_path: Path):
 def test_an_exported_drafter_drafts_for_smollm2(smollm2: str, questions: list[Path], tmp_path: Path):
     uri = default_uri(tmp_path / "runs")
     few = {"source__limit": 4, "sampling__max_new_tokens": NEW_TOKENS}
-    config = config_for(
-        [smollm2], questions[:1], **few, publish__enabled=True, publish__probe=False, publish__mlflow_uri=uri
-    )
+    config = config_for([smollm2], questions[:1], **few, publish__enabled=True, publish__mlflow_uri=uri)
     run_replay(config, tmp_path / "runs" / "first")
     newest = list_versions(uri)[0]
     assert newest.number > 1

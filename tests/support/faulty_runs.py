@@ -19,6 +19,7 @@ from typing import IO, Any
 import pyarrow as pa
 import pytest
 import warm_python
+from constants import with_constants
 from pyarrow import parquet
 from tiny_pair import TinyPair, sentences, write_prompts
 
@@ -99,7 +100,7 @@ class Life:
             stdin=given,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=kept | world.environment,
+            env=kept | with_constants(**CONSTANTS) | world.environment,
         )
         if isinstance(stdin, Path):
             os.close(given)
@@ -178,24 +179,23 @@ class Stream:
 SETTINGS = {
     "learn.rate": 5e-3,
     "learn.interval": 2,
-    "learn.lag": 2,
     "learn.spacing": "fixed",
-    "learn.replay_prompts": 6,
-    "learn.gate_share": 0.34,
-    "learn.gate_window": 4,
-    "draft.relative_cost": 0.2,  # at 0.05 a pause depends on the rounding of the machine's kernels
+    "draft.costs": 0.2,  # at 0.05 a pause depends on the rounding of the machine's kernels
     "drift.detector": "page-hinkley",
-    "drift.signal": "first",
-    "drift.threshold": 0.1,
-    "drift.grace": 1,
-    "drift.tolerance": 0.0,
-    "drift.cooldown": 3,
-    "drift.recall_margin": 0.5,  # so that no version is put on trial, which would outlast the stream
     "cache.budget_bytes": 12000,
     "publish.interval": 5,
-    "commit.seconds": 0.05,
-    "commit.share": 1.0,
-    "commit.prompts": 1,
+    "commit.seconds": 1e-9,
+}
+CONSTANTS = {
+    "update_lag": 2,
+    "replay_prompts": 6,
+    "gate_every": 3,
+    "gate_window": 4,
+    "drift_threshold": 0.1,
+    "drift_grace": 1,
+    "drift_tolerance": 0.0,
+    "drift_cooldown": 3,
+    "recall_margin": 0.5,  # so that no version is put on trial, which would outlast the stream
 }
 
 

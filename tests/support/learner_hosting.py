@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from constants import constants
 from replaying import config_of
 from tiny_pair import TinyPair, sentences
 
@@ -63,12 +64,13 @@ def drop_varying(event: Event) -> Event:
 
 def make_config(pair: TinyPair, **changes: Any) -> Config:
     """Make the settings of a run whose drafter learns at once."""
-    return config_of(pair, **{"learn__spacing": "fixed", "learn__lag": 0, "sampling__temperature": 1.0, **changes})
+    return config_of(pair, **{"learn__spacing": "fixed", "sampling__temperature": 1.0, **changes})
 
 
 def run_local_learner(config: Config, folder: Path, count: int) -> RecordingLearner:
     """Run a stream with a learner in the loop's process."""
-    loop = build_loop(config, load_models(config, "", folder), NoRegistry(), folder)
+    with constants(update_lag=0):  # as a service learns
+        loop = build_loop(config, load_models(config, "", folder), NoRegistry(), folder)
     (runner,) = loop.runners.values()
     runner.learner = learner = RecordingLearner(runner.learner)
     for _ in loop.run(prompts(count)):
@@ -78,7 +80,7 @@ def run_local_learner(config: Config, folder: Path, count: int) -> RecordingLear
 
 def make_learner_config(config: Config, run: Path) -> LearnerConfig:
     """Make the configuration of a learner service without a probe."""
-    cost = piece_cost(config.learn, load_models(config, "", run))
+    cost = piece_cost(config.draft.costs, load_models(config, "", run))
     return LearnerConfig(config, run, NOBODY, (("sums", "tests"),), cost, ())
 
 

@@ -5,6 +5,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from constants import NO_GATE, constants
 from replaying import config_of, run_replay
 from tiny_pair import TinyPair
 
@@ -37,8 +38,9 @@ class Published:
 @cache
 def _make(pair: TinyPair, runs: Path) -> Published:
     publishing = {"publish__enabled": True, "publish__interval": 8, "publish__name": MODEL}
-    config = config_of(pair, **publishing, learn__rate=2e-2, learn__gate_share=0.0)
-    run_replay(config, runs / "tiny")
+    config = config_of(pair, **publishing, learn__rate=2e-2)
+    with constants(gate_every=NO_GATE):
+        run_replay(config, runs / "tiny")
     return Published(runs, runs / "tiny", len(list_versions(default_uri(runs))))
 
 

@@ -31,7 +31,7 @@ needs_smollm2 = pytest.mark.skipif(
 
 
 def put_smollm2_into_cache() -> None:
-    """Put SmolLM2 where `omnidraft zoo pull` puts it, from the file next to the checkout."""
+    """Put SmolLM2 where `omnidraft zoo` puts it, from the file next to the checkout."""
     if folder_of(SMOLLM2):
         return
     work = models_folder() / "of-the-tests"
@@ -98,9 +98,14 @@ def _end(tokens: list[int], ends: Sequence[int]) -> tuple[int, ...]:
     return tuple(tokens[: last + 1])
 
 
+OFTEN = pytest.mark.constants(update_lag=0, gate_tolerance=1.0)
+
+
 def config_for(targets: Sequence[str], sources: Sequence[Path], **changes: Any) -> Config:
-    """Settings of a run that drafts in every block and updates often; `section__key` stands for `section.key`."""
-    often = {"learn.interval": 4, "learn.spacing": "fixed", "learn.lag": 0, "learn.gate_tolerance": 1.0}
-    fixed = {"draft.only_where_paying": False, "draft.costs": "estimated", "publish.enabled": False, "threads": 1}
+    """Settings of a run that drafts in every block and, in a test that is marked `OFTEN`, updates often; `section__key`
+    stands for `section.key`.
+    """
+    often = {"learn.interval": 4, "learn.spacing": "fixed"}
+    fixed = {"draft.pause": False, "draft.costs": "estimated", "publish.enabled": False, "threads": 1}
     given = {"targets": tuple(targets), "sources": tuple(map(str, sources)), "device": "cpu", **often, **fixed}
     return Config().with_overrides(given | {key.replace("__", "."): value for key, value in changes.items()})

@@ -22,8 +22,8 @@ QUICK = {
     "learn.interval": 2,
     "learn.spacing": "fixed",  # other sources draft too, and a short run is no evidence that learning pays
     "learn.rate": 5e-3,
-    "draft.only_where_paying": False,  # every block shows what drafting does
-    "draft.relative_cost": 0.1,  # by its size the tiny drafter is dear, and drafts would be a piece long
+    "draft.pause": False,  # every block shows what drafting does
+    "draft.costs": 0.1,  # by its size the tiny drafter is dear, and drafts would be a piece long
 }
 
 

@@ -54,13 +54,9 @@ class StubCommitter:
     def __init__(self, log: StubLog) -> None:
         self._log = log
         self.commits: list[int] = []
-        self.prompts = 0
 
     def is_due(self) -> bool:
         return True
-
-    def count_prompt(self) -> None:
-        self.prompts += 1
 
     def commit(self, *, wait: bool = False) -> None:
         self.commits.append(len(self._log.events))
@@ -134,7 +130,7 @@ class StubEngine:
                 MAX_LENGTH - 1,
                 list,
             ),
-            EventSink(self.log, show=self.seen.append, committer=self.committer, whole=True),
+            EventSink(self.log, show=self.seen.append, whole=True),
             self.committer,
             None,
             1,

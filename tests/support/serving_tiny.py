@@ -26,14 +26,14 @@ from store.query.log_reader import LogReader
 HANG_SECONDS = 200.0  # seconds after which an engine counts as hanging
 NEW_TOKENS = 24
 SAMPLING_NAMES = {field.name for field in fields(SamplingParams)}
-OFTEN = {"commit__seconds": 0.02, "commit__share": 1.0}  # a commit after nearly every block
+OFTEN = {"commit__seconds": 0.02}  # a commit after nearly every block
 
 _numbers = itertools.count()
 
 
 def serve_config(pair: TinyPair, **changes: Any) -> Config:
     """Settings of a quick server; `section__key` stands for `section.key`."""
-    return config_of(pair, **{"batch": 3, "serve__learn": "off", "serve__grace_seconds": 30.0, **changes})
+    return config_of(pair, **{"batch": 3, "serve__learn": "off", **changes})
 
 
 def texts(begin: int, end: int) -> list[str]:

@@ -64,7 +64,7 @@ def write_prompts(path: Path, texts: Sequence[str]) -> Path:
 
 
 def build_models(folder: Path, names: Sequence[str] = ("target", "drafter")) -> None:
-    """Build tiny models as `omnidraft zoo build` builds the large ones; only the text is another."""
+    """Build tiny models as `python -m pipeline.model_building` builds the large ones; only the text is another."""
     with patch.object(recipes, "documents", lambda recipe, data: sentences(0, 250)):
         for name in names:
             recipes.build(tiny_model(name), Path(), folder, lambda step, loss: None)

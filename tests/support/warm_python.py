@@ -31,6 +31,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import constants
+
 LOADED = (
     "mlflow",
     "mlflow.store.tracking.sqlalchemy_store",
@@ -311,6 +313,7 @@ def become(request: dict[str, Any]) -> None:
     sys.stdout = open(1, "w", closefd=False, encoding="utf-8")  # noqa: SIM115
     sys.stderr = open(2, "w", closefd=False, encoding="utf-8", errors="backslashreplace", buffering=1)  # noqa: SIM115
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
+    constants.apply_inherited()
     first, *words = request["arguments"]
     named = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     sys.path[:0] = named

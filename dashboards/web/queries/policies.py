@@ -108,7 +108,7 @@ def _compare(policies: Sequence[Mapping[str, Any]]) -> list[str]:
     if own is None or not others:
         return [
             "No block drew its action at random, so the log cannot show what another policy would have given. "
-            "Replay with --set draft.holdout=0.03 to find out."
+            "Replay with --set draft.exploration=0.03 to find out."
         ]
     sentences = [f"The run itself decoded {_format_rate(own['per_second'])} tokens/s."]
     if plain := next((row["per_second"] for row in measured if row["action"] == PLAIN), None):

@@ -23,6 +23,7 @@ from typing import Any
 
 from pipeline.assembly.admission import describe_chat, prompt_encoder
 from pipeline.assembly.models import Models
+from pipeline.assembly.stages import NODES
 from pipeline.bench.speed.arms import (
     LEARNERS,
     OURS,
@@ -247,7 +248,7 @@ def meter_of(config: Config, models: Models, prompts: Sequence[PromptReceived]) 
     pairs = [encode(prompt) for prompt in prompts]
     encoded = [_mean_length_text(texts) for texts in zip(*pairs, strict=True)]
     context = len(encoded[0]) + config.sampling.max_new_tokens // 2
-    longest = max(config.draft.max_draft, config.memory.nodes if config.draft.sources != ("model",) else 0)
+    longest = max(config.draft.max_draft, NODES if config.draft.sources != ("model",) else 0)
     return CostMeter(models, config.batch, longest + 1, (encoded[0], encoded[1]), context)
 
 

@@ -105,7 +105,9 @@ class ReplayRecords(Records):
         self._events = EventSink(self._log, Curves(NoRegistry(), lambda: 0))
         self._writers = set(threading.enumerate()) - others
         self._stopwatches = {"log": Stopwatch(), "versions": Stopwatch(), "drift": Stopwatch()}
-        self._committer = Committer(config.commit, loop.save, lambda: loop.updating, self._log, NoRegistry(), clock)
+        self._committer = Committer(
+            config.commit.seconds, loop.save, lambda: loop.updating, self._log, NoRegistry(), clock
+        )
         self._drift = make_drift_monitor(config)
         for runner in loop.runners.values():
             if isinstance(runner.learner, LocalLearner):

@@ -47,10 +47,9 @@ USUAL: Mapping[str, Any] = {
     "sampling.max_new_tokens": 48,
     "sampling.temperature": 0.0,
     "draft.sources": ("model",),
-    "draft.only_where_paying": False,
+    "draft.pause": False,
     "draft.costs": "estimated",
     "learn.spacing": "fixed",
-    "learn.lag": 0,
 }
 QUICK = {"source.limit": 16, "sampling.max_new_tokens": 24}
 _SOURCES_HELP = "Prompt sources, as for `replay`; drift needs two. [default: builtin:docs builtin:code]"

@@ -13,6 +13,7 @@ from fastapi import Request
 from pydantic_core import from_json
 
 from pipeline.serve.http.errors import ApiError, BodyError, JsonObject
+from pipeline.serve.messages import GRACE_SECONDS
 
 MiB = 1 << 20
 SPARE_DESCRIPTORS = 128  # files of the log, models, the event loop
@@ -46,7 +47,7 @@ class Limits:
     scores: int = 100_000
     max_tokens: int = 4096
     deadline_seconds: float = 300.0
-    grace_seconds: float = 30.0
+    grace_seconds: float = GRACE_SECONDS
 
 
 def max_connections(limits: Limits) -> int:

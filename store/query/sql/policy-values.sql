@@ -1,4 +1,4 @@
--- what each action would give in every block, from those that draft.holdout drew: tokens per forward and per second
+-- what each action would give in every block, from those that draft.exploration drew: tokens per forward and per second
 -- Inverse-propensity weights. The error is that of a ratio of means, with blocks taken as independent: about two of them
 -- either side hold 95%. "as run" is the run itself. The next block is the run's own: what an action teaches, and the
 -- text that a drafter has to read after a pause, count where they occur. A block that took more than five times the

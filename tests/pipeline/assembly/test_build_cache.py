@@ -1,4 +1,4 @@
-"""The n-gram cache as configured: policy, budget, what was saved, and the seeds."""
+"""The n-gram cache as configured: policy, budget, and what was saved."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,14 +10,15 @@ import pytest
 from pipeline.assembly.cache import NGRAM_FILE, make_cache
 from pipeline.config.settings import Config
 from pipeline.log_records import collect_messages
-from stages.ngrams.cache import Cache, NgramCache, NoCache
+from stages.ngrams.cache import Cache, Entry, NgramCache, NoCache
 from stages.ngrams.trie import Trie
 from stages.rules import MODES
-from store.errors import ConfigError, CorruptError, SourceError
+from store.errors import CorruptError
 from store.registry.ngram_file import write_ngrams
 
 SPELLING = ((0,), (1,), (0, 1), (1, 1), (1, 0, 1), None, *((0, 1, n) for n in range(2, 90)))
 PAIR = "ab" * 32
+VOCABULARY = [Entry(pieces, token, 1) for token, pieces in enumerate(SPELLING) if pieces and len(pieces) > 1]
 
 
 @dataclass
@@ -54,9 +55,9 @@ def make(tmp_path: Path) -> Make:
 
 
 @pytest.mark.parametrize("settings", [{"cache__policy": "off"}, {"draft__mode": "tli"}])
-def test_off_keeps_nothing_whatever_is_seeded_or_saved(make: Make, tmp_path: Path, settings: dict[str, str]):
+def test_off_keeps_nothing_whatever_was_saved(make: Make, tmp_path: Path, settings: dict[str, str]):
     write_ngrams(tmp_path / NGRAM_FILE, [((0, 1), 2, 1)], PAIR)
-    made = make(cache__seed="vocabulary", **settings)
+    made = make(**settings)
     made.cache.observe((0, 1), 2)
     assert isinstance(made.cache, NoCache)
     assert (len(made.cache), made.cache.bytes, made.trie.bytes, made.cache.entries()) == (0, 0, 0, [])
@@ -64,7 +65,8 @@ def test_off_keeps_nothing_whatever_is_seeded_or_saved(make: Make, tmp_path: Pat
 
 @pytest.mark.parametrize("policy", ["lru", "lfu"])
 def test_the_budget_binds(make: Make, policy: str):
-    made = make(cache__policy=policy, cache__budget_bytes=4_000, cache__seed="vocabulary")
+    made = make(cache__policy=policy, cache__budget_bytes=4_000)
+    made.cache.fill(VOCABULARY)
     assert 3_000 < made.cache.bytes <= 4_000
     for token in range(6, len(SPELLING)):
         made.cache.observe(SPELLING[token], token)
@@ -83,36 +85,24 @@ def test_the_policies_choose_who_leaves(make: Make):
 
 
 def test_unbounded_has_no_budget(make: Make):
-    made = make(cache__policy="unbounded", cache__budget_bytes=1, cache__seed="vocabulary")
+    made = make(cache__policy="unbounded", cache__budget_bytes=1)
+    made.cache.fill(VOCABULARY)
     assert len(made.cache) == len(SPELLING) - 3
     assert made.notes == []
 
 
 def test_a_budget_below_one_entry_gives_a_note(make: Make):
-    made = make(cache__budget_bytes=100, cache__seed="vocabulary")
+    made = make(cache__budget_bytes=100)
+    made.cache.fill(VOCABULARY)
     assert len(made.cache) == 0
     assert len(made.notes) == 1
     assert "cache.budget_bytes must be at least" in made.notes[0]
     assert "got 100" in made.notes[0]
 
 
-def test_without_seeds_it_starts_empty(make: Make):
+def test_it_starts_empty(make: Make):
     assert make().counts == {}
     assert isinstance(make().cache, NgramCache)
-
-
-def test_seeds_of_a_text_come_with_their_counts(make: Make, tmp_path: Path):
-    (tmp_path / "text").write_text("2 2 0 4 2 1 5 4 50")
-    assert make(cache__seed="text", cache__seed_text=tmp_path / "text").counts == {2: 3, 4: 2, 50: 1}
-
-
-def test_what_was_saved_comes_before_the_seeds_and_keeps_its_counts(make: Make, tmp_path: Path):
-    write_ngrams(tmp_path / NGRAM_FILE, [((1, 0, 1), 4, 9), ((1, 1), 3, 2)], PAIR)
-    made = make(cache__seed="vocabulary")
-    assert {token: made.counts[token] for token in (2, 3, 4)} == {2: 1, 3: 2, 4: 9}
-    small = make(cache__seed="vocabulary", cache__budget_bytes=1_500).counts
-    assert {3, 4} <= small.keys()
-    assert len(small) < len(made.counts)
 
 
 def test_of_more_saved_entries_than_the_budget_holds_the_most_touched_are_kept(make: Make, tmp_path: Path):
@@ -121,19 +111,6 @@ def test_of_more_saved_entries_than_the_budget_holds_the_most_touched_are_kept(m
     kept = make(cache__budget_bytes=6_000).counts
     assert 5 < len(kept) < 80
     assert sorted(kept.values(), reverse=True) == sorted((count for *_, count in saved), reverse=True)[: len(kept)]
-
-
-def test_seeding_from_no_text_is_refused_with_what_to_do(make: Make):
-    with pytest.raises(ConfigError, match=r"must come with a file of text in cache\.seed_text, got none; name one"):
-        make(cache__seed="text")
-
-
-@pytest.mark.parametrize("content", [None, b"\xff\xfe\xfa"])
-def test_a_seed_text_that_cannot_be_read_is_refused_with_what_to_do(make: Make, tmp_path: Path, content: bytes | None):
-    if content is not None:
-        (tmp_path / "text").write_bytes(content)
-    with pytest.raises(SourceError, match=r"'.*text' cannot be read: .*; name another, or set cache\.seed to"):
-        make(cache__seed="text", cache__seed_text=tmp_path / "text")
 
 
 def test_the_cache_of_another_pair_is_left_out_with_a_word(make: Make, tmp_path: Path):

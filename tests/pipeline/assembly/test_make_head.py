@@ -53,5 +53,3 @@ def test_a_head_that_came_trained_is_changed_slowly(tmp_path: Path):
     save_head(AcceptanceHead(models[0].drafter.hidden_size, 1), tmp_path / "head.safetensors")
     assert learning_rate(None, config) == HEAD_RATE
     assert learning_rate(tmp_path, config) == TRAINED_HEAD_RATE
-    given = config.with_overrides({"learn.head_rate": 0.02})
-    assert learning_rate(tmp_path, given) == learning_rate(None, given) == 0.02

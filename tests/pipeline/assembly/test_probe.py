@@ -36,7 +36,7 @@ from store.registry.registry import NoRegistry
 
 @pytest.fixture
 def config(tiny_pair: TinyPair) -> Config:  # noqa: F811
-    return config_of(tiny_pair, learn__lag=0)
+    return config_of(tiny_pair)
 
 
 @pytest.fixture
@@ -250,7 +250,7 @@ def decisions(config: Config, models: Models, folder: Path, *, probed: bool) -> 
 
 @pytest.mark.slow
 def test_a_run_decides_the_same_with_and_without_the_probe(tiny_pair: TinyPair, tmp_path: Path, monkeypatch):  # noqa: F811
-    config = config_of(tiny_pair, learn__lag=0, sampling__temperature=0.7)
+    config = config_of(tiny_pair, sampling__temperature=0.7)
     runs = []
     for probed in (False, True):
         monkeypatch.setenv("OMNIDRAFT_CACHE", str(tmp_path / f"cache-{probed}"))  # its examples are made in this run

@@ -83,14 +83,12 @@ def test_a_real_pair_runs_the_whole_pipeline_and_greedy_is_plain_decoding(
     texts = [text[: 14 + n] for n, text in enumerate(SENTENCES)] + ["A literal <unk> or <|im_end|> is"]
     source = tmp_path / "tickets.jsonl"
     source.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts), encoding="utf-8")
-    seed = tmp_path / "seed.txt"
-    seed.write_text("".join(SENTENCES), encoding="utf-8")
     config = Config().with_overrides(
         {
             "targets": (str(target),), "drafter": str(drafter), "sources": (str(source),), "batch": 4,
             "sampling.max_new_tokens": NEW_TOKENS, "learn.interval": 2, "learn.rate": 5e-3, "device": "cpu",
-            "publish.enabled": False, "draft.adapt": False, "draft.only_where_paying": False,
-            "draft.sources": ("model",), "cache.seed": "text", "cache.seed_text": str(seed),
+            "publish.enabled": False, "draft.stop": "never", "draft.pause": False,
+            "draft.sources": ("model",),
         }
     )  # fmt: skip
     run = tmp_path / "run"

@@ -65,7 +65,7 @@ def test_the_target_s_context_is_the_limit(models: Models, pair: TinyPair):
 def test_long_prompts_are_drafted_for_and_their_texts_are_those_of_plain_decoding(pair: TinyPair, tmp_path: Path):
     source = tmp_path / "long.jsonl"
     source.write_text("".join(json.dumps({"prompt": LONG + f"Tom has {number}"}) + "\n" for number in range(4)))
-    changes = {"sources": (str(source),), "draft__sources": ("model",), "draft__only_where_paying": False}
+    changes = {"sources": (str(source),), "draft__sources": ("model",), "draft__pause": False}
     changes["sampling__max_new_tokens"] = 2 * CONTEXT
     summary = run_replay(config_of(pair, **changes), tmp_path / "run")
     run_replay(config_of(pair, **changes | {"draft__max_draft": 0}), tmp_path / "plain")

@@ -16,7 +16,7 @@ from pipeline.run.stored_memory import edit_memories, read_memories
 from stages.memory.ngram_table import scope_of
 from store.events import Event, PromptCompleted
 
-CHANGES = {"draft__sources": ("own", "memory"), "learn__enabled": False, "commit__prompts": 1}
+CHANGES = {"draft__sources": ("own", "memory"), "learn__enabled": False, "commit__seconds": 1e-9}
 
 
 class StoppingDisplay(PlainDisplay):
@@ -116,7 +116,7 @@ def test_an_unknown_prompt_is_refused(stopped: Path, omnidraft: Command):  # noq
 def test_a_finished_run_shows_that_of_its_newest_version(tiny_pair: TinyPair, tmp_path: Path, omnidraft: Command):  # noqa: F811
     folder = tmp_path / "finished"
     published = {"publish__enabled": True, "publish__mlflow_uri": f"sqlite:///{tmp_path}/mlflow.db"}
-    run_replay(config_of(tiny_pair, **CHANGES, **published, publish__probe=False), folder)
+    run_replay(config_of(tiny_pair, **CHANGES, **published), folder)
     (found,) = json.loads(omnidraft("memory", "show", folder, "--json").out)
     assert found["file"].startswith("versions/")
     assert found["texts"] == len(table_of(folder, "prompts"))

@@ -69,7 +69,7 @@ def assert_refused(typed: Typed, *words: str) -> None:
     [
         (["nowhere.jsonl"], ["nowhere.jsonl", "must be a file"]),
         (["builtin:dosc"], ["Did you mean 'builtin:docs'?"]),
-        (["--mode", "tree"], ["draft.mode", "'trie'", "'tree'"]),
+        (["--set", "draft.mode=tree"], ["draft.mode", "'trie'", "'tree'"]),
         (["--temperature", "-1"], ["sampling.temperature", "-1.0"]),
         (["--set", "learn.rat=1"], ["Did you mean 'learn.rate'?"]),
         (["--set", "learn.rate"], ["KEY=VALUE"]),
@@ -157,13 +157,22 @@ def test_settings_come_from_the_file_and_the_command_line_takes_precedence(
         """
     )
     typed = omnidraft(
-        *["replay", tiny_pair.sums, "--config", "run.toml", "--temperature", "0.25", "--no-adapt"],
-        *["--set", "learn.rate=0.002", "--set", "drift.detector=page-hinkley", "--limit", "3"],
+        *["replay", tiny_pair.sums, "--config", "run.toml", "--temperature", "0.25"],
+        *[
+            "--set",
+            "learn.rate=0.002",
+            "--set",
+            "draft.stop=never",
+            "--set",
+            "drift.detector=page-hinkley",
+            "--limit",
+            "3",
+        ],
     )
     assert typed.status == 0, typed.err
     config = load(here / "one" / "config.json")
     assert (config.sampling.max_new_tokens, config.sampling.temperature) == (5, 0.25)
-    assert (config.learn.rate, config.learn.interval, config.draft.adapt) == (0.002, 3, False)
+    assert (config.learn.rate, config.learn.interval, config.draft.stop) == (0.002, 3, "never")
     assert (config.drift.detector, config.source.limit) == ("page-hinkley", 3)
     assert config.sources == (str(tiny_pair.sums),)
     assert table_of(here / "one", "prompts").num_rows == 3
@@ -294,7 +303,7 @@ def runs(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("published") / "runs"
     done = typed_in_a_process(
         [str(tiny_pair.sums), str(tiny_pair.more), *tiny_pair.options, *QUICK, "--run", str(folder / "first")],
-        ["--interval", "2", "--set", "publish.interval=8", "--set", "cache.seed=vocabulary"],
+        ["--set", "learn.interval=2", "--set", "publish.interval=8"],
         ["--set", "learn.spacing=fixed"],
     )
     output, errors = done.communicate(timeout=240)

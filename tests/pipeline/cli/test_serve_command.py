@@ -47,7 +47,7 @@ def test_it_answers_ends_in_order_and_resumes(
 def test_a_killed_server_resumes_with_what_it_committed(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
     """Every committed prompt is in the log once; offsets continue and none is used again."""
     run = tmp_path / "run"
-    often = {"commit__seconds": 0.01, "commit__share": 1.0}
+    often = {"commit__seconds": 0.01}
     with server_process(tmp_path / "world", *server_arguments(tiny_pair, run, "--learn", "off", **often)) as server:
         for number in range(5):
             server.complete(f"Tom has {number} pencils", model=server.model())
@@ -72,7 +72,7 @@ def test_offsets_of_prompts_that_only_the_learner_committed_are_not_used_again(
 ):
     """The learner commits before it sends weights; the server's own last commit may be much older when it is killed."""
     run = tmp_path / "run"
-    seldom = {"learn__spacing": "fixed", "commit__seconds": 1000.0, "serve__learn_share": 1.0}
+    seldom = {"learn__spacing": "fixed", "commit__seconds": 1000.0}
     with server_process(tmp_path / "world", *server_arguments(tiny_pair, run, **seldom)) as server:
         for number in range(8):
             server.complete(f"Tom has {number} pencils", model=server.model())

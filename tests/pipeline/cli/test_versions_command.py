@@ -1,4 +1,4 @@
-"""`omnidraft versions` and `omnidraft ui` on the command line."""
+"""`omnidraft versions` and `omnidraft dashboard --mlflow` on the command line."""
 
 import json
 import os
@@ -15,7 +15,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from pipeline.cli.pages import HOST, ui
+from pipeline.cli.pages import HOST, dashboard
 from pipeline.cli.versions import versions_group
 from store.errors import CorruptError, ModelError, UsageError
 from store.events import VersionPublished
@@ -26,7 +26,7 @@ from store.registry.version_folder import seal
 
 app = typer.Typer(pretty_exceptions_enable=False)
 app.add_typer(versions_group, name="versions")
-app.command()(ui)
+app.command()(dashboard)
 
 
 def publish(registry: MlflowRegistry, folder: Path, version: int, name: str = MODEL) -> None:
@@ -245,10 +245,10 @@ def publish_unrelated(runs: Path) -> None:
     assert registry.close(120) == 0, registry.last_error
 
 
-@pytest.mark.parametrize("command", ["versions", "ui"])
-def test_without_a_store_both_name_the_command_that_makes_one(tmp_path: Path, command: str):
+@pytest.mark.parametrize("command", [("versions",), ("dashboard", "--mlflow")], ids=" ".join)
+def test_without_a_store_both_name_the_command_that_makes_one(tmp_path: Path, command: tuple[str, ...]):
     with pytest.raises(UsageError, match="`omnidraft replay` makes one"):
-        output_of(command, "--runs", str(tmp_path))
+        output_of(*command, "--runs", str(tmp_path))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -258,7 +258,7 @@ def test_a_port_in_use_is_reported_before_anything_starts(runs: Path):
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(UsageError, match=f"port {port} must be free.*--port {port + 1}"):
-            output_of("ui", "--runs", str(runs), "--port", str(port))
+            output_of("dashboard", "--mlflow", "--runs", str(runs), "--port", str(port))
 
 
 @pytest.mark.representatives(1)
@@ -266,8 +266,8 @@ def test_a_port_in_use_is_reported_before_anything_starts(runs: Path):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_pages_are_served_on_loopback_and_end_cleanly(runs: Path, number: signal.Signals):
     port = free_port()
-    code = "import typer, pipeline.cli.pages as c; typer.run(c.ui)"
-    command = [sys.executable, "-c", code, "--runs", str(runs), "--port", str(port)]
+    code = "import typer, pipeline.cli.pages as c; typer.run(c.dashboard)"
+    command = [sys.executable, "-c", code, "--mlflow", "--runs", str(runs), "--port", str(port)]
     served = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         wait_until_up(f"http://{HOST}:{port}/health")

@@ -28,7 +28,7 @@ from pipeline.reports.vocab_report import (
     write_pair_reports,
 )
 from stages.models.huggingface import wrap_tokenizer
-from store.errors import ConfigError, ModelError, SourceError, VocabularyError
+from store.errors import ConfigError, ModelError, SourceError
 
 TEXTS = ["the cat sat", "the dog sat on the cat", "a cat\nand a dog", "the the the cat [bold]"]
 NAMES = ("<|start|>", "<|end|>", *(f"<|reserved_{n}|>" for n in range(30)))
@@ -137,11 +137,8 @@ def test_special_tokens_are_mapped_by_role_name_or_not_at_all(found: dict):
 
 
 def test_options_change_the_map(folders: tuple[str, str], source: str):
-    options = ["--special", "spell", "--map", "<|start|>=<|end|>", "--map", "<|reserved_3|>=block"]
-    changed = json.loads(run(*folders, "--text", source, "--json", *options).stdout)
+    changed = json.loads(run(*folders, "--text", source, "--json", "--special", "spell").stdout)
     specials = {special["name"]: special for special in changed["specials"]}
-    assert specials["<|start|>"]["text"] == ["<|end|>"]
-    assert specials["<|reserved_3|>"]["how"] == "blocked"
     assert specials["<|reserved_4|>"]["how"] == "spelt"
     assert "".join(specials["<|reserved_4|>"]["text"]) == "<|reserved_4|>"
 
@@ -183,12 +180,6 @@ def test_no_weights_are_needed(folders: tuple[str, str]):
     ("arguments", "error", "message"),
     [
         (("--special", "drop"), ConfigError, "'vocabulary.special' must be 'spell' or 'block'"),
-        (
-            ("--map", "<|strat|>=block"),
-            VocabularyError,
-            "'<|strat|>' must be a special token of the target .*<|start|>",
-        ),
-        (("--map", "nothing"), VocabularyError, "must be TARGET=DRAFTER"),
         (("--text", "nowhere.jsonl"), SourceError, "must be a file"),
     ],
 )

@@ -32,7 +32,7 @@ def test_machines_come_and_go(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F81
     that the third worker can start too.
     """
     prompts = many_prompts(tmp_path, PROMPTS)
-    often = {"commit__seconds": 0.2, "commit__share": 1.0}
+    often = {"commit__seconds": 0.2}
     config = config_of(tiny_pair, sources=(str(prompts),), sampling__max_new_tokens=48, **often)
     texts = replay_texts(config, tmp_path / "embedded")
     cluster, run = Cluster(initialize_head=True, head_node_args=HEAD), tmp_path / "run"

@@ -28,7 +28,7 @@ PROMPTS = 12
 @pytest.fixture
 def config(tiny_pair: TinyPair, tmp_path: Path) -> Config:  # noqa: F811
     prompts = many_prompts(tmp_path, PROMPTS)
-    always = {"learn__spacing": "fixed", "commit__seconds": 0.001, "commit__share": 1.0}
+    always = {"learn__spacing": "fixed", "commit__seconds": 0.001}
     return config_of(tiny_pair, sources=(str(prompts),), batch=2, **always)
 
 

@@ -67,7 +67,6 @@ def stream(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> tup
         batch=2,
         learn__spacing="fixed",
         commit__seconds=0.2,
-        commit__share=1.0,
     )
     return config, replay_texts(config, folder / "embedded")
 

@@ -71,15 +71,15 @@ def test_the_sample_has_every_setting_and_reads_as_the_defaults(tmp_path: Path):
 
 def test_the_sample_goes_to_a_new_file_only(tmp_path: Path):
     file = tmp_path / "settings.toml"
-    assert CliRunner().invoke(app, ["config", "sample", str(file)]).exit_code == 0
-    assert file.read_text() == format_sample() == CliRunner().invoke(app, ["config", "sample"]).stdout
-    again = CliRunner().invoke(app, ["config", "sample", str(file)])
+    assert CliRunner().invoke(app, ["config", "--sample", str(file)]).exit_code == 0
+    assert file.read_text() == format_sample() == CliRunner().invoke(app, ["config", "--sample", "-"]).stdout
+    again = CliRunner().invoke(app, ["config", "--sample", str(file)])
     assert isinstance(again.exception, UsageError)
     assert "new file" in str(again.exception)
 
 
 def show(*arguments: object, **environment: str) -> Any:
-    done = CliRunner().invoke(app, ["config", "show", *map(str, arguments)], env=environment)
+    done = CliRunner().invoke(app, ["config", *map(str, arguments)], env=environment)
     assert done.exit_code == 0, done.exception
     return done.stdout
 
@@ -114,5 +114,5 @@ def test_what_the_default_run_has_instead_is_shown():
 
 
 def test_the_schema_knows_the_settings():
-    done = CliRunner().invoke(app, ["config", "schema"])
+    done = CliRunner().invoke(app, ["config", "--schema"])
     assert set(json.loads(done.stdout)["properties"]) == set(Config.model_fields)

@@ -8,7 +8,6 @@ import pytest
 from pipeline.config.sections import DriftSettings
 from pipeline.config.settings import settings
 from pipeline.learning.drift import make_detector
-from stages.drafting.stopping import STOP_RULES
 from stages.examples.losses import LOSSES
 from stages.ngrams.eviction import EVICTIONS
 from stages.rules import MODES
@@ -23,7 +22,6 @@ def names_of(key: str) -> list[str]:
     ("key", "table"),
     [
         ("draft.mode", MODES),
-        ("draft.stop_rule", STOP_RULES),
         ("learn.loss", LOSSES),
         ("learn.spacing", UPDATE_INTERVALS),
         ("cache.policy", [*EVICTIONS, "off"]),  # off: no cache, so nothing leaves it

@@ -99,7 +99,7 @@ def test_a_section_is_no_setting():
         ("draft.max_draft", 65, "must be less than or equal to 64, got 65."),
         ("draft.mode", "tree", "must be 'trie', 'match', 'tli' or 'paper', got 'tree'."),
         ("learn.enabled", "no", "must be true or false, got 'no'."),
-        ("learn.gate_share", 1.0, "must be less than 1, got 1.0."),
+        ("draft.exploration", 1.0, "must be less than or equal to 0.5, got 1.0."),
         ("drift.delta", "soon", "must be a number, got 'soon'."),
         ("sources", [], "must have at least 1 entry, got []."),
         ("sources", "x.jsonl", "must be a list, got 'x.jsonl'."),

@@ -72,7 +72,7 @@ def test_progress_goes_to_standard_error(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ):
-    quick(tiny_pair, tmp_path / "run", progress=True, publish={"enabled": True, "probe": False, "interval": 5})
+    quick(tiny_pair, tmp_path / "run", progress=True, publish={"enabled": True, "interval": 5})
     shown = capsys.readouterr()
     assert shown.out == ""
     assert "version 0 (floor)" in shown.err
@@ -80,7 +80,7 @@ def test_progress_goes_to_standard_error(
 
 @pytest.mark.slow
 def test_what_is_published_is_named(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
-    result = quick(tiny_pair, tmp_path / "run", publish={"enabled": True, "probe": False, "interval": 5})
+    result = quick(tiny_pair, tmp_path / "run", publish={"enabled": True, "interval": 5})
     assert [version["version"] for version in result.summary.versions][:3] == [0, 1, 2]
     assert result.mlflow_uri == f"sqlite:///{tmp_path / 'mlflow.db'}"
     version = pipeline.load_version(2, uri=result.mlflow_uri)

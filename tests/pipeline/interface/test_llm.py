@@ -195,8 +195,7 @@ def test_an_engine_that_fails_is_an_error(tiny_pair: TinyPair, monkeypatch: pyte
 @pytest.mark.slow
 def test_a_run_keeps_its_log_and_learns(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
     run, learn = tmp_path / "run", {"spacing": "fixed", "interval": 2}
-    others = {"serve": {"learn_share": 1.0}, "publish": {"enabled": False}}
-    with make_llm(tiny_pair, run=run, learning="live", learn=learn, **others) as llm:
+    with make_llm(tiny_pair, run=run, learning="live", learn=learn, publish={"enabled": False}) as llm:
         end = time.monotonic() + 100
         while not llm._open.read_status().drafter_version and time.monotonic() < end:
             assert [one.tokens for one in llm.generate(PROMPTS[:2], **GREEDY)] == [

@@ -210,7 +210,7 @@ def test_serving_continues_without_the_learner(
 ):
     """After one kill the learner restarts, after two in quick succession it does not; requests are always answered."""
     run = tmp_path / "run"
-    config = serve_config(tiny_pair, serve__learn="live", serve__learn_share=SHARE, learn__spacing="fixed")
+    config = serve_config(tiny_pair, serve__learn="live", learn__spacing="fixed")
     with run_server(config, run) as server:
         engine = server.engine
         complete_all(engine, texts(700, 706))

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from constants import constants
 from learner_hosting import (
     NOBODY,
     RecordingLearner,
@@ -32,20 +33,21 @@ DRIFTING = {
     "draft__sources": ("model",),  # drift is that of the model's acceptance
     "publish__enabled": True,
     "publish__interval": 2,
-    "publish__probe": False,
     "drift__detector": "page-hinkley",
-    "drift__signal": "first",
-    "drift__threshold": 0.02,
     "sampling__temperature": 1.0,
-    "drift__grace": 1,
-    "drift__tolerance": 0.0,
-    "drift__cooldown": 3,
-    "drift__recall_margin": 0.5,  # so that no version is put on trial, which would outlast the stream
 }
+CONSTANTS = {
+    "drift_threshold": 0.02,
+    "drift_grace": 1,
+    "drift_tolerance": 0.0,
+    "drift_cooldown": 3,
+    "recall_margin": 0.5,  # so that no version is put on trial, which would outlast the stream
+}
+pytestmark = pytest.mark.constants(**CONSTANTS)
 CASES: dict[str, dict[str, Any]] = {
     "updates": {},
-    "seldom and gated": {"learn__spacing": "paying", "learn__gate_share": 0.5, "draft__sources": ("model",)},
-    "a small cache": {"cache__budget_bytes": 2000, "publish__enabled": True, "publish__probe": False},
+    "seldom and gated": {"learn__spacing": "paying", "draft__sources": ("model",)},
+    "a small cache": {"cache__budget_bytes": 2000, "publish__enabled": True},
     "drift": DRIFTING,
 }
 
@@ -54,7 +56,8 @@ CASES: dict[str, dict[str, Any]] = {
 def case(request: pytest.FixtureRequest, tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> Any:  # noqa: F811
     """Settings, and a local learner that ran over the stream."""
     config = make_config(tiny_pair, **CASES[request.param])
-    return config, run_local_learner(config, tmp_path_factory.mktemp("local") / "run", PROMPTS)
+    with constants(**CONSTANTS):
+        return config, run_local_learner(config, tmp_path_factory.mktemp("local") / "run", PROMPTS)
 
 
 @pytest.mark.slow
@@ -97,7 +100,8 @@ def test_the_drift_case_has_drifts_recalls_and_versions(tiny_pair: TinyPair, tmp
 def recorded(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, RecordingLearner]:  # noqa: F811
     """Settings and a local learner of a stream whose log is committed by its updates alone."""
     config = make_config(tiny_pair, commit__seconds=1000.0)
-    return config, run_local_learner(config, tmp_path_factory.mktemp("local") / "run", PROMPTS)
+    with constants(**CONSTANTS):
+        return config, run_local_learner(config, tmp_path_factory.mktemp("local") / "run", PROMPTS)
 
 
 @pytest.mark.slow
@@ -145,7 +149,7 @@ def test_new_weights_are_those_of_the_last_update(recorded: tuple[Config, Record
 
 
 def test_the_end_finishes_the_log_and_mlflow_s_run(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
-    config = make_config(tiny_pair, publish__enabled=True, publish__probe=False, publish__interval=4)
+    config = make_config(tiny_pair, publish__enabled=True, publish__interval=4)
     learner = run_local_learner(config, tmp_path / "local", 6)
     setup = make_learner_config(config, tmp_path / "run")
     with make_service(setup) as service:

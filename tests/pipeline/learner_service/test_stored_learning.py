@@ -7,10 +7,12 @@ from time import perf_counter
 
 import pytest
 import torch
+from constants import NO_GATE
 from learner_hosting import learn_from, make_config, make_learner_config, make_service, run_local_learner
 from replaying import Command, config_of, omnidraft  # noqa: F401  (a fixture)
 from tiny_pair import TinyPair, tiny_pair  # noqa: F401  (a fixture)
 
+import pipeline
 from pipeline.learner_service.stored_learning import find_learner, unlearn
 from pipeline.reports.progress import PlainDisplay
 from pipeline.run.committer import last_snapshot
@@ -23,9 +25,9 @@ from store.events import Event, PromptCompleted
 from store.log.partitions import LEARNER, partition_folder
 
 LEARNING = {
-    "learn__method": "least-squares", "learn__spacing": "fixed", "learn__lag": 0, "learn__gate_share": 0.0,
-    "draft__sources": ("model",), "commit__prompts": 1,
+    "learn__method": "least-squares", "learn__spacing": "fixed", "draft__sources": ("model",), "commit__seconds": 1e-9,
 }  # fmt: skip
+pytestmark = pytest.mark.constants(update_lag=0, gate_every=NO_GATE)
 
 
 class StoppingDisplay(PlainDisplay):
@@ -76,7 +78,7 @@ def test_a_run_that_unlearned_every_prompt_has_the_weights_of_one_that_learned_n
     before, loaded = read_learned(run)[1], read_learned(ignorant)[1]
     assert difference(before, loaded) > 1e-4
     for offset in range(20):
-        typed = omnidraft("memory", "unlearn", run, "--prompt", offset, "--json")
+        typed = omnidraft("memory", "forget", run, "--learned", "--prompt", offset, "--json")
         assert typed.status == 0, typed.err
     sums, weights = read_learned(run)
     assert difference(weights, loaded) < 1e-6
@@ -84,11 +86,10 @@ def test_a_run_that_unlearned_every_prompt_has_the_weights_of_one_that_learned_n
     assert omnidraft("replay", "--resume", run).status == 0
 
 
-def test_merged_runs_have_the_sums_of_both(tiny_pair: TinyPair, tmp_path: Path, omnidraft: Command):  # noqa: F811
+def test_merged_runs_have_the_sums_of_both(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
     run, other = make_stopped(tiny_pair, tmp_path / "run"), make_stopped(tiny_pair, tmp_path / "other", seed=1)
     (own, before), (theirs, unchanged) = read_learned(run), read_learned(other)
-    typed = omnidraft("memory", "merge", run, other)
-    assert typed.status == 0, typed.err
+    assert pipeline.merge_learning(run, other) == 1
     sums, weights = read_learned(run)
     torch.testing.assert_close(sums.states_WW, own.states_WW + theirs.states_WW)
     torch.testing.assert_close(sums.products_WD, own.products_WD + theirs.products_WD)
@@ -98,7 +99,7 @@ def test_merged_runs_have_the_sums_of_both(tiny_pair: TinyPair, tmp_path: Path, 
 
 def test_the_learner_of_a_server_unlearns_a_tenant(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
     """Of eight prompts two are of another tenant; the service without them has the same sums."""
-    config = make_config(tiny_pair, **LEARNING | {"learn__interval": 1, "draft__adapt": False})
+    config = make_config(tiny_pair, **LEARNING | {"learn__interval": 1, "draft__stop": "never"})
     finished = run_local_learner(config, tmp_path / "local", 8).finished
     marked = [
         replace(one, example=replace(one.example, scope=7 if number in (2, 5) else 3))
@@ -118,15 +119,14 @@ def test_the_learner_of_a_server_unlearns_a_tenant(tiny_pair: TinyPair, tmp_path
     torch.testing.assert_close(learned[0][0].states_WW, learned[1][0].states_WW, atol=1e-9, rtol=1e-9)
 
 
-@pytest.mark.parametrize("command", [("unlearn", "--prompt", "0"), ("merge",)])
 def test_what_gradient_steps_learned_is_not_taken_apart(
-    command: tuple[str, ...],
     tiny_pair: TinyPair,  # noqa: F811
     tmp_path: Path,
     omnidraft: Command,  # noqa: F811
 ):
     run = make_stopped(tiny_pair, tmp_path / "run", learn__method="gradient")
-    name, *options = command
-    typed = omnidraft("memory", name, run, *(options or [run]))
+    typed = omnidraft("memory", "forget", run, "--learned", "--prompt", "0")
     assert typed.status == 2
     assert "least-squares" in typed.err
+    with pytest.raises(pipeline.UsageError, match="least-squares"):
+        pipeline.merge_learning(run, run)

@@ -5,6 +5,7 @@ from random import Random
 from statistics import fmean
 
 import pytest
+from constants import constants
 from event_making import make_completed
 
 from pipeline.config.sections import DriftSettings
@@ -16,8 +17,11 @@ JUDGED = 60  # tokens of a prompt
 BEFORE, AFTER = 150, 60  # prompts; ADWIN is slow to believe in a change
 
 
-def monitor_of(*, signal: Signal = "judged", **settings: object) -> DriftMonitor:
-    return DriftMonitor(DriftSettings(**settings), (signal,))
+def monitor_of(*, signal: Signal = "judged", **values: object) -> DriftMonitor:
+    """A monitor with these settings, or constants of `drift`."""
+    settings = {name: value for name, value in values.items() if name in DriftSettings.model_fields}
+    with constants(**{f"drift_{name}": value for name, value in values.items() if name not in settings}):
+        return DriftMonitor(DriftSettings(**settings), (signal,))
 
 
 def noisy(rates: Iterable[float], seed: int = 0) -> list[int]:
@@ -33,7 +37,7 @@ def alarms(monitor: DriftMonitor, accepted: Sequence[int], begin: int = 0) -> li
 
 @pytest.mark.parametrize(("answer", "acted_upon"), [("recall", True), ("reset", True), ("none", False)])
 def test_a_fall_is_answered_as_configured(answer: str, acted_upon: bool):
-    (alarm,) = alarms(monitor_of(answer=answer), noisy([0.8] * BEFORE + [0.3] * AFTER))
+    (alarm,) = alarms(monitor_of(response=answer), noisy([0.8] * BEFORE + [0.3] * AFTER))
     assert (alarm.action, alarm.acted_upon) == (answer, acted_upon)
 
 
@@ -332,8 +336,9 @@ def test_other_tokens_raise_an_alarm_within_ten_prompts_by_ranks(seed: int, befo
     assert abs(found[0].changed_at - before) <= 2
 
 
+@pytest.mark.constants(drift_alarm_interval=100)
 def test_several_signals_share_the_false_alarms():
-    settings = DriftSettings(detector="ranks", alarm_interval=100)
+    settings = DriftSettings(detector="ranks")
     one, three = make_detector(settings), make_detector(settings, signals=3)
     for detector in (one, three):
         for value in (*range(30), -1.0, -2.0):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from constants import constants
 from replaying import config_of
 from tiny_pair import TinyPair, sentences, tiny_pair  # noqa: F401  (a fixture)
 
@@ -25,10 +26,11 @@ def prompts() -> Iterator[PromptReceived]:
         yield PromptReceived(offset, str(offset), "sums", offset + 1, text[:30])
 
 
-def events_of(pair: TinyPair, folder: Path, **changes: Any) -> list[Event]:
+def events_of(pair: TinyPair, folder: Path, lag: int, **changes: Any) -> list[Event]:
     """Decisions and updates of a run, without their times."""
-    config = config_of(pair, **{"learn__lag": 1, **changes})
-    loop = build_loop(config, load_models(config, "", folder), NoRegistry(), folder)
+    config = config_of(pair, **changes)
+    with constants(update_lag=lag):
+        loop = build_loop(config, load_models(config, "", folder), NoRegistry(), folder)
     return [without_times(event) for event in loop.run(prompts()) if isinstance(event, TokenDecision | Updated)]
 
 
@@ -55,9 +57,9 @@ def test_however_slow_the_thread_is_the_same_is_decided(
     monkeypatch: pytest.MonkeyPatch,
     lag: int,
 ):
-    quick = events_of(tiny_pair, tmp_path, learn__lag=lag)
+    quick = events_of(tiny_pair, tmp_path, lag=lag)
     monkeypatch.setattr(DrafterTrainer, "attempt", slow_down(DrafterTrainer.attempt))
-    slow = events_of(tiny_pair, tmp_path, learn__lag=lag)
+    slow = events_of(tiny_pair, tmp_path, lag=lag)
     assert len(drafter_updates(quick)) >= 3
     assert quick == slow
 
@@ -66,12 +68,12 @@ def test_what_is_drafted_while_an_update_is_under_way_is_drafted_by_the_weights_
     tiny_pair: TinyPair,  # noqa: F811
     tmp_path: Path,
 ):
-    events = events_of(tiny_pair, tmp_path, learn__lag=1)
+    events = events_of(tiny_pair, tmp_path, lag=1)
     (first, *_) = [update for update in drafter_updates(events) if update.served]
     versions = {event.offset: event.drafter_version for event in events if isinstance(event, TokenDecision)}
     assert versions[first.offset + 1] == 0
     assert versions[first.offset + 2] == 1
-    in_place = events_of(tiny_pair, tmp_path, learn__lag=0)
+    in_place = events_of(tiny_pair, tmp_path, lag=0)
     versions = {event.offset: event.drafter_version for event in in_place if isinstance(event, TokenDecision)}
     assert versions[first.offset + 1] == 1
 
@@ -81,13 +83,13 @@ def test_an_update_under_way_at_the_end_of_the_stream_is_reported_and_served(
     tmp_path: Path,
 ):
     """Two prompts to an update: the last is handed in with the last but one and would be adopted after the last."""
-    in_place, in_parallel = (drafter_updates(events_of(tiny_pair, tmp_path, learn__lag=lag)) for lag in (0, 2))
+    in_place, in_parallel = (drafter_updates(events_of(tiny_pair, tmp_path, lag=lag)) for lag in (0, 2))
     assert [update.offset for update in in_place] == [update.offset for update in in_parallel]
     assert in_parallel[-1].offset == PROMPTS - 2
     assert in_parallel[-1].drafter_version == sum(update.served for update in in_parallel)
 
 
 def test_adapters_learn_in_place(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
-    adapters = {"learn__lora": True, "learn__lora_rank": 4}
-    runs = [events_of(tiny_pair, tmp_path, learn__lag=lag, **adapters) for lag in (0, 1)]
+    adapters = {"learn__lora_rank": 4}
+    runs = [events_of(tiny_pair, tmp_path, lag=lag, **adapters) for lag in (0, 1)]
     assert runs[0] == runs[1]

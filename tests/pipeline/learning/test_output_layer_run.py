@@ -58,7 +58,7 @@ def test_a_published_version_has_an_output_layer_of_its_own_and_drafts(tiny_pair
 def make_trainer(config: Config, models: Models) -> OutputLayerTrainer:
     training = TrainingConfig(1e-3, 0.0, 1, 1.0, replay=64, gate_window=4, gate_tolerance=0.01, seed=0)
     allowed = {models.name: draftable(config.draft, models.pair)}
-    loss = LOSSES["trie"](config.learn)
+    loss = LOSSES["trie"]
     return OutputLayerTrainer(models.drafter, "trie", loss, greedy_agreement, allowed, training)
 
 
@@ -71,8 +71,8 @@ def test_a_real_targets_prompt_is_unlearned_to_the_solution_of_a_trainer_that_ne
     given = {
         "sources": ("builtin:questions",), "targets": ("builtin:target-7m",), "drafter": "builtin:drafter-1.6m",
         "source.limit": 8, "sampling.max_new_tokens": 24, "sampling.temperature": 0.0, "draft.sources": ("model",),
-        "draft.costs": "estimated", "learn.enabled": True, "learn.lag": 0, "learn.method": "least-squares",
-        "learn.target_state": True, "device": "cpu",
+        "draft.costs": "estimated", "learn.enabled": True, "learn.method": "least-squares",
+        "device": "cpu",
     }  # fmt: skip
     config = Config().with_overrides(given)
     models, examples = record_examples(config)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from constants import constants
 from event_making import make_drifted
 from loop_doubles import runner_of
 from replaying import config_of
@@ -52,11 +53,14 @@ def spoilt(trainer: DrafterTrainer) -> None:
 class Run:
     """A run with an injected drift. The weights in service are copied as soon as the recall is reported."""
 
-    def __init__(self, pair: TinyPair, folder: Path, harm: Callable[[DrafterTrainer], None], **changes: Any) -> None:
-        settings = {"publish__enabled": True, "publish__interval": 2, "learn__lora_rank": 4, "learn__lag": 0, **changes}
+    def __init__(
+        self, pair: TinyPair, folder: Path, harm: Callable[[DrafterTrainer], None], *, lag: int = 0, **changes: Any
+    ) -> None:
+        settings = {"publish__enabled": True, "publish__interval": 2, **changes}
         self.config = config_of(pair, **settings)
         (self.models,) = load_models(self.config, "", folder)
-        loop = build_loop(self.config, (self.models,), NoRegistry(), folder)
+        with constants(update_lag=lag):
+            loop = build_loop(self.config, (self.models,), NoRegistry(), folder)
         runner, self.folder = runner_of(loop, self.models.name), folder
         runner.learner._drift = OneFall()
         self.distill = runner.learner.distill
@@ -102,7 +106,7 @@ def test_the_better_earlier_version_comes_back_bit_for_bit(
     tmp_path: Path,
     lora: bool,
 ):
-    run = Run(tiny_pair, tmp_path, spoilt, learn__lora=lora, learn__rate=5e-3)
+    run = Run(tiny_pair, tmp_path, spoilt, learn__lora_rank=4 * lora, learn__rate=5e-3)
     recalled = run.recalled
     assert recalled.version is not None
     assert recalled.acceptance_best > recalled.acceptance_present + 0.02
@@ -122,8 +126,9 @@ def test_the_version_s_head_comes_back_with_it(tiny_pair: TinyPair, tmp_path: Pa
     assert same(run.head, copy_weights(head.parameters()))
 
 
+@pytest.mark.constants(recall_margin=0.3)
 def test_the_present_drafter_stays_where_it_is_no_worse(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
-    run = Run(tiny_pair, tmp_path, is_unharmed, drift__recall_margin=0.3)
+    run = Run(tiny_pair, tmp_path, is_unharmed)
     recalled = run.recalled
     assert recalled.version is None
     assert recalled.acceptance_best <= recalled.acceptance_present + 0.3
@@ -151,7 +156,7 @@ def test_weights_that_several_versions_have_are_scored_once(
 
 def test_an_update_that_is_under_way_is_dropped(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
     """Two prompts to an update: the one handed in with the prompt before the drift."""
-    run = Run(tiny_pair, tmp_path, is_unharmed, learn__lag=1)
+    run = Run(tiny_pair, tmp_path, is_unharmed, lag=1)
     assert [update.offset for update in run.dropped] == [AT - 1]
     in_place = Run(tiny_pair, tmp_path / "in place", is_unharmed)
     assert in_place.dropped == []
@@ -164,7 +169,8 @@ def test_no_more_versions_are_scored_than_configured(
     tmp_path: Path,
     most: int,
 ):
-    run = Run(tiny_pair, tmp_path, spoilt, drift__recall_versions=most, drift__recall_margin=1.0)
+    with constants(recall_versions=most, recall_margin=1.0):
+        run = Run(tiny_pair, tmp_path, spoilt)
     before = [event for event in run.versions if event.reason in ("floor", "drift") or event.offset < AT]
     assert run.recalled.candidates == min(most, len(before))
     assert run.recalled.version is None, "none wins by such a margin"
@@ -176,9 +182,9 @@ def test_no_more_versions_are_scored_than_configured(
         ({}, "recall"),
         ({"publish.enabled": False}, "reset"),
         ({"learn.enabled": False}, "none"),
-        ({"drift.answer": "reset"}, "reset"),
-        ({"drift.answer": "none", "publish.enabled": False}, "none"),
+        ({"drift.response": "reset"}, "reset"),
+        ({"drift.response": "none", "publish.enabled": False}, "none"),
     ],
 )
 def test_a_drift_event_names_the_response_that_is_possible(changes: dict[str, Any], answer: str):
-    assert drift_settings(Config().with_overrides(changes)).answer == answer
+    assert drift_settings(Config().with_overrides(changes)).response == answer

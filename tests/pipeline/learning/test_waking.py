@@ -132,7 +132,7 @@ class OneFall:
 def paused_loop(pair: TinyPair, folder: Path, sources: tuple[str, ...] = ("model",)) -> tuple[Loop, TimedPauses]:
     """A loop over a real pair that has just begun its longest drafting pause, without any update to come."""
     config = config_of(
-        pair, draft__only_where_paying=True, draft__sources=sources, learn__interval=1000, sampling__max_new_tokens=8
+        pair, draft__pause=True, draft__sources=sources, learn__interval=1000, sampling__max_new_tokens=8
     )
     (models,) = load_models(config, "", folder)
     loop = build_loop(config, (models,), NoRegistry(), folder)

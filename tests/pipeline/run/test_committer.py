@@ -1,10 +1,7 @@
 """The times at which a run commits."""
 
-from typing import Any
-
 import pytest
 
-from pipeline.config.sections import CommitSettings
 from pipeline.run.committer import Committer
 from store.log.run_log import Commit
 from store.registry.registry import NoRegistry
@@ -30,12 +27,12 @@ class Log:
 
 
 class World:
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, seconds: float) -> None:
         self.clock, self.log = Clock(), Log()
         self.learning = False
         self.saving = 0.0  # seconds that a snapshot takes
         self.committer = Committer(
-            CommitSettings(**settings),
+            seconds,
             self.save,
             lambda: self.learning,
             self.log,  # type: ignore[arg-type]
@@ -58,26 +55,18 @@ class World:
 
 
 def test_the_first_commit_comes_at_once_and_the_others_after_so_many_seconds():
-    assert World(seconds=10.0).commits_at([0, 1, 9, 10, 19, 20, 29]) == [0, 10, 20]
+    assert World(10.0).commits_at([0, 1, 9, 10, 19, 20, 29]) == [0, 10, 20]
 
 
-def test_or_after_so_many_prompts():
-    world = World(seconds=10.0, prompts=3)
-    assert world.commits_at([0, 1]) == [0]
-    for _ in range(3):
-        world.committer.count_prompt()
-    assert world.commits_at([1, 2]) == [1]
-    assert world.commits_at([3]) == []
-
-
+@pytest.mark.constants(commit_share=0.02)
 def test_a_dear_commit_waits_until_it_is_a_small_share_of_the_time():
-    world = World(seconds=10.0, share=0.02)
+    world = World(10.0)
     world.saving, world.log.commit_seconds = 0.5, 0.5
     assert world.commits_at([0, 10, 49, 51, 100, 102]) == [0, 51, 102]
 
 
 def test_a_commit_waits_for_the_one_before():
-    world = World(seconds=10.0)
+    world = World(10.0)
     world.commits_at([0])
     world.log.committing = True
     assert world.commits_at([10, 20]) == []
@@ -86,7 +75,7 @@ def test_a_commit_waits_for_the_one_before():
 
 
 def test_an_update_under_way_is_waited_for_but_not_for_ever():
-    world = World(seconds=10.0)
+    world = World(10.0)
     world.commits_at([0])
     world.learning = True
     assert world.commits_at([10, 19]) == []
@@ -96,7 +85,7 @@ def test_an_update_under_way_is_waited_for_but_not_for_ever():
 
 
 def test_what_it_cost_is_counted():
-    world = World(seconds=10.0, share=1.0)
+    world = World(10.0)
     world.saving, world.log.commit_seconds = 0.25, 2.0
     world.commits_at([0, 11, 22])
     costs = world.committer.costs

@@ -21,12 +21,12 @@ from store.events import Outcome
 from store.query.summary import summarize
 
 PROMPTS = 10  # of each dataset
-SETTINGS = {"batch": 2, "sampling__temperature": 1.0, "cache__seed": "vocabulary"}
+SETTINGS = {"batch": 2, "sampling__temperature": 1.0}
 
 
 @pytest.fixture(scope="module")
 def run(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: F811
-    """A finished run of two prompts at a time that learned, drawn at temperature 1, with a full n-gram cache."""
+    """A finished run of two prompts at a time that learned, drawn at temperature 1."""
     folder = tmp_path_factory.mktemp("replay") / "run"
     run_replay(config_of(tiny_pair, **SETTINGS), folder)
     return folder
@@ -79,7 +79,6 @@ def test_something_was_drafted_learned_and_merged(run: Path):
     """Else the other tests would show little."""
     decisions = rows_of(run, "decisions")
     assert {row["outcome"] for row in decisions} >= {Outcome.ACCEPTED, Outcome.REJECTED, Outcome.UNDRAFTED}
-    assert "ngram" in {row["translation"] for row in decisions}
     assert max(row["drafter_version"] for row in decisions) >= 3
     assert {update["part"] for update in rows_of(run, "updates")} == {"drafter", "head"}
 
@@ -138,13 +137,14 @@ def test_blocks_add_up_to_their_prompts(run: Path):
 @pytest.mark.representatives(2)
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.constants(gate_every=3)
 def test_the_same_seed_makes_the_same_decisions(
     tiny_pair: TinyPair,  # noqa: F811
     tmp_path: Path,
     batch: int,
     temperature: float,
 ):
-    config = config_of(tiny_pair, batch=batch, sampling__temperature=temperature, learn__gate_share=0.3)
+    config = config_of(tiny_pair, batch=batch, sampling__temperature=temperature)
     for name in ("first", "second"):
         run_replay(config, tmp_path / name)
     first, second = (table_of(tmp_path / name, "decisions") for name in ("first", "second"))
@@ -270,7 +270,7 @@ def test_two_runs_in_one_process_note_their_own_measurements(
         return files(writer, state)
 
     monkeypatch.setattr(SnapshotWriter, "files", record_calls)
-    config = config_of(tiny_pair, draft__relative_cost=None, draft__costs="measured")
+    config = config_of(tiny_pair, draft__costs="measured")
     first, _second = (Replay(config, tmp_path / name, None) for name in ("first", "second"))
     with PlainDisplay(perf_counter) as display:
         first.run(display)

@@ -2,12 +2,14 @@
 
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from constants import PLACES, constants
 from event_making import make_drifted
 from replaying import config_of
 from safetensors import safe_open
@@ -89,35 +91,42 @@ def differences(whole: list[Event], parts: list[Event]) -> list[tuple[Event, Eve
     return [(one, other) for one, other in zip(whole, parts, strict=True) if one != other]
 
 
-CASES: dict[str, dict[str, Any]] = {
+CASES: dict[str, dict[str, Any]] = {  # settings, and constants by their names in `PLACES`
     "greedy": {},
     "sampled": {"sampling__temperature": 1.0},
     "several rows": {"batch": 3, "sampling__temperature": 1.0},
-    "a thread that learns": {"learn__lag": 2, "batch": 2, "draft__holdout": 0.3},
-    "always under way": {"learn__lag": 3, "learn__interval": 1, "learn__spacing": "fixed"},
+    "a thread that learns": {"update_lag": 2, "batch": 2, "draft__exploration": 0.3},
+    "always under way": {"update_lag": 3, "learn__interval": 1, "learn__spacing": "fixed"},
     "versions": {"publish__enabled": True, "publish__interval": 3},
     "drift": {
         "publish__enabled": True,
         "publish__interval": 2,
         "drift__detector": "page-hinkley",
-        "drift__signal": "first",
-        "drift__threshold": 0.1,
-        "drift__grace": 1,
-        "drift__tolerance": 0.0,
-        "drift__cooldown": 3,
-        "drift__recall_margin": 0.0,
+        "drift_threshold": 0.1,
+        "drift_grace": 1,
+        "drift_tolerance": 0.0,
+        "drift_cooldown": 3,
+        "recall_margin": 0.0,
         "sampling__temperature": 1.0,
     },
-    "adwin": {"drift__detector": "adwin", "drift__delta": 0.9, "drift__grace": 1, "sampling__temperature": 1.0},
+    "adwin": {"drift__detector": "adwin", "drift__delta": 0.9, "drift_grace": 1, "sampling__temperature": 1.0},
     "a small cache": {"cache__budget_bytes": 2000, "cache__policy": "lru", "sampling__temperature": 1.0},
     "a small cache by counts": {"cache__budget_bytes": 2000, "sampling__temperature": 1.0},
-    "paused drafting": {"draft__only_where_paying": True, "draft__relative_cost": 0.9},
+    "paused drafting": {"draft__pause": True, "draft__costs": 0.9},
     "bfloat16": {"dtype": "bfloat16", "batch": 2},
     "targets after rejections": {"learn__off_policy": True, "sampling__temperature": 1.0},
     "without learning": {"learn__enabled": False},
-    "known prefixes": {"prompts__chunk": 2, "batch": 3, "sampling__temperature": 1.0},
+    "known prefixes": {"prompt_chunk": 2, "batch": 3, "sampling__temperature": 1.0},
     "least squares": {"learn__method": "least-squares", "draft__sources": ("model",)},
 }
+
+
+@contextmanager
+def case_of(pair: TinyPair, case: str) -> Iterator[Config]:
+    """The settings of a case, while its constants hold."""
+    settings = {key: value for key, value in CASES[case].items() if key not in PLACES}
+    with constants(**{key: value for key, value in CASES[case].items() if key in PLACES}):
+        yield config_of(pair, **settings)
 
 
 @pytest.mark.representatives(5)
@@ -127,9 +136,9 @@ def test_it_makes_no_difference_where_a_run_was_stopped(
     tmp_path: Path,
     case: str,
 ):
-    config = config_of(tiny_pair, **CASES[case])
-    whole = in_one_go(config, tmp_path / "whole")
-    parts, stops = in_parts(config, tmp_path / "parts", every=6)
+    with case_of(tiny_pair, case) as config:
+        whole = in_one_go(config, tmp_path / "whole")
+        parts, stops = in_parts(config, tmp_path / "parts", every=6)
     assert stops >= 5
     assert differences(whole, parts) == []
 
@@ -166,6 +175,7 @@ def spoil(loop: Loop) -> Callable[[Event], None]:
 
 
 @pytest.mark.parametrize("method", ["gradient", "least-squares"])
+@pytest.mark.constants(recall_margin=0.0, update_lag=2)
 def test_a_recall_is_the_same_wherever_the_run_was_stopped(
     tiny_pair: TinyPair,  # noqa: F811
     tmp_path: Path,
@@ -173,7 +183,7 @@ def test_a_recall_is_the_same_wherever_the_run_was_stopped(
     method: str,
 ):
     """Also for stops between the alarm and the prompt that proves the version; its sums come back bit for bit."""
-    changes = {"publish__enabled": True, "publish__interval": 2, "drift__recall_margin": 0.0, "learn__lag": 2}
+    changes = {"publish__enabled": True, "publish__interval": 2}
     config = config_of(tiny_pair, **changes, draft__sources=("model",), learn__method=method)
     monkeypatch.setattr(sys.modules[__name__], "PROMPTS", 36)
     whole = in_one_go(config, tmp_path / "whole", spoil)
@@ -187,28 +197,33 @@ def test_a_recall_is_the_same_wherever_the_run_was_stopped(
 
 def test_known_prefixes_change_no_bit(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
     """Neither the decisions with their probabilities, nor what is learned of them."""
-    config = config_of(tiny_pair, **CASES["known prefixes"])
-    loop = loop_of(config, tmp_path / "with")
-    cached = [timeless(event) for event in loop.run(prompts())]
+    with case_of(tiny_pair, "known prefixes") as config:
+        loop = loop_of(config, tmp_path / "with")
+        cached = [timeless(event) for event in loop.run(prompts())]
+        without = in_one_go(config.with_overrides({"prompts.cache_bytes": 0}), tmp_path / "without")
     (runner,) = loop.runners.values()
     readers = runner.stages.verify.reader, runner.stages.decode._decode.reader
     assert min(reader.counts.copied_prompts for reader in readers) >= 4, "texts of equal names begin alike"
     assert [event for event in cached if isinstance(event, Updated) and event.served and event.part == "drafter"]
-    assert differences(cached, in_one_go(config.with_overrides({"prompts.cache_bytes": 0}), tmp_path / "without")) == []
+    assert differences(cached, without) == []
 
 
 def test_the_cases_see_what_they_are_about(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
-    drift = in_one_go(config_of(tiny_pair, **CASES["drift"]), tmp_path / "drift")
+    with case_of(tiny_pair, "drift") as config:
+        drift = in_one_go(config, tmp_path / "drift")
     assert [event for event in drift if isinstance(event, Drifted) and event.acted_upon]
     assert [event for event in drift if isinstance(event, Recalled)]
     assert len([event for event in drift if isinstance(event, VersionPublished)]) >= 4
-    thread = in_one_go(config_of(tiny_pair, **CASES["always under way"]), tmp_path / "thread")
+    with case_of(tiny_pair, "always under way") as config:
+        thread = in_one_go(config, tmp_path / "thread")
     assert len([event for event in thread if isinstance(event, Updated) and event.served]) >= 3
 
 
 @pytest.mark.slow
 @pytest.mark.representatives(1)
-@pytest.mark.parametrize("changes", [{}, {"learn__lora": True}, {"swaps": True}], ids=["shared", "adapters", "swapped"])
+@pytest.mark.parametrize(
+    "changes", [{}, {"learn__lora_rank": 4}, {"swaps": True}], ids=["shared", "adapters", "swapped"]
+)
 def test_several_targets_resume_too(tiny_trio: TinyTrio, tmp_path: Path, changes: dict[str, Any]):  # noqa: F811
     big, small = tiny_trio.targets
     targets = {"targets": (big, small)}

@@ -17,6 +17,8 @@ from pipeline.config.settings import Config
 NEW_TOKENS = 16
 PROMPTS = 8
 
+pytestmark = pytest.mark.constants(gate_every=3)
+
 
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory: pytest.TempPathFactory, tiny_trio: TinyTrio) -> Path:  # noqa: F811
@@ -31,7 +33,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory, tiny_trio: TinyTrio) -> Path
 
 
 def config_for(trio: TinyTrio, source: Path, **changes: Any) -> Config:
-    fixed = {"targets": trio.targets, "sources": (str(source),), "learn__gate_share": 0.3, "draft__sources": ("model",)}
+    fixed = {"targets": trio.targets, "sources": (str(source),), "draft__sources": ("model",)}
     return config_of(trio.pair, **fixed | changes)
 
 
@@ -84,7 +86,7 @@ def test_greedy_is_plain_decoding_of_each_target_while_the_drafter_learns(
     lora: bool,
     batch: int,
 ):
-    config = config_for(tiny_trio, mixed, learn__lora=lora, learn__lora_rank=4, batch=batch, learn__off_policy=lora)
+    config = config_for(tiny_trio, mixed, learn__lora_rank=4 * lora, batch=batch, learn__off_policy=lora)
     run_replay(config, tmp_path / "run")
     prompts = table_of(tmp_path / "run", "prompts").to_pylist()
     expected = {row["offset"]: plainly(targets[row["target"]], row["prompt_text"]) for row in prompts}
@@ -118,7 +120,7 @@ def test_equal_seeds_make_equal_decisions(
     tmp_path: Path,
     lora: bool,
 ):
-    config = config_for(tiny_trio, mixed, batch=3, sampling__temperature=1.0, learn__lora=lora, learn__lora_rank=4)
+    config = config_for(tiny_trio, mixed, batch=3, sampling__temperature=1.0, learn__lora_rank=4 * lora)
     for name in ("first", "second"):
         run_replay(config, tmp_path / name)
     first, second = (table_of(tmp_path / name, "decisions") for name in ("first", "second"))
@@ -133,7 +135,7 @@ def swapped(tiny_trio: TinyTrio, tmp_path_factory: pytest.TempPathFactory) -> Pa
     first, other = tiny_trio.targets
     run = tmp_path_factory.mktemp("swapped") / "run"
     swaps = (f"3={other}", f"7={first}")
-    run_replay(config_for(tiny_trio, tiny_trio.pair.sums, targets=(first,), swaps=swaps, draft__siblings=0), run)
+    run_replay(config_for(tiny_trio, tiny_trio.pair.sums, targets=(first,), swaps=swaps, draft__width=1), run)
     return run
 
 
@@ -184,7 +186,7 @@ def test_each_target_has_versions_of_its_own_in_the_run_s_folder(
     from store.registry.registry import NoRegistry
 
     monkeypatch.setattr("pipeline.run.context.open_registry", lambda *_: NoRegistry())
-    config = config_for(tiny_trio, mixed, learn__lora=lora, publish__enabled=True, publish__interval=2)
+    config = config_for(tiny_trio, mixed, learn__lora_rank=4 * lora, publish__enabled=True, publish__interval=2)
     run_replay(config, tmp_path / "run")
     for number, target in enumerate(tiny_trio.targets):
         versions = versions_of(tmp_path / "run", target)
@@ -207,7 +209,7 @@ def test_a_drafter_s_folder_with_an_adapter_comes_back_with_lora_and_merged_with
     tiny_trio: TinyTrio,  # noqa: F811
     tmp_path: Path,
 ):
-    config = config_of(tiny_trio.pair, learn__lora=True, learn__lora_rank=4)
+    config = config_of(tiny_trio.pair, learn__lora_rank=4)
     (models,) = load_models(config, "", tmp_path)
     with torch.no_grad():
         for weight in models.drafter.trained_weights:
@@ -215,7 +217,7 @@ def test_a_drafter_s_folder_with_an_adapter_comes_back_with_lora_and_merged_with
     want, bare = logits_of(models), logits_of(load_models(config_of(tiny_trio.pair), "", tmp_path)[0])
     models.drafter.save(tmp_path / "saved", models.drafter_tokenizer)
     again = replace(tiny_trio.pair, drafter=tmp_path / "saved")
-    with_lora = load_models(config_of(again, learn__lora=True, learn__lora_rank=4), "", tmp_path)[0]
+    with_lora = load_models(config_of(again, learn__lora_rank=4), "", tmp_path)[0]
     merged = load_models(config_of(again), "", tmp_path)[0]
     assert float((want - bare).abs().max()) > 0.1
     assert torch.equal(logits_of(with_lora), want)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from constants import constants
 from replaying import config_of
 from tiny_pair import TinyPair, sentences, tiny_pair
 
@@ -74,7 +75,7 @@ def soak_config(pair: TinyPair, folder: Path, prompts: int, **changes: Any) -> C
     source = folder / "soak.jsonl"
     source.write_text("\n".join(json.dumps({"prompt": text}) for text in sentences(1000, 1000 + prompts)))
     # Without siblings, whose keys and values a block adds to those of the text.
-    fixed = {"sources": (str(source),), "batch": BATCH, "sampling__max_new_tokens": NEW_TOKENS, "draft__siblings": 0}
+    fixed = {"sources": (str(source),), "batch": BATCH, "sampling__max_new_tokens": NEW_TOKENS, "draft__width": 1}
     return config_of(pair, **{**fixed, "learn__interval": 4, **changes})
 
 
@@ -116,13 +117,7 @@ def require_caches_as_computed(models: Models, display: SamplingDisplay) -> None
 
 
 # What is kept of the past is full before the first look, no interval grows, and no thread is at work meanwhile.
-SMALL = {
-    "learn__replay_prompts": 8,
-    "learn__head_buffer": 64,
-    "learn__gate_window": 4,
-    "learn__spacing": "fixed",
-    "learn__lag": 0,
-}
+SMALL = {"replay_prompts": 8, "head_buffer": 64, "gate_window": 4, "update_lag": 0}
 SLACK = 100  # one object left of every prompt would be 200 more at the last look than at the first
 
 
@@ -131,7 +126,8 @@ def short(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> tupl
     """300 prompts."""
     folder = tmp_path_factory.mktemp("soak")
     display = SamplingDisplay(alive, (100, 200, 300))
-    return run(soak_config(tiny_pair, folder, 300, **SMALL), folder, display), display
+    with constants(**SMALL):
+        return run(soak_config(tiny_pair, folder, 300), folder, display), display
 
 
 @pytest.mark.sweep

@@ -29,7 +29,7 @@ from pipeline.serve.messages import Finish
 from pipeline.serve.run import ServerRun
 from store.errors import RunError
 
-LEARNING = {"learn__spacing": "fixed", "learn__interval": 2, "serve__learn_share": 1.0}
+LEARNING = {"learn__spacing": "fixed", "learn__interval": 2}
 SAMPLED = {"temperature": 1.0}
 
 
@@ -84,7 +84,7 @@ def test_greedy_requests_equal_plain_decoding(tiny_pair: TinyPair, tmp_path: Pat
     assert bool(made) == (learn != "off")
 
 
-FROZEN = {"draft__sources": ("model",), "draft__adapt": False, "cache__budget_bytes": 1}
+FROZEN = {"draft__sources": ("model",), "draft__stop": "never", "cache__budget_bytes": 1}
 
 
 @pytest.mark.slow

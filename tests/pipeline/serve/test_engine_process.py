@@ -244,7 +244,7 @@ def is_ready(server: ServerProcess) -> bool:
 @pytest.mark.slow
 def test_clients_of_the_command_get_an_error_and_are_served_again(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
     run = tmp_path / "run"
-    arguments = server_arguments(tiny_pair, run, **OFTEN, serve__learn_share=4.0)
+    arguments = server_arguments(tiny_pair, run, **OFTEN)
     with server_process(tmp_path / "world", *arguments) as server:
         model = server.model()
         server.complete(TEXT, model=model)

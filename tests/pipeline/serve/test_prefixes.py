@@ -31,7 +31,7 @@ def count_copied(engine: LiveEngine) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", [{}, {"prompts__chunk": 5}, {"prompts__cache_bytes": 0}], ids=str)
+@pytest.mark.parametrize("changes", [{}, {"prompts__cache_bytes": 0}], ids=str)
 def test_greedy_text_is_that_of_plain_decoding(
     tiny_pair: TinyPair,  # noqa: F811
     tmp_path: Path,
@@ -107,8 +107,9 @@ def run_while_reading(
     return running.end(), reading.end(), before[0]
 
 
+@pytest.mark.constants(prompt_chunk=4)
 def test_a_running_request_continues_while_a_long_prompt_is_read(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
-    with run_server(serve_config(tiny_pair, prompts__chunk=4, draft__max_draft=0), tmp_path / "run") as server:
+    with run_server(serve_config(tiny_pair, draft__max_draft=0), tmp_path / "run") as server:
         parts = (len(server.engine.encode(QUESTIONS[0]).tokens) - UNREAD) // 4
         running, reading, before = run_while_reading(server, QUESTIONS[0], lambda cancel: None)
     assert running.tokens == greedy_generate(tiny_pair, "Ann has", 60)
@@ -116,13 +117,14 @@ def test_a_running_request_continues_while_a_long_prompt_is_read(tiny_pair: Tiny
     assert before > parts > 5
 
 
+@pytest.mark.constants(prompt_chunk=8)
 def test_a_request_that_is_cancelled_while_its_prompt_is_read_ends_at_once(
     tiny_pair: TinyPair,  # noqa: F811
     tmp_path: Path,
 ):
     """The part of its prompt that was read is known to the next request."""
     run = tmp_path / "run"
-    with run_server(serve_config(tiny_pair, prompts__chunk=8, draft__max_draft=0), run) as server:
+    with run_server(serve_config(tiny_pair, draft__max_draft=0), run) as server:
         running, cancelled, before = run_while_reading(server, QUESTIONS[0], lambda cancel: cancel())
         again = submit_prompt(server.engine, QUESTIONS[0]).tokens
         assert count_copied(server.engine) == 1

@@ -281,18 +281,6 @@ def test_those_in_flight_finish_within_the_grace_and_end_after_it(grace: float, 
     assert world.log.closed
 
 
-def test_commits_count_prompts():
-    world = StubEngine()
-    listeners = [RecordingListener() for _ in range(3)]
-    for listener in listeners:
-        world.engine.submit(stub_request(), listener)
-    world.engine.start()
-    for listener in listeners:
-        listener.end()
-    world.engine.close(HANG_SECONDS)
-    assert world.committer.prompts == 3
-
-
 def test_a_deadline_ends_a_request_in_flight_after_the_block_in_which_it_passed():
     clock = ManualClock()
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pipeline.learner_service.service import read_learner_checkpoint
 
-LEARNING = {"learn__spacing": "fixed", "learn__interval": 2, "serve__learn_share": 4.0}
+LEARNING = {"learn__spacing": "fixed", "learn__interval": 2}
 
 
 def learn_live(pair: TinyPair, run: Path) -> list[Tensor]:

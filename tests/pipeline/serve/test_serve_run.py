@@ -85,9 +85,10 @@ def test_a_cancelled_request_is_logged_up_to_its_end(tiny_pair: TinyPair, tmp_pa
     assert_sound(run)
 
 
+@pytest.mark.constants(serve_grace=0.0)
 def test_shutdown_ends_running_requests_after_the_grace_time(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
     run = tmp_path / "run"
-    with run_server(serve_config(tiny_pair, serve__grace_seconds=0.0, batch=1), run) as server:
+    with run_server(serve_config(tiny_pair, batch=1), run) as server:
         engine = server.engine
         flying, waiting = (
             submit_prompt(engine, "Ann has 3", max_tokens=900, temperature=2.0),
@@ -172,7 +173,7 @@ def _broken_replay(pair: TinyPair, run: Path, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(TargetRunner, "_finish", raise_error)
     try:
-        run_replay(config_of(pair, **OFTEN, commit__prompts=1), run)
+        run_replay(config_of(pair, **OFTEN), run)
     finally:
         monkeypatch.undo()
 

@@ -102,8 +102,8 @@ TARGET_ROWS = b"""{"prompt": "a", "target": "small"}
 """
 
 
-def read_targets(path: Path, *targets: str, **options: str) -> list[str | None]:
-    events = open_source(str(path), SourceSettings(**options), targets=targets).read(0)
+def read_targets(path: Path, *targets: str) -> list[str | None]:
+    events = open_source(str(path), PLAIN, targets=targets).read(0)
     return [event.target for event in events if isinstance(event, PromptReceived)]
 
 
@@ -123,11 +123,6 @@ def test_a_row_with_an_unknown_target_is_rejected_with_the_known_ones_and_takes_
 def test_with_one_target_the_column_means_nothing(tmp_path):
     path = write_file(tmp_path / "x.jsonl", TARGET_ROWS)
     assert read_targets(path, "big") == read_targets(path) == [None] * 7
-
-
-def test_the_column_of_the_target_can_have_another_name(tmp_path):
-    path = write_file(tmp_path / "x.jsonl", b'{"prompt": "a", "target": "tiny", "model": "small"}')
-    assert read_targets(path, "big", "small", target_field="model") == ["small"]
 
 
 def test_a_table_with_a_column_of_targets_is_read_alike(tmp_path):

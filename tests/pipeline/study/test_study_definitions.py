@@ -29,7 +29,7 @@ def test_every_arm_is_a_configuration_of_its_own(study: Study):
 
 
 def test_losses_differ_in_nothing_but_loss_cache_and_positions():
-    assert LOSSES.settings == {"draft.adapt": False, "draft.max_draft": 5, "draft.siblings": 0}
+    assert LOSSES.settings == {"draft.stop": "never", "draft.max_draft": 5, "draft.width": 1}
     keys = {key for arm in LOSSES.arms for key in arm.settings}
     assert keys == {"learn.enabled", "learn.loss", "learn.off_policy", "cache.policy"}
     off_policy = {arm.name.split(" + ")[0] for arm in LOSSES.arms if arm.settings.get("learn.off_policy")}
@@ -39,15 +39,14 @@ def test_losses_differ_in_nothing_but_loss_cache_and_positions():
 def test_the_head_is_studied_with_every_length_and_rule():
     fixed = [arm.settings["draft.max_draft"] for arm in HEAD.arms if arm.name.startswith("fixed")]
     assert fixed == [2, 3, 4, 5, 6, 7, 8]
-    rules = {(arm.settings["draft.stop_rule"], arm.settings.get("draft.stop_threshold")) for arm in HEAD.arms[7:]}
-    assert rules == {("threshold", 0.3), ("threshold", 0.7), ("cost", None)}
-    assert len(HEAD.arms[7:]) == 6  # joint and interleaved
+    assert {arm.settings["draft.stop"] for arm in HEAD.arms[7:]} == {0.3, 0.7, "cost"}
+    assert len(HEAD.arms[7:]) == 3
 
 
 def test_every_response_to_drift_is_studied_with_and_without_the_cache():
     with_cache = [arm for arm in DRIFT.arms if "cache.policy" not in arm.settings]
     assert len(with_cache) * 2 == len(DRIFT.arms) == 26
-    assert {arm.settings["drift.answer"] for arm in with_cache} == {"reset", "recall", "none"}
+    assert {arm.settings["drift.response"] for arm in with_cache} == {"reset", "recall", "none"}
 
 
 def test_every_source_is_studied_alone_and_all_together():
@@ -58,8 +57,8 @@ def test_every_source_is_studied_alone_and_all_together():
 
 def test_ways_to_learn_differ_in_method_interval_and_features_alone():
     keys = {key for arm in LEARNING.arms for key in arm.settings}
-    assert keys == {"learn.method", "learn.spacing", "learn.interval", "learn.target_state"}
-    assert LEARNING.settings == {"learn.enabled": True, "draft.adapt": False, "draft.max_draft": 5, "draft.siblings": 0}
+    assert keys == {"learn.method", "learn.spacing", "learn.interval"}
+    assert LEARNING.settings == {"learn.enabled": True, "draft.stop": "never", "draft.max_draft": 5, "draft.width": 1}
     assert LEARNING.references == ("baseline",)
 
 
@@ -79,7 +78,6 @@ def test_settings_of_the_arms_cannot_be_overridden():
         (LOSSES, "Qwen2-7B", "hybrid", "none", 37 / 14, 1.61 / 1.04),
         (LOSSES, "k=3", "cache only", "none", 20 / 16, 1.16 / 1.04),
         (LOSSES, "k=4", "direct", "hybrid", 35 / 41, 1.54 / 1.61),
-        (HEAD, "GSM8K", "threshold 0.7, joint", "fixed 5", 61 / 42, 2.08 / 2.20),
         (HEAD, "XSum", "threshold 0.3, interleaved", "fixed 5", 38 / 23, 1.58 / 1.53),
         (CACHE, "MBPP+HE", "1/4 LFU", "full", 0.259 / 0.267, 1.0),
         (CACHE, "MBPP+HE", "none", "full", 0.219 / 0.267, 1.29 / 1.36),
@@ -94,7 +92,7 @@ def test_the_paper_s_ratios(study: Study, title: str, arm: str, reference: str, 
 def test_the_paper_has_no_ratio_for_arms_that_it_does_not_have():
     assert column(LOSSES, "Llama3-8B").acceptance("trie", "none") is None
     assert column(LOSSES, "Llama3-8B").speed_ratio("cache only", "none") is None
-    assert column(HEAD, "GSM8K").speed_ratio("cost, joint", "fixed 5") is None
+    assert column(HEAD, "GSM8K").speed_ratio("cost, interleaved", "fixed 5") is None
     assert not DRIFT.paper
     assert "not stated" in DRIFT.remark
 
@@ -121,7 +119,7 @@ def test_the_paper_s_numbers_are_those_of_its_tables():
         row = pairs_in(line_of(text, f"| k={k}", "Table 5"))
         names = ("none", "cache only", "direct only", "direct", "hybrid")
         assert dict(zip(names, row, strict=True)) == column(LOSSES, f"k={k}").values
-    rows = {"fixed 5": "| distil only", "joint": "| joint", "interleaved": "| interleaved"}
+    rows = {"fixed 5": "| distil only", "interleaved": "| interleaved"}
     for number, title in enumerate(("GSM8K", "MBPP+HE", "Alpaca", "XSum")):
         for arm, values in column(HEAD, title).values.items():
             line = re.sub(r"\([^)]*\)", "", line_of(text, rows[arm.split(", ")[-1]], "Table 2")).replace("*", "")

@@ -15,7 +15,7 @@ from pipeline.study.records import Key, Record, StudyFile
 from pipeline.study.task import StudyTask, run_task
 
 SETTINGS = {
-    "draft__sources": ("model",), "draft__costs": "estimated", "learn__lag": 0, "batch": 2, "publish__enabled": False,
+    "draft__sources": ("model",), "draft__costs": "estimated", "batch": 2, "publish__enabled": False,
     "sampling__temperature": 0.0,
 }  # fmt: skip
 
@@ -37,7 +37,7 @@ def test_every_arm_is_measured_at_the_same_places(tiny_pair: TinyPair):  # noqa:
 
 
 def test_measuring_changes_no_draft(tiny_pair: TinyPair):  # noqa: F811
-    for arm in ("gradient, fixed", "least squares"):
+    for arm in ("gradient, fixed", "least squares, states"):
         runs = [run_arm(tiny_pair, arm, measures_places=measures) for measures in (False, True)]
         counts = [[(one.offset, one.blocks, one.judged, one.accepted) for one in run.passed] for run in runs]
         assert counts[0] == counts[1]

@@ -217,7 +217,7 @@ def test_the_head_is_studied_on_several_targets(tiny_pair: TinyPair, tmp_path: P
 
 def test_drift_is_studied_on_alternating_sources(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
     arms = ("--arms", "page-hinkley, recall; no detector, no cache", "--alternate", 5, "--seeds", 1)
-    result = run_study(tiny_pair, "drift", *arms, "--out", tmp_path / "kept.json", "--set", "drift.grace=2")
+    result = run_study(tiny_pair, "drift", *arms, "--out", tmp_path / "kept.json")
     assert result.exit_code == 0, result.output
     assert {tuple(run["segments"]) for run in runs_of(tmp_path / "kept.json").values()} == {(0, 5, 10, 15, 20)}
     for words in ("acceptance around the first switch", "alarms and recovery", "3 over 1", "not stated (images)"):

@@ -45,15 +45,15 @@ def test_gains_are_paired_by_seed():
 
 
 def test_the_best_fixed_length_is_found_afterwards():
-    plan = plan_of(StudyName.HEAD, "fixed 2", "fixed 5", "cost, joint", seeds=1)
-    seconds = {"fixed 2": (40.0, 10.0), "fixed 5": (20.0, 20.0), "cost, joint": (10.0, 8.0)}
+    plan = plan_of(StudyName.HEAD, "fixed 2", "fixed 5", "cost, interleaved", seeds=1)
+    seconds = {"fixed 2": (40.0, 10.0), "fixed 5": (20.0, 20.0), "cost, interleaved": (10.0, 8.0)}
     runs = [record([10] * 5, arm=arm, seconds=wall, cpu_seconds=cpu) for arm, (wall, cpu) in seconds.items()]
     (results,) = results_of(plan, runs)
     assert best_fixed(results) == "fixed 5"
     assert best_fixed(results, "tokens_per_cpu_second") == "fixed 2"
     notes = table_of(tables(results), "speed as").notes
-    assert notes[0].endswith("chosen afterwards: fixed 5. Over it, paired by seed: cost, joint 2.000.")
-    assert notes[1].endswith("chosen afterwards: fixed 2. Over it, paired by seed: cost, joint 1.250.")
+    assert notes[0].endswith("chosen afterwards: fixed 5. Over it, paired by seed: cost, interleaved 2.000.")
+    assert notes[1].endswith("chosen afterwards: fixed 2. Over it, paired by seed: cost, interleaved 1.250.")
 
 
 def test_seeds_that_never_recovered_are_reported():

@@ -100,7 +100,7 @@ def test_a_training_raises_the_acceptance_and_its_version_drafts_the_same_text(
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setattr(context, "open_registry", lambda *_: NoRegistry())  # MLflow takes 15 s to begin
-    config = make_training_config([run], {"publish.probe": False, "learn.interval": 4})
+    config = make_training_config([run], {"learn.interval": 4})
     assert config.targets == (str(tiny_pair.target),)
     lines: list[str] = []
     summary = LogTraining(config, [run], tmp_path / "training", config.publish.mlflow_uri).run(3, lines.append)

@@ -12,6 +12,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from assisted_counting import Counts, counting, greedy, simulate
+from constants import NO_GATE
 from huggingface_hub import ModelCard
 from published_pair import Published, published  # noqa: F401  (fixtures)
 from pyarrow import parquet
@@ -190,8 +191,9 @@ def test_with_one_vocabulary_it_reaches_what_the_probe_promised(
 
 
 @pytest.mark.slow
+@pytest.mark.constants(gate_every=NO_GATE)
 def test_an_adapter_is_merged(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
-    config = config_of(tiny_pair, publish__enabled=True, learn__lora=True, learn__lora_rank=4, learn__gate_share=0.0)
+    config = config_of(tiny_pair, publish__enabled=True, learn__lora_rank=4)
     run_replay(config.with_overrides({"learn.rate": 2e-2}), tmp_path / "runs" / "lora")
     version = max((tmp_path / "runs/lora/versions").iterdir())
     assert (version / ADAPTER_FOLDER).is_dir()

@@ -246,15 +246,15 @@ def test_models_that_it_does_not_support_have_another_forward():
 def test_large_models_are_compiled_where_their_numbers_are_short(monkeypatch: pytest.MonkeyPatch):
     model = model_of(CONFIGS["qwen3"]).model
     assert sum(weight.numel() for weight in model.parameters()) < SMALL
-    assert prefers_compiled_forward(model, "fastest", one_kernel=False)
+    assert prefers_compiled_forward(model, "fastest", batch_invariant=False)
     assert choose_weights(model) == "fastest"
     monkeypatch.setattr("stages.compiled.llama_weights.SMALL", 0)
-    assert not prefers_compiled_forward(model, "fastest", one_kernel=False)
-    assert prefers_compiled_forward(model, "fastest", one_kernel=True)
+    assert not prefers_compiled_forward(model, "fastest", batch_invariant=False)
+    assert prefers_compiled_forward(model, "fastest", batch_invariant=True)
     for weight in model.parameters():
         weight.data = weight.data.bfloat16().float()
-    assert prefers_compiled_forward(model, "fastest", one_kernel=False)
-    assert not prefers_compiled_forward(model, "bfloat16", one_kernel=False)
+    assert prefers_compiled_forward(model, "fastest", batch_invariant=False)
+    assert not prefers_compiled_forward(model, "bfloat16", batch_invariant=False)
 
 
 def test_compiled_code_is_stored_and_damaged_code_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -2,16 +2,14 @@
 
 from collections.abc import Sequence
 from itertools import combinations
-from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.config.sections import DraftSettings
+from pipeline.assembly.costs import make_stop_rule
 from stages.drafting.costs import Costs, make_monotone
 from stages.drafting.stopping import (
-    STOP_RULES,
     CostStop,
     FixedLength,
     StopRule,
@@ -111,9 +109,12 @@ def test_measured_falls_are_levelled():
     assert make_monotone([(1, 2.0), (2, 1.5), (4, 3.0)]) == ((1, 1.5), (2, 1.5), (4, 3.0))
 
 
-def test_the_table_has_every_name_of_the_setting_and_every_rule():
-    assert set(STOP_RULES) == set(get_args(DraftSettings.model_fields["stop_rule"].annotation))
-    made = {name: make(DraftSettings(stop_threshold=0.25), flat(0.1)) for name, make in STOP_RULES.items()}
-    assert {type(rule) for rule in made.values()} == set(StopRule.__subclasses__())
-    assert drafts_more(made["threshold"], (0.75,))
-    assert not drafts_more(made["threshold"], (0.74,))
+def test_every_value_of_the_setting_is_another_rule():
+    made = [make_stop_rule(stop, flat(0.1), usable=True) for stop in ("cost", "never", 0.25)]
+    assert {type(rule) for rule in made} == set(StopRule.__subclasses__())
+    assert drafts_more(made[2], (0.75,))
+    assert not drafts_more(made[2], (0.74,))
+
+
+def test_a_head_that_never_learns_decides_nothing():
+    assert isinstance(make_stop_rule("cost", flat(0.1), usable=False), FixedLength)

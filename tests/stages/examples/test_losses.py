@@ -224,20 +224,20 @@ def test_the_table_has_every_name_of_the_setting():
 
 @pytest.mark.parametrize("name", sorted(LOSSES.keys() - {"n-grams"}))  # which reads no distribution
 def test_every_loss_of_the_table_pulls_towards_the_target(name: str):
-    """A step against the gradient lowers it; those with a term for n-grams read the settings."""
+    """A step against the gradient lowers it; also those with a term for n-grams."""
     target_D, logits_D = distribution(3), distribution(4).log().requires_grad_()
-    loss = LOSSES[name](LearnSettings(ngram_weight=0.5, acceptance_blend=0.25))
+    loss = LOSSES[name]
     before = loss(*both(logits_D[None], soft_target(target_D)), NO_NGRAMS)
     before.backward()
     after = loss(*both((logits_D - 0.1 * logits_D.grad).detach()[None], soft_target(target_D)), NO_NGRAMS)
     assert after.item() < before.item()
 
 
-def test_the_settings_weigh_the_terms_of_a_loss():
+def test_weights_of_the_terms_of_a_loss():
     given, ngram_log_N = both(distribution(4).log()[None], soft_target(distribution(3))), torch.tensor([-2.0])
-    light, heavy = (LOSSES["hybrid"](LearnSettings(ngram_weight=weight)) for weight in (0.1, 0.6))
+    light, heavy = (hybrid_loss(weight) for weight in (0.1, 0.6))
     assert float(heavy(*given, ngram_log_N) - light(*given, ngram_log_N)) == pytest.approx(0.5 * 2.0)
-    pure, blended = (LOSSES["acceptance"](LearnSettings(acceptance_blend=blend)) for blend in (0.0, 1.0))
+    pure, blended = (acceptance_loss(blend) for blend in (0.0, 1.0))
     assert float(pure(*given, ngram_log_N)) == pytest.approx(float(trie_loss(*given, ngram_log_N)))
     assert float(blended(*given, ngram_log_N)) == pytest.approx(1 - float(expected_acceptance(*given)))
 

@@ -161,11 +161,13 @@ def test_weights_that_training_changed_are_quantised_again(files: dict[str, Path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("weights", ["int4", "int8"])
-def test_with_one_kernel_a_token_has_the_same_bits_whatever_is_computed_with_it(files: dict[str, Path], weights: str):
+def test_with_batch_invariant_a_token_has_the_same_bits_whatever_is_computed_with_it(
+    files: dict[str, Path], weights: str
+):
     texts = [[(5 + 31 * place + 7 * row) % 300 for place in range(24 + 9 * row)] for row in range(3)]
 
     def make() -> LanguageModel:
-        return load_model(str(files["Q4_1"]), "float32", "cpu", weights, one_kernel=True)
+        return load_model(str(files["Q4_1"]), "float32", "cpu", weights, batch_invariant=True)
 
     alone = [read(make(), text) for text in texts]
     for step in (2, 3, 5, 11):
@@ -192,7 +194,7 @@ def settings(pair: TinyPair, target: Path, **changes: object) -> Config:
         "learn.enabled": False,
         "sampling.max_new_tokens": NEW_TOKENS,
         "source.chat": False,
-        "draft.only_where_paying": False,
+        "draft.pause": False,
         "draft.costs": "estimated",
     }
     return Config().with_overrides(fixed | changes)
@@ -235,14 +237,14 @@ def decode_plainly(
 @pytest.mark.slow
 @pytest.mark.representatives(2)
 @pytest.mark.parametrize("batch", [1, 4])
-@pytest.mark.parametrize("one_kernel", [True, False])
+@pytest.mark.parametrize("batch_invariant", [True, False])
 def test_greedy_text_is_that_of_plain_decoding(
-    files: dict[str, Path], pair: TinyPair, tmp_path: Path, one_kernel: bool, batch: int
+    files: dict[str, Path], pair: TinyPair, tmp_path: Path, batch_invariant: bool, batch: int
 ):
     """With one kernel, every token is equal; otherwise those up to the first near tie."""
-    config = settings(pair, files["Q4_1"], batch=batch, one_kernel=one_kernel)
+    config = settings(pair, files["Q4_1"], batch=batch, batch_invariant=batch_invariant)
     models, found, accepted = generate(config, tmp_path)
-    plain = load_model(str(files["Q4_1"]), "float32", "cpu", "auto", one_kernel=one_kernel)
+    plain = load_model(str(files["Q4_1"]), "float32", "cpu", "auto", batch_invariant=batch_invariant)
     plain.restrict(set(range(len(models.target_vocabulary.token_bytes))))
     assert plain.weights == models.target.weights == "int4"
     assert accepted > PROMPTS, "drafts were accepted"
@@ -255,7 +257,7 @@ def test_greedy_text_is_that_of_plain_decoding(
             place = next(index for index, pair in enumerate(zip(emitted, expected, strict=False)) if len(set(pair)) > 1)
             gap = logits[place][expected[place]] - logits[place][emitted[place]]
             assert float(gap / logits[place].std()) < NEAR
-    assert differing <= (0 if one_kernel else PROMPTS // 3)
+    assert differing <= (0 if batch_invariant else PROMPTS // 3)
 
 
 def test_rounded_weights_need_the_packed_forward(files: dict[str, Path], monkeypatch: pytest.MonkeyPatch):
@@ -263,8 +265,8 @@ def test_rounded_weights_need_the_packed_forward(files: dict[str, Path], monkeyp
     for weights in ("int4", "bfloat16"):
         with pytest.raises(ModelError, match=f"weights in {weights} need the packed forward"):
             load_model(str(files["Q4_1"]), "float32", "cpu", weights).prove_forward()
-    with pytest.raises(ModelError, match="one_kernel needs the packed forward"):
-        load_model(str(files["Q4_1"]), "float32", "cpu", "fastest", one_kernel=True).prove_forward()
+    with pytest.raises(ModelError, match="batch_invariant needs the packed forward"):
+        load_model(str(files["Q4_1"]), "float32", "cpu", "fastest", batch_invariant=True).prove_forward()
 
 
 def test_another_device_has_no_kernels_for_few_bits(pair: TinyPair, files: dict[str, Path], tmp_path: Path):

@@ -210,7 +210,7 @@ def test_codes_give_a_row_the_same_outputs_in_every_batch(bits: int):
 
 def maker(weights_format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **options: bool) -> KernelMaker:
     monkeypatch.setenv("OMNIDRAFT_CACHE", str(tmp_path))
-    given = {"one_kernel": False, "quantise": True} | options
+    given = {"batch_invariant": False, "quantise": True} | options
     return KernelMaker(weights_format, measurements=Measurements(), **given)
 
 
@@ -281,11 +281,11 @@ def test_an_output_layer_is_neither_quantised_nor_are_its_sums_rounded(weights_f
 @packs
 @pytest.mark.parametrize("weights_format", ["float32", "int4"])
 @pytest.mark.parametrize("layer", ["make", "make_output"])
-def test_one_kernel_gives_a_row_the_same_outputs_in_every_batch(
+def test_batch_invariant_gives_a_row_the_same_outputs_in_every_batch(
     weights_format: str, layer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Wide enough that a kernel may split the sum of a row; whatever the processor."""
-    made = maker(weights_format, tmp_path, monkeypatch, one_kernel=True)
+    made = maker(weights_format, tmp_path, monkeypatch, batch_invariant=True)
     matrix = made.read(module_of(96, 1536), codes=layer == "make")
     kernel, x_NI = getattr(made, layer)(matrix), inputs(40, 1536)
     alone_NO = torch.cat([kernel(row) for row in x_NI.split(1)])
@@ -293,11 +293,11 @@ def test_one_kernel_gives_a_row_the_same_outputs_in_every_batch(
         assert torch.equal(kernel(x_NI[:rows]), alone_NO[:rows])
 
 
-def test_one_kernel_computes_all_numbers_of_rows(tmp_path, monkeypatch):
-    made = maker("int4", tmp_path, monkeypatch, one_kernel=True)
+def test_batch_invariant_computes_all_numbers_of_rows(tmp_path, monkeypatch):
+    made = maker("int4", tmp_path, monkeypatch, batch_invariant=True)
     assert isinstance(made.make(made.read(module_of())), Int4Linear)
     assert made.describe() == "int4"
-    made = maker("float32", tmp_path, monkeypatch, one_kernel=True)
+    made = maker("float32", tmp_path, monkeypatch, batch_invariant=True)
     assert not isinstance(made.make(made.read(module_of())), ByRowsLinear)
 
 

@@ -133,12 +133,12 @@ def test_nothing_wanted_is_no_logits():
 
 
 @pytest.mark.parametrize("name", ["one key head", "qwen3"])
-def test_int8_with_one_kernel_gives_a_token_the_same_bits_whatever_is_computed_with_it(name: str):
+def test_int8_with_batch_invariant_gives_a_token_the_same_bits_whatever_is_computed_with_it(name: str):
     texts = [[(5 + 31 * place + 7 * row) % 97 for place in range(20 + 9 * row)] for row in range(4)]
 
     def logits_of(batch: list[int], step: int) -> dict[int, torch.Tensor]:
         model = model_of(CONFIGS[name])
-        model.weights, model.one_kernel = "int8", True
+        model.weights, model.batch_invariant = "int8", True
         rows = [row_of(texts[number][:6], remaining_tokens=64) for number in batch]
         for row in rows:
             model.admit(row, row.tokens)

@@ -320,9 +320,9 @@ def test_rows_by_themselves_read_chains_only(reading: Reading):
         forward.keep(0, 0, [0, 2])
 
 
-def test_one_kernel_reads_chains_only():
+def test_batch_invariant_reads_chains_only():
     model, row = make_model("packed, shared key heads", torch.float32), row_of([1, 2, 3], remaining_tokens=8)
-    packed = LanguageModel(model.model, "int8", weights="int8", one_kernel=True)
+    packed = LanguageModel(model.model, "int8", weights="int8", batch_invariant=True)
     packed.prove_forward()
     assert not packed.reads_trees
     assert not packed.forward_pass.reads_trees

@@ -338,11 +338,12 @@ def test_an_end_of_sequence_ends_what_is_judged():
 
 
 def test_after_a_drift_new_text_weighs_double():
-    for decays, wanted in ((True, [3, 2]), (False, [2, 3])):
-        memory = new_memory(decays=decays)
+    for drifts, wanted in ((True, [3, 2]), (False, [2, 3])):
+        memory = new_memory()
         for _ in range(4):
             complete(memory, [1], 2)
-        memory.respond_to_drift()
+        if drifts:
+            memory.respond_to_drift()
         for _ in range(3):
             complete(memory, [1], 3)
         assert memory.table.find([1])[0][1].tokens == wanted

@@ -117,8 +117,8 @@ def test_any_chunk_and_any_prefix_give_the_logits_of_a_prompt_that_is_read_at_on
     assert reader.counts.copied_tokens == 72 + 50 + 7, "parts of blocks too"
 
 
-def test_one_kernel_gives_the_same_bits_whatever_is_copied():
-    options = {"weights": "int4", "one_kernel": True}
+def test_batch_invariant_gives_the_same_bits_whatever_is_copied():
+    options = {"weights": "int4", "batch_invariant": True}
     reader = live_reader(make_model(**options), 7)
     want = complete(PromptReader(make_model(**options), 30, None), TEXT)
     assert [torch.equal(complete(reader, TEXT), want) for _ in range(2)] == [True, True]

@@ -223,5 +223,5 @@ def test_without_peft_the_error_names_what_to_install(monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(ModelError, match=r"omnidraft\[lora\].*--lora"):
+    with pytest.raises(ModelError, match=r"omnidraft\[lora\].*learn\.lora_rank"):
         add_adapter(new_model().model, "one", RANK, 0)

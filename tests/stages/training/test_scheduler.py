@@ -7,7 +7,6 @@ from threading import Event
 
 import pytest
 
-from pipeline.config.sections import LearnSettings
 from stages.contract.blocks import TrainingExample
 from stages.training.interval import BreakEvenInterval, FixedInterval
 from stages.training.scheduler import InlineWorker, ThreadWorker, UpdateScheduler
@@ -300,9 +299,8 @@ def test_what_the_worker_raises_is_raised_where_the_update_would_have_been_adopt
 
 def paying(**changes: float) -> BreakEvenInterval:
     """An update of 100 pieces costs 100 x 2 x 0.1 = 20 target passes. A thousand prompts have passed."""
-    own = {name: changes.pop(name, default) for name, default in {"piece_cost": 0.1, "batch": 1}.items()}
-    settings = {"interval": 4, "longest_interval": 32, "steps": 2, "horizon": 100}
-    interval = BreakEvenInterval(LearnSettings(**settings | changes), **own)  # type: ignore[arg-type]
+    usual = {"interval": 4, "longest": 32, "steps": 2, "horizon": 100, "piece_cost": 0.1, "batch": 1}
+    interval = BreakEvenInterval(**usual | changes)  # type: ignore[arg-type]
     interval.observe_update(step_of(None, None), 0, 1000)
     return interval
 

@@ -3,7 +3,6 @@
 from dataclasses import dataclass, replace
 from random import Random
 
-from pipeline.config.sections import LearnSettings
 from stages.contract.blocks import SoftTarget, TrainingExample
 from stages.contract.snapshot import SnapshotReader, SnapshotWriter
 from stages.training.interval import BreakEvenInterval, IntervalState
@@ -23,8 +22,7 @@ class Kept:
 
 def interval_of(**changes: float) -> BreakEvenInterval:
     """An update costs 4 x 2 x 240 x 2 x 0.01 = 38 target passes."""
-    settings = LearnSettings(**{"interval": 4, "longest_interval": 64, "steps": 2, "horizon": 1000} | changes)
-    return BreakEvenInterval(settings, piece_cost=0.01, batch=1)
+    return BreakEvenInterval(**{"interval": 4, "steps": 2, "piece_cost": 0.01, "batch": 1} | changes)
 
 
 def feed(interval: BreakEvenInterval, prompts: int, judged: int) -> None:
@@ -63,9 +61,8 @@ def test_training_resumes_when_the_share_grows():
 
 
 def test_where_other_sources_draft_too_training_begins_with_evidence_of_use():
-    settings = LearnSettings(interval=4, longest_interval=64, steps=2, horizon=1000)
     for judged, intervals in ((2, [256] * 100), (40, [256] * 6 + [4] * 94)):
-        interval = BreakEvenInterval(settings, piece_cost=0.01, batch=1, others_draft=True)
+        interval = BreakEvenInterval(4, 2, piece_cost=0.01, batch=1, others_draft=True)
         found = []
         for _ in range(100):
             feed(interval, 1, judged)
@@ -97,7 +94,8 @@ def test_a_used_drafter_is_taken_for_unused_less_often_than_once_in_twenty():
 def test_an_update_that_gains_nothing_must_be_hoped_for_by_more_rejected_tokens():
     """At 5 rejected tokens of 48 training begins after some prompts, and after each such update later."""
     interval = BreakEvenInterval(
-        LearnSettings(interval=4, longest_interval=64, steps=2, horizon=1000),
+        4,
+        2,
         piece_cost=0.01,
         batch=1,
         others_draft=True,
@@ -116,8 +114,7 @@ def test_an_update_that_gains_nothing_must_be_hoped_for_by_more_rejected_tokens(
 
 
 def test_one_update_without_gain_among_others_changes_no_hope():
-    settings = LearnSettings(interval=4, longest_interval=64, steps=2, horizon=1000)
-    interval = BreakEvenInterval(settings, piece_cost=0.01, batch=1, others_draft=True)
+    interval = BreakEvenInterval(4, 2, piece_cost=0.01, batch=1, others_draft=True)
     feed(interval, 20, 40)
     assert not interval.is_exploring
     interval.observe_update(STEP, 120, 4)
@@ -129,9 +126,8 @@ def test_an_exploration_takes_a_small_share_of_the_time():
     """An update reads 4 * 2 * 240 pieces twice. At .01 passes a piece that is 38.4 passes, a hundredth of those of 80
     prompts of 48 tokens; at .1 it is 384, of 800 prompts.
     """
-    settings = LearnSettings(interval=4, longest_interval=64, steps=2, horizon=1000)
     for piece_cost, due in ((0.01, 256), (0.1, 800)):
-        interval = BreakEvenInterval(settings, piece_cost, batch=1, others_draft=True)
+        interval = BreakEvenInterval(4, 2, piece_cost, batch=1, others_draft=True)
         prompts = 0
         while not interval.is_due(prompts):
             feed(interval, 1, 0)
@@ -168,10 +164,9 @@ def test_a_restored_interval_continues_with_the_same_evidence():
 
 def test_a_good_drafter_needs_a_longer_stream_before_its_training_pays():
     """An update costs 38 passes. Of 48 tokens a prompt 36 are judged; a tenth of those rejected are hoped to be won."""
-    settings = LearnSettings(interval=4, longest_interval=64, steps=2, horizon=1000)
     found = []
     for acceptance in (0.1, 0.8, 0.95, 1.0):
-        interval = BreakEvenInterval(settings, piece_cost=0.01, batch=1, others_draft=True)
+        interval = BreakEvenInterval(4, 2, piece_cost=0.01, batch=1, others_draft=True)
         prompts = 0
         while interval.interval == 256 and prompts < 1000:
             interval.observe_prompt(36 * (1 - acceptance), TOKENS, PIECES)

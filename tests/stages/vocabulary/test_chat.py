@@ -11,7 +11,7 @@ from tokenizers import AddedToken, pre_tokenizers
 
 from stages.models.huggingface import load_tokenizer
 from stages.vocabulary.chat import ChatEncoder, ChatTemplate, PlainConversation
-from stages.vocabulary.pair import Pair, SpecialRule, pair
+from stages.vocabulary.pair import Pair, pair
 from stages.vocabulary.tokenizer_view import Vocabulary
 from store.errors import ConfigError
 
@@ -73,7 +73,7 @@ def vocabulary_of(name: str) -> Vocabulary:
 
 @cache
 def pair_of(target: str, drafter: str, special: str = "block") -> Pair:
-    return pair(vocabulary_of(target), vocabulary_of(drafter), SpecialRule(special))
+    return pair(vocabulary_of(target), vocabulary_of(drafter), special)
 
 
 def make_messages(*messages: str) -> list[dict[str, str]]:
@@ -95,9 +95,9 @@ def expected_of(words: Vocabulary, template: str, messages: list[dict[str, str]]
     )
 
 
-def encoder_of(words: Vocabulary, template: str, drafter: Vocabulary | None = None, **rule: str) -> ChatEncoder:
+def encoder_of(words: Vocabulary, template: str, drafter: Vocabulary | None = None) -> ChatEncoder:
     other = drafter or words
-    return ChatEncoder(words, other, pair(words, other, SpecialRule(**rule)), template)
+    return ChatEncoder(words, other, pair(words, other), template)
 
 
 @cache
@@ -245,7 +245,7 @@ def test_a_tokenizer_s_own_template_is_used_when_none_is_given():
     tokenizer = byte_level([])
     tokenizer.chat_template = ROLES
     words = Vocabulary(tokenizer)
-    own = ChatEncoder(words, words, pair(words, words, SpecialRule()))
+    own = ChatEncoder(words, words, pair(words, words))
     assert own.encode("Hi") == encoder_of(words, ROLES).encode("Hi")
 
 

@@ -7,7 +7,7 @@ from tokenizer_making import MERGES, byte_level
 
 from stages.vocabulary import chat
 from stages.vocabulary.chat import ChatEncoder, ChatTemplate, PlainConversation
-from stages.vocabulary.pair import SpecialRule, pair
+from stages.vocabulary.pair import pair
 from stages.vocabulary.tokenizer_view import Vocabulary
 from store.errors import ConfigError
 
@@ -76,7 +76,7 @@ def test_the_prompt_is_that_of_the_template(content: str):
 
 def test_markers_of_calls_are_tokens():
     vocabulary = make_vocabulary()
-    encoder = ChatEncoder(vocabulary, vocabulary, pair(vocabulary, vocabulary, SpecialRule("role")), TEMPLATE)
+    encoder = ChatEncoder(vocabulary, vocabulary, pair(vocabulary, vocabulary), TEMPLATE)
     messages = [QUESTION, {"role": "assistant", "content": "", "tool_calls": [CALL]}]
     tokens, _ = encoder.encode_conversation(messages, tools=[TOOL])
     found = [token for token in tokens if token in vocabulary.specials.values()]

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from places import ROOT
 
-from stages.vocabulary.pair import How, Pair, SpecialRule, pair
+from stages.vocabulary.pair import How, Pair, pair
 from stages.vocabulary.spelling import Pieces
 from stages.vocabulary.tokenizer_view import Vocabulary
 
@@ -357,7 +357,7 @@ def test_every_target_is_spelt_in_the_pieces_of(name: str, monkeypatch: pytest.M
     drafter = vocabulary(name)
     for target in (vocabulary(other) for other in NAMES if other != name):
         for otherwise in ("block", "spell") if name in ("llama-2", "qwen2", "falcon") else ("block",):
-            found = pair(target, drafter, SpecialRule(otherwise))
+            found = pair(target, drafter, otherwise)
             flat = Flat.from_pair(found)
             check_spelling(found, flat, target, drafter)
             check_pieces(found, flat, target, drafter)
@@ -389,13 +389,10 @@ def test_the_pieces_are_those_that_were_counted_before():
 def test_a_pair_is_the_same_from_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OMNIDRAFT_CACHE", str(tmp_path))
     target, drafter = vocabulary("deepseek-coder"), vocabulary("llama-2")
-    rule = SpecialRule.from_entries("spell", ["<|EOT|>=</s>", "<pad>=block"])
-    first = pair(target, drafter, rule)
+    first = pair(target, drafter, "spell")
     assert [path.name[:4] for path in tmp_path.iterdir()] == ["pair"]
     monkeypatch.setattr("stages.vocabulary.pair._spell_pair", None)
-    assert pair(target, drafter, rule) == first
-    assert first.context[target.specials["<|EOT|>"]] == (drafter.eos,)
-    assert first.context[target.specials["<pad>"]] == ()
+    assert pair(target, drafter, "spell") == first
 
 
 def test_ids_of_a_wider_output_layer_are_nothing():

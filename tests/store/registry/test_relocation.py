@@ -72,7 +72,7 @@ def test_everything_is_found_in_the_new_folder(runs: Path, tmp_path: Path, way: 
 def test_no_address_in_a_moved_store_is_outside_of_it(runs: Path, tmp_path: Path):
     former, there = runs.as_uri(), tmp_path / "there"
     runs.rename(there)
-    list_pages(default_uri(there))  # as `omnidraft ui` calls it before it starts MLflow's server
+    list_pages(default_uri(there))  # as `omnidraft dashboard --mlflow` calls it before it starts MLflow's server
     with sqlite3.connect(there / "mlflow.db") as store:
         tables = [name for (name,) in store.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         found = {

@@ -87,7 +87,7 @@ def run(folder: Path, *more: str) -> Result:
 def greedy(folder: Path) -> tuple[list[dict], str]:
     """The reports at batch 1 and 3, and the printed output."""
     # Every prompt triggers an update, so that arms learn within so few; all draft, though that cannot pay off here.
-    settings = (*EVERY_PROMPT, "publish.interval=2", "draft.only_where_paying=false", "draft.costs=estimated")
+    settings = (*EVERY_PROMPT, "publish.interval=2", "draft.pause=false", "draft.costs=estimated")
     more = [word for setting in settings for word in ("--set", setting)]
     result = run(folder, "--json", str(folder / "greedy.json"), "--batch", "1,3", *more)
     assert result.exit_code == 0, result.output
@@ -169,7 +169,7 @@ def test_each_arm_of_ours_does_what_its_name_states(greedy: tuple[list[dict], st
 
 
 def test_logged_arms_with_a_source_off_keep_the_log_and_lack_the_source(folder: Path) -> None:
-    settings = (*EVERY_PROMPT, "draft.only_where_paying=false", "draft.costs=estimated")
+    settings = (*EVERY_PROMPT, "draft.pause=false", "draft.costs=estimated")
     more = [word for setting in settings for word in ("--set", setting)]
     arms = ",".join(LOGGING)
     result = run(folder, "--json", str(folder / "off.json"), "--batch", "1", "--arms", arms, *more)

@@ -194,7 +194,7 @@ def test_the_drafter_of_adapt_only_stays_as_loaded_while_its_head_learns(tiny_pa
     arm = PAPER_TABLES["2"].blocks[0].study.arm("adapt only")
     assert arm.settings["learn.rate"] == NO_STEP
     assert arm.settings["draft.max_draft"] > FIXED["draft.max_draft"]
-    quick = {"draft.sources": ("model",), "learn.spacing": "fixed", "learn.lag": 0, "learn.head_batch": 16}
+    quick = {"draft.sources": ("model",), "learn.spacing": "fixed", "learn.interval": 1}
     config = config_of(tiny_pair).with_overrides({**quick, **arm.settings})
     models = load_only_target(config, tmp_path)
     loaded = [weight.detach().clone() for weight in models.drafter.trained_weights]
