@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from stages.contract.blocks import TrainingExample
-from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
+from stages.contract.snapshot import State
 from store.events import Event, PromptCompleted
 
 
@@ -91,12 +91,12 @@ class Lifecycle:
         """
         return False
 
-    def save(self, writer: SnapshotWriter) -> Saved:
+    def state_dict(self) -> State:
         """Return the state for a checkpoint. The state of the drift detector is not in it; see `replay_history`."""
         return None
 
-    def restore(self, saved: Saved, reader: SnapshotReader) -> None:
-        """Continue from a state that `save` returned."""
+    def load_state_dict(self, state: State) -> None:
+        """Continue from a state."""
 
     def replay_history(self, completed: PromptCompleted) -> None:
         """Feed a prompt of the log to the drift detector. Called after `restore`, once per logged prompt, in order."""

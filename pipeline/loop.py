@@ -22,12 +22,12 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from pipeline.learner_protocol import CompletedPrompt, Learner
-from pipeline.loop_state import Clock, InFlightState, LoopState, TargetRunnerState
+from pipeline.clock import Clock
+from pipeline.learner_protocol import CompletedPrompt, Epoch, Learner
 from pipeline.recorder import PromptCounters, Recorder, Seconds, Versions
 from pipeline.stage_set import Stages
 from stages.contract.blocks import Proposal, SequenceState, Verdict
-from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
+from stages.contract.snapshot import State
 from stages.drafting.costs import StageSeconds
 from stages.examples.builder import ExampleBuilder
 from store.events import Event, PromptReceived, PromptRejected
@@ -196,29 +196,28 @@ class TargetRunner:
     def _versions(self) -> Versions:
         return Versions(self.learner.drafter_version, self.learner.head_version, self.stages.translate.cache_version)
 
-    def save(self, writer: SnapshotWriter) -> TargetRunnerState:
-        """Return the runner's state for a checkpoint; sequences that the writer leaves out are not in it."""
-        in_flight = [(row, self._in_flight[row]) for row in self._rows if writer.includes(row)]
-        return TargetRunnerState(
-            tuple(
-                InFlightState(writer.row(row), replace(one.counters), one.example.save(row, writer))
-                for row, one in in_flight
-            ),
-            tuple(stage.save(writer) for stage in self.stages.all()),
-            self.learner.save(writer),
-            self._epoch,
-        )
+    def state_dict(self, *, rows: bool) -> State:
+        """Return the runner's state for a checkpoint, with its sequences in flight or as if there were none. Private
+        ones are never in it.
+        """
+        saved = [row for row in self._rows if rows and not row.private]
+        in_flight = [(row, self._in_flight[row]) for row in saved]
+        return {
+            "in_flight": [(row, one.counters, one.example.state_dict(row)) for row, one in in_flight],
+            "stages": [stage.state_dict(saved) for stage in self.stages.all()],
+            "learner": self.learner.state_dict(),
+            "epoch": self._epoch,
+        }
 
-    def restore(self, state: TargetRunnerState, reader: SnapshotReader) -> None:
-        """Continue from a state that `save` returned."""
-        for saved in state.flights:
-            example = ExampleBuilder.restore(saved.notes, reader)
-            self._in_flight[reader.row(saved.row)] = _InFlight(saved.tally, example)
+    def load_state_dict(self, state: State) -> None:
+        """Continue from a state."""
+        for row, counters, example in state["in_flight"]:
+            self._in_flight[row] = _InFlight(PromptCounters(**counters), ExampleBuilder.from_state(example))
         self._rows = list(self._in_flight)
-        for stage, stage_state in zip(self.stages.all(), state.stages, strict=True):
-            stage.restore(stage_state, reader)
-        self.learner.restore(state.learner, reader)
-        self._epoch = state.epoch or self.learner.epoch
+        for stage, stage_state in zip(self.stages.all(), state["stages"], strict=True):
+            stage.load_state_dict(stage_state)
+        self.learner.load_state_dict(state["learner"])
+        self._epoch = Epoch(*state["epoch"])
 
 
 def _never_pause() -> bool:
@@ -294,17 +293,17 @@ class Loop:
         """Whether an update is being computed in parallel with decoding; a snapshot would have to wait for it."""
         return any(runner.learner.busy for runner in self.runners.values())
 
-    def save(self, writer: SnapshotWriter) -> LoopState:
+    def state_dict(self, *, rows: bool = True) -> State:
         """Return the state for a checkpoint. Call it from `pause`, or when the loop has returned."""
-        return LoopState(self.clock(), {name: runner.save(writer) for name, runner in self.runners.items()})
+        runners = {name: runner.state_dict(rows=rows) for name, runner in self.runners.items()}
+        return {"seconds": self.clock(), "runners": runners}
 
-    def restore(self, saved: Saved, reader: SnapshotReader) -> None:
-        """Continue from a state that `save` returned. Call it before `run`."""
-        state = reader.decode(LoopState, saved)
+    def load_state_dict(self, state: State) -> None:
+        """Continue from a state. Call it before `run`."""
         self._begun = True
-        self.clock.resume(state.seconds)
+        self.clock.resume(state["seconds"])
         for name, runner in self.runners.items():
-            runner.restore(state.runners[name], reader)
+            runner.load_state_dict(state["runners"][name])
 
     def _admit(self, prompts: Iterator[PromptReceived | PromptRejected]) -> Iterator[Event]:
         """Admit prompts until the batch is full. Rejected source rows pass through as events."""

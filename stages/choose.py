@@ -1,13 +1,13 @@
 """Choose: drafts by the model or, where that is faster, token trees of the own text and of the memory."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
 from stages.contract.blocks import Draft, SequenceState, Verdict
-from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
+from stages.contract.snapshot import State
 from stages.contract.stage import Stage
 from stages.drafting.costs import BlockTimes, CostModel, StageSeconds
 from stages.drafting.holdout import NO_HOLDOUT, Choice, Holdout
@@ -24,18 +24,6 @@ if TYPE_CHECKING:
 # which is made with 32 labels; one that came trained is reset to its weights as loaded.
 LABELS_AFTER_DRIFT, TRAINED_LABELS_AFTER_DRIFT = 32, 12
 DRAFTS_PER_TOKEN = 0.2  # of the model, expected in the rest of a row once its prompt is read (.24 in the default run)
-
-
-@dataclass(frozen=True)
-class ChooseState:
-    """Saved state of a `ChooseDraft`."""
-
-    decode: Saved
-    memory: Saved
-    chooser: Saved
-    due: int = 0
-    costs: Saved = None
-    pauses: Saved = None
 
 
 class ChooseDraft(Stage[SequenceState, Draft]):
@@ -203,20 +191,24 @@ class ChooseDraft(Stage[SequenceState, Draft]):
         self._decode.report()
 
     @override
-    def save(self, writer: SnapshotWriter) -> ChooseState:
-        decode, memory = self._decode.save(writer), self.memory.save(writer)
-        pauses = self._pauses.save() if self._pauses else None
-        return ChooseState(decode, memory, self._chooser.save(), self._due, self._costs.save(), pauses)
+    def state_dict(self, rows: Collection[SequenceState]) -> State:
+        return {
+            "decode": self._decode.state_dict(rows),
+            "memory": self.memory.state_dict(),
+            "chooser": self._chooser.state_dict(),
+            "due": self._due,
+            "costs": self._costs.state_dict(),
+            "pauses": self._pauses.state_dict() if self._pauses else None,
+        }
 
     @override
-    def restore(self, saved: Saved, reader: SnapshotReader) -> None:
-        state = reader.decode(ChooseState, saved)
-        self._decode.restore(state.decode, reader)
-        self.memory.restore(state.memory, reader)
-        self._chooser.restore(state.chooser, reader)
-        self._due = state.due
-        self._costs.restore(state.costs, reader)
+    def load_state_dict(self, state: State) -> None:
+        self._decode.load_state_dict(state["decode"])
+        self.memory.load_state_dict(state["memory"])
+        self._chooser.load_state_dict(state["chooser"])
+        self._due = state["due"]
+        self._costs.load_state_dict(state["costs"])
         if self._pauses:
-            self._pauses.restore(state.pauses, reader)
+            self._pauses.load_state_dict(state["pauses"])
         for row in self._decode.admitted_rows:
             self.memory.admit(row)

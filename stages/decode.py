@@ -5,17 +5,15 @@ Shapes: B rows, D drafter ids, W hidden width, F head features.
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from math import isfinite
 from time import perf_counter
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
 from stages.contract.blocks import ENTROPY, Draft, SequenceState
-from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
+from stages.contract.snapshot import State
 from stages.contract.stage import Stage
 from stages.drafting.costs import CostModel, ReadPrompts
 from stages.drafting.growing_drafts import GrowingDrafts
@@ -35,22 +33,6 @@ LOG = logging.getLogger("omnidraft.drafting")
 # In one block out of so many, a row's greedy pieces are verified whatever the head estimates: pieces that are never
 # verified give no labels, and a head without labels never learns that they are accepted again.
 EVERY_HOPELESS = 16
-
-
-class ReadRow(NamedTuple):
-    """A row by its number, the pieces of it that the model has read, and how many of them are final."""
-
-    row: int
-    read: list[int]
-    agreed: int
-
-
-@dataclass(frozen=True)
-class DecodeState:
-    """Saved state of a `Decode`."""
-
-    model: Saved
-    rows: list[ReadRow]
 
 
 class Decode(Stage[SequenceState, Draft]):
@@ -154,17 +136,15 @@ class Decode(Stage[SequenceState, Draft]):
         return self._read.keys()
 
     @override
-    def save(self, writer: SnapshotWriter) -> DecodeState:
-        included = [(row, read) for row, read in self._read.items() if writer.includes(row)]
-        rows = [ReadRow(writer.row(row), list(read), self._agreed[row]) for row, read in included]
-        return DecodeState(self.model.save_rows(writer), rows)
+    def state_dict(self, rows: Collection[SequenceState]) -> State:
+        read = [(row, pieces, self._agreed[row]) for row, pieces in self._read.items() if row in rows]
+        return {"model": self.model.state_dict(rows), "rows": read}
 
     @override
-    def restore(self, saved: Saved, reader: SnapshotReader) -> None:
-        state = reader.decode(DecodeState, saved)
-        self.model.restore_rows(state.model, reader)
-        self._read = {reader.row(one.row): one.read for one in state.rows}
-        self._agreed = {reader.row(one.row): one.agreed for one in state.rows}
+    def load_state_dict(self, state: State) -> None:
+        self.model.load_state_dict(state["model"])
+        self._read = {row: pieces for row, pieces, _ in state["rows"]}
+        self._agreed = {row: agreed for row, _, agreed in state["rows"]}
 
     def count_drawn(self, draft: Draft) -> int:
         """Return the number of pieces that were drawn for a draft of the last block, dropped ones included."""

@@ -4,18 +4,17 @@ Drafter updates are computed on a copy and gated: an update that lowers the expe
 prompts is never served.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from time import perf_counter
 from typing import Protocol
 
 from typing_extensions import override
 
 from stages.contract.blocks import TrainingExample
-from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
+from stages.contract.snapshot import State
 from stages.training.closed_form.sums import LeastSquaresSums
-from stages.training.drafter_trainer import TrainerState
-from stages.training.head_trainer import HeadState, HeadTrainer
-from stages.training.scheduler import UpdateScheduler, UpdateSchedulerState
+from stages.training.head_trainer import HeadTrainer
+from stages.training.scheduler import UpdateScheduler
 from stages.training.weight_update import Weights
 from store.events import Updated
 
@@ -72,21 +71,13 @@ class Distiller(Protocol):
         """After the last example: wait for the update in progress and adopt it. May be called again."""
         ...
 
-    def save(self, writer: SnapshotWriter) -> Saved:
-        """Return the state for a checkpoint; by default there is none (see `stages.contract.snapshot`)."""
+    def state_dict(self) -> State:
+        """Return the state for a checkpoint (see `stages.contract.snapshot`); by default there is none."""
         return None
 
-    def restore(self, saved: Saved, reader: SnapshotReader) -> None:
-        """Restore a saved state; by default there is none."""
+    def load_state_dict(self, state: State) -> None:
+        """Continue from a state; by default there is none."""
         return
-
-
-@dataclass(frozen=True)
-class DistillState:
-    """Saved state: the number of the drafter's scheduler, which targets may share, and the head's state."""
-
-    drafter: int
-    head: Saved
 
 
 class Distill(Distiller):
@@ -174,39 +165,26 @@ class Distill(Distiller):
         return self._add_head_version(self.drafter.finish())
 
     @override
-    def save(self, writer: SnapshotWriter) -> DistillState:
-        """Return the state; waits for an update that is being computed."""
-        return DistillState(writer.save_shared(self.drafter, lambda: self.drafter.save(writer)), self.head.save(writer))
+    def state_dict(self) -> State:
+        """Return the state; waits for an update that is being computed. Targets may share the drafter's scheduler."""
+        return {"drafter": self.drafter, "head": self.head.state_dict()}
 
     @override
-    def restore(self, saved: Saved, reader: SnapshotReader) -> None:
-        state = reader.decode(DistillState, saved)
-        reader.restore_shared(state.drafter, lambda value: self.drafter.restore(value, reader))
-        self.head.restore(state.head, reader)
+    def load_state_dict(self, state: State) -> None:
+        self.drafter.load_state_dict(state["drafter"])
+        self.head.load_state_dict(state["head"])
 
 
-def read_weights(saved: Saved, reader: SnapshotReader) -> Weights:
-    """Read the weights of the drafter and the head that were in service when a `Distill` was saved."""
-    state, learner = reader.decode(DistillState, saved), list[Saved]()
-    reader.restore_shared(state.drafter, learner.append)
-    trainer = reader.decode(TrainerState, reader.decode(UpdateSchedulerState, learner[0]).trainer)
-    head = reader.decode(HeadState, state.head)
-    return Weights(
-        tuple(reader.tensor(number) for number in trainer.present),
-        {name: reader.tensor(number) for name, number in head.weights.items()},
-        trainer.version,
-        head.version,
-    )
+def read_weights(state: State) -> Weights:
+    """Read the weights of the drafter and the head that were in service when the state of a `Distill` was saved."""
+    trainer, head = state["drafter"]["trainer"], state["head"]
+    return Weights(tuple(trainer["served"]), head["weights"], trainer["version"], head["version"])
 
 
-def read_sums(saved: Saved, reader: SnapshotReader) -> LeastSquaresSums | None:
-    """Read the sums of a `Distill` that was saved; None if it learned by gradient."""
-    state, learner = reader.decode(DistillState, saved), list[Saved]()
-    reader.restore_shared(state.drafter, learner.append)
-    regression = reader.decode(TrainerState, reader.decode(UpdateSchedulerState, learner[0]).trainer).regression
-    if regression is None:
-        return None
-    return LeastSquaresSums.from_tensors(reader.tensor(regression.states), reader.tensor(regression.products))
+def read_sums(state: State) -> LeastSquaresSums | None:
+    """Read the sums of the state of a `Distill`; None if it learned by gradient."""
+    trainer = state["drafter"]["trainer"]
+    return LeastSquaresSums.from_tensors(trainer["states"], trainer["products"]) if "states" in trainer else None
 
 
 class NoDistiller(Distiller):

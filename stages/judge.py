@@ -23,7 +23,7 @@ from stages.contract.blocks import (
     SequenceState,
     Verdict,
 )
-from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
+from stages.contract.snapshot import State
 from stages.contract.stage import Stage
 from stages.emitted_tokens import emitted_tokens, truncate
 from stages.examples.top_distributions import TopDistributions
@@ -156,11 +156,11 @@ class Judge(Stage[Proposal, Verdict]):
         row.block += 1
 
     @override
-    def save(self, writer: SnapshotWriter) -> Saved:
+    def state_dict(self, rows: Collection[SequenceState]) -> State:
         return None
 
     @override
-    def restore(self, saved: Saved, reader: SnapshotReader) -> None:
+    def load_state_dict(self, state: State) -> None:
         return
 
 

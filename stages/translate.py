@@ -1,11 +1,11 @@
 """Translate: drafted pieces become target tokens by the longest match in the active trie (design, section 4)."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from typing_extensions import override
 
-from stages.contract.blocks import STOP, Draft, Proposal, ProposedToken, Test, Verdict
-from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
+from stages.contract.blocks import STOP, Draft, Proposal, ProposedToken, SequenceState, Test, Verdict
+from stages.contract.snapshot import State
 from stages.contract.stage import Stage
 from stages.drafting.siblings import SiblingGrowth
 from stages.ngrams.cache import Cache
@@ -136,13 +136,12 @@ class Translate(Stage[Draft, Proposal]):
         return self.cache.version
 
     @override
-    def save(self, writer: SnapshotWriter) -> int:
-        """Save the cache once, also if several targets share it."""
-        return writer.save_shared(self.cache, self.cache.save)
+    def state_dict(self, rows: Collection[SequenceState]) -> State:
+        return {"cache": self.cache}  # several targets may share it
 
     @override
-    def restore(self, saved: Saved, reader: SnapshotReader) -> None:
-        reader.restore_shared(reader.decode(int, saved), lambda value: self.cache.restore(value, reader))
+    def load_state_dict(self, state: State) -> None:
+        self.cache.load_state_dict(state["cache"])
 
     @override
     def __call__(self, batch: Sequence[Draft]) -> list[Proposal]:

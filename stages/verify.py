@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from stages.chain_decisions import decide
 from stages.contract.blocks import Decision, Proposal, SequenceState, Verdict
-from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
+from stages.contract.snapshot import State
 from stages.contract.stage import Stage
 from stages.emitted_tokens import accepted_path, emitted_tokens, emitting_lines, truncate
 from stages.examples.teacher import Supervision, Teacher
@@ -164,12 +164,12 @@ class Verify(Stage[Proposal, Verdict]):
         (self.reader or self.model).release(row)
 
     @override
-    def save(self, writer: SnapshotWriter) -> Saved:
-        return self.model.save_rows(writer)
+    def state_dict(self, rows: Collection[SequenceState]) -> State:
+        return self.model.state_dict(rows)
 
     @override
-    def restore(self, saved: Saved, reader: SnapshotReader) -> None:
-        self.model.restore_rows(saved, reader)
+    def load_state_dict(self, state: State) -> None:
+        self.model.load_state_dict(state)
 
     @override
     def __call__(self, batch: Sequence[Proposal]) -> list[Verdict]:

@@ -8,7 +8,7 @@ and a checkpoint: the position in the sources, and the prompts before it that we
 
 import logging
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +29,9 @@ from pipeline.run.context import RunContext
 from pipeline.run.folder import CONFIG, VOCABULARY
 from pipeline.run.mlflow_run import UNSENT_TIMEOUT, numbers_of
 from pipeline.run.signals import Stop, stop_on_signals
-from pipeline.sources.position import Prefetcher, SourcePosition, SourcePositionState
+from pipeline.sources.position import Prefetcher, SourcePosition
 from pipeline.sources.stream import datasets_of, open_sources, require_prompt, stream, total
-from stages.contract.snapshot import SnapshotWriter
+from stages.contract.snapshot import State
 from store.errors import SourceError, UsageError
 from store.events import PromptReceived
 from store.files import write_whole
@@ -48,17 +48,7 @@ LOG = logging.getLogger("omnidraft.cluster")
 
 WORKERS = "workers"  # file in the run's folder with the wanted number of workers; may be edited during the run
 MAX_PREFETCHED = 1024  # prompts that are read before workers need them
-
-
-@dataclass(frozen=True)
-class ClusterState:
-    """A checkpoint of the run's own log."""
-
-    tape: SourcePositionState  # position in the sources; persisted under this name
-    open: tuple[int, ...] = ()  # offsets before it that no worker had committed
-    # fingerprints of the models that every worker must have; None before the first worker was ready
-    models: tuple[str, str, str] | None = None
-    seconds: float = 0.0  # wall time since the run began
+NOTHING_DONE: State = {"position": (0, ""), "open": (), "models": None, "seconds": 0.0}  # before the first commit
 
 
 class ClusterReplay:
@@ -117,15 +107,18 @@ class ClusterReplay:
             run.finish()
             costs = CommitCosts(0, 0.0, 0.0, 1.0)
             return {**write_summary(run.folder), "stopped": False, "commits": asdict(costs)}
-        events, state = self._events, self._read_state()
+        events, state = self._events, self._run.snapshot or NOTHING_DONE
         position, assignments, done = SourcePosition(events), Assignments(), self._read_committed_offsets(display)
         self._reread_open_prompts(state, position, assignments, done)
-        began = time.time() - state.seconds
+        began = time.time() - state["seconds"]
 
-        def save(writer: SnapshotWriter) -> ClusterState:
-            return ClusterState(
-                position.save(), tuple(assignments.offsets), dispatcher.model_fingerprints, time.time() - began
-            )
+        def save() -> State:
+            return {
+                "position": position.state,
+                "open": list(assignments.offsets),  # before the position, and committed by no worker
+                "models": dispatcher.model_fingerprints,  # of every worker; None before the first one was ready
+                "seconds": time.time() - began,
+            }
 
         run.commit_by(self.config, save, display.show)
         dispatcher = Dispatcher(
@@ -138,7 +131,7 @@ class ClusterReplay:
             run.events,
             self._describe_target,
             display,
-            state.models,
+            tuple(state["models"]) if state["models"] else None,
         )
 
         def pause() -> bool:
@@ -169,11 +162,6 @@ class ClusterReplay:
         folder = partition_folder(self._run.folder, LEARNER)
         return folder in partition_folders(self._run.folder) and read_manifest(folder).finished
 
-    def _read_state(self) -> ClusterState:
-        """Read the state of the last commit; an initial state if there was none."""
-        kept = self._run.snapshot
-        return kept.decode(ClusterState, kept.state) if kept else ClusterState(SourcePosition(iter(())).save())
-
     def _read_committed_offsets(self, display: Display) -> set[int]:
         """Close the partitions of earlier workers and return the offsets in their logs."""
         done = set()
@@ -185,11 +173,11 @@ class ClusterReplay:
         return done
 
     def _reread_open_prompts(
-        self, state: ClusterState, position: SourcePosition, assignments: Assignments, done: set[int]
+        self, state: State, position: SourcePosition, assignments: Assignments, done: set[int]
     ) -> None:
         """Reread the sources up to the saved position, and add the prompts that are in no log."""
-        missing = set(state.open) - done
-        for event in position.reread(state.tape):
+        missing = set(state["open"]) - done
+        for event in position.reread(state["position"]):
             if isinstance(event, PromptReceived) and event.offset in missing:
                 assignments.add_prompt(event)
 

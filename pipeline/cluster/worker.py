@@ -22,12 +22,12 @@ from pipeline.assembly.models import Models, fingerprints, load_models
 from pipeline.assembly.probe import examples_of
 from pipeline.assembly.stages import Drafting, make_drafting
 from pipeline.assembly.training import piece_cost
+from pipeline.clock import Clock
 from pipeline.config.settings import Config
 from pipeline.learner_protocol import CompletedPrompt
 from pipeline.learning.remote_learner import LearnerConnection, RemoteLearner
 from pipeline.log_records import RecordQueue
 from pipeline.loop import Loop, TargetRunner
-from pipeline.loop_state import Clock
 from pipeline.reports.vocab_report import PairReport, describe_pairs
 from pipeline.routing import TargetRouter
 from pipeline.run.context import RunContext
@@ -151,7 +151,7 @@ class DecodeWorker:
         self._memory = drafting.decode.memory
         self._memory.start_sharing()
         self._loop = _build_worker_loop(config, self._models, drafting, self._connection, self._setup.began)
-        self._run.commit_by(config, lambda writer: None, self._on_event)
+        self._run.commit_by(config, lambda: None, self._on_event)
         return model_fingerprints
 
     def describe_target(self) -> TargetInfo:

@@ -21,12 +21,12 @@ from pipeline.assembly.stages import make_head
 from pipeline.assembly.training import make_distillers
 from pipeline.config.settings import Config
 from pipeline.learner_protocol import CompletedPrompt, Epoch
-from pipeline.learning.local_learner import LocalLearner, LocalLearnerState
+from pipeline.learning.local_learner import LocalLearner
 from pipeline.learning.publisher import Numbers
 from pipeline.run.committer import last_snapshot
 from pipeline.run.context import RunContext
 from stages.contract.blocks import TrainingExample
-from stages.contract.snapshot import SnapshotReader, SnapshotWriter
+from stages.contract.snapshot import State, load_state
 from stages.distill import read_weights
 from stages.models.devices import set_threads
 from stages.ngrams.trie import build_direct_trie
@@ -81,37 +81,15 @@ class LearnerCheckpoint:
     published: int | None
 
 
-@dataclass(frozen=True)
-class LearnerServiceState:
-    """A checkpoint of a service. The cache is shared with the learner's state by `SnapshotWriter.shared`.
-
-    Attributes:
-        cache: number of the shared state of the n-gram cache.
-        published: number of the newest published version.
-        seen: offsets of the newest prompts, in the order of arrival.
-    """
-
-    coach: LocalLearnerState  # persisted under this name
-    cache: int
-    published: int | None
-    seen: tuple[int, ...]
-
-    @property
-    def learner(self) -> LocalLearnerState:
-        """The state of the learner."""
-        return self.coach
-
-
 def read_learner_checkpoint(run_folder: Path) -> LearnerCheckpoint | None:
     """Read the last commit of the run's learner; None if there is none. Called before the learner resumes."""
     folder = partition_folder(run_folder, LEARNER)
-    reader = last_snapshot(folder)
-    if reader is None:
+    state = last_snapshot(folder)
+    if state is None:
         return None
-    state = reader.decode(LearnerServiceState, reader.state)
     parts = [part for of_table in read_manifest(folder).tables.values() for part in of_table]
-    after = max((*state.seen, *(part.last_offset for part in parts)), default=-1) + 1
-    return LearnerCheckpoint(read_weights(state.learner.distill, reader), after, state.published)
+    after = max((*state["seen"], *(part.last_offset for part in parts)), default=-1) + 1
+    return LearnerCheckpoint(read_weights(state["learner"]["distill"]), after, state["published"])
 
 
 class LearnerService:
@@ -163,12 +141,11 @@ class LearnerService:
         sink = VersionSink(setup.run_folder, self._run.registry, Numbers(), probe)
         self._learner = make_learner(config, models, self._head, self._cache, distill, sink)
 
-    def _resume(self, reader: SnapshotReader) -> None:
-        state = reader.decode(LearnerServiceState, reader.state)
-        self._learner.restore(state.learner, reader)
-        reader.restore_shared(state.cache, lambda saved: self._cache.restore(saved, reader))
-        self._published = state.published
-        self._seen.extend(state.seen)
+    def _resume(self, state: State) -> None:
+        load_state(self._learner, state["learner"])
+        self._cache.load_state_dict(state["cache"])
+        self._published = state["published"]
+        self._seen.extend(state["seen"])
         for prompt in self._read_logged(self._seen):
             self._learner.replay_history(prompt)
             self._run.metrics.remember(prompt)
@@ -182,9 +159,10 @@ class LearnerService:
         logged = {prompt.offset: prompt for prompt in prompts if prompt.offset in wanted}
         return [logged[offset] for offset in offsets if offset in logged]
 
-    def _save(self, writer: SnapshotWriter) -> LearnerServiceState:
-        cache = writer.save_shared(self._cache, self._cache.save)
-        return LearnerServiceState(self._learner.save(writer), cache, self._published, tuple(self._seen))
+    def _save(self) -> State:
+        """Return the state: seen are the offsets of the newest prompts, in the order of arrival."""
+        learner = self._learner.state_dict()
+        return {"learner": learner, "cache": self._cache, "published": self._published, "seen": list(self._seen)}
 
     def on_prompt_completed(self, finished: CompletedPrompt) -> None:
         """Learn from a completed prompt."""

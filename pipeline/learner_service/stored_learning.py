@@ -9,15 +9,14 @@ from pathlib import Path
 from time import perf_counter
 
 from pipeline.config.settings import Config
-from pipeline.learner_service.service import LearnerConfig, LearnerService, LearnerServiceState
-from pipeline.learning.local_learner import LocalLearner, LocalLearnerState
-from pipeline.loop_state import LoopState
+from pipeline.learner_service.service import LearnerConfig, LearnerService
+from pipeline.learning.local_learner import LocalLearner
 from pipeline.reports.progress import PlainDisplay
 from pipeline.run.committer import last_snapshot
 from pipeline.run.folder import mlflow_of, resumed_config
-from pipeline.run.replay import Replay, ReplayState
+from pipeline.run.replay import Replay
 from stages.contract.blocks import TrainingExample
-from stages.contract.snapshot import SnapshotReader
+from stages.contract.snapshot import State
 from stages.distill import read_sums
 from stages.training.closed_form.sums import LeastSquaresSums
 from stages.training.closed_form.trainer import OutputLayerTrainer
@@ -100,19 +99,18 @@ def _read_config(run_folder: Path) -> Config:
 
 
 def _read_sums(run_folder: Path) -> LeastSquaresSums:
-    reader = last_snapshot(partition_folder(run_folder, LEARNER)) or last_snapshot(run_folder)
-    if reader is None:
+    state = last_snapshot(partition_folder(run_folder, LEARNER)) or last_snapshot(run_folder)
+    if state is None:
         raise RunError(f"{run_folder} must have a checkpoint to read, but it is finished or has not begun")
-    sums = read_sums(find_learner(reader).distill, reader)
+    sums = read_sums(find_learner(state)["distill"])
     if sums is None:
         raise RunError(f"{run_folder} must have learned in closed form, but its checkpoint has no sums")
     return sums
 
 
-def find_learner(reader: SnapshotReader) -> LocalLearnerState:
+def find_learner(state: State) -> State:
     """Return the learner's state in the checkpoint of a run, or of the partition of its learner."""
-    if isinstance(reader.state, dict) and "loop" not in reader.state:
-        return reader.decode(LearnerServiceState, reader.state).learner
-    loop = reader.decode(LoopState, reader.decode(ReplayState, reader.state).loop)
-    first = next(iter(loop.runners.values()))  # with several targets, all share the drafter's learner
-    return reader.decode(LocalLearnerState, first.learner)
+    if "loop" not in state:
+        return state["learner"]
+    first = next(iter(state["loop"]["runners"].values()))  # with several targets, all share the drafter's learner
+    return first["learner"]

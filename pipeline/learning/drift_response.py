@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from typing_extensions import override
 
 from stages.contract.blocks import TrainingExample
-from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
+from stages.contract.snapshot import State
 from stages.distill import Distill
 from stages.training.betting import SumTest
 from stages.training.update import Chooser
@@ -45,12 +45,12 @@ class DriftResponse:
     def forget(self, chosen: Chooser) -> None:
         """Drop some of the received prompts."""
 
-    def save(self, writer: SnapshotWriter) -> Saved:
+    def state_dict(self) -> State:
         """Return the state for a checkpoint."""
         return None
 
-    def restore(self, saved: Saved, reader: SnapshotReader) -> None:
-        """Continue from a state that `save` returned."""
+    def load_state_dict(self, state: State) -> None:
+        """Continue from a state."""
 
 
 class NoResponse(DriftResponse):
@@ -99,17 +99,6 @@ class _Trial:
     present: float = 0.0
     best: float = 0.0
     evidence: SumTest = field(default_factory=SumTest)  # that the version is better
-
-
-@dataclass(frozen=True)
-class RecallState:
-    """Saved state of a `Recall`: numbers of the kept examples and, of a trial, the version, its candidates, seconds,
-    prompts, tokens, sums of acceptance and evidence; and whether a version is to be chosen by the next example.
-    """
-
-    recent: tuple[int, ...]
-    trial: tuple[int, int, float, int, int, float, float, tuple[float, int]] | None
-    awaits_example: bool = False
 
 
 class Recall(DriftResponse):
@@ -177,25 +166,21 @@ class Recall(DriftResponse):
         self._recent.extend(kept)
 
     @override
-    def save(self, writer: SnapshotWriter) -> RecallState:
-        recent = tuple(writer.example(example) for example in self._recent)
-        if (one := self._trial) is None:
-            return RecallState(recent, None, self._awaits_example)
-        counts = one.number, one.candidates, one.seconds, one.prompts, one.tokens, one.present, one.best
-        return RecallState(recent, (*counts, one.evidence.save()))
+    def state_dict(self) -> State:
+        trial = None
+        if (one := self._trial) is not None:
+            counts = one.candidates, one.seconds, one.prompts, one.tokens, one.present, one.best
+            trial = {"number": one.number, "counts": counts, "evidence": one.evidence.state_dict()}
+        return {"recent": list(self._recent), "trial": trial, "awaits_example": self._awaits_example}
 
     @override
-    def restore(self, saved: Saved, reader: SnapshotReader) -> None:
-        if isinstance(saved, list):  # a checkpoint of a release without trials
-            saved = {"recent": saved, "trial": None}
-        state = reader.decode(RecallState, saved)
-        self._recent.extend(reader.example(number) for number in state.recent)
-        self._await_example(state.awaits_example)
-        if state.trial is not None:
-            number, candidates, seconds, prompts, tokens, present, best, evidence = state.trial
-            weights = self._versions.read(dict(self._versions.folders())[number])
-            self._trial = _Trial(number, weights, candidates, seconds, prompts, tokens, present, best)
-            self._trial.evidence.restore(evidence, reader)
+    def load_state_dict(self, state: State) -> None:
+        self._recent.extend(state["recent"])
+        self._await_example(state["awaits_example"])
+        if (trial := state["trial"]) is not None:
+            weights = self._versions.read(dict(self._versions.folders())[trial["number"]])
+            self._trial = _Trial(trial["number"], weights, *trial["counts"])
+            self._trial.evidence.load_state_dict(trial["evidence"])
             self._distill.drafter.held += 1
 
     @override

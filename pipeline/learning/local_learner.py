@@ -1,7 +1,6 @@
 """Learners in the loop's process: one that trains, and one that only detects drift."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from typing_extensions import override
 
@@ -9,21 +8,11 @@ from pipeline.learner_protocol import CompletedPrompt, Epoch, Learner
 from pipeline.learning.drift import DriftMonitor
 from pipeline.learning.drift_response import DriftResponse
 from pipeline.learning.publisher import Publisher
-from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
+from stages.contract.snapshot import State
 from stages.distill import Distill, Distiller
 from stages.training.drafter_trainer import DrafterTrainer
 from stages.training.update import Chooser
 from store.events import Event, PromptCompleted
-
-
-@dataclass(frozen=True)
-class LocalLearnerState:
-    """A `LocalLearner` in a checkpoint."""
-
-    distill: Saved
-    answer: Saved
-    publisher: Saved
-    drifts: int = 0
 
 
 class LocalLearner(Learner):
@@ -110,29 +99,24 @@ class LocalLearner(Learner):
         return self.distill.wait()
 
     @override
-    def save(self, writer: SnapshotWriter) -> LocalLearnerState:
-        return LocalLearnerState(
-            self.distill.save(writer), self._response.save(writer), self.publisher.save(), self._drifts
-        )
+    def state_dict(self) -> State:
+        return {
+            "distill": self.distill.state_dict(),
+            "response": self._response.state_dict(),
+            "publisher": self.publisher.state_dict(),
+            "drifts": self._drifts,
+        }
 
     @override
-    def restore(self, saved: Saved, reader: SnapshotReader) -> None:
-        state = reader.decode(LocalLearnerState, saved)
-        self.distill.restore(state.distill, reader)
-        self.publisher.restore(state.publisher, reader)
-        self._response.restore(state.answer, reader)  # after the versions that it may read
-        self._drifts = state.drifts
+    def load_state_dict(self, state: State) -> None:
+        self.distill.load_state_dict(state["distill"])
+        self.publisher.load_state_dict(state["publisher"])
+        self._response.load_state_dict(state["response"])  # after the versions that it may read
+        self._drifts = state["drifts"]
 
     @override
     def replay_history(self, completed: PromptCompleted) -> None:
         self._drift.observe(completed)
-
-
-@dataclass(frozen=True)
-class VersionsState:
-    """A `FollowingLearner` in a checkpoint: versions of the drafter and of the head."""
-
-    versions: tuple[int, int]
 
 
 class FollowingLearner(Learner):
@@ -162,8 +146,8 @@ class FollowingLearner(Learner):
         return Epoch(self.drafter_version, self._drifts)
 
     @override
-    def save(self, writer: SnapshotWriter) -> VersionsState:
-        return VersionsState(self._versions)
+    def state_dict(self) -> State:
+        return {"versions": self._versions}
 
 
 class NoLearner(FollowingLearner):

@@ -9,7 +9,7 @@ from typing import Any
 from typing_extensions import override
 
 from pipeline.recorder import Versions
-from stages.contract.snapshot import Saved, SnapshotReader
+from stages.contract.snapshot import State
 from stages.training.probe import ProbeResult
 from store.events import Drifted, PromptCompleted, VersionPublished
 from store.registry.registry import Registry
@@ -44,12 +44,12 @@ class Publisher:
         """
         return ()
 
-    def save(self) -> Saved:
+    def state_dict(self) -> State:
         """Return the state for a checkpoint."""
         return None
 
-    def restore(self, saved: Saved, reader: SnapshotReader) -> None:
-        """Continue from a state that `save` returned."""
+    def load_state_dict(self, state: State) -> None:
+        """Continue from a state."""
 
 
 class NoPublisher(Publisher):
@@ -77,25 +77,6 @@ class Origin:
     target: str
     drafter: str
     pair: str
-
-
-@dataclass(frozen=True)
-class PublisherState:
-    """A `FolderPublisher` in a checkpoint.
-
-    Attributes:
-        numbers: the next number.
-        folders: number and folder name of the versions so far.
-        published: updates in service when the last version was published.
-        counts: prompts, judged and accepted tokens since then, and the offset of the last prompt.
-        drift: offset of a drift after which no version was published yet.
-    """
-
-    numbers: int
-    folders: tuple[tuple[int, str], ...]
-    published: Versions | None
-    counts: tuple[int, int, int, int]
-    drift: int | None
 
 
 class FolderPublisher(Publisher):
@@ -178,17 +159,21 @@ class FolderPublisher(Publisher):
         yield self._publish("end")
 
     @override
-    def save(self) -> PublisherState:
-        folders = tuple((number, folder.name) for number, folder in self._folders)
-        counts = self._prompts, self._judged, self._accepted, self._offset
-        return PublisherState(self._numbers.next, folders, self._published, counts, self._drift)
+    def state_dict(self) -> State:
+        return {
+            "next": self._numbers.next,
+            "folders": [(number, folder.name) for number, folder in self._folders],
+            "published": self._published,
+            "counts": (self._prompts, self._judged, self._accepted, self._offset),
+            "drift": self._drift,
+        }
 
     @override
-    def restore(self, saved: Saved, reader: SnapshotReader) -> None:
-        state = reader.decode(PublisherState, saved)
-        self._numbers.next, self._published, self._drift = state.numbers, state.published, state.drift
-        self._folders = [(number, self._run_folder / VERSIONS / name) for number, name in state.folders]
-        self._prompts, self._judged, self._accepted, self._offset = state.counts
+    def load_state_dict(self, state: State) -> None:
+        self._numbers.next, self._drift = state["next"], state["drift"]
+        self._published = None if state["published"] is None else Versions(**state["published"])
+        self._folders = [(number, self._run_folder / VERSIONS / name) for number, name in state["folders"]]
+        self._prompts, self._judged, self._accepted, self._offset = state["counts"]
 
     def _publish(self, reason: str) -> VersionPublished:
         versions, entries = self._state()

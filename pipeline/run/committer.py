@@ -7,7 +7,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
+from stages.contract.snapshot import Snapshot, State, read_snapshot
 from store.log.checkpoint import read_checkpoint
 from store.log.manifest import MANIFEST, read_manifest
 from store.log.run_log import Commit, RunLog
@@ -36,14 +36,14 @@ class CommitCosts:
     of: float
 
 
-def last_snapshot(run_folder: Path) -> SnapshotReader | None:
-    """Return the checkpoint of a log's last commit; None before the first commit.
+def last_snapshot(run_folder: Path) -> State | None:
+    """Return the state in the checkpoint of a log's last commit; None before the first commit.
 
     Raises:
         CorruptError: the manifest or the checkpoint is not what was committed.
     """
     checkpoint = read_manifest(run_folder).checkpoint if (run_folder / MANIFEST).exists() else None
-    return SnapshotReader(read_checkpoint(run_folder, checkpoint)) if checkpoint else None
+    return read_snapshot(read_checkpoint(run_folder, checkpoint)) if checkpoint else None
 
 
 class Committer:
@@ -55,27 +55,24 @@ class Committer:
 
     Args:
         seconds: after which a commit is due.
-        save: takes the snapshot.
+        save: returns the state.
         learning: whether an update is being computed, which a snapshot would have to wait for.
         log: the log to commit.
         registry: its messages are released by the commit.
         clock: monotonic seconds.
-        rows: whether sequences in flight are in the checkpoint, so that they continue after a resume.
     """
 
     def __init__(
         self,
         seconds: float,
-        save: Callable[[SnapshotWriter], Saved],
+        save: Callable[[], State],
         learning: Callable[[], bool],
         log: RunLog,
         registry: Registry,
         clock: Callable[[], float] = perf_counter,
-        *,
-        rows: bool = True,
     ) -> None:
         self._interval, self._save, self._learning, self._log = seconds, save, learning, log
-        self._registry, self._clock, self._rows = registry, clock, rows
+        self._registry, self._clock = registry, clock
         self._began = clock()
         self._last: float | None = None
         self._last_cost = 0.0
@@ -105,12 +102,11 @@ class Committer:
             OmnidraftError: the log cannot be written.
         """
         started = self._clock()
-        writer = SnapshotWriter(rows=self._rows, weights_before=self._weights)
-        state = self._save(writer)
-        self._weights = writer.weights
+        snapshot = Snapshot(self._save(), self._weights)
+        self._weights = snapshot.weights
         mark = self._registry.mark()
         release = partial(self._registry.release, mark)
-        self._log.commit(Commit(lambda: writer.files(state), mark, release, kept=writer.kept_files), wait=wait)
+        self._log.commit(Commit(snapshot.files, mark, release, kept=snapshot.kept_files), wait=wait)
         self._last = self._clock()
         self._last_cost = self._last - started
         self._commits += 1

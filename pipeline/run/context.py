@@ -15,14 +15,13 @@ from pipeline.run.committer import Committer, last_snapshot
 from pipeline.run.event_sink import EventSink
 from pipeline.run.folder import CONFIG, SPOOL, is_unfinished, require_new
 from pipeline.run.mlflow_run import Curves, open_registry
-from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
+from stages.contract.snapshot import State
 from store.errors import RunError
 from store.events import Event
 from store.files import write_whole
 from store.log.lock import RunLock
 from store.log.manifest import RunKind, has_manifest, read_manifest
 from store.log.mirror import Mirror, NoMirror
-from store.log.partitions import worker_folders
 from store.log.run_log import RunLog
 from store.registry.registry import NoRegistry, Registry
 
@@ -33,20 +32,6 @@ _RESUMED_BY = {
     RunKind.SERVE: ("the run of a server", "omnidraft serve --resume {name}"),
     RunKind.ENGINE: ("the run of a vLLM server", "OMNIDRAFT_VLLM_RUN={name} vllm serve ..."),
 }
-# A key of the checkpoint that identifies the kind of a run of an older release, whose manifest does not name it.
-_KIND_BY_KEY = {"constants": RunKind.REPLAY, "open": RunKind.CLUSTER, "offset": RunKind.SERVE}
-
-
-def kind_of(run_folder: Path, reader: SnapshotReader | None) -> RunKind | None:
-    """Return the kind of a run, given its checkpoint. If the manifest, of an older release, does not name it, it is
-    derived from the content of the run; None if nothing was committed."""
-    if not has_manifest(run_folder):
-        return None
-    if kind := read_manifest(run_folder).kind:
-        return kind
-    if worker_folders(run_folder):
-        return RunKind.CLUSTER
-    return next((kind for key, kind in _KIND_BY_KEY.items() if reader and key in reader.state), None)
 
 
 class RunContext:
@@ -66,7 +51,7 @@ class RunContext:
     def __init__(self, folder: Path, kind: RunKind, mirror: Mirror | None = None) -> None:
         self.folder, self.kind, self.mirror = folder, kind, mirror or NoMirror(folder)
         self.name = self.mirror.name  # the run's name on a command line
-        self.snapshot: SnapshotReader | None = None  # checkpoint of the last commit, until the run is resumed from it
+        self.snapshot: State | None = None  # state of the last commit, until the run is resumed from it
         self.registry: Registry = NoRegistry()
         self.metrics = Curves(self.registry, lambda: 0)
         self._lock, self._resume = RunLock(folder), False
@@ -95,7 +80,7 @@ class RunContext:
             raise
 
     def _require_kind(self) -> None:
-        found = kind_of(self.folder, self.snapshot)
+        found = read_manifest(self.folder).kind if has_manifest(self.folder) else None
         if found is RunKind.TRAINING:
             raise RunError(f"{self.name} holds a training, which cannot be resumed; begin it again: omnidraft train")
         if found not in (None, self.kind):
@@ -135,7 +120,7 @@ class RunContext:
     def commit_by(
         self,
         config: Config,
-        save: Callable[[SnapshotWriter], Saved],
+        save: Callable[[], State],
         show: Callable[[Event], None] = lambda event: None,
         learning: Callable[[], bool] = lambda: False,
         *,
@@ -145,10 +130,11 @@ class RunContext:
 
         Args:
             config: the interval of commits, and what may be logged.
-            save, learning, rows: as of `Committer`. Without `rows` the log holds whole prompts only.
+            save, learning: as of `Committer`.
+            rows: whether the state has sequences in flight; without them the log holds whole prompts only.
             show: called with every event.
         """
-        self.committer = Committer(config.commit.seconds, save, learning, self.log, self.registry, rows=rows)
+        self.committer = Committer(config.commit.seconds, save, learning, self.log, self.registry)
         metrics = None if isinstance(self.registry, NoRegistry) else self.metrics
         text = config.log.text
         self.events = EventSink(self.log, metrics, show, text=text, whole=not rows)

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,9 @@ from pipeline.run.context import RunContext
 from pipeline.run.folder import CONFIG, SPOOL, VOCABULARY, mlflow_of
 from pipeline.run.mlflow_run import UNSENT_TIMEOUT, numbers_of
 from pipeline.run.signals import Stop, stop_on_signals
-from pipeline.sources.position import SourcePosition, SourcePositionState
+from pipeline.sources.position import SourcePosition
 from pipeline.sources.stream import datasets_of, open_sources, require_prompt, stream, total
-from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
+from stages.contract.snapshot import State, load_state
 from stages.forward_pass.measurements import Measurements
 from store.errors import OmnidraftError, RunError, SourceError
 from store.log.committed_events import completed_prompts
@@ -32,23 +32,6 @@ from store.query.summary import SUMMARY, write_summary
 from store.registry.registered_version import check_model_name
 
 LOG = logging.getLogger("omnidraft.run")
-
-
-@dataclass(frozen=True)
-class Constants:
-    """What must not change while a run lasts: per target its name and fingerprints, and what was measured."""
-
-    models: tuple[tuple[str, str, str, str], ...]
-    measured: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class ReplayState:
-    """A checkpoint of a replay."""
-
-    loop: Saved
-    tape: SourcePositionState
-    constants: Constants
 
 
 class Replay:
@@ -82,9 +65,8 @@ class Replay:
                 check_model_name(config.publish.name)
             drafter = config.drafter if resume else pin_version(config.drafter, self._uri)
             self.config = config.model_copy(update={"drafter": drafter})
-            self._kept = self._run.snapshot
-            self._state = self._kept.decode(ReplayState, self._kept.state) if self._kept else None
-            self._measurements = Measurements(self._state.constants.measured if self._state else {})
+            self._state: State | None = self._run.snapshot
+            self._measurements = Measurements(self._state["measured"] if self._state else {})
             self._router = TargetRouter.from_config(config)
             self._sources = open_sources(config.sources, config.source, seed=config.seed, targets=self._router.targets)
             events = stream(self._sources)
@@ -157,12 +139,17 @@ class Replay:
         position = SourcePosition(
             stop.take_until_signal(self._events)
         )  # below the position: what a signal interrupts was not taken
-        if self._kept and self._state:
-            self._resume(self._kept, self._state, loop, position, display, stop)
+        if self._state:
+            self._resume(self._state, loop, position, display, stop)
 
-        def save(writer: SnapshotWriter) -> ReplayState:
-            constants = Constants(self._fingerprints, dict(self._measurements.recorded or {}))
-            return ReplayState(loop.save(writer), position.save(), constants)
+        def save() -> State:
+            measured = dict(self._measurements.recorded or {})
+            return {
+                "loop": loop.state_dict(),
+                "position": position.state,
+                "models": self._fingerprints,
+                "measured": measured,
+            }
 
         run.commit_by(self.config, save, display.show, lambda: loop.updating, rows=True)
         return loop, position
@@ -194,24 +181,16 @@ class Replay:
             run.finish(numbers_of(summary), files)
         return {**summary, "stopped": stopped, "commits": asdict(run.committer.costs)}, broken
 
-    def _resume(
-        self,
-        reader: SnapshotReader,
-        state: ReplayState,
-        loop: Loop,
-        position: SourcePosition,
-        display: Display,
-        stop: Stop,
-    ) -> None:
+    def _resume(self, state: State, loop: Loop, position: SourcePosition, display: Display, stop: Stop) -> None:
         """Restore the state of the last commit."""
-        then = state.constants.models
+        then = [tuple(before) for before in state["models"]]
         changed = [now[0] for now, before in zip(self._fingerprints, then, strict=True) if now[1:] != before[1:]]
         if changed:
             raise RunError(
                 f"the run in {self._run.name} must resume with the models that it began with, but the weights or the "
                 f"vocabulary of {changed[0]}, or of its drafter, have changed; restore them or begin a new run"
             )
-        loop.restore(state.loop, reader)
+        load_state(loop, state["loop"])
         count = 0
         for count, prompt in enumerate(completed_prompts(self._run.folder), 1):  # noqa: B007
             loop.runners[prompt.target].learner.replay_history(prompt)
@@ -219,12 +198,12 @@ class Replay:
             display.remember(prompt)
         LOG.info("resumed after %d completed prompts", count, extra={"prompts": count})
         try:
-            position.skip(state.tape)
+            position.skip(state["position"])
         except SourceError:
             if stop.requested:  # while it read again what it had read before
                 raise KeyboardInterrupt from None
             raise
-        self._kept = self._state = self._run.snapshot = None  # what it held is elsewhere now
+        self._state = self._run.snapshot = None  # what it held is elsewhere now
 
     def _close(self) -> None:
         unsent, name = self._run.disconnect(UNSENT_TIMEOUT), self._run.name

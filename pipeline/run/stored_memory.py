@@ -4,14 +4,10 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from safetensors.torch import load, save
-
-from pipeline.loop_state import LoopState
-from stages.contract.snapshot import STATE, TENSORS, SnapshotReader
+from stages.contract.snapshot import TENSORS, Snapshot, State, read_snapshot
 from stages.memory.memory_file import MEMORY_FILE, read_table
-from stages.memory.ngram_table import SLOT_BYTES, NgramTable, NgramTableState
+from stages.memory.ngram_table import SLOT_BYTES, NgramTable
 from store.errors import RunError
 from store.log.checkpoint import read_checkpoint, remove_other_checkpoints, write_checkpoint
 from store.log.lock import RunLock
@@ -36,8 +32,8 @@ def read_memories(run_folder: Path) -> list[StoredMemory]:
     """
     checkpoint = read_manifest(run_folder).checkpoint
     if checkpoint:
-        reader = SnapshotReader(read_checkpoint(run_folder, checkpoint))
-        tables = {target: _restore(reader, saved) for target, saved in _find_tables(reader, reader.state).items()}
+        state = read_snapshot(read_checkpoint(run_folder, checkpoint))
+        tables = {target: _read_table(memory["table"]) for target, memory in _find_memories(state).items()}
         found = [StoredMemory(target, table, f"{checkpoint.folder}/{TENSORS}") for target, table in tables.items()]
     else:
         found = _read_versions(run_folder)
@@ -49,20 +45,16 @@ def read_memories(run_folder: Path) -> list[StoredMemory]:
     return found
 
 
-def _find_tables(reader: SnapshotReader, state: Any) -> dict[str, Any]:
-    """Return the saved table of each target of a checkpoint, as part of its state. A run over several machines has
-    none.
-    """
-    if "loop" not in state:
-        return {}
-    runners = reader.decode(LoopState, state["loop"]).runners
-    chosen: dict[str, Any] = {target: runner.stages[0] for target, runner in runners.items()}
-    return {target: stage["memory"]["table"] for target, stage in chosen.items() if stage["memory"]["table"]}
+def _find_memories(state: State) -> dict[str, State]:
+    """Return the state of each target's memory in a checkpoint. A run over several machines has none."""
+    runners = state["loop"]["runners"] if "loop" in state else {}
+    memories = {target: runner["stages"][0]["memory"] for target, runner in runners.items()}
+    return {target: memory for target, memory in memories.items() if memory["table"]}
 
 
-def _restore(reader: SnapshotReader, saved: Any) -> NgramTable:
-    table = NgramTable(saved["slots"] * SLOT_BYTES)
-    table.restore(saved, reader)
+def _read_table(state: State) -> NgramTable:
+    table = NgramTable(state["sizes"][0] * SLOT_BYTES)
+    table.load_state_dict(state)
     return table
 
 
@@ -92,15 +84,11 @@ def edit_memories(run_folder: Path, edit: Callable[[str, NgramTable], None]) -> 
             raise RunError(
                 f"{run_folder} must have a checkpoint to forget from, but it is finished; delete its versions instead"
             )
-        files = read_checkpoint(run_folder, checkpoint)
-        reader, value, tensors = SnapshotReader(files), json.loads(files[STATE]), load(files[TENSORS])
-        for target, saved in _find_tables(reader, value["state"]).items():
-            numbers = reader.decode(NgramTableState, saved).arrays
-            table = _restore(reader, saved)
+        state = read_snapshot(read_checkpoint(run_folder, checkpoint))
+        for target, memory in _find_memories(state).items():
+            table = _read_table(memory["table"])
             edit(target, table)
-            saved["slots"], saved["clock"] = table.sizes
-            tensors |= {str(numbers[name]): tensor for name, tensor in table.to_tensors().items()}
-        edited = {**files, STATE: json.dumps(value, separators=(",", ":")).encode(), TENSORS: save(tensors)}
-        written = write_checkpoint(run_folder, int(Path(checkpoint.folder).name) + 1, edited)
+            memory["table"] = table.state_dict()
+        written = write_checkpoint(run_folder, int(Path(checkpoint.folder).name) + 1, Snapshot(state).files())
         edit_manifest(run_folder, lambda manifest: replace(manifest, checkpoint=written))
         remove_other_checkpoints(run_folder, written)

@@ -17,15 +17,15 @@ from pipeline.assembly.models import Models, fingerprints, load_models, pin_vers
 from pipeline.assembly.probe import examples_of
 from pipeline.assembly.stages import make_drafting
 from pipeline.assembly.training import piece_cost
+from pipeline.clock import Clock
 from pipeline.config.sections import SourceSettings
 from pipeline.config.settings import Config
 from pipeline.learner_protocol import Learner
 from pipeline.learner_service.process import LearnerProcess
 from pipeline.learner_service.service import LearnerCheckpoint, LearnerConfig, read_learner_checkpoint
-from pipeline.learning.local_learner import NoLearner, VersionsState
+from pipeline.learning.local_learner import NoLearner
 from pipeline.learning.remote_learner import RemoteLearner
 from pipeline.loop import Loop, TargetRunner
-from pipeline.loop_state import Clock, LoopState
 from pipeline.reports.vocab_report import describe_pairs, write_pair_reports
 from pipeline.run.context import RunContext
 from pipeline.run.folder import VOCABULARY, is_unfinished, mlflow_of
@@ -33,7 +33,7 @@ from pipeline.serve.engine import LiveEngine, RequestEncoder
 from pipeline.serve.messages import GRACE_SECONDS
 from pipeline.serve.request_queue import DATASET, RequestQueue
 from pipeline.stage_set import Stages
-from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
+from stages.contract.snapshot import State, load_state
 from stages.drafting.head import AcceptanceHead
 from stages.models.devices import count_threads
 from stages.training.weight_update import apply_weights
@@ -76,26 +76,15 @@ def start_learner(
 
 
 @dataclass(frozen=True)
-class ServeState:
-    """State of a server in a checkpoint: its loop, the next offset, and the fingerprints of its models."""
-
-    loop: Saved
-    offset: int
-    models: tuple[str, str, str]
-
-
-@dataclass(frozen=True)
 class ResumePoint:
     """Last commits of an earlier server of the same run and of its learner.
 
     Attributes:
         state: of the server; None if it had committed nothing.
-        reader: of the checkpoint with that state.
         learner: checkpoint of the learner; None if nothing had learned.
     """
 
-    state: ServeState | None
-    reader: SnapshotReader | None
+    state: State | None
     learner: LearnerCheckpoint | None
 
 
@@ -131,13 +120,13 @@ def build_engine(
         queue.on_verdicts,
     )
     loop = Loop({models.name: runner}, lambda offset: models.name, config.batch, clock)
-    if resume_point.state and resume_point.reader:
-        loop.restore(resume_point.state.loop, resume_point.reader)
+    if resume_point.state:
+        load_state(loop, resume_point.state["loop"])
         for prompt in () if learner else completed_prompts(run.folder):
             runner.learner.replay_history(prompt)
 
-    def save(writer: SnapshotWriter) -> ServeState:
-        return ServeState(loop.save(writer), queue.next_offset, model_fingerprints)
+    def save() -> State:
+        return {"loop": loop.state_dict(rows=False), "offset": queue.next_offset, "models": model_fingerprints}
 
     run.commit_by(config, save, on_event)
     encoder = _make_encoder(config, models)
@@ -167,7 +156,7 @@ def _make_queue(
 ) -> RequestQueue:
     learner_accepts_examples = (lambda: learner.accepts_examples) if learner else (lambda: False)
     # After a crash of the server the learner may have committed prompts that the server had not.
-    server_offset = resume_point.state.offset if resume_point.state else 0
+    server_offset = resume_point.state["offset"] if resume_point.state else 0
     learner_offset = resume_point.learner.next_offset if resume_point.learner else 0
     return RequestQueue(
         models.target_vocabulary,
@@ -188,9 +177,8 @@ def _make_learner(
     The weights of the learner's checkpoint are put into service if this server learns live or the earlier one did.
     """
     checkpoint, versions, before = resume_point.learner, (0, 0), (0, 0)
-    if resume_point.state and resume_point.reader:
-        runner = resume_point.reader.decode(LoopState, resume_point.state.loop).runners[models.name]
-        before = resume_point.reader.decode(VersionsState, runner.learner).versions
+    if resume_point.state:
+        before = resume_point.state["loop"]["runners"][models.name]["learner"]["versions"]
     if checkpoint and (config.serve.learn == "live" or any(before)):
         apply_weights(checkpoint.weights, models.drafter, head)
         versions = checkpoint.weights.drafter_version, checkpoint.weights.head_version
@@ -261,11 +249,10 @@ class ServerRun:
             drafter = config.drafter if resume else pin_version(config.drafter, self._uri)
             self._settings = config.with_overrides({"drafter": drafter})
             self.config = derive_serving_config(self._settings)
-            self._reader = self._run.snapshot
-            self._state = self._reader.decode(ServeState, self._reader.state) if self._reader else None
+            self._state: State | None = self._run.snapshot
             (self.models,) = load_models(self.config, self._uri, run_folder.parent / ".fetched")
             self._fingerprints = fingerprints(self.models)
-            if self._state and self._state.models != self._fingerprints:  # before a learner writes anything
+            if self._state and tuple(self._state["models"]) != self._fingerprints:  # before a learner writes anything
                 raise RunError(
                     f"the server of {run_folder} must resume with the models that it began with, but has others"
                 )
@@ -274,7 +261,7 @@ class ServerRun:
         with ExitStack() as undo:
             undo.enter_context(self._run.open(self._settings))
             write_pair_reports(self._run.folder / VOCABULARY, describe_pairs([self.models]))
-            resume_point = ResumePoint(self._state, self._reader, read_learner_checkpoint(self._run.folder))
+            resume_point = ResumePoint(self._state, read_learner_checkpoint(self._run.folder))
             self._learner = start_learner(
                 self.config, self.models, self._run, self._uri, resume_point.learner, self._on_event
             )
@@ -284,7 +271,7 @@ class ServerRun:
                 self.config, self.models, self._run, resume_point, self._fingerprints, self._learner, self._on_event
             )
             del resume_point
-            self._reader = self._state = self._run.snapshot = None  # its content is restored
+            self._state = self._run.snapshot = None  # its content is restored
             gc.collect()
             gc.freeze()  # collections over models and libraries would delay every stream
             undo.callback(gc.unfreeze)

@@ -4,19 +4,12 @@ import queue
 import threading
 from collections.abc import Iterator
 from hashlib import sha256
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 from store.errors import SourceError
 from store.events import PromptReceived, PromptRejected
 
 T = TypeVar("T")
-
-
-class SourcePositionState(NamedTuple):
-    """Number of events read from the sources, and a digest of them."""
-
-    taken: int
-    digest: str
 
 
 class SourcePosition:
@@ -42,16 +35,17 @@ class SourcePosition:
         self._taken += 1
         self._digest = sha256(f"{self._digest}{event!r}".encode()).hexdigest()
 
-    def save(self) -> SourcePositionState:
-        """Return the position and digest so far."""
-        return SourcePositionState(self._taken, self._digest)
+    @property
+    def state(self) -> tuple[int, str]:
+        """The number of events read from the sources so far, and a digest of them."""
+        return self._taken, self._digest
 
-    def skip(self, saved: SourcePositionState) -> None:
+    def skip(self, saved: tuple[int, str]) -> None:
         """Read up to a saved position. Raises as `reread`."""
         for _ in self.reread(saved):
             pass
 
-    def reread(self, saved: SourcePositionState) -> Iterator[PromptReceived | PromptRejected]:
+    def reread(self, saved: tuple[int, str]) -> Iterator[PromptReceived | PromptRejected]:
         """Yield the events up to a saved position.
 
         Raises:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from prometheus_client import REGISTRY
 from typing_extensions import override
 
+from pipeline.clock import Clock
 from pipeline.event_metrics import EventMetrics
 from pipeline.learner_protocol import CompletedPrompt, Epoch, Learner
 from pipeline.loop import TargetRunner
-from pipeline.loop_state import Clock
 from pipeline.recorder import Recorder
 from pipeline.stage_set import Stages
 from pipeline.vllm_plugin.drafter import EngineDrafter, MakeSequence, PlainTrials

@@ -11,19 +11,18 @@ Each data-parallel replica has a run of its own (`find_run` in proposer.py); the
 
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 
 from pipeline.assembly.learner import make_drift_monitor
 from pipeline.assembly.models import DrafterModels, load_vocabulary
+from pipeline.clock import Clock
 from pipeline.config.settings import Config
 from pipeline.learner_service.process import LearnerProcess
 from pipeline.learner_service.service import LearnerConfig, read_learner_checkpoint
 from pipeline.learning.local_learner import FollowingLearner, NoLearner
 from pipeline.learning.remote_learner import RemoteLearner
 from pipeline.loop import Loop
-from pipeline.loop_state import Clock, LoopState
 from pipeline.recorder import Recorder
 from pipeline.run.context import RunContext
 from pipeline.run.folder import RUNS, is_unfinished, mlflow_of
@@ -39,8 +38,8 @@ from pipeline.vllm_plugin.engine import (
 )
 from pipeline.vllm_plugin.model_parts import load_parts
 from pipeline.vllm_plugin.settings import PluginSettings
-from stages.choose import ChooseDraft, ChooseState
-from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
+from stages.choose import ChooseDraft
+from stages.contract.snapshot import State, load_state
 from stages.drafting.head import AcceptanceHead
 from stages.examples.top_distributions import LogitsReader
 from stages.training.weight_update import apply_weights
@@ -51,17 +50,6 @@ from store.log.manifest import RunKind
 
 LEARNER_SHARE = 1.0  # of a core: the learner never sleeps
 LEARNER_SECONDS = 30.0  # for the learner's last commit when the engine ends
-
-
-@dataclass(frozen=True)
-class EngineState:
-    """An engine in a checkpoint: its loop, the offset of the next request, and what it drafted with."""
-
-    loop: Saved
-    offset: int
-    model: str
-    sources: tuple[str, ...]
-    drafter: str
 
 
 def derive_config(settings: PluginSettings, facts: EngineFacts) -> Config:
@@ -121,22 +109,21 @@ class _Builder:
         if self._run is None:
             return self._build(None)
         with self._run.acquire(resume=is_unfinished(self._run.folder)):
-            state = self._read_state(self._run.snapshot)
+            state = self._check_state(self._run.snapshot)
             self.exit.enter_context(self._run.open(self._config))
         engine = self._build(state)
         self._run.snapshot = None  # its content is restored
         return engine
 
-    def _read_state(self, reader: SnapshotReader | None) -> EngineState | None:
-        state = reader.decode(EngineState, reader.state) if reader else None
-        if state and state.model != self._facts.model:
+    def _check_state(self, state: State | None) -> State | None:
+        if state and state["model"] != self._facts.model:
             raise RunError(
-                f"{self._folder} must be the run of {self._facts.model}, but is that of {state.model}; name another "
+                f"{self._folder} must be the run of {self._facts.model}, but is that of {state['model']}; name another "
                 "folder with OMNIDRAFT_VLLM_RUN"
             )
         return state
 
-    def _build(self, state: EngineState | None) -> PluginEngine:
+    def _build(self, state: State | None) -> PluginEngine:
         settings, facts, clock = self._settings, self._facts, Clock(perf_counter)
         costs = make_costs(settings)
         models, head, parts = None, None, make_copying_parts(facts)
@@ -161,7 +148,7 @@ class _Builder:
         loop = Loop({facts.model: drafter.runner}, lambda offset: facts.model, facts.rows, clock)
         self._restore(state, drafter, loop)
         if self._run:
-            self._run.commit_by(self._config, lambda writer: self._save(loop, drafter, writer), self._show)
+            self._run.commit_by(self._config, partial(self._save, loop, drafter), self._show)
         return PluginEngine(drafter, self._reader, self._commit)
 
     def _make_recorder(self, models: DrafterModels | None) -> tuple[Recorder, Callable[[list[int]], str]]:
@@ -206,26 +193,28 @@ class _Builder:
             for event in events:
                 self._show(event)
 
-    def _save(self, loop: Loop, drafter: EngineDrafter, writer: SnapshotWriter) -> EngineState:
-        settings = self._settings
-        offset = drafter.make.offset
-        return EngineState(loop.save(writer), offset, self._facts.model, settings.sources, settings.drafter)
+    def _save(self, loop: Loop, drafter: EngineDrafter) -> State:
+        return {
+            "loop": loop.state_dict(rows=False),
+            "offset": drafter.make.offset,  # of the next request
+            "model": self._facts.model,
+            "drafts_with": [*self._settings.sources, self._settings.drafter],
+        }
 
-    def _restore(self, state: EngineState | None, drafter: EngineDrafter, loop: Loop) -> None:
+    def _restore(self, state: State | None, drafter: EngineDrafter, loop: Loop) -> None:
         """Continue from the last commit. With other sources or another drafter, only the memory is kept."""
-        drafter.make.offset = max(self._first_offset, state.offset if state else 0)
-        reader = self._run.snapshot if self._run else None
-        if state is None or reader is None:
+        drafter.make.offset = max(self._first_offset, state["offset"] if state else 0)
+        if state is None:
             return
-        if (state.sources, state.drafter) == (self._settings.sources, self._settings.drafter):
-            loop.restore(state.loop, reader)
+        *sources, model = state["drafts_with"]
+        if (tuple(sources), model) == (self._settings.sources, self._settings.drafter):
+            load_state(loop, state["loop"])
         else:
-            saved = reader.decode(LoopState, state.loop)
-            loop.clock.resume(saved.seconds)
+            loop.clock.resume(state["loop"]["seconds"])
             choose = drafter.runner.stages.decode
-            if isinstance(choose, ChooseDraft) and {"memory"} <= {*state.sources} & {*self._settings.sources}:
-                stages = saved.runners[self._facts.model].stages
-                choose.memory.restore(reader.decode(ChooseState, stages[0]).memory, reader)
+            if isinstance(choose, ChooseDraft) and {"memory"} <= {*sources} & {*self._settings.sources}:
+                stages = state["loop"]["runners"][self._facts.model]["stages"]
+                choose.memory.load_state_dict(stages[0]["memory"])
         if not self._settings.learn:
             for prompt in completed_prompts(self._folder):
                 drafter.runner.learner.replay_history(prompt)

@@ -1,25 +1,14 @@
 """Snapshots: the state of the stages between two blocks, as JSON values and tensors, from which a run can resume.
 
-Every object with a state has `save(writer)`, which returns the state as a frozen dataclass, and
-`restore(saved, reader)`, which is called on a new object with the same configuration: `reader.decode(TheState, saved)`
-decodes the dataclass. Only the owner of a state reads it; to all others it is `Saved`. Tensors, rows and examples are
-stored separately and referenced by number in the state, each once, so that an object that several stages share is one
-object after restoring. Nothing is pickled.
+Every object with a state has `state_dict()` and `load_state_dict(state)`, as in torch: the second is called on a new
+object with the same configuration. A state is a tree of dicts with text as keys, lists, and what JSON can hold; its
+leaves may also be tensors, sequences in flight, training examples, and objects with a `state_dict()` that several
+owners share. Only the owner of a state reads it. A leaf that several owners hold is stored once and is one object after
+loading; of a shared object, that is its state. Nothing is pickled.
 
->>> from dataclasses import dataclass
->>> @dataclass(frozen=True)
-... class CounterState:
-...     count: int
-...     recent: tuple[float, ...] = ()
->>> files = SnapshotWriter().files(CounterState(3, (0.5,)))
->>> reader = SnapshotReader(files)
->>> reader.state
-{'count': 3, 'recent': [0.5]}
->>> reader.decode(CounterState, reader.state)
-CounterState(count=3, recent=(0.5,))
->>> reader.decode(CounterState, {"count": "three"})
-Traceback (most recent call last):
-store.errors.CorruptError: a checkpoint must hold a CounterState, but its 'count' is not one: ...
+>>> state = {"count": 3, "recent": (0.5,), "sums": torch.ones(2)}
+>>> read_snapshot(Snapshot(state).files())
+{'count': 3, 'recent': [0.5], 'sums': tensor([1., 1.])}
 
     state.json            the state, the rows, the index of the examples
     tensors.safetensors   tensors, and the examples' numbers in two flat arrays
@@ -32,11 +21,9 @@ A snapshot is taken on the decoding thread: it copies mutable values. It is enco
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from functools import cache
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-from pydantic import TypeAdapter, ValidationError
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -47,114 +34,52 @@ from stages.sampling.random_source import RandomSourceState, SeededRandomSource
 from store.errors import CorruptError
 
 STATE, TENSORS, WEIGHTS = "state.json", "tensors.safetensors", "weights.safetensors"
-FORMAT = 3  # incremented when runs of older releases cannot be resumed
+FORMAT = 1  # incremented when runs of older releases cannot be resumed
 
-Json = Any  # a value that JSON can represent
-Saved = object  # the return value of `save`, or the same as decoded from JSON; only its owner reads it
-Moments = Mapping[str, Mapping[str, int]]  # per parameter of an optimizer the numbers of its tensors, by name
-RandomState = tuple[int, tuple[int, ...], float | None]  # as `random.Random.getstate` returns it
+State = Any  # a tree as described above; only its owner reads it
+LEAF = "$"  # the only key of a dict that stands for a leaf; its value is the kind and the number
 
-StateT = TypeVar("StateT")
-
-
-_ATTRIBUTES = {"room": "remaining_tokens", "draws": "rng"}  # of a `SequenceState`, by their names in a checkpoint
-
-
-@dataclass(frozen=True)
-class RowState:
-    """A `SequenceState` as it is saved. Rows of older releases lack some of the fields with defaults."""
-
-    offset: int
-    prompt_id: str
-    dataset: str
-    text: str
-    tokens: list[int]
-    prompt_length: int
-    pieces: list[int]
-    draws: RandomSourceState
-    room: int
-    block: int
-    finish: str
-    sampling: SamplingParams | None = None
-    scope: int = 0
-    target_state: list[int] | None = None
-    predicted: int = 0
-    record_example: bool = True
-
-    @classmethod
-    def from_sequence(cls, row: SequenceState) -> "RowState":
-        """Copy a sequence, including its mutable values."""
-        assert isinstance(row.rng, SeededRandomSource)
-        copied = {field.name: getattr(row, _ATTRIBUTES.get(field.name, field.name)) for field in fields(cls)}
-        state = None if row.target_state is None else row.target_state.tolist()
-        mutable = {"tokens": [*row.tokens], "pieces": [*row.pieces], "draws": row.rng.save(), "target_state": state}
-        return cls(**{**copied, **mutable})
-
-    def to_sequence(self) -> SequenceState:
-        """Make the sequence, which continues with its own random numbers."""
-        values = {_ATTRIBUTES.get(field.name, field.name): getattr(self, field.name) for field in fields(self)}
-        state = None if self.target_state is None else torch.tensor(self.target_state, dtype=torch.int8)
-        return SequenceState(**{**values, "rng": SeededRandomSource.from_state(self.draws), "target_state": state})
+# Fields of a `SequenceState` that are saved as they are. The others belong to a request, or are found again.
+ROW_FIELDS = (
+    *("offset", "prompt_id", "dataset", "text", "tokens", "prompt_length", "pieces", "remaining_tokens", "block"),
+    *("finish", "scope", "predicted", "record_example"),
+)
 
 
 @dataclass(frozen=True)
-class _Contents:
-    """The contents of `state.json`."""
+class RarelyChanged:
+    """A part of a state whose tensors hardly ever change: they go to a file that is written only when they did."""
 
-    format: int
-    state: Saved
-    rows: list[RowState]
-    lessons: list[IndexEntry]
-    shared: list[Saved]
+    state: State
 
 
-@cache
-def _decoder(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
-
-
-def _to_json_value(state: object) -> dict[str, object]:
-    """Convert a dataclass for JSON; named tuples are encoded as arrays."""
-    if not is_dataclass(state) or isinstance(state, type):
-        raise TypeError(f"a state must be made of dataclasses and what JSON can hold, got {type(state).__name__}")
-    return {field.name: getattr(state, field.name) for field in fields(state)}
-
-
-class SnapshotWriter:
-    """Takes one snapshot.
+class Snapshot:
+    """A copy of a state, to be encoded later.
 
     Args:
-        rows: whether rows in flight are included. Without them every stage is saved as if none were admitted.
+        state: its root, a dict.
         weights_before: the weights of the last snapshot.
+
+    Raises:
+        ValueError: it contains a private row, or one with stop strings or other wishes of a request, which ends with
+            the process that answers it.
+        TypeError: it contains a value that cannot be stored.
     """
 
-    def __init__(self, *, rows: bool = True, weights_before: Sequence[Tensor] = ()) -> None:
-        self._keeps_rows = rows
+    def __init__(self, state: State, weights_before: Sequence[Tensor] = ()) -> None:
+        self._weights_before = weights_before
         self._tensors: list[Tensor] = []
         self._weights: list[Tensor] = []
-        self._weights_before = weights_before
-        self._rows: dict[SequenceState, int] = {}
-        self._row_states: list[RowState] = []
-        self._examples: dict[TrainingExample, int] = {}
-        self._shared: dict[int, int] = {}
-        self._shared_states: list[Saved] = []
-
-    def tensor(self, tensor: Tensor) -> int:
-        """Add a copy of a tensor. Returns its number."""
-        self._tensors.append(tensor.detach().to("cpu", copy=True).contiguous())
-        return len(self._tensors) - 1
-
-    def weight(self, weight: Tensor) -> int:
-        """Add a copy of a tensor that hardly ever changes. Returns its number, which is negative."""
-        place, current = len(self._weights), weight.detach().to("cpu").contiguous()
-        before = self._weights_before[place] if place < len(self._weights_before) else None
-        same = before is not None and before.dtype == current.dtype and torch.equal(before, current)
-        self._weights.append(before if before is not None and same else current.clone())
-        return -len(self._weights)
+        self._rows: list[State] = []
+        self._shared: list[State] = []
+        self._numbers: dict[int, State] = {}  # of leaves, by identity
+        self._examples: list[TrainingExample] = []
+        self._kept: list[object] = []  # keeps identities from being used again
+        self._state = self._copy(state, self._add_tensor)
 
     @property
     def weights(self) -> Sequence[Tensor]:
-        """The weights so far, for the next snapshot."""
+        """The tensors that hardly ever change, for the next snapshot."""
         return tuple(self._weights)
 
     @property
@@ -164,132 +89,153 @@ class SnapshotWriter:
         same = len(self._weights) == len(self._weights_before) and all(now is before for now, before in both)
         return frozenset([WEIGHTS] if self._weights and same else [])
 
-    def includes(self, row: SequenceState) -> bool:
-        """Return whether a row in flight is part of the snapshot; stages omit the others. Private rows never are."""
-        return self._keeps_rows and not row.private
-
-    def row(self, row: SequenceState) -> int:
-        """Add a row in flight. Returns its number.
-
-        Raises:
-            ValueError: the row is not included, or it has stop strings or other wishes of a request, which ends with
-                the process that answers it.
-        """
-        if not self.includes(row) or row.belongs_to_request:
-            raise ValueError(
-                f"a row in a snapshot must be kept and have no wishes of a request, got {row.prompt_id}; "
-                "leave out rows in flight: SnapshotWriter(rows=False)"
-            )
-        if row not in self._rows:
-            self._rows[row] = len(self._rows)
-            self._row_states.append(RowState.from_sequence(row))
-        return self._rows[row]
-
-    def example(self, example: TrainingExample) -> int:
-        """Add an example without its labels. Returns its number."""
-        return self._examples.setdefault(example, len(self._examples))
-
-    def save_shared(self, owner: object, save: Callable[[], Saved]) -> int:
-        """Save the state of an object that several stages share, once. Returns its number."""
-        if id(owner) not in self._shared:
-            number = self._shared[id(owner)] = len(self._shared_states)
-            self._shared_states.append(None)
-            self._shared_states[number] = save()
-        return self._shared[id(owner)]
-
-    def files(self, state: Saved) -> dict[str, bytes]:
+    def files(self) -> dict[str, bytes]:
         """Encode the files of the snapshot, without those that are kept. May be called on another thread: its contents
-        are immutable."""
+        are immutable.
+        """
         written = ExampleWriter()
         for example in self._examples:
             written.add(example)
         tensors = {f"{number}": tensor for number, tensor in enumerate(self._tensors)}
-        tensors |= {"lessons.integers": written.integers, "lessons.floats": written.floats}
-        contents = _Contents(FORMAT, state, self._row_states, written.index, self._shared_states)
-        encoded = {
-            STATE: json.dumps(contents, separators=(",", ":"), default=_to_json_value).encode(),
-            TENSORS: save(tensors),
-        }
+        tensors |= {"examples.integers": written.integers, "examples.floats": written.floats}
+        value = {"format": FORMAT, "state": self._state, "rows": self._rows, "shared": self._shared}
+        value["examples"] = written.index
+        encoded = {STATE: json.dumps(value, separators=(",", ":")).encode(), TENSORS: save(tensors)}
         if self._weights and WEIGHTS not in self.kept_files:
-            encoded[WEIGHTS] = save({f"{-number}": weight for number, weight in enumerate(self._weights, start=1)})
+            encoded[WEIGHTS] = save({f"{number}": weight for number, weight in enumerate(self._weights)})
         return encoded
 
+    def _copy(self, value: State, add_tensor: Callable[[Tensor], State]) -> State:
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        if isinstance(value, Mapping):
+            if not all(isinstance(key, str) for key in value) or LEAF in value:
+                raise TypeError(f"the keys of a state must be text other than {LEAF!r}, got {list(value)[:3]}")
+            return {key: self._copy(one, add_tensor) for key, one in value.items()}
+        if isinstance(value, Sequence):
+            return [self._copy(one, add_tensor) for one in value]
+        if isinstance(value, RarelyChanged):
+            return self._copy(value.state, self._add_weight)
+        if id(value) not in self._numbers:
+            self._kept.append(value)
+            self._numbers[id(value)] = self._add_leaf(value, add_tensor)
+        return self._numbers[id(value)]
 
-class SnapshotReader:
-    """Reads the files of a `SnapshotWriter`.
+    def _add_leaf(self, value: object, add_tensor: Callable[[Tensor], State]) -> State:
+        if isinstance(value, Tensor):
+            return add_tensor(value)
+        if isinstance(value, SequenceState):
+            self._rows.append(self._copy(_save_row(value), add_tensor))
+            return {LEAF: ["row", len(self._rows) - 1]}
+        if isinstance(value, TrainingExample):
+            self._examples.append(value)
+            return {LEAF: ["example", len(self._examples) - 1]}
+        if hasattr(value, "state_dict"):
+            self._shared.append(self._copy(value.state_dict(), add_tensor))
+            return {LEAF: ["shared", len(self._shared) - 1]}
+        if is_dataclass(value):
+            return self._copy({field.name: getattr(value, field.name) for field in fields(value)}, add_tensor)
+        raise TypeError(f"a state must be made of what JSON can hold, tensors, rows and examples, got {type(value)}")
+
+    def _add_tensor(self, tensor: Tensor) -> State:
+        self._tensors.append(tensor.detach().to("cpu", copy=True).contiguous())
+        return {LEAF: ["tensor", len(self._tensors) - 1]}
+
+    def _add_weight(self, weight: Tensor) -> State:
+        place, current = len(self._weights), weight.detach().to("cpu").contiguous()
+        before = self._weights_before[place] if place < len(self._weights_before) else None
+        same = before is not None and before.dtype == current.dtype and torch.equal(before, current)
+        self._weights.append(before if before is not None and same else current.clone())
+        return {LEAF: ["weight", place]}
+
+
+def read_snapshot(files: Mapping[str, bytes]) -> State:
+    """Read the files of a `Snapshot`. Returns its state; a leaf is the same object wherever it is.
 
     Raises:
         CorruptError: the files are of another format or cannot be read.
     """
-
-    def __init__(self, files: Mapping[str, bytes]) -> None:
-        try:
-            value, self._tensors = json.loads(files[STATE]), load(files[TENSORS])
-            if WEIGHTS in files:  # older releases kept all tensors in one file
-                self._tensors |= load(files[WEIGHTS])
-        except Exception as error:
-            raise CorruptError(f"a checkpoint must hold a readable {STATE} and {TENSORS}, but: {error}") from error
-        if value.get("format") != FORMAT:
-            raise CorruptError(
-                f"a checkpoint must have format {FORMAT}, got {value.get('format')}; use the release that wrote it"
-            )
-        contents = self.decode(_Contents, value)
-        self.state: Json = contents.state  # the state that the snapshot was made of
-        self._rows = [row.to_sequence() for row in contents.rows]
-        examples = ExampleReader(self._tensors["lessons.integers"], self._tensors["lessons.floats"])
-        self._examples = [examples.read(entry) for entry in contents.lessons]
-        self._shared, self._restored = contents.shared, set[int]()
-
-    def decode(self, kind: type[StateT], saved: Saved) -> StateT:
-        """Decode and validate a state.
-
-        Raises:
-            CorruptError: the saved value is not of this type.
-        """
-        try:
-            decoded: StateT = _decoder(kind).validate_python(saved)  # type: ignore[arg-type]  # classes are hashable
-        except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(map(str, first["loc"]))
-            raise CorruptError(
-                f"a checkpoint must hold a {kind.__name__}, but its '{place}' is not one: {first['msg']}"
-            ) from error
-        return decoded
-
-    def tensor(self, number: int) -> Tensor:
-        """Return a tensor by its number, on the CPU; the caller owns it."""
-        return self._tensors[str(number)]
-
-    def row(self, number: int) -> SequenceState:
-        """Return a row in flight; the same object for the same number."""
-        return self._rows[number]
-
-    def example(self, number: int) -> TrainingExample:
-        """Return an example without labels; the same object for the same number."""
-        return self._examples[number]
-
-    def restore_shared(self, number: int, restore: Callable[[Saved], None]) -> None:
-        """Restore an object that several stages share, at the first call for its number."""
-        if number not in self._restored:
-            self._restored.add(number)
-            restore(self._shared[number])
+    try:
+        value, tensors = json.loads(files[STATE]), load(files[TENSORS])
+        weights = load(files[WEIGHTS]) if WEIGHTS in files else {}
+        read = _decode(value, tensors, weights) if value["format"] == FORMAT else None
+    except Exception as error:
+        raise CorruptError(f"a checkpoint must hold a readable {STATE} and {TENSORS}, but: {error}") from error
+    if value["format"] != FORMAT:
+        raise CorruptError(
+            f"a checkpoint must have format {FORMAT}, got {value['format']}; use the release that wrote it"
+        )
+    return read
 
 
-def save_moments(state: Mapping[str, Any], keep: Callable[[Tensor], int]) -> Moments:
-    """Save the moments of an `Optimizer.state_dict()`: per parameter its tensors by name, without learning rates.
+def load_state(owner: Any, state: State) -> None:
+    """Let an object continue from its state.
 
-    `keep`: `SnapshotWriter.tensor`, or `SnapshotWriter.weight` if updates are rare.
+    Raises:
+        CorruptError: the state is not one of such an object.
     """
-    return {
-        str(parameter): {name: keep(value) for name, value in moments.items()}
-        for parameter, moments in state["state"].items()
-    }
+    try:
+        owner.load_state_dict(state)
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise CorruptError(
+            f"a checkpoint must hold the state of a {type(owner).__name__} of this release, but: {error!r}"
+        ) from error
 
 
-def restore_moments(saved: Moments, optimizer: torch.optim.Optimizer, reader: SnapshotReader) -> dict[str, Any]:
-    """Read the moments as a state for `optimizer.load_state_dict`."""
-    moments = {
-        int(parameter): {name: reader.tensor(number) for name, number in tensors.items()}
-        for parameter, tensors in saved.items()
-    }
-    return {"state": moments, "param_groups": optimizer.state_dict()["param_groups"]}
+def _decode(value: State, tensors: dict[str, Tensor], weights: dict[str, Tensor]) -> State:
+    leaves: dict[str, Mapping[str, object]] = {"tensor": tensors, "weight": weights}
+    reader = ExampleReader(tensors["examples.integers"], tensors["examples.floats"])
+    leaves["example"] = {str(number): reader.read(IndexEntry(*one)) for number, one in enumerate(value["examples"])}
+    leaves["row"] = {str(number): _load_row(_resolve(one, leaves)) for number, one in enumerate(value["rows"])}
+    shared: dict[str, object] = {}
+    leaves["shared"] = shared
+    for number, one in enumerate(value["shared"]):  # those that it contains come before it
+        shared[str(number)] = _resolve(one, leaves)
+    return _resolve(value["state"], leaves)
+
+
+def _resolve(value: State, leaves: Mapping[str, Mapping[str, object]]) -> State:
+    """Put the leaves into a tree again."""
+    if isinstance(value, dict):
+        if LEAF in value:
+            kind, number = value[LEAF]
+            return leaves[kind][str(number)]
+        return {key: _resolve(one, leaves) for key, one in value.items()}
+    return [_resolve(one, leaves) for one in value] if isinstance(value, list) else value
+
+
+def _save_row(row: SequenceState) -> State:
+    if row.private or row.belongs_to_request:
+        raise ValueError(
+            f"a row in a snapshot must be neither private nor have wishes of a request, got {row.prompt_id}; "
+            "leave it out of the rows whose state is saved"
+        )
+    assert isinstance(row.rng, SeededRandomSource)
+    state = {name: getattr(row, name) for name in ROW_FIELDS}
+    return state | {"rng": row.rng.save(), "sampling": row.sampling, "target_state": row.target_state}
+
+
+def _load_row(state: State) -> SequenceState:
+    rng, sampling = SeededRandomSource.from_state(RandomSourceState(*state["rng"])), None
+    if (saved := state["sampling"]) is not None:
+        values: dict[str, Any] = {key: tuple(one) if isinstance(one, list) else one for key, one in saved.items()}
+        sampling = SamplingParams(**values)
+    return SequenceState(**{**state, "rng": rng, "sampling": sampling})
+
+
+def moments_of(optimizer: torch.optim.Optimizer | Mapping[str, Any]) -> State:
+    """Return the moments of an optimizer, or of its `state_dict()`, without its learning rates."""
+    state = optimizer if isinstance(optimizer, Mapping) else optimizer.state_dict()
+    return {str(parameter): dict(moments) for parameter, moments in state["state"].items()}
+
+
+def with_moments(optimizer: torch.optim.Optimizer, moments: State) -> dict[str, Any]:
+    """Return saved moments as a state for `optimizer.load_state_dict`."""
+    state = {int(parameter): dict(tensors) for parameter, tensors in moments.items()}
+    return {"state": state, "param_groups": optimizer.state_dict()["param_groups"]}
+
+
+def random_state(state: State) -> tuple[Any, ...]:
+    """Return what `random.Random.getstate` returned, for `setstate`."""
+    version, numbers, gauss = state
+    return (version, tuple(numbers), gauss)

@@ -1,10 +1,10 @@
 """The protocol of all stages, and the order of calls within a block."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol, TypeVar
 
 from stages.contract.blocks import SequenceState
-from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
+from stages.contract.snapshot import State
 
 Input = TypeVar("Input", contravariant=True)
 Output = TypeVar("Output")
@@ -38,10 +38,12 @@ class Stage(Protocol[Input, Output]):
         """Remove a row and free its state."""
         return
 
-    def save(self, writer: SnapshotWriter) -> Saved:
-        """Return, between two blocks, the state from which an equally configured stage can resume."""
+    def state_dict(self, rows: Collection[SequenceState]) -> State:
+        """Return, between two blocks, the state from which an equally configured stage can resume (see
+        `stages.contract.snapshot`), with that of these of its rows.
+        """
         ...
 
-    def restore(self, saved: Saved, reader: SnapshotReader) -> None:
-        """Restore a saved state, before the first block."""
+    def load_state_dict(self, state: State) -> None:
+        """Continue from a state, before the first block."""
         ...

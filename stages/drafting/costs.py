@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 from typing_extensions import override
 
-from stages.contract.snapshot import Saved, SnapshotReader
+from stages.contract.snapshot import State
 
 Curve = tuple[tuple[int, float], ...]
 
@@ -87,12 +87,12 @@ class CostModel(VerificationCosts, Protocol):
         """Update with what a block took. By default ignored."""
         return
 
-    def save(self) -> Saved:
+    def state_dict(self) -> State:
         """Return the state for a checkpoint; by default there is none."""
         return None
 
-    def restore(self, saved: Saved, reader: SnapshotReader) -> None:
-        """Restore a saved state; by default there is none."""
+    def load_state_dict(self, state: State) -> None:
+        """Continue from a state; by default there is none."""
         return
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from stages.contract.blocks import Draft, SequenceState
-from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
+from stages.contract.snapshot import State
 from stages.contract.stage import Stage
 from stages.drafting.costs import ReadPrompts
 
@@ -49,9 +49,9 @@ class NoModel(Stage[SequenceState, Draft]):
         """Log nothing: no draft was cut short."""
 
     @override
-    def save(self, writer: SnapshotWriter) -> Saved:
+    def state_dict(self, rows: Collection[SequenceState]) -> State:
         return None
 
     @override
-    def restore(self, saved: Saved, reader: SnapshotReader) -> None:
+    def load_state_dict(self, state: State) -> None:
         return

@@ -9,7 +9,7 @@ from dataclasses import astuple, dataclass
 from math import sqrt
 
 from stages.contract.blocks import Verdict
-from stages.contract.snapshot import Saved, SnapshotReader
+from stages.contract.snapshot import State
 from stages.drafting.costs import CostModel
 from store.events import Action
 
@@ -66,17 +66,6 @@ class _Trees:
     def correction(self) -> float:
         """The factor by which more are accepted than expected: chances begin with a low prior."""
         return (self.accepted + PRIOR_ACCEPTED) / (self.expected + PRIOR_ACCEPTED)
-
-
-@dataclass(frozen=True)
-class SourceChooserState:
-    """Saved state of a `SourceChooser`: the sums of all blocks, of all of the model's drafts before those of each kind,
-    and of the trees of each kind. Checkpoints of older releases lack them: the model is unknown then.
-    """
-
-    speed: tuple[float, float] | None = None
-    drafts: list[tuple[float, float, float, float]] | None = None
-    trees: list[tuple[float, float]] | None = None
 
 
 class SourceChooser:
@@ -180,15 +169,13 @@ class SourceChooser:
             self._trees[kind].add(expected, verdict.accepted)
         self._speed.add(tokens, cost)
 
-    def save(self) -> SourceChooserState:
-        """Return the state for a checkpoint."""
+    def state_dict(self) -> State:
+        """Return the sums of all blocks, of the model's drafts (all, then each kind), and of the trees of each kind."""
         drafts = [astuple(drafts) for drafts in (self._all, *self._at)]
-        return SourceChooserState(astuple(self._speed), drafts, [astuple(trees) for trees in self._trees])
+        return {"speed": astuple(self._speed), "drafts": drafts, "trees": [astuple(trees) for trees in self._trees]}
 
-    def restore(self, saved: Saved, reader: SnapshotReader) -> None:
-        """Restore a saved state."""
-        state = reader.decode(SourceChooserState, saved)
-        if state.speed is not None and state.drafts is not None and state.trees is not None:
-            self._speed = _Blocks(*state.speed)
-            self._all, *self._at = (_Drafts(*sums) for sums in state.drafts)
-            self._trees = [_Trees(*sums) for sums in state.trees]
+    def load_state_dict(self, state: State) -> None:
+        """Continue from a state."""
+        self._speed = _Blocks(*state["speed"])
+        self._all, *self._at = (_Drafts(*sums) for sums in state["drafts"])
+        self._trees = [_Trees(*sums) for sums in state["trees"]]

@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass
 from math import sqrt
-from typing import NamedTuple
 
-from stages.contract.snapshot import Saved, SnapshotReader
+from stages.contract.snapshot import State
 from stages.drafting.costs import BlockTimes, CostModel
 
 DRAFTING_BLOCKS, PLAIN_BLOCKS = 60, 5  # between two comparisons: blocks that draft, and blocks that do not
@@ -36,20 +35,6 @@ class _Speed:
     @property
     def value(self) -> float:
         return self.emitted / self.expected
-
-
-class TimedPausesState(NamedTuple):
-    """Saved state of `TimedPauses`, in the order of its attributes."""
-
-    drafting: tuple[float, float]
-    plain: tuple[float, float]
-    paused: bool
-    drafts: bool
-    left: float
-    measured: bool
-    next_pause: int
-    comparisons: int
-    doubted: bool = False  # older checkpoints lack it
 
 
 class TimedPauses:
@@ -144,18 +129,15 @@ class TimedPauses:
             self.drafts, self._left, self._measured = True, TRIAL, False
         self._next_pause = SHORTEST_PAUSE
 
-    def save(self) -> TimedPausesState:
+    def state_dict(self) -> State:
         """Return the state for a checkpoint."""
-        drafting, plain = ((speed.emitted, speed.expected) for speed in (self._drafting, self._plain))
+        speeds = [(speed.emitted, speed.expected) for speed in (self._drafting, self._plain)]
         stretch = self.paused, self.drafts, self._left, self._measured
-        return TimedPausesState(drafting, plain, *stretch, self._next_pause, self._comparisons, self._doubted)
+        return {"speeds": speeds, "stretch": stretch, "trials": (self._next_pause, self._comparisons, self._doubted)}
 
-    def restore(self, saved: Saved, reader: SnapshotReader) -> None:
-        """Restore a saved state. Checkpoints of runs without timed pauses have none."""
-        if saved is None:
-            return
-        state = reader.decode(TimedPausesState, saved)
-        for speed, sums in ((self._drafting, state.drafting), (self._plain, state.plain)):
+    def load_state_dict(self, state: State) -> None:
+        """Continue from a state."""
+        for speed, sums in zip((self._drafting, self._plain), state["speeds"], strict=True):
             speed.emitted, speed.expected = sums
-        self.paused, self.drafts, self._left, self._measured = state[2:6]
-        self._next_pause, self._comparisons, self._doubted = state[6:]
+        self.paused, self.drafts, self._left, self._measured = state["stretch"]
+        self._next_pause, self._comparisons, self._doubted = state["trials"]

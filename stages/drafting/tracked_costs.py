@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from typing_extensions import override
 
-from stages.contract.snapshot import Saved, SnapshotReader
+from stages.contract.snapshot import State
 from stages.drafting.costs import BlockTimes, CostModel, Costs, Curve, make_monotone
 
 DECAY = 0.98  # of all sums, per block: costs of drafts that are no longer made are forgotten
@@ -79,25 +79,6 @@ class _Line:
         if slope < 0:
             return self.y / self.weight, 0.0
         return (fixed, slope) if fixed >= 0 else (0.0, self.xy / self.xx)
-
-
-@dataclass(frozen=True)
-class TrackedCostsState:
-    """Saved state of `TrackedCosts`: total and weight of its means, those of the points in the order of the curve, the
-    sums of both lines, the weight of the costs at the beginning, and the lowest cost of drafts. Checkpoints of older
-    releases lack what has a default.
-    """
-
-    all_passes: tuple[float, float]
-    points: list[tuple[float, float]]
-    drafts: tuple[float, float, float, float, float] = (0.0, 0.0, 0.0, 0.0, 0.0)
-    around: tuple[float, float] = (0.0, 0.0)
-    passes: tuple[float, float, float, float, float] = (0.0, 0.0, 0.0, 0.0, 0.0)
-    prior: float = 1.0
-    with_draft: tuple[float, float] = (0.0, 0.0)
-    without: tuple[float, float] = (0.0, 0.0)
-    prompts: tuple[float, float] = (0.0, 0.0)
-    lowest: float = 1.0
 
 
 class TrackedCosts(CostModel):
@@ -229,33 +210,28 @@ class TrackedCosts(CostModel):
         self._now = Costs(make_monotone(target), drafter)
 
     @override
-    def save(self) -> TrackedCostsState:
-        means = self._all, self._around, self._with_draft, self._without, self._prompts, *self._points
-        all_passes, around, with_draft, without, prompts, *points = [(mean.total, mean.weight) for mean in means]
-        return TrackedCostsState(
-            all_passes,
-            points,
-            self._drafter.sums,
-            around,
-            self._passes.sums,
-            self._prior,
-            with_draft,
-            without,
-            prompts,
-            self._lowest,
-        )
+    def state_dict(self) -> State:
+        return {
+            "means": {name: (mean.total, mean.weight) for name, mean in self._means.items()},
+            "points": [(mean.total, mean.weight) for mean in self._points],
+            "drafter": self._drafter.sums,
+            "passes": self._passes.sums,
+            "prior": self._prior,
+            "lowest": self._lowest,
+        }
+
+    @property
+    def _means(self) -> dict[str, _Mean]:
+        names = ("_all", "_around", "_with_draft", "_without", "_prompts")
+        return {name.lstrip("_"): getattr(self, name) for name in names}
 
     @override
-    def restore(self, saved: Saved, reader: SnapshotReader) -> None:
-        if saved is None:  # the checkpoint of a run whose costs were not tracked
-            return
-        state = reader.decode(TrackedCostsState, saved)
-        self._all, self._around = _Mean(*state.all_passes), _Mean(*state.around)
-        self._drafter = _Line(*state.drafts)
-        self._passes, self._prior = _Line(*state.passes), state.prior
-        self._with_draft, self._without = _Mean(*state.with_draft), _Mean(*state.without)
-        self._prompts, self._lowest = _Mean(*state.prompts), state.lowest
-        self._points = [_Mean(*one) for one in state.points]
+    def load_state_dict(self, state: State) -> None:
+        for name, mean in self._means.items():
+            mean.total, mean.weight = state["means"][name]
+        self._points = [_Mean(*sums) for sums in state["points"]]
+        self._drafter, self._passes = _Line(*state["drafter"]), _Line(*state["passes"])
+        self._prior, self._lowest = state["prior"], state["lowest"]
         if self._all.weight:
             self._correct()
 

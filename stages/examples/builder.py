@@ -22,7 +22,7 @@ from stages.contract.blocks import (
     TrainingExample,
     Verdict,
 )
-from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
+from stages.contract.snapshot import State
 from stages.sampling.distributions import acceptance_probability
 from store.events import DraftSource, Outcome, Translation
 
@@ -113,15 +113,6 @@ def _ngram_positions(verdict: Verdict) -> list[int]:
     return found
 
 
-@dataclass(frozen=True)
-class ExampleBuilderState:
-    """Saved state of an `ExampleBuilder`: the example so far, and its labels."""
-
-    lesson: int
-    features: int | None
-    acceptances: list[float]
-
-
 @dataclass
 class ExampleBuilder:
     """Collects the training example of one sequence while it is in flight."""
@@ -160,22 +151,20 @@ class ExampleBuilder:
             row.scope,
         )
 
-    def save(self, row: SequenceState, writer: SnapshotWriter) -> ExampleBuilderState:
-        """Return the saved state of this builder; the example goes to the writer without its target."""
+    def state_dict(self, row: SequenceState) -> State:
+        """Return the state for a checkpoint: the example so far, without its target, and its labels."""
         features = [label.features_F for label in self.labels]
-        return ExampleBuilderState(
-            writer.example(self.build(row, "")),
-            writer.tensor(torch.stack(features)) if features else None,
-            [label.acceptance for label in self.labels],
-        )
+        return {
+            "example": self.build(row, ""),
+            "features": torch.stack(features) if features else (),
+            "acceptances": [label.acceptance for label in self.labels],
+        }
 
     @classmethod
-    def restore(cls, saved: Saved, reader: SnapshotReader) -> "ExampleBuilder":
-        """Return a builder in the state that `save` returned."""
-        state = reader.decode(ExampleBuilderState, saved)
-        example = reader.example(state.lesson)
-        features = () if state.features is None else reader.tensor(state.features)
-        labels = list(map(AcceptanceLabel, features, state.acceptances))
+    def from_state(cls, state: State) -> "ExampleBuilder":
+        """Return a builder that continues from a state."""
+        example = state["example"]
+        labels = list(map(AcceptanceLabel, state["features"], state["acceptances"]))
         soft_targets: list[SoftTarget | TopTokens | TopLogits] = list(example.soft_targets)
         states = [] if example.states is None else [example.states]
         branches, positions = list(example.branches), list(example.ngram_positions)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from stages.contract.snapshot import Saved, SnapshotReader
+from stages.contract.snapshot import State
 from stages.memory.compiling import compiled
 from stages.memory.counting import LONGEST
 
@@ -77,8 +77,8 @@ def count_trial(cells: ChanceArrays, cell: int, hit: bool) -> None:
 
 
 @dataclass(frozen=True)
-class CalibrationState:
-    """Saved state of a `Calibration`: per cell its hits and trials."""
+class ObservedCells:
+    """Hits and trials per cell, of what one calibration observed."""
 
     hits: list[float]
     trials: list[float]
@@ -109,16 +109,16 @@ class Calibration:
         """Count a candidate whose place was decided."""
         count_trial(self.arrays, cell, hit)
 
-    def evidence(self) -> "CalibrationState":
+    def evidence(self) -> "ObservedCells":
         """Return the hits and trials of the candidates observed here, without those of the prior or of a file."""
         limit = 1 / (1 - DECAY)  # a trial moves the trials of a cell towards it
         first_hits, first_trials = self._first
         below = first_trials < limit
         left = np.where(below, (limit - self._trials) / np.where(below, limit - first_trials, 1.0), 0.0)
         hits, trials = self._hits - left * first_hits, self._trials - left * first_trials
-        return CalibrationState(hits.tolist(), trials.tolist())
+        return ObservedCells(hits.tolist(), trials.tolist())
 
-    def pool(self, elsewhere: "CalibrationState") -> None:
+    def pool(self, elsewhere: "ObservedCells") -> None:
         """Add the hits and trials of other calibrations to every chance, in place of those of the last call."""
         self._hits_elsewhere[:], self._trials_elsewhere[:] = elsewhere.hits, elsewhere.trials
 
@@ -137,11 +137,10 @@ class Calibration:
         self._hits[:], self._trials[:] = hits, trials
         self._first = self._hits.copy(), self._trials.copy()
 
-    def save(self) -> CalibrationState:
+    def state_dict(self) -> State:
         """Return the state for a checkpoint."""
-        return CalibrationState(*self.cells)
+        return {"cells": self.cells}
 
-    def restore(self, saved: Saved, reader: SnapshotReader) -> None:
-        """Restore a saved state."""
-        state = reader.decode(CalibrationState, saved)
-        self._hits[:], self._trials[:] = state.hits, state.trials
+    def load_state_dict(self, state: State) -> None:
+        """Continue from a state."""
+        self._hits[:], self._trials[:] = state["cells"]

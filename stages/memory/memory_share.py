@@ -8,7 +8,7 @@ hits and trials of all workers are added, without the prior, which each has once
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from stages.memory.calibration import CalibrationState
+from stages.memory.calibration import ObservedCells
 
 
 @dataclass(frozen=True)
@@ -27,19 +27,19 @@ class LearnedText:
 class MemoryShare:
     """Texts, and per cell of the calibration the hits and trials of one or several workers; without cells, none.
 
-    >>> one = MemoryShare((LearnedText((7, 8), 1, 0),), CalibrationState([1.0, 2.0], [4.0, 4.0]))
+    >>> one = MemoryShare((LearnedText((7, 8), 1, 0),), ObservedCells([1.0, 2.0], [4.0, 4.0]))
     >>> add_cells([one, MemoryShare(), one])
-    CalibrationState(hits=[2.0, 4.0], trials=[8.0, 8.0])
+    ObservedCells(hits=[2.0, 4.0], trials=[8.0, 8.0])
     """
 
     texts: tuple[LearnedText, ...] = ()
-    cells: CalibrationState | None = None
+    cells: ObservedCells | None = None
 
 
-def add_cells(shares: Iterable[MemoryShare]) -> CalibrationState | None:
+def add_cells(shares: Iterable[MemoryShare]) -> ObservedCells | None:
     """Return the sums of the hits and trials; None if no share has any."""
     cells = [share.cells for share in shares if share.cells]
     if not cells:
         return None
     hits = [sum(values) for values in zip(*(one.hits for one in cells), strict=True)]
-    return CalibrationState(hits, [sum(values) for values in zip(*(one.trials for one in cells), strict=True)])
+    return ObservedCells(hits, [sum(values) for values in zip(*(one.trials for one in cells), strict=True)])

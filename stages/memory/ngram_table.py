@@ -11,7 +11,6 @@ Shapes: S slots, C continuations per slot, U used slots.
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -20,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
+from stages.contract.snapshot import State
 from stages.memory.counting import (
     CONTINUATIONS,
     FREE,
@@ -48,15 +47,6 @@ class Continuations(NamedTuple):
     total: int
     tokens: list[int]
     counts: list[int]
-
-
-@dataclass(frozen=True)
-class NgramTableState:
-    """A table in a checkpoint: its number of slots, its clock, and per array the number of the tensor of used slots."""
-
-    slots: int
-    clock: int
-    arrays: dict[str, int]
 
 
 def scope_of(name: str) -> int:
@@ -317,13 +307,11 @@ class NgramTable:
         self._clock = 0
         self.merge(larger)
 
-    def save(self, writer: SnapshotWriter) -> NgramTableState:
-        """Return the state; the used slots go to the writer as tensors."""
-        numbers = {name: writer.tensor(tensor) for name, tensor in self.to_tensors().items()}
-        return NgramTableState(*self.sizes, numbers)
+    def state_dict(self) -> State:
+        """Return the state for a checkpoint: the used slots."""
+        return {"sizes": self.sizes, "arrays": self.to_tensors()}
 
-    def restore(self, saved: Saved, reader: SnapshotReader) -> None:
-        """Restore a saved table, bit for bit; of a larger budget, as `load`."""
-        state = reader.decode(NgramTableState, saved)
-        tensors = {name: reader.tensor(number) for name, number in state.arrays.items()}
-        self.load(tensors, (state.slots, state.clock))
+    def load_state_dict(self, state: State) -> None:
+        """Continue from a state, bit for bit; of a larger budget, as `load`."""
+        slots, clock = state["sizes"]
+        self.load(state["arrays"], (slots, clock))

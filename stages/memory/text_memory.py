@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from stages.contract.blocks import Candidate, SequenceState, TokenTree, Verdict
-from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
+from stages.contract.snapshot import State
 from stages.drafting.costs import VerificationCosts
 from stages.memory.calibration import Calibration
 from stages.memory.counting import LONGEST
@@ -37,14 +37,6 @@ class _RowMemory:
 
     line: int
     length: int = 0
-
-
-@dataclass(frozen=True)
-class TextMemoryState:
-    """Saved state of a `TextMemory`; what it keeps per row is computed from the rows. `table` is None without one."""
-
-    calibration: Saved
-    table: Saved
 
 
 class TextMemory:
@@ -159,16 +151,16 @@ class TextMemory:
         if self.table is not None:
             self.table.decay()
 
-    def save(self, writer: SnapshotWriter) -> TextMemoryState:
-        """Return the state for a checkpoint."""
-        return TextMemoryState(self.calibration.save(), self.table.save(writer) if self.table is not None else None)
+    def state_dict(self) -> State:
+        """Return the state for a checkpoint; what is kept per row is computed from the rows."""
+        table = self.table.state_dict() if self.table is not None else None
+        return {"calibration": self.calibration.state_dict(), "table": table}
 
-    def restore(self, saved: Saved, reader: SnapshotReader) -> None:
-        """Restore a saved state. The rows are admitted afterwards."""
-        state = reader.decode(TextMemoryState, saved)
-        self.calibration.restore(state.calibration, reader)
+    def load_state_dict(self, state: State) -> None:
+        """Continue from a state. The rows are admitted afterwards."""
+        self.calibration.load_state_dict(state["calibration"])
         if self.table is not None:
-            self.table.restore(state.table, reader)
+            self.table.load_state_dict(state["table"])
 
 
 def as_signed(number: int) -> int:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from stages.contract.blocks import SequenceState
-from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
+from stages.contract.snapshot import State
 from stages.forward_pass.attention_masks import AttentionPositions, attend_by_position, is_chain
 from stages.forward_pass.forward import Forward, ModuleForward
 from stages.forward_pass.measurements import Measurements
@@ -54,15 +54,6 @@ class _WeightChanges:
     """How often trained weights were replaced; of all instances that share them."""
 
     count: int = 0
-
-
-@dataclass(frozen=True)
-class RowsState:
-    """Saved cache of a model."""
-
-    capacity: int  # number of tokens that a row can hold
-    # per row its number, its number of cached tokens, and the numbers of the tensors of its keys and values
-    rows: list[tuple[int, int, list[int]]]
 
 
 class LanguageModel:
@@ -212,25 +203,23 @@ class LanguageModel:
         if isinstance(self.forward_pass, SlotForward):
             self.forward_pass.restrict(sorted(ids) if len(ids) < PRUNE_BELOW * self.vocabulary_size else None)
 
-    def save_rows(self, writer: SnapshotWriter) -> RowsState:
-        """Return the rows; their keys and values go to the writer, bit for bit."""
-        rows = []
-        for place, row in enumerate(self._order):
-            if writer.includes(row):
-                tensors = [writer.tensor(tensor) for tensor in self.forward_pass.read_cache(place, self._lengths[row])]
-                rows.append((writer.row(row), self._lengths[row], tensors))
-        return RowsState(self.forward_pass.capacity, rows)
+    def state_dict(self, rows: Collection[SequenceState]) -> State:
+        """Return the caches of these of its rows: keys and values bit for bit."""
+        cached = [
+            (row, self._lengths[row], self.forward_pass.read_cache(place, self._lengths[row]))
+            for place, row in enumerate(self._order)
+            if row in rows
+        ]
+        return {"capacity": self.forward_pass.capacity, "rows": cached}
 
-    @torch.inference_mode()
-    def restore_rows(self, saved: Saved, reader: SnapshotReader) -> None:
-        """Restore the rows that `save_rows` returned."""
-        state = reader.decode(RowsState, saved)
-        self._order = [reader.row(number) for number, _, _ in state.rows]
-        self._lengths = {reader.row(number): length for number, length, _ in state.rows}
+    def load_state_dict(self, state: State) -> None:
+        """Continue with the rows of a state."""
+        self._order = [row for row, _, _ in state["rows"]]
+        self._lengths = {row: length for row, length, _ in state["rows"]}
         if self._order:
-            self.forward_pass.reserve(len(self._order), state.capacity)
-        for place, (_, _, tensors) in enumerate(state.rows):
-            self.forward_pass.write_cache(place, [reader.tensor(number).to(self.device) for number in tensors])
+            self.forward_pass.reserve(len(self._order), state["capacity"])
+        for place, (_, _, tensors) in enumerate(state["rows"]):
+            self.forward_pass.write_cache(place, [tensor.to(self.device) for tensor in tensors])
 
     def length(self, row: SequenceState) -> int:
         """Return the number of cached tokens of a sequence."""

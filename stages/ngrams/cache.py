@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Protocol, TypeVar
+from typing import Any, Protocol
 
 from typing_extensions import override
 
@@ -25,27 +25,6 @@ class Entry:
     pieces: Pieces
     token: int
     count: int
-
-
-@dataclass(frozen=True)
-class CacheState:
-    """Saved state of a cache."""
-
-    version: int  # number of changes
-    # pieces, token and count of each, in the trie's own order: sums over a node's tokens depend on it
-    entries: list[tuple[Pieces, int, int]]
-    order: list[int]  # indices of the entries, in the order of `Eviction.order`
-
-
-StateT = TypeVar("StateT")
-
-
-class Decoder(Protocol):
-    """Decodes saved states; implemented by `stages.contract.snapshot.SnapshotReader`."""
-
-    def decode(self, kind: type[StateT], saved: object) -> StateT:
-        """Decode and validate a state of this type."""
-        ...
 
 
 class Cache(Protocol):
@@ -91,12 +70,12 @@ class Cache(Protocol):
         """Return all entries, those with the highest counts first."""
         ...
 
-    def save(self) -> object:
-        """Return the state for a checkpoint."""
+    def state_dict(self) -> Any:
+        """Return the state for a checkpoint (see `stages.contract.snapshot`)."""
         ...
 
-    def restore(self, saved: object, reader: Decoder) -> None:
-        """Replace all entries by those of a saved state."""
+    def load_state_dict(self, state: Any) -> None:
+        """Replace all entries by those of a state."""
         ...
 
 
@@ -185,25 +164,27 @@ class NgramCache(Cache):
         return sorted(found, key=lambda entry: (-entry.count, entry.pieces))
 
     @override
-    def save(self) -> CacheState:
+    def state_dict(self) -> Any:
+        """Return the entries in the trie's own order, on which sums over a node's tokens depend, and their places in
+        the order of eviction.
+        """
         records = list(self._trie.records())
         places = {id(record): place for place, (record, _) in enumerate(records)}
-        return CacheState(
-            self.version,
-            [(record.pieces, token, record.count) for record, token in records],
-            [places[id(record)] for record in self._eviction.order()],
-        )
+        return {
+            "version": self.version,
+            "entries": [(record.pieces, token, record.count) for record, token in records],
+            "order": [places[id(record)] for record in self._eviction.order()],
+        }
 
     @override
-    def restore(self, saved: object, reader: Decoder) -> None:
-        state = reader.decode(CacheState, saved)
+    def load_state_dict(self, state: Any) -> None:
         for record, _ in list(self._trie.records()):
             self._eviction.forget(record)
             self._remove(record)
-        records = [self._insert(pieces, token) for pieces, token, _ in state.entries]
-        for place in state.order or range(len(records)):
-            self._eviction.touch(records[place], state.entries[place][2])
-        self.version = state.version
+        records = [self._insert(tuple(pieces), token) for pieces, token, _ in state["entries"]]
+        for place in state["order"] or range(len(records)):
+            self._eviction.touch(records[place], state["entries"][place][2])
+        self.version = state["version"]
 
 
 class NoCache(Cache):
@@ -233,11 +214,11 @@ class NoCache(Cache):
         return []
 
     @override
-    def save(self) -> None:
-        return
+    def state_dict(self) -> Any:
+        return None
 
     @override
-    def restore(self, saved: object, reader: Decoder) -> None:
+    def load_state_dict(self, state: Any) -> None:
         return
 
 

@@ -2,11 +2,10 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import Enum
 
-from stages.contract.snapshot import Saved, SnapshotReader
-from stages.training.betting import BettingState, BettingTest
+from stages.contract.snapshot import State
+from stages.training.betting import BettingTest
 
 
 class Opinion(Enum):
@@ -15,14 +14,6 @@ class Opinion(Enum):
     OPEN = "neither"
     BETTER = "better than the best so far"
     WORSE = "worse than the best so far"
-
-
-@dataclass(frozen=True)
-class ComparisonState:
-    """Saved state of a `Comparison`: the evidence that the weights in service are better, and that they are worse."""
-
-    better: BettingState
-    worse: BettingState
 
 
 class Comparison:
@@ -52,12 +43,11 @@ class Comparison:
         self._better.restart()
         self._worse.restart()
 
-    def save(self) -> ComparisonState:
-        """Return the state to save."""
-        return ComparisonState(self._better.save(), self._worse.save())
+    def state_dict(self) -> State:
+        """Return the evidence that the weights in service are better, and that they are worse."""
+        return {"better": self._better.state_dict(), "worse": self._worse.state_dict()}
 
-    def restore(self, saved: Saved, reader: SnapshotReader) -> None:
-        """Restore the state that `save` returned."""
-        state = reader.decode(ComparisonState, saved)
-        self._better.restore(state.better, reader)
-        self._worse.restore(state.worse, reader)
+    def load_state_dict(self, state: State) -> None:
+        """Continue from a state."""
+        self._better.load_state_dict(state["better"])
+        self._worse.load_state_dict(state["worse"])

@@ -4,20 +4,11 @@ Waudby-Smith and Ramdas, "Estimating means of bounded random variables by bettin
 """
 
 import math
-from dataclasses import dataclass
 
-from stages.contract.snapshot import Saved, SnapshotReader
+from stages.contract.snapshot import State
 
 DECISIVE = 20.0  # evidence that is acted upon: under the hypothesis it is ever reached with a chance below 1/20
 FRACTIONS = (0.1, 0.3, 0.6, 0.9)  # stakes, as shares of the largest stake that cannot lose everything
-
-
-@dataclass(frozen=True)
-class BettingState:
-    """Saved state of a `BettingTest`."""
-
-    wealth: tuple[float, ...]
-    count: int
 
 
 class BettingTest:
@@ -72,14 +63,13 @@ class BettingTest:
         """Whether the evidence is acted upon."""
         return self.evidence > DECISIVE
 
-    def save(self) -> BettingState:
-        """Return the state to save."""
-        return BettingState(self._wealth, self._count)
+    def state_dict(self) -> State:
+        """Return the state for a checkpoint."""
+        return {"wealth": self._wealth, "count": self._count}
 
-    def restore(self, saved: Saved, reader: SnapshotReader) -> None:
-        """Restore the state that `save` returned."""
-        state = reader.decode(BettingState, saved)
-        self._wealth, self._count = state.wealth, state.count
+    def load_state_dict(self, state: State) -> None:
+        """Continue from a state."""
+        self._wealth, self._count = tuple(state["wealth"]), state["count"]
 
 
 RATES = (0.1, 0.2, 0.4, 0.8)  # of the exponents of a `SumTest`: each is best for differences of about its size
@@ -122,10 +112,10 @@ class SumTest:
         """Whether the evidence is acted upon."""
         return self.evidence > DECISIVE
 
-    def save(self) -> tuple[float, int]:
-        """Return the state to save."""
-        return self._sum, self._count
+    def state_dict(self) -> State:
+        """Return the state for a checkpoint."""
+        return {"sum": self._sum, "count": self._count}
 
-    def restore(self, saved: Saved, reader: SnapshotReader) -> None:
-        """Restore the state that `save` returned."""
-        self._sum, self._count = reader.decode(tuple[float, int], saved)
+    def load_state_dict(self, state: State) -> None:
+        """Continue from a state."""
+        self._sum, self._count = state["sum"], state["count"]

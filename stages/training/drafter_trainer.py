@@ -13,19 +13,19 @@ import copy
 import logging
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from stages.contract.blocks import TrainingExample
-from stages.contract.snapshot import Moments, Saved, SnapshotReader, SnapshotWriter, restore_moments, save_moments
+from stages.contract.snapshot import RarelyChanged, State, moments_of, with_moments
 from stages.examples.batches import Batch, ExampleBatcher, sum_by_row
 from stages.examples.losses import Loss, StudentBatch, TeacherBatch
 from stages.models.language_model import LanguageModel
-from stages.training.best_so_far import Comparison, ComparisonState, Opinion
+from stages.training.best_so_far import Comparison, Opinion
 from stages.training.update import (
     Assignment,
     Attempt,
@@ -43,56 +43,6 @@ LOG = logging.getLogger("omnidraft.training")
 # Scale of the configured learning rate: small for the optimiser's first steps, whose second moments are unreliable, and
 # after an update that the gate refused; growing while updates pass.
 FIRST_LR_SCALE, SHRINK, GROW = 0.5, 0.5, 1.25
-
-
-class SavedScore(NamedTuple):
-    """An example by its number, and its score by the gate's measure."""
-
-    example: int
-    total: float
-    positions: int
-
-
-class RegressionState(NamedTuple):
-    """The sums of an `OutputLayerTrainer` by number, the measured acceptance of its strengths, and the newest examples,
-    by number with their weights in the sums.
-    """
-
-    states: int
-    products: int
-    measured: list[float]
-    learned: list[tuple[int, float]]
-
-
-@dataclass(frozen=True)
-class TrainerState:
-    """Saved state of a `DrafterTrainer` without an update in progress; tensors by number.
-
-    The baseline is not saved: it is the drafter as loaded. `best` are the best weights so far, None for the baseline.
-    """
-
-    version: int
-    trust: float
-    present: list[int]
-    moments: Moments
-    served_scores: list[SavedScore]
-    floor_scores: list[SavedScore]
-    replay: Saved
-    gate: Saved
-    regression: RegressionState | None = None
-    comparison: ComparisonState | None = None
-    best: list[int] | None = None
-
-
-@dataclass(frozen=True)
-class AttemptState:
-    """Saved state of an attempt that was computed but not settled."""
-
-    step: Step
-    scores: list[SavedScore]
-    moments: Moments
-    # its weights by number if the gate passed it; they are then newer than those in service
-    candidate: list[int] | None
 
 
 class DrafterTrainer:
@@ -336,64 +286,61 @@ class DrafterTrainer:
         self._optimizer, self._lr_scale = self._new_optimizer(), FIRST_LR_SCALE
         self.version += 1
 
-    def save(self, writer: SnapshotWriter) -> TrainerState:
-        """Return the state; tensors and examples go to the writer. No update may be in progress."""
-        return TrainerState(
-            self.version,
-            self._lr_scale,
-            [writer.weight(weight) for weight in self._served_weights],
-            save_moments(self._optimizer.state_dict(), writer.weight),
-            _save_scores(self._served_scores, writer),
-            _save_scores(self._baseline_scores, writer),
-            self._replay.save(writer),
-            self._gate.save(writer),
-            comparison=self._comparison.save(),
-            best=None if self._best is None else [writer.weight(weight) for weight in self._best],
-        )
+    def state_dict(self) -> State:
+        """Return the state for a checkpoint; no update may be in progress. The baseline is not in it: it is the drafter
+        as loaded. `best` are the best weights so far, None for the baseline.
+        """
+        return {
+            "version": self.version,
+            "lr_scale": self._lr_scale,
+            "served": RarelyChanged(self._served_weights),
+            "moments": RarelyChanged(moments_of(self._optimizer)),
+            "best": RarelyChanged(self._best),
+            "served_scores": list(self._served_scores.items()),
+            "baseline_scores": list(self._baseline_scores.items()),
+            "replay": self._replay.state_dict(),
+            "gate": self._gate.state_dict(),
+            "comparison": self._comparison.state_dict(),
+        }
 
     @torch.no_grad()
-    def restore(self, saved: Saved, reader: SnapshotReader) -> None:
-        """Restore the state that `save` returned."""
-        state = reader.decode(TrainerState, saved)
-        served = [reader.tensor(number) for number in state.present]
-        _copy_weights(served, self._candidate.trained_weights)
-        self.served.load_weights(served)
+    def load_state_dict(self, state: State) -> None:
+        """Continue from a state."""
+        _copy_weights(state["served"], self._candidate.trained_weights)
+        self.served.load_weights(state["served"])
         self._keep_masters()
-        self._optimizer.load_state_dict(restore_moments(state.moments, self._optimizer, reader))
-        self.version, self._lr_scale = state.version, state.trust
-        self._served_scores = _restore_scores(state.served_scores, reader)
-        self._baseline_scores = _restore_scores(state.floor_scores, reader)
-        self._replay.restore(state.replay, reader)
-        self._gate.restore(state.gate, reader)
-        if state.comparison is not None:
-            self._comparison.restore(state.comparison, reader)
-        self._best = None if state.best is None else [reader.tensor(number) for number in state.best]
-
-    def save_attempt(self, attempt: Attempt, writer: SnapshotWriter) -> AttemptState:
-        """Return the state of an attempt that was computed but not settled."""
-        return AttemptState(
-            attempt.step,
-            _save_scores(attempt.scores, writer),
-            save_moments(attempt.moments, writer.tensor),
-            [writer.tensor(weight) for weight in self._candidate.trained_weights] if attempt.step.served else None,
+        self._optimizer.load_state_dict(with_moments(self._optimizer, state["moments"]))
+        self.version, self._lr_scale, self._best = state["version"], state["lr_scale"], state["best"]
+        self._served_scores, self._baseline_scores = (
+            _to_scores(state["served_scores"]),
+            _to_scores(state["baseline_scores"]),
         )
+        self._replay.load_state_dict(state["replay"])
+        self._gate.load_state_dict(state["gate"])
+        self._comparison.load_state_dict(state["comparison"])
+
+    def attempt_state(self, attempt: Attempt) -> State:
+        """Return the state of an attempt that was computed but not settled, with the candidate's weights if the gate
+        passed it: they are then newer than those in service.
+        """
+        return {
+            "step": attempt.step,
+            "scores": list(attempt.scores.items()),
+            "moments": moments_of(attempt.moments),
+            "candidate": self._candidate.trained_weights if attempt.step.served else None,
+        }
 
     @torch.no_grad()
-    def restore_attempt(self, saved: Saved, reader: SnapshotReader) -> Attempt:
-        """Restore an attempt that `save_attempt` saved, for `settle` or `drop`."""
-        state = reader.decode(AttemptState, saved)
-        moments = restore_moments(state.moments, self._optimizer, reader)
-        if state.candidate is not None:
-            _copy_weights([reader.tensor(number) for number in state.candidate], self._candidate.trained_weights)
-        return Attempt(state.step, _restore_scores(state.scores, reader), moments)
+    def load_attempt(self, state: State) -> Attempt:
+        """Return the attempt of such a state, for `settle` or `drop`."""
+        if state["candidate"] is not None:
+            _copy_weights(state["candidate"], self._candidate.trained_weights)
+        moments = with_moments(self._optimizer, state["moments"])
+        return Attempt(Step(**state["step"]), _to_scores(state["scores"]), moments)
 
 
-def _save_scores(scores: Scores, writer: SnapshotWriter) -> list[SavedScore]:
-    return [SavedScore(writer.example(example), *score) for example, score in scores.items()]
-
-
-def _restore_scores(saved: Sequence[SavedScore], reader: SnapshotReader) -> Scores:
-    return {reader.example(score.example): (score.total, score.positions) for score in saved}
+def _to_scores(saved: State) -> Scores:
+    return {example: (total, positions) for example, (total, positions) in saved}
 
 
 def _copy_weights(source: Sequence[Tensor], destination: Sequence[Tensor]) -> None:

@@ -3,43 +3,19 @@
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from random import Random
 
 import torch
 
 from stages.contract.blocks import AcceptanceLabel
-from stages.contract.snapshot import (
-    Moments,
-    RandomState,
-    Saved,
-    SnapshotReader,
-    SnapshotWriter,
-    restore_moments,
-    save_moments,
-)
+from stages.contract.snapshot import State, moments_of, random_state, with_moments
 from stages.drafting.head import AcceptanceHead
 
 NEW_LABELS = 32  # of a step: a step takes as long as half a pass of a fast target, and is worth more labels than one
 # The same of a head that came trained, which gains less by a step (benchmarks/notes/choosing.md), but for the first
 # step after a reset.
 NEW_LABELS_TRAINED = 128
-
-
-@dataclass(frozen=True)
-class HeadState:
-    """Saved state of a `HeadTrainer`; tensors by number. The first weights are those of the configuration. A run of an
-    older release lacks the last two, and continues with a step after every prompt with labels.
-    """
-
-    version: int
-    weights: dict[str, int]
-    moments: Moments
-    features: int | None
-    acceptances: list[float]
-    random: RandomState
-    new_labels: int = 0
-    labels_per_step: int = 0
 
 
 class HeadTrainer:
@@ -103,28 +79,26 @@ class HeadTrainer:
         self._optimizer = self._new_optimizer()
         self.version += 1
 
-    def save(self, writer: SnapshotWriter) -> HeadState:
-        """Return the weights, the optimiser's state and the labels; tensors go to the writer."""
+    def state_dict(self) -> State:
+        """Return the weights, the optimiser's moments and the labels. The first weights are the configuration's."""
         features = [label.features_F for label in self._labels]
-        return HeadState(
-            self.version,
-            {name: writer.tensor(weight) for name, weight in self.served.state_dict().items()},
-            save_moments(self._optimizer.state_dict(), writer.tensor),
-            writer.tensor(torch.stack(features)) if features else None,
-            [label.acceptance for label in self._labels],
-            self._random.getstate(),
-            self._new_labels,
-            self._labels_per_step,
-        )
+        return {
+            "version": self.version,
+            "weights": self.served.state_dict(),
+            "moments": moments_of(self._optimizer),
+            "features": torch.stack(features) if features else (),
+            "acceptances": [label.acceptance for label in self._labels],
+            "random": self._random.getstate(),
+            "new_labels": self._new_labels,
+            "labels_per_step": self._labels_per_step,
+        }
 
-    def restore(self, saved: Saved, reader: SnapshotReader) -> None:
-        """Restore the state that `save` returned."""
-        state = reader.decode(HeadState, saved)
-        self.version = state.version
-        self.served.load_state_dict({name: reader.tensor(weight) for name, weight in state.weights.items()})
-        self._optimizer.load_state_dict(restore_moments(state.moments, self._optimizer, reader))
-        self._random.setstate(state.random)
+    def load_state_dict(self, state: State) -> None:
+        """Continue from a state."""
+        self.version = state["version"]
+        self.served.load_state_dict(state["weights"])
+        self._optimizer.load_state_dict(with_moments(self._optimizer, state["moments"]))
+        self._random.setstate(random_state(state["random"]))
         self._labels.clear()
-        if state.features is not None:
-            self.observe(list(map(AcceptanceLabel, reader.tensor(state.features), state.acceptances)))
-        self._new_labels, self._labels_per_step = state.new_labels, state.labels_per_step
+        self.observe(list(map(AcceptanceLabel, state["features"], state["acceptances"])))
+        self._new_labels, self._labels_per_step = state["new_labels"], state["labels_per_step"]

@@ -1,12 +1,12 @@
 """Intervals, in prompts, between updates of the drafter."""
 
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from typing_extensions import override
 
-from stages.contract.snapshot import Saved, SnapshotReader
+from stages.contract.snapshot import State
 from stages.training.update import Step
-from stages.training.usage import UsageState, UsageTest
+from stages.training.usage import UsageTest
 
 LONGEST_INTERVAL = 64  # prompts: what an update could gain is forgotten by a stream that changes
 HORIZON = 1000  # prompts: a longer benefit is not counted on
@@ -61,12 +61,12 @@ class UpdateInterval(Protocol):
         """Forget the measured gains after a drift. By default nothing changes."""
         return
 
-    def save(self) -> Saved:
-        """Return the state to save. By default there is none."""
+    def state_dict(self) -> State:
+        """Return the state for a checkpoint. By default there is none."""
         return None
 
-    def restore(self, saved: Saved, reader: SnapshotReader) -> None:
-        """Restore the state that `save` returned. By default there is none."""
+    def load_state_dict(self, state: State) -> None:
+        """Continue from a state. By default there is none."""
         return
 
 
@@ -75,22 +75,6 @@ class FixedInterval(UpdateInterval):
 
     def __init__(self, interval: int) -> None:
         self.interval = interval
-
-
-class IntervalState(NamedTuple):
-    """Saved state of a `BreakEvenInterval`: the interval, the smoothed gain of an update if one was measured, the
-    prompts up to the last update, how rare rejected tokens are, all prompts so far, the share of the rejected tokens
-    that an update is hoped to win, and prompts, tokens and pieces since the last update. Checkpoints of older releases
-    lack the last ones.
-    """
-
-    interval: int
-    gain: float | None
-    seen: int = 0
-    usage: UsageState | None = None
-    prompts: int = 0
-    hoped: float = HOPED_GAIN
-    since: tuple[int, int, int] = (0, 0, 0)
 
 
 class BreakEvenInterval(UpdateInterval):
@@ -206,17 +190,22 @@ class BreakEvenInterval(UpdateInterval):
         self._usage.restart()
 
     @override
-    def save(self) -> IntervalState:
-        usage = self._usage.save()
-        return IntervalState(self.interval, self._gain, self._seen, usage, self._prompts, self._hoped, self._since)
+    def state_dict(self) -> State:
+        return {
+            "interval": self.interval,
+            "gain": self._gain,
+            "hoped": self._hoped,
+            "usage": self._usage.state_dict(),
+            "prompts": self._prompts,
+            "seen": self._seen,
+            "since": self._since,
+        }
 
     @override
-    def restore(self, saved: Saved, reader: SnapshotReader) -> None:
-        state = reader.decode(IntervalState, saved)
-        self.interval, self._gain, self._seen, self._prompts = state.interval, state.gain, state.seen, state.prompts
-        self._hoped, self._since = state.hoped, state.since
-        if state.usage is not None:
-            self._usage.restore(state.usage, reader)
+    def load_state_dict(self, state: State) -> None:
+        self.interval, self._gain, self._hoped = state["interval"], state["gain"], state["hoped"]
+        self._prompts, self._seen, self._since = state["prompts"], state["seen"], tuple(state["since"])
+        self._usage.load_state_dict(state["usage"])
 
 
 class IntervalMaker(Protocol):

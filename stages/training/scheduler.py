@@ -14,13 +14,13 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from time import perf_counter
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from typing_extensions import override
 
 from stages.contract.blocks import TrainingExample
-from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
+from stages.contract.snapshot import State
 from stages.training.drafter_trainer import DrafterTrainer
 from stages.training.interval import UpdateInterval
 from stages.training.update import Assignment, Attempt, Chooser, Step
@@ -90,40 +90,6 @@ class _PendingUpdate:
     prompts: int
     examples_left: int  # number of further examples until it is adopted
     waited: float  # seconds for which the loop was blocked by it
-
-
-class PendingCounts(NamedTuple):
-    """Saved numbers of a `_PendingUpdate`."""
-
-    judged: int
-    prompts: int
-    lessons_left: int
-    waited: float
-
-
-@dataclass(frozen=True)
-class PendingState:
-    """Saved state of an update that was submitted to the worker, with its result."""
-
-    attempt: Saved
-    seconds: float
-    last: int
-    counts: PendingCounts
-
-
-@dataclass(frozen=True)
-class UpdateSchedulerState:
-    """Saved state of an `UpdateScheduler`; examples by number.
-
-    The counts are prompts and judged tokens since the last update.
-    """
-
-    trainer: Saved
-    spacing: Saved
-    fresh: list[int]
-    seen: dict[str, int]
-    counts: tuple[int, int]
-    pending: PendingState | None
 
 
 class UpdateScheduler:
@@ -269,37 +235,41 @@ class UpdateScheduler:
         """True while an update is being computed."""
         return self._pending is not None and not self._pending.result.done()
 
-    def save(self, writer: SnapshotWriter) -> UpdateSchedulerState:
-        """Return the state; examples and tensors go to the writer. Waits for an update that is being computed."""
+    def state_dict(self) -> State:
+        """Return the state for a checkpoint. Waits for an update that is being computed."""
         self.wait()
-        return UpdateSchedulerState(
-            self.trainer.save(writer),
-            self._interval.save(),
-            [writer.example(example) for example in self._fresh],
-            dict(self._seen),
-            (self._prompts, self._judged),
-            self._save_pending(self._pending, writer) if self._pending else None,
-        )
+        return {
+            "trainer": self.trainer.state_dict(),
+            "interval": self._interval.state_dict(),
+            "fresh": self._fresh,
+            "seen": dict(self._seen),
+            "counts": (self._prompts, self._judged),
+            "pending": self._pending_state(self._pending) if self._pending else None,
+        }
 
-    def _save_pending(self, pending: _PendingUpdate, writer: SnapshotWriter) -> PendingState:
+    def _pending_state(self, pending: _PendingUpdate) -> State:
         attempt, seconds = pending.result.result()
-        counts = PendingCounts(pending.judged, pending.prompts, pending.examples_left, pending.waited)
-        return PendingState(self.trainer.save_attempt(attempt, writer), seconds, writer.example(pending.last), counts)
+        counts = pending.judged, pending.prompts, pending.examples_left, pending.waited
+        return {
+            "attempt": self.trainer.attempt_state(attempt),
+            "seconds": seconds,
+            "last": pending.last,
+            "counts": counts,
+        }
 
-    def restore(self, saved: Saved, reader: SnapshotReader) -> None:
-        """Restore the state that `save` returned."""
-        state = reader.decode(UpdateSchedulerState, saved)
-        self.trainer.restore(state.trainer, reader)
-        self._interval.restore(state.spacing, reader)
-        self._fresh = [reader.example(number) for number in state.fresh]
-        self._seen = Counter(state.seen)
-        self._prompts, self._judged = state.counts
-        self._pending = self._restore_pending(state.pending, reader) if state.pending else None
+    def load_state_dict(self, state: State) -> None:
+        """Continue from a state."""
+        self.trainer.load_state_dict(state["trainer"])
+        self._interval.load_state_dict(state["interval"])
+        self._fresh = list(state["fresh"])
+        self._seen = Counter(state["seen"])
+        self._prompts, self._judged = state["counts"]
+        self._pending = self._load_pending(state["pending"]) if state["pending"] else None
 
-    def _restore_pending(self, state: PendingState, reader: SnapshotReader) -> _PendingUpdate:
+    def _load_pending(self, state: State) -> _PendingUpdate:
         done: Future[tuple[Attempt, float]] = Future()
-        done.set_result((self.trainer.restore_attempt(state.attempt, reader), state.seconds))
-        return _PendingUpdate(done, reader.example(state.last), *state.counts)
+        done.set_result((self.trainer.load_attempt(state["attempt"]), state["seconds"]))
+        return _PendingUpdate(done, state["last"], *state["counts"])
 
     def _take_result(self, pending: _PendingUpdate) -> tuple[Attempt, float, _PendingUpdate]:
         started, self._pending = perf_counter(), None

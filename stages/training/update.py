@@ -11,7 +11,7 @@ from random import Random
 from typing import Any
 
 from stages.contract.blocks import TrainingExample
-from stages.contract.snapshot import RandomState, Saved, SnapshotReader, SnapshotWriter
+from stages.contract.snapshot import State, random_state
 from stages.models.language_model import LanguageModel
 
 Score = tuple[float, int]  # sum of the measure over an example's positions, and their number
@@ -68,15 +68,6 @@ class Attempt:
     moments: dict[str, Any]  # the optimiser's state before the update
 
 
-@dataclass(frozen=True)
-class ReservoirState:
-    """Saved state of a `Reservoir`."""
-
-    kept: list[int]
-    seen: int
-    random: RandomState
-
-
 class Reservoir:
     """Replay buffer against forgetting: a uniform sample of the whole stream (Vitter's algorithm R).
 
@@ -113,17 +104,14 @@ class Reservoir:
         """Draw distinct examples, at most `number`."""
         return self._random.sample(self._examples, min(number, len(self._examples)))
 
-    def save(self, writer: SnapshotWriter) -> ReservoirState:
-        """Return the state; examples go to the writer."""
-        return ReservoirState(
-            [writer.example(example) for example in self._examples], self._seen, self._random.getstate()
-        )
+    def state_dict(self) -> State:
+        """Return the state for a checkpoint."""
+        return {"examples": self._examples, "seen": self._seen, "random": self._random.getstate()}
 
-    def restore(self, saved: Saved, reader: SnapshotReader) -> None:
-        """Restore the state that `save` returned."""
-        state = reader.decode(ReservoirState, saved)
-        self._examples, self._seen = [reader.example(number) for number in state.kept], state.seen
-        self._random.setstate(state.random)
+    def load_state_dict(self, state: State) -> None:
+        """Continue from a state."""
+        self._examples, self._seen = list(state["examples"]), state["seen"]
+        self._random.setstate(random_state(state["random"]))
 
 
 def mean_score(scores: Iterable[Score]) -> float | None:
@@ -221,13 +209,12 @@ class Gate:
         least, old, new = (sum(scores[one][0] for one in examples) for scores in (baseline, before, after))
         return new < min(least, old)
 
-    def save(self, writer: SnapshotWriter) -> dict[str, list[int]]:
-        """Return the numbers of the held-out examples by target."""
-        return {target: [writer.example(example) for example in window] for target, window in self._held_out.items()}
+    def state_dict(self) -> State:
+        """Return the held-out examples by target."""
+        return {target: list(window) for target, window in self._held_out.items()}
 
-    def restore(self, saved: Saved, reader: SnapshotReader) -> None:
-        """Restore the state that `save` returned."""
-        state = reader.decode(dict[str, list[int]], saved)
+    def load_state_dict(self, state: State) -> None:
+        """Continue with the held-out examples of a state."""
         for target, window in self._held_out.items():
             window.clear()
-            window.extend(reader.example(number) for number in state[target])
+            window.extend(state[target])

@@ -1,23 +1,13 @@
 """Whether enough of the drafter's drafts are rejected for its training to pay."""
 
-from dataclasses import dataclass
-
 from stages.contract.blocks import SoftTarget, TrainingExample
-from stages.contract.snapshot import Saved, SnapshotReader
-from stages.training.betting import BettingState, BettingTest
+from stages.contract.snapshot import State
+from stages.training.betting import BettingTest
 
 # Largest thresholds: a drafter with more rejected tokens is trained whatever it costs. The higher one is to begin with:
 # the shipped drafter has .23 in the first four prompts of the default run, where every source is tried, then .14.
 LARGEST_TO_BEGIN, LARGEST_TO_END = 0.4, 0.25
 SMALLEST_SHARE = 0.001  # where training costs nothing
-
-
-@dataclass(frozen=True)
-class UsageState:
-    """Saved state of a `UsageTest`."""
-
-    rare: bool
-    evidence: BettingState
 
 
 class UsageTest:
@@ -64,16 +54,15 @@ class UsageTest:
         """Forget the evidence, not the decision."""
         self._test = BettingTest(low=0.0 if self.rare else -1.0)
 
-    def save(self) -> UsageState:
-        """Return the state to save."""
-        return UsageState(self.rare, self._test.save())
+    def state_dict(self) -> State:
+        """Return the state for a checkpoint."""
+        return {"rare": self.rare, "test": self._test.state_dict()}
 
-    def restore(self, saved: Saved, reader: SnapshotReader) -> None:
-        """Restore the state that `save` returned."""
-        state = reader.decode(UsageState, saved)
-        self.rare = state.rare
+    def load_state_dict(self, state: State) -> None:
+        """Continue from a state."""
+        self.rare = state["rare"]
         self.restart()
-        self._test.restore(state.evidence, reader)
+        self._test.load_state_dict(state["test"])
 
 
 def count_tokens(example: TrainingExample) -> int:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from stored_states import store
 
-from stages.contract.snapshot import SnapshotReader, SnapshotWriter
 from stages.ngrams import cache as ngram_cache
 from stages.ngrams.cache import Cache, Entry, NgramCache, NoCache, entry_bytes
 from stages.ngrams.eviction import EVICTIONS
@@ -144,8 +144,8 @@ def test_a_restored_cache_continues_like_the_saved_one(make, budget, before, oth
         perform(first, *call)
     for call in other:  # entries that the configuration may have filled in
         perform(second, *call)
-    reader = SnapshotReader(SnapshotWriter().files(first.save()))
-    second.restore(reader.state, reader)
+    state = store(first.state_dict())
+    second.load_state_dict(state)
     for call in [None, *after]:
         if call:
             perform(first, *call)

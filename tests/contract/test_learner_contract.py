@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from event_making import make_completed
+from stored_states import store
 from test_distill_contract import new_distill
 from test_drift_response_contract import example_of
 from test_stage_contract import llama
@@ -21,7 +22,7 @@ from pipeline.learning.drift_response import NoResponse
 from pipeline.learning.local_learner import FollowingLearner, LocalLearner, NoLearner
 from pipeline.learning.publisher import NoPublisher
 from pipeline.learning.remote_learner import RemoteLearner
-from stages.contract.snapshot import SnapshotReader, SnapshotWriter
+from stages.contract.snapshot import Snapshot
 from stages.drafting.head import AcceptanceHead
 from stages.models.language_model import LanguageModel
 from stages.training.weight_update import Weights, export_weights
@@ -64,8 +65,7 @@ def make_finished(offset: int, *, private: bool = False) -> CompletedPrompt:
 
 
 def save_files(learner: Learner) -> dict[str, bytes]:
-    writer = SnapshotWriter()
-    return writer.files(learner.save(writer))
+    return Snapshot({"learner": learner.state_dict()}).files()
 
 
 def complete_prompts(learner: Learner, prompts: int) -> list[Event]:
@@ -107,9 +107,8 @@ def test_end_and_wait_may_be_called_again(make: Callable[[], Learner]):
 def test_a_restored_learner_equals_the_saved_one(make: Callable[[], Learner]):
     learner, other = make(), make()
     complete_prompts(learner, 3)
-    writer = SnapshotWriter()
-    reader = SnapshotReader(writer.files(learner.save(writer)))
-    other.restore(reader.state, reader)
+    state = store(learner.state_dict())
+    other.load_state_dict(state)
     assert (other.drafter_version, other.head_version) == (learner.drafter_version, learner.head_version)
     assert other.epoch == learner.epoch
     assert save_files(other) == save_files(learner)

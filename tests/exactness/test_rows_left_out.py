@@ -9,7 +9,7 @@ from test_rows_apart import Request, row_of, serve, stages_of
 
 from stages.choose import ChooseDraft
 from stages.contract.blocks import SequenceState
-from stages.contract.snapshot import Json, SnapshotReader, SnapshotWriter
+from stages.contract.snapshot import Snapshot, read_snapshot
 from stages.decode import Decode
 from stages.drafting.costs import Costs
 from stages.drafting.sources import SourceChooser
@@ -52,9 +52,9 @@ class Block:
             for stage in self.stages:
                 stage.release(row)
 
-    def save(self, writer: SnapshotWriter) -> dict[str, bytes]:
-        saved = [stage.save(writer) for stage in self.stages]
-        return writer.files({"rows": [writer.row(row) for row in self.rows if writer.includes(row)], "stages": saved})
+    def save(self, *, with_rows: bool = True) -> dict[str, bytes]:
+        rows = [row for row in self.rows if with_rows and not row.private]
+        return Snapshot({"rows": rows, "stages": [stage.state_dict(rows) for stage in self.stages]}).files()
 
 
 def fresh(kind: str, forward: str) -> tuple[Any, Any, Verify]:
@@ -81,11 +81,10 @@ def start_block(kind: str, forward: str, private: Sequence[int] = ()) -> Block:
 
 
 def restore_block(kind: str, forward: str, files: dict[str, bytes]) -> Block:
-    kept = SnapshotReader(files)
-    state: Json = kept.state
-    block = Block(fresh(kind, forward), [kept.row(number) for number in state["rows"]])
+    state = read_snapshot(files)
+    block = Block(fresh(kind, forward), state["rows"])
     for stage, saved in zip(block.stages, state["stages"], strict=True):
-        stage.restore(saved, kept)
+        stage.load_state_dict(saved)
     return block
 
 
@@ -98,18 +97,18 @@ every_forward = pytest.mark.parametrize("forward", ["packed", "modules"])
 def test_without_rows_a_snapshot_is_as_if_none_were_admitted(kind: str, forward: str):
     # The text of a row is learned when the row is released, unless it is private.
     block = start_block(kind, forward, private=range(4) if kind == "choose" else ())
-    files = block.save(SnapshotWriter(rows=False))
-    assert (files != block.save(SnapshotWriter())) == (kind == "decode")
+    files = block.save(with_rows=False)
+    assert (files != block.save()) == (kind == "decode")
     block.release(block.rows)
     block.rows = []
-    assert files == block.save(SnapshotWriter())
+    assert files == block.save()
 
 
 @pytest.mark.slow
 @every_kind
 @every_forward
 def test_a_stage_that_was_saved_without_rows_takes_new_ones(kind: str, forward: str):
-    again = restore_block(kind, forward, start_block(kind, forward).save(SnapshotWriter(rows=False)))
+    again = restore_block(kind, forward, start_block(kind, forward).save(with_rows=False))
     assert again.rows == []
     if kind == "decode":  # otherwise the source of drafts depends on the past
         (answer,), (wanted,) = (serve(stages, REQUESTS[1:2]) for stages in (again.stages, fresh(kind, forward)))
@@ -126,7 +125,7 @@ def test_a_stage_that_was_saved_without_rows_takes_new_ones(kind: str, forward: 
 @every_forward
 def test_private_rows_are_left_out_and_the_others_continue_unchanged(kind: str, forward: str, private: tuple):
     block = start_block(kind, forward, private)
-    files = block.save(SnapshotWriter())
+    files = block.save()
     content = b"".join(files.values())
     assert [number for number in range(4) if f"words of {number}".encode() not in content] == list(private)
     again = restore_block(kind, forward, files)
@@ -141,7 +140,7 @@ def test_the_trees_of_a_block_are_restored_with_the_memory_of_completed_rows(for
     block = start_block("choose", forward)
     gone = block.rows.pop()
     block.release([gone])
-    again = restore_block("choose", forward, block.save(SnapshotWriter()))
+    again = restore_block("choose", forward, block.save())
     trees = [draft.tree for draft in block.decode(block.rows)]
     assert [draft.tree for draft in again.decode(again.rows)] == trees
     assert len(again.decode.memory.table) == len(block.decode.memory.table) > 0

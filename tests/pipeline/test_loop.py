@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from loop_doubles import OVERLONG, Clock, prompts_of, runner_of, stub_loop, stub_runner
 
+from pipeline.clock import Clock as RunClock
 from pipeline.learning.publisher import NoPublisher
 from pipeline.loop import Loop
-from pipeline.loop_state import Clock as RunClock
 from store.events import (
     BlockDone,
     Event,

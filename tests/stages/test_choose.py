@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 from doubles import TableModel, row_of
+from stored_states import store
 from token_trees import make_tree, tree_draft
 
 from stages.choose import LABELS_AFTER_DRIFT, TRAINED_LABELS_AFTER_DRIFT, ChooseDraft
 from stages.contract.blocks import Decision, Draft, Proposal, ProposedToken, SequenceState, Verdict
-from stages.contract.snapshot import SnapshotReader, SnapshotWriter
 from stages.decode import Decode
 from stages.drafting.costs import BlockTimes, Costs, ReadPrompts, StageSeconds
 from stages.drafting.head import AcceptanceHead
@@ -200,14 +200,14 @@ def test_the_statistics_are_restored():
     chooser = make_chooser()
     for number in range(40):
         teach(chooser, by_model(4, number % 5) if number % 3 else by_tree(), expected=number % 7 / 2)
-    reader = SnapshotReader(SnapshotWriter().files(chooser.save()))
+    state = store(chooser.state_dict())
     again = make_chooser()
-    again.restore(reader.state, reader)
-    assert again.save() == chooser.save() != make_chooser().save()
-    assert len(chooser.save().drafts) == 1 + len(GAIN_EDGES) + 1
+    again.load_state_dict(state)
+    assert again.state_dict() == chooser.state_dict() != make_chooser().state_dict()
+    assert len(chooser.state_dict()["drafts"]) == 1 + len(GAIN_EDGES) + 1
     for one in (chooser, again):
         teach(one, by_model(4, 2), expected=0.2)
-    assert again.save() == chooser.save()
+    assert again.state_dict() == chooser.state_dict()
 
 
 def test_former_drafts_cost_what_they_would_cost_today():
@@ -529,13 +529,13 @@ def test_a_stage_that_is_restored_continues_alike():
 
     def with_saving(stage: ChooseDraft) -> ChooseDraft:
         model = stage._decode.model
-        model.save_rows = lambda writer: [(writer.row(row), model.tokens_read(row)) for row in model._order]
+        model.state_dict = lambda rows: [(row, model.tokens_read(row)) for row in model._order if row in rows]
 
-        def restore_rows(saved: Any, reader: SnapshotReader) -> None:
-            for number, tokens in saved:
-                model.admit(reader.row(number), [*tokens, 0])
+        def load_state_dict(state: Any) -> None:
+            for row, tokens in state:
+                model.admit(row, [*tokens, 0])
 
-        model.restore_rows = restore_rows
+        model.load_state_dict = load_state_dict
         return stage
 
     stage = with_saving(new_stage())
@@ -544,11 +544,10 @@ def test_a_stage_that_is_restored_continues_alike():
     stage.release(gone)
     rows = admit(stage, row_of([1, 2, 3, 1, 2], offset=0), row_of([3, 4, 1], offset=1))
     run(stage, rows, 9)
-    writer = SnapshotWriter()
-    reader = SnapshotReader(writer.files(([writer.row(row) for row in rows], stage.save(writer))))
+    state = store([rows, stage.state_dict(rows)])
     again = with_saving(new_stage(sure=False))
-    again.restore(reader.state[1], reader)
-    restored = [reader.row(number) for number in reader.state[0]]
+    again.load_state_dict(state[1])
+    restored = state[0]
     seen = run(stage, rows, 20)
     assert run(again, restored, 20) == seen
     assert {source for *_, source in seen} >= {DraftSource.MODEL, DraftSource.LOOKUP}
@@ -602,9 +601,9 @@ def test_the_model_drafts_where_it_is_drawn_though_a_tree_is_preferred():
     row.block = drawn_block(stage, row)
     (draft,) = stage([row])
     assert (len(draft.pieces), draft.tree, draft.action) == (3, None, Action.MODEL)
-    before = stage._chooser.save()
+    before = stage._chooser.state_dict()
     emit(stage, [draft], 5)
-    assert stage._chooser.save() == before, "what is drawn is no part of the comparison"
+    assert stage._chooser.state_dict() == before, "what is drawn is no part of the comparison"
 
 
 def test_copies_are_used_where_they_are_drawn_though_the_model_is_preferred():
@@ -685,10 +684,13 @@ def test_actions_are_drawn_in_a_pause_as_without_one():
 
 
 def test_a_stage_restores_its_pauses(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(Decode, "save", lambda *_: None)
-    monkeypatch.setattr(Decode, "restore", lambda *_: None)
+    monkeypatch.setattr(Decode, "state_dict", lambda *_: None)
+    monkeypatch.setattr(Decode, "load_state_dict", lambda *_: None)
     stage, again = pausing_stage(), new_stage(pauses=TimedPauses(COSTS))
-    writer = SnapshotWriter()
-    reader = SnapshotReader(writer.files(stage.save(writer)))
-    again.restore(reader.state, reader)
-    assert again._pauses.save() == stage._pauses.save() != new_stage(pauses=TimedPauses(COSTS))._pauses.save()
+    state = store(stage.state_dict([]))
+    again.load_state_dict(state)
+    assert (
+        again._pauses.state_dict()
+        == stage._pauses.state_dict()
+        != new_stage(pauses=TimedPauses(COSTS))._pauses.state_dict()
+    )

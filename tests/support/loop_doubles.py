@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from event_making import make_drifted, make_published, make_updated
 
+from pipeline.clock import Clock as RunClock
 from pipeline.learning.local_learner import LocalLearner
 from pipeline.learning.publisher import Publisher
 from pipeline.loop import Loop, TargetRunner, UnfitPromptError
-from pipeline.loop_state import Clock as RunClock
 from pipeline.recorder import Recorder
 from pipeline.stage_set import Stages
 from stages.contract.blocks import Decision, Draft, Proposal, ProposedToken, SequenceState, TrainingExample, Verdict

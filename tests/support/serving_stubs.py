@@ -7,9 +7,9 @@ from typing import Any
 from loop_doubles import Clock as Seconds
 from loop_doubles import StubDecode, StubDistill, StubDrift, StubDriftResponse, StubPublisher, StubTranslate, StubVerify
 
+from pipeline.clock import Clock
 from pipeline.learning.local_learner import LocalLearner
 from pipeline.loop import Loop, TargetRunner
-from pipeline.loop_state import Clock
 from pipeline.recorder import Recorder
 from pipeline.run.event_sink import EventSink
 from pipeline.serve.engine import LiveEngine, RequestEncoder

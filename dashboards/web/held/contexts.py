@@ -25,7 +25,6 @@ from store.query.log_reader import LogReader
 
 MEMORY_FILE = "memory.safetensors"  # in the folder of a version
 STATE, TENSORS = "state.json", "tensors.safetensors"  # in the folder of a checkpoint
-RUNNERS = "lanes"  # what a checkpoint calls the runners of the targets
 MOST_CONTEXTS = 200_000  # of a memory, the most seen ones: spelling takes about 5 microseconds each
 LONGEST = 8  # tokens of a context
 # As in stages/memory/ngram_table.py; a test compares the hashes.
@@ -173,14 +172,14 @@ def _read_checkpoint(run: str, folder: Path) -> Iterator[HeldMemory]:
         if checkpoint is None:
             return
         place = folder / checkpoint.folder
-        runners = json.loads((place / STATE).read_bytes())["state"]["loop"][RUNNERS]
+        runners = json.loads((place / STATE).read_bytes())["state"]["loop"]["runners"]
         found = []
         with safe_open(place / TENSORS, framework="numpy") as file:
             for target, runner in runners.items():
                 table = runner["stages"][0]["memory"]["table"]
                 if table:
-                    arrays = {name: file.get_tensor(str(table["arrays"][name])) for name in _ARRAYS}
-                    found.append((target, int(table["clock"]), _to_unsigned(arrays)))
+                    arrays = {name: file.get_tensor(str(table["arrays"][name]["$"][1])) for name in _ARRAYS}
+                    found.append((target, int(table["sizes"][1]), _to_unsigned(arrays)))
     except (OmnidraftError, OSError, SafetensorError, KeyError, ValueError, TypeError):
         return
     for target, texts, arrays in found:

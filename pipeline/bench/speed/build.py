@@ -23,7 +23,7 @@ from pipeline.run.committer import Committer
 from pipeline.run.event_sink import EventSink
 from pipeline.run.mlflow_run import Curves
 from pipeline.run.rounds import LoopInRounds, Records
-from stages.contract.snapshot import Saved, SnapshotReader
+from stages.contract.snapshot import State
 from stages.models.huggingface import load_causal_model, load_tokenizer
 from stages.tools.transformers_baselines import (
     AssistedDrafter,
@@ -83,12 +83,12 @@ class TimedPublisher(Publisher):
         yield from self._stopwatch.time(lambda: list(self._publisher.end()))
 
     @override
-    def save(self) -> Saved:
-        return self._publisher.save()
+    def state_dict(self) -> State:
+        return self._publisher.state_dict()
 
     @override
-    def restore(self, saved: Saved, reader: SnapshotReader) -> None:
-        self._publisher.restore(saved, reader)
+    def load_state_dict(self, state: State) -> None:
+        self._publisher.load_state_dict(state)
 
 
 class ReplayRecords(Records):
@@ -106,7 +106,7 @@ class ReplayRecords(Records):
         self._writers = set(threading.enumerate()) - others
         self._stopwatches = {"log": Stopwatch(), "versions": Stopwatch(), "drift": Stopwatch()}
         self._committer = Committer(
-            config.commit.seconds, loop.save, lambda: loop.updating, self._log, NoRegistry(), clock
+            config.commit.seconds, loop.state_dict, lambda: loop.updating, self._log, NoRegistry(), clock
         )
         self._drift = make_drift_monitor(config)
         for runner in loop.runners.values():

@@ -22,7 +22,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from stages.contract.blocks import TrainingExample
-from stages.contract.snapshot import Saved, SnapshotReader, SnapshotWriter
+from stages.contract.snapshot import State
 from stages.drafting.target_states import AGE_DECAY, FEATURES, state_features
 from stages.examples.batches import Batch
 from stages.examples.losses import StudentBatch
@@ -30,7 +30,7 @@ from stages.models.language_model import LanguageModel
 from stages.training.closed_form.layer import capture_inputs, output_layer, read_layer, targets_of, write_layer
 from stages.training.closed_form.places import LaterPlaces, Places, find_states
 from stages.training.closed_form.sums import LeastSquaresSums
-from stages.training.drafter_trainer import DrafterTrainer, RegressionState, TrainerState
+from stages.training.drafter_trainer import DrafterTrainer
 from stages.training.update import Assignment, Chooser, Scores
 from store.errors import CorruptError
 
@@ -265,22 +265,19 @@ class OutputLayerTrainer(DrafterTrainer):
             del self._read[example]
 
     @override
-    def save(self, writer: SnapshotWriter) -> TrainerState:
-        sums = RegressionState(
-            writer.tensor(self._sums.states_WW),
-            writer.tensor(self._sums.products_WD),
-            list(self._measured),
-            [(writer.example(example), weight) for example, weight in self._learned.items()],
-        )
-        return replace(super().save(writer), regression=sums)
+    def state_dict(self) -> State:
+        return super().state_dict() | {
+            "states": self._sums.states_WW,
+            "products": self._sums.products_WD,
+            "measured": self._measured,
+            "learned": list(self._learned.items()),
+        }
 
     @override
     @torch.no_grad()
-    def restore(self, saved: Saved, reader: SnapshotReader) -> None:
-        super().restore(saved, reader)
-        state = reader.decode(TrainerState, saved).regression
-        if state is not None:
-            self._sums.states_WW.copy_(reader.tensor(state.states))
-            self._sums.products_WD.copy_(reader.tensor(state.products))
-            self._measured = list(state.measured)
-            self._learned = {reader.example(number): weight for number, weight in state.learned}
+    def load_state_dict(self, state: State) -> None:
+        super().load_state_dict(state)
+        self._sums.states_WW.copy_(state["states"])
+        self._sums.products_WD.copy_(state["products"])
+        self._measured = list(state["measured"])
+        self._learned = dict(map(tuple, state["learned"]))

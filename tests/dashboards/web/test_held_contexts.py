@@ -10,8 +10,8 @@ from event_making import make_published
 from stream_making import decision, prompt, write
 
 from dashboards.web.held import contexts
-from dashboards.web.held.contexts import RUNNERS, hash_contexts, list_held_contexts
-from stages.contract.snapshot import SnapshotWriter
+from dashboards.web.held.contexts import hash_contexts, list_held_contexts
+from stages.contract.snapshot import Snapshot
 from stages.drafting.costs import Costs
 from stages.memory.memory_file import write_memory
 from stages.memory.ngram_table import NgramTable, context_hashes, scope_of
@@ -100,11 +100,10 @@ def test_entries_are_searched_across_context_and_continuation(run: Path):
 
 
 def test_a_checkpoint_is_read_before_a_version(run: Path):
-    writer = SnapshotWriter()
-    saved = fill_table(NgramTable(1 << 16)).save(writer)
-    table = {"slots": saved.slots, "clock": 7, "arrays": saved.arrays}
-    state = {"loop": {RUNNERS: {"big": {"stages": [{"memory": {"table": table}}]}}}}
-    checkpoint = write_checkpoint(run, 1, writer.files(state))
+    saved = fill_table(NgramTable(1 << 16)).state_dict()
+    table = {"sizes": (saved["sizes"][0], 7), "arrays": saved["arrays"]}
+    state = {"loop": {"runners": {"big": {"stages": [{"memory": {"table": table}}]}}}}
+    checkpoint = write_checkpoint(run, 1, Snapshot(state).files())
     edit_manifest(run, lambda manifest: replace(manifest, checkpoint=checkpoint))
     (row,) = list_contexts(run)["held"]
     assert (row["texts"], row["file"]) == (7, "checkpoint/000001/tensors.safetensors")

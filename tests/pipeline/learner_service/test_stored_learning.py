@@ -18,7 +18,6 @@ from pipeline.reports.progress import PlainDisplay
 from pipeline.run.committer import last_snapshot
 from pipeline.run.folder import CONFIG
 from pipeline.run.replay import Replay
-from stages.contract.snapshot import SnapshotReader
 from stages.distill import read_sums, read_weights
 from stages.training.closed_form.sums import LeastSquaresSums
 from store.events import Event, PromptCompleted
@@ -54,12 +53,8 @@ def make_stopped(pair: TinyPair, folder: Path, **changes: object) -> Path:
 
 def read_learned(run: Path) -> tuple[LeastSquaresSums, list[torch.Tensor]]:
     """Read the sums and the drafter's weights of the last commit."""
-    readers = last_snapshot(run), last_snapshot(run)  # what is shared is read once
-    assert all(isinstance(reader, SnapshotReader) for reader in readers)
-    sums, weights = (
-        read(find_learner(reader).distill, reader)
-        for read, reader in zip((read_sums, read_weights), readers, strict=True)
-    )
+    distill = find_learner(last_snapshot(run))["distill"]
+    sums, weights = read_sums(distill), read_weights(distill)
     assert isinstance(sums, LeastSquaresSums)
     return sums, list(weights.drafter)
 

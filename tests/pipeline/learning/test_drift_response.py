@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from event_making import make_drifted, make_updated
+from stored_states import store
 
 from pipeline.learning.drift_response import EXAMPLES_KEPT, TRIAL, Recall, ResetHead, VersionSource
 from stages.contract.blocks import SoftTarget, TrainingExample
-from stages.contract.snapshot import SnapshotReader, SnapshotWriter
 from store.events import Recalled, Updated
 
 
@@ -163,12 +163,11 @@ def test_a_trial_continues_after_a_restart(tmp_path: Path):
     answer, distill, versions = recall_of(tmp_path, 0.3, [0.7])
     list(answer.respond(make_drifted(offset=9, changed_at=6)))
     assert list(answer.observe(example_of(10))) == []
-    writer = SnapshotWriter()
-    reader = SnapshotReader(writer.files(answer.save(writer)))
+    state = store(answer.state_dict())
     again = Distill(0.3)
     source = VersionSource(lambda: versions.folders, versions.read, versions.read_rest)
     resumed = Recall(again, source, 0.02, 12)  # type: ignore[arg-type]
-    resumed.restore(reader.state, reader)
+    resumed.load_state_dict(state)
     assert again.held == 1
     assert [*resumed.observe(example_of(11)), *answer.observe(example_of(11))] == []
     (event,), (other,) = resumed.observe(example_of(12)), answer.observe(example_of(12))
@@ -228,10 +227,10 @@ def test_without_a_prompt_since_the_change_the_next_one_decides(tmp_path: Path):
     assert [event.offset for event in answer.respond(make_drifted(offset=99, changed_at=50))] == [8]
     assert before.held == 1, "no update is begun until versions were scored"
     assert list(answer.observe(replace(example_of(100), soft_targets=()))) == [], "from which only the head learns"
-    reader = SnapshotReader((writer := SnapshotWriter()).files(answer.save(writer)))
+    state = store(answer.state_dict())
     source = VersionSource(lambda: versions.folders, versions.read, versions.read_rest)
     answer = Recall(distill := Distill(0.3), source, 0.02, 12)  # type: ignore[arg-type]
-    answer.restore(reader.state, reader)
+    answer.load_state_dict(state)
     assert distill.held == 1
     assert list(answer.observe(example_of(101))) == [], "it is put on trial"
     assert (distill.held, distill.trainer.scored) == (1, [[101], [101]])

@@ -10,6 +10,7 @@ from learner_hosting import make_config, make_learner_config, make_service
 from learner_hosting import prompts as sums
 from loop_doubles import StubDistill, prompts_of, runner_of, stub_loop, stub_runner
 from replaying import config_of
+from stored_states import store
 from tiny_pair import TinyPair, tiny_pair
 
 from pipeline.assembly.loop import build_loop
@@ -20,7 +21,6 @@ from pipeline.learning.remote_learner import RemoteLearner
 from pipeline.loop import Loop
 from stages.choose import LABELS_AFTER_DRIFT, ChooseDraft
 from stages.contract.blocks import TrainingExample
-from stages.contract.snapshot import SnapshotReader, SnapshotWriter
 from stages.drafting.costs import Costs
 from stages.drafting.head import AcceptanceHead
 from stages.drafting.timed_pauses import LONGEST_PAUSE, TimedPauses
@@ -186,20 +186,18 @@ def test_a_run_that_is_interrupted_at_the_drift_wakes_when_it_resumes(tiny_pair:
     """The snapshot is taken after the drift and before the block that it wakes."""
     whole = split(list(paused_loop(tiny_pair, tmp_path / "whole")[0].run(prompts())))[1]
     loop, _ = paused_loop(tiny_pair, tmp_path / "first")
-    stream, seen, files = prompts(), [], {}
+    stream, seen, states = prompts(), [], []
 
     def pause() -> bool:
         if not any(isinstance(event, Drifted) for event in seen):
             return False
-        keep = SnapshotWriter()
-        files.update(keep.files(loop.save(keep)))
+        states.append(store(loop.state_dict()))
         return True
 
     for event in loop.run(stream, pause):
         seen.append(event)
     resumed, pauses = paused_loop(tiny_pair, tmp_path / "second")
-    kept = SnapshotReader(files)
-    resumed.restore(kept.state, kept)
+    resumed.load_state_dict(states[0])
     assert not pauses.drafts, "nothing has ended the pause yet"
     events = list(resumed.run(stream))
     assert find_drafted(events) == find_drafted(whole)

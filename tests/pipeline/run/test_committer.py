@@ -40,7 +40,7 @@ class World:
             self.clock,
         )
 
-    def save(self, keep: object) -> None:
+    def save(self) -> None:
         self.clock.now += self.saving
 
     def commits_at(self, times: list[float]) -> list[float]:

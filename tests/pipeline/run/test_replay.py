@@ -15,7 +15,7 @@ from tiny_pair import TinyPair, sentences, tiny_pair  # noqa: F401  (a fixture)
 from pipeline.config.settings import load
 from pipeline.reports.progress import PlainDisplay
 from pipeline.run.replay import Replay
-from stages.contract.snapshot import STATE, SnapshotWriter
+from stages.contract.snapshot import STATE, Snapshot
 from store.errors import SourceError
 from store.events import Outcome
 from store.query.summary import summarize
@@ -262,17 +262,12 @@ def test_two_runs_in_one_process_note_their_own_measurements(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ):
-    saved: list[Any] = []
-    files = SnapshotWriter.files
-
-    def record_calls(writer: SnapshotWriter, state: Any) -> dict[str, bytes]:
-        saved.append(state)
-        return files(writer, state)
-
-    monkeypatch.setattr(SnapshotWriter, "files", record_calls)
+    files = list[dict[str, bytes]]()
+    encode = Snapshot.files
+    monkeypatch.setattr(Snapshot, "files", lambda snapshot: files.append(encode(snapshot)) or files[-1])
     config = config_of(tiny_pair, draft__costs="measured")
     first, _second = (Replay(config, tmp_path / name, None) for name in ("first", "second"))
     with PlainDisplay(perf_counter) as display:
         first.run(display)
-    measured = json.loads(files(SnapshotWriter(), saved[-1])[STATE])["state"]["constants"]["measured"]
+    measured = json.loads(files[-1][STATE])["state"]["measured"]
     assert "costs" in {name.partition("-")[0] for name in measured}, "measured when the first began to run"

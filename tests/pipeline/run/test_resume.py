@@ -13,6 +13,7 @@ from constants import PLACES, constants
 from event_making import make_drifted
 from replaying import config_of
 from safetensors import safe_open
+from stored_states import store
 from tiny_pair import TinyPair, TinyTrio, sentences, tiny_pair, tiny_trio  # noqa: F401  (fixtures)
 
 from pipeline.assembly.loop import build_loop
@@ -20,7 +21,6 @@ from pipeline.assembly.models import load_models
 from pipeline.config.settings import Config
 from pipeline.loop import Loop
 from pipeline.sources.position import SourcePosition
-from stages.contract.snapshot import SnapshotReader, SnapshotWriter
 from stages.training.closed_form.trainer import SUMS_FILE, OutputLayerTrainer
 from store.errors import SourceError
 from store.events import Drifted, Event, PromptCompleted, PromptReceived, Recalled, Updated, VersionPublished
@@ -65,23 +65,21 @@ def in_parts(config: Config, folder: Path, every: int, prepare: Prepare = prepar
     """The events of a run that is stopped after every so many blocks, and how often it was. Nothing but the files of
     the snapshots goes from one part to the next."""
     events: list[Event] = []
-    files: dict[str, bytes] | None = None
+    state: Any = None
     for part in range(1000):
         loop, position = loop_of(config, folder), SourcePosition(prompts())
-        if files:
-            kept = SnapshotReader(files)
-            loop.restore(kept.state["loop"], kept)
+        if state:
+            loop.load_state_dict(state["loop"])
             for event in events:
                 if isinstance(event, PromptCompleted):
                     loop.runners[event.target].learner.replay_history(event)
-            position.skip(kept.state["position"])
+            position.skip(state["position"])
         blocks = iter(range(every))
         see = prepare(loop)
         for event in loop.run(position, lambda blocks=blocks: next(blocks, None) is None):
             events.append(timeless(event))
             see(event)
-        keep = SnapshotWriter()
-        files = keep.files({"loop": loop.save(keep), "position": position.save()})
+        state = store({"loop": loop.state_dict(), "position": position.state})
         if next(blocks, None) is not None:  # it ended before it was stopped
             return events, part
     raise AssertionError("it makes no progress")
@@ -240,9 +238,9 @@ def test_another_stream_is_not_resumed():
     position = SourcePosition(prompts())
     for _ in range(5):
         next(position)
-    SourcePosition(prompts()).skip(position.save())
+    SourcePosition(prompts()).skip(position.state)
     changed = (replace(prompt, text="other") if prompt.offset == 2 else prompt for prompt in prompts())
     with pytest.raises(SourceError, match="5 rows"):
-        SourcePosition(changed).skip(position.save())
+        SourcePosition(changed).skip(position.state)
     with pytest.raises(SourceError, match="5 rows"):
-        SourcePosition(iter(list(prompts())[:3])).skip(position.save())
+        SourcePosition(iter(list(prompts())[:3])).skip(position.state)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from fake_vllm import END
 
-from pipeline.loop_state import Clock
+from pipeline.clock import Clock
 from pipeline.recorder import Recorder
 from pipeline.vllm_plugin.drafter import EngineDrafter
 from pipeline.vllm_plugin.engine import EngineFacts, NothingLearned, build_drafter, make_copying_parts, make_costs
@@ -163,15 +163,15 @@ def test_nothing_is_drafted_nor_learned_of_a_draft_while_that_is_not_allowed():
     for _ in range(3):
         text.append(1 + text[-1] % 2)
         assert step(1, drafts=False) == []
-    before = memory_of(engine.drafter).calibration.save()
+    before = memory_of(engine.drafter).calibration.state_dict()
     text.append(9)
     assert step(1, drafts=True) == []
-    assert memory_of(engine.drafter).calibration.save() == before
+    assert memory_of(engine.drafter).calibration.state_dict() == before
     text += [1, 2]
     assert step(2, drafts=True) != []
     text.append(1)
     step(1, drafts=True)
-    assert memory_of(engine.drafter).calibration.save() != before
+    assert memory_of(engine.drafter).calibration.state_dict() != before
 
 
 def test_equal_texts_are_distinguished_by_ids():

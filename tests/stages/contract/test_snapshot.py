@@ -1,25 +1,27 @@
 """Snapshots give back what was kept: to the last bit, and as one object what was one object."""
 
-import json
-from dataclasses import dataclass, replace
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from stored_states import store
 
 from stages.contract.blocks import OffPolicySpan, SequenceState, SoftTarget, TopTokens, TrainingExample
 from stages.contract.snapshot import (
     STATE,
     TENSORS,
     WEIGHTS,
-    RandomState,
-    SnapshotReader,
-    SnapshotWriter,
-    restore_moments,
-    save_moments,
+    RarelyChanged,
+    Snapshot,
+    load_state,
+    moments_of,
+    random_state,
+    read_snapshot,
+    with_moments,
 )
 from stages.sampling.params import SamplingParams
 from stages.sampling.random_source import SeededRandomSource
@@ -68,10 +70,7 @@ def same(one: TrainingExample, other: TrainingExample) -> bool:
 
 @given(st.lists(st.one_of(examples_of(narrow), examples_of(wide)), max_size=5))
 def test_examples_come_back_as_they_were(examples: list[TrainingExample]):
-    keep = SnapshotWriter()
-    numbers = [keep.example(example) for example in examples]
-    kept = SnapshotReader(keep.files(numbers))
-    assert all(map(same, examples, [kept.example(number) for number in kept.state]))
+    assert all(map(same, examples, store(examples)))
 
 
 def top_tokens(seed: int, tokens: int, kept: int) -> TopTokens:
@@ -92,9 +91,7 @@ def test_stored_tokens_come_back_as_they_were(others: tuple[SoftTarget, ...]):
     span = OffPolicySpan(5, (1, 2), (top_tokens(2, 2, 5),))
     soft_targets = (*others, top_tokens(0, 4, 5), *others, top_tokens(1, 1, 3))
     example = TrainingExample(7, "t", (1, 2, 3), soft_targets, (), (2,), 4, (span,))
-    keep = SnapshotWriter()
-    number = keep.example(example)
-    found = SnapshotReader(keep.files(number)).example(number)
+    (found,) = store([example])
     both = zip(
         (*example.soft_targets, *span.soft_targets), (*found.soft_targets, *found.branches[0].soft_targets), strict=True
     )
@@ -111,47 +108,45 @@ def test_stored_tokens_come_back_as_they_were(others: tuple[SoftTarget, ...]):
 def test_states_come_back_as_they_were(size: int):
     states = np.random.default_rng(0).integers(-127, 128, (5, size), np.int8)
     examples = [TrainingExample(0, "t", (1,), (), (), (), 0, (), own, 2**63) for own in (states, None, states[:1])]
-    row = SequenceState(3, "a", "docs", "text", [1, 2], 1, [5], SeededRandomSource(0, 3), 7)
-    row.target_state = torch.from_numpy(states[0])
-    keep = SnapshotWriter()
-    keep.row(row)
-    kept = SnapshotReader(keep.files([keep.example(example) for example in examples]))
-    for number, example in zip(kept.state, examples, strict=True):
-        assert np.array_equal(kept.example(number).states, example.states)
-        assert kept.example(number).scope == example.scope
-    assert torch.equal(kept.row(0).target_state, row.target_state)
+    row = new_row(target_state=torch.from_numpy(states[0]))
+    *found, again = store([*examples, row])
+    for one, example in zip(found, examples, strict=True):
+        assert np.array_equal(one.states, example.states)
+        assert one.scope == example.scope
+    assert torch.equal(again.target_state, row.target_state)
 
 
-def take(weights: list[torch.Tensor], before: SnapshotWriter | None = None) -> tuple[SnapshotWriter, list[int]]:
-    keep = SnapshotWriter(weights_before=before.weights if before else ())
-    return keep, [keep.tensor(torch.zeros(2)), *map(keep.weight, weights)]
+def new_row(**fields: Any) -> SequenceState:
+    return SequenceState(3, "a", "docs", "text", [1, 2], 1, [5], SeededRandomSource(0, 3), 7, **fields)
+
+
+def take(weights: list[torch.Tensor], before: Snapshot | None = None) -> Snapshot:
+    return Snapshot([torch.zeros(2), RarelyChanged(weights)], before.weights if before else ())
 
 
 def test_weights_that_did_not_change_are_not_written_again():
     weights = [torch.randn(3, 4), torch.randn(5)]
-    first, state = take(weights)
-    files = first.files(state)
-    second, again = take(weights, first)
+    first = take(weights)
+    files = first.files()
+    second = take(weights, first)
     assert (first.kept_files, second.kept_files) == (frozenset(), {WEIGHTS})
-    assert second.files(again).keys() == files.keys() - {WEIGHTS}
-    reader = SnapshotReader({**second.files(again), WEIGHTS: files[WEIGHTS]})
-    found = [reader.tensor(number) for number in reader.state[1:]]
+    assert second.files().keys() == files.keys() - {WEIGHTS}
+    found = read_snapshot({**second.files(), WEIGHTS: files[WEIGHTS]})[1]
     assert all(map(torch.equal, weights, found))
 
 
 @pytest.mark.parametrize("change", ["value", "type", "more", "fewer", "not a number"])
 def test_weights_that_changed_are_written(change):
     weights = [torch.tensor([1.0, torch.nan if change == "not a number" else 2.0]), torch.randn(5)]
-    first, _ = take(weights)
+    first = take(weights)
     weights = {
         "value": [weights[0], weights[1] + 1],
         "type": [weights[0], weights[1].double()],
         "more": [*weights, torch.ones(1)],
         "fewer": weights[:1],
     }.get(change, weights)
-    second, state = take(weights, first)
-    reader = SnapshotReader(second.files(state))
-    found = [reader.tensor(number) for number in reader.state[1:]]
+    second = take(weights, first)
+    found = read_snapshot(second.files())[1]
     assert second.kept_files == frozenset()
     assert [one.dtype for one in found] == [one.dtype for one in weights]
     assert all(torch.equal(one.nan_to_num(7), other.nan_to_num(7)) for one, other in zip(weights, found, strict=True))
@@ -159,100 +154,92 @@ def test_weights_that_changed_are_written(change):
 
 def test_weights_of_a_snapshot_are_copies():
     weight = torch.zeros(3)
-    first, _ = take([weight])
+    first = take([weight])
     weight += 1
     assert not first.weights[0].any()
-    assert take([weight], first)[0].kept_files == frozenset()
+    assert take([weight], first).kept_files == frozenset()
 
 
 def test_what_was_one_object_is_one_again():
-    example = TrainingExample(0, "t", (1,), (), (), ())
-    row = SequenceState(3, "a", "docs", "text", [1, 2], 1, [5], SeededRandomSource(0, 3), 7)
-    keep = SnapshotWriter()
-    state = [keep.example(example), keep.row(row), keep.example(example), keep.row(row)]
-    kept = SnapshotReader(keep.files(state))
-    assert kept.example(state[0]) is kept.example(state[2])
-    assert kept.row(state[1]) is kept.row(state[3])
+    leaves = [TrainingExample(0, "t", (1,), (), (), ()), new_row(), torch.ones(2)]
+    found = store({"first": leaves, "second": leaves})
+    assert all(one is other for one, other in zip(found["first"], found["second"], strict=True))
 
 
 def test_a_row_continues_with_its_own_numbers():
-    rng, distribution = SeededRandomSource(5, 3), torch.ones(2)
-    row = SequenceState(3, "a", "docs", "text", [1, 2], 1, [5], rng, 7, block=4)
+    row, distribution = new_row(block=4), torch.ones(2)
     for _ in range(11):
-        rng.uniform(distribution)
-    keep = SnapshotWriter()
-    state = keep.row(row)
+        row.rng.uniform(distribution)
+    snapshot = Snapshot([row])
     row.tokens.append(9)  # later than the snapshot
-    again = SnapshotReader(keep.files(state)).row(0)
+    (again,) = read_snapshot(snapshot.files())
     assert (again.tokens, again.pieces, again.remaining_tokens, again.block, again.text) == ([1, 2], [5], 7, 4, "text")
-    assert [again.rng.uniform(distribution) for _ in range(3)] == [rng.uniform(distribution) for _ in range(3)]
+    assert [again.rng.uniform(distribution) for _ in range(3)] == [row.rng.uniform(distribution) for _ in range(3)]
 
 
+@pytest.mark.parametrize("record_example", [True, False])  # not for most prompts, where updates are far apart
 @pytest.mark.parametrize("sampling", [None, SamplingParams(), SamplingParams(0.7, 3, 0.9, logprobs=2)])
-def test_what_a_row_requests_comes_back(sampling: SamplingParams | None):
-    row = SequenceState(3, "a", "docs", "text", [1, 2], 1, [5], SeededRandomSource(0, 3), 7, sampling=sampling)
-    keep = SnapshotWriter()
-    again = SnapshotReader(keep.files(keep.row(row))).row(0)
+def test_what_a_row_requests_comes_back(sampling: SamplingParams | None, record_example: bool):
+    (again,) = store([new_row(sampling=sampling, record_example=record_example)])
     assert (again.sampling, again.private, again.stop_strings) == (sampling, False, None)
-    assert again.record_example
-    row.record_example = False  # as for most prompts where updates of the drafter are far apart
-    keep = SnapshotWriter()
-    assert not SnapshotReader(keep.files(keep.row(row))).row(0).record_example
+    assert again.record_example == record_example
 
 
-def test_rows_of_a_release_that_knew_no_wishes_are_read():
-    keep = SnapshotWriter()
-    keep.row(SequenceState(3, "a", "docs", "text", [1, 2], 1, [5], SeededRandomSource(0, 3), 7))
-    files = keep.files(0)
-    value = json.loads(files[STATE])
-    for name in ("sampling", "record_example"):
-        del value["rows"][0][name]
-    again = SnapshotReader({**files, STATE: json.dumps(value).encode()}).row(0)
-    assert (again.sampling, again.tokens, again.record_example) == (None, [1, 2], True)
-
-
-def test_rows_that_are_not_to_be_kept_are_refused_and_never_written():
-    row = SequenceState(3, "a", "docs", "text", [1, 2], 1, [5], SeededRandomSource(0, 3), 7)
-    private, stopping = replace(row, private=True), replace(row, stop_strings=StopStrings([].__getitem__, ["end"]))
-    assert [SnapshotWriter(rows=rows).includes(one) for rows in (True, False) for one in (row, private)] == [
-        True, False, False, False,
-    ]  # fmt: skip
-    penalised = replace(row, transforms=SamplingParams(presence_penalty=1).make_transforms([1]))
-    for keep, one in (
-        (SnapshotWriter(rows=False), row), (SnapshotWriter(), private), (SnapshotWriter(), stopping),
-        (SnapshotWriter(), penalised), (SnapshotWriter(), replace(row, sampling=SamplingParams(stop_token_ids=(1,)))),
-        (SnapshotWriter(), replace(row, sampling=SamplingParams(ignore_eos=True))),
-    ):  # fmt: skip
-        with pytest.raises(ValueError, match="must be kept and have no wishes of a request"):
-            keep.row(one)
-        assert json.loads(keep.files(None)[STATE])["rows"] == []
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"private": True},
+        {"stop_strings": StopStrings([].__getitem__, ["end"])},
+        {"transforms": SamplingParams(presence_penalty=1).make_transforms([1])},
+        {"sampling": SamplingParams(stop_token_ids=(1,))},
+        {"sampling": SamplingParams(ignore_eos=True)},
+    ],
+)
+def test_rows_that_must_not_be_kept_are_refused(fields: dict[str, Any]):
+    with pytest.raises(ValueError, match="must be neither private nor have wishes of a request"):
+        Snapshot([new_row(**fields)])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int64])
 def test_a_tensor_is_kept_as_it_was_at_that_moment(dtype: torch.dtype):
     tensor = torch.arange(6).to(dtype).view(2, 3)
-    keep = SnapshotWriter()
-    number = keep.tensor(tensor.t())
-    before = tensor.clone()
+    snapshot, before = Snapshot([tensor.t()]), tensor.clone()
     tensor.zero_()
-    again = SnapshotReader(keep.files(None)).tensor(number)
+    (again,) = read_snapshot(snapshot.files())
     assert again.dtype == dtype
     assert torch.equal(again, before.t())
 
 
-def test_what_several_share_is_saved_and_restored_once():
-    shared, saved, restored = object(), [], []
-    keep = SnapshotWriter()
+class Shared:
+    """An object that several owners share, with one that these share again."""
 
-    def save() -> str:
-        saved.append(1)
-        return "state"
+    def __init__(self, inner: "Shared | None" = None) -> None:
+        self.inner, self.saved = inner, 0
 
-    state = [keep.save_shared(shared, save), keep.save_shared(shared, save)]
-    kept = SnapshotReader(keep.files(state))
-    for number in kept.state:
-        kept.restore_shared(number, restored.append)
-    assert (len(saved), restored) == (1, ["state"])
+    def state_dict(self) -> Any:
+        self.saved += 1
+        return {"inner": self.inner, "weight": torch.ones(1)}
+
+
+def test_what_several_share_is_saved_once():
+    inner = Shared()
+    outer = Shared(inner)
+    found = store({"first": outer, "second": outer, "third": inner})
+    assert (outer.saved, inner.saved) == (1, 1)
+    assert found["first"] is found["second"]
+    assert found["first"]["inner"] is found["third"]
+    assert torch.equal(found["third"]["weight"], torch.ones(1))
+
+
+@pytest.mark.parametrize("state", [{1: 2}, {"$": 1}, {"a": {3}}, [np.ones(2)]], ids=["number", "leaf", "set", "array"])
+def test_a_state_of_something_else_is_refused(state: Any):
+    with pytest.raises(TypeError, match="state must be"):
+        Snapshot(state)
+
+
+def test_a_state_of_another_object_is_called_corrupt():
+    with pytest.raises(CorruptError, match="must hold the state of a Linear of this release"):
+        load_state(torch.nn.Linear(1, 1), {"weight": 3})
 
 
 def test_an_optimiser_continues_unchanged():
@@ -266,36 +253,27 @@ def test_an_optimiser_continues_unchanged():
     first = torch.nn.Parameter(torch.arange(4.0))
     optimizer = torch.optim.AdamW([first], lr=0.1)
     before = train(first, optimizer, 3)
-    keep = SnapshotWriter()
-    kept = SnapshotReader(keep.files(save_moments(optimizer.state_dict(), keep.tensor)))
+    moments = store(moments_of(optimizer))
     second = torch.nn.Parameter(before)
     other = torch.optim.AdamW([second], lr=0.1)
-    other.load_state_dict(restore_moments(kept.state, other, kept))
+    other.load_state_dict(with_moments(other, moments))
     assert torch.equal(train(first, optimizer, 2), train(second, other, 2))
 
 
-@dataclass(frozen=True)
-class Generator:
-    random: RandomState
-
-
 def test_a_random_generator_continues():
-    random = Random(3)
+    random, other = Random(3), Random()
     random.random()
-    keep = SnapshotWriter()
-    kept = SnapshotReader(keep.files(Generator(random.getstate())))
-    other = Random()
-    other.setstate(kept.decode(Generator, kept.state).random)
+    other.setstate(random_state(store(random.getstate())))
     assert [other.random() for _ in range(5)] == [random.random() for _ in range(5)]
 
 
 @pytest.mark.parametrize("name", [STATE, TENSORS])
 @pytest.mark.parametrize("content", [None, b"", b'{"format": 99}'])
 def test_files_that_are_no_snapshot_are_called_corrupt(name: str, content: bytes | None):
-    files = SnapshotWriter().files(None)
+    files = Snapshot({}).files()
     if content is None:
         del files[name]
     else:
         files[name] = content
     with pytest.raises(CorruptError):
-        SnapshotReader(files)
+        read_snapshot(files)

@@ -3,8 +3,8 @@
 import random
 
 import pytest
+from stored_states import store
 
-from stages.contract.snapshot import SnapshotReader, SnapshotWriter
 from stages.drafting.costs import BlockTimes, Costs
 from stages.drafting.timed_pauses import (
     DRAFTING_BLOCKS,
@@ -89,7 +89,7 @@ def test_a_disturbed_start_pauses_nothing():
     pauses = TimedPauses(COSTS)
     run(pauses, DRAFTING_BLOCKS, 1.5, 0.025)
     made, _ = run(pauses, 600, 1.5, 0.012)
-    assert pauses.save().doubted is False
+    assert pauses.state_dict()["trials"][2] is False
     assert (not pauses.paused, made.count(False)) == (True, PLAIN_BLOCKS * 6 + SECOND_PLAIN_BLOCKS)
 
 
@@ -98,9 +98,9 @@ def test_five_plain_blocks_of_luck_pause_nothing():
     run(pauses, DRAFTING_BLOCKS, 1.5, 0.012)
     for _ in range(PLAIN_BLOCKS):
         pauses.observe(BlockTimes([0], 1, 0.0, 0.007), 1.0, drafts=False)
-    assert (pauses.save().doubted, pauses.paused) == (True, False)
+    assert (pauses.state_dict()["trials"][2], pauses.paused) == (True, False)
     run(pauses, TRIAL + SECOND_PLAIN_BLOCKS, 1.5, 0.012)
-    assert (pauses.save().doubted, pauses.paused) == (False, False)
+    assert (pauses.state_dict()["trials"][2], pauses.paused) == (False, False)
 
 
 def test_an_interrupted_block_decides_nothing():
@@ -117,7 +117,7 @@ def test_the_first_block_of_a_stretch_is_not_counted():
     run(pauses, DRAFTING_BLOCKS, 1.05, 0.010)
     pauses.observe(BlockTimes([0], 1, 0.0, 0.025), 1.0, drafts=False)
     run(pauses, PLAIN_BLOCKS - 1, 1.05, 0.010)
-    plain, drafting = pauses.save().plain, pauses.save().drafting
+    drafting, plain = pauses.state_dict()["speeds"]
     assert plain[0] / plain[1] == pytest.approx(1.0)
     assert drafting[0] / drafting[1] == pytest.approx(1.05)
 
@@ -125,11 +125,11 @@ def test_the_first_block_of_a_stretch_is_not_counted():
 def test_a_block_of_the_other_kind_counts_nowhere_and_nor_does_the_next():
     pauses = TimedPauses(COSTS)
     run(pauses, DRAFTING_BLOCKS + 2, 1.3, 0.011)
-    before = pauses.save()
+    before = pauses.state_dict()
     pauses.observe(BlockTimes([3], 4, 0.0, 9.0), 1.0, drafts=True)
     pauses.observe(BlockTimes([0], 1, 0.0, 9.0), 1.0, drafts=False)
-    after = pauses.save()
-    assert (after.drafting, after.plain) == (before.drafting, before.plain)
+    after = pauses.state_dict()
+    assert after["speeds"] == before["speeds"]
 
 
 def test_a_stretch_without_a_timed_block_decides_nothing():
@@ -166,14 +166,8 @@ def test_rows_of_a_batch_are_compared_with_as_many_plain_ones():
 def test_a_restored_state_continues_alike(blocks: int):
     pauses, again = TimedPauses(COSTS), TimedPauses(COSTS)
     run(pauses, blocks, 1.2, 0.013)
-    reader = SnapshotReader(SnapshotWriter().files(pauses.save()))
-    again.restore(reader.state, reader)
-    assert again.save() == pauses.save()
+    state = store(pauses.state_dict())
+    again.load_state_dict(state)
+    assert again.state_dict() == pauses.state_dict()
     assert run(again, 500, 1.2, 0.013, jitter=0.1) == run(pauses, 500, 1.2, 0.013, jitter=0.1)
-    assert again.save() == pauses.save()
-
-
-def test_a_checkpoint_without_pauses_begins_from_scratch():
-    pauses = TimedPauses(COSTS)
-    pauses.restore(None, SnapshotReader(SnapshotWriter().files(None)))
-    assert pauses.save() == TimedPauses(COSTS).save()
+    assert again.state_dict() == pauses.state_dict()

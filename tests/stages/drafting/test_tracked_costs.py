@@ -1,10 +1,8 @@
 """Costs that follow what blocks take: only ratios count, interruptions are bounded, and a checkpoint holds them."""
 
-from dataclasses import dataclass
-
 import pytest
+from stored_states import store
 
-from stages.contract.snapshot import SnapshotReader, SnapshotWriter
 from stages.drafting.costs import BlockTimes, Costs, ReadPrompts
 from stages.drafting.tracked_costs import TrackedCosts
 
@@ -175,30 +173,9 @@ def test_a_checkpoint_restores_them_bit_for_bit():
     costs, again = TrackedCosts(START), TrackedCosts(START)
     for number, tokens in enumerate(SIZES * 3):
         observe(costs, tokens, 1.0 + number / 7, number % 3, drafting=0.3 + number % 5)
-    reader = SnapshotReader(SnapshotWriter().files(costs.save()))
-    again.restore(reader.state, reader)
+    state = store(costs.state_dict())
+    again.load_state_dict(state)
     assert (rises(again), again.drafts_cost([3, 1])) == (rises(costs), costs.drafts_cost([3, 1]))
     observe(costs, 2, 1.0)
     observe(again, 2, 1.0)
     assert rises(again) == rises(costs)
-
-
-def test_a_checkpoint_of_an_older_release_leaves_the_drafter_s_cost():
-    @dataclass(frozen=True)
-    class OldState:
-        all_passes: tuple[float, float]
-        drafter: tuple[float, ...]  # in seconds
-        points: list[tuple[float, float]]
-
-    costs = TrackedCosts(START)
-    saved = OldState((10.0, 5.0), (30.0, 5.0, 9.0, 3.0, 2.0), [(10.0, 5.0)] * 3)
-    reader = SnapshotReader(SnapshotWriter().files(saved))
-    costs.restore(reader.state, reader)
-    assert costs.verification_cost(1) == pytest.approx(2 * START.verification_cost(1))
-    assert costs.drafts_cost([2]) == pytest.approx(2 * START.drafts_cost([2])), "as much slower as the target"
-
-
-def test_a_checkpoint_without_them_leaves_the_start():
-    costs = TrackedCosts(START)
-    costs.restore(None, SnapshotReader(SnapshotWriter().files(None)))
-    assert rises(costs) == rises(START)

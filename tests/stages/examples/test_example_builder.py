@@ -7,6 +7,7 @@ import pytest
 import torch
 from doubles import row_of
 from soft_target_tables import compute_all
+from stored_states import store
 
 from stages.contract.blocks import (
     Decision,
@@ -18,7 +19,6 @@ from stages.contract.blocks import (
     TopTokens,
     Verdict,
 )
-from stages.contract.snapshot import SnapshotReader, SnapshotWriter
 from stages.examples.builder import ExampleBuilder, make_labels
 from stages.ngrams.trie import Trie
 from stages.translate import parse
@@ -167,9 +167,8 @@ def test_what_blocks_store_becomes_one_object_with_the_same_soft_targets():
 def test_a_builder_that_was_saved_continues_with_what_was_stored():
     row, builder = row_of([0, 1], [0, 1, 0], offset=7), ExampleBuilder()
     builder.add_verdict(verdict_of(proposal_of((), row), bonus(0), soft_targets=(top_tokens_at((3, 2)),)))
-    writer = SnapshotWriter()
-    reader = SnapshotReader(writer.files(builder.save(row, writer)))
-    again = ExampleBuilder.restore(reader.state, reader)
+    state = store(builder.state_dict(row))
+    again = ExampleBuilder.from_state(state)
     for each in (builder, again):
         each.add_verdict(verdict_of(proposal_of((), row), bonus(0), soft_targets=(top_tokens_at((5, 1)),)))
     one, other = (each.build(row, "big") for each in (builder, again))

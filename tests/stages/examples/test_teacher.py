@@ -8,10 +8,10 @@ from doubles import row_of
 from hypothesis import given
 from hypothesis import strategies as st
 from soft_target_tables import compute_all
+from stored_states import store
 from torch import Tensor
 
 from stages.contract.blocks import Candidate, Decision, Draft, OffPolicySpan, Proposal, SoftTarget, TokenTree, Verdict
-from stages.contract.snapshot import SnapshotReader, SnapshotWriter
 from stages.examples.builder import ExampleBuilder
 from stages.examples.teacher import CHUNK, Supervision, TrieTeacher, largest_logits, supervise_nothing
 from stages.ngrams.trie import Trie
@@ -356,8 +356,7 @@ def test_blocks_are_spelt_together_as_each_alone(saved: bool):
         builder.add_verdict(Verdict(proposal, outcome, emitted, 0, 0, given.soft_targets))
         alone += compute_all(given.soft_targets)
         if saved:
-            writer = SnapshotWriter()
-            reader = SnapshotReader(writer.files(builder.save(row, writer)))
-            builder = ExampleBuilder.restore(reader.state, reader)
+            state = store(builder.state_dict(row))
+            builder = ExampleBuilder.from_state(state)
     (spelt,) = builder.build(row, "big").soft_targets
     assert list(compute_all([spelt])) == alone

@@ -12,11 +12,11 @@ import torch
 from doubles import row_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stored_states import store
 from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from stages.contract.blocks import SequenceState
-from stages.contract.snapshot import SnapshotReader, SnapshotWriter
 from stages.forward_pass import proof
 from stages.forward_pass.attention_masks import find_paths, is_chain, make_tree_mask
 from stages.forward_pass.forward import ModuleForward
@@ -216,10 +216,9 @@ def test_rows_are_saved_and_restored_after_a_path_was_kept(case: str):
     reader.read((TREE, CHAIN))
     reader.keep(reader.rows[0], (0, 4, 5))
     reader.keep(reader.rows[1], (0, 1))
-    writer = SnapshotWriter()
-    files = SnapshotReader(writer.files(model.save_rows(writer)))
+    state = store(model.state_dict(reader.rows))
     restored = model.share_weights()
-    restored.restore_rows(files.state, files)
+    restored.load_state_dict(state)
     cached = list(reader.cached.values())
     reader.model, reader.rows = restored, restored._order
     reader.cached = dict(zip(restored._order, cached, strict=True))

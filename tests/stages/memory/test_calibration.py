@@ -6,8 +6,8 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from stored_states import store
 
-from stages.contract.snapshot import SnapshotReader, SnapshotWriter
 from stages.memory.calibration import (
     COUNT_EDGES,
     OWN_EDGES,
@@ -94,10 +94,9 @@ def test_a_calibration_is_restored_bit_for_bit_and_continues_alike():
     calibration, numbers = Calibration(), Random(1)
     for _ in range(500):
         calibration.observe(numbers.randrange(count_cells()), hit=numbers.random() < 0.4)
-    writer = SnapshotWriter()
-    reader = SnapshotReader(writer.files(calibration.save()))
+    state = store(calibration.state_dict())
     other = Calibration()
-    other.restore(reader.state, reader)
+    other.load_state_dict(state)
     assert other.cells == calibration.cells
     calibration.observe(3, hit=True)
     assert other.cells != calibration.cells, "nothing is shared"

@@ -7,7 +7,7 @@ import pytest
 from test_ngram_table import assert_sound, contents
 from test_text_memory import complete, new_memory
 
-from stages.memory.calibration import PRIOR_TRIALS, CalibrationState, own_cell
+from stages.memory.calibration import PRIOR_TRIALS, ObservedCells, own_cell
 from stages.memory.counting import LONGEST
 from stages.memory.memory_exchange import KEPT_TEXTS, MemoryExchange
 from stages.memory.memory_share import LearnedText, MemoryShare, add_cells
@@ -107,7 +107,7 @@ def test_what_was_read_from_a_file_is_not_shared():
 
 
 def share_of(*tokens: int) -> MemoryShare:
-    return MemoryShare(tuple(LearnedText((token, token), 1, 0) for token in tokens), CalibrationState([1.0], [2.0]))
+    return MemoryShare(tuple(LearnedText((token, token), 1, 0) for token in tokens), ObservedCells([1.0], [2.0]))
 
 
 def test_a_worker_that_joins_learns_the_newest_texts_and_one_that_left_is_not_pooled():
@@ -117,10 +117,10 @@ def test_a_worker_that_joins_learns_the_newest_texts_and_one_that_left_is_not_po
     exchange.remove("a")
     joined = exchange.take("c")
     assert [text.tokens[0] for text in joined.texts] == [*range(1, KEPT_TEXTS), -1]
-    assert joined.cells == CalibrationState([1.0], [2.0])
+    assert joined.cells == ObservedCells([1.0], [2.0])
     exchange.receive("a", share_of(5))
     assert [text.tokens[0] for text in exchange.take("c").texts] == [5]
-    assert exchange.take("c").cells == CalibrationState([2.0], [4.0])
+    assert exchange.take("c").cells == ObservedCells([2.0], [4.0])
     exchange.remove("a")
     exchange.remove("b")
     assert exchange.take("c") == MemoryShare()

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stored_states import store
 
-from stages.contract.snapshot import SnapshotReader, SnapshotWriter
 from stages.memory.ngram_table import (
     CONTINUATIONS,
     FIRST_SLOTS,
@@ -326,10 +326,9 @@ def test_the_rarest_context_is_evicted_and_of_equally_rare_ones_the_least_recent
 
 
 def save_and_restore(table: NgramTable, budget: int) -> NgramTable:
-    writer = SnapshotWriter()
-    reader = SnapshotReader(writer.files(table.save(writer)))
+    state = store(table.state_dict())
     other = NgramTable(budget)
-    other.restore(reader.state, reader)
+    other.load_state_dict(state)
     return other
 
 
@@ -353,12 +352,11 @@ def test_a_table_is_restored_bit_for_bit_and_continues_alike(tokens: int, budget
 
 def test_a_snapshot_is_a_copy():
     table = make_table([1, 2, 3])
-    writer = SnapshotWriter()
-    state = table.save(writer)
+    state = table.state_dict()
     table.learn([1, 2, 3], 1)
-    reader = SnapshotReader(writer.files(state))
+    state = store(state)
     other = NgramTable(LARGE)
-    other.restore(reader.state, reader)
+    other.load_state_dict(state)
     assert other.find([1])[0][1].total == 1
 
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 from doubles import row_of
+from stored_states import store
 from token_trees import make_tree, tree_draft
 
 from stages.contract.blocks import Draft, Proposal, SequenceState, TokenTree, Verdict
-from stages.contract.snapshot import SnapshotReader, SnapshotWriter
 from stages.drafting.costs import Costs
 from stages.memory.calibration import DECAY, memory_cell, own_cell
 from stages.memory.text_memory import TextMemory, TreeLimits
@@ -195,11 +195,11 @@ def test_growing_draws_no_random_numbers_and_changes_nothing():
     memory = new_memory()
     complete(memory, [1], 2, 3, 4)
     rows = admit(memory, row_of([1, 2, 1], rng=NoNumbers()), row_of([8, 1], offset=1, rng=NoNumbers()))
-    before = memory.table.sizes, memory.calibration.save()
+    before = memory.table.sizes, memory.calibration.state_dict()
     trees = grow(memory, *rows)
     assert trees == grow(memory, *rows)
     assert all(trees)
-    assert (memory.table.sizes, memory.calibration.save()) == before
+    assert (memory.table.sizes, memory.calibration.state_dict()) == before
 
 
 def test_rows_of_one_scope_never_see_text_of_another():
@@ -381,12 +381,10 @@ def test_rows_of_a_checkpoint_continue_with_the_same_trees(budget: int):
         return trees
 
     run(memory, rows, blocks[:3])
-    writer = SnapshotWriter()
-    saved = [writer.row(row) for row in rows], memory.save(writer)
-    reader = SnapshotReader(writer.files(saved))
+    state = store([rows, memory.state_dict()])
     restored = new_memory(budget_bytes=budget)
-    restored.restore(reader.state[1], reader)
-    again = admit(restored, *(reader.row(number) for number in reader.state[0]))
+    restored.load_state_dict(state[1])
+    again = admit(restored, *state[0])
     trees = run(memory, rows, blocks[3:])
     assert run(restored, again, blocks[3:]) == trees
     assert any(tree and not tree.is_chain for tree in trees) == (budget > 0)

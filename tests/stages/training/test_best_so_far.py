@@ -1,13 +1,13 @@
 """Weights in service against the best so far: what is proven worse is withdrawn, what is proven better is kept."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from random import Random
 
 import torch
+from stored_states import store
 from test_drafter_trainer import BACKWARD, COUNTING, LATER, new_trainer, update
 
-from stages.contract.snapshot import SnapshotReader, SnapshotWriter
-from stages.training.best_so_far import Comparison, ComparisonState, Opinion
+from stages.training.best_so_far import Comparison, Opinion
 from stages.training.drafter_trainer import DrafterTrainer
 
 
@@ -35,7 +35,7 @@ def test_better_and_worse_weights_are_found_on_fifty_prompts():
 def test_what_is_not_finite_does_not_count():
     comparison = Comparison()
     assert comparison.observe([float("nan"), float("inf")]) is Opinion.OPEN
-    assert comparison.save() == Comparison().save()
+    assert comparison.state_dict() == Comparison().state_dict()
 
 
 def first_weights(trainer: DrafterTrainer) -> torch.Tensor:
@@ -78,20 +78,13 @@ def test_a_drafter_that_is_proven_better_is_the_one_to_beat():
     assert torch.equal(first_weights(trainer), better)
 
 
-@dataclass(frozen=True)
-class Kept:
-    """A checkpoint with a comparison alone."""
-
-    comparison: ComparisonState
-
-
 def test_a_restored_comparison_has_the_same_evidence():
     comparison = Comparison()
     comparison.observe([0.1, 0.2, -0.05])
-    reader = SnapshotReader(SnapshotWriter().files(Kept(comparison.save())))
+    state = store(comparison.state_dict())
     restored = Comparison()
-    restored.restore(reader.state["comparison"], reader)
-    assert restored.save() == comparison.save()
+    restored.load_state_dict(state)
+    assert restored.state_dict() == comparison.state_dict()
 
 
 def test_a_restored_trainer_compares_with_the_same_weights():
@@ -100,10 +93,9 @@ def test_a_restored_trainer_compares_with_the_same_weights():
         update(trainer, [COUNTING, LATER])
     hold_out(trainer, 64)
     update(trainer, [COUNTING])
-    writer = SnapshotWriter()
-    reader = SnapshotReader(writer.files(trainer.save(writer)))
+    state = store(trainer.state_dict())
     restored = new_trainer(gate_window=64, gate_tolerance=1.0)
-    restored.restore(reader.state, reader)
+    restored.load_state_dict(state)
     for one in (trainer, restored):
         for _ in range(20):
             update(one, [BACKWARD])

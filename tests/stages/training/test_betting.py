@@ -4,8 +4,8 @@ from collections.abc import Callable
 from random import Random
 
 import pytest
+from stored_states import store
 
-from stages.contract.snapshot import SnapshotReader, SnapshotWriter
 from stages.training.betting import DECISIVE, BettingTest, SumTest
 
 STREAMS, LENGTH = 400, 250
@@ -83,9 +83,9 @@ def test_a_restored_test_continues_with_the_same_evidence():
     test, random = BettingTest(0.0), Random(10)
     for _ in range(20):
         test.observe(random.random(), 0.4)
-    reader = SnapshotReader(SnapshotWriter().files(test.save()))
+    state = store(test.state_dict())
     restored = BettingTest(0.0)
-    restored.restore(reader.state, reader)
+    restored.load_state_dict(state)
     for one in (test, restored):
         one.observe(0.9, 0.3)
     assert restored.evidence == test.evidence
@@ -137,7 +137,7 @@ def test_a_sum_of_differences_is_within_their_number():
 def test_restored_sums_continue():
     test, again = SumTest(), SumTest()
     test.observe(9.0, 20)
-    again.restore(list(test.save()), SnapshotReader(SnapshotWriter().files(None)))
+    again.load_state_dict(store(test.state_dict()))
     for one in (test, again):
         one.observe(8.0, 20)
     assert again.evidence == test.evidence > 1

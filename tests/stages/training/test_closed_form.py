@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from stored_states import store
 from test_drafter_trainer import ALLOWED, BACKWARD, COUNTING, LATER, SHAPE, VOCABULARY, same, update, weights
 
 from stages.contract.blocks import SoftTarget, TrainingExample
-from stages.contract.snapshot import SnapshotReader, SnapshotWriter
 from stages.drafting.target_states import SIZE, TargetStates
 from stages.examples.losses import expected_acceptance, greedy_agreement, trie_loss
 from stages.models.huggingface import new_llama
@@ -113,10 +113,9 @@ def test_a_restored_trainer_continues_to_the_same_weights():
     trainer.hold_out(LATER)
     for _ in range(2):
         update(trainer, [COUNTING])
-    writer = SnapshotWriter()
-    state = trainer.save(writer)
-    reader = SnapshotReader(writer.files(state))
-    again.restore(reader.state, reader)
+    state = trainer.state_dict()
+    state = store(state)
+    again.load_state_dict(state)
     for one in (trainer, again):
         update(one, [BACKWARD])
     assert same(weights(trainer.served.model), weights(again.served.model))

@@ -1,23 +1,17 @@
 """Training waits until the drafter is used enough for updates to pay."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from random import Random
 
+from stored_states import store
+
 from stages.contract.blocks import SoftTarget, TrainingExample
-from stages.contract.snapshot import SnapshotReader, SnapshotWriter
-from stages.training.interval import BreakEvenInterval, IntervalState
+from stages.training.interval import BreakEvenInterval
 from stages.training.update import Step
 from stages.training.usage import UsageTest, count_tokens
 
 TOKENS, PIECES = 48, 240
 STEP = Step(1.0, 10, 1000, 0.4, 0.45, 0.3, True, "")
-
-
-@dataclass(frozen=True)
-class Kept:
-    """A checkpoint with an interval alone."""
-
-    interval: IntervalState
 
 
 def interval_of(**changes: float) -> BreakEvenInterval:
@@ -154,12 +148,12 @@ def test_tokens_are_counted_by_their_first_pieces():
 def test_a_restored_interval_continues_with_the_same_evidence():
     interval = interval_of()
     feed(interval, 10, 1)
-    reader = SnapshotReader(SnapshotWriter().files(Kept(interval.save())))
+    state = store(interval.state_dict())
     restored = interval_of()
-    restored.restore(reader.state["interval"], reader)
+    restored.load_state_dict(state)
     for one in (interval, restored):
         feed(one, 9, 1)
-    assert restored.save() == interval.save()
+    assert restored.state_dict() == interval.state_dict()
 
 
 def test_a_good_drafter_needs_a_longer_stream_before_its_training_pays():
