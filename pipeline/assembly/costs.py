@@ -4,13 +4,13 @@ from collections.abc import Callable
 
 from pipeline.assembly.cost_probe import measure
 from pipeline.assembly.models import Models
-from pipeline.config.settings import Config
+from pipeline.config.sections import DraftSettings
 from stages.decode import Decode
 from stages.drafting.costs import CostModel, Costs
-from stages.drafting.stopping import CostStop, FixedLength, StopRule, ThresholdStop
 from stages.drafting.tracked_costs import TrackedCosts
 from stages.models.devices import device_name
 from stages.models.language_model import LanguageModel
+from stages.sampling.params import SamplingParams
 from stages.translate import Translate
 from stages.verify import Verify
 
@@ -19,35 +19,33 @@ LAYER_OVERHEAD = 2e5  # overhead of entering one layer, as a number of parameter
 VERIFY_SHARE = 0.05  # what one more verified token adds to a target pass where memory is the bound
 # On a CPU arithmetic soon is the bound: measured on two built-in pairs at batch 1 and 8.
 CPU_VERIFY_SHARE, CPU_VERIFY_SHARE_PER_ROW = 0.06, 0.027
-TimedStages = tuple[Decode, Translate, Verify]
+StagesMaker = Callable[[], tuple[Decode, Translate, Verify]]
 
 
-def make_costs(config: Config, models: Models, allowed: int, stages: Callable[[], TimedStages]) -> CostModel:
-    """Return `initial_costs`, updated from measurements during the run if that is configured."""
-    costs = initial_costs(config, models, allowed, stages)
-    return TrackedCosts(costs) if config.draft.costs == "tracked" else costs
-
-
-def initial_costs(config: Config, models: Models, allowed: int, stages: Callable[[], TimedStages]) -> Costs:
+def make_costs(
+    draft: DraftSettings, params: SamplingParams, batch: int, models: Models, allowed: int, stages: StagesMaker
+) -> tuple[CostModel, Costs | None]:
     """Costs of target passes and of drafting: as configured, measured on this machine, or estimated from sizes.
 
     They are measured when the run begins, because they depend on the machine's load, and recorded in its checkpoint: a
     run that resumes decides by them, on any machine.
 
     Args:
-        config: all settings.
+        draft, params, batch: of the run.
         models: one target with the drafter, no rows admitted.
         allowed: pieces that may be drafted.
         stages: makes the stages that are timed.
+
+    Returns:
+        the costs that decide, and those in seconds if they were measured.
     """
-    batch = config.batch
-    if isinstance(config.draft.costs, float):
-        return Costs(((batch, 1.0), (2 * batch, 1.0)), ((1, config.draft.costs),))
-    if config.draft.costs == "estimated" or config.draft.max_draft == 0:
-        return estimate_costs(models, batch)
-    sampling = config.sampling.model_dump(mode="json", include={"temperature", "top_k", "top_p"})
-    key = [FORMAT, _signature(models.target), _signature(models.drafter), batch, allowed, sampling]
-    key += [config.draft.temperature]
+    if isinstance(draft.costs, float):
+        return Costs(((batch, 1.0), (2 * batch, 1.0)), ((1, draft.costs),)), None
+    if draft.costs == "estimated" or draft.max_draft == 0:
+        estimated = estimate_costs(models, batch)
+        return TrackedCosts(estimated) if draft.costs == "tracked" else estimated, None
+    sampling = {"temperature": params.temperature, "top_p": params.top_p, "top_k": params.top_k}
+    key = [FORMAT, _signature(models.target), _signature(models.drafter), batch, allowed, sampling, draft.temperature]
 
     def run() -> list[list[list[float]]]:
         found = measure(models.target, *stages(), batch)
@@ -56,14 +54,8 @@ def initial_costs(config: Config, models: Models, allowed: int, stages: Callable
 
     *curves, ((around, per_draft),) = models.target.measurements.measure_once("costs", key, run)
     target, drafter = (tuple((int(place), float(cost)) for place, cost in curve) for curve in curves)
-    return Costs(target, drafter, float(around), float(per_draft))
-
-
-def find_measured_seconds(config: Config, costs: CostModel) -> Costs | None:
-    """Return the costs that were measured when the run began, in seconds; None if they were not measured."""
-    start = costs.start if isinstance(costs, TrackedCosts) else costs
-    measured = config.draft.costs in ("measured", "tracked") and config.draft.max_draft > 0
-    return start if measured and isinstance(start, Costs) else None
+    costs = Costs(target, drafter, float(around), float(per_draft))
+    return TrackedCosts(costs) if draft.costs == "tracked" else costs, costs
 
 
 def _signature(model: LanguageModel) -> list[object]:
@@ -80,13 +72,6 @@ def estimate_costs(models: Models, batch: int) -> Costs:
     on_cpu = models.target.device.type == "cpu"
     share = CPU_VERIFY_SHARE + CPU_VERIFY_SHARE_PER_ROW * (batch - 1) if on_cpu else VERIFY_SHARE
     return Costs(((batch, 1.0), (2 * batch, 1.0 + share)), ((1, sizes[0] / sizes[1]),))
-
-
-def make_stop_rule(stop: str | float, costs: CostModel, *, usable: bool) -> StopRule:
-    """The configured rule. A head that neither has learned nor will learn (not `usable`) decides nothing."""
-    if stop == "never" or not usable:
-        return FixedLength()
-    return ThresholdStop(stop) if isinstance(stop, float) else CostStop(costs)
 
 
 def describe(models: Models, costs: CostModel, batch: int) -> str:

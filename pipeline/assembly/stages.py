@@ -4,11 +4,11 @@ import logging
 from dataclasses import dataclass, replace
 from functools import partial
 
-from pipeline.assembly.admission import find_preamble
+from pipeline.assembly.admission import Ids, find_preamble
 from pipeline.assembly.cache import make_cache
-from pipeline.assembly.costs import describe, find_measured_seconds, make_costs, make_stop_rule
+from pipeline.assembly.costs import describe, make_costs
 from pipeline.assembly.models import DrafterModels, Models
-from pipeline.config.sections import DraftSettings
+from pipeline.config.sections import DraftSettings, LearnSettings, PromptSettings
 from pipeline.config.settings import Config
 from stages.choose import LABELS_AFTER_DRIFT, TRAINED_LABELS_AFTER_DRIFT, ChooseDraft
 from stages.decode import Decode
@@ -17,7 +17,7 @@ from stages.drafting.head import AcceptanceHead, load_head
 from stages.drafting.holdout import Holdout
 from stages.drafting.siblings import SiblingGrowth
 from stages.drafting.sources import SourceChooser
-from stages.drafting.stopping import CostStop, FixedLength, StopRule
+from stages.drafting.stopping import CostStop, FixedLength, StopRule, make_stop_rule
 from stages.drafting.target_states import StateProjection, TargetStates
 from stages.drafting.timed_pauses import TimedPauses
 from stages.examples.teacher import TrieTeacher, supervise_nothing
@@ -88,63 +88,92 @@ def make_drafting(
         teacher: selects soft targets; by default as configured, if anything learns.
         live: whether the prompts are requests, which are never decoded again.
     """
-    head = make_head(models, config.seed)
-    learn, device = config.learn, models.target.device
-    mode = MODES[config.draft.mode]
+    draft, learns, device = config.draft, config.learn.enabled, models.target.device
+    head, mode, params = make_head(models, config.seed), MODES[draft.mode], make_sampling_params(config)
     sizes = models.target.vocabulary_size, models.drafter.vocabulary_size
     trie = shared_with.trie if shared_with else build_direct_trie(models.pair.pieces, *sizes, device)
     cache = shared_with.cache if shared_with else make_cache(config.cache, mode, models, trie)
-    allowed = draftable(config.draft, models.pair)
     states = models.drafter.extra if isinstance(models.drafter.extra, TargetStates) else None
 
     translate = Translate(trie, cache, models.pair.pieces, mode.parse)
     verify = Verify(
         models.target,
         mode.make_rule(trie, models.pair.pieces),
-        make_sampling_params(config),
+        params,
         models.pair.context,
         models.target_vocabulary.size,
         models.eos_ids,
-        teacher or (make_teacher(config, models) if learn.enabled else supervise_nothing),
+        teacher or (make_teacher(models, params.temperature, config.learn) if learns else supervise_nothing),
         project=states and StateProjection(models.name, models.target.hidden_size, device),
     )
-    costs = make_costs(
-        config, models, len(allowed), lambda: (make_timed_decode(config, models, head), translate, verify)
+    allowed = len(draftable(draft, models.pair))
+    costs, seconds = make_costs(
+        draft,
+        params,
+        config.batch,
+        models,
+        allowed,
+        lambda: (_make_timed_decode(draft, params, models, head), translate, verify),
     )
     LOG.debug("%s", describe(models, costs, config.batch), extra={"target": models.name})
-    decode = make_decode(config, models, head, costs, usable=head.came_trained or learn.enabled)
-    if config.draft.width > 1 and models.target.reads_trees and config.draft.mode in ("trie", "match"):
-        decode.siblings = translate.siblings = SiblingGrowth(costs, config.draft.width - 1)
-    decode.reader, verify.reader = _make_readers(config, models, live=live)
-    choose, seconds = _with_memory(config, models, decode, costs), find_measured_seconds(config, costs)
+    decode = make_decode(draft, params, models, head, costs, usable=head.came_trained or learns)
+    if draft.width > 1 and models.target.reads_trees and draft.mode in ("trie", "match"):
+        decode.siblings = translate.siblings = SiblingGrowth(costs, draft.width - 1)
+    preamble = ([], []) if live else find_preamble(config, models)
+    decode.reader, verify.reader = _make_readers(
+        config.prompts, models, preamble, live=live, batch_invariant=config.batch_invariant
+    )
+    memory = _make_memory(draft, config.memory.budget_bytes, models, costs)
+    actions = (Action.NOTHING, Action.COPIES, *((Action.MODEL,) if "model" in draft.sources else ()))
+    timed = draft.pause and draft.costs == "tracked" and seconds is not None
+    choose = ChooseDraft(
+        decode,
+        memory,
+        SourceChooser(costs, config.batch, may_rest=draft.pause),
+        costs,
+        model="model" in draft.sources,
+        holdout=Holdout(draft.exploration, config.seed, actions),
+        pauses=TimedPauses(costs) if timed else None,
+        labels_after_drift=TRAINED_LABELS_AFTER_DRIFT if head.came_trained else LABELS_AFTER_DRIFT,
+    )
     return Drafting(choose, translate, verify, trie, cache, head, seconds)
 
 
 def make_decode(
-    config: Config, models: DrafterModels, head: AcceptanceHead, costs: CostModel, *, usable: bool
+    draft: DraftSettings,
+    params: SamplingParams,
+    models: DrafterModels,
+    head: AcceptanceHead,
+    costs: CostModel,
+    *,
+    usable: bool,
 ) -> Decode:
     """Make the drafting of the model.
 
     Args:
-        config: all settings.
+        draft: its settings.
+        params: the target's sampling.
         models: the drafter for one target.
         head: estimates acceptance.
         costs: of the models' passes.
         usable: whether the head has learned or will learn.
     """
-    rule = make_stop_rule(config.draft.stop, costs, usable=usable)
-    most = config.draft.max_draft if "model" in config.draft.sources else 0
+    rule = make_stop_rule(draft.stop, costs, usable=usable)
+    most = draft.max_draft if "model" in draft.sources else 0
     dropping = costs if isinstance(rule, CostStop) else None
-    return _decode(config, models, head, rule, most, models.drafter_vocabulary.eos, dropping)
+    return _decode(draft, params, models, head, rule, most, models.drafter_vocabulary.eos, dropping)
 
 
-def make_timed_decode(config: Config, models: DrafterModels, head: AcceptanceHead) -> Decode:
+def _make_timed_decode(
+    draft: DraftSettings, params: SamplingParams, models: DrafterModels, head: AcceptanceHead
+) -> Decode:
     """Make drafting of a fixed length, from which costs are measured."""
-    return _decode(config, models, head, FixedLength(), PROBE_DRAFT, None, None)
+    return _decode(draft, params, models, head, FixedLength(), PROBE_DRAFT, None, None)
 
 
 def _decode(
-    config: Config,
+    draft: DraftSettings,
+    params: SamplingParams,
     models: DrafterModels,
     head: AcceptanceHead,
     stop_rule: StopRule,
@@ -152,16 +181,15 @@ def _decode(
     end: int | None,
     costs: CostModel | None,
 ) -> Decode:
-    params = make_sampling_params(config)
-    if config.draft.temperature is not None:
-        params = replace(params, temperature=config.draft.temperature)
+    if draft.temperature is not None:
+        params = replace(params, temperature=draft.temperature)
     states = models.drafter.extra if isinstance(models.drafter.extra, TargetStates) else None
     return Decode(
         models.drafter,
         head,
         stop_rule,
         params,
-        draftable(config.draft, models.pair),
+        draftable(draft, models.pair),
         max_draft,
         end,
         costs=costs,
@@ -169,66 +197,54 @@ def _decode(
     )
 
 
-def make_teacher(config: Config, models: DrafterModels) -> TrieTeacher:
-    """Make what selects the target's likeliest tokens as soft targets."""
-    return TrieTeacher(
-        models.pair,
-        TEACHER_TOP,
-        models.drafter.device,
-        temperature=max(SHARPEST_TEACHER, config.sampling.temperature),
-        off_policy=config.learn.off_policy,
-    )
+def make_teacher(models: DrafterModels, temperature: float, learn: LearnSettings) -> TrieTeacher:
+    """Make what selects the target's likeliest tokens as soft targets.
+
+    Args:
+        models: the drafter for one target.
+        temperature: of the target.
+        learn: the settings of learning.
+    """
+    softened = max(SHARPEST_TEACHER, temperature)
+    device, off_policy = models.drafter.device, learn.off_policy
+    return TrieTeacher(models.pair, TEACHER_TOP, device, temperature=softened, off_policy=off_policy)
 
 
-def _make_readers(config: Config, models: Models, *, live: bool) -> tuple[PromptReader | None, PromptReader | None]:
+def _make_readers(
+    settings: PromptSettings, models: Models, preamble: Ids, *, live: bool, batch_invariant: bool
+) -> tuple[PromptReader | None, PromptReader | None]:
     """The drafter's and the target's readers of prompts, whose known prefixes share a budget; None for a model whose
     cached rows cannot be cut, which reads prompts in one pass.
     """
-    settings, target, drafter = config.prompts, models.target, models.drafter
+    target, drafter = models.target, models.drafter
     # Up to so many tokens, these models compute each with bits that depend on no other.
-    chunk = min(CHUNK, SHARED_QUERIES) if config.batch_invariant else CHUNK
+    chunk = min(CHUNK, SHARED_QUERIES) if batch_invariant else CHUNK
     block = LIVE_BLOCK if live else chunk
     cache = PrefixCache(settings.cache_bytes, block, shared=settings.share_tenants) if settings.cache_bytes else None
     of_pieces = cache.for_other_model(CHUNK) if cache else None
-    preamble, pieces = ([], []) if live else find_preamble(config, models)
+    tokens, pieces = preamble
     return (
         PromptReader(drafter, CHUNK, of_pieces, preamble=pieces, text=lambda row: row.pieces)
         if drafter.forward_pass.cuts_rows
         else None,
-        PromptReader(target, chunk, cache, live=live, preamble=preamble) if target.forward_pass.cuts_rows else None,
+        PromptReader(target, chunk, cache, live=live, preamble=tokens) if target.forward_pass.cuts_rows else None,
     )
 
 
-def _with_memory(config: Config, models: Models, decode: Decode, costs: CostModel) -> ChooseDraft:
-    """With the sources that propose target tokens, where drafts are wanted and the mode allows them."""
-    width = config.draft.width if models.target.reads_trees else 1
-    usable = config.draft.max_draft > 0 and MODES[config.draft.mode].copies
+def _make_memory(draft: DraftSettings, budget_bytes: int, models: Models, costs: CostModel) -> TextMemory:
+    """Make the sources that propose target tokens, where drafts are wanted and the mode allows them."""
+    usable = draft.max_draft > 0 and MODES[draft.mode].copies
     memory = TextMemory(
         costs,
-        TreeLimits(NODES, width, DEPTH),
+        TreeLimits(NODES, draft.width if models.target.reads_trees else 1, DEPTH),
         models.eos_ids,
-        own=usable and "own" in config.draft.sources,
-        budget_bytes=config.memory.budget_bytes if usable and "memory" in config.draft.sources else 0,
+        own=usable and "own" in draft.sources,
+        budget_bytes=budget_bytes if usable and "memory" in draft.sources else 0,
     )
     saved = models.drafter_folder / MEMORY_FILE if models.drafter_folder else None
     if saved is not None and saved.is_file():
         read_memory(saved, memory, models.pair.digest)
-    model = "model" in config.draft.sources
-    actions = (Action.NOTHING, Action.COPIES, *((Action.MODEL,) if model else ()))
-    holdout = Holdout(config.draft.exploration, config.seed, actions)
-    chooser = SourceChooser(costs, config.batch, may_rest=config.draft.pause)
-    timed = config.draft.pause and config.draft.costs == "tracked" and find_measured_seconds(config, costs)
-    pauses = TimedPauses(costs) if timed else None
-    return ChooseDraft(
-        decode,
-        memory,
-        chooser,
-        costs,
-        model=model,
-        holdout=holdout,
-        pauses=pauses,
-        labels_after_drift=TRAINED_LABELS_AFTER_DRIFT if decode.head.came_trained else LABELS_AFTER_DRIFT,
-    )
+    return memory
 
 
 def make_head(models: DrafterModels, seed: int) -> AcceptanceHead:

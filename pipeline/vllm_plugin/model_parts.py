@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pipeline.assembly.cache import make_cache
 from pipeline.assembly.models import DrafterModels, load_drafter_models
-from pipeline.assembly.stages import CHUNK, make_decode, make_head, make_teacher
+from pipeline.assembly.stages import CHUNK, make_decode, make_head, make_sampling_params, make_teacher
 from pipeline.config.settings import Config
 from pipeline.vllm_plugin.engine import DraftingParts, EngineFacts
 from stages.contract.blocks import Collected, SequenceState
@@ -40,11 +40,18 @@ def load_parts(
     head = make_head(models, config.seed)
     mode, pair = MODES[config.draft.mode], models.pair
     trie = build_direct_trie(pair.pieces, len(pair.pieces), models.drafter.vocabulary_size, models.drafter.device)
-    decode = make_decode(config, models, head, costs, usable=head.came_trained or config.learn.enabled)
+    decode = make_decode(
+        config.draft,
+        make_sampling_params(config),
+        models,
+        head,
+        costs,
+        usable=head.came_trained or config.learn.enabled,
+    )
     if models.drafter.forward_pass.cuts_rows:
         prefixes = PrefixCache(config.prompts.cache_bytes, CHUNK) if config.prompts.cache_bytes else None
         decode.reader = PromptReader(models.drafter, CHUNK, prefixes, text=lambda row: row.pieces)
-    teacher = make_teacher(config, models)
+    teacher = make_teacher(models, config.sampling.temperature, config.learn)
     judge = Judge(
         facts.ends,
         pair.context,

@@ -90,3 +90,12 @@ def _next_survival(survival: Survival) -> float:
     """Estimate the survival of the next piece."""
     before = survival[-2] if len(survival) > 1 else 1.0
     return survival[-1] * survival[-1] / before if before > 0 else 0.0
+
+
+def make_stop_rule(stop: str | float, costs: CostModel, *, usable: bool) -> StopRule:
+    """Return the rule of the setting `draft.stop`. A head that neither has learned nor will learn (not `usable`)
+    decides nothing.
+    """
+    if stop == "never" or not usable:
+        return FixedLength()
+    return ThresholdStop(stop) if isinstance(stop, float) else CostStop(costs)

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.assembly.costs import make_stop_rule
 from stages.drafting.costs import Costs, make_monotone
 from stages.drafting.stopping import (
     CostStop,
     FixedLength,
     StopRule,
     ThresholdStop,
+    make_stop_rule,
 )
 
 chances = st.lists(st.floats(0.01, 1), min_size=1, max_size=8)
