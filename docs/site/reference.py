@@ -6,7 +6,8 @@ from typing import Any
 
 import pipeline
 from pipeline.config.environment import variable_of
-from pipeline.config.settings import Config, settings, toml_lines
+from pipeline.config.settings import Config, settings
+from pipeline.config.toml_output import toml_lines
 
 BOUNDS = {"minimum": "at least", "exclusiveMinimum": "more than", "maximum": "at most", "exclusiveMaximum": "less than"}
 TYPES = {"string": "a text", "integer": "a whole number", "number": "a number", "array": "a list of texts"}

@@ -23,7 +23,7 @@ from pipeline.cli.plot import plot
 from pipeline.cli.run import RayAlone, replay, serve
 from pipeline.cli.train import train
 from pipeline.cli.versions import versions_group
-from pipeline.config.plain_help import PlainGroup
+from pipeline.config.cli_options import PlainGroup
 from pipeline.reports.log_output import LogLevel, write_log
 from store.errors import OmnidraftError, UsageError
 

@@ -44,7 +44,7 @@ def config(
 
 
 def _show(file: Path | None, settings: list[str] | None, *, changed: bool, as_json: bool) -> None:
-    from pipeline.config.default_run import REAL_RUN, is_default_run
+    from pipeline.config.defaults import REAL_RUN, is_default_run
     from pipeline.config.environment import read_environment, variable_of
     from pipeline.config.settings import Config, list_given, load
     from pipeline.config.toml_output import format_settings

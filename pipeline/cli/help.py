@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperCommand
 from typer.main import get_command_name
 
-from pipeline.config.plain_help import PlainCommand
+from pipeline.config.cli_options import PlainCommand
 
 # The commands by group, in the order in which the help lists them.
 GROUPS: Mapping[str, tuple[str, ...]] = {

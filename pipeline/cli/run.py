@@ -21,6 +21,7 @@ from pipeline.config.cli_options import (
     SETTINGS,
     ChatOption,
     NewRunsOption,
+    PlainCommand,
     SetOption,
     SourcesOption,
     argument,
@@ -29,10 +30,8 @@ from pipeline.config.cli_options import (
     overrides_of,
     parse_settings,
 )
-from pipeline.config.default_run import is_default_run, make_default_run
+from pipeline.config.defaults import BATCH, TEMPERATURE, is_default_run, make_default_run, with_serving_defaults
 from pipeline.config.environment import read_environment
-from pipeline.config.plain_help import PlainCommand
-from pipeline.config.serving import BATCH, TEMPERATURE, with_serving_defaults
 from pipeline.config.settings import Config, load
 from pipeline.reports.log_output import log_details
 from pipeline.reports.terminal import make_summary_table, status, stderr_console

@@ -20,13 +20,13 @@ from typing_extensions import override
 
 from pipeline.config.cli_options import (
     RUNS_VARIABLE,
+    PlainGroup,
     PrintJsonOption,
     option,
     overrides_of,
     parse_settings,
     set_option,
 )
-from pipeline.config.plain_help import PlainGroup
 from pipeline.reports.terminal import new_folder, print_table, require_file, stderr_console, to_printable
 from store.errors import UsageError
 

@@ -6,6 +6,8 @@ from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
+from typer.core import TyperCommand, TyperGroup
+from typing_extensions import override
 
 # Groups of options in a command's help, by section of their settings.
 PROMPTS, MODELS, RUN = "Prompts", "Models", "Run and versions"
@@ -137,9 +139,9 @@ def _to_tuple(value: Any, *, separated: bool) -> tuple[Any, ...]:
 
 
 def parse_settings(settings: list[str] | None) -> dict[str, object]:
-    """`key=value` texts; a value is read as TOML where it is TOML, else taken as text."""
-    import tomllib
-
+    """Read `key=value` texts as `read_environment` reads variables."""
+    from pipeline.config.environment import parse_value
+    from pipeline.config.settings import settings as known
     from store.errors import ConfigError
 
     found: dict[str, object] = {}
@@ -147,10 +149,7 @@ def parse_settings(settings: list[str] | None) -> dict[str, object]:
         key, equals, value = setting.partition("=")
         if not equals:
             raise ConfigError(f"--set needs KEY=VALUE, got {setting!r}")
-        try:
-            found[key] = tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError:
-            found[key] = value
+        found[key] = parse_value(value, known()[key]) if key in known() else value
     return found
 
 
@@ -192,3 +191,26 @@ TextTemplateOption = Annotated[
     str | None, option("source.template", "Text made from a row's columns, such as '{prompt} {reference}'.")
 ]
 PrintJsonOption = Annotated[bool, typer.Option("--json", help="Print everything as JSON instead.")]
+
+
+class PlainCommand(TyperCommand):
+    """A command whose help shows no type for options without a value."""
+
+    @override
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_types(super().get_params(ctx))
+
+
+class PlainGroup(TyperGroup):
+    """Commands whose help shows no type for options without a value."""
+
+    @override
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_types(super().get_params(ctx))
+
+
+def _without_types(params: list[Any]) -> list[Any]:
+    for one in params:
+        if getattr(one, "is_flag", False):
+            one.metavar = ""
+    return params

@@ -41,11 +41,11 @@ def read_environment(environment: Mapping[str, str] = os.environ) -> dict[str, o
         for close in get_close_matches(name, known, n=1, cutoff=_TYPO):
             LOG.warning("the variable %s%s is no setting; did you mean %s%s?", PREFIX, name, PREFIX, close)
     given = {name: found[name] for name in known if found.get(name)}
-    return {known[name][0]: _parse(text, known[name][1]) for name, text in given.items()}
+    return {known[name][0]: parse_value(text, known[name][1]) for name, text in given.items()}
 
 
-def _parse(text: str, field: FieldInfo) -> Any:
-    """Read a value as TOML, unless the setting is a text; a list may be given without brackets."""
+def parse_value(text: str, field: FieldInfo) -> Any:
+    """Read a value of a setting as TOML, unless the setting is a text; a list may be given without brackets."""
     if _is_text(field.annotation):
         return text
     is_list = isinstance(field.default, tuple)

@@ -161,15 +161,6 @@ class Config(Section):
         """Every setting as JSON, defaults included; `load` reads it back to an equal value."""
         return self.model_dump_json(indent=2) + "\n"
 
-    def to_toml(self) -> str:
-        """Every setting as TOML; one that is None is left out, as TOML has no such value."""
-        values = self.model_dump(mode="json", exclude_none=True)
-        sections = {name: value for name, value in values.items() if isinstance(value, dict)}
-        lines = toml_lines({name: value for name, value in values.items() if name not in sections})
-        for name, section in sections.items():
-            lines += ["", f"[{name}]", *toml_lines(section)]
-        return "\n".join(lines) + "\n"
-
 
 def load(path: Path) -> Config:
     """Read a configuration from a `.json` file (a run's `config.json`) or, by any other name, TOML.
@@ -213,13 +204,6 @@ def _settings_of(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, F
             yield from _settings_of(field.annotation, f"{prefix}{name}.")
         else:
             yield prefix + name, field
-
-
-def toml_lines(values: Mapping[str, object]) -> list[str]:
-    """Format JSON values by name as lines of TOML."""
-    # JSON's strings, numbers, booleans and lists are TOML's too, once DEL is escaped.
-    dumped = {name: json.dumps(value, ensure_ascii=False) for name, value in values.items()}
-    return [f"{name} = {value}".replace("\x7f", "\\u007f") for name, value in dumped.items()]
 
 
 def _describe_mistakes(details: Sequence[ErrorDetails]) -> str:

@@ -1,10 +1,11 @@
 """Configuration files for people: a sample with every setting, and the settings in force with their origins."""
 
+import json
 from collections.abc import Iterator, Mapping
 from textwrap import wrap
 
 from pipeline.config.environment import variable_of
-from pipeline.config.settings import Config, settings, toml_lines
+from pipeline.config.settings import Config, settings
 
 COLUMNS = 100
 _HEAD = "Settings of omnidraft at their defaults, for --config. Remove the # in front of those that you change."
@@ -45,6 +46,13 @@ def format_settings(config: Config, origins: Mapping[str, str], *, changed: bool
         if shown:
             lines += [*([""] if lines else []), *([f"[{section}]"] if section else []), *shown]
     return "".join(f"{line}\n" for line in lines)
+
+
+def toml_lines(values: Mapping[str, object]) -> list[str]:
+    """Format JSON values by name as lines of TOML."""
+    # JSON's strings, numbers, booleans and lists are TOML's too, once DEL is escaped.
+    dumped = {name: json.dumps(value, ensure_ascii=False) for name, value in values.items()}
+    return [f"{name} = {value}".replace("\x7f", "\\u007f") for name, value in dumped.items()]
 
 
 def _group_by_section() -> dict[str, list[str]]:

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Self, overload
 
 from pipeline.assembly.stages import make_sampling_params
-from pipeline.config.serving import with_serving_defaults
+from pipeline.config.defaults import with_serving_defaults
 from pipeline.config.settings import Config
 from pipeline.interface.arguments import (
     Name,

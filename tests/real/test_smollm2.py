@@ -25,6 +25,7 @@ from starlette.testclient import TestClient
 from pipeline.assembly import probe
 from pipeline.assembly.models import load_models
 from pipeline.assembly.probe import examples_of, probe_of
+from pipeline.config.toml_output import format_settings
 from pipeline.log_records import collect_messages
 from pipeline.reports.progress import PlainDisplay
 from pipeline.run.replay import Replay
@@ -148,7 +149,7 @@ def test_a_killed_run_resumes_and_ends_with_the_same_rows(smollm2: str, question
     )  # fmt: skip
     run_replay(config, tmp_path / "whole")
     settings = tmp_path / "settings.toml"
-    settings.write_text(config.to_toml(), encoding="utf-8")
+    settings.write_text(format_settings(config, {}, changed=False), encoding="utf-8")
     killed = tmp_path / "killed"
     program = "from pipeline.cli.app import main; main()"
     done = subprocess.run(

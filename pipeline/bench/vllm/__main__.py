@@ -20,7 +20,7 @@ from pipeline.bench.vllm.arms import ARMS, DEFAULT, ArmRequest
 from pipeline.bench.vllm.engine import EngineSpec, RoundRequest
 from pipeline.bench.vllm.report import ArmRounds, make_json, make_table
 from pipeline.bench.vllm.worker import EngineWorker
-from pipeline.config.plain_help import PlainCommand
+from pipeline.config.cli_options import PlainCommand
 from pipeline.config.sections import SourceSettings
 from pipeline.sources.stream import open_sources, stream
 from store.errors import OmnidraftError, UsageError

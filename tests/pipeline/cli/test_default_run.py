@@ -9,7 +9,7 @@ from builtin_pair import builtin_pair, tiny_pair  # noqa: F401  (fixtures)
 from replaying import Command, omnidraft, table_of  # noqa: F401  (a fixture)
 from tiny_pair import TinyPair
 
-from pipeline.config.default_run import is_default_run, make_default_run
+from pipeline.config.defaults import is_default_run, make_default_run
 from pipeline.config.settings import Config, load
 from pipeline.models.default_target import HUB_NAME, find_default_target
 from pipeline.models.pullable import models_folder

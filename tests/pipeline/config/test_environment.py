@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pipeline.cli.app import app
+from pipeline.config.cli_options import parse_settings
 from pipeline.config.environment import read_environment, variable_of
 from pipeline.config.settings import Config, load, settings
 from pipeline.config.toml_output import format_sample
@@ -116,3 +117,9 @@ def test_what_the_default_run_has_instead_is_shown():
 def test_the_schema_knows_the_settings():
     done = CliRunner().invoke(app, ["config", "--schema"])
     assert set(json.loads(done.stdout)["properties"]) == set(Config.model_fields)
+
+
+def test_typed_settings_are_read_as_variables_are():
+    typed = parse_settings(["draft.sources=own,memory", "run=2024", "draft.costs=0.3", "source.where=a=b", "nope=1"])
+    wanted = {"draft.sources": ("own", "memory"), "run": "2024", "draft.costs": 0.3, "source.where": ("a=b",)}
+    assert typed == wanted | {"nope": "1"}

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from pipeline.config.settings import Config, load, settings
+from pipeline.config.toml_output import format_settings
 from store.errors import ConfigError
 
 
@@ -98,6 +99,8 @@ def test_a_section_is_no_setting():
         ("sampling.temperature", float("nan"), "must be a finite number, got nan."),
         ("draft.max_draft", 65, "must be less than or equal to 64, got 65."),
         ("draft.mode", "tree", "must be 'trie', 'match', 'tli' or 'paper', got 'tree'."),
+        ("draft.costs", "x", "must be 'measured', 'tracked' or 'estimated' or a number, got 'x'."),
+        ("draft.stop", 2.0, "must be 'cost' or 'never' or less than or equal to 1, got 2.0."),
         ("learn.enabled", "no", "must be true or false, got 'no'."),
         ("draft.exploration", 1.0, "must be less than or equal to 0.5, got 1.0."),
         ("drift.delta", "soon", "must be a number, got 'soon'."),
@@ -139,7 +142,10 @@ def test_what_is_written_reads_back_equal(tmp_path_factory, text: str, rate: flo
     overrides = {"sources": [text, "-"], "source.template": text, "learn.rate": rate, "source.limit": limit, "run": "r"}
     config = Config().with_overrides(overrides)
     folder = tmp_path_factory.getbasetemp()
-    for name, written in (("config.toml", config.to_toml()), ("config.json", config.to_json())):
+    for name, written in (
+        ("config.toml", format_settings(config, {}, changed=False)),
+        ("config.json", config.to_json()),
+    ):
         (folder / name).write_text(written, encoding="utf-8", newline="")
         assert load(folder / name) == config
 
@@ -151,7 +157,7 @@ def test_what_is_written_is_complete():
 
     assert keys(json.loads(Config().to_json())) == set(settings())
     unset = {key for key, field in settings().items() if field.default is None}
-    assert keys(tomllib.loads(Config().to_toml())) == set(settings()) - unset
+    assert keys(tomllib.loads(format_settings(Config(), {}, changed=False))) == set(settings()) - unset
 
 
 @pytest.mark.parametrize(

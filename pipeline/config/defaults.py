@@ -1,0 +1,51 @@
+"""Defaults of commands that differ from the settings' own: settings that the user gave stay.
+
+`omnidraft replay` without a source and a target runs a real model on questions, then on code. A server, or an engine in
+this process, decodes several requests together, at the temperature of other servers.
+"""
+
+from collections.abc import Collection, Mapping
+
+from pipeline.config.settings import Config, list_given
+
+NAMING = frozenset({"sources", "targets", "swaps"})  # a user who sets one of these wants another run
+REAL_RUN: Mapping[str, object] = {
+    "sources": ("builtin:questions", "builtin:code"),
+    "source.chat": True,
+    "source.limit": 36,
+    "sampling.max_new_tokens": 48,
+    "draft.exploration": 1 / 32,  # so that the run's log shows the gain of each source of drafts
+    # The drafter was distilled from this target: with the usual rate nearly every update lowers its acceptance
+    # (benchmarks/notes/learning.md).
+    "learn.rate": 2e-4,
+}
+BUILTIN_RUN: Mapping[str, object] = {"sampling.temperature": 0.7}  # greedy text of the built-in models repeats itself
+BATCH = 8  # requests decoded together
+TEMPERATURE = 1.0  # as OpenAI's interface and vLLM
+
+
+def is_default_run(base: Config, overrides: Collection[str]) -> bool:
+    """Return whether neither a file (`base`) nor any override names what to replay."""
+    return NAMING.isdisjoint({*list_given(base), *overrides})
+
+
+def make_default_run(base: Config, overrides: Mapping[str, object], target: str | None) -> Config:
+    """Return the settings of the default run.
+
+    Args:
+        base: settings of a file, or the defaults.
+        overrides: settings that the user gave otherwise, by dotted key.
+        target: name of the real model; None for the built-in pair.
+
+    Raises:
+        ConfigError: as `Config.with_overrides`.
+    """
+    usual = BUILTIN_RUN if target is None else {**REAL_RUN, "targets": (target,)}
+    given = {*list_given(base), *overrides}
+    return base.with_overrides({key: value for key, value in usual.items() if key not in given} | dict(overrides))
+
+
+def with_serving_defaults(config: Config) -> Config:
+    """Return the settings with a server's defaults for `batch` and `sampling.temperature`, where they are not set."""
+    defaults, given = {"batch": BATCH, "sampling.temperature": TEMPERATURE}, list_given(config)
+    return config.with_overrides({name: value for name, value in defaults.items() if name not in given})
