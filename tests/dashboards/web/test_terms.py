@@ -6,7 +6,7 @@ from dashboards.web.app import PAGES
 from dashboards.web.terms import PAGE_TERMS, TERMS, list_terms
 
 GLOSSARY = Path(__file__).resolve().parents[3] / "docs" / "glossary.md"
-ELSEWHERE = {"own text": "draft source", "target forward": "pass", "alias": "champion", "propensity": "holdout",
+ELSEWHERE = {"own text": "draft source", "target forward": "pass", "alias": "champion", "propensity": "exploration",
              "chance": "candidate", "context": "memory"}  # fmt: skip
 
 
