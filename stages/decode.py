@@ -21,8 +21,8 @@ from stages.drafting.head import AcceptanceHead
 from stages.drafting.siblings import SiblingGrowth
 from stages.drafting.stopping import StopRule
 from stages.drafting.target_states import AGE_DECAY
-from stages.models.devices import synchronize
-from stages.models.language_model import LanguageModel
+from stages.engine.models.devices import synchronize
+from stages.engine.models.language_model import LanguageModel
 from stages.prompts.prompt_reader import PromptReader
 from stages.sampling.distributions import entropy, find_peaks, to_probs
 from stages.sampling.drawing import sample_rows
@@ -43,7 +43,7 @@ class Decode(Stage[SequenceState, Draft]):
     acceptance head reads.
 
     >>> from stages.drafting.stopping import FixedLength
-    >>> from stages.models.huggingface import new_llama
+    >>> from stages.engine.models.huggingface import new_llama
     >>> from stages.sampling.random_source import SeededRandomSource
     >>> shape = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
     >>> drafter = LanguageModel(new_llama(0, vocab_size=6, **shape), "drafter")

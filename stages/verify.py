@@ -18,8 +18,8 @@ from stages.contract.blocks import Decision, Proposal, SequenceState, Verdict
 from stages.contract.snapshot import State
 from stages.contract.stage import Stage
 from stages.emitted_tokens import accepted_path, emitted_tokens, emitting_lines, truncate
+from stages.engine.models.language_model import LanguageModel
 from stages.examples.teacher import Supervision, Teacher
-from stages.models.language_model import LanguageModel
 from stages.prompts.prompt_reader import PromptReader
 from stages.rules import Levels, Rule
 from stages.sampling.distributions import OneHotRows, find_peaks, read_peaks, to_probs

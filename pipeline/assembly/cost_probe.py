@@ -8,8 +8,8 @@ from typing import NamedTuple
 from stages.contract.blocks import Candidate, Draft, SequenceState, TokenTree
 from stages.decode import Decode
 from stages.drafting.costs import Costs, make_monotone
-from stages.models.devices import synchronize
-from stages.models.language_model import LanguageModel
+from stages.engine.models.devices import synchronize
+from stages.engine.models.language_model import LanguageModel
 from stages.sampling.random_source import SeededRandomSource
 from stages.translate import Translate
 from stages.verify import Verify

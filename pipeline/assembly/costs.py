@@ -8,8 +8,8 @@ from pipeline.config.sections import DraftSettings
 from stages.decode import Decode
 from stages.drafting.costs import CostModel, Costs
 from stages.drafting.tracked_costs import TrackedCosts
-from stages.models.devices import device_name
-from stages.models.language_model import LanguageModel
+from stages.engine.models.devices import device_name
+from stages.engine.models.language_model import LanguageModel
 from stages.sampling.params import SamplingParams
 from stages.translate import Translate
 from stages.verify import Verify

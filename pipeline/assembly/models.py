@@ -13,14 +13,14 @@ from pipeline.config.settings import Config
 from pipeline.models import pullable as zoo
 from pipeline.routing import TargetRouter
 from stages.drafting.target_states import STATES_FILE, TargetStates
-from stages.forward_pass.forward import ModuleForward
-from stages.forward_pass.measurements import Measurements
-from stages.forward_pass.slot_forward import SlotForward
+from stages.engine.forward_pass.forward import ModuleForward
+from stages.engine.forward_pass.measurements import Measurements
+from stages.engine.forward_pass.slot_forward import SlotForward
+from stages.engine.models.adapters import ADAPTER_FOLDER, adapter_name, add_adapter, load_adapter, merge_saved_adapter
+from stages.engine.models.devices import pick_device, set_threads
+from stages.engine.models.huggingface import load_tokenizer
+from stages.engine.models.language_model import LanguageModel, fingerprint, load_model
 from stages.memory.search_calls import compile_search
-from stages.models.adapters import ADAPTER_FOLDER, adapter_name, add_adapter, load_adapter, merge_saved_adapter
-from stages.models.devices import pick_device, set_threads
-from stages.models.huggingface import load_tokenizer
-from stages.models.language_model import LanguageModel, fingerprint, load_model
 from stages.training.closed_form.layer import untie_output
 from stages.vocabulary.pair import Pair, pair
 from stages.vocabulary.tokenizer_view import Vocabulary

@@ -21,9 +21,9 @@ from pipeline.loop import UnfitPromptError
 from pipeline.models.catalog import MODELS_FOLDER
 from stages.contract.blocks import SequenceState, TrainingExample
 from stages.drafting.costs import Costs
+from stages.engine.models.language_model import fingerprint
 from stages.examples.builder import ExampleBuilder
 from stages.examples.teacher import TrieTeacher
-from stages.models.language_model import fingerprint
 from stages.training.probe import (
     DRAFT,
     Probe,

@@ -20,11 +20,11 @@ from stages.drafting.sources import SourceChooser
 from stages.drafting.stopping import CostStop, FixedLength, StopRule, make_stop_rule
 from stages.drafting.target_states import StateProjection, TargetStates
 from stages.drafting.timed_pauses import TimedPauses
+from stages.engine.forward_pass.packed_layout import SHARED_QUERIES
+from stages.engine.models.huggingface import MAKING_MODULES
 from stages.examples.teacher import TrieTeacher, supervise_nothing
-from stages.forward_pass.packed_layout import SHARED_QUERIES
 from stages.memory.memory_file import MEMORY_FILE, read_memory
 from stages.memory.text_memory import TextMemory, TreeLimits
-from stages.models.huggingface import MAKING_MODULES
 from stages.ngrams.cache import Cache
 from stages.ngrams.trie import Trie, build_direct_trie
 from stages.prompts.prefix_cache import PrefixCache

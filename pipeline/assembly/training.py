@@ -8,8 +8,8 @@ from pipeline.assembly.stages import draftable
 from pipeline.config.settings import Config
 from stages.distill import Distill, NoDistiller
 from stages.drafting.head import AcceptanceHead
+from stages.engine.quantisation.modules import mean_bytes
 from stages.examples.losses import LOSSES, expected_acceptance, greedy_agreement
-from stages.quantisation.modules import mean_bytes
 from stages.rules import MODES
 from stages.training.closed_form.trainer import OutputLayerTrainer
 from stages.training.drafter_trainer import DrafterTrainer

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pipeline.config.settings import Config, load
 from pipeline.interface.versions import PublishedVersion
-from stages.models.devices import count_threads, set_threads
+from stages.engine.models.devices import count_threads, set_threads
 
 Name = str | os.PathLike[str]  # of a model or a source
 Names = Name | Sequence[Name]

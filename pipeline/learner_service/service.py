@@ -28,7 +28,7 @@ from pipeline.run.context import RunContext
 from stages.contract.blocks import TrainingExample
 from stages.contract.snapshot import State, load_state
 from stages.distill import read_weights
-from stages.models.devices import set_threads
+from stages.engine.models.devices import set_threads
 from stages.ngrams.trie import build_direct_trie
 from stages.rules import MODES
 from stages.training.probe import ProbeResult

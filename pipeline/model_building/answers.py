@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pipeline.sources import corpus
 from stages.contract.blocks import SequenceState
-from stages.models.language_model import LanguageModel
+from stages.engine.models.language_model import LanguageModel
 from stages.sampling.random_source import SeededRandomSource
 from stages.vocabulary.chat import Conversation
 from store.errors import ModelError

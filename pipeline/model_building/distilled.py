@@ -23,7 +23,7 @@ from pipeline.model_building.answers import QUESTIONS, read_answers, read_questi
 from pipeline.model_building.pretrain import Report, optimise
 from pipeline.model_building.recipes import ModelRecipe
 from pipeline.model_building.spelled_texts import Mixture, PlacedText, RowSampler, TextSpeller, read_references
-from stages.models import huggingface
+from stages.engine.models import huggingface
 from stages.vocabulary.chat import ChatEncoder, Conversation, PlainConversation
 from stages.vocabulary.pair import Pair
 from stages.vocabulary.tokenizer_view import Vocabulary

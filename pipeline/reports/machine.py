@@ -17,8 +17,8 @@ def load_average() -> float | None:
 
 def machine_of(models: "Models") -> dict[str, Any]:
     """Describe the environment of a measurement: machine, libraries, models."""
-    from stages.forward_pass.measurements import processor_name
-    from stages.models.devices import count_threads, device_name
+    from stages.engine.forward_pass.measurements import processor_name
+    from stages.engine.models.devices import count_threads, device_name
 
     return {
         "device": device_name(models.target.device) or processor_name(),

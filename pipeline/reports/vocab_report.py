@@ -19,7 +19,7 @@ from pipeline.reports.vocab_statistics import (
     silent,
 )
 from pipeline.sources.stream import open_sources, stream
-from stages.models.huggingface import load_tokenizer
+from stages.engine.models.huggingface import load_tokenizer
 from stages.ngrams.cache import NgramCache
 from stages.ngrams.eviction import EVICTIONS
 from stages.ngrams.trie import build_direct_trie

@@ -23,7 +23,7 @@ from pipeline.run.signals import Stop, stop_on_signals
 from pipeline.sources.position import SourcePosition
 from pipeline.sources.stream import datasets_of, open_sources, require_prompt, stream, total
 from stages.contract.snapshot import State, load_state
-from stages.forward_pass.measurements import Measurements
+from stages.engine.forward_pass.measurements import Measurements
 from store.errors import OmnidraftError, RunError, SourceError
 from store.log.committed_events import completed_prompts
 from store.log.manifest import RunKind

@@ -13,7 +13,7 @@ from pipeline.assembly.loop import build_loop
 from pipeline.assembly.models import Models
 from pipeline.config.settings import Config
 from pipeline.loop import Loop
-from stages.models.devices import synchronize
+from stages.engine.models.devices import synchronize
 from store.errors import SourceError
 from store.events import (
     BlockDone,

@@ -25,7 +25,7 @@ from pipeline.serve.messages import (
     GenerationRequest,
 )
 from pipeline.serve.request_queue import RequestQueue
-from stages.models.devices import set_threads
+from stages.engine.models.devices import set_threads
 from stages.prompts.prompt_reader import PromptReader
 from stages.sampling.grammars import Grammar, GrammarCompiler, GrammarSource
 from stages.vocabulary.chat import Conversation, Ids

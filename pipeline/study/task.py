@@ -21,7 +21,7 @@ from pipeline.sources.stream import BUILTIN_LIMIT, Source, open_sources
 from pipeline.study.place_accuracy import MeasuringDistiller
 from pipeline.study.records import Alarm, Key, PromptCounts, Record
 from stages.distill import Distill
-from stages.models.devices import synchronize
+from stages.engine.models.devices import synchronize
 from stages.vocabulary.pair import Pair
 from store.errors import ConfigError, SourceError
 from store.events import (

@@ -26,7 +26,7 @@ from pipeline.versions.statistics import (
     PassageCounts,
     compare_counts,
 )
-from stages.models.huggingface import logit_difference
+from stages.engine.models.huggingface import logit_difference
 from store.errors import CorruptError, SourceError, UsageError
 from store.events import PromptReceived
 

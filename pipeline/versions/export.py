@@ -17,7 +17,7 @@ from pipeline.assembly.models import locate
 from pipeline.assembly.stages import HEAD_FILE
 from pipeline.reports.terminal import new_folder, to_printable
 from pipeline.versions.plain_drafter import export_drafter
-from stages.models.huggingface import read_licence
+from stages.engine.models.huggingface import read_licence
 from store.errors import OmnidraftError
 from store.registry.registered_version import VersionDetails, find_lineage
 from store.registry.registry import fetch_version, list_versions, show_version

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from stages.models.adapters import ADAPTER_FOLDER, merge_saved_adapter
-from stages.models.huggingface import load_causal_model, load_tokenizer, raise_write_errors
+from stages.engine.models.adapters import ADAPTER_FOLDER, merge_saved_adapter
+from stages.engine.models.huggingface import load_causal_model, load_tokenizer, raise_write_errors
 
 
 def load_plain_drafter(version: Path) -> tuple[Any, Any]:

@@ -10,7 +10,7 @@ from typing_extensions import override
 from pipeline.assembly.models import Models, load_drafter, load_models, pair_of
 from pipeline.config.settings import Config
 from pipeline.run.rounds import LoopInRounds, Records
-from stages.models.huggingface import load_tokenizer
+from stages.engine.models.huggingface import load_tokenizer
 from stages.vocabulary.tokenizer_view import Vocabulary
 from store.errors import ModelError, UsageError
 from store.events import BlockDone, DraftSource, Event

@@ -16,9 +16,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from stages.compiled.lines.piece_estimates import PieceEstimates
 from stages.contract.blocks import EXTRA_FEATURES
-from stages.models.huggingface import raise_write_errors
+from stages.engine.compiled.lines.piece_estimates import PieceEstimates
+from stages.engine.models.huggingface import raise_write_errors
 from store.errors import ModelError
 
 OLD_EXTRA_FEATURES = 3  # the first of them: those of heads of older releases

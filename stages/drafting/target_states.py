@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from stages.models.language_model import LanguageModel, read_trained_weights
+from stages.engine.models.language_model import LanguageModel, read_trained_weights
 from store.errors import ModelError
 
 STATES_FILE = "target_states.safetensors"

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from stages.contract.blocks import Numbers, OffPolicySpan, TrainingExample
+from stages.engine.models.language_model import LanguageModel
 from stages.examples.losses import StudentBatch, TeacherBatch
 from stages.examples.soft_targets import SoftTargetTable, join_tables, tabulate
-from stages.models.language_model import LanguageModel
 
 # Bounds of one micro-batch: pieces times ids (at most 64 MiB of logits in float32), and padding in pieces.
 MAX_LOGITS, MAX_PADDING = 1 << 24, 256

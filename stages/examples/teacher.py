@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from stages.compiled.lines.largest_logits import LargestLogits
 from stages.contract.blocks import Collected, Decision, Numbers, OffPolicySpan, Proposal, TopLogits, TopTokens
+from stages.engine.compiled.lines.largest_logits import LargestLogits
 from stages.vocabulary.pair import Pair
 from store.events import Outcome
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 
 from stages.contract.blocks import Decision, Draft, Proposal, SequenceState, TrainingExample
+from stages.engine.models.language_model import LanguageModel
 from stages.examples.builder import ExampleBuilder
 from stages.examples.teacher import Teacher
-from stages.models.language_model import LanguageModel
 from stages.sampling.random_source import SeededRandomSource
 from store.events import Origin, Outcome
 

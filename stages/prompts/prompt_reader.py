@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from stages.contract.blocks import SequenceState
-from stages.models.language_model import LanguageModel
+from stages.engine.models.language_model import LanguageModel
 from stages.prompts.prefix_cache import PrefixCache
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from stages.compiled.lines.draw import NOTHING, draw
-from stages.compiled.lines.line import can_read
+from stages.engine.compiled.lines.draw import NOTHING, draw
+from stages.engine.compiled.lines.line import can_read
 from stages.sampling.random_source import RandomSource, Remainder
 
 CHUNK = 256  # tokens whose weights are added up before any of them is looked at

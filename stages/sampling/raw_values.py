@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from stages.compiled.lines.line import can_read
-from stages.compiled.lines.token_values import read_token_values
+from stages.engine.compiled.lines.line import can_read
+from stages.engine.compiled.lines.token_values import read_token_values
 
 
 class RawValues(NamedTuple):

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stages.models.huggingface import load_causal_model, load_tokenizer, new_llama
+from stages.engine.models.huggingface import load_causal_model, load_tokenizer, new_llama
 from store.errors import ModelError
 
 MULTIPLE = 64  # widths of MLPs are multiples of it, for fast kernels

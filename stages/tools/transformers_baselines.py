@@ -2,7 +2,7 @@
 
 `greedy_generate` and greedy `assisted_generate` are also oracles: their output must equal ours. At temperatures above 0
 `assisted_generate` is a baseline of speed only: its rule across vocabularies does not keep the target's distribution,
-which `surprisal` shows. All take a target as `stages.models.huggingface.load_causal_model` gives it.
+which `surprisal` shows. All take a target as `stages.engine.models.huggingface.load_causal_model` gives it.
 
 Shapes: B rows, T tokens, V vocabulary.
 """

@@ -22,9 +22,9 @@ from torch import Tensor
 
 from stages.contract.blocks import TrainingExample
 from stages.contract.snapshot import RarelyChanged, State, moments_of, with_moments
+from stages.engine.models.language_model import LanguageModel
 from stages.examples.batches import Batch, ExampleBatcher, sum_by_row
 from stages.examples.losses import Loss, StudentBatch, TeacherBatch
-from stages.models.language_model import LanguageModel
 from stages.training.best_so_far import Comparison, Opinion
 from stages.training.update import (
     Assignment,

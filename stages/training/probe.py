@@ -14,9 +14,9 @@ from torch import Tensor
 
 from stages.contract.blocks import TrainingExample
 from stages.contract.example_codec import ExampleReader, ExampleWriter, IndexEntry
+from stages.engine.models.language_model import LanguageModel
 from stages.examples.batches import ExampleBatcher, sum_by_row
 from stages.examples.losses import expected_acceptance, greedy_agreement
-from stages.models.language_model import LanguageModel
 from stages.vocabulary.disk_cache import Arrays, digest_json, load_arrays, store_arrays
 
 DRAFT = 5  # tokens of a draft, as many as pieces by default

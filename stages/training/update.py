@@ -12,7 +12,7 @@ from typing import Any
 
 from stages.contract.blocks import TrainingExample
 from stages.contract.snapshot import State, random_state
-from stages.models.language_model import LanguageModel
+from stages.engine.models.language_model import LanguageModel
 
 Score = tuple[float, int]  # sum of the measure over an example's positions, and their number
 Scores = dict[TrainingExample, Score]

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from stages.drafting.head import AcceptanceHead
-from stages.models.language_model import LanguageModel
+from stages.engine.models.language_model import LanguageModel
 
 NUMBERS = ("drafter_version", "head_version", "drifts")  # of `Weights`, in its order
 

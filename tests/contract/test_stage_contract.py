@@ -28,12 +28,12 @@ from stages.drafting.head import AcceptanceHead
 from stages.drafting.no_model import NoModel
 from stages.drafting.sources import SourceChooser
 from stages.drafting.stopping import ThresholdStop
+from stages.engine.models.huggingface import new_llama
+from stages.engine.models.language_model import LanguageModel
 from stages.examples.teacher import supervise_nothing
 from stages.judge import Judge, PassResult
 from stages.memory.calibration import own_cell
 from stages.memory.text_memory import TextMemory, TreeLimits
-from stages.models.huggingface import new_llama
-from stages.models.language_model import LanguageModel
 from stages.ngrams.cache import NgramCache
 from stages.ngrams.eviction import LeastFrequentlyUsed
 from stages.ngrams.trie import Trie

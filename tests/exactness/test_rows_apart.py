@@ -24,11 +24,11 @@ from stages.contract.blocks import SequenceState, TokenTree
 from stages.decode import Decode
 from stages.drafting.head import AcceptanceHead
 from stages.drafting.stopping import ThresholdStop
+from stages.engine.forward_pass.forward import ModuleForward
+from stages.engine.forward_pass.packed_llama import PackedLlamaForward
+from stages.engine.models.huggingface import new_llama
+from stages.engine.models.language_model import LanguageModel
 from stages.examples.teacher import supervise_nothing
-from stages.forward_pass.forward import ModuleForward
-from stages.forward_pass.packed_llama import PackedLlamaForward
-from stages.models.huggingface import new_llama
-from stages.models.language_model import LanguageModel
 from stages.rules import TrieRule
 from stages.sampling.distributions import to_probs
 from stages.sampling.logprobs import TokenLogprobs

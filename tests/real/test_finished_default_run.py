@@ -15,7 +15,7 @@ from replaying import table_of
 
 from pipeline.config.settings import load
 from pipeline.models.pullable import path_of
-from stages.models.huggingface import load_tokenizer
+from stages.engine.models.huggingface import load_tokenizer
 from store.query.log_reader import LogReader
 
 pytestmark = [pytest.mark.sweep, pytest.mark.timeout(1800), needs_smollm2]

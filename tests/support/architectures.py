@@ -27,7 +27,7 @@ from typing_extensions import override
 from pipeline.assembly.loop import build_loop
 from pipeline.assembly.models import Models, load_models
 from pipeline.config.settings import Config
-from stages.forward_pass.measurements import Measurements
+from stages.engine.forward_pass.measurements import Measurements
 from store.errors import ModelError
 from store.events import Event, Outcome, PromptReceived, TokenDecision
 

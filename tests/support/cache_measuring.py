@@ -70,7 +70,7 @@ def real_spelling() -> tuple[Spelling, int]:
     """Llama-3's tokens in Llama-2's pieces, and the number of those; skips where the tokenizers are not there."""
     if not (TOKENIZERS / "llama-3").is_dir():
         pytest.skip("needs the tokenizers of Llama-2 and Llama-3 in ../shared/tokenizers")
-    from stages.models.huggingface import load_tokenizer
+    from stages.engine.models.huggingface import load_tokenizer
     from stages.vocabulary.pair import pair
     from stages.vocabulary.tokenizer_view import Vocabulary
 

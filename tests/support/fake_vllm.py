@@ -17,7 +17,7 @@ import torch
 from typing_extensions import override
 
 from pipeline.vllm_plugin.runner_requests import RUNNER
-from stages.models.huggingface import load_causal_model
+from stages.engine.models.huggingface import load_causal_model
 
 END, VOCABULARY = 0, 40
 Target = Callable[[Sequence[int]], int]

@@ -14,7 +14,7 @@ from pyarrow import parquet
 from pipeline.config.settings import Config
 from pipeline.models.pull import GGUF_FOLDER, convert, pull
 from pipeline.models.pullable import PULLABLE, folder_of, models_folder
-from stages.models.huggingface import load_causal_model, load_tokenizer
+from stages.engine.models.huggingface import load_causal_model, load_tokenizer
 from store.errors import ModelError
 
 SMOLLM2, GEMMA3 = "smollm2-135m", "gemma3-270m"

@@ -13,7 +13,7 @@ from pipeline.bench.engines.weights import LOOKUP_NGRAM, PRECISIONS, EngineReque
 from pipeline.bench.speed.arms import Arm, Engines
 from pipeline.bench.speed.text_arms import PromptWords
 from pipeline.config.settings import Config
-from stages.checkpoints.gguf_file import find_gguf
+from stages.engine.checkpoints.gguf_file import find_gguf
 from stages.tools.transformers_baselines import LOOKUP_TOKENS
 from store.errors import UsageError
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.bench.engines.weights import Array, Llama
-from stages.checkpoints.gguf_file import read_gguf
+from stages.engine.checkpoints.gguf_file import read_gguf
 from store.errors import ModelError
 
 NAMES = {

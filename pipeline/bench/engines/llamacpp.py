@@ -18,8 +18,8 @@ from typing_extensions import override
 from pipeline.bench.engines.gguf import ENDS, save_gguf
 from pipeline.bench.engines.weights import LOOKUP_NGRAM, PRECISIONS, EngineRequest, Mode, load_llama
 from pipeline.bench.speed.text_arms import PromptWords, TextArm
-from stages.checkpoints.gguf_file import find_gguf
-from stages.models.huggingface import load_tokenizer
+from stages.engine.checkpoints.gguf_file import find_gguf
+from stages.engine.models.huggingface import load_tokenizer
 from stages.tools.transformers_baselines import LOOKUP_TOKENS
 from store.errors import UsageError
 from store.events import PromptReceived

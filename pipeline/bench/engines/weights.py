@@ -10,8 +10,8 @@ import numpy as np
 
 from pipeline.assembly.models import Models, locate, registry_uri
 from pipeline.config.settings import Config
-from stages.models.devices import count_threads
-from stages.models.huggingface import load_causal_model, load_tokenizer
+from stages.engine.models.devices import count_threads
+from stages.engine.models.huggingface import load_causal_model, load_tokenizer
 from stages.tools.transformers_baselines import LOOKUP_TOKENS
 from store.errors import ModelError
 

@@ -20,7 +20,7 @@ from pipeline.bench.server.verify import Reference, Verification, verify
 from pipeline.config.settings import Config
 from pipeline.reports.machine import load_average
 from pipeline.sources.stream import open_sources, stream
-from stages.forward_pass.measurements import processor_name
+from stages.engine.forward_pass.measurements import processor_name
 from store.errors import SourceError
 from store.events import PromptReceived
 

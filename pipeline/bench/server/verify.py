@@ -10,7 +10,7 @@ from pipeline.assembly.models import load_only_target, locate, registry_uri
 from pipeline.bench.server.client import Outcome
 from pipeline.config.settings import Config
 from pipeline.serve.run import make_conversation
-from stages.models.huggingface import load_causal_model, logit_difference
+from stages.engine.models.huggingface import load_causal_model, logit_difference
 from stages.sampling.params import SamplingParams
 from stages.tools.transformers_baselines import Request, greedy_generate
 

@@ -44,7 +44,7 @@ from pipeline.config.settings import Config
 from pipeline.reports.machine import machine_of, peak_memory
 from pipeline.run.rounds import LoopInRounds, Round, first_difference, rotate
 from pipeline.sources.stream import Source, open_sources, stream
-from stages.models.huggingface import logit_difference
+from stages.engine.models.huggingface import logit_difference
 from stages.tools.transformers_baselines import surprisal
 from store.errors import ConfigError, SourceError, UsageError
 from store.events import PromptReceived, PromptRejected

@@ -24,7 +24,7 @@ from pipeline.run.event_sink import EventSink
 from pipeline.run.mlflow_run import Curves
 from pipeline.run.rounds import LoopInRounds, Records
 from stages.contract.snapshot import State
-from stages.models.huggingface import load_causal_model, load_tokenizer
+from stages.engine.models.huggingface import load_causal_model, load_tokenizer
 from stages.tools.transformers_baselines import (
     AssistedDrafter,
     ContinuousBatching,

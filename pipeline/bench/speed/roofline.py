@@ -18,8 +18,8 @@ import numpy as np
 from pipeline.assembly.models import Models
 from pipeline.run.rounds import Step, Work
 from stages.contract.blocks import SequenceState
-from stages.models.devices import synchronize
-from stages.models.language_model import LanguageModel
+from stages.engine.models.devices import synchronize
+from stages.engine.models.language_model import LanguageModel
 from stages.sampling.random_source import SeededRandomSource
 
 SWEEPS = 7  # repetitions of every measurement, spread over the run

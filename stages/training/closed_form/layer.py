@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from stages.drafting.target_states import TargetStates
-from stages.models.language_model import LanguageModel
+from stages.engine.models.language_model import LanguageModel
 
 
 def untie_output(model: Any) -> None:

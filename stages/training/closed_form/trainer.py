@@ -24,9 +24,9 @@ from typing_extensions import override
 from stages.contract.blocks import TrainingExample
 from stages.contract.snapshot import State
 from stages.drafting.target_states import AGE_DECAY, FEATURES, state_features
+from stages.engine.models.language_model import LanguageModel
 from stages.examples.batches import Batch
 from stages.examples.losses import StudentBatch
-from stages.models.language_model import LanguageModel
 from stages.training.closed_form.layer import capture_inputs, output_layer, read_layer, targets_of, write_layer
 from stages.training.closed_form.places import LaterPlaces, Places, find_states
 from stages.training.closed_form.sums import LeastSquaresSums

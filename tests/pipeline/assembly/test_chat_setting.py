@@ -15,7 +15,7 @@ from pipeline.assembly.admission import describe_chat, make_admission, prompt_en
 from pipeline.assembly.models import Models, load_models
 from pipeline.config.settings import Config, load
 from pipeline.loop import UnfitPromptError
-from stages.models.huggingface import load_tokenizer
+from stages.engine.models.huggingface import load_tokenizer
 from stages.vocabulary.tokenizer_view import Vocabulary
 from store.errors import ConfigError
 from store.events import PromptReceived

@@ -13,7 +13,7 @@ from pipeline.assembly.training import HEAD_RATE, TRAINED_HEAD_RATE, make_distil
 from pipeline.config.settings import Config
 from stages.distill import Distill
 from stages.drafting.head import AcceptanceHead, save_head
-from stages.models.huggingface import MAKING_MODULES
+from stages.engine.models.huggingface import MAKING_MODULES
 
 
 def test_a_head_does_not_take_the_type_of_a_model_that_another_thread_loads():

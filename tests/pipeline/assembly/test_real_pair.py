@@ -13,7 +13,7 @@ from replaying import run_replay, table_of
 from torch import Tensor
 
 from pipeline.config.settings import Config
-from stages.models.huggingface import load_tokenizer, new_llama
+from stages.engine.models.huggingface import load_tokenizer, new_llama
 from store.query.log_reader import LogReader, statement
 
 TOKENIZERS = ROOT.parent / "shared" / "tokenizers"

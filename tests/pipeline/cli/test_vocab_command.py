@@ -27,7 +27,7 @@ from pipeline.reports.vocab_report import (
     to_readable,
     write_pair_reports,
 )
-from stages.models.huggingface import wrap_tokenizer
+from stages.engine.models.huggingface import wrap_tokenizer
 from store.errors import ConfigError, ModelError, SourceError
 
 TEXTS = ["the cat sat", "the dog sat on the cat", "a cat\nand a dog", "the the the cat [bold]"]

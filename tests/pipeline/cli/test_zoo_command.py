@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from pipeline.cli.models import pad
 from pipeline.models import catalog as zoo
-from stages.models.huggingface import load_causal_model
+from stages.engine.models.huggingface import load_causal_model
 from store.errors import ModelError, UsageError
 
 app = typer.Typer()

@@ -13,8 +13,8 @@ from pipeline.assembly.models import Models, load_only_target
 from pipeline.assembly.stages import draftable
 from pipeline.config.settings import Config
 from stages.drafting.target_states import FEATURES, STATES_FILE
+from stages.engine.models.huggingface import load_causal_model
 from stages.examples.losses import LOSSES, greedy_agreement
-from stages.models.huggingface import load_causal_model
 from stages.training.closed_form.trainer import OutputLayerTrainer
 from stages.training.update import TrainingConfig
 

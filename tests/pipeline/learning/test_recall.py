@@ -18,7 +18,7 @@ from pipeline.assembly.loop import build_loop
 from pipeline.assembly.models import load_models
 from pipeline.config.settings import Config
 from stages.drafting.head import AcceptanceHead, load_head
-from stages.models.language_model import read_trained_weights
+from stages.engine.models.language_model import read_trained_weights
 from stages.training.drafter_trainer import DrafterTrainer
 from store.events import Drifted, PromptCompleted, PromptReceived, Recalled, Updated, VersionPublished
 from store.registry.registry import NoRegistry

@@ -13,7 +13,7 @@ from pipeline.model_building.__main__ import build
 from pipeline.model_building.pretrain import Report
 from pipeline.model_building.recipes import RECIPES
 from pipeline.models import catalog as zoo
-from stages.models.huggingface import load_tokenizer
+from stages.engine.models.huggingface import load_tokenizer
 from stages.vocabulary.tokenizer_view import Vocabulary
 from store.errors import ModelError
 

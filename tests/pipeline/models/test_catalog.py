@@ -7,7 +7,7 @@ import torch
 from replaying import Command, omnidraft  # noqa: F401  (a fixture)
 
 from pipeline.models import catalog as zoo
-from stages.models.huggingface import load_tokenizer
+from stages.engine.models.huggingface import load_tokenizer
 from stages.vocabulary.pair import pair
 from stages.vocabulary.tokenizer_view import Vocabulary
 from store.errors import ModelError

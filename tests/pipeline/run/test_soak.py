@@ -19,7 +19,7 @@ from pipeline.config.settings import Config
 from pipeline.reports.progress import PlainDisplay
 from pipeline.run.replay import Replay
 from stages.contract.blocks import Draft, Proposal, SequenceState, TrainingExample, Verdict
-from stages.forward_pass.slot_forward import SlotForward
+from stages.engine.forward_pass.slot_forward import SlotForward
 from store.events import Event, PromptCompleted, PromptReceived, TokenDecision
 
 __all__ = ["tiny_pair"]  # a fixture

@@ -15,9 +15,9 @@ from pipeline.training.logged_texts import TextEncoder, read_run_texts
 from pipeline.training.offline_run import LogTraining, encode_texts, make_training_config
 from stages.contract.blocks import TopTokens, TrainingExample
 from stages.distill import Distill
+from stages.engine.models.huggingface import load_causal_model
 from stages.examples import teacher_forcing
 from stages.examples.teacher_forcing import TeacherForcing
-from stages.models.huggingface import load_causal_model
 from store.errors import RunError
 from store.log.manifest import RunKind, read_manifest
 from store.registry.registry import NoRegistry

@@ -29,8 +29,8 @@ from pipeline.models import catalog as zoo
 from pipeline.versions import export as exporting
 from pipeline.versions.export import DRAFT_LENGTH, VersionCard, export_version
 from pipeline.versions.plain_drafter import export_drafter
-from stages.models.adapters import ADAPTER_FOLDER
-from stages.models.huggingface import read_licence
+from stages.engine.models.adapters import ADAPTER_FOLDER
+from stages.engine.models.huggingface import read_licence
 from store.errors import CorruptError, ModelError, UsageError
 from store.registry.registered_version import find_lineage
 from store.registry.registry import default_uri, list_versions, show_version

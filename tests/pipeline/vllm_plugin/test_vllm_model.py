@@ -9,7 +9,7 @@ from tiny_pair import TinyPair, sentences, tiny_pair
 
 from pipeline.vllm_plugin.engine import PluginEngine
 from pipeline.vllm_plugin.proposer import OmnidraftProposer
-from stages.models.huggingface import load_tokenizer
+from stages.engine.models.huggingface import load_tokenizer
 from store.log.partitions import LEARNER, partition_folder
 from store.query.log_reader import LogReader
 

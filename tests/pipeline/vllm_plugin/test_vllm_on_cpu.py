@@ -17,7 +17,7 @@ from pipeline.bench.vllm.arms import PROPOSER
 from pipeline.bench.vllm.engine import EngineSpec, RoundRequest, RoundResult
 from pipeline.bench.vllm.worker import EngineWorker
 from pipeline.sources.corpus import stream
-from stages.models.huggingface import load_tokenizer
+from stages.engine.models.huggingface import load_tokenizer
 from store.query.log_reader import LogReader
 
 PROMPTS, TOKENS, DRAFTS = 100, 32, 6

@@ -10,9 +10,9 @@ from soft_target_tables import compute_all, read_table
 from torch import Tensor
 
 from stages.contract.blocks import OffPolicySpan, SoftTarget, TopTokens, TrainingExample
+from stages.engine.models.huggingface import new_llama
+from stages.engine.models.language_model import LanguageModel
 from stages.examples.batches import PackedBatch, count_pieces, pack
-from stages.models.huggingface import new_llama
-from stages.models.language_model import LanguageModel
 
 CPU = torch.device("cpu")
 SHAPE = {

@@ -9,9 +9,9 @@ from doubles import row_of
 from torch import Tensor
 
 from stages.contract.blocks import SequenceState
-from stages.forward_pass.forward import ModuleForward
-from stages.models.huggingface import new_llama
-from stages.models.language_model import LanguageModel
+from stages.engine.forward_pass.forward import ModuleForward
+from stages.engine.models.huggingface import new_llama
+from stages.engine.models.language_model import LanguageModel
 from stages.prompts.prefix_cache import PrefixCache
 from stages.prompts.prompt_reader import UNREAD, PromptReader
 

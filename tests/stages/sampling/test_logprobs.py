@@ -7,9 +7,9 @@ import torch
 from doubles import row_of
 
 from stages.contract.blocks import Draft, Proposal, SequenceState, Verdict
+from stages.engine.models.huggingface import new_llama
+from stages.engine.models.language_model import LanguageModel
 from stages.examples.teacher import supervise_nothing
-from stages.models.huggingface import new_llama
-from stages.models.language_model import LanguageModel
 from stages.ngrams.trie import Trie
 from stages.rules import TrieRule
 from stages.sampling.logprobs import TokenLogprobs, compute_logprobs

@@ -8,7 +8,7 @@ import torch
 from places import ROOT
 
 from pipeline.models import catalog as zoo
-from stages.models.huggingface import load_causal_model, load_tokenizer, new_llama
+from stages.engine.models.huggingface import load_causal_model, load_tokenizer, new_llama
 from stages.tools.pad import SILENT, Widths, largest_difference, pad_model, widths_for, write_padded
 from store.errors import ModelError
 

@@ -8,8 +8,7 @@ from test_drafter_trainer import BACKWARD, COUNTING, SHAPE, VOCABULARY, update, 
 from tokenizer_making import byte_level
 from torch import Tensor
 
-from stages.examples.losses import expected_acceptance, trie_loss
-from stages.models.adapters import (
+from stages.engine.models.adapters import (
     ADAPTER_FOLDER,
     adapter_name,
     add_adapter,
@@ -18,8 +17,9 @@ from stages.models.adapters import (
     read_adapter,
     strip_adapters,
 )
-from stages.models.huggingface import load_causal_model, new_llama
-from stages.models.language_model import LanguageModel, read_trained_weights
+from stages.engine.models.huggingface import load_causal_model, new_llama
+from stages.engine.models.language_model import LanguageModel, read_trained_weights
+from stages.examples.losses import expected_acceptance, trie_loss
 from stages.training.drafter_trainer import DrafterTrainer
 from stages.training.update import TrainingConfig
 from store.errors import ModelError

@@ -12,9 +12,9 @@ from test_drafter_trainer import ALLOWED, BACKWARD, COUNTING, LATER, SHAPE, VOCA
 
 from stages.contract.blocks import SoftTarget, TrainingExample
 from stages.drafting.target_states import SIZE, TargetStates
+from stages.engine.models.huggingface import new_llama
+from stages.engine.models.language_model import LanguageModel
 from stages.examples.losses import expected_acceptance, greedy_agreement, trie_loss
-from stages.models.huggingface import new_llama
-from stages.models.language_model import LanguageModel
 from stages.training.closed_form.layer import untie_output
 from stages.training.closed_form.places import find_states
 from stages.training.closed_form.sums import LeastSquaresSums

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from stages.contract.blocks import OffPolicySpan, SoftTarget, TrainingExample
+from stages.engine.models.huggingface import new_llama
+from stages.engine.models.language_model import LanguageModel
 from stages.examples.losses import (
     StudentBatch,
     TeacherBatch,
@@ -20,8 +22,6 @@ from stages.examples.losses import (
     hybrid_loss,
     trie_loss,
 )
-from stages.models.huggingface import new_llama
-from stages.models.language_model import LanguageModel
 from stages.training.drafter_trainer import DrafterTrainer
 from stages.training.update import Step, TrainingConfig
 

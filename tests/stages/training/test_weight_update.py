@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stages.drafting.head import AcceptanceHead, piece_features
-from stages.models.language_model import LanguageModel
+from stages.engine.models.language_model import LanguageModel
 from stages.training.weight_update import Weights, apply_weights, export_weights, read_weights, write_weights
 
 

@@ -9,7 +9,7 @@ from places import ROOT
 from tokenizer_making import byte_level, space_mark
 from tokenizers import AddedToken, pre_tokenizers
 
-from stages.models.huggingface import load_tokenizer
+from stages.engine.models.huggingface import load_tokenizer
 from stages.vocabulary.chat import ChatEncoder, ChatTemplate, PlainConversation
 from stages.vocabulary.pair import Pair, pair
 from stages.vocabulary.tokenizer_view import Vocabulary

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from places import ROOT
 
-from stages.models.huggingface import load_tokenizer
+from stages.engine.models.huggingface import load_tokenizer
 from stages.vocabulary.text_stream import TextStream
 from stages.vocabulary.tokenizer_view import Vocabulary
 

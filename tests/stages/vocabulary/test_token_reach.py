@@ -13,7 +13,7 @@ from tokenizer_making import LETTER_MERGES, LETTERS, MERGES, byte_level, space_m
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 
 from pipeline.models import catalog as zoo
-from stages.models.huggingface import load_tokenizer
+from stages.engine.models.huggingface import load_tokenizer
 from stages.vocabulary.tokenizer_view import Vocabulary
 
 BUILT_IN = ("drafter-1.6m", "target-7m", "target-12m")

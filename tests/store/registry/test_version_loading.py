@@ -46,7 +46,7 @@ def test_code_next_to_the_weights_is_refused_before_anything_is_loaded(folder: P
 
 
 def test_code_that_a_config_names_is_not_run(folder: Path):
-    from stages.models.huggingface import load_causal_model
+    from stages.engine.models.huggingface import load_causal_model
 
     mark = plant_code(folder)  # as if the check had missed it
     assert "planted" not in type(load_causal_model(str(folder), "float32", "cpu")).__module__
@@ -54,7 +54,7 @@ def test_code_that_a_config_names_is_not_run(folder: Path):
 
 
 def test_a_model_type_that_only_foreign_code_defines_is_refused_without_a_prompt(folder: Path, monkeypatch):
-    from stages.models.huggingface import load_causal_model
+    from stages.engine.models.huggingface import load_causal_model
 
     monkeypatch.setattr("builtins.input", lambda *question: pytest.fail(f"prompted with {question}"))
     mark = plant_code(folder)
@@ -75,7 +75,7 @@ def test_a_model_type_that_only_foreign_code_defines_is_refused_without_a_prompt
     ],
 )
 def test_weights_with_a_hostile_header_raise_an_omnidraft_error(folder: Path, header: bytes):
-    from stages.models.huggingface import load_causal_model
+    from stages.engine.models.huggingface import load_causal_model
 
     (folder / "model.safetensors").write_bytes(header)
     seal(folder, fields())

@@ -26,7 +26,7 @@ from pipeline.bench.engines.weights import Mode, request_of
 from pipeline.bench.speed.arms import Arm, Engines
 from pipeline.bench.speed.text_arms import PromptWords
 from pipeline.config.settings import Config
-from stages.models.huggingface import load_causal_model
+from stages.engine.models.huggingface import load_causal_model
 from store.errors import UsageError
 from store.events import PromptReceived
 

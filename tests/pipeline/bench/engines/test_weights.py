@@ -13,7 +13,7 @@ from tiny_pair import TinyPair, tiny_pair  # noqa: F401  (a fixture)
 from pipeline.assembly.models import load_models
 from pipeline.bench.engines.gguf import _pair_rotary_rows, _tensors, _write_tokenizer, name_quantisation, save_gguf
 from pipeline.bench.engines.weights import load_llama, request_of
-from stages.models.huggingface import load_tokenizer, new_llama
+from stages.engine.models.huggingface import load_tokenizer, new_llama
 from store.errors import ModelError
 
 if TYPE_CHECKING:

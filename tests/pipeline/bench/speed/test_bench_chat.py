@@ -14,7 +14,7 @@ from pipeline.bench.engines.engines import OtherEngines
 from pipeline.bench.engines.llamacpp import LlamaCpp
 from pipeline.bench.speed import build as bench_build
 from pipeline.config.settings import Config
-from stages.models.huggingface import load_tokenizer
+from stages.engine.models.huggingface import load_tokenizer
 from stages.tools.transformers_baselines import ContinuousBatching
 from store.events import PromptReceived
 

@@ -19,7 +19,7 @@ from pipeline.model_building import recipes
 from pipeline.model_building.pretrain import Recipe
 from pipeline.models import catalog as zoo
 from pipeline.run.rounds import Round
-from stages.models import huggingface
+from stages.engine.models import huggingface
 from store.errors import ConfigError, SourceError, UsageError
 from store.events import PromptReceived
 

@@ -1,0 +1,254 @@
+"""Reads GGUF files: metadata, and tensors under the names of `llama.cpp`; finds the file that a name means.
+
+A file has a header with keys and values (shape, tokenizer, chat template) and the tensors, most of them quantised.
+"""
+
+import mmap
+import re
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stages.engine.checkpoints.gguf_blocks import read_groups
+from stages.engine.quantisation.groups import GroupedMatrix
+from store.errors import ModelError
+
+_MAGIC = b"GGUF"
+_NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_STRING, _ARRAY = 8, 9
+_FLOATS = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
+ORIGIN = "gguf"  # folder in a converted model's folder, with the file that it was made from
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """Where one tensor of a file lies."""
+
+    shape: tuple[int, ...]  # in the order of torch
+    kind: int  # number of its type in GGUF
+    data: memoryview  # its bytes
+
+    @property
+    def float_type(self) -> torch.dtype | None:
+        """The type of plain numbers; None for quantised ones."""
+        return _FLOATS.get(self.kind)
+
+    def dequantise(self) -> Tensor:
+        """Return the values; quantised ones in float32."""
+        if self.kind in _FLOATS:
+            return torch.frombuffer(bytearray(self.data), dtype=_FLOATS[self.kind]).reshape(self.shape)
+        from gguf import GGMLQuantizationType
+        from gguf.quants import dequantize
+
+        return torch.from_numpy(dequantize(self._rows, GGMLQuantizationType(self.kind))).reshape(self.shape)
+
+    def read_groups(self) -> GroupedMatrix | None:
+        """Return the codes of a quantised matrix as they are stored; None if its type has no groups."""
+        from gguf import GGMLQuantizationType
+
+        return read_groups(GGMLQuantizationType(self.kind).name, self._rows)
+
+    @property
+    def _rows(self) -> np.ndarray[Any, Any]:
+        """The bytes of each row of the last dimension."""
+        return np.frombuffer(self.data, dtype=np.uint8).reshape(*self.shape[:-1], -1)
+
+
+@dataclass(frozen=True)
+class GgufFile:
+    """A GGUF file, all parts of it if it was divided."""
+
+    path: Path  # of the first part
+    metadata: Mapping[str, Any]  # its keys and values
+    tensors: Mapping[str, StoredTensor]  # by name
+
+    @property
+    def architecture(self) -> str:
+        """The name of the architecture in `llama.cpp`."""
+        return str(self.metadata["general.architecture"])
+
+    def field(self, key: str, default: Any = None) -> Any:
+        """Return a value of the architecture's own keys."""
+        return self.metadata.get(f"{self.architecture}.{key}", default)
+
+
+class _Header:
+    """Reads the values of a header one after another."""
+
+    def __init__(self, data: memoryview) -> None:
+        self.data, self.position = data, 0
+
+    def numbers(self, form: str) -> tuple[Any, ...]:
+        values = struct.unpack_from(f"<{form}", self.data, self.position)
+        self.position += struct.calcsize(f"<{form}")
+        return values
+
+    def text(self) -> str:
+        (length,) = self.numbers("Q")
+        start, self.position = self.position, self.position + length
+        return bytes(self.data[start : self.position]).decode(errors="replace")
+
+    def value(self, kind: int) -> Any:
+        if kind == _STRING:
+            return self.text()
+        if kind == _ARRAY:
+            kind, count = self.numbers("IQ")
+            if kind in _NUMBERS:
+                return list(self.numbers(f"{count}{_NUMBERS[kind]}"))
+            return [self.value(kind) for _ in range(count)]
+        return self.numbers(_NUMBERS[kind])[0]
+
+
+def read_gguf(path: Path) -> GgufFile:
+    """Read the metadata of a file and of the parts that follow it; tensors are read when they are dequantised.
+
+    Raises:
+        ModelError: no GGUF file, one that is cut off, or parts that are missing.
+    """
+    metadata, tensors = _read_part(path)
+    parts = metadata.get("split.count", 1)
+    numbered = re.fullmatch(r"(.*)-00001-of-(\d{5})\.gguf", path.name)
+    if parts > 1 and not numbered:
+        raise ModelError(
+            f"{path} must be the first of {parts} parts; name the file that ends in -00001-of-{parts:05}.gguf"
+        )
+    for number in range(2, parts + 1):
+        assert numbered
+        part = path.with_name(f"{numbered[1]}-{number:05}-of-{numbered[2]}.gguf")
+        if not part.is_file():
+            raise ModelError(f"{path} must have all of its {parts} parts, but {part.name} is missing; fetch it")
+        tensors.update(_read_part(part)[1])
+    return GgufFile(path, metadata, tensors)
+
+
+def _read_part(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
+    try:
+        with path.open("rb") as file:
+            data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    except (OSError, ValueError) as error:  # an empty file cannot be mapped
+        raise ModelError(f"{path} must be a GGUF file that can be read: {error}") from error
+    if bytes(data[:4]) != _MAGIC:
+        raise ModelError(f"{path} must be a GGUF file, but does not begin with 'GGUF'; name another file")
+    try:
+        return _parse(data)
+    except (struct.error, IndexError, KeyError, MemoryError, OverflowError, ValueError) as error:
+        raise ModelError(
+            f"{path} must be a whole GGUF file of version 2 or 3, but is cut off or damaged ({error}; it has "
+            f"{len(data):,} bytes); fetch it again"
+        ) from error
+
+
+def _parse(data: memoryview) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
+    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    header = _Header(data)
+    version, tensors, keys = header.numbers("4xIQQ")
+    if version not in (2, 3):
+        raise ValueError(f"version {version}")
+    metadata = {header.text(): header.value(header.numbers("I")[0]) for _ in range(keys)}
+    table = []
+    for _ in range(tensors):
+        name, (dimensions,) = header.text(), header.numbers("I")
+        shape = header.numbers(f"{dimensions}Q")[::-1]
+        table.append((name, shape, *header.numbers("IQ")))
+    alignment = metadata.get("general.alignment", 32)
+    start, stored = -(-header.position // alignment) * alignment, {}
+    for name, shape, kind, offset in table:
+        block, size = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
+        length = torch.Size(shape).numel() // block * size
+        if start + offset + length > len(data):
+            raise ValueError(f"the tensor {name} ends at byte {start + offset + length:,}")
+        stored[name] = StoredTensor(shape, kind, data[start + offset : start + offset + length])
+    return metadata, stored
+
+
+def find_gguf(source: str) -> Path | None:
+    """Return the GGUF file that a name means; None if it means something else.
+
+    A name is a file, a folder with one GGUF file and no `config.json`, `FOLDER:FILE`, `FOLDER:QUANTISATION`, or
+    `OWNER/NAME:QUANTISATION` on the hub.
+
+    Raises:
+        ModelError: there is no such file, or several.
+    """
+    path, (place, _, which) = Path(source), source.rpartition(":")
+    if path.is_dir():
+        return None if (path / "config.json").exists() or not _files_in(path) else _choose(_files_in(path), "", source)
+    if place and which and Path(place).is_dir() and not path.is_file():
+        return _choose(_files_in(Path(place)), which, place)
+    if path.is_file() or (path.suffix == ".gguf" and ":" not in path.name):
+        return _require_file(path)
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", place) and which:
+        return _find_on_hub(place, which)
+    return None
+
+
+def find_origin(source: str) -> Path | None:
+    """Return the GGUF file that a folder was converted from: the only one in its own folder `gguf`."""
+    found = _files_in(Path(source) / ORIGIN) if Path(source).is_dir() else []
+    return found[0] if len(found) == 1 else None
+
+
+def _require_file(path: Path) -> Path:
+    if not path.is_file():
+        raise ModelError(f"{path} must be a GGUF file, but there is no such file; name another")
+    if path.suffix == ".gguf" or path.open("rb").read(4) == _MAGIC:
+        return path
+    raise ModelError(f"{path} must be a folder with a model or a GGUF file, but is another file; name its folder")
+
+
+def _files_in(folder: Path) -> list[Path]:
+    """Return the GGUF files of a folder that are models, and of a divided one the first part."""
+    found = sorted(path for path in folder.glob("*.gguf") if not path.name.startswith("mmproj"))
+    return [path for path in found if not re.search(r"-(?!00001)\d{5}-of-\d{5}\.gguf$", path.name)]
+
+
+def _matches(name: str, which: str) -> bool:
+    """Check whether a file's name, or the quantisation at its end, is the one that is wanted."""
+    stem = re.sub(r"-\d{5}-of-\d{5}$", "", name.lower().removesuffix(".gguf"))
+    wanted = which.lower().removesuffix(".gguf")
+    return stem == wanted or bool(re.search(rf"[.-]{re.escape(wanted)}$", stem))
+
+
+def _choose(files: list[Path], which: str, place: str) -> Path:
+    found = [path for path in files if not which or _matches(path.name, which)]
+    if len(found) == 1:
+        return found[0]
+    names = ", ".join(path.name for path in files[:8]) or "none"
+    raise ModelError(
+        f"{place} must have one GGUF file{f' of {which!r}' if which else ''}, but has {len(found)} of: {names}; "
+        f"name one: {place}:{files[0].name if files else 'FILE.gguf'}"
+    )
+
+
+def _find_on_hub(repository: str, which: str) -> Path:
+    """Return the file of a repository, from the cache or fetched.
+
+    Raises:
+        ModelError: the hub cannot be reached, or the repository has no such file.
+    """
+    from huggingface_hub import HfApi, constants, hf_hub_download
+    from huggingface_hub.file_download import repo_folder_name
+
+    cached = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repository, repo_type="model") / "snapshots"
+    local = [path for folder in sorted(cached.glob("*")) for path in _files_in(folder) if _matches(path.name, which)]
+    try:
+        if local:
+            return local[-1]
+        names = [Path(name) for name in HfApi().list_repo_files(repository) if name.endswith(".gguf")]
+        chosen = _choose([name for name in names if "mmproj" not in name.name], which, repository)
+        parts = [name for name in names if name.name.split("-0000")[0] == chosen.name.split("-0000")[0]]
+        return next(
+            path for part in parts if (path := Path(hf_hub_download(repository, str(part)))).name == chosen.name
+        )
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ModelError(
+            f"{repository}:{which} must be on the hub or in its cache, but is not ({reason}); name a .gguf file"
+        ) from error

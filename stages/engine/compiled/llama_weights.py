@@ -1,0 +1,219 @@
+"""Weights of Llama-like models for the compiled forward: codes of few bits, in the layout of its products.
+
+Shapes: W width, H heads, E of a head, K ways to rotate, P positions, R rotated numbers of a head.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from stages.engine.compiled.families import Family, PartNorms, find_family, find_rotary_kinds
+from stages.engine.compiled.llvm.emitter import VECTOR_SIZE
+from stages.engine.compiled.llvm.vector_math import FLOAT_BITS
+from stages.engine.compiled.packing import PackedMatrix, can_pack_inputs, pack_matrices, widen_codes
+from stages.engine.compiled.products import ProductKind
+from stages.engine.compiled.program import CompiledSteps, compile_steps
+from stages.engine.compiled.shape import HeadNorm, ModelShape
+from stages.engine.forward_pass.kernel_choice import Matrix
+from stages.engine.forward_pass.measurements import Measurements
+from stages.engine.forward_pass.packed_weights import PackedLlamaWeights, has_packed_forward
+from stages.engine.quantisation.groups import GroupedMatrix
+from stages.engine.quantisation.modules import find_attached, find_groups, has_groups
+
+ROUNDED_INPUTS = {"codes": 16, "int4": 16, "codes8": 8}  # bits of inputs, by the format of codes
+SMALL = 16 << 20  # parameters of a model whose passes take longer for single operations than for reading weights
+
+
+def prefers_compiled_forward(model: Any, weights: str, *, batch_invariant: bool) -> bool:
+    """Check whether the compiled forward computes a model in this format of weights, and is the fastest to do so.
+
+    Numbers of 32 bits, read from memory, it multiplies with up to four rows faster than oneDNN, and with more rows
+    slower (benchmarks/notes/passes.md). Of codes and numbers of 16 bits it reads less. The packed forward is for fewer
+    families.
+    """
+    if not has_compiled_forward(model):
+        return False
+    if weights not in ("fastest", "float32"):
+        return weights in ROUNDED_INPUTS
+    if not has_packed_forward(model):
+        return True
+    small = sum(weight.numel() for weight in model.parameters()) < SMALL
+    sample = model.model.layers[-1].mlp.down_proj.weight.detach()
+    short = torch.equal(sample.bfloat16().float(), sample)
+    return batch_invariant or small or short or has_groups(model)
+
+
+def has_compiled_forward(model: Any) -> bool:
+    """Check whether the compiled forward supports this model: one of its families, in float32 on a CPU, with sizes that
+    its vectors divide. `prove_forward` compares its outputs.
+    """
+    if find_family(model) is None or model.dtype != torch.float32 or model.device.type != "cpu":
+        return False
+    config, size = model.config, model.model.layers[0].self_attn.head_dim
+    inputs = (config.hidden_size, config.intermediate_size, config.num_attention_heads * size)
+    return size % VECTOR_SIZE == 0 and all(map(can_pack_inputs, inputs))
+
+
+@dataclass(frozen=True)
+class CompiledPart:
+    """One of the two parts of a layer. What it reads is normalised and multiplied, then what it adds to the state."""
+
+    # before_W, after_W: weights of the norms; None without one
+    before_W: Tensor | None
+    enter: list[PackedMatrix]  # matrices of the same inputs, whose outputs follow each other
+    leave: PackedMatrix  # the last matrix
+    after_W: Tensor | None
+
+
+@dataclass(frozen=True)
+class CompiledLayer:
+    """The matrices and norms of one transformer layer."""
+
+    attention: CompiledPart
+    query_norm: Tensor | None
+    key_norm: Tensor | None
+    gated: CompiledPart
+
+    def matrices(self) -> Iterator[PackedMatrix]:
+        """Yield all matrices of the layer."""
+        for part in (self.attention, self.gated):
+            yield from (*part.enter, part.leave)
+
+
+class CompiledLlamaWeights(PackedLlamaWeights):
+    """A model's weights for the compiled forward; several forwards, each with its own cache, may share them.
+
+    Args: see `PackedLlamaWeights`.
+    """
+
+    layers: list[CompiledLayer]  # type: ignore[assignment] # matrices in the place of kernels
+
+    def __init__(self, model: Any, weights: str, measurements: Measurements, *, batch_invariant: bool = False) -> None:
+        self._rotations_KPR = torch.empty(1, 0, 0)  # see `rotation_tables`
+        super().__init__(model, weights, measurements, batch_invariant=batch_invariant)
+
+    @override
+    @torch.inference_mode()
+    def refresh(self) -> None:
+        family = find_family(self.model)
+        assert family is not None, "see `has_compiled_forward`"
+        self._family: Family = family
+        super().refresh()
+        self.splits_tokens = False  # a token's outputs never depend on what else a pass computes
+        self.norm_W = self._read_norm(self.model.model.norm)
+        self.embeddings = self.embedding_VW.detach().numpy()
+        self.shape = self._make_shape()
+        config = self.model.config
+        self.embedding_factor, self.part_factor = family.embedding(config), family.part(config)
+        self.logit_factor = family.logits(config)
+        self.logit_cap: float = getattr(config, "final_logit_softcapping", None) or 0.0
+        self._kinds = frozenset(matrix.kind for layer in self.layers for matrix in layer.matrices())
+        self._compiled: dict[ProductKind, CompiledSteps] = {}  # by the kind of the output layer
+
+    def _make_shape(self) -> ModelShape:
+        config, attention = self.model.config, self.model.model.layers[0].self_attn
+        gate, query_norm = self._family.find_gate(config), self.layers[0].query_norm
+        assert gate is not None, "see `has_compiled_forward`"
+        norm = HeadNorm.NOTHING
+        if query_norm is not None:
+            norm = HeadNorm.EACH if len(query_norm) == self.head_size else HeadNorm.ALL
+        return ModelShape(
+            width=config.hidden_size,
+            inner=config.intermediate_size,
+            heads=self.heads,
+            key_heads=self.key_heads,
+            head_size=self.head_size,
+            rotated=self.rotation_tables(1).shape[2],
+            eps=float(self.eps),
+            scale=float(attention.scaling),
+            cap=getattr(config, "attn_logit_softcapping", None) or 0.0,
+            head_norm=norm,
+            gate=gate,
+        )
+
+    def compile(self, output: PackedMatrix) -> CompiledSteps:
+        """Return the compiled steps of this model and an output layer."""
+        if output.kind not in self._compiled:
+            kinds = self._kinds | {output.kind}
+            if any(not kind.has_groups for kind in kinds):  # weights that are trained leave the numbers of bfloat16
+                kinds |= {ProductKind(16), ProductKind(32)}
+            self._compiled[output.kind] = compile_steps(self.shape, kinds)
+        return self._compiled[output.kind]
+
+    @torch.inference_mode()
+    def pack_output_layer(self, ids: Tensor | None) -> PackedMatrix:
+        """Pack the output layer, or its rows of these ids only. It is never quantised here."""
+        head = self.model.lm_head
+        bias_O = None if head.bias is None else head.bias.detach()
+        matrix = Matrix(head.weight.detach(), bias_O, _widen(find_attached(head)))
+        (packed,) = self._pack([matrix if ids is None else matrix.take(ids)])
+        return packed
+
+    @override
+    def describe(self) -> str:
+        bits = sorted({matrix.kind.bits for layer in self.layers for matrix in layer.matrices()})
+        rounded = ROUNDED_INPUTS.get(self._format)
+        inputs = f"inputs of {rounded} bits" if rounded else "float32"
+        return f"compiled forward, weights of {' and '.join(map(str, bits))} bits, {inputs}"
+
+    def rotation_tables(self, longest: int) -> Tensor:
+        """Return, per way to rotate and for at least that many positions, cosines and then sines (K, P, R). The first
+        is for layers that attend to all, the last for those with windows; often they are one.
+        """
+        if self._rotations_KPR.shape[1] < longest:
+            positions, probe = torch.arange(longest)[None], torch.zeros(1)
+            tables = []
+            for kind in find_rotary_kinds(self.model):
+                cos_1PE, sin_1PE = self.model.model.rotary_emb(probe, positions, *([kind] if kind else []))
+                half = cos_1PE.shape[2] // 2
+                tables.append(torch.cat([cos_1PE[0, :, :half], sin_1PE[0, :, :half]], dim=1))
+            self._rotations_KPR = torch.stack(tables).float().contiguous()
+        return self._rotations_KPR
+
+    @override
+    def _make_layer(self, layer: Any) -> CompiledLayer:  # type: ignore[override] # see `layers`
+        attention, gated, family = layer.self_attn, layer.mlp, self._family
+        return CompiledLayer(
+            self._make_part(layer, family.attention, attention, family.query_key_value, attention.o_proj),
+            self._head_norm(attention, "q_norm"),
+            self._head_norm(attention, "k_norm"),
+            self._make_part(layer, family.gated, gated, family.gate_up, gated.down_proj),
+        )
+
+    def _make_part(
+        self, layer: Any, norms: PartNorms, owner: Any, enter: Sequence[str], leave: nn.Linear
+    ) -> CompiledPart:
+        before_W, after_W = (
+            None if name is None else self._read_norm(getattr(layer, name)) for name in (norms.before, norms.after)
+        )
+        (last,) = self._pack([self._read(leave)])
+        return CompiledPart(before_W, self._pack([self._read(getattr(owner, name)) for name in enter]), last, after_W)
+
+    def _read_norm(self, norm: Any) -> Tensor:
+        weight_W: Tensor = norm.weight.detach().contiguous()
+        return weight_W + self._family.norm_offset if self._family.norm_offset else weight_W
+
+    def _read(self, linear: nn.Linear) -> Matrix:
+        """Return the matrix of a module, with the codes that it has or, in four bits, that it is quantised to."""
+        bias_O = None if linear.bias is None else linear.bias.detach()
+        if self._format == "int4":
+            groups = find_groups(linear, quantise=not has_groups(self.model))
+        else:
+            groups = find_attached(linear)
+        return Matrix(linear.weight.detach(), bias_O, _widen(groups))
+
+    @override
+    def _head_norm(self, attention: Any, name: str) -> Tensor | None:
+        norm = getattr(attention, name, None)
+        return None if norm is None else self._read_norm(norm)
+
+    def _pack(self, parts: Sequence[Matrix]) -> list[PackedMatrix]:
+        return pack_matrices(parts, input_bits=ROUNDED_INPUTS.get(self._format, FLOAT_BITS))
+
+
+def _widen(groups: GroupedMatrix | None) -> GroupedMatrix | None:
+    return None if groups is None else widen_codes(groups)

@@ -1,0 +1,212 @@
+"""The processor of this machine: its instructions, and the functions that are compiled for it and run on its cores.
+
+Threads are those of torch: its OpenMP library provides the team, so that no second team waits for the same cores.
+"""
+
+import ctypes
+import hashlib
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import llvmlite
+import llvmlite.binding as llvm
+import numpy as np
+import torch
+from llvmlite import ir
+
+from stages.engine.compiled.llvm.emitter import INT, INTS, POINTER, VECTOR_SIZE, Emitter, Value
+from stages.vocabulary.disk_cache import digest_json, load_arrays, store_arrays
+
+LIBRARY = re.compile(r"(/\S*(?:libgomp|libomp|libiomp5)\S*)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Features:
+    """Instructions of a processor that the kernels choose by."""
+
+    wide_registers: bool  # 32 registers of 512 bits (AVX-512)
+    # width in bits of its instructions for products of pairs of 16 bits or fours of 8 bits, added to integers; 0
+    # without any
+    dots: int
+
+    @classmethod
+    def detect(cls) -> "Features":
+        """Return those of this processor."""
+        found = llvm.get_host_cpu_features()
+        wide = bool(found.get("avx512f") and found.get("avx512bw"))
+        narrow = bool(found.get("avxvnni") or (found.get("avx512vnni") and found.get("avx512vl")))
+        return cls(wide, 512 if wide and found.get("avx512vnni") else 256 if narrow else 0)
+
+    @property
+    def looks_up_floats(self) -> bool:
+        """Whether 16 numbers are looked up by one instruction."""
+        return self.wide_registers
+
+    def add_dot(self, emit: Emitter, totals: Value, codes: Value, inputs: Value, bits: int) -> Value:
+        """Add, per number of 32 bits, the products of its parts with those of an input.
+
+        Args:
+            emit: of the function.
+            totals: what is added to.
+            codes: signed parts of 16 bits, or unsigned ones of 8 bits.
+            inputs: signed parts.
+            bits: of a part.
+        """
+        if self.dots == 512:
+            return _dot(emit, totals, codes, inputs, bits)
+        if self.dots == 256:
+            halves = zip(*(_halve(emit, one) for one in (totals, codes, inputs)), strict=True)
+            return _join(emit, [_dot(emit, total, code, own, bits) for total, code, own in halves])
+        build = emit.builder
+        for place in range(0, 32, bits):
+            raised = [build.shl(one, emit.ints(32 - bits - place)) for one in (codes, inputs)]
+            lower = build.lshr if bits == 8 else build.ashr
+            product = build.mul(lower(raised[0], emit.ints(32 - bits)), build.ashr(raised[1], emit.ints(32 - bits)))
+            totals = build.add(totals, product)
+        return totals
+
+
+def _dot(emit: Emitter, totals: Value, codes: Value, inputs: Value, bits: int) -> Value:
+    width = 32 * totals.type.count
+    numbers = ir.VectorType(ir.IntType(bits), width // bits)
+    parts = [emit.builder.bitcast(one, numbers) for one in (codes, inputs)]
+    name = "vpdpbusd" if bits == 8 else "vpdpwssd"
+    return emit.call(f"llvm.x86.avx512.{name}.{width}", totals.type, [totals, *parts])
+
+
+def _halve(emit: Emitter, vector: Value) -> list[Value]:
+    nothing, half = ir.Constant(INTS, ir.Undefined), VECTOR_SIZE // 2
+    order = [list(range(half)), list(range(half, VECTOR_SIZE))]
+    return [emit.builder.shuffle_vector(vector, nothing, ir.Constant(ir.VectorType(INT, half), part)) for part in order]
+
+
+def _join(emit: Emitter, halves: list[Value]) -> Value:
+    return emit.builder.shuffle_vector(*halves, ir.Constant(INTS, list(range(VECTOR_SIZE))))
+
+
+class Compiled:
+    """Compiled functions of a module. Keep it as long as they are called."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    def address(self, name: str) -> int:
+        """Return the address of a function."""
+        found: int = self._engine.get_function_address(name)
+        return found
+
+
+def compile_module(made_from: Sequence[object], build: Callable[[], ir.Module]) -> Compiled:
+    """Compile a module for this processor, or load what was compiled before on this machine.
+
+    Args:
+        made_from: all that the module depends on besides the code of `stages/engine/compiled`.
+        build: makes it.
+    """
+    _prepare()
+    processor = llvm.get_host_cpu_name()
+    features = llvm.get_host_cpu_features().flatten() + ",-prefer-256-bit"
+    machine = llvm.Target.from_default_triple().create_target_machine(processor, features, opt=3, jit=True)
+    key = digest_json(
+        processor, features, llvm.llvm_version_info, llvmlite.__version__, _digest_code(), repr(made_from)
+    )
+    stored = load_arrays("compiled", key, lambda arrays: arrays["code"].tobytes())
+    if stored is None:
+        parsed = llvm.parse_assembly(str(build()))
+        parsed.verify()
+        passes = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=3))
+        passes.getModulePassManager().run(parsed, passes)
+        stored = machine.emit_object(parsed)
+        store_arrays("compiled", key, {"code": np.frombuffer(stored, np.uint8)})
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+    engine.add_object_file(llvm.ObjectFileRef.from_data(stored))
+    engine.finalize_object()
+    return Compiled(engine)
+
+
+def compile_call(name: str, build: Callable[[Emitter], None]) -> Callable[[int], None]:
+    """Compile one function of an address, and return what calls it.
+
+    Args:
+        name: of the function, which no other compiled function has.
+        build: emits its body; its argument is the address.
+    """
+
+    def build_module() -> ir.Module:
+        module = ir.Module(name)
+        emit = Emitter(module, name, [POINTER])
+        build(emit)
+        emit.finish()
+        return module
+
+    compiled = compile_module((name,), build_module)
+    function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(compiled.address(name))
+
+    def call(address: int, _compiled: Compiled = compiled) -> None:  # kept as long as its function is called
+        function(address)
+
+    return call
+
+
+@cache
+def _digest_code() -> str:
+    """Return a digest of the modules that write functions."""
+    code = hashlib.sha256()
+    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
+        code.update(path.read_bytes())
+    return code.hexdigest()
+
+
+@cache
+def _prepare() -> None:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    others = {"sched_yield": _address(ctypes.CDLL(None), "sched_yield")} if YIELDS else {}
+    for name, address in (find_team_functions() | others).items():
+        llvm.add_symbol(name, address)
+
+
+def _address(library: ctypes.CDLL, name: str) -> int:
+    return ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
+
+
+YIELDS = hasattr(os, "sched_yield")  # whether a thread that waits can let others run
+TEAM_FUNCTIONS = ("GOMP_parallel", "omp_get_thread_num")
+
+
+@cache
+def find_team_functions() -> dict[str, int]:
+    """Return the addresses of the functions of torch's OpenMP library; empty where it has none of these names."""
+    torch.empty(1 << 16).add_(1)  # loads the library
+    for path in (None, *_find_libraries()):  # first what was loaded in front of all, as vLLM does with OpenMP
+        try:
+            library = ctypes.CDLL(path)
+            return {name: _address(library, name) for name in TEAM_FUNCTIONS}
+        except (OSError, AttributeError, TypeError):  # Windows has no libraries without a name
+            continue
+    return {}
+
+
+def _find_libraries() -> list[str]:
+    """Return the OpenMP libraries that this process has loaded, torch's own first."""
+    maps = Path("/proc/self/maps")
+    loaded = LIBRARY.findall(maps.read_text(encoding="utf-8")) if maps.is_file() else []
+    own = str(Path(torch.__file__).parent)
+    return sorted(dict.fromkeys(loaded), key=lambda path: not path.startswith(own))
+
+
+def make_team_call(address: int) -> Callable[[int, int], None]:
+    """Return what runs a compiled function on a team of threads: `(address of its data, number of threads)`."""
+    functions = find_team_functions()
+    if not functions:
+        alone = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
+        return lambda data, _: alone(data)
+    start = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)(
+        functions["GOMP_parallel"]
+    )
+    return lambda data, threads: start(address, data, threads, 0)

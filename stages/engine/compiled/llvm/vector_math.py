@@ -1,0 +1,122 @@
+"""Functions of vectors: the exponential and what is made of it, and the preparation of a matrix's inputs.
+
+Shapes: N rows, I inputs, G groups of inputs.
+"""
+
+import math
+
+from llvmlite import ir
+
+from stages.engine.compiled.llvm.emitter import FLOAT, INTS, VECTOR, VECTOR_SIZE, Emitter, Value
+from stages.engine.quantisation.groups import GROUP
+
+LOWEST = -87.0  # its exponential is the smallest that is not taken for 0
+# ln 2 in two parts: the first has so few bits that its product with an exponent is exact (Cephes, `expf`).
+LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4
+EXPONENTIAL = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
+NEWTON_STEPS = 3  # of a logarithm
+HIGHEST = 88.0  # the exponential of more is infinite
+LARGEST_CODES = {16: 32767, 8: 127}  # by the bits of rounded inputs
+FLOAT_BITS = 32  # of inputs that are not rounded
+
+
+def exponential(emit: Emitter, x: Value) -> Value:
+    """Return e to the power of a vector, within one unit in the last place; 0 below `LOWEST`.
+
+    The power of 2 next to the result is an exponent; the rest is a polynomial of Cephes (S. Moshier).
+
+    Args:
+        emit: of the function.
+        x: at most `HIGHEST`.
+    """
+    build = emit.builder
+    bounded = build.select(build.fcmp_ordered(">", x, emit.floats(LOWEST)), x, emit.floats(LOWEST))
+    power = emit.call(f"llvm.rint.v{VECTOR_SIZE}f32", VECTOR, [build.fmul(bounded, emit.floats(1 / math.log(2)))])
+    rest = emit.multiply_add(power, emit.floats(-LN2_HIGH), bounded)
+    rest = emit.multiply_add(power, emit.floats(-LN2_LOW), rest)
+    value = emit.floats(EXPONENTIAL[0])
+    for factor in EXPONENTIAL[1:]:
+        value = emit.multiply_add(value, rest, emit.floats(factor))
+    value = build.fadd(emit.multiply_add(value, build.fmul(rest, rest), rest), emit.floats(1.0))
+    bits = build.shl(build.add(build.fptosi(power, INTS), emit.ints(127)), emit.ints(23))
+    value = build.fmul(value, build.bitcast(bits, VECTOR))
+    # Not a number stays one: it is not below anything.
+    return build.select(build.fcmp_ordered("<", x, emit.floats(LOWEST)), emit.floats(0.0), _keep_nan(emit, x, value))
+
+
+def logarithm(emit: Emitter, x: Value) -> Value:
+    """Return the natural logarithm of a vector of positive numbers, within a few units of the last place of 1.
+
+    The bits of a number, as an integer, grow as its logarithm does but for a twentieth. Each of Newton's steps, `y + x
+    exp(-y) - 1`, squares the error.
+    """
+    build = emit.builder
+    bits = build.sitofp(build.sub(build.bitcast(x, INTS), emit.ints(127 << 23)), VECTOR)
+    value = build.fmul(bits, emit.floats(math.log(2) / (1 << 23)))
+    for _ in range(NEWTON_STEPS):
+        quotient = build.fmul(x, exponential(emit, build.fneg(value)))
+        value = build.fadd(value, build.fsub(quotient, emit.floats(1.0)))
+    return value
+
+
+def one_and_exponential(emit: Emitter, x: Value) -> Value:
+    """Return one and e to the power of a vector, of `HIGHEST` where it is larger: one over the logistic function."""
+    build, highest = emit.builder, emit.floats(HIGHEST)
+    bounded = build.select(build.fcmp_ordered(">", x, highest), highest, x)
+    return build.fadd(exponential(emit, bounded), emit.floats(1.0))
+
+
+def tangent(emit: Emitter, x: Value) -> Value:
+    """Return the hyperbolic tangent of a vector, within a few units of the last place of 1."""
+    build = emit.builder
+    share = build.fdiv(emit.floats(2.0), one_and_exponential(emit, build.fmul(x, emit.floats(2.0))))
+    return build.fsub(emit.floats(1.0), share)
+
+
+def _keep_nan(emit: Emitter, x: Value, value: Value) -> Value:
+    """Return a value, or x where that is not a number."""
+    return emit.builder.select(emit.builder.fcmp_unordered("uno", x, x), x, value)
+
+
+def store_inputs(emit: Emitter, group: tuple[Value, Value], inputs: Value, sums: Value, *, bits: int) -> None:
+    """Store a group of a row's inputs as a product reads them, and what its minimum is multiplied by.
+
+    Args:
+        emit: of the function.
+        group: the inputs, in two vectors.
+        inputs: address of the group.
+        sums: address of its sum; if rounded, of its scale and of the sum of the rounded inputs; if rounded to 8 bits,
+            of the sums of both halves too.
+        bits: of an input: 32, or 16 or 8 if rounded with one scale for the group.
+    """
+    build = emit.builder
+    if bits == FLOAT_BITS:
+        for half, vector in enumerate(group):
+            emit.store(vector, emit.offset(inputs, half * VECTOR_SIZE, 4))
+        emit.store(emit.total(build.fadd(*group)), sums)
+        return
+    sizes = [emit.call(f"llvm.fabs.v{VECTOR_SIZE}f32", VECTOR, [vector]) for vector in group]
+    larger = build.select(build.fcmp_unordered("<", sizes[0], sizes[1]), sizes[1], sizes[0])
+    largest = emit.call(f"llvm.vector.reduce.fmax.v{VECTOR_SIZE}f32", FLOAT, [larger])
+    scale = build.fdiv(largest, ir.Constant(FLOAT, LARGEST_CODES[bits]))
+    tiny = build.fcmp_ordered("<", largest, ir.Constant(FLOAT, 1e-30))
+    factor = build.select(tiny, ir.Constant(FLOAT, 0.0), build.fdiv(ir.Constant(FLOAT, LARGEST_CODES[bits]), largest))
+    parts = []
+    for half, vector in enumerate(group):
+        steps = emit.call(f"llvm.rint.v{VECTOR_SIZE}f32", VECTOR, [build.fmul(vector, emit.spread(factor))])
+        codes = build.fptosi(steps, INTS)
+        parts.append(codes)
+        short = build.trunc(codes, ir.VectorType(ir.IntType(bits), VECTOR_SIZE))
+        emit.store(short, emit.offset(inputs, half * VECTOR_SIZE, bits // 8))
+    # A maximum passes over what is not a number; a sum does not.
+    poison = build.fmul(emit.total(build.fadd(*group)), ir.Constant(FLOAT, 0.0))
+    scale = build.fadd(scale, poison)
+    emit.store(scale, sums)
+    for place, codes in enumerate((build.add(*parts), *(parts if bits == 8 else ())), start=1):
+        whole = build.sitofp(emit.total(codes), FLOAT)
+        emit.store(build.fmul(scale, whole), emit.offset(sums, place, 4))
+
+
+def sizes_of_group(bits: int) -> tuple[int, int]:
+    """Return the bytes of a group's inputs of some bits, and of its sums (`store_inputs`)."""
+    return bits // 8 * GROUP, {FLOAT_BITS: 4, 16: 8, 8: 16}[bits]

@@ -1,0 +1,259 @@
+"""Kernels of one linear layer: dense, packed by oneDNN, in eight bits, in codes of four bits, in 16 bits.
+
+Shapes: N rows, I inputs, O outputs, G groups of inputs, R inputs that are rotated together.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from typing_extensions import override
+
+from stages.engine.quantisation.groups import GROUP, GroupedMatrix
+
+MANY_ROWS = 8  # number of rows that stands for several, in packing and in measurements
+OUTPUTS = 16  # the kernel for four bits wants a multiple of it
+ROTATED = 64  # neighbouring inputs that are rotated together in eight bits, at most
+
+
+class Kernel(Protocol):
+    """Computes x W^T + b for one weight."""
+
+    def __call__(self, x_NI: Tensor) -> Tensor:
+        """Return the outputs (N, O), in the type of the inputs."""
+        ...
+
+
+class DenseLinear(Kernel):
+    """The weights in their dense layout, not copied."""
+
+    def __init__(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
+        self._weight_OI, self._bias_O = weight_OI, bias_O
+
+    @override
+    def __call__(self, x_NI: Tensor) -> Tensor:
+        return functional.linear(x_NI, self._weight_OI, self._bias_O)
+
+
+class PackedLinear(Kernel):
+    """oneDNN's blocked layout, a copy of the weights. CPU only."""
+
+    def __init__(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight_OI.contiguous(), MANY_ROWS)
+        self._bias_O = bias_O
+
+    @override
+    def __call__(self, x_NI: Tensor) -> Tensor:
+        outputs_NO: Tensor = torch.ops.mkldnn._linear_pointwise(x_NI, self._packed, self._bias_O, "none", [], "")
+        return outputs_NO
+
+
+class NeverAloneLinear(Kernel):
+    """Another kernel, which computes a single row next to a copy of itself.
+
+    oneDNN sums a single row of more than 1,024 inputs in another order than several (measured with AVX-512), so that
+    its last bits would depend on whether there are others.
+    """
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+
+    @override
+    def __call__(self, x_NI: Tensor) -> Tensor:
+        return self._kernel(x_NI.repeat(2, 1))[:1] if len(x_NI) == 1 else self._kernel(x_NI)
+
+
+class Int8Linear(Kernel):
+    """Weights in eight bits with one scale per output, inputs in eight bits with one scale per row, both rotated.
+
+    A few inputs of a language model are much larger than the others, and would set the scale. A rotation of every 64
+    neighbours by a Hadamard matrix spreads them out; the weights are rotated alike, so the products stay the same
+    (Ashkboos et al., "QuaRot", NeurIPS 2024).
+
+    The scale of a row depends on that row only, the sums are of integers, and so, but for their last division, are
+    those of the rotation: numbers of 24 bits, added in 53. So a row has the same outputs in every batch.
+    """
+
+    def __init__(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
+        self._signs_RR = make_hadamard(math.gcd(weight_OI.shape[1], ROTATED)).to(weight_OI.device)
+        turned_OI = self._rotate(weight_OI)
+        scale_O1 = turned_OI.abs().amax(1, keepdim=True).clamp_min(1e-12) / 127
+        self._weight_IO = torch.round(turned_OI / scale_O1).to(torch.int8).contiguous().t()
+        self._scale_O, self._bias_O = scale_O1[:, 0].contiguous(), bias_O
+
+    @override
+    def __call__(self, x_NI: Tensor) -> Tensor:
+        turned_NI = self._rotate(x_NI)
+        scale_N1 = torch.linalg.vector_norm(turned_NI, torch.inf, 1, keepdim=True).clamp_min_(1e-12).div_(127)
+        codes_NI = turned_NI.div_(scale_N1).round_().to(torch.int8)
+        outputs_NO = torch._int_mm(codes_NI, self._weight_IO).mul(scale_N1).mul_(self._scale_O)
+        return (outputs_NO if self._bias_O is None else outputs_NO.add_(self._bias_O)).to(x_NI.dtype)
+
+    def _rotate(self, x_NI: Tensor) -> Tensor:
+        size = len(self._signs_RR)
+        turned = (x_NI.double().reshape(-1, size) @ self._signs_RR).float()
+        return turned.div_(math.sqrt(size)).view(x_NI.shape)
+
+
+def make_hadamard(size: int) -> Tensor:
+    """Return Sylvester's matrix of signs (R, R) in float64; the size is a power of two.
+
+    >>> make_hadamard(2)
+    tensor([[ 1.,  1.],
+            [ 1., -1.]], dtype=torch.float64)
+    """
+    signs_RR = torch.ones(1, 1, dtype=torch.float64)
+    while len(signs_RR) < size:
+        signs_RR = torch.cat([torch.cat([signs_RR, signs_RR], 1), torch.cat([signs_RR, -signs_RR], 1)])
+    return signs_RR
+
+
+class Int4Linear(Kernel):
+    """Codes in groups of 32, inputs in bfloat16, sums in float32, outputs rounded to bfloat16.
+
+    Every output is a sum in the order of the inputs, whatever the number of rows: a row has the same outputs in every
+    batch. CPU only.
+    """
+
+    def __init__(self, groups: GroupedMatrix, bias_O: Tensor | None) -> None:
+        codes_OJ, both_GO2 = groups.split_planes()
+        self._outputs, self._bias_O, self._planes = len(codes_OJ), bias_O, groups.planes
+        missing = -len(codes_OJ) % OUTPUTS
+        codes_OJ = functional.pad(codes_OJ, (0, 0, 0, missing)).to(torch.int32)
+        self._codes = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes_OJ, 2)
+        self._both_GO2 = functional.pad(both_GO2, (0, 0, 0, missing)).contiguous()
+
+    @override
+    def __call__(self, x_NI: Tensor) -> Tensor:
+        inputs_NJ = x_NI.bfloat16().contiguous() if self._planes == 1 else x_NI.bfloat16().repeat(1, self._planes)
+        padded_NO = torch.ops.aten._weight_int4pack_mm_for_cpu(inputs_NJ, self._codes, GROUP, self._both_GO2)
+        outputs_NO: Tensor = padded_NO[:, : self._outputs].to(x_NI.dtype)
+        return outputs_NO if self._bias_O is None else outputs_NO + self._bias_O
+
+
+class InTypeLinear(Kernel):
+    """A kernel whose weights have another type than the inputs: these are rounded to it, and the outputs come from it.
+
+    Args:
+        kernel: for inputs of that type.
+        dtype: of its weights.
+        bias_O: added to the outputs in the type of the inputs.
+    """
+
+    def __init__(self, kernel: Kernel, dtype: torch.dtype, bias_O: Tensor | None) -> None:
+        self._kernel, self._dtype, self._bias_O = kernel, dtype, bias_O
+
+    @override
+    def __call__(self, x_NI: Tensor) -> Tensor:
+        outputs_NO = self._kernel(x_NI.to(self._dtype)).to(x_NI.dtype)
+        return outputs_NO if self._bias_O is None else outputs_NO.add_(self._bias_O)
+
+
+class HalfLinear(Kernel):
+    """Weights in float16; inputs, sums and outputs in float32. x86 CPUs only, see `can_halve`.
+
+    A row has the same outputs in every batch if `keeps_bits_in_half` is true.
+
+    Args:
+        weight_OI: of any type.
+        bias_O: in the type of the inputs.
+        rounds: whether inputs and outputs are rounded to bfloat16, as `Int4Linear` rounds them.
+    """
+
+    def __init__(self, weight_OI: Tensor, bias_O: Tensor | None, *, rounds: bool = False) -> None:
+        self._packed = torch.ops.quantized.linear_prepack_fp16(weight_OI.float().contiguous(), None)
+        self._bias_O, self._rounds = bias_O, rounds
+
+    @override
+    def __call__(self, x_NI: Tensor) -> Tensor:
+        inputs_NI = (x_NI.bfloat16() if self._rounds else x_NI).float().contiguous()
+        sums_NO: Tensor = torch.ops.quantized.linear_dynamic_fp16(inputs_NI, self._packed)
+        outputs_NO = (sums_NO.bfloat16() if self._rounds else sums_NO).to(x_NI.dtype)
+        return outputs_NO if self._bias_O is None else outputs_NO.add_(self._bias_O)
+
+
+class ByRowsLinear(Kernel):
+    """One kernel for few rows, another from some number of rows on."""
+
+    def __init__(self, few: Kernel, many: Kernel, many_from: int = 2) -> None:
+        self._few, self._many, self._many_from = few, many, many_from
+
+    @override
+    def __call__(self, x_NI: Tensor) -> Tensor:
+        return self._few(x_NI) if x_NI.shape[0] < self._many_from else self._many(x_NI)
+
+
+KINDS: dict[str, type[DenseLinear | PackedLinear | Int8Linear]] = {
+    "plain": DenseLinear,
+    "packed": PackedLinear,
+    "int8": Int8Linear,
+}
+
+
+def can_pack(weight: Tensor) -> bool:
+    """Check whether oneDNN can pack these weights on this machine."""
+    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
+    if weight.dtype == torch.bfloat16:  # oneDNN computes in it from AVX-512 on
+        supported: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        return supported
+    return weight.dtype == torch.float32
+
+
+def can_halve(weight_OI: Tensor) -> bool:
+    """Check whether torch computes with weights in float16 here, and these weights are in its range."""
+    if weight_OI.device.type != "cpu" or torch.backends.quantized.engine not in ("x86", "fbgemm"):
+        return False
+    return weight_OI.numel() > 0 and float(weight_OI.abs().max()) <= torch.finfo(torch.float16).max
+
+
+def keeps_bits_in_half() -> bool:
+    """Check whether a row multiplied by weights in float16 has the same bits in every batch.
+
+    With AVX2 it has not (measured with widths 576 to 1,536); where this is true, a test compares the bits.
+    """
+    return torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+
+
+@dataclass(frozen=True)
+class KindsByRows:
+    """Kinds of kernels (keys of `KINDS`) for few rows and for many."""
+
+    # few, many: the kinds
+    few: str
+    many: str
+    many_from: int = 2  # number of rows from which on the second is used
+
+
+def make_kernel(weight_OI: Tensor, bias_O: Tensor | None, kinds: KindsByRows) -> Kernel:
+    """Make one kernel for few rows and another for many, or one for all."""
+    first = KINDS[kinds.few](weight_OI, bias_O)
+    if kinds.few == kinds.many:
+        return first
+    return ByRowsLinear(first, KINDS[kinds.many](weight_OI, bias_O), kinds.many_from)
+
+
+def make_in_type(weight_OI: Tensor, bias_O: Tensor | None, inputs: torch.dtype, kinds: KindsByRows) -> Kernel:
+    """Make a kernel in the type of the weights for inputs of a type."""
+    if weight_OI.dtype == inputs:
+        return make_kernel(weight_OI, bias_O, kinds)
+    return InTypeLinear(make_kernel(weight_OI, None, kinds), weight_OI.dtype, bias_O)
+
+
+def make_many(layout: str, weight_OI: Tensor, bias_O: Tensor | None, inputs: torch.dtype) -> Kernel:
+    """Make the kernel of a layout for many rows. It rounds inputs and outputs to bfloat16, as that for codes does.
+
+    Args:
+        layout: `float16` or `bfloat16`.
+        weight_OI: in float32.
+        bias_O: in the type of the inputs.
+        inputs: their type.
+    """
+    if layout == "float16":
+        return HalfLinear(weight_OI, bias_O, rounds=True)
+    rounded_OI = weight_OI.bfloat16()
+    kind = "packed" if can_pack(rounded_OI) else "plain"
+    return make_in_type(rounded_OI, bias_O, inputs, KindsByRows(kind, kind))

@@ -1,0 +1,341 @@
+"""The proof that a forward pass computes what the model computes, made when a model is loaded.
+
+A text is read at once by the model's own modules, and by the forward pass as decoding reads it: a prompt, then several
+tokens and single ones, with rollbacks, a saved and restored row, in a batch of ragged rows, one of which ends. The
+logits of all tokens after the prompt must agree. Trees of tokens are checked after that: a forward pass that does not
+read them is used for chains only. Windows, chunks and switches of the rotary frequencies are made so short for the
+proof that the text is longer than each. Where a model does not take the shorter window from its configuration, the text
+is longer than the real one.
+
+Shapes: T tokens, V vocabulary.
+"""
+
+import hashlib
+import math
+import random
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stages.engine.forward_pass.attention_masks import LIBRARY, find_paths
+from stages.engine.forward_pass.forward import Forward
+from stages.engine.forward_pass.row_forward import find_rope_switch
+
+SPAN = 12  # tokens of a window or chunk during the proof
+TEXT, OTHER_TEXT = 3 * SPAN + 4, SPAN + 6  # tokens of the two rows
+# The longest text of a proof: a window that can be neither shortened nor passed limits the texts of the model instead.
+LONGEST_TEXT = 4096 + SPAN
+SPAN_NAMES = re.compile(r"window|chunk|local_attention|block_size|index_topk")
+SHORTENED = ("sliding_window", "attention_chunk_size")
+# A tree and its kept path: the tokens of the second branch are some places from where they would be in a text.
+TREE, KEPT = (-1, 0, 1, 2, 3, 4, 5, 6, 1, 8, 8, -1, 11), (0, 1, 8, 10)
+EXACT, ROUNDED = 1e-3, 0.3  # largest deviation in standard deviations of the logits, in float32 and in less
+ROUNDED_IN_16_BITS = 0.02  # where only the inputs of matrices are rounded, with a scale for 32 of them
+ROUNDED_IN_8_BITS = 0.5  # the same; SmolLM2-135M-Instruct from its Q4_1 file has 0.23
+
+
+def find_spans(config: Any) -> dict[str, int]:
+    """Return what a text configuration names that may change attention beyond some number of tokens."""
+    return {
+        name: value
+        for name, value in vars(config).items()
+        if SPAN_NAMES.search(name) and isinstance(value, int) and not isinstance(value, bool) and value > 0
+    }
+
+
+def tolerance(model: Any) -> float:
+    """Return the largest deviation of a correct forward pass of this model."""
+    return EXACT if model.dtype in (torch.float32, torch.float64) else ROUNDED
+
+
+@torch.inference_mode()
+def check_spans(model: Any) -> tuple[int, int | None]:
+    """Find how long a text must be to go beyond everything that the configuration names.
+
+    Returns:
+        The number of tokens of the text of a proof, and the longest text that the proof covers; None: any.
+    """
+    config = model.config.get_text_config()
+    spans = find_spans(config)
+    with shorten_spans(model):
+        short = [name for name in SHORTENED if name in spans and _takes_shorter(model, name, spans[name])]
+    spans = {name: span for name, span in spans.items() if name not in short}
+    longest = (getattr(config, "max_position_embeddings", None) or 1 << 30) - SPAN
+    longer = [span for span in spans.values() if TEXT <= span < longest]
+    covered = [span for span in longer if span + SPAN <= min(LONGEST_TEXT, longest)]
+    beyond = [span for span in longer if span not in covered]
+    return min(longest, max([TEXT, *(span + SPAN for span in covered)])), min(beyond, default=None)
+
+
+def _takes_shorter(model: Any, name: str, span: int) -> bool:
+    """Whether the model computes something else with a shortened span than with this one."""
+    config = model.config.get_text_config()
+    ids = torch.tensor([_make_text(TEXT, model)], device=model.device)
+    short_V = model(input_ids=ids).logits[0, -1]
+    shortened = getattr(config, name)
+    setattr(config, name, span)
+    try:
+        return not torch.equal(short_V, model(input_ids=ids).logits[0, -1])
+    finally:
+        setattr(config, name, shortened)
+
+
+@contextmanager
+def shorten_spans(model: Any) -> Iterator[None]:
+    """Make windows, chunks and rotary switches of a model shorter than the text of a proof."""
+    config = model.config.get_text_config()
+    windows = {name: getattr(config, name) for name in SHORTENED if (getattr(config, name, None) or 0) > SPAN}
+    switch, parameters = find_rope_switch(config), getattr(config, "rope_parameters", None) or {}
+    kinds = [one for one in (parameters, *parameters.values()) if isinstance(one, dict)]
+    switching = [one for one in kinds if switch is not None and one.get("original_max_position_embeddings")]
+    lengths = [one["original_max_position_embeddings"] for one in switching]
+    if switching:  # the first pass computes the frequencies of longer texts, from the real length, and keeps them
+        model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=model.device), use_cache=False)
+    try:
+        for name in windows:
+            setattr(config, name, SPAN)
+        for one in switching:
+            one["original_max_position_embeddings"] = min(2 * SPAN, one["original_max_position_embeddings"])
+        yield
+    finally:
+        for name, window in windows.items():
+            setattr(config, name, window)
+        for one, length in zip(switching, lengths, strict=True):
+            one["original_max_position_embeddings"] = length
+
+
+def _make_text(length: int, model: Any) -> list[int]:
+    """Return ids that repeat rarely, the same in every process."""
+    size = model.get_input_embeddings().weight.shape[0]
+    return random.Random(0).choices(range(size), k=length)
+
+
+@torch.inference_mode()
+def read_at_once(model: Any, tokens: Sequence[int]) -> Tensor:
+    """Compute the logits of a text with the model's own modules (T, V): those of each position are of the text up to
+    it.
+    """
+    switch = find_rope_switch(model.config.get_text_config())
+    ends = [len(tokens)] if switch is None or switch >= len(tokens) else [switch, len(tokens)]
+    begins = [0, *ends[:-1]]
+    parts = []
+    for begin, end in zip(begins, ends, strict=True):
+        logits_TV = model(input_ids=torch.tensor([tokens[:end]], device=model.device), use_cache=False).logits[0]
+        parts.append(logits_TV[begin:].float())
+    return torch.cat(parts)
+
+
+@torch.inference_mode()
+def measure_deviation(model: Any, forward: Forward, length: int, *, rounds_inputs: bool = False) -> float:
+    """Return the largest difference between a forward pass and the model in standard deviations of the logits.
+
+    Logits that the model sets to minus infinity or to the smallest number are compared as such.
+
+    Args:
+        model: a Hugging Face causal language model.
+        forward: a forward pass of it with an empty cache.
+        length: number of tokens of the longer text.
+        rounds_inputs: whether the forward pass is an approximation (int8, int4, bfloat16): then the root of the mean
+            square of the differences is returned, which does not grow with the vocabulary.
+    """
+    with shorten_spans(model):
+        reader = _ProofReader(forward, [_make_text(length, model), _make_text(OTHER_TEXT + 5, model)[5:]])
+        references = [read_at_once(model, text) for text in reader.texts]
+        reader.read_as_decoding_does()
+    found, expected = [], []
+    for row, position, logits_V in reader.found:
+        found.append(logits_V.float())
+        expected.append(references[row][position])
+    ratios = [_compare(one, other, rounds_inputs=rounds_inputs) for one, other in zip(found, expected, strict=True)]
+    return math.inf if any(map(math.isnan, ratios)) else max(ratios)
+
+
+def _compare(found_V: Tensor, expected_V: Tensor, *, rounds_inputs: bool) -> float:
+    """Return the difference of the logits of one position in their standard deviations."""
+    smallest = torch.finfo(torch.bfloat16).min / 2
+    used_V = expected_V > smallest
+    if not torch.equal(used_V, found_V > smallest):
+        return math.inf
+    difference_U = (found_V - expected_V)[used_V]
+    size = difference_U.square().mean().sqrt() if rounds_inputs else difference_U.abs().max()
+    return float(size / expected_V[used_V].std().clamp(min=1e-6))
+
+
+def describe_error(error: Exception) -> str:
+    """Return the type and the first line of an error."""
+    return ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
+
+
+class _ProofReader:
+    """Reads two texts as decoding reads them, and keeps the logits."""
+
+    def __init__(self, forward: Forward, texts: list[list[int]]) -> None:
+        self.texts, self._forward = texts, forward
+        self._lengths = [0] * len(texts)
+        # row, position and logits at every position that was read for its logits
+        self.found: list[tuple[int, int, Tensor]] = []
+
+    def read_as_decoding_does(self) -> None:
+        """Read the texts in parts, as ragged rows, with wrong tokens that are rolled back."""
+        longest = len(self.texts[0])
+        self._forward.reserve(1, longest + SPAN)
+        self._pass({0: (longest // 2, 0)}, wanted=0)  # a prompt, and a longer one joins
+        self._forward.reserve(2, longest + SPAN)
+        self._pass({1: (4, 0)}, wanted=0)
+        self._pass({0: (3, 2), 1: (1, 3)})
+        self._pass({0: (1, 0), 1: (5, 1)})
+        self._pass({0: (1, 4), 1: (1, 0)})
+        self._forward.write_cache(0, [kept.clone() for kept in self._forward.read_cache(0, self._lengths[0])])
+        self._pass({0: (4, 1), 1: (2, 0)})
+        self._pass({0: (0, 0), 1: (1, 0)})
+        self._forward.move(0, 1, self._lengths[0])  # the second row ends, the first takes its place
+        self._forward.move(1, 0, self._lengths[0])
+        self._pass({0: (longest - self._lengths[0] - 2, 3)})
+        self._pass({0: (1, 0)})
+        self._pass({0: (1, 0)})
+
+    def _pass(self, reads: dict[int, tuple[int, int]], wanted: int | None = None) -> None:
+        """Read right tokens and then wrong ones of some rows, keep the logits of the right ones, and roll back."""
+        first, rows = min(reads), range(min(reads), max(reads) + 1)
+        right = [self.texts[row][self._lengths[row] :][: reads[row][0]] for row in rows]
+        wrong = [[1 + place for place in range(reads[row][1])] for row in rows]
+        tokens = [[*good, *bad] for good, bad in zip(right, wrong, strict=True)]
+        counts = [len(new) if wanted is None else wanted for new in tokens]
+        starts = [self._lengths[row] for row in rows]
+        logits_NV, _ = self._forward(first, tokens, starts, counts, hidden=wanted is None)
+        begin = 0
+        for row, good, count in zip(rows, right, counts, strict=True):
+            for place in range(min(count, len(good))):
+                self.found.append((row, self._lengths[row] + place, logits_NV[begin + place]))
+            begin += count
+            self._lengths[row] += len(good)
+
+
+def follows_masks(model: Any, read: Callable[[Tensor, Tensor, Tensor], Tensor]) -> bool:
+    """Check whether a branch that is read next to a text has the logits that it has as its continuation.
+
+    Training reads the branches of a text with it, by a mask and positions (`stages/examples/batches.py`).
+
+    Args:
+        model: a Hugging Face causal language model.
+        read: computes logits (B, T, V) from ids, positions and a mask.
+    """
+    text, branch, start = _make_text(10, model), _make_text(14, model)[10:], 6
+    ids_1T = torch.tensor([[*text, *branch]], device=model.device)
+    positions_1T = torch.tensor([[*range(len(text)), *range(start, start + len(branch))]], device=model.device)
+    mask_TT = torch.ones(ids_1T.shape[1], ids_1T.shape[1], dtype=torch.bool, device=model.device).tril()
+    mask_TT[len(text) :, start : len(text)] = False
+    try:
+        with torch.inference_mode():
+            found_QV = read(ids_1T, positions_1T, mask_TT[None, None])[0, -len(branch) :]
+        expected_QV = read_at_once(model, [*text[:start], *branch])[-len(branch) :]
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception:  # models raise anything for a mask that they do not expect
+        return False
+    ratios = [_compare(one, other, rounds_inputs=False) for one, other in zip(found_QV, expected_QV, strict=True)]
+    return all(ratio <= tolerance(model) for ratio in ratios)
+
+
+@torch.inference_mode()
+def follows_trees(model: Any, make: Callable[[], Forward], limit: float, length: int) -> bool:
+    """Check whether a forward pass that reads a tree of new tokens gives each the logits of its own path.
+
+    A row that branches twice is read together with a chain. One path is kept, some tokens of the chain are rolled back,
+    and both rows are continued, the second by a tree.
+
+    Args:
+        model: a Hugging Face causal language model.
+        make: makes a forward pass of it with an empty cache.
+        limit: largest deviation of its logits.
+        length: number of tokens of the longer text.
+    """
+    forward = make()
+    if not forward.reads_trees:
+        return False
+    try:
+        with shorten_spans(model):
+            reader = _TreeReader(model, forward, length)
+            reader.read(TREE, tuple(range(-1, 4)))
+            reader.keep(0, KEPT)
+            reader.keep(1, (0, 1, 2))
+            reader.read((-1, 0), (-1, 0, -1))
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception:  # models raise anything for positions that they do not expect
+        return False
+    return all(ratio <= limit for ratio in reader.ratios)  # False for NaN
+
+
+class _TreeReader:
+    """Reads trees after two prompts, and compares their logits with those of each path read at once."""
+
+    def __init__(self, model: Any, forward: Forward, length: int) -> None:
+        self._model, self._forward = model, forward
+        text = _make_text(length + 2 * SPAN, model)
+        self._texts = [text[: max(1, length - SPAN)], text[4 : 4 + OTHER_TEXT // 2]]
+        self._unread = iter(text[length - SPAN :] + text[:SPAN])
+        self._read: list[list[int]] = []
+        self.ratios: list[float] = []  # differences of the logits of each token in their standard deviations
+        forward.reserve(2, length + SPAN)
+        for row, prompt in enumerate(self._texts):
+            forward(row, [prompt], [0], [0], hidden=False)
+
+    def read(self, *parents: Sequence[int]) -> None:
+        """Read new tokens with these parents, per row."""
+        self._read = [[next(self._unread) for _ in own] for own in parents]
+        counts, starts = list(map(len, parents)), list(map(len, self._texts))
+        logits_NV, _ = self._forward(0, self._read, starts, counts, hidden=False, parents=parents)
+        for row, (own, found_QV) in enumerate(zip(parents, logits_NV.split(counts), strict=True)):
+            for token, path in enumerate(find_paths(own)):
+                if token not in own:  # nothing follows it
+                    text = [*self._texts[row], *(self._read[row][node] for node in path)]
+                    expected_QV = read_at_once(self._model, text)[-len(path) :]
+                    pairs = zip(found_QV[path].float(), expected_QV, strict=True)
+                    self.ratios += [_compare(one, other, rounds_inputs=False) for one, other in pairs]
+
+    def keep(self, row: int, path: Sequence[int]) -> None:
+        """Keep a path of the last tree of a row."""
+        self._forward.keep(row, len(self._texts[row]), path)
+        self._texts[row] += [self._read[row][token] for token in path]
+
+
+def proof_key(model: Any, *parts: object) -> list[Any]:
+    """Return what the outcome of a proof depends on besides the weights: configuration, device, libraries, own code."""
+    code = hashlib.sha256()
+    own = Path(__file__).parent
+    folders = (own, *map(own.with_name, ("compiled", "models", "quantisation")))
+    for path in sorted(path for folder in folders for path in folder.rglob("*.py")):
+        code.update(path.read_bytes())
+    for buffer in model.buffers():  # weights of quantised models
+        code.update(buffer.detach().flatten()[:64].float().cpu().numpy().tobytes())
+    how = f"{model.device.type} {model.config._attn_implementation} torch {torch.__version__}"
+    return [model.config.to_json_string(), how, LIBRARY, code.hexdigest(), *map(str, parts)]
+
+
+def pick_forward(
+    model: Any, candidates: Sequence[Callable[[], Forward]], limit: float, length: int, *, rounds_inputs: bool = False
+) -> tuple[int | None, list[str]]:
+    """Return the number of the first candidate that computes what the model computes, and what the others did.
+
+    Raises:
+        MemoryError, torch.OutOfMemoryError: not the fault of a candidate.
+    """
+    reasons = []
+    for number, make in enumerate(candidates):
+        try:
+            deviation = measure_deviation(model, make(), length, rounds_inputs=rounds_inputs)
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # models raise anything for a cache that is not their own
+            reasons.append(describe_error(error))
+            continue
+        if deviation <= limit:
+            return number, reasons
+        reasons.append(f"its logits deviate by {deviation:.2g} standard deviations")
+    return None, reasons

@@ -1,0 +1,430 @@
+"""A causal language model over rows of unequal length, with its own key-value cache.
+
+Shapes: B rows, Q new tokens of the longest row, K keys, V vocabulary, W hidden width.
+"""
+
+import copy
+import hashlib
+import logging
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stages.contract.blocks import SequenceState
+from stages.contract.snapshot import State
+from stages.engine.forward_pass.attention_masks import AttentionPositions, attend_by_position, is_chain
+from stages.engine.forward_pass.forward import Forward, ModuleForward
+from stages.engine.forward_pass.measurements import Measurements
+from stages.engine.forward_pass.packed_weights import PackedLlamaWeights
+from stages.engine.forward_pass.proof import proof_key
+from stages.engine.forward_pass.slot_forward import SlotForward
+from stages.engine.models.adapters import (
+    ADAPTER_FOLDER,
+    activate,
+    is_adapter_weight,
+    read_adapter,
+    save_adapter,
+    strip_adapters,
+)
+from stages.engine.models.forward_choice import (
+    CODES,
+    can_pack,
+    choose_weights,
+    keep_useful_codes,
+    make_forward,
+    pack_weights,
+)
+from stages.engine.models.forward_search import PACKED, ForwardSearch
+from stages.engine.models.huggingface import load_causal_model, raise_write_errors
+from stages.engine.quantisation.modules import CODE_FORMATS, FORMATS, has_groups
+
+LOG = logging.getLogger("omnidraft.models")
+SAMPLES = 64  # values of each weight that enter a fingerprint
+PRUNE_BELOW = 0.75  # share of the output layer's rows below which a pruned layer saves more than the scatter costs
+
+
+@dataclass
+class _WeightChanges:
+    """How often trained weights were replaced; of all instances that share them."""
+
+    count: int = 0
+
+
+class LanguageModel:
+    """A causal language model over rows of unequal length, with its own key-value cache.
+
+    Several instances may share the same modules, each with its own rows and optionally its own adapter.
+
+    Args:
+        model: any Hugging Face causal language model.
+        name, adapter: for messages, and of the injected adapter to compute with.
+        weights: format of the packed weights, see `KernelMaker`; `auto` is chosen by `choose_weights`.
+        packed_weights: such weights of this model if they exist already.
+        measurements: store of the fastest kernels; by default that of this machine.
+        batch_invariant: see `PackedLlamaWeights`.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        name: str,
+        adapter: str | None = None,
+        *,
+        weights: str = "fastest",
+        packed_weights: PackedLlamaWeights | None = None,
+        measurements: Measurements | None = None,
+        batch_invariant: bool = False,
+    ) -> None:
+        self.model, self.name, self.adapter = model.eval(), name, adapter
+        self.device: torch.device = next(model.parameters()).device
+        self.vocabulary_size: int = model.get_output_embeddings().weight.shape[0]
+        self.hidden_size: int = model.get_output_embeddings().weight.shape[1]
+        self.max_length: int = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 1 << 30
+        self.parameters = sum(parameter.numel() for parameter in model.parameters())
+        self.layers: int = model.config.get_text_config().num_hidden_layers
+        self.weights = choose_weights(model) if weights == "auto" else weights
+        self.batch_invariant, self._packed_weights = batch_invariant, packed_weights
+        self.measurements = measurements or Measurements()
+        # Whether `read` follows a mask and positions: not if a model has states, or biases by column.
+        self.attends_anywhere = True
+        self.extra: nn.Module | None = None  # trained with the model, but no part of it
+        self.reads_trees = False  # whether new tokens of a row may be a tree: where `prove_forward` found it right
+        self._changes = _WeightChanges()
+        self._order: list[SequenceState] = []
+        self._lengths: dict[SequenceState, int] = {}
+
+    @cached_property
+    def forward_pass(self) -> Forward:
+        """The packed forward if it supports the architecture, else the modules; `prove_forward` may choose another."""
+        return make_forward(self._pack()) if self._can_pack() else ModuleForward(self.model)
+
+    def _can_pack(self) -> bool:
+        return not self.adapter and can_pack(self.model, self.weights)
+
+    def _pack(self) -> PackedLlamaWeights:
+        if self._packed_weights is None:
+            self._packed_weights = pack_weights(
+                self.model, self.weights, self.measurements, batch_invariant=self.batch_invariant
+            )
+        return self._packed_weights
+
+    def share_weights(self, adapter: str | None = None) -> "LanguageModel":
+        """Return another instance over the same weights, with its own rows."""
+        shared = LanguageModel(
+            self.model,
+            self.name,
+            adapter or self.adapter,
+            weights=self.weights,
+            packed_weights=None if adapter else self._packed_weights,
+            measurements=self.measurements,
+            batch_invariant=self.batch_invariant,
+        )
+        shared.max_length, shared.attends_anywhere = self.max_length, self.attends_anywhere
+        shared.extra = self.extra
+        if not adapter:
+            shared._changes = self._changes
+        if not adapter or not isinstance(self.forward_pass, SlotForward):
+            shared.forward_pass, shared.reads_trees = self.forward_pass.share(), self.reads_trees
+        return shared
+
+    def admit(self, row: SequenceState, tokens: Sequence[int], *, read: bool = True) -> None:
+        """Add a sequence and compute all of its tokens but the last; without `read`, none of them."""
+        self._order.append(row)
+        self._lengths[row] = 0
+        self.forward_pass.reserve(len(self._order), len(tokens) + row.remaining_tokens)
+        if read and len(tokens) > 1:
+            self.extend(row, tokens[:-1])
+
+    def extend(self, row: SequenceState, tokens: Sequence[int]) -> None:
+        """Compute the next tokens of one sequence in a pass without outputs."""
+        self._read(self._order.index(row), [row], [tokens], [0], hidden=False)
+
+    def read_row(self, row: SequenceState) -> list[Tensor]:
+        """Return views of the keys and values of a sequence; they change with the next pass."""
+        return self.forward_pass.read_cache(self._order.index(row), self._lengths[row])
+
+    @torch.inference_mode()
+    def write_row(self, row: SequenceState, start: int, kept: Sequence[Tensor]) -> None:
+        """Write keys and values of the tokens from `start` on, cut from what `read_row` returned for equal ones."""
+        self.forward_pass.write_cache(self._order.index(row), kept, start)
+        self._lengths[row] = start + kept[0].shape[-2]
+
+    @torch.inference_mode()  # the cache's tensors are made in it
+    def release(self, row: SequenceState) -> None:
+        """Remove a sequence; the last row of the cache moves to its index."""
+        place = self._order.index(row)
+        last = self._order.pop()
+        if last is not row:
+            self.forward_pass.move(len(self._order), place, self._lengths[last])
+            self._order[place] = last
+        del self._lengths[row]
+
+    def mask_without(self, allowed: Collection[int]) -> Tensor:
+        """Return a mask that is True for every output that is not among the allowed ids (V,)."""
+        forbidden_V = torch.ones(self.vocabulary_size, dtype=torch.bool, device=self.device)
+        forbidden_V[torch.tensor(sorted(allowed), dtype=torch.long, device=self.device)] = False
+        return forbidden_V
+
+    def prove_forward(self) -> None:
+        """Choose the fastest forward pass that provably computes what the model does (`ForwardSearch`).
+
+        The outcome is stored on this machine for these weights, this configuration and this code.
+
+        Raises:
+            ModelError: no forward pass is right, or the weights are to be rounded and the packed forward is not.
+            MemoryError, torch.OutOfMemoryError: there is too little memory for a forward pass.
+        """
+        pack = self._pack if self._can_pack() else None
+        search = ForwardSearch(
+            self.model, self.name, self.weights, pack, self.read, batch_invariant=self.batch_invariant
+        )
+        key = proof_key(self.model, fingerprint(self), self.weights, self.batch_invariant, *search.candidates)
+        found = self.measurements.get_or_measure("proof", key, search.prove)
+        if found["longest"] and found["longest"] < self.max_length:
+            LOG.warning(
+                "%s: texts end at %d tokens: its configuration names that span, and no longer text was checked",
+                self.name,
+                found["longest"],
+            )
+            self.max_length = found["longest"]
+        self.attends_anywhere, self.reads_trees = found["branches"], found["trees"]
+        if found["forward"] != PACKED:
+            self._packed_weights = None
+            self.forward_pass = search.candidates[found["forward"]]()
+
+    def restrict(self, ids: Collection[int]) -> None:
+        """Allow logits of these ids only; the others are not computed if that is faster."""
+        if isinstance(self.forward_pass, SlotForward):
+            self.forward_pass.restrict(sorted(ids) if len(ids) < PRUNE_BELOW * self.vocabulary_size else None)
+
+    def state_dict(self, rows: Collection[SequenceState]) -> State:
+        """Return the caches of these of its rows: keys and values bit for bit."""
+        cached = [
+            (row, self._lengths[row], self.forward_pass.read_cache(place, self._lengths[row]))
+            for place, row in enumerate(self._order)
+            if row in rows
+        ]
+        return {"capacity": self.forward_pass.capacity, "rows": cached}
+
+    def load_state_dict(self, state: State) -> None:
+        """Continue with the rows of a state."""
+        self._order = [row for row, _, _ in state["rows"]]
+        self._lengths = {row: length for row, length, _ in state["rows"]}
+        if self._order:
+            self.forward_pass.reserve(len(self._order), state["capacity"])
+        for place, (_, _, tensors) in enumerate(state["rows"]):
+            self.forward_pass.write_cache(place, [tensor.to(self.device) for tensor in tensors])
+
+    def length(self, row: SequenceState) -> int:
+        """Return the number of cached tokens of a sequence."""
+        return self._lengths[row]
+
+    def roll_back(self, row: SequenceState, length: int) -> None:
+        """Drop the cached tokens of a sequence after the first `length`."""
+        self._lengths[row] = min(length, self._lengths[row])
+
+    def keep_path(self, row: SequenceState, start: int, path: Sequence[int]) -> None:
+        """Keep one path of the tree that the last forward pass read after the first `start` tokens of a sequence.
+
+        Args:
+            row: an admitted sequence.
+            start: number of its cached tokens before the pass.
+            path: ascending indices among its new tokens: each but the first follows the one before it.
+
+        Raises:
+            ValueError: the indices do not ascend, or are not among the new tokens.
+        """
+        new = self._lengths[row] - start
+        if any(token <= before for before, token in pairwise((-1, *path, new))):
+            raise ValueError(f"a path must ascend among the {new} new tokens, got {list(path)}")
+        if path and path[-1] != len(path) - 1:
+            with torch.inference_mode():  # the cache's tensors are made in it
+                self.forward_pass.keep(self._order.index(row), start, path)
+        self._lengths[row] = start + len(path)
+
+    def forward(
+        self,
+        rows: Sequence[SequenceState],
+        tokens: Sequence[Sequence[int]],
+        wanted: Sequence[int],
+        *,
+        hidden: bool = False,
+        parents: Sequence[Sequence[int]] | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Compute new tokens of every admitted sequence, in order of admission.
+
+        Args:
+            rows: all admitted sequences.
+            tokens: new tokens per sequence; empty for one without new tokens.
+            wanted: number of last new tokens per sequence for which logits are returned.
+            hidden: whether to return the last hidden states too.
+            parents: per sequence and new token the index, among the sequence's new tokens, of the one that it follows,
+                which is smaller; -1 if it follows the cached tokens. `keep_path` keeps one path. None: every sequence's
+                new tokens are a chain, and so they must be unless the model `reads_trees`.
+
+        Returns:
+            logits (N, V) at the wanted positions, rows concatenated, and their last hidden states (N, W), or the logits
+            again without `hidden`.
+
+        Raises:
+            ValueError: other rows, parents that do not fit the tokens, or a tree where the model reads chains only.
+        """
+        if list(rows) != self._order:
+            raise ValueError("rows must be all admitted rows in the order of admission")
+        if parents is not None:
+            self._check_parents(tokens, parents)
+        return self._read(0, rows, tokens, wanted, hidden=hidden, parents=parents)
+
+    def _check_parents(self, tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]) -> None:
+        if list(map(len, parents)) != list(map(len, tokens)):
+            raise ValueError(f"every new token needs a parent, got {parents} for {list(map(len, tokens))} tokens")
+        if not all(-1 <= parent < token for own in parents for token, parent in enumerate(own)):
+            raise ValueError(f"a new token must follow an earlier one, or the cached ones (-1), got {parents}")
+        if not self.reads_trees and not all(map(is_chain, parents)):
+            raise ValueError(f"{self.name} ({self.forward_pass.name}) reads chains only, got the parents {parents}")
+
+    @torch.inference_mode()
+    def _read(
+        self,
+        first: int,
+        rows: Sequence[SequenceState],
+        tokens: Sequence[Sequence[int]],
+        wanted: Sequence[int],
+        *,
+        hidden: bool,
+        parents: Sequence[Sequence[int]] | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        self._activate()
+        starts = [self._lengths[row] for row in rows]
+        for row, new in zip(rows, tokens, strict=True):
+            self._lengths[row] += len(new)
+        self.forward_pass.reserve(len(self._order), max(self._lengths[row] for row in rows))
+        return self.forward_pass(first, tokens, starts, wanted, hidden=hidden, parents=parents)
+
+    @torch.no_grad()
+    def load_weights(self, weights: Sequence[Tensor]) -> None:
+        """Copy values into the trained weights; they take effect in the next pass."""
+        for own, new in zip(self.trained_weights, weights, strict=True):
+            own.copy_(new)
+        self._changes.count += 1
+        self.forward_pass.refresh()
+
+    @property
+    def weight_changes(self) -> int:
+        """How often the trained weights were replaced. Keys and values are of the weights that computed them."""
+        return self._changes.count
+
+    @property
+    def trained_weights(self) -> list[Tensor]:
+        """The weights that training changes, always in the same order: the adapter's if there is one, else all, and the
+        extra ones.
+        """
+        own = [weight for name, weight in self.model.named_parameters() if self._is_trained(name)]
+        return [*own, *self.extra.parameters()] if self.extra else own
+
+    def _is_trained(self, weight: str) -> bool:
+        return self.adapter is None or is_adapter_weight(weight, self.adapter)
+
+    def copy_to_train(self) -> "LanguageModel":
+        """Return a model with its own copy of the trained weights in float32; the other weights are shared."""
+        fixed = [weight for name, weight in self.model.named_parameters() if not self._is_trained(name)]
+        # Rotary frequencies may change with the length of a text, and the copy is trained in another thread.
+        shared = [buffer for name, buffer in self.model.named_buffers() if "inv_freq" not in name]
+        model = copy.deepcopy(self.model, {id(tensor): tensor for tensor in (*fixed, *shared)})
+        copied = LanguageModel(model, self.name, self.adapter)
+        copied.extra = copy.deepcopy(self.extra)
+        for weight in copied.trained_weights:
+            weight.data = weight.data.float()
+            weight.requires_grad_()
+        return copied
+
+    def read(self, ids_BT: Tensor, positions_BT: Tensor, mask_B1TT: Tensor | None) -> Tensor:
+        """Compute logits of whole texts in float32 (B, T, V), without the cache; supports gradients.
+
+        Args:
+            ids_BT: the texts, padded on the right.
+            positions_BT: position of each id; used with a mask only.
+            mask_B1TT: True where the first index may attend to the second; None for causal texts.
+        """
+        self._activate()
+        if mask_B1TT is None:
+            output = self.model(input_ids=ids_BT, use_cache=False)
+        else:
+            with attend_by_position(AttentionPositions(positions_BT, positions_BT, mask_B1TT)):
+                ones_BT = torch.ones_like(ids_BT)  # no padding: what attends to what is in the mask
+                output = self.model(
+                    input_ids=ids_BT, attention_mask=ones_BT, position_ids=positions_BT, use_cache=False
+                )
+        logits_BTV: Tensor = output.logits.float()
+        return logits_BTV
+
+    def _activate(self) -> None:
+        if self.adapter:
+            activate(self.model, self.adapter)
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """The ids that end a sequence by the model's generation settings; empty if it names none."""
+        ids = getattr(self.model.generation_config, "eos_token_id", None)
+        return frozenset([ids] if isinstance(ids, int) else ids or [])
+
+    def save(self, folder: Path, tokenizer: Any) -> None:
+        """Write the model as a Hugging Face folder; the adapter is not merged but written to a subfolder."""
+        bare = strip_adapters(self.model) if self.adapter else self.model
+        with raise_write_errors(folder):
+            bare.save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
+            if self.adapter:
+                save_adapter(self.model, self.adapter, folder / ADAPTER_FOLDER)
+
+
+def load_model(
+    source: str,
+    dtype: str,
+    device: str,
+    weights: str = "fastest",
+    measurements: Measurements | None = None,
+    *,
+    batch_invariant: bool = False,
+) -> LanguageModel:
+    """Load a causal language model from a hub name or folder. `prove_forward` checks how it can be used.
+
+    Args:
+        source: hub name or folder.
+        dtype, device: type and device of its computation.
+        weights, measurements, batch_invariant: as for `LanguageModel`; those of `CODES` keep the codes of a GGUF file.
+
+    Raises:
+        ModelError: no model was found, or the hub cannot be reached.
+    """
+    model = load_causal_model(source, dtype, device, codes=weights in CODES)
+    keep_useful_codes(model, weights)
+    return LanguageModel(model, source, weights=weights, measurements=measurements, batch_invariant=batch_invariant)
+
+
+def read_trained_weights(folder: Path, model: LanguageModel) -> list[Tensor]:
+    """Read `model.trained_weights` as of the time when `model.save` wrote this folder.
+
+    Raises:
+        ModelError: the folder holds no such model.
+    """
+    if model.adapter:
+        return read_adapter(model.model, model.adapter, folder / ADAPTER_FOLDER)
+    dtype = str(model.model.dtype).removeprefix("torch.")
+    return list(load_causal_model(str(folder), dtype, str(model.device)).parameters())
+
+
+def fingerprint(model: LanguageModel) -> str:
+    """Return a digest of a sample of every weight, and of the weight format."""
+    rounded = f" {model.weights} {has_groups(model.model)}" if model.weights in (*FORMATS, *CODE_FORMATS) else ""
+    digest = hashlib.sha256(f"{model.vocabulary_size} {model.model.dtype} {model.weights == 'int8'}{rounded}".encode())
+    for weight in model.model.parameters():
+        numbers = weight.detach().flatten()[:: max(1, weight.numel() // SAMPLES)]
+        digest.update(numbers.float().cpu().numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,112 @@
+"""The codes of a model's linear modules, and a model that computes with the weights of few bits.
+
+Shapes: O outputs, I inputs.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from stages.engine.quantisation.groups import GROUP, GroupedMatrix
+
+FORMATS = ("bfloat16", "int4")  # formats of weights that change their values but keep the inputs' type
+CODE_FORMATS = ("codes", "codes8")  # that need the codes of a file and the compiled forward pass
+ROUNDING = ("int8", *CODE_FORMATS, *FORMATS)  # with which the inputs of matrices are rounded
+_NAME = "omnidraft_groups"
+
+
+def attach_groups(linear: nn.Module, groups: GroupedMatrix) -> None:
+    """Store the codes that a module's weight was dequantised from."""
+    linear.__dict__[_NAME] = groups
+
+
+def count_attached(model: Any) -> tuple[int, int]:
+    """Return the numbers of weights in linear modules that torch multiplies as codes of four bits, and of others."""
+    found = [0, 0]
+    for linear in _find_linears(model):
+        groups = linear.__dict__.get(_NAME)
+        found[groups is None or groups.bits > 4 or not groups.has_kernel] += linear.weight.numel()
+    return found[0], found[1]
+
+
+def mean_bytes(model: Any, weights: str) -> float:
+    """Return how many bytes of memory a weight of the linear modules takes in a format, scales of codes included."""
+    found = [(linear.weight, linear.__dict__.get(_NAME)) for linear in _find_linears(model)]
+    if weights in (*CODE_FORMATS, "int4"):
+        own = [weight.numel() * _bytes_of(groups, weight.element_size(), weights) for weight, groups in found]
+        return sum(own) / max(1, sum(weight.numel() for weight, _ in found))
+    return {"int8": 1.0, "bfloat16": 2.0, "float32": 4.0}.get(weights) or float(model.dtype.itemsize)
+
+
+def _bytes_of(groups: GroupedMatrix | None, as_loaded: int, weights: str) -> float:
+    if groups is not None:
+        return (groups.bits + 1) / 8
+    return (4 + 1) / 8 if weights == "int4" else as_loaded
+
+
+@torch.no_grad()
+def find_attached(linear: nn.Linear) -> GroupedMatrix | None:
+    """Return the codes of a module's weight if they still give it, bit for bit in the weight's type."""
+    groups: GroupedMatrix | None = linear.__dict__.get(_NAME)
+    same = groups is not None and torch.equal(groups.dequantise().to(linear.weight.dtype), linear.weight)
+    return groups if same else None
+
+
+def find_groups(linear: nn.Linear, *, quantise: bool) -> GroupedMatrix | None:
+    """Return the codes of a module's weight.
+
+    Args:
+        linear: its attached codes are used if `find_attached` finds them.
+        quantise: whether a weight without codes is quantised to four bits; else, None is returned for it. A weight that
+            changed after codes were attached is always quantised.
+    """
+    attached = find_attached(linear)
+    if attached is not None:
+        return attached
+    fits = linear.weight.shape[1] % GROUP == 0 and linear.weight.numel() > 0
+    return GroupedMatrix.quantise(linear.weight) if fits and (quantise or _NAME in linear.__dict__) else None
+
+
+def drop_groups(model: Any) -> None:
+    """Forget the codes of all linear modules."""
+    for linear in _find_linears(model):
+        linear.__dict__.pop(_NAME, None)
+
+
+def has_groups(model: Any) -> bool:
+    """Whether any linear module has codes: the others then have more bits in the file that was read, and keep them."""
+    return any(_NAME in linear.__dict__ for linear in _find_linears(model))
+
+
+@contextmanager
+def round_weights(model: Any, weights: str) -> Iterator[None]:
+    """Let the modules of a model compute with the weights of a format of `FORMATS`; others change nothing.
+
+    This is the model that kernels of that format are compared with. Matrices keep their type, and the output layer its
+    weights.
+    """
+    output = model.get_output_embeddings()
+    linears = [linear for linear in _find_linears(model) if linear is not output] if weights in FORMATS else []
+    saved = [(linear, linear.weight, linear.__dict__.get(_NAME)) for linear in linears]
+    quantise = weights == "int4" and not has_groups(model)
+    try:
+        for linear in linears:
+            groups = find_groups(linear, quantise=quantise) if weights == "int4" else None
+            rounded_OI = linear.weight.detach().bfloat16() if groups is None else groups.dequantise()
+            linear.weight = nn.Parameter(rounded_OI.to(linear.weight.dtype), requires_grad=False)
+            if groups is not None:
+                attach_groups(linear, groups)
+        yield
+    finally:
+        for linear, weight_OI, attached in saved:
+            linear.weight = weight_OI
+            linear.__dict__.pop(_NAME, None)
+            if attached is not None:
+                attach_groups(linear, attached)
+
+
+def _find_linears(model: Any) -> list[nn.Linear]:
+    return [module for module in model.modules() if isinstance(module, nn.Linear)]

@@ -1,0 +1,376 @@
+"""Linear kernels: the same numbers whichever computes them, and eight bits that do not depend on company."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from stages.engine.forward_pass import kernel_choice
+from stages.engine.forward_pass.kernel_choice import (
+    ROW_COUNTS,
+    KernelMaker,
+    Matrix,
+    join_matrices,
+    pick_fastest,
+    pick_kinds,
+    pick_layout_of_codes,
+)
+from stages.engine.forward_pass.kernels import (
+    KINDS,
+    ByRowsLinear,
+    DenseLinear,
+    HalfLinear,
+    Int4Linear,
+    Int8Linear,
+    InTypeLinear,
+    Kernel,
+    KindsByRows,
+    PackedLinear,
+    can_halve,
+    keeps_bits_in_half,
+    make_hadamard,
+    make_kernel,
+    make_many,
+)
+from stages.engine.forward_pass.measurements import Measurements
+from stages.engine.quantisation.groups import GROUP, GroupedMatrix
+
+halves = pytest.mark.skipif(not can_halve(torch.ones(1)), reason="this processor has no kernel for float16")
+packs = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
+
+
+def weights(outputs: int = 24, inputs: int = 40) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(outputs, inputs, generator=generator), torch.randn(outputs, generator=generator)
+
+
+def inputs(rows: int, width: int = 40) -> torch.Tensor:
+    return torch.randn(rows, width, generator=torch.Generator().manual_seed(1))
+
+
+@packs
+@pytest.mark.parametrize("rows", [1, 2, 7, 33])
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_packed_weights_give_what_plain_ones_give(rows: int, with_bias: bool):
+    weight_OI, bias_O = weights()
+    bias = bias_O if with_bias else None
+    with torch.inference_mode():
+        want = DenseLinear(weight_OI, bias)(inputs(rows))
+        torch.testing.assert_close(PackedLinear(weight_OI, bias)(inputs(rows)), want, atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 9])
+def test_eight_bits_are_near(rows: int):
+    weight_OI, bias_O = weights(64, 256)
+    x_NI = inputs(rows, 256)
+    want = functional.linear(x_NI, weight_OI, bias_O)
+    error = (Int8Linear(weight_OI, bias_O)(x_NI) - want).abs().mean() / want.abs().mean()
+    assert 0 < error < 0.03
+
+
+def test_eight_bits_give_a_row_the_same_outputs_in_any_batch():
+    kernel, x_NI = Int8Linear(*weights(64, 256)), inputs(12, 256)
+    x_NI[3] *= 1000
+    together = kernel(x_NI)
+    alone = torch.cat([kernel(x_NI[row : row + 1]) for row in range(12)])
+    assert torch.equal(together, alone)
+
+
+def test_a_row_of_zeros_stays_finite_in_eight_bits():
+    assert torch.isfinite(Int8Linear(*weights())(torch.zeros(2, 40))).all()
+
+
+@pytest.mark.parametrize("size", [1, 2, 8, 64])
+def test_a_hadamard_matrix_divided_by_the_root_of_its_size_is_a_rotation(size: int):
+    signs_RR = make_hadamard(size)
+    assert torch.equal(signs_RR.abs(), torch.ones(size, size, dtype=torch.float64))
+    assert torch.equal(signs_RR @ signs_RR.T, size * torch.eye(size, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("width", [256, 96, 25])
+def test_a_large_input_costs_the_others_few_of_their_bits(width: int):
+    """One input is a hundred times the others: without a rotation, these have about two bits."""
+    weight_OI, x_NI = weights(64, width)[0], inputs(8, width)
+    x_NI[:, 3] = 100
+    weight_OI[:, 3] *= 0.01  # a product of the usual size, as in language models
+    want_NO = functional.linear(x_NI, weight_OI)
+    error = (Int8Linear(weight_OI, None)(x_NI) - want_NO).norm() / want_NO.norm()
+    scale = 100 / 127
+    unturned_NO = functional.linear((x_NI / scale).round() * scale, weight_OI)
+    without = (unturned_NO - want_NO).norm() / want_NO.norm()
+    assert error < (0.3 if width % 64 == 0 else 1.2) * without
+
+
+@packs
+def test_one_row_and_several_may_have_kernels_of_their_own():
+    kernel = make_kernel(*weights(), KindsByRows("plain", "packed"))
+    assert isinstance(kernel, ByRowsLinear)
+    assert isinstance(make_kernel(*weights(), KindsByRows("plain", "plain")), DenseLinear)
+    with torch.inference_mode():
+        for rows in (1, 3):
+            torch.testing.assert_close(
+                kernel(inputs(rows)), DenseLinear(*weights())(inputs(rows)), atol=1e-4, rtol=1e-5
+            )
+
+
+@packs
+def test_what_is_fastest_is_measured_once(tmp_path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("OMNIDRAFT_CACHE", str(tmp_path))
+    measured: list[int] = []
+
+    def measure(weight_OI: torch.Tensor, rows: int) -> str:
+        measured.append(rows)
+        return "packed"
+
+    monkeypatch.setattr(kernel_choice, "_measure", measure)
+    assert [pick_fastest(weights()[0], rows, Measurements()) for rows in (1, 8, 1, 8)] == ["packed"] * 4
+    assert measured == [1, 8]
+    assert pick_fastest(weights()[0].double(), 1, Measurements()) == "plain", "oneDNN packs no doubles"
+
+
+@packs
+@pytest.mark.parametrize(
+    ("fastest", "kinds"),
+    [
+        ({1: "plain", 2: "plain", 3: "plain", 4: "packed", 8: "packed"}, KindsByRows("plain", "packed", 4)),
+        ({1: "plain", 2: "packed", 8: "packed"}, KindsByRows("plain", "packed", 2)),
+        ({1: "plain", 2: "plain", 3: "plain", 4: "plain", 6: "plain", 8: "packed"}, KindsByRows("plain", "packed", 8)),
+        ({1: "packed", 8: "packed"}, KindsByRows("packed", "packed", 2)),
+    ],
+)
+def test_the_kernel_for_many_rows_begins_where_it_is_the_faster_one(
+    fastest: dict[int, str], kinds: KindsByRows, tmp_path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("OMNIDRAFT_CACHE", str(tmp_path))
+    monkeypatch.setattr(kernel_choice, "_measure", lambda _weight, rows: fastest[rows])
+    assert pick_kinds(weights()[0], Measurements()) == kinds
+
+
+@packs
+def test_measuring_names_the_faster_kind(monkeypatch: pytest.MonkeyPatch):
+    """By a clock that goes only while a kernel computes."""
+    now = [0.0]
+
+    def lasting(kind: type, seconds: float) -> type:
+        class Lasting(kind):  # type: ignore[misc, valid-type]
+            def __call__(self, x_NI: torch.Tensor) -> torch.Tensor:
+                now[0] += seconds
+                return super().__call__(x_NI)
+
+        return Lasting
+
+    monkeypatch.setattr(kernel_choice, "perf_counter", lambda: now[0])
+    for slower, faster in (("plain", "packed"), ("packed", "plain")):
+        monkeypatch.setattr(
+            kernel_choice, "KINDS", {slower: lasting(KINDS[slower], 2), faster: lasting(KINDS[faster], 1)}
+        )
+        assert kernel_choice._measure(weights()[0], 3) == faster
+
+
+def eight_bits(outputs: int, width: int) -> GroupedMatrix:
+    """Codes of eight bits, as GGUF's Q8_0 has them."""
+    generator = torch.Generator().manual_seed(2)
+    codes_OI = torch.randint(0, 256, (outputs, width), generator=generator, dtype=torch.uint8)
+    scale_OG = torch.rand(outputs, width // GROUP, generator=generator).half().float()
+    return GroupedMatrix(codes_OI, scale_OG, -128 * scale_OG, 8)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("rows", [1, 2, 5, 33])
+@pytest.mark.parametrize("outputs", [64, 50])  # the second is no multiple of what the kernel wants
+def test_codes_give_the_product_with_dequantised_weights_up_to_bfloat16(outputs: int, rows: int, bits: int):
+    """Inputs, scales and zeros, and outputs are rounded to eight bits: each by 2^-8 at most."""
+    weight_OI, bias_O = weights(outputs, 256)
+    groups = GroupedMatrix.quantise(weight_OI) if bits == 4 else eight_bits(outputs, 256)
+    x_NI, half = inputs(rows, 256), 2.0**-8
+    want_NO = functional.linear(x_NI, groups.dequantise())
+    found_NO = Int4Linear(groups, bias_O)(x_NI) - bias_O
+    middle = 1 << (groups.bits - 1)
+    steps_OGX = groups.codes_OI.unflatten(1, (-1, GROUP)).float() - middle
+    middle_OG1 = (groups.minimum_OG + middle * groups.scale_OG)[..., None]
+    sizes_OI = ((steps_OGX * groups.scale_OG[..., None]).abs() + middle_OG1.abs()).flatten(1)
+    bound_NO = 2.01 * half * functional.linear(x_NI.abs(), sizes_OI) + 1.01 * half * want_NO.abs() + 1e-4
+    assert found_NO.shape == (rows, outputs)
+    assert ((found_NO - want_NO).abs() <= bound_NO).all()
+    assert (found_NO - want_NO).square().mean().sqrt() < 0.01 * want_NO.square().mean().sqrt()
+    assert not ((Int4Linear(groups.take(torch.arange(outputs).flip(0)), None)(x_NI) - want_NO).abs() <= bound_NO).all()
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_codes_give_a_row_the_same_outputs_in_every_batch(bits: int):
+    groups = GroupedMatrix.quantise(weights(64, 256)[0]) if bits == 4 else eight_bits(64, 256)
+    kernel, x_NI = Int4Linear(groups, None), inputs(40, 256)
+    alone = torch.cat([kernel(x_NI[row : row + 1]) for row in range(40)])
+    for rows in (2, 3, 4, 5, 7, 16, 40):
+        assert torch.equal(kernel(x_NI[:rows]), alone[:rows])
+
+
+def maker(weights_format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **options: bool) -> KernelMaker:
+    monkeypatch.setenv("OMNIDRAFT_CACHE", str(tmp_path))
+    given = {"batch_invariant": False, "quantise": True} | options
+    return KernelMaker(weights_format, measurements=Measurements(), **given)
+
+
+def module_of(outputs: int = 48, width: int = 64) -> nn.Linear:
+    linear = nn.Linear(width, outputs)
+    linear.weight.data, linear.bias.data = weights(outputs, width)
+    return linear
+
+
+@halves
+@pytest.mark.parametrize("rows", [1, 2, 7, 33])
+def test_weights_in_half_precision_give_the_product_with_them(rows: int):
+    weight_OI, bias_O = weights(50, 600)
+    want_NO = functional.linear(inputs(rows, 600), weight_OI.half().float(), bias_O)
+    torch.testing.assert_close(HalfLinear(weight_OI, bias_O)(inputs(rows, 600)), want_NO, atol=1e-4, rtol=1e-5)
+
+
+@halves
+@pytest.mark.skipif(not keeps_bits_in_half(), reason="on this processor a row has other last bits in a batch")
+@pytest.mark.parametrize("rows", [2, 7, 33])
+def test_weights_in_half_precision_give_a_row_the_same_outputs_in_every_batch(rows: int):
+    kernel, x_NI = HalfLinear(*weights(50, 600)), inputs(rows, 600)
+    assert torch.equal(kernel(x_NI), torch.cat([kernel(row) for row in x_NI.split(1)]))
+
+
+def test_weights_beyond_the_range_of_half_precision_are_not_put_into_it():
+    assert not can_halve(torch.tensor([1.0, -70000.0]))
+    assert not can_halve(torch.ones(0, 4))
+    assert not can_halve(torch.ones(1, device="meta"))
+
+
+@pytest.mark.parametrize("layout", [pytest.param("float16", marks=halves), "bfloat16"])
+def test_many_rows_have_the_outputs_of_few_but_for_the_last_bit(layout: str):
+    """The weights, and what is rounded, are the same; the order of the sums may be another."""
+    groups = GroupedMatrix.quantise(weights(64, 256)[0])
+    many = make_many(layout, groups.round_as_kernel(), None, torch.float32)
+    with torch.inference_mode():
+        few_NO, many_NO = Int4Linear(groups, None)(inputs(12, 256)), many(inputs(12, 256))
+    assert torch.equal(many_NO.bfloat16().float(), many_NO)
+    torch.testing.assert_close(many_NO, few_NO, atol=0.3, rtol=2**-6)
+    if layout == "float16":
+        assert (many_NO == few_NO).float().mean() > 0.9
+
+
+@pytest.mark.parametrize("layout", [pytest.param("float16", marks=halves), "bfloat16"])
+def test_few_rows_are_multiplied_by_codes_and_many_by_the_same_weights(layout: str, tmp_path, monkeypatch):
+    monkeypatch.setattr(kernel_choice, "pick_layout_of_codes", lambda *_: (layout, 3))
+    made = maker("int4", tmp_path, monkeypatch)
+    kernel = made.make(made.read(module_of()))
+    groups, bias_O = GroupedMatrix.quantise(weights(48, 64)[0]), weights(48, 64)[1]
+    few, many = Int4Linear(groups, bias_O), make_many(layout, groups.round_as_kernel(), bias_O, torch.float32)
+    with torch.inference_mode():
+        for rows, own in ((1, few), (2, few), (3, many), (40, many)):
+            assert torch.equal(kernel(inputs(rows, 64)), own(inputs(rows, 64)))
+    assert made.describe() == "/".join(sorted(("int4", layout)))
+
+
+@pytest.mark.parametrize("weights_format", ["int4", "bfloat16"])
+def test_an_output_layer_is_neither_quantised_nor_are_its_sums_rounded(weights_format: str, tmp_path, monkeypatch):
+    made = maker(weights_format, tmp_path, monkeypatch)
+    kernel = made.make_output(made.read(module_of(), codes=False))
+    with torch.inference_mode():
+        want_NO = functional.linear(inputs(3, 64), *weights(48, 64))
+        torch.testing.assert_close(kernel(inputs(3, 64)), want_NO, atol=0.01, rtol=2**-11)
+        assert not torch.equal(kernel(inputs(3, 64)).bfloat16().float(), kernel(inputs(3, 64)))
+
+
+@packs
+@pytest.mark.parametrize("weights_format", ["float32", "int4"])
+@pytest.mark.parametrize("layer", ["make", "make_output"])
+def test_batch_invariant_gives_a_row_the_same_outputs_in_every_batch(
+    weights_format: str, layer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Wide enough that a kernel may split the sum of a row; whatever the processor."""
+    made = maker(weights_format, tmp_path, monkeypatch, batch_invariant=True)
+    matrix = made.read(module_of(96, 1536), codes=layer == "make")
+    kernel, x_NI = getattr(made, layer)(matrix), inputs(40, 1536)
+    alone_NO = torch.cat([kernel(row) for row in x_NI.split(1)])
+    for rows in (2, 3, 7, 8, 17, 40):
+        assert torch.equal(kernel(x_NI[:rows]), alone_NO[:rows])
+
+
+def test_batch_invariant_computes_all_numbers_of_rows(tmp_path, monkeypatch):
+    made = maker("int4", tmp_path, monkeypatch, batch_invariant=True)
+    assert isinstance(made.make(made.read(module_of())), Int4Linear)
+    assert made.describe() == "int4"
+    made = maker("float32", tmp_path, monkeypatch, batch_invariant=True)
+    assert not isinstance(made.make(made.read(module_of())), ByRowsLinear)
+
+
+def test_where_codes_never_win_there_are_none(tmp_path, monkeypatch):
+    monkeypatch.setattr(kernel_choice, "pick_layout_of_codes", lambda *_: ("bfloat16", 1))
+    made = maker("int4", tmp_path, monkeypatch)
+    assert isinstance(made.make(made.read(module_of())), InTypeLinear)
+    assert made.describe() == "bfloat16"
+
+
+def test_matrices_without_codes_are_not_rounded_or_are_quantised(tmp_path, monkeypatch):
+    made = maker("int4", tmp_path, monkeypatch, quantise=False)
+    assert made.read(module_of()).groups is None
+    assert not isinstance(made.make(made.read(module_of())), InTypeLinear | ByRowsLinear)
+    assert maker("int4", tmp_path, monkeypatch).read(module_of()).groups is not None
+    assert maker("int4", tmp_path, monkeypatch).read(module_of(), codes=False).groups is None
+    assert maker("int4", tmp_path, monkeypatch).read(module_of(width=40)).groups is None
+    assert maker("bfloat16", tmp_path, monkeypatch).read(module_of()).groups is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("weights_format", ["float32", "bfloat16"])
+def test_a_type_of_its_own_is_that_of_the_product(weights_format: str, dtype: torch.dtype, tmp_path, monkeypatch):
+    made, module = maker(weights_format, tmp_path, monkeypatch), module_of().to(dtype)
+    kernel = made.make(made.read(module))
+    x_NI = inputs(3, 64).to(dtype)
+    with torch.inference_mode():
+        own = torch.float32 if weights_format == "float32" else torch.bfloat16
+        want_NO = functional.linear(x_NI.to(own), module.weight.to(own)).to(dtype) + module.bias
+        found_NO = kernel(x_NI)
+    assert found_NO.dtype == dtype
+    torch.testing.assert_close(found_NO, want_NO, atol=1e-4 if own == dtype == torch.float32 else 0.1, rtol=2**-7)
+    assert isinstance(kernel, InTypeLinear) == (own != dtype)
+
+
+def test_joined_and_taken_matrices_keep_their_codes_and_biases():
+    groups = GroupedMatrix.quantise(weights(48, 64)[0])
+    matrix = Matrix(*weights(48, 64), groups)
+    joined, order = join_matrices([matrix, matrix]), torch.tensor([5, 0, 7])
+    assert joined.groups is not None
+    assert joined.bias_O is not None
+    assert torch.equal(joined.groups.dequantise(), torch.cat([groups.dequantise()] * 2))
+    assert joined.bias_O.shape == (96,)
+    taken = joined.take(order)
+    assert torch.equal(taken.weight_OI, matrix.weight_OI[order])
+    assert taken.groups is not None
+    assert torch.equal(taken.groups.dequantise(), groups.dequantise()[order])
+    assert join_matrices([matrix, Matrix(*weights(48, 64))]).groups is None
+
+
+@pytest.mark.parametrize(
+    ("wins", "many_from"),
+    [((), 1), ((1, 2, 3, 4), 6), ((1, 3), 4), (ROW_COUNTS, 2 * ROW_COUNTS[-1])],
+)
+def test_another_layout_begins_after_the_last_number_of_rows_at_which_codes_win(
+    wins: tuple[int, ...], many_from: int, tmp_path, monkeypatch
+):
+    """By a clock that goes only while a kernel computes."""
+    now = [0.0]
+
+    def taking(seconds: float, at_wins: float) -> Callable[[Kernel, torch.Tensor], torch.Tensor]:
+        def call(_: Kernel, x_NI: torch.Tensor) -> torch.Tensor:
+            now[0] += at_wins if len(x_NI) in wins else seconds
+            return x_NI
+
+        return call
+
+    monkeypatch.setenv("OMNIDRAFT_CACHE", str(tmp_path))
+    monkeypatch.setattr(kernel_choice, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(Int4Linear, "__call__", taking(3, 1))
+    monkeypatch.setattr(InTypeLinear, "__call__", taking(2, 2))
+    monkeypatch.setattr(HalfLinear, "__call__", taking(2.5, 2.5))
+    groups = GroupedMatrix.quantise(weights(48, 64)[0])
+    assert pick_layout_of_codes(groups, Measurements()) == ("bfloat16", many_from)
+    monkeypatch.setattr(Int4Linear, "__call__", taking(0, 0))
+    assert pick_layout_of_codes(groups, Measurements()) == ("bfloat16", many_from), "measured once"

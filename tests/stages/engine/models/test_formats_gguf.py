@@ -1,0 +1,479 @@
+"""GGUF files as models and tokenizers: written here as `llama.cpp` converts, read back, compared with the original."""
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from places import ROOT
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from stages.engine.checkpoints.gguf_file import find_gguf, read_gguf
+from stages.engine.checkpoints.gguf_tokenizer import make_tokenizer
+from stages.engine.forward_pass.packed_weights import has_packed_forward
+from stages.engine.models.huggingface import load_causal_model, load_tokenizer, read_licence
+from stages.vocabulary.tokenizer_view import Vocabulary
+from store.errors import ModelError
+
+SMOLLM = ROOT.parent / "shared/models/smollm2-135m-instruct/SmolLM2-135M-Instruct.Q4_1.gguf"
+VOCABULARY, WIDTH, HEADS, PAIRS, LAYERS, HEAD = 64, 64, 4, 2, 2, 32
+SHAPE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": WIDTH,
+    "intermediate_size": 96,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": PAIRS,
+    "max_position_embeddings": 4096,
+    "pad_token_id": 0,
+}
+ROPE = {"rope_type": "default", "rope_theta": 20000.0}
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 48}
+LLAMA_3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 1024,
+}
+LONG = {
+    "rope_type": "longrope",
+    "short_factor": [1.0 + place / 40 for place in range(8)],
+    "long_factor": [2.0 + place / 4 for place in range(8)],
+    "original_max_position_embeddings": 1024,
+    "factor": 4.0,
+}
+# Per case: architecture of llama.cpp, model type, fields of the configuration, keys of the file.
+CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
+    "llama": ("llama", "llama", {}, {}),
+    "llama-tied": ("llama", "llama", {"tie_word_embeddings": True}, {}),
+    "llama-3": ("llama", "llama", {"rope_parameters": {"rope_theta": 20000.0, **LLAMA_3}}, {}),
+    "llama-linear": (
+        "llama",
+        "llama",
+        {"rope_parameters": {"rope_theta": 20000.0, "rope_type": "linear", "factor": 4.0}},
+        {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0},
+    ),
+    "mixtral": ("llama", "mixtral", {"num_local_experts": 4}, {"expert_count": 4, "expert_used_count": 2}),
+    "qwen2": ("qwen2", "qwen2", {}, {}),
+    "qwen3": ("qwen3", "qwen3", {"head_dim": HEAD}, {"attention.key_length": HEAD, "attention.value_length": HEAD}),
+    "qwen2moe": (
+        "qwen2moe",
+        "qwen2_moe",
+        {"num_experts": 4, "shared_expert_intermediate_size": 40, **EXPERTS},
+        {
+            "expert_count": 4,
+            "expert_used_count": 2,
+            "expert_feed_forward_length": 48,
+            "expert_shared_feed_forward_length": 40,
+        },
+    ),
+    "qwen3moe": (
+        "qwen3moe",
+        "qwen3_moe",
+        {"num_experts": 4, "norm_topk_prob": True, "head_dim": HEAD, **EXPERTS},
+        {
+            "expert_count": 4,
+            "expert_used_count": 2,
+            "expert_feed_forward_length": 48,
+            "attention.key_length": HEAD,
+            "attention.value_length": HEAD,
+        },
+    ),
+    "gemma2": (
+        "gemma2",
+        "gemma2",
+        {"tie_word_embeddings": True, "head_dim": HEAD, "query_pre_attn_scalar": HEAD, "sliding_window": 16},
+        {
+            "attention.key_length": HEAD,
+            "attention.value_length": HEAD,
+            "attention.sliding_window": 16,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+        },
+    ),
+    "gemma3": (
+        "gemma3",
+        "gemma3_text",
+        {
+            "head_dim": HEAD,
+            "query_pre_attn_scalar": HEAD,
+            "sliding_window": 16,
+            "num_hidden_layers": 6,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+        },
+        {
+            "attention.key_length": HEAD,
+            "attention.value_length": HEAD,
+            "attention.sliding_window": 16,
+            "block_count": 6,
+            "rope.freq_base": 1e6,
+            "rope.scaling.type": "linear",
+            "rope.scaling.factor": 8.0,
+        },
+    ),
+    "phi3": ("phi3", "phi3", {"sliding_window": 16}, {"attention.sliding_window": 16}),
+    "phi3-long": (
+        "phi3",
+        "phi3",
+        {"rope_parameters": {"rope_theta": 20000.0, **LONG}, "original_max_position_embeddings": 1024},
+        {"rope.scaling.original_context_length": 1024},
+    ),
+    "olmo2": ("olmo2", "olmo2", {}, {}),
+    "smollm3": ("smollm3", "smollm3", {"num_hidden_layers": 4}, {"block_count": 4}),
+    "granite": (
+        "granite",
+        "granite",
+        {
+            "embedding_multiplier": 12.0,
+            "attention_multiplier": 0.2,
+            "residual_multiplier": 0.25,
+            "logits_scaling": 2.0,
+        },
+        {"embedding_scale": 12.0, "attention.scale": 0.2, "residual_scale": 0.25, "logit_scale": 2.0},
+    ),
+}
+PERMUTED, OFFSET = ("llama", "smollm3", "granite"), ("gemma2", "gemma3")
+
+
+def tensors_of(model: Any, architecture: str) -> dict[str, np.ndarray]:
+    """A model's tensors as `llama.cpp` writes them: names, order of rotated pairs, norms with 1 added."""
+    number = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    names, found = gguf.get_tensor_name_map(number, LAYERS * 3), {}
+    for name, weight in model.state_dict().items():
+        if name == "lm_head.weight" and model.config.tie_word_embeddings:
+            continue
+        values = weight.float().numpy()
+        if name.endswith("experts.gate_up_proj"):
+            stem = f"blk.{name.split('.')[2]}.ffn_"
+            half = values.shape[1] // 2
+            found |= {f"{stem}gate_exps.weight": values[:, :half], f"{stem}up_exps.weight": values[:, half:]}
+            continue
+        if name.endswith("experts.down_proj"):
+            found[f"blk.{name.split('.')[2]}.ffn_down_exps.weight"] = values
+            continue
+        own = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert own, name
+        rows = {"attn_q": HEADS, "attn_k": PAIRS}.get(own.split(".")[-2])
+        if architecture in PERMUTED and rows:
+            halves = values.reshape(rows, 2, values.shape[0] // rows // 2, *values.shape[1:])
+            values = halves.swapaxes(1, 2).reshape(values.shape)
+        if architecture in OFFSET and own.endswith("norm.weight"):
+            values = values + 1
+        found[own] = np.ascontiguousarray(values)
+    return found
+
+
+def write(path: Path, architecture: str, keys: dict[str, Any], tensors: dict[str, np.ndarray]) -> Path:
+    writer = gguf.GGUFWriter(path, architecture)
+    for key, value in keys.items():
+        kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+        kinds.get(type(value), writer.add_array)(
+            key if "." in key and key.split(".")[0] in ("tokenizer", "general") else f"{architecture}.{key}", value
+        )
+    for name, values in tensors.items():
+        writer.add_tensor(name, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def keys_of(**others: Any) -> dict[str, Any]:
+    return {
+        "context_length": 4096,
+        "block_count": LAYERS,
+        "feed_forward_length": 96,
+        "embedding_length": WIDTH,
+        "attention.head_count": HEADS,
+        "attention.head_count_kv": PAIRS,
+        "attention.layer_norm_rms_epsilon": 1e-6,
+        "rope.freq_base": 20000.0,
+        **others,
+    }
+
+
+def make(model_type: str, **fields: Any) -> Any:
+    torch.manual_seed(1)
+    base = {**SHAPE, "rms_norm_eps": 1e-6, "rope_parameters": ROPE, "tie_word_embeddings": False}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **{**base, **fields})).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.randn_like(weight) * 0.2)
+    return model
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_file_is_the_model_that_was_written(name: str, tmp_path: Path):
+    architecture, model_type, fields, keys = CASES[name]
+    model = make(model_type, **fields)
+    tensors = tensors_of(model, architecture)
+    if name == "llama-3":
+        turned = model.model.rotary_emb.inv_freq.double()
+        plain = 20000.0 ** -(torch.arange(0, WIDTH // HEADS, 2).double() / (WIDTH // HEADS))
+        tensors["rope_freqs.weight"] = (plain / turned).float().numpy()
+    if name == "phi3-long":
+        for kind in ("long", "short"):
+            tensors[f"rope_factors_{kind}.weight"] = np.array(LONG[f"{kind}_factor"], dtype=np.float32)
+    path = write(tmp_path / "model.gguf", architecture, keys_of(**keys), tensors)
+    loaded = load_causal_model(str(path), "float32", "cpu")
+    assert loaded.config.model_type == model_type
+    ids = torch.randint(3, VOCABULARY, (1, 40), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(ids).logits, model(ids).logits, atol=1e-5, rtol=1e-4)
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> tuple[Path, dict[str, np.ndarray]]:
+    tensors = tensors_of(make("llama"), "llama")
+    return write(tmp_path / "tiny-F32.gguf", "llama", keys_of(), tensors), tensors
+
+
+def test_a_loaded_file_is_a_plain_model(tiny, tmp_path: Path):
+    path, _ = tiny
+    loaded = load_causal_model(str(path), "float32", "cpu")
+    assert has_packed_forward(loaded)
+    assert not hasattr(loaded.config, "quantization_config")
+    loaded.save_pretrained(tmp_path / "saved")
+    again = load_causal_model(str(tmp_path / "saved"), "float32", "cpu")
+    assert all(torch.equal(one, other) for one, other in zip(loaded.parameters(), again.parameters(), strict=True))
+    assert load_causal_model(str(path), "auto", "cpu").dtype == torch.float32
+    assert load_causal_model(str(path), "bfloat16", "cpu").dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1", "Q5_1", "BF16", "F16"])
+def test_quantised_weights_are_those_of_the_format(kind: str, tmp_path: Path):
+    tensors, quantisation = tensors_of(make("llama"), "llama"), gguf.GGMLQuantizationType[kind]
+    writer = gguf.GGUFWriter(tmp_path / "q.gguf", "llama")
+    for key, value in keys_of().items():
+        (writer.add_float32 if isinstance(value, float) else writer.add_uint32)(f"llama.{key}", value)
+    for name, values in tensors.items():
+        packed = gguf.quants.quantize(values, quantisation) if values.ndim > 1 else values
+        writer.add_tensor(name, packed, raw_dtype=quantisation if values.ndim > 1 else None)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    loaded = load_causal_model(str(tmp_path / "q.gguf"), "float32", "cpu")
+    wanted = gguf.quants.dequantize(gguf.quants.quantize(tensors["blk.1.ffn_up.weight"], quantisation), quantisation)
+    assert torch.equal(loaded.model.layers[1].mlp.up_proj.weight, torch.from_numpy(wanted.astype(np.float32)))
+
+
+def test_a_file_that_is_cut_off_is_refused_in_one_line(tiny):
+    path, _ = tiny
+    whole = path.read_bytes()
+    for length in (0, 3, 10, 200, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:length])
+        with pytest.raises(ModelError) as error:
+            load_causal_model(str(path), "float32", "cpu")
+        assert "\n" not in str(error.value)
+        assert str(path) in str(error.value)
+
+
+def test_another_file_and_a_missing_one_are_refused(tmp_path: Path):
+    (tmp_path / "text.gguf").write_text("no model")
+    with pytest.raises(ModelError, match="must be a GGUF file, but does not begin with 'GGUF'"):
+        load_causal_model(str(tmp_path / "text.gguf"), "float32", "cpu")
+    with pytest.raises(ModelError, match="there is no such file"):
+        load_tokenizer(str(tmp_path / "missing.gguf"))
+    (tmp_path / "notes.txt").write_text("no model")
+    with pytest.raises(ModelError, match="name its folder"):
+        load_causal_model(str(tmp_path / "notes.txt"), "float32", "cpu")
+
+
+def test_tensors_that_are_missing_or_unknown_are_named(tiny):
+    path, tensors = tiny
+    write(path, "llama", keys_of(), {name: each for name, each in tensors.items() if "blk.1.ffn_up" not in name})
+    with pytest.raises(ModelError, match=r"lacks 1: blk\.1\.ffn_up\.weight"):
+        load_causal_model(str(path), "float32", "cpu")
+    write(path, "llama", keys_of(), {**tensors, "blk.0.attn_sinks.weight": tensors["output_norm.weight"]})
+    with pytest.raises(ModelError, match=r"in excess 1: blk\.0\.attn_sinks\.weight"):
+        load_causal_model(str(path), "float32", "cpu")
+    write(path, "llama", keys_of(), {**tensors, "blk.0.ffn_up.weight": tensors["blk.0.attn_q.weight"]})
+    with pytest.raises(ModelError, match=r"blk\.0\.ffn_up\.weight of shape \(96, 64\), but has \(64, 64\)"):
+        load_causal_model(str(path), "float32", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"attention.clamp": 3.0}, r"attention\.clamp of the architecture llama"),
+        ({"rope.dimension_count": 8}, "turns 8"),
+        ({"rope.scaling.type": "spiral"}, "but has 'spiral'"),
+    ],
+)
+def test_what_the_file_states_and_nobody_knows_is_refused(tiny, keys: dict[str, Any], message: str):
+    path, tensors = tiny
+    write(path, "llama", keys_of(**keys), tensors)
+    with pytest.raises(ModelError, match=message):
+        load_causal_model(str(path), "float32", "cpu")
+
+
+def test_an_architecture_that_cannot_be_read_is_refused_in_one_line(tiny):
+    path, tensors = tiny
+    for architecture in ("plamo3", "gpt-oss"):
+        write(path, architecture, keys_of(), tensors)
+        with pytest.raises(ModelError, match=rf"read exactly \(llama, .* but is of '{architecture}'") as error:
+            load_causal_model(str(path), "float32", "cpu")
+        assert "\n" not in str(error.value)
+
+
+def test_an_architecture_that_transformers_reads_whole_is_left_to_it(tmp_path: Path):
+    pytest.importorskip("accelerate")
+    pytest.importorskip("transformers.integrations.gguf")
+    config = AutoConfig.for_model(
+        "lfm2", **SHAPE, layer_types=["conv", "full_attention"], block_auto_adjust_ff_dim=False
+    )
+    torch.manual_seed(0)
+    model, tensors = AutoModelForCausalLM.from_config(config).eval(), {}
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LFM2, LAYERS)
+    for name, weight in model.state_dict().items():
+        if name != "lm_head.weight":
+            own = names.get_name(name, try_suffixes=(".weight", ".bias"))
+            tensors[own] = weight.squeeze(1).numpy() if "conv.conv" in name else weight.numpy()
+    keys = {**keys_of(), "feed_forward_length": SHAPE["intermediate_size"], "attention.head_count_kv": [0, PAIRS]}
+    keys |= {"shortconv.l_cache": config.conv_L_cache, "rope.freq_base": config.rope_parameters["rope_theta"]}
+    keys |= {"vocab_size": VOCABULARY, "tokenizer.ggml.tokens": [f"t{index}" for index in range(VOCABULARY)]}
+    keys["attention.layer_norm_rms_epsilon"] = config.norm_eps
+    loaded = load_causal_model(str(write(tmp_path / "lfm2.gguf", "lfm2", keys, tensors)), "float32", "cpu")
+    assert not hasattr(loaded.config, "quantization_config")
+    ids = torch.arange(3, 30)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(ids).logits, model(ids).logits, atol=1e-5, rtol=1e-4)
+    loaded.save_pretrained(tmp_path / "saved")
+
+
+def test_names_mean_files(tmp_path: Path, monkeypatch):
+    for name in ("a-Q4_K_M.gguf", "a-Q8_0.gguf", "mmproj-a.gguf", "b.F16-00002-of-00002.gguf"):
+        (tmp_path / name).write_bytes(b"GGUF")
+    assert find_gguf(f"{tmp_path}:q8_0") == tmp_path / "a-Q8_0.gguf"
+    assert find_gguf(f"{tmp_path}:a-Q4_K_M.gguf") == tmp_path / "a-Q4_K_M.gguf"
+    with pytest.raises(ModelError, match=r"has 2 of: a-Q4_K_M.gguf, a-Q8_0.gguf; name one: .*:a-Q4_K_M.gguf"):
+        find_gguf(str(tmp_path))
+    with pytest.raises(ModelError, match="of 'Q5_1', but has 0"):
+        find_gguf(f"{tmp_path}:Q5_1")
+    (tmp_path / "a-Q8_0.gguf").unlink()
+    assert find_gguf(str(tmp_path)) == tmp_path / "a-Q4_K_M.gguf"
+    (tmp_path / "config.json").write_text("{}")
+    assert find_gguf(str(tmp_path)) is None
+    assert find_gguf("owner/name") is None
+    cached = tmp_path / "models--owner--name" / "snapshots" / "abc"
+    cached.mkdir(parents=True)
+    (cached / "name.Q4_K_M.gguf").write_bytes(b"GGUF")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    assert find_gguf("owner/name:Q4_K_M") == cached / "name.Q4_K_M.gguf"
+    with pytest.raises(ModelError, match="owner/name:Q8_0 must be on the hub or in its cache"):
+        find_gguf("owner/name:Q8_0")
+
+
+def test_a_divided_file_is_read_whole(tiny):
+    path, tensors = tiny
+    names = list(tensors)
+    first, second = path.with_name("t-00001-of-00002.gguf"), path.with_name("t-00002-of-00002.gguf")
+    writer = gguf.GGUFWriter(first, "llama")
+    writer.add_uint16("split.count", 2)
+    for key, value in keys_of().items():
+        (writer.add_float32 if isinstance(value, float) else writer.add_uint32)(f"llama.{key}", value)
+    for name in names[:5]:
+        writer.add_tensor(name, tensors[name])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ModelError, match=r"2 parts, but t-00002-of-00002\.gguf is missing"):
+        load_causal_model(str(first), "float32", "cpu")
+    write(second, "llama", {}, {name: tensors[name] for name in names[5:]})
+    loaded, whole = (load_causal_model(str(each), "float32", "cpu") for each in (first, path))
+    assert all(torch.equal(one, other) for one, other in zip(loaded.parameters(), whole.parameters(), strict=True))
+
+
+TOKENIZERS = ROOT.parent / "shared" / "tokenizers"
+TEXTS = ("Hello  world, 12345 it's", "日本語 → naïve\n\n\tdef f(x):   return x", " leading", "DON'T 3.14 <|eot_id|>")
+
+
+@pytest.mark.slow
+@pytest.mark.representatives(2)
+@pytest.mark.parametrize(
+    ("name", "pre"),
+    [
+        ("llama-3", "llama-bpe"),
+        ("qwen2", "qwen2"),
+        ("gpt-2", "gpt-2"),
+        ("starcoder", "starcoder"),
+        ("llama-4", "llama4"),
+    ],
+)
+def test_a_byte_level_tokenizer_gives_the_ids_of_the_original(name: str, pre: str):
+    if not (TOKENIZERS / name).is_dir():
+        pytest.skip("the tokenizers are not at hand")
+    state = json.loads((TOKENIZERS / name / "tokenizer.json").read_text(encoding="utf-8"))
+    ids = dict(state["model"]["vocab"])
+    added = {token["content"]: token["id"] for token in state["added_tokens"]}
+    tokens = sorted({**ids, **added}, key={**ids, **added}.get)
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in state["model"]["merges"]]
+    original = load_tokenizer(str(TOKENIZERS / name))
+    made = make_tokenizer(
+        {
+            "tokenizer.ggml.model": "gpt2",
+            "tokenizer.ggml.pre": pre,
+            "tokenizer.ggml.tokens": tokens,
+            "tokenizer.ggml.token_type": [3 if token in added else 1 for token in tokens],
+            "tokenizer.ggml.merges": merges,
+            "tokenizer.ggml.eos_token_id": original.eos_token_id,
+        },
+        name,
+    )
+    for text in TEXTS:
+        wanted = original(text, add_special_tokens=False)["input_ids"]
+        assert made(text, add_special_tokens=False)["input_ids"] == wanted
+        assert made.decode(wanted) == original.decode(wanted)
+    assert Vocabulary(made).token_bytes == Vocabulary(original).token_bytes
+
+
+def test_an_unknown_rule_of_splitting_is_refused_by_name():
+    keys = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": ["a"], "tokenizer.ggml.pre": "klingon"}
+    with pytest.raises(ModelError, match="names 'klingon'; known are"):
+        make_tokenizer(keys, "model.gguf")
+    with pytest.raises(ModelError, match="must hold a tokenizer"):
+        make_tokenizer({}, "model.gguf")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not SMOLLM.exists(), reason="the model is not at hand")
+def test_a_real_chat_model_answers():
+    model, tokenizer = load_causal_model(str(SMOLLM.parent), "float32", "cpu"), load_tokenizer(str(SMOLLM))
+    ids = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "What is the capital of France?"}], add_generation_prompt=True, return_dict=False
+    )
+    with torch.no_grad():
+        reply = model.generate(torch.tensor([ids]), max_new_tokens=20, do_sample=False)[0, len(ids) :]
+    assert tokenizer.decode(reply) == "The capital of France is Paris.<|im_end|>"
+    assert tokenizer.convert_tokens_to_ids("<|im_end|>") in model.generation_config.eos_token_id
+    assert read_licence(str(SMOLLM)) == "apache-2.0"
+
+
+@pytest.mark.skipif(not SMOLLM.exists(), reason="the model is not at hand")
+def test_a_real_vocabulary_is_that_of_the_file():
+    tokens = read_gguf(SMOLLM).metadata["tokenizer.ggml.tokens"]
+    tokenizer = load_tokenizer(str(SMOLLM))
+    assert [tokenizer.convert_tokens_to_ids(token) for token in tokens] == [*range(len(tokens))]
+    vocabulary = Vocabulary(tokenizer, "SmolLM2")
+    assert (vocabulary.size, vocabulary.bos, vocabulary.eos, len(vocabulary.specials)) == (len(tokens), 1, 2, 17)
+    for text in TEXTS:
+        assert b"".join(vocabulary.bytes_of(index) or b"" for index in vocabulary.encode(text)) == text.encode()
+    assert tokenizer("2024", add_special_tokens=False)["input_ids"] == [34, 32, 34, 36], "digits are single tokens"
+
+
+def test_a_hostile_header_is_refused(tmp_path: Path):
+    for counts in ((1 << 60, 0), (0, 1 << 60), (1, 1)):
+        (tmp_path / "x.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, *counts) + b"\xff" * 64)
+        with pytest.raises(ModelError, match="cut off or damaged"):
+            read_gguf(tmp_path / "x.gguf")

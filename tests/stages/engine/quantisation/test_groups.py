@@ -1,0 +1,202 @@
+"""Codes in groups: what is quantised, divided into planes, joined, and read from the blocks of GGUF files."""
+
+from dataclasses import replace
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from stages.engine.checkpoints.gguf_blocks import read_groups
+from stages.engine.quantisation.groups import GROUP, GroupedMatrix, join_groups
+from stages.engine.quantisation.modules import (
+    attach_groups,
+    count_attached,
+    find_groups,
+    has_groups,
+    mean_bytes,
+    round_weights,
+)
+
+OUTPUTS, INPUTS = 24, 512
+HALF = 2.0**-8  # largest relative error of rounding to bfloat16
+
+
+def weights(seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(OUTPUTS, INPUTS, generator=generator) * torch.rand(OUTPUTS, 1, generator=generator)
+
+
+def blocks_of(kind: str) -> np.ndarray:
+    """Rows of blocks of a type; the library does not write K-quants, so theirs have any codes and scales."""
+    number = gguf.GGMLQuantizationType[kind]
+    if not kind.endswith("_K"):
+        return gguf.quants.quantize(weights().numpy(), number)
+    _, size = gguf.GGML_QUANT_SIZES[number]
+    generator = np.random.default_rng(0)
+    blocks = generator.integers(0, 256, (OUTPUTS * INPUTS // 256, size), dtype=np.uint8)
+    scales = slice(None, 4) if kind in ("Q4_K", "Q5_K") else slice(-4 if kind == "Q2_K" else -2, None)
+    halves = generator.normal(0, 0.01, (len(blocks), 2)).astype(np.float16).view(np.uint8)
+    blocks[:, scales] = halves[:, : blocks[:, scales].shape[1]]
+    return blocks.reshape(OUTPUTS, -1)
+
+
+KINDS = {"Q4_0": 4, "Q4_1": 4, "Q4_K": 4, "Q5_0": 5, "Q5_1": 5, "Q5_K": 5, "Q8_0": 8}
+OF_16 = {"Q2_K": 2, "Q3_K": 3, "Q6_K": 6}  # in groups of 16
+
+
+@pytest.mark.parametrize("kind", [*KINDS, *OF_16])
+def test_blocks_are_read_bit_for_bit(kind: str):
+    rows = blocks_of(kind)
+    groups = read_groups(kind, rows)
+    assert groups is not None
+    assert groups.bits == {**KINDS, **OF_16}[kind]
+    assert groups.size == (16 if kind in OF_16 else GROUP)
+    assert groups.has_kernel == (kind in KINDS)
+    assert int(groups.codes_OI.max()) == 2**groups.bits - 1
+    expected = gguf.quants.dequantize(rows, gguf.GGMLQuantizationType[kind])
+    assert torch.equal(groups.dequantise(), torch.from_numpy(expected))
+
+
+@pytest.mark.parametrize("kind", ["IQ4_NL", "TQ1_0", "F32", "BF16"])
+def test_other_types_have_no_groups(kind: str):
+    assert read_groups(kind, np.zeros((4, 840), dtype=np.uint8)) is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_kernel_s_weights_differ_by_the_rounding_of_scale_and_zero_alone(kind: str):
+    groups = read_groups(kind, blocks_of(kind))
+    assert groups is not None
+    middle = 1 << (groups.bits - 1)
+    steps_OGX = groups.codes_OI.unflatten(1, (-1, GROUP)).float() - middle
+    middle_OG1 = (groups.minimum_OG + middle * groups.scale_OG)[..., None]
+    bound_OGX = HALF * ((steps_OGX * groups.scale_OG[..., None]).abs() + middle_OG1.abs())
+    error_OI = (groups.round_as_kernel() - groups.dequantise()).abs()
+    assert (error_OI <= 1.001 * bound_OGX.flatten(1) + 1e-6).all()
+    assert error_OI.max() > 0, "float16 has three bits more than bfloat16"
+
+
+def test_planes_of_four_bits_are_the_codes():
+    groups = read_groups("Q8_0", blocks_of("Q8_0"))
+    assert groups is not None
+    codes_OJ, both_GO2 = groups.split_planes()
+    assert groups.planes == 2
+    assert int(codes_OJ.max()) <= 15
+    high_OI, low_OI = codes_OJ.chunk(2, dim=1)
+    assert torch.equal(16 * high_OI + low_OI, groups.codes_OI)
+    assert both_GO2.shape == (2 * INPUTS // GROUP, OUTPUTS, 2)
+    assert (groups.round_as_kernel()[groups.codes_OI == 128] == 0).all(), "what the file holds as 0 stays 0"
+
+
+def test_quantised_weights_are_near_and_those_of_the_kernel():
+    weight_OI = weights()
+    groups = GroupedMatrix.quantise(weight_OI)
+    assert groups.bits == 4
+    error = (groups.dequantise() - weight_OI).square().mean().sqrt() / weight_OI.square().mean().sqrt()
+    assert 0.01 < error < 0.09
+    torch.testing.assert_close(groups.round_as_kernel(), groups.dequantise(), rtol=1e-6, atol=1e-7)
+
+
+def test_the_range_of_a_group_is_chosen_by_its_error():
+    weight_OI = torch.linspace(-1, 1, GROUP).repeat(1, 2)
+    weight_OI[0, GROUP:] *= torch.where(torch.arange(GROUP) == 0, 1.2, 0.8)  # one weight far from the others
+    groups = GroupedMatrix.quantise(weight_OI)
+    whole = (weight_OI.unflatten(1, (-1, GROUP)).amax(2) - weight_OI.unflatten(1, (-1, GROUP)).amin(2)) / 15
+    assert (groups.scale_OG <= whole * (1 + HALF)).all()
+    assert groups.scale_OG[0, 1] < whole[0, 1] * (1 - HALF), "the far weight is cut"
+
+
+def test_equal_weights_and_zeros_are_kept():
+    weight_OI = torch.zeros(2, GROUP)
+    weight_OI[1] = 0.5
+    assert torch.equal(GroupedMatrix.quantise(weight_OI).dequantise(), weight_OI)
+
+
+def test_rows_are_taken_and_joined():
+    one, other = GroupedMatrix.quantise(weights(0)), GroupedMatrix.quantise(weights(1))
+    joined = join_groups([one, other])
+    assert joined is not None
+    assert torch.equal(joined.dequantise(), torch.cat([one.dequantise(), other.dequantise()]))
+    order = torch.tensor([3, 1, 2])
+    assert torch.equal(one.take(order).dequantise(), one.dequantise()[order])
+    eight = read_groups("Q8_0", blocks_of("Q8_0"))
+    assert join_groups([one, eight]) is None
+    assert join_groups([one, None]) is None
+    assert join_groups([read_groups("Q8_0", blocks_of("Q8_0"))] * 2) is not None
+    six = read_groups("Q6_K", blocks_of("Q6_K"))
+    assert six is not None
+    assert join_groups([six, replace(one, bits=6)]) is None, "other groups"
+
+
+def linear_of(weight_OI: torch.Tensor) -> nn.Linear:
+    linear = nn.Linear(INPUTS, OUTPUTS, bias=False)
+    linear.weight.data = weight_OI.clone()
+    return linear
+
+
+def test_attached_codes_are_used_as_long_as_they_give_the_weight():
+    groups = read_groups("Q4_0", blocks_of("Q4_0"))
+    assert groups is not None
+    linear = linear_of(groups.dequantise())
+    assert find_groups(linear, quantise=False) is None
+    attach_groups(linear, groups)
+    assert find_groups(linear, quantise=False) is groups
+    with torch.no_grad():
+        linear.weight[0, 0] += 1
+    found = find_groups(linear, quantise=False)
+    assert found is not None
+    assert found is not groups
+    changed = linear.weight.detach()[0, 0]
+    assert (found.dequantise()[0, 0] - changed).abs() < (groups.dequantise()[0, 0] - changed).abs()
+
+
+def test_codes_without_a_kernel_are_counted_with_those_of_more_bits():
+    linear = nn.Linear(INPUTS, OUTPUTS)
+    weight = OUTPUTS * INPUTS
+    for kind, expected in {"Q4_0": (weight, 0), "Q8_0": (0, weight), "Q3_K": (0, weight)}.items():
+        groups = read_groups(kind, blocks_of(kind))
+        assert groups is not None
+        attach_groups(linear, groups)
+        assert count_attached(linear) == expected
+
+
+def test_the_bytes_of_a_weight_are_those_of_its_codes_in_formats_of_few_bits():
+    model = Layers(linear_of(weights()), nn.Linear(INPUTS, OUTPUTS))
+    model.dtype = torch.float32
+    groups = read_groups("Q4_0", blocks_of("Q4_0"))
+    assert groups is not None
+    attach_groups(model[0], groups)
+    found = {name: mean_bytes(model, name) for name in ("codes", "int4", "int8", "bfloat16", "float32", "fastest")}
+    assert found == {
+        "codes": (5 / 8 + 4) / 2,
+        "int4": 5 / 8,
+        "int8": 1.0,
+        "bfloat16": 2.0,
+        "float32": 4.0,
+        "fastest": 4.0,
+    }
+
+
+def test_weights_that_do_not_fit_groups_have_none():
+    assert find_groups(nn.Linear(48, 8), quantise=True) is None
+
+
+class Layers(nn.Sequential):
+    """A model whose last module is its output layer."""
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self[-1]
+
+
+@pytest.mark.parametrize("weights_format", ["int4", "bfloat16", "int8", "fastest"])
+def test_modules_compute_with_rounded_weights_only_inside(weights_format: str):
+    model = Layers(linear_of(weights()), nn.Linear(OUTPUTS, 8))
+    before = [linear.weight for linear in model]
+    rounded = {"int4": GroupedMatrix.quantise(weights()).dequantise(), "bfloat16": weights().bfloat16().float()}
+    with round_weights(model, weights_format):
+        assert torch.equal(model[0].weight, rounded.get(weights_format, weights()))
+        assert torch.equal(model[1].weight, before[1])
+        assert (has_groups(model), count_attached(model)[0] > 0) == ((weights_format == "int4",) * 2)
+    assert all(linear.weight is weight for linear, weight in zip(model, before, strict=True))
+    assert not has_groups(model)
