@@ -10,7 +10,7 @@ from stages.contract.blocks import Draft, SequenceState, Verdict
 from stages.contract.snapshot import State
 from stages.contract.stage import Stage
 from stages.drafting.costs import BlockTimes, CostModel, StageSeconds
-from stages.drafting.holdout import NO_HOLDOUT, Choice, Holdout
+from stages.drafting.exploration import NO_EXPLORATION, Choice, Exploration
 from stages.drafting.sources import SourceChooser
 from stages.drafting.timed_pauses import TimedPauses
 from stages.memory.text_memory import GrownTree, TextMemory
@@ -37,7 +37,7 @@ class ChooseDraft(Stage[SequenceState, Draft]):
         chooser: compares the two.
         costs: costs of the models' passes: updated here, and predicting what is logged.
         model: whether the model is a source.
-        holdout: draws the action of a few blocks.
+        exploration: draws the action of a few blocks.
         pauses: by the seconds of blocks; None for no pause by them.
         labels_after_drift: how many tokens of the model's drafts are judged after a drift before trees are used again.
     """
@@ -50,13 +50,13 @@ class ChooseDraft(Stage[SequenceState, Draft]):
         costs: CostModel,
         *,
         model: bool = True,
-        holdout: Holdout = NO_HOLDOUT,
+        exploration: Exploration = NO_EXPLORATION,
         pauses: TimedPauses | None = None,
         labels_after_drift: int = LABELS_AFTER_DRIFT,
     ) -> None:
         self.memory = memory
         self._decode, self._chooser, self._costs, self._model = decode, chooser, costs, model
-        self._holdout, self._pauses, self._labels_after_drift = holdout, pauses, labels_after_drift
+        self._exploration, self._pauses, self._labels_after_drift = exploration, pauses, labels_after_drift
         self._choices: dict[SequenceState, Choice] = {}  # of this block
         self._expected: dict[SequenceState, float] = {}  # accepted candidates of each row's tree in this block
         self._due = 0  # tokens of the model's drafts that are judged before trees are used again
@@ -81,7 +81,7 @@ class ChooseDraft(Stage[SequenceState, Draft]):
         grown = dict(zip(searched, self.memory.grow(searched), strict=True))
         self._expected = {row: one.expected for row, one in grown.items()}
         self._choices = drawn or {
-            row: self._holdout.choose(row.offset, row.block, self._prefer(row, one)) for row, one in grown.items()
+            row: self._exploration.choose(row.offset, row.block, self._prefer(row, one)) for row, one in grown.items()
         }
         trees = {row: one for row, one in grown.items() if one.tree and self._choices[row].action is Action.COPIES}
         by_model = {row for row, choice in self._choices.items() if choice.action is Action.MODEL}
@@ -101,7 +101,7 @@ class ChooseDraft(Stage[SequenceState, Draft]):
 
     def _choose_in_pause(self, rows: Sequence[SequenceState]) -> dict[SequenceState, Choice]:
         """Return what rows do in a pause: nothing, if nothing else is drawn."""
-        return {row: self._holdout.choose(row.offset, row.block, Action.NOTHING) for row in rows}
+        return {row: self._exploration.choose(row.offset, row.block, Action.NOTHING) for row in rows}
 
     def _with_choice(self, draft: Draft) -> Draft:
         choice = self._choices.get(draft.row)

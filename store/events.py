@@ -153,7 +153,7 @@ class BlockDone:
     expected_tokens: float | None = None  # to be emitted, as predicted when the draft was chosen; None if it was not
     expected_seconds: float | None = None  # predicted share of the target's pass, in the unit of the costs
     action: Action | None = None  # None in runs that draft with the model alone
-    propensity: float | None = None  # the chance with which the action was taken; 1 without a holdout
+    propensity: float | None = None  # the chance with which the action was taken; 1 without exploration
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from pipeline.config.settings import Config
 from stages.choose import LABELS_AFTER_DRIFT, TRAINED_LABELS_AFTER_DRIFT, ChooseDraft
 from stages.decode import Decode
 from stages.drafting.costs import CostModel, Costs
+from stages.drafting.exploration import Exploration
 from stages.drafting.head import AcceptanceHead, load_head
-from stages.drafting.holdout import Holdout
 from stages.drafting.siblings import SiblingGrowth
 from stages.drafting.sources import SourceChooser
 from stages.drafting.stopping import CostStop, FixedLength, StopRule, make_stop_rule
@@ -132,7 +132,7 @@ def make_drafting(
         SourceChooser(costs, config.batch, may_rest=draft.pause),
         costs,
         model="model" in draft.sources,
-        holdout=Holdout(draft.exploration, config.seed, actions),
+        exploration=Exploration(draft.exploration, config.seed, actions),
         pauses=TimedPauses(costs) if timed else None,
         labels_after_drift=TRAINED_LABELS_AFTER_DRIFT if head.came_trained else LABELS_AFTER_DRIFT,
     )

@@ -14,7 +14,7 @@ from pipeline.loop import DraftedBlock, TargetRunner
 from pipeline.vllm_plugin.pass_costs import PassCosts
 from pipeline.vllm_plugin.sequences import Departed, EngineRow, Recognised, RowRequest, SequenceTable
 from stages.contract.blocks import SequenceState
-from stages.drafting.holdout import Choice, Holdout
+from stages.drafting.exploration import Choice, Exploration
 from stages.drafting.sources import SourceChooser
 from stages.examples.top_distributions import TopDistributions
 from stages.judge import Judge, PassResult
@@ -37,7 +37,7 @@ class MakeSequence(Protocol):
         ...
 
 
-class PlainTrials(Holdout):
+class PlainTrials(Exploration):
     """Decides that a pass has no drafts, where the cost of such a pass is not measured yet.
 
     Args:

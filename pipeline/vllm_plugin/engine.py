@@ -251,7 +251,7 @@ def build_drafter(
     )
     trials = PlainTrials(costs if isinstance(costs, PassCosts) else None)
     chooser, model = SourceChooser(costs), "model" in settings.sources
-    choose = ChooseDraft(parts.decode, memory, chooser, costs, model=model, holdout=trials)
+    choose = ChooseDraft(parts.decode, memory, chooser, costs, model=model, exploration=trials)
     stages = Stages(choose, parts.translate, parts.judge)
     runner = TargetRunner(facts.model, stages, _refuse_prompt, recorder, learner, clock or Clock(perf_counter))
     make = PromptMaker(facts.longest, parts.spell, decode_text, accepts_examples)

@@ -26,7 +26,7 @@ from stages import tree_decisions, verify
 from stages.choose import ChooseDraft
 from stages.contract.blocks import Draft, SequenceState, TokenTree, Verdict
 from stages.drafting.costs import Costs
-from stages.drafting.holdout import Choice, Holdout
+from stages.drafting.exploration import Choice, Exploration
 from stages.drafting.sources import SourceChooser
 from stages.memory.calibration import own_cell
 from stages.memory.text_memory import TextMemory, TreeLimits
@@ -408,7 +408,7 @@ def test_actions_that_are_drawn_keep_the_targets_distribution():
 
     def run(rng: RandomSource) -> tuple[int, ...]:
         choose, translate, judge = build_choosing_stages(world, texts_of(world))
-        choose._holdout = Holdout(1.0, 13, tuple(Action))  # nothing, then the model, then copies
+        choose._exploration = Exploration(1.0, 13, tuple(Action))  # nothing, then the model, then copies
         row = new_row(rng, 3)
         admit((choose, translate, judge), [row])
         rows = [row]

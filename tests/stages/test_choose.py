@@ -16,8 +16,8 @@ from stages.choose import LABELS_AFTER_DRIFT, TRAINED_LABELS_AFTER_DRIFT, Choose
 from stages.contract.blocks import Decision, Draft, Proposal, ProposedToken, SequenceState, Verdict
 from stages.decode import Decode
 from stages.drafting.costs import BlockTimes, Costs, ReadPrompts, StageSeconds
+from stages.drafting.exploration import Exploration
 from stages.drafting.head import AcceptanceHead
-from stages.drafting.holdout import Holdout
 from stages.drafting.sources import GAIN_EDGES, SourceChooser
 from stages.drafting.stopping import FixedLength
 from stages.drafting.timed_pauses import DRAFTING_BLOCKS, PLAIN_BLOCKS, SECOND_PLAIN_BLOCKS, TRIAL, TimedPauses
@@ -571,24 +571,24 @@ def test_a_drift_gives_new_text_more_weight():
     assert stage.memory.table.find([1])[0][1].total == 2
 
 
-# The holdout.
+# The exploration.
 
 KNOWN, UNKNOWN = [1, 2, 3, 4, 1, 2], [1, 2, 3, 4, 5]  # texts with and without a continuation of their own
 
 
-def new_holdout_stage(action: Action, **options: Any) -> ChooseDraft:
+def new_exploration_stage(action: Action, **options: Any) -> ChooseDraft:
     """The stage, every second block of which has this action."""
-    return new_stage(holdout=Holdout(0.5, 0, [action]), **options)
+    return new_stage(exploration=Exploration(0.5, 0, [action]), **options)
 
 
 def drawn_block(stage: ChooseDraft, row: SequenceState) -> int:
     """Number of the row's first block of which the action is drawn."""
-    return next(n for n in range(50) if stage._holdout.choose(row.offset, n, Action.COPIES).drawn)
+    return next(n for n in range(50) if stage._exploration.choose(row.offset, n, Action.COPIES).drawn)
 
 
 @pytest.mark.parametrize("text", [KNOWN, UNKNOWN])
 def test_a_block_that_is_held_out_drafts_nothing(text: list[int]):
-    stage = new_holdout_stage(Action.NOTHING)
+    stage = new_exploration_stage(Action.NOTHING)
     (row,) = admit(stage, row_of(text))
     row.block = drawn_block(stage, row)
     (draft,) = stage([row])
@@ -596,7 +596,7 @@ def test_a_block_that_is_held_out_drafts_nothing(text: list[int]):
 
 
 def test_the_model_drafts_where_it_is_drawn_though_a_tree_is_preferred():
-    stage = new_holdout_stage(Action.MODEL)
+    stage = new_exploration_stage(Action.MODEL)
     (row,) = admit(stage, row_of(KNOWN))
     row.block = drawn_block(stage, row)
     (draft,) = stage([row])
@@ -607,7 +607,7 @@ def test_the_model_drafts_where_it_is_drawn_though_a_tree_is_preferred():
 
 
 def test_copies_are_used_where_they_are_drawn_though_the_model_is_preferred():
-    stage = new_holdout_stage(Action.COPIES, sure=False)
+    stage = new_exploration_stage(Action.COPIES, sure=False)
     rows = admit(stage, row_of(KNOWN), row_of(UNKNOWN, offset=1))
     for row in rows:
         row.block = drawn_block(stage, row)
@@ -666,7 +666,7 @@ def test_the_model_s_drafts_after_a_drift_are_made_in_a_pause_too():
 
 def test_actions_are_drawn_in_a_pause_as_without_one():
     actions = Action.NOTHING, Action.COPIES, Action.MODEL
-    stage = pausing_stage(holdout=Holdout(0.5, 0, actions))
+    stage = pausing_stage(exploration=Exploration(0.5, 0, actions))
     stage._pauses.drafts, stage._pauses._left = False, 10_000
     (row,) = admit(stage, row_of([1, 2, 3, 4, 1, 2], remaining_tokens=9999))
     row.block = 1  # its prompt is read

@@ -6,7 +6,7 @@ from typing import Any
 
 from synthetic_runs import block, write_run
 
-from stages.drafting.holdout import Holdout
+from stages.drafting.exploration import Exploration
 from store.events import Action, Event
 from store.query.log_reader import LogReader
 
@@ -22,11 +22,11 @@ def tokens_of(action: Action, kind: int, random: Random) -> int:
 
 def make_blocks(share: float) -> list[Event]:
     """Blocks of a policy that uses copies in blocks of the first kind and the model in the others."""
-    random, holdout = Random(3), Holdout(share, 3, tuple(Action))
+    random, exploration = Random(3), Exploration(share, 3, tuple(Action))
     events: list[Event] = []
     for number in range(BLOCKS):
         kind = random.random() < 0.5
-        choice = holdout.choose(0, number + 1, Action.MODEL if kind else Action.COPIES)
+        choice = exploration.choose(0, number + 1, Action.MODEL if kind else Action.COPIES)
         events.append(
             block(
                 block=number + 1,

@@ -1,4 +1,4 @@
-"""Randomised holdout: in a few blocks the action is drawn, so that the log shows what each action is worth.
+"""Exploration: in a few blocks the action is drawn, so that the log shows what each action is worth.
 
 What a block gives depends on where in the text it is. The present policy takes each action where it promises most, so
 averages over the blocks of each action do not compare them. Where the action was drawn, with a known chance, a
@@ -21,12 +21,12 @@ class Choice(NamedTuple):
     drawn: bool  # whether the action was drawn instead of preferred
 
 
-class Holdout:
+class Exploration:
     """Draws the action of a few blocks. A draw depends on the seed, the prompt's offset and the block's number only, so
     that a resumed run draws the same, and the text keeps the target's distribution.
 
-    >>> holdout = Holdout(share=0.25, seed=0, actions=(Action.NOTHING, Action.COPIES, Action.MODEL))
-    >>> choices = [holdout.choose(offset=0, block=block, preferred=Action.COPIES) for block in range(12)]
+    >>> exploration = Exploration(share=0.25, seed=0, actions=(Action.NOTHING, Action.COPIES, Action.MODEL))
+    >>> choices = [exploration.choose(offset=0, block=block, preferred=Action.COPIES) for block in range(12)]
     >>> [choice.action.value for choice in choices if choice.drawn]
     ['copies', 'nothing', 'nothing', 'model']
     >>> sorted({round(choice.propensity, 4) for choice in choices})
@@ -42,7 +42,7 @@ class Holdout:
         self._share, self._seed, self._actions = share, seed, tuple(actions)
 
     def choose(self, offset: int, block: int, preferred: Action) -> Choice:
-        """Return the preferred action or, in a block that is held out, a drawn one."""
+        """Return the preferred action or, in a block that explores, a drawn one."""
         if not self._share:
             return Choice(preferred, 1.0, drawn=False)
         number = _mix(_mix(_mix(self._seed) ^ offset) ^ block)
@@ -60,4 +60,4 @@ def _mix(number: int) -> int:
     return number ^ (number >> 31)
 
 
-NO_HOLDOUT = Holdout(0.0, 0, tuple(Action))
+NO_EXPLORATION = Exploration(0.0, 0, tuple(Action))
