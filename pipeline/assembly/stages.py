@@ -124,18 +124,8 @@ def make_drafting(
         config.prompts, models, preamble, live=live, batch_invariant=config.batch_invariant
     )
     memory = _make_memory(draft, config.memory.budget_bytes, models, costs)
-    actions = (Action.NOTHING, Action.COPIES, *((Action.MODEL,) if "model" in draft.sources else ()))
     timed = draft.pause and draft.costs == "tracked" and seconds is not None
-    choose = ChooseDraft(
-        decode,
-        memory,
-        SourceChooser(costs, config.batch, may_rest=draft.pause),
-        costs,
-        model="model" in draft.sources,
-        exploration=Exploration(draft.exploration, config.seed, actions),
-        pauses=TimedPauses(costs) if timed else None,
-        labels_after_drift=TRAINED_LABELS_AFTER_DRIFT if head.came_trained else LABELS_AFTER_DRIFT,
-    )
+    choose = _make_chooser(draft, decode, memory, costs, config.batch, config.seed, timed=timed)
     return Drafting(choose, translate, verify, trie, cache, head, seconds)
 
 
@@ -245,6 +235,24 @@ def _make_memory(draft: DraftSettings, budget_bytes: int, models: Models, costs:
     if saved is not None and saved.is_file():
         read_memory(saved, memory, models.pair.digest)
     return memory
+
+
+def _make_chooser(
+    draft: DraftSettings, decode: Decode, memory: TextMemory, costs: CostModel, batch: int, seed: int, *, timed: bool
+) -> ChooseDraft:
+    """Make the choice between all sources of drafts. `timed`: whether the seconds of blocks pause all drafting."""
+    model = "model" in draft.sources
+    actions = (Action.NOTHING, Action.COPIES, *((Action.MODEL,) if model else ()))
+    return ChooseDraft(
+        decode,
+        memory,
+        SourceChooser(costs, batch, may_rest=draft.pause),
+        costs,
+        model=model,
+        exploration=Exploration(draft.exploration, seed, actions),
+        pauses=TimedPauses(costs) if timed else None,
+        labels_after_drift=TRAINED_LABELS_AFTER_DRIFT if decode.head.came_trained else LABELS_AFTER_DRIFT,
+    )
 
 
 def make_head(models: DrafterModels, seed: int) -> AcceptanceHead:
