@@ -29,7 +29,7 @@ LAYERS = {
     "store": (
         ("store",),
         ("store/log", "store/registry"),
-        ("store/query", "store/object_store", "store/recovery"),
+        ("store/query", "store/object_store"),
     ),
     "stages": (
         ("stages/engine/quantisation",),

@@ -15,7 +15,7 @@ from pipeline.cli.bench.speed import bench
 from pipeline.cli.bench.study import study
 from pipeline.cli.config import config
 from pipeline.cli.help import add_help, order_commands
-from pipeline.cli.log import check, compact, repair, sql
+from pipeline.cli.log import check, compact, sql
 from pipeline.cli.memory import memory
 from pipeline.cli.models import pad, vocab, zoo
 from pipeline.cli.pages import dashboard
@@ -98,7 +98,7 @@ def log_options(
 app.command(cls=RayAlone)(replay)
 COMMANDS: tuple[Callable[..., None], ...] = (
     *(serve, train, bench, study, study_paper, vocab),
-    *(bench_serve, sql, check, plot, compact, repair, dashboard, config, zoo, pad),
+    *(bench_serve, sql, check, plot, compact, dashboard, config, zoo, pad),
 )
 for command in COMMANDS:
     app.command()(command)

@@ -17,7 +17,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "Look at runs": ("dashboard", "sql", "check", "plot", "memory"),
     "Versions": ("versions",),
     "Measure": ("bench", "bench-serve", "study", "study-paper"),
-    "Tools": ("vocab", "zoo", "config", "compact", "repair", "pad"),
+    "Tools": ("vocab", "zoo", "config", "compact", "pad"),
 }
 # By the words of a command.
 EXAMPLES: Mapping[str, tuple[str, ...]] = {
@@ -90,7 +90,6 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "omnidraft config --config settings.toml --set learn.rate=0.0001 --changed",
         "omnidraft config --sample settings.toml",
     ),
-    "repair": ("omnidraft repair runs/first", "omnidraft repair runs/first --all-rows"),
     "compact": ("omnidraft compact --dry-run", "omnidraft compact --run runs/first"),
     "pad": ("omnidraft pad target-7m padded-100m --parameters 100M",),
 }

@@ -1,4 +1,4 @@
-"""`omnidraft sql`, `check`, `compact` and `repair`: query, verify, compact and repair a log, all without torch."""
+"""`omnidraft sql`, `check` and `compact`: query, verify and compact a log, all without torch."""
 
 import json
 import logging
@@ -18,7 +18,8 @@ from store.errors import QueryError, RunError
 LOG = logging.getLogger("omnidraft.cli")
 
 SkipOption = Annotated[
-    bool, typer.Option("--skip-damaged", help="Read every file's digest and leave out those that were changed.")
+    bool,
+    typer.Option("--skip-damaged", help="Leave out files that are not as they were committed."),
 ]
 
 
@@ -82,26 +83,21 @@ def check(run: RunOption = None, runs: RunsOption = Path("runs"), as_json: Print
     Count all again, and compare files with their digests. Exit status 1 if anything disagrees. What is damaged is
     named, and the rest is looked at all the same.
     """
+    from store.log.manifest import MANIFEST, manifest_damage
+    from store.log.partitions import log_folders
     from store.query.log_reader import LogReader
-    from store.recovery.parts_on_disk import compare_with_manifest
 
     folder = _local(run or newest_run(runs))
     with LogReader([folder], skip_damaged=True) as log:
         for path in log.damaged:
             LOG.warning("%s is not as it was written", path)
-        found, changed = log.check(), log.damaged
-    differences = compare_with_manifest(folder)
-    for difference in differences:
-        LOG.warning("%s", difference)
+        found, changed = log.check(), list(map(str, log.damaged))
+    changed += [str(one / MANIFEST) for one in log_folders(folder) if manifest_damage(one)]  # each was warned about
     wrong = found.mismatches, found.miscounts
     if as_json:
         counts = {"run": str(folder), "decisions": found.decisions, "judged": found.judged}
         lists = {"mismatches": to_objects(wrong[0]), "miscounts": to_objects(wrong[1])}
-        print(
-            json.dumps(
-                {**counts, **lists, "changed_files": list(map(str, changed)), "differences": differences}, indent=2
-            )
-        )
+        print(json.dumps({**counts, **lists, "changed_files": changed}, indent=2))
     else:
         for rows in wrong:
             if rows.num_rows:
@@ -110,9 +106,9 @@ def check(run: RunOption = None, runs: RunsOption = Path("runs"), as_json: Print
         print(
             f"{folder}: derived {found.judged:,} judged decisions again (of {found.decisions:,} in the log): "
             f"{_plural(mismatches, 'mismatch', 'es')}, {_plural(miscounts, 'wrong count')}, "
-            f"{_plural(len(changed) + len(differences), 'changed file')}"
+            f"{_plural(len(changed), 'changed file')}"
         )
-    if changed or differences or any(rows.num_rows for rows in wrong):
+    if changed or any(rows.num_rows for rows in wrong):
         raise typer.Exit(1)
 
 
@@ -149,39 +145,6 @@ def compact(
         print(f"{folder}: {done.parts_before:,} {became} {done.parts_after:,}{size}; {removed} removed")
     if as_json:
         print(json.dumps(reports, indent=2))
-
-
-def repair(
-    run: Annotated[Path, typer.Argument(help="Folder of the run.")],
-    all_rows: Annotated[
-        bool,
-        typer.Option("--all-rows", help="Keep every readable row, also of the last commit; ends the log."),
-    ] = False,
-    as_json: PrintJsonOption = False,
-) -> None:
-    """Rebuild the manifest of a run where it is lost or unreadable, and print what cannot be vouched for.
-
-    The manifest before the last takes its place if all its files hold; the run can then be resumed. Otherwise the log
-    is put together from its parts and is finished. Nothing but the manifest is changed.
-    """
-    from store.object_store.uri import uri_of
-    from store.recovery.repair import RepairKind, repair_run
-
-    if uri_of(run):
-        raise RunError(f"a run that is repaired must be in a folder, got {uri_of(run)}; its commits are on the store")
-    repaired, reports = repair_run(run, all_rows=all_rows), []
-    for one in repaired:
-        prompts, finished = sum(part.rows for part in one.manifest.tables["prompts"]), one.manifest.finished
-        reports.append({"folder": str(one.folder), "kind": one.kind, "prompts": prompts, "finished": finished})
-        if not as_json:
-            state = "finished" if finished else "can be resumed"
-            print(f"{one.folder}: {one.kind}, {_plural(prompts, 'prompt')}, {state}")
-        for doubt in one.doubts:
-            LOG.warning("%s: %s", one.folder, doubt)
-    if as_json:
-        print(json.dumps(reports, indent=2))
-    elif any(one.kind is not RepairKind.SOUND for one in repaired):
-        print("now run `omnidraft check`, which derives every decision again from its own row")
 
 
 def _local(run: Path) -> Path:

@@ -19,8 +19,8 @@ from pipeline.run.event_sink import EventSink
 from pipeline.sources.position import Prefetcher, SourcePosition
 from store.errors import RunError
 from store.events import Event, PromptReceived, PromptRejected
-from store.log.committed_events import completed_prompts
 from store.log.partitions import LEARNER, close_partition, create_worker_partition, partition_folder
+from store.log.parts import completed_prompts
 
 LOG = logging.getLogger("omnidraft.cluster")
 

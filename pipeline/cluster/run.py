@@ -35,10 +35,10 @@ from stages.contract.snapshot import State
 from store.errors import SourceError, UsageError
 from store.events import PromptReceived
 from store.files import write_whole
-from store.log.committed_events import completed_prompts
 from store.log.manifest import RunKind, read_manifest
 from store.log.mirror import Mirror
 from store.log.partitions import LEARNER, close_partition, partition_folder, partition_folders, worker_folders
+from store.log.parts import completed_prompts
 from store.object_store.uri import uri_of
 from store.query.summary import SUMMARY, write_summary
 from store.registry.registered_version import check_model_name

@@ -35,9 +35,9 @@ from stages.training.probe import ProbeResult
 from stages.training.weight_update import Weights, export_weights
 from stages.translate import cache_ngrams
 from store.events import Event, PromptCompleted, VersionPublished
-from store.log.committed_events import completed_prompts
-from store.log.manifest import MANIFEST, RunKind, read_manifest
+from store.log.manifest import RunKind, has_manifest, read_manifest
 from store.log.partitions import LEARNER, partition_folder
+from store.log.parts import completed_prompts
 from store.object_store.mirror import mirror_of
 
 REPLAYED_PROMPTS = 4096  # newest prompts that a resumed service replays to its drift detector
@@ -152,7 +152,7 @@ class LearnerService:
 
     def _read_logged(self, offsets: Collection[int]) -> list[PromptCompleted]:
         """Read those of these prompts that are in the run's log, in any partition."""
-        if not (self._setup.run_folder / MANIFEST).exists():
+        if not has_manifest(self._setup.run_folder):
             return []
         wanted = frozenset(offsets)
         prompts = completed_prompts(self._setup.run_folder)

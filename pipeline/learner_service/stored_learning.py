@@ -22,7 +22,7 @@ from stages.training.closed_form.sums import LeastSquaresSums
 from stages.training.closed_form.trainer import OutputLayerTrainer
 from store.errors import RunError, UsageError
 from store.log.lock import RunLock
-from store.log.manifest import MANIFEST
+from store.log.manifest import has_manifest
 from store.log.partitions import LEARNER, partition_folder
 
 UNSENT_SECONDS = 10.0  # for messages to MLflow
@@ -77,7 +77,7 @@ def merge_learning(run_folder: Path, other: Path) -> int:
 
 def _edit(run_folder: Path, edit: Callable[[LocalLearner], int]) -> int:
     config = _read_config(run_folder)
-    if (partition_folder(run_folder, LEARNER) / MANIFEST).exists():
+    if has_manifest(partition_folder(run_folder, LEARNER)):
         uri = config.publish.mlflow_uri or mlflow_of(str(run_folder))
         with RunLock(run_folder), LearnerService(LearnerConfig(config, run_folder, uri, (), 0.0, ())) as service:
             count = edit(service.learner)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from stages.contract.snapshot import Snapshot, State, read_snapshot
 from store.log.checkpoint import read_checkpoint
-from store.log.manifest import MANIFEST, read_manifest
+from store.log.manifest import has_manifest, read_manifest
 from store.log.run_log import Commit, RunLog
 from store.registry.registry import Registry
 
@@ -42,7 +42,7 @@ def last_snapshot(run_folder: Path) -> State | None:
     Raises:
         CorruptError: the manifest or the checkpoint is not what was committed.
     """
-    checkpoint = read_manifest(run_folder).checkpoint if (run_folder / MANIFEST).exists() else None
+    checkpoint = read_manifest(run_folder).checkpoint if has_manifest(run_folder) else None
     return read_snapshot(read_checkpoint(run_folder, checkpoint)) if checkpoint else None
 
 

@@ -17,7 +17,7 @@ from store.errors import RunError
 from store.events import Drifted, Event, PromptCompleted, Updated, VersionPublished
 from store.log.checkpoint import remove_other_checkpoints
 from store.log.lock import RunLock
-from store.log.manifest import Manifest, read_manifest
+from store.log.manifest import Manifest, read_manifest, replace_previous
 from store.log.mirror import Mirror
 from store.log.partitions import LEARNER, partition_folder
 from store.outbox import read_undelivered
@@ -212,6 +212,7 @@ def send_leftovers(config: Config, run_folder: Path, mirror: Mirror) -> str:
     learner = partition_folder(run_folder, LEARNER)  # whose queue it is in a run of several processes
     uri = config.publish.mlflow_uri or mlflow_of(mirror.name)
     with RunLock(run_folder):
+        replace_previous(run_folder)
         remove_other_checkpoints(run_folder, read_manifest(run_folder).checkpoint)
         waiting, left = 0, 0
         for folder, place in ((run_folder, mirror), (learner, mirror.partition(LEARNER))):

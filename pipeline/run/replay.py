@@ -25,9 +25,9 @@ from pipeline.sources.stream import datasets_of, open_sources, require_prompt, s
 from stages.contract.snapshot import State, load_state
 from stages.engine.forward_pass.measurements import Measurements
 from store.errors import OmnidraftError, RunError, SourceError
-from store.log.committed_events import completed_prompts
 from store.log.manifest import RunKind
 from store.log.mirror import Mirror
+from store.log.parts import completed_prompts
 from store.query.summary import SUMMARY, write_summary
 from store.registry.registered_version import check_model_name
 

@@ -11,7 +11,7 @@ from stages.memory.ngram_table import SLOT_BYTES, NgramTable
 from store.errors import RunError
 from store.log.checkpoint import read_checkpoint, remove_other_checkpoints, write_checkpoint
 from store.log.lock import RunLock
-from store.log.manifest import edit_manifest, read_manifest
+from store.log.manifest import edit_manifest, read_manifest, replace_previous
 
 
 @dataclass(frozen=True)
@@ -91,4 +91,5 @@ def edit_memories(run_folder: Path, edit: Callable[[str, NgramTable], None]) -> 
             memory["table"] = table.state_dict()
         written = write_checkpoint(run_folder, int(Path(checkpoint.folder).name) + 1, Snapshot(state).files())
         edit_manifest(run_folder, lambda manifest: replace(manifest, checkpoint=written))
+        replace_previous(run_folder)  # which names the old checkpoint
         remove_other_checkpoints(run_folder, written)

@@ -40,9 +40,9 @@ from stages.training.weight_update import apply_weights
 from stages.vocabulary.chat import ChatEncoder, Conversation, Ids, PlainConversation
 from store.errors import RunError, UsageError
 from store.events import Event
-from store.log.committed_events import completed_prompts
 from store.log.manifest import RunKind
 from store.log.mirror import Mirror
+from store.log.parts import completed_prompts
 from store.object_store.uri import uri_of
 
 LOG = logging.getLogger("omnidraft.serve")

@@ -45,8 +45,8 @@ from stages.examples.top_distributions import LogitsReader
 from stages.training.weight_update import apply_weights
 from store.errors import RunError
 from store.events import Event
-from store.log.committed_events import completed_prompts
 from store.log.manifest import RunKind
+from store.log.parts import completed_prompts
 
 LEARNER_SHARE = 1.0  # of a core: the learner never sleeps
 LEARNER_SECONDS = 30.0  # for the learner's last commit when the engine ends

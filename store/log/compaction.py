@@ -11,7 +11,7 @@ compaction removes them after the grace time.
 
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -22,12 +22,21 @@ import pyarrow as pa
 from filelock import FileLock, Timeout
 
 from store.errors import OmnidraftError, RunError
-from store.files import digest_of, sync_folder, write_synced
-from store.log.manifest import LOCK_SECONDS, MANIFEST, Manifest, Part, edit_manifest, part_path, read_manifest
+from store.files import sync_folder, write_synced
+from store.log.manifest import (
+    LOCK_SECONDS,
+    MANIFEST,
+    Manifest,
+    Part,
+    edit_manifest,
+    part_path,
+    read_manifest,
+    replace_previous,
+)
 from store.log.partitions import log_folders
-from store.log.parts import last_number, newest_number, parquet_bytes, part_of, read_part
+from store.log.parts import find_damage, last_number, newest_number, parquet_bytes, part_of, read_part
 from store.log.rollups import COUNTS, roll_up
-from store.log.schema import SMALL_LEVEL, TABLES, schema_of, to_current_schema
+from store.log.schema import SMALL_LEVEL, schema_of
 
 JOINED_ROWS = 1_000_000
 COUNTED_ROWS = 100_000  # fewer are counted as quickly by a query, and take less space
@@ -98,7 +107,6 @@ def compact(
 
 def _compact_log(run_folder: Path, rows: int, counted: int, grace: float, dry_run: bool) -> Compaction:
     before = read_manifest(run_folder)
-    folder = run_folder / MANIFEST.parent
     if dry_run:
         groups, damaged = _plan(run_folder, before, rows)
         saved = sum(len(group) - 1 for _, group in groups)
@@ -106,7 +114,7 @@ def _compact_log(run_folder: Path, rows: int, counted: int, grace: float, dry_ru
     try:
         with _acquire_lock(run_folder):
             before = read_manifest(run_folder)  # another compaction may have ended since
-            removed = _remove_replaced(folder, before, grace)
+            removed = _remove_replaced(run_folder, before, grace)
             groups, damaged = _plan(run_folder, before, rows)
             for table, group in groups:
                 _commit_joined(run_folder, _join(run_folder, table, group, counted))
@@ -138,23 +146,25 @@ def _plan(
     run_folder: Path, manifest: Manifest, rows: int
 ) -> tuple[list[tuple[str, tuple[Part, ...]]], tuple[Path, ...]]:
     """Return groups of neighbours to join, each with its table, and the damaged parts found."""
+    tables = {table: parts for table, parts in manifest.tables.items() if table not in COUNTS}
+    small = [part for parts in tables.values() for part in parts if _is_small(part, rows)]
+    damaged = find_damage((run_folder, part) for part in small)
+    sound = {part for part in small if part_path(run_folder, part) not in damaged}
     groups: list[tuple[str, tuple[Part, ...]]] = []
-    damaged: list[Path] = []
-    for table in (table for table in TABLES if table not in COUNTS):
+    for table, parts in tables.items():
         group: tuple[Part, ...] = ()
-        for part in manifest.tables[table]:
-            small = part.rows <= rows // 2 and part.bytes <= JOINED_BYTES // 2
-            path = part_path(run_folder, part)
-            sound = small and digest_of(path) == part.sha256
-            if small and not sound:
-                damaged.append(path)
-            if not sound or _is_too_large([*group, part], rows):
+        for part in parts:
+            if part not in sound or _is_too_large([*group, part], rows):
                 groups.append((table, group))
                 group = ()
-            if sound:
+            if part in sound:
                 group = (*group, part)
         groups.append((table, group))
     return [(table, group) for table, group in groups if len(group) > 1], tuple(damaged)
+
+
+def _is_small(part: Part, rows: int) -> bool:
+    return part.rows <= rows // 2 and part.bytes <= JOINED_BYTES // 2
 
 
 def _is_too_large(group: Sequence[Part], rows: int) -> bool:
@@ -163,8 +173,7 @@ def _is_too_large(group: Sequence[Part], rows: int) -> bool:
 
 def _join(run_folder: Path, table: str, sources: tuple[Part, ...], counted: int) -> _Joined:
     """Write the joined part and its counts under temporary names."""
-    read = [to_current_schema(table, read_part(run_folder, part)) for part in sources]
-    rows = pa.concat_tables(read).unify_dictionaries()
+    rows = pa.concat_tables(read_part(run_folder, part) for part in sources).unify_dictionaries()
     first, last = sources[0].file.removesuffix(".parquet").split("-")[1], last_number(sources[-1].file)
     name = f"part-{first}-{last:06d}.parquet"
     made = {table: rows}
@@ -185,7 +194,6 @@ def count_decisions(decisions: pa.Table) -> dict[str, pa.Table]:
 def _write(run_folder: Path, table: str, name: str, rows: pa.Table) -> Part:
     content = parquet_bytes(table, rows, SMALL_LEVEL)
     folder = run_folder / MANIFEST.parent / table
-    folder.mkdir(exist_ok=True)  # logs of version 3 have none for counts
     write_synced(folder / f"{_TEMPORARY}{name}", [content])
     return part_of(f"{table}/{name}", rows, content)
 
@@ -224,26 +232,27 @@ def _replace_sources(parts: tuple[Part, ...], sources: tuple[Part, ...], joined:
     return (*parts[:begin], joined, *parts[begin + len(sources) :])
 
 
-def _remove_replaced(folder: Path, manifest: Manifest, grace: float) -> int:
+def _remove_replaced(run_folder: Path, manifest: Manifest, grace: float) -> int:
     """Remove files that an earlier compaction replaced or left unfinished; return how many.
 
-    Parts that a run has written but not committed have higher numbers than any part in the manifest: they stay.
+    Parts that a run has written but not committed have higher numbers than any part in the manifest: they stay. The
+    previous manifest may name replaced parts, so it is replaced first.
     """
-    removed = 0
-    oldest = time.time() - grace
+    oldest, gone = time.time() - grace, list[Path]()
     for table, parts in manifest.tables.items():
-        named = {folder / part.file for part in parts}
-        newest = newest_number(manifest.tables, table)
-        for path in _files(folder / table):
-            replaced = path not in named and last_number(path.name) <= newest and path.stat().st_mtime < oldest
-            if path.name.startswith(_TEMPORARY) or replaced:
-                path.unlink()
-                removed += 1
-    return removed
-
-
-def _files(folder: Path) -> Iterable[Path]:
-    return [*folder.glob("part-*.parquet"), *folder.glob(f"{_TEMPORARY}part-*.parquet")]
+        folder = run_folder / MANIFEST.parent / table
+        named, newest = {part_path(run_folder, part) for part in parts}, newest_number(manifest.tables, table)
+        gone += folder.glob(f"{_TEMPORARY}part-*.parquet")
+        gone += [
+            path
+            for path in folder.glob("part-*.parquet")
+            if path not in named and last_number(path.name) <= newest and path.stat().st_mtime < oldest
+        ]
+    if gone:
+        replace_previous(run_folder)
+    for path in gone:
+        path.unlink()
+    return len(gone)
 
 
 def _count(manifest: Manifest) -> int:

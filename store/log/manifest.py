@@ -1,15 +1,19 @@
 """The manifest: the file whose replacement commits parts of the log together with a checkpoint.
 
     RUN/log/manifest.json                   names the committed parts and the checkpoint that belongs to them
-    RUN/log/manifest.previous.json          the manifest before that; see store/recovery/repair.py
+    RUN/log/manifest.previous.json          the manifest before that, which stands in for it if it is damaged or lost
     RUN/log/<table>/part-000001.parquet     whole, checksummed, never changed
     RUN/checkpoint/000001/...               state to resume from; see store/log/checkpoint.py
 
-Files that the manifest does not name do not exist for a reader. Only `edit_manifest` changes the manifest, under a lock
-that it holds for one read and one replacement, so that the run and a compaction do not overwrite each other's edits.
+Files that the manifest does not name do not exist for a reader. A manifest has the digest of its own content. Only
+`edit_manifest` changes it, under a lock that it holds for one read and one replacement, so that the run and a
+compaction do not overwrite each other's edits. A crash at any moment leaves one of the two files complete; files that
+the previous manifest names are not removed before it is replaced, so that a run can be read and resumed from either.
 """
 
+import hashlib
 import json
+import logging
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -21,24 +25,22 @@ from uuid import uuid4
 
 from filelock import FileLock
 
-from store.errors import CorruptError, RunError
+from store.errors import CorruptError, OmnidraftError, RunError
 from store.files import json_bytes, keep_copy, write_whole
-from store.log.rollups import COUNTS
 from store.log.schema import SCHEMA_VERSION, TABLES
+
+LOG = logging.getLogger("omnidraft.log")
 
 MANIFEST = Path("log", "manifest.json")
 PREVIOUS = Path("log", "manifest.previous.json")
-UNREADABLE = Path("log", "manifest.unreadable.json")  # what a repair put aside
 _LOCK = Path("log", ".manifest.lock")
 LOCK_SECONDS = 60.0  # for which an edit waits for another
-READABLE_VERSIONS = tuple(range(3, SCHEMA_VERSION + 1))
 PART_NAME = r"part-[0-9]{6,}(-[0-9]{6,})?\.parquet"  # a joined part has the numbers of its first and last source
 _CHECKPOINT_FOLDER = r"checkpoint/[0-9]{6,}"
 # These files are written after a log's first manifest, which is synced: if any exists, there was a manifest.
-_WRITTEN_LATER = (
-    *("log/*/*part-*", PREVIOUS.as_posix(), "checkpoint/*", "versions/*", "rejected.jsonl"),
-    "partitions/*/log/manifest.json",
-)
+_WRITTEN_LATER = ("log/*/*part-*", "checkpoint/*", "versions/*", "rejected.jsonl", "partitions/*/log/manifest.json")
+
+_warned: set[tuple[Path, str]] = set()  # damaged manifests that were reported, each once
 
 
 class RunKind(StrEnum):
@@ -63,7 +65,6 @@ class Part:
     sha256: str
     first_offset: int
     last_offset: int
-    schema_version: int = SCHEMA_VERSION  # with which it was written; a resumed or compacted log has older parts, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,76 +77,96 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The committed state of a run: the parts of each table in the order of writing, and the checkpoint.
-
-    Attributes:
-        run: the run's name.
-        identity: a random id that no other run has.
-        tables: parts by table.
-        checkpoint: None before the first one and after the end of the stream.
-        finished: the whole stream is in the log.
-        messages: number of messages to the registry that the commit covers; later ones are discarded.
-        rejected_bytes: size of the file of rejected rows that the commit covers, in bytes; the rest is discarded.
-        kind: None in a log of an older release, until it is resumed.
-    """
+    """The committed state of a run: the parts of each table in the order of writing, and the checkpoint."""
 
     run: str
     tables: Mapping[str, tuple[Part, ...]]
-    identity: str = ""
-    checkpoint: Checkpoint | None = None
-    finished: bool = False
-    messages: int = 0
-    rejected_bytes: int = 0
-    kind: RunKind | None = None
+    identity: str  # random; no other run has it
+    kind: RunKind
+    checkpoint: Checkpoint | None = None  # None before the first one and after the end of the stream
+    finished: bool = False  # the whole stream is in the log
+    messages: int = 0  # to the registry that the commit covers; later ones are discarded
+    rejected_bytes: int = 0  # size of the file of rejected rows that the commit covers; the rest is discarded
 
     @classmethod
     def empty(cls, run: str, kind: RunKind = RunKind.REPLAY) -> "Manifest":
         """Create the manifest of a run that begins now, with a new identity."""
         return cls(run, MappingProxyType(dict.fromkeys(TABLES, ())), identity=uuid4().hex, kind=kind)
 
-    def to_json(self) -> bytes:
-        """Encode the manifest as the content of its file."""
-        tables = {table: [asdict(part) for part in parts] for table, parts in self.tables.items()}
-        checkpoint = asdict(self.checkpoint) if self.checkpoint else None
-        return json_bytes(
-            {
-                "schema_version": SCHEMA_VERSION,
-                "run": self.run,
-                "kind": self.kind,
-                "identity": self.identity,
-                "finished": self.finished,
-                "messages": self.messages,
-                "rejected_bytes": self.rejected_bytes,
-                "checkpoint": checkpoint,
-                "tables": tables,
-            }
-        )
+    def to_json(self, **more: Any) -> bytes:
+        """Encode the manifest, and `more` keys, as the content of its file."""
+        content = {
+            "schema_version": SCHEMA_VERSION,
+            "run": self.run,
+            "kind": self.kind,
+            "identity": self.identity,
+            "finished": self.finished,
+            "messages": self.messages,
+            "rejected_bytes": self.rejected_bytes,
+            "checkpoint": asdict(self.checkpoint) if self.checkpoint else None,
+            "tables": {table: [asdict(part) for part in parts] for table, parts in self.tables.items()},
+            **more,
+        }
+        return json_bytes({**content, "digest": digest_of_content(content)})
 
 
-def read_manifest(run_folder: Path, file: Path = MANIFEST) -> Manifest:
-    """Read the committed state of a run, finished or still being written, also of schema versions 3 to 6.
+def digest_of_content(content: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of a manifest's content, its `digest` left out, whatever the order of its keys."""
+    rest = {key: value for key, value in content.items() if key != "digest"}
+    text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
 
-    Args:
-        run_folder: of the run or partition.
-        file: `PREVIOUS` reads the commit before the last.
+
+def read_manifest(run_folder: Path) -> Manifest:
+    """Read the committed state of a run, finished or still being written.
+
+    If the manifest is damaged or lost, that of the commit before is returned, and a warning names the file.
 
     Raises:
         RunError: the folder has no log, the log cannot be opened, or its schema version is unknown.
-        CorruptError: the manifest cannot be parsed or names files outside its run.
+        CorruptError: neither manifest can be read.
     """
+    return _read_either(run_folder)[0]
+
+
+def manifest_damage(run_folder: Path) -> str | None:
+    """Return why the newest manifest cannot be read while the one before can; None if it can."""
+    return _read_either(run_folder)[1]
+
+
+def _read_either(run_folder: Path) -> tuple[Manifest, str | None]:
+    """Return the newest readable manifest, and what is wrong with the newest one if that is another."""
     require_unicode(run_folder)
-    path = run_folder / file
+    path, previous = run_folder / MANIFEST, run_folder / PREVIOUS
     try:
-        return _manifest(path, json.loads(path.read_bytes()))
-    except (FileNotFoundError, NotADirectoryError):
-        raise RunError(
+        return read_manifest_file(path), None
+    except FileNotFoundError:
+        damage: OmnidraftError = RunError(
             f"{run_folder} must be a run's folder, but {path} does not exist; see --run and --runs"
-        ) from None
+        )
+    except CorruptError as error:
+        damage = error
+    try:
+        found = read_manifest_file(previous)
+    except (FileNotFoundError, OmnidraftError):
+        raise damage from None
+    if (path, str(damage)) not in _warned:
+        _warned.add((path, str(damage)))
+        LOG.warning("%s; the commit before it, %s, is used instead", damage, previous.name)
+    return found, str(damage)
+
+
+def read_manifest_file(path: Path) -> Manifest:
+    """Read one manifest. Raises `FileNotFoundError`, `RunError` and `CorruptError`."""
+    try:
+        return parse_manifest(path, json.loads(path.read_bytes()))
+    except (FileNotFoundError, NotADirectoryError):
+        raise FileNotFoundError(path) from None
     except OSError as error:
         raise RunError(f"{path} must be readable: {error.strerror or error}; see --run and --runs") from error
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptError(
-            f"{path} must be the manifest of a log, but it cannot be read: {error!r}; `omnidraft repair` rebuilds it"
+            f"{path} must be the manifest of a log as it was written, but: {error!r}; restore it from a copy"
         ) from error
 
 
@@ -153,19 +174,24 @@ def has_manifest(folder: Path) -> bool:
     """Return True if the folder of a run or of a partition has a log. Every writer calls this before it begins one.
 
     Raises:
-        CorruptError: the manifest is missing, but there are files that are only written after it. A new log would
+        CorruptError: the manifests are missing, but there are files that are only written after one. A new log would
             overwrite them.
     """
-    if (folder / MANIFEST).exists():
+    if (folder / MANIFEST).exists() or (folder / PREVIOUS).exists():
         return True
     found = next((path for pattern in _WRITTEN_LATER for path in folder.glob(pattern)), None)
     if found is not None:
         raise CorruptError(
             f"{folder / MANIFEST} must be there to resume the run, but it is missing while {found.relative_to(folder)} "
-            "exists; nothing was changed. `omnidraft repair` rebuilds it. Restore the manifest from a copy if there is "
-            "one, or begin a new run in another folder with --run; the Parquet files below log/ are complete"
+            "exists; nothing was changed. Restore the manifest from a copy if there is one, or begin a new run in "
+            "another folder with --run; the Parquet files below log/ are complete"
         )
     return False
+
+
+def folders_with_manifest(parent: Path) -> list[Path]:
+    """Return the folders directly in `parent` that have a log, sorted by name."""
+    return sorted({path.parents[1] for path in parent.glob("*/log/manifest*.json")})
 
 
 def require_unicode(folder: Path) -> None:
@@ -176,22 +202,28 @@ def require_unicode(folder: Path) -> None:
         raise RunError(f"a run's folder must have a name in UTF-8, got {str(folder)!a}; rename it") from None
 
 
-def _manifest(path: Path, content: dict[str, Any]) -> Manifest:
-    version = content["schema_version"]
-    if version not in READABLE_VERSIONS:
-        known = f"{', '.join(map(str, READABLE_VERSIONS[:-1]))} or {READABLE_VERSIONS[-1]}"
-        raise RunError(f"{path} must have schema version {known}, got {version}; use the release that wrote it")
-    if version == 3:
-        content = _from_version_3(content)
-    named = {table: [] for table in COUNTS} | content["tables"]
-    oldest = {"schema_version": version}  # of parts in manifests that do not name it
-    tables = {table: tuple(Part(**(oldest | part)) for part in named[table]) for table in TABLES}
+def parse_manifest(path: Path, content: dict[str, Any]) -> Manifest:
+    """Build a manifest from the content of its file.
+
+    Raises RunError for an unknown schema version; for anything else that is not a manifest, or was changed since it was
+    written, one of the exceptions that `read_manifest_file` translates.
+    """
+    version, digest = content["schema_version"], content.get("digest")
+    if digest is not None and digest != digest_of_content(content):
+        raise ValueError("it has another digest than the one that it states")
+    if version != SCHEMA_VERSION:
+        raise RunError(
+            f"{path} must have schema version {SCHEMA_VERSION}, got {version!r}; use the release that wrote it"
+        )
+    if digest is None:
+        raise ValueError("it states no digest")
+    tables = {table: tuple(Part(**part) for part in content["tables"][table]) for table in TABLES}
     checkpoint = Checkpoint(**content["checkpoint"]) if content["checkpoint"] else None
     _require_numbers(tables)
     _require_inside(tables, checkpoint)
     rest = {key: content[key] for key in ("identity", "finished", "messages", "rejected_bytes")}
-    rest["kind"] = RunKind(content["kind"]) if content.get("kind") else None
-    return Manifest(content["run"], MappingProxyType(tables), checkpoint=checkpoint, **rest)
+    kind = RunKind(content["kind"])
+    return Manifest(content["run"], MappingProxyType(tables), checkpoint=checkpoint, kind=kind, **rest)
 
 
 def _require_numbers(tables: Mapping[str, tuple[Part, ...]]) -> None:
@@ -218,32 +250,23 @@ def _require_inside(tables: Mapping[str, tuple[Part, ...]], checkpoint: Checkpoi
             raise ValueError(f"a checkpoint's file must have a plain name, got {name!r}")
 
 
-def _from_version_3(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert a manifest of version 3, which has no checkpoint, so its runs count as finished."""
-    return {**content, "identity": "", "checkpoint": None, "finished": True, "messages": 0, "rejected_bytes": 0}
-
-
 def edit_manifest(run_folder: Path, edit: Callable[[Manifest], Manifest]) -> Manifest:
     """Replace the manifest by the result of `edit`, under a lock, and return it. Its predecessor is kept.
 
     Raises what `read_manifest` raises, and OSError if the folder cannot be written; the manifest is then unchanged.
     """
     with FileLock(run_folder / _LOCK, timeout=LOCK_SECONDS):
-        manifest = edit(read_manifest(run_folder))
-        keep_copy(run_folder / MANIFEST, run_folder / PREVIOUS)
+        before, damage = _read_either(run_folder)
+        manifest = edit(before)
+        if damage is None:  # a damaged one must not take the place of the one that stands in for it
+            keep_copy(run_folder / MANIFEST, run_folder / PREVIOUS)
         write_whole(run_folder / MANIFEST, manifest.to_json())
     return manifest
 
 
-def replace_unreadable(run_folder: Path, manifest: Manifest) -> None:
-    """Put a manifest in the place of one that is lost or cannot be read, which is kept as `UNREADABLE`.
-
-    Raises OSError if the folder cannot be written; the manifest is then unchanged.
-    """
-    with FileLock(run_folder / _LOCK, timeout=LOCK_SECONDS):
-        if (run_folder / MANIFEST).exists():
-            keep_copy(run_folder / MANIFEST, run_folder / UNREADABLE)
-        write_whole(run_folder / MANIFEST, manifest.to_json())
+def replace_previous(run_folder: Path) -> None:
+    """Make the previous manifest equal to the present one, so that no other files are needed and these may go."""
+    edit_manifest(run_folder, lambda manifest: manifest)
 
 
 def require_open(run_folder: Path, manifest: Manifest) -> None:

@@ -13,7 +13,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from store.files import sync_folder, write_whole
-from store.log.manifest import MANIFEST, Manifest, Part, RunKind, edit_manifest, has_manifest, read_manifest
+from store.log.manifest import (
+    MANIFEST,
+    Manifest,
+    Part,
+    RunKind,
+    edit_manifest,
+    folders_with_manifest,
+    has_manifest,
+    read_manifest,
+)
 from store.log.schema import TABLES
 
 PARTITIONS = "partitions"
@@ -28,7 +37,7 @@ def partition_folder(run_folder: Path, name: str) -> Path:
 
 def partition_folders(run_folder: Path) -> list[Path]:
     """Return the partitions of a run that have a log, sorted by name; none for a run in one process."""
-    return sorted(path.parents[1] for path in (run_folder / PARTITIONS).glob(f"*/{MANIFEST.as_posix()}"))
+    return folders_with_manifest(run_folder / PARTITIONS)
 
 
 def worker_folders(run_folder: Path) -> list[Path]:

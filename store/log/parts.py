@@ -1,19 +1,34 @@
-"""Write events as Parquet parts. A part is not visible before the manifest names it."""
+"""Write events as Parquet parts, and read parts back. A part is not visible before the manifest names it.
+
+Every reader compares a part with its digest when it opens it first: once per part and process, as long as size and time
+of the file stay the same. Damage is named by its file, and never read.
+"""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import heapq
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from operator import attrgetter
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from store.files import write_whole
-from store.log.manifest import MANIFEST, Part, part_path
+from store.errors import CorruptError
+from store.events import PromptCompleted
+from store.files import digest_of, write_whole
+from store.log.manifest import MANIFEST, Manifest, Part, part_path
+from store.log.partitions import read_manifests
 from store.log.rollups import COUNTS
 from store.log.schema import QUICK_LEVEL, TABLES, LoggedEvent, parquet_options, schema_of, to_table
 
 ROW_GROUP_ROWS = 122_880  # as DuckDB
+_READ_ROWS = 4096  # at a time
+_HASHING_THREADS = 4
+_TEXTS = ("prompt_text", "completion_text")
+
+_verified: dict[Path, tuple[int, int, str]] = {}  # size, time of change and digest of parts that were as committed
 
 
 class PartWriter:
@@ -63,9 +78,77 @@ def part_of(name: str, rows: pa.Table, content: bytes) -> Part:
     return Part(name, rows.num_rows, len(content), digest, offsets["min"], offsets["max"])
 
 
+def find_damage(parts: Iterable[tuple[Path, Part]], *, again: bool = False) -> dict[Path, str]:
+    """Compare parts, each with the folder of its log, with what was committed.
+
+    Args:
+        parts: to compare.
+        again: compute also the digests that this process has computed before.
+
+    Returns:
+        What is wrong, by file.
+    """
+
+    def describe(named: tuple[Path, Part]) -> tuple[Path, str | None]:
+        path = part_path(*named)
+        if again:
+            _verified.pop(path, None)
+        return path, _describe_damage(path, named[1])
+
+    with ThreadPoolExecutor(_HASHING_THREADS) as pool:
+        return {path: wrong for path, wrong in pool.map(describe, parts) if wrong}
+
+
+def _describe_damage(path: Path, part: Part) -> str | None:
+    """Return what is wrong with the file of a part. A link would let a log read files outside its folder."""
+    if path.is_symlink():
+        return f"{path} must be a plain file, but is a link; put the file itself in its place"
+    try:
+        found = path.stat()
+    except OSError:
+        return f"{path} must be a file of {part.bytes} bytes, as in the manifest, but it is missing"
+    if found.st_size != part.bytes:
+        return f"{path} must be a file of {part.bytes} bytes, as in the manifest, but it has {found.st_size}"
+    state = (found.st_size, found.st_mtime_ns, part.sha256)
+    if _verified.get(path) != state:
+        if digest_of(path) != part.sha256:
+            return f"{path} must have the digest {part.sha256[:12]}... that was committed, but it was changed"
+        _verified[path] = state
+    return None
+
+
 def read_part(run_folder: Path, part: Part, columns: Sequence[str] | None = None) -> pa.Table:
-    """Read the rows of a part, with all columns or a selection."""
-    return pq.read_table(part_path(run_folder, part), columns=columns, partitioning=None)
+    """Read the rows of a part, with all columns or a selection. Raises `CorruptError` if it is not as committed."""
+    schema = schema_of(part.file.partition("/")[0])
+    rows = pq.read_table(_require_sound(run_folder, part), columns=columns, partitioning=None)
+    return rows.cast(pa.schema([schema.field(name) for name in rows.schema.names], schema.metadata))
+
+
+def _require_sound(run_folder: Path, part: Part) -> Path:
+    path = part_path(run_folder, part)
+    if wrong := _describe_damage(path, part):
+        raise CorruptError(f"{wrong}; restore it from a copy")
+    return path
+
+
+def completed_prompts(run_folder: Path) -> Iterator[PromptCompleted]:
+    """Yield all committed prompts in the order of completion, without their texts.
+
+    Prompts of several partitions are merged by `finished`; the clocks of partitions start together.
+
+    Raises:
+        CorruptError: a part, which the message names, is missing or not as it was committed.
+    """
+    logs = (_read_prompts(folder, manifest) for folder, manifest in read_manifests(run_folder).items())
+    return heapq.merge(*logs, key=attrgetter("finished"))
+
+
+def _read_prompts(folder: Path, manifest: Manifest) -> Iterator[PromptCompleted]:
+    columns = [name for name in schema_of("prompts").names if name not in ("seq", *_TEXTS)]
+    for part in manifest.tables["prompts"]:
+        with pq.ParquetFile(_require_sound(folder, part)) as file:
+            for batch in file.iter_batches(_READ_ROWS, columns=columns):
+                yield from (PromptCompleted(prompt_text="", completion_text="", **row) for row in batch.to_pylist())
 
 
 def highest_number(parts: Sequence[Part]) -> int:

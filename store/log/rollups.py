@@ -7,8 +7,8 @@ alone, such as an offset would.
 - `counts_by_place`: decisions by index in the block and number of pieces, with sums over first levels;
 - `counts_by_token`: judged decisions by proposed and emitted token.
 
-The counts of a part have the part's name, in the folder of their table. A part without counts (written by the run, or
-in a log of version 3) is counted by the query, with the same sums, in `store/query/sql/_counts_*.sql`. Counts add up
+The counts of a part have the part's name, in the folder of their table. A part without counts (as the run
+writes it) is counted by the query, with the same sums, in `store/query/sql/_counts_*.sql`. Counts add up
 over rows.
 """
 

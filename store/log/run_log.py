@@ -25,7 +25,16 @@ from store.events import Event, PromptReceived, PromptRejected
 from store.fault_points import fault_point
 from store.files import sync_file, sync_folder, write_whole
 from store.log.checkpoint import remove_other_checkpoints, write_checkpoint
-from store.log.manifest import MANIFEST, Checkpoint, Manifest, RunKind, edit_manifest, has_manifest, require_open
+from store.log.manifest import (
+    MANIFEST,
+    Checkpoint,
+    Manifest,
+    RunKind,
+    edit_manifest,
+    has_manifest,
+    replace_previous,
+    require_open,
+)
 from store.log.mirror import Mirror, NoMirror
 from store.log.parts import PartWriter, last_number, newest_number
 from store.log.schema import TABLES, LoggedEvent
@@ -238,14 +247,18 @@ class _LogFiles:
             for folder in (self._run_folder, self._run_folder.resolve().parent):
                 sync_folder(folder)
             return manifest
+        edit_manifest(self._run_folder, self._reopen)  # from here on the previous manifest names no other files
         return edit_manifest(self._run_folder, self._remove_uncommitted)
+
+    def _reopen(self, manifest: Manifest) -> Manifest:
+        if manifest.finished:
+            raise RunError(f"{self._run_folder} must not hold a log yet, but it does; name another folder with --run")
+        return replace(manifest, kind=self._kind)
 
     def _remove_uncommitted(self, manifest: Manifest) -> Manifest:
         """Remove what was not committed. Runs under the manifest's lock, so no compaction is amid an edit."""
-        if manifest.finished:
-            raise RunError(f"{self._run_folder} must not hold a log yet, but it does; name another folder with --run")
         remove_uncommitted(self._run_folder, manifest)
-        return replace(manifest, kind=self._kind)
+        return manifest
 
     def write(self, table: str, rows: list[LoggedEvent]) -> None:
         """Write one part; it is not visible before the commit."""
@@ -283,10 +296,12 @@ class _LogFiles:
 
         manifest = edit_manifest(self._run_folder, add_commit)
         fault_point("commit: after the manifest")
+        if manifest.finished:
+            replace_previous(self._run_folder)  # which names a checkpoint that goes
         self._checkpoint = checkpoint
         self._mirror.push(manifest)
         commit.done()
-        # That of the predecessor stays, so that the run can resume from it if the new manifest becomes unreadable.
+        # That of the previous manifest stays, for resuming if the new one is damaged.
         remove_other_checkpoints(self._run_folder, checkpoint, previous if checkpoint else None)
         self.commit_seconds = perf_counter() - started
         self.all_commit_seconds += self.commit_seconds

@@ -8,11 +8,10 @@ The values that decided a judged token or an alternative (`uniform` and its leve
 that decide nothing (`ROUNDED_FIELDS`, and the levels of other tokens) are rounded to 8 significant bits, within 0.2%,
 and take a third of the space.
 
-Parts of an older schema version lack the columns that were added since; readers fill them with the field's default.
+The schema is frozen: another one gets another `SCHEMA_VERSION`, and readers refuse it.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from enum import StrEnum
 from operator import attrgetter
 from types import NoneType
@@ -34,7 +33,7 @@ from store.events import (
 )
 from store.log.rollups import COUNTS
 
-SCHEMA_VERSION = 10
+SCHEMA_VERSION = 1
 
 TABLES: Mapping[str, type] = {
     "decisions": TokenDecision,
@@ -47,34 +46,18 @@ TABLES: Mapping[str, type] = {
     **COUNTS,
 }
 
-# Columns that a version of the schema added to tables that earlier versions had.
-_ADDED: Mapping[int, Mapping[str, tuple[str, ...]]] = {
-    5: {
-        "decisions": ("parent", "context", "count", "chance"),
-        "blocks": ("candidates", "expected_tokens", "expected_seconds"),
-    },
-    6: {
-        "blocks": ("action", "propensity"),
-        "prompts": ("own_accepted",),
-        "drifts": ("signal",),
-        "versions": ("probe_tokens", "probe_greedy", "probe_sampled", "probe_forwards"),
-    },
-    7: {"versions": ("probe_seconds", "probe_plain_seconds")},
-    8: {"prompts": ("predicted",)},
-    9: {"prompts": ("frequency",)},
-    10: {
-        "decisions": (
-            "target_raw_probability",
-            "emitted_raw_probability",
-            "target_raw_entropy",
-            "drafter_raw_probability",
-            "drafter_raw_entropy",
-        )
-    },
-}
-
 # Values that decide nothing.
-ROUNDED_FIELDS = frozenset({"entropy", "head_estimate", *_ADDED[10]["decisions"]})
+ROUNDED_FIELDS = frozenset(
+    {
+        "entropy",
+        "head_estimate",
+        "target_raw_probability",
+        "emitted_raw_probability",
+        "target_raw_entropy",
+        "drafter_raw_probability",
+        "drafter_raw_entropy",
+    }
+)
 
 # Stored as float32: values that are computed in float32, and short durations. All other floats are float64.
 FLOAT32_FIELDS = ROUNDED_FIELDS | frozenset(
@@ -139,21 +122,6 @@ def to_table(table: str, first_seq: int, events: Sequence[LoggedEvent]) -> pa.Ta
         columns.append(_round_floats(column) if field.name in ROUNDED_FIELDS else column)
     rows = pa.Table.from_arrays(columns, schema=schema)
     return _round_levels(rows) if table == "decisions" else rows
-
-
-def missing_columns(table: str, version: int) -> dict[str, Any]:
-    """Return the columns that parts of a schema version lack, each with the value that it has for their rows."""
-    names = {name for added, tables in _ADDED.items() if added > version for name in tables.get(table, ())}
-    return {field.name: field.default for field in fields(TABLES[table]) if field.name in names}
-
-
-def to_current_schema(table: str, rows: pa.Table) -> pa.Table:
-    """Convert rows of a part of any readable schema version to the present columns and types."""
-    schema = schema_of(table)
-    for name, value in missing_columns(table, 0).items():
-        if name not in rows.schema.names:
-            rows = rows.append_column(name, pa.repeat(pa.scalar(value, schema.field(name).type), len(rows)))
-    return rows.select(schema.names).cast(schema)
 
 
 def parquet_options(table: str, level: int = QUICK_LEVEL) -> dict[str, Any]:

@@ -13,10 +13,8 @@ from typing import Any
 from uuid import uuid4
 
 from store.errors import CorruptError
-from store.files import json_bytes
 from store.log.lock import Owner
-from store.log.manifest import Manifest
-from store.log.manifest import _manifest as manifest_of
+from store.log.manifest import Manifest, parse_manifest
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -49,14 +47,14 @@ class Index:
             parsed = json.loads(content)
             mirror: dict[str, Any] = parsed["mirror"]
             files = {_check_path(path): tuple(map(_check_digest, digests)) for path, digests in mirror["files"].items()}
-            return cls(manifest_of(Path(where), parsed), Writer(**mirror["owner"]), files)
+            return cls(parse_manifest(Path(where), parsed), Writer(**mirror["owner"]), files)
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise CorruptError(f"{where} must be the manifest of a run on an object store, but: {error!r}") from error
 
     def to_json(self) -> bytes:
         """Encode the index as the content of its object."""
         mirror = {"owner": asdict(self.owner), "files": self.files}
-        return json_bytes({**json.loads(self.manifest.to_json()), "mirror": mirror})
+        return self.manifest.to_json(mirror=mirror)
 
     def parts(self) -> Files:
         """Return the files that the log names."""

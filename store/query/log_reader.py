@@ -21,11 +21,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from store.errors import CorruptError, QueryError, RunError
-from store.log.manifest import MANIFEST, require_unicode
+from store.log.manifest import folders_with_manifest, require_unicode
+from store.log.parts import find_damage
 from store.query.views import (
     VIEWS,
     CommittedFiles,
     Recipe,
+    describe_damage,
     miscounts_query,
     quote_list,
     readable_paths,
@@ -43,6 +45,15 @@ _CHECKED_ROWS = 2_000_000  # checked together
 _OF_ALL_ROWS = "^(positions|indices|the rejection)"  # problems that a missing part can cause
 # The last two are raised for names in a damaged part that are not UTF-8.
 _REFUSALS = (duckdb.Error, RuntimeError, UnicodeDecodeError)
+# Errors that no damage can cause.
+_ERRORS_OF_QUERIES = (
+    duckdb.BinderException,
+    duckdb.CatalogException,
+    duckdb.InterruptException,
+    duckdb.OutOfMemoryException,
+    duckdb.ParserException,
+    duckdb.PermissionException,
+)
 # Ranges of offsets with about {rows} decisions each.
 _RANGES = """
     WITH counted AS (SELECT "offset", count(*) AS decisions FROM decisions GROUP BY "offset"),
@@ -85,7 +96,7 @@ def run_folders(folder: Path) -> list[Path]:
 
     Raises `RunError` if there are none, or a name is not UTF-8.
     """
-    found = sorted({path.parents[1].resolve() for path in folder.glob(f"*/{MANIFEST.as_posix()}")})
+    found = sorted({run.resolve() for run in folders_with_manifest(folder)})
     for run in found:
         require_unicode(run)
     if not found:
@@ -106,14 +117,14 @@ class LogReader:
 
     Args:
         run_folders: folders of runs with different names.
-        skip_damaged: compare every part with its digest, and leave out those that differ.
+        skip_damaged: leave out parts that are not as they were committed, instead of refusing them.
 
     Attributes:
         damaged: parts that were left out.
 
     Raises:
         RunError: a folder is not a run, or two folders have the same name.
-        CorruptError: a part is missing or truncated, or its footer was changed, and damaged parts are not skipped.
+        CorruptError: a part is missing or not as it was committed, and damaged parts are not skipped.
     """
 
     def __init__(self, run_folders: Sequence[Path], *, skip_damaged: bool = False) -> None:
@@ -122,6 +133,7 @@ class LogReader:
             raise RunError(f"runs must have different folder names, got {[str(folder) for folder in run_folders]}")
         runs = [CommittedFiles.from_run(folder, skip_damaged) for folder in folders.values()]
         self.damaged = [path for run in runs for path in run.damaged]
+        self._parts = [named for run in runs for named in run.parts]
         self._connection = duckdb.connect(
             ":memory:",
             config={
@@ -135,7 +147,7 @@ class LogReader:
         except BaseException as error:
             self._connection.close()
             if isinstance(error, _REFUSALS):
-                raise CorruptError(_describe_damage(list(folders.values()), error)) from error
+                self._require_undamaged()
             raise
 
     def select(self, query: str, most: int | None = None, seconds: float | None = None) -> pa.Table:
@@ -149,12 +161,15 @@ class LogReader:
         Raises:
             QueryError: any other statement, several statements, a statement that DuckDB refuses, that exceeds the time
                 limit or needs too much memory, or `most` rows of more than 256 MB.
+            CorruptError: a part was damaged since the reader was opened.
         """
         self._require_reading(query)
         try:
             with self._interrupted_after(seconds):
                 return _first_rows(self._connection.sql(query).to_arrow_reader(_BATCH_ROWS), most)
         except (*_REFUSALS, pa.ArrowException, OSError) as error:
+            if not isinstance(error, _ERRORS_OF_QUERIES):
+                self._require_undamaged()
             raise QueryError(_explain_error(query, error, seconds)) from error
 
     def recipe(self, name: str, most: int | None = None) -> pa.Table:
@@ -208,6 +223,11 @@ class LogReader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _require_undamaged(self) -> None:
+        """Raise `CorruptError` if a part was damaged after it was verified: not the query is to blame."""
+        if damage := find_damage(self._parts, again=True):
+            raise CorruptError(describe_damage(damage.values()))
 
     def _open(self, runs: Sequence[CommittedFiles]) -> None:
         """Create the views, then restrict queries to the files of the views; the last setting is final."""
@@ -297,14 +317,6 @@ def _first_rows(batches: pa.RecordBatchReader, most: int | None) -> pa.Table:
             if rows >= most:
                 break
         return pa.Table.from_batches(kept, batches.schema).slice(0, most)
-
-
-def _describe_damage(folders: Sequence[Path], error: Exception) -> str:
-    """Explain why the views could not be created: a part's footer was changed, which its size does not show."""
-    return (
-        f"the parts below {', '.join(map(str, folders))} must be Parquet as they were written, but: "
-        f"{str(error).splitlines()[0]}; `omnidraft check` names what is damaged, --skip-damaged reads the rest"
-    )
 
 
 def _explain_error(query: str, error: Exception, seconds: float | None = None) -> str:

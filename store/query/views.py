@@ -1,7 +1,7 @@
 """SQL of the store: the views over committed parts, and the statements and recipes in `store/query/sql/`."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -9,14 +9,12 @@ from pathlib import Path
 import pyarrow as pa
 
 from store.errors import CorruptError
-from store.files import digest_of
-from store.log.manifest import Manifest, Part, RunKind, part_path
+from store.log.manifest import Part, RunKind, part_path
 from store.log.partitions import read_manifests
+from store.log.parts import find_damage
 from store.log.rollups import COUNTS, KEYS
-from store.log.schema import SCHEMA_VERSION, TABLES, missing_columns, schema_of
+from store.log.schema import TABLES, schema_of
 from store.query.json_values import quote_text
-
-Paths = Mapping[int, Sequence[str]]  # of parts of one table, by their schema version
 
 VIEWS = ("decisions", "tokens", "blocks", "prompts", "updates", "drifts", "recalls", "versions", *COUNTS)
 
@@ -42,50 +40,55 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class CommittedFiles:
-    """The committed files of one run that a reader reads, including those of its partitions.
+    """The committed files of one run that a reader reads, including those of its partitions."""
 
-    Attributes:
-        name: the run's name.
-        paths: paths of the parts, by table and schema version.
-        uncounted: paths of the parts of decisions that have no counts, by schema version.
-        damaged: parts that were left out.
-        by_engine: whether another engine decided, whose random numbers are not known.
-    """
-
-    name: str
-    paths: dict[str, dict[int, list[str]]]
-    uncounted: dict[int, list[str]]
-    damaged: list[Path]
-    by_engine: bool = False
+    name: str  # of the run
+    parts: list[tuple[Path, Part]]  # with the folders of their logs
+    paths: dict[str, list[str]]  # of these parts, by table
+    uncounted: list[str]  # paths of the parts of decisions that have no counts
+    damaged: list[Path]  # parts that were left out
+    by_engine: bool = False  # whether another engine decided, whose random numbers are not known
 
     @classmethod
     def from_run(cls, run_folder: Path, skip_damaged: bool) -> "CommittedFiles":
-        """Collect the files of a run. Without `skip_damaged`, raise `CorruptError` for a missing or truncated part."""
+        """Collect the files of a run. Raises `CorruptError` for a damaged one, unless these are left out."""
         manifests = read_manifests(run_folder)
+        parts = [
+            (folder, part)
+            for folder, manifest in manifests.items()
+            for of_table in manifest.tables.values()
+            for part in of_table
+        ]
+        damaged = find_damage(parts)
+        if damaged and not skip_damaged:
+            raise CorruptError(describe_damage(damaged.values()))
+        sound = [named for named in parts if part_path(*named) not in damaged]
         by_engine = any(manifest.kind is RunKind.ENGINE for manifest in manifests.values())
-        found = cls(run_folder.name, {table: {} for table in TABLES}, {}, [], by_engine)
-        for folder, manifest in manifests.items():
-            found._add(folder, manifest, skip_damaged)
+        found = cls(run_folder.name, sound, {table: [] for table in TABLES}, [], list(damaged), by_engine)
+        for folder in manifests:
+            found._add(folder, [part for other, part in sound if other == folder])
         return found
 
-    def _add(self, folder: Path, manifest: Manifest, skip_damaged: bool) -> None:
+    def _add(self, folder: Path, parts: Sequence[Part]) -> None:
         """Add one of the run's logs. Counts belong to the part of decisions with the same name in the same log."""
-        sound: dict[str, list[Part]] = {table: [] for table in TABLES}
-        for table, part in ((table, part) for table, parts in manifest.tables.items() for part in parts):
-            path = part_path(folder, part)
-            if skip_damaged and (path.is_symlink() or digest_of(path) != part.sha256):
-                self.damaged.append(path)
-                continue
-            if not skip_damaged:
-                _require_size(path, part.bytes)
-            sound[table].append(part)
-        counted = set.intersection(*({Path(part.file).name for part in sound[table]} for table in COUNTS))
-        there = {Path(part.file).name for part in sound["decisions"]}
-        for table, parts in sound.items():
-            kept = [part for part in parts if table not in COUNTS or Path(part.file).name in counted & there]
-            _add_paths(self.paths[table], table, folder, kept)
-        decisions = [part for part in sound["decisions"] if Path(part.file).name not in counted]
-        _add_paths(self.uncounted, "decisions", folder, decisions)
+        names: dict[str, set[str]] = {table: set() for table in TABLES}
+        for table, name in (part.file.split("/") for part in parts):
+            names[table].add(name)
+        counted = set.intersection(*(names[table] for table in COUNTS)) & names["decisions"]
+        for part in parts:
+            table, name = part.file.split("/")
+            path = str(part_path(folder, part))
+            if table not in COUNTS or name in counted:
+                self.paths[table].append(path)
+            if table == "decisions" and name not in counted:
+                self.uncounted.append(path)
+
+
+def describe_damage(found: Iterable[str]) -> str:
+    """Describe damaged parts in one message."""
+    first, *others = found
+    more = f" ({len(others)} more files are damaged, which `omnidraft check` names)" if others else ""
+    return f"{first}{more}; restore it from a copy, or read the rest with --skip-damaged"
 
 
 def recipes() -> dict[str, Recipe]:
@@ -108,8 +111,8 @@ def view_definitions(runs: Sequence[CommittedFiles]) -> Iterable[str]:
     """Yield the CREATE VIEW statements of the tables; a view is empty if no run has rows of it."""
     for table in TABLES:
         selects = [_empty_select(table)]
-        selects += [select for run in runs for select in _selects_from_parts(table, run.name, run.paths[table])]
-        uncounted = [select for run in runs for select in _selects_from_parts("decisions", run.name, run.uncounted)]
+        selects += [_select_from_parts(run.name, run.paths[table]) for run in runs if run.paths[table]]
+        uncounted = [_select_from_parts(run.name, run.uncounted) for run in runs if run.uncounted]
         if table in COUNTS and uncounted:
             rows = " UNION ALL BY NAME ".join(uncounted)
             selects.append(f"(WITH decisions AS ({rows}) {statement(f'_{table}')})")
@@ -121,7 +124,7 @@ def view_definitions(runs: Sequence[CommittedFiles]) -> Iterable[str]:
 
 def readable_paths(runs: Sequence[CommittedFiles]) -> list[str]:
     """Return the paths that DuckDB must be allowed to read: the parts, and the patterns that name them."""
-    paths = [path for run in runs for of in run.paths.values() for paths in of.values() for path in paths]
+    paths = [path for run in runs for of_table in run.paths.values() for path in of_table]
     return sorted({*paths, *map(_pattern, paths)})
 
 
@@ -148,38 +151,8 @@ def _miscounts(table: str) -> str:
     )
 
 
-def _require_size(path: Path, size: int) -> None:
-    """Check a file by its size, so that opening is fast; `omnidraft check` reads the digests.
-
-    A link would let a log read files outside its folder.
-    """
-    if path.is_symlink():
-        raise CorruptError(f"{path} must be a plain file, but is a link; put the file itself in its place")
-    try:
-        found = path.stat().st_size
-    except OSError:
-        found = -1
-    if found != size:
-        raise CorruptError(
-            f"{path} must be a file of {size} bytes, as in the manifest, but it "
-            f"{'is missing' if found < 0 else f'has {found}'}; restore it, or read the rest with --skip-damaged"
-        )
-
-
-def _add_paths(paths: dict[int, list[str]], table: str, folder: Path, parts: Iterable[Part]) -> None:
-    """Add the paths of parts. Versions with all present columns are read together."""
-    for part in parts:
-        version = part.schema_version if missing_columns(table, part.schema_version) else SCHEMA_VERSION
-        paths.setdefault(version, []).append(str(part_path(folder, part)))
-
-
-def _selects_from_parts(table: str, run: str, paths: Paths) -> Iterator[str]:
-    """Yield a SELECT per schema version. Columns that its parts lack, if not null, are constants."""
-    for version, named in paths.items():
-        missing = {name: value for name, value in missing_columns(table, version).items() if value is not None}
-        constants = {name: quote_text(value) if isinstance(value, str) else value for name, value in missing.items()}
-        added = "".join(f', {value} AS "{name}"' for name, value in constants.items())
-        yield f"SELECT {quote_text(run)} AS run, *{added} FROM read_parquet({quote_list(map(_pattern, named))})"
+def _select_from_parts(run: str, paths: Sequence[str]) -> str:
+    return f"SELECT {quote_text(run)} AS run, * FROM read_parquet({quote_list(map(_pattern, paths))})"
 
 
 def _pattern(path: str) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from faulty_runs import Ended, Life, World, differences, resume_run
 
-from store.log.manifest import MANIFEST, PREVIOUS, part_path, read_manifest
+from store.log.manifest import MANIFEST, PREVIOUS, part_path, read_manifest, read_manifest_file
 
 Damage = Callable[[Path], None]
 
@@ -99,8 +99,12 @@ def test_undamaged_parts_can_still_be_read(run: Path, damage: Damage):
     assert int(queried.out.split()[-1]) == number - rows
 
 
-def test_a_damaged_manifest_is_named(run: Path):
+def test_a_damaged_manifest_is_named_and_the_one_before_stands_in(run: Path):
     truncate(run / MANIFEST)
+    checked = type_command(run, "check", "--run", run)
+    assert (checked.status, str(run / MANIFEST) in checked.err) == (1, True)
+    assert "1 changed file" in checked.out
+    truncate(run / PREVIOUS)
     for words in (["replay", "--resume", run], ["check", "--run", run]):
         type_command(run, *words).assert_clear(1, str(run / MANIFEST))
 
@@ -108,14 +112,9 @@ def test_a_damaged_manifest_is_named(run: Path):
 @pytest.mark.slow
 @pytest.mark.representatives("lose")
 @pytest.mark.parametrize("damage", [truncate, lose])
-def test_a_repaired_run_ends_like_an_undamaged_one(run: Path, whole: Path, damage: Damage):
-    before = read_manifest(run, PREVIOUS)
+def test_a_run_resumed_from_the_previous_manifest_ends_like_an_undamaged_one(run: Path, whole: Path, damage: Damage):
     damage(run / MANIFEST)
-    type_command(run, "replay", "--resume", run).assert_clear(1, "omnidraft repair")
-    repaired = type_command(run, "repair", run)
-    repaired.assert_clear(0)
-    assert "can be resumed" in repaired.out
-    assert read_manifest(run) == before
+    assert read_manifest(run) == read_manifest_file(run / PREVIOUS)
     assert differences(resume_run(run, run.parent / "world"), whole) == []
 
 

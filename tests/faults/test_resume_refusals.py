@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from tiny_pair import TinyPair
 
 from store.log.lock import LOCK
-from store.log.manifest import MANIFEST, read_manifest
+from store.log.manifest import MANIFEST, PREVIOUS, read_manifest
 
 
 @pytest.fixture
@@ -46,7 +46,8 @@ def everything_in(run: Path) -> dict[str, bytes | bool]:
 
 @pytest.mark.parametrize("words", [["replay", "--resume"], ["serve", "--port", "0", "--resume"], ["replay", "--run"]])
 def test_a_run_whose_manifest_is_lost(stream: Stream, run: Path, tmp_path: Path, words: list[str]):
-    (run / MANIFEST).unlink()
+    for name in (MANIFEST, PREVIOUS):
+        (run / name).unlink()
     before = everything_in(run)
     more = stream.sources if "--run" in words else ()
     type_command(tmp_path, *words, run, *more).assert_clear(
@@ -60,7 +61,8 @@ def test_a_partition_whose_manifest_is_lost(run: Path, tmp_path: Path, command: 
     """The partition of a learner in its own process, or of one of several workers."""
     partition = run / "partitions" / "learner"
     shutil.copytree(run / "log", partition / "log")
-    (partition / MANIFEST).unlink()
+    for name in (MANIFEST, PREVIOUS):
+        (partition / name).unlink()
     before = everything_in(run)
     type_command(tmp_path, command, "--resume", run).assert_clear(1, f"{partition / MANIFEST} must be there")
     assert everything_in(run) == before

@@ -11,16 +11,20 @@ import difflib
 import json
 import os
 import shutil
+import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import chdir
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
-from constants import constants
-from typing_commands import FROZEN, UNFINISHED, type_command
+from constants import constants, with_constants
+from faulty_runs import CONSTANTS as FAULTY
+from faulty_runs import NOBODY, PROGRAM, SETTINGS
+from product import VARIABLE
+from typing_commands import FROZEN, PAIR, type_command
 
 LEARNING = ("learn.interval=1", "learn.spacing=fixed", "publish.interval=2")
 CONSTANTS = {
@@ -30,13 +34,21 @@ CONSTANTS = {
     "drift_tolerance": 0.0,
     "drift_cooldown": 1,
 }
-STORED = CONSTANTS | {  # with which the stored run was made
-    "update_lag": 2,
-    "replay_prompts": 2,
-    "gate_window": 2,
-    "drift_cooldown": 3,
-    "recall_margin": 0.0,
-}
+# Of the unfinished run: examples fill most of its checkpoint.
+STORED = FAULTY | {"replay_prompts": 2, "gate_window": 2}
+CHOSEN = SETTINGS | {"draft.pause": "false", "publish.interval": 9, "threads": 1}
+KILLED_AT = 20  # blocks of three prompts
+KILLED = f"""
+import sys
+from itertools import count
+sys.path.insert(0, {str(Path(__file__).parents[1] / "support")!r})
+from constants import apply_inherited
+from pipeline.run.committer import Committer
+apply_inherited()
+blocks = count()
+Committer.is_due = lambda self: next(blocks) == {KILLED_AT}
+{PROGRAM}
+"""
 DRAFTING = ("draft.costs=0.05", "draft.pause=false", "threads=1")
 
 
@@ -74,44 +86,32 @@ def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = ["replay", "sums.jsonl", "strange.jsonl", "--target", "models/target", "--drafter", "models/drafter"]
     words += ["--temperature", 1, "--max-new-tokens", 16, "--batch", 2, "--device", "cpu", "--limit", 4]
     words += [word for setting in (*LEARNING, "drift.detector=page-hinkley", *DRAFTING) for word in ("--set", setting)]
-    with constants(**CONSTANTS), chdir(UNFINISHED):  # names in the log do not depend on the location of the project
+    with constants(**CONSTANTS), chdir(PAIR):  # names in the log do not depend on the location of the project
         assert type_command([*words, "--run", run]) == 0
     return run
 
 
-class FirstCheckpoint:
-    """Keeps a copy of the first checkpoint that is committed after the stored one."""
-
-    def __init__(self, copies: Path) -> None:
-        self.folder: Path | None = None
-        self._copies, self._replace = copies, os.replace
-
-    def __call__(self, source: Any, destination: Any, **named: Any) -> None:
-        """Replace `os.replace`, the call that makes a commit valid."""
-        self._replace(source, destination, **named)
-        manifest = Path(destination)
-        if self.folder is None and manifest.name == "manifest.json" and manifest.parent.name == "log":
-            checkpoint = json.loads(manifest.read_bytes())["checkpoint"]
-            if checkpoint and not (UNFINISHED / "run" / checkpoint["folder"]).exists():
-                committed = manifest.parents[1] / checkpoint["folder"]
-                self.folder = Path(shutil.copytree(committed, self._copies / "checkpoint"))
+@pytest.fixture(scope="session")
+def unfinished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was killed between two blocks, with sequences in flight, examples, n-grams and versions."""
+    folder = Path(shutil.copytree(PAIR, tmp_path_factory.mktemp("unfinished") / "pair"))
+    words = ["replay", "sums.jsonl", "strange.jsonl", "--target", "models/target", "--drafter", "models/drafter"]
+    words += ["--temperature", "1", "--max-new-tokens", "16", "--batch", "3", "--device", "cpu", "--mlflow-uri", NOBODY]
+    words += [word for key, value in CHOSEN.items() for word in ("--set", f"{key}={value}")]
+    killed = {"OMP_NUM_THREADS": "1", VARIABLE: "commit: after the manifest=1"}
+    environment = {**os.environ, **with_constants(**STORED), **killed}
+    command = [sys.executable, "-c", KILLED, *words, "--run", "run"]
+    ended = subprocess.run(command, cwd=folder, env=environment, check=False, capture_output=True, text=True)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    return folder / "run"
 
 
 @pytest.fixture(scope="session")
-def resumed(tmp_path_factory: pytest.TempPathFactory, small_run: Path) -> tuple[Path, Path]:
-    """The finished copy of the stored run, and the checkpoint that it committed before its first block.
-
-    Its queued messages, for a server that did not exist, go into the store of `small_run`.
-    """
-    store = f"sqlite:///{small_run.parent}/mlflow.db"
+def resumed(tmp_path_factory: pytest.TempPathFactory, small_run: Path, unfinished: Path) -> Path:
+    """The finished copy of the unfinished run. Its queued messages go into the store of `small_run`."""
     folder = tmp_path_factory.mktemp("resumed")
-    shutil.copytree(UNFINISHED, folder, dirs_exist_ok=True)
-    first = FirstCheckpoint(tmp_path_factory.mktemp("first"))
-    with (
-        constants(**STORED),
-        chdir(folder),
-        patch.object(os, "replace", first),
-    ):  # models and prompts are named relative to it
+    shutil.copytree(unfinished.parent, folder, dirs_exist_ok=True)
+    store = f"sqlite:///{small_run.parent}/mlflow.db"
+    with constants(**STORED), chdir(folder):  # models and prompts are named relative to it
         assert type_command(["replay", "--resume", "run", "--mlflow-uri", store]) == 0
-    assert first.folder
-    return folder / "run", first.folder
+    return folder / "run"

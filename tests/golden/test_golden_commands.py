@@ -1,6 +1,5 @@
 """Commands, their options and defaults, and the exit status of wrong usage."""
 
-import shutil
 from collections.abc import Callable
 from enum import Enum
 from inspect import signature, unwrap
@@ -11,10 +10,10 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import pytest
 import typer
 from product import app
+from synthetic_runs import small_run_events, write_run
 from typing_commands import type_command
 
 Golden = Callable[[str, Any], None]
-OLD_RUN = Path(__file__).parent / "log-v3"
 WRONG = {
     "an unknown option": ["replay", "--no-such-option"],
     "an unknown command": ["no-such-command"],
@@ -104,7 +103,7 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_exit_status(golden: Golden, empty_folder: Path) -> None:
     found = {name: type_command(words) for name, words in WRONG.items()}
     assert [path.name for path in empty_folder.iterdir() if path.name != "runs"] == []
-    run = shutil.copytree(OLD_RUN, empty_folder / "run")
+    run = write_run(empty_folder / "run", small_run_events())
     found["a sound log"] = type_command(["check", "--run", run])
     (run / "log" / "blocks" / "part-000001.parquet").write_bytes(b"cut")
     found["a damaged log"] = type_command(["check", "--run", run])

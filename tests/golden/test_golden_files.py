@@ -9,7 +9,6 @@ from typing import Any
 from pyarrow import parquet
 from safetensors import safe_open
 from shapes import shape_of_json, shape_of_lines
-from typing_commands import UNFINISHED
 
 Golden = Callable[[str, Any], None]
 NUMBER = re.compile(r"\d+")
@@ -41,12 +40,11 @@ def test_files_of_a_finished_run(golden: Golden, small_run: Path) -> None:
     golden("files-of-a-run", names(small_run))
 
 
-def test_json_files_of_a_run(golden: Golden, small_run: Path, resumed: tuple[Path, Path]) -> None:
-    run, _ = resumed
+def test_json_files_of_a_run(golden: Golden, small_run: Path, resumed: Path, unfinished: Path) -> None:
     found = {name: shape_of_json(small_run / name) for name in ("config.json", "summary.json", "log/manifest.json")}
-    found["log/manifest.json of an unfinished run"] = shape_of_json(UNFINISHED / "run" / "log" / "manifest.json")
-    found["rejected.jsonl"] = shape_of_lines(run / "rejected.jsonl")
-    found["registry-queue.jsonl"] = shape_of_lines(run / "registry-queue.jsonl", "kind")
+    found["log/manifest.json of an unfinished run"] = shape_of_json(unfinished / "log" / "manifest.json")
+    found["rejected.jsonl"] = shape_of_lines(resumed / "rejected.jsonl")
+    found["registry-queue.jsonl"] = shape_of_lines(resumed / "registry-queue.jsonl", "kind")
     golden("json-of-a-run", found)
 
 
@@ -75,16 +73,10 @@ def format_of(checkpoint: Path) -> dict[str, Any]:
     }
 
 
-def test_format_of_a_checkpoint(golden: Golden, resumed: tuple[Path, Path]) -> None:
-    """The first checkpoint of the resumed run always has the same state, saved by the current code."""
-    _, committed = resumed
-    golden("checkpoint", format_of(committed))
-
-
-def test_the_stored_run_has_every_part_of_a_checkpoint() -> None:
-    """Without one of the parts, the frozen format would be incomplete."""
-    (stored,) = (UNFINISHED / "run" / "checkpoint").iterdir()
-    content = json.loads((stored / "state.json").read_bytes())
-    assert len(content["rows"]) == 3  # sequences in flight
-    assert content["lessons"]
-    assert any("entries" in one and one["entries"] for one in content["shared"])  # n-grams
+def test_format_of_a_checkpoint(golden: Golden, unfinished: Path) -> None:
+    checkpoint = max((unfinished / "checkpoint").iterdir())
+    content = json.loads((checkpoint / "state.json").read_bytes())
+    assert len(content["rows"]) == 3, "sequences in flight"
+    assert content["examples"], "without every part the frozen format would be incomplete"
+    assert any("entries" in one and one["entries"] for one in content["shared"]), "n-grams"
+    golden("checkpoint", format_of(checkpoint))

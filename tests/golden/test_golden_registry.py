@@ -54,7 +54,7 @@ def find_in(client: Any) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_names_in_mlflow(golden: Callable[[str, Any], None], small_run: Path, resumed: tuple[Path, Path]) -> None:
+def test_names_in_mlflow(golden: Callable[[str, Any], None], small_run: Path, resumed: Path) -> None:
     """Both runs write to one store."""
-    assert read_manifest(resumed[0]).finished
+    assert read_manifest(resumed).finished
     golden("mlflow", find_in(connect(f"sqlite:///{small_run.parent}/mlflow.db")))

@@ -9,7 +9,8 @@ import pytest
 from product import main
 
 HERE = Path(__file__).parent
-FROZEN, UNFINISHED = HERE / "frozen", HERE / "unfinished-run"
+FROZEN = HERE / "frozen"
+PAIR = HERE / "pair"  # a target and a drafter that are as small as possible, and two files of prompts
 
 
 def type_command(words: Sequence[object]) -> int:

@@ -1,5 +1,7 @@
 """Events with readable defaults, and a small run whose metrics can be worked out by hand."""
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ from store.events import (
     Translation,
     Updated,
 )
+from store.files import digest_of
+from store.log.manifest import MANIFEST, digest_of_content
 from store.log.run_log import RunLog
 
 
@@ -252,3 +256,21 @@ def write_run(folder: Path, events: list[Event]) -> Path:
         for event in events:
             log.append(event)
     return folder
+
+
+def change_manifest(run: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    """Edit the content of a manifest, and state the digest of the result."""
+    content = json.loads((run / MANIFEST).read_bytes())
+    edit(content)
+    (run / MANIFEST).write_text(json.dumps({**content, "digest": digest_of_content(content)}), encoding="utf-8")
+
+
+def commit_changes(run: Path) -> None:
+    """Make the manifest name the parts as they are now, as if they had been written so."""
+
+    def edit(content: dict[str, Any]) -> None:
+        for part in (part for parts in content["tables"].values() for part in parts):
+            path = run / MANIFEST.parent / part["file"]
+            part |= {"bytes": path.stat().st_size, "sha256": digest_of(path)}
+
+    change_manifest(run, edit)

@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -239,7 +240,7 @@ def test_parts_that_were_replaced_meanwhile_are_not_replaced_again(tmp_path, mon
     def edit_disturbed(run_folder, edit):
         monkeypatch.undo()
         tables = dict(emptied.tables) | {"decisions": emptied.tables["decisions"][1:]}
-        edit_manifest(run_folder, lambda manifest: type(manifest)(manifest.run, tables))
+        edit_manifest(run_folder, lambda manifest: replace(manifest, tables=tables))
         return edit_manifest(run_folder, edit)
 
     monkeypatch.setattr(module, "edit_manifest", edit_disturbed)

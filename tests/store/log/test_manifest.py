@@ -1,26 +1,18 @@
 """A manifest is read whole or refused with a reason, and it names no file outside its run."""
 
-import json
 from pathlib import Path
 
 import pytest
-from synthetic_runs import decision, write_run
+from synthetic_runs import change_manifest, decision, write_run
 
 from store.errors import CorruptError, RunError
 from store.files import digest_of
-from store.log.manifest import MANIFEST, Checkpoint, read_manifest
-from store.query.log_reader import LogReader
+from store.log.manifest import MANIFEST, Checkpoint, read_manifest, read_manifest_file
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     return write_run(tmp_path / "run", [decision()])
-
-
-def change(run: Path, edit) -> None:
-    content = json.loads((run / MANIFEST).read_bytes())
-    edit(content)
-    (run / MANIFEST).write_text(json.dumps(content))
 
 
 OUTSIDE = [
@@ -39,14 +31,14 @@ OUTSIDE = [
 
 @pytest.mark.parametrize("file", OUTSIDE)
 def test_a_part_is_one_of_its_table(run: Path, file: object):
-    change(run, lambda content: content["tables"]["decisions"][0].update(file=file))
+    change_manifest(run, lambda content: content["tables"]["decisions"][0].update(file=file))
     with pytest.raises(CorruptError, match="must be the manifest of a log"):
-        LogReader([run])
+        read_manifest_file(run / MANIFEST)
 
 
 @pytest.mark.parametrize("name", ["part-000001.parquet", "part-1234567.parquet", "part-000003-000007.parquet"])
 def test_parts_and_joined_parts_are_named_as_they_are_written(run: Path, name: str):
-    change(run, lambda content: content["tables"]["decisions"][0].update(file=f"decisions/{name}"))
+    change_manifest(run, lambda content: content["tables"]["decisions"][0].update(file=f"decisions/{name}"))
     assert read_manifest(run).tables["decisions"][0].file == f"decisions/{name}"
 
 
@@ -63,25 +55,32 @@ def test_parts_and_joined_parts_are_named_as_they_are_written(run: Path, name: s
     ],
 )
 def test_a_checkpoint_is_inside_its_run(run: Path, folder: str, file: str):
-    change(run, lambda content: content.update(checkpoint={"folder": folder, "files": {file: "0" * 64}}))
+    change_manifest(run, lambda content: content.update(checkpoint={"folder": folder, "files": {file: "0" * 64}}))
     with pytest.raises(CorruptError, match="must be the manifest of a log"):
-        read_manifest(run)
+        read_manifest_file(run / MANIFEST)
+
+
+@pytest.mark.parametrize("changes", [{"rows": "1"}, {"rows": -1}, {"first_offset": None}, {"bytes": 1.5}])
+def test_the_counts_of_a_part_are_numbers(run: Path, changes: dict[str, object]):
+    change_manifest(run, lambda content: content["tables"]["decisions"][0].update(changes))
+    with pytest.raises(CorruptError, match="must be integers from 0 on"):
+        read_manifest_file(run / MANIFEST)
 
 
 def test_a_written_checkpoint_entry_can_be_read(run: Path):
     checkpoint = {"folder": "checkpoint/000012", "files": {"state.json": "0"}}
-    change(run, lambda content: content.update(checkpoint=checkpoint))
+    change_manifest(run, lambda content: content.update(checkpoint=checkpoint))
     assert read_manifest(run).checkpoint == Checkpoint(**checkpoint)
 
 
 @pytest.mark.parametrize(
     "content",
-    ["", "{", "[]", "null", '{"schema_version": 4}', '{"schema_version": 4, "tables": []}', "[" * 100_000, "\ud83d"],
+    ["", "{", "[]", "null", '{"schema_version": 1}', '{"schema_version": 1, "tables": []}', "[" * 100_000, "\ud83d"],
 )
 def test_other_content_is_reported_as_a_corrupt_manifest(run: Path, content: str):
     (run / MANIFEST).write_bytes(content.encode(errors="surrogatepass"))
     with pytest.raises(CorruptError, match="must be the manifest of a log"):
-        read_manifest(run)
+        read_manifest_file(run / MANIFEST)
 
 
 def test_a_manifest_that_cannot_be_opened_is_reported_as_a_wrong_folder(run: Path):

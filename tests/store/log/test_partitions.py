@@ -8,10 +8,8 @@ from synthetic_runs import block, decision, make_drift, make_update, prompt, sma
 
 from store.errors import CorruptError, OmnidraftError, RunError
 from store.events import Event, PromptCompleted, PromptRejected
-from store.log.committed_events import completed_prompts, logged_decisions
 from store.log.compaction import compact
 from store.log.manifest import part_path, read_manifest
-from store.log.measurement import bytes_by_column
 from store.log.partitions import (
     LEARNER,
     close_partition,
@@ -24,6 +22,7 @@ from store.log.partitions import (
     partition_folders,
     worker_folders,
 )
+from store.log.parts import completed_prompts
 from store.log.run_log import Commit, RunLog
 from store.query.log_reader import VIEWS, LogReader, recipes, run_folders
 from store.query.summary import summarize
@@ -82,13 +81,11 @@ def test_the_recipes_give_the_same_rows(whole: Path, parted: Path, recipe: str):
         assert one.recipe(recipe).to_pylist() == other.recipe(recipe).to_pylist()
 
 
-def test_the_summary_the_sizes_and_the_check_are_those_of_one_run(whole: Path, parted: Path):
+def test_the_summary_and_the_check_are_those_of_one_run(whole: Path, parted: Path):
     assert summarize(parted) == summarize(whole)
-    assert sorted(map(repr, logged_decisions(parted, 99))) == sorted(map(repr, logged_decisions(whole, 99)))
     parts = named_parts(parted, "decisions")
     assert {folder.name for folder, _ in parts} == {"worker-000", "worker-001"}
     rows = sum(part.rows for _, part in parts)
-    assert sum(bytes_by_column(parted).values()) * rows == pytest.approx(sum(part.bytes for _, part in parts))
     with LogReader([parted]) as log:
         found = log.check()
     assert (found.decisions, found.mismatches.num_rows, found.miscounts.num_rows) == (rows, 0, 0)

@@ -17,7 +17,7 @@ from store.events import PromptRejected
 from store.files import digest_of
 from store.log.checkpoint import read_checkpoint
 from store.log.compaction import compact
-from store.log.manifest import MANIFEST, PREVIOUS, part_path, read_manifest
+from store.log.manifest import MANIFEST, PREVIOUS, part_path, read_manifest, read_manifest_file
 from store.log.partitions import open_partition
 from store.log.run_log import REJECTED, Commit, RunLog
 
@@ -38,16 +38,22 @@ class Failures:
     def check(self, place: Path = RUN) -> None:
         """Require that a power failure now would not change a log."""
         log, left = self.disk.root / place, self.fail() / place
-        manifest = read_manifest(left)
-        assert manifest == read_manifest(log)
-        if (log / PREVIOUS).exists():
-            assert read_manifest(left, PREVIOUS) == read_manifest(log, PREVIOUS)
+        for name in (MANIFEST, PREVIOUS):
+            assert (left / name).exists() == (log / name).exists()
+            if (log / name).exists():
+                assert read_manifest_file(left / name) == read_manifest_file(log / name)
+        require_all_files(left)
+
+
+def require_all_files(log: Path) -> None:
+    """Require everything that the manifest and the one before it name."""
+    for manifest in (read_manifest_file(log / name) for name in (MANIFEST, PREVIOUS) if (log / name).exists()):
         for part in (part for parts in manifest.tables.values() for part in parts):
-            assert digest_of(part_path(left, part)) == part.sha256, part.file
+            assert digest_of(part_path(log, part)) == part.sha256, part.file
         if manifest.checkpoint:
-            assert read_checkpoint(left, manifest.checkpoint)
+            assert read_checkpoint(log, manifest.checkpoint)
         if manifest.rejected_bytes:
-            assert (left / REJECTED).stat().st_size >= manifest.rejected_bytes
+            assert (log / REJECTED).stat().st_size >= manifest.rejected_bytes
 
 
 def append(log: RunLog, offset: int) -> None:
@@ -97,6 +103,8 @@ def join_parts(failures: Failures) -> None:
         commit(log, offset)
     log.close()
     compact(failures.run, rows=10, counted=1)
+    failures.check()
+    compact(failures.run, rows=10, counted=1, grace=-1)
     failures.check()
 
 
@@ -170,12 +178,10 @@ def require_whole(image: Path, allowed: dict[str, set[int]]) -> None:
         log = image / name
         manifest = read_manifest(log)
         assert prompts in allowed[name], f"{prompts} prompts after a failure, permitted: {allowed[name]}"
-        for part in (part for parts in manifest.tables.values() for part in parts):
-            assert digest_of(part_path(log, part)) == part.sha256, part.file
-        if manifest.checkpoint:
-            assert read_checkpoint(log, manifest.checkpoint)
+        require_all_files(log)
         if not manifest.finished:
             RunLog(log).close()
+            require_all_files(log)
             assert committed_prompts(image)[name] == prompts
 
 

@@ -4,7 +4,16 @@ from dataclasses import fields, replace
 
 import pyarrow as pa
 import pytest
-from synthetic_runs import bonus, decision, make_rejection, make_unjudged, prompt, small_run_events, write_run
+from synthetic_runs import (
+    bonus,
+    commit_changes,
+    decision,
+    make_rejection,
+    make_unjudged,
+    prompt,
+    small_run_events,
+    write_run,
+)
 from tree_making import NODES, make_tree
 
 from store.events import DraftSource, Translation
@@ -131,5 +140,4 @@ def forge(run, part):
     numbers = rows["decisions"].to_pylist()
     forged = rows.set_column(place, rows.schema.field(place), pa.array([numbers[0] + 1, *numbers[1:]], pa.int32()))
     path.write_bytes(parquet_bytes("counts_by_version", forged))
-    manifest = run / "log" / "manifest.json"
-    manifest.write_text(manifest.read_text().replace(f'"bytes": {part.bytes}', f'"bytes": {path.stat().st_size}'))
+    commit_changes(run)

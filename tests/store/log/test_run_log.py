@@ -7,7 +7,7 @@ import threading
 
 import pyarrow.parquet as pq
 import pytest
-from synthetic_runs import block, decision, prompt, write_run
+from synthetic_runs import block, change_manifest, decision, prompt, write_run
 
 from store import files as files_module
 from store.errors import CorruptError, OmnidraftError, RunError
@@ -359,17 +359,8 @@ def test_a_folder_without_a_log_and_a_log_of_another_version_are_refused(tmp_pat
     with pytest.raises(RunError, match="--run"):
         read_manifest(tmp_path)
     run = write_run(tmp_path / "run", [])
-    content = json.loads((run / MANIFEST).read_bytes())
-    (run / MANIFEST).write_text(json.dumps(content | {"schema_version": 99}))
+    change_manifest(run, lambda content: content.update(schema_version=99))
     with pytest.raises(RunError, match="99"):
-        read_manifest(run)
-
-
-@pytest.mark.parametrize("content", ["", "[1]", '{"schema_version": 5, "run": "a", "tables": {}}'])
-def test_a_broken_manifest_is_reported_as_corrupt(tmp_path, content):
-    run = write_run(tmp_path, [])
-    (run / MANIFEST).write_text(content)
-    with pytest.raises(CorruptError, match="manifest"):
         read_manifest(run)
 
 

@@ -3,7 +3,7 @@ from dataclasses import dataclass, fields
 
 import pyarrow as pa
 import pytest
-from synthetic_runs import block, bonus, decision, make_unjudged, prompt
+from synthetic_runs import bonus, decision, make_unjudged, prompt
 
 from store.errors import OmnidraftError
 from store.events import Outcome
@@ -11,10 +11,8 @@ from store.log import schema
 from store.log.schema import (
     SCHEMA_VERSION,
     TABLES,
-    missing_columns,
     parquet_options,
     schema_of,
-    to_current_schema,
     to_table,
 )
 
@@ -88,26 +86,6 @@ def test_the_levels_of_an_alternative_decide_and_are_not_rounded():
     assert kept["target_levels"] == float32([0.1])
     assert rounded["target_levels"] == pytest.approx([0.1], rel=2**-8)
     assert lower_bits(rounded["target_levels"][0]) == 0
-
-
-def test_older_parts_get_the_columns_that_were_added_later():
-    now = to_table("blocks", 3, [block(), block(block=1, candidates=4, expected_tokens=1.5)])
-    assert missing_columns("blocks", SCHEMA_VERSION) == {}
-    of_version_5 = {"candidates": 0, "expected_tokens": None, "expected_seconds": None}
-    assert missing_columns("blocks", 4) == {**of_version_5, "action": None, "propensity": None}
-    old = now.drop_columns(list(missing_columns("blocks", 4)))
-    rows = to_current_schema("blocks", old)
-    assert rows.schema.equals(now.schema)
-    assert rows.slice(0, 1).equals(now.slice(0, 1))
-    assert rows["candidates"].to_pylist() == [0, 0]
-    assert to_current_schema("blocks", now).equals(now)
-
-
-def test_every_added_column_exists_in_its_table():
-    for table in TABLES:
-        assert set(missing_columns(table, 0)) <= set(schema_of(table).names)
-    assert len(missing_columns("decisions", 4)) == 9
-    assert set(missing_columns("decisions", 9).values()) == {None}
 
 
 def lower_bits(value):
