@@ -38,7 +38,6 @@ LONGEST = (  # files that take longest begin first, so that no process is left w
     "pipeline/cluster/",
     "pipeline/assembly/",
     "pipeline/learner_service/",
-    "pipeline/bench/",
     "pipeline/run/",
 )
 

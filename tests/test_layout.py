@@ -45,7 +45,6 @@ LAYERS = {
         ("stages/memory", "stages/training"),
         ("stages/training/closed_form",),
         ("stages",),
-        ("stages/tools",),
     ),
     "pipeline": (
         ("pipeline/config",),
@@ -53,35 +52,22 @@ LAYERS = {
         ("pipeline",),
         ("pipeline/learning", "pipeline/models"),
         ("pipeline/assembly",),
-        ("pipeline/model_building",),
         ("pipeline/reports",),
         ("pipeline/run",),
         ("pipeline/learner_service",),
         ("pipeline/cluster", "pipeline/serve", "pipeline/training", "pipeline/versions", "pipeline/vllm_plugin"),
         ("pipeline/serve/http", "pipeline/interface"),
-        # Benchmarks are above everything that they measure.
-        (
-            "pipeline/study",
-            "pipeline/bench/speed",
-            "pipeline/bench/server",
-            "pipeline/bench/vllm",
-        ),
-        (
-            "pipeline/bench/engines",
-            "pipeline/study/paper",
-        ),
-        ("pipeline/cli/bench",),
+        ("pipeline/bench",),
         ("pipeline/cli",),
     ),
     "dashboards": (("dashboards/web/queries",), ("dashboards/web/held",), ("dashboards/web",), ("dashboards",)),
 }
 RANKS = {folder: rank for layers in LAYERS.values() for rank, layer in enumerate(layers) for folder in layer}
-MOST_MODULES = 12  # in one folder
-MEASURING = ("pipeline/bench/", "pipeline/cli/bench/")  # nothing else may import pipeline.bench
+MOST_MODULES = 16  # in one folder
 
 # Files that may import each heavy library at module level.
 MODULE_IMPORTERS = {
-    "torch": ("stages/*", "pipeline/model_building/*"),
+    "torch": ("stages/*",),
     "transformers": (
         "stages/engine/checkpoints/gguf_*.py",
         "stages/engine/forward_pass/attention_masks.py",
@@ -90,7 +76,7 @@ MODULE_IMPORTERS = {
         "stages/engine/forward_pass/row_cache.py",
         "stages/engine/forward_pass/row_forward.py",
     ),
-    "pyarrow": ("store/*", "pipeline/model_building/*"),
+    "pyarrow": ("store/*",),
     "duckdb": ("store/query/log_reader.py",),
     "mlflow": (),
     "peft": (),
@@ -99,10 +85,6 @@ MODULE_IMPORTERS = {
     "datasets": (),
     "ray": ("pipeline/cluster/ray_backend.py",),
     "confluent_kafka": (),
-    "openvino": (),
-    "openvino_genai": (),
-    "openvino_tokenizers": (),
-    "nncf": (),
     "gguf": (),
     "llguidance": (),
     "fastapi": ("dashboards/web/app.py", "pipeline/serve/http/*"),
@@ -112,11 +94,8 @@ MODULE_IMPORTERS = {
         "pipeline/event_metrics.py",
         "pipeline/vllm_plugin/engine.py",
         "pipeline/serve/http/metrics.py",
-        "pipeline/bench/server/server.py",
     ),
     "plotly": (),
-    "aiohttp": ("pipeline/bench/server/client.py",),
-    "psutil": ("pipeline/bench/server/server.py",),
     "vllm": (),
 }
 # Files that may import it inside functions only.
@@ -132,20 +111,12 @@ FUNCTION_IMPORTERS = {
     "datasets": ("pipeline/sources/hub_and_ray.py",),
     "ray": ("pipeline/sources/hub_and_ray.py",),
     "confluent_kafka": ("pipeline/sources/kafka.py",),
-    "openvino": ("pipeline/bench/engines/*",),
-    "openvino_genai": ("pipeline/bench/engines/*",),
-    "openvino_tokenizers": ("pipeline/bench/engines/*",),
-    "nncf": ("pipeline/bench/engines/*",),
-    "gguf": ("pipeline/bench/engines/*", "stages/engine/checkpoints/gguf_*.py"),
+    "gguf": ("stages/engine/checkpoints/gguf_*.py",),
     "llguidance": ("stages/sampling/grammars.py",),
     "uvicorn": ("dashboards/serve.py",),
-    "vllm": ("pipeline/bench/vllm/engine.py", "pipeline/vllm_plugin/proposer.py"),
+    "vllm": ("pipeline/vllm_plugin/proposer.py",),
 }
 BANNED = ("manager", "helper", "utils", "speculator", "assistant")
-ASSISTANT_ALLOWED = (
-    "stages/tools/transformers_baselines.py",
-    "pipeline/bench*.py",
-)  # transformers has an option of this name
 LAZY = "pipeline/__init__.py"  # `import pipeline` for users
 FILE_LINES, FUNCTION_LINES = 300, 60  # without docstrings; a few files may be longer, no function may
 
@@ -254,9 +225,9 @@ def test_folders_import_lower_layers_only(path: str):
     assert {folder for folder in folders_imported_by(path) if RANKS[folder] >= mine} == set()
 
 
-@pytest.mark.parametrize("path", [path for path in MODULES if not path.startswith(MEASURING)])
+@pytest.mark.parametrize("path", MODULES)
 def test_the_product_does_not_import_its_benchmarks(path: str):
-    assert {name for name, _ in imports_of(path) if is_below(name, "pipeline.bench")} == set()
+    assert {name for name, _ in imports_of(path) if is_below(name, "benchmarks")} == set()
 
 
 @pytest.mark.parametrize("folder", RANKS)
@@ -310,8 +281,7 @@ def test_nine_functions_in_ten_fit_on_half_a_page():
 
 @pytest.mark.parametrize("path", MODULES)
 def test_names_contain_no_vague_words(path: str):
-    banned = BANNED[:-1] if matches(path, ASSISTANT_ALLOWED) else BANNED
-    assert {name for name in names_made_in(path) for word in banned if word in name.lower()} == set()
+    assert {name for name in names_made_in(path) for word in BANNED if word in name.lower()} == set()
 
 
 @pytest.mark.parametrize("path", [path for path in MODULES if not path.endswith("__init__.py")])
@@ -327,20 +297,9 @@ def test_a_package_s_init_runs_nothing(package: str):
     assert all(isinstance(node, allowed) for path in inits for node in tree_of(path).body)
 
 
-def test_model_building_is_not_installed_and_nothing_imports_it():
-    found = {
-        (path, inside)
-        for path in MODULES
-        for name, inside in imports_of(path)
-        if is_below(name, "pipeline.model_building") and not path.startswith("pipeline/model_building/")
-    }
-    assert found == set()
-
-
 def test_the_wheel_holds_the_packages_with_their_types_and_nothing_else():
     setup = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
     assert sorted(setup["packages"]["find"]["include"]) == [f"{package}*" for package in PACKAGES]
-    assert setup["packages"]["find"]["exclude"] == ["pipeline.model_building*"]
     assert {package for package in PACKAGES if "py.typed" in setup["package-data"][package]} == set(PACKAGES)
     assert [package for package in PACKAGES if not (ROOT / package / "py.typed").is_file()] == []
     others = {path.name for path in ROOT.iterdir() if path.is_dir() and path.name.startswith(PACKAGES)}

@@ -28,7 +28,6 @@ from dashboards.web.queries.versions import read_versions
 from dashboards.web.queries.vocabulary import read_vocabularies
 from dashboards.web.registered import RegisteredNumbers
 from dashboards.web.sql_process import SqlProcess
-from dashboards.web.studies import list_studies
 from dashboards.web.terms import list_terms
 from store.errors import OmnidraftError, UsageError
 from store.hosts import is_own_name
@@ -47,7 +46,6 @@ PAGES = {
     "calibration": "Calibration",
     "vocabulary": "Vocabulary",
     "versions": "Versions",
-    "studies": "Studies",
     "sql": "SQL",
 }
 # What the pages without a parameter read; what is long counts decisions or blocks.
@@ -177,10 +175,6 @@ def _add_lists(app: FastAPI, logs: Logs, runs_folder: Path) -> None:
     @app.get("/api/comparisons")
     def comparisons(run: Runs) -> Response:
         return JSONResponse(registered.list_comparisons(run))
-
-    @app.get("/api/studies")
-    def studies() -> Response:
-        return JSONResponse(list_studies(runs_folder))
 
     @app.get("/api/states")
     def states(run: Runs) -> Response:

@@ -9,15 +9,12 @@ from typing import Annotated, Any
 import typer
 from typing_extensions import override
 
-from pipeline.cli.bench.paper import study_paper
-from pipeline.cli.bench.server import bench_serve
-from pipeline.cli.bench.speed import bench
-from pipeline.cli.bench.study import study
+from pipeline.cli.bench import bench
 from pipeline.cli.config import config
 from pipeline.cli.help import add_help, order_commands
 from pipeline.cli.log import check, compact, sql
 from pipeline.cli.memory import memory
-from pipeline.cli.models import pad, vocab, zoo
+from pipeline.cli.models import vocab, zoo
 from pipeline.cli.pages import dashboard
 from pipeline.cli.plot import plot
 from pipeline.cli.run import RayAlone, replay, serve
@@ -97,8 +94,8 @@ def log_options(
 
 app.command(cls=RayAlone)(replay)
 COMMANDS: tuple[Callable[..., None], ...] = (
-    *(serve, train, bench, study, study_paper, vocab),
-    *(bench_serve, sql, check, plot, compact, dashboard, config, zoo, pad),
+    *(serve, train, bench, vocab),
+    *(sql, check, plot, compact, dashboard, config, zoo),
 )
 for command in COMMANDS:
     app.command()(command)

@@ -16,8 +16,8 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "Run": ("replay", "serve", "train"),
     "Look at runs": ("dashboard", "sql", "check", "plot", "memory"),
     "Versions": ("versions",),
-    "Measure": ("bench", "bench-serve", "study", "study-paper"),
-    "Tools": ("vocab", "zoo", "config", "compact", "pad"),
+    "Measure": ("bench",),
+    "Tools": ("vocab", "zoo", "config", "compact"),
 }
 # By the words of a command.
 EXAMPLES: Mapping[str, tuple[str, ...]] = {
@@ -52,8 +52,6 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "plot": (
         "omnidraft plot curve",
         "omnidraft plot tokens runs/first --output tokens.html",
-        "omnidraft plot study runs/study-cache.json --output cache.svg",
-        "omnidraft plot speed results.json",
     ),
     "memory": ("omnidraft memory show runs/first --top 20", "omnidraft memory forget runs/first --prompt 17"),
     "memory show": ("omnidraft memory show runs/first --top 20",),
@@ -70,16 +68,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "omnidraft versions compare 7 3 --probe questions.jsonl --json differences.json",
     ),
     "versions export": ("omnidraft versions export 7 drafter-7",),
-    "bench": (
-        "omnidraft bench --quick",
-        "omnidraft bench prompts.jsonl --target Qwen/Qwen2.5-7B-Instruct --drafter JackFram/llama-68m --batch 1,8",
-    ),
-    "bench-serve": ("omnidraft bench-serve --clients 16 --seconds 60", "omnidraft bench-serve --compare-learning"),
-    "study": ("omnidraft study losses --quick", "omnidraft study cache --seeds 5 --markdown cache.md"),
-    "study-paper": (
-        "omnidraft study-paper --table 6 --data data --quick",
-        "omnidraft study-paper --table 1 --data data --target smollm2-135m --markdown docs/studies/table-1.md",
-    ),
+    "bench": ("omnidraft bench questions.jsonl --target smollm2-135m", "omnidraft bench --limit 16 --temperature 0.7"),
     "vocab": (
         "omnidraft vocab builtin:target-12m builtin:drafter-1.6m",
         "omnidraft vocab Qwen/Qwen2.5-7B-Instruct JackFram/llama-68m --json",
@@ -91,7 +80,6 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "omnidraft config --sample settings.toml",
     ),
     "compact": ("omnidraft compact --dry-run", "omnidraft compact --run runs/first"),
-    "pad": ("omnidraft pad target-7m padded-100m --parameters 100M",),
 }
 
 

@@ -1,4 +1,4 @@
-"""`omnidraft zoo`, `pad` and `vocab`: models to start with, larger ones of the same outputs, and vocabularies."""
+"""`omnidraft zoo` and `vocab`: models to start with, and vocabularies."""
 
 import json
 import logging
@@ -13,7 +13,6 @@ import typer
 from pipeline.config.cli_options import PrintJsonOption, TextOption, TextTemplateOption, argument, option, overrides_of
 from pipeline.reports.tables import Table
 from pipeline.reports.terminal import show_or_json, status
-from store.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -130,41 +129,6 @@ def _pull(name: str) -> Path:
     state = f"{_measure(folder) / 1e6:,.0f} MB in" if fetched else "already in"
     LOG.info("%s %s; use it with --target %s or --drafter %s", state, folder, name, name)
     return folder
-
-
-def pad(
-    source: Annotated[str, typer.Argument(help="A model of the zoo, or the folder of a Llama.")],
-    folder: Annotated[Path, typer.Argument(help="Where to write the padded model: a new or empty folder.")],
-    parameters: Annotated[str, typer.Option(help="About how many, such as 100M or 1B.")] = "100M",
-    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
-    seed: Annotated[int, typer.Option(help="Of the weights that change nothing.")] = 0,
-) -> None:
-    """Pad a small Llama with weights that change nothing: its outputs at a larger model's cost, to measure speed."""
-    from pipeline.models.pullable import resolve_name
-    from stages.tools.pad import write_padded
-
-    _require_empty(folder)
-    found = write_padded(resolve_name(source), folder, _number(parameters), dtype, seed)
-    shape = f"{found.widths.layers} layers x {found.widths.hidden}, MLP {found.widths.mlp}"
-    typer.echo(f"{folder}: {found.parameters:,} parameters ({shape}), {dtype}")
-    typer.echo(f"largest difference of logits to {source}: {found.difference:.2e} of the largest logit")
-
-
-def _require_empty(folder: Path) -> None:
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise UsageError(f"a padded model must go to a new or empty folder, '{folder}' is neither; name another")
-
-
-def _number(text: str) -> int:
-    """`100M` is 100,000,000, `1B` is 1,000,000,000."""
-    unit = {"m": 1e6, "b": 1e9}.get(text[-1:].lower())
-    try:
-        number = round(float(text[:-1]) * unit) if unit else int(text)
-    except (ValueError, OverflowError):  # not a number, infinite
-        number = 0
-    if number <= 0:
-        raise UsageError(f"--parameters must be a positive number such as 100M, 1B or 12000000, got {text!r}")
-    return number
 
 
 def vocab(

@@ -1,4 +1,4 @@
-"""`omnidraft plot`: plots of runs and of the files that measuring commands write."""
+"""`omnidraft plot`: plots of runs."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -19,28 +19,13 @@ class PlotKind(StrEnum):
 
     CURVE = "curve"
     TOKENS = "tokens"
-    LOAD = "load"
-    SPEED = "speed"
-    STUDY = "study"
 
 
-# Kinds that are plotted from a file, with the command that writes it.
-MAKERS = {
-    PlotKind.LOAD: "omnidraft bench-serve --json FILE",
-    PlotKind.SPEED: "omnidraft bench --json FILE",
-    PlotKind.STUDY: "omnidraft study",
-}
 MODULES: Mapping[PlotKind, Module] = {
     PlotKind.CURVE: "curve",
     PlotKind.TOKENS: "token_view",
-    PlotKind.LOAD: "load",
-    PlotKind.SPEED: "speed",
-    PlotKind.STUDY: "study",
 }
-_SOURCE_HELP = (
-    "For curve and tokens a run's folder, or s3://BUCKET/PATH. [default: the newest run]  For load, speed and study "
-    " a JSON file of results, for speed also a folder of such files."
-)
+_SOURCE_HELP = "A run's folder, or s3://BUCKET/PATH. [default: the newest run]"
 _OUTPUT_HELP = "File to write: .png, .svg or .pdf, of tokens .html. [default: KIND.png, tokens.html]"
 
 
@@ -56,16 +41,15 @@ def plot(
     ] = None,
     runs: RunsOption = Path("runs"),
 ) -> None:
-    """Plot a run or the results of a measuring command.
+    """Plot a run, and print the name of the file.
 
-    Prints the name of the file.     **curve**: acceptance along a run, with drifts and versions. **tokens**: some
-    completions token by token, as one page. **load**: a server under load. **speed**: tokens per second by batch,
-    or by the size of several targets. **study**: the arms of a study.
+    **curve**: acceptance along a run, with drifts and versions. **tokens**: some completions token by token, as one
+    page.
     """
     file = output or Path("tokens.html" if kind is PlotKind.TOKENS else f"{kind}.png")
     _require_suffix(kind, file)
     options = _options(kind, {"window": (PlotKind.CURVE, window), "prompts": (PlotKind.TOKENS, prompts)})
-    if reason := draw(MODULES[kind], str(_resolve_source(kind, source, runs)), str(file), *options):
+    if reason := draw(MODULES[kind], str(_resolve_source(source, runs)), str(file), *options):
         raise RunError(reason.removeprefix("omnidraft: "))
     print(file)
 
@@ -87,12 +71,8 @@ def _options(kind: PlotKind, given: dict[str, tuple[PlotKind, int | None]]) -> l
     return found
 
 
-def _resolve_source(kind: PlotKind, source: Path | None, runs: Path) -> Path:
-    """Return the run or the file of results that is plotted."""
+def _resolve_source(source: Path | None, runs: Path) -> Path:
+    """Return the folder of the run that is plotted."""
     from store.object_store.remote_run import local_copy
 
-    if kind not in MAKERS:
-        return local_copy(source or newest_run(runs))
-    if source is None:
-        raise UsageError(f"a plot of kind {kind} needs a file of results; `{MAKERS[kind]}` writes one")
-    return source
+    return local_copy(source or newest_run(runs))

@@ -163,10 +163,10 @@ def replay(
         _resume(_find_replay(resume, runs), overrides | {"--config": config, "--set": settings}, several, show)
     else:
         given = read_environment() | parse_settings(settings) | overrides
-        _begin(_choose_settings(load(config) if config else Config(), given), runs, several, show)
+        _begin(choose_settings(load(config) if config else Config(), given), runs, several, show)
 
 
-def _choose_settings(base: Config, given: Mapping[str, object]) -> Config:
+def choose_settings(base: Config, given: Mapping[str, object]) -> Config:
     """Return the settings of a new replay: those of the default run where no source and no target is named."""
     chosen = base.with_overrides(given)  # what is wrong is refused before anything is fetched
     if not is_default_run(base, given):

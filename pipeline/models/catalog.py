@@ -1,8 +1,8 @@
 """The built-in models: what they are and where they lie.
 
 Two drafters and two targets with four different vocabularies, all small Llamas. They are shipped in
-`pipeline/models/` as bfloat16 safetensors; `python -m pipeline.model_building` makes them again from text
-(`pipeline/model_building/`). `drafter-1.6m` was trained on text alone, for the built-in targets; `drafter-4m` is
+`pipeline/models/` as bfloat16 safetensors; `python -m benchmarks.model_building` makes them again from text
+(`benchmarks/model_building/`). `drafter-1.6m` was trained on text alone, for the built-in targets; `drafter-4m` is
 distilled from SmolLM2-135M-Instruct's answers, for chat models.
 """
 
@@ -66,6 +66,6 @@ def path_of(name: str) -> Path:
     folder = MODELS_FOLDER / find(name).name
     if not (folder / "model.safetensors").is_file():
         raise ModelError(
-            f"the built-in model {name} is not at {folder}; make it with: python -m pipeline.model_building {name}"
+            f"the built-in model {name} is not at {folder}; make it with: python -m benchmarks.model_building {name}"
         )
     return folder

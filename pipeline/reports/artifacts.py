@@ -6,14 +6,11 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Literal
-
-from store.errors import RunError
 
 TIMEOUT = 120.0  # of drawing a plot, in seconds
 # Modules that the pipeline starts; users may start others.
-Module = Literal["curve", "load", "paper", "serve", "speed", "study", "token_view"]
+Module = Literal["curve", "serve", "token_view"]
 
 
 def command_of(module: Module, *arguments: str) -> list[str]:
@@ -33,15 +30,6 @@ def draw(module: Module, *arguments: str) -> str | None:
     except subprocess.TimeoutExpired:
         return f"it took more than {TIMEOUT:.0f} s"
     return None if done.returncode == 0 else (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-
-
-def draw_results(module: Module, text: str, plot: Path) -> None:
-    """Draw results that are JSON. Raises `RunError` when they cannot be drawn."""
-    with TemporaryDirectory() as scratch:
-        results = Path(scratch, f"{module}.json")
-        results.write_text(text, encoding="utf-8")
-        if reason := draw(module, str(results), str(plot)):
-            raise RunError(f"the plot {plot} must be writable: {reason}; the results are in the file of --json")
 
 
 def draw_run_plots(run_folder: Path) -> Sequence[Path]:

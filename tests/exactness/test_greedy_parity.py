@@ -35,7 +35,7 @@ def _first_that_exists(*folders: Path) -> str:
         if (folder / "model.safetensors").is_file():
             return str(folder)
     pytest.skip(
-        f"no weights in any of {', '.join(map(str, folders))}; make them with: python -m pipeline.model_building"
+        f"no weights in any of {', '.join(map(str, folders))}; make them with: python -m benchmarks.model_building"
     )
 
 

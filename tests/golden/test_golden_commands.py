@@ -24,8 +24,7 @@ WRONG = {
     "settings for a resumed run": ["replay", "--resume", ".", "--batch", "2"],
     "a folder that is no run": ["replay", "--resume", "no-such-run"],
     "a run to read that is missing": ["sql", "--run", "no-such-run", "FROM decisions"],
-    "a study that is unknown": ["study", "no-such-study"],
-    "an engine that is missing": ["bench", "--llama-cpp", "no-such-folder"],
+    "rounds of a benchmark that are none": ["bench", "--rounds", "0"],
     "a store that is missing": ["versions", "list", "--mlflow-uri", "sqlite:///no-such.db"],
 }
 

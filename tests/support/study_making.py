@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from pipeline.study.records import Alarm, Key, PromptCounts, Record
+from benchmarks.studies.records import Alarm, Key, PromptCounts, Record
 
 
 def make_passed(offset: int, *, judged: int = 20, accepted: int = 10, emitted: int | None = None) -> PromptCounts:

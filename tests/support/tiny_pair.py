@@ -9,9 +9,9 @@ from unittest.mock import patch
 
 import pytest
 
-from pipeline.model_building import recipes
-from pipeline.model_building.pretrain import Recipe
-from pipeline.model_building.recipes import ModelRecipe
+from benchmarks.model_building import recipes
+from benchmarks.model_building.pretrain import Recipe
+from benchmarks.model_building.recipes import ModelRecipe
 
 NAMES = ("Ann", "Tom", "Ida", "Carlos")
 THINGS = ("apples", "pencils", "stones", "blue marbles", "Brötchen")
@@ -64,7 +64,7 @@ def write_prompts(path: Path, texts: Sequence[str]) -> Path:
 
 
 def build_models(folder: Path, names: Sequence[str] = ("target", "drafter")) -> None:
-    """Build tiny models as `python -m pipeline.model_building` builds the large ones; only the text is another."""
+    """Build tiny models as `python -m benchmarks.model_building` builds the large ones; only the text is another."""
     with patch.object(recipes, "documents", lambda recipe, data: sentences(0, 250)):
         for name in names:
             recipes.build(tiny_model(name), Path(), folder, lambda step, loss: None)

@@ -89,7 +89,7 @@ def test_the_runs(default_address: str, page: Any):
     save("runs", page.screenshot())
 
 
-@pytest.mark.parametrize("path", [*PAGES, "/studies", "/sql?recipe=drifts"])
+@pytest.mark.parametrize("path", [*PAGES, "/sql?recipe=drifts"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1400])
 def test_no_page_is_wider_than_its_window(address: str, page: Any, path: str, scheme: Any, width: int):

@@ -45,7 +45,6 @@ READY = {
     "ngrams": "#paying table",
     "vocabulary": "#classes table",
     "versions": "#all table",
-    "studies": "#none:not([hidden])",
     "sql": "#query",
 }
 

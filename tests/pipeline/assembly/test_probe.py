@@ -20,8 +20,8 @@ from pipeline.config.settings import Config
 from pipeline.sources import corpus
 from stages.contract.blocks import TrainingExample
 from stages.drafting.costs import Costs
+from stages.engine.models.generate import generate
 from stages.sampling.params import SamplingParams
-from stages.tools.transformers_baselines import Request, greedy_generate
 from stages.training.probe import (
     Probe,
     ProbeResult,
@@ -56,11 +56,10 @@ def test_no_built_in_stream_yields_a_prompt_of_the_probe(kind: str):
 @pytest.mark.slow
 def test_the_examples_are_the_target_s_plain_greedy_text(config: Config, models: Models):
     encoded = [models.target_vocabulary.encode(prompt.text) for prompt in prompts()]
-    request = Request(SamplingParams(0.0, 0, 1.0), TOKENS, models.target.eos_ids, 0)
     examples = examples_of(config, models)
     assert [example.offset for example in examples] == list(range(len(PROMPTS)))
     for example, ids in zip(examples, encoded, strict=True):
-        (greedy,) = greedy_generate(models.target.model, [ids], request)
+        (greedy,) = generate(models.target.model, [ids], SamplingParams(0.0), TOKENS, models.target.eos_ids)
         text = [*models.drafter_vocabulary.encode(prompts()[example.offset].text)]
         for token in greedy:
             text += models.pair.context[token]

@@ -12,8 +12,6 @@ from tiny_pair import TinyPair, tiny_pair  # noqa: F401  (a fixture)
 
 from pipeline.assembly.admission import make_admission
 from pipeline.assembly.models import Models, load_models
-from pipeline.bench.speed.arms import ArmName
-from pipeline.bench.speed.benchmark import shortest_context
 from pipeline.loop import UnfitPromptError
 from store.events import PromptReceived
 
@@ -80,10 +78,3 @@ def test_long_prompts_are_drafted_for_and_their_texts_are_those_of_plain_decodin
     assert max(emitted.values()) > CONTEXT, "in the end there is no space for drafts"
     drafted = {row["offset"] for row in decisions if row["drafter"] == "model"}
     assert drafted == {0, 1, 2, 3}
-
-
-def test_the_benchmark_limits_prompts_to_the_drafter_s_context_only_where_it_reads_them_whole(models: Models):
-    own = [ArmName.PLAIN, ArmName.OWN_PLAIN, ArmName.LOGGED, "llama.cpp"]
-    assert shortest_context(models, own) == models.target.max_length
-    for name in (ArmName.ASSISTED, ArmName.ASSISTED_DEFAULTS, "llama.cpp-speculative"):
-        assert shortest_context(models, [*own, name]) == CONTEXT

@@ -1,6 +1,5 @@
-"""`omnidraft plot` on the command line: the newest run by default, files of results, and refusals."""
+"""`omnidraft plot` on the command line: the newest run by default, and refusals."""
 
-import json
 import os
 from pathlib import Path
 
@@ -33,18 +32,9 @@ def test_the_newest_run_is_plotted_by_default(runs: Path, omnidraft: Command):  
     assert "older" in Path("tokens.html").read_text()
 
 
-def test_results_of_a_study_are_plotted(tmp_path: Path, omnidraft: Command):  # noqa: F811
-    results = tmp_path / "study.json"
-    results.write_text(json.dumps({"no": "study"}))
-    typed = omnidraft("plot", "study", results, "-o", tmp_path / "study.png")
-    assert typed.status == 2
-    assert typed.err.startswith(f"omnidraft: {results} must be")
-
-
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["load"], "omnidraft bench-serve --json FILE"),
         (["curve", "nowhere"], "nowhere"),
         (["curve", "--output", "curve.html"], "must end in .png or .svg or .pdf"),
         (["tokens", "--window", "3"], "--window is for plots of kind curve"),

@@ -15,9 +15,9 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from typer import Typer
 from typer.testing import CliRunner
 
+from benchmarks.model_building import recipes
 from pipeline.cli.models import SPECIALS_SHOWN, _print_report, vocab
 from pipeline.config.settings import Config
-from pipeline.model_building import recipes
 from pipeline.reports.vocab_report import (
     CommonNgram,
     describe_pairs,

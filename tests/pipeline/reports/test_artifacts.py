@@ -13,18 +13,12 @@ import pytest
 from places import ROOT
 
 from pipeline.cli import pages
-from pipeline.cli.plot import PlotKind, plot
-from pipeline.reports.artifacts import Module, command_of, draw, draw_results, draw_run_plots
-from store.errors import RunError
+from pipeline.reports.artifacts import Module, command_of, draw, draw_run_plots
 from store.log.run_log import RunLog
 
 STARTED: dict[Module, list[tuple[Any, ...]]] = {
     "curve": [(draw_run_plots, Path("a"))],
     "token_view": [(draw_run_plots, Path("a"))],
-    "load": [(draw_results, "load", "{}", Path("load.png"))],
-    "paper": [(draw, "paper", "table-panels.json", "table.svg")],
-    "speed": [(plot, PlotKind.SPEED, Path("results.json"), Path("speed.png"))],
-    "study": [(plot, PlotKind.STUDY, Path("study.json"), Path("study.svg"))],
     "serve": [
         (pages.dashboard, run, runs, port, host)
         for run, runs, port, host in [
@@ -39,11 +33,6 @@ STARTED: dict[Module, list[tuple[Any, ...]]] = {
 def test_a_failure_to_draw_a_plot_has_a_reason(tmp_path: Path):
     assert "No module named" in str(draw("watercolours"))
     assert "must be a run's folder" in str(draw("curve", str(tmp_path), str(tmp_path / "curve.png")))
-
-
-def test_results_that_cannot_be_drawn_are_refused(tmp_path: Path):
-    with pytest.raises(RunError, match=r"must be writable: omnidraft: .* must be a file of a load, but cannot be"):
-        draw_results("load", "{}", tmp_path / "load.png")
 
 
 def test_a_run_has_its_curve_and_its_tokens_even_without_a_prompt(tmp_path: Path):

@@ -21,10 +21,10 @@ from safetensors import SafetensorError
 from tiny_pair import TinyPair, sentences, tiny_model, tiny_pair  # noqa: F401
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from benchmarks.model_building import recipes
 from pipeline.assembly.models import load_models
 from pipeline.assembly.probe import PROMPTS, TOKENS, make_probe
 from pipeline.config.settings import Config
-from pipeline.model_building import recipes
 from pipeline.models import catalog as zoo
 from pipeline.versions import export as exporting
 from pipeline.versions.export import DRAFT_LENGTH, VersionCard, export_version

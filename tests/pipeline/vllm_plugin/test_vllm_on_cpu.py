@@ -13,9 +13,9 @@ import pytest
 from places import ROOT
 from vllm_environment import find_interpreter, variables_of
 
-from pipeline.bench.vllm.arms import PROPOSER
-from pipeline.bench.vllm.engine import EngineSpec, RoundRequest, RoundResult
-from pipeline.bench.vllm.worker import EngineWorker
+from benchmarks.vllm.arms import PROPOSER
+from benchmarks.vllm.engine import EngineSpec, RoundRequest, RoundResult
+from benchmarks.vllm.worker import EngineWorker
 from pipeline.sources.corpus import stream
 from stages.engine.models.huggingface import load_tokenizer
 from store.query.log_reader import LogReader

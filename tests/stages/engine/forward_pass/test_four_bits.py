@@ -5,6 +5,7 @@ text through the pipeline. `tests/stages/engine/compiled` has the compiled forwa
 from collections import defaultdict
 from pathlib import Path
 
+import gguf_making
 import pytest
 import torch
 from doubles import row_of
@@ -13,8 +14,6 @@ from torch import nn
 
 from pipeline.assembly.loop import build_loop
 from pipeline.assembly.models import Models, load_models
-from pipeline.bench.engines import gguf as gguf_writer
-from pipeline.bench.engines.weights import load_llama
 from pipeline.config.settings import Config
 from stages.engine.forward_pass.packed_llama import PackedLlamaForward
 from stages.engine.models.huggingface import load_causal_model, load_tokenizer, new_llama
@@ -63,10 +62,10 @@ def folder(pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def write(folder: Path, path: Path, kind: str) -> Path:
     """Write a folder's model as a GGUF file with matrices of one type."""
-    llama = load_llama(str(folder))
+    llama = gguf_making.load_llama(str(folder))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(gguf_writer.TYPES, kind, kind)
-        gguf_writer.save_gguf(llama, path, kind, [llama.tokenizer.eos_token_id])
+        patch.setitem(gguf_making.TYPES, kind, kind)
+        gguf_making.save_gguf(llama, path, kind, [llama.tokenizer.eos_token_id])
     return path
 
 

@@ -1,0 +1,212 @@
+"""Computes the results of arms from their rounds: medians, quartiles, paired ratios, and shares of time."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import hypot
+from statistics import fmean, median, quantiles, stdev
+
+from benchmarks.speed.roofline import Costs, compute_roofline
+from pipeline.run.rounds import Round, Work
+
+DISTRIBUTION_ERRORS = 4.0  # standard errors between two means from which the distributions count as different
+
+
+@dataclass(frozen=True)
+class Quartiles:
+    """Median and quartiles of a value over rounds, and the value over all rounds together.
+
+    The median excludes costs that only few rounds have, such as updates; `overall` includes them.
+    """
+
+    median: float
+    lower: float
+    upper: float
+    overall: float
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A mean over prompts and its standard error, which is None for one prompt."""
+
+    value: float
+    error: float | None
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """Time of a pipeline arm as shares of its wall time.
+
+    Attributes:
+        decode, translate, verify: time in the stages.
+        learning: time in which decoding waits for updates.
+        learning_beside: time of updates on the learner's thread, in parallel with decoding; not part of the sum.
+        log, versions, drift: time for the log and its curves, for publishing, and for drift detection.
+        log_beside: processor time of the log's writer thread, in parallel with decoding; not part of the sum.
+        rest: all other time, such as prompt handling, the loop, and making events.
+        translation_per_target_step: time of translation divided by that of bare target passes of one token per row.
+    """
+
+    decode: float
+    translate: float
+    verify: float
+    learning: float
+    learning_beside: float
+    log: float
+    log_beside: float
+    versions: float
+    drift: float
+    rest: float
+    translation_per_target_step: float
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """Efficiency of a pipeline arm relative to its roofline.
+
+    Attributes:
+        value: seconds of the roofline divided by those of the arm, prefill included in both.
+        blocks: seconds of the roofline without prefill, divided by those of the arm.
+        reading, drafting, verifying: seconds of prefill, drafting and verification in the roofline, over all rounds.
+    """
+
+    value: Quartiles
+    blocks: float
+    reading: float
+    drafting: float
+    verifying: float
+
+
+@dataclass(frozen=True)
+class ArmResults:
+    """Results of one arm.
+
+    Attributes:
+        tokens, seconds: emitted tokens and wall time of all timed rounds.
+        tokens_per_second: tokens per second, per round.
+        ratio: seconds per token of the reference divided by those of this arm, per round; above 1 is faster.
+        differing: number of prompts whose tokens differ from the reference's; None when sampling, where they may.
+        widest_difference: largest difference of the target's logits between the two tokens at which these texts
+            diverge; near 0 is a near tie. None if no prompt differs.
+        acceptance_rate: accepted / judged tokens; None if nothing was judged or the arm does not report it.
+        block_efficiency: tokens per row and target forward; None for arms that are not ours.
+        nats_per_token: surprisal under the target's distribution, None when greedy. Arms that sample from the target's
+            distribution agree within errors.
+        efficiency, breakdown: results of the time measurement; None for arms that are not ours.
+    """
+
+    tokens: int
+    seconds: float
+    tokens_per_second: Quartiles
+    ratio: Quartiles
+    differing: int | None
+    widest_difference: float | None
+    acceptance_rate: float | None
+    block_efficiency: float | None
+    nats_per_token: Mean | None
+    efficiency: Efficiency | None
+    breakdown: Breakdown | None
+
+
+def quartiles(values: Sequence[float], overall: float) -> Quartiles:
+    """Median and quartiles of one value or more, with the given value over all rounds."""
+    lower, _, upper = quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3
+    return Quartiles(median(values), lower, upper, overall)
+
+
+def mean(values: Sequence[float]) -> Mean:
+    """Mean and standard error of one value or more."""
+    return Mean(fmean(values), stdev(values) / len(values) ** 0.5 if len(values) > 1 else None)
+
+
+def same_distribution(one: Mean | None, other: Mean | None) -> bool:
+    """Test whether two mean surprisals may come from one distribution. True if one was not measured."""
+    if one is None or other is None or one.error is None or other.error is None:
+        return True
+    return abs(one.value - other.value) <= DISTRIBUTION_ERRORS * hypot(one.error, other.error)
+
+
+def summarize_rounds(
+    own: Sequence[Round],
+    reference: Sequence[Round],
+    costs: Costs | None,
+    *,
+    greedy: bool,
+    widest_difference: float | None = None,
+) -> ArmResults:
+    """Compute the results of an arm relative to the reference arm, round by round, on the same prompts.
+
+    Args:
+        own, reference: rounds of the two arms.
+        costs: costs of bare forward passes; None if no arm is ours.
+        greedy: whether equal tokens are expected.
+        widest_difference: as in `ArmResults`.
+    """
+    tokens, seconds = sum(one.emitted for one in own), sum(one.seconds for one in own)
+    works = [one.work for one in own if one.work is not None]
+    blocks = sum(work.blocks for work in works)
+    nats = [nats / len(completion) for one in own for nats, completion in zip(one.nats, one.tokens, strict=False)]
+    return ArmResults(
+        tokens=tokens,
+        seconds=seconds,
+        tokens_per_second=quartiles([1 / _pace(one) for one in own], tokens / seconds),
+        ratio=ratio_of(own, reference),
+        differing=len(differing(own, reference)) if greedy else None,
+        widest_difference=widest_difference,
+        acceptance_rate=_acceptance(own),
+        block_efficiency=tokens / blocks if blocks else None,
+        nats_per_token=mean(nats) if nats else None,
+        efficiency=_efficiency(own, works, costs) if works and costs else None,
+        breakdown=_breakdown(works, seconds, costs) if works and costs else None,
+    )
+
+
+def ratio_of(own: Sequence[Round], reference: Sequence[Round]) -> Quartiles:
+    """Seconds per token of the reference divided by those of `own`, per round; above 1 is faster."""
+    pairs = [_pace(theirs) / _pace(ours) for ours, theirs in zip(own, reference, strict=True)]
+    seconds_per_token = [sum(one.seconds for one in arm) / sum(one.emitted for one in arm) for arm in (reference, own)]
+    return quartiles(pairs, seconds_per_token[0] / seconds_per_token[1])
+
+
+def differing(own: Sequence[Round], reference: Sequence[Round]) -> list[tuple[int, int]]:
+    """Round and position of every prompt whose tokens differ from the reference's."""
+    return [
+        (number, place)
+        for number, (ours, theirs) in enumerate(zip(own, reference, strict=True))
+        for place, (one, other) in enumerate(zip(ours.tokens, theirs.tokens, strict=True))
+        if one != other
+    ]
+
+
+def _pace(one: Round) -> float:
+    """Seconds per token. A completion has at least one token, since end of sequence counts."""
+    return one.seconds / one.emitted
+
+
+def _acceptance(rounds: Sequence[Round]) -> float | None:
+    works = [one.work for one in rounds if one.work]
+    judged = sum(work.judged for work in works)
+    return sum(work.accepted for work in works) / judged if judged else None
+
+
+def _efficiency(own: Sequence[Round], works: Sequence[Work], costs: Costs) -> Efficiency:
+    rooflines = [compute_roofline(work, costs) for work in works]
+    seconds = sum(one.seconds for one in own)
+    reading, drafting, verifying = (
+        sum(parts) for parts in zip(*((one.reading, one.drafting, one.verifying) for one in rooflines), strict=True)
+    )
+    shares = [roofline.seconds / one.seconds for roofline, one in zip(rooflines, own, strict=True)]
+    overall = (reading + drafting + verifying) / seconds
+    return Efficiency(quartiles(shares, overall), (drafting + verifying) / seconds, reading, drafting, verifying)
+
+
+def _breakdown(works: Sequence[Work], seconds: float, costs: Costs) -> Breakdown:
+    parts = ("decode", "translate", "verify", "learning", "log", "versions", "drift")
+    shares = {part: sum(getattr(work, part) for work in works) / seconds for part in parts}
+    steps = [step for work in works for step in work.steps]
+    one_token_each = sum(costs.target_pass(len(step.proposed), len(step.proposed)) for step in steps)
+    translation = sum(work.translate for work in works) / one_token_each
+    rest = 1 - sum(shares.values())
+    parallel = {
+        part: sum(getattr(work, part) for work in works) / seconds for part in ("learning_beside", "log_beside")
+    }
+    return Breakdown(**shares, **parallel, rest=rest, translation_per_target_step=translation)

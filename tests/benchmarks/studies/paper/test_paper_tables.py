@@ -1,0 +1,202 @@
+"""The paper's tables as studies: their numbers are the paper's, and a table is measured, resumed and printed."""
+
+import json
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import torch
+import typer
+from places import ROOT
+from replaying import config_of
+from study_making import record
+from tiny_pair import TinyPair, sentences, tiny_pair  # noqa: F401  (a fixture)
+from typer.testing import CliRunner, Result
+
+from benchmarks.studies import task as study_run
+from benchmarks.studies.command import USUAL
+from benchmarks.studies.definitions import FIXED
+from benchmarks.studies.paper.command import study_paper
+from benchmarks.studies.paper.panels import PlotFile
+from benchmarks.studies.paper.plots import draw_table
+from benchmarks.studies.paper.report import BlockResults, list_measured, make_sections, to_markdown
+from benchmarks.studies.paper.tables import NO_STEP, PAPER_TABLES, PaperTable
+from benchmarks.studies.report import results_of
+from benchmarks.studies.runner import StudyPlan
+from benchmarks.studies.task import choose_prompts
+from pipeline.assembly.loop import build_loop
+from pipeline.assembly.models import load_only_target
+from pipeline.config.settings import Config
+from store.events import Updated
+from store.registry.registry import NoRegistry
+
+PAPER = ROOT.parent / "shared" / "PAPER.md"
+app = typer.Typer()
+app.command("study-paper")(study_paper)
+app.command("other")(lambda: None)
+
+
+@pytest.mark.parametrize("table", PAPER_TABLES.values(), ids=lambda table: str(table.number))
+def test_every_block_is_a_study_whose_arms_differ(table: PaperTable):
+    for block in table.blocks:
+        study = block.study
+        made = [Config().with_overrides({**USUAL, **study.settings, **arm.settings}) for arm in study.arms]
+        seen = {(config.to_json(), arm.share) for config, arm in zip(made, study.arms, strict=True)}
+        names = {arm.name for arm in study.arms}
+        assert len(seen) == len(names) == len(study.arms)
+        assert {block.reference, *block.hits, *(name for one in study.paper for name in one.values)} <= names
+    assert len({block.name for block in table.blocks}) == len(table.blocks)
+
+
+@pytest.mark.skipif(not PAPER.is_file(), reason="the notes on the paper are not here")
+@pytest.mark.parametrize("table", PAPER_TABLES.values(), ids=lambda table: str(table.number))
+def test_every_number_is_one_of_the_papers(table: PaperTable):
+    """Each pair of numbers is in the paper's table, written as `.32/1.58`."""
+    lines = PAPER.read_text(encoding="utf-8").splitlines()
+    begin = rf"Table {table.number}\b" if table.number.isdigit() else "Rank 32 everywhere"
+    first = next(n for n, line in enumerate(lines) if re.match(begin, line))
+    end = next(n for n in range(first + 1, len(lines)) if re.match(r"(Table \d|Drift|Reading|##)", lines[n]))
+    text = re.sub(r"\*\*", "", "\n".join(lines[first:end]))
+    numbers = set(re.findall(r"\d*\.\d+|\d[\d,]*", text))
+    wanted = [
+        number for block in table.blocks for one in block.study.paper for pair in one.values.values() for number in pair
+    ]
+    wanted += [number for block in table.blocks for number in block.hits.values() if number]
+    sizes = [block.cache for block in table.blocks if block.cache]
+    wanted += [number for size in sizes for number in (size.megabytes,)]
+    assert wanted
+    known = {float(number.replace(",", "")) for number in numbers}
+    assert [number for number in wanted if number not in known] == []
+    assert {f"{size.entries:,}" for size in sizes} <= numbers
+
+
+@pytest.fixture(scope="module")
+def data(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: F811
+    """A folder of data with prompts of the tiny pair in place of GSM8K."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    folder = tmp_path_factory.mktemp("data")
+    parquet.write_table(pa.table({"prompt": [text[:30] for text in sentences(300, 306)]}), folder / "gsm8k.parquet")
+    return folder
+
+
+def run_table(pair: TinyPair, data: Path, *arguments: object) -> Result:
+    fixed = ["--drafter", pair.drafter, "--target", pair.target, "--set", "device=cpu", "--set", "learn.interval=2"]
+    line = [str(word) for word in ("study-paper", "--data", data, *fixed, "--quick", "--max-new-tokens", 8, *arguments)]
+    with patch.object(sys, "argv", ["studies", *line]):
+        return CliRunner().invoke(app, line)
+
+
+@pytest.mark.slow
+def test_a_table_is_measured_resumed_and_written_as_a_page(tiny_pair: TinyPair, data: Path, tmp_path: Path):  # noqa: F811
+    page, out = tmp_path / "page.md", tmp_path / "runs"
+    arguments = ("--table", 5, "--limit", 6, "--out", out, "--markdown", page)
+    done = run_table(tiny_pair, data, "--only", "k3", *arguments)
+    assert done.exit_code == 0, done.output
+    kept = json.loads((out / "k3.json").read_text())
+    assert {run["key"]["arm"] for run in kept["runs"]} == {arm.name for arm in PAPER_TABLES["5"].blocks[0].study.arms}
+    assert kept["settings"]["draft.max_draft"] == 3
+    assert not (out / "k4.json").exists()
+    run_task, started = study_run.run_task, list[str]()
+
+    def count(task, passed):
+        started.append(task.key.arm)
+        return run_task(task, passed)
+
+    with patch.object(study_run, "run_task", count):
+        again = run_table(tiny_pair, data, *arguments)
+    assert again.exit_code == 0, again.output
+    assert len(started) == len(PAPER_TABLES["5"].blocks[1].study.arms)  # k4 alone
+    text = page.read_text(encoding="utf-8")
+    assert text.startswith("# Table 5: ")
+    assert "--table 5" in text
+    assert "**k=4: accepted n-grams per response**" in text
+    assert re.search(r"^\| cache only \| .* \| 1\.25 \|$", text, re.MULTILINE)  # .20 / .16
+    assert "![Table 5: draft lengths and n-grams on GSM8K](page.svg)" in text
+    assert "paper, Llama3-8B" in page.with_suffix(".svg").read_text(encoding="utf-8")
+    hits = run_table(tiny_pair, data, "--figure", 8, "--limit", 6, "--out", out)
+    assert hits.exit_code == 0, hits.output
+    assert len(started) == len(PAPER_TABLES["5"].blocks[1].study.arms)  # the runs of table 5 are shown
+    panels = json.loads((out / "figure-8-panels.json").read_text(encoding="utf-8"))["panels"]
+    assert [panel["title"] for panel in panels] == ["k=3", "k=4"]
+
+
+def test_wrong_options_are_refused(tiny_pair: TinyPair, data: Path, tmp_path: Path):  # noqa: F811
+    for arguments, words in (
+        (("--table", 7), "--table must be one of 1, 2"),
+        (("--figure", 1), "--figure must be one of 5, 6"),
+        ((), "by --table or --figure"),
+        (("--table", 1, "--figure", 5), "by --table or --figure"),
+        (("--figure", 6), "figure 6 swaps between two targets"),
+        (("--figure", 5, "--only", "k9"), "blocks of the paper's figure 5 (switch, mbpp)"),
+        (("--table", 5, "--only", "k9"), "blocks of the paper's table 5 (k3, k4)"),
+        (("--table", 1), "mbpp.parquet is no file"),
+        (("--table", 6, "--set", "sampling.temperature=0.5"), "'sampling.temperature' is decided by the arms"),
+    ):
+        done = run_table(tiny_pair, data, *arguments, "--out", tmp_path)
+        assert done.exit_code != 0
+        assert words in str(done.exception)
+
+
+def test_ratios_are_printed_next_to_the_papers(tmp_path: Path):
+    """The reference accepts 4 of 20 tokens, direct only 8, hybrid 10: 2 and 2.5 times as many."""
+    block = PAPER_TABLES["1"].blocks[0]
+    plan = StudyPlan(block.study, block.study.arms, Config(), ("big",), 1)
+    accepted = {"none": 4, "direct only": 8, "hybrid": 10}
+    records = [record([number] * 5, arm=arm) for arm, number in accepted.items()]
+    done = BlockResults(block, plan, results_of(plan, records))
+    ((heading, tables),) = make_sections([done])
+    assert heading.startswith("target big, ")
+    overview, acceptance, _ = tables
+    cells = {row[0]: list(row[1:]) for row in overview.rows}
+    assert cells["none"] == ["1.00 (1.00)"]
+    assert cells["direct only"] == ["2.00 (2.36 to 3.20)"]  # .33 / .14 and .32 / .10
+    assert cells["memory"] == cells["no drafts"] == ["–"]
+    assert next(row for row in acceptance.rows if row[0] == "hybrid")[1:] == ("0.500", "0.500", "2.50", "4.20", "2.64")
+    panels = draw_table([done])
+    assert list_measured([done])[0] == f"Measured with the target big and the drafter {plan.config.drafter}."
+    text = to_markdown(PlotFile("Table 1", "", "", "", panels), "table-1.svg", [done], make_sections([done]))
+    assert "| hybrid | 2.50 (2.64 to 4.20) |" in text
+    assert "![Table 1](table-1.svg)" in text
+    rate, speed = panels
+    place = rate.categories.index("hybrid")
+    assert rate.series[0].values[place] == 2.5
+    assert [(one.name, one.values[place]) for one in rate.series if one.is_paper] == [
+        ("paper, Llama3-8B", pytest.approx(4.2)),
+        ("paper, Qwen2-7B", pytest.approx(0.37 / 0.14)),
+    ]
+    assert speed.series[1].values[place] == pytest.approx(1.70 / 0.94)
+
+
+def test_the_size_of_the_cache_is_next_to_the_papers():
+    block = PAPER_TABLES["4"].blocks[0]
+    plan = StudyPlan(block.study, block.study.arms, Config(), ("big",), 1)
+    found = replace(record([4] * 5), cache_entries=8, cache_bytes=2048)
+    ((_, (table,)),) = make_sections([BlockResults(block, plan, results_of(plan, [found]))])
+    assert [tuple(row) for row in table.rows] == [
+        ("prompts", "5", "7,473"),
+        ("entries", "8", "5,569"),
+        ("KiB", "2.0", "1,339.8"),
+        ("bytes per entry", "256", "246"),
+        ("entries per prompt", "1.60", "0.75"),
+    ]
+
+
+def test_the_drafter_of_adapt_only_stays_as_loaded_while_its_head_learns(tiny_pair: TinyPair, tmp_path: Path):  # noqa: F811
+    arm = PAPER_TABLES["2"].blocks[0].study.arm("adapt only")
+    assert arm.settings["learn.rate"] == NO_STEP
+    assert arm.settings["draft.max_draft"] > FIXED["draft.max_draft"]
+    quick = {"draft.sources": ("model",), "learn.spacing": "fixed", "learn.interval": 1}
+    config = config_of(tiny_pair).with_overrides({**quick, **arm.settings})
+    models = load_only_target(config, tmp_path)
+    loaded = [weight.detach().clone() for weight in models.drafter.trained_weights]
+    loop = build_loop(config, (models,), NoRegistry(), tmp_path / "run")
+    prompts = choose_prompts(config, None).chosen
+    updates = [event for event in loop.run(iter(prompts)) if isinstance(event, Updated)]
+    assert any(update.part == "drafter" and update.served for update in updates)
+    assert any(update.part == "head" for update in updates)
+    assert all(map(torch.equal, models.drafter.trained_weights, loaded))
