@@ -26,8 +26,7 @@ SELECT
     judged,
     alternatives,
     accepted,
-    -- an alternative of a tree was a candidate for the same token and was not accepted
-    accepted / nullif(judged + alternatives, 0) AS acceptance_rate,
+    accepted / nullif(judged, 0) AS acceptance_rate,
     accepted / emitted AS share_of_emitted,
     accepted / target_forwards AS accepted_per_forward
 FROM counted

@@ -4,8 +4,9 @@ SELECT
     drafter,
     index,
     coalesce(sum(decisions) FILTER (outcome <> 'undrafted'), 0)::BIGINT AS proposed_or_drafted,
-    -- an alternative of a tree was not accepted; the rejection of its place is counted at another index
-    coalesce(sum(decisions) FILTER (outcome IN ('accepted', 'rejected', 'alternative')), 0)::BIGINT AS judged,
+    coalesce(sum(decisions) FILTER (outcome IN ('accepted', 'rejected')), 0)::BIGINT AS judged,
+    -- of a tree: not accepted; the rejection of its place, if there is one, is counted at another index
+    coalesce(sum(decisions) FILTER (outcome = 'alternative'), 0)::BIGINT AS alternatives,
     coalesce(sum(decisions) FILTER (outcome = 'accepted'), 0)::BIGINT AS accepted,
     accepted / nullif(judged, 0) AS acceptance_rate
 FROM counts_by_place

@@ -1,10 +1,20 @@
--- the 20 longest stretches of accepted tokens in each run, across blocks, with their ids and text
+-- the 20 longest stretches of accepted tokens in each run, across blocks, with ids and text of all their tokens
 WITH stretches AS (
-    -- an emitted token that was not accepted ends a stretch; a bonus token, after a full acceptance, is skipped
+    -- a residual ends a stretch; a bonus token, after a full acceptance, belongs to it but is not counted
     SELECT
         *,
         count(*) FILTER (origin = 'residual') OVER (PARTITION BY run, "offset" ORDER BY position) AS stretch
     FROM tokens
+),
+
+-- from the first accepted token of a stretch to its last one
+trimmed AS (
+    SELECT *
+    FROM stretches
+    WHERE origin <> 'residual'
+    QUALIFY position BETWEEN
+        min(position) FILTER (origin = 'accepted') OVER (PARTITION BY run, "offset", stretch)
+        AND max(position) FILTER (origin = 'accepted') OVER (PARTITION BY run, "offset", stretch)
 )
 
 SELECT
@@ -13,11 +23,10 @@ SELECT
     "offset",
     prompt_id,
     min(position) AS first_position,
-    count(*) AS accepted_tokens,
+    count(*) FILTER (origin = 'accepted') AS accepted_tokens,
     list(token_id ORDER BY position) AS token_ids,
     string_agg(text, '' ORDER BY position) AS text
-FROM stretches
-WHERE origin = 'accepted'
+FROM trimmed
 GROUP BY run, dataset, "offset", prompt_id, stretch
 QUALIFY row_number() OVER (PARTITION BY run ORDER BY accepted_tokens DESC, "offset", first_position) <= 20
 ORDER BY run, accepted_tokens DESC, "offset", first_position;

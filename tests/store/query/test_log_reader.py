@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from synthetic_runs import (
+    bonus,
     decision,
     make_drift,
     make_recall,
@@ -471,6 +472,17 @@ def test_longest_runs_extend_across_blocks_until_a_residual(tmp_path):
         longest, short = log.recipe("longest-runs").to_pylist()
     assert (longest["first_position"], longest["accepted_tokens"], longest["text"]) == (0, 4, " the" * 4)
     assert (short["first_position"], short["accepted_tokens"]) == (5, 1)
+
+
+def test_the_text_of_a_longest_run_has_the_bonus_tokens_inside_it(tmp_path):
+    def end(position):
+        return bonus(position=position, block=position, emitted_id=9, emitted_bytes=b" !")
+
+    events = [end(0), decision(position=1, block=1), end(2), decision(position=3, block=3), end(4)]
+    with LogReader([write_run(tmp_path, events)]) as log:
+        (found,) = log.recipe("longest-runs").to_pylist()
+    assert (found["first_position"], found["accepted_tokens"], found["text"]) == (1, 2, " the ! the")
+    assert found["token_ids"] == [70, 9, 70]
 
 
 def test_near_misses_are_the_rejected_tokens_with_the_highest_target_probability(tmp_path):

@@ -53,7 +53,7 @@ def test_accepted_tokens_by_source(tmp_path: Path):
     assert [memory[name] for name in counts] == [8, 3, 3, 2]
     assert [text[name] for name in counts] == [1, 1, 0, 1]
     assert [model[name] for name in counts] == [2, 2, 0, 1]
-    assert [row["acceptance_rate"] for row in (memory, text, model)] == [pytest.approx(1 / 3), 1.0, 0.5]
+    assert [row["acceptance_rate"] for row in (memory, text, model)] == [pytest.approx(2 / 3), 1.0, 0.5]
     assert [row["share_of_emitted"] for row in (memory, text, model)] == [pytest.approx(n / 9) for n in (2, 1, 1)]
     assert [row["accepted_per_forward"] for row in (memory, text, model)] == [0.4, 0.2, 0.2]
 
@@ -90,11 +90,26 @@ def test_rates_of_the_drafter_exclude_trees(tmp_path: Path, name: str):
     assert row["acceptance_rate"] == 0.5
 
 
-def test_an_alternative_counts_as_not_accepted_at_its_index(tmp_path: Path):
+def test_an_alternative_is_not_judged_at_its_index(tmp_path: Path):
     rows = {(row["drafter"], row["index"]): row for row in recipe(tmp_path, "by-position")}
-    memory = [rows["memory", index]["acceptance_rate"] for index in range(4)]
-    assert memory == [0.5, 0.0, 1.0, 0.0]
+    memory = [rows["memory", index] for index in range(4)]
+    assert [row["acceptance_rate"] for row in memory] == [0.5, None, 1.0, None]
+    assert [row["alternatives"] > 0 for row in memory] == [False, True, False, True]
     assert rows["model", 1]["acceptance_rate"] == 0.0
+
+
+def test_the_recipes_of_acceptance_agree(tmp_path: Path):
+    """The counts of one source are the same by source, by position and by length."""
+    with LogReader([write_run(tmp_path, mixed_run())]) as log:
+        sources = {row["source"]: row for row in log.recipe("accepted-by-source").to_pylist()}
+        positions, lengths = log.recipe("by-position").to_pylist(), log.recipe("by-ngram-length").to_pylist()
+    for name in ("judged", "alternatives", "accepted"):
+        for source, row in sources.items():
+            assert row[name] == sum(one[name] for one in positions if one["drafter"] == source), (name, source)
+    for name in ("judged", "accepted"):
+        assert sources["model"][name] == sum(one[name] for one in lengths)
+    for row in (*sources.values(), *positions, *lengths):
+        assert row["acceptance_rate"] == (row["accepted"] / row["judged"] if row["judged"] else None)
 
 
 def test_the_summary_counts_copied_drafts_together(tmp_path: Path):
