@@ -254,7 +254,7 @@ class CommitSettings(Section):
     """When the log is committed together with a checkpoint."""
 
     seconds: float = Field(
-        default=10.0, gt=0, description="Seconds after which a commit is due; slow commits become rarer."
+        default=1.0, gt=0, description="Seconds after which a commit is due; slow commits become rarer."
     )
 
 

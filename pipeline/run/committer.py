@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SHARE = 0.02  # of the run's time, at most, is spent on commits: slow ones become rarer
+CREDIT = 1.0  # seconds more, so that a run's first commits come early
 LONGEST_WAIT = 2.0  # a due commit waits for a running update until this many times the interval has passed
 
 
@@ -49,9 +50,8 @@ def last_snapshot(run_folder: Path) -> State | None:
 class Committer:
     """Commits the run between two blocks: the log so far, and a checkpoint to resume from.
 
-    A commit is due after some seconds, but not before the cost of the last one is a small share of
-    the time since: a large drafter, whose weights take long to write, is committed less often. No decision depends on
-    when commits are made.
+    A commit is due after some seconds, but only if the cost of all stays a small share of the run's time: a large
+    drafter, whose weights take long to write, is committed less often. No decision depends on when commits are made.
 
     Args:
         seconds: after which a commit is due.
@@ -91,9 +91,11 @@ class Committer:
             return False
         if self._last is None:
             return True
-        passed = self._clock() - self._last
-        due = max(self._interval, (self._last_cost + self._log.commit_seconds) / SHARE)
-        return passed >= (LONGEST_WAIT * due if self._learning() else due)
+        now = self._clock()
+        if now - self._last < (LONGEST_WAIT * self._interval if self._learning() else self._interval):
+            return False
+        spent, expected = self._seconds + self._log.all_commit_seconds, self._last_cost + self._log.commit_seconds
+        return spent + expected <= CREDIT + SHARE * (now - self._began)
 
     def commit(self, *, wait: bool = False) -> None:
         """Commit now. The writer thread does most of the work; with `wait`, return when the commit is complete.
