@@ -5,6 +5,7 @@ Where a request demands a call, the completion is that JSON alone, and a grammar
 """
 
 import json
+import re
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,17 +20,14 @@ from stages.vocabulary.chat import CALL_BEGIN, CALL_END
 
 MAX_TOOLS = 128
 STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+_SPACE = re.compile(r"[ \t\n\r]*")
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
 
-class StrictModel(BaseModel):
-    """A part of a request: no unknown names, no conversions."""
+class FunctionDefinition(BaseModel):
+    """A function that the model may call. `strict` is ignored: only a demanded call follows the schema."""
 
     model_config = STRICT
-
-
-class FunctionDefinition(StrictModel):
-    """A function that the model may call. `strict` is ignored: only a demanded call follows the schema."""
 
     name: FunctionName
     description: str | None = None
@@ -37,8 +35,10 @@ class FunctionDefinition(StrictModel):
     strict: bool | None = None
 
 
-class Tool(StrictModel):
+class Tool(BaseModel):
     """A tool: a function."""
+
+    model_config = STRICT
 
     type: Literal["function"]
     function: FunctionDefinition
@@ -49,15 +49,19 @@ class Tool(StrictModel):
         return {"type": "function", "function": {"parameters": {"type": "object", "properties": {}}} | function}
 
 
-class CalledFunction(StrictModel):
+class CalledFunction(BaseModel):
     """The function of an earlier call, with its arguments as JSON."""
+
+    model_config = STRICT
 
     name: FunctionName
     arguments: str
 
 
-class EarlierCall(StrictModel):
-    """A call that a message of the assistant has made."""
+class EarlierCall(BaseModel):
+    """A call that a message of the assistant has made; other fields of it, such as an index, are ignored."""
+
+    model_config = STRICT | {"extra": "ignore"}
 
     id: Annotated[str, Field(max_length=512)]
     type: Literal["function"] = "function"
@@ -81,18 +85,13 @@ class CallForm(Enum):
 
 @dataclass(frozen=True)
 class ToolUse:
-    """The tools of a request.
+    """The tools of a request."""
 
-    Attributes:
-        tools: as chat templates expect them; empty if none may be called.
-        form: how calls are written.
-        demanded: schemas of the arguments by function name, if one of these must be called; empty else.
-    """
-
-    tools: tuple[JsonObject, ...] = ()
+    tools: tuple[JsonObject, ...] = ()  # as chat templates expect them; empty if none may be called
     form: CallForm = CallForm.NO
+    # schemas of the arguments by function name, if one of these must be called; empty else
     demanded: tuple[tuple[str, JsonObject], ...] = ()
-    names: frozenset[str] = frozenset()
+    names: frozenset[str] = frozenset()  # of the functions that may be called
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -163,23 +162,22 @@ class ToolCall:
 class CallReader:
     """Divides the text of one completion, which comes in parts, into content and calls.
 
-    What may be the beginning of a call is held back. What turns out to be none is content: JSON that is not valid, a
-    function that the request does not have, a call that was cut short.
+    What may be the beginning of a call is held back. What turns out to be none is content: a marker without a JSON
+    object behind it, JSON that is not valid, a function that the request does not have, a call that was cut short.
 
     >>> reader = CallReader(ToolUse(form=CallForm.TAGGED, names=frozenset({"add"})))
-    >>> reader.push("I add. <tool")
-    ('I add.', [])
+    >>> reader.push("I <tool_call> add. <tool")
+    ('I <tool_call> add.', [])
     >>> reader.push('_call>{"name": "add", "arguments": {"a": 1}}</tool_call>')
     ('', [ToolCall(name='add', arguments='{"a": 1}')])
     >>> reader.push("\\n", last=True)
     ('', [])
-
-    Attributes:
-        count: calls so far.
     """
 
     def __init__(self, use: ToolUse) -> None:
-        self._use, self._pending, self._tried, self.count = use, "", 0, 0
+        self.count = 0  # calls so far
+        self._use, self._pending = use, ""
+        self._tried = 0  # the first marker's ends before this place are inside a string of its JSON
 
     def push(self, text: str, *, last: bool = False) -> tuple[str, list[ToolCall]]:
         """Add a part of the text. Returns the new content and the new calls."""
@@ -188,11 +186,8 @@ class CallReader:
         self._pending += text
         content, calls = "", list[ToolCall]()
         if self._use.form is CallForm.TAGGED:
-            while (found := self._take_call()) is not None:
-                content += found[0]
-                calls.append(found[1])
-            content += self._take_content()
-        elif last and (call := self._read_call(self._pending)):
+            content = self._read_tagged(calls, last)
+        elif last and (call := self._make_call(_read_object(self._pending))):
             calls, self._pending = [call], ""
         self.count += len(calls)
         if last:
@@ -200,24 +195,20 @@ class CallReader:
             content += rest.rstrip() if self.count else rest
         return content, calls
 
-    def _take_call(self) -> tuple[str, ToolCall] | None:
-        """Remove the first call and the text before it. No end of a call is tried twice."""
-        begin = self._pending.find(CALL_BEGIN)
-        while begin >= 0:
-            end = self._pending.find(CALL_END, max(self._tried, begin))
-            if end < 0:
-                return None
-            call = self._read_call(self._pending[begin + len(CALL_BEGIN) : end])
-            self._tried = end + len(CALL_END)
-            if call:
-                before, self._pending = self._pending[:begin].rstrip(), self._pending[self._tried :]
-                self._tried = 0
-                return before, call
-        return None
+    def _read_tagged(self, calls: list[ToolCall], last: bool) -> str:
+        """Remove all that is decided, whatever follows: calls, which are added to the list, and the returned content.
 
-    def _take_content(self) -> str:
-        """Remove the text that is no part of a call, whatever follows."""
-        begin = self._pending.find(CALL_BEGIN)
+        White space before a call is no content.
+        """
+        parts = list[str]()
+        while (begin := self._pending.find(CALL_BEGIN)) >= 0:
+            body = begin + len(CALL_BEGIN)
+            end, call = self._find_end(body)
+            if end is None and not last:
+                break
+            parts.append(self._pending[:begin].rstrip() if call else self._pending[:body])
+            calls += [call] if call else []
+            self._pending, self._tried = self._pending[end or body :], 0
         if begin < 0:
             lengths = range(len(CALL_BEGIN) - 1, -1, -1)
             begun = next(length for length in lengths if self._pending.endswith(CALL_BEGIN[:length]))
@@ -225,21 +216,44 @@ class CallReader:
         content = self._pending[:begin].rstrip()
         self._pending = self._pending[len(content) :]
         self._tried = max(0, self._tried - len(content))
-        return content
+        return "".join([*parts, content])
 
-    def _read_call(self, text: str) -> ToolCall | None:
-        value = _read_object(text)
+    def _find_end(self, body: int) -> tuple[int | None, ToolCall | None]:
+        """Return where the first marker's call ends, with the call; or where text goes on, if it is none.
+
+        The place is None while it is open. No end is tried twice.
+        """
+        start = _SPACE.match(self._pending, body).end()  # type: ignore[union-attr]
+        if start < len(self._pending) and self._pending[start] != "{":
+            return body, None
+        while (end := self._pending.find(CALL_END, max(self._tried, body))) >= 0:
+            try:
+                value = _read_object(self._pending[body:end], cut=True)
+            except _CutInStringError:
+                self._tried = end + len(CALL_END)
+                continue
+            call = self._make_call(value)
+            return (end + len(CALL_END), call) if call else (body, None)
+        return None, None
+
+    def _make_call(self, value: dict[str, Any] | None) -> ToolCall | None:
         match value:
             case {"name": str(name), "arguments": dict(arguments), **rest} if not rest and name in self._use.names:
                 return ToolCall(name, json.dumps(arguments, ensure_ascii=False))
         return None
 
 
-def _read_object(text: str) -> dict[str, Any] | None:
-    """Parse a JSON object; None for anything else."""
+class _CutInStringError(Exception):
+    """JSON that ends inside a string."""
+
+
+def _read_object(text: str, *, cut: bool = False) -> dict[str, Any] | None:
+    """Parse a JSON object; None for anything else. `cut`: raise `_CutInStringError` where it ends inside a string."""
     try:
         value = json.loads(text, parse_constant=_refuse)
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError) as error:
+        if cut and str(error).startswith("Unterminated string"):
+            raise _CutInStringError from None
         return None
     return value if isinstance(value, dict) else None
 

@@ -32,6 +32,12 @@ NO_CALLS = [
     "ends in a marker <tool_ca",
     "<tool_call>" + "[" * 3500 + "</tool_call>",
 ]
+MENTIONS = [
+    "I will <tool_call> look. {call}",
+    "<tool_call>{{not JSON {call}",
+    '<tool_call> {{"name": "no function", "arguments": {{}}}}</tool_call>{call}',
+    "<tool_call><tool_call></tool_call> {call}",
+]
 USE = ToolUse(form=CallForm.TAGGED, names=frozenset({"add", "now"}))
 
 
@@ -174,6 +180,25 @@ def test_any_division_of_a_text_gives_the_same(text: str, data: st.DataObject):
 @given(st.text('<>/tol_ca{}"n ', max_size=60))
 def test_text_without_calls_is_unchanged(text: str):
     assert read_parts(list(text) or [""]) == (text, [])
+
+
+@pytest.mark.parametrize("text", MENTIONS)
+def test_a_marker_that_begins_no_call_hides_no_later_call(text: str):
+    content, calls = read_parts(list(text.format(call=OTHER)))
+    assert calls == [("now", "{}")]
+    assert content == text.format(call="").rstrip()
+
+
+def test_text_that_mentions_the_marker_flows():
+    reader = CallReader(USE)
+    assert reader.push("Write <tool_call> and ") == ("Write <tool_call> and", [])
+    assert reader.push("then JSON.") == (" then JSON.", [])
+
+
+def test_a_marker_inside_of_a_string_is_part_of_the_call():
+    call = {"name": "add", "arguments": {"a": "</tool_call> <tool_call>"}}
+    content, calls = read_parts(list(f"<tool_call>{json.dumps(call)}</tool_call>"))
+    assert (content, calls) == ("", [("add", json.dumps(call["arguments"]))])
 
 
 def test_many_ends_of_calls_take_no_time():
